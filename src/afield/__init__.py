@@ -1,0 +1,68 @@
+"""afield: domain generalization in PyTorch. Trained at home, tested afield.
+
+>>> import afield
+>>> "vrex" in afield.names("methods")
+True
+
+The names below are imported when they are first used, so that ``afield --help`` starts at once.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from afield.average import Average as Average
+    from afield.catalog import find as find
+    from afield.catalog import names as names
+    from afield.domains import Domain as Domain
+    from afield.domains import DomainSet as DomainSet
+    from afield.errors import AfieldError as AfieldError
+    from afield.jobs import bench as bench
+    from afield.jobs import train as train
+    from afield.method import Method as Method
+    from afield.protocol import leave_one_out as leave_one_out
+    from afield.readers import find_dataset as find_dataset
+    from afield.record import Failure as Failure
+    from afield.record import Record as Record
+    from afield.record import Run as Run
+    from afield.record import Store as Store
+    from afield.runner import execute as execute
+    from afield.selection import Pick as Pick
+    from afield.sweep import Local as Local
+    from afield.sweep import complete as complete
+    from afield.table import tabulate as tabulate
+
+_HOMES = {
+    "Average": "average",
+    "find": "catalog",
+    "names": "catalog",
+    "Domain": "domains",
+    "DomainSet": "domains",
+    "AfieldError": "errors",
+    "bench": "jobs",
+    "train": "jobs",
+    "Method": "method",
+    "leave_one_out": "protocol",
+    "find_dataset": "readers",
+    "Failure": "record",
+    "Record": "record",
+    "Run": "record",
+    "Store": "record",
+    "execute": "runner",
+    "Pick": "selection",
+    "Local": "sweep",
+    "complete": "sweep",
+    "tabulate": "table",
+}
+
+__all__ = sorted(_HOMES)  # noqa: PLE0605  one list, checked against the imports above by a test
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'afield' has no attribute {name!r}")
+    return getattr(import_module(f"afield.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

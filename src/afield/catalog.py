@@ -1,0 +1,66 @@
+"""The folder is the registry: a file's name is its name everywhere.
+
+Another package adds its own through the entry points ``afield.methods``, ``afield.averages`` and
+``afield.datasets``. Nothing here imports torch until an object is asked for.
+"""
+
+import ast
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from afield.errors import UnknownNameError
+
+__all__ = ["KINDS", "find", "hint", "names", "summary"]
+
+KINDS = ("methods", "averages", "datasets")
+
+
+def names(kind: str) -> list[str]:
+    """All names of a kind: the files of its folder, and what other packages add.
+
+    >>> "erm" in names("methods")
+    True
+    """
+    return sorted({*_files(kind), *_added(kind)})
+
+
+def find(kind: str, name: str) -> Any:
+    """Return the one public object of ``afield/<kind>/<name>.py``."""
+    if name in _files(kind):
+        module = import_module(f"afield.{kind}.{name}")
+        (public,) = module.__all__
+        return getattr(module, public)
+    added = _added(kind)
+    if name in added:
+        return added[name].load()
+    raise UnknownNameError(f"no {name!r} in {kind}; {hint(name, names(kind))}")
+
+
+def summary(kind: str, name: str) -> str:
+    """First line of the module's docstring, read without running the module."""
+    module = f"afield.{kind}.{name}" if name in _files(kind) else _added(kind)[name].module
+    found = find_spec(module)
+    if found is None or found.origin is None:
+        return ""
+    source = Path(found.origin).read_text(encoding="utf-8")
+    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+
+
+def hint(name: str, known: Sequence[str]) -> str:
+    """What to write instead of an unknown name."""
+    guess = get_close_matches(name, known, n=1)
+    return f"did you mean {guess[0]!r}?" if guess else f"known: {', '.join(known) or 'none'}"
+
+
+def _files(kind: str) -> list[str]:
+    folder = Path(__file__).parent / kind
+    return [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
+
+
+def _added(kind: str) -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=f"afield.{kind}")}

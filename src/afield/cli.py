@@ -1,0 +1,338 @@
+"""The command line: read arguments, call one function, print. Heavy imports are inside."""
+
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from afield import catalog
+from afield.errors import AfieldError, SpecError, UnknownNameError
+
+if TYPE_CHECKING:
+    from afield.record import Failure, Record
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Domain generalization: trained at home, tested afield.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+# Where there is no terminal, nothing is known of a width: tables must not be cut.
+WIDE = None if sys.stdout.isatty() else 200
+out = Console(width=WIDE, highlight=False)
+err = Console(stderr=True, highlight=False)
+
+Methods = Annotated[
+    str, typer.Option(help="Names, separated by commas; 'all' for every one. See `afield list`.")
+]
+Rules = Annotated[
+    str,
+    typer.Option(help="Selection rules: sources, left-out-source (more runs), target; or 'all'."),
+]
+StoreOption = Annotated[Path, typer.Option(help="Folder of the records.")]
+Average = Annotated[str, typer.Option(help="What is deployed: last, ema, …")]
+Backbone = Annotated[str | None, typer.Option(help="Network; by default what fits the data.")]
+Steps = Annotated[int | None, typer.Option(help="Training steps; by default the dataset's.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Another setting: lr, batch, weight_decay, every, or a method's own (vrex.penalty=1).",
+    ),
+]
+Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each run.")]
+Format = Annotated[str, typer.Option("--format", help="console, md, latex or csv.")]
+
+
+@app.command()
+def bench(
+    dataset: Annotated[
+        str, typer.Argument(help="A dataset's name, a folder root/<domain>/<class>/, or an .npz.")
+    ] = "rotated_digits",
+    methods: Methods = "erm,groupdro,vrex",
+    trials: Annotated[int, typer.Option(min=1, help="Repetitions with other splits.")] = 3,
+    draws: Annotated[
+        int, typer.Option(min=1, help="Draws of the hyperparameters; the first is the defaults.")
+    ] = 1,
+    rules: Rules = "sources,target",
+    average: Average = "last",
+    backbone: Backbone = None,
+    steps: Steps = None,
+    set_: Set = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes; by default as many as there are cores.")
+    ] = None,
+    threads: Threads = 1,
+    store: StoreOption = Path("runs"),
+    format_: Format = "console",
+) -> None:
+    """Leave each domain out once, and say how every method does on it.
+
+    What the store has already is not done again: start it a second time to go on.
+    """
+    _check_format(format_)
+    from afield.jobs import plan
+    from afield.record import Store
+    from afield.sweep import Local, complete
+
+    runs = plan(
+        dataset,
+        _split(methods),
+        trials=trials,
+        draws=draws,
+        rules=_split(rules),
+        average=average,
+        settings=_settings(set_, steps=steps, backbone=backbone),
+    )
+    pool = Local(workers or max(1, (os.cpu_count() or 1) // threads))
+    outcomes = complete(runs, Store(store), pool=pool, threads=threads)
+    _report(_followed(outcomes, len(runs)), store, format_, _split(rules))
+
+
+@app.command()
+def train(
+    dataset: Annotated[str | None, typer.Argument(help="A dataset's name or path.")] = None,
+    method: Annotated[str | None, typer.Argument(help="A method's name.")] = None,
+    target: Annotated[
+        list[str] | None, typer.Option(help="Domain to leave out; may be given several times.")
+    ] = None,
+    like: Annotated[
+        Path | None, typer.Option(help="Repeat the run of this folder, e.g. runs/erm-….")
+    ] = None,
+    trial: Annotated[int, typer.Option(min=0, help="Which split and seed.")] = 0,
+    draw: Annotated[int, typer.Option(min=0, help="Which hyperparameters; 0: defaults.")] = 0,
+    average: Average = "last",
+    backbone: Backbone = None,
+    steps: Steps = None,
+    set_: Set = None,
+    threads: Threads = 1,
+    store: StoreOption = Path("runs"),
+) -> None:
+    """Train one model and say how it does on the domains that it has not seen."""
+    from afield.jobs import planned
+    from afield.record import Store, read_run
+    from afield.runner import execute
+
+    if like is not None:
+        run = read_run(like)
+    elif dataset is None or method is None:
+        raise SpecError("give a dataset and a method, or --like and a run's folder")
+    else:
+        run = planned(
+            dataset,
+            method,
+            target=target or (),
+            trial=trial,
+            draw=draw,
+            average=average,
+            settings=_settings(set_, steps=steps, backbone=backbone),
+        )
+    with _bar(f"{run.method} on {run.dataset}", run.steps) as advance:
+        record = execute(
+            run, Store(store), threads=threads, watch=lambda checkpoint: advance(checkpoint.step)
+        )
+    _print_record(record, Store(store).folder(run))
+
+
+@app.command()
+def table(
+    store: Annotated[Path, typer.Argument(help="Folder of the records.")] = Path("runs"),
+    rules: Rules = "all",
+    format_: Format = "console",
+) -> None:
+    """Show what a store holds: one table a dataset, all selection rules for which it suffices."""
+    _check_format(format_)
+    from afield.record import Store
+
+    _report(_records_of(store), store, format_, _split(rules), failures=Store(store).failures())
+
+
+@app.command(name="list")
+def list_(
+    kind: Annotated[str | None, typer.Argument(help="methods, averages or datasets.")] = None,
+) -> None:
+    """List what there is, with a line on each."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if kind is not None and kind not in catalog.KINDS:
+        raise UnknownNameError(f"no kind {kind!r}; {catalog.hint(kind, catalog.KINDS)}")
+    for each in [kind] if kind else catalog.KINDS:
+        table = Table(title=each, title_justify="left", show_header=False, box=None)
+        for name in catalog.names(each):
+            table.add_row(Text(name, style="bold"), Text(catalog.summary(each, name)))
+        out.print(table)
+
+
+@app.command()
+def explain(
+    name: Annotated[str, typer.Argument(help="A method, average or dataset.")],
+) -> None:
+    """Say what a method, average or dataset is, with its settings, their defaults and ranges."""
+    from afield.explanation import explained
+
+    out.print(explained(name), markup=False, soft_wrap=True)
+
+
+@app.command()
+def export_domainbed(
+    runs: Annotated[Path, typer.Argument(help="Folder of the records.")],
+    into: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")],
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="A dataset's name in DomainBed, whose script shows only those it knows."),
+    ] = None,
+) -> None:
+    """Write records as DomainBed's results.jsonl, for its collect_results script."""
+    from afield.domainbed import export_domainbed as export
+
+    folders = export(_records_of(runs), into, dataset=dataset)
+    out.print(f"{len(folders)} runs written to {into}", markup=False)
+
+
+def main() -> None:
+    """Run the command line; errors of the user's making are one line and exit code 2."""
+    handler = RichHandler(console=err, show_time=False, show_path=False, show_level=False)
+    logging.basicConfig(level=logging.WARNING, format="note: %(message)s", handlers=[handler])
+    try:
+        app()
+    except AfieldError as error:
+        err.print(f"error: {' '.join(str(error).split())}", markup=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        err.print("stopped; start it again to go on")
+        sys.exit(130)
+
+
+def _split(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def _settings(pairs: list[str] | None, **named: Any) -> dict[str, Any]:
+    """Settings from ``name=value`` and from options that were given."""
+    found = {name: value for name, value in named.items() if value is not None}
+    for pair in pairs or []:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise SpecError(f"--set {pair}: write name=value")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def _check_format(name: str) -> None:
+    known = ["console", "md", "latex", "csv"]
+    if name not in known:
+        raise UnknownNameError(f"no format {name!r}; {catalog.hint(name, known)}")
+
+
+def _records_of(folder: Path) -> "list[Record]":
+    from afield.errors import DataError
+    from afield.record import Store
+
+    records = list(Store(folder))
+    if not records:
+        raise DataError(f"{folder}: no records there; run `afield bench --store {folder}` first")
+    return records
+
+
+@contextmanager
+def _bar(title: str, total: int) -> Iterator[Any]:
+    """A live bar on standard error; yields a function that takes how much is done."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err, transient=True) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda done, note=title: progress.update(task, completed=done, description=note)
+
+
+def _followed(outcomes: "Iterable[Record | Failure]", total: int) -> "list[Record | Failure]":
+    """All outcomes, with a bar on a terminal and a line now and then in a log."""
+    from afield.record import Record
+
+    found: list[Record | Failure] = []
+    failed = 0
+    with _bar("runs", total) as advance:
+        for outcome in outcomes:
+            found.append(outcome)
+            failed += not isinstance(outcome, Record)
+            advance(len(found), f"{outcome.run.method}" + f", {failed} failed" * bool(failed))
+            if not err.is_terminal and len(found) * 10 // total > (len(found) - 1) * 10 // total:
+                err.print(f"{len(found)}/{total} runs, {failed} failed")
+    return found
+
+
+def _report(
+    outcomes: "Iterable[Record | Failure]",
+    store: Path,
+    format_: str,
+    rules: list[str],
+    failures: "Iterable[Failure]" = (),
+) -> None:
+    """The table on standard output, failures and the place of the records on standard error."""
+    from afield.record import Failure, Record
+    from afield.selection import checked_rules
+    from afield.table import FORMATS, as_rich, tabulate
+
+    every = list(outcomes)
+    records = [outcome for outcome in every if isinstance(outcome, Record)]
+    failed = [outcome for outcome in every if isinstance(outcome, Failure)] + list(failures)
+    frame = tabulate(records, rules=checked_rules(rules))
+    if format_ == "console":
+        for each in as_rich(frame):
+            out.print(each)
+    else:
+        out.print(FORMATS[format_](frame), markup=False, soft_wrap=True)
+    for failure in failed:
+        where = store / failure.run.key / "failure.json"
+        unseen = f"{failure.run.method}, trial {failure.run.trial}, draw {failure.run.draw}"
+        err.print(f"failed: {unseen}: {failure.error} ({where})", markup=False, soft_wrap=True)
+    err.print(f"{len(records)} records in {store}", markup=False)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _print_record(record: "Record", folder: Path) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from afield.selection import on_sources
+
+    sources = record.run.sources
+    best = max(record.checkpoints, key=lambda checkpoint: on_sources(checkpoint, sources))
+    table = Table(title=f"{record.run.method}: accuracy (%)", title_justify="left")
+    for column in ("domain", "part", f"best on sources (step {best.step})", "last"):
+        table.add_column(column, justify="left" if column in ("domain", "part") else "right")
+    for domain in record.domains:
+        seen = domain in sources
+        part = "probe" if seen else "main"
+        scores = [checkpoint.score(domain, part) for checkpoint in (best, record.checkpoints[-1])]
+        cells = [f"{100 * score.accuracy:.1f}" if score else "–" for score in scores]
+        name = Text(domain, style="" if seen else "bold")
+        table.add_row(name, "probe" if seen else "unseen", *cells)
+    out.print(table)
+    err.print(f"record and weights in {folder}", markup=False)

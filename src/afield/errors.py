@@ -1,0 +1,23 @@
+"""The errors raised on purpose: each says what, where, and what to do instead."""
+
+__all__ = ["AfieldError", "DataError", "DivergedError", "SpecError", "UnknownNameError"]
+
+
+class AfieldError(Exception):
+    """Something the user can mend; the command line prints it in one line."""
+
+
+class UnknownNameError(AfieldError, LookupError):
+    """A name that no file and no entry point has."""
+
+
+class SpecError(AfieldError, ValueError):
+    """A setting that is not understood or cannot be."""
+
+
+class DataError(AfieldError, FileNotFoundError):
+    """Data that are missing, broken or not what they should be."""
+
+
+class DivergedError(AfieldError, ArithmeticError):
+    """Training that left the finite numbers."""

@@ -1,0 +1,149 @@
+"""The main jobs as functions, the same for the command line and for Python: bench and train."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from afield import catalog
+from afield.domains import gaps
+from afield.protocol import leave_one_out, planned_run
+from afield.readers import find_dataset
+from afield.record import Failure, Record, Run, Store
+from afield.runner import execute, loaded
+from afield.selection import checked_rules
+from afield.sweep import Local, complete
+
+__all__ = ["DEFAULT_METHODS", "bench", "plan", "planned", "train"]
+
+log = logging.getLogger(__name__)
+
+# The short list of `afield bench`; ``all`` is every file of methods/.
+DEFAULT_METHODS = ("erm", "groupdro", "vrex")
+
+
+def plan(
+    dataset: str | Path,
+    methods: Sequence[str] | None = None,
+    *,
+    rules: Sequence[str] = ("sources", "target"),
+    **options: Any,
+) -> list[Run]:
+    """The runs of a benchmark, after reading and checking the data.
+
+    Parameters
+    ----------
+    dataset
+        A name, or the path of a user's own data.
+    methods
+        Names of methods; ``all`` stands for every one.
+    rules
+        Selection rules; ``all`` stands for every one, and adds the runs that they need.
+    options
+        As in `leave_one_out`.
+    """
+    names = list(methods or DEFAULT_METHODS)
+    if "all" in names:
+        names = catalog.names("methods")
+    for name in names:
+        catalog.find("methods", name)
+    found = find_dataset(dataset)
+    for gap in gaps(loaded(found), found.classes):
+        log.warning("%s: %s", found.name, gap)
+    return leave_one_out(found, list(dict.fromkeys(names)), rules=checked_rules(rules), **options)
+
+
+def bench(
+    dataset: str | Path = "rotated_digits",
+    methods: Sequence[str] | None = None,
+    *,
+    store: str | Path | Store = "runs",
+    workers: int = 1,
+    **options: Any,
+) -> list[Record]:
+    """Leave one domain out with several methods; return the records, kept in the store.
+
+    What is in the store already is not done again; a run that fails is logged and left out.
+
+    Parameters
+    ----------
+    dataset, methods
+        A name or the path of one's own data; names of methods, by default a short list.
+    store
+        The folder of the records.
+    workers
+        How many processes to use.
+    options
+        As in `leave_one_out`: trials, draws, rules, average, settings.
+
+    Examples
+    --------
+    >>> import tempfile, afield
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     records = afield.bench("spirals", ["erm"], trials=1, store=folder)
+    >>> [record.unseen for record in records]
+    [('turn0',), ('turn10',), ('turn20',), ('turn30',)]
+    """
+    place = store if isinstance(store, Store) else Store(store)
+    outcomes = list(complete(plan(dataset, methods, **options), place, pool=Local(workers)))
+    for failure in outcomes:
+        if isinstance(failure, Failure):
+            log.error("%s failed: %s", failure.run.key, failure.error)
+    return [outcome for outcome in outcomes if isinstance(outcome, Record)]
+
+
+def train(
+    dataset: str | Path,
+    method: str,
+    *,
+    target: str | Sequence[str] = (),
+    store: str | Path | Store = "runs",
+    trial: int = 0,
+    draw: int = 0,
+    average: str = "last",
+    settings: dict[str, Any] | None = None,
+    **options: Any,
+) -> Record:
+    """Train one model on all domains but the target; return its record, kept in the store.
+
+    Parameters
+    ----------
+    dataset, method
+        A name or the path of one's own data; the name of a method.
+    target
+        The domain or domains to leave out; none trains on all of them.
+    store
+        The folder of the records.
+    trial, draw, average, settings
+        As in `planned_run`.
+    options
+        As in `execute`.
+
+    Examples
+    --------
+    >>> import tempfile, afield
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     record = afield.train("spirals", "vrex", target="turn10", store=folder)
+    >>> record.checkpoints[-1].scores["turn10"].main.accuracy > 0.9
+    True
+    """
+    run = planned(
+        dataset,
+        method,
+        target=target,
+        trial=trial,
+        draw=draw,
+        average=average,
+        settings=settings,
+    )
+    place = store if isinstance(store, Store) else Store(store)
+    return execute(run, place, **options)
+
+
+def planned(
+    dataset: str | Path, method: str, *, target: str | Sequence[str] = (), **options: Any
+) -> Run:
+    """The run that trains on all domains but the target; `options` as in `planned_run`."""
+    found = find_dataset(dataset)
+    left_out = (target,) if isinstance(target, str) else tuple(target)
+    return planned_run(found, method, found.without(*left_out), **options)

@@ -1,0 +1,91 @@
+"""What a run trains on, and what it is examined on: no more than its rules read.
+
+Nothing of an unseen domain is in `samples` or in the scaling; unseen domains are in exams only.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from afield.domains import Domain, DomainSet, parts
+from afield.evaluation import Checkpoint, Exam, Scores, merged_scores
+from afield.loading import Samples, Scaling, pooled_samples
+from afield.record import Run
+from afield.selection import RULES
+
+__all__ = ["Exams", "Material"]
+
+# How many samples of all unseen domains together are read for the curves at a checkpoint.
+CURVE_SAMPLES = 128
+
+
+@dataclass(frozen=True)
+class Exams:
+    """What is read at every checkpoint, at the last one, and at the best on the sources."""
+
+    regular: Exam
+    last: Exam
+    best: Exam
+    order: tuple[str, ...]
+
+    def take(self, model: nn.Module, *, last: bool) -> dict[str, Scores]:
+        """The scores of a checkpoint."""
+        further = self.last.take(model) if last else {}
+        return merged_scores(self.regular.take(model), further, self.order)
+
+    def completed(self, checkpoint: Checkpoint, model: nn.Module) -> Checkpoint:
+        """The best checkpoint on the sources, with what is read of it alone."""
+        scores = merged_scores(checkpoint.scores, self.best.take(model), self.order)
+        return replace(checkpoint, scores=scores)
+
+
+@dataclass(frozen=True)
+class Material:
+    """The samples to train on, and the exams."""
+
+    samples: Samples
+    exams: Exams
+
+    @classmethod
+    def of(
+        cls, run: Run, dataset: DomainSet, domains: Mapping[str, Domain], device: torch.device
+    ) -> "Material":
+        """Cut the domains, and scale them by what the sources' main parts are like."""
+        cuts = {
+            name: parts(len(domain.y), trial=run.trial, domain=name)
+            for name, domain in domains.items()
+        }
+        scaling = Scaling.fitted([domains[name].x[cuts[name].main] for name in run.sources])
+
+        def portion(name: str, index: Tensor) -> Domain:
+            x, y = domains[name].x[index], domains[name].y[index]
+            return Domain(scaling(x).to(device), y.to(device))
+
+        unseen = dataset.without(*run.sources)
+        share = max(8, CURVE_SAMPLES // max(1, len(unseen)))
+        portions = {(name, "probe"): portion(name, cuts[name].probe) for name in dataset.domains}
+        for name in unseen:
+            portions[name, "main"] = portion(name, cuts[name].main)
+            portions[name, "sample"] = portion(name, cuts[name].main[:share])
+        mains = {name: portion(name, cuts[name].main) for name in run.sources}
+        return cls(pooled_samples(mains, device), _exams(run, portions, dataset.domains))
+
+
+def _exams(run: Run, portions: Mapping[tuple[str, str], Domain], order: tuple[str, ...]) -> Exams:
+    rules = [RULES[name] for name in run.rules]
+    often = {part for rule in rules for part in rule.at_every} or {"sample"}
+    unseen = [name for name in order if name not in run.sources]
+
+    def exam(parts: Iterable[str], *, also: Iterable[tuple[str, str]] = ()) -> Exam:
+        wanted = sorted(set(parts))
+        keys = [*also, *((name, part) for name in unseen for part in wanted)]
+        return Exam({key: portions[key] for key in keys})
+
+    return Exams(
+        regular=exam(often, also=[(name, "probe") for name in run.sources]),
+        last=exam({part for rule in rules for part in rule.at_last} - often),
+        best=exam({part for rule in rules for part in rule.at_best_on_sources} - often),
+        order=order,
+    )

@@ -1,0 +1,124 @@
+"""What a method is: frozen hyperparameters, and what one training step does with them.
+
+A method holds no state. What changes during training is in the `Learner`: the model, further
+networks (`parts`), the optimiser and a `memory` of tensors; all of it goes into a snapshot.
+Methods draw random numbers from torch's generators only, and log detached tensors, never floats:
+reading a number off the device inside a step would make the device wait.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from afield.loading import Batch, Samples
+
+__all__ = ["Batch", "Batches", "Learner", "Logs", "Method", "Samples", "Task", "pool", "risks"]
+
+Batches = Sequence[Batch]
+Logs = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """All that a method may know of what is asked; of the target it knows nothing."""
+
+    sources: tuple[str, ...]
+    classes: tuple[str, ...]
+    network: Callable[[int], nn.Module]
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+class Learner:
+    """Everything that changes during training."""
+
+    def __init__(
+        self, model: nn.Module, task: Task, parts: Mapping[str, nn.Module] | None = None
+    ) -> None:
+        self.model = model
+        self.task = task
+        self.parts = nn.ModuleDict(dict(parts or {}))
+        self.memory: dict[str, Tensor] = {}
+        self.step = 0
+        self.reset_optimizer()
+
+    def parameters(self) -> list[nn.Parameter]:
+        """What is trained, of the model and of its parts."""
+        both = (*self.model.parameters(), *self.parts.parameters())
+        return [parameter for parameter in both if parameter.requires_grad]
+
+    def reset_optimizer(self) -> None:
+        """Start the optimiser afresh, without its memory of earlier gradients."""
+        self.optimizer = self.task.optimizer(self.parameters())
+
+    def descend(self, loss: Tensor) -> None:
+        """One step of the optimiser on a loss."""
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+    def train(self) -> None:
+        """Put the networks in training mode."""
+        self.model.train()
+        self.parts.train()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state."""
+        return {
+            "model": self.model.state_dict(),
+            "parts": self.parts.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "memory": self.memory,
+            "step": self.step,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go back to a saved state."""
+        self.model.load_state_dict(state["model"])
+        self.parts.load_state_dict(state["parts"])
+        self.reset_optimizer()
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.memory = dict(state["memory"])
+        self.step = state["step"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A training algorithm. Most methods override `loss` and nothing else."""
+
+    def setup(self, model: nn.Module, task: Task) -> Learner:
+        """Override to add networks, masks or buffers."""
+        return Learner(model, task)
+
+    def regroup(self, learner: Learner, samples: Samples) -> Sequence[Sequence[int]] | None:
+        """Override to draw batches from other groups than the source domains."""
+        del learner, samples
+        return None
+
+    def loss(self, learner: Learner, batches: Batches) -> tuple[Tensor, Logs]:
+        """What to minimise: one batch from each group, in the order of the groups."""
+        raise NotImplementedError(f"{type(self).__name__} overrides neither loss nor update")
+
+    def update(self, learner: Learner, batches: Batches) -> Logs:
+        """One training step; override when it is more than one descent."""
+        loss, logs = self.loss(learner, batches)
+        learner.descend(loss)
+        return {"loss": loss.detach(), **logs}
+
+
+def pool(batches: Batches) -> Batch:
+    """All batches as one."""
+    return Batch(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
+
+
+def risks(model: nn.Module, batches: Batches) -> Tensor:
+    """Mean loss of every batch, from one forward pass over all of them."""
+    pooled = pool(batches)
+    losses = F.cross_entropy(model(pooled.x), pooled.y, reduction="none")
+    sizes = [len(batch.y) for batch in batches]
+    if len(set(sizes)) == 1:
+        return losses.view(len(sizes), -1).mean(dim=1)
+    return torch.stack([part.mean() for part in losses.split(sizes)])

@@ -1,0 +1,1 @@
+"""Training algorithms, one a file; `afield.method` says what they are."""

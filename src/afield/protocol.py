@@ -1,0 +1,146 @@
+"""Which runs a benchmark needs: leave one domain out, and the twins of the second rule."""
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from afield import catalog
+from afield.catalog import hint
+from afield.domains import DomainSet, Training
+from afield.errors import SpecError, UnknownNameError
+from afield.record import Run
+from afield.selection import RULES
+from afield.space import checked, draw_values
+
+__all__ = ["CHECKPOINTS", "leave_one_out", "planned_run"]
+
+# A checkpoint every 2 % of the steps, unless somebody says otherwise.
+CHECKPOINTS = 50
+
+Settings = Mapping[str, Any]
+
+
+def leave_one_out(
+    dataset: DomainSet,
+    methods: Sequence[str],
+    *,
+    trials: int = 3,
+    draws: int = 1,
+    rules: Sequence[str] = ("sources", "target"),
+    average: str = "last",
+    settings: Settings | None = None,
+) -> list[Run]:
+    """The runs that leave each domain out once, and for the second rule each pair of domains.
+
+    Parameters
+    ----------
+    dataset, methods
+        On what, and with which methods.
+    trials
+        How often to repeat everything, each time with other splits and another seed.
+    draws
+        How many draws of the hyperparameters to try; the first is the defaults.
+    rules
+        The selection rules that will read the records.
+    average, settings
+        What is deployed, and settings that are not the defaults: ``steps``, ``every``, ``batch``,
+        ``lr``, ``weight_decay``, ``backbone``, or a method's or average's own as
+        ``vrex.penalty``.
+
+    Examples
+    --------
+    >>> from afield.readers import find_dataset
+    >>> len(leave_one_out(find_dataset("rotated_digits"), ["erm", "vrex"], trials=1))
+    12
+    """
+    twins = any(RULES[rule].needs_twins for rule in rules)
+    if twins and len(dataset.domains) < 3:
+        raise SpecError(
+            f"{dataset.name} has {len(dataset.domains)} domains: the rule left-out-source takes "
+            "three, so that one is left to train on; use --rules sources,target"
+        )
+    _check_settings(settings or {}, [*methods, average])
+    for name, count in (("trials", trials), ("draws", draws)):
+        if count < 1:
+            raise SpecError(f"{name}={count}: at least one is needed")
+    left_out: list[tuple[tuple[str, ...], tuple[str, ...]]]
+    left_out = [((target,), tuple(rules)) for target in dataset.domains]
+    if twins:
+        reading = tuple(rule for rule in rules if RULES[rule].needs_twins)
+        left_out += [(pair, reading) for pair in combinations(dataset.domains, 2)]
+    return [
+        planned_run(
+            dataset,
+            method,
+            dataset.without(*unseen),
+            trial=trial,
+            draw=number,
+            rules=reading,
+            average=average,
+            settings=settings,
+        )
+        for trial in range(trials)
+        for number in range(draws)
+        for unseen, reading in left_out
+        for method in methods
+    ]
+
+
+def planned_run(
+    dataset: DomainSet,
+    method: str,
+    sources: tuple[str, ...],
+    *,
+    trial: int = 0,
+    draw: int = 0,
+    rules: tuple[str, ...] = ("sources", "target"),
+    average: str = "last",
+    settings: Settings | None = None,
+) -> Run:
+    """One run with every setting in full: the dataset's defaults, the draw, what is given.
+
+    Parameters
+    ----------
+    dataset, method, sources
+        On what, with which method, trained on which domains.
+    trial, draw
+        Which splits and seed, and which hyperparameters.
+    rules, average, settings
+        As in `leave_one_out`.
+    """
+    given = {
+        name: value
+        for name, value in (settings or {}).items()
+        if "." not in name or name.partition(".")[0] in (method, average)
+    }
+    plain = {name: value for name, value in given.items() if "." not in name}
+    drawn_training = draw_values(Training, draw=draw, trial=trial, start=vars(dataset.training))
+    training = {**drawn_training, **checked(Training, plain)}
+    training["every"] = training["every"] or max(1, training["steps"] // CHECKPOINTS)
+
+    def params(kind: str, name: str) -> dict[str, Any]:
+        found = catalog.find(kind, name)
+        chosen = {k.partition(".")[2]: v for k, v in given.items() if k.startswith(f"{name}.")}
+        return {**draw_values(found, draw=draw, trial=trial), **checked(found, chosen)}
+
+    return Run(
+        dataset=dataset.spec,
+        data=dataset.fingerprint,
+        method=method,
+        sources=sources,
+        trial=trial,
+        draw=draw,
+        params=params("methods", method),
+        average=average,
+        average_params=params("averages", average),
+        rules=rules,
+        given=given,
+        **training,
+    )
+
+
+def _check_settings(settings: Settings, used: Sequence[str]) -> None:
+    for name in settings:
+        owner = name.partition(".")[0]
+        if "." in name and owner not in used:
+            raise UnknownNameError(f"{name}: no {owner!r} in this benchmark; {hint(owner, used)}")

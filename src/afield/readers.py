@@ -1,0 +1,245 @@
+"""A user's own data: folders of pictures, and arrays. Everything is checked before training.
+
+root/<domain>/<class>/<image>     png, jpg, jpeg, bmp, webp, tif, tiff
+file.npz with X, y, domain        X: samples × features, or samples × (channels ×) height × width
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from statistics import median_low
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from afield import catalog
+from afield.domains import Domain, DomainSet, Training
+from afield.errors import DataError, UnknownNameError
+
+__all__ = ["array_file", "find_dataset", "image_folder"]
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+LARGEST_SIDE = 64
+GREY = ("1", "L", "I;16", "I")
+# Left behind by operating systems; hidden files are passed over as well.
+CLUTTER = ("thumbs.db", "desktop.ini")
+
+Files = Mapping[str, list[tuple[Path, int]]]
+
+
+def find_dataset(spec: str | Path) -> DomainSet:
+    """A dataset by its name, or a user's own by the path of a folder or an ``.npz`` file.
+
+    >>> find_dataset("rotated_digits").domains[:2]
+    ('0deg', '15deg')
+    """
+    name, path = str(spec), Path(spec).expanduser()
+    if name in catalog.names("datasets"):
+        return catalog.find("datasets", name)
+    if path.is_dir():
+        return image_folder(path)
+    if path.is_file():
+        return array_file(path)
+    if "/" in name or path.suffix:
+        raise DataError(f"no file or folder {name}; give root/<domain>/<class>/<image> or an .npz")
+    known = catalog.hint(name, catalog.names("datasets"))
+    raise UnknownNameError(f"no dataset and no file or folder called {name!r}; {known}")
+
+
+def image_folder(path: Path) -> DomainSet:
+    """``root/<domain>/<class>/<image>``; domains and classes are read off the tree."""
+    path = path.resolve()
+    tree = {folder.name: _classes(folder) for folder in _folders(path)}
+    if len(tree) < 2:
+        raise DataError(
+            f"{path}: {len(tree)} domain folder(s); leaving one out takes at least two "
+            "(root/<domain>/<class>/<image>)"
+        )
+    for domain, labels in tree.items():
+        if not any(labels.values()):
+            raise DataError(f"{path / domain}: no picture in this domain; add some or remove it")
+    classes = tuple(sorted({label for labels in tree.values() for label in labels}))
+    if len(classes) < 2:
+        raise DataError(f"{path}: only class {classes[0]!r}; a classifier needs two")
+    files = {
+        domain: [(file, classes.index(label)) for label in labels for file in labels[label]]
+        for domain, labels in tree.items()
+    }
+    listing = [(str(f.relative_to(path)), f.stat().st_size) for d in files.values() for f, _ in d]
+    return DomainSet(
+        name=path.name,
+        domains=tuple(files),
+        classes=classes,
+        reader=partial(_read_pictures, files),
+        origin=str(path),
+        fingerprint=hashlib.sha256(json.dumps(listing).encode()).hexdigest()[:16],
+    )
+
+
+def array_file(path: Path) -> DomainSet:
+    """An ``.npz`` file with arrays X, y and domain; nothing in it is ever unpickled."""
+    path = path.resolve()
+    arrays = _arrays(path)
+    names, classes = (_labels(arrays[key]) for key in ("domain", "y"))
+    if len(names) < 2:
+        raise DataError(f"{path}: all samples are of domain {names[0]!r}; two are the least")
+    if len(classes) < 2:
+        raise DataError(f"{path}: all samples are of class {classes[0]!r}; two are the least")
+    return DomainSet(
+        name=path.stem,
+        domains=names,
+        classes=classes,
+        reader=partial(_read_arrays, path, names, classes),
+        training=Training(batch=32, backbone="small:mlp" if arrays["X"].ndim == 2 else "small:cnn"),
+        origin=str(path),
+        fingerprint=hashlib.sha256(path.read_bytes()).hexdigest()[:16],
+    )
+
+
+def _folders(path: Path) -> list[Path]:
+    return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _classes(domain: Path) -> dict[str, list[Path]]:
+    stray = [p for p in _files(domain) if p.suffix.lower() in SUFFIXES]
+    if stray:
+        raise DataError(f"{stray[0]}: outside a class folder; move it to {domain}/<class>")
+    found = {folder.name: _files(folder) for folder in _folders(domain)}
+    for file in (file for files in found.values() for file in files):
+        if file.suffix.lower() not in SUFFIXES:
+            raise DataError(f"{file}: not an image ({', '.join(SUFFIXES)}); move it elsewhere")
+    return found
+
+
+def _files(folder: Path) -> list[Path]:
+    def wanted(path: Path) -> bool:
+        name = path.name.lower()
+        return path.is_file() and not name.startswith(".") and name not in CLUTTER
+
+    return sorted(path for path in folder.iterdir() if wanted(path))
+
+
+def _read_pictures(files: Files, root: Path) -> dict[str, Domain]:
+    del root
+    everything = [file for domain in files.values() for file, _ in domain]
+    side, grey = _common_form(everything)
+    return {
+        name: Domain(
+            x=torch.stack([_picture(file, side, grey=grey) for file, _ in domain]),
+            y=torch.tensor([label for _, label in domain]),
+        )
+        for name, domain in files.items()
+    }
+
+
+def _common_form(files: list[Path]) -> tuple[int, bool]:
+    """One size for all (the median short side, at most 64), and whether all are grey."""
+    sides, grey, broken = [], True, []
+    for file in files:
+        try:
+            with Image.open(file) as image:
+                image.load()
+                sides.append(min(image.size))
+                grey = grey and image.mode in GREY
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            broken.append(f"{file} ({str(error).splitlines()[0] if str(error) else 'unreadable'})")
+    if broken:
+        more = f" and {len(broken) - 5} more" if len(broken) > 5 else ""
+        raise DataError(f"not an image or broken: {'; '.join(broken[:5])}{more}; remove or replace")
+    return min(LARGEST_SIDE, median_low(sides)), grey
+
+
+def _picture(file: Path, side: int, *, grey: bool) -> Tensor:
+    with Image.open(file) as image:
+        plain = _eight_bits(image).convert("L" if grey else "RGB")
+        small = plain.resize((side, side), Image.Resampling.BILINEAR)
+    return torch.from_numpy(np.atleast_3d(np.array(small))).permute(2, 0, 1).contiguous()
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """16-bit grey as 8-bit grey: Pillow's own conversion would clip everything above 255."""
+    if image.mode not in ("I;16", "I"):
+        return image
+    return Image.fromarray((np.asarray(image, dtype=np.float64) / 257).astype(np.uint8))
+
+
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise DataError(f"{path}: one array; an .npz with X, y and domain is needed")
+            missing = [key for key in ("X", "y", "domain") if key not in archive]
+            if missing:
+                have = ", ".join(archive.files)
+                raise DataError(f"{path}: no array {', '.join(missing)}; it has {have}")
+            arrays = {key: archive[key] for key in ("X", "y", "domain")}
+    except (ValueError, BadZipFile, OSError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path}: not a readable .npz of plain arrays ({error})") from None
+    _check_arrays(path, arrays)
+    return arrays
+
+
+def _check_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    lengths = {key: len(array) if array.ndim else 0 for key, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{key} {length}" for key, length in lengths.items())
+        raise DataError(f"{path}: arrays of unequal length ({told}); one entry a sample is needed")
+    if not lengths["X"]:
+        raise DataError(f"{path}: no samples")
+    x = arrays["X"]
+    if x.dtype.kind not in "fiub" or x.ndim not in (2, 3, 4):
+        raise DataError(
+            f"{path}: X is {x.dtype} of shape {x.shape}; numbers are needed, "
+            "samples × features or samples × (channels ×) height × width"
+        )
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
+        bad = np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))
+        raise DataError(
+            f"{path}: NaN or infinity in X, {len(bad)} sample(s), first {bad[0]}; "
+            "remove or fill such samples"
+        )
+    for key in ("y", "domain"):
+        if arrays[key].ndim != 1 or arrays[key].dtype.kind not in "iubUS":
+            raise DataError(
+                f"{path}: {key} is {arrays[key].dtype} of shape {arrays[key].shape}; "
+                "one whole number or name a sample is needed"
+            )
+
+
+def _labels(array: NDArray[Any]) -> tuple[str, ...]:
+    return tuple(str(value) for value in np.unique(_named(array)).tolist())
+
+
+def _named(array: NDArray[Any]) -> NDArray[Any]:
+    return np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
+
+
+def _read_arrays(
+    path: Path, names: tuple[str, ...], classes: tuple[str, ...], root: Path
+) -> dict[str, Domain]:
+    del root
+    arrays = _arrays(path)
+    x = _channels_first(torch.from_numpy(arrays["X"]))
+    y = torch.from_numpy(np.unique(_named(arrays["y"]), return_inverse=True)[1])
+    domain = np.unique(_named(arrays["domain"]), return_inverse=True)[1]
+    if (_labels(arrays["domain"]), _labels(arrays["y"])) != (names, classes):
+        raise DataError(f"{path}: the file has changed since it was opened; start again")
+    rows = [torch.from_numpy(np.flatnonzero(domain == i)) for i in range(len(names))]
+    return {name: Domain(x[index], y[index]) for name, index in zip(names, rows, strict=True)}
+
+
+def _channels_first(x: Tensor) -> Tensor:
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.ndim == 4 and x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3):
+        x = x.permute(0, 3, 1, 2).contiguous()
+    return x if x.dtype == torch.uint8 and x.ndim == 4 else x.float()

@@ -1,0 +1,251 @@
+"""What is asked (`Run`), what came out (`Record`, `Failure`), and the folder that keeps them.
+
+    store/<key>/record.json         written last: where it is, the run is done
+    store/<key>/model.safetensors   the deployed weights, at the checkpoint best on the sources
+    store/<key>/snapshot.pt         while a run goes on: all that is needed to go on after a kill
+    store/<key>/failure.json        why a run failed; gone when a later start succeeds
+
+Every file is written under another name, flushed, and renamed: it is whole or not there.
+"""
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from afield.errors import DataError, SpecError
+from afield.evaluation import Checkpoint
+from afield.randomness import seed
+
+__all__ = ["BusyError", "Failure", "Record", "Run", "Store", "read_run"]
+
+# These say how a run is read and shown, not what is trained; with or without them it is one run.
+NOT_IN_KEY = ("rules", "given")
+
+
+class BusyError(Exception):
+    """Another process is at this run; nothing is wrong."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that determines one training. What is not in `sources` is unseen.
+
+    `params` are the method's hyperparameters in full, `given` those settings that somebody chose by
+    hand (they label the row in a table), `rules` the selection rules that will read the record, and
+    `data` the fingerprint of a user's own data.
+    """
+
+    dataset: str
+    method: str
+    sources: tuple[str, ...]
+    trial: int = 0
+    draw: int = 0
+    params: Mapping[str, Any] = field(default_factory=dict)
+    average: str = "last"
+    average_params: Mapping[str, Any] = field(default_factory=dict)
+    backbone: str = "small:cnn"
+    steps: int = 300
+    every: int = 6
+    batch: int = 16
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    data: str = ""
+    rules: tuple[str, ...] = ("sources", "target")
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.sources:
+            raise SpecError(f"{self.method} on {self.dataset}: no source domain to train on")
+        for name in ("steps", "every", "batch", "lr"):
+            if getattr(self, name) <= 0:
+                raise SpecError(f"{name}={getattr(self, name)}: must be above 0")
+        for name in ("weight_decay", "trial", "draw"):
+            if getattr(self, name) < 0:
+                raise SpecError(f"{name}={getattr(self, name)}: must not be below 0")
+
+    @cached_property
+    def key(self) -> str:
+        """The run's name on disk: the method, and a digest of everything else."""
+        return f"{self.method}-{_digest(self, NOT_IN_KEY)}"
+
+    @cached_property
+    def recipe(self) -> str:
+        """What the run shares with its twins: all but the source domains."""
+        return _digest(self, (*NOT_IN_KEY, "sources"))
+
+    @property
+    def seed(self) -> int:
+        """The seed of everything random in this run.
+
+        Methods share it, so that they start from the same weights and see the same batches. It does
+        not depend on the data's fingerprint: labels of an unseen domain must not reach training.
+        """
+        return seed("run", self.sources, self.trial, self.draw)
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run and all that is known of it."""
+
+    run: Run
+    checkpoints: tuple[Checkpoint, ...]
+    seconds: float
+    versions: Mapping[str, str]
+    device: str
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """All domains of the dataset, in its order."""
+        return tuple(self.checkpoints[-1].scores)
+
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """The domains that were not trained on."""
+        return tuple(domain for domain in self.domains if domain not in self.run.sources)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that ended in an error."""
+
+    run: Run
+    error: str
+    trace: str
+
+
+_RECORD = TypeAdapter(Record)
+_FAILURE = TypeAdapter(Failure)
+_CHECKPOINTS = TypeAdapter(tuple[Checkpoint, ...])
+
+
+class Store:
+    """A folder of records. Any number of processes may use one at the same time."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+
+    def __iter__(self) -> Iterator[Record]:
+        """All records, in the order of their keys."""
+        for path in sorted(self.root.glob("*/record.json")):
+            yield _read(_RECORD, path)
+
+    def get(self, run: Run) -> Record | None:
+        """The record of a run, if it is done and was read for all the rules that are asked for."""
+        path = self.folder(run) / "record.json"
+        if not path.exists():
+            return None
+        record = _read(_RECORD, path)
+        return replace(record, run=run) if set(run.rules) <= set(record.run.rules) else None
+
+    def put(self, record: Record, weights: Mapping[str, Tensor]) -> None:
+        """Keep a record and its deployed weights; the run is done from here on."""
+        folder = self.folder(record.run)
+        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+        _write(folder / "model.safetensors", save(plain, metadata={"run": record.run.key}))
+        _write(folder / "record.json", _RECORD.dump_json(record, indent=1, exclude_none=True))
+        for leftover in ("snapshot.pt", "failure.json"):
+            (folder / leftover).unlink(missing_ok=True)
+
+    def weights(self, run: Run) -> dict[str, Tensor]:
+        """The deployed weights of a finished run."""
+        path = self.folder(run) / "model.safetensors"
+        try:
+            return load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise DataError(f"{path}: no readable weights ({error}); run it again") from None
+
+    def put_failure(self, failure: Failure) -> None:
+        """Keep the reason of a failure."""
+        folder = self.folder(failure.run)
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder / "failure.json", _FAILURE.dump_json(failure, indent=1))
+
+    def failures(self) -> list[Failure]:
+        """The runs that have failed and not succeeded since."""
+        paths = sorted(self.root.glob("*/failure.json"))
+        return [_read(_FAILURE, path) for path in paths]
+
+    def put_snapshot(self, run: Run, state: Mapping[str, Any], done: Sequence[Checkpoint]) -> None:
+        """Keep all that is needed to go on with a run."""
+        buffer = io.BytesIO()
+        checkpoints = _CHECKPOINTS.dump_json(tuple(done)).decode()
+        torch.save({**state, "checkpoints": checkpoints}, buffer)
+        _write(self.folder(run) / "snapshot.pt", buffer.getvalue())
+
+    def snapshot(self, run: Run) -> tuple[dict[str, Any], list[Checkpoint]] | None:
+        """The state to go on from, if there is one."""
+        path = self.folder(run) / "snapshot.pt"
+        if not path.exists():
+            return None
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        return state, list(_CHECKPOINTS.validate_json(state.pop("checkpoints")))
+
+    def folder(self, run: Run) -> Path:
+        """Where all files of a run lie."""
+        return self.root / run.key
+
+    @contextmanager
+    def claim(self, run: Run, *, wait: bool = True) -> Iterator[None]:
+        """Keep other processes away from a run; the system lets go of it when a process dies."""
+        folder = self.folder(run)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(folder / "lock")
+            lock.acquire(timeout=-1 if wait else 0)
+        except Timeout:
+            raise BusyError(run.key) from None
+        except OSError as error:
+            raise SpecError(f"cannot write to {folder} ({error.strerror}); use --store") from None
+        try:
+            for leftover in folder.glob("*.part"):
+                leftover.unlink()
+            yield
+        finally:
+            lock.release()
+
+
+def read_run(folder: Path) -> Run:
+    """The run of a folder in a store: a record is its own configuration file."""
+    path = folder / "record.json"
+    if not path.exists():
+        raise DataError(f"{folder}: no record.json there; give the folder of a finished run")
+    record: Record = _read(_RECORD, path)
+    return record.run
+
+
+def _digest(run: Run, leaving_out: tuple[str, ...]) -> str:
+    fields = {name: value for name, value in asdict(run).items() if name not in leaving_out}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write whole or not at all, also when the machine stops in the middle."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    with part.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def _read(adapter: TypeAdapter[Any], path: Path) -> Any:
+    try:
+        return adapter.validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(step) for step in first["loc"]) or "the whole file"
+        raise DataError(f"{path}: not a record of ours ({where}: {first['msg']})") from None

@@ -1,0 +1,239 @@
+"""From a run to its record, in one function, exactly.
+
+The record is a function of the run's key: killed at any moment and started again, `execute` goes on
+from its last snapshot and ends in the same bytes as if it had never been interrupted.
+"""
+
+import logging
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from afield import catalog
+from afield.average import Average
+from afield.backbone import network
+from afield.domains import Domain, DomainSet, data_root
+from afield.errors import DataError
+from afield.evaluation import Checkpoint
+from afield.loading import Stream
+from afield.material import Exams, Material
+from afield.method import Learner, Method, Task
+from afield.randomness import restore_state, saved_state
+from afield.readers import find_dataset
+from afield.record import Record, Run, Store
+from afield.selection import on_sources
+from afield.space import build
+from afield.training import fit
+
+__all__ = ["default_device", "execute", "loaded"]
+
+log = logging.getLogger(__name__)
+
+
+def execute(
+    run: Run,
+    store: Store,
+    *,
+    root: Path | None = None,
+    device: str | None = None,
+    threads: int = 1,
+    snapshot_seconds: float = 10.0,
+    wait: bool = True,
+    watch: Callable[[Checkpoint], None] | None = None,
+) -> Record:
+    """Do a run, or return its record if it is done.
+
+    Parameters
+    ----------
+    run, store
+        What to do, and where its record is kept.
+    root
+        Where datasets lie; by default ``AFIELD_DATA``.
+    device, threads
+        Where to compute. The last digits of a sum on the CPU depend on the number of threads, so
+        it is fixed, and named in the record.
+    snapshot_seconds
+        The least time between two snapshots; a run shorter than that starts again when killed.
+    wait
+        Whether to wait for another process that is at this run, or to raise `BusyError`.
+    watch
+        Called with every new checkpoint.
+    """
+    place = torch.device(device or default_device())
+    with store.claim(run, wait=wait):
+        known = store.get(run)
+        if known is not None:
+            return known
+        with _steady(run.seed, threads):
+            work = _begun(run, place, root or data_root())
+            _resume(work, store)
+            _train(work, store, snapshot_seconds, watch)
+            _read_best(work)
+        packages = {name: version(name) for name in ("afield", "torch", "numpy")}
+        record = Record(
+            run=run,
+            checkpoints=tuple(work.checkpoints),
+            seconds=work.seconds,
+            versions={**packages, "python": platform.python_version()},
+            device=f"cpu, {threads} thread(s)" if place.type == "cpu" else str(place),
+        )
+        store.put(record, work.best)
+        return record
+
+
+def default_device() -> str:
+    """The fastest device there is."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def loaded(dataset: DomainSet, root: Path | None = None) -> dict[str, Domain]:
+    """The dataset's domains, kept in memory from one run to the next."""
+    return _loaded(dataset.spec, dataset.fingerprint, root or data_root())
+
+
+@dataclass
+class _Work:
+    """The pieces of one training, and what is known of it so far."""
+
+    run: Run
+    method: Method
+    learner: Learner
+    average: Average
+    stream: Stream
+    exams: Exams
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    best: dict[str, Tensor] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def _begun(run: Run, device: torch.device, root: Path) -> _Work:
+    """Everything read and built, nothing trained."""
+    dataset = find_dataset(run.dataset)
+    if dataset.fingerprint != run.data:
+        raise DataError(f"{run.dataset}: the data have changed since the run was asked; ask again")
+    material = Material.of(run, dataset, loaded(dataset, root), device)
+    shape = tuple(material.samples.x.shape[1:])
+    task = Task(
+        sources=run.sources,
+        classes=dataset.classes,
+        network=lambda outputs: network(run.backbone, shape, outputs).to(device),
+        optimizer=partial(torch.optim.Adam, lr=run.lr, weight_decay=run.weight_decay, fused=True),
+    )
+    method: Method = build(catalog.find("methods", run.method), run.params)
+    learner = method.setup(task.network(len(dataset.classes)), task)
+    average: Average = build(catalog.find("averages", run.average), run.average_params)
+    average.follow(learner.model)
+    stream = Stream(material.samples, batch=run.batch, seed=run.seed)
+    return _Work(run, method, learner, average, stream, material.exams)
+
+
+def _train(
+    work: _Work,
+    store: Store,
+    snapshot_seconds: float,
+    watch: Callable[[Checkpoint], None] | None,
+) -> None:
+    """The rest of the steps, with a snapshot now and then."""
+    run, before = work.run, work.seconds
+    started = saved = time.monotonic()
+    checkpoints = fit(
+        work.method,
+        work.learner,
+        work.average,
+        work.stream,
+        lambda model, step: work.exams.take(model, last=step == run.steps),
+        steps=run.steps,
+        every=run.every,
+    )
+    for checkpoint in checkpoints:
+        _keep(work, checkpoint)
+        now = time.monotonic()
+        work.seconds = before + now - started
+        if now - saved >= snapshot_seconds:
+            store.put_snapshot(run, _state(work), work.checkpoints)
+            saved = time.monotonic()
+        if watch is not None:
+            watch(checkpoint)
+
+
+def _keep(work: _Work, checkpoint: Checkpoint) -> None:
+    """Add a checkpoint, and remember its weights if it is the best on the sources so far."""
+    best = max(_values(work), default=-1.0)
+    work.checkpoints.append(checkpoint)
+    if _values(work)[-1] > best:
+        state = work.average.model.state_dict()
+        work.best = {name: value.clone() for name, value in state.items()}
+
+
+def _values(work: _Work) -> list[float]:
+    return [on_sources(checkpoint, work.run.sources) for checkpoint in work.checkpoints]
+
+
+def _read_best(work: _Work) -> None:
+    """Read the unseen domains once, where the first rule picks, instead of at every checkpoint."""
+    values = _values(work)
+    index = values.index(max(values))
+    work.average.model.load_state_dict(work.best)
+    completed = work.exams.completed(work.checkpoints[index], work.average.model)
+    work.checkpoints[index] = completed
+
+
+def _state(work: _Work) -> dict[str, Any]:
+    return {
+        "learner": work.learner.state_dict(),
+        "average": work.average.state_dict(),
+        "stream": work.stream.state_dict(),
+        "random": saved_state(),
+        "best": work.best,
+        "seconds": work.seconds,
+        "versions": [version("afield"), version("torch")],
+    }
+
+
+def _resume(work: _Work, store: Store) -> None:
+    """Go on from the last snapshot, if there is one that this version wrote."""
+    found = store.snapshot(work.run)
+    if found is None:
+        return
+    state, checkpoints = found
+    if state["versions"] != [version("afield"), version("torch")]:
+        log.warning("%s: the snapshot is another version's; starting again", work.run.key)
+        return
+    work.learner.load_state_dict(state["learner"])
+    work.average.load_state_dict(state["average"])
+    work.stream.load_state_dict(state["stream"])
+    restore_state(state["random"])
+    work.checkpoints, work.best, work.seconds = checkpoints, state["best"], state["seconds"]
+
+
+@lru_cache(maxsize=1)
+def _loaded(spec: str, fingerprint: str, root: Path) -> dict[str, Domain]:
+    del fingerprint  # only so that changed data are read again
+    return find_dataset(spec).load(root)
+
+
+@contextmanager
+def _steady(seed: int, threads: int) -> Iterator[None]:
+    """One seed, one number of threads, deterministic kernels; afterwards all is as before."""
+    before, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    cuda = range(torch.cuda.device_count())
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    with torch.random.fork_rng(devices=cuda):
+        torch.manual_seed(seed)
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(mode=strict or bool(cuda), warn_only=True)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+            torch.use_deterministic_algorithms(mode=strict)

@@ -1,0 +1,155 @@
+"""Three rules that pick a checkpoint among records: pure functions, `records -> Pick | None`.
+
+    sources           best mean accuracy on the sources' probe parts
+    left-out-source   best mean accuracy on each source when it, too, was left out
+    target            best accuracy on the target's probe part, last checkpoints only
+
+The first two know nothing of the target; the third is an oracle, and named for it. All report the
+accuracy on the target's main part. Each rule says what it reads of unseen domains, so that a run
+evaluates no more than that; the sources' probe parts are read at every checkpoint.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from afield.catalog import hint
+from afield.errors import UnknownNameError
+from afield.evaluation import Checkpoint
+from afield.record import Record, Run
+
+__all__ = [
+    "RULES",
+    "Pick",
+    "Rule",
+    "by_left_out_source",
+    "by_sources",
+    "by_target",
+    "checked_rules",
+    "on_sources",
+]
+
+
+@dataclass(frozen=True)
+class Pick:
+    """A chosen checkpoint: by what value, and how it does on the target's main part."""
+
+    run: Run
+    step: int
+    value: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How to pick, and which parts of unseen domains must have been read for it, and when."""
+
+    pick: Callable[[Sequence[Record], str], Pick | None]
+    told: str
+    at_every: tuple[str, ...] = ()
+    at_last: tuple[str, ...] = ()
+    at_best_on_sources: tuple[str, ...] = ()
+    needs_twins: bool = False
+
+
+def by_sources(records: Sequence[Record], target: str) -> Pick | None:
+    """Best mean accuracy on the sources' probe parts, over all runs and checkpoints."""
+    return _best(
+        target,
+        (
+            (on_sources(checkpoint, record.run.sources), record, checkpoint)
+            for record in _left_out(records, target)
+            for checkpoint in record.checkpoints
+        ),
+    )
+
+
+def by_left_out_source(records: Sequence[Record], target: str) -> Pick | None:
+    """Best mean accuracy on each source in turn when it, too, was left out, at the same step."""
+    return _best(
+        target,
+        (
+            (sum(values) / len(values), record, checkpoint)
+            for record in _left_out(records, target)
+            for checkpoint in record.checkpoints
+            if (values := _twins_accuracy(records, record, checkpoint.step, target))
+        ),
+    )
+
+
+def by_target(records: Sequence[Record], target: str) -> Pick | None:
+    """Best accuracy on the target's own probe part: an oracle, allowed no early stopping."""
+    return _best(
+        target,
+        (
+            (score.accuracy, record, last)
+            for record in _left_out(records, target)
+            for last in [record.checkpoints[-1]]
+            if (score := last.score(target, "probe")) is not None
+        ),
+    )
+
+
+def on_sources(checkpoint: Checkpoint, sources: Sequence[str]) -> float:
+    """Mean accuracy on the sources' probe parts; the first best checkpoint is deployed."""
+    scores = [checkpoint.score(source, "probe") for source in sources]
+    return sum(score.accuracy for score in scores if score is not None) / len(scores)
+
+
+def checked_rules(names: Sequence[str]) -> tuple[str, ...]:
+    """The names of rules, in their own order; ``all`` stands for all of them."""
+    for name in names:
+        if name not in (*RULES, "all"):
+            raise UnknownNameError(f"no rule {name!r}; {hint(name, [*RULES, 'all'])}")
+    return tuple(rule for rule in RULES if rule in names or "all" in names)
+
+
+def _left_out(records: Iterable[Record], *domains: str) -> list[Record]:
+    """The records in which exactly these domains are unseen."""
+    return [record for record in records if set(record.unseen) == set(domains)]
+
+
+def _twins_accuracy(
+    records: Sequence[Record], record: Record, step: int, target: str
+) -> list[float] | None:
+    """Accuracy on each source where it was left out as well; None unless there is one for each."""
+    found = []
+    for source in record.run.sources:
+        twins = _left_out(records, target, source)
+        scores = [
+            score.accuracy
+            for twin in twins
+            if twin.run.recipe == record.run.recipe
+            for checkpoint in twin.checkpoints
+            if checkpoint.step == step and (score := checkpoint.score(source, "main")) is not None
+        ]
+        if not scores:
+            return None
+        found.append(scores[0])
+    return found
+
+
+def _best(target: str, candidates: Iterable[tuple[float, Record, Checkpoint]]) -> Pick | None:
+    """The candidate with the best value, the first of equals, and how it does on the target.
+
+    None where the target was not read at that checkpoint: the next best would be another rule.
+    """
+    best = max(candidates, key=lambda candidate: candidate[0], default=None)
+    if best is None:
+        return None
+    value, record, checkpoint = best
+    outcome = checkpoint.score(target, "main")
+    return Pick(record.run, checkpoint.step, value, outcome.accuracy) if outcome else None
+
+
+RULES = {
+    "sources": Rule(by_sources, "picked on the sources' probe parts", at_best_on_sources=("main",)),
+    "left-out-source": Rule(
+        by_left_out_source,
+        "picked on each source when it, too, was left out",
+        at_every=("main",),
+        needs_twins=True,
+    ),
+    "target": Rule(
+        by_target, "picked on the target's probe part (oracle)", at_last=("main", "probe")
+    ),
+}

@@ -1,0 +1,177 @@
+"""Hyperparameters: a default for people, a range for sweeps and a type for checks, on one line.
+
+A hyperparameter is ``name: Annotated[type, Range] = default``, as a field of a method or as a
+keyword of a merge. Draw 0 is the defaults; in every other draw each name has its own generator, so
+that adding a hyperparameter changes none of the others.
+"""
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from afield.catalog import hint
+from afield.errors import SpecError
+from afield.randomness import seed
+
+__all__ = [
+    "Around",
+    "Choice",
+    "LogUniform",
+    "Range",
+    "Uniform",
+    "build",
+    "checked",
+    "defaults",
+    "draw_values",
+    "ranges",
+]
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Uniform:
+    """Between two ends, every value equally likely."""
+
+    low: float
+    high: float
+
+    def draw(self, generator: np.random.Generator, default: Any) -> Any:
+        """A value between the ends, whole where the default is whole."""
+        return _like(default, generator.uniform(self.low, self.high), self.low)
+
+    def ends(self, default: Any) -> tuple[Any, Any]:
+        """The smallest and the largest value."""
+        return _like(default, self.low, self.low), _like(default, self.high, self.low)
+
+
+@dataclasses.dataclass(frozen=True)
+class LogUniform(Uniform):
+    """Between two ends, every order of magnitude equally likely."""
+
+    def draw(self, generator: np.random.Generator, default: Any) -> Any:
+        """A value between the ends, whole where the default is whole."""
+        value = math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
+        return _like(default, value, self.low)
+
+
+@dataclasses.dataclass(frozen=True)
+class Around:
+    """Log-uniform between two multiples of the default: for what depends on the dataset."""
+
+    low: float
+    high: float
+
+    def draw(self, generator: np.random.Generator, default: Any) -> Any:
+        """A multiple of the default."""
+        return LogUniform(self.low * default, self.high * default).draw(generator, default)
+
+    def ends(self, default: Any) -> tuple[Any, Any]:
+        """The smallest and the largest value."""
+        return Uniform(self.low * default, self.high * default).ends(default)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One of a few values."""
+
+    options: tuple[Any, ...]
+
+    def draw(self, generator: np.random.Generator, default: Any) -> Any:
+        """One of the options."""
+        del default
+        return self.options[int(generator.integers(len(self.options)))]
+
+    def ends(self, default: Any) -> tuple[Any, Any]:
+        """The first and the last option."""
+        del default
+        return self.options[0], self.options[-1]
+
+
+Range = Uniform | LogUniform | Around | Choice
+
+
+def ranges(kind: Callable[..., Any]) -> dict[str, Range]:
+    """The ranges of a dataclass's fields or of a function's keywords.
+
+    >>> from afield.methods.vrex import VREx
+    >>> ranges(VREx)["penalty"]
+    LogUniform(low=0.1, high=100000.0)
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    found = {name: [a for a in get_args(hints[name])[1:] if isinstance(a, Range)] for name in hints}
+    return {name: found[name][0] for name in defaults(kind) if found.get(name)}
+
+
+def defaults(kind: Callable[..., Any]) -> dict[str, Any]:
+    """The hyperparameters of a dataclass or function with their default values."""
+    parameters = inspect.signature(kind).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+def draw_values(
+    kind: Callable[..., Any], *, draw: int, trial: int, start: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The hyperparameters of one draw.
+
+    Parameters
+    ----------
+    kind
+        A dataclass or a function whose hyperparameters carry their ranges.
+    draw
+        Which draw; 0 is the defaults.
+    trial
+        Which trial: as in DomainBed, every trial has its own draws.
+    start
+        Values that take the place of the defaults.
+    """
+    values = {**defaults(kind), **(start or {})}
+    if draw == 0:
+        return values
+    for name, range_ in ranges(kind).items():
+        generator = np.random.default_rng(seed(kind.__name__, name, draw, trial))
+        values[name] = range_.draw(generator, values[name])
+    return values
+
+
+def build(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
+    """Construct strictly: unknown names and wrong types are errors that say what is known."""
+    return kind(**checked(kind, values))
+
+
+def checked(kind: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values in the types that the dataclass or function declares."""
+    hints, known = get_type_hints(kind, include_extras=True), list(defaults(kind))
+    name = kind.__name__
+    for key in values:
+        if key not in known:
+            raise SpecError(f"{name} has no setting {key!r}; {hint(key, known)}")
+    return {key: _converted(value, hints[key], f"{name}.{key}") for key, value in values.items()}
+
+
+def _converted(value: Any, type_: Any, where: str) -> Any:
+    if value == "none":
+        value = None
+    try:
+        result = TypeAdapter(type_).validate_python(value)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        raise SpecError(f"{where}={value!r}: {reason[0].lower()}{reason[1:]}") from None
+    if any(isinstance(v, float) and not math.isfinite(v) for v in _flat(result)):
+        raise SpecError(f"{where}={value!r}: not a finite number")
+    return result
+
+
+def _flat(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else (value,)
+
+
+def _like(default: Any, value: float, low: float) -> Any:
+    """Whole numbers stay whole: an ``int`` default rounds, and never to below the range."""
+    whole = isinstance(default, int) and not isinstance(default, bool)
+    return max(math.ceil(low), round(value)) if whole else float(value)

@@ -1,0 +1,150 @@
+"""Many runs: do those that are missing, let no failure stop the others, lose nothing.
+
+Any number of sweeps may work on one store at the same time: a run is done by the first to claim it.
+"""
+
+import logging
+import multiprocessing
+import os
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from afield.errors import AfieldError
+from afield.record import BusyError, Failure, Record, Run, Store
+from afield.runner import execute
+
+__all__ = ["Local", "Pool", "complete"]
+
+log = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Pool(Protocol):
+    """Something that maps a function over items, in any order, wherever it likes."""
+
+    def map(
+        self,
+        work: Callable[[Item], Result],
+        items: Iterable[Item],
+        lost: Callable[[Item], Result],
+    ) -> Iterator[Result]:
+        """Yield results as they come; `lost` makes the result of an item whose worker died."""
+
+
+@dataclass(frozen=True)
+class Local:
+    """Processes on this machine, one run in each at a time; with one worker, this process."""
+
+    workers: int = 1
+
+    def map(
+        self,
+        work: Callable[[Item], Result],
+        items: Iterable[Item],
+        lost: Callable[[Item], Result],
+    ) -> Iterator[Result]:
+        """Yield results as they come.
+
+        Every worker is a pool of its own, so that a worker that is killed takes down exactly the
+        run that it was at, and that run is known.
+        """
+        if self.workers == 1:
+            yield from map(work, items)
+            return
+        waiting = deque(items)
+        idle = [_worker() for _ in range(min(self.workers, len(waiting)))]
+        at_work: dict[Future[Result], tuple[ProcessPoolExecutor, Item]] = {}
+        try:
+            while waiting or at_work:
+                while idle and waiting:
+                    worker, item = idle.pop(), waiting.popleft()
+                    at_work[worker.submit(work, item)] = worker, item
+                for future in wait(at_work, return_when=FIRST_COMPLETED).done:
+                    worker, item = at_work.pop(future)
+                    died = isinstance(future.exception(), BrokenProcessPool)
+                    idle.append(_worker() if died else worker)
+                    yield lost(item) if died else future.result()
+        finally:
+            for worker in [*idle, *(worker for worker, _ in at_work.values())]:
+                worker.shutdown(wait=False, cancel_futures=True)
+
+
+def complete(
+    runs: Sequence[Run], store: Store, *, pool: Pool | None = None, **options: Any
+) -> Iterator[Record | Failure]:
+    """Yield the record of every run, doing those that are missing; failures are kept and yielded.
+
+    `options` go to `execute`.
+    """
+    pool = pool or Local()
+    missing = []
+    for run in runs:
+        known = store.get(run)
+        if known is None:
+            missing.append(run)
+        else:
+            yield known
+    elsewhere = []
+    attempt = partial(_attempt, store=store, options=options)
+    lost = partial(_lost, store=store)
+    for outcome in pool.map(partial(attempt, wait=False), missing, lost):
+        if isinstance(outcome, Run):
+            elsewhere.append(outcome)
+        else:
+            yield outcome
+    for outcome in pool.map(partial(attempt, wait=True), elsewhere, lost):
+        if not isinstance(outcome, Run):
+            yield outcome
+
+
+def _attempt(
+    run: Run, *, store: Store, options: dict[str, Any], wait: bool
+) -> Record | Failure | Run:
+    """The record, the failure, or the run itself if another process is at it."""
+    try:
+        return execute(run, store, wait=wait, **options)
+    except BusyError:
+        return run
+    except Exception as error:  # noqa: BLE001  a failing run, whatever the reason, stops no other
+        own = isinstance(error, AfieldError)
+        told = str(error) if own else f"{type(error).__name__}: {error}"
+        return _kept(Failure(run, told, traceback.format_exc()), store)
+
+
+def _lost(run: Run, *, store: Store) -> Failure:
+    return _kept(Failure(run, "the process was killed (out of memory?)", trace=""), store)
+
+
+def _kept(failure: Failure, store: Store) -> Failure:
+    try:
+        store.put_failure(failure)
+    except OSError as error:
+        log.warning("%s: the failure could not be written (%s)", failure.run.key, error)
+    return failure
+
+
+def _worker() -> ProcessPoolExecutor:
+    # Spawned, not forked: torch's threads do not survive a fork.
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(1, mp_context=context, initializer=_end_with_parent)
+
+
+def _end_with_parent() -> None:
+    """Without this, the workers of a sweep that is killed would wait for ever."""
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

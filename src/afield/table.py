@@ -1,0 +1,221 @@
+"""From records to tables: accuracy on each unseen domain, their mean, the worst of them.
+
+Every number is a mean over trials, ± its standard error: the deviation over trials (n - 1 in its
+denominator) over √n. `mean` and `worst` are taken over the domains within a trial, then averaged.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import pandas as pd
+from rich.table import Table
+from rich.text import Text
+
+from afield.record import Record, Run
+from afield.selection import RULES
+
+__all__ = ["FORMATS", "as_csv", "as_latex", "as_markdown", "as_rich", "label", "tabulate"]
+
+SUMMARIES = ("mean", "worst")
+COLUMNS = ["dataset", "rule", "method", "domain", "accuracy", "stderr", "trials"]
+
+
+def tabulate(records: Iterable[Record], *, rules: Sequence[str] | None = None) -> pd.DataFrame:
+    """One row for each dataset, rule, method and unseen domain, or ``mean``, or ``worst``.
+
+    Rules for which the records do not suffice have no rows.
+
+    >>> list(tabulate([]).columns)
+    ['dataset', 'rule', 'method', 'domain', 'accuracy', 'stderr', 'trials']
+    """
+    datasets: dict[str, list[Record]] = {}
+    for record in records:
+        datasets.setdefault(_title(record.run), []).append(record)
+    rows: list[tuple[object, ...]] = []
+    for title, of_dataset in datasets.items():
+        domains, methods = _targets(of_dataset), _by_label(of_dataset)
+        for rule in rules or RULES:
+            for method, of_method in methods.items():
+                found = _outcomes(rule, of_method, domains)
+                rows += [(title, rule, method, *cells) for cells in _summarised(found, domains)]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def label(run: Run, *, but: Iterable[str] = ()) -> str:
+    """The row of a run: its method, what is deployed, and what was chosen by hand."""
+    chosen = [f"{name}={value}" for name, value in run.given.items() if name not in but]
+    average = [] if run.average == "last" else [f"+ {run.average}"]
+    return " ".join([run.method, *average, *chosen])
+
+
+def as_rich(frame: pd.DataFrame) -> list[Table]:
+    """Tables for a terminal, one a dataset with a section for each rule."""
+    return [_rich_table(title, part) for title, part in _parts(frame, "dataset")]
+
+
+def as_markdown(frame: pd.DataFrame) -> str:
+    """GitHub's tables, one for each dataset and rule; the best in bold, the second in italics."""
+    blocks = []
+    for title, rule, part in _pages(frame):
+        cells, domains = _cells(part, best="**{}**".format, second="*{}*".format)
+        lines = [["method", *domains], ["---"] * (len(domains) + 1)]
+        lines += [[method, *row] for method, row in cells.items()]
+        rows = ["| " + " | ".join(_piped(line)) + " |" for line in lines]
+        blocks.append("\n".join([f"**{title}**, {RULES[rule].told}", "", *rows]))
+    return "\n\n".join(blocks)
+
+
+def as_latex(frame: pd.DataFrame) -> str:
+    r"""Tables for a paper (booktabs): the best in bold, the second underlined."""
+    blocks = []
+    for title, rule, part in _pages(frame):
+        cells, domains = _cells(
+            part, best=r"\textbf{{{}}}".format, second=r"\underline{{{}}}".format, sign=r" $\pm$ "
+        )
+        head = " & ".join(["method", *map(_escaped, domains)])
+        body = [" & ".join([_escaped(method), *row]) + r" \\" for method, row in cells.items()]
+        blocks.append(
+            "\n".join(
+                [
+                    r"\begin{table}",
+                    rf"\caption{{{_escaped(title)}, {_escaped(RULES[rule].told)}.}}",
+                    r"\centering",
+                    rf"\begin{{tabular}}{{l{'c' * len(domains)}}}",
+                    r"\toprule",
+                    head + r" \\",
+                    r"\midrule",
+                    *body,
+                    r"\bottomrule",
+                    r"\end{tabular}",
+                    r"\end{table}",
+                ]
+            )
+        )
+    return "\n\n".join(blocks)
+
+
+def as_csv(frame: pd.DataFrame) -> str:
+    """All numbers, one a line."""
+    return frame.to_csv(index=False).rstrip("\n")
+
+
+FORMATS: dict[str, Callable[[pd.DataFrame], str]] = {
+    "md": as_markdown,
+    "latex": as_latex,
+    "csv": as_csv,
+}
+
+
+def _title(run: Run) -> str:
+    name = Path(run.dataset).stem if run.data else run.dataset
+    return f"{name} [{run.data[:6]}]" if run.data else name
+
+
+def _targets(records: Sequence[Record]) -> list[str]:
+    """The domains that were left out alone, in the dataset's order."""
+    alone = {record.unseen[0] for record in records if len(record.unseen) == 1}
+    return [domain for domain in records[0].domains if domain in alone]
+
+
+def _by_label(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Records by row; what all of them have in common is not repeated in every label."""
+    given = [set(record.run.given.items()) for record in records]
+    common = [name for name, _ in set.intersection(*given)]
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(label(record.run, but=common), []).append(record)
+    return found
+
+
+def _outcomes(rule: str, records: Sequence[Record], domains: Sequence[str]) -> pd.DataFrame:
+    """Accuracy of the picks: one row a trial, one column a domain, NaN where there is no pick."""
+    trials = sorted({record.run.trial for record in records})
+    found = {}
+    for trial in trials:
+        of_trial = [record for record in records if record.run.trial == trial]
+        picks = [RULES[rule].pick(of_trial, domain) for domain in domains]
+        found[trial] = [pick.accuracy if pick else math.nan for pick in picks]
+    return pd.DataFrame.from_dict(found, orient="index", columns=list(domains))
+
+
+def _summarised(
+    outcomes: pd.DataFrame, domains: Sequence[str]
+) -> list[tuple[str, float, float, int]]:
+    """Mean, standard error and number of trials for each domain, for their mean and the worst."""
+    whole = outcomes.dropna()
+    columns: dict[str, pd.Series[float]]
+    columns = {domain: outcomes[domain].dropna() for domain in domains}
+    columns |= {"mean": whole.mean(axis=1), "worst": whole.min(axis=1)}
+    return [
+        (name, float(values.mean()), float(values.std()) / len(values) ** 0.5, len(values))
+        for name, values in columns.items()
+        if outcomes.notna().any(axis=None)
+    ]
+
+
+def _parts(frame: pd.DataFrame, column: str) -> list[tuple[str, pd.DataFrame]]:
+    return [(str(name), part) for name, part in frame.groupby(column, sort=False)]
+
+
+def _pages(frame: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
+    return [
+        (title, rule, part)
+        for title, of_dataset in _parts(frame, "dataset")
+        for rule, part in _parts(of_dataset, "rule")
+    ]
+
+
+def _cells(
+    part: pd.DataFrame,
+    *,
+    best: Callable[[str], str],
+    second: Callable[[str], str],
+    sign: str = " ± ",
+) -> tuple[dict[str, list[str]], list[str]]:
+    """The cells of one rule's table by method, with the two best of every column marked."""
+    domains = list(dict.fromkeys(part["domain"]))
+    cells: dict[str, list[str]] = {method: [] for method in dict.fromkeys(part["method"])}
+    for domain in domains:
+        column = part[part["domain"] == domain].set_index("method")
+        ranked = sorted(column["accuracy"].dropna().unique(), reverse=True)
+        for method, row in column.iterrows():
+            text = _number(row["accuracy"], row["stderr"], sign)
+            if len(ranked) > 1 and row["accuracy"] in ranked[:2]:
+                text = (best, second)[ranked.index(row["accuracy"])](text)
+            cells[str(method)].append(text)
+    return cells, domains
+
+
+def _number(accuracy: float, stderr: float, sign: str) -> str:
+    if math.isnan(accuracy):
+        return "–"
+    spread = "" if math.isnan(stderr) else f"{sign}{100 * stderr:.1f}"
+    return f"{100 * accuracy:.1f}{spread}"
+
+
+def _rich_table(title: str, frame: pd.DataFrame) -> Table:
+    trials = int(frame["trials"].max())
+    spread = f"± standard error over {trials} trials" if trials > 1 else "1 trial: no spread known"
+    table = Table(title=f"{title}: accuracy (%) on unseen domains, {spread}", title_justify="left")
+    domains = list(dict.fromkeys(frame["domain"]))
+    table.add_column("method", no_wrap=True)
+    for domain in domains:
+        table.add_column(Text(domain), justify="right", style="" if domain in SUMMARIES else "dim")
+    for rule, part in _parts(frame, "rule"):
+        cells, _ = _cells(part, best="[bold not dim]{}[/]".format, second="[u]{}[/]".format)
+        table.add_section()
+        table.add_row(Text(RULES[rule].told, style="italic"))
+        for method, row in cells.items():
+            table.add_row(Text(f"  {method}"), *row)
+    return table
+
+
+def _piped(cells: Sequence[str]) -> list[str]:
+    return [cell.replace("|", r"\|") for cell in cells]
+
+
+def _escaped(text: str) -> str:
+    """Text as LaTeX shows it."""
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    return "".join(special.get(c, f"\\{c}" if c in "&%$#_{}" else c) for c in text)
