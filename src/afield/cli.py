@@ -41,7 +41,11 @@ out = Console(width=WIDE, highlight=False)
 err = Console(stderr=True, highlight=False)
 
 Methods = Annotated[
-    str, typer.Option(help="Names, separated by commas; 'all' for every one. See `afield list`.")
+    str,
+    typer.Option(
+        help="Names, separated by commas, or 'all'; by default a short list. See `afield list`.",
+        show_default=False,
+    ),
 ]
 Rules = Annotated[
     str,
@@ -68,7 +72,7 @@ def bench(
     dataset: Annotated[
         str, typer.Argument(help="A dataset's name, a folder root/<domain>/<class>/, or an .npz.")
     ] = "rotated_digits",
-    methods: Methods = "erm,groupdro,vrex",
+    methods: Methods = "",
     trials: Annotated[int, typer.Option(min=1, help="Repetitions with other splits.")] = 3,
     draws: Annotated[
         int, typer.Option(min=1, help="Draws of the hyperparameters; the first is the defaults.")
@@ -92,7 +96,7 @@ def bench(
     _check_format(format_)
     from afield.jobs import plan
     from afield.record import Store
-    from afield.sweep import Local, complete
+    from afield.sweep import Local, complete, in_order
 
     runs = plan(
         dataset,
@@ -105,7 +109,8 @@ def bench(
     )
     pool = Local(workers or max(1, (os.cpu_count() or 1) // threads))
     outcomes = complete(runs, Store(store), pool=pool, threads=threads)
-    _report(_followed(outcomes, len(runs)), store, format_, _split(rules))
+    found = in_order(runs, _followed(outcomes, len(runs)))
+    _report(found, store, format_, _split(rules))
 
 
 @app.command()

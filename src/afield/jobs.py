@@ -12,7 +12,7 @@ from afield.readers import find_dataset
 from afield.record import Failure, Record, Run, Store
 from afield.runner import execute, loaded
 from afield.selection import checked_rules
-from afield.sweep import Local, complete
+from afield.sweep import Local, complete, in_order
 
 __all__ = ["DEFAULT_METHODS", "bench", "plan", "planned", "train"]
 
@@ -85,7 +85,8 @@ def bench(
     [('turn0',), ('turn10',), ('turn20',), ('turn30',)]
     """
     place = store if isinstance(store, Store) else Store(store)
-    outcomes = list(complete(plan(dataset, methods, **options), place, pool=Local(workers)))
+    runs = plan(dataset, methods, **options)
+    outcomes = in_order(runs, complete(runs, place, pool=Local(workers)))
     for failure in outcomes:
         if isinstance(failure, Failure):
             log.error("%s failed: %s", failure.run.key, failure.error)

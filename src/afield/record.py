@@ -151,6 +151,12 @@ class Store:
         record = _read(_RECORD, path)
         return replace(record, run=run) if set(run.rules) <= set(record.run.rules) else None
 
+    def widened(self, run: Run) -> Run:
+        """The run with the rules of its present record as well, so that nothing known is lost."""
+        path = self.folder(run) / "record.json"
+        known: tuple[str, ...] = _read(_RECORD, path).run.rules if path.exists() else ()
+        return replace(run, rules=tuple(dict.fromkeys((*known, *run.rules))))
+
     def put(self, record: Record, weights: Mapping[str, Tensor]) -> None:
         """Keep a record and its deployed weights; the run is done from here on."""
         folder = self.folder(record.run)

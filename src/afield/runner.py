@@ -74,6 +74,7 @@ def execute(
         known = store.get(run)
         if known is not None:
             return known
+        run = store.widened(run)
         with _steady(run.seed, threads):
             work = _begun(run, place, root or data_root())
             _resume(work, store)

@@ -20,7 +20,7 @@ from afield.errors import AfieldError
 from afield.record import BusyError, Failure, Record, Run, Store
 from afield.runner import execute
 
-__all__ = ["Local", "Pool", "complete"]
+__all__ = ["Local", "Pool", "complete", "in_order"]
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +104,12 @@ def complete(
     for outcome in pool.map(partial(attempt, wait=True), elsewhere, lost):
         if not isinstance(outcome, Run):
             yield outcome
+
+
+def in_order(runs: Sequence[Run], outcomes: Iterable[Record | Failure]) -> list[Record | Failure]:
+    """Outcomes in the order in which their runs were asked for, not in that of their end."""
+    place = {run.key: i for i, run in enumerate(runs)}
+    return sorted(outcomes, key=lambda outcome: place[outcome.run.key])
 
 
 def _attempt(

@@ -17,7 +17,6 @@ from afield.selection import RULES
 
 __all__ = ["FORMATS", "as_csv", "as_latex", "as_markdown", "as_rich", "label", "tabulate"]
 
-SUMMARIES = ("mean", "worst")
 COLUMNS = ["dataset", "rule", "method", "domain", "accuracy", "stderr", "trials"]
 
 
@@ -197,17 +196,23 @@ def _number(accuracy: float, stderr: float, sign: str) -> str:
 def _rich_table(title: str, frame: pd.DataFrame) -> Table:
     trials = int(frame["trials"].max())
     spread = f"± standard error over {trials} trials" if trials > 1 else "1 trial: no spread known"
-    table = Table(title=f"{title}: accuracy (%) on unseen domains, {spread}", title_justify="left")
-    domains = list(dict.fromkeys(frame["domain"]))
-    table.add_column("method", no_wrap=True)
-    for domain in domains:
-        table.add_column(Text(domain), justify="right", style="" if domain in SUMMARIES else "dim")
-    for rule, part in _parts(frame, "rule"):
-        cells, _ = _cells(part, best="[bold not dim]{}[/]".format, second="[u]{}[/]".format)
+    rules = _parts(frame, "rule")
+    table = Table(
+        title=f"{title}: accuracy (%) on unseen domains, {spread}",
+        caption="\n".join(f"{rule}: {RULES[rule].told}" for rule, _ in rules),
+        title_justify="left",
+        caption_justify="left",
+    )
+    table.add_column("method")
+    for domain in dict.fromkeys(frame["domain"]):
+        table.add_column(Text(domain), justify="right")
+    for rule, part in rules:
+        cells, _ = _cells(part, best="[bold]{}[/]".format, second="[u]{}[/]".format)
         table.add_section()
-        table.add_row(Text(RULES[rule].told, style="italic"))
+        if len(rules) > 1:
+            table.add_row(Text(f"{rule}:", style="italic"))
         for method, row in cells.items():
-            table.add_row(Text(f"  {method}"), *row)
+            table.add_row(Text(method), *row)
     return table
 
 
