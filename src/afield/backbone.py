@@ -43,7 +43,11 @@ def network(name: str, shape: Shape, classes: int) -> Classifier:
 
 
 def _cnn(shape: Shape) -> tuple[nn.Module, int]:
-    """Three convolutions that halve the picture, with group norm, pooled to 2 × 2."""
+    """Three convolutions that halve the picture, each normalised per sample, pooled to 2 × 2.
+
+    One group: over all channels it is the fastest norm here in the channels_last layout, and like
+    every norm per sample it keeps no statistics of the source domains.
+    """
     if len(shape) != 3:
         raise SpecError(f"small:cnn takes pictures, not samples of shape {shape}; use small:mlp")
     widths = (shape[0], 16, 32, 64)
@@ -52,7 +56,7 @@ def _cnn(shape: Shape) -> tuple[nn.Module, int]:
         layers += [
             nn.Conv2d(before, after, kernel_size=3, stride=2, padding=1),
             nn.ReLU(inplace=True),
-            nn.GroupNorm(8, after),
+            nn.GroupNorm(1, after),
         ]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten()), 4 * widths[-1]
 

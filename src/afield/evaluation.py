@@ -1,11 +1,14 @@
 """How a model does on parts of domains, and what a checkpoint keeps of it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from numpy.typing import NDArray
+from torch import nn
 
 from afield.domains import Domain
 
@@ -58,9 +61,12 @@ class Exam:
 
     def __init__(self, portions: Mapping[tuple[str, str], Domain]) -> None:
         self.keys = list(portions)
-        self.sizes = [len(portion.y) for portion in portions.values()]
-        self.x = _joined(portion.x for portion in portions.values())
-        self.y = _joined(portion.y for portion in portions.values())
+        if portions:
+            self.x = torch.cat([portion.x for portion in portions.values()])
+            self.y = torch.cat([portion.y for portion in portions.values()])
+            sizes = [len(portion.y) for portion in portions.values()]
+            self.portion = np.repeat(np.arange(len(sizes)), sizes)
+            self.labels = self.y.cpu().numpy()
 
     def take(self, model: nn.Module) -> dict[str, Scores]:
         """The model's scores, with the model in evaluation mode and no gradient kept."""
@@ -70,14 +76,33 @@ class Exam:
         model.eval()
         with torch.inference_mode():
             logits = torch.cat([model(chunk) for chunk in self.x.split(CHUNK)]).float()
-            losses = F.cross_entropy(logits, self.y, reduction="none").cpu().split(self.sizes)
-            hits = (logits.argmax(dim=1) == self.y).cpu().split(self.sizes)
-            labels = self.y.cpu().split(self.sizes)
+            losses = F.cross_entropy(logits, self.y, reduction="none").cpu().numpy()
+            hits = (logits.argmax(dim=1) == self.y).cpu().numpy()
         model.train(training)
         found: dict[str, dict[str, Score]] = {}
-        for (domain, part), *of_portion in zip(self.keys, losses, hits, labels, strict=True):
-            found.setdefault(domain, {})[part] = _score(*of_portion)
+        for (domain, part), score in zip(self.keys, self._scores(losses, hits), strict=True):
+            found.setdefault(domain, {})[part] = score
         return {domain: Scores(**scores) for domain, scores in found.items()}
+
+    def _scores(self, losses: NDArray[Any], hits: NDArray[Any]) -> list[Score]:
+        """One score a portion, counted for all portions at once."""
+        classes = int(self.labels.max()) + 1
+        cell = self.portion * classes + self.labels
+
+        def per_class(weights: NDArray[Any] | None = None) -> NDArray[Any]:
+            counts = np.bincount(cell, weights, minlength=len(self.keys) * classes)
+            return counts.reshape(len(self.keys), classes)
+
+        seen, right = per_class(), per_class(hits)
+        sizes = seen.sum(axis=1)
+        recall = np.divide(right, seen, out=np.full(right.shape, np.nan), where=seen > 0)
+        columns = (
+            right.sum(axis=1) / sizes,
+            np.nanmean(recall, axis=1),
+            np.bincount(self.portion, losses) / sizes,
+            sizes,
+        )
+        return [Score(*row) for row in zip(*(c.tolist() for c in columns), strict=True)]
 
 
 def merged_scores(
@@ -95,20 +120,3 @@ def merged_scores(
         for domain in order
         if domain in first or domain in second
     }
-
-
-def _joined(parts: Iterable[Tensor]) -> Tensor:
-    together = list(parts)
-    return torch.cat(together) if together else torch.empty(0)
-
-
-def _score(losses: Tensor, hits: Tensor, labels: Tensor) -> Score:
-    seen = labels.bincount()
-    right = labels[hits].bincount(minlength=len(seen))
-    recall = right[seen > 0] / seen[seen > 0]
-    return Score(
-        accuracy=int(hits.sum()) / len(hits),
-        balanced_accuracy=float(recall.double().mean()),
-        loss=float(losses.double().mean()),
-        size=len(hits),
-    )

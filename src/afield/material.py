@@ -18,7 +18,7 @@ from afield.selection import RULES
 __all__ = ["Exams", "Material"]
 
 # How many samples of all unseen domains together are read for the curves at a checkpoint.
-CURVE_SAMPLES = 128
+CURVE_SAMPLES = 64
 
 
 @dataclass(frozen=True)
