@@ -27,7 +27,9 @@ class GroupDRO(Method):
     def loss(self, learner: Learner, batches: Batches) -> tuple[Tensor, Logs]:
         """Sum of the risks, weighted by q."""
         risk = risks(learner.model, batches)
-        weights = learner.memory.get("q", torch.ones_like(risk.detach()))
-        grown = weights * (self.eta * risk.detach()).exp()
+        plain = risk.detach()
+        weights = learner.memory.get("q", torch.ones_like(plain))
+        # Less the greatest: the same q once it is normalised, and no overflow.
+        grown = weights * (self.eta * (plain - plain.max())).exp()
         q = learner.memory["q"] = grown / grown.sum()
         return q @ risk, {"heaviest": q.max()}

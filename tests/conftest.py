@@ -1,0 +1,53 @@
+"""What the tests of several files share: a small learning problem and runs on it."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from afield.backbone import Classifier
+from afield.domains import Domain
+from afield.loading import Samples, Stream, pooled_samples
+from afield.method import Task
+
+DOMAINS, CLASSES, FEATURES = 3, 4, 6
+
+
+@pytest.fixture
+def samples() -> Samples:
+    """Three domains whose classes lie apart, each domain shifted a little."""
+    generator = torch.Generator().manual_seed(0)
+    centres = 2 * torch.randn(CLASSES, FEATURES, generator=generator)
+    mains = {}
+    for i in range(DOMAINS):
+        y = torch.arange(40 + 10 * i) % CLASSES
+        noise = torch.randn(len(y), FEATURES, generator=generator)
+        mains[f"domain{i}"] = Domain(x=centres[y] + 0.3 * noise + 0.5 * i, y=y)
+    return pooled_samples(mains, torch.device("cpu"))
+
+
+@pytest.fixture
+def stream(samples: Samples) -> Stream:
+    return Stream(samples, batch=8, seed=0)
+
+
+def little_network(outputs: int) -> nn.Module:
+    features = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU())
+    return Classifier(features, 8, outputs)
+
+
+@pytest.fixture
+def task() -> Task:
+    return Task(
+        sources=tuple(f"domain{i}" for i in range(DOMAINS)),
+        classes=tuple("abcd"),
+        network=little_network,
+        optimizer=partial(torch.optim.Adam, lr=0.01),
+    )
+
+
+@pytest.fixture
+def model(task: Task) -> nn.Module:
+    torch.manual_seed(0)
+    return task.network(CLASSES)

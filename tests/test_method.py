@@ -1,0 +1,164 @@
+"""The contract of every method, whatever it does."""
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.utils import parameters_to_vector
+
+from afield import catalog
+from afield.averages.last import Last
+from afield.loading import Batch, Stream
+from afield.method import Learner, Method, pool, risks
+from afield.record import Run
+from afield.space import build, defaults, draw_values, ranges
+from afield.training import fit
+
+NAMES = catalog.names("methods")
+HYPERPARAMETERS = [(n, h) for n in NAMES for h in ranges(catalog.find("methods", n))]
+STEPS = 30
+
+
+def learned(method: Method, model, task, stream: Stream, *, steps: int = STEPS) -> Learner:
+    torch.manual_seed(1)
+    learner = method.setup(copy.deepcopy(model), task)
+    average = Last()
+    average.follow(learner.model)
+    for _ in fit(method, learner, average, stream, lambda *_: {}, steps=steps, every=steps):
+        pass
+    return learner
+
+
+def weights(learner: Learner) -> torch.Tensor:
+    return parameters_to_vector(learner.model.parameters()).detach()
+
+
+def fresh(stream: Stream) -> Stream:
+    return Stream(stream.samples, batch=8, seed=0)
+
+
+@pytest.fixture(params=NAMES)
+def method(request) -> Method:
+    return build(catalog.find("methods", request.param), {})
+
+
+def test_it_learns(method, model, task, stream):
+    everything = Batch(stream.samples.x, stream.samples.y, stream.samples.domain)
+    before = F.cross_entropy(model(everything.x), everything.y)
+    learner = learned(method, model, task, stream, steps=100)
+    logits = learner.model.eval()(everything.x)
+    assert F.cross_entropy(logits, everything.y) < 0.5 * before
+    assert (logits.argmax(1) == everything.y).float().mean() > 0.9
+
+
+def test_it_repeats_itself_bit_for_bit(method, model, task, stream):
+    first = learned(method, model, task, fresh(stream))
+    second = learned(method, model, task, fresh(stream))
+    assert torch.equal(weights(first), weights(second))
+
+
+@pytest.mark.parametrize(("name", "hyperparameter"), HYPERPARAMETERS)
+def test_every_hyperparameter_matters(name, hyperparameter, model, task, stream):
+    kind = catalog.find("methods", name)
+    default = defaults(kind)
+    ends = {h: range_.ends(default[h]) for h, range_ in ranges(kind).items()}
+    least = {h: low for h, (low, _) in ends.items()}
+    most = least | {hyperparameter: ends[hyperparameter][1]}
+    first, second = (learned(build(kind, v), model, task, fresh(stream)) for v in (least, most))
+    assert not torch.equal(weights(first), weights(second))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_hyperparameter_has_a_range_and_every_draw_is_valid(name):
+    kind = catalog.find("methods", name)
+    assert set(ranges(kind)) == set(defaults(kind))
+    for draw in range(20):
+        values = draw_values(kind, draw=draw, trial=1)
+        assert vars(build(kind, values)) == values
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_hyperparameter_has_the_name_of_a_setting_of_runs(name):
+    assert not set(defaults(catalog.find("methods", name))) & set(Run.__dataclass_fields__)
+
+
+def test_its_state_survives_a_round_trip(method, model, task, stream, tmp_path):
+    straight = learned(method, model, task, fresh(stream))
+    broken = fresh(stream)
+    half = learned(method, model, task, broken, steps=STEPS // 2)
+    torch.save(
+        {"learner": half.state_dict(), "stream": broken.state_dict(), "rng": torch.get_rng_state()},
+        tmp_path / "state.pt",
+    )
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    torch.manual_seed(2)
+    learner, rest = method.setup(task.network(len(task.classes)), task), fresh(stream)
+    learner.load_state_dict(state["learner"])
+    rest.load_state_dict(state["stream"])
+    torch.set_rng_state(state["rng"])
+    average = Last()
+    average.follow(learner.model)
+    for _ in fit(method, learner, average, rest, lambda *_: {}, steps=STEPS, every=STEPS):
+        pass
+    assert torch.equal(weights(learner), weights(straight))
+
+
+def test_it_logs_detached_tensors(method, model, task, stream):
+    learner = method.setup(model, task)
+    groups = method.regroup(learner, stream.samples)
+    if groups is not None:
+        stream.regroup(groups)
+    logs = method.update(learner, next(stream))
+    assert logs
+    assert all(v.ndim == 0 and not v.requires_grad for v in logs.values())
+
+
+def test_it_draws_from_the_generators_of_torch_only(method, model, task, stream):
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002  the global generator is what is watched
+    before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    learned(method, model, task, stream)
+    after = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    assert before == after
+
+
+def test_it_is_frozen(method):
+    with pytest.raises(AttributeError):
+        method.step = 1
+
+
+def test_what_it_trains_is_a_plain_module_that_scores_samples_one_by_one(
+    method, model, task, stream
+):
+    trained = learned(method, model, task, stream).model.eval()
+    x = stream.samples.x[:5]
+    alone = torch.cat([trained(row[None]) for row in x])
+    torch.testing.assert_close(trained(x), alone)
+
+
+def test_risks_are_the_mean_losses_of_the_batches(model, stream):
+    batches = next(stream)
+    alone = torch.stack([F.cross_entropy(model(b.x), b.y) for b in batches])
+    torch.testing.assert_close(risks(model, batches), alone)
+
+
+def test_risks_of_batches_of_unequal_size_are_their_means(model, stream):
+    first, second, third = next(stream)
+    batches = [Batch(*(part[:3] for part in first)), second, Batch(*(part[:5] for part in third))]
+    alone = torch.stack([F.cross_entropy(model(b.x), b.y) for b in batches])
+    torch.testing.assert_close(risks(model, batches), alone)
+
+
+def test_pooling_keeps_every_sample_and_its_domain(stream):
+    batches = next(stream)
+    pooled = pool(batches)
+    assert torch.equal(pooled.x, torch.cat([b.x for b in batches]))
+    assert pooled.domain.tolist() == [i for i, b in enumerate(batches) for _ in b.y]
+
+
+def test_a_method_without_a_loss_says_so(model, task, stream):
+    with pytest.raises(NotImplementedError, match="Method overrides neither"):
+        Method().update(Method().setup(model, task), next(stream))

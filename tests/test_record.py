@@ -1,0 +1,204 @@
+import json
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from afield.errors import DataError, SpecError
+from afield.evaluation import Checkpoint, Score, Scores
+from afield.record import BusyError, Failure, Record, Run, Store, read_run
+
+RUN = Run("toy", "erm", ("a", "b"), params={"x": 1.0})
+
+
+def record_of(run=RUN):
+    scores = {
+        "a": Scores(probe=Score(0.5, 0.5, 1.0, 10)),
+        "b": Scores(probe=Score(1 / 3, 0.1, 2.0, 30)),
+        "c": Scores(main=Score(0.25, 0.25, 3.0, 40)),
+    }
+    return Record(run, (Checkpoint(10, scores, {"loss": 0.1}),), 1.5, {"torch": "2"}, "cpu")
+
+
+def put(store, record, weights=None):
+    with store.claim(record.run):
+        store.put(record, weights or {"w": torch.arange(3.0)})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dataset": "other"},
+        {"method": "vrex"},
+        {"sources": ("a", "c")},
+        {"trial": 1},
+        {"draw": 1},
+        {"params": {"x": 2.0}},
+        {"average": "ema"},
+        {"average_params": {"decay": 0.9}},
+        {"backbone": "small:mlp"},
+        {"steps": 7},
+        {"every": 7},
+        {"batch": 7},
+        {"lr": 0.5},
+        {"weight_decay": 0.5},
+        {"data": "f00d"},
+    ],
+)
+def test_whatever_changes_the_training_changes_the_key(change):
+    assert replace(RUN, **change).key != RUN.key
+
+
+def test_how_a_run_is_read_and_labelled_does_not_change_its_key():
+    assert replace(RUN, rules=("target",), given={"steps": 3}).key == RUN.key
+
+
+def test_every_field_is_either_in_the_key_or_known_not_to_be():
+    changed = {"rules", "given"}
+    assert changed | {
+        *("dataset", "method", "sources", "trial", "draw", "params", "average", "average_params"),
+        *("backbone", "steps", "every", "batch", "lr", "weight_decay", "data"),
+    } == set(Run.__dataclass_fields__)
+
+
+def test_twins_share_their_recipe():
+    assert replace(RUN, sources=("a",)).recipe == RUN.recipe
+    assert replace(RUN, trial=1).recipe != RUN.recipe
+
+
+def test_the_seed_is_shared_by_methods_and_blind_to_the_data():
+    assert replace(RUN, method="vrex", data="f00d", dataset="other").seed == RUN.seed
+    for change in ({"trial": 1}, {"draw": 1}, {"sources": ("a",)}):
+        assert replace(RUN, **change).seed != RUN.seed
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"sources": ()}, {"steps": 0}, {"batch": -1}, {"lr": 0.0}, {"trial": -1}]
+)
+def test_a_run_that_cannot_be_is_refused(wrong):
+    with pytest.raises(SpecError):
+        replace(RUN, **wrong)
+
+
+def test_a_record_comes_back_as_it_was(tmp_path):
+    store, record = Store(tmp_path), record_of()
+    put(store, record)
+    assert store.get(RUN) == record
+    assert list(store) == [record]
+    assert torch.equal(store.weights(RUN)["w"], torch.arange(3.0))
+    assert read_run(store.folder(RUN)) == RUN
+
+
+def test_a_record_knows_what_was_unseen():
+    assert record_of().unseen == ("c",)
+    assert record_of().domains == ("a", "b", "c")
+
+
+def test_a_run_that_is_not_done_has_no_record(tmp_path):
+    store = Store(tmp_path)
+    with store.claim(RUN):
+        assert store.get(RUN) is None
+    assert list(store) == []
+
+
+def test_a_record_read_for_fewer_rules_does_not_do_for_more(tmp_path):
+    store, narrow = Store(tmp_path), replace(RUN, rules=("sources",))
+    put(store, record_of(narrow))
+    assert store.get(narrow) is not None
+    assert store.get(replace(RUN, rules=("sources", "target"))) is None
+    assert store.widened(replace(RUN, rules=("target",))).rules == ("sources", "target")
+
+
+def test_a_record_is_labelled_as_it_is_asked_for(tmp_path):
+    store, labelled = Store(tmp_path), replace(RUN, given={"steps": 300})
+    put(store, record_of())
+    assert store.get(labelled).run == labelled
+
+
+def test_a_success_removes_failure_and_snapshot(tmp_path):
+    store = Store(tmp_path)
+    store.put_failure(Failure(RUN, "no luck", "trace"))
+    assert [failure.error for failure in store.failures()] == ["no luck"]
+    store.put_snapshot(RUN, {"x": torch.ones(2)}, record_of().checkpoints)
+    put(store, record_of())
+    assert store.failures() == []
+    assert store.snapshot(RUN) is None
+
+
+def test_a_snapshot_comes_back_as_it_was(tmp_path):
+    store, done = Store(tmp_path), record_of().checkpoints
+    with store.claim(RUN):
+        store.put_snapshot(RUN, {"x": torch.ones(2), "n": [1, {"deep": 2.5}]}, done)
+        state, checkpoints = store.snapshot(RUN)
+    assert torch.equal(state["x"], torch.ones(2))
+    assert state["n"] == [1, {"deep": 2.5}]
+    assert tuple(checkpoints) == done
+
+
+def test_a_snapshot_that_would_run_code_is_refused(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return print, ("pwned",)
+
+    store = Store(tmp_path)
+    with store.claim(RUN):
+        torch.save({"checkpoints": "[]", "evil": Evil()}, store.folder(RUN) / "snapshot.pt")
+        with pytest.raises(Exception, match=r"[Ww]eights.only"):
+            store.snapshot(RUN)
+
+
+def test_only_one_at_a_time_may_claim_a_run(tmp_path):
+    store = Store(tmp_path)
+    with store.claim(RUN), pytest.raises(BusyError), Store(tmp_path).claim(RUN, wait=False):
+        pass
+    with store.claim(RUN, wait=False):
+        pass
+
+
+def test_what_a_killed_process_left_half_written_is_cleared_away(tmp_path):
+    store = Store(tmp_path)
+    folder = store.folder(RUN)
+    folder.mkdir()
+    (folder / "record.json.123.part").write_text("{half")
+    with store.claim(RUN):
+        assert not list(folder.glob("*.part"))
+    assert store.get(RUN) is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"run": {}}'])
+def test_a_broken_record_is_named(tmp_path, content):
+    store = Store(tmp_path)
+    put(store, record_of())
+    path = store.folder(RUN) / "record.json"
+    path.write_text(content)
+    with pytest.raises(DataError, match=re.escape(str(path))):
+        store.get(RUN)
+
+
+def test_a_record_holds_its_whole_run(tmp_path):
+    store = Store(tmp_path)
+    put(store, record_of())
+    found = json.loads((store.folder(RUN) / "record.json").read_text())
+    assert set(found["run"]) == set(Run.__dataclass_fields__)
+
+
+def test_weights_that_are_not_there_or_broken_are_named(tmp_path):
+    store = Store(tmp_path)
+    with pytest.raises(DataError, match="no readable weights"):
+        store.weights(RUN)
+    put(store, record_of())
+    (store.folder(RUN) / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(DataError, match="no readable weights"):
+        store.weights(RUN)
+
+
+def test_a_store_that_cannot_be_written_is_a_clear_error(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(SpecError, match="cannot write"), Store(tmp_path / "file").claim(RUN):
+        pass
+
+
+def test_a_folder_without_a_record_is_a_clear_error(tmp_path):
+    with pytest.raises(DataError, match=r"no record\.json"):
+        read_run(tmp_path)

@@ -1,0 +1,261 @@
+"""Exact and honest: the same bytes again, after a kill too; nothing of the target in training."""
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from afield import catalog
+from afield.errors import DataError
+from afield.jobs import planned
+from afield.protocol import leave_one_out
+from afield.readers import find_dataset
+from afield.record import Store
+from afield.runner import execute
+from afield.selection import RULES, by_left_out_source, by_sources, on_sources
+
+
+class StopHereError(Exception):
+    """Raised in the middle of a run."""
+
+
+def outcome(store, run):
+    """What must be the same: the weights' bytes, and all scores and logs."""
+    return (store.folder(run) / "model.safetensors").read_bytes(), store.get(run).checkpoints
+
+
+def interrupted(run, store, *, after):
+    def watch(checkpoint):
+        if checkpoint.step >= after:
+            raise StopHereError
+
+    with pytest.raises(StopHereError):
+        execute(run, store, snapshot_seconds=0.0, watch=watch)
+
+
+def test_the_same_run_gives_the_same_bytes(tmp_path):
+    run = planned("rotated_digits", "groupdro", target="30deg", settings={"steps": 20})
+    stores = [Store(tmp_path / name) for name in ("first", "second")]
+    for store in stores:
+        execute(run, store)
+    assert outcome(stores[0], run) == outcome(stores[1], run)
+
+
+@pytest.mark.parametrize("average", catalog.names("averages"))
+@pytest.mark.parametrize("method", catalog.names("methods"))
+def test_an_interrupted_run_ends_in_the_same_bytes(method, average, tmp_path):
+    settings = {"steps": 90, "every": 7}
+    run = planned("spirals", method, target="turn0", average=average, settings=settings)
+    straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")
+    execute(run, straight)
+    for after in (21, 70):
+        interrupted(run, broken, after=after)
+        assert broken.snapshot(run) is not None
+    execute(run, broken)
+    assert outcome(broken, run) == outcome(straight, run)
+
+
+def test_the_hyperparameters_phase_survives_an_interruption_at_its_border(tmp_path):
+    settings = {"steps": 60, "every": 10, "vrex.warmup": 30}
+    run = planned("spirals", "vrex", target="turn0", settings=settings)
+    straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")
+    execute(run, straight)
+    interrupted(run, broken, after=30)
+    execute(run, broken)
+    assert outcome(broken, run) == outcome(straight, run)
+
+
+@pytest.mark.slow
+def test_killed_at_twenty_random_moments_it_ends_in_the_same_bytes(tmp_path):
+    run = planned("rotated_digits", "vrex", target="15deg", settings={"steps": 60, "every": 4})
+    reference = Store(tmp_path / "reference")
+    execute(run, reference)
+    # The fork server has everything imported, so that a child starts at once.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["afield.runner", "afield.datasets.rotated_digits"])
+
+    def child(store):
+        options = {"snapshot_seconds": 0.0}
+        process = context.Process(target=execute, args=(run, store), kwargs=options)
+        process.start()
+        return process
+
+    child(Store(tmp_path / "warm")).join()
+    begun = time.monotonic()
+    child(Store(tmp_path / "timed")).join()
+    lasts = time.monotonic() - begun
+    moments, resumed = random.Random(0), 0
+    for i in range(20):
+        store = Store(tmp_path / str(i))
+        process = child(store)
+        time.sleep(moments.uniform(0.0, lasts))
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        resumed += store.get(run) is None and store.snapshot(run) is not None
+        execute(run, store)
+        assert outcome(store, run) == outcome(reference, run)
+        assert not list(store.folder(run).glob("*.part"))
+    assert resumed > 3, "hardly a kill fell between snapshots: the test has lost its point"
+
+
+def test_a_finished_run_is_not_done_again(tmp_path):
+    run = planned("spirals", "erm", target="turn0", settings={"steps": 10})
+    store = Store(tmp_path)
+    first = execute(run, store)
+    seen = []
+    assert execute(run, store, watch=seen.append) == first
+    assert seen == []
+
+
+def test_the_callers_generators_and_threads_are_left_alone(tmp_path):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    threads = torch.get_num_threads()
+    torch.manual_seed(5)
+    execute(planned("spirals", "erm", settings={"steps": 5}), Store(tmp_path))
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.get_num_threads() == threads
+
+
+def test_methods_start_from_the_same_weights_and_batches(tmp_path):
+    """One step of vrex without a penalty is one step of erm."""
+    settings = {"steps": 1}
+    erm = planned("spirals", "erm", target="turn0", settings=settings)
+    vrex = planned(
+        "spirals", "vrex", target="turn0", settings=settings | {"vrex.penalty": 0, "vrex.warmup": 0}
+    )
+    store = Store(tmp_path)
+    for run in (erm, vrex):
+        execute(run, store)
+    first, second = store.weights(erm), store.weights(vrex)
+    for name in first:
+        torch.testing.assert_close(first[name], second[name])
+
+
+def test_the_deployed_weights_are_those_of_the_best_checkpoint_on_the_sources(tmp_path):
+    settings = {"steps": 40, "every": 1, "lr": 0.05}
+    run = planned("spirals", "erm", target="turn0", settings=settings)
+    store, seen = Store(tmp_path / "whole"), []
+    record = execute(run, store)
+    values = [on_sources(checkpoint, run.sources) for checkpoint in record.checkpoints]
+    best = values.index(max(values))
+    assert best < len(values) - 1, "the best is the last: the test has lost its point"
+    short = replace(run, steps=record.checkpoints[best].step)
+    execute(short, Store(tmp_path / "short"), watch=seen.append)
+    weights, expected = store.weights(run), Store(tmp_path / "short").weights(short)
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def test_only_what_the_rules_read_is_read(tmp_path):
+    run = planned("spirals", "erm", target="turn0", settings={"steps": 20, "every": 2})
+    record = execute(run, Store(tmp_path))
+    values = [on_sources(checkpoint, run.sources) for checkpoint in record.checkpoints]
+    for i, checkpoint in enumerate(record.checkpoints):
+        picked = i == values.index(max(values))
+        last = i == len(values) - 1
+        target = checkpoint.scores["turn0"]
+        assert (target.main is not None) == (picked or last)
+        assert (target.probe is not None) == last
+        assert target.sample is not None
+        for source in run.sources:
+            scores = checkpoint.scores[source]
+            assert (scores.main, scores.sample) == (None, None)
+            assert scores.probe is not None
+
+
+def test_a_run_is_read_again_for_a_rule_that_needs_more_and_keeps_what_it_has(tmp_path):
+    run = planned("spirals", "erm", target="turn0", settings={"steps": 20, "every": 2})
+    store = Store(tmp_path)
+    before = execute(run, store)
+    weights = (store.folder(run) / "model.safetensors").read_bytes()
+    more = execute(replace(run, rules=("left-out-source",)), store)
+    assert all(checkpoint.score("turn0", "main") for checkpoint in more.checkpoints)
+    assert more.checkpoints[-1].score("turn0", "probe") == before.checkpoints[-1].score(
+        "turn0", "probe"
+    )
+    assert (store.folder(run) / "model.safetensors").read_bytes() == weights
+    assert store.get(run) is not None
+
+
+def arrays(path, *, noise):
+    """Three domains of two blobs; with noise, the labels of the third are random."""
+    generator = np.random.default_rng(0)
+    y = np.tile([0, 1], 60)
+    domain = np.repeat(["a", "b", "c"], 40)
+    x = y[:, None] * 1.5 + generator.normal(size=(120, 4)) + np.repeat([0, 1, 2], 40)[:, None]
+    if noise:
+        y = np.where(domain == "c", generator.permutation(y), y)
+        assert len(np.unique(y[domain == "c"])) == 2
+    np.savez(path, X=x, y=y, domain=domain)
+    return find_dataset(path)
+
+
+def test_noise_for_labels_of_the_target_changes_neither_weights_nor_picks(tmp_path):
+    found = []
+    for noise in (False, True):
+        dataset = arrays(tmp_path / f"{noise}.npz", noise=noise)
+        store = Store(tmp_path / f"runs-{noise}")
+        runs = leave_one_out(
+            dataset,
+            ["erm", "groupdro"],
+            trials=1,
+            draws=2,
+            rules=list(RULES),
+            settings={"steps": 30, "every": 3},
+        )
+        blind = [run for run in runs if "c" not in run.sources]
+        records = [execute(run, store) for run in blind]
+        weights = [
+            {name: value.tolist() for name, value in store.weights(run).items()} for run in blind
+        ]
+        picks = [
+            (pick.step, pick.value, pick.run.draw)
+            for method in ("erm", "groupdro")
+            for rule in (by_sources, by_left_out_source)
+            for pick in [rule([r for r in records if r.run.method == method], "c")]
+        ]
+        outcomes = [record.checkpoints[-1].score("c", "main") for record in records]
+        found.append((weights, picks, outcomes))
+    (weights, picks, outcomes), (noisy_weights, noisy_picks, noisy_outcomes) = found
+    assert weights == noisy_weights
+    assert picks == noisy_picks
+    assert outcomes != noisy_outcomes
+
+
+def test_inputs_of_the_target_do_not_reach_the_scaling(tmp_path):
+    found = []
+    for factor in (1.0, 1e6):
+        path = tmp_path / f"{factor}.npz"
+        arrays(path, noise=False)
+        with np.load(path) as plain:
+            x = np.where((plain["domain"] == "c")[:, None], plain["X"] * factor, plain["X"])
+            content = {"X": x, "y": plain["y"], "domain": plain["domain"]}
+        np.savez(path, **content)
+        run = planned(path, "erm", target="c", settings={"steps": 10})
+        store = Store(tmp_path / f"runs-{factor}")
+        execute(run, store)
+        found.append({name: value.tolist() for name, value in store.weights(run).items()})
+    assert found[0] == found[1]
+
+
+def test_data_that_changed_since_the_run_was_asked_for_are_refused(tmp_path):
+    path = tmp_path / "own.npz"
+    arrays(path, noise=False)
+    run = planned(path, "erm", target="c", settings={"steps": 5})
+    arrays(path, noise=True)
+    with pytest.raises(DataError, match="have changed"):
+        execute(run, Store(tmp_path / "runs"))
+
+
+def test_a_record_says_where_and_with_what_it_was_made(tmp_path):
+    record = execute(planned("spirals", "erm", settings={"steps": 5}), Store(tmp_path), threads=1)
+    assert record.device == "cpu, 1 thread(s)" or record.device.startswith("cuda")
+    assert {"afield", "torch", "numpy", "python"} == set(record.versions)
+    assert record.seconds > 0

@@ -1,0 +1,149 @@
+"""The three rules on tiny hand-made records, where the right pick is known."""
+
+import pytest
+
+from afield.errors import UnknownNameError
+from afield.evaluation import Checkpoint, Score, Scores
+from afield.record import Record, Run
+from afield.selection import RULES, by_left_out_source, by_sources, by_target, checked_rules
+
+DOMAINS = ("a", "b", "c")
+
+
+def score(accuracy):
+    return None if accuracy is None else Score(accuracy, accuracy, 1 - accuracy, 10)
+
+
+def record(unseen, checkpoints, *, trial=0, draw=0):
+    """Checkpoints as ``{domain: (main, probe)}``, one mapping a step."""
+    sources = tuple(domain for domain in DOMAINS if domain not in unseen)
+    run = Run("toy", "erm", sources, trial=trial, draw=draw, lr=0.1 * (draw + 1))
+    found = tuple(
+        Checkpoint(
+            10 * (i + 1),
+            {d: Scores(score(parts[d][0]), score(parts[d][1])) for d in DOMAINS if d in parts},
+            {},
+        )
+        for i, parts in enumerate(checkpoints)
+    )
+    return Record(run, found, 1.0, {}, "cpu")
+
+
+def test_sources_picks_the_best_mean_on_the_sources_probe_parts():
+    records = [
+        record("c", [{"a": (None, 0.6), "b": (None, 0.7), "c": (0.9, None)}]),
+        record("c", [{"a": (None, 0.9), "b": (None, 0.6), "c": (0.3, None)}], draw=1),
+    ]
+    pick = by_sources(records, "c")
+    assert (pick.run.draw, pick.step, pick.value, pick.accuracy) == (1, 10, 0.75, 0.3)
+
+
+def test_sources_looks_at_every_checkpoint_and_takes_the_first_of_equals():
+    checkpoints = [
+        {"a": (None, 0.5), "b": (None, 0.5), "c": (0.1, None)},
+        {"a": (None, 0.8), "b": (None, 0.8), "c": (0.2, None)},
+        {"a": (None, 0.8), "b": (None, 0.8), "c": (0.3, None)},
+    ]
+    assert by_sources([record("c", checkpoints)], "c").accuracy == 0.2
+
+
+def test_sources_does_not_look_at_the_target():
+    def records(target_probe):
+        steps = [
+            {"a": (None, 0.8), "b": (None, 0.8), "c": (0.4, target_probe)},
+            {"a": (None, 0.7), "b": (None, 0.7), "c": (0.9, 1.0)},
+        ]
+        return [record("c", steps)]
+
+    assert by_sources(records(0.0), "c") == by_sources(records(1.0), "c")
+    assert by_sources(records(0.0), "c").accuracy == 0.4
+
+
+def test_sources_ignores_records_in_which_more_is_unseen():
+    twin = record("bc", [{"a": (None, 1.0), "b": (0.9, None), "c": (0.9, None)}])
+    assert by_sources([twin], "c") is None
+
+
+def test_no_record_no_pick():
+    assert all(rule.pick([], "c") is None for rule in RULES.values())
+
+
+def test_a_best_checkpoint_at_which_the_target_was_not_read_is_no_pick():
+    steps = [
+        {"a": (None, 0.9), "b": (None, 0.9), "c": (None, None)},
+        {"a": (None, 0.5), "b": (None, 0.5), "c": (0.7, None)},
+    ]
+    assert by_sources([record("c", steps)], "c") is None
+
+
+def test_target_picks_on_its_probe_part_among_last_checkpoints_only():
+    tempting = {"a": (None, 0.5), "b": (None, 0.5), "c": (0.99, 0.99)}
+    records = [
+        record("c", [tempting, {"a": (None, 0.5), "b": (None, 0.5), "c": (0.4, 0.6)}]),
+        record("c", [tempting, {"a": (None, 0.5), "b": (None, 0.5), "c": (0.3, 0.7)}], draw=1),
+    ]
+    pick = by_target(records, "c")
+    assert (pick.run.draw, pick.step, pick.value, pick.accuracy) == (1, 20, 0.7, 0.3)
+
+
+def left_out_records(*, draw=0, base=(0.1, 0.2), without_a=(0.5, 0.9), without_b=(0.5, 0.7)):
+    """A record without c, and its twins without c and a, and without c and b; two steps."""
+    return [
+        record(
+            "c",
+            [{"a": (None, 0.5), "b": (None, 0.5), "c": (value, None)} for value in base],
+            draw=draw,
+        ),
+        record(
+            "ac",
+            [{"a": (value, None), "b": (None, 0.5), "c": (0.0, None)} for value in without_a],
+            draw=draw,
+        ),
+        record(
+            "bc",
+            [{"a": (None, 0.5), "b": (value, None), "c": (0.0, None)} for value in without_b],
+            draw=draw,
+        ),
+    ]
+
+
+def test_left_out_source_picks_the_step_at_which_left_out_sources_do_best():
+    pick = by_left_out_source(left_out_records(), "c")
+    assert (pick.step, pick.value, pick.accuracy) == (20, pytest.approx(0.8), 0.2)
+
+
+def test_left_out_source_picks_among_draws_by_their_own_twins():
+    records = left_out_records() + left_out_records(
+        draw=1, base=(0.6, 0.7), without_a=(1.0, 0.4), without_b=(0.9, 0.4)
+    )
+    pick = by_left_out_source(records, "c")
+    assert (pick.run.draw, pick.step, pick.accuracy) == (1, 10, 0.6)
+
+
+def test_left_out_source_needs_a_twin_for_every_source():
+    assert by_left_out_source(left_out_records()[:2], "c") is None
+
+
+def test_left_out_source_does_not_take_the_twins_of_another_trial():
+    base, *twins = left_out_records()
+    other = record("c", [{"a": (None, 0.5), "b": (None, 0.5), "c": (0.5, None)}] * 2, trial=1)
+    assert by_left_out_source([other, *twins], "c") is None
+    assert by_left_out_source([base, *twins], "c") is not None
+
+
+def test_a_twin_serves_both_of_its_unseen_domains():
+    shared = record("bc", [{"a": (None, 0.5), "b": (0.8, None), "c": (0.6, None)}])
+    for target, other in (("b", "ab"), ("c", "ac")):
+        source = {"b": "c", "c": "b"}[target]
+        base = record(target, [dict.fromkeys(DOMAINS, (0.3, 0.5))])
+        twin = record(other, [dict.fromkeys(DOMAINS, (0.4, 0.5))])
+        pick = by_left_out_source([base, twin, shared], target)
+        expected = (0.4 + {"b": 0.8, "c": 0.6}[source]) / 2
+        assert pick.value == pytest.approx(expected)
+
+
+def test_rules_are_named_in_their_own_order_and_all_stands_for_all():
+    assert checked_rules(["target", "sources"]) == ("sources", "target")
+    assert checked_rules(["all"]) == tuple(RULES)
+    with pytest.raises(UnknownNameError, match="did you mean 'sources'"):
+        checked_rules(["source"])
