@@ -78,7 +78,9 @@ def test_killed_at_twenty_random_moments_it_ends_in_the_same_bytes(tmp_path):
     execute(run, reference)
     # The fork server has everything imported, so that a child starts at once.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["afield.runner", "afield.datasets.rotated_digits"])
+    context.set_forkserver_preload(
+        ["afield.runner", "afield.datasets.rotated_digits", "torch._dynamo"]
+    )
 
     def child(store):
         options = {"snapshot_seconds": 0.0}

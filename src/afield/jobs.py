@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from afield import catalog
+from afield.backbone import network
 from afield.domains import gaps
 from afield.protocol import leave_one_out, planned_run
 from afield.readers import find_dataset
@@ -48,9 +49,14 @@ def plan(
     for name in names:
         catalog.find("methods", name)
     found = find_dataset(dataset)
-    for gap in gaps(loaded(found), found.classes):
+    domains = loaded(found)
+    for gap in gaps(domains, found.classes):
         log.warning("%s: %s", found.name, gap)
-    return leave_one_out(found, list(dict.fromkeys(names)), rules=checked_rules(rules), **options)
+    names = list(dict.fromkeys(names))
+    runs = leave_one_out(found, names, rules=checked_rules(rules), **options)
+    # A backbone that does not exist or does not fit is better told now than by every run.
+    network(runs[0].backbone, tuple(domains[found.domains[0]].x.shape[1:]), len(found.classes))
+    return runs
 
 
 def bench(
