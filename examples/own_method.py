@@ -1,0 +1,58 @@
+"""A method of one's own, without a package: the worst domain's risk and nothing else.
+
+    python examples/own_method.py
+
+To use it on the command line, see "Add a method" in CONTRIBUTING.md.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from afield.averages.last import Last
+from afield.backbone import network
+from afield.evaluation import Exam
+from afield.loading import Stream, pooled_samples
+from afield.method import Batches, Learner, Logs, Method, Task, risks
+from afield.readers import find_dataset
+from afield.training import fit
+
+
+@dataclass(frozen=True)
+class Worst(Method):
+    """Minimise the greatest of the source domains' risks."""
+
+    def loss(self, learner: Learner, batches: Batches) -> tuple[Tensor, Logs]:
+        """The greatest risk."""
+        return risks(learner.model, batches).max(), {}
+
+
+def main() -> None:
+    """Train on all domains but one with the pieces that `afield train` puts together."""
+    torch.manual_seed(0)
+    dataset = find_dataset("spirals")
+    domains = dataset.load()
+    target = domains.pop("turn20")
+    task = Task(
+        sources=tuple(domains),
+        classes=dataset.classes,
+        network=lambda outputs: network("small:mlp", (2,), outputs),
+        optimizer=partial(torch.optim.Adam, lr=3e-3),
+    )
+    method, average = Worst(), Last()
+    learner = method.setup(task.network(len(dataset.classes)), task)
+    average.follow(learner.model)
+    stream = Stream(pooled_samples(domains, torch.device("cpu")), batch=32, seed=0)
+    exam = Exam({("turn20", "main"): target})
+    for checkpoint in fit(
+        method, learner, average, stream, lambda model, _: exam.take(model), steps=200, every=50
+    ):
+        score = checkpoint.score("turn20", "main")
+        if score is not None:
+            print(f"step {checkpoint.step}: {100 * score.accuracy:.1f} % on the unseen domain")
+
+
+if __name__ == "__main__":
+    main()
