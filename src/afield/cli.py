@@ -1,7 +1,9 @@
 """The command line: read arguments, call one function, print. Heavy imports are inside."""
 
 import logging
+import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -218,14 +220,20 @@ def main() -> None:
     """Run the command line; errors of the user's making are one line and exit code 2."""
     handler = RichHandler(console=err, show_time=False, show_path=False, show_level=False)
     logging.basicConfig(level=logging.WARNING, format="note: %(message)s", handlers=[handler])
+    signal.signal(signal.SIGINT, _stop)
     try:
         app()
     except AfieldError as error:
         err.print(f"error: {' '.join(str(error).split())}", markup=False, soft_wrap=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        err.print("stopped; start it again to go on")
-        sys.exit(130)
+
+
+def _stop(*_: object) -> None:
+    """Ctrl-C: stop at once, workers too. What is finished is on disk, the rest can go on."""
+    for worker in multiprocessing.active_children():
+        worker.kill()
+    err.print("stopped; start it again to go on")
+    sys.exit(130)
 
 
 def _split(names: str) -> list[str]:
@@ -322,6 +330,7 @@ def _report(
 
 
 def _print_record(record: "Record", folder: Path) -> None:
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
@@ -329,7 +338,8 @@ def _print_record(record: "Record", folder: Path) -> None:
 
     sources = record.run.sources
     best = max(record.checkpoints, key=lambda checkpoint: on_sources(checkpoint, sources))
-    table = Table(title=f"{record.run.method}: accuracy (%)", title_justify="left")
+    title = f"{record.run.method}: accuracy (%)"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE)
     for column in ("domain", "part", f"best on sources (step {best.step})", "last"):
         table.add_column(column, justify="left" if column in ("domain", "part") else "right")
     for domain in record.domains:

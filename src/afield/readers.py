@@ -6,11 +6,11 @@ file.npz with X, y, domain        X: samples × features, or samples × (channel
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from statistics import median_low
-from typing import Any
+from typing import Any, TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
@@ -32,6 +32,7 @@ GREY = ("1", "L", "I;16", "I")
 CLUTTER = ("thumbs.db", "desktop.ini")
 
 Files = Mapping[str, list[tuple[Path, int]]]
+T = TypeVar("T")
 
 
 def find_dataset(spec: str | Path) -> DomainSet:
@@ -128,39 +129,47 @@ def _files(folder: Path) -> list[Path]:
 
 def _read_pictures(files: Files, root: Path) -> dict[str, Domain]:
     del root
+    broken: dict[Path, str] = {}
     everything = [file for domain in files.values() for file, _ in domain]
-    side, grey = _common_form(everything)
+    forms = [form for file in everything if (form := _tried(_form, file, broken))]
+    side = min(LARGEST_SIDE, median_low([side for side, _ in forms] or [1]))
+    read = partial(_picture, side=side, mode="L" if all(grey for _, grey in forms) else "RGB")
+    sound = [file for file in everything if file not in broken]
+    pictures = {f: picture for f in sound if (picture := _tried(read, f, broken)) is not None}
+    if broken:
+        told = "; ".join(f"{file} ({reason})" for file, reason in list(broken.items())[:5])
+        more = f" and {len(broken) - 5} more" if len(broken) > 5 else ""
+        raise DataError(f"not an image, or a broken one: {told}{more}; remove or replace")
     return {
         name: Domain(
-            x=torch.stack([_picture(file, side, grey=grey) for file, _ in domain]),
+            x=torch.from_numpy(np.stack([pictures[file] for file, _ in domain])),
             y=torch.tensor([label for _, label in domain]),
         )
         for name, domain in files.items()
     }
 
 
-def _common_form(files: list[Path]) -> tuple[int, bool]:
-    """One size for all (the median short side, at most 64), and whether all are grey."""
-    sides, grey, broken = [], True, []
-    for file in files:
-        try:
-            with Image.open(file) as image:
-                image.load()
-                sides.append(min(image.size))
-                grey = grey and image.mode in GREY
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            broken.append(f"{file} ({str(error).splitlines()[0] if str(error) else 'unreadable'})")
-    if broken:
-        more = f" and {len(broken) - 5} more" if len(broken) > 5 else ""
-        raise DataError(f"not an image or broken: {'; '.join(broken[:5])}{more}; remove or replace")
-    return min(LARGEST_SIDE, median_low(sides)), grey
+def _tried(read: Callable[[Path], T], file: Path, broken: dict[Path, str]) -> T | None:
+    """What a function reads of a file; a file that cannot be read is put down as broken."""
+    try:
+        return read(file)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        broken[file] = (str(error).splitlines() or ["unreadable"])[0]
+        return None
 
 
-def _picture(file: Path, side: int, *, grey: bool) -> Tensor:
+def _form(file: Path) -> tuple[int, bool]:
+    """The short side, and whether it is grey; read off the header."""
     with Image.open(file) as image:
-        plain = _eight_bits(image).convert("L" if grey else "RGB")
-        small = plain.resize((side, side), Image.Resampling.BILINEAR)
-    return torch.from_numpy(np.atleast_3d(np.array(small))).permute(2, 0, 1).contiguous()
+        return min(image.size), image.mode in GREY
+
+
+def _picture(file: Path, *, side: int, mode: str) -> NDArray[np.uint8]:
+    """The picture as channels × side × side."""
+    with Image.open(file) as image:
+        plain = _eight_bits(image).convert(mode)
+    small = plain.resize((side, side), Image.Resampling.BILINEAR)
+    return np.atleast_3d(np.asarray(small)).transpose(2, 0, 1)
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

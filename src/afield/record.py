@@ -162,7 +162,7 @@ class Store:
         folder = self.folder(record.run)
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
         _write(folder / "model.safetensors", save(plain, metadata={"run": record.run.key}))
-        _write(folder / "record.json", _RECORD.dump_json(record, indent=1, exclude_none=True))
+        _write(folder / "record.json", _RECORD.dump_json(record, exclude_none=True))
         for leftover in ("snapshot.pt", "failure.json"):
             (folder / leftover).unlink(missing_ok=True)
 

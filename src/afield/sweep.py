@@ -6,6 +6,7 @@ Any number of sweeps may work on one store at the same time: a run is done by th
 import logging
 import multiprocessing
 import os
+import signal
 import threading
 import traceback
 from collections import deque
@@ -145,7 +146,11 @@ def _worker() -> ProcessPoolExecutor:
 
 
 def _end_with_parent() -> None:
-    """Without this, the workers of a sweep that is killed would wait for ever."""
+    """A worker ends when its parent does, however that ends; Ctrl-C is the parent's to handle.
+
+    Without this, the workers of a sweep that is killed would wait for ever.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
 
     def watch() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pandas as pd
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -28,11 +29,11 @@ def tabulate(records: Iterable[Record], *, rules: Sequence[str] | None = None) -
     >>> list(tabulate([]).columns)
     ['dataset', 'rule', 'method', 'domain', 'accuracy', 'stderr', 'trials']
     """
-    datasets: dict[str, list[Record]] = {}
+    datasets: dict[tuple[str, str], list[Record]] = {}
     for record in records:
-        datasets.setdefault(_title(record.run), []).append(record)
+        datasets.setdefault((record.run.dataset, record.run.data), []).append(record)
     rows: list[tuple[object, ...]] = []
-    for title, of_dataset in datasets.items():
+    for title, of_dataset in zip(_titles(list(datasets)), datasets.values(), strict=True):
         domains, methods = _targets(of_dataset), _by_label(of_dataset)
         for rule in rules or RULES:
             for method, of_method in methods.items():
@@ -106,9 +107,13 @@ FORMATS: dict[str, Callable[[pd.DataFrame], str]] = {
 }
 
 
-def _title(run: Run) -> str:
-    name = Path(run.dataset).stem if run.data else run.dataset
-    return f"{name} [{run.data[:6]}]" if run.data else name
+def _titles(datasets: Sequence[tuple[str, str]]) -> list[str]:
+    """Names of datasets; of own data the file's, with a fingerprint where two have the same."""
+    names = [Path(spec).stem if data else spec for spec, data in datasets]
+    return [
+        f"{name} [{data[:6]}]" if names.count(name) > 1 else name
+        for name, (_, data) in zip(names, datasets, strict=True)
+    ]
 
 
 def _targets(records: Sequence[Record]) -> list[str]:
@@ -202,12 +207,15 @@ def _rich_table(title: str, frame: pd.DataFrame) -> Table:
         caption="\n".join(f"{rule}: {RULES[rule].told}" for rule, _ in rules),
         title_justify="left",
         caption_justify="left",
+        box=box.SIMPLE,
     )
-    table.add_column("method")
+    longest = max(len(name) for name in [*frame["method"], *(f"{rule}:" for rule, _ in rules)])
+    table.add_column("method", min_width=min(longest, 24))
     for domain in dict.fromkeys(frame["domain"]):
         table.add_column(Text(domain), justify="right")
     for rule, part in rules:
-        cells, _ = _cells(part, best="[bold]{}[/]".format, second="[u]{}[/]".format)
+        # No space after the sign: a narrow terminal breaks the cell before it.
+        cells, _ = _cells(part, best="[bold]{}[/]".format, second="[u]{}[/]".format, sign=" ±")
         table.add_section()
         if len(rules) > 1:
             table.add_row(Text(f"{rule}:", style="italic"))
