@@ -9,7 +9,7 @@ from torch.nn.utils import parameters_to_vector
 from afield import catalog
 from afield.evaluation import Checkpoint
 from afield.methods.erm import ERM
-from afield.space import build, defaults, ranges
+from afield.space import build, defaults, extremes, ranges
 
 NAMES = catalog.names("averages")
 HYPERPARAMETERS = [(n, h) for n in NAMES for h in ranges(catalog.find("averages", n))]
@@ -59,9 +59,8 @@ def test_what_is_deployed_is_of_the_trained_models_own_type(average, model, task
 @pytest.mark.parametrize(("name", "hyperparameter"), HYPERPARAMETERS)
 def test_every_setting_matters(name, hyperparameter, model, task, samples, stream):
     kind = catalog.find("averages", name)
-    ends = ranges(kind)[hyperparameter].ends(defaults(kind)[hyperparameter])
     found = []
-    for value in ends:
+    for value in extremes(kind, hyperparameter):
         average = build(kind, {hyperparameter: value})
         followed(average, model, task, type(stream)(samples, batch=8, seed=0), steps=120)
         found.append(weights(average.model))

@@ -14,7 +14,7 @@ from afield.averages.last import Last
 from afield.loading import Batch, Stream
 from afield.method import Learner, Method, pool, risks
 from afield.record import Run
-from afield.space import build, defaults, draw_values, ranges
+from afield.space import build, defaults, draw_values, extremes, ranges
 from afield.training import fit
 
 NAMES = catalog.names("methods")
@@ -63,8 +63,7 @@ def test_it_repeats_itself_bit_for_bit(method, model, task, stream):
 @pytest.mark.parametrize(("name", "hyperparameter"), HYPERPARAMETERS)
 def test_every_hyperparameter_matters(name, hyperparameter, model, task, stream):
     kind = catalog.find("methods", name)
-    default = defaults(kind)
-    ends = {h: range_.ends(default[h]) for h, range_ in ranges(kind).items()}
+    ends = {h: extremes(kind, h) for h in ranges(kind)}
     least = {h: low for h, (low, _) in ends.items()}
     most = least | {hyperparameter: ends[hyperparameter][1]}
     first, second = (learned(build(kind, v), model, task, fresh(stream)) for v in (least, most))

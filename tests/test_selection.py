@@ -47,6 +47,15 @@ def test_sources_looks_at_every_checkpoint_and_takes_the_first_of_equals():
     assert by_sources([record("c", checkpoints)], "c").accuracy == 0.2
 
 
+@pytest.mark.parametrize("rule", [by_sources, by_target])
+def test_of_equal_draws_the_first_is_taken_in_whatever_order_the_records_come(rule):
+    records = [
+        record("c", [{"a": (None, 0.8), "b": (None, 0.8), "c": (main, 0.5)}], draw=draw)
+        for draw, main in ((1, 0.2), (0, 0.1), (2, 0.3))
+    ]
+    assert rule(records, "c").accuracy == rule(records[::-1], "c").accuracy == 0.1
+
+
 def test_sources_does_not_look_at_the_target():
     def records(target_probe):
         steps = [

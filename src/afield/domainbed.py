@@ -17,7 +17,7 @@ from typing import Any
 from afield import catalog
 from afield.evaluation import Checkpoint
 from afield.record import Record, Run
-from afield.table import label
+from afield.table import common_settings, label
 
 __all__ = ["export_domainbed"]
 
@@ -29,18 +29,25 @@ def export_domainbed(
     records: Iterable[Record], out: Path, *, dataset: str | None = None
 ) -> list[Path]:
     """Write one folder a record; return the folders."""
+    known = list(records)
+    common = common_settings(record.run for record in known)
     folders = []
-    for record in records:
+    for record in known:
         folder = out / record.run.key
         folder.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps(_line(record, c, dataset), sort_keys=True) for c in record.checkpoints]
+        lines = [
+            json.dumps(_line(record, c, dataset, common), sort_keys=True)
+            for c in record.checkpoints
+        ]
         (folder / "results.jsonl").write_text("".join(f"{line}\n" for line in lines))
         (folder / "done").write_text("done")
         folders.append(folder)
     return folders
 
 
-def _line(record: Record, checkpoint: Checkpoint, dataset: str | None) -> dict[str, Any]:
+def _line(
+    record: Record, checkpoint: Checkpoint, dataset: str | None, common: set[str]
+) -> dict[str, Any]:
     run, envs = record.run, list(enumerate(record.domains))
     accuracies = {
         f"env{i}_{split}_acc": score.accuracy if score else math.nan
@@ -56,7 +63,7 @@ def _line(record: Record, checkpoint: Checkpoint, dataset: str | None) -> dict[s
         "hparams": {"lr": run.lr, "batch_size": run.batch, "weight_decay": run.weight_decay}
         | dict(run.params),
         "args": {
-            "algorithm": _algorithm(run),
+            "algorithm": _algorithm(run, common),
             "dataset": dataset or run.dataset,
             "test_envs": [i for i, domain in envs if domain in record.unseen],
             "trial_seed": run.trial,
@@ -70,7 +77,7 @@ def _line(record: Record, checkpoint: Checkpoint, dataset: str | None) -> dict[s
     }
 
 
-def _algorithm(run: Run) -> str:
+def _algorithm(run: Run, common: set[str]) -> str:
     """The class name, which is DomainBed's own for the methods that both have."""
     name = catalog.find("methods", run.method).__name__
-    return label(run).replace(run.method, name, 1)
+    return label(run, but=common).replace(run.method, name, 1)

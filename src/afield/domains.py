@@ -74,6 +74,11 @@ class DomainSet:
     origin: str = ""
     fingerprint: str = ""
 
+    def __post_init__(self) -> None:
+        taken = [name for name in self.domains if name in ("mean", "worst")]
+        if taken:
+            raise SpecError(f"{self.name}: no domain may be called {taken[0]!r}, tables use it")
+
     @property
     def spec(self) -> str:
         """What one writes to get this dataset again."""
@@ -133,6 +138,8 @@ def checked_domain(domain: Domain, where: str) -> Domain:
     """The domain, if its samples can be trained on."""
     if len(domain.x) != len(domain.y):
         raise DataError(f"{where}: {len(domain.x)} samples but {len(domain.y)} labels")
+    if len(domain.y) < 2:
+        raise DataError(f"{where}: {len(domain.y)} sample; it takes two to train and to validate")
     if domain.x.is_floating_point() and not domain.x.isfinite().all():
         row = int((~domain.x.isfinite()).flatten(1).any(1).nonzero()[0])
         raise DataError(f"{where}: NaN or infinity in sample {row}; remove or fill such samples")

@@ -1,6 +1,7 @@
 """How a model does on parts of domains, and what a checkpoint keeps of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,13 +73,10 @@ class Exam:
         """The model's scores, with the model in evaluation mode and no gradient kept."""
         if not self.keys:
             return {}
-        training = model.training
-        model.eval()
-        with torch.inference_mode():
+        with _evaluating(model), torch.inference_mode():
             logits = torch.cat([model(chunk) for chunk in self.x.split(CHUNK)]).float()
             losses = F.cross_entropy(logits, self.y, reduction="none").cpu().numpy()
             hits = (logits.argmax(dim=1) == self.y).cpu().numpy()
-        model.train(training)
         found: dict[str, dict[str, Score]] = {}
         for (domain, part), score in zip(self.keys, self._scores(losses, hits), strict=True):
             found.setdefault(domain, {})[part] = score
@@ -103,6 +101,18 @@ class Exam:
             sizes,
         )
         return [Score(*row) for row in zip(*(c.tolist() for c in columns), strict=True)]
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and every module back in the mode that it was in: some may be frozen."""
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
 
 
 def merged_scores(

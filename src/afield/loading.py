@@ -134,11 +134,18 @@ class Stream:
         self.table = None
 
     def _drawn_block(self, block: int) -> Tensor:
-        """The indices of the next `BLOCK` batches, one row a step."""
-        generator = torch.Generator().manual_seed(seed(self.seed, self.generation, block))
+        """The indices of a block of batches, one row a step."""
         columns = []
-        for group, size in zip(self.groups, self.sizes, strict=True):
-            rounds = -(-BLOCK * size // len(group))
-            orders = [torch.randperm(len(group), generator=generator) for _ in range(rounds)]
-            columns.append(group[torch.cat(orders)[: BLOCK * size]].view(BLOCK, size))
+        for i, (group, size) in enumerate(zip(self.groups, self.sizes, strict=True)):
+            first, skipped = divmod(block * BLOCK * size, len(group))
+            rounds = -(-(skipped + BLOCK * size) // len(group))
+            orders = [self._order(i, first + number) for number in range(rounds)]
+            drawn = torch.cat(orders)[skipped : skipped + BLOCK * size]
+            columns.append(group[drawn].view(BLOCK, size))
         return torch.cat(columns, dim=1)
+
+    def _order(self, group: int, number: int) -> Tensor:
+        """The order in which a group is gone through for the first, second, … time."""
+        place = seed(self.seed, self.generation, group, number)
+        generator = torch.Generator().manual_seed(place)
+        return torch.randperm(len(self.groups[group]), generator=generator)

@@ -6,6 +6,7 @@ file.npz with X, y, domain        X: samples × features, or samples × (channel
 
 import hashlib
 import json
+import zlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,9 @@ __all__ = ["array_file", "find_dataset", "image_folder"]
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 LARGEST_SIDE = 64
-GREY = ("1", "L", "I;16", "I")
+CHANNELS = (1, 3, 4)
+DEEP = ("I;16", "I;16L", "I;16B", "I", "F")
+GREY = ("1", "L", "LA", *DEEP)
 # Left behind by operating systems; hidden files are passed over as well.
 CLUTTER = ("thumbs.db", "desktop.ini")
 
@@ -57,6 +60,9 @@ def find_dataset(spec: str | Path) -> DomainSet:
 def image_folder(path: Path) -> DomainSet:
     """``root/<domain>/<class>/<image>``; domains and classes are read off the tree."""
     path = path.resolve()
+    stray = [file for file in _files(path) if file.suffix.lower() in SUFFIXES]
+    if stray:
+        raise DataError(f"{stray[0]}: outside a domain folder; move it to <domain>/<class>")
     tree = {folder.name: _classes(folder) for folder in _folders(path)}
     if len(tree) < 2:
         raise DataError(
@@ -73,7 +79,8 @@ def image_folder(path: Path) -> DomainSet:
         domain: [(file, classes.index(label)) for label in labels for file in labels[label]]
         for domain, labels in tree.items()
     }
-    listing = [(str(f.relative_to(path)), f.stat().st_size) for d in files.values() for f, _ in d]
+    states = [(file, file.stat()) for domain in files.values() for file, _ in domain]
+    listing = [(str(f.relative_to(path)), s.st_size, s.st_mtime_ns) for f, s in states]
     return DomainSet(
         name=path.name,
         domains=tuple(files),
@@ -113,6 +120,9 @@ def _classes(domain: Path) -> dict[str, list[Path]]:
     if stray:
         raise DataError(f"{stray[0]}: outside a class folder; move it to {domain}/<class>")
     found = {folder.name: _files(folder) for folder in _folders(domain)}
+    deeper = [inner for folder in _folders(domain) for inner in _folders(folder)]
+    if deeper:
+        raise DataError(f"{deeper[0]}: a folder inside a class folder; move its pictures up")
     for file in (file for files in found.values() for file in files):
         if file.suffix.lower() not in SUFFIXES:
             raise DataError(f"{file}: not an image ({', '.join(SUFFIXES)}); move it elsewhere")
@@ -167,32 +177,38 @@ def _form(file: Path) -> tuple[int, bool]:
 def _picture(file: Path, *, side: int, mode: str) -> NDArray[np.uint8]:
     """The picture as channels × side × side."""
     with Image.open(file) as image:
-        plain = _eight_bits(image).convert(mode)
+        plain = _eight_bits(image)
+        # Transparency of a palette is only understood on the way to RGBA.
+        plain = (plain.convert("RGBA") if plain.mode == "P" else plain).convert(mode)
     small = plain.resize((side, side), Image.Resampling.BILINEAR)
     return np.atleast_3d(np.asarray(small)).transpose(2, 0, 1)
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """16-bit grey as 8-bit grey: Pillow's own conversion would clip everything above 255."""
-    if image.mode not in ("I;16", "I"):
+    """Deeper grey as 8-bit grey: Pillow's own conversion would clip everything above 255."""
+    if image.mode not in DEEP:
         return image
-    return Image.fromarray((np.asarray(image, dtype=np.float64) / 257).astype(np.uint8))
+    values = np.asarray(image, dtype=np.float64)
+    if image.mode == "F":
+        values = values * 255 if values.max() <= 1 else values
+    elif image.mode != "I" or values.max() > 255:
+        values = values / 257
+    return Image.fromarray(values.round().clip(0, 255).astype(np.uint8))
 
 
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise DataError(f"{path}: one array; an .npz with X, y and domain is needed")
-            missing = [key for key in ("X", "y", "domain") if key not in archive]
-            if missing:
-                have = ", ".join(archive.files)
-                raise DataError(f"{path}: no array {', '.join(missing)}; it has {have}")
-            arrays = {key: archive[key] for key in ("X", "y", "domain")}
-    except (ValueError, BadZipFile, OSError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path}: not a readable .npz of plain arrays ({error})") from None
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            have = archive.files if isinstance(archive, np.lib.npyio.NpzFile) else []
+            missing = [key for key in ("X", "y", "domain") if key not in have]
+            arrays = {} if missing else {key: archive[key] for key in ("X", "y", "domain")}
+    except (ValueError, EOFError, OSError, BadZipFile, zlib.error):
+        reason = "not an .npz of plain arrays (numbers and text; nothing is unpickled)"
+        raise DataError(f"{path}: {reason}, or a broken one") from None
+    if missing:
+        told = ", ".join(have) or "no named arrays"
+        raise DataError(f"{path}: no array {', '.join(missing)}; it has {told}")
     _check_arrays(path, arrays)
     return arrays
 
@@ -205,7 +221,7 @@ def _check_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     if not lengths["X"]:
         raise DataError(f"{path}: no samples")
     x = arrays["X"]
-    if x.dtype.kind not in "fiub" or x.ndim not in (2, 3, 4):
+    if x.dtype.kind not in "fiub" or x.ndim not in (2, 3, 4) or not x.size:
         raise DataError(
             f"{path}: X is {x.dtype} of shape {x.shape}; numbers are needed, "
             "samples × features or samples × (channels ×) height × width"
@@ -225,11 +241,11 @@ def _check_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def _labels(array: NDArray[Any]) -> tuple[str, ...]:
-    return tuple(str(value) for value in np.unique(_named(array)).tolist())
+    return tuple(str(value) for value in np.unique(_text(array)).tolist())
 
 
-def _named(array: NDArray[Any]) -> NDArray[Any]:
-    return np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
+def _text(array: NDArray[Any]) -> NDArray[Any]:
+    return np.char.decode(array, "utf-8", "replace") if array.dtype.kind == "S" else array
 
 
 def _read_arrays(
@@ -237,18 +253,20 @@ def _read_arrays(
 ) -> dict[str, Domain]:
     del root
     arrays = _arrays(path)
-    x = _channels_first(torch.from_numpy(arrays["X"]))
-    y = torch.from_numpy(np.unique(_named(arrays["y"]), return_inverse=True)[1])
-    domain = np.unique(_named(arrays["domain"]), return_inverse=True)[1]
+    x = _channels_first(arrays["X"])
+    y = torch.from_numpy(np.unique(_text(arrays["y"]), return_inverse=True)[1])
+    domain = np.unique(_text(arrays["domain"]), return_inverse=True)[1]
     if (_labels(arrays["domain"]), _labels(arrays["y"])) != (names, classes):
         raise DataError(f"{path}: the file has changed since it was opened; start again")
     rows = [torch.from_numpy(np.flatnonzero(domain == i)) for i in range(len(names))]
     return {name: Domain(x[index], y[index]) for name, index in zip(names, rows, strict=True)}
 
 
-def _channels_first(x: Tensor) -> Tensor:
+def _channels_first(x: NDArray[Any]) -> Tensor:
+    """Pictures as samples × channels × height × width, bytes as they are, all else as float32."""
     if x.ndim == 3:
         x = x[:, None]
-    elif x.ndim == 4 and x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3):
-        x = x.permute(0, 3, 1, 2).contiguous()
-    return x if x.dtype == torch.uint8 and x.ndim == 4 else x.float()
+    elif x.ndim == 4 and x.shape[-1] in CHANNELS and x.shape[1] not in CHANNELS:
+        x = x.transpose(0, 3, 1, 2)
+    kept = np.uint8 if x.dtype == np.uint8 and x.ndim == 4 else np.float32
+    return torch.from_numpy(np.ascontiguousarray(x, dtype=kept))

@@ -104,8 +104,9 @@ def checked_rules(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _left_out(records: Iterable[Record], *domains: str) -> list[Record]:
-    """The records in which exactly these domains are unseen."""
-    return [record for record in records if set(record.unseen) == set(domains)]
+    """The records in which exactly these domains are unseen, in the order of their draws."""
+    found = [record for record in records if set(record.unseen) == set(domains)]
+    return sorted(found, key=lambda record: (record.run.draw, record.run.key))
 
 
 def _twins_accuracy(

@@ -28,6 +28,7 @@ __all__ = [
     "checked",
     "defaults",
     "draw_values",
+    "extremes",
     "ranges",
 ]
 
@@ -42,12 +43,14 @@ class Uniform:
     high: float
 
     def draw(self, generator: np.random.Generator, default: Any) -> Any:
-        """A value between the ends, whole where the default is whole."""
-        return _like(default, generator.uniform(self.low, self.high), self.low)
+        """A value between the ends."""
+        del default
+        return float(generator.uniform(self.low, self.high))
 
     def ends(self, default: Any) -> tuple[Any, Any]:
         """The smallest and the largest value."""
-        return _like(default, self.low, self.low), _like(default, self.high, self.low)
+        del default
+        return self.low, self.high
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,9 +58,9 @@ class LogUniform(Uniform):
     """Between two ends, every order of magnitude equally likely."""
 
     def draw(self, generator: np.random.Generator, default: Any) -> Any:
-        """A value between the ends, whole where the default is whole."""
-        value = math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
-        return _like(default, value, self.low)
+        """A value between the ends."""
+        del default
+        return math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,11 +72,11 @@ class Around:
 
     def draw(self, generator: np.random.Generator, default: Any) -> Any:
         """A multiple of the default."""
-        return LogUniform(self.low * default, self.high * default).draw(generator, default)
+        return LogUniform(*self.ends(default)).draw(generator, default)
 
     def ends(self, default: Any) -> tuple[Any, Any]:
         """The smallest and the largest value."""
-        return Uniform(self.low * default, self.high * default).ends(default)
+        return self.low * default, self.high * default
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,8 +138,15 @@ def draw_values(
         return values
     for name, range_ in ranges(kind).items():
         generator = np.random.default_rng(seed(kind.__name__, name, draw, trial))
-        values[name] = range_.draw(generator, values[name])
+        value = range_.draw(generator, values[name])
+        values[name] = _typed(kind, name, value, range_.ends(values[name]))
     return values
+
+
+def extremes(kind: Callable[..., Any], name: str) -> tuple[Any, Any]:
+    """The least and the greatest value of a hyperparameter."""
+    ends = ranges(kind)[name].ends(defaults(kind)[name])
+    return _typed(kind, name, ends[0], ends), _typed(kind, name, ends[1], ends)
 
 
 def build(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
@@ -171,7 +181,10 @@ def _flat(value: Any) -> Sequence[Any]:
     return value if isinstance(value, (list, tuple)) else (value,)
 
 
-def _like(default: Any, value: float, low: float) -> Any:
-    """Whole numbers stay whole: an ``int`` default rounds, and never to below the range."""
-    whole = isinstance(default, int) and not isinstance(default, bool)
-    return max(math.ceil(low), round(value)) if whole else float(value)
+def _typed(kind: Callable[..., Any], name: str, value: Any, ends: tuple[Any, Any]) -> Any:
+    """A number drawn for a whole hyperparameter is rounded, and stays between the ends."""
+    type_ = get_type_hints(kind)[name]
+    whole = int in (type_, *get_args(type_)) and float not in get_args(type_)
+    if not whole or not isinstance(value, float):
+        return value
+    return max(math.ceil(ends[0]), min(math.floor(ends[1]), round(value)))

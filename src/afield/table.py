@@ -16,8 +16,18 @@ from rich.text import Text
 from afield.record import Record, Run
 from afield.selection import RULES
 
-__all__ = ["FORMATS", "as_csv", "as_latex", "as_markdown", "as_rich", "label", "tabulate"]
+__all__ = [
+    "FORMATS",
+    "as_csv",
+    "as_latex",
+    "as_markdown",
+    "as_rich",
+    "common_settings",
+    "label",
+    "tabulate",
+]
 
+MISSING = "–"
 COLUMNS = ["dataset", "rule", "method", "domain", "accuracy", "stderr", "trials"]
 
 
@@ -47,6 +57,12 @@ def label(run: Run, *, but: Iterable[str] = ()) -> str:
     chosen = [f"{name}={value}" for name, value in run.given.items() if name not in but]
     average = [] if run.average == "last" else [f"+ {run.average}"]
     return " ".join([run.method, *average, *chosen])
+
+
+def common_settings(runs: Iterable[Run]) -> set[str]:
+    """What was chosen by hand for all runs alike: it is not repeated in every label."""
+    given = [{(name, str(value)) for name, value in run.given.items()} for run in runs]
+    return {name for name, _ in set.intersection(*given)}
 
 
 def as_rich(frame: pd.DataFrame) -> list[Table]:
@@ -108,11 +124,11 @@ FORMATS: dict[str, Callable[[pd.DataFrame], str]] = {
 
 
 def _titles(datasets: Sequence[tuple[str, str]]) -> list[str]:
-    """Names of datasets; of own data the file's, with a fingerprint where two have the same."""
+    """Names of datasets; of own data the file's, with path and state where two have the same."""
     names = [Path(spec).stem if data else spec for spec, data in datasets]
     return [
-        f"{name} [{data[:6]}]" if names.count(name) > 1 else name
-        for name, (_, data) in zip(names, datasets, strict=True)
+        f"{spec} [{data[:6]}]" if data and names.count(name) > 1 else name
+        for name, (spec, data) in zip(names, datasets, strict=True)
     ]
 
 
@@ -123,10 +139,8 @@ def _targets(records: Sequence[Record]) -> list[str]:
 
 
 def _by_label(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """Records by row; what all of them have in common is not repeated in every label."""
-    given = [set(record.run.given.items()) for record in records]
-    common = [name for name, _ in set.intersection(*given)]
     found: dict[str, list[Record]] = {}
+    common = common_settings(record.run for record in records)
     for record in records:
         found.setdefault(label(record.run, but=common), []).append(record)
     return found
@@ -152,10 +166,14 @@ def _summarised(
     columns = {domain: outcomes[domain].dropna() for domain in domains}
     columns |= {"mean": whole.mean(axis=1), "worst": whole.min(axis=1)}
     return [
-        (name, float(values.mean()), float(values.std()) / len(values) ** 0.5, len(values))
+        (name, float(values.mean()), _stderr(values), len(values))
         for name, values in columns.items()
         if outcomes.notna().any(axis=None)
     ]
+
+
+def _stderr(values: "pd.Series[float]") -> float:
+    return float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
 def _parts(frame: pd.DataFrame, column: str) -> list[tuple[str, pd.DataFrame]]:
@@ -182,18 +200,21 @@ def _cells(
     cells: dict[str, list[str]] = {method: [] for method in dict.fromkeys(part["method"])}
     for domain in domains:
         column = part[part["domain"] == domain].set_index("method")
-        ranked = sorted(column["accuracy"].dropna().unique(), reverse=True)
+        shown = {
+            method: _number(value, math.nan, sign) for method, value in column["accuracy"].items()
+        }
+        ranked = sorted({text for text in shown.values() if text != MISSING}, key=float)[::-1]
         for method, row in column.iterrows():
             text = _number(row["accuracy"], row["stderr"], sign)
-            if len(ranked) > 1 and row["accuracy"] in ranked[:2]:
-                text = (best, second)[ranked.index(row["accuracy"])](text)
+            if len(ranked) > 1 and shown[method] in ranked[:2]:
+                text = (best, second)[ranked.index(shown[method])](text)
             cells[str(method)].append(text)
     return cells, domains
 
 
 def _number(accuracy: float, stderr: float, sign: str) -> str:
     if math.isnan(accuracy):
-        return "–"
+        return MISSING
     spread = "" if math.isnan(stderr) else f"{sign}{100 * stderr:.1f}"
     return f"{100 * accuracy:.1f}{spread}"
 
@@ -203,7 +224,7 @@ def _rich_table(title: str, frame: pd.DataFrame) -> Table:
     spread = f"± standard error over {trials} trials" if trials > 1 else "1 trial: no spread known"
     rules = _parts(frame, "rule")
     table = Table(
-        title=f"{title}: accuracy (%) on unseen domains, {spread}",
+        title=Text(f"{title}: accuracy (%) on unseen domains, {spread}"),
         caption="\n".join(f"{rule}: {RULES[rule].told}" for rule, _ in rules),
         title_justify="left",
         caption_justify="left",

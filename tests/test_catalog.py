@@ -1,0 +1,109 @@
+"""The folder is the registry: one file, one name, one public object."""
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from afield import catalog
+from afield.average import Average
+from afield.domains import DomainSet
+from afield.errors import AfieldError, UnknownNameError
+from afield.method import Method
+
+MODULES = {
+    (kind, name): import_module(f"afield.{kind}.{name}")
+    for kind in catalog.KINDS
+    for name in catalog.names(kind)
+}
+
+
+def other_package(folder: Path, kind: str, name: str, target: str, source: str) -> None:
+    """An installed package, as an installer would leave it, that adds one name to a kind."""
+    module = target.partition(":")[0]
+    (folder / f"{module}.py").write_text(source)
+    info = folder / f"{module}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[afield.{kind}]\n{name} = {target}\n")
+
+
+@pytest.mark.parametrize("kind", catalog.KINDS)
+def test_every_file_of_a_folder_is_a_name(kind):
+    folder = Path(catalog.__file__).parent / kind
+    files = {path.stem for path in folder.iterdir() if path.suffix == ".py"} - {"__init__"}
+    assert files
+    assert files <= set(catalog.names(kind))
+    assert catalog.names(kind) == sorted(catalog.names(kind))
+
+
+@pytest.mark.parametrize(("kind", "name"), list(MODULES))
+def test_a_file_has_one_public_name_and_find_returns_it(kind, name):
+    (public,) = MODULES[kind, name].__all__
+    found = catalog.find(kind, name)
+    assert found is getattr(MODULES[kind, name], public)
+    if kind == "datasets":
+        assert isinstance(found, DomainSet)
+        assert found.name == name
+    else:
+        assert issubclass(found, Method if kind == "methods" else Average)
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "right"),
+    [("methods", "grupdro", "groupdro"), ("averages", "emaa", "ema"), ("datasets", "spiral", "s")],
+)
+def test_an_unknown_name_is_answered_with_a_guess(kind, wrong, right):
+    with pytest.raises(UnknownNameError, match=f"no '{wrong}' in {kind}; did you mean '{right}"):
+        catalog.find(kind, wrong)
+
+
+def test_an_unknown_name_like_no_other_is_answered_with_all_there_are():
+    with pytest.raises(AfieldError) as caught:
+        catalog.find("averages", "zzzzzzzz")
+    assert all(name in str(caught.value) for name in catalog.names("averages"))
+
+
+def test_a_hint_without_anything_known_says_none():
+    assert catalog.hint("x", []) == "known: none"
+
+
+@pytest.mark.parametrize(("kind", "name"), list(MODULES))
+def test_the_summary_is_the_first_line_of_the_docstring(kind, name):
+    first = MODULES[kind, name].__doc__.splitlines()[0]
+    assert catalog.summary(kind, name) == first != ""
+
+
+def test_names_and_summaries_import_neither_torch_nor_the_module():
+    script = (
+        "import sys; from afield import catalog\n"
+        "all_ = [(k, n) for k in catalog.KINDS for n in catalog.names(k)]\n"
+        "assert all(catalog.summary(k, n) for k, n in all_)\n"
+        "loaded = [f'afield.{k}.{n}' for k, n in all_ if f'afield.{k}.{n}' in sys.modules]\n"
+        "assert not loaded, loaded\n"
+        "assert 'torch' not in sys.modules"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_another_package_adds_a_name_through_an_entry_point(tmp_path, monkeypatch):
+    source = '"""Theirs: a dataset from elsewhere."""\nthings = ["their dataset"]\n'
+    other_package(tmp_path, "datasets", "theirs", "their_data:things", source)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "theirs" in catalog.names("datasets")
+    assert "theirs" not in catalog.names("methods")
+    assert catalog.summary("datasets", "theirs") == "Theirs: a dataset from elsewhere."
+    assert "their_data" not in sys.modules
+    assert catalog.find("datasets", "theirs") == ["their dataset"]
+    monkeypatch.delitem(sys.modules, "their_data")
+
+
+def test_another_package_does_not_replace_a_name_of_ours(tmp_path, monkeypatch):
+    other_package(tmp_path, "methods", "erm", "their_erm:ERM", "ERM = None\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert catalog.names("methods").count("erm") == 1
+    assert catalog.find("methods", "erm").__module__ == "afield.methods.erm"

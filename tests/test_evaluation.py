@@ -1,0 +1,156 @@
+"""Scores against slow computations of the same, and a model that is left as it was."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, log_loss, recall_score
+from torch import nn
+
+from afield.domains import Domain
+from afield.evaluation import CHUNK, Checkpoint, Exam, Score, Scores, merged_scores
+
+CLASSES, FEATURES = 4, 3
+
+
+def domain(n: int, *, classes: list[int] | None = None, seed: int = 0) -> Domain:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.tensor(classes or list(range(CLASSES)))
+    y = labels[torch.randint(len(labels), (n,), generator=generator)]
+    return Domain(torch.randn(n, FEATURES, generator=generator), y)
+
+
+def linear() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(FEATURES, CLASSES)
+
+
+def noisy() -> nn.Module:
+    """A model that does something else while it is trained."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.BatchNorm1d(FEATURES), nn.Dropout(0.5), nn.Linear(FEATURES, CLASSES))
+
+
+def slow(model: nn.Module, portion: Domain) -> Score:
+    logits = model(portion.x).detach().double()
+    told, y = logits.argmax(1).numpy(), portion.y.numpy()
+    return Score(
+        accuracy=accuracy_score(y, told),
+        balanced_accuracy=recall_score(y, told, labels=np.unique(y), average="macro"),
+        loss=log_loss(y, logits.softmax(1).numpy(), labels=range(CLASSES)),
+        size=len(y),
+    )
+
+
+def assert_close(found: Score | None, expected: Score) -> None:
+    assert found is not None
+    assert vars(found) == pytest.approx(vars(expected), rel=1e-5)
+
+
+def test_scores_are_those_of_a_slow_computation():
+    portions = {
+        ("photo", "main"): domain(90),
+        ("sketch", "probe"): domain(7, seed=1),
+        ("photo", "probe"): domain(31, seed=2),
+        ("sketch", "sample"): domain(1, seed=3),
+    }
+    model = linear()
+    scores = Exam(portions).take(model)
+    assert set(scores) == {"photo", "sketch"}
+    for (name, part), portion in portions.items():
+        assert_close(getattr(scores[name], part), slow(model, portion))
+    assert scores["photo"].sample is None
+    assert scores["sketch"].main is None
+
+
+@pytest.mark.parametrize("classes", [[0, 2], [3], [1, 2, 3]])
+def test_a_class_missing_from_a_portion_does_not_count_in_its_balanced_accuracy(classes):
+    portion = domain(40, classes=classes)
+    model = linear()
+    scores = Exam({("a", "main"): domain(20, seed=5), ("b", "main"): portion}).take(model)
+    assert_close(scores["b"].main, slow(model, portion))
+
+
+def test_balanced_accuracy_counts_classes_and_accuracy_counts_samples():
+    always_zero = nn.Linear(FEATURES, CLASSES)
+    nn.init.zeros_(always_zero.weight)
+    always_zero.bias.data = torch.tensor([1.0, 0.0, 0.0, 0.0])
+    portion = Domain(torch.zeros(10, FEATURES), torch.tensor([0] * 9 + [1]))
+    (score,) = Exam({("a", "main"): portion}).take(always_zero).values()
+    assert score.main.accuracy == pytest.approx(0.9)
+    assert score.main.balanced_accuracy == pytest.approx(0.5)
+
+
+def test_many_samples_at_once_are_scored_like_a_few():
+    portions = {("a", "main"): domain(2 * CHUNK + 3), ("b", "main"): domain(CHUNK - 1, seed=1)}
+    model = linear()
+    together = Exam(portions).take(model)
+    for name, part in portions:
+        assert_close(together[name].main, slow(model, portions[name, part]))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_is_examined_in_evaluation_mode_and_left_as_it_was(training):
+    portion = domain(50)
+    model = noisy()
+    model(domain(30, seed=9).x)
+    expected = slow(copy.deepcopy(model).eval(), portion)
+    model.train(training)
+    before = copy.deepcopy(model.state_dict())
+    scores = Exam({("a", "main"): portion}).take(model)
+    assert_close(scores["a"].main, expected)
+    assert all(module.training is training for module in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_an_exam_keeps_no_gradient_and_does_not_keep_a_model_from_training():
+    model = linear()
+    exam = Exam({("a", "main"): domain(50)})
+    exam.take(model)
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    nn.functional.cross_entropy(model(exam.x), exam.y).backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_an_exam_of_nothing_asks_the_model_nothing():
+    def never(*_: object) -> None:
+        raise AssertionError
+
+    model = linear()
+    model.register_forward_hook(never)
+    assert Exam({}).take(model) == {}
+
+
+def test_merged_scores_keep_what_was_read_on_either_occasion():
+    one, two, three, four = (Score(i / 10, i / 10, 1.0, i) for i in range(4))
+    first = {"b": Scores(probe=one), "a": Scores(sample=two)}
+    second = {"a": Scores(main=three, probe=four), "c": Scores(main=one)}
+    merged = merged_scores(first, second, ("a", "b", "c", "d"))
+    assert merged == {
+        "a": Scores(main=three, probe=four, sample=two),
+        "b": Scores(probe=one),
+        "c": Scores(main=one),
+    }
+    assert list(merged) == ["a", "b", "c"]
+
+
+def test_of_a_part_that_was_read_twice_the_second_reading_counts():
+    zero, other = Score(0.0, 0.0, 0.0, 0), Score(1.0, 1.0, 0.0, 1)
+    merged = merged_scores({"a": Scores(main=other)}, {"a": Scores(main=zero)}, ("a",))
+    assert merged["a"].main == zero
+
+
+def test_a_checkpoint_has_no_score_for_what_was_not_read():
+    score = Score(0.5, 0.5, 1.0, 4)
+    checkpoint = Checkpoint(1, {"a": Scores(probe=score)}, {})
+    assert checkpoint.score("a", "probe") == score
+    assert checkpoint.score("a", "main") is None
+    assert checkpoint.score("elsewhere", "probe") is None
+
+
+def test_a_frozen_part_in_evaluation_mode_stays_so():
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
+    model[0].eval()
+    Exam({("a", "main"): Domain(torch.randn(8, 2), torch.arange(8) % 2)}).take(model)
+    assert not model[0].training
