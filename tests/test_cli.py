@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
+from rich.console import Console
 
-from afield import cli
+from afield import cli, console
 from afield.record import Store
 
 QUICK = ("--steps", "10", "--workers", "1", "--trials", "2")
@@ -26,8 +27,8 @@ def afield(monkeypatch, capsys, tmp_path):
     def typed(*words):
         monkeypatch.setattr(sys, "argv", ["afield", *map(str, words)])
         # Made when the module was imported, for the streams of that moment.
-        monkeypatch.setattr(cli, "out", cli.Console(width=200, highlight=False))
-        monkeypatch.setattr(cli, "err", cli.Console(stderr=True, width=200, highlight=False))
+        monkeypatch.setattr(console, "out", Console(width=200, highlight=False))
+        monkeypatch.setattr(console, "err", Console(stderr=True, width=200, highlight=False))
         code = 0
         try:
             cli.main()

@@ -22,7 +22,7 @@ LAYERS = [
     ["material", "protocol", "explanation"],
     ["runner", "table"],
     ["sweep", "domainbed"],
-    ["jobs"],
+    ["jobs", "console"],
     ["cli"],
 ]
 ALLOWED = {

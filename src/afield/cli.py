@@ -5,28 +5,19 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.table import Table
+from rich.text import Text
 
-from afield import catalog
+from afield import catalog, console
 from afield.errors import AfieldError, SpecError, UnknownNameError
 
 if TYPE_CHECKING:
-    from afield.record import Failure, Record
+    from afield.record import Record
 
 __all__ = ["app", "main"]
 
@@ -37,11 +28,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# Where there is no terminal, nothing is known of a width: tables must not be cut.
-WIDE = None if sys.stdout.isatty() else 200
-out = Console(width=WIDE, highlight=False)
-err = Console(stderr=True, highlight=False)
-
 Methods = Annotated[
     str,
     typer.Option(
@@ -98,21 +84,24 @@ def bench(
     _check_format(format_)
     from afield.jobs import plan
     from afield.record import Store
+    from afield.selection import checked_rules
     from afield.sweep import Local, complete, in_order
 
+    wanted = checked_rules(_split(rules))
     runs = plan(
         dataset,
         _split(methods),
         trials=trials,
         draws=draws,
-        rules=_split(rules),
+        rules=wanted,
         average=average,
         settings=_settings(set_, steps=steps, backbone=backbone),
     )
     pool = Local(workers or max(1, (os.cpu_count() or 1) // threads))
     outcomes = complete(runs, Store(store), pool=pool, threads=threads)
-    found = in_order(runs, _followed(outcomes, len(runs)))
-    _report(found, store, format_, _split(rules))
+    found = in_order(runs, console.followed(outcomes, len(runs)))
+    if not console.print_outcomes(found, store, form=format_, rules=wanted):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -153,11 +142,11 @@ def train(
             average=average,
             settings=_settings(set_, steps=steps, backbone=backbone),
         )
-    with _bar(f"{run.method} on {run.dataset}", run.steps) as advance:
+    with console.bar(f"{run.method} on {run.dataset}", run.steps) as advance:
         record = execute(
             run, Store(store), threads=threads, watch=lambda checkpoint: advance(checkpoint.step)
         )
-    _print_record(record, Store(store).folder(run))
+    console.print_record(record, Store(store).folder(run))
 
 
 @app.command()
@@ -169,8 +158,10 @@ def table(
     """Show what a store holds: one table a dataset, all selection rules for which it suffices."""
     _check_format(format_)
     from afield.record import Store
+    from afield.selection import checked_rules
 
-    _report(_records_of(store), store, format_, _split(rules), failures=Store(store).failures())
+    known = [*_records_of(store), *Store(store).failures()]
+    console.print_outcomes(known, store, form=format_, rules=checked_rules(_split(rules)))
 
 
 @app.command(name="list")
@@ -178,16 +169,13 @@ def list_(
     kind: Annotated[str | None, typer.Argument(help="methods, averages or datasets.")] = None,
 ) -> None:
     """List what there is, with a line on each."""
-    from rich.table import Table
-    from rich.text import Text
-
     if kind is not None and kind not in catalog.KINDS:
         raise UnknownNameError(f"no kind {kind!r}; {catalog.hint(kind, catalog.KINDS)}")
     for each in [kind] if kind else catalog.KINDS:
         table = Table(title=each, title_justify="left", show_header=False, box=None)
         for name in catalog.names(each):
             table.add_row(Text(name, style="bold"), Text(catalog.summary(each, name)))
-        out.print(table)
+        console.out.print(table)
 
 
 @app.command()
@@ -197,7 +185,7 @@ def explain(
     """Say what a method, average or dataset is, with its settings, their defaults and ranges."""
     from afield.explanation import explained
 
-    out.print(explained(name), markup=False, soft_wrap=True)
+    console.out.print(explained(name), markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -213,18 +201,18 @@ def export_domainbed(
     from afield.domainbed import export_domainbed as export
 
     folders = export(_records_of(runs), into, dataset=dataset)
-    out.print(f"{len(folders)} runs written to {into}", markup=False)
+    console.out.print(f"{len(folders)} runs written to {into}", markup=False)
 
 
 def main() -> None:
     """Run the command line; errors of the user's making are one line and exit code 2."""
-    handler = RichHandler(console=err, show_time=False, show_path=False, show_level=False)
+    handler = RichHandler(console=console.err, show_time=False, show_path=False, show_level=False)
     logging.basicConfig(level=logging.WARNING, format="note: %(message)s", handlers=[handler])
     signal.signal(signal.SIGINT, _stop)
     try:
         app()
     except AfieldError as error:
-        err.print(f"error: {' '.join(str(error).split())}", markup=False, soft_wrap=True)
+        console.err.print(f"error: {' '.join(str(error).split())}", markup=False, soft_wrap=True)
         sys.exit(2)
 
 
@@ -232,7 +220,7 @@ def _stop(*_: object) -> None:
     """Ctrl-C: stop at once, workers too. What is finished is on disk, the rest can go on."""
     for worker in multiprocessing.active_children():
         worker.kill()
-    err.print("stopped; start it again to go on")
+    console.err.print("stopped; start it again to go on")
     sys.exit(130)
 
 
@@ -265,89 +253,3 @@ def _records_of(folder: Path) -> "list[Record]":
     if not records:
         raise DataError(f"{folder}: no records there; run `afield bench --store {folder}` first")
     return records
-
-
-@contextmanager
-def _bar(title: str, total: int) -> Iterator[Any]:
-    """A live bar on standard error; yields a function that takes how much is done."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=err, transient=True) as progress:
-        task = progress.add_task(title, total=total)
-        yield lambda done, note=title: progress.update(task, completed=done, description=note)
-
-
-def _followed(outcomes: "Iterable[Record | Failure]", total: int) -> "list[Record | Failure]":
-    """All outcomes, with a bar on a terminal and a line now and then in a log."""
-    from afield.record import Record
-
-    found: list[Record | Failure] = []
-    failed = 0
-    with _bar("runs", total) as advance:
-        for outcome in outcomes:
-            found.append(outcome)
-            failed += not isinstance(outcome, Record)
-            advance(len(found), f"{outcome.run.method}" + f", {failed} failed" * bool(failed))
-            if not err.is_terminal and len(found) * 10 // total > (len(found) - 1) * 10 // total:
-                err.print(f"{len(found)}/{total} runs, {failed} failed")
-    return found
-
-
-def _report(
-    outcomes: "Iterable[Record | Failure]",
-    store: Path,
-    format_: str,
-    rules: list[str],
-    failures: "Iterable[Failure]" = (),
-) -> None:
-    """The table on standard output, failures and the place of the records on standard error."""
-    from afield.record import Failure, Record
-    from afield.selection import checked_rules
-    from afield.table import FORMATS, as_rich, tabulate
-
-    every = list(outcomes)
-    records = [outcome for outcome in every if isinstance(outcome, Record)]
-    failed = [outcome for outcome in every if isinstance(outcome, Failure)] + list(failures)
-    frame = tabulate(records, rules=checked_rules(rules))
-    if format_ == "console":
-        for each in as_rich(frame):
-            out.print(each)
-    else:
-        out.print(FORMATS[format_](frame), markup=False, soft_wrap=True)
-    for failure in failed:
-        where = store / failure.run.key / "failure.json"
-        unseen = f"{failure.run.method}, trial {failure.run.trial}, draw {failure.run.draw}"
-        err.print(f"failed: {unseen}: {failure.error} ({where})", markup=False, soft_wrap=True)
-    err.print(f"{len(records)} records in {store}", markup=False)
-    if failed:
-        raise typer.Exit(1)
-
-
-def _print_record(record: "Record", folder: Path) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    from afield.selection import on_sources
-
-    sources = record.run.sources
-    best = max(record.checkpoints, key=lambda checkpoint: on_sources(checkpoint, sources))
-    title = f"{record.run.method}: accuracy (%)"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE)
-    for column in ("domain", "part", f"best on sources (step {best.step})", "last"):
-        table.add_column(column, justify="left" if column in ("domain", "part") else "right")
-    for domain in record.domains:
-        seen = domain in sources
-        part = "probe" if seen else "main"
-        scores = [checkpoint.score(domain, part) for checkpoint in (best, record.checkpoints[-1])]
-        cells = [f"{100 * score.accuracy:.1f}" if score else "–" for score in scores]
-        name = Text(domain, style="" if seen else "bold")
-        table.add_row(name, "probe" if seen else "unseen", *cells)
-    out.print(table)
-    err.print(f"record and weights in {folder}", markup=False)

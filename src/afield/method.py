@@ -81,7 +81,8 @@ class Learner:
         self.parts.load_state_dict(state["parts"])
         self.reset_optimizer()
         self.optimizer.load_state_dict(state["optimizer"])
-        self.memory = dict(state["memory"])
+        device = next(self.model.parameters()).device
+        self.memory = {name: value.to(device) for name, value in state["memory"].items()}
         self.step = state["step"]
 
 

@@ -1,0 +1,109 @@
+"""What the command line shows: tables on standard output, all else on standard error."""
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from afield.record import Failure, Record
+
+__all__ = ["bar", "err", "followed", "out", "print_outcomes", "print_record"]
+
+# Where there is no terminal, nothing is known of a width: tables must not be cut.
+out = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+@contextmanager
+def bar(title: str, total: int) -> Iterator[Any]:
+    """A live bar on standard error; yields a function that takes how much is done."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err, transient=True) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda done, note=title: progress.update(task, completed=done, description=note)
+
+
+def followed(outcomes: "Iterable[Record | Failure]", total: int) -> "list[Record | Failure]":
+    """All outcomes, with a bar on a terminal and a line now and then in a log."""
+    from afield.record import Record
+
+    found: list[Record | Failure] = []
+    failed = 0
+    with bar("runs", total) as advance:
+        for outcome in outcomes:
+            found.append(outcome)
+            failed += not isinstance(outcome, Record)
+            advance(len(found), f"{outcome.run.method}" + f", {failed} failed" * bool(failed))
+            if not err.is_terminal and len(found) * 10 // total > (len(found) - 1) * 10 // total:
+                err.print(f"{len(found)}/{total} runs, {failed} failed")
+    return found
+
+
+def print_outcomes(
+    outcomes: "Iterable[Record | Failure]", store: Path, *, form: str, rules: Sequence[str]
+) -> bool:
+    """The table on standard output, failures and the place of the records on standard error.
+
+    Returns whether nothing has failed.
+    """
+    from afield.record import Failure, Record
+    from afield.table import FORMATS, as_rich, tabulate
+
+    every = list(outcomes)
+    records = [outcome for outcome in every if isinstance(outcome, Record)]
+    failures = [outcome for outcome in every if isinstance(outcome, Failure)]
+    frame = tabulate(records, rules=rules)
+    if form == "console":
+        for table in as_rich(frame):
+            out.print(table)
+    else:
+        out.print(FORMATS[form](frame), markup=False, soft_wrap=True)
+    for failure in failures:
+        run, where = failure.run, store / failure.run.key / "failure.json"
+        told = f"{run.method}, trial {run.trial}, draw {run.draw}: {failure.error}"
+        err.print(f"failed: {told} ({where})", markup=False, soft_wrap=True)
+    err.print(f"{len(records)} records in {store}", markup=False, soft_wrap=True)
+    return not failures
+
+
+def print_record(record: "Record", folder: Path) -> None:
+    """How one model does: on the sources' probe parts, and on what it has not seen."""
+    from afield.selection import on_sources
+
+    sources = record.run.sources
+    best = max(record.checkpoints, key=lambda checkpoint: on_sources(checkpoint, sources))
+    title = f"{record.run.method}: accuracy (%)"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE)
+    for column in ("domain", "part", f"best on sources (step {best.step})", "last"):
+        table.add_column(column, justify="left" if column in ("domain", "part") else "right")
+    for domain in record.domains:
+        seen = domain in sources
+        part = "probe" if seen else "main"
+        scores = [checkpoint.score(domain, part) for checkpoint in (best, record.checkpoints[-1])]
+        cells = [f"{100 * score.accuracy:.1f}" if score else "–" for score in scores]
+        name = Text(domain, style="" if seen else "bold")
+        table.add_row(name, "probe" if seen else "unseen", *cells)
+    out.print(table)
+    err.print(f"record and weights in {folder}", markup=False, soft_wrap=True)
