@@ -30,6 +30,7 @@ def main() -> None:
     task = Task(
         sources=run.sources,
         classes=classes,
+        steps=STEPS,
         network=lambda outputs: network(run.backbone, shape, outputs),
         optimizer=partial(torch.optim.Adam, lr=run.lr, fused=True),
     )
@@ -40,7 +41,7 @@ def main() -> None:
     for _ in range(TURN):
         next(bare)
     ours.start()
-    for _ in fit(method, learner, average, stream, lambda *_: {}, steps=STEPS, every=TURN):
+    for _ in fit(method, learner, average, stream, lambda _: {}, steps=STEPS, every=TURN):
         ours.stop()
         yardstick.start()
         for _ in range(TURN):

@@ -38,6 +38,7 @@ def main() -> None:
     task = Task(
         sources=tuple(domains),
         classes=dataset.classes,
+        steps=200,
         network=lambda outputs: network("small:mlp", (2,), outputs),
         optimizer=partial(torch.optim.Adam, lr=3e-3),
     )
@@ -46,9 +47,7 @@ def main() -> None:
     average.follow(learner.model)
     stream = Stream(pooled_samples(domains, torch.device("cpu")), batch=32, seed=0)
     exam = Exam({("turn20", "main"): target})
-    for checkpoint in fit(
-        method, learner, average, stream, lambda model, _: exam.take(model), steps=200, every=50
-    ):
+    for checkpoint in fit(method, learner, average, stream, exam.take, steps=200, every=50):
         score = checkpoint.score("turn20", "main")
         if score is not None:
             print(f"step {checkpoint.step}: {100 * score.accuracy:.1f} % on the unseen domain")

@@ -42,6 +42,7 @@ def task() -> Task:
     return Task(
         sources=tuple(f"domain{i}" for i in range(DOMAINS)),
         classes=tuple("abcd"),
+        steps=100,
         network=little_network,
         optimizer=partial(torch.optim.Adam, lr=0.01),
     )

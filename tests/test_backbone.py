@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch import nn
 
-from afield.backbone import network
+from afield.backbone import Quadrants, network
 from afield.errors import SpecError, UnknownNameError
 
 PICTURES = [(1, 8, 8), (3, 16, 16), (1, 5, 7), (3, 64, 48), (1, 1, 1)]
@@ -71,3 +72,9 @@ def test_an_unknown_name_is_answered_with_a_guess():
 def test_convolutions_on_arrays_are_refused_with_what_to_use_instead(shape):
     with pytest.raises(SpecError, match=r"takes pictures, .* use small:mlp"):
         network("small:cnn", shape, 2)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 2), (3, 5), (8, 7)])
+def test_quadrants_are_an_adaptive_pooling_to_two_by_two(size):
+    x = torch.randn(3, 4, *size)
+    torch.testing.assert_close(Quadrants()(x), nn.AdaptiveAvgPool2d(2)(x))

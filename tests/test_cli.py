@@ -186,6 +186,7 @@ MISTAKES = [
     (("train", "spirals", "erm", "--target", "turn1"), "did you mean 'turn10'"),
     (("train", "spirals"), "give a dataset and a method"),
     (("train", "--like", "nowhere"), "no record.json"),
+    (("train", "--like", "nowhere", "--steps", "3"), "give no other setting"),
     (("table", "nowhere"), "no records there"),
     (("explain", "vrx"), "did you mean 'vrex'"),
     (("list", "method"), "did you mean 'methods'"),

@@ -184,3 +184,9 @@ def test_every_sample_of_a_group_is_drawn_once_before_any_comes_again_across_blo
     order = [i for (group,) in steps for i in group]
     for start in range(0, len(order) - size + 1, size):
         assert sorted(order[start : start + size]) == list(range(size))
+
+
+def test_a_group_without_samples_is_refused():
+    stream = Stream(numbered(10), batch=4, seed=0)
+    with pytest.raises(ValueError, match="without samples"):
+        stream.regroup([[0, 1, 2], []])

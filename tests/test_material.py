@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from afield.domains import Domain, DomainSet, parts
-from afield.evaluation import PARTS, Checkpoint, Exam, Score, Scores
+from afield.evaluation import PARTS, Checkpoint, Exam, Score, Scores, merged_scores
 from afield.material import CURVE_SAMPLES, Material
 from afield.record import Run
 from afield.selection import RULES
@@ -125,21 +125,23 @@ def test_of_the_target_is_read_what_the_rules_ask_and_no_more(rules, always, at_
     def target(read_parts: set[str]) -> set[tuple[str, str]]:
         return {("sketch", part) for part in read_parts}
 
-    assert read(exams.take(model(), last=False)) == PROBES | target(always)
-    assert read(exams.take(model(), last=True)) == PROBES | target(always | at_last)
-    completed = exams.completed(unread_best(), model())
+    assert read(exams.take(model())) == PROBES | target(always)
+    assert read(exams.last.take(model())) == target(at_last)
+    assert read(exams.best.take(model())) == target(at_best)
+    completed = exams.completed(unread_best(), model(), exams.best)
     assert read(completed.scores) == {("art", "probe")} | target(at_best)
 
 
 def test_with_two_unseen_domains_both_are_read():
     exams = material(run(("photo",), rules=("left-out-source",)), domains()).exams
     expected = {("photo", "probe"), ("art", "main"), ("sketch", "main")}
-    assert read(exams.take(model(), last=False)) == expected
+    assert read(exams.take(model())) == expected
 
 
 def test_with_no_unseen_domain_the_sources_alone_are_read():
     exams = material(run(NAMES), domains()).exams
-    assert read(exams.take(model(), last=True)) == {(name, "probe") for name in NAMES}
+    assert read(exams.take(model())) == {(name, "probe") for name in NAMES}
+    assert exams.last.take(model()) == exams.best.take(model()) == {}
 
 
 @pytest.mark.parametrize("rules", [("sources", "target"), ("left-out-source",), tuple(RULES)])
@@ -149,7 +151,8 @@ def test_scores_are_those_of_the_parts_cut_and_scaled_by_hand(rules):
     cuts = {name: parts(len(domain.y), trial=2, domain=name) for name, domain in found.items()}
     raw = torch.cat([found[name].x[cuts[name].main] for name in ("art", "photo")])
     mean, std = raw.mean(0), raw.std(0, correction=0)
-    taken = prepared.exams.take(model(), last=True)
+    exams = prepared.exams
+    taken = merged_scores(exams.take(model()), exams.last.take(model()), NAMES)
     for name, part in sorted(read(taken) - {("sketch", "sample")}):
         index = getattr(cuts[name], part)
         portion = Domain((found[name].x[index] - mean) / std, found[name].y[index])
@@ -160,7 +163,7 @@ def test_scores_are_those_of_the_parts_cut_and_scaled_by_hand(rules):
 @pytest.mark.parametrize(("sources", "unseen"), [(("art", "photo"), 1), (("art",), 2)])
 def test_curves_read_a_bounded_sample_of_the_unseen_domains(sources, unseen):
     exams = material(run(sources, rules=("sources",)), domains(size=300)).exams
-    taken = exams.take(model(), last=False)
+    taken = exams.take(model())
     sizes = [scores.sample.size for scores in taken.values() if scores.sample]
     assert sizes == [CURVE_SAMPLES // unseen] * unseen
 
@@ -168,7 +171,7 @@ def test_curves_read_a_bounded_sample_of_the_unseen_domains(sources, unseen):
 def test_a_completed_checkpoint_keeps_what_it_had():
     exams = material(run(rules=("sources",)), domains()).exams
     before = unread_best()
-    after = exams.completed(before, model())
+    after = exams.completed(before, model(), exams.best)
     assert replace(after, scores=before.scores) == before
     assert after.scores["art"] == before.scores["art"]
     assert after.score("sketch", "main").size == len(domains()["sketch"].y) - 8
@@ -176,4 +179,4 @@ def test_a_completed_checkpoint_keeps_what_it_had():
 
 def test_scores_come_in_the_order_of_the_dataset():
     exams = material(run(("sketch", "art")), domains()).exams
-    assert tuple(exams.take(model(), last=True)) == NAMES
+    assert tuple(exams.take(model())) == NAMES

@@ -27,7 +27,7 @@ def learned(method: Method, model, task, stream: Stream, *, steps: int = STEPS) 
     learner = method.setup(copy.deepcopy(model), task)
     average = Last()
     average.follow(learner.model)
-    for _ in fit(method, learner, average, stream, lambda *_: {}, steps=steps, every=steps):
+    for _ in fit(method, learner, average, stream, lambda _: {}, steps=steps, every=steps):
         pass
     return learner
 
@@ -100,7 +100,7 @@ def test_its_state_survives_a_round_trip(method, model, task, stream, tmp_path):
     torch.set_rng_state(state["rng"])
     average = Last()
     average.follow(learner.model)
-    for _ in fit(method, learner, average, rest, lambda *_: {}, steps=STEPS, every=STEPS):
+    for _ in fit(method, learner, average, rest, lambda _: {}, steps=STEPS, every=STEPS):
         pass
     assert torch.equal(weights(learner), weights(straight))
 

@@ -1,6 +1,7 @@
 import json
+import math
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -202,3 +203,28 @@ def test_a_store_that_cannot_be_written_is_a_clear_error(tmp_path):
 def test_a_folder_without_a_record_is_a_clear_error(tmp_path):
     with pytest.raises(DataError, match=r"no record\.json"):
         read_run(tmp_path)
+
+
+def test_numbers_that_are_not_finite_come_back(tmp_path):
+    store = Store(tmp_path)
+    scores = {"a": Scores(probe=Score(0.5, 0.5, math.inf, 10))}
+    record = replace(record_of(), checkpoints=(Checkpoint(1, scores, {"loss": -math.inf}),))
+    put(store, record)
+    assert store.get(RUN) == record
+
+
+def test_a_failure_does_not_come_after_a_success(tmp_path):
+    store = Store(tmp_path)
+    put(store, record_of())
+    store.put_failure(Failure(RUN, "too late", "trace"))
+    assert store.failures() == []
+
+
+def test_a_field_added_later_leaves_the_keys_of_older_runs_as_they_are():
+    @dataclass(frozen=True)
+    class LaterRun(Run):
+        weights: str = ""
+
+    older = {name: getattr(RUN, name) for name in Run.__dataclass_fields__}
+    assert LaterRun(**older).key == RUN.key
+    assert LaterRun(**older, weights="file").key != RUN.key

@@ -261,3 +261,50 @@ def test_a_record_says_where_and_with_what_it_was_made(tmp_path):
     assert record.device == "cpu, 1 thread(s)" or record.device.startswith("cuda")
     assert {"afield", "torch", "numpy", "python"} == set(record.versions)
     assert record.seconds > 0
+
+
+def test_a_snapshot_taken_for_fewer_rules_is_not_gone_on_from(tmp_path):
+    settings = {"steps": 30, "every": 3}
+    run = planned("spirals", "erm", target=("turn0", "turn10"), settings=settings)
+    store = Store(tmp_path)
+    interrupted(run, store, after=15)
+    record = execute(replace(run, rules=("left-out-source",)), store)
+    assert all(checkpoint.score("turn0", "main") for checkpoint in record.checkpoints)
+
+
+def test_a_snapshot_made_with_other_threads_is_not_gone_on_from(tmp_path):
+    run = planned("spirals", "erm", target="turn0", settings={"steps": 30, "every": 3})
+    straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")
+    execute(run, straight)
+    interrupted(run, broken, after=15)
+    state, done = broken.snapshot(run)
+    state["made"]["device"] = "cpu, 7 thread(s)"
+    broken.put_snapshot(run, state, done)
+    execute(run, broken)
+    assert outcome(broken, run) == outcome(straight, run)
+
+
+def test_a_snapshot_that_no_longer_fits_the_method_is_dropped(tmp_path, caplog):
+    run = planned("spirals", "erm", target="turn0", settings={"steps": 30, "every": 3})
+    straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")
+    execute(run, straight)
+    interrupted(run, broken, after=15)
+    state, done = broken.snapshot(run)
+    del state["learner"]["optimizer"]
+    broken.put_snapshot(run, state, done)
+    execute(run, broken)
+    assert "does not fit" in caplog.text
+    assert outcome(broken, run) == outcome(straight, run)
+
+
+def test_the_callers_default_type_does_not_reach_a_run(tmp_path):
+    run = planned("spirals", "erm", target="turn0", settings={"steps": 5})
+    first, second = Store(tmp_path / "first"), Store(tmp_path / "second")
+    execute(run, first)
+    torch.set_default_dtype(torch.float64)
+    try:
+        execute(run, second)
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert outcome(first, run) == outcome(second, run)

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from io import StringIO
 
 import numpy as np
@@ -237,10 +238,11 @@ def test_markdown_escapes_the_bar_in_names():
 
 
 def test_rows_are_labelled_by_what_was_chosen_by_hand():
-    assert label(Run("d", "vrex", ("a",))) == "vrex"
+    usual = ("backbone", "steps")
+    assert label(Run("d", "vrex", ("a",)), but=usual) == "vrex"
     chosen = Run("d", "vrex", ("a",), given={"vrex.penalty": 3.0, "lr": 0.1}, average="ema")
-    assert label(chosen) == "vrex + ema vrex.penalty=3.0 lr=0.1"
-    assert label(chosen, but=["lr"]) == "vrex + ema vrex.penalty=3.0"
+    assert label(chosen, but=usual) == "vrex + ema penalty=3.0 lr=0.1"
+    assert label(chosen, but=[*usual, "lr"]) == "vrex + ema penalty=3.0"
 
 
 def test_settings_common_to_all_rows_are_not_repeated():
@@ -251,9 +253,9 @@ def test_settings_common_to_all_rows_are_not_repeated():
         + benchmark([[0.7, 0.5, 0.7]], method="vrex", given={**shared, "vrex.penalty": 9.0})
     )
     frame = tabulate(records, rules=["sources"])
-    labels = ["erm", "vrex vrex.penalty=1.0", "vrex vrex.penalty=9.0"]
+    labels = ["erm", "vrex penalty=1.0", "vrex penalty=9.0"]
     assert list(dict.fromkeys(frame["method"])) == labels
-    assert numbers(frame, "vrex vrex.penalty=9.0").loc["art", "accuracy"] == 0.7
+    assert numbers(frame, "vrex penalty=9.0").loc["art", "accuracy"] == 0.7
 
 
 def test_a_setting_that_differs_is_told_in_every_row():
@@ -348,3 +350,21 @@ def test_what_looks_equal_is_marked_alike():
     records += benchmark([[0.1, 0.1, 0.1]], method="groupdro")
     rows = markdown_rows(as_markdown(tabulate(records, rules=["sources"])))
     assert rows["erm"][3] == rows["vrex"][3] == "**20.0**"
+
+
+def test_records_of_unequal_length_are_different_rows_though_nothing_was_given():
+    first, *rest = benchmark([[0.9, 0.5, 0.7]])
+    longer = [replace(r, run=replace(r.run, steps=9999)) for r in (first, *rest)]
+    frame = tabulate([first, *rest, *longer], rules=["sources"])
+    steps = first.run.steps
+    assert list(dict.fromkeys(frame["method"])) == [f"erm steps={steps}", "erm steps=9999"]
+
+
+def test_the_number_of_draws_is_told():
+    records = benchmark([[0.9, 0.5, 0.7]])
+    more = [replace(r, run=replace(r.run, draw=1)) for r in records]
+    assert set(tabulate([*records, *more])["draws"]) == {2}
+    assert "best of 2 draws" in shown(tabulate([*records, *more]))
+    vrex = benchmark([[0.9, 0.5, 0.7]], method="vrex")
+    assert "best of 1–2 draws" in shown(tabulate([*records, *more, *vrex]))
+    assert "draw" not in shown(tabulate(records))

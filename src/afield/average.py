@@ -30,7 +30,7 @@ class Average:
         """Take in the weights after a training step."""
 
     def after_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Take in how the deployed model does on the sources."""
+        """Take in how the deployed model does on the sources; of the target nothing is in it."""
 
     def state_dict(self) -> dict[str, Any]:
         """All that is not a setting."""

@@ -17,7 +17,7 @@ from afield import catalog, console
 from afield.errors import AfieldError, SpecError, UnknownNameError
 
 if TYPE_CHECKING:
-    from afield.record import Record
+    from afield.record import Failure, Record
 
 __all__ = ["app", "main"]
 
@@ -97,7 +97,7 @@ def bench(
         average=average,
         settings=_settings(set_, steps=steps, backbone=backbone),
     )
-    pool = Local(workers or max(1, (os.cpu_count() or 1) // threads))
+    pool = Local(workers or _default_workers(threads))
     outcomes = complete(runs, Store(store), pool=pool, threads=threads)
     found = in_order(runs, console.followed(outcomes, len(runs)))
     if not console.print_outcomes(found, store, form=format_, rules=wanted):
@@ -128,7 +128,10 @@ def train(
     from afield.record import Store, read_run
     from afield.runner import execute
 
+    settings = _settings(set_, steps=steps, backbone=backbone)
     if like is not None:
+        if dataset or target or settings or (trial, draw, average) != (0, 0, "last"):
+            raise SpecError("--like repeats a run as it is: give no other setting beside it")
         run = read_run(like)
     elif dataset is None or method is None:
         raise SpecError("give a dataset and a method, or --like and a run's folder")
@@ -140,7 +143,7 @@ def train(
             trial=trial,
             draw=draw,
             average=average,
-            settings=_settings(set_, steps=steps, backbone=backbone),
+            settings=settings,
         )
     with console.bar(f"{run.method} on {run.dataset}", run.steps) as advance:
         record = execute(
@@ -160,7 +163,7 @@ def table(
     from afield.record import Store
     from afield.selection import checked_rules
 
-    known = [*_records_of(store), *Store(store).failures()]
+    known: list[Record | Failure] = [*_records_of(store), *Store(store).failures()]
     console.print_outcomes(known, store, form=format_, rules=checked_rules(_split(rules)))
 
 
@@ -222,6 +225,16 @@ def _stop(*_: object) -> None:
         worker.kill()
     console.err.print("stopped; start it again to go on")
     sys.exit(130)
+
+
+def _default_workers(threads: int) -> int:
+    """As many as the cores that this process may use can carry; one where there is a GPU."""
+    from afield.runner import default_device
+
+    if default_device() != "cpu":
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, (cores or 1) // threads)
 
 
 def _split(names: str) -> list[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from afield import catalog
+from afield.domains import PROBE_FRACTION
 from afield.evaluation import Checkpoint
 from afield.record import Record, Run
 from afield.table import common_settings, label
@@ -69,7 +70,7 @@ def _line(
             "trial_seed": run.trial,
             "hparams_seed": run.draw,
             "seed": run.seed,
-            "holdout_fraction": 0.2,
+            "holdout_fraction": PROBE_FRACTION,
             "steps": run.steps,
             "checkpoint_freq": run.every,
             "task": "domain_generalization",

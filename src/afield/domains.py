@@ -20,6 +20,7 @@ from afield.randomness import seed
 from afield.space import Around, LogUniform
 
 __all__ = [
+    "PROBE_FRACTION",
     "Domain",
     "DomainSet",
     "Parts",
@@ -30,6 +31,9 @@ __all__ = [
     "gaps",
     "parts",
 ]
+
+
+PROBE_FRACTION = 0.2
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Training:
     A checkpoint comes `every` so many steps; None is every 2 % of them.
     """
 
-    steps: int = 300
+    steps: int = 600
     every: int | None = None
     batch: Annotated[int, Around(0.25, 2.0)] = 16
     lr: Annotated[float, Around(0.1, 3.0)] = 1e-3
@@ -105,7 +109,7 @@ class Parts(NamedTuple):
     probe: Tensor
 
 
-def parts(size: int, *, trial: int, domain: str, fraction: float = 0.2) -> Parts:
+def parts(size: int, *, trial: int, domain: str, fraction: float = PROBE_FRACTION) -> Parts:
     """Cut a domain in two; the cut depends on nothing but the trial and the domain's name.
 
     >>> [len(part) for part in parts(10, trial=0, domain="sketch")]

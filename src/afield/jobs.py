@@ -7,10 +7,10 @@ from typing import Any
 
 from afield import catalog
 from afield.backbone import network
-from afield.domains import gaps
+from afield.domains import Domain, DomainSet, gaps
 from afield.protocol import leave_one_out, planned_run
 from afield.readers import find_dataset
-from afield.record import Failure, Record, Run, Store
+from afield.record import DEFAULT_RULES, Failure, Record, Run, Store
 from afield.runner import execute, loaded
 from afield.selection import checked_rules
 from afield.sweep import Local, complete, in_order
@@ -27,7 +27,7 @@ def plan(
     dataset: str | Path,
     methods: Sequence[str] | None = None,
     *,
-    rules: Sequence[str] = ("sources", "target"),
+    rules: Sequence[str] = DEFAULT_RULES,
     **options: Any,
 ) -> list[Run]:
     """The runs of a benchmark, after reading and checking the data.
@@ -49,9 +49,7 @@ def plan(
     for name in names:
         catalog.find("methods", name)
     found = find_dataset(dataset)
-    domains = loaded(found)
-    for gap in gaps(domains, found.classes):
-        log.warning("%s: %s", found.name, gap)
+    domains = _checked(found)
     names = list(dict.fromkeys(names))
     runs = leave_one_out(found, names, rules=checked_rules(rules), **options)
     # A backbone that does not exist or does not fit is better told now than by every run.
@@ -65,6 +63,8 @@ def bench(
     *,
     store: str | Path | Store = "runs",
     workers: int = 1,
+    threads: int = 1,
+    device: str | None = None,
     **options: Any,
 ) -> list[Record]:
     """Leave one domain out with several methods; return the records, kept in the store.
@@ -79,6 +79,8 @@ def bench(
         The folder of the records.
     workers
         How many processes to use.
+    threads, device
+        As in `execute`.
     options
         As in `leave_one_out`: trials, draws, rules, average, settings.
 
@@ -92,7 +94,8 @@ def bench(
     """
     place = store if isinstance(store, Store) else Store(store)
     runs = plan(dataset, methods, **options)
-    outcomes = in_order(runs, complete(runs, place, pool=Local(workers)))
+    found = complete(runs, place, pool=Local(workers), threads=threads, device=device)
+    outcomes = in_order(runs, found)
     for failure in outcomes:
         if isinstance(failure, Failure):
             log.error("%s failed: %s", failure.run.key, failure.error)
@@ -152,5 +155,14 @@ def planned(
 ) -> Run:
     """The run that trains on all domains but the target; `options` as in `planned_run`."""
     found = find_dataset(dataset)
+    _checked(found)
     left_out = (target,) if isinstance(target, str) else tuple(target)
     return planned_run(found, method, found.without(*left_out), **options)
+
+
+def _checked(dataset: DomainSet) -> dict[str, Domain]:
+    """The domains, read before anything is trained; classes that one lacks are reported."""
+    domains = loaded(dataset)
+    for gap in gaps(domains, dataset.classes):
+        log.warning("%s: %s", dataset.name, gap)
+    return domains

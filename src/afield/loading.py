@@ -102,6 +102,8 @@ class Stream:
         """Draw from these groups of indices from now on; the whole batch keeps its size."""
         self.generation += 1
         self.groups = [torch.as_tensor(group, device="cpu") for group in groups]
+        if not all(len(group) for group in self.groups):
+            raise ValueError("a group without samples cannot be drawn from")
         self._start()
 
     def __iter__(self) -> "Stream":

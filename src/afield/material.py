@@ -17,8 +17,9 @@ from afield.selection import RULES
 
 __all__ = ["Exams", "Material"]
 
-# How many samples of all unseen domains together are read for the curves at a checkpoint.
-CURVE_SAMPLES = 64
+# How many samples of all unseen domains together are read for the curves at a checkpoint, but of
+# each at least so many.
+CURVE_SAMPLES, CURVE_LEAST = 64, 8
 
 
 @dataclass(frozen=True)
@@ -30,15 +31,15 @@ class Exams:
     best: Exam
     order: tuple[str, ...]
 
-    def take(self, model: nn.Module, *, last: bool) -> dict[str, Scores]:
-        """The scores of a checkpoint."""
-        further = self.last.take(model) if last else {}
-        return merged_scores(self.regular.take(model), further, self.order)
+    def take(self, model: nn.Module) -> dict[str, Scores]:
+        """What is read at every checkpoint."""
+        return merged_scores(self.regular.take(model), {}, self.order)
 
-    def completed(self, checkpoint: Checkpoint, model: nn.Module) -> Checkpoint:
-        """The best checkpoint on the sources, with what is read of it alone."""
-        scores = merged_scores(checkpoint.scores, self.best.take(model), self.order)
-        return replace(checkpoint, scores=scores)
+    def completed(self, checkpoint: Checkpoint, model: nn.Module, exam: Exam) -> Checkpoint:
+        """A checkpoint with what is read of it in another exam as well."""
+        return replace(
+            checkpoint, scores=merged_scores(checkpoint.scores, exam.take(model), self.order)
+        )
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Material:
             return Domain(scaling(x).to(device), y.to(device))
 
         unseen = dataset.without(*run.sources)
-        share = max(8, CURVE_SAMPLES // max(1, len(unseen)))
+        share = max(CURVE_LEAST, CURVE_SAMPLES // max(1, len(unseen)))
         portions = {(name, "probe"): portion(name, cuts[name].probe) for name in dataset.domains}
         for name in unseen:
             portions[name, "main"] = portion(name, cuts[name].main)

@@ -6,7 +6,7 @@ Methods draw random numbers from torch's generators only, and log detached tenso
 reading a number off the device inside a step would make the device wait.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +24,17 @@ Logs = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Task:
-    """All that a method may know of what is asked; of the target it knows nothing."""
+    """All that a method may know of what is asked; of the target it knows nothing.
+
+    `network` makes a further network with so many outputs, `optimizer` an optimiser for parameters
+    or groups of them, with the run's settings unless others are given as keywords.
+    """
 
     sources: tuple[str, ...]
     classes: tuple[str, ...]
+    steps: int
     network: Callable[[int], nn.Module]
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    optimizer: Callable[..., torch.optim.Optimizer]
 
 
 class Learner:
@@ -40,7 +45,7 @@ class Learner:
     ) -> None:
         self.model = model
         self.task = task
-        self.parts = nn.ModuleDict(dict(parts or {}))
+        self.parts = nn.ModuleDict(dict(parts or {})).to(next(model.parameters()).device)
         self.memory: dict[str, Tensor] = {}
         self.step = 0
         self.reset_optimizer()

@@ -8,7 +8,7 @@ from afield import catalog
 from afield.catalog import hint
 from afield.domains import DomainSet, Training
 from afield.errors import SpecError, UnknownNameError
-from afield.record import Run
+from afield.record import DEFAULT_RULES, Run
 from afield.selection import RULES
 from afield.space import checked, draw_values
 
@@ -26,7 +26,7 @@ def leave_one_out(
     *,
     trials: int = 3,
     draws: int = 1,
-    rules: Sequence[str] = ("sources", "target"),
+    rules: Sequence[str] = DEFAULT_RULES,
     average: str = "last",
     settings: Settings | None = None,
 ) -> list[Run]:
@@ -93,7 +93,7 @@ def planned_run(
     *,
     trial: int = 0,
     draw: int = 0,
-    rules: tuple[str, ...] = ("sources", "target"),
+    rules: tuple[str, ...] = DEFAULT_RULES,
     average: str = "last",
     settings: Settings | None = None,
 ) -> Run:
@@ -108,21 +108,21 @@ def planned_run(
     rules, average, settings
         As in `leave_one_out`.
     """
-    given = {
-        name: value
-        for name, value in (settings or {}).items()
-        if "." not in name or name.partition(".")[0] in (method, average)
+    owners = {"": Training, method: catalog.find("methods", method)}
+    owners[average] = catalog.find("averages", average)
+    asked: dict[str, dict[str, Any]] = {owner: {} for owner in owners}
+    for name, value in (settings or {}).items():
+        owner, _, own = name.rpartition(".")
+        if owner in asked:
+            asked[owner][own] = value
+    chosen = {owner: checked(owners[owner], values) for owner, values in asked.items()}
+    start = {"": vars(dataset.training)}
+    drawn = {
+        owner: draw_values(kind, draw=draw, trial=trial, start=start.get(owner)) | chosen[owner]
+        for owner, kind in owners.items()
     }
-    plain = {name: value for name, value in given.items() if "." not in name}
-    drawn_training = draw_values(Training, draw=draw, trial=trial, start=vars(dataset.training))
-    training = {**drawn_training, **checked(Training, plain)}
+    training = drawn[""]
     training["every"] = training["every"] or max(1, training["steps"] // CHECKPOINTS)
-
-    def params(kind: str, name: str) -> dict[str, Any]:
-        found = catalog.find(kind, name)
-        chosen = {k.partition(".")[2]: v for k, v in given.items() if k.startswith(f"{name}.")}
-        return {**draw_values(found, draw=draw, trial=trial), **checked(found, chosen)}
-
     return Run(
         dataset=dataset.spec,
         data=dataset.fingerprint,
@@ -130,11 +130,15 @@ def planned_run(
         sources=sources,
         trial=trial,
         draw=draw,
-        params=params("methods", method),
+        params=drawn[method],
         average=average,
-        average_params=params("averages", average),
+        average_params=drawn[average],
         rules=rules,
-        given=given,
+        given={
+            f"{owner}.{name}".lstrip("."): value
+            for owner, values in chosen.items()
+            for name, value in values.items()
+        },
         **training,
     )
 

@@ -7,11 +7,10 @@ file.npz with X, y, domain        X: samples × features, or samples × (channel
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
+from functools import lru_cache, partial
 from pathlib import Path
-from statistics import median_low
-from typing import Any, TypeVar
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -27,15 +26,13 @@ from afield.errors import DataError, UnknownNameError
 __all__ = ["array_file", "find_dataset", "image_folder"]
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
-LARGEST_SIDE = 64
+SIDE = 64
 CHANNELS = (1, 3, 4)
 DEEP = ("I;16", "I;16L", "I;16B", "I", "F")
-GREY = ("1", "L", "LA", *DEEP)
 # Left behind by operating systems; hidden files are passed over as well.
 CLUTTER = ("thumbs.db", "desktop.ini")
 
 Files = Mapping[str, list[tuple[Path, int]]]
-T = TypeVar("T")
 
 
 def find_dataset(spec: str | Path) -> DomainSet:
@@ -94,6 +91,14 @@ def image_folder(path: Path) -> DomainSet:
 def array_file(path: Path) -> DomainSet:
     """An ``.npz`` file with arrays X, y and domain; nothing in it is ever unpickled."""
     path = path.resolve()
+    state = path.stat()
+    return _array_file(path, (state.st_size, state.st_mtime_ns))
+
+
+@lru_cache(maxsize=1)
+def _array_file(path: Path, state: tuple[int, int]) -> DomainSet:
+    """The same, for a file in this state: it is not read and checked again for every run."""
+    del state
     arrays = _arrays(path)
     names, classes = (_labels(arrays[key]) for key in ("domain", "y"))
     if len(names) < 2:
@@ -141,11 +146,7 @@ def _read_pictures(files: Files, root: Path) -> dict[str, Domain]:
     del root
     broken: dict[Path, str] = {}
     everything = [file for domain in files.values() for file, _ in domain]
-    forms = [form for file in everything if (form := _tried(_form, file, broken))]
-    side = min(LARGEST_SIDE, median_low([side for side, _ in forms] or [1]))
-    read = partial(_picture, side=side, mode="L" if all(grey for _, grey in forms) else "RGB")
-    sound = [file for file in everything if file not in broken]
-    pictures = {f: picture for f in sound if (picture := _tried(read, f, broken)) is not None}
+    pictures = {f: picture for f in everything if (picture := _tried(f, broken)) is not None}
     if broken:
         told = "; ".join(f"{file} ({reason})" for file, reason in list(broken.items())[:5])
         more = f" and {len(broken) - 5} more" if len(broken) > 5 else ""
@@ -159,29 +160,27 @@ def _read_pictures(files: Files, root: Path) -> dict[str, Domain]:
     }
 
 
-def _tried(read: Callable[[Path], T], file: Path, broken: dict[Path, str]) -> T | None:
-    """What a function reads of a file; a file that cannot be read is put down as broken."""
+def _tried(file: Path, broken: dict[Path, str]) -> NDArray[np.uint8] | None:
+    """The picture; a file that cannot be read is put down as broken."""
     try:
-        return read(file)
+        return _picture(file)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         broken[file] = (str(error).splitlines() or ["unreadable"])[0]
         return None
 
 
-def _form(file: Path) -> tuple[int, bool]:
-    """The short side, and whether it is grey; read off the header."""
-    with Image.open(file) as image:
-        return min(image.size), image.mode in GREY
+def _picture(file: Path) -> NDArray[np.uint8]:
+    """The picture as 3 × side × side.
 
-
-def _picture(file: Path, *, side: int, mode: str) -> NDArray[np.uint8]:
-    """The picture as channels × side × side."""
+    One form for all, whatever the files are like: a form chosen by looking at them would let the
+    unseen domain's pictures have a say in the training.
+    """
     with Image.open(file) as image:
         plain = _eight_bits(image)
         # Transparency of a palette is only understood on the way to RGBA.
-        plain = (plain.convert("RGBA") if plain.mode == "P" else plain).convert(mode)
-    small = plain.resize((side, side), Image.Resampling.BILINEAR)
-    return np.atleast_3d(np.asarray(small)).transpose(2, 0, 1)
+        plain = (plain.convert("RGBA") if plain.mode == "P" else plain).convert("RGB")
+    small = plain.resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    return np.asarray(small).transpose(2, 0, 1)
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

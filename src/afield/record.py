@@ -30,8 +30,10 @@ from afield.errors import DataError, SpecError
 from afield.evaluation import Checkpoint
 from afield.randomness import seed
 
-__all__ = ["BusyError", "Failure", "Record", "Run", "Store", "read_run"]
+__all__ = ["DEFAULT_RULES", "BusyError", "Failure", "Record", "Run", "Store", "read_run"]
 
+# The selection rules that need no further runs.
+DEFAULT_RULES = ("sources", "target")
 # These say how a run is read and shown, not what is trained; with or without them it is one run.
 NOT_IN_KEY = ("rules", "given")
 
@@ -64,7 +66,7 @@ class Run:
     lr: float = 1e-3
     weight_decay: float = 0.0
     data: str = ""
-    rules: tuple[str, ...] = ("sources", "target")
+    rules: tuple[str, ...] = DEFAULT_RULES
     given: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -162,7 +164,7 @@ class Store:
         folder = self.folder(record.run)
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
         _write(folder / "model.safetensors", save(plain, metadata={"run": record.run.key}))
-        _write(folder / "record.json", _RECORD.dump_json(record, exclude_none=True))
+        _write(folder / "record.json", _as_json(_RECORD, record))
         for leftover in ("snapshot.pt", "failure.json"):
             (folder / leftover).unlink(missing_ok=True)
 
@@ -175,10 +177,11 @@ class Store:
             raise DataError(f"{path}: no readable weights ({error}); run it again") from None
 
     def put_failure(self, failure: Failure) -> None:
-        """Keep the reason of a failure."""
-        folder = self.folder(failure.run)
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / "failure.json", _FAILURE.dump_json(failure, indent=1))
+        """Keep the reason of a failure, unless another process has done the run since."""
+        with self.claim(failure.run):
+            if self.get(failure.run) is None:
+                path = self.folder(failure.run) / "failure.json"
+                _write(path, _as_json(_FAILURE, failure))
 
     def failures(self) -> list[Failure]:
         """The runs that have failed and not succeeded since."""
@@ -188,7 +191,7 @@ class Store:
     def put_snapshot(self, run: Run, state: Mapping[str, Any], done: Sequence[Checkpoint]) -> None:
         """Keep all that is needed to go on with a run."""
         buffer = io.BytesIO()
-        checkpoints = _CHECKPOINTS.dump_json(tuple(done)).decode()
+        checkpoints = _as_json(_CHECKPOINTS, tuple(done)).decode()
         torch.save({**state, "checkpoints": checkpoints}, buffer)
         _write(self.folder(run) / "snapshot.pt", buffer.getvalue())
 
@@ -199,6 +202,10 @@ class Store:
             return None
         state = torch.load(path, map_location="cpu", weights_only=True)
         return state, list(_CHECKPOINTS.validate_json(state.pop("checkpoints")))
+
+    def drop_snapshot(self, run: Run) -> None:
+        """Forget the state to go on from."""
+        (self.folder(run) / "snapshot.pt").unlink(missing_ok=True)
 
     def folder(self, run: Run) -> Path:
         """Where all files of a run lie."""
@@ -234,8 +241,20 @@ def read_run(folder: Path) -> Run:
 
 
 def _digest(run: Run, leaving_out: tuple[str, ...]) -> str:
-    fields = {name: value for name, value in asdict(run).items() if name not in leaving_out}
+    """A digest of a run's fields; what is zero or empty is left out.
+
+    So a field that is added later, and is zero or empty for all that could be asked before, changes
+    no key: what is finished stays finished.
+    """
+    fields = {
+        name: value for name, value in asdict(run).items() if value and name not in leaving_out
+    }
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _as_json(adapter: TypeAdapter[Any], value: Any) -> bytes:
+    """JSON that keeps NaN and infinity, as an unseen domain's loss may be."""
+    return json.dumps(adapter.dump_python(value, exclude_none=True)).encode()
 
 
 def _write(path: Path, content: bytes) -> None:

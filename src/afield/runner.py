@@ -75,18 +75,16 @@ def execute(
         if known is not None:
             return known
         run = store.widened(run)
-        with _steady(run.seed, threads):
-            work = _begun(run, place, root or data_root())
-            _resume(work, store)
+        with _steady(threads):
+            work = _continued(run, store, _Place(place, threads, root or data_root()))
             _train(work, store, snapshot_seconds, watch)
-            _read_best(work)
-        packages = {name: version(name) for name in ("afield", "torch", "numpy")}
+            _read_unseen(work)
         record = Record(
             run=run,
             checkpoints=tuple(work.checkpoints),
             seconds=work.seconds,
-            versions={**packages, "python": platform.python_version()},
-            device=f"cpu, {threads} thread(s)" if place.type == "cpu" else str(place),
+            versions=_versions(),
+            device=work.place.told,
         )
         store.put(record, work.best)
         return record
@@ -102,11 +100,28 @@ def loaded(dataset: DomainSet, root: Path | None = None) -> dict[str, Domain]:
     return _loaded(dataset.spec, dataset.fingerprint, root or data_root())
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where a run is done."""
+
+    device: torch.device
+    threads: int
+    root: Path
+
+    @property
+    def told(self) -> str:
+        """The device in words, as far as results depend on it."""
+        if self.device.type == "cpu":
+            return f"cpu, {self.threads} thread(s)"
+        return torch.cuda.get_device_name(self.device)
+
+
 @dataclass
 class _Work:
     """The pieces of one training, and what is known of it so far."""
 
     run: Run
+    place: _Place
     method: Method
     learner: Learner
     average: Average
@@ -117,17 +132,19 @@ class _Work:
     seconds: float = 0.0
 
 
-def _begun(run: Run, device: torch.device, root: Path) -> _Work:
+def _begun(run: Run, place: _Place) -> _Work:
     """Everything read and built, nothing trained."""
+    torch.manual_seed(run.seed)
     dataset = find_dataset(run.dataset)
     if dataset.fingerprint != run.data:
         raise DataError(f"{run.dataset}: the data have changed since the run was asked; ask again")
-    material = Material.of(run, dataset, loaded(dataset, root), device)
+    material = Material.of(run, dataset, loaded(dataset, place.root), place.device)
     shape = tuple(material.samples.x.shape[1:])
     task = Task(
         sources=run.sources,
         classes=dataset.classes,
-        network=lambda outputs: network(run.backbone, shape, outputs).to(device),
+        steps=run.steps,
+        network=lambda outputs: network(run.backbone, shape, outputs).to(place.device),
         optimizer=partial(torch.optim.Adam, lr=run.lr, weight_decay=run.weight_decay, fused=True),
     )
     method: Method = build(catalog.find("methods", run.method), run.params)
@@ -135,7 +152,7 @@ def _begun(run: Run, device: torch.device, root: Path) -> _Work:
     average: Average = build(catalog.find("averages", run.average), run.average_params)
     average.follow(learner.model)
     stream = Stream(material.samples, batch=run.batch, seed=run.seed)
-    return _Work(run, method, learner, average, stream, material.exams)
+    return _Work(run, place, method, learner, average, stream, material.exams)
 
 
 def _train(
@@ -152,7 +169,7 @@ def _train(
         work.learner,
         work.average,
         work.stream,
-        lambda model, step: work.exams.take(model, last=step == run.steps),
+        work.exams.take,
         steps=run.steps,
         every=run.every,
     )
@@ -180,13 +197,14 @@ def _values(work: _Work) -> list[float]:
     return [on_sources(checkpoint, work.run.sources) for checkpoint in work.checkpoints]
 
 
-def _read_best(work: _Work) -> None:
-    """Read the unseen domains once, where the first rule picks, instead of at every checkpoint."""
+def _read_unseen(work: _Work) -> None:
+    """Read unseen domains at the last checkpoint and where the first rule picks, not everywhere."""
+    model, done, exams = work.average.model, work.checkpoints, work.exams
+    done[-1] = exams.completed(done[-1], model, exams.last)
     values = _values(work)
-    index = values.index(max(values))
-    work.average.model.load_state_dict(work.best)
-    completed = work.exams.completed(work.checkpoints[index], work.average.model)
-    work.checkpoints[index] = completed
+    best = values.index(max(values))
+    model.load_state_dict(work.best)
+    done[best] = exams.completed(done[best], model, exams.best)
 
 
 def _state(work: _Work) -> dict[str, Any]:
@@ -197,24 +215,40 @@ def _state(work: _Work) -> dict[str, Any]:
         "random": saved_state(),
         "best": work.best,
         "seconds": work.seconds,
-        "versions": [version("afield"), version("torch")],
+        "made": _made(work),
     }
 
 
-def _resume(work: _Work, store: Store) -> None:
-    """Go on from the last snapshot, if there is one that this version wrote."""
-    found = store.snapshot(work.run)
+def _made(work: _Work) -> dict[str, Any]:
+    """What a snapshot must share with the run that goes on from it, to end in the same bytes."""
+    return {"device": work.place.told, "rules": list(work.run.rules), **_versions()}
+
+
+def _versions() -> dict[str, str]:
+    packages = {name: version(name) for name in ("afield", "torch", "numpy")}
+    return {**packages, "python": platform.python_version()}
+
+
+def _continued(run: Run, store: Store, place: _Place) -> _Work:
+    """The work as its last snapshot has it, or from the beginning."""
+    work, found = _begun(run, place), store.snapshot(run)
     if found is None:
-        return
+        return work
     state, checkpoints = found
-    if state["versions"] != [version("afield"), version("torch")]:
-        log.warning("%s: the snapshot is another version's; starting again", work.run.key)
-        return
-    work.learner.load_state_dict(state["learner"])
-    work.average.load_state_dict(state["average"])
-    work.stream.load_state_dict(state["stream"])
+    if state["made"] != _made(work):
+        log.warning("%s: the snapshot was made otherwise; starting again", run.key)
+        return work
+    try:
+        work.learner.load_state_dict(state["learner"])
+        work.average.load_state_dict(state["average"])
+        work.stream.load_state_dict(state["stream"])
+    except (KeyError, ValueError, RuntimeError) as error:  # the method's code has changed since
+        log.warning("%s: the snapshot does not fit (%s); starting again", run.key, error)
+        store.drop_snapshot(run)
+        return _begun(run, place)
     restore_state(state["random"])
     work.checkpoints, work.best, work.seconds = checkpoints, state["best"], state["seconds"]
+    return work
 
 
 @lru_cache(maxsize=1)
@@ -224,17 +258,19 @@ def _loaded(spec: str, fingerprint: str, root: Path) -> dict[str, Domain]:
 
 
 @contextmanager
-def _steady(seed: int, threads: int) -> Iterator[None]:
-    """One seed, one number of threads, deterministic kernels; afterwards all is as before."""
-    before, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+def _steady(threads: int) -> Iterator[None]:
+    """One number of threads, deterministic kernels, float32; afterwards all is as before."""
+    before, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    strict = torch.are_deterministic_algorithms_enabled()
     cuda = range(torch.cuda.device_count())
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     with torch.random.fork_rng(devices=cuda):
-        torch.manual_seed(seed)
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(mode=strict or bool(cuda), warn_only=True)
+        torch.set_default_dtype(torch.float32)
+        torch.use_deterministic_algorithms(mode=strict or bool(cuda), warn_only=not strict)
         try:
             yield
         finally:
             torch.set_num_threads(before)
+            torch.set_default_dtype(dtype)
             torch.use_deterministic_algorithms(mode=strict)

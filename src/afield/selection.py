@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from afield.catalog import hint
-from afield.errors import UnknownNameError
+from afield.errors import DataError, UnknownNameError
 from afield.evaluation import Checkpoint
 from afield.record import Record, Run
 
@@ -65,13 +65,15 @@ def by_sources(records: Sequence[Record], target: str) -> Pick | None:
 
 def by_left_out_source(records: Sequence[Record], target: str) -> Pick | None:
     """Best mean accuracy on each source in turn when it, too, was left out, at the same step."""
+    curves = _curves(records, target)
     return _best(
         target,
         (
             (sum(values) / len(values), record, checkpoint)
             for record in _left_out(records, target)
             for checkpoint in record.checkpoints
-            if (values := _twins_accuracy(records, record, checkpoint.step, target))
+            for values in [_at_step(curves, record.run, checkpoint.step)]
+            if values
         ),
     )
 
@@ -91,8 +93,11 @@ def by_target(records: Sequence[Record], target: str) -> Pick | None:
 
 def on_sources(checkpoint: Checkpoint, sources: Sequence[str]) -> float:
     """Mean accuracy on the sources' probe parts; the first best checkpoint is deployed."""
-    scores = [checkpoint.score(source, "probe") for source in sources]
-    return sum(score.accuracy for score in scores if score is not None) / len(scores)
+    scores = [checkpoint.scores[source].probe for source in sources]
+    accuracies = [score.accuracy for score in scores if score is not None]
+    if len(accuracies) < len(sources):
+        raise DataError(f"step {checkpoint.step}: a source's probe part was not read")
+    return sum(accuracies) / len(accuracies)
 
 
 def checked_rules(names: Sequence[str]) -> tuple[str, ...]:
@@ -103,30 +108,34 @@ def checked_rules(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(rule for rule in RULES if rule in names or "all" in names)
 
 
-def _left_out(records: Iterable[Record], *domains: str) -> list[Record]:
-    """The records in which exactly these domains are unseen, in the order of their draws."""
-    found = [record for record in records if set(record.unseen) == set(domains)]
+def _left_out(records: Iterable[Record], target: str) -> list[Record]:
+    """The records in which the target alone is unseen, in the order of their draws."""
+    found = [record for record in records if record.unseen == (target,)]
     return sorted(found, key=lambda record: (record.run.draw, record.run.key))
 
 
-def _twins_accuracy(
-    records: Sequence[Record], record: Record, step: int, target: str
-) -> list[float] | None:
-    """Accuracy on each source where it was left out as well; None unless there is one for each."""
-    found = []
-    for source in record.run.sources:
-        twins = _left_out(records, target, source)
-        scores = [
-            score.accuracy
-            for twin in twins
-            if twin.run.recipe == record.run.recipe
-            for checkpoint in twin.checkpoints
-            if checkpoint.step == step and (score := checkpoint.score(source, "main")) is not None
-        ]
-        if not scores:
-            return None
-        found.append(scores[0])
+Curves = dict[tuple[str, str], dict[int, float]]
+
+
+def _curves(records: Iterable[Record], target: str) -> Curves:
+    """For each twin (recipe and source left out beside the target), the source's accuracies."""
+    found: Curves = {}
+    for record in records:
+        if len(record.unseen) == 2 and target in record.unseen:
+            (source,) = set(record.unseen) - {target}
+            found[record.run.recipe, source] = {
+                checkpoint.step: score.accuracy
+                for checkpoint in record.checkpoints
+                if (score := checkpoint.score(source, "main")) is not None
+            }
     return found
+
+
+def _at_step(curves: Curves, run: Run, step: int) -> list[float] | None:
+    """Accuracy on each source where it was left out as well; None unless there is one for each."""
+    values = [curves.get((run.recipe, source), {}).get(step) for source in run.sources]
+    found = [value for value in values if value is not None]
+    return found if len(found) == len(values) else None
 
 
 def _best(target: str, candidates: Iterable[tuple[float, Record, Checkpoint]]) -> Pick | None:

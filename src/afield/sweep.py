@@ -134,7 +134,7 @@ def _lost(run: Run, *, store: Store) -> Failure:
 def _kept(failure: Failure, store: Store) -> Failure:
     try:
         store.put_failure(failure)
-    except OSError as error:
+    except (OSError, AfieldError) as error:
         log.warning("%s: the failure could not be written (%s)", failure.run.key, error)
     return failure
 

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 MISSING = "–"
-COLUMNS = ["dataset", "rule", "method", "domain", "accuracy", "stderr", "trials"]
+COLUMNS = ["dataset", "rule", "method", "domain", "accuracy", "stderr", "trials", "draws"]
 
 
 def tabulate(records: Iterable[Record], *, rules: Sequence[str] | None = None) -> pd.DataFrame:
@@ -37,7 +37,7 @@ def tabulate(records: Iterable[Record], *, rules: Sequence[str] | None = None) -
     Rules for which the records do not suffice have no rows.
 
     >>> list(tabulate([]).columns)
-    ['dataset', 'rule', 'method', 'domain', 'accuracy', 'stderr', 'trials']
+    ['dataset', 'rule', 'method', 'domain', 'accuracy', 'stderr', 'trials', 'draws']
     """
     datasets: dict[tuple[str, str], list[Record]] = {}
     for record in records:
@@ -47,22 +47,26 @@ def tabulate(records: Iterable[Record], *, rules: Sequence[str] | None = None) -
         domains, methods = _targets(of_dataset), _by_label(of_dataset)
         for rule in rules or RULES:
             for method, of_method in methods.items():
-                found = _outcomes(rule, of_method, domains)
-                rows += [(title, rule, method, *cells) for cells in _summarised(found, domains)]
+                found = _summarised(_outcomes(rule, of_method, domains), domains)
+                draws = len({record.run.draw for record in of_method})
+                rows += [(title, rule, method, *cells, draws) for cells in found]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def label(run: Run, *, but: Iterable[str] = ()) -> str:
     """The row of a run: its method, what is deployed, and what was chosen by hand."""
-    chosen = [f"{name}={value}" for name, value in run.given.items() if name not in but]
-    average = [] if run.average == "last" else [f"+ {run.average}"]
-    return " ".join([run.method, *average, *chosen])
+    words = [run.method] if run.average == "last" else [run.method, f"+ {run.average}"]
+    for name, value in _chosen(run).items():
+        if name not in but:
+            short = name.removeprefix(f"{run.method}.").removeprefix(f"{run.average}.")
+            words.append(f"{short}={value}")
+    return " ".join(words)
 
 
 def common_settings(runs: Iterable[Run]) -> set[str]:
-    """What was chosen by hand for all runs alike: it is not repeated in every label."""
-    given = [{(name, str(value)) for name, value in run.given.items()} for run in runs]
-    return {name for name, _ in set.intersection(*given)}
+    """What is alike in all runs: it is not repeated in every label."""
+    chosen = [{(name, str(value)) for name, value in _chosen(run).items()} for run in runs]
+    return {name for name, _ in set.intersection(*chosen)}
 
 
 def as_rich(frame: pd.DataFrame) -> list[Table]:
@@ -121,6 +125,11 @@ FORMATS: dict[str, Callable[[pd.DataFrame], str]] = {
     "latex": as_latex,
     "csv": as_csv,
 }
+
+
+def _chosen(run: Run) -> dict[str, object]:
+    """What no draw changes: records that differ in it are different rows."""
+    return {"backbone": run.backbone, "steps": run.steps, **run.given}
 
 
 def _titles(datasets: Sequence[tuple[str, str]]) -> list[str]:
@@ -220,8 +229,14 @@ def _number(accuracy: float, stderr: float, sign: str) -> str:
 
 
 def _rich_table(title: str, frame: pd.DataFrame) -> Table:
-    trials = int(frame["trials"].max())
-    spread = f"± standard error over {trials} trials" if trials > 1 else "1 trial: no spread known"
+    trials, draws = _counted(frame["trials"], "trial"), _counted(frame["draws"], "draw")
+    spread = (
+        f"± standard error over {trials}"
+        if frame["trials"].max() > 1
+        else f"{trials}: no spread known"
+    )
+    if frame["draws"].max() > 1:
+        spread += f", best of {draws}"
     rules = _parts(frame, "rule")
     table = Table(
         title=Text(f"{title}: accuracy (%) on unseen domains, {spread}"),
@@ -243,6 +258,13 @@ def _rich_table(title: str, frame: pd.DataFrame) -> Table:
         for method, row in cells.items():
             table.add_row(Text(method), *row)
     return table
+
+
+def _counted(counts: "pd.Series[int]", what: str) -> str:
+    """So many of them, or from so many to so many where rows differ."""
+    least, most = int(counts.min()), int(counts.max())
+    number = str(most) if least == most else f"{least}–{most}"
+    return f"{number} {what}{'s' * (most > 1)}"
 
 
 def _piped(cells: Sequence[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from afield.method import Learner, Logs, Method
 
 __all__ = ["fit"]
 
-Evaluate = Callable[[nn.Module, int], Mapping[str, Scores]]
+Evaluate = Callable[[nn.Module], Mapping[str, Scores]]
 
 
 def fit(
@@ -35,7 +36,7 @@ def fit(
         What trains, its state, what is deployed of it, and its batches. All but the method change;
         a learner that has been trained for some steps goes on from there.
     evaluate
-        Called with the deployed model and the number of steps done.
+        Gives the scores of the deployed model at a checkpoint.
     steps, every
         Train until so many steps are done, with a checkpoint after each `every` and at the end.
     """
@@ -49,18 +50,34 @@ def fit(
         average.after_step(learner.model)
         learner.step += 1
         if learner.step % every == 0 or learner.step == steps:
-            logs = _mean_logs(recent, f"{type(method).__name__} at step {learner.step}")
+            checkpoint = Checkpoint(learner.step, evaluate(average.model), _means(recent))
             recent = []
-            checkpoint = Checkpoint(learner.step, evaluate(average.model, learner.step), logs)
-            average.after_checkpoint(checkpoint)
+            _check(method, checkpoint, learner.task.sources)
+            average.after_checkpoint(_of_sources(checkpoint, learner.task.sources))
             learner.train()
             yield checkpoint
 
 
-def _mean_logs(recent: list[Logs], where: str) -> dict[str, float]:
+def _means(recent: list[Logs]) -> dict[str, float]:
     """Means since the last checkpoint; only here are numbers read off the device."""
-    stacked = [torch.stack([logs[name] for logs in recent]).mean() for name in recent[0]]
-    means = dict(zip(recent[0], torch.stack(stacked).tolist(), strict=True))
-    if not all(map(math.isfinite, means.values())):
-        raise DivergedError(f"{where}: {means}; try a smaller lr")
-    return means
+    found: dict[str, list[torch.Tensor]] = {}
+    for logs in recent:
+        for name, value in logs.items():
+            found.setdefault(name, []).append(value.float())
+    means = [torch.stack(values).mean() for values in found.values()]
+    return dict(zip(found, torch.stack(means).tolist(), strict=True)) if means else {}
+
+
+def _of_sources(checkpoint: Checkpoint, sources: tuple[str, ...]) -> Checkpoint:
+    """A checkpoint without unseen domains: an average is part of the training."""
+    known = {name: checkpoint.scores[name] for name in sources if name in checkpoint.scores}
+    return replace(checkpoint, scores=known)
+
+
+def _check(method: Method, checkpoint: Checkpoint, sources: tuple[str, ...]) -> None:
+    """A training that has left the finite numbers ends here."""
+    scores = [checkpoint.score(source, "probe") for source in sources]
+    losses = [score.loss for score in scores if score is not None]
+    if not all(map(math.isfinite, [*checkpoint.logs.values(), *losses])):
+        where = f"{type(method).__name__} at step {checkpoint.step}"
+        raise DivergedError(f"{where}: {dict(checkpoint.logs)}; try a smaller lr")

@@ -18,7 +18,7 @@ def begun(method: Method) -> Learner:
     model = nn.Linear(*reversed(REFERENCE["W0"].shape)).double()
     model.load_state_dict({"weight": _tensor("W0"), "bias": _tensor("b0")})
     optimizer = partial(torch.optim.Adam, lr=0.05)
-    return method.setup(model, Task(("a", "b", "c"), ("0", "1", "2"), nn.Linear, optimizer))
+    return method.setup(model, Task(("a", "b", "c"), ("0", "1", "2"), 3, nn.Linear, optimizer))
 
 
 def batches(update: int) -> list[Batch]:

@@ -6,13 +6,13 @@ Differs from the plain average: the decay grows over the first steps, so that th
 weights are forgotten in a short training too. Buffers are those of the trained model.
 """
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
+from torch import nn
 
 from afield.average import Average
 from afield.space import Choice
@@ -29,24 +29,22 @@ class EMA(Average):
     def follow(self, model: nn.Module) -> None:
         """Begin with a copy of the model."""
         self.steps = 0
-        self.averaged = AveragedModel(model, multi_avg_fn=self._blend)
-        self.model = self.averaged.module
+        self.model = copy.deepcopy(model)
 
+    @torch.no_grad()
     def after_step(self, model: nn.Module) -> None:
         """Move the copy towards the weights."""
-        self.averaged.update_parameters(model)
+        decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
         self.steps += 1
+        torch._foreach_lerp_(list(self.model.parameters()), list(model.parameters()), 1 - decay)
+        for kept, new in zip(self.model.buffers(), model.buffers(), strict=True):
+            kept.copy_(new)
 
     def state_dict(self) -> dict[str, Any]:
         """The copy and how many steps it has seen."""
-        return {"averaged": self.averaged.state_dict(), "steps": self.steps}
+        return {"model": self.model.state_dict(), "steps": self.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back to a saved state."""
-        self.averaged.load_state_dict(state["averaged"])
+        self.model.load_state_dict(state["model"])
         self.steps = state["steps"]
-
-    def _blend(self, averages: Any, weights: Any, seen: Tensor | int) -> None:
-        del seen  # a tensor: reading it would make the device wait
-        decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
-        torch._foreach_lerp_(list(averages), list(weights), 1 - decay)

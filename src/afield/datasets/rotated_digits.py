@@ -1,8 +1,9 @@
 """Rotated digits: 1,797 real handwritten digits at six angles, embedded and offline.
 
 The digits of the UCI set that ships with scikit-learn (8 × 8, 17 grey levels) are drawn enlarged
-into a 16 × 16 frame that holds them at every angle, and turned by their domain's angle. Every image
-is in exactly one domain: none is seen at one angle and tested at another.
+into a 16 × 16 frame, with room to turn (no angle loses 1 % of the ink), and turned by their
+domain's angle. Every image is in exactly one domain: none is seen at one angle and tested at
+another.
 """
 
 from pathlib import Path

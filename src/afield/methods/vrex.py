@@ -2,8 +2,9 @@
 
     loss = mean(risks) + penalty · var(risks)
 
-Differs from the paper: nothing. As in DomainBed, the penalty is 1 during the warm-up and the
-optimiser starts afresh when it ends. Differs from DomainBed: nothing.
+Differs from the paper: as in DomainBed, the penalty is 1 during the warm-up, and the optimiser
+starts afresh when it ends; a run shorter than the warm-up never gets to see `penalty`.
+Differs from DomainBed: nothing.
 """
 
 from dataclasses import dataclass
