@@ -45,7 +45,7 @@ def main() -> None:
     method, average = Worst(), Last()
     learner = method.setup(task.network(len(dataset.classes)), task)
     average.follow(learner.model)
-    stream = Stream(pooled_samples(domains, torch.device("cpu")), batch=32, seed=0)
+    stream = Stream(pooled_samples(domains), batch=32, seed=0)
     exam = Exam({("turn20", "main"): target})
     for checkpoint in fit(method, learner, average, stream, exam.take, steps=200, every=50):
         score = checkpoint.score("turn20", "main")

@@ -24,7 +24,7 @@ def samples() -> Samples:
         y = torch.arange(40 + 10 * i) % CLASSES
         noise = torch.randn(len(y), FEATURES, generator=generator)
         mains[f"domain{i}"] = Domain(x=centres[y] + 0.3 * noise + 0.5 * i, y=y)
-    return pooled_samples(mains, torch.device("cpu"))
+    return pooled_samples(mains)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from afield.domains import Domain
+from afield.loading import Prepare, unchanged
 
 __all__ = ["PARTS", "Checkpoint", "Exam", "Score", "Scores", "merged_scores"]
 
@@ -60,8 +61,11 @@ class Checkpoint:
 class Exam:
     """A fixed set of portions (domain, part), taken by one model after the other."""
 
-    def __init__(self, portions: Mapping[tuple[str, str], Domain]) -> None:
+    def __init__(
+        self, portions: Mapping[tuple[str, str], Domain], prepare: Prepare = unchanged
+    ) -> None:
         self.keys = list(portions)
+        self.prepare = prepare
         if portions:
             self.x = torch.cat([portion.x for portion in portions.values()])
             self.y = torch.cat([portion.y for portion in portions.values()])
@@ -74,7 +78,7 @@ class Exam:
         if not self.keys:
             return {}
         with _evaluating(model), torch.inference_mode():
-            logits = torch.cat([model(chunk) for chunk in self.x.split(CHUNK)]).float()
+            logits = torch.cat([model(self.prepare(x)) for x in self.x.split(CHUNK)]).float()
             losses = F.cross_entropy(logits, self.y, reduction="none").cpu().numpy()
             hits = (logits.argmax(dim=1) == self.y).cpu().numpy()
         found: dict[str, dict[str, Score]] = {}

@@ -5,7 +5,7 @@ replacement until the group is used up, then anew. The order of the samples is a
 seed and the position, so the position is all that a snapshot has to keep.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from afield.domains import Domain
 from afield.randomness import seed
 
-__all__ = ["Batch", "Samples", "Scaling", "Stream", "pooled_samples"]
+__all__ = ["Batch", "Prepare", "Samples", "Scaling", "Stream", "pooled_samples", "unchanged"]
 
 # Steps whose samples are drawn at once, so that a step pays for one row of a table only.
 BLOCK = 64
@@ -29,20 +29,34 @@ class Batch(NamedTuple):
     domain: Tensor
 
 
+Prepare = Callable[[Tensor], Tensor]
+
+
+def unchanged(x: Tensor) -> Tensor:
+    """Stored values as they are."""
+    return x
+
+
 @dataclass(frozen=True)
 class Samples:
-    """The main parts of the source domains, one after the other: all that training may see."""
+    """The main parts of the source domains, one after the other: all that training may see.
+
+    `x` is as stored (pictures as bytes, a quarter of the memory); `prepare` makes of a batch of it
+    what a network sees.
+    """
 
     x: Tensor
     y: Tensor
     domain: Tensor
+    prepare: Prepare = unchanged
 
     def __len__(self) -> int:
         return len(self.y)
 
     def batch(self, index: Tensor) -> Batch:
-        """The samples with these indices."""
-        return Batch(*(part.index_select(0, index) for part in (self.x, self.y, self.domain)))
+        """The samples with these indices, ready for a network."""
+        x, y, domain = (part.index_select(0, index) for part in (self.x, self.y, self.domain))
+        return Batch(self.prepare(x), y, domain)
 
     def by_domain(self) -> list[Tensor]:
         """Indices of the samples of each source domain."""
@@ -62,28 +76,28 @@ class Scaling:
     std: Tensor
 
     @classmethod
-    def fitted(cls, x: Sequence[Tensor]) -> "Scaling":
-        """The scaling that suits these samples."""
-        if x[0].dtype == torch.uint8:
-            return cls(torch.tensor(127.5), torch.tensor(127.5))
-        values = torch.cat(list(x)).float()
-        dims = [d for d in range(values.ndim) if d != 1]
-        std, mean = torch.std_mean(values, dim=dims, keepdim=True, correction=0)
+    def fitted(cls, x: Tensor) -> "Scaling":
+        """The scaling that suits these samples, on their device."""
+        if x.dtype == torch.uint8:
+            half = torch.tensor(127.5, device=x.device)
+            return cls(half, half)
+        dims = [d for d in range(x.ndim) if d != 1]
+        std, mean = torch.std_mean(x, dim=dims, keepdim=True, correction=0)
         return cls(mean[0], torch.where(std[0] > 0, std[0], 1.0))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Scaled values, pictures in the memory layout that convolutions prefer."""
-        scaled = (x.float() - self.mean) / self.std
+        scaled = x.float().sub(self.mean).div_(self.std)
         return scaled.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else scaled
 
 
-def pooled_samples(mains: Mapping[str, Domain], device: torch.device) -> Samples:
+def pooled_samples(mains: Mapping[str, Domain]) -> Samples:
     """The sources' main parts as one; the order of the mapping numbers the domains."""
     x = torch.cat([domain.x for domain in mains.values()])
     y = torch.cat([domain.y for domain in mains.values()])
     counts = torch.tensor([len(domain.y) for domain in mains.values()])
     domain = torch.repeat_interleave(torch.arange(len(mains)), counts)
-    return Samples(x.to(device), y.to(device), domain.to(device))
+    return Samples(x, y, domain.to(y.device))
 
 
 class Stream:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from afield.domains import Domain, DomainSet, parts
 from afield.evaluation import Checkpoint, Exam, Scores, merged_scores
-from afield.loading import Samples, Scaling, pooled_samples
+from afield.loading import Prepare, Samples, Scaling, pooled_samples
 from afield.record import Run
 from afield.selection import RULES
 
@@ -53,28 +53,34 @@ class Material:
     def of(
         cls, run: Run, dataset: DomainSet, domains: Mapping[str, Domain], device: torch.device
     ) -> "Material":
-        """Cut the domains, and scale them by what the sources' main parts are like."""
+        """Cut the domains; inputs are scaled by what the sources' main parts are like."""
         cuts = {
             name: parts(len(domain.y), trial=run.trial, domain=name)
             for name, domain in domains.items()
         }
-        scaling = Scaling.fitted([domains[name].x[cuts[name].main] for name in run.sources])
 
         def portion(name: str, index: Tensor) -> Domain:
-            x, y = domains[name].x[index], domains[name].y[index]
-            return Domain(scaling(x).to(device), y.to(device))
+            domain = domains[name]
+            return Domain(domain.x[index].to(device), domain.y[index].to(device))
 
+        samples = pooled_samples({name: portion(name, cuts[name].main) for name in run.sources})
+        scaling = Scaling.fitted(samples.x)
         unseen = dataset.without(*run.sources)
         share = max(CURVE_LEAST, CURVE_SAMPLES // max(1, len(unseen)))
         portions = {(name, "probe"): portion(name, cuts[name].probe) for name in dataset.domains}
         for name in unseen:
             portions[name, "main"] = portion(name, cuts[name].main)
             portions[name, "sample"] = portion(name, cuts[name].main[:share])
-        mains = {name: portion(name, cuts[name].main) for name in run.sources}
-        return cls(pooled_samples(mains, device), _exams(run, portions, dataset.domains))
+        exams = _exams(run, portions, dataset.domains, scaling)
+        return cls(replace(samples, prepare=scaling), exams)
 
 
-def _exams(run: Run, portions: Mapping[tuple[str, str], Domain], order: tuple[str, ...]) -> Exams:
+def _exams(
+    run: Run,
+    portions: Mapping[tuple[str, str], Domain],
+    order: tuple[str, ...],
+    prepare: Prepare,
+) -> Exams:
     rules = [RULES[name] for name in run.rules]
     often = {part for rule in rules for part in rule.at_every} or {"sample"}
     unseen = [name for name in order if name not in run.sources]
@@ -82,7 +88,7 @@ def _exams(run: Run, portions: Mapping[tuple[str, str], Domain], order: tuple[st
     def exam(parts: Iterable[str], *, also: Iterable[tuple[str, str]] = ()) -> Exam:
         wanted = sorted(set(parts))
         keys = [*also, *((name, part) for name in unseen for part in wanted)]
-        return Exam({key: portions[key] for key in keys})
+        return Exam({key: portions[key] for key in keys}, prepare)
 
     return Exams(
         regular=exam(often, also=[(name, "probe") for name in run.sources]),
