@@ -74,7 +74,7 @@ def test_convolutions_on_arrays_are_refused_with_what_to_use_instead(shape):
         network("small:cnn", shape, 2)
 
 
-@pytest.mark.parametrize("size", [(1, 1), (2, 2), (3, 5), (8, 7)])
+@pytest.mark.parametrize("size", [(1, 1), (2, 2), (8, 4), (3, 5), (8, 7)])
 def test_quadrants_are_an_adaptive_pooling_to_two_by_two(size):
     x = torch.randn(3, 4, *size)
     torch.testing.assert_close(Quadrants()(x), nn.AdaptiveAvgPool2d(2)(x))
