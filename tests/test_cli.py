@@ -184,6 +184,12 @@ MISTAKES = [
     (("bench", "spirals", "--set", "steps=few"), "steps='few'"),
     (("bench", "spirals", "--set", "arith.eps=1"), "no 'arith' in this benchmark"),
     (("train", "spirals", "erm", "--target", "turn1"), "did you mean 'turn10'"),
+    (("train", "spirals", "erm", "--set", "vrex.penalty=3"), "'vrex' is not in this run"),
+    (("train", "spirals", "erm", "--threads", "100000"), "threads=100000"),
+    (("train", "spirals", "erm", "--set", "every=0"), "every=0"),
+    (("bench", ""), "no dataset and no file"),
+    (("bench", "~nosuchuser/x"), "no file or folder"),
+    (("bench", "spirals", "--rules", ""), "no rule is given"),
     (("train", "spirals"), "give a dataset and a method"),
     (("train", "--like", "nowhere"), "no record.json"),
     (("train", "--like", "nowhere", "--steps", "3"), "give no other setting"),
@@ -235,3 +241,17 @@ def test_ctrl_c_stops_at_once_and_nothing_is_left_running(tmp_path):
     _, said = bench.communicate(timeout=20)
     assert bench.returncode == 130
     assert said.strip() == "stopped; start it again to go on"
+
+
+def test_a_store_that_cannot_be_written_is_one_line(afield, tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    code, _, err = afield("bench", "spirals", "--methods", "erm", *QUICK, "--store", "file")
+    assert code == 2
+    assert len(err.strip().splitlines()) == 1
+    assert "cannot write to file" in err
+
+
+def test_the_version_is_told(afield):
+    code, out, _ = afield("--version")
+    assert code == 0
+    assert out.startswith("afield 0.")

@@ -161,3 +161,11 @@ def test_pooling_keeps_every_sample_and_its_domain(stream):
 def test_a_method_without_a_loss_says_so(model, task, stream):
     with pytest.raises(NotImplementedError, match="Method overrides neither"):
         Method().update(Method().setup(model, task), next(stream))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_a_dataclass_of_its_own(name):
+    """Without the decorator its hyperparameters would be silently dead."""
+    kind = catalog.find("methods", name)
+    assert "__dataclass_fields__" in vars(kind)
+    assert set(vars(kind).get("__annotations__", {})) <= set(kind.__dataclass_fields__)

@@ -259,7 +259,7 @@ def test_data_that_changed_since_the_run_was_asked_for_are_refused(tmp_path):
 def test_a_record_says_where_and_with_what_it_was_made(tmp_path):
     record = execute(planned("spirals", "erm", settings={"steps": 5}), Store(tmp_path), threads=1)
     assert record.device == "cpu, 1 thread(s)" or record.device.startswith("cuda")
-    assert {"afield", "torch", "numpy", "python"} == set(record.versions)
+    assert {"afield", "torch", "numpy", "python", "code"} == set(record.versions)
     assert record.seconds > 0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from afield.errors import SpecError
 from afield.jobs import planned
 from afield.record import BusyError, Failure, Record, Store
 from afield.runner import execute
@@ -171,3 +172,33 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
     parent.kill()
     # The pipe ends only when every worker has let go of it; their naps last a minute.
     parent.communicate(timeout=20)
+
+
+@pytest.mark.parametrize("workers", [0, -1])
+def test_less_than_one_worker_is_refused(workers):
+    with pytest.raises(SpecError, match="at least one"):
+        Local(workers)
+
+
+def test_records_of_code_that_has_changed_since_are_reported(tmp_path, monkeypatch, caplog):
+    runs, store = runs_of()[:1], Store(tmp_path)
+    list(complete(runs, store))
+    list(complete(runs, store))
+    assert "changed" not in caplog.text
+    monkeypatch.setattr("afield.catalog._source", lambda kind, name: "another loss")
+    list(complete(runs, store))
+    assert "erm: its code has changed" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard_is_told_so(tmp_path):
+    script = tmp_path / "careless.py"
+    script.write_text(
+        "import afield\n"
+        "afield.bench('spirals', ['erm'], trials=1, settings={'steps': 5}, workers=2)\n"
+    )
+    command = [sys.executable, script]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode != 0
+    assert '__name__ == "__main__"' in ended.stderr.strip().splitlines()[-1]
+    assert not list(tmp_path.glob("runs/*/failure.json"))

@@ -5,6 +5,7 @@ Another package adds its own through the entry points ``afield.methods``, ``afie
 """
 
 import ast
+import hashlib
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
@@ -13,9 +14,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from afield.errors import UnknownNameError
+from afield.errors import SpecError, UnknownNameError
 
-__all__ = ["KINDS", "find", "hint", "names", "summary"]
+__all__ = ["KINDS", "digest", "find", "hint", "names", "summary"]
 
 KINDS = ("methods", "averages", "datasets")
 
@@ -33,8 +34,10 @@ def find(kind: str, name: str) -> Any:
     """Return the one public object of ``afield/<kind>/<name>.py``."""
     if name in _files(kind):
         module = import_module(f"afield.{kind}.{name}")
-        (public,) = module.__all__
-        return getattr(module, public)
+        public = getattr(module, "__all__", [])
+        if len(public) != 1:
+            raise SpecError(f"{module.__file__}: __all__ must name its one public object")
+        return getattr(module, public[0])
     added = _added(kind)
     if name in added:
         return added[name].load()
@@ -43,18 +46,30 @@ def find(kind: str, name: str) -> Any:
 
 def summary(kind: str, name: str) -> str:
     """First line of the module's docstring, read without running the module."""
-    module = f"afield.{kind}.{name}" if name in _files(kind) else _added(kind)[name].module
-    found = find_spec(module)
-    if found is None or found.origin is None:
-        return ""
-    source = Path(found.origin).read_text(encoding="utf-8")
-    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+    try:
+        tree = ast.parse(_source(kind, name))
+    except SyntaxError as error:
+        return f"(line {error.lineno} is not Python)"
+    return (ast.get_docstring(tree) or "").partition("\n")[0]
+
+
+def digest(kind: str, name: str) -> str:
+    """Changes when the file of a method, average or dataset does."""
+    return hashlib.sha256(_source(kind, name).encode()).hexdigest()[:12]
 
 
 def hint(name: str, known: Sequence[str]) -> str:
     """What to write instead of an unknown name."""
     guess = get_close_matches(name, known, n=1)
     return f"did you mean {guess[0]!r}?" if guess else f"known: {', '.join(known) or 'none'}"
+
+
+def _source(kind: str, name: str) -> str:
+    module = f"afield.{kind}.{name}" if name in _files(kind) else _added(kind)[name].module
+    found = find_spec(module)
+    if found is None or found.origin is None:
+        return ""
+    return Path(found.origin).read_text(encoding="utf-8")
 
 
 def _files(kind: str) -> list[str]:

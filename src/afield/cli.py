@@ -1,7 +1,6 @@
 """The command line: read arguments, call one function, print. Heavy imports are inside."""
 
 import logging
-import multiprocessing
 import os
 import signal
 import sys
@@ -24,6 +23,7 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     help="Domain generalization: trained at home, tested afield.",
     no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -53,6 +53,18 @@ Set = Annotated[
 ]
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each run.")]
 Format = Annotated[str, typer.Option("--format", help="console, md, latex or csv.")]
+
+
+@app.callback()
+def afield(
+    version: Annotated[bool, typer.Option("--version", help="Say the version, and end.")] = False,
+) -> None:
+    """Domain generalization: trained at home, tested afield."""
+    if version:
+        from importlib.metadata import version as installed
+
+        console.out.print(f"afield {installed('afield')}")
+        raise typer.Exit
 
 
 @app.command()
@@ -215,14 +227,20 @@ def main() -> None:
     try:
         app()
     except AfieldError as error:
-        console.err.print(f"error: {' '.join(str(error).split())}", markup=False, soft_wrap=True)
-        sys.exit(2)
+        _fail(error)
+    except BrokenPipeError:
+        sys.exit(1)
+    except OSError as error:
+        _fail(error)
+
+
+def _fail(error: Exception) -> None:
+    console.err.print(f"error: {' '.join(str(error).split())}", markup=False, soft_wrap=True)
+    sys.exit(2)
 
 
 def _stop(*_: object) -> None:
     """Ctrl-C: stop at once, workers too. What is finished is on disk, the rest can go on."""
-    for worker in multiprocessing.active_children():
-        worker.kill()
     console.err.print("stopped; start it again to go on")
     sys.exit(130)
 
@@ -263,6 +281,6 @@ def _records_of(folder: Path) -> "list[Record]":
     from afield.record import Store
 
     records = list(Store(folder))
-    if not records:
+    if not records and not Store(folder).failures():
         raise DataError(f"{folder}: no records there; run `afield bench --store {folder}` first")
     return records

@@ -33,7 +33,7 @@ err = Console(stderr=True, highlight=False)
 def bar(title: str, total: int) -> Iterator[Any]:
     """A live bar on standard error; yields a function that takes how much is done."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -75,6 +75,8 @@ def print_outcomes(
     records = [outcome for outcome in every if isinstance(outcome, Record)]
     failures = [outcome for outcome in every if isinstance(outcome, Failure)]
     frame = tabulate(records, rules=rules)
+    if frame.empty and records:
+        err.print("no table: the records suffice for none of these rules: " + ", ".join(rules))
     if form == "console":
         for table in as_rich(frame):
             out.print(table)
@@ -82,8 +84,8 @@ def print_outcomes(
         out.print(FORMATS[form](frame), markup=False, soft_wrap=True)
     for failure in failures:
         run, where = failure.run, store / failure.run.key / "failure.json"
-        told = f"{run.method}, trial {run.trial}, draw {run.draw}: {failure.error}"
-        err.print(f"failed: {told} ({where})", markup=False, soft_wrap=True)
+        told = f"{run.method} on {', '.join(run.sources)}, trial {run.trial}, draw {run.draw}"
+        err.print(f"failed: {told}: {failure.error} ({where})", markup=False, soft_wrap=True)
     err.print(f"{len(records)} records in {store}", markup=False, soft_wrap=True)
     return not failures
 

@@ -25,9 +25,9 @@ DEFAULT_METHODS = ("erm", "groupdro", "vrex")
 
 def plan(
     dataset: str | Path,
-    methods: Sequence[str] | None = None,
+    methods: str | Sequence[str] | None = None,
     *,
-    rules: Sequence[str] = DEFAULT_RULES,
+    rules: str | Sequence[str] = DEFAULT_RULES,
     **options: Any,
 ) -> list[Run]:
     """The runs of a benchmark, after reading and checking the data.
@@ -43,7 +43,7 @@ def plan(
     options
         As in `leave_one_out`.
     """
-    names = list(methods or DEFAULT_METHODS)
+    names = [methods] if isinstance(methods, str) else list(methods or DEFAULT_METHODS)
     if "all" in names:
         names = catalog.names("methods")
     for name in names:
@@ -51,7 +51,9 @@ def plan(
     found = find_dataset(dataset)
     domains = _checked(found)
     names = list(dict.fromkeys(names))
-    runs = leave_one_out(found, names, rules=checked_rules(rules), **options)
+    runs = leave_one_out(
+        found, names, rules=checked_rules([rules] if isinstance(rules, str) else rules), **options
+    )
     # A backbone that does not exist or does not fit is better told now than by every run.
     network(runs[0].backbone, tuple(domains[found.domains[0]].x.shape[1:]), len(found.classes))
     return runs
@@ -59,7 +61,7 @@ def plan(
 
 def bench(
     dataset: str | Path = "rotated_digits",
-    methods: Sequence[str] | None = None,
+    methods: str | Sequence[str] | None = None,
     *,
     store: str | Path | Store = "runs",
     workers: int = 1,

@@ -85,6 +85,10 @@ class Scaling:
         std, mean = torch.std_mean(x, dim=dims, keepdim=True, correction=0)
         return cls(mean[0], torch.where(std[0] > 0, std[0], 1.0))
 
+    def told(self) -> dict[str, Any]:
+        """Mean and deviation as plain numbers, to be kept beside the weights."""
+        return {"mean": self.mean.flatten().tolist(), "std": self.std.flatten().tolist()}
+
     def __call__(self, x: Tensor) -> Tensor:
         """Scaled values, pictures in the memory layout that convolutions prefer."""
         scaled = x.float().sub(self.mean).div_(self.std)

@@ -44,10 +44,11 @@ class Exams:
 
 @dataclass(frozen=True)
 class Material:
-    """The samples to train on, and the exams."""
+    """The samples to train on, the exams, and how the inputs of both are scaled."""
 
     samples: Samples
     exams: Exams
+    scaling: Scaling
 
     @classmethod
     def of(
@@ -72,7 +73,7 @@ class Material:
             portions[name, "main"] = portion(name, cuts[name].main)
             portions[name, "sample"] = portion(name, cuts[name].main[:share])
         exams = _exams(run, portions, dataset.domains, scaling)
-        return cls(replace(samples, prepare=scaling), exams)
+        return cls(replace(samples, prepare=scaling), exams, scaling)
 
 
 def _exams(

@@ -10,7 +10,7 @@ from afield.domains import DomainSet, Training
 from afield.errors import SpecError, UnknownNameError
 from afield.record import DEFAULT_RULES, Run
 from afield.selection import RULES
-from afield.space import checked, draw_values
+from afield.space import checked, defaults, draw_values
 
 __all__ = ["CHECKPOINTS", "leave_one_out", "planned_run"]
 
@@ -77,7 +77,7 @@ def leave_one_out(
             draw=number,
             rules=reading,
             average=average,
-            settings=settings,
+            settings=_of(settings or {}, method, average),
         )
         for trial in range(trials)
         for number in range(draws)
@@ -113,16 +113,20 @@ def planned_run(
     asked: dict[str, dict[str, Any]] = {owner: {} for owner in owners}
     for name, value in (settings or {}).items():
         owner, _, own = name.rpartition(".")
-        if owner in asked:
-            asked[owner][own] = value
+        if owner not in asked:
+            known = hint(owner, [method, average])
+            raise UnknownNameError(f"{name}: {owner!r} is not in this run; {known}")
+        asked[owner][own] = value
     chosen = {owner: checked(owners[owner], values) for owner, values in asked.items()}
     start = {"": vars(dataset.training)}
+    usual = {owner: defaults(kind) | start.get(owner, {}) for owner, kind in owners.items()}
     drawn = {
         owner: draw_values(kind, draw=draw, trial=trial, start=start.get(owner)) | chosen[owner]
         for owner, kind in owners.items()
     }
     training = drawn[""]
-    training["every"] = training["every"] or max(1, training["steps"] // CHECKPOINTS)
+    if training["every"] is None:
+        training["every"] = max(1, training["steps"] // CHECKPOINTS)
     return Run(
         dataset=dataset.spec,
         data=dataset.fingerprint,
@@ -138,13 +142,20 @@ def planned_run(
             f"{owner}.{name}".lstrip("."): value
             for owner, values in chosen.items()
             for name, value in values.items()
+            if value != usual[owner][name]
         },
         **training,
     )
 
 
+def _of(settings: Settings, method: str, average: str) -> Settings:
+    """The settings that concern a method and an average, or everybody."""
+    owners = ("", method, average)
+    return {name: value for name, value in settings.items() if name.rpartition(".")[0] in owners}
+
+
 def _check_settings(settings: Settings, used: Sequence[str]) -> None:
     for name in settings:
-        owner = name.partition(".")[0]
-        if "." in name and owner not in used:
+        owner = name.rpartition(".")[0]
+        if owner and owner not in used:
             raise UnknownNameError(f"{name}: no {owner!r} in this benchmark; {hint(owner, used)}")

@@ -5,9 +5,9 @@ file.npz with X, y, domain        X: samples × features, or samples × (channel
 """
 
 import hashlib
-import json
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -41,14 +41,17 @@ def find_dataset(spec: str | Path) -> DomainSet:
     >>> find_dataset("rotated_digits").domains[:2]
     ('0deg', '15deg')
     """
-    name, path = str(spec), Path(spec).expanduser()
+    name = str(spec)
     if name in catalog.names("datasets"):
-        return catalog.find("datasets", name)
-    if path.is_dir():
-        return image_folder(path)
-    if path.is_file():
-        return array_file(path)
-    if "/" in name or path.suffix:
+        return replace(catalog.find("datasets", name), name=name)
+    try:
+        path = Path(name).expanduser()
+        exists = bool(name) and path.exists()
+    except (OSError, RuntimeError) as error:
+        raise DataError(f"no file or folder {name!r} ({error})") from None
+    if exists:
+        return image_folder(path) if path.is_dir() else array_file(path)
+    if "/" in name or "." in name:
         raise DataError(f"no file or folder {name}; give root/<domain>/<class>/<image> or an .npz")
     known = catalog.hint(name, catalog.names("datasets"))
     raise UnknownNameError(f"no dataset and no file or folder called {name!r}; {known}")
@@ -77,15 +80,25 @@ def image_folder(path: Path) -> DomainSet:
         for domain, labels in tree.items()
     }
     states = [(file, file.stat()) for domain in files.values() for file, _ in domain]
-    listing = [(str(f.relative_to(path)), s.st_size, s.st_mtime_ns) for f, s in states]
+    listing = tuple((str(file), state.st_size, state.st_mtime_ns) for file, state in states)
     return DomainSet(
         name=path.name,
         domains=tuple(files),
         classes=classes,
         reader=partial(_read_pictures, files),
         origin=str(path),
-        fingerprint=hashlib.sha256(json.dumps(listing).encode()).hexdigest()[:16],
+        fingerprint=_contents(path, listing),
     )
+
+
+@lru_cache(maxsize=2)
+def _contents(root: Path, listing: tuple[tuple[str, int, int], ...]) -> str:
+    """A digest of names and contents, read once for files in one state."""
+    digest = hashlib.sha256()
+    for file, size, _ in listing:
+        digest.update(f"{Path(file).relative_to(root)} {size} ".encode())
+        digest.update(Path(file).read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def array_file(path: Path) -> DomainSet:
@@ -203,8 +216,8 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
             missing = [key for key in ("X", "y", "domain") if key not in have]
             arrays = {} if missing else {key: archive[key] for key in ("X", "y", "domain")}
     except (ValueError, EOFError, OSError, BadZipFile, zlib.error):
-        reason = "not an .npz of plain arrays (numbers and text; nothing is unpickled)"
-        raise DataError(f"{path}: {reason}, or a broken one") from None
+        reason = "not an .npz of plain arrays, or a broken one (nothing is unpickled: save"
+        raise DataError(f"{path}: {reason} arrays of objects with .astype(str))") from None
     if missing:
         told = ", ".join(have) or "no named arrays"
         raise DataError(f"{path}: no array {', '.join(missing)}; it has {told}")

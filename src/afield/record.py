@@ -11,12 +11,14 @@ Every file is written under another name, flushed, and renamed: it is whole or n
 import hashlib
 import io
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -31,6 +33,8 @@ from afield.evaluation import Checkpoint
 from afield.randomness import seed
 
 __all__ = ["DEFAULT_RULES", "BusyError", "Failure", "Record", "Run", "Store", "read_run"]
+
+log = logging.getLogger(__name__)
 
 # The selection rules that need no further runs.
 DEFAULT_RULES = ("sources", "target")
@@ -72,6 +76,9 @@ class Run:
     def __post_init__(self) -> None:
         if not self.sources:
             raise SpecError(f"{self.method} on {self.dataset}: no source domain to train on")
+        for name in ("trial", "draw", "steps", "every", "batch"):
+            if not isinstance(getattr(self, name), int):
+                raise SpecError(f"{name}={getattr(self, name)!r}: must be a whole number")
         for name in ("steps", "every", "batch", "lr"):
             if getattr(self, name) <= 0:
                 raise SpecError(f"{name}={getattr(self, name)}: must be above 0")
@@ -141,9 +148,23 @@ class Store:
         self.root = Path(root)
 
     def __iter__(self) -> Iterator[Record]:
-        """All records, in the order of their keys."""
+        """All records, in the order of their keys; one that cannot be read is reported."""
         for path in sorted(self.root.glob("*/record.json")):
-            yield _read(_RECORD, path)
+            try:
+                yield _read(_RECORD, path)
+            except DataError as error:
+                log.warning("left out: %s", error)
+
+    def prepare(self) -> None:
+        """Make the folder, so that a place that cannot be written is known before any work."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SpecError(
+                f"cannot write to {self.root} ({error.strerror}); use --store"
+            ) from None
+        if not os.access(self.root, os.W_OK):
+            raise SpecError(f"cannot write to {self.root} (no permission); use --store")
 
     def get(self, run: Run) -> Record | None:
         """The record of a run, if it is done and was read for all the rules that are asked for."""
@@ -159,11 +180,23 @@ class Store:
         known: tuple[str, ...] = _read(_RECORD, path).run.rules if path.exists() else ()
         return replace(run, rules=tuple(dict.fromkeys((*known, *run.rules))))
 
-    def put(self, record: Record, weights: Mapping[str, Tensor]) -> None:
-        """Keep a record and its deployed weights; the run is done from here on."""
+    def put(
+        self,
+        record: Record,
+        weights: Mapping[str, Tensor],
+        *,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Keep a record and its deployed weights; the run is done from here on.
+
+        `inputs` (classes, mean and std of the scaling) goes into the metadata of the weights.
+        """
         folder = self.folder(record.run)
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-        _write(folder / "model.safetensors", save(plain, metadata={"run": record.run.key}))
+        # One entry: several would be written in an order that is not the same twice.
+        told = {"run": record.run.key, **(inputs or {})}
+        metadata = {"afield": json.dumps(told, sort_keys=True)}
+        _write(folder / "model.safetensors", save(plain, metadata=metadata))
         _write(folder / "record.json", _as_json(_RECORD, record))
         for leftover in ("snapshot.pt", "failure.json"):
             (folder / leftover).unlink(missing_ok=True)
@@ -200,8 +233,12 @@ class Store:
         path = self.folder(run) / "snapshot.pt"
         if not path.exists():
             return None
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        return state, list(_CHECKPOINTS.validate_json(state.pop("checkpoints")))
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            return state, list(_CHECKPOINTS.validate_json(state.pop("checkpoints")))
+        except (OSError, EOFError, RuntimeError, KeyError, UnpicklingError, ValidationError):
+            log.warning("%s: not a readable snapshot; starting again", path)
+            return None
 
     def drop_snapshot(self, run: Run) -> None:
         """Forget the state to go on from."""
@@ -241,14 +278,13 @@ def read_run(folder: Path) -> Run:
 
 
 def _digest(run: Run, leaving_out: tuple[str, ...]) -> str:
-    """A digest of a run's fields; what is zero or empty is left out.
+    """A digest of a run's fields; what is zero or empty is left out, and where own data lie.
 
     So a field that is added later, and is zero or empty for all that could be asked before, changes
     no key: what is finished stays finished.
     """
-    fields = {
-        name: value for name, value in asdict(run).items() if value and name not in leaving_out
-    }
+    known = {**asdict(run), "dataset": "" if run.data else run.dataset}
+    fields = {name: v for name, v in known.items() if v and name not in leaving_out}
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 

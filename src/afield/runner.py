@@ -23,7 +23,7 @@ from afield import catalog
 from afield.average import Average
 from afield.backbone import network
 from afield.domains import Domain, DomainSet, data_root
-from afield.errors import DataError
+from afield.errors import DataError, SpecError
 from afield.evaluation import Checkpoint
 from afield.loading import Stream
 from afield.material import Exams, Material
@@ -35,7 +35,7 @@ from afield.selection import on_sources
 from afield.space import build
 from afield.training import fit
 
-__all__ = ["default_device", "execute", "loaded"]
+__all__ = ["default_device", "execute", "loaded", "versions"]
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,8 @@ def execute(
     watch
         Called with every new checkpoint.
     """
+    if not 1 <= threads <= (os.cpu_count() or 1):
+        raise SpecError(f"threads={threads}: this machine has {os.cpu_count()} cores")
     place = torch.device(device or default_device())
     with store.claim(run, wait=wait):
         known = store.get(run)
@@ -83,10 +85,10 @@ def execute(
             run=run,
             checkpoints=tuple(work.checkpoints),
             seconds=work.seconds,
-            versions=_versions(),
+            versions=versions(run),
             device=work.place.told,
         )
-        store.put(record, work.best)
+        store.put(record, work.best, inputs=work.inputs)
         return record
 
 
@@ -127,6 +129,7 @@ class _Work:
     average: Average
     stream: Stream
     exams: Exams
+    inputs: dict[str, Any]
     checkpoints: list[Checkpoint] = field(default_factory=list)
     best: dict[str, Tensor] = field(default_factory=dict)
     seconds: float = 0.0
@@ -152,7 +155,8 @@ def _begun(run: Run, place: _Place) -> _Work:
     average: Average = build(catalog.find("averages", run.average), run.average_params)
     average.follow(learner.model)
     stream = Stream(material.samples, batch=run.batch, seed=run.seed)
-    return _Work(run, place, method, learner, average, stream, material.exams)
+    inputs = {"classes": dataset.classes, **material.scaling.told()}
+    return _Work(run, place, method, learner, average, stream, material.exams, inputs)
 
 
 def _train(
@@ -221,12 +225,14 @@ def _state(work: _Work) -> dict[str, Any]:
 
 def _made(work: _Work) -> dict[str, Any]:
     """What a snapshot must share with the run that goes on from it, to end in the same bytes."""
-    return {"device": work.place.told, "rules": list(work.run.rules), **_versions()}
+    return {"device": work.place.told, "rules": list(work.run.rules), **versions(work.run)}
 
 
-def _versions() -> dict[str, str]:
+def versions(run: Run) -> dict[str, str]:
+    """What a run is made with now: packages, and the files of its method and average."""
     packages = {name: version(name) for name in ("afield", "torch", "numpy")}
-    return {**packages, "python": platform.python_version()}
+    code = catalog.digest("methods", run.method), catalog.digest("averages", run.average)
+    return {**packages, "python": platform.python_version(), "code": "-".join(code)}
 
 
 def _continued(run: Run, store: Store, place: _Place) -> _Work:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from afield.catalog import hint
-from afield.errors import DataError, UnknownNameError
+from afield.errors import DataError, SpecError, UnknownNameError
 from afield.evaluation import Checkpoint
 from afield.record import Record, Run
 
@@ -105,6 +105,8 @@ def checked_rules(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if name not in (*RULES, "all"):
             raise UnknownNameError(f"no rule {name!r}; {hint(name, [*RULES, 'all'])}")
+    if not names:
+        raise SpecError(f"no rule is given; known: {', '.join([*RULES, 'all'])}")
     return tuple(rule for rule in RULES if rule in names or "all" in names)
 
 

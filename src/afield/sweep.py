@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from afield.errors import AfieldError
+from afield.errors import AfieldError, SpecError
 from afield.record import BusyError, Failure, Record, Run, Store
-from afield.runner import execute
+from afield.runner import execute, versions
 
 __all__ = ["Local", "Pool", "complete", "in_order"]
 
@@ -47,6 +47,10 @@ class Local:
 
     workers: int = 1
 
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise SpecError(f"workers={self.workers}: at least one is needed")
+
     def map(
         self,
         work: Callable[[Item], Result],
@@ -62,7 +66,7 @@ class Local:
             yield from map(work, items)
             return
         waiting = deque(items)
-        idle = [_worker() for _ in range(min(self.workers, len(waiting)))]
+        idle = _workers(min(self.workers, len(waiting)))
         at_work: dict[Future[Result], tuple[ProcessPoolExecutor, Item]] = {}
         try:
             while waiting or at_work:
@@ -75,8 +79,10 @@ class Local:
                     idle.append(_worker() if died else worker)
                     yield lost(item) if died else future.result()
         finally:
-            for worker in [*idle, *(worker for worker, _ in at_work.values())]:
-                worker.shutdown(wait=False, cancel_futures=True)
+            for worker, _ in at_work.values():
+                _end(worker)
+            for worker in idle:
+                worker.shutdown(wait=False)
 
 
 def complete(
@@ -87,13 +93,10 @@ def complete(
     `options` go to `execute`.
     """
     pool = pool or Local()
-    missing = []
-    for run in runs:
-        known = store.get(run)
-        if known is None:
-            missing.append(run)
-        else:
-            yield known
+    store.prepare()
+    found = [(run, store.get(run)) for run in runs]
+    yield from _known(record for _, record in found if record is not None)
+    missing = [run for run, record in found if record is None]
     elsewhere = []
     attempt = partial(_attempt, store=store, options=options)
     lost = partial(_lost, store=store)
@@ -105,6 +108,17 @@ def complete(
     for outcome in pool.map(partial(attempt, wait=True), elsewhere, lost):
         if not isinstance(outcome, Run):
             yield outcome
+
+
+def _known(records: Iterable[Record]) -> Iterator[Record]:
+    """Records of the store, with a note on methods whose code has changed since."""
+    stale = set()
+    for record in records:
+        if record.versions.get("code") != versions(record.run)["code"]:
+            stale.add(record.run.method)
+        yield record
+    for method in sorted(stale):
+        log.warning("%s: its code has changed since these records; use another --store", method)
 
 
 def in_order(runs: Sequence[Run], outcomes: Iterable[Record | Failure]) -> list[Record | Failure]:
@@ -137,6 +151,28 @@ def _kept(failure: Failure, store: Store) -> Failure:
     except (OSError, AfieldError) as error:
         log.warning("%s: the failure could not be written (%s)", failure.run.key, error)
     return failure
+
+
+def _workers(count: int) -> list[ProcessPoolExecutor]:
+    """Workers that have started."""
+    started = [_worker() for _ in range(count)]
+    try:
+        wait([worker.submit(os.getpid) for worker in started])
+        for worker in started:
+            worker.submit(os.getpid).result()
+    except BrokenProcessPool:
+        raise SpecError(
+            "worker processes cannot start; in a script, start from below "
+            'if __name__ == "__main__":, or use workers=1'
+        ) from None
+    return started
+
+
+def _end(worker: ProcessPoolExecutor) -> None:
+    """Stop in the middle of a run: it can go on from its snapshot."""
+    for process in list((worker._processes or {}).values()):
+        process.kill()
+    worker.shutdown(wait=False, cancel_futures=True)
 
 
 def _worker() -> ProcessPoolExecutor:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from afield.record import Record, Run
-from afield.selection import RULES
+from afield.selection import RULES, checked_rules
 
 __all__ = [
     "FORMATS",
@@ -31,7 +31,9 @@ MISSING = "–"
 COLUMNS = ["dataset", "rule", "method", "domain", "accuracy", "stderr", "trials", "draws"]
 
 
-def tabulate(records: Iterable[Record], *, rules: Sequence[str] | None = None) -> pd.DataFrame:
+def tabulate(
+    records: Iterable[Record], *, rules: str | Sequence[str] | None = None
+) -> pd.DataFrame:
     """One row for each dataset, rule, method and unseen domain, or ``mean``, or ``worst``.
 
     Rules for which the records do not suffice have no rows.
@@ -39,13 +41,15 @@ def tabulate(records: Iterable[Record], *, rules: Sequence[str] | None = None) -
     >>> list(tabulate([]).columns)
     ['dataset', 'rule', 'method', 'domain', 'accuracy', 'stderr', 'trials', 'draws']
     """
-    datasets: dict[tuple[str, str], list[Record]] = {}
+    wanted = checked_rules([rules] if isinstance(rules, str) else rules or list(RULES))
+    datasets: dict[str, list[Record]] = {}
     for record in records:
-        datasets.setdefault((record.run.dataset, record.run.data), []).append(record)
+        datasets.setdefault(record.run.data or record.run.dataset, []).append(record)
+    runs = [of_dataset[0].run for of_dataset in datasets.values()]
     rows: list[tuple[object, ...]] = []
-    for title, of_dataset in zip(_titles(list(datasets)), datasets.values(), strict=True):
+    for title, of_dataset in zip(_titles(runs), datasets.values(), strict=True):
         domains, methods = _targets(of_dataset), _by_label(of_dataset)
-        for rule in rules or RULES:
+        for rule in wanted:
             for method, of_method in methods.items():
                 found = _summarised(_outcomes(rule, of_method, domains), domains)
                 draws = len({record.run.draw for record in of_method})
@@ -82,12 +86,12 @@ def as_markdown(frame: pd.DataFrame) -> str:
         lines = [["method", *domains], ["---"] * (len(domains) + 1)]
         lines += [[method, *row] for method, row in cells.items()]
         rows = ["| " + " | ".join(_piped(line)) + " |" for line in lines]
-        blocks.append("\n".join([f"**{title}**, {RULES[rule].told}", "", *rows]))
+        blocks.append("\n".join([f"**{title}**, {RULES[rule].told}: {_measured(part)}", "", *rows]))
     return "\n\n".join(blocks)
 
 
 def as_latex(frame: pd.DataFrame) -> str:
-    r"""Tables for a paper (booktabs): the best in bold, the second underlined."""
+    r"""Tables for a paper (package booktabs): the best in bold, the second underlined."""
     blocks = []
     for title, rule, part in _pages(frame):
         cells, domains = _cells(
@@ -99,7 +103,7 @@ def as_latex(frame: pd.DataFrame) -> str:
             "\n".join(
                 [
                     r"\begin{table}",
-                    rf"\caption{{{_escaped(title)}, {_escaped(RULES[rule].told)}.}}",
+                    rf"\caption{{{_escaped(f'{title}, {RULES[rule].told}: {_measured(part)}')}.}}",
                     r"\centering",
                     rf"\begin{{tabular}}{{l{'c' * len(domains)}}}",
                     r"\toprule",
@@ -132,19 +136,19 @@ def _chosen(run: Run) -> dict[str, object]:
     return {"backbone": run.backbone, "steps": run.steps, **run.given}
 
 
-def _titles(datasets: Sequence[tuple[str, str]]) -> list[str]:
+def _titles(runs: Sequence[Run]) -> list[str]:
     """Names of datasets; of own data the file's, with path and state where two have the same."""
-    names = [Path(spec).stem if data else spec for spec, data in datasets]
+    names = [Path(run.dataset).name.removesuffix(".npz") for run in runs]
     return [
-        f"{spec} [{data[:6]}]" if data and names.count(name) > 1 else name
-        for name, (spec, data) in zip(names, datasets, strict=True)
+        f"{run.dataset} [{run.data[:6]}]" if run.data and names.count(name) > 1 else name
+        for name, run in zip(names, runs, strict=True)
     ]
 
 
 def _targets(records: Sequence[Record]) -> list[str]:
-    """The domains that were left out alone, in the dataset's order."""
-    alone = {record.unseen[0] for record in records if len(record.unseen) == 1}
-    return [domain for domain in records[0].domains if domain in alone]
+    """All domains, if one was left out alone: where one is missing, nobody shall overlook it."""
+    alone = any(len(record.unseen) == 1 for record in records)
+    return list(records[0].domains) if alone else []
 
 
 def _by_label(records: Sequence[Record]) -> dict[str, list[Record]]:
@@ -229,17 +233,9 @@ def _number(accuracy: float, stderr: float, sign: str) -> str:
 
 
 def _rich_table(title: str, frame: pd.DataFrame) -> Table:
-    trials, draws = _counted(frame["trials"], "trial"), _counted(frame["draws"], "draw")
-    spread = (
-        f"± standard error over {trials}"
-        if frame["trials"].max() > 1
-        else f"{trials}: no spread known"
-    )
-    if frame["draws"].max() > 1:
-        spread += f", best of {draws}"
     rules = _parts(frame, "rule")
     table = Table(
-        title=Text(f"{title}: accuracy (%) on unseen domains, {spread}"),
+        title=Text(f"{title}: {_measured(frame)}"),
         caption="\n".join(f"{rule}: {RULES[rule].told}" for rule, _ in rules),
         title_justify="left",
         caption_justify="left",
@@ -260,6 +256,15 @@ def _rich_table(title: str, frame: pd.DataFrame) -> Table:
     return table
 
 
+def _measured(frame: pd.DataFrame) -> str:
+    """What the numbers of a table are."""
+    trials, draws = _counted(frame["trials"], "trial"), _counted(frame["draws"], "draw")
+    several = frame["trials"].max() > 1
+    spread = f"± standard error over {trials}" if several else f"{trials}: no spread known"
+    best = f", best of {draws}" if frame["draws"].max() > 1 else ""
+    return f"accuracy (%) on unseen domains, {spread}{best}"
+
+
 def _counted(counts: "pd.Series[int]", what: str) -> str:
     """So many of them, or from so many to so many where rows differ."""
     least, most = int(counts.min()), int(counts.max())
@@ -273,5 +278,11 @@ def _piped(cells: Sequence[str]) -> list[str]:
 
 def _escaped(text: str) -> str:
     """Text as LaTeX shows it."""
-    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    special = {
+        "±": r"$\pm$",
+        "–": "--",
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+    }
     return "".join(special.get(c, f"\\{c}" if c in "&%$#_{}" else c) for c in text)

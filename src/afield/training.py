@@ -80,4 +80,5 @@ def _check(method: Method, checkpoint: Checkpoint, sources: tuple[str, ...]) -> 
     losses = [score.loss for score in scores if score is not None]
     if not all(map(math.isfinite, [*checkpoint.logs.values(), *losses])):
         where = f"{type(method).__name__} at step {checkpoint.step}"
-        raise DivergedError(f"{where}: {dict(checkpoint.logs)}; try a smaller lr")
+        told = f"logs {dict(checkpoint.logs)}, losses on the sources' probe parts {losses}"
+        raise DivergedError(f"{where}: not finite: {told}; try a smaller lr")
