@@ -206,7 +206,7 @@ def test_a_mistake_is_one_clear_line_and_exit_code_2(afield, tmp_path, words, to
     assert code == 2
     assert out == ""
     assert len(err.strip().splitlines()) == 1
-    assert err.startswith("error: ")
+    assert err.strip().startswith("error: ")
     assert told in err
     assert not (tmp_path / "runs").exists()
 

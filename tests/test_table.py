@@ -158,7 +158,7 @@ def test_a_missing_pick_is_a_dash():
     assert "–" in shown(frame)
 
 
-def test_twins_of_the_second_rule_are_no_column():
+def test_twins_of_the_second_rule_fill_no_column():
     twin = record("art", 0.5)
     pair = Record(
         Run("things", "erm", ("sketch",)),
@@ -167,8 +167,16 @@ def test_twins_of_the_second_rule_are_no_column():
         {},
         "cpu",
     )
-    frame = tabulate([twin, pair], rules=["sources"])
-    assert list(frame["domain"]) == ["art", "mean", "worst"]
+    frame = tabulate([twin, pair], rules=["sources"]).set_index("domain")
+    assert frame.loc["art", "accuracy"] == 0.5
+    assert frame.drop(index="art")["accuracy"].isna().all()
+
+
+def test_a_target_that_nobody_finished_is_a_dash_and_leaves_no_mean():
+    records = [r for r in benchmark([[0.9, 0.5, 0.7], [0.8, 0.6, 0.7]]) if r.unseen != ("art",)]
+    rows = markdown_rows(as_markdown(tabulate(records, rules=["sources"])))
+    assert rows["method"] == ["art", "photo", "sketch", "mean", "worst"]
+    assert [cell for cell in rows["erm"] if cell == "–"] == ["–"] * 3
 
 
 def test_markdown_has_percent_with_errors_and_the_two_best_marked():
@@ -179,7 +187,7 @@ def test_markdown_has_percent_with_errors_and_the_two_best_marked():
         rules=["sources"],
     )
     text = as_markdown(frame)
-    assert text.splitlines()[0] == f"**things**, {TOLD}"
+    assert text.startswith(f"**things**, {TOLD}: accuracy (%) on unseen domains, ± standard error")
     rows = markdown_rows(text)
     assert rows["method"] == [*DOMAINS, "mean", "worst"]
     assert rows["erm"][:3] == ["*85.0 ± 5.0*", "**55.0 ± 5.0**", "**70.0 ± 0.0**"]
@@ -210,7 +218,9 @@ def test_latex_has_the_best_in_bold_and_the_second_underlined():
     assert sum(line.startswith(vrex) for line in lines) == 1
     assert all(line.endswith(r" \\") for line in lines if " & " in line)
     assert r"\begin{tabular}{lccccc}" in lines
-    assert r"\caption{things, picked on the sources' probe parts.}" in lines
+    (caption,) = [line for line in lines if r"\caption" in line]
+    assert caption.startswith(r"\caption{things, picked on the sources' probe parts: accuracy (\%)")
+    assert caption.endswith(r"$\pm$ standard error over 2 trials.}")
 
 
 def test_latex_escapes_names():
