@@ -62,7 +62,7 @@ def test_an_interrupted_run_ends_in_the_same_bytes(method, average, tmp_path):
 
 
 def test_the_hyperparameters_phase_survives_an_interruption_at_its_border(tmp_path):
-    settings = {"steps": 60, "every": 10, "vrex.warmup": 30}
+    settings = {"steps": 60, "every": 10, "vrex.warmup": 0.5}
     run = planned("spirals", "vrex", target="turn0", settings=settings)
     straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")
     execute(run, straight)
