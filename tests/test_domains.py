@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from afield.domains import Domain, DomainSet, data_root, gaps, parts
+from afield.domains import Domain, DomainSet, Reading, data_root, gaps, parts
 from afield.errors import DataError, SpecError, UnknownNameError
 
 
@@ -101,8 +101,8 @@ def test_the_reader_gets_the_given_root_or_that_of_the_environment(tmp_path, mon
     )
     monkeypatch.setenv("AFIELD_DATA", str(tmp_path / "env"))
     things.load()
-    things.load(tmp_path / "given")
-    assert roots == [tmp_path / "env", tmp_path / "given"]
+    things.load(Reading(tmp_path / "given", side=7))
+    assert roots == [Reading(tmp_path / "env"), Reading(tmp_path / "given", side=7)]
 
 
 def test_the_data_root_may_begin_at_home_and_is_there_by_default(tmp_path, monkeypatch):

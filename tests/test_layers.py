@@ -12,24 +12,28 @@ PACKAGE = Path(afield.__file__).parent
 # From the ground up; a module may import those of the layers above its own in this list.
 LAYERS = [
     ["errors"],
-    ["catalog", "randomness"],
-    ["space"],
-    ["domains"],
-    ["readers", "loading", "backbone"],
+    ["catalog", "randomness", "progress", "pictures", "sounds", "weights"],
+    ["unpacking"],
+    ["space", "downloads", "cache", "letters"],
+    ["domains", "backbone", "rows"],
+    ["folders", "typefaces", "arrays", "loading"],
+    ["readers", "augmentation"],
     ["evaluation"],
     ["method", "average"],
     ["record", "training"],
     ["selection"],
     ["material", "protocol", "explanation"],
     ["runner", "table"],
-    ["sweep", "domainbed"],
+    ["sweep", "domainbed", "embedding", "inspection", "supply"],
     ["jobs", "console"],
+    ["cli_data"],
     ["cli"],
 ]
+READERS = {"arrays", "downloads", "folders", "letters", "sounds", "typefaces"}
 ALLOWED = {
     "methods": {"method", "space", "tensors"},
     "averages": {"average", "space", "tensors"},
-    "datasets": {"domains", "randomness", "space"},
+    "datasets": {"cache", "domains", "errors", "randomness", "space"} | READERS,
 }
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
 

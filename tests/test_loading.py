@@ -8,6 +8,7 @@ import torch
 
 from afield.domains import Domain
 from afield.loading import BLOCK, Samples, Scaling, Stream, pooled_samples
+from afield.rows import HELD, Rows
 
 
 def numbered(*sizes: int) -> Samples:
@@ -31,7 +32,7 @@ def test_domains_are_pooled_and_numbered_in_their_order():
         "a": Domain(torch.tensor([[3.0], [4.0], [5.0]]), torch.tensor([0, 1, 1])),
     }
     pooled = pooled_samples(mains)
-    assert pooled.x.flatten().tolist() == [1, 2, 3, 4, 5]
+    assert pooled.x.take(torch.arange(5)).flatten().tolist() == [1, 2, 3, 4, 5]
     assert pooled.y.tolist() == [1, 0, 0, 1, 1]
     assert pooled.domain.tolist() == [0, 0, 1, 1, 1]
     assert [index.tolist() for index in pooled.by_domain()] == [[0, 1], [2, 3, 4]]
@@ -141,23 +142,24 @@ def test_a_restored_stream_regroups_as_the_first_would_have():
 
 def test_bytes_of_pictures_go_from_minus_one_to_one():
     x = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
-    scaling = Scaling.fitted(x[..., :3])
+    scaling = Scaling.fitted(Rows([x[..., :3]]))
     torch.testing.assert_close(scaling(x).flatten(), torch.linspace(-1, 1, 256))
 
 
+@pytest.mark.parametrize("most", [HELD, 0])
 @pytest.mark.parametrize("shape", [(3,), (3, 4, 5)])
-def test_numbers_are_standardised_per_feature_or_channel_over_all_that_is_given(shape):
+def test_numbers_are_standardised_per_feature_or_channel_over_all_that_is_given(shape, most):
     torch.manual_seed(0)
     scale = torch.tensor([1.0, 10.0, 0.01]).view(3, *[1] * (len(shape) - 1))
     x = [scale * torch.randn(n, *shape) + 5 * scale for n in (40, 60)]
-    scaled = Scaling.fitted(torch.cat(x))(torch.cat(x))
+    scaled = Scaling.fitted(Rows(x, most=most))(torch.cat(x))
     by_feature = scaled.transpose(0, 1).flatten(1).double()
     torch.testing.assert_close(by_feature.mean(1), torch.zeros(3).double(), atol=1e-5, rtol=0)
     torch.testing.assert_close(by_feature.std(1, correction=0), torch.ones(3).double())
 
 
 def test_scaling_changes_nothing_but_scale_and_origin_of_what_it_was_not_fitted_to():
-    scaling = Scaling.fitted(torch.tensor([[0.0, 2.0], [2.0, 6.0]]))
+    scaling = Scaling.fitted(Rows([torch.tensor([[0.0, 2.0], [2.0, 6.0]])]))
     found = scaling(torch.tensor([[1.0, 4.0], [11.0, 4.0], [1.0, -16.0]]))
     torch.testing.assert_close(found, torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, -10.0]]))
 
@@ -165,7 +167,7 @@ def test_scaling_changes_nothing_but_scale_and_origin_of_what_it_was_not_fitted_
 @pytest.mark.parametrize("value", [0.0, 0.1, -12345.678])
 def test_a_constant_feature_does_not_divide_by_zero(value):
     x = torch.stack([torch.full((1000,), value), torch.arange(1000.0)], dim=1)
-    scaling = Scaling.fitted(x)
+    scaling = Scaling.fitted(Rows([x]))
     assert (scaling(x)[:, 0].abs() < 1e-2).all()
     # Where it is not constant, it is not blown up either.
     assert scaling(x + 1)[:, 0].sub(1).abs().max() < 1e-2
@@ -194,7 +196,8 @@ def test_a_group_without_samples_is_refused():
 
 def test_samples_stay_as_stored_and_batches_are_prepared():
     x = torch.arange(10, dtype=torch.uint8).view(10, 1)
-    samples = Samples(x, torch.zeros(10).long(), torch.zeros(10).long(), prepare=lambda x: x / 2)
+    nothing = torch.zeros(10).long()
+    samples = Samples(Rows([x]), nothing, nothing, prepare=lambda x: x / 2)
     found = samples.batch(torch.tensor([3, 8])).x
     assert found.tolist() == [[1.5], [4.0]]
     assert samples.x.dtype == torch.uint8

@@ -46,7 +46,7 @@ def method(request) -> Method:
 
 
 def test_it_learns(method, model, task, stream):
-    everything = Batch(stream.samples.x, stream.samples.y, stream.samples.domain)
+    everything = Batch(stream.samples.x.held, stream.samples.y, stream.samples.domain)
     before = F.cross_entropy(model(everything.x), everything.y)
     learner = learned(method, model, task, stream, steps=100)
     logits = learner.model.eval()(everything.x)
@@ -133,7 +133,7 @@ def test_what_it_trains_is_a_plain_module_that_scores_samples_one_by_one(
     method, model, task, stream
 ):
     trained = learned(method, model, task, stream).model.eval()
-    x = stream.samples.x[:5]
+    x = stream.samples.x.held[:5]
     alone = torch.cat([trained(row[None]) for row in x])
     torch.testing.assert_close(trained(x), alone)
 

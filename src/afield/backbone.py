@@ -1,34 +1,70 @@
-"""Networks by name: ``small:cnn`` for pictures, ``small:mlp`` for arrays.
+"""Networks by name. Every backbone is a `Classifier`: features, then one linear head.
 
-Every backbone is a `Classifier`: features, then one linear head.
+    small:cnn, small:mlp        for small pictures, for arrays
+    small:lenet                 CrossGrad's: three 5 × 5 convolutions and two hidden layers
+    small:mnist_cnn             DomainBed's: four 3 × 3 convolutions, pooled to one pixel
+    timm:NAME                   any network of timm, e.g. timm:resnet50
+    torchvision:NAME            any classifier of torchvision, e.g. torchvision:alexnet
+
+The latter two start from weights of the hub, of a file, or from random ones; with weights their
+BatchNorm layers keep the statistics that came with these, as the field's protocol has it.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from afield.catalog import hint
-from afield.errors import SpecError, UnknownNameError
+from afield.errors import DataError, SpecError, UnknownNameError
+from afield.weights import check_complete, read_weights
 
-__all__ = ["Classifier", "network"]
+__all__ = ["HUB", "Classifier", "Form", "form_of", "network"]
 
+HUB = "hub"
 Shape = tuple[int, ...]
 
 
-class Classifier(nn.Module):
-    """Features and a linear head; `width` is the number of features."""
+@dataclass(frozen=True)
+class Form:
+    """The pictures that a network was made for: pixels a side, mean and deviation of 0…1."""
 
-    def __init__(self, features: nn.Module, width: int, classes: int) -> None:
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+class Classifier(nn.Module):
+    """Features and a linear head; `width` is the number of features.
+
+    With `freeze_bn` the BatchNorm layers stay in evaluation mode, whatever mode is asked for.
+    """
+
+    def __init__(
+        self, features: nn.Module, width: int, classes: int, *, freeze_bn: bool = False
+    ) -> None:
         super().__init__()
         self.features = features
         self.head = nn.Linear(width, classes)
         self.width = width
+        self.freeze_bn = freeze_bn
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
         return self.head(self.features(x))
+
+    def train(self, mode: bool = True) -> "Classifier":  # noqa: FBT001, FBT002  torch's signature
+        """Training or evaluation mode, but for frozen BatchNorm layers."""
+        super().train(mode)
+        if self.freeze_bn:
+            for module in self.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        return self
 
 
 class Quadrants(nn.Module):
@@ -54,15 +90,133 @@ class Quadrants(nn.Module):
         return torch.stack(means, dim=2).unflatten(2, (2, 2))
 
 
-def network(name: str, shape: Shape, classes: int) -> Classifier:
-    """A freshly initialised network for inputs of this shape (without the batch dimension)."""
-    if name not in NETWORKS:
-        raise UnknownNameError(f"no backbone {name!r}; {hint(name, list(NETWORKS))}")
-    features, width = NETWORKS[name](shape)
-    model = Classifier(features, width, classes)
+def form_of(name: str) -> Form | None:
+    """What the network was made for, if it was made for pictures of a certain form."""
+    family, _, model = name.partition(":")
+    if family == "timm":
+        config = _timm_config(model)
+        return Form(config.input_size[-1], tuple(config.mean), tuple(config.std))
+    if family == "torchvision":
+        usual = _torchvision_weights(model).transforms()
+        return Form(usual.crop_size[0], tuple(usual.mean), tuple(usual.std))
+    if name not in SMALL:
+        raise UnknownNameError(f"no backbone {name!r}; {hint(name, KNOWN)}")
+    return None
+
+
+def network(
+    name: str, shape: Shape, classes: int, *, weights: str = "", freeze_bn: bool = False
+) -> Classifier:
+    """A network for inputs of this shape (without the batch dimension), its head always fresh.
+
+    Parameters
+    ----------
+    name, shape, classes
+        Which network, for which inputs, with how many outputs.
+    weights
+        Where its features start: ``hub``, a file (safetensors, or torch weights), or nothing for
+        random ones.
+    freeze_bn
+        Whether BatchNorm layers keep their statistics.
+    """
+    form_of(name)
+    family, _, model = name.partition(":")
+    if family == "small":
+        if weights:
+            raise SpecError(f"{name} starts from random weights; leave --weights {weights} out")
+        features, width = SMALL[name](shape)
+    else:
+        if len(shape) != 3:
+            raise SpecError(f"{name} takes pictures, not samples of shape {shape}; use small:mlp")
+        features, width = (_timm if family == "timm" else _torchvision)(model, shape, weights)
+    found = Classifier(features, width, classes, freeze_bn=freeze_bn)
     if len(shape) == 3:
-        return model.to(memory_format=torch.channels_last)
-    return model
+        return found.to(memory_format=torch.channels_last)
+    return found
+
+
+def _timm_config(model: str) -> Any:
+    from timm.models import get_pretrained_cfg, is_model, list_models
+
+    if not is_model(model):
+        raise UnknownNameError(f"no backbone 'timm:{model}'; {hint(model, list_models())[:300]}")
+    return get_pretrained_cfg(model)
+
+
+def _timm(model: str, shape: Shape, weights: str) -> tuple[nn.Module, int]:
+    import timm
+
+    config = _timm_config(model)
+    options: dict[str, Any] = {"img_size": shape[1:]} if config.fixed_input_size else {}
+    if weights not in ("", HUB):
+        options["pretrained_cfg_overlay"] = {"state_dict": read_weights(weights)}
+    try:
+        net = timm.create_model(
+            model, pretrained=bool(weights), num_classes=0, in_chans=shape[0], **options
+        )
+    except OSError as error:
+        raise _not_reached(f"timm:{model}", error) from None
+    except (RuntimeError, AssertionError) as error:
+        raise _unfit(f"timm:{model}", weights, error) from None
+    if weights not in ("", HUB):
+        check_complete(weights, net, options["pretrained_cfg_overlay"]["state_dict"])
+    # Some networks have a hidden layer between their last convolution and the head.
+    width: Any = getattr(net, "head_hidden_size", None) or net.num_features
+    return net, width
+
+
+def _torchvision_weights(model: str) -> Any:
+    import torchvision
+    from torchvision.models import get_model_weights, list_models
+
+    if model not in (known := list_models(module=torchvision.models)):
+        raise UnknownNameError(f"no backbone 'torchvision:{model}'; {hint(model, known)[:300]}")
+    return get_model_weights(model).DEFAULT
+
+
+def _torchvision(model: str, shape: Shape, weights: str) -> tuple[nn.Module, int]:
+    from torchvision.models import get_model
+
+    if shape[0] != 3:
+        raise SpecError(f"torchvision:{model} takes pictures in colour, not {shape[0]} channel(s)")
+    try:
+        net = get_model(model, weights=_torchvision_weights(model) if weights == HUB else None)
+    except OSError as error:
+        raise _not_reached(f"torchvision:{model}", error) from None
+    name, last = next(
+        ((n, m) for n, m in reversed(list(net.named_modules())) if isinstance(m, nn.Linear)),
+        ("", None),
+    )
+    if last is None:
+        raise SpecError(f"torchvision:{model} does not end in a linear layer; use another network")
+    parent, _, own = name.rpartition(".")
+    setattr(net.get_submodule(parent), own, nn.Identity())
+    if weights not in ("", HUB):
+        state = read_weights(weights)
+        check_complete(weights, net, state)
+        try:
+            net.load_state_dict({key: state[key] for key in net.state_dict()})
+        except RuntimeError as error:
+            raise _unfit(f"torchvision:{model}", weights, error) from None
+    return net, last.in_features
+
+
+def _not_reached(name: str, error: Exception) -> DataError:
+    reason = str(error).partition("\n")[0][:100]
+    return DataError(
+        f"{name}: its weights could not be fetched from the hub ({reason}); give --weights FILE, "
+        "or --weights none to start from random ones"
+    )
+
+
+def _unfit(name: str, weights: str, error: Exception) -> SpecError:
+    reason = " ".join(str(error).split())[:160]
+    return SpecError(f"{name}: cannot be built for these inputs with weights {weights!r}: {reason}")
+
+
+def _pictures(name: str, shape: Shape) -> None:
+    if len(shape) != 3:
+        raise SpecError(f"{name} takes pictures, not samples of shape {shape}; use small:mlp")
 
 
 def _cnn(shape: Shape) -> tuple[nn.Module, int]:
@@ -71,8 +225,7 @@ def _cnn(shape: Shape) -> tuple[nn.Module, int]:
     One group: over all channels it is the fastest norm here in the channels_last layout, and like
     every norm per sample it keeps no statistics of the source domains.
     """
-    if len(shape) != 3:
-        raise SpecError(f"small:cnn takes pictures, not samples of shape {shape}; use small:mlp")
+    _pictures("small:cnn", shape)
     widths = (shape[0], 16, 32, 64)
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):
@@ -96,7 +249,38 @@ def _mlp(shape: Shape) -> tuple[nn.Module, int]:
     return nn.Sequential(nn.Flatten(), *hidden), 64
 
 
-NETWORKS: dict[str, Callable[[Shape], tuple[nn.Module, int]]] = {
+def _lenet(shape: Shape) -> tuple[nn.Module, int]:
+    """The network of CrossGrad's characters; the head is its last layer."""
+    _pictures("small:lenet", shape)
+    if min(shape[1:]) < 8:
+        raise SpecError(f"small:lenet halves a picture three times; {shape[1:]} is too small")
+    layers: list[nn.Module] = []
+    for before, after in pairwise((shape[0], 32, 64, 128)):
+        layers += [nn.Conv2d(before, after, kernel_size=5, padding=2), nn.ReLU(inplace=True)]
+        layers += [nn.MaxPool2d(2)]
+    inputs = 128 * (shape[1] // 8) * (shape[2] // 8)
+    hidden = [nn.Linear(inputs, 128), nn.ReLU(inplace=True), nn.Dropout(0.5)]
+    hidden += [nn.Linear(128, 64), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers, nn.Flatten(), *hidden), 64
+
+
+def _mnist_cnn(shape: Shape) -> tuple[nn.Module, int]:
+    """DomainBed's network for MNIST: each convolution, ReLU, norm in eight groups; mean pixel."""
+    _pictures("small:mnist_cnn", shape)
+    layers: list[nn.Module] = []
+    for before, after, stride in ((shape[0], 64, 1), (64, 128, 2), (128, 128, 1), (128, 128, 1)):
+        layers += [
+            nn.Conv2d(before, after, kernel_size=3, stride=stride, padding=1),
+            nn.ReLU(inplace=True),
+            nn.GroupNorm(8, after),
+        ]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()), 128
+
+
+SMALL: dict[str, Callable[[Shape], tuple[nn.Module, int]]] = {
     "small:cnn": _cnn,
     "small:mlp": _mlp,
+    "small:lenet": _lenet,
+    "small:mnist_cnn": _mnist_cnn,
 }
+KNOWN = [*SMALL, "timm:NAME", "torchvision:NAME"]

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from afield import catalog, console
+from afield.cli_data import data
 from afield.errors import AfieldError, SpecError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(data, name="data")
 Methods = Annotated[
     str,
     typer.Option(
@@ -37,18 +39,33 @@ Methods = Annotated[
 ]
 Rules = Annotated[
     str,
-    typer.Option(help="Selection rules: sources, left-out-source (more runs), target; or 'all'."),
+    typer.Option(
+        help="Selection rules: sources, left-out-source (more runs), validation (with --hold-out), "
+        "target; or 'all'. By default those that need no further runs.",
+        show_default=False,
+    ),
 ]
 StoreOption = Annotated[Path, typer.Option(help="Folder of the records.")]
 Average = Annotated[str, typer.Option(help="What is deployed: last, ema, …")]
 Backbone = Annotated[str | None, typer.Option(help="Network; by default what fits the data.")]
+Weights = Annotated[
+    str | None,
+    typer.Option(help="First weights of the network: hub, none, or a file; by default what fits."),
+]
+SkipBroken = Annotated[
+    bool, typer.Option("--skip-broken", help="Leave out files that cannot be read.")
+]
+DomainsPerStep = Annotated[
+    int | None, typer.Option(min=1, help="Source domains that a step draws from; by default all.")
+]
 Steps = Annotated[int | None, typer.Option(help="Training steps; by default the dataset's.")]
 Set = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Another setting: lr, batch, weight_decay, every, or a method's own (vrex.penalty=1).",
+        help="Another setting: lr, batch, weight_decay, every, size, augment (none, light, full), "
+        "freeze_bn, balance, limit, or a method's own (vrex.penalty=1).",
     ),
 ]
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each run.")]
@@ -77,11 +94,23 @@ def bench(
     draws: Annotated[
         int, typer.Option(min=1, help="Draws of the hyperparameters; the first is the defaults.")
     ] = 1,
-    rules: Rules = "sources,target",
+    rules: Rules = "",
+    hold_out: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=0.9, help="Test on this share of many domains, not on each in turn."
+        ),
+    ] = 0.0,
+    validate: Annotated[
+        float, typer.Option(min=0.0, max=0.9, help="With --hold-out: validate on this share.")
+    ] = 0.1,
     average: Average = "last",
     backbone: Backbone = None,
+    weights: Weights = None,
+    domains_per_step: DomainsPerStep = None,
     steps: Steps = None,
     set_: Set = None,
+    skip_broken: SkipBroken = False,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes; by default as many as there are cores.")
     ] = None,
@@ -99,16 +128,28 @@ def bench(
     from afield.selection import checked_rules
     from afield.sweep import Local, complete, in_order
 
-    wanted = checked_rules(_split(rules))
-    runs = plan(
-        dataset,
-        _split(methods),
-        trials=trials,
-        draws=draws,
-        rules=wanted,
-        average=average,
-        settings=_settings(set_, steps=steps, backbone=backbone),
+    settings = _settings(
+        set_,
+        steps=steps,
+        backbone=backbone,
+        weights=weights,
+        domains_per_step=domains_per_step,
+        skip_broken=skip_broken or None,
     )
+    with console.progress_shown():
+        runs = plan(
+            dataset,
+            _split(methods),
+            trials=trials,
+            draws=draws,
+            rules=checked_rules(_split(rules)) if rules else None,
+            test=hold_out,
+            validate=validate,
+            average=average,
+            settings=settings,
+        )
+    wanted = checked_rules([rule for run in runs for rule in run.rules])
+    console.print_plan(runs)
     pool = Local(workers or _default_workers(threads))
     outcomes = complete(runs, Store(store), pool=pool, threads=threads)
     found = in_order(runs, console.followed(outcomes, len(runs)))
@@ -130,8 +171,11 @@ def train(
     draw: Annotated[int, typer.Option(min=0, help="Which hyperparameters; 0: defaults.")] = 0,
     average: Average = "last",
     backbone: Backbone = None,
+    weights: Weights = None,
+    domains_per_step: DomainsPerStep = None,
     steps: Steps = None,
     set_: Set = None,
+    skip_broken: SkipBroken = False,
     threads: Threads = 1,
     store: StoreOption = Path("runs"),
 ) -> None:
@@ -140,7 +184,14 @@ def train(
     from afield.record import Store, read_run
     from afield.runner import execute
 
-    settings = _settings(set_, steps=steps, backbone=backbone)
+    settings = _settings(
+        set_,
+        steps=steps,
+        backbone=backbone,
+        weights=weights,
+        domains_per_step=domains_per_step,
+        skip_broken=skip_broken or None,
+    )
     if like is not None:
         if dataset or target or settings or (trial, draw, average) != (0, 0, "last"):
             raise SpecError("--like repeats a run as it is: give no other setting beside it")
@@ -148,20 +199,52 @@ def train(
     elif dataset is None or method is None:
         raise SpecError("give a dataset and a method, or --like and a run's folder")
     else:
-        run = planned(
-            dataset,
-            method,
-            target=target or (),
-            trial=trial,
-            draw=draw,
-            average=average,
-            settings=settings,
-        )
+        with console.progress_shown():
+            run = planned(
+                dataset,
+                method,
+                target=target or (),
+                trial=trial,
+                draw=draw,
+                average=average,
+                settings=settings,
+            )
+        console.print_plan([run])
     with console.bar(f"{run.method} on {run.dataset}", run.steps) as advance:
         record = execute(
             run, Store(store), threads=threads, watch=lambda checkpoint: advance(checkpoint.step)
         )
     console.print_record(record, Store(store).folder(run))
+
+
+@app.command()
+def embed(
+    dataset: Annotated[str, typer.Argument(help="A dataset's name or path.")],
+    out: Annotated[Path, typer.Option(help="File to write; .npz is added.")],
+    backbone: Annotated[
+        str | None, typer.Option(help="Pretrained network; by default the dataset's, or resnet18.")
+    ] = None,
+    weights: Weights = None,
+    size: Annotated[int | None, typer.Option(min=16, help="Pixels a side.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default all.")] = None,
+    skip_broken: SkipBroken = False,
+) -> None:
+    """Write the frozen features of all samples: a dataset that every command takes."""
+    from afield.embedding import embed as embedded
+
+    with console.progress_shown():
+        path = embedded(
+            dataset,
+            out,
+            backbone=backbone,
+            weights=weights,
+            size=size,
+            threads=threads,
+            skip_broken=skip_broken,
+        )
+    console.out.print(
+        f"features in {path}; now `afield bench {path}`", markup=False, soft_wrap=True
+    )
 
 
 @app.command()

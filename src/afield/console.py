@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,18 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from afield.record import Failure, Record
+    from afield.record import Failure, Record, Run
 
-__all__ = ["bar", "err", "followed", "out", "print_outcomes", "print_record"]
+__all__ = [
+    "bar",
+    "err",
+    "followed",
+    "out",
+    "print_outcomes",
+    "print_plan",
+    "print_record",
+    "progress_shown",
+]
 
 # Where there is no terminal, nothing is known of a width: tables must not be cut.
 out = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
@@ -30,7 +39,7 @@ err = Console(stderr=True, highlight=False)
 
 
 @contextmanager
-def bar(title: str, total: int) -> Iterator[Any]:
+def bar(title: str, total: int | None) -> Iterator[Any]:
     """A live bar on standard error; yields a function that takes how much is done."""
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -43,6 +52,27 @@ def bar(title: str, total: int) -> Iterator[Any]:
     with Progress(*columns, console=err, transient=True) as progress:
         task = progress.add_task(title, total=total)
         yield lambda done, note=title: progress.update(task, completed=done, description=note)
+
+
+def progress_shown() -> AbstractContextManager[None]:
+    """Bars for what the library is at inside the block: decoding, downloading, embedding."""
+    from afield.progress import shown_by
+
+    return shown_by(bar)
+
+
+def print_plan(runs: "Sequence[Run]") -> None:
+    """What is about to be trained, in one line on standard error."""
+    first = runs[0]
+    size = f" at {first.size} px" if first.size else ""
+    weights = {"": "from random weights", "hub": "from the hub's weights"}
+    start = weights.get(first.weights, f"from {Path(first.weights).name}")
+    drawn = min(first.domains_per_step, len(first.sources)) or len(first.sources)
+    told = (
+        f"{first.backbone}{size}, {start}; {first.steps} steps of {drawn} × {first.batch} samples"
+    )
+    counted = f"{len(runs)} run{'s' * (len(runs) > 1)}"
+    err.print(f"{counted} with {told}", markup=False, soft_wrap=True)
 
 
 def followed(outcomes: "Iterable[Record | Failure]", total: int) -> "list[Record | Failure]":
@@ -92,10 +122,10 @@ def print_outcomes(
 
 def print_record(record: "Record", folder: Path) -> None:
     """How one model does: on the sources' probe parts, and on what it has not seen."""
-    from afield.selection import on_sources
+    from afield.selection import value_of
 
     sources = record.run.sources
-    best = max(record.checkpoints, key=lambda checkpoint: on_sources(checkpoint, sources))
+    best = max(record.checkpoints, key=lambda checkpoint: value_of(checkpoint, record.run))
     title = f"{record.run.method}: accuracy (%)"
     table = Table(title=title, title_justify="left", box=box.SIMPLE)
     for column in ("domain", "part", f"best on sources (step {best.step})", "last"):

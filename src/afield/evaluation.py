@@ -9,16 +9,18 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from afield.domains import Domain
 from afield.loading import Prepare, unchanged
+from afield.rows import Rows
 
 __all__ = ["PARTS", "Checkpoint", "Exam", "Score", "Scores", "merged_scores"]
 
 PARTS = ("main", "probe", "sample")
-# Large enough to keep the cores busy, small enough for the caches and for memory.
-CHUNK = 512
+# Large enough to keep the cores busy, small enough for the caches and for memory: samples, and
+# numbers in all of them together.
+CHUNK, CHUNK_NUMBERS = 512, 2**23
 
 
 @dataclass(frozen=True)
@@ -62,23 +64,34 @@ class Exam:
     """A fixed set of portions (domain, part), taken by one model after the other."""
 
     def __init__(
-        self, portions: Mapping[tuple[str, str], Domain], prepare: Prepare = unchanged
+        self,
+        portions: Mapping[tuple[str, str], Domain],
+        prepare: Prepare = unchanged,
+        *,
+        chosen: Mapping[tuple[str, str], Tensor] | None = None,
+        device: torch.device | str = "cpu",
     ) -> None:
         self.keys = list(portions)
         self.prepare = prepare
         if portions:
-            self.x = torch.cat([portion.x for portion in portions.values()])
-            self.y = torch.cat([portion.y for portion in portions.values()])
-            sizes = [len(portion.y) for portion in portions.values()]
-            self.portion = np.repeat(np.arange(len(sizes)), sizes)
-            self.labels = self.y.cpu().numpy()
+            rows = [
+                chosen[key] if chosen else torch.arange(len(domain.y))
+                for key, domain in portions.items()
+            ]
+            domains = list(portions.values())
+            self.x = Rows([domain.x for domain in domains], rows, device=device)
+            y = torch.cat([d.y[index] for d, index in zip(domains, rows, strict=True)])
+            self.portion = np.repeat(np.arange(len(rows)), [len(index) for index in rows])
+            self.labels, self.y = y.numpy(), y.to(device)
 
     def take(self, model: nn.Module) -> dict[str, Scores]:
         """The model's scores, with the model in evaluation mode and no gradient kept."""
         if not self.keys:
             return {}
         with _evaluating(model), torch.inference_mode():
-            logits = torch.cat([model(self.prepare(x)) for x in self.x.split(CHUNK)]).float()
+            size = max(1, min(CHUNK, CHUNK_NUMBERS // self.x.shape.numel()))
+            chunks = self.x.chunks(size)
+            logits = torch.cat([model(self.prepare(x)) for x in chunks]).float()
             losses = F.cross_entropy(logits, self.y, reduction="none").cpu().numpy()
             hits = (logits.argmax(dim=1) == self.y).cpu().numpy()
         found: dict[str, dict[str, Score]] = {}

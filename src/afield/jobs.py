@@ -5,10 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from afield import catalog
 from afield.backbone import network
-from afield.domains import Domain, DomainSet, gaps
-from afield.protocol import leave_one_out, planned_run
+from afield.domains import DomainSet, gaps
+from afield.material import Material
+from afield.protocol import hold_out, leave_one_out, planned_run
 from afield.readers import find_dataset
 from afield.record import DEFAULT_RULES, Failure, Record, Run, Store
 from afield.runner import execute, loaded
@@ -27,7 +30,9 @@ def plan(
     dataset: str | Path,
     methods: str | Sequence[str] | None = None,
     *,
-    rules: str | Sequence[str] = DEFAULT_RULES,
+    rules: str | Sequence[str] | None = None,
+    test: float = 0.0,
+    validate: float = 0.1,
     **options: Any,
 ) -> list[Run]:
     """The runs of a benchmark, after reading and checking the data.
@@ -40,6 +45,9 @@ def plan(
         Names of methods; ``all`` stands for every one.
     rules
         Selection rules; ``all`` stands for every one, and adds the runs that they need.
+    test, validate
+        The shares of the domains to hold out, where there are many; without them, each domain is
+        left out once.
     options
         As in `leave_one_out`.
     """
@@ -49,13 +57,13 @@ def plan(
     for name in names:
         catalog.find("methods", name)
     found = find_dataset(dataset)
-    domains = _checked(found)
     names = list(dict.fromkeys(names))
-    runs = leave_one_out(
-        found, names, rules=checked_rules([rules] if isinstance(rules, str) else rules), **options
-    )
-    # A backbone that does not exist or does not fit is better told now than by every run.
-    network(runs[0].backbone, tuple(domains[found.domains[0]].x.shape[1:]), len(found.classes))
+    wanted = checked_rules([rules] if isinstance(rules, str) else rules) if rules else None
+    if test:
+        runs = hold_out(found, names, test=test, validate=validate, rules=wanted, **options)
+    else:
+        runs = leave_one_out(found, names, rules=wanted or DEFAULT_RULES, **options)
+    _check(found, runs[0])
     return runs
 
 
@@ -84,7 +92,7 @@ def bench(
     threads, device
         As in `execute`.
     options
-        As in `leave_one_out`: trials, draws, rules, average, settings.
+        As in `plan` and `leave_one_out`: rules, test, validate, trials, draws, average, settings.
 
     Examples
     --------
@@ -157,14 +165,19 @@ def planned(
 ) -> Run:
     """The run that trains on all domains but the target; `options` as in `planned_run`."""
     found = find_dataset(dataset)
-    _checked(found)
     left_out = (target,) if isinstance(target, str) else tuple(target)
-    return planned_run(found, method, found.without(*left_out), **options)
+    run = planned_run(found, method, found.without(*left_out), **options)
+    _check(found, run)
+    return run
 
 
-def _checked(dataset: DomainSet) -> dict[str, Domain]:
-    """The domains, read before anything is trained; classes that one lacks are reported."""
-    domains = loaded(dataset)
+def _check(dataset: DomainSet, run: Run) -> None:
+    """Read the data and build the network before anything is trained; tell what is odd."""
+    domains = loaded(dataset, run)
     for gap in gaps(domains, dataset.classes):
         log.warning("%s: %s", dataset.name, gap)
-    return domains
+    dropped = sum(len(domain.broken) for domain in domains.values())
+    if dropped:
+        log.warning("%s: %d broken files are left out", dataset.name, dropped)
+    material = Material.of(run, dataset, domains, torch.device("cpu"))
+    network(run.backbone, material.shape, len(dataset.classes), weights=run.weights)

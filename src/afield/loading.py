@@ -1,8 +1,9 @@
-"""From domains to batches: everything in memory, a batch is an index into a tensor.
+"""From domains to batches: a batch is an index into arrays, in memory or mapped from disk.
 
 A stream draws from every group of samples (the source domains, unless a method regroups) without
-replacement until the group is used up, then anew. The order of the samples is a function of the
-seed and the position, so the position is all that a snapshot has to keep.
+replacement until the group is used up, then anew; where there are many groups, from some of them at
+a step, all equally often. The order of the samples and their augmentation are functions of the seed
+and the position, so the position is all that a snapshot has to keep.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +15,18 @@ from torch import Tensor
 
 from afield.domains import Domain
 from afield.randomness import seed
+from afield.rows import Rows
 
-__all__ = ["Batch", "Prepare", "Samples", "Scaling", "Stream", "pooled_samples", "unchanged"]
+__all__ = [
+    "Augment",
+    "Batch",
+    "Prepare",
+    "Samples",
+    "Scaling",
+    "Stream",
+    "pooled_samples",
+    "unchanged",
+]
 
 # Steps whose samples are drawn at once, so that a step pays for one row of a table only.
 BLOCK = 64
@@ -30,6 +41,7 @@ class Batch(NamedTuple):
 
 
 Prepare = Callable[[Tensor], Tensor]
+Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 
 def unchanged(x: Tensor) -> Tensor:
@@ -42,21 +54,29 @@ class Samples:
     """The main parts of the source domains, one after the other: all that training may see.
 
     `x` is as stored (pictures as bytes, a quarter of the memory); `prepare` makes of a batch of it
-    what a network sees.
+    what a network sees, `augment` what it sees in training.
     """
 
-    x: Tensor
+    x: Rows
     y: Tensor
     domain: Tensor
     prepare: Prepare = unchanged
+    augment: Augment | None = None
 
     def __len__(self) -> int:
         return len(self.y)
 
-    def batch(self, index: Tensor) -> Batch:
-        """The samples with these indices, ready for a network."""
-        x, y, domain = (part.index_select(0, index) for part in (self.x, self.y, self.domain))
-        return Batch(self.prepare(x), y, domain)
+    def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Batch:
+        """The samples with these indices, ready for a network; with a generator, augmented."""
+        y, domain = (part.index_select(0, index) for part in (self.y, self.domain))
+        x = self.x.take(index)
+        if self.augment is not None and generator is not None:
+            ready = self.augment(x, generator)
+        else:
+            ready = self.prepare(x)
+        if y.device != x.device:
+            y, domain = (part.to(x.device, non_blocking=True) for part in (y, domain))
+        return Batch(ready, y, domain)
 
     def by_domain(self) -> list[Tensor]:
         """Indices of the samples of each source domain."""
@@ -76,14 +96,27 @@ class Scaling:
     std: Tensor
 
     @classmethod
-    def fitted(cls, x: Tensor) -> "Scaling":
+    def fitted(cls, x: Rows) -> "Scaling":
         """The scaling that suits these samples, on their device."""
         if x.dtype == torch.uint8:
             half = torch.tensor(127.5, device=x.device)
             return cls(half, half)
-        dims = [d for d in range(x.ndim) if d != 1]
-        std, mean = torch.std_mean(x, dim=dims, keepdim=True, correction=0)
-        return cls(mean[0], torch.where(std[0] > 0, std[0], 1.0))
+        if x.held is None:
+            mean, std = _moments(x)
+        else:
+            dims = [d for d in range(x.held.ndim) if d != 1]
+            std, mean = torch.std_mean(x.held.float(), dim=dims, keepdim=True, correction=0)
+            mean, std = mean[0], std[0]
+        return cls(mean, torch.where(std > 0, std, 1.0))
+
+    @classmethod
+    def of_pictures(
+        cls, mean: Sequence[float], std: Sequence[float], *, channels: int, device: torch.device
+    ) -> "Scaling":
+        """The scaling of a network that was made for pictures, its numbers given for 0…1."""
+        columns = (torch.tensor(values, device=device) * 255 for values in (mean, std))
+        centre, spread = (c if len(c) == channels else c.mean().expand(channels) for c in columns)
+        return cls(centre[:, None, None], spread[:, None, None])
 
     def told(self) -> dict[str, Any]:
         """Mean and deviation as plain numbers, to be kept beside the weights."""
@@ -95,24 +128,57 @@ class Scaling:
         return scaled.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else scaled
 
 
-def pooled_samples(mains: Mapping[str, Domain]) -> Samples:
-    """The sources' main parts as one; the order of the mapping numbers the domains."""
-    x = torch.cat([domain.x for domain in mains.values()])
-    y = torch.cat([domain.y for domain in mains.values()])
-    counts = torch.tensor([len(domain.y) for domain in mains.values()])
-    domain = torch.repeat_interleave(torch.arange(len(mains)), counts)
-    return Samples(x, y, domain.to(y.device))
+def _moments(x: Rows) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of every channel, of rows that do not fit into memory at once."""
+    count, total, squares = 0, torch.zeros(()), torch.zeros(())
+    for chunk in x.chunks(1024):
+        values = chunk.double().movedim(1, 0).flatten(1)
+        count += values.shape[1]
+        total, squares = total + values.sum(1), squares + values.square().sum(1)
+    mean = total / count
+    std = (squares / count - mean.square()).clamp(min=0).sqrt()
+    shape = (-1, *(1 for _ in x.shape[1:]))
+    return mean.float().view(shape), std.float().view(shape)
+
+
+def pooled_samples(
+    domains: Mapping[str, Domain],
+    chosen: Mapping[str, Tensor] | None = None,
+    device: torch.device | str = "cpu",
+) -> Samples:
+    """The domains, or of each the chosen samples, as one; the mapping's order numbers them."""
+    rows = chosen or {name: torch.arange(len(domain.y)) for name, domain in domains.items()}
+    x = Rows([domains[name].x for name in rows], list(rows.values()), device=device)
+    y = torch.cat([domains[name].y[index] for name, index in rows.items()])
+    counts = torch.tensor([len(index) for index in rows.values()])
+    domain = torch.repeat_interleave(torch.arange(len(rows)), counts)
+    return Samples(x, y.to(x.place), domain.to(x.place))
 
 
 class Stream:
-    """Endless batches: every step, one from each group."""
+    """Endless batches: every step, one from each group, or from `per_step` of them.
 
-    def __init__(self, samples: Samples, *, batch: int, seed: int) -> None:
+    With `balance`, the classes of a group come alike: rare ones are gone through more often.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        *,
+        batch: int,
+        seed: int,
+        per_step: int = 0,
+        balance: bool = False,
+    ) -> None:
         self.samples = samples
         self.seed = seed
+        self.balance = balance
+        self.labels = samples.y.cpu()
         self.generation = 0
         self.groups = samples.by_domain()
-        self.total = batch * len(self.groups)
+        self.domains = len(self.groups)
+        self.per_step = min(per_step, self.domains) or self.domains
+        self.total = batch * self.per_step
         self.table: Tensor | None = None
         self._start()
 
@@ -131,8 +197,12 @@ class Stream:
         block, row = divmod(self.drawn, BLOCK)
         if row == 0 or self.table is None:
             self.table = self._drawn_block(block).to(self.samples.y.device)
+        generator = None
+        if self.samples.augment is not None:
+            place = seed(self.seed, "augment", self.generation, self.drawn)
+            generator = torch.Generator().manual_seed(place)
         self.drawn += 1
-        pooled = self.samples.batch(self.table[row])
+        pooled = self.samples.batch(self.table[row], generator)
         columns = (part.split(self.sizes) for part in pooled)
         return [Batch(*parts) for parts in zip(*columns, strict=True)]
 
@@ -147,25 +217,80 @@ class Stream:
         self.drawn = state["drawn"]
 
     def _start(self) -> None:
-        n = len(self.groups)
-        total = max(self.total, n)
-        self.sizes = [total // n + (i < total % n) for i in range(n)]
+        groups = len(self.groups)
+        self.width = max(1, groups * self.per_step // self.domains)
+        total = max(self.total, self.width)
+        # Where not all groups are drawn from, each gives the same number of samples.
+        extra = total % self.width if self.width == groups else 0
+        self.sizes = [total // self.width + (i < extra) for i in range(self.width)]
         self.drawn = 0
+        self.visits = [torch.zeros(groups, dtype=torch.int64)]
         self.table = None
 
     def _drawn_block(self, block: int) -> Tensor:
         """The indices of a block of batches, one row a step."""
-        columns = []
-        for i, (group, size) in enumerate(zip(self.groups, self.sizes, strict=True)):
-            first, skipped = divmod(block * BLOCK * size, len(group))
-            rounds = -(-(skipped + BLOCK * size) // len(group))
-            orders = [self._order(i, first + number) for number in range(rounds)]
-            drawn = torch.cat(orders)[skipped : skipped + BLOCK * size]
-            columns.append(group[drawn].view(BLOCK, size))
-        return torch.cat(columns, dim=1)
+        if self.width == len(self.groups):
+            columns = [
+                self._members(i, block * BLOCK * size, BLOCK * size).view(BLOCK, size)
+                for i, size in enumerate(self.sizes)
+            ]
+            return torch.cat(columns, dim=1)
+        chosen, size = self._chosen_groups(block), self.sizes[0]
+        before = self._visits(block)
+        table = torch.empty(chosen.numel(), size, dtype=torch.int64)
+        for group in chosen.unique().tolist():
+            places = (chosen.flatten() == group).nonzero().flatten()
+            drawn = self._members(group, before[group] * size, len(places) * size)
+            table[places] = drawn.view(-1, size)
+        return table.view(BLOCK, -1)
+
+    def _chosen_groups(self, block: int) -> Tensor:
+        """The groups of each step of a block: no group again before all have had their turn.
+
+        But for the few that are left when fewer than a step takes are to come.
+        """
+        generator = torch.Generator().manual_seed(seed(self.seed, self.generation, "groups", block))
+        turns = len(self.groups) // self.width
+        orders = [
+            torch.randperm(len(self.groups), generator=generator)[: turns * self.width]
+            for _ in range(-(-BLOCK // turns))
+        ]
+        return torch.cat(orders).view(-1, self.width)[:BLOCK]
+
+    def _visits(self, block: int) -> list[int]:
+        """How often each group was drawn from before a block."""
+        while len(self.visits) <= block:
+            drawn = self._chosen_groups(len(self.visits) - 1).flatten()
+            self.visits.append(self.visits[-1] + drawn.bincount(minlength=len(self.groups)))
+        return self.visits[block].tolist()
+
+    def _members(self, group: int, start: int, count: int) -> Tensor:
+        """So many samples of a group from a place in its endless order."""
+        size = len(self.groups[group])
+        first, skipped = divmod(start, size)
+        rounds = -(-(skipped + count) // size)
+        orders = [self._order(group, first + number) for number in range(rounds)]
+        return self.groups[group][torch.cat(orders)[skipped : skipped + count]]
 
     def _order(self, group: int, number: int) -> Tensor:
         """The order in which a group is gone through for the first, second, … time."""
         place = seed(self.seed, self.generation, group, number)
         generator = torch.Generator().manual_seed(place)
+        if self.balance:
+            return _balanced(self.labels[self.groups[group]], generator)
         return torch.randperm(len(self.groups[group]), generator=generator)
+
+
+def _balanced(labels: Tensor, generator: torch.Generator) -> Tensor:
+    """As many places as there are samples, every class in turn, each in an order of its own."""
+    classes, index = labels.unique(return_inverse=True)
+    rounds = -(-len(labels) // len(classes))
+    turns = [torch.randperm(len(classes), generator=generator) for _ in range(rounds)]
+    slots = torch.cat(turns)[: len(labels)]
+    order = torch.empty_like(index)
+    for number in range(len(classes)):
+        members, places = (index == number).nonzero().flatten(), (slots == number).nonzero()
+        times = -(-len(places) // len(members))
+        drawn = [torch.randperm(len(members), generator=generator) for _ in range(times)]
+        order[places.flatten()] = members[torch.cat(drawn)[: len(places)]]
+    return order

@@ -3,15 +3,21 @@
 Nothing of an unseen domain is in `samples` or in the scaling; unseen domains are in exams only.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from afield.domains import Domain, DomainSet, parts
+from afield.augmentation import Augmented, Resized
+from afield.backbone import form_of
+from afield.domains import Domain, DomainSet, Parts, listed_parts, parts
+from afield.errors import SpecError
 from afield.evaluation import Checkpoint, Exam, Scores, merged_scores
 from afield.loading import Prepare, Samples, Scaling, pooled_samples
+from afield.randomness import seed
 from afield.record import Run
 from afield.selection import RULES
 
@@ -44,56 +50,106 @@ class Exams:
 
 @dataclass(frozen=True)
 class Material:
-    """The samples to train on, the exams, and how the inputs of both are scaled."""
+    """The samples to train on, the exams, how inputs are scaled, and the shape a network sees."""
 
     samples: Samples
     exams: Exams
     scaling: Scaling
+    shape: tuple[int, ...]
+    dropped: int = 0
 
     @classmethod
     def of(
         cls, run: Run, dataset: DomainSet, domains: Mapping[str, Domain], device: torch.device
     ) -> "Material":
-        """Cut the domains; inputs are scaled by what the sources' main parts are like."""
-        cuts = {
-            name: parts(len(domain.y), trial=run.trial, domain=name)
-            for name, domain in domains.items()
-        }
-
-        def portion(name: str, index: Tensor) -> Domain:
-            domain = domains[name]
-            return Domain(domain.x[index].to(device), domain.y[index].to(device))
-
-        samples = pooled_samples({name: portion(name, cuts[name].main) for name in run.sources})
-        scaling = Scaling.fitted(samples.x)
+        """Cut the domains; inputs are scaled as the network expects, or as the sources suggest."""
+        cuts = {name: _cut(name, domain, run) for name, domain in domains.items()}
+        chosen = {name: _limited(name, domains[name], cuts[name].main, run) for name in run.sources}
+        samples = pooled_samples(domains, chosen, device)
+        scaling = _scaling(run, samples, device)
         unseen = dataset.without(*run.sources)
         share = max(CURVE_LEAST, CURVE_SAMPLES // max(1, len(unseen)))
-        portions = {(name, "probe"): portion(name, cuts[name].probe) for name in dataset.domains}
+        rows = {(name, "probe"): cuts[name].probe for name in dataset.domains}
         for name in unseen:
-            portions[name, "main"] = portion(name, cuts[name].main)
-            portions[name, "sample"] = portion(name, cuts[name].main[:share])
-        exams = _exams(run, portions, dataset.domains, scaling)
-        return cls(replace(samples, prepare=scaling), exams, scaling)
+            rows[name, "main"], rows[name, "sample"] = cuts[name].main, cuts[name].main[:share]
+        shape = tuple(samples.x.shape)
+        prepare: Prepare = scaling
+        if len(shape) == 3 and run.size:
+            shape = (shape[0], run.size, run.size)
+            prepare = Resized(run.size, scaling)
+        augment = Augmented(run.augment, shape[-1], scaling) if run.augment else None
+        if augment and samples.x.dtype != torch.uint8:
+            raise SpecError(f"augment={run.augment}: {dataset.name} has no pictures; use none")
+        exam = partial(_exam, domains=domains, rows=rows, prepare=prepare, device=device)
+        return cls(
+            samples=replace(samples, prepare=prepare, augment=augment),
+            exams=_exams(run, dataset.domains, exam),
+            scaling=scaling,
+            shape=shape,
+            dropped=sum(len(domain.broken) for domain in domains.values()),
+        )
+
+
+def _cut(name: str, domain: Domain, run: Run) -> Parts:
+    """Main and probe part: by the dataset's own lists where it has them."""
+    if domain.test is not None:
+        return listed_parts(domain.test, seen=name in run.sources)
+    return parts(len(domain.y), trial=run.trial, domain=name)
+
+
+def _limited(name: str, domain: Domain, main: Tensor, run: Run) -> Tensor:
+    """At most so many samples of each class to train on, others in every trial."""
+    if not run.limit:
+        return main
+    labels = domain.y[main]
+    order = np.random.default_rng(seed("limit", run.trial, name)).permutation(len(main))
+    kept = [
+        torch.from_numpy(order)[labels[order] == label][: run.limit] for label in labels.unique()
+    ]
+    return main[torch.cat(kept).sort().values]
+
+
+def _scaling(run: Run, samples: Samples, device: torch.device) -> Scaling:
+    """As the network was made for, if it was made for pictures and gets them."""
+    form = form_of(run.backbone)
+    if form is None or samples.x.dtype != torch.uint8:
+        return Scaling.fitted(samples.x)
+    channels = samples.x.shape[0]
+    return Scaling.of_pictures(form.mean, form.std, channels=channels, device=device)
+
+
+def _exam(
+    keys: Sequence[tuple[str, str]],
+    *,
+    domains: Mapping[str, Domain],
+    rows: Mapping[tuple[str, str], Tensor],
+    prepare: Prepare,
+    device: torch.device,
+) -> Exam:
+    return Exam(
+        {key: domains[key[0]] for key in keys},
+        prepare,
+        chosen={key: rows[key] for key in keys},
+        device=device,
+    )
 
 
 def _exams(
-    run: Run,
-    portions: Mapping[tuple[str, str], Domain],
-    order: tuple[str, ...],
-    prepare: Prepare,
+    run: Run, order: tuple[str, ...], exam: Callable[[Sequence[tuple[str, str]]], Exam]
 ) -> Exams:
     rules = [RULES[name] for name in run.rules]
     often = {part for rule in rules for part in rule.at_every} or {"sample"}
-    unseen = [name for name in order if name not in run.sources]
+    validated = [name for name in order if run.tested and name not in (*run.sources, *run.tested)]
+    tests = [name for name in order if name not in (*run.sources, *validated)]
 
-    def exam(parts: Iterable[str], *, also: Iterable[tuple[str, str]] = ()) -> Exam:
-        wanted = sorted(set(parts))
-        keys = [*also, *((name, part) for name in unseen for part in wanted)]
-        return Exam({key: portions[key] for key in keys}, prepare)
+    def of_tests(parts: Iterable[str]) -> list[tuple[str, str]]:
+        return [(name, part) for name in tests for part in sorted(set(parts))]
 
+    regular = [(name, "probe") for name in run.sources] + of_tests(often)
+    regular += [(name, part) for name in validated for part in ("main", "probe")]
     return Exams(
-        regular=exam(often, also=[(name, "probe") for name in run.sources]),
-        last=exam({part for rule in rules for part in rule.at_last} - often),
-        best=exam({part for rule in rules for part in rule.at_best_on_sources} - often),
+        regular=exam(regular),
+        last=exam(of_tests({part for rule in rules for part in rule.at_last} - often)),
+        best=exam(of_tests({part for rule in rules for part in rule.at_best} - often)),
         order=order,
     )

@@ -16,7 +16,18 @@ from torch import Tensor, nn
 
 from afield.loading import Batch, Samples
 
-__all__ = ["Batch", "Batches", "Learner", "Logs", "Method", "Samples", "Task", "pool", "risks"]
+__all__ = [
+    "Batch",
+    "Batches",
+    "Learner",
+    "Logs",
+    "Method",
+    "Samples",
+    "Task",
+    "origins",
+    "pool",
+    "risks",
+]
 
 Batches = Sequence[Batch]
 Logs = Mapping[str, Tensor]
@@ -118,6 +129,11 @@ class Method:
 def pool(batches: Batches) -> Batch:
     """All batches as one."""
     return Batch(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
+
+
+def origins(batches: Batches) -> Tensor:
+    """The source domain of every batch: a step may draw from some of many domains only."""
+    return torch.stack([batch.domain[0] for batch in batches])
 
 
 def risks(model: nn.Module, batches: Batches) -> Tensor:

@@ -1,23 +1,44 @@
-"""Which runs a benchmark needs: leave one domain out, and the twins of the second rule."""
+"""Which runs a benchmark needs: each domain left out once, or a share of many domains held out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+import numpy as np
+
 from afield import catalog
+from afield.backbone import HUB, form_of
 from afield.catalog import hint
 from afield.domains import DomainSet, Training
 from afield.errors import SpecError, UnknownNameError
+from afield.randomness import seed
 from afield.record import DEFAULT_RULES, Run
 from afield.selection import RULES
 from afield.space import checked, defaults, draw_values
+from afield.weights import file_digest
 
-__all__ = ["CHECKPOINTS", "leave_one_out", "planned_run"]
+__all__ = ["CHECKPOINTS", "hold_out", "leave_one_out", "planned_run", "settled"]
 
 # A checkpoint every 2 % of the steps, unless somebody says otherwise.
 CHECKPOINTS = 50
+# For networks whose backbone has no size of its own, and files that have any.
+SMALL_SIZE = 64
+# From this size on pictures are taken for photographs, which may be flipped and recoloured.
+LARGE = 96
+# The learning rate at which the field fine-tunes, where a dataset's own is meant for a small net.
+FINE_TUNING = 5e-5
 
 Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One division of the domains: what is trained on, what is tested on, which rules read it."""
+
+    sources: tuple[str, ...]
+    rules: tuple[str, ...]
+    tested: tuple[str, ...] = ()
 
 
 def leave_one_out(
@@ -59,29 +80,90 @@ def leave_one_out(
             f"{dataset.name} has {len(dataset.domains)} domains: the rule left-out-source takes "
             "three, so that one is left to train on; use --rules sources,target"
         )
-    _check_settings(settings or {}, [*methods, average])
-    for name, count in (("trials", trials), ("draws", draws)):
-        if count < 1:
-            raise SpecError(f"{name}={count}: at least one is needed")
-    left_out: list[tuple[tuple[str, ...], tuple[str, ...]]]
-    left_out = [((target,), tuple(rules)) for target in dataset.domains]
+    folds = [Fold(dataset.without(target), tuple(rules)) for target in dataset.domains]
     if twins:
         reading = tuple(rule for rule in rules if RULES[rule].needs_twins)
-        left_out += [(pair, reading) for pair in combinations(dataset.domains, 2)]
+        folds += [
+            Fold(dataset.without(*pair), reading) for pair in combinations(dataset.domains, 2)
+        ]
+    of_trials = [folds for _ in range(trials)]
+    return _runs(dataset, methods, of_trials, draws=draws, average=average, settings=settings)
+
+
+def hold_out(
+    dataset: DomainSet,
+    methods: Sequence[str],
+    *,
+    test: float = 0.25,
+    validate: float = 0.1,
+    trials: int = 3,
+    draws: int = 1,
+    rules: Sequence[str] | None = None,
+    average: str = "last",
+    settings: Settings | None = None,
+) -> list[Run]:
+    """The runs that hold out a share of many domains, other ones in every trial.
+
+    Parameters
+    ----------
+    dataset, methods
+        On what, and with which methods.
+    test, validate
+        The shares of the domains that are tested on, and that are validated on; both are unseen.
+    rules
+        The selection rules that will read the records: by default validation and target, and
+        sources in place of validation where no domain validates.
+    trials, draws, average, settings
+        As in `leave_one_out`.
+    """
+    names, count = sorted(dataset.domains), len(dataset.domains)
+    tested, validated = round(test * count), round(validate * count)
+    if not 0 < test < 1 or not 0 <= validate < 1 or not tested or tested + validated >= count:
+        raise SpecError(
+            f"{dataset.name}: {test:g} of {count} domains to test on and {validate:g} to validate "
+            "on: that leaves none to test on, or none to train on"
+        )
+    wanted = tuple(rules or ("validation" if validated else "sources", "target"))
+    twins = next((rule for rule in wanted if RULES[rule].needs_twins), None)
+    if twins:
+        raise SpecError(f"the rule {twins} leaves one domain out; held-out shares have validation")
+    of_trials = []
+    for trial in range(trials):
+        order = np.random.default_rng(seed("hold-out", trial)).permutation(count)
+        mixed = [names[i] for i in order]
+        sources = dataset.without(*mixed[: tested + validated])
+        of_trials.append([Fold(sources, wanted, dataset.without(*mixed[tested:]))])
+    return _runs(dataset, methods, of_trials, draws=draws, average=average, settings=settings)
+
+
+def _runs(
+    dataset: DomainSet,
+    methods: Sequence[str],
+    of_trials: Sequence[Iterable[Fold]],
+    *,
+    draws: int,
+    average: str,
+    settings: Settings | None,
+) -> list[Run]:
+    _check_settings(settings or {}, [*methods, average])
+    for name, count in (("trials", len(of_trials)), ("draws", draws)):
+        if count < 1:
+            raise SpecError(f"{name}={count}: at least one is needed")
     return [
         planned_run(
             dataset,
             method,
-            dataset.without(*unseen),
+            fold.sources,
             trial=trial,
             draw=number,
-            rules=reading,
+            rules=fold.rules,
             average=average,
             settings=_of(settings or {}, method, average),
+            tested=fold.tested,
         )
-        for trial in range(trials)
+        for trial, folds in enumerate(of_trials)
         for number in range(draws)
-        for unseen, reading in left_out
+        for fold in folds
         for method in methods
     ]
 
@@ -96,6 +178,7 @@ def planned_run(
     rules: tuple[str, ...] = DEFAULT_RULES,
     average: str = "last",
     settings: Settings | None = None,
+    tested: tuple[str, ...] = (),
 ) -> Run:
     """One run with every setting in full: the dataset's defaults, the draw, what is given.
 
@@ -107,6 +190,8 @@ def planned_run(
         Which splits and seed, and which hyperparameters.
     rules, average, settings
         As in `leave_one_out`.
+    tested
+        Of the other domains those to test on, if the rest of them is to validate on.
     """
     owners = {"": Training, method: catalog.find("methods", method)}
     owners[average] = catalog.find("averages", average)
@@ -118,15 +203,12 @@ def planned_run(
             raise UnknownNameError(f"{name}: {owner!r} is not in this run; {known}")
         asked[owner][own] = value
     chosen = {owner: checked(owners[owner], values) for owner, values in asked.items()}
-    start = {"": vars(dataset.training)}
+    start = {"": _start(dataset, chosen[""])}
     usual = {owner: defaults(kind) | start.get(owner, {}) for owner, kind in owners.items()}
     drawn = {
         owner: draw_values(kind, draw=draw, trial=trial, start=start.get(owner)) | chosen[owner]
         for owner, kind in owners.items()
     }
-    training = drawn[""]
-    if training["every"] is None:
-        training["every"] = max(1, training["steps"] // CHECKPOINTS)
     return Run(
         dataset=dataset.spec,
         data=dataset.fingerprint,
@@ -137,6 +219,7 @@ def planned_run(
         params=drawn[method],
         average=average,
         average_params=drawn[average],
+        tested=tested,
         rules=rules,
         given={
             f"{owner}.{name}".lstrip("."): value
@@ -144,8 +227,41 @@ def planned_run(
             for name, value in values.items()
             if value != usual[owner][name]
         },
-        **training,
+        **settled(drawn[""], dataset),
     )
+
+
+def _start(dataset: DomainSet, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """The dataset's defaults; a pretrained network in place of a small one is tuned gently."""
+    usual = dict(vars(dataset.training))
+    backbone = chosen.get("backbone", dataset.training.backbone)
+    tuned = form_of(backbone) is not None and chosen.get("weights") != "none"
+    if tuned and form_of(dataset.training.backbone) is None:
+        usual["lr"] = FINE_TUNING
+    return usual
+
+
+def settled(training: dict[str, Any], dataset: DomainSet) -> dict[str, Any]:
+    """The settings with nothing left open: what fits the network and the data."""
+    found = dict(training)
+    form = form_of(training["backbone"])
+    if training["every"] is None:
+        found["every"] = max(1, training["steps"] // CHECKPOINTS)
+    usual = HUB if form else "none"
+    weights = training["weights"] if training["weights"] is not None else usual
+    found["weights"] = "" if weights == "none" else weights
+    found["start"] = file_digest(weights) if weights not in (HUB, "none") else ""
+    if training["freeze_bn"] is None:
+        found["freeze_bn"] = bool(found["weights"])
+    if training["size"] is None:
+        own = form.size if form else SMALL_SIZE
+        found["size"] = own if dataset.resizable else 0
+    augment = training["augment"]
+    if augment is None:
+        augment = "full" if found["size"] >= LARGE else "light"
+        augment = augment if dataset.resizable else "none"
+    found["augment"] = "" if augment == "none" else augment
+    return found
 
 
 def _of(settings: Settings, method: str, average: str) -> Settings:

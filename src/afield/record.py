@@ -42,6 +42,10 @@ DEFAULT_RULES = ("sources", "target")
 NOT_IN_KEY = ("rules", "given")
 
 
+# What may be zero: nothing of it is asked for then.
+COUNTS = ("size", "domains_per_step", "limit")
+
+
 class BusyError(Exception):
     """Another process is at this run; nothing is wrong."""
 
@@ -52,7 +56,9 @@ class Run:
 
     `params` are the method's hyperparameters in full, `given` those settings that somebody chose by
     hand (they label the row in a table), `rules` the selection rules that will read the record, and
-    `data` the fingerprint of a user's own data.
+    `data` and `start` the fingerprints of a user's own data and of a file of weights. `tested` are,
+    where a share of the domains is held out, those to be tested on; other unseen ones validate. The
+    rest is as in `Training`, with nothing left open.
     """
 
     dataset: str
@@ -69,6 +75,16 @@ class Run:
     batch: int = 16
     lr: float = 1e-3
     weight_decay: float = 0.0
+    weights: str = ""
+    freeze_bn: bool = False
+    size: int = 0
+    augment: str = ""
+    domains_per_step: int = 0
+    balance: bool = False
+    limit: int = 0
+    skip_broken: bool = False
+    tested: tuple[str, ...] = ()
+    start: str = ""
     data: str = ""
     rules: tuple[str, ...] = DEFAULT_RULES
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -76,13 +92,13 @@ class Run:
     def __post_init__(self) -> None:
         if not self.sources:
             raise SpecError(f"{self.method} on {self.dataset}: no source domain to train on")
-        for name in ("trial", "draw", "steps", "every", "batch"):
+        for name in ("trial", "draw", "steps", "every", "batch", *COUNTS):
             if not isinstance(getattr(self, name), int):
                 raise SpecError(f"{name}={getattr(self, name)!r}: must be a whole number")
         for name in ("steps", "every", "batch", "lr"):
             if getattr(self, name) <= 0:
                 raise SpecError(f"{name}={getattr(self, name)}: must be above 0")
-        for name in ("weight_decay", "trial", "draw"):
+        for name in ("weight_decay", "trial", "draw", *COUNTS):
             if getattr(self, name) < 0:
                 raise SpecError(f"{name}={getattr(self, name)}: must not be below 0")
 
@@ -108,13 +124,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Record:
-    """A run and all that is known of it."""
+    """A run and all that is known of it; `dropped` counts broken files that were left out."""
 
     run: Run
     checkpoints: tuple[Checkpoint, ...]
     seconds: float
     versions: Mapping[str, str]
     device: str
+    dropped: int = 0
 
     @property
     def domains(self) -> tuple[str, ...]:
@@ -125,6 +142,11 @@ class Record:
     def unseen(self) -> tuple[str, ...]:
         """The domains that were not trained on."""
         return tuple(domain for domain in self.domains if domain not in self.run.sources)
+
+    @property
+    def tests(self) -> tuple[str, ...]:
+        """The unseen domains that are reported on; others only validate."""
+        return self.run.tested or self.unseen
 
 
 @dataclass(frozen=True)
@@ -278,12 +300,14 @@ def read_run(folder: Path) -> Run:
 
 
 def _digest(run: Run, leaving_out: tuple[str, ...]) -> str:
-    """A digest of a run's fields; what is zero or empty is left out, and where own data lie.
+    """A digest of a run's fields; what is zero or empty is left out, and where own files lie.
 
     So a field that is added later, and is zero or empty for all that could be asked before, changes
     no key: what is finished stays finished.
     """
-    known = {**asdict(run), "dataset": "" if run.data else run.dataset}
+    known = asdict(run)
+    known |= {"dataset": "" if run.data else run.dataset}
+    known |= {"weights": "" if run.start else run.weights}
     fields = {name: v for name, v in known.items() if v and name not in leaving_out}
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -22,20 +22,22 @@ from torch import Tensor
 from afield import catalog
 from afield.average import Average
 from afield.backbone import network
-from afield.domains import Domain, DomainSet, data_root
+from afield.domains import Domain, DomainSet, Reading, data_root
 from afield.errors import DataError, SpecError
 from afield.evaluation import Checkpoint
-from afield.loading import Stream
+from afield.loading import Samples, Stream
 from afield.material import Exams, Material
 from afield.method import Learner, Method, Task
+from afield.pictures import stored_side
 from afield.randomness import restore_state, saved_state
 from afield.readers import find_dataset
 from afield.record import Record, Run, Store
-from afield.selection import on_sources
+from afield.selection import value_of
 from afield.space import build
 from afield.training import fit
+from afield.weights import file_digest
 
-__all__ = ["default_device", "execute", "loaded", "versions"]
+__all__ = ["default_device", "execute", "loaded", "stream_of", "versions"]
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +89,7 @@ def execute(
             seconds=work.seconds,
             versions=versions(run),
             device=work.place.told,
+            dropped=work.dropped,
         )
         store.put(record, work.best, inputs=work.inputs)
         return record
@@ -97,9 +100,11 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def loaded(dataset: DomainSet, root: Path | None = None) -> dict[str, Domain]:
-    """The dataset's domains, kept in memory from one run to the next."""
-    return _loaded(dataset.spec, dataset.fingerprint, root or data_root())
+def loaded(dataset: DomainSet, run: Run, root: Path | None = None) -> dict[str, Domain]:
+    """The dataset's domains as a run needs them, kept in memory from one run to the next."""
+    side = stored_side(run.size) if dataset.resizable else 0
+    reading = Reading(root or data_root(), side=side, skip_broken=run.skip_broken)
+    return _loaded(dataset.spec, dataset.fingerprint, reading)
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,7 @@ class _Work:
     stream: Stream
     exams: Exams
     inputs: dict[str, Any]
+    dropped: int = 0
     checkpoints: list[Checkpoint] = field(default_factory=list)
     best: dict[str, Tensor] = field(default_factory=dict)
     seconds: float = 0.0
@@ -138,25 +144,49 @@ class _Work:
 def _begun(run: Run, place: _Place) -> _Work:
     """Everything read and built, nothing trained."""
     torch.manual_seed(run.seed)
-    dataset = find_dataset(run.dataset)
+    dataset = find_dataset(run.dataset, place.root)
     if dataset.fingerprint != run.data:
         raise DataError(f"{run.dataset}: the data have changed since the run was asked; ask again")
-    material = Material.of(run, dataset, loaded(dataset, place.root), place.device)
-    shape = tuple(material.samples.x.shape[1:])
+    if run.start and file_digest(run.weights) != run.start:
+        raise DataError(f"{run.weights}: the file has changed since the run was asked; ask again")
+    material = Material.of(run, dataset, loaded(dataset, run, place.root), place.device)
+    build_network = partial(
+        network, run.backbone, material.shape, weights=run.weights, freeze_bn=run.freeze_bn
+    )
     task = Task(
         sources=run.sources,
         classes=dataset.classes,
         steps=run.steps,
-        network=lambda outputs: network(run.backbone, shape, outputs).to(place.device),
+        network=lambda outputs: build_network(outputs).to(place.device),
         optimizer=partial(torch.optim.Adam, lr=run.lr, weight_decay=run.weight_decay, fused=True),
     )
     method: Method = build(catalog.find("methods", run.method), run.params)
     learner = method.setup(task.network(len(dataset.classes)), task)
     average: Average = build(catalog.find("averages", run.average), run.average_params)
     average.follow(learner.model)
-    stream = Stream(material.samples, batch=run.batch, seed=run.seed)
-    inputs = {"classes": dataset.classes, **material.scaling.told()}
-    return _Work(run, place, method, learner, average, stream, material.exams, inputs)
+    inputs = {"classes": dataset.classes, "shape": material.shape, **material.scaling.told()}
+    return _Work(
+        run=run,
+        place=place,
+        method=method,
+        learner=learner,
+        average=average,
+        stream=stream_of(run, material.samples),
+        exams=material.exams,
+        inputs=inputs,
+        dropped=material.dropped,
+    )
+
+
+def stream_of(run: Run, samples: Samples) -> Stream:
+    """The batches of a run."""
+    return Stream(
+        samples,
+        batch=run.batch,
+        seed=run.seed,
+        per_step=run.domains_per_step,
+        balance=run.balance,
+    )
 
 
 def _train(
@@ -189,7 +219,7 @@ def _train(
 
 
 def _keep(work: _Work, checkpoint: Checkpoint) -> None:
-    """Add a checkpoint, and remember its weights if it is the best on the sources so far."""
+    """Add a checkpoint, and remember its weights if it is the best so far."""
     best = max(_values(work), default=-1.0)
     work.checkpoints.append(checkpoint)
     if _values(work)[-1] > best:
@@ -198,7 +228,7 @@ def _keep(work: _Work, checkpoint: Checkpoint) -> None:
 
 
 def _values(work: _Work) -> list[float]:
-    return [on_sources(checkpoint, work.run.sources) for checkpoint in work.checkpoints]
+    return [value_of(checkpoint, work.run) for checkpoint in work.checkpoints]
 
 
 def _read_unseen(work: _Work) -> None:
@@ -231,6 +261,8 @@ def _made(work: _Work) -> dict[str, Any]:
 def versions(run: Run) -> dict[str, str]:
     """What a run is made with now: packages, and the files of its method and average."""
     packages = {name: version(name) for name in ("afield", "torch", "numpy")}
+    if run.backbone.startswith("timm:"):
+        packages["timm"] = version("timm")
     code = catalog.digest("methods", run.method), catalog.digest("averages", run.average)
     return {**packages, "python": platform.python_version(), "code": "-".join(code)}
 
@@ -258,9 +290,9 @@ def _continued(run: Run, store: Store, place: _Place) -> _Work:
 
 
 @lru_cache(maxsize=1)
-def _loaded(spec: str, fingerprint: str, root: Path) -> dict[str, Domain]:
+def _loaded(spec: str, fingerprint: str, reading: Reading) -> dict[str, Domain]:
     del fingerprint  # only so that changed data are read again
-    return find_dataset(spec).load(root)
+    return find_dataset(spec, reading.root).load(reading)
 
 
 @contextmanager

@@ -1,10 +1,11 @@
-"""Three rules that pick a checkpoint among records: pure functions, `records -> Pick | None`.
+"""Rules that pick a checkpoint among records: pure functions, `records -> Pick | None`.
 
     sources           best mean accuracy on the sources' probe parts
     left-out-source   best mean accuracy on each source when it, too, was left out
+    validation        best mean accuracy on further domains that were held out to validate
     target            best accuracy on the target's probe part, last checkpoints only
 
-The first two know nothing of the target; the third is an oracle, and named for it. All report the
+All but the last know nothing of the target; that is an oracle, and named for it. All report the
 accuracy on the target's main part. Each rule says what it reads of unseen domains, so that a run
 evaluates no more than that; the sources' probe parts are read at every checkpoint.
 """
@@ -24,8 +25,10 @@ __all__ = [
     "by_left_out_source",
     "by_sources",
     "by_target",
+    "by_validation",
     "checked_rules",
     "on_sources",
+    "value_of",
 ]
 
 
@@ -47,7 +50,7 @@ class Rule:
     told: str
     at_every: tuple[str, ...] = ()
     at_last: tuple[str, ...] = ()
-    at_best_on_sources: tuple[str, ...] = ()
+    at_best: tuple[str, ...] = ()
     needs_twins: bool = False
 
 
@@ -78,17 +81,37 @@ def by_left_out_source(records: Sequence[Record], target: str) -> Pick | None:
     )
 
 
-def by_target(records: Sequence[Record], target: str) -> Pick | None:
-    """Best accuracy on the target's own probe part: an oracle, allowed no early stopping."""
+def by_validation(records: Sequence[Record], target: str) -> Pick | None:
+    """Best mean accuracy on the domains that were held out to validate."""
     return _best(
         target,
         (
-            (score.accuracy, record, last)
+            (value, record, checkpoint)
             for record in _left_out(records, target)
-            for last in [record.checkpoints[-1]]
-            if (score := last.score(target, "probe")) is not None
+            for checkpoint in record.checkpoints
+            if (value := _on_validation(checkpoint, record.run)) is not None
         ),
     )
+
+
+def by_target(records: Sequence[Record], target: str) -> Pick | None:
+    """Best accuracy on the targets' own probe parts: an oracle, allowed no early stopping."""
+    return _best(
+        target,
+        (
+            (sum(values) / len(values), record, last)
+            for record in _left_out(records, target)
+            for last in [record.checkpoints[-1]]
+            for values in [_accuracies(last, record.tests, "probe")]
+            if values
+        ),
+    )
+
+
+def value_of(checkpoint: Checkpoint, run: Run) -> float:
+    """By what the deployed checkpoint is chosen: validation domains, or else the sources."""
+    value = _on_validation(checkpoint, run)
+    return on_sources(checkpoint, run.sources) if value is None else value
 
 
 def on_sources(checkpoint: Checkpoint, sources: Sequence[str]) -> float:
@@ -110,9 +133,34 @@ def checked_rules(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(rule for rule in RULES if rule in names or "all" in names)
 
 
+def _on_validation(checkpoint: Checkpoint, run: Run) -> float | None:
+    """Mean accuracy on the whole of every validation domain, if there are any."""
+    known = (*run.sources, *run.tested)
+    names = [name for name in checkpoint.scores if run.tested and name not in known]
+    found = [_whole(checkpoint, name) for name in names]
+    return sum(found) / len(found) if found else None
+
+
+def _whole(checkpoint: Checkpoint, domain: str) -> float:
+    scores = [checkpoint.score(domain, part) for part in ("main", "probe")]
+    read = [score for score in scores if score is not None]
+    return sum(score.accuracy * score.size for score in read) / sum(score.size for score in read)
+
+
+def _accuracies(checkpoint: Checkpoint, domains: Sequence[str], part: str) -> list[float]:
+    """The accuracy on each domain; none unless all were read."""
+    scores = [checkpoint.score(domain, part) for domain in domains]
+    found = [score.accuracy for score in scores if score is not None]
+    return found if len(found) == len(domains) else []
+
+
 def _left_out(records: Iterable[Record], target: str) -> list[Record]:
-    """The records in which the target alone is unseen, in the order of their draws."""
-    found = [record for record in records if record.unseen == (target,)]
+    """The records that test on the target (alone, unless domains are held out), by their draws."""
+    found = [
+        record
+        for record in records
+        if (target in record.run.tested if record.run.tested else record.unseen == (target,))
+    ]
     return sorted(found, key=lambda record: (record.run.draw, record.run.key))
 
 
@@ -154,13 +202,14 @@ def _best(target: str, candidates: Iterable[tuple[float, Record, Checkpoint]]) -
 
 
 RULES = {
-    "sources": Rule(by_sources, "picked on the sources' probe parts", at_best_on_sources=("main",)),
+    "sources": Rule(by_sources, "picked on the sources' probe parts", at_best=("main",)),
     "left-out-source": Rule(
         by_left_out_source,
         "picked on each source when it, too, was left out",
         at_every=("main",),
         needs_twins=True,
     ),
+    "validation": Rule(by_validation, "picked on domains held out to validate", at_best=("main",)),
     "target": Rule(
         by_target, "picked on the target's probe part (oracle)", at_last=("main", "probe")
     ),

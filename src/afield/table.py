@@ -2,6 +2,8 @@
 
 Every number is a mean over trials, ± its standard error: the deviation over trials (n - 1 in its
 denominator) over √n. `mean` and `worst` are taken over the domains within a trial, then averaged.
+Where a share of many domains was held out, other ones in every trial, there is no column for each:
+the mean over them, over the worst tenth of them, and their `spread`, the deviation over domains.
 """
 
 import math
@@ -44,14 +46,17 @@ def tabulate(
     wanted = checked_rules([rules] if isinstance(rules, str) else rules or list(RULES))
     datasets: dict[str, list[Record]] = {}
     for record in records:
-        datasets.setdefault(record.run.data or record.run.dataset, []).append(record)
+        held_out = f" {len(record.run.tested)}" if record.run.tested else ""
+        known = f"{record.run.data or record.run.dataset}{held_out}"
+        datasets.setdefault(known, []).append(record)
     runs = [of_dataset[0].run for of_dataset in datasets.values()]
     rows: list[tuple[object, ...]] = []
     for title, of_dataset in zip(_titles(runs), datasets.values(), strict=True):
         domains, methods = _targets(of_dataset), _by_label(of_dataset)
+        summarised = _of_many if of_dataset[0].run.tested else _summarised
         for rule in wanted:
             for method, of_method in methods.items():
-                found = _summarised(_outcomes(rule, of_method, domains), domains)
+                found = summarised(_outcomes(rule, of_method, domains), domains)
                 draws = len({record.run.draw for record in of_method})
                 rows += [(title, rule, method, *cells, draws) for cells in found]
     return pd.DataFrame(rows, columns=COLUMNS)
@@ -133,20 +138,32 @@ FORMATS: dict[str, Callable[[pd.DataFrame], str]] = {
 
 def _chosen(run: Run) -> dict[str, object]:
     """What no draw changes: records that differ in it are different rows."""
-    return {"backbone": run.backbone, "steps": run.steps, **run.given}
+    known = {"backbone": run.backbone, "steps": run.steps, **run.given}
+    if "weights" in known and run.start:
+        known["weights"] = Path(run.weights).name
+    return known
 
 
 def _titles(runs: Sequence[Run]) -> list[str]:
     """Names of datasets; of own data the file's, with path and state where two have the same."""
     names = [Path(run.dataset).name.removesuffix(".npz") for run in runs]
-    return [
-        f"{run.dataset} [{run.data[:6]}]" if run.data and names.count(name) > 1 else name
+    states = {(name, run.data) for name, run in zip(names, runs, strict=True)}
+    twice = {name for name in names if sum(name == known for known, _ in states) > 1}
+    titles = [
+        f"{run.dataset} [{run.data[:6]}]" if run.data and name in twice else name
         for name, run in zip(names, runs, strict=True)
+    ]
+    return [
+        f"{title}, {len(run.tested)} domains held out" if run.tested else title
+        for title, run in zip(titles, runs, strict=True)
     ]
 
 
 def _targets(records: Sequence[Record]) -> list[str]:
     """All domains, if one was left out alone: where one is missing, nobody shall overlook it."""
+    if records[0].run.tested:
+        tested = {name for record in records for name in record.run.tested}
+        return [name for name in records[0].domains if name in tested]
     alone = any(len(record.unseen) == 1 for record in records)
     return list(records[0].domains) if alone else []
 
@@ -185,6 +202,23 @@ def _summarised(
     ]
 
 
+def _of_many(outcomes: pd.DataFrame, domains: Sequence[str]) -> list[tuple[str, float, float, int]]:
+    """The same for a share of many domains: mean, worst tenth and spread over those of a trial."""
+    del domains
+    known = [row.dropna().sort_values() for _, row in outcomes.iterrows() if row.notna().any()]
+    worst = [row.iloc[: max(1, round(len(row) / 10))].mean() for row in known]
+    columns = {
+        "mean": pd.Series([row.mean() for row in known]),
+        "worst 10 %": pd.Series(worst),
+        "spread": pd.Series([row.std(ddof=0) for row in known]),
+    }
+    return [
+        (name, float(values.mean()), _stderr(values), len(values))
+        for name, values in columns.items()
+        if known
+    ]
+
+
 def _stderr(values: "pd.Series[float]") -> float:
     return float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
@@ -216,7 +250,9 @@ def _cells(
         shown = {
             method: _number(value, math.nan, sign) for method, value in column["accuracy"].items()
         }
-        ranked = sorted({text for text in shown.values() if text != MISSING}, key=float)[::-1]
+        # Of a spread the least is best.
+        order = 1 if domain == "spread" else -1
+        ranked = sorted({text for text in shown.values() if text != MISSING}, key=float)[::order]
         for method, row in column.iterrows():
             text = _number(row["accuracy"], row["stderr"], sign)
             if len(ranked) > 1 and shown[method] in ranked[:2]:

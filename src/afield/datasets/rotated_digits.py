@@ -6,15 +6,13 @@ domain's angle. Every image is in exactly one domain: none is seen at one angle 
 another.
 """
 
-from pathlib import Path
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 from scipy import ndimage
 from sklearn.datasets import load_digits
 
-from afield.domains import Domain, DomainSet, Training
+from afield.domains import Domain, DomainSet, Reading, Training
 
 __all__ = ["rotated_digits"]
 
@@ -22,8 +20,8 @@ ANGLES = (0, 15, 30, 45, 60, 75)
 FRAME, DIGIT = 16, 12
 
 
-def _read(root: Path) -> dict[str, Domain]:
-    del root
+def _read(reading: Reading) -> dict[str, Domain]:
+    del reading
     digits = load_digits()
     enlarged = F.interpolate(
         torch.from_numpy(digits.images)[:, None], size=DIGIT, mode="bilinear", align_corners=False

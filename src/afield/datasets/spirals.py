@@ -4,11 +4,10 @@ Synthetic and tiny, for tests and first steps with arrays: a whole run takes a f
 """
 
 import math
-from pathlib import Path
 
 import torch
 
-from afield.domains import Domain, DomainSet, Training
+from afield.domains import Domain, DomainSet, Reading, Training
 from afield.randomness import seed
 
 __all__ = ["spirals"]
@@ -17,8 +16,8 @@ TURNS = {"turn0": 0.0, "turn10": 10.0, "turn20": 20.0, "turn30": 30.0}
 SIZE = 200
 
 
-def _read(root: Path) -> dict[str, Domain]:
-    del root
+def _read(reading: Reading) -> dict[str, Domain]:
+    del reading
     return {name: _arms(name, math.radians(degrees)) for name, degrees in TURNS.items()}
 
 

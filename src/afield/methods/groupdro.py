@@ -3,16 +3,17 @@
     q_d ← q_d · exp(eta · risk_d),   q ← q / Σq,   loss = Σ q_d risk_d
 
 Differs from the paper: no stronger regularisation and no group adjustment; q starts at one, which
-is the paper's 1/n after the first normalisation. Differs from DomainBed: nothing.
+is the paper's 1/n after the first normalisation. Differs from DomainBed: nothing. Where a step
+draws from n of N domains, the other weights wait, and the loss is N/n as large: on average it is
+the same.
 """
 
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
 from torch import Tensor
 
-from afield.method import Batches, Learner, Logs, Method, risks
+from afield.method import Batches, Learner, Logs, Method, origins, risks
 from afield.space import LogUniform
 
 __all__ = ["GroupDRO"]
@@ -28,8 +29,12 @@ class GroupDRO(Method):
         """Sum of the risks, weighted by q."""
         risk = risks(learner.model, batches)
         plain = risk.detach()
-        weights = learner.memory.get("q", torch.ones_like(plain))
+        known = len(learner.task.sources)
+        weights = learner.memory.get("q", plain.new_ones(known))
+        origin = origins(batches)
         # Less the greatest: the same q once it is normalised, and no overflow.
-        grown = weights * (self.eta * (plain - plain.max())).exp()
+        rise = plain.new_zeros(known).index_copy(0, origin, plain) - plain.max()
+        grown = weights * (self.eta * rise).exp()
         q = learner.memory["q"] = grown / grown.sum()
-        return q @ risk, {"heaviest": q.max()}
+        share = len(batches) / known
+        return q[origin] @ risk / share, {"heaviest": q.max()}

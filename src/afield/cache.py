@@ -1,0 +1,236 @@
+"""Decode once: what files hold, as arrays on disk that are mapped into memory.
+
+    AFIELD_CACHE/<name>-<digest>/    one entry: what one folder gives in one form
+        state.json                   of which files (names, sizes, times) it was made
+        *.npy                        the arrays
+
+An entry is made in a folder beside it and then renamed: it is whole or not there. A lock lets one
+process make it while others wait. It is made anew when the files change, in place of the old one.
+Everything in the cache can be made again, so it may be deleted at any time.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from filelock import FileLock
+from numpy.typing import NDArray
+from torch import Tensor
+
+from afield.errors import DataError
+from afield.progress import tracked
+
+__all__ = ["Decoded", "cache_root", "contents", "decoded", "kept"]
+
+log = logging.getLogger(__name__)
+
+# Part of every state: changed when the same files would give other arrays.
+VERSION = 1
+# From here on the size of an entry is told before it is made.
+WORTH_TELLING = 16 * 2**20
+Arrays = dict[str, NDArray[Any]]
+
+
+class Decoded(NamedTuple):
+    """One row for every file that could be read, in their order, and why others could not."""
+
+    rows: Tensor
+    broken: Mapping[Path, str]
+
+
+def cache_root() -> Path:
+    """Where decoded data are kept: ``AFIELD_CACHE``, or a folder in the user's home."""
+    usual = Path.home() / ".cache" / "afield" / "decoded"
+    return Path(os.environ.get("AFIELD_CACHE") or usual).expanduser()
+
+
+def decoded(
+    root: Path,
+    files: Sequence[Path],
+    decode: Callable[[Path], NDArray[Any]],
+    *,
+    form: str,
+    like: NDArray[Any],
+    refused: tuple[type[Exception], ...],
+) -> Decoded:
+    """What `decode` makes of every file, mapped into memory.
+
+    Parameters
+    ----------
+    root, files
+        The folder, and the files in it, in the order of the rows.
+    decode
+        Gives an array for a file; called by several threads.
+    form
+        In words, what `decode` makes of a file: another form is another entry.
+    like
+        An array of the shape and type of a row.
+    refused
+        What `decode` raises for a file that is broken.
+    """
+
+    def build(folder: Path) -> None:
+        shape = (len(files), *like.shape)
+        rows = np.lib.format.open_memmap(folder / "rows.npy", "w+", like.dtype, shape)
+
+        def put(place: tuple[int, Path]) -> str:
+            number, file = place
+            try:
+                rows[number] = decode(file)
+            except refused as error:
+                return (str(error).splitlines() or ["unreadable"])[0]
+            return ""
+
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+            outcomes = threads.map(put, enumerate(files))
+            reasons = list(tracked(outcomes, f"decoding {root.name}", len(files)))
+        _close_gaps(rows, [i for i, reason in enumerate(reasons) if not reason])
+        rows.flush()
+        broken = {str(files[i]): reason for i, reason in enumerate(reasons) if reason}
+        (folder / "broken.json").write_text(json.dumps(broken), encoding="utf-8")
+
+    needed = len(files) * like.nbytes
+    with _entry(root, form, state(files), needed, build) as folder:
+        broken = json.loads((folder / "broken.json").read_text(encoding="utf-8"))
+        rows = _mapped(folder / "rows.npy")[: len(files) - len(broken)]
+        return Decoded(rows, {Path(file): reason for file, reason in broken.items()})
+
+
+def kept(
+    root: Path, files: Sequence[Path], make: Callable[[], Arrays], *, form: str, needed: int
+) -> dict[str, Tensor]:
+    """The arrays that `make` gives for these files, mapped into memory.
+
+    Parameters
+    ----------
+    root, files
+        The folder, and the files in it of which the arrays are made.
+    make
+        Gives the arrays by name.
+    form
+        In words, what `make` makes of the files: another form is another entry.
+    needed
+        About how many bytes that will be.
+    """
+
+    def build(folder: Path) -> None:
+        for name, array in make().items():
+            np.save(folder / f"{name}.npy", array)
+
+    with _entry(root, form, state(files), needed, build) as folder:
+        return {path.stem: _mapped(path) for path in folder.glob("*.npy")}
+
+
+def contents(root: Path, files: Sequence[Path]) -> str:
+    """A digest of the names and contents of files; they are read only when something changed."""
+
+    def build(folder: Path) -> None:
+        digest = hashlib.sha256()
+        for file in tracked(files, f"reading {root.name}", len(files)):
+            digest.update(f"{file.relative_to(root)} {file.stat().st_size} ".encode())
+            try:
+                digest.update(file.read_bytes())
+            except OSError as error:
+                digest.update(f"unreadable: {error.strerror}".encode())
+        (folder / "contents.json").write_text(json.dumps(digest.hexdigest()[:16]))
+
+    with _entry(root, "contents", state(files), 0, build) as folder:
+        return str(json.loads((folder / "contents.json").read_text()))
+
+
+def state(files: Sequence[Path]) -> str:
+    """Changes when a file is added, removed, renamed or written to."""
+    digest = hashlib.sha256(f"afield cache {VERSION}".encode())
+    for file in files:
+        found = file.stat()
+        digest.update(f"{file}\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+@contextmanager
+def _entry(
+    root: Path, form: str, state: str, needed: int, build: Callable[[Path], None]
+) -> Iterator[Path]:
+    """The folder of an entry, made if there is none for this state, and kept from others' hands."""
+    digest = hashlib.sha256(f"{root}\0{form}".encode()).hexdigest()[:12]
+    folder = cache_root() / f"{root.name}-{digest}"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder.with_name(f"{folder.name}.lock"))
+        lock.acquire()
+    except OSError as error:
+        raise DataError(f"{folder.parent}: {error.strerror}; set AFIELD_CACHE to another") from None
+    try:
+        if _state_of(folder) != state:
+            _make(folder, form, state, needed, build)
+        yield folder
+    finally:
+        lock.release()
+
+
+def _make(folder: Path, form: str, state: str, needed: int, build: Callable[[Path], None]) -> None:
+    free = shutil.disk_usage(folder.parent).free
+    if needed > free:
+        raise DataError(
+            f"{folder.parent}: {form} takes {_told(needed)}, and {_told(free)} are free; set "
+            "AFIELD_CACHE to a place with more room, or make --set size=... smaller"
+        )
+    if needed >= WORTH_TELLING:
+        log.warning("%s: %s to be kept in %s", form, _told(needed), folder)
+    part, old = folder.with_name(f"{folder.name}.part"), folder.with_name(f"{folder.name}.old")
+    for leftover in (part, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    part.mkdir()
+    try:
+        build(part)
+        (part / "state.json").write_text(json.dumps({"state": state, "form": form}))
+        for file in part.iterdir():
+            _flush(file)
+        if folder.exists():
+            folder.rename(old)
+        part.rename(folder)
+    except OSError as error:
+        raise DataError(f"{part}: {error}; set AFIELD_CACHE to another place") from None
+    finally:
+        for leftover in (part, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _close_gaps(rows: NDArray[Any], good: list[int]) -> None:
+    """Move the good rows to the front, a few at a time: the array may be larger than memory."""
+    if len(good) == len(rows):
+        return
+    for start in range(0, len(good), 256):
+        chosen = good[start : start + 256]
+        rows[start : start + len(chosen)] = rows[chosen]
+
+
+def _state_of(folder: Path) -> str:
+    try:
+        return str(json.loads((folder / "state.json").read_text())["state"])
+    except (OSError, ValueError, KeyError):
+        return ""
+
+
+def _flush(file: Path) -> None:
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+
+
+def _mapped(path: Path) -> Tensor:
+    """An array on disk as a tensor; nobody's writing to it would reach the disk."""
+    array = np.load(path, mmap_mode="c", allow_pickle=False)
+    return torch.from_numpy(array)
+
+
+def _told(size: int) -> str:
+    return f"{size / 2**20:,.0f} MB" if size < 2**30 else f"{size / 2**30:,.1f} GB"

@@ -1,0 +1,97 @@
+"""The commands ``afield data …``: which datasets are here, get one, look into one."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from afield import console
+
+if TYPE_CHECKING:
+    from afield.inspection import Inspection
+
+__all__ = ["data"]
+
+# Beyond so many columns a terminal is too narrow for one a class.
+COLUMNS = 12
+# How many remarks are printed.
+REMARKS = 20
+
+data = typer.Typer(help="Which datasets are here, get one, look into one.", no_args_is_help=True)
+
+
+@data.command(name="list")
+def list_() -> None:
+    """Say which datasets are here, and where the others come from."""
+    from afield.domains import data_root
+    from afield.supply import stock
+
+    table = Table(box=box.SIMPLE, title=f"datasets in {data_root()}", title_justify="left")
+    for column in ("dataset", "here", "comes from"):
+        table.add_column(column)
+    for each in stock():
+        here = Text("yes", style="bold") if each.here else Text("no")
+        table.add_row(Text(each.name), here, Text("" if each.here else each.comes))
+    console.out.print(table)
+
+
+@data.command()
+def get(
+    name: Annotated[str, typer.Argument(help="A dataset's name; see `afield data list`.")],
+) -> None:
+    """Download a dataset, check it, and unpack it; a broken download goes on where it was."""
+    from afield.domains import data_root
+    from afield.supply import get_dataset
+
+    with console.progress_shown():
+        dataset = get_dataset(name)
+    told = f"{len(dataset.domains)} domains, {len(dataset.classes)} classes"
+    console.out.print(f"{name}: in {data_root()} ({told})", markup=False, soft_wrap=True)
+
+
+@data.command()
+def check(
+    dataset: Annotated[str, typer.Argument(help="A dataset's name, a folder, or an .npz.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Picture to draw: a sample of each domain and class.")
+    ] = None,
+) -> None:
+    """Count what is in a dataset; name broken files, copies across domains, and imbalance.
+
+    Ends with exit code 1 where files are broken.
+    """
+    from afield.inspection import contact_sheet, inspected
+
+    with console.progress_shown():
+        found = inspected(dataset)
+    console.out.print(_counts(found))
+    remarks = found.remarks
+    for remark in remarks[:REMARKS]:
+        console.out.print(f"- {remark}", markup=False, soft_wrap=True)
+    if len(remarks) > REMARKS:
+        console.out.print(f"- and {len(remarks) - REMARKS} more")
+    if out is not None:
+        path = contact_sheet(found, out)
+        console.err.print(f"contact sheet in {path}", markup=False, soft_wrap=True)
+    if found.broken:
+        raise typer.Exit(1)
+
+
+def _counts(found: "Inspection") -> Table:
+    """Samples of every domain and class; of many classes the least and the most."""
+    dataset, counts = found.dataset, found.counts
+    shape = " × ".join(str(side) for side in next(iter(found.domains.values())).x.shape[1:])
+    title = f"{dataset.name}: {counts.sum():,} samples ({shape})"
+    table = Table(box=box.SIMPLE, title=Text(title), title_justify="left")
+    few = len(dataset.classes) <= COLUMNS
+    columns = dataset.classes if few else ("least of a class", "most of a class")
+    table.add_column("domain")
+    for column in (*columns, "all"):
+        table.add_column(Text(column), justify="right")
+    for name, row in zip(dataset.domains, counts, strict=True):
+        cells = row if few else (row.min(), row.max())
+        table.add_row(Text(name), *(str(cell) for cell in cells), str(row.sum()))
+    return table

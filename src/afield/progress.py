@@ -1,0 +1,38 @@
+"""How far a long job is, told to whoever listens: the library itself shows nothing."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import TypeVar
+
+__all__ = ["Advance", "Listener", "progress", "shown_by", "tracked"]
+
+T = TypeVar("T")
+Advance = Callable[[int], None]
+Listener = Callable[[str, int | None], AbstractContextManager[Advance]]
+
+_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def shown_by(listener: Listener) -> Iterator[None]:
+    """Let this listener show all progress of the block; other threads stay silent."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def progress(what: str, total: int | None = None) -> AbstractContextManager[Advance]:
+    """Yields a function that takes how much is done so far, of a total if that is known."""
+    listener = _listener.get()
+    return listener(what, total) if listener else nullcontext(lambda _: None)
+
+
+def tracked(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
+    """The items, one by one; each counts as done when the next is asked for."""
+    with progress(what, total) as advance:
+        for done, item in enumerate(items, start=1):
+            yield item
+            advance(done)

@@ -1,0 +1,82 @@
+"""Chosen rows of several arrays as one: a little is held in memory, much is read when asked for.
+
+Arrays that the cache maps from disk may be larger than memory; of these a batch takes what it
+needs, and the system keeps what is used often. What is small lies on the device from the start.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["HELD", "Rows", "taken"]
+
+# The most bytes that are copied to the device at once.
+HELD = 512 * 2**20
+
+
+class Rows:
+    """Rows `chosen` of each of the `arrays`, one after the other; `take` gives some of them."""
+
+    def __init__(
+        self,
+        arrays: Sequence[Tensor],
+        chosen: Sequence[Tensor] | None = None,
+        *,
+        device: torch.device | str = "cpu",
+        most: int = HELD,
+    ) -> None:
+        self.arrays = list(arrays)
+        self.chosen = list(chosen or [torch.arange(len(array)) for array in arrays])
+        self.device = torch.device(device)
+        self.shape = torch.Size(self.arrays[0].shape[1:])
+        self.dtype = self.arrays[0].dtype
+        sizes = torch.tensor([len(rows) for rows in self.chosen])
+        self.ends = sizes.cumsum(0)
+        self.held: Tensor | None = None
+        if len(self) * self.shape.numel() * self.arrays[0].element_size() <= most:
+            pieces = [taken(a, rows) for a, rows in zip(self.arrays, self.chosen, strict=True)]
+            self.held = torch.cat(pieces).to(self.device)
+            self.arrays, self.chosen = [], []
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    @property
+    def place(self) -> torch.device:
+        """Where indices should be: reading from disk needs them on this side."""
+        return self.device if self.held is not None else torch.device("cpu")
+
+    def take(self, index: Tensor) -> Tensor:
+        """The rows with these numbers, on the device."""
+        if self.held is not None:
+            return taken(self.held, index)
+        array = torch.bucketize(index, self.ends, right=True)
+        found = _empty_like(self.arrays[0], len(index), pinned=self.device.type == "cuda")
+        for number in array.unique().tolist():
+            where = (array == number).nonzero().flatten()
+            start = self.ends[number - 1] if number else 0
+            found[where] = taken(self.arrays[number], self.chosen[number][index[where] - start])
+        return found.to(self.device, non_blocking=True)
+
+    def chunks(self, size: int) -> Iterator[Tensor]:
+        """All rows, so many at a time."""
+        if self.held is not None:
+            yield from self.held.split(size)
+            return
+        for index in torch.arange(len(self)).split(size):
+            yield self.take(index)
+
+
+def taken(array: Tensor, index: Tensor) -> Tensor:
+    """Rows of an array, in its own memory layout."""
+    if array.ndim == 4 and not array.is_contiguous():
+        return array.permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2)
+    return array.index_select(0, index)
+
+
+def _empty_like(array: Tensor, count: int, *, pinned: bool) -> Tensor:
+    colour_last = array.ndim == 4 and not array.is_contiguous()
+    layout = torch.channels_last if colour_last else torch.contiguous_format
+    shape = (count, *array.shape[1:])
+    return torch.empty(shape, dtype=array.dtype, memory_format=layout, pin_memory=pinned)

@@ -1,0 +1,87 @@
+"""Progress is told to the listener that is there, and to nobody else."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread
+
+import pytest
+
+from afield import console
+from afield.progress import Advance, progress, shown_by, tracked
+
+Told = list[tuple[str, int | None] | int | str]
+
+
+def listening_to(told: Told):
+    @contextmanager
+    def listener(what: str, total: int | None) -> Iterator[Advance]:
+        told.append((what, total))
+        try:
+            yield told.append
+        finally:
+            told.append("end")
+
+    return listener
+
+
+def test_items_pass_unchanged_when_nobody_listens(capsys):
+    assert list(tracked(iter("abc"), "letters", 3)) == ["a", "b", "c"]
+    with progress("bytes") as advance:
+        advance(7)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_listener_hears_what_how_many_and_how_far():
+    told: Told = []
+    with shown_by(listening_to(told)):
+        assert list(tracked("ab", "letters", 2)) == ["a", "b"]
+        with progress("bytes", None) as advance:
+            advance(1 << 20)
+    assert told == [("letters", 2), 1, 2, "end", ("bytes", None), 1 << 20, "end"]
+
+
+def test_an_item_counts_as_done_only_after_its_turn():
+    told: Told = []
+    with shown_by(listening_to(told)):
+        items = tracked("ab", "letters", 2)
+        next(items)
+        assert told == [("letters", 2)]
+        next(items)
+        assert told == [("letters", 2), 1]
+
+
+def test_a_failure_on_the_way_ends_the_showing():
+    told: Told = []
+    with shown_by(listening_to(told)), pytest.raises(ZeroDivisionError):
+        list(tracked((1 // n for n in (1, 0)), "quotients", 2))
+    assert told == [("quotients", 2), 1, "end"]
+
+
+def test_after_the_block_the_former_listener_is_back():
+    outer: Told = []
+    inner: Told = []
+    with shown_by(listening_to(outer)):
+        with shown_by(listening_to(inner)), progress("one", 1):
+            pass
+        with progress("two", 2):
+            pass
+    with progress("three", 3):
+        pass
+    assert inner == [("one", 1), "end"]
+    assert outer == [("two", 2), "end"]
+
+
+def test_other_threads_do_not_disturb_the_listener():
+    told: Told = []
+    with shown_by(listening_to(told)):
+        thread = Thread(target=lambda: list(tracked("ab", "letters", 2)))
+        thread.start()
+        thread.join()
+    assert told == []
+
+
+def test_the_bar_of_the_command_line_is_a_listener():
+    with shown_by(console.bar):
+        assert list(tracked("ab", "letters", 2)) == ["a", "b"]
+        with progress("bytes") as advance:
+            advance(5)
