@@ -145,6 +145,42 @@ def test_other_channels_take_brightness_and_contrast(channels):
     torch.testing.assert_close(coloured(x, (1.2, 0.8, 1.0, 0.0)), expected, atol=NEAR, rtol=0)
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_factors_fill_the_stated_ranges_evenly(level):
+    widest = KNOWN[level].jitter
+    _, _, matrices, lifts = drawn_plan(KNOWN[level], 20000, 3, 64, seeded())
+    matrices, lifts = matrices.double(), lifts.double()
+    both, mean = matrices.sum(2)[:, 0], lifts.sum(2)[:, 0]
+    brightness, contrast = both + mean, both / (both + mean)
+    # Grey goes through brightness and contrast only; the two other axes through saturation too.
+    saturation = (matrices.det().clamp(min=0) / both**3).sqrt()
+    in_colour = saturation > 0.1
+    for values, width in zip(
+        (brightness, contrast, saturation[in_colour]), widest[:3], strict=True
+    ):
+        assert abs(values.mean() - 1) < 0.01
+        assert abs(values.min() - (1 - width)) < 0.002
+        assert abs(values.max() - (1 + width)) < 0.002
+    luma = torch.tensor([[0.299, 0.587, 0.114]] * 3).double()
+    unturned = luma + saturation[:, None, None] * (torch.eye(3).double() - luma)
+    turns = (matrices / both[:, None, None])[in_colour]
+    turns = unturned[in_colour].inverse() @ turns
+    sine = (turns[:, 1, 0] - turns[:, 0, 1]) * 3**0.5 / 2
+    cosine = (turns.diagonal(dim1=1, dim2=2).sum(1) - 1) / 2
+    hue = torch.atan2(sine, cosine) / (2 * torch.pi)
+    assert abs(hue.mean()) < 0.01
+    assert abs(hue.min() + widest[3]) < 0.002
+    assert abs(hue.max() - widest[3]) < 0.002
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+def test_other_channels_are_never_mixed_by_what_is_drawn(channels):
+    matrices = drawn_plan(KNOWN["full"], 200, channels, 28, seeded()).matrices
+    expected = matrices[:, :1, :1] * torch.eye(channels)
+    torch.testing.assert_close(matrices, expected, atol=1e-6, rtol=0)
+    assert matrices[:, 0, 0].std() > 0.1
+
+
 # Hue
 
 
@@ -207,6 +243,13 @@ def test_crops_stay_inside(level, side):
     assert (width > 0).all()
     assert int((top + height).max()) == side
     assert int((left + width).max()) == side
+
+
+def test_every_place_of_a_crop_is_equally_likely():
+    boxes = boxes_of("full", 20000, side=10)
+    for start, length in (boxes[:, ::2].unbind(1), boxes[:, 1::2].unbind(1)):
+        places = start[length == 8].bincount() / (length == 8).sum()
+        torch.testing.assert_close(places, torch.full((3,), 1 / 3), atol=0.03, rtol=0)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -363,8 +406,8 @@ def test_the_stored_pictures_are_not_touched():
     for side in (28, 73):
         x = pictures(4, 3, side)
         before = x.clone()
-        Augmented("full", 28, HALF)(x, seeded())
-        Resized(28, HALF)(x)
+        Augmented("full", side, HALF)(x, seeded())
+        Resized(side, HALF)(x)
         assert torch.equal(x, before)
 
 

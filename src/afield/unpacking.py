@@ -38,6 +38,7 @@ Member = tuple[str, int, Callable[[], Any] | str | None]
 
 @contextmanager
 def disk_errors_told(path: Path) -> Iterator[None]:
+    """What the disk refuses, in one line."""
     try:
         yield
     except DataError:

@@ -7,7 +7,7 @@ from afield.datasets.domain_net import CLASSES, SIZES, domain_net
 from afield.errors import DataError
 from tests.datasets.trees import assert_labels_fit, loaded, painted, tree
 
-# Sorted by name as here; ignoring case, as the lists number them, The_Eiffel_Tower comes last.
+# The tower is first here, and last in the numbers of the lists, which ignore capitals.
 NAMES = sorted(["The_Eiffel_Tower", *(f"a{number:03}" for number in range(CLASSES - 1))])
 
 

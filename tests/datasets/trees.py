@@ -1,13 +1,17 @@
-"""Made-up files in the layouts of real datasets: each picture's colour tells its class and domain."""
+"""Made-up files in the layouts of real datasets; a picture's colour tells its class and domain."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 import torch
 from PIL import Image
 
 from afield.domains import Domain, DomainSet, Reading
 
 SIDE = 8
+# Importing the package to see whether it is there would start its question to the network.
+needs_wilds = pytest.mark.skipif(find_spec("wilds") is None, reason="needs the extra wilds")
 
 
 def painted(path: Path, *, label: int, domain: int) -> Path:
