@@ -40,13 +40,14 @@ def test_every_file_of_a_folder_is_a_name(kind):
 
 
 @pytest.mark.parametrize(("kind", "name"), list(MODULES))
-def test_a_file_has_one_public_name_and_find_returns_it(kind, name):
+def test_a_file_has_one_public_name_and_find_returns_it(kind, name, tmp_path):
     (public,) = MODULES[kind, name].__all__
     found = catalog.find(kind, name)
     assert found is getattr(MODULES[kind, name], public)
     if kind == "datasets":
-        assert isinstance(found, DomainSet)
-        assert found.name == name
+        declared = found if isinstance(found, DomainSet) else found(tmp_path)
+        assert isinstance(declared, DomainSet)
+        assert declared.name == name
     else:
         assert issubclass(found, Method if kind == "methods" else Average)
 

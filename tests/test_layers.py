@@ -16,8 +16,8 @@ LAYERS = [
     ["unpacking"],
     ["space", "downloads", "cache", "letters"],
     ["domains", "backbone", "rows"],
-    ["folders", "typefaces", "arrays", "loading"],
-    ["readers", "augmentation"],
+    ["folders", "typefaces", "arrays", "idx", "loading"],
+    ["readers", "augmentation", "wilds_sets"],
     ["evaluation"],
     ["method", "average"],
     ["record", "training"],
@@ -29,7 +29,7 @@ LAYERS = [
     ["cli_data"],
     ["cli"],
 ]
-READERS = {"arrays", "downloads", "folders", "letters", "sounds", "typefaces"}
+READERS = {"arrays", "downloads", "folders", "idx", "letters", "sounds", "typefaces", "wilds_sets"}
 ALLOWED = {
     "methods": {"method", "space", "tensors"},
     "averages": {"average", "space", "tensors"},

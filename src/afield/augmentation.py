@@ -102,7 +102,7 @@ class Resized:
             x = F.interpolate(x, (self.size, self.size), mode="bilinear", antialias=True)
         pixels = x.permute(0, 2, 3, 1).contiguous()
         mean, std = (_row(part, pixels) for part in (self.scaling.mean, self.scaling.std))
-        scaled = pixels.flatten(2).float().sub_(mean).div_(std)
+        scaled = pixels.flatten(2).to(torch.float32, copy=True).sub_(mean).div_(std)
         return scaled.view_as(pixels).permute(0, 3, 1, 2)
 
 

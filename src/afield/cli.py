@@ -149,6 +149,7 @@ def bench(
             settings=settings,
         )
     wanted = checked_rules([rule for run in runs for rule in run.rules])
+    Store(store).prepare()
     console.print_plan(runs)
     pool = Local(workers or _default_workers(threads))
     outcomes = complete(runs, Store(store), pool=pool, threads=threads)
@@ -209,7 +210,6 @@ def train(
                 average=average,
                 settings=settings,
             )
-        console.print_plan([run])
     with console.bar(f"{run.method} on {run.dataset}", run.steps) as advance:
         record = execute(
             run, Store(store), threads=threads, watch=lambda checkpoint: advance(checkpoint.step)

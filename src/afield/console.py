@@ -126,7 +126,8 @@ def print_record(record: "Record", folder: Path) -> None:
 
     sources = record.run.sources
     best = max(record.checkpoints, key=lambda checkpoint: value_of(checkpoint, record.run))
-    title = f"{record.run.method}: accuracy (%)"
+    size = f" at {record.run.size} px" if record.run.size else ""
+    title = f"{record.run.method} with {record.run.backbone}{size}: accuracy (%)"
     table = Table(title=title, title_justify="left", box=box.SIMPLE)
     for column in ("domain", "part", f"best on sources (step {best.step})", "last"):
         table.add_column(column, justify="left" if column in ("domain", "part") else "right")

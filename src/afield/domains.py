@@ -153,7 +153,8 @@ class DomainSet:
         if missing:
             get = f"`afield data get {self.name}` fetches it"
             how = get if self.source.archives else self.source.by_hand
-            raise DataError(f"{self.name}: {missing[0]} is not there; {how}")
+            where = f"the data root is {reading.root}, set AFIELD_DATA for another"
+            raise DataError(f"{self.name}: {missing[0]} is not there; {how} ({where})")
         found = self.reader(reading)
         for name, size in self.sizes.items():
             whole = len(found[name].y) + len(found[name].broken)

@@ -1,14 +1,18 @@
 """What a method, average or dataset is, in words: its docstring, its settings and their ranges."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from afield import catalog
-from afield.domains import DomainSet
 from afield.errors import UnknownNameError
+from afield.readers import find_dataset
 from afield.space import defaults, ranges
 
 __all__ = ["explained"]
+
+# How many domains or classes are listed.
+NAMED = 20
 
 
 def explained(name: str) -> str:
@@ -19,23 +23,39 @@ def explained(name: str) -> str:
     """
     for kind in catalog.KINDS:
         if name in catalog.names(kind):
-            return _told(f"{name} ({kind})", catalog.find(kind, name), kind, name)
+            if kind == "datasets":
+                return _told(f"{name} ({kind})", name, _of_dataset(name))
+            found = catalog.find(kind, name)
+            return _told(f"{name} ({kind})", found.__module__, _of_settings(found))
     known = [each for kind in catalog.KINDS for each in catalog.names(kind)]
     raise UnknownNameError(f"nothing is called {name!r}; {catalog.hint(name, known)}")
 
 
-def _told(title: str, found: Any, kind: str, name: str) -> str:
-    if isinstance(found, DomainSet):
-        module = sys.modules.get(f"afield.{kind}.{name}")
-        facts = [
-            f"domains: {', '.join(found.domains)}",
-            f"classes: {', '.join(found.classes)}",
-            "training: " + ", ".join(f"{k} {v}" for k, v in vars(found.training).items() if v),
-        ]
-    else:
-        module = sys.modules.get(found.__module__)
-        known = ranges(found)
-        facts = ["settings:" if defaults(found) else "settings: none"]
-        facts += [f"  {n} = {value}    {known.get(n, '')}" for n, value in defaults(found).items()]
-    doc = (module.__doc__ or "").strip() if module else ""
+def _of_dataset(name: str) -> list[str]:
+    found = find_dataset(name)
+    source, here = found.source, not found.missing()
+    comes = f"`afield data get {name}`" if source.archives else source.by_hand
+    facts = [
+        f"domains: {_listed(found.domains)}",
+        f"classes: {_listed(found.classes)}",
+        "training: " + ", ".join(f"{k} {v}" for k, v in vars(found.training).items() if v),
+        "here: yes" if here else f"here: no; {comes}",
+    ]
+    return [*facts, f"licence: {source.licence}"] if source.licence else facts
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return (", ".join(names[:NAMED]) + more) or "known when the files are here"
+
+
+def _of_settings(found: Any) -> list[str]:
+    known = ranges(found)
+    facts = ["settings:" if defaults(found) else "settings: none"]
+    return facts + [f"  {n} = {v}    {known.get(n, '')}" for n, v in defaults(found).items()]
+
+
+def _told(title: str, module: str, facts: list[str]) -> str:
+    found = sys.modules.get(module) or sys.modules.get(f"afield.datasets.{module}")
+    doc = (found.__doc__ or "").strip() if found else ""
     return "\n".join([title, "", doc, "", *facts])

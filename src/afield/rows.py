@@ -11,8 +11,8 @@ from torch import Tensor
 
 __all__ = ["HELD", "Rows", "taken"]
 
-# The most bytes that are copied to the device at once.
-HELD = 512 * 2**20
+# The most bytes that are copied to the memory of a CPU, where a map is nearly as good, or a GPU.
+HELD, HELD_ON_GPU = 64 * 2**20, 512 * 2**20
 
 
 class Rows:
@@ -24,7 +24,7 @@ class Rows:
         chosen: Sequence[Tensor] | None = None,
         *,
         device: torch.device | str = "cpu",
-        most: int = HELD,
+        most: int | None = None,
     ) -> None:
         self.arrays = list(arrays)
         self.chosen = list(chosen or [torch.arange(len(array)) for array in arrays])
@@ -34,6 +34,8 @@ class Rows:
         sizes = torch.tensor([len(rows) for rows in self.chosen])
         self.ends = sizes.cumsum(0)
         self.held: Tensor | None = None
+        if most is None:
+            most = HELD if self.device.type == "cpu" else HELD_ON_GPU
         if len(self) * self.shape.numel() * self.arrays[0].element_size() <= most:
             pieces = [taken(a, rows) for a, rows in zip(self.arrays, self.chosen, strict=True)]
             self.held = torch.cat(pieces).to(self.device)

@@ -36,7 +36,8 @@ def get_dataset(name: str, root: Path | None = None) -> DomainSet:
         raise DataError(f"{name}: these are your own data; there is nothing to get")
     if dataset.missing(place):
         if not dataset.source.archives:
-            raise DataError(f"{name}: cannot be fetched by afield; {dataset.source.by_hand}")
+            by_hand = dataset.source.by_hand
+            raise DataError(f"{name}: cannot be fetched by afield; {by_hand} (data root: {place})")
         place.mkdir(parents=True, exist_ok=True)
         for archive in dataset.source.archives:
             file = fetch(archive, place / "downloads")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 from rich import box
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -78,7 +79,7 @@ def common_settings(runs: Iterable[Run]) -> set[str]:
     return {name for name, _ in set.intersection(*chosen)}
 
 
-def as_rich(frame: pd.DataFrame) -> list[Table]:
+def as_rich(frame: pd.DataFrame) -> list[Group]:
     """Tables for a terminal, one a dataset with a section for each rule."""
     return [_rich_table(title, part) for title, part in _parts(frame, "dataset")]
 
@@ -268,15 +269,10 @@ def _number(accuracy: float, stderr: float, sign: str) -> str:
     return f"{100 * accuracy:.1f}{spread}"
 
 
-def _rich_table(title: str, frame: pd.DataFrame) -> Table:
+def _rich_table(title: str, frame: pd.DataFrame) -> Group:
+    """Title, table and what the rules are; a table's own title would wrap at the table's width."""
     rules = _parts(frame, "rule")
-    table = Table(
-        title=Text(f"{title}: {_measured(frame)}"),
-        caption="\n".join(f"{rule}: {RULES[rule].told}" for rule, _ in rules),
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE,
-    )
+    table = Table(box=box.SIMPLE)
     longest = max(len(name) for name in [*frame["method"], *(f"{rule}:" for rule, _ in rules)])
     table.add_column("method", min_width=min(longest, 24))
     for domain in dict.fromkeys(frame["domain"]):
@@ -289,7 +285,8 @@ def _rich_table(title: str, frame: pd.DataFrame) -> Table:
             table.add_row(Text(f"{rule}:", style="italic"))
         for method, row in cells.items():
             table.add_row(Text(method), *row)
-    return table
+    told = Text("\n".join(f"{rule}: {RULES[rule].told}" for rule, _ in rules), style="italic")
+    return Group(Text(f"{title}: {_measured(frame)}", style="italic"), table, told)
 
 
 def _measured(frame: pd.DataFrame) -> str:

@@ -64,7 +64,7 @@ class WildsSet:
         return partial(self._read, domains)
 
     def files(self, root: Path) -> dict[str, list[Entry]]:
-        """The files of all domains of more than one, in the order of the domains' numbers."""
+        """The files of all domains that have more than one."""
         whole, folder = self._opened(root), root / self.folder
         column = whole.metadata_array[:, whole.metadata_fields.index(self.field)].tolist()
         names = (whole.metadata_map or {}).get(self.field)
@@ -77,9 +77,9 @@ class WildsSet:
                 raise DataError(f"{file}: {told}")
             found.setdefault(number, []).append(Entry(file, label))
         return {
-            str(names[number]) if names else f"{self.field}_{number}": found[number]
-            for number in sorted(found)
-            if len(found[number]) > 1
+            str(names[number]) if names else f"{self.field}_{number}": entries
+            for number, entries in found.items()
+            if len(entries) > 1
         }
 
     def _read(self, domains: Sequence[str], reading: Reading) -> dict[str, Domain]:
