@@ -1,5 +1,6 @@
 """What the tests of several files share: a small learning problem and runs on it."""
 
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -12,6 +13,14 @@ from afield.loading import Samples, Stream, pooled_samples
 from afield.method import Task
 
 DOMAINS, CLASSES, FEATURES = 3, 4, 6
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_these_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing is kept in, or taken from, the cache of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AFIELD_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture

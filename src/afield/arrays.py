@@ -62,7 +62,11 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
             missing = [key for key in NEEDED if key not in have]
             wanted = [] if missing else [key for key in (*NEEDED, *OPTIONAL) if key in have]
             arrays = {key: archive[key] for key in wanted}
-    except (ValueError, EOFError, OSError, BadZipFile, zlib.error):
+    except PermissionError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    except MemoryError as error:
+        raise DataError(f"{path}: does not fit into memory, or is broken ({error})") from None
+    except (ValueError, EOFError, OSError, RuntimeError, BadZipFile, zlib.error):
         reason = "not an .npz of plain arrays, or a broken one (nothing is unpickled: save"
         raise DataError(f"{path}: {reason} arrays of objects with .astype(str))") from None
     if missing:
@@ -97,6 +101,18 @@ def _check_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
                 f"{path}: {key} is {arrays[key].dtype} of shape {arrays[key].shape}; "
                 "one whole number or name a sample is needed"
             )
+    if "test" in arrays:
+        _check_test(path, arrays["test"], _text(arrays["domain"]))
+
+
+def _check_test(path: Path, test: NDArray[Any], domain: NDArray[Any]) -> None:
+    if test.dtype.kind not in "iub" or not np.isin(test, (0, 1)).all():
+        raise DataError(f"{path}: test is not true or false for every sample")
+    for name in np.unique(domain):
+        marked = test[domain == name]
+        if marked.all() or not marked.any():
+            told = "nothing but" if marked.all() else "no"
+            raise DataError(f"{path}: domain {str(name)!r} has {told} test samples; mark a part")
 
 
 def _labels(array: NDArray[Any]) -> tuple[str, ...]:
@@ -138,4 +154,6 @@ def _channels_first(x: NDArray[Any]) -> Tensor:
     elif x.ndim == 4 and x.shape[-1] in CHANNELS and x.shape[1] not in CHANNELS:
         x = x.transpose(0, 3, 1, 2)
     kept = np.uint8 if x.dtype == np.uint8 and x.ndim == 4 else np.float32
-    return torch.from_numpy(np.ascontiguousarray(x, dtype=kept))
+    # What is too large for float32 becomes infinity, and is told of with the domain's name.
+    with np.errstate(over="ignore"):
+        return torch.from_numpy(np.ascontiguousarray(x, dtype=kept))

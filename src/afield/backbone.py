@@ -20,13 +20,15 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from afield.catalog import hint
-from afield.errors import DataError, SpecError, UnknownNameError
+from afield.errors import AfieldError, DataError, SpecError, UnknownNameError
 from afield.weights import check_complete, read_weights
 
 __all__ = ["HUB", "Classifier", "Form", "form_of", "network"]
 
 HUB = "hub"
 Shape = tuple[int, ...]
+# What networks raise for inputs or weights that they cannot take.
+UNFIT = (RuntimeError, AssertionError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -126,9 +128,9 @@ def network(
             raise SpecError(f"{name} starts from random weights; leave --weights {weights} out")
         features, width = SMALL[name](shape)
     else:
-        if len(shape) != 3:
-            raise SpecError(f"{name} takes pictures, not samples of shape {shape}; use small:mlp")
-        features, width = (_timm if family == "timm" else _torchvision)(model, shape, weights)
+        _pictures(name, shape)
+        features = (_timm if family == "timm" else _torchvision)(model, shape, weights)
+        width = _width(name, features, shape)
     found = Classifier(features, width, classes, freeze_bn=freeze_bn)
     if len(shape) == 3:
         return found.to(memory_format=torch.channels_last)
@@ -143,26 +145,25 @@ def _timm_config(model: str) -> Any:
     return get_pretrained_cfg(model)
 
 
-def _timm(model: str, shape: Shape, weights: str) -> tuple[nn.Module, int]:
+def _timm(model: str, shape: Shape, weights: str) -> nn.Module:
     import timm
 
-    config = _timm_config(model)
-    options: dict[str, Any] = {"img_size": shape[1:]} if config.fixed_input_size else {}
+    # Not all networks of a fixed size take both sides of it.
+    side = shape[1] if shape[1] == shape[2] else shape[1:]
+    options: dict[str, Any] = {"img_size": side} if _timm_config(model).fixed_input_size else {}
     if weights not in ("", HUB):
         options["pretrained_cfg_overlay"] = {"state_dict": read_weights(weights)}
     try:
-        net = timm.create_model(
+        net: nn.Module = timm.create_model(
             model, pretrained=bool(weights), num_classes=0, in_chans=shape[0], **options
         )
     except OSError as error:
         raise _not_reached(f"timm:{model}", error) from None
-    except (RuntimeError, AssertionError) as error:
-        raise _unfit(f"timm:{model}", weights, error) from None
+    except UNFIT as error:
+        raise _unfit(f"timm:{model}", shape, error, weights) from None
     if weights not in ("", HUB):
         check_complete(weights, net, options["pretrained_cfg_overlay"]["state_dict"])
-    # Some networks have a hidden layer between their last convolution and the head.
-    width: Any = getattr(net, "head_hidden_size", None) or net.num_features
-    return net, width
+    return net
 
 
 def _torchvision_weights(model: str) -> Any:
@@ -174,7 +175,7 @@ def _torchvision_weights(model: str) -> Any:
     return get_model_weights(model).DEFAULT
 
 
-def _torchvision(model: str, shape: Shape, weights: str) -> tuple[nn.Module, int]:
+def _torchvision(model: str, shape: Shape, weights: str) -> nn.Module:
     from torchvision.models import get_model
 
     if shape[0] != 3:
@@ -183,22 +184,35 @@ def _torchvision(model: str, shape: Shape, weights: str) -> tuple[nn.Module, int
         net = get_model(model, weights=_torchvision_weights(model) if weights == HUB else None)
     except OSError as error:
         raise _not_reached(f"torchvision:{model}", error) from None
-    name, last = next(
-        ((n, m) for n, m in reversed(list(net.named_modules())) if isinstance(m, nn.Linear)),
-        ("", None),
-    )
-    if last is None:
+    linear = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
+    if not linear:
         raise SpecError(f"torchvision:{model} does not end in a linear layer; use another network")
-    parent, _, own = name.rpartition(".")
+    parent, _, own = linear[-1].rpartition(".")
     setattr(net.get_submodule(parent), own, nn.Identity())
+    # GoogLeNet and Inception would give further outputs in training.
+    net.aux_logits = False
     if weights not in ("", HUB):
         state = read_weights(weights)
         check_complete(weights, net, state)
         try:
-            net.load_state_dict({key: state[key] for key in net.state_dict()})
+            net.load_state_dict({key: state[key] for key in net.state_dict() if key in state})
         except RuntimeError as error:
-            raise _unfit(f"torchvision:{model}", weights, error) from None
-    return net, last.in_features
+            raise _unfit(f"torchvision:{model}", shape, error, weights) from None
+    return net
+
+
+def _width(name: str, net: nn.Module, shape: Shape) -> int:
+    """The number of features of one picture: if none goes through, it is told before training."""
+    net.eval()
+    try:
+        with torch.no_grad():
+            found = net(torch.zeros(1, *shape))
+    except UNFIT as error:
+        raise _unfit(name, shape, error) from None
+    if found.ndim != 2 or not found.numel():
+        raise SpecError(f"{name} gives no row of features for a picture; use another network")
+    net.train()
+    return found.shape[1]
 
 
 def _not_reached(name: str, error: Exception) -> DataError:
@@ -209,9 +223,13 @@ def _not_reached(name: str, error: Exception) -> DataError:
     )
 
 
-def _unfit(name: str, weights: str, error: Exception) -> SpecError:
+def _unfit(name: str, shape: Shape, error: Exception, weights: str = "") -> AfieldError:
     reason = " ".join(str(error).split())[:160]
-    return SpecError(f"{name}: cannot be built for these inputs with weights {weights!r}: {reason}")
+    if weights not in ("", HUB) and "state_dict" in reason:
+        instead = "give those of the same architecture"
+        return DataError(f"{weights}: not the weights of {name} ({reason}); {instead}")
+    instead = "use another --set size or network" + ", or --weights none" * (weights == HUB)
+    return SpecError(f"{name}: cannot be built for inputs of shape {shape} ({reason}); {instead}")
 
 
 def _pictures(name: str, shape: Shape) -> None:

@@ -90,7 +90,7 @@ def decoded(
                 return (str(error).splitlines() or ["unreadable"])[0]
             return ""
 
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        with ThreadPoolExecutor(_cores()) as threads:
             outcomes = threads.map(put, enumerate(files))
             reasons = list(tracked(outcomes, f"decoding {root.name}", len(files)))
         _close_gaps(rows, [i for i, reason in enumerate(reasons) if not reason])
@@ -136,11 +136,12 @@ def contents(root: Path, files: Sequence[Path]) -> str:
     def build(folder: Path) -> None:
         digest = hashlib.sha256()
         for file in tracked(files, f"reading {root.name}", len(files)):
-            digest.update(f"{file.relative_to(root)} {file.stat().st_size} ".encode())
             try:
-                digest.update(file.read_bytes())
+                content = file.read_bytes()
             except OSError as error:
-                digest.update(f"unreadable: {error.strerror}".encode())
+                content = f"unreadable: {error.strerror}".encode()
+            digest.update(os.fsencode(file.relative_to(root)) + f" {len(content)} ".encode())
+            digest.update(content)
         (folder / "contents.json").write_text(json.dumps(digest.hexdigest()[:16]))
 
     with _entry(root, "contents", state(files), 0, build) as folder:
@@ -148,11 +149,16 @@ def contents(root: Path, files: Sequence[Path]) -> str:
 
 
 def state(files: Sequence[Path]) -> str:
-    """Changes when a file is added, removed, renamed or written to."""
+    """Changes when a file is added, removed, renamed, written to or made readable."""
     digest = hashlib.sha256(f"afield cache {VERSION}".encode())
     for file in files:
-        found = file.stat()
-        digest.update(f"{file}\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
+        try:
+            found = file.stat()
+        except OSError as error:
+            raise DataError(f"{file}: cannot be read ({error.strerror})") from None
+        # Not all names are Unicode: old archives have others.
+        digest.update(os.fsencode(file))
+        digest.update(f"\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_mode}\n".encode())
     return digest.hexdigest()
 
 
@@ -161,8 +167,8 @@ def _entry(
     root: Path, form: str, state: str, needed: int, build: Callable[[Path], None]
 ) -> Iterator[Path]:
     """The folder of an entry, made if there is none for this state, and kept from others' hands."""
-    digest = hashlib.sha256(f"{root}\0{form}".encode()).hexdigest()[:12]
-    folder = cache_root() / f"{root.name}-{digest}"
+    digest = hashlib.sha256(os.fsencode(root) + f"\0{form}".encode()).hexdigest()[:12]
+    folder = cache_root() / f"{root.name[:40]}-{digest}"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder.with_name(f"{folder.name}.lock"))
@@ -177,7 +183,7 @@ def _entry(
         lock.release()
 
 
-def _make(folder: Path, form: str, state: str, needed: int, build: Callable[[Path], None]) -> None:
+def _check_room(folder: Path, form: str, needed: int) -> None:
     free = shutil.disk_usage(folder.parent).free
     if needed > free:
         raise DataError(
@@ -186,18 +192,26 @@ def _make(folder: Path, form: str, state: str, needed: int, build: Callable[[Pat
         )
     if needed >= WORTH_TELLING:
         log.warning("%s: %s to be kept in %s", form, _told(needed), folder)
+
+
+def _make(folder: Path, form: str, state: str, needed: int, build: Callable[[Path], None]) -> None:
+    _check_room(folder, form, needed)
     part, old = folder.with_name(f"{folder.name}.part"), folder.with_name(f"{folder.name}.old")
     for leftover in (part, old):
         shutil.rmtree(leftover, ignore_errors=True)
-    part.mkdir()
     try:
+        part.mkdir()
         build(part)
-        (part / "state.json").write_text(json.dumps({"state": state, "form": form}))
+        sizes = {file.name: file.stat().st_size for file in part.iterdir()}
+        told = {"state": state, "form": form, "sizes": sizes}
+        (part / "state.json").write_text(json.dumps(told))
         for file in part.iterdir():
             _flush(file)
         if folder.exists():
             folder.rename(old)
         part.rename(folder)
+    except DataError:
+        raise
     except OSError as error:
         raise DataError(f"{part}: {error}; set AFIELD_CACHE to another place") from None
     finally:
@@ -215,10 +229,18 @@ def _close_gaps(rows: NDArray[Any], good: list[int]) -> None:
 
 
 def _state_of(folder: Path) -> str:
+    """The state of which an entry was made; empty if there is none, or a part of it is gone."""
     try:
-        return str(json.loads((folder / "state.json").read_text())["state"])
+        told = json.loads((folder / "state.json").read_text())
+        sizes = {name: (folder / name).stat().st_size for name in told["sizes"]}
+        return str(told["state"]) if sizes == told["sizes"] else ""
     except (OSError, ValueError, KeyError):
         return ""
+
+
+def _cores() -> int:
+    """How many cores this process may use, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _flush(file: Path) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from afield.cache import contents, decoded
 from afield.domains import Domain, DomainSet, Reader, Reading
 from afield.errors import DataError
-from afield.pictures import BROKEN, PICTURES, picture, stored_side
+from afield.pictures import BROKEN, PICTURES, picture, quiet, stored_side
 from afield.sounds import SUFFIXES as SOUNDS
 from afield.sounds import LogMel, sound
 
@@ -122,14 +122,15 @@ def read_files(root: Path, files: Files, kind: Kind, reading: Reading) -> dict[s
     """The domains that these files make, decoded and mapped into memory."""
     side = reading.side or stored_side(64)
     every = [entry.file for entries in files.values() for entry in entries]
-    found = decoded(
-        root,
-        every,
-        partial(_decoded, kind.decode, side),
-        form=kind.form(side),
-        like=kind.like(side),
-        refused=BROKEN,
-    )
+    with quiet():
+        found = decoded(
+            root,
+            every,
+            partial(_decoded, kind.decode, side),
+            form=kind.form(side),
+            like=kind.like(side),
+            refused=BROKEN,
+        )
     if found.broken and not reading.skip_broken:
         raise DataError(_told(root, found.broken, kind))
     domains, start = {}, 0
@@ -231,12 +232,14 @@ def _listed(root: Path, found: dict[str, list[Entry]]) -> dict[str, list[Entry]]
         known = {entry.file: entry for entry in entries}
         chosen: dict[Path, Entry] = {}
         for part in ("train", "test"):
-            for file in _list(root / f"{domain}_{part}.txt", root):
+            where = root / f"{domain}_{part}.txt"
+            for line in _lines(where):
+                # A name may have spaces, and a number may follow it.
+                file = root / line if root / line in known else root / line.rpartition(" ")[0]
                 if file not in known:
-                    where = root / f"{domain}_{part}.txt"
-                    raise DataError(f"{where}: {file} is not a file of domain {domain!r}")
+                    raise DataError(f"{where}: {line!r} is not a file of domain {domain!r}")
                 if file in chosen:
-                    raise DataError(f"{root / domain}_{part}.txt: {file} is listed twice")
+                    raise DataError(f"{where}: {line!r} is listed twice, or in both lists")
                 chosen[file] = Entry(file, known[file].label, test=part == "test")
         listed[domain] = [chosen[entry.file] for entry in entries if entry.file in chosen]
         if len({entry.test for entry in listed[domain]}) < 2:
@@ -253,12 +256,13 @@ def _lists(root: Path, domains: Sequence[str]) -> list[Path]:
     return there
 
 
-def _list(path: Path, root: Path) -> list[Path]:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    names = [line.strip() for line in lines if line.strip()]
-    return [
-        root / name if (root / name).is_file() else root / name.rpartition(" ")[0] for name in names
-    ]
+def _lines(path: Path) -> list[str]:
+    try:
+        # Some editors begin a text with a mark, which is none of the first name.
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as a list ({error})") from None
+    return [line.strip() for line in lines if line.strip()]
 
 
 def _check_stray(path: Path, kind: Kind, outside: str, instead: str) -> None:
@@ -283,9 +287,9 @@ def _children(path: Path) -> list[Path]:
             for child in path.iterdir()
             if not child.name.startswith(".") and child.name.lower() not in CLUTTER
         ]
+        dead = [child for child in found if child.is_symlink() and not child.exists()]
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-    for child in found:
-        if child.is_symlink() and not child.exists():
-            raise DataError(f"{child}: a link that leads nowhere; remove it")
+    if dead:
+        raise DataError(f"{dead[0]}: a link that leads nowhere; remove it")
     return found

@@ -8,6 +8,7 @@ and the position, so the position is all that a snapshot has to keep.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +31,9 @@ __all__ = [
 
 # Steps whose samples are drawn at once, so that a step pays for one row of a table only.
 BLOCK = 64
+# Samples with so many values are made ready group by group: in smaller pieces, which the allocator
+# keeps at hand; smaller ones all at once, in fewer calls.
+LARGE = 2**15
 
 
 class Batch(NamedTuple):
@@ -202,6 +206,9 @@ class Stream:
             place = seed(self.seed, "augment", self.generation, self.drawn)
             generator = torch.Generator().manual_seed(place)
         self.drawn += 1
+        if self.samples.x.shape.numel() >= LARGE:
+            parts = self.table[row].split(self.sizes)
+            return [self.samples.batch(index, generator) for index in parts]
         pooled = self.samples.batch(self.table[row], generator)
         columns = (part.split(self.sizes) for part in pooled)
         return [Batch(*parts) for parts in zip(*columns, strict=True)]
@@ -220,11 +227,9 @@ class Stream:
         groups = len(self.groups)
         self.width = max(1, groups * self.per_step // self.domains)
         total = max(self.total, self.width)
-        # Where not all groups are drawn from, each gives the same number of samples.
-        extra = total % self.width if self.width == groups else 0
-        self.sizes = [total // self.width + (i < extra) for i in range(self.width)]
+        self.sizes = [total // self.width + (i < total % self.width) for i in range(self.width)]
         self.drawn = 0
-        self.visits = [torch.zeros(groups, dtype=torch.int64)]
+        self.passed = [torch.zeros(groups, dtype=torch.int64)]
         self.table = None
 
     def _drawn_block(self, block: int) -> Tensor:
@@ -235,62 +240,71 @@ class Stream:
                 for i, size in enumerate(self.sizes)
             ]
             return torch.cat(columns, dim=1)
-        chosen, size = self._chosen_groups(block), self.sizes[0]
-        before = self._visits(block)
-        table = torch.empty(chosen.numel(), size, dtype=torch.int64)
-        for group in chosen.unique().tolist():
-            places = (chosen.flatten() == group).nonzero().flatten()
-            drawn = self._members(group, before[group] * size, len(places) * size)
-            table[places] = drawn.view(-1, size)
+        places, before = self._places(block), self._before(block)
+        counts = enumerate(places.bincount().tolist())
+        table = torch.empty_like(places)
+        table[places.argsort(stable=True)] = torch.cat(
+            [self._members(group, before[group], count) for group, count in counts if count]
+        )
         return table.view(BLOCK, -1)
 
-    def _chosen_groups(self, block: int) -> Tensor:
-        """The groups of each step of a block: no group again before all have had their turn.
+    def _places(self, block: int) -> Tensor:
+        """The group of every sample of a block: none again before all have had their turn.
 
         But for the few that are left when fewer than a step takes are to come.
         """
-        generator = torch.Generator().manual_seed(seed(self.seed, self.generation, "groups", block))
-        turns = len(self.groups) // self.width
-        orders = [
-            torch.randperm(len(self.groups), generator=generator)[: turns * self.width]
-            for _ in range(-(-BLOCK // turns))
-        ]
-        return torch.cat(orders).view(-1, self.width)[:BLOCK]
+        groups, turns = len(self.groups), len(self.groups) // self.width
 
-    def _visits(self, block: int) -> list[int]:
-        """How often each group was drawn from before a block."""
-        while len(self.visits) <= block:
-            drawn = self._chosen_groups(len(self.visits) - 1).flatten()
-            self.visits.append(self.visits[-1] + drawn.bincount(minlength=len(self.groups)))
-        return self.visits[block].tolist()
+        def round_of_all(number: int) -> Tensor:
+            return self._order(groups, "groups", number)[: turns * self.width].view(turns, -1)
+
+        chosen = _endless(round_of_all, turns, block * BLOCK, BLOCK)
+        return chosen.repeat_interleave(torch.tensor(self.sizes), dim=1).flatten()
+
+    def _before(self, block: int) -> list[int]:
+        """How many samples of each group came before a block."""
+        while len(self.passed) <= block:
+            places = self._places(len(self.passed) - 1)
+            self.passed.append(self.passed[-1] + places.bincount(minlength=len(self.groups)))
+        return self.passed[block].tolist()
 
     def _members(self, group: int, start: int, count: int) -> Tensor:
         """So many samples of a group from a place in its endless order."""
-        size = len(self.groups[group])
-        first, skipped = divmod(start, size)
-        rounds = -(-(skipped + count) // size)
-        orders = [self._order(group, first + number) for number in range(rounds)]
-        return self.groups[group][torch.cat(orders)[skipped : skipped + count]]
-
-    def _order(self, group: int, number: int) -> Tensor:
-        """The order in which a group is gone through for the first, second, … time."""
-        place = seed(self.seed, self.generation, group, number)
-        generator = torch.Generator().manual_seed(place)
+        members = self.groups[group]
         if self.balance:
-            return _balanced(self.labels[self.groups[group]], generator)
-        return torch.randperm(len(self.groups[group]), generator=generator)
+            return members[self._balanced(group, self.labels[members], start, count)]
+        order = partial(self._order, len(members), group)
+        return members[_endless(order, len(members), start, count)]
+
+    def _balanced(self, group: int, labels: Tensor, start: int, count: int) -> Tensor:
+        """The same with every class in turn, and each class in an endless order of its own."""
+        known, label = labels.unique(return_inverse=True)
+        classes = len(known)
+
+        def rounds(number: int) -> Tensor:
+            generator = self._generator(group, "classes", number)
+            return torch.rand(BLOCK, classes, generator=generator).argsort(dim=1).flatten()
+
+        turns = _endless(rounds, BLOCK * classes, start, count)
+        found = torch.empty_like(turns)
+        for number in turns.unique().tolist():
+            places, members = ((part == number).nonzero().flatten() for part in (turns, label))
+            # A class comes once in a round of all classes, so the round counts its samples.
+            first = (start + int(places[0])) // classes
+            order = partial(self._order, len(members), group, number)
+            found[places] = members[_endless(order, len(members), first, len(places))]
+        return found
+
+    def _order(self, size: int, *place: int | str) -> Tensor:
+        return torch.randperm(size, generator=self._generator(*place))
+
+    def _generator(self, *place: int | str) -> torch.Generator:
+        return torch.Generator().manual_seed(seed(self.seed, self.generation, *place))
 
 
-def _balanced(labels: Tensor, generator: torch.Generator) -> Tensor:
-    """As many places as there are samples, every class in turn, each in an order of its own."""
-    classes, index = labels.unique(return_inverse=True)
-    rounds = -(-len(labels) // len(classes))
-    turns = [torch.randperm(len(classes), generator=generator) for _ in range(rounds)]
-    slots = torch.cat(turns)[: len(labels)]
-    order = torch.empty_like(index)
-    for number in range(len(classes)):
-        members, places = (index == number).nonzero().flatten(), (slots == number).nonzero()
-        times = -(-len(places) // len(members))
-        drawn = [torch.randperm(len(members), generator=generator) for _ in range(times)]
-        order[places.flatten()] = members[torch.cat(drawn)[: len(places)]]
-    return order
+def _endless(order: Callable[[int], Tensor], size: int, start: int, count: int) -> Tensor:
+    """A piece of the endless row that orders of one size make, the first, the second, …."""
+    first, skipped = divmod(start, size)
+    rounds = -(-(skipped + count) // size)
+    row = torch.cat([order(first + number) for number in range(rounds)])
+    return row[skipped : skipped + count]

@@ -1,18 +1,31 @@
 """One picture file as a square of bytes, whatever its mode, depth and shape."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
-__all__ = ["BROKEN", "PICTURES", "picture", "stored_side"]
+__all__ = ["BROKEN", "PICTURES", "picture", "quiet", "stored_side"]
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 # What Pillow raises for files that are no pictures, or broken ones.
 BROKEN = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
 DEEP = ("I;16", "I;16L", "I;16B", "I", "F")
+# How a camera was held, and what turns its picture upright.
+ORIENTATION = 0x0112
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 # Placeholders of web pages are smaller than that, pictures are not.
 LEAST = 4
 
@@ -28,23 +41,49 @@ def stored_side(size: int) -> int:
     return round(size * 8 / 7)
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without Pillow's warnings: large is not yet a bomb, and odd metadata are of no matter.
+
+    To be put around all threads that read pictures, not into them: warnings are the process's.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        yield
+
+
 def picture(file: Path, side: int) -> NDArray[np.uint8]:
     """The picture as side × side × 3, squeezed to a square as in DomainBed's evaluation.
 
     One form for all, whatever the files are like: a form chosen by looking at them would let the
     unseen domain's pictures have a say in the training.
     """
-    with warnings.catch_warnings():
-        # Large is not yet a bomb; those raise an error, twice as far on.
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        with Image.open(file) as image:
-            if min(image.size) < LEAST:
-                raise ValueError(f"{image.width} × {image.height} pixels, too small for a picture")
-            image.draft("RGB", (side, side))
-            plain = _eight_bits(ImageOps.exif_transpose(image))
-            # Transparency of a palette is only understood on the way to RGBA.
-            plain = (plain.convert("RGBA") if plain.mode == "P" else plain).convert("RGB")
+    try:
+        return _square(file, side)
+    except (*BROKEN, MemoryError):
+        raise
+    # What a broken header leads to may be struct's error, or another.
+    except Exception as error:
+        raise ValueError(f"broken: {error or type(error).__name__}") from error
+
+
+def _square(file: Path, side: int) -> NDArray[np.uint8]:
+    with Image.open(file) as image:
+        if min(image.size) < LEAST:
+            raise ValueError(f"{image.width} × {image.height} pixels, too small for a picture")
+        image.draft("RGB", (side, side))
+        plain = _eight_bits(_upright(image))
+        # Transparency of a palette is only understood on the way to RGBA.
+        plain = (plain.convert("RGBA") if plain.mode == "P" else plain).convert("RGB")
     return np.asarray(plain.resize((side, side), Image.Resampling.BILINEAR))
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Pillow's own function writes all metadata anew, and fails for those that are a bit odd."""
+    # Of some formats, Pillow turns the pictures by itself, and drops the tag, when it reads them.
+    image.load()
+    turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
+    return image if turn is None else image.transpose(turn)
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
@@ -52,6 +91,8 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     if image.mode not in DEEP:
         return image
     values = np.asarray(image, dtype=np.float64)
+    if not np.isfinite(values).all():
+        raise ValueError("NaN or infinity among the pixels")
     if image.mode == "F":
         values = values * 255 if values.max() <= 1 else values
     elif image.mode != "I" or values.max() > 255:

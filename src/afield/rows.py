@@ -54,11 +54,17 @@ class Rows:
         if self.held is not None:
             return taken(self.held, index)
         array = torch.bucketize(index, self.ends, right=True)
-        found = _empty_like(self.arrays[0], len(index), pinned=self.device.type == "cuda")
+        pieces, places = [], []
         for number in array.unique().tolist():
             where = (array == number).nonzero().flatten()
             start = self.ends[number - 1] if number else 0
-            found[where] = taken(self.arrays[number], self.chosen[number][index[where] - start])
+            pieces.append(taken(self.arrays[number], self.chosen[number][index[where] - start]))
+            places.append(where)
+        found = pieces[0]
+        if len(pieces) > 1:
+            found = taken(torch.cat(pieces), torch.cat(places).argsort())
+        if self.device.type == "cuda":
+            found = found.pin_memory()
         return found.to(self.device, non_blocking=True)
 
     def chunks(self, size: int) -> Iterator[Tensor]:
@@ -75,10 +81,3 @@ def taken(array: Tensor, index: Tensor) -> Tensor:
     if array.ndim == 4 and not array.is_contiguous():
         return array.permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2)
     return array.index_select(0, index)
-
-
-def _empty_like(array: Tensor, count: int, *, pinned: bool) -> Tensor:
-    colour_last = array.ndim == 4 and not array.is_contiguous()
-    layout = torch.channels_last if colour_last else torch.contiguous_format
-    shape = (count, *array.shape[1:])
-    return torch.empty(shape, dtype=array.dtype, memory_format=layout, pin_memory=pinned)

@@ -27,7 +27,10 @@ def is_font(path: Path) -> bool:
 def font_folder(path: Path) -> DomainSet:
     """A folder of font files; two to eighteen images of each character and font are drawn."""
     path = path.resolve()
-    files = sorted(child for child in path.iterdir() if is_font(child))
+    try:
+        files = sorted(child for child in path.iterdir() if is_font(child))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     names = [file.stem for file in files]
     if len(files) < 2:
         raise DataError(f"{path}: {len(files)} font(s); leaving one out takes at least two")
@@ -64,8 +67,9 @@ def _drawn(path: Path, files: list[Path]) -> Arrays:
     for file in tracked(files, f"drawing {path.name}", len(files)):
         try:
             x, y = letters(file, side=SIDE, seed=seed("letters", file.stem))
-        except ValueError as error:
-            raise DataError(f"{file}: {error}; remove it from the folder") from None
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise DataError(f"{file}: {why}; remove it from the folder") from None
         if not len(y):
             raise DataError(f"{file}: has none of the characters {''.join(CHARACTERS)}; remove it")
         pictures.append(x[:, None])
