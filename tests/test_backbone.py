@@ -1,11 +1,20 @@
 """Networks by name: right shapes for every input, and nothing kept of other samples."""
 
+import copy
+import urllib.request
+
 import pytest
 import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import nn
 
-from afield.backbone import Quadrants, network
-from afield.errors import SpecError, UnknownNameError
+from afield.backbone import SMALL, Classifier, Form, Quadrants, form_of, network
+from afield.domains import data_root
+from afield.errors import DataError, SpecError, UnknownNameError
+
+# Importing timm takes two seconds, torchvision's networks one: whichever test is the first.
+heavy = pytest.mark.slow
 
 PICTURES = [(1, 8, 8), (3, 16, 16), (1, 5, 7), (3, 64, 48), (1, 1, 1)]
 
@@ -19,6 +28,8 @@ def inputs(shape: tuple[int, ...], n: int = 4) -> torch.Tensor:
     [
         *(("small:cnn", shape) for shape in PICTURES),
         *(("small:mlp", shape) for shape in [(1,), (2,), (40,), (3, 8, 8)]),
+        *(("small:lenet", shape) for shape in [(1, 32, 32), (3, 8, 8), (2, 17, 40)]),
+        *(("small:mnist_cnn", shape) for shape in [(1, 28, 28), (2, 14, 14), (3, 5, 7)]),
     ],
 )
 def test_it_gives_one_logit_a_class_from_as_many_features_as_it_says(name, shape):
@@ -30,7 +41,10 @@ def test_it_gives_one_logit_a_class_from_as_many_features_as_it_says(name, shape
     torch.testing.assert_close(model(x), model.head(features))
 
 
-@pytest.mark.parametrize(("name", "shape"), [("small:cnn", (3, 16, 16)), ("small:mlp", (5,))])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("small:cnn", (3, 16, 16)), ("small:mlp", (5,)), ("small:mnist_cnn", (1, 8, 8))],
+)
 def test_logits_of_a_sample_depend_on_no_other_sample(name, shape):
     model = network(name, shape, 3).train()
     x = inputs(shape)
@@ -49,7 +63,15 @@ def test_it_is_initialised_from_the_generator_of_torch(name, shape):
     assert not torch.equal(weights(0), weights(1))
 
 
-@pytest.mark.parametrize(("name", "shape"), [("small:cnn", (1, 16, 16)), ("small:mlp", (5,))])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("small:cnn", (1, 16, 16)),
+        ("small:mlp", (5,)),
+        ("small:lenet", (1, 16, 16)),
+        ("small:mnist_cnn", (1, 8, 8)),
+    ],
+)
 def test_every_weight_gets_a_gradient(name, shape):
     torch.manual_seed(0)
     model = network(name, shape, 3)
@@ -78,3 +100,343 @@ def test_convolutions_on_arrays_are_refused_with_what_to_use_instead(shape):
 def test_quadrants_are_an_adaptive_pooling_to_two_by_two(size):
     x = torch.randn(3, 4, *size)
     torch.testing.assert_close(Quadrants()(x), nn.AdaptiveAvgPool2d(2)(x))
+
+
+def test_lenet_is_crossgrads_network_layer_for_layer():
+    model = network("small:lenet", (1, 32, 32), 5).train()
+    tensors = list(model.parameters())
+    shapes = [(32, 1, 5, 5), (64, 32, 5, 5), (128, 64, 5, 5), (128, 2048), (64, 128), (5, 64)]
+    assert [tuple(tensor.shape) for tensor in tensors[::2]] == shapes
+    weights = list(zip(tensors[::2], tensors[1::2], strict=True))
+    x = inputs((1, 32, 32))
+    hidden = x
+    for weight, bias in weights[:3]:
+        hidden = F.max_pool2d(F.conv2d(hidden, weight, bias, padding=2).relu(), 2)
+    torch.manual_seed(0)
+    hidden = F.dropout(F.linear(hidden.flatten(1), *weights[3]).relu(), 0.5)
+    expected = F.linear(F.linear(hidden, *weights[4]).relu(), *weights[5])
+    torch.manual_seed(0)
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_mnist_cnn_is_domainbeds_network_layer_for_layer():
+    model = network("small:mnist_cnn", (2, 14, 14), 10)
+    tensors = list(model.parameters())
+    x = inputs((2, 14, 14))
+    hidden, before = x, 2
+    for i, (after, stride) in enumerate([(64, 1), (128, 2), (128, 1), (128, 1)]):
+        kernel, bias, scale, shift = tensors[4 * i : 4 * i + 4]
+        assert kernel.shape == (after, before, 3, 3)
+        nn.init.uniform_(scale)
+        nn.init.uniform_(shift)
+        hidden = F.conv2d(hidden, kernel, bias, stride=stride, padding=1).relu()
+        hidden, before = F.group_norm(hidden, 8, scale, shift), after
+    expected = F.linear(hidden.mean(dim=(2, 3)), *tensors[16:])
+    assert tensors[16].shape == (10, 128)
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_pictures_that_lenet_cannot_halve_three_times_are_refused():
+    with pytest.raises(SpecError, match=r"halves a picture three times; \(8, 7\) is too small"):
+        network("small:lenet", (1, 8, 7), 2)
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_small_networks_have_no_form_and_no_weights_to_start_from(name):
+    assert form_of(name) is None
+    with pytest.raises(SpecError, match=f"{name} starts from random weights; leave --weights hub"):
+        network(name, (1, 16, 16), 2, weights="hub")
+
+
+def normed() -> nn.Sequential:
+    """A small network with both kinds of BatchNorm."""
+    torch.manual_seed(0)
+    picture = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+    return nn.Sequential(picture, nn.Linear(4 * 36, 6), nn.BatchNorm1d(6))
+
+
+def statistics(model: nn.Module) -> list[torch.Tensor]:
+    return [buffer.clone() for name, buffer in model.named_buffers() if "running" in name]
+
+
+@pytest.mark.parametrize("freeze_bn", [True, False])
+def test_statistics_of_batchnorm_move_unless_they_are_frozen(freeze_bn):
+    model = Classifier(normed(), 6, 3, freeze_bn=freeze_bn)
+    before = statistics(model)
+    assert len(before) == 4
+    for _ in range(3):
+        # Nested, as in a method with several networks.
+        nn.ModuleDict({"one": model}).train()
+        model(5 + 3 * inputs((3, 8, 8)))
+    moved = [not torch.equal(*pair) for pair in zip(before, statistics(model), strict=True)]
+    assert moved == [not freeze_bn] * 4
+    assert model.features[0][0].training
+    assert model.features[0][1].training is not freeze_bn
+
+
+def test_frozen_statistics_are_used_in_training_and_their_weights_still_train():
+    model = Classifier(normed(), 6, 3, freeze_bn=True)
+    x = 5 + 3 * inputs((3, 8, 8))
+    torch.testing.assert_close(model.train()(x), copy.deepcopy(model).eval()(x))
+    scale = model.features[0][1].weight
+    before = scale.clone()
+    model(x).square().sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert not torch.equal(scale, before)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("small:cnn1", "did you mean 'small:cnn'"),
+        ("smal:lenet", "did you mean 'small:lenet'"),
+        ("nothing", "known: small:cnn, .*, timm:NAME, torchvision:NAME"),
+        pytest.param("timm:resnet81", "did you mean 'resnet18'", marks=heavy),
+        pytest.param("timm:qqqqqq", "known: ", marks=heavy),
+        pytest.param("torchvision:alexnett", "did you mean 'alexnet'", marks=heavy),
+    ],
+)
+def test_unknown_names_of_every_family_are_answered_with_a_hint(name, told):
+    for asked in (form_of, lambda name: network(name, (3, 32, 32), 2)):
+        with pytest.raises(UnknownNameError, match=f"no backbone '{name}'; {told}") as error:
+            asked(name)
+        assert len(str(error.value)) < 400
+
+
+@heavy
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("timm:resnet18", Form(224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))),
+        ("timm:vit_tiny_patch16_224", Form(224, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))),
+        ("timm:inception_v3", Form(299, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))),
+        ("torchvision:alexnet", Form(224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))),
+    ],
+)
+def test_a_form_is_that_of_the_pictures_a_network_was_made_for(name, form):
+    assert form_of(name) == form
+
+
+@heavy
+@pytest.mark.parametrize(
+    ("name", "shape", "width"),
+    [
+        ("timm:resnet18", (3, 32, 32), 512),
+        ("timm:resnet18", (1, 24, 40), 512),
+        ("timm:vit_tiny_patch16_224", (3, 32, 32), 192),
+        ("timm:vit_tiny_patch16_224", (1, 48, 32), 192),
+        # Takes the size of pictures as one number.
+        ("timm:efficientvit_m0", (3, 64, 64), 192),
+        # Has a hidden layer between its 288 maps and its head.
+        ("timm:mobilenetv3_small_050", (3, 32, 32), 1024),
+        ("torchvision:alexnet", (3, 64, 64), 4096),
+        ("torchvision:mobilenet_v3_small", (3, 32, 32), 1024),
+    ],
+)
+def test_networks_of_libraries_give_features_of_the_width_they_say(name, shape, width):
+    model = network(name, shape, 7)
+    assert model.width == width
+    assert all(module.training for module in model.modules())
+    x = inputs(shape)
+    model.eval()
+    features = model.features(x)
+    assert features.shape == (4, width)
+    torch.testing.assert_close(model(x), model.head(features))
+
+
+@heavy
+def test_networks_with_further_outputs_in_training_give_features_alone():
+    with pytest.warns(FutureWarning, match="weight initialization"):
+        model = network("torchvision:googlenet", (3, 64, 64), 3)
+    assert model.train()(inputs((3, 64, 64))).shape == (4, 3)
+
+
+@heavy
+@pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:mobilenet_v3_small"])
+def test_weights_of_a_library_are_drawn_from_the_generator_of_torch(name):
+    def weights(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return torch.cat([p.flatten() for p in network(name, (3, 32, 32), 3).parameters()])
+
+    assert torch.equal(weights(0), weights(0))
+    assert not torch.equal(weights(0), weights(1))
+
+
+@heavy
+@pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:alexnet"])
+@pytest.mark.parametrize("shape", [(4,), (8, 8)])
+def test_arrays_are_no_pictures_for_networks_of_libraries(name, shape):
+    with pytest.raises(SpecError, match=f"{name} takes pictures, .* use small:mlp"):
+        network(name, shape, 2)
+
+
+@heavy
+@pytest.mark.parametrize(
+    ("name", "shape", "told"),
+    [
+        ("timm:vit_tiny_patch16_224", (3, 8, 8), "use another --set size or network"),
+        ("torchvision:alexnet", (3, 16, 16), "use another --set size or network"),
+        ("torchvision:alexnet", (1, 64, 64), "takes pictures in colour, not 1 channel"),
+        ("torchvision:squeezenet1_1", (3, 64, 64), "does not end in a linear layer"),
+    ],
+)
+def test_what_a_network_cannot_take_is_told_when_it_is_built(name, shape, told):
+    with pytest.raises(SpecError, match=f"{name}.*{told}") as error:
+        network(name, shape, 2)
+    assert "\n" not in str(error.value)
+
+
+def little_resnet() -> nn.Module:
+    """The smallest of timm's ResNets, with weights and statistics unlike fresh ones."""
+    import timm
+
+    torch.manual_seed(1)
+    net = timm.create_model("resnet10t", num_classes=10)
+    net.train()(3 * inputs((3, 32, 32)))
+    return net.eval()
+
+
+@heavy
+@pytest.mark.parametrize("form", ["safetensors", "pth", "wrapped", "without head"])
+def test_weights_of_a_file_are_where_features_start(tmp_path, form):
+    net = little_resnet()
+    state, file = net.state_dict(), tmp_path / "w.pth"
+    if form == "safetensors":
+        file = tmp_path / "w.safetensors"
+        save_file(state, file)
+    elif form == "wrapped":
+        torch.save({"state_dict": state, "epoch": 3}, file)
+    else:
+        left_out = "fc." if form == "without head" else "-"
+        torch.save({k: v for k, v in state.items() if not k.startswith(left_out)}, file)
+    x = inputs((3, 32, 32))
+    expected = net.forward_head(net.forward_features(x), pre_logits=True)
+    model = network("timm:resnet10t", (3, 32, 32), 4, weights=str(file)).eval()
+    torch.testing.assert_close(model.features(x), expected)
+    assert model.head.weight.shape == (4, 512)
+    # A picture without colours is seen as one whose colours are equal.
+    grey = network("timm:resnet10t", (1, 32, 32), 4, weights=str(file)).eval()
+    expected = model.features(x[:, :1].expand(-1, 3, -1, -1))
+    torch.testing.assert_close(grey.features(x[:, :1]), expected, rtol=1e-4, atol=1e-4)
+
+
+@heavy
+def test_the_head_is_fresh_and_drawn_from_the_generator_of_torch(tmp_path):
+    torch.save(little_resnet().state_dict(), tmp_path / "w.pth")
+
+    def head(seed: int, classes: int = 10) -> torch.Tensor:
+        torch.manual_seed(seed)
+        weights = str(tmp_path / "w.pth")
+        return network("timm:resnet10t", (3, 32, 32), classes, weights=weights).head.weight
+
+    assert torch.equal(head(0), head(0))
+    assert not torch.equal(head(0), head(1))
+
+
+@heavy
+def test_weights_of_one_size_of_pictures_start_a_network_of_another(tmp_path):
+    import timm
+
+    torch.manual_seed(0)
+    net = timm.create_model("test_vit", num_classes=0)
+    torch.save(net.state_dict(), tmp_path / "w.pth")
+    size = form_of("timm:test_vit").size
+    same, smaller = (
+        network("timm:test_vit", (3, side, side), 4, weights=str(tmp_path / "w.pth")).features
+        for side in (size, size // 2)
+    )
+    assert torch.equal(same.pos_embed, net.pos_embed)
+    assert smaller.pos_embed.shape[1] < net.pos_embed.shape[1]
+    assert torch.equal(smaller.blocks[0].mlp.fc1.weight, net.blocks[0].mlp.fc1.weight)
+
+
+@heavy
+def test_weights_of_torchvision_start_features_with_or_without_counts_of_batches(tmp_path):
+    from torchvision.models import get_model
+
+    torch.manual_seed(1)
+    net = get_model("mobilenet_v3_small", num_classes=9)
+    net.train()(3 * inputs((3, 32, 32)))
+    net.eval()
+    x = inputs((3, 32, 32))
+    net.classifier[3] = nn.Identity()
+    expected = net(x)
+    for left_out in ("-", "num_batches_tracked"):
+        file = tmp_path / f"{left_out}.pth"
+        torch.save({k: v for k, v in net.state_dict().items() if left_out not in k}, file)
+        model = network("torchvision:mobilenet_v3_small", (3, 32, 32), 4, weights=str(file)).eval()
+        torch.testing.assert_close(model.features(x), expected)
+
+
+@heavy
+@pytest.mark.parametrize(
+    "name",
+    ["timm:resnet18", "timm:resnet14t", "timm:test_vit", "torchvision:mobilenet_v3_small"],
+)
+def test_a_file_of_another_architecture_is_refused_in_one_line(tmp_path, name):
+    file = tmp_path / "w.pth"
+    torch.save(little_resnet().state_dict(), file)
+    with pytest.raises(DataError, match="same architecture") as error:
+        network(name, (3, 32, 32), 4, weights=str(file))
+    assert str(error.value).startswith(str(file))
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 500
+
+
+@heavy
+def test_frozen_statistics_of_a_file_stay_and_unfrozen_ones_move(tmp_path):
+    import timm
+
+    # Its layers are BatchNorm and activation in one.
+    net = timm.create_model("mobilenetv3_small_050", num_classes=0)
+    net.train()(3 * inputs((3, 32, 32)))
+    torch.save(net.state_dict(), tmp_path / "w.pth")
+    for freeze_bn in (True, False):
+        model = network(
+            "timm:mobilenetv3_small_050",
+            (3, 32, 32),
+            4,
+            weights=str(tmp_path / "w.pth"),
+            freeze_bn=freeze_bn,
+        )
+        model.train()(inputs((3, 32, 32)))
+        pairs = zip(statistics(net), statistics(model), strict=True)
+        assert all(torch.equal(*pair) for pair in pairs) is freeze_bn
+
+
+@heavy
+@pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:alexnet"])
+def test_a_hub_that_cannot_be_reached_is_told_with_what_to_give_instead(
+    name, tmp_path, monkeypatch
+):
+    import huggingface_hub.constants
+
+    # Nobody answers at this port, and nothing that was fetched before is found.
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    monkeypatch.setattr(urllib.request, "_opener", None)
+    with pytest.raises(DataError, match=f"{name}: its weights could not be fetched") as error:
+        network(name, (3, 64, 64), 2, weights="hub")
+    assert "give --weights FILE, or --weights none" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.data
+@heavy
+def test_the_published_weights_give_the_features_of_the_published_network():
+    import timm
+
+    file = data_root() / "weights" / "tf_efficientnet_lite0.safetensors"
+    if not file.is_file():
+        pytest.skip(f"no {file}; AFIELD_DATA names the folder with weights")
+    net = timm.create_model("tf_efficientnet_lite0").eval()
+    net.load_state_dict(load_file(file))
+    x = inputs((3, 96, 96), 2)
+    model = network("timm:tf_efficientnet_lite0", (3, 96, 96), 4, weights=str(file), freeze_bn=True)
+    with torch.no_grad():
+        expected = net.forward_head(net.forward_features(x), pre_logits=True)
+        torch.testing.assert_close(model.eval().features(x), expected)
+        assert expected.std() > 0.01
+    assert form_of("timm:tf_efficientnet_lite0") == Form(224, (0.5,) * 3, (0.5,) * 3)

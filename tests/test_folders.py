@@ -1,14 +1,9 @@
 """Folders as data: what is read, and what is refused in one line with the name of the culprit."""
 
 import os
-import tempfile
 import warnings
-import wave
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -19,96 +14,29 @@ from afield.folders import PICTURE, Entry, folder_reader, read_files, sounds_as,
 from afield.pictures import stored_side
 from afield.readers import find_dataset
 from afield.sounds import LogMel
-from tests.test_pictures import RED, bomb, noise, plain, saved
+from tests.files import (
+    RED,
+    assert_rows_fit,
+    bomb,
+    common,
+    forbidden,
+    noise,
+    numbered,
+    plain,
+    powerless,
+    refusal,
+    saved,
+    spoken,
+    tone,
+    tree,
+    words,
+)
 
 SIDE = stored_side(64)
-NOBODY = 65534
-RATE = 16_000
-
-
-def tree(root: Path, *, domains=("photo", "sketch"), classes=("cup", "pot"), each: int = 2) -> Path:
-    for domain in domains:
-        for label in classes:
-            for i in range(each):
-                saved(plain(), root / domain / label / f"{i}.png")
-    return root
-
-
-def numbered(root: Path, *, each: int = 4) -> Path:
-    """Every file has a colour of its own: domain, class, number."""
-    for d, domain in enumerate(("photo", "sketch")):
-        for c, label in enumerate(("cup", "jug", "pot")):
-            for i in range(each):
-                saved(plain(colour=(100 * d, 50 * c, i)), root / domain / label / f"{i}.png")
-    return root
-
-
-def assert_rows_fit(domains: dict[str, Domain]) -> None:
-    """Every row has the colour, the label and the name of one and the same file of `numbered`."""
-    for d, (domain, found) in enumerate(domains.items()):
-        assert len(found.names) == len(found.y) == len(found.x) > 0
-        for name, label, colour in zip(
-            found.names, found.y.tolist(), found.x[:, :, 0, 0].tolist(), strict=True
-        ):
-            where, known, file = name.split("/")
-            assert where == domain
-            assert ("cup", "jug", "pot").index(known) == label
-            assert colour == [100 * d, 50 * label, int(Path(file).stem)]
-
-
-def refusal(path: Path) -> str:
-    """The one line with which a dataset is refused, when it is found or when it is read."""
-    with pytest.raises(DataError) as caught:
-        find_dataset(path).load()
-    told = str(caught.value)
-    assert "\n" not in told
-    return told
 
 
 def small(path: Path, *, skip_broken: bool = False) -> dict[str, Domain]:
     return tree_folder(path).load(Reading(path, side=8, skip_broken=skip_broken))
-
-
-@pytest.fixture
-def common(monkeypatch) -> Iterator[Path]:
-    """A folder that everybody may enter, with a cache that everybody may write to."""
-    with tempfile.TemporaryDirectory() as name:
-        cache = Path(name) / "cache"
-        cache.mkdir()
-        for path in (Path(name), cache):
-            path.chmod(0o777)
-        monkeypatch.setenv("AFIELD_CACHE", str(cache))
-        yield Path(name).resolve()
-
-
-@contextmanager
-def powerless() -> Iterator[None]:
-    """As somebody whom permissions bind; root may read everything."""
-    if os.geteuid():
-        yield
-        return
-    # What is imported on first use must be there before: it may lie where nobody may read.
-    Image.init()
-    try:
-        os.seteuid(NOBODY)
-    except PermissionError:
-        pytest.skip("neither bound by permissions nor able to become somebody who is")
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
-@contextmanager
-def forbidden(path: Path, mode: int = 0) -> Iterator[None]:
-    """Nobody may read the file or folder."""
-    before = path.stat().st_mode
-    path.chmod(mode)
-    try:
-        with powerless():
-            yield
-    finally:
-        path.chmod(before)
 
 
 def test_domains_and_classes_are_read_off_the_tree(tmp_path):
@@ -332,25 +260,27 @@ def test_a_mended_file_is_read_again(tmp_path):
     assert_rows_fit(small(tmp_path))
 
 
-def test_a_file_that_may_not_be_read_is_named_until_it_may(common):
-    file = numbered(common / "mine") / "photo" / "cup" / "2.png"
-    with forbidden(file):
-        assert "photo/cup/2.png ([Errno 13] Permission denied)" in refusal(common / "mine")
-        found = small(common / "mine", skip_broken=True)
-        assert list(found["photo"].broken) == ["photo/cup/2.png"]
-        assert_rows_fit(found)
-        before = tree_folder(common / "mine").fingerprint
-    with powerless():
-        assert_rows_fit(small(common / "mine"))
-        assert tree_folder(common / "mine").fingerprint != before
+def test_a_file_that_may_not_be_read_is_named_until_it_may():
+    with common() as folder:
+        root = numbered(folder / "mine")
+        with forbidden(root / "photo" / "cup" / "2.png"):
+            assert "photo/cup/2.png ([Errno 13] Permission denied)" in refusal(root)
+            found = small(root, skip_broken=True)
+            assert list(found["photo"].broken) == ["photo/cup/2.png"]
+            assert_rows_fit(found)
+            before = tree_folder(root).fingerprint
+        with powerless():
+            assert_rows_fit(small(root))
+            assert tree_folder(root).fingerprint != before
 
 
 @pytest.mark.parametrize("mode", [0o000, 0o444, 0o111])
 @pytest.mark.parametrize("name", [".", "photo", "photo/cup"])
-def test_a_folder_that_may_not_be_read_is_named(common, name, mode):
-    folder = (numbered(common / "mine") / name).resolve()
-    with forbidden(folder, mode):
-        assert refusal(common / "mine") == f"{folder}: cannot be read (Permission denied)"
+def test_a_folder_that_may_not_be_read_is_named(name, mode):
+    with common() as folder:
+        path = tree(folder / "mine") / name
+        with forbidden(path, mode):
+            assert refusal(folder / "mine") == f"{path}: cannot be read (Permission denied)"
 
 
 @pytest.mark.parametrize("name", ["photo/cup/new.png", "photo/cup/new", "photo/new", "new"])
@@ -499,9 +429,9 @@ def test_a_list_that_is_no_text_is_named(tmp_path):
     assert "photo_test.txt: cannot be read as a list (" in refusal(tmp_path)
 
 
-def test_a_list_that_may_not_be_read_is_named(common):
-    with forbidden(with_lists(common / "mine") / "photo_test.txt"):
-        assert "photo_test.txt: cannot be read as a list ([Errno 13]" in refusal(common / "mine")
+def test_a_list_that_may_not_be_read_is_named():
+    with common() as folder, forbidden(with_lists(folder / "mine") / "photo_test.txt"):
+        assert "photo_test.txt: cannot be read as a list ([Errno 13]" in refusal(folder / "mine")
 
 
 def test_a_list_of_another_split_is_another_fingerprint(tmp_path):
@@ -560,29 +490,6 @@ def test_files_of_any_arrangement_are_read(tmp_path):
     assert found["even"].x[:, 0, 0, 0].tolist() == [0, 2, 4]
     assert found["even"].names == ["0.png", "2.png", "4.png"]
     assert found["even"].test is None
-
-
-def tone(hertz: float, *, rate: int = RATE, seconds: float = 1.0) -> np.ndarray:
-    return 0.3 * np.sin(2 * np.pi * hertz * np.arange(round(rate * seconds)) / rate)
-
-
-def spoken(path: Path, *channels: np.ndarray, rate: int = RATE) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    samples = (32767 * np.stack(channels, axis=1)).astype("<i2")
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(len(channels))
-        file.setsampwidth(2)
-        file.setframerate(rate)
-        file.writeframes(samples.tobytes())
-    return path
-
-
-def words(root: Path) -> Path:
-    """Two speakers who say two words, one low and one high."""
-    for speaker in ("ann", "bob"):
-        for word, hertz in (("no", 500.0), ("yes", 2000.0)):
-            spoken(root / speaker / word / "0.wav", tone(hertz))
-    return root
 
 
 def pitch(features: torch.Tensor) -> int:

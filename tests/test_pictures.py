@@ -4,7 +4,6 @@ import resource
 import struct
 import time
 import warnings
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -12,43 +11,10 @@ import pytest
 from PIL import Image, ImageOps
 
 from afield.pictures import BROKEN, PICTURES, picture, quiet, stored_side
+from tests.files import RED, bomb, noise, plain, saved
 
 SIDE = 16
-RED = (200, 10, 20)
 MB_IN_KB = 1024
-
-
-def saved(image: Image.Image, path: Path, **options) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    image.save(path, **options)
-    return path
-
-
-def plain(mode: str = "RGB", colour=RED, size: tuple[int, int] = (8, 8)) -> Image.Image:
-    return Image.new(mode, size, colour)
-
-
-def noise(size: int = 32) -> Image.Image:
-    values = np.random.default_rng(0).integers(0, 256, (size, size, 3))
-    return Image.fromarray(values.astype(np.uint8))
-
-
-def bomb(path: Path, side: int = 20_000) -> Path:
-    """A whole 1-bit PNG, small on disk: without a guard it would be unpacked."""
-    packer = zlib.compressobj(1)
-    row = bytes(1 + side // 8)
-    rows = b"".join(packer.compress(100 * row) for _ in range(side // 100)) + packer.flush()
-    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", rows), (b"IEND", b""))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(
-        b"\x89PNG\r\n\x1a\n"
-        + b"".join(
-            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-            for name, data in chunks
-        )
-    )
-    return path
 
 
 def reason(path: Path) -> str:

@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from afield.catalog import names as names
     from afield.domains import Domain as Domain
     from afield.domains import DomainSet as DomainSet
+    from afield.embedding import embed as embed
     from afield.errors import AfieldError as AfieldError
+    from afield.inspection import inspected as inspected
     from afield.jobs import bench as bench
     from afield.jobs import train as train
     from afield.method import Method as Method
+    from afield.protocol import hold_out as hold_out
     from afield.protocol import leave_one_out as leave_one_out
     from afield.readers import find_dataset as find_dataset
     from afield.record import Failure as Failure
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from afield.record import Store as Store
     from afield.runner import execute as execute
     from afield.selection import Pick as Pick
+    from afield.supply import get_dataset as get_dataset
     from afield.sweep import Local as Local
     from afield.sweep import complete as complete
     from afield.table import tabulate as tabulate
@@ -38,10 +42,13 @@ _HOMES = {
     "names": "catalog",
     "Domain": "domains",
     "DomainSet": "domains",
+    "embed": "embedding",
     "AfieldError": "errors",
+    "inspected": "inspection",
     "bench": "jobs",
     "train": "jobs",
     "Method": "method",
+    "hold_out": "protocol",
     "leave_one_out": "protocol",
     "find_dataset": "readers",
     "Failure": "record",
@@ -50,6 +57,7 @@ _HOMES = {
     "Store": "record",
     "execute": "runner",
     "Pick": "selection",
+    "get_dataset": "supply",
     "Local": "sweep",
     "complete": "sweep",
     "tabulate": "table",

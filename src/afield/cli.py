@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.logging import RichHandler
 from rich.table import Table
 from rich.text import Text
 
@@ -142,7 +141,7 @@ def bench(
             _split(methods),
             trials=trials,
             draws=draws,
-            rules=checked_rules(_split(rules)) if rules else None,
+            rules=_split(rules) if rules else None,
             test=hold_out,
             validate=validate,
             average=average,
@@ -304,8 +303,11 @@ def export_domainbed(
 
 def main() -> None:
     """Run the command line; errors of the user's making are one line and exit code 2."""
-    handler = RichHandler(console=console.err, show_time=False, show_path=False, show_level=False)
-    logging.basicConfig(level=logging.WARNING, format="note: %(message)s", handlers=[handler])
+    # The hub would tell of every try, twice; when it gives up, there is one error.
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+    logging.basicConfig(
+        level=logging.WARNING, format="note: %(message)s", handlers=[console.Notes()]
+    )
     signal.signal(signal.SIGINT, _stop)
     try:
         app()

@@ -1,5 +1,6 @@
 """The commands ``afield data …``: which datasets are here, get one, look into one."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,9 +30,11 @@ def list_() -> None:
     from afield.domains import data_root
     from afield.supply import stock
 
-    table = Table(box=box.SIMPLE, title=f"datasets in {data_root()}", title_justify="left")
+    title = Text(f"datasets in {data_root()}")
+    table = Table(box=box.SIMPLE, title=title, title_justify="left")
     for column in ("dataset", "here", "comes from"):
-        table.add_column(column)
+        # An address that is cut is of no use.
+        table.add_column(column, overflow="fold")
     for each in stock():
         here = Text("yes", style="bold") if each.here else Text("no")
         table.add_row(Text(each.name), here, Text("" if each.here else each.comes))
@@ -49,7 +52,8 @@ def get(
     with console.progress_shown():
         dataset = get_dataset(name)
     told = f"{len(dataset.domains)} domains, {len(dataset.classes)} classes"
-    console.out.print(f"{name}: in {data_root()} ({told})", markup=False, soft_wrap=True)
+    where = f"in {data_root()}" if dataset.needs else "comes with afield, nothing is to be fetched"
+    console.out.print(f"{name}: {where} ({told})", markup=False, soft_wrap=True)
 
 
 @data.command()
@@ -81,17 +85,26 @@ def check(
 
 
 def _counts(found: "Inspection") -> Table:
-    """Samples of every domain and class; of many classes the least and the most."""
+    """Samples of every domain and class; where these have no room, the least and the most."""
     dataset, counts = found.dataset, found.counts
+    if len(dataset.classes) <= COLUMNS:
+        table = _table(found, dataset.classes, counts.tolist())
+        unlimited = console.out.options.update(width=10_000)
+        if console.out.measure(table, options=unlimited).maximum <= console.out.width:
+            return table
+    ends = [(row.min(), row.max()) for row in counts]
+    return _table(found, ("least of a class", "most of a class"), ends)
+
+
+def _table(found: "Inspection", columns: Sequence[str], cells: Iterable[Sequence[int]]) -> Table:
     shape = " × ".join(str(side) for side in next(iter(found.domains.values())).x.shape[1:])
-    title = f"{dataset.name}: {counts.sum():,} samples ({shape})"
-    table = Table(box=box.SIMPLE, title=Text(title), title_justify="left")
-    few = len(dataset.classes) <= COLUMNS
-    columns = dataset.classes if few else ("least of a class", "most of a class")
-    table.add_column("domain")
+    title = Text(f"{found.dataset.name}: {found.counts.sum():,} samples ({shape})")
+    table = Table(
+        box=box.SIMPLE, title=title, title_justify="left", collapse_padding=True, pad_edge=False
+    )
+    table.add_column("domain", overflow="fold")
     for column in (*columns, "all"):
-        table.add_column(Text(column), justify="right")
-    for name, row in zip(dataset.domains, counts, strict=True):
-        cells = row if few else (row.min(), row.max())
-        table.add_row(Text(name), *(str(cell) for cell in cells), str(row.sum()))
+        table.add_column(Text(column), justify="right", overflow="fold")
+    for name, row, every in zip(found.dataset.domains, cells, found.counts.sum(1), strict=True):
+        table.add_row(Text(name), *(f"{cell:,}" for cell in (*row, every)))
     return table

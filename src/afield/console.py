@@ -1,5 +1,6 @@
 """What the command line shows: tables on standard output, all else on standard error."""
 
+import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from afield.record import Failure, Record, Run
 
 __all__ = [
+    "Notes",
     "bar",
     "err",
     "followed",
@@ -36,6 +38,14 @@ __all__ = [
 # Where there is no terminal, nothing is known of a width: tables must not be cut.
 out = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
 err = Console(stderr=True, highlight=False)
+
+
+class Notes(logging.Handler):
+    """What the library warns of, a line each on standard error, above the bar if there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one line; the terminal breaks it, so that a path in it stays whole."""
+        err.print(self.format(record), markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -116,7 +126,8 @@ def print_outcomes(
         run, where = failure.run, store / failure.run.key / "failure.json"
         told = f"{run.method} on {', '.join(run.sources)}, trial {run.trial}, draw {run.draw}"
         err.print(f"failed: {told}: {failure.error} ({where})", markup=False, soft_wrap=True)
-    err.print(f"{len(records)} records in {store}", markup=False, soft_wrap=True)
+    counted = f"{len(records)} record{'s' * (len(records) != 1)}"
+    err.print(f"{counted} in {store}", markup=False, soft_wrap=True)
     return not failures
 
 

@@ -7,6 +7,7 @@ lists, and `provenance`: with what the features were made, as JSON.
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,14 @@ import torch
 from numpy.typing import NDArray
 
 from afield.augmentation import Resized
-from afield.backbone import form_of, network
+from afield.backbone import Classifier, form_of, network
 from afield.domains import Domain, DomainSet, Reading, Training, data_root
 from afield.errors import SpecError
 from afield.loading import Scaling
 from afield.pictures import stored_side
 from afield.progress import progress
 from afield.protocol import settled
+from afield.randomness import seed
 from afield.readers import find_dataset
 from afield.rows import Rows
 from afield.runner import default_device
@@ -62,24 +64,36 @@ def embed(
     skip_broken
         Whether to leave out files that cannot be read.
     """
-    path = Path(out).expanduser()
-    path = path if path.suffix == ".npz" else path.with_name(f"{path.name}.npz")
-    if not path.parent.is_dir():
-        raise SpecError(f"{path}: no folder {path.parent}; make it first")
+    path = _writable(Path(out).expanduser())
+    before = torch.get_num_threads()
+    if threads is not None and not 1 <= threads <= (os.cpu_count() or 1):
+        raise SpecError(f"threads={threads}: this machine has {os.cpu_count()} cores")
     found = find_dataset(dataset)
+    if found.origin == str(path.resolve()):
+        raise SpecError(f"{path}: the data themselves; give another --out")
     usual = found.training.backbone if form_of(found.training.backbone) else USUAL
-    given = {"backbone": backbone or usual, "weights": weights, "size": size}
-    known = {name: value for name, value in given.items() if value is not None}
-    settings = settled({**vars(found.training), **checked(Training, known)}, found)
+    given = {"backbone": backbone or usual, "size": size}
+    known = checked(Training, {name: value for name, value in given.items() if value is not None})
+    known["weights"] = weights or found.training.weights
+    settings = settled({**vars(found.training), **known}, found)
     side = stored_side(settings["size"]) if found.resizable else 0
     domains = found.load(Reading(data_root(), side=side, skip_broken=skip_broken))
-    before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
         x = _features(found, domains, settings, torch.device(device or default_device()))
     finally:
         torch.set_num_threads(before)
     _write(path, x, found, domains, settings)
+    return path
+
+
+def _writable(out: Path) -> Path:
+    """The file to write, if it can be: nobody wants to know that after an hour."""
+    path = out if out.suffix == ".npz" else out.with_name(f"{out.name}.npz")
+    if not path.parent.is_dir():
+        raise SpecError(f"{path}: no folder {path.parent}; make it first")
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise SpecError(f"{path}: a file cannot be written there; give another --out")
     return path
 
 
@@ -99,14 +113,21 @@ def _features(
     channels, size = rows.shape[0], settings["size"] or rows.shape[-1]
     scaling = Scaling.of_pictures(form.mean, form.std, channels=channels, device=device)
     prepare = Resized(size, scaling)
-    shape = (channels, size, size)
-    net = network(settings["backbone"], shape, 1, weights=settings["weights"]).to(device).eval()
+    net = _network(settings, (channels, size, size)).to(device).eval()
     found = []
     with torch.inference_mode(), progress(f"embedding {dataset.name}", len(rows)) as advance:
         for chunk in rows.chunks(CHUNK):
             found.append(net.features(prepare(chunk)).float().cpu().numpy())
             advance(sum(len(part) for part in found))
     return np.concatenate(found)
+
+
+def _network(settings: Mapping[str, Any], shape: tuple[int, ...]) -> Classifier:
+    """The network; random weights are the same ones every time."""
+    name = settings["backbone"]
+    with torch.random.fork_rng(devices=[]), progress(f"weights of {name}"):
+        torch.manual_seed(seed("embedding", name))
+        return network(name, shape, 1, weights=settings["weights"])
 
 
 def _write(
@@ -129,13 +150,21 @@ def _write(
         "domain": np.repeat(list(domains), [len(domain.y) for domain in domains.values()]),
         "provenance": np.array(json.dumps(made)),
     }
-    if files:
+    if len(files) == len(x):
         arrays["names"] = np.array(files)
-    if tests:
+    if len(tests) == len(domains):
         arrays["test"] = torch.cat(tests).numpy()
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with part.open("wb") as file:
-        np.savez(file, **arrays)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    try:
+        with part.open("wb") as file:
+            np.savez(file, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise SpecError(
+            f"{path}: cannot be written ({error.strerror}); give another --out"
+        ) from None
+    finally:
+        with suppress(OSError):
+            part.unlink()

@@ -6,28 +6,36 @@ harmless but for the probe part; across domains a model is tested on what it was
 
 import hashlib
 import os
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from afield.domains import Domain, DomainSet, Reading, data_root
-from afield.errors import SpecError
+from afield.errors import DataError, SpecError
 from afield.pictures import stored_side
 from afield.progress import progress
 from afield.readers import find_dataset
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["Inspection", "contact_sheet", "inspected"]
 
 SIZE = 64
 # A class or a domain this many times as frequent as another is worth a word.
 UNEVEN = 3.0
-# The most rows and columns of a contact sheet.
-MOST = 12
+# The most rows and columns of a contact sheet, and the grey around its cells.
+MOST, BETWEEN = 12, 0.8
+# The widths of a cell and of a letter, in inches.
+CELL, LETTER = 0.9, 0.06
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,13 @@ def inspected(dataset: str | Path, root: Path | None = None) -> Inspection:
     """Read a dataset, leaving out what is broken, and look at it."""
     found = find_dataset(dataset, root)
     side = stored_side(SIZE) if found.resizable else 0
-    domains = found.load(Reading(root or data_root(), side=side, skip_broken=True))
+    reading = Reading(root or data_root(), side=side, skip_broken=True)
+    try:
+        domains = found.load(reading)
+    except DataError:
+        # Broken files may have left a domain empty: the error that names them says more.
+        found.load(replace(reading, skip_broken=False))
+        raise
     counts = [domain.y.bincount(minlength=len(found.classes)) for domain in domains.values()]
     return Inspection(
         dataset=found,
@@ -71,44 +85,72 @@ def inspected(dataset: str | Path, root: Path | None = None) -> Inspection:
 
 def contact_sheet(inspection: Inspection, out: str | Path) -> Path:
     """Draw one sample of every domain (rows) and class (columns); of many, the first dozen."""
+    path = Path(out).expanduser()
+    path = path if path.suffix else path.with_name(f"{path.name}.png")
+    part = path.with_name(f"{path.stem}.{os.getpid()}.part{path.suffix}")
+    with warnings.catch_warnings():
+        # A letter that the font lacks is drawn as a box.
+        warnings.filterwarnings("ignore", message="Glyph")
+        figure = _drawn(inspection)
+        try:
+            figure.savefig(part)
+            part.replace(path)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise SpecError(f"{path}: the picture cannot be written ({reason})") from None
+        finally:
+            with suppress(OSError):
+                part.unlink()
+    return path
+
+
+def _drawn(inspection: Inspection) -> "Figure":
+    """One picture of them all: a dozen by a dozen axes would take many seconds."""
     from matplotlib.figure import Figure
 
-    path = Path(out).expanduser()
     names, classes = inspection.dataset.domains[:MOST], inspection.dataset.classes[:MOST]
     first = inspection.domains[names[0]].x
     if first.ndim != 4:
         raise SpecError(f"{inspection.dataset.name}: no pictures or sounds; leave --out out")
-    figure = Figure(figsize=(1.0 + 0.9 * len(classes), 0.5 + 0.95 * len(names)), dpi=120)
-    cells = figure.subplots(len(names), len(classes), squeeze=False)
-    for row, name in zip(cells, names, strict=True):
+    height, width = first.shape[2:]
+    gap = max(1, width // 24)
+    tops = [row * (height + gap) for row in range(len(names))]
+    lefts = [column * (width + gap) for column in range(len(classes))]
+    sheet = np.full((tops[-1] + height, lefts[-1] + width, 3), BETWEEN, np.float32)
+    for top, name in zip(tops, names, strict=True):
         domain = inspection.domains[name]
-        for number, (cell, label) in enumerate(zip(row, classes, strict=True)):
-            cell.set_xticks([])
-            cell.set_yticks([])
+        for number, left in enumerate(lefts):
             index = (domain.y == number).nonzero().flatten()
             if len(index):
-                cell.imshow(**_shown(domain.x[index[0]]))
-            if name == names[0]:
-                cell.set_title(label[:14], fontsize=7)
-        row[0].set_ylabel(name[:18], fontsize=7)
+                sheet[top : top + height, left : left + width] = _colours(domain.x[index[0]])
+    tall = CELL * len(names) * min(2.0, height / width)
+    rows = [name[:18] for name in names]
+    aside = 0.2 + LETTER * max(len(name) for name in rows)
+    figure = Figure(figsize=(aside + CELL * len(classes), 0.5 + tall), dpi=120)
+    axes = figure.subplots()
+    axes.imshow(sheet, aspect="auto")
+    style: dict[str, Any] = {"fontsize": 7, "parse_math": False}
+    axes.set_xticks([x + width / 2 for x in lefts], [label[:14] for label in classes], **style)
+    axes.set_yticks([y + height / 2 for y in tops], rows, **style)
+    axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
+    axes.spines[:].set_visible(False)
     figure.tight_layout(pad=0.4)
-    part = path.with_name(f"{path.stem}.{os.getpid()}{path.suffix}")
-    try:
-        figure.savefig(part)
-        part.replace(path)
-    except (OSError, ValueError) as error:
-        raise SpecError(f"{path}: the picture cannot be written ({error})") from None
-    return path
+    return figure
 
 
-def _shown(x: Tensor) -> dict[str, Any]:
-    """A sample as matplotlib takes it: colour, grey, or two channels as red and green."""
-    if x.shape[0] == 1:
-        return {"X": x[0].float().numpy(), "cmap": "gray", "origin": "upper"}
-    pixels = x[:3].permute(1, 2, 0).numpy()
+def _colours(x: Tensor) -> NDArray[np.float32]:
+    """A sample as height × width × red, green, blue; of two channels red and green."""
+    values = x[:3].float()
+    least, most = (0.0, 255.0)
+    if x.dtype != torch.uint8:
+        least, most = values.min().item(), values.max().item()
+    pixels = ((values - least) / max(1e-6, most - least)).permute(1, 2, 0).numpy()
+    if x.dtype == torch.float16:
+        # That is what afield makes of sounds: low tones belong below.
+        pixels = pixels[::-1]
     if pixels.shape[2] == 2:
-        pixels = np.concatenate([pixels, np.zeros_like(pixels[..., :1])], axis=2)
-    return {"X": pixels}
+        return np.pad(pixels, ((0, 0), (0, 0), (0, 1)))
+    return pixels
 
 
 def _copies(domains: Mapping[str, Domain]) -> list[tuple[str, str]]:
@@ -142,14 +184,14 @@ def _missing(dataset: DomainSet, counts: NDArray[np.int64]) -> list[str]:
 
 def _uneven(dataset: DomainSet, counts: NDArray[np.int64]) -> list[str]:
     found = []
-    for what, names, sums in (
-        ("domain", dataset.domains, counts.sum(axis=1)),
-        ("class", dataset.classes, counts.sum(axis=0)),
+    of_domains = "every step draws from all domains alike, so those of the small come more often"
+    of_classes = "look at balanced accuracy too, or use --set balance=true"
+    for what, names, sums, advice in (
+        ("domain", dataset.domains, counts.sum(axis=1), of_domains),
+        ("class", dataset.classes, counts.sum(axis=0), of_classes),
     ):
         most, least = int(sums.argmax()), int(sums.argmin())
         if sums[most] >= UNEVEN * max(1, sums[least]):
-            found.append(
-                f"{what} {names[most]!r} has {sums[most]} samples, {names[least]!r} {sums[least]}: "
-                "uneven; look at balanced accuracy too, or use --set balance=true"
-            )
+            told = f"has {sums[most]} samples, {names[least]!r} {sums[least]}"
+            found.append(f"{what} {names[most]!r} {told}: uneven; {advice}")
     return found

@@ -2,20 +2,23 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from afield import catalog
-from afield.backbone import network
+from afield.backbone import HUB, network
 from afield.domains import DomainSet, gaps
+from afield.errors import SpecError
 from afield.material import Material
+from afield.progress import progress
 from afield.protocol import hold_out, leave_one_out, planned_run
 from afield.readers import find_dataset
 from afield.record import DEFAULT_RULES, Failure, Record, Run, Store
 from afield.runner import execute, loaded
-from afield.selection import checked_rules
+from afield.selection import RULES, checked_rules
 from afield.sweep import Local, complete, in_order
 
 __all__ = ["DEFAULT_METHODS", "bench", "plan", "planned", "train"]
@@ -58,7 +61,8 @@ def plan(
         catalog.find("methods", name)
     found = find_dataset(dataset)
     names = list(dict.fromkeys(names))
-    wanted = checked_rules([rules] if isinstance(rules, str) else rules) if rules else None
+    asked = [rules] if isinstance(rules, str) else rules
+    wanted = asked if asked is None else _fitting_rules(asked, found, test, validate)
     if test:
         runs = hold_out(found, names, test=test, validate=validate, rules=wanted, **options)
     else:
@@ -171,6 +175,25 @@ def planned(
     return run
 
 
+def _fitting_rules(
+    asked: Sequence[str], dataset: DomainSet, test: float, validate: float
+) -> tuple[str, ...]:
+    """The rules that were asked for; ``all`` are those that can read such a benchmark."""
+    found, fitting = checked_rules(asked), tuple(rule for rule in RULES if rule != "validation")
+    if test:
+        # Only the checkpoint that is deployed is read on the unseen domains.
+        fitting = ("validation" if round(validate * len(dataset.domains)) else "sources", "target")
+    if "all" in asked:
+        return fitting
+    unfit = [rule for rule in found if rule not in fitting]
+    if unfit:
+        raise SpecError(
+            f"the rule {unfit[0]} cannot read a benchmark with --hold-out {test:g} "
+            f"--validate {validate:g}; use --rules {','.join(fitting)}"
+        )
+    return found
+
+
 def _check(dataset: DomainSet, run: Run) -> None:
     """Read the data and build the network before anything is trained; tell what is odd."""
     domains = loaded(dataset, run)
@@ -179,5 +202,19 @@ def _check(dataset: DomainSet, run: Run) -> None:
     dropped = sum(len(domain.broken) for domain in domains.values())
     if dropped:
         log.warning("%s: %d broken files are left out", dataset.name, dropped)
-    material = Material.of(run, dataset, domains, torch.device("cpu"))
-    network(run.backbone, material.shape, len(dataset.classes), weights=run.weights)
+    shape = Material.of(run, dataset, domains, torch.device("cpu")).shape
+    if run.size and len(shape) != 3:
+        raise SpecError(f"size={run.size}: {dataset.name} has no pictures; leave it out")
+    # What comes from the hub may take its time.
+    with progress(f"weights of {run.backbone}") if run.weights == HUB else nullcontext():
+        net = network(run.backbone, shape, len(dataset.classes), weights=run.weights).eval()
+    try:
+        with torch.inference_mode():
+            net(torch.zeros(1, *shape))
+    except (RuntimeError, AssertionError) as error:
+        reason = " ".join(str(error).split())[:160]
+        told = " × ".join(str(side) for side in shape)
+        raise SpecError(
+            f"{run.backbone} does not take inputs of {told} ({reason}); use another --backbone or "
+            "--set size=…"
+        ) from None

@@ -71,15 +71,18 @@ class Material:
         share = max(CURVE_LEAST, CURVE_SAMPLES // max(1, len(unseen)))
         rows = {(name, "probe"): cuts[name].probe for name in dataset.domains}
         for name in unseen:
-            rows[name, "main"], rows[name, "sample"] = cuts[name].main, cuts[name].main[:share]
+            main = cuts[name].main
+            rows[name, "main"], rows[name, "sample"] = main, _spread(main, share)
         shape = tuple(samples.x.shape)
         prepare: Prepare = scaling
         if len(shape) == 3 and run.size:
             shape = (shape[0], run.size, run.size)
             prepare = Resized(run.size, scaling)
         augment = Augmented(run.augment, shape[-1], scaling) if run.augment else None
-        if augment and samples.x.dtype != torch.uint8:
-            raise SpecError(f"augment={run.augment}: {dataset.name} has no pictures; use none")
+        if augment and not _square_pictures(samples):
+            raise SpecError(
+                f"augment={run.augment}: {dataset.name} has no square pictures; use none"
+            )
         exam = partial(_exam, domains=domains, rows=rows, prepare=prepare, device=device)
         return cls(
             samples=replace(samples, prepare=prepare, augment=augment),
@@ -107,6 +110,17 @@ def _limited(name: str, domain: Domain, main: Tensor, run: Run) -> Tensor:
         torch.from_numpy(order)[labels[order] == label][: run.limit] for label in labels.unique()
     ]
     return main[torch.cat(kept).sort().values]
+
+
+def _spread(rows: Tensor, count: int) -> Tensor:
+    """At most so many, from first to last: official lists have one class after the other."""
+    count = min(count, len(rows))
+    return rows[torch.arange(count) * len(rows) // count]
+
+
+def _square_pictures(samples: Samples) -> bool:
+    shape = samples.x.shape
+    return samples.x.dtype == torch.uint8 and len(shape) == 3 and shape[1] == shape[2]
 
 
 def _scaling(run: Run, samples: Samples, device: torch.device) -> Scaling:

@@ -117,8 +117,8 @@ def hold_out(
         As in `leave_one_out`.
     """
     names, count = sorted(dataset.domains), len(dataset.domains)
-    tested, validated = round(test * count), round(validate * count)
-    if not 0 < test < 1 or not 0 <= validate < 1 or not tested or tested + validated >= count:
+    tested, validated = (round(s * count) if 0 <= s < 1 else 0 for s in (test, validate))
+    if not tested or not 0 <= validate < 1 or tested + validated >= count:
         raise SpecError(
             f"{dataset.name}: {test:g} of {count} domains to test on and {validate:g} to validate "
             "on: that leaves none to test on, or none to train on"
@@ -127,6 +127,8 @@ def hold_out(
     twins = next((rule for rule in wanted if RULES[rule].needs_twins), None)
     if twins:
         raise SpecError(f"the rule {twins} leaves one domain out; held-out shares have validation")
+    if "validation" in wanted and not validated:
+        raise SpecError(f"{dataset.name}: no domain to validate on; hold out a larger share for it")
     of_trials = []
     for trial in range(trials):
         order = np.random.default_rng(seed("hold-out", trial)).permutation(count)

@@ -61,7 +61,8 @@ def _put(file: Path, into: Path) -> None:
 def _stocked(name: str, root: Path) -> Stock:
     try:
         dataset = find_dataset(name, root)
-    except AfieldError as error:
+    except (AfieldError, ImportError, AttributeError) as error:
+        # Another package's dataset may fail to load; the others are there all the same.
         return Stock(name, here=False, comes=str(error))
     source = dataset.source
     fetched = f"afield data get {name}"
