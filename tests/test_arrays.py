@@ -216,7 +216,7 @@ def test_a_domain_of_one_sample_is_refused_when_it_is_read(tmp_path):
     assert told == "mine: domain 'photo': 1 sample; it takes two to train and to validate"
 
 
-HALF = np.arange(12) % 2 == 1
+HALF = np.isin(np.arange(12), (0, 1, 4, 8, 11))
 
 
 @pytest.mark.parametrize("kind", [bool, np.uint8, np.int64])

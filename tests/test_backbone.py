@@ -2,6 +2,7 @@
 
 import copy
 import urllib.request
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,6 +16,16 @@ from afield.errors import DataError, SpecError, UnknownNameError
 
 # Importing timm takes two seconds, torchvision's networks one: whichever test is the first.
 heavy = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Of networks and batches as small as these a second thread waits more than it works."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
 
 PICTURES = [(1, 8, 8), (3, 16, 16), (1, 5, 7), (3, 64, 48), (1, 1, 1)]
 
@@ -33,7 +44,7 @@ def inputs(shape: tuple[int, ...], n: int = 4) -> torch.Tensor:
     ],
 )
 def test_it_gives_one_logit_a_class_from_as_many_features_as_it_says(name, shape):
-    model = network(name, shape, 7)
+    model = network(name, shape, 7).eval()
     x = inputs(shape)
     features = model.features(x)
     assert features.shape == (4, model.width)
@@ -178,11 +189,9 @@ def test_frozen_statistics_are_used_in_training_and_their_weights_still_train():
     model = Classifier(normed(), 6, 3, freeze_bn=True)
     x = 5 + 3 * inputs((3, 8, 8))
     torch.testing.assert_close(model.train()(x), copy.deepcopy(model).eval()(x))
-    scale = model.features[0][1].weight
-    before = scale.clone()
     model(x).square().sum().backward()
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-    assert not torch.equal(scale, before)
+    for norm in (model.features[0][1], model.features[2]):
+        assert all(part.grad.abs().sum() > 0 for part in (norm.weight, norm.bias))
 
 
 @pytest.mark.parametrize(
@@ -209,7 +218,7 @@ def test_unknown_names_of_every_family_are_answered_with_a_hint(name, told):
     [
         ("timm:resnet18", Form(224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))),
         ("timm:vit_tiny_patch16_224", Form(224, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))),
-        ("timm:inception_v3", Form(299, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))),
+        ("timm:inception_v3", Form(299, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))),
         ("torchvision:alexnet", Form(224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))),
     ],
 )
@@ -252,7 +261,7 @@ def test_networks_with_further_outputs_in_training_give_features_alone():
 
 
 @heavy
-@pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:mobilenet_v3_small"])
+@pytest.mark.parametrize("name", ["timm:test_vit", "torchvision:mobilenet_v3_small"])
 def test_weights_of_a_library_are_drawn_from_the_generator_of_torch(name):
     def weights(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
@@ -286,6 +295,7 @@ def test_what_a_network_cannot_take_is_told_when_it_is_built(name, shape, told):
     assert "\n" not in str(error.value)
 
 
+@pytest.fixture(scope="module")
 def little_resnet() -> nn.Module:
     """The smallest of timm's ResNets, with weights and statistics unlike fresh ones."""
     import timm
@@ -298,8 +308,8 @@ def little_resnet() -> nn.Module:
 
 @heavy
 @pytest.mark.parametrize("form", ["safetensors", "pth", "wrapped", "without head"])
-def test_weights_of_a_file_are_where_features_start(tmp_path, form):
-    net = little_resnet()
+def test_weights_of_a_file_are_where_features_start(tmp_path, form, little_resnet):
+    net = little_resnet
     state, file = net.state_dict(), tmp_path / "w.pth"
     if form == "safetensors":
         file = tmp_path / "w.safetensors"
@@ -321,16 +331,18 @@ def test_weights_of_a_file_are_where_features_start(tmp_path, form):
 
 
 @heavy
-def test_the_head_is_fresh_and_drawn_from_the_generator_of_torch(tmp_path):
-    torch.save(little_resnet().state_dict(), tmp_path / "w.pth")
+def test_the_head_is_fresh_even_for_as_many_classes_as_the_file_has(tmp_path, little_resnet):
+    torch.save(little_resnet.state_dict(), tmp_path / "w.pth")
 
-    def head(seed: int, classes: int = 10) -> torch.Tensor:
+    def head(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
         weights = str(tmp_path / "w.pth")
-        return network("timm:resnet10t", (3, 32, 32), classes, weights=weights).head.weight
+        return network("timm:resnet10t", (3, 32, 32), 10, weights=weights).head.weight
 
-    assert torch.equal(head(0), head(0))
-    assert not torch.equal(head(0), head(1))
+    first = head(0)
+    assert torch.equal(head(0), first)
+    assert not torch.equal(head(1), first)
+    assert not torch.equal(little_resnet.fc.weight, first)
 
 
 @heavy
@@ -373,9 +385,9 @@ def test_weights_of_torchvision_start_features_with_or_without_counts_of_batches
     "name",
     ["timm:resnet18", "timm:resnet14t", "timm:test_vit", "torchvision:mobilenet_v3_small"],
 )
-def test_a_file_of_another_architecture_is_refused_in_one_line(tmp_path, name):
+def test_a_file_of_another_architecture_is_refused_in_one_line(tmp_path, name, little_resnet):
     file = tmp_path / "w.pth"
-    torch.save(little_resnet().state_dict(), file)
+    torch.save(little_resnet.state_dict(), file)
     with pytest.raises(DataError, match="same architecture") as error:
         network(name, (3, 32, 32), 4, weights=str(file))
     assert str(error.value).startswith(str(file))
@@ -405,7 +417,7 @@ def test_frozen_statistics_of_a_file_stay_and_unfrozen_ones_move(tmp_path):
 
 
 @heavy
-@pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:alexnet"])
+@pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:mobilenet_v3_small"])
 def test_a_hub_that_cannot_be_reached_is_told_with_what_to_give_instead(
     name, tmp_path, monkeypatch
 ):

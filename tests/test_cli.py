@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import signal
 import subprocess
 import sys
@@ -10,8 +11,10 @@ import time
 import numpy as np
 import pandas as pd
 import pytest
+import timm
 from PIL import Image
 from rich.console import Console
+from safetensors.torch import save_file
 
 from afield import cli, console
 from afield.record import Store
@@ -19,16 +22,14 @@ from afield.record import Store
 QUICK = ("--steps", "10", "--workers", "1", "--trials", "2")
 
 
-@pytest.fixture
-def afield(monkeypatch, capsys, tmp_path):
-    """Type a command; get its exit code, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
+def typed(monkeypatch, capsys):
+    """A function that types a command, and gives its exit code, standard output and error."""
 
-    def typed(*words):
+    def type_(*words, width=200):
         monkeypatch.setattr(sys, "argv", ["afield", *map(str, words)])
         # Made when the module was imported, for the streams of that moment.
-        monkeypatch.setattr(console, "out", Console(width=200, highlight=False))
-        monkeypatch.setattr(console, "err", Console(stderr=True, width=200, highlight=False))
+        monkeypatch.setattr(console, "out", Console(width=width, highlight=False))
+        monkeypatch.setattr(console, "err", Console(stderr=True, width=width, highlight=False))
         code = 0
         try:
             cli.main()
@@ -37,7 +38,13 @@ def afield(monkeypatch, capsys, tmp_path):
         said = capsys.readouterr()
         return code, said.out, said.err
 
-    return typed
+    return type_
+
+
+@pytest.fixture
+def afield(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    return typed(monkeypatch, capsys)
 
 
 def test_bench_prints_one_table_and_the_place_of_the_records(afield, tmp_path):
@@ -134,6 +141,160 @@ def test_own_arrays(afield, tmp_path):
     assert "own: accuracy" in out
 
 
+CLINICS = [f"Klinik {i} – Süd" if i % 3 else f"病院 {i}" for i in range(12)]
+
+
+@pytest.fixture
+def many(tmp_path):
+    """Twelve domains of numbers, their names with spaces and of several scripts."""
+    y = np.tile([0, 1], 6 * len(CLINICS))
+    noise = np.random.default_rng(0).normal(size=(len(y), 2))
+    np.savez(
+        tmp_path / "many.npz", X=np.eye(2)[y] + 0.3 * noise, y=y, domain=np.repeat(CLINICS, 12)
+    )
+
+
+@pytest.mark.usefixtures("many")
+def test_a_share_of_many_domains_is_held_out(afield, tmp_path):
+    code, out, err = afield(
+        "bench", "many", "--methods", "erm,vrex", "--hold-out", ".25", "--validate", ".1",
+        "--domains-per-step", "2", *QUICK,
+    )  # fmt: skip
+    assert code == 0
+    assert err.splitlines()[0] == (
+        "4 runs with small:mlp, from random weights; 10 steps of 2 × 32 samples"
+    )
+    assert "many, 3 domains held out: accuracy" in out
+    for word in ("validation:", "target:", "mean", "worst 10 %", "spread"):
+        assert word in out
+    assert not any(clinic in out for clinic in CLINICS)
+    records = list(Store(tmp_path / "runs"))
+    assert len(records) == 4
+    for record in records:
+        assert (len(record.run.sources), len(record.run.tested)) == (8, 3)
+        assert record.run.domains_per_step == 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("many")
+def test_names_of_domains_with_spaces_in_any_script_are_in_every_table(afield):
+    words = ("bench", "many", "--methods", "erm", "--steps", "2", "--trials", "1", "--workers", "1")
+    for form, width in (("md", 200), ("latex", 200), ("csv", 200), ("console", 400)):
+        code, out, _ = afield(*words, "--format", form, width=width)
+        assert code == 0
+        dash = "--" if form == "latex" else "–"
+        assert all(clinic.replace("–", dash) in out for clinic in CLINICS), form
+
+
+@pytest.mark.usefixtures("many")
+@pytest.mark.parametrize(
+    ("share", "rules", "sections"),
+    [
+        ((), "all", ("sources:", "left-out-source:", "target:")),
+        (("--hold-out", ".25"), "all", ("validation:", "target:")),
+        (("--hold-out", ".25", "--validate", "0"), "all", ("sources:", "target:")),
+        (("--hold-out", ".25"), "validation,target", ("validation:", "target:")),
+    ],
+)
+def test_all_rules_are_those_that_can_read_the_benchmark(afield, share, rules, sections):
+    words = ("--methods", "erm", "--steps", "2", "--trials", "1", "--workers", "1")
+    dataset = "many" if share else "spirals"
+    code, out, err = afield("bench", dataset, *share, "--rules", rules, *words)
+    assert code == 0
+    assert "no table" not in err
+    lines = [line.strip() for line in out.splitlines()]
+    assert [line for line in lines if line.endswith(":")] == list(sections)
+
+
+@pytest.mark.usefixtures("many")
+@pytest.mark.parametrize(
+    ("words", "told", "chosen"),
+    [
+        (("--set", "balance=true"), "balance=True", {"balance": True}),
+        (("--set", "limit=3"), "limit=3", {"limit": 3}),
+        (("--domains-per-step", "5"), "domains_per_step=5", {"domains_per_step": 5}),
+    ],
+)
+def test_settings_of_the_draws_reach_the_run_and_the_label(afield, tmp_path, words, told, chosen):
+    plain = ("bench", "many", "--methods", "erm", "--steps", "2", "--trials", "1", "--workers", "1")
+    held = ("--hold-out", ".25")
+    assert afield(*plain, *held)[0] == 0
+    assert afield(*plain, *held, *words)[0] == 0
+    runs = [record.run for record in Store(tmp_path / "runs")]
+    assert len(runs) == 2
+    for name, value in chosen.items():
+        assert {getattr(run, name) for run in runs} == {value, type(value)(0)}
+    _, out, _ = afield("table", "runs")
+    assert f"erm {told}" in out
+
+
+def pictures(root, *, side=12, domains=("home", "away office")):
+    generator = np.random.default_rng(0)
+    for domain in domains:
+        for label, level in (("dark", 40), ("bright", 200)):
+            folder = root / domain / label
+            folder.mkdir(parents=True)
+            for i in range(6):
+                noise = generator.integers(-30, 30, (side, side, 3))
+                Image.fromarray((level + noise).astype(np.uint8)).save(folder / f"{i}.png")
+    return root
+
+
+def test_broken_pictures_stop_a_benchmark_unless_they_are_left_out(afield, tmp_path, caplog):
+    (pictures(tmp_path / "own") / "home" / "dark" / "0.png").write_bytes(b"no picture")
+    words = ("bench", "own", "--methods", "erm", "--set", "size=16", *QUICK)
+    code, out, err = afield(*words)
+    assert (code, out) == (2, "")
+    assert len(err.strip().splitlines()) == 1
+    assert "home/dark/0.png" in err
+    assert "use --skip-broken" in err
+    assert not (tmp_path / "runs").exists()
+    code, out, err = afield(*words, "--skip-broken")
+    assert code == 0
+    assert "own: 1 broken file(s) left out" in caplog.text
+    assert {record.dropped for record in Store(tmp_path / "runs")} == {1}
+
+
+@pytest.mark.slow
+def test_the_line_before_a_benchmark_names_network_size_and_weights(afield, tmp_path):
+    net = timm.create_model("test_resnet", num_classes=0)
+    save_file(net.state_dict(), tmp_path / "mine.safetensors")
+    pictures(tmp_path / "own")
+    words = ("bench", "own", "--methods", "erm", "--steps", "2", "--trials", "1", "--workers", "1")
+    network = ("--backbone", "timm:test_resnet", "--weights", "mine.safetensors")
+    code, out, err = afield(*words, *network, "--set", "size=32")
+    assert code == 0
+    first = (
+        "2 runs with timm:test_resnet at 32 px, from mine.safetensors; 2 steps of 1 × 16 samples"
+    )
+    assert err.splitlines()[0] == first
+    assert first not in out
+
+
+def test_none_is_random_weights_and_no_augmentation(afield, tmp_path):
+    pictures(tmp_path / "own")
+    network = ("--backbone", "timm:test_resnet", "--weights", "none", "--steps", "1")
+    settings = ("--set", "size=32", "--set", "augment=none")
+    code, _, _ = afield("train", "own", "erm", "--target", "home", *network, *settings)
+    assert code == 0
+    (record,) = Store(tmp_path / "runs")
+    assert (record.run.weights, record.run.augment) == ("", "")
+
+
+def test_embed_writes_a_dataset_that_bench_takes_with_or_without_its_suffix(afield, tmp_path):
+    pictures(tmp_path / "own")
+    network = ("--backbone", "timm:test_resnet", "--weights", "none", "--size", "32")
+    code, out, err = afield("embed", "own", "--out", "emb", *network, "--threads", "1")
+    assert (code, err) == (0, "")
+    assert out == "features in emb.npz; now `afield bench emb.npz`\n"
+    first = afield("bench", "emb", "--methods", "erm", *QUICK)
+    assert first[0] == 0
+    assert "away office" in first[1]
+    second = afield("bench", "emb.npz", "--methods", "erm", *QUICK)
+    assert second[:2] == first[:2]
+    assert len(list(Store(tmp_path / "runs"))) == 4
+
+
 def test_export_writes_what_domainbed_reads(afield, tmp_path):
     afield("bench", "spirals", "--methods", "erm", *QUICK)
     code, out, _ = afield("export-domainbed", "runs", "out", "--dataset", "RotatedMNIST")
@@ -197,11 +358,38 @@ MISTAKES = [
     (("explain", "vrx"), "did you mean 'vrex'"),
     (("list", "method"), "did you mean 'methods'"),
     (("export-domainbed", "nowhere", "out"), "no records there"),
-]
+    (("bench", "spirals", "--weights", "no.pth"), "no.pth: no readable weights"),
+    (("train", "spirals", "erm", "--weights", "no.pth"), "give hub, none or a file"),
+    (("bench", "spirals", "--weights", "hub"), "leave --weights hub out"),
+    (("bench", "spirals", "--set", "augment=wild"), "'none', 'light' or 'full'"),
+    (("bench", "spirals", "--set", "augment=light"), "pictures; use none"),
+    (("bench", "spirals", "--set", "size=32"), "spirals has no pictures; leave it out"),
+    (("bench", "spirals", "--set", "size=-1"), "size=-1"),
+    (("bench", "spirals", "--set", "size=big"), "size='big'"),
+    (("bench", "spirals", "--set", "balance=perhaps"), "balance='perhaps'"),
+    (("bench", "spirals", "--set", "limit=-3"), "limit=-3"),
+    (("bench", "spirals", "--set", "limit=some"), "limit='some'"),
+    (("bench", "spirals", "--set", "domains_per_step=-1"), "domains_per_step=-1"),
+    (("bench", "spirals", "--hold-out", ".01"), "none to test on"),
+    (("bench", "spirals", "--hold-out", ".5", "--validate", ".5"), "none to train on"),
+    (("bench", "spirals", "--rules", "validation"), "use --rules sources,left-out-source,target"),
+    (("bench", "spirals", "--hold-out", ".25", "--validate", ".25", "--rules", "sources"),
+     "use --rules validation,target"),
+    (("bench", "spirals", "--hold-out", ".25", "--rules", "left-out-source"), "left-out-source"),
+    (("bench", "spirals", "--rules", "all,source"), "did you mean 'sources'"),
+    (("bench", "pacs"), "set AFIELD_DATA for another"),
+    (("embed", "spirals", "--out", "emb"), "a dataset of pictures"),
+    (("embed", "no/such", "--out", "emb"), "no file or folder no/such"),
+    (("embed", "rotated_digits", "--out", "no/emb"), "make it first"),
+    (("embed", "rotated_digits", "--out", "emb", "--weights", "no.pth"), "no.pth: no readable"),
+    (("embed", "rotated_digits", "--out", "emb", "--backbone", "timm:resnet19"), "did you mean"),
+    (("embed", "rotated_digits", "--out", "emb", "--threads", "100000"), "threads=100000"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("words", "told"), MISTAKES, ids=[" ".join(w) for w, _ in MISTAKES])
-def test_a_mistake_is_one_clear_line_and_exit_code_2(afield, tmp_path, words, told):
+def test_a_mistake_is_one_clear_line_and_exit_code_2(afield, tmp_path, monkeypatch, words, told):
+    monkeypatch.setenv("AFIELD_DATA", str(tmp_path / "data"))
     code, out, err = afield(*words)
     assert code == 2
     assert out == ""
@@ -211,6 +399,35 @@ def test_a_mistake_is_one_clear_line_and_exit_code_2(afield, tmp_path, words, to
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("bench", "spirals", "--hold-out", ".95"), "--hold-out"),
+        (("bench", "spirals", "--validate", "-1"), "--validate"),
+        (("bench", "spirals", "--domains-per-step", "0"), "--domains-per-step"),
+        (("embed", "rotated_digits", "--out", "emb", "--size", "8"), "--size"),
+        (("embed", "rotated_digits"), "--out"),
+    ],
+)
+def test_a_value_out_of_range_is_told_with_the_option(afield, tmp_path, words, option):
+    code, out, err = afield(*words)
+    assert (code, out) == (2, "")
+    assert option in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_notes_are_whole_lines_on_standard_error(afield, tmp_path, monkeypatch):
+    # Pytest's own handlers would keep the command line from adding its own.
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    label = "a label " + 20 * "of many words "
+    np.savez(tmp_path / "own.npz", X=np.eye(4), y=["b", label, "b", "b"], domain=list("aabb"))
+    code, _, err = afield("train", "own.npz", "erm", "--steps", "1", width=80)
+    assert code == 0
+    note, place = err.splitlines()
+    assert note == f"note: own: domain 'b' has no sample of class {label!r}"
+    assert place.startswith("record and weights in runs")
+
+
 def test_help_starts_fast_because_it_imports_no_torch():
     check = "import sys, afield.cli; sys.exit('torch' in sys.modules or 'pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
@@ -218,7 +435,7 @@ def test_help_starts_fast_because_it_imports_no_torch():
 
 def test_every_command_has_a_help_text(afield):
     _, out, _ = afield("--help")
-    for command in ("bench", "train", "table", "list", "explain", "export-domainbed"):
+    for command in ("bench", "train", "embed", "data", "table", "list", "explain"):
         assert command in out
         code, told, _ = afield(command, "--help")
         assert code == 0

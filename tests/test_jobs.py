@@ -2,9 +2,10 @@ import logging
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import afield
-from afield.errors import DataError, UnknownNameError
+from afield.errors import DataError, SpecError, UnknownNameError
 from afield.jobs import DEFAULT_METHODS, bench, plan, train
 from afield.record import Store
 
@@ -58,6 +59,80 @@ def test_a_failing_run_is_logged_and_left_out(tmp_path, caplog):
     settings = {"steps": 10, "lr": 1e30}
     assert bench("spirals", ["erm"], trials=1, settings=settings, store=tmp_path) == []
     assert "failed: ERM at step" in caplog.text
+
+
+@pytest.fixture
+def twenty(tmp_path):
+    """Twenty domains of eight samples."""
+    y = np.tile([0, 1], 80)
+    x = np.eye(2)[y] + 0.1 * np.random.default_rng(0).normal(size=(len(y), 2))
+    np.savez(tmp_path / "own.npz", X=x, y=y, domain=np.repeat(np.arange(20), 8))
+    return tmp_path / "own.npz"
+
+
+def test_bench_holds_out_a_share_of_the_domains(twenty, tmp_path):
+    settings = QUICK | {"domains_per_step": 3}
+    records = bench(
+        twenty, "erm", test=0.25, validate=0.2, trials=2, settings=settings, store=tmp_path / "runs"
+    )
+    assert [len(record.run.sources) for record in records] == [11, 11]
+    assert [len(record.tests) for record in records] == [5, 5]
+    assert records[0].tests != records[1].tests
+    assert {record.run.rules for record in records} == {("validation", "target")}
+
+
+@pytest.mark.parametrize(
+    ("shares", "fitting"),
+    [
+        ({}, ("sources", "left-out-source", "target")),
+        ({"test": 0.25}, ("validation", "target")),
+        # A tenth of a domain is none.
+        ({"test": 0.25, "validate": 0.005}, ("sources", "target")),
+    ],
+)
+def test_all_rules_are_those_that_can_read_the_runs_and_others_are_refused(shares, fitting, twenty):
+    dataset = twenty if shares else "spirals"
+    runs = plan(dataset, "erm", rules="all", trials=1, **shares)
+    assert runs[0].rules == fitting
+    assert plan(dataset, "erm", rules=["target"], trials=1, **shares)[0].rules == ("target",)
+    for rule in {"sources", "left-out-source", "validation"} - set(fitting):
+        with pytest.raises(SpecError, match=f"the rule {rule} cannot .* use --rules {fitting[0]}"):
+            plan(dataset, "erm", rules=["target", rule], trials=1, **shares)
+
+
+def test_no_rule_at_all_is_an_error():
+    with pytest.raises(SpecError, match="no rule is given"):
+        plan("spirals", "erm", rules=[])
+
+
+def test_a_size_for_what_has_no_pictures_is_an_error():
+    with pytest.raises(SpecError, match="size=32: spirals has no pictures"):
+        plan("spirals", "erm", settings={"size": 32})
+
+
+def test_a_network_that_does_not_take_the_inputs_is_an_error_before_any_training(tmp_path):
+    x = np.zeros((8, 3, 4, 4), dtype=np.uint8)
+    np.savez(tmp_path / "tiny.npz", X=x, y=[0, 1] * 4, domain=list("aaaabbbb"))
+    with pytest.raises(SpecError, match="small:lenet"):
+        plan(tmp_path / "tiny.npz", "erm", settings={"backbone": "small:lenet"})
+
+
+def test_broken_files_that_are_left_out_are_counted_in_the_log_and_the_record(tmp_path, caplog):
+    generator = np.random.default_rng(0)
+    for domain in ("a", "b"):
+        for label in ("x", "y"):
+            (tmp_path / "own" / domain / label).mkdir(parents=True)
+            for i in range(4):
+                pixels = generator.integers(0, 256, (8, 8, 3)).astype(np.uint8)
+                Image.fromarray(pixels).save(tmp_path / "own" / domain / label / f"{i}.png")
+    (tmp_path / "own" / "b" / "y" / "3.png").write_bytes(b"no picture")
+    settings = {"steps": 1, "size": 16}
+    with pytest.raises(DataError, match=r"b/y/3\.png"):
+        train(tmp_path / "own", "erm", settings=settings, store=tmp_path / "runs")
+    settings["skip_broken"] = True
+    record = train(tmp_path / "own", "erm", settings=settings, store=tmp_path / "runs")
+    assert record.dropped == 1
+    assert "own: 1 broken file(s) left out" in caplog.text
 
 
 def test_train_leaves_out_none_one_or_several(tmp_path):

@@ -1,11 +1,14 @@
+import math
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
 
-from afield.domains import DomainSet
-from afield.errors import SpecError, UnknownNameError
-from afield.protocol import leave_one_out, planned_run
+from afield.domains import DomainSet, Training
+from afield.errors import DataError, SpecError, UnknownNameError
+from afield.protocol import CHECKPOINTS, hold_out, leave_one_out, planned_run, settled
 from afield.readers import find_dataset
+from afield.record import Run
 from afield.selection import RULES
 
 DIGITS = find_dataset("rotated_digits")
@@ -96,3 +99,219 @@ def test_two_domains_are_too_few_for_twins():
     two = DomainSet("two", ("a", "b"), ("x", "y"), reader=lambda root: {})
     with pytest.raises(SpecError, match="two has 2 domains"):
         leave_one_out(two, ["erm"], rules=["left-out-source"])
+
+
+MANY = DomainSet("many", tuple(f"w{i:02}" for i in range(20)), ("x", "y"), reader=lambda _: {})
+PHOTOS = replace(MANY, name="photos", resizable=True)
+
+
+def divided(runs: list[Run]) -> list[tuple[set[str], set[str], set[str]]]:
+    """Sources, validation and test domains of every run."""
+    return [
+        (
+            set(run.sources),
+            set(MANY.domains) - set(run.sources) - set(run.tested),
+            set(run.tested),
+        )
+        for run in runs
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shares", "sizes"),
+    [
+        ({}, (13, 2, 5)),
+        ({"test": 0.5, "validate": 0.25}, (5, 5, 10)),
+        ({"test": 0.05, "validate": 0.0}, (19, 0, 1)),
+        ({"test": 0.9, "validate": 0.05}, (1, 1, 18)),
+    ],
+)
+def test_shares_of_the_domains_are_held_out(shares, sizes):
+    for sources, validated, tested in divided(hold_out(MANY, ["erm"], **shares)):
+        assert (len(sources), len(validated), len(tested)) == sizes
+        assert sources | validated | tested == set(MANY.domains)
+        assert not sources & tested
+
+
+def test_every_trial_holds_other_domains_out_and_all_methods_and_draws_the_same():
+    runs = hold_out(MANY, ["erm", "vrex", "groupdro"], trials=4, draws=2)
+    assert len(runs) == len({run.key for run in runs}) == 4 * 3 * 2
+    of_trials = [
+        {(run.sources, run.tested) for run in runs if run.trial == trial} for trial in range(4)
+    ]
+    assert all(len(found) == 1 for found in of_trials)
+    assert len(set.union(*of_trials)) == 4
+
+
+def test_domains_are_held_out_by_their_names_and_told_in_the_order_of_the_dataset():
+    mixed = replace(MANY, domains=MANY.domains[7:] + MANY.domains[:7])
+    for before, after in zip(hold_out(MANY, ["erm"]), hold_out(mixed, ["erm"]), strict=True):
+        assert set(after.sources) == set(before.sources)
+        assert set(after.tested) == set(before.tested)
+        assert list(after.sources) == [d for d in mixed.domains if d in before.sources]
+        assert list(after.tested) == [d for d in mixed.domains if d in before.tested]
+
+
+def test_over_many_trials_every_domain_is_tested_on_and_trained_on():
+    found = divided(hold_out(MANY, ["erm"], trials=30))
+    assert set.union(*(tested for _, _, tested in found)) == set(MANY.domains)
+    assert set.union(*(validated for _, validated, _ in found)) == set(MANY.domains)
+
+
+@pytest.mark.parametrize(
+    "shares",
+    [
+        {"test": 0.0},
+        {"test": 1.0},
+        {"test": -0.25},
+        {"test": 1.25},
+        {"test": 0.02},
+        {"test": math.nan},
+        {"test": math.inf},
+        {"validate": -0.1},
+        {"validate": 1.0},
+        {"validate": math.nan},
+        {"test": 0.5, "validate": 0.5},
+        {"test": 0.97, "validate": 0.03},
+    ],
+    ids=str,
+)
+def test_shares_that_leave_nothing_to_do_are_refused(shares):
+    with pytest.raises(SpecError, match=r"many: .* of 20 domains to test on .* leaves none"):
+        hold_out(MANY, ["erm"], **shares)
+
+
+@pytest.mark.parametrize(
+    ("options", "rules"),
+    [
+        ({}, ("validation", "target")),
+        ({"validate": 0.0}, ("sources", "target")),
+        ({"validate": 0.02}, ("sources", "target")),
+        ({"rules": ["sources"]}, ("sources",)),
+    ],
+    ids=str,
+)
+def test_held_out_shares_are_read_by_rules_that_can_read_them(options, rules):
+    assert {run.rules for run in hold_out(MANY, ["erm"], **options)} == {rules}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"rules": ["left-out-source"]}, "left-out-source leaves one domain out"),
+        ({"rules": ["sources", "left-out-source"]}, "left-out-source leaves one domain out"),
+        ({"rules": ["validation"], "validate": 0.0}, "no domain to validate on"),
+        ({"trials": 0}, "at least one"),
+        ({"settings": {"stepz": 3}}, "did you mean 'steps'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_read_of_held_out_shares_is_refused(options, told):
+    with pytest.raises((SpecError, UnknownNameError), match=told):
+        hold_out(MANY, ["erm"], **options)
+
+
+def test_leaving_one_out_tests_on_all_that_is_unseen():
+    assert {run.tested for run in leave_one_out(DIGITS, ["erm"])} == {()}
+
+
+def planned(dataset: DomainSet, **settings: object) -> Run:
+    return planned_run(dataset, "erm", dataset.domains[:2], settings=settings)
+
+
+def test_a_small_network_on_arrays_starts_from_nothing_and_sees_them_as_they_are():
+    run = planned(MANY)
+    assert (run.weights, run.start, run.freeze_bn, run.size, run.augment) == ("", "", False, 0, "")
+    assert run.lr == MANY.training.lr
+    assert run.given == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "size", "augment"),
+    [
+        ({}, 64, "light"),
+        ({"size": 95}, 95, "light"),
+        ({"size": 96}, 96, "full"),
+        ({"augment": "none"}, 64, ""),
+        ({"augment": "full"}, 64, "full"),
+        ({"size": 224, "augment": "light"}, 224, "light"),
+    ],
+    ids=str,
+)
+def test_pictures_in_files_have_a_size_and_the_augmentation_that_suits_it(settings, size, augment):
+    run = planned(PHOTOS, **settings)
+    assert (run.size, run.augment) == (size, augment)
+    assert set(run.given) == set(settings)
+
+
+def test_an_augmentation_that_there_is_not_is_refused():
+    with pytest.raises(SpecError, match="augment"):
+        planned(PHOTOS, augment="heavy")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, ("hub", True, 224, "full", 5e-5)),
+        ({"weights": "none"}, ("", False, 224, "full", 1e-3)),
+        ({"weights": "none", "freeze_bn": True}, ("", True, 224, "full", 1e-3)),
+        ({"freeze_bn": False, "size": 64}, ("hub", False, 64, "light", 5e-5)),
+        ({"lr": 0.3}, ("hub", True, 224, "full", 0.3)),
+    ],
+    ids=str,
+)
+def test_a_pretrained_network_in_place_of_a_small_one_is_tuned_gently(settings, expected):
+    run = planned(PHOTOS, backbone="timm:resnet18", **settings)
+    assert (run.weights, run.freeze_bn, run.size, run.augment, run.lr) == expected
+    assert set(run.given) == {"backbone", *settings}
+
+
+@pytest.mark.slow
+def test_the_rate_of_a_dataset_that_is_meant_for_a_pretrained_network_is_its_own():
+    own = Training(backbone="timm:resnet50", lr=3e-4)
+    dataset = replace(PHOTOS, training=own)
+    assert planned(dataset).lr == planned(dataset, backbone="timm:resnet18").lr == 3e-4
+    assert planned(dataset).weights == "hub"
+    # Pictures that are no files keep their size, and are not augmented.
+    plain = planned(replace(dataset, resizable=False))
+    assert (plain.size, plain.augment, plain.weights) == (0, "", "hub")
+
+
+@pytest.mark.slow
+def test_draws_are_taken_around_the_gentle_rate():
+    settings = {"backbone": "timm:resnet18"}
+    runs = [
+        planned_run(PHOTOS, "erm", PHOTOS.domains[:2], draw=draw, settings=settings)
+        for draw in range(1, 6)
+    ]
+    assert len({run.lr for run in runs}) == 5
+    assert all(0.1 * 5e-5 <= run.lr <= 3 * 5e-5 for run in runs)
+
+
+@pytest.mark.slow
+def test_a_file_of_weights_is_known_by_its_contents_wherever_it_lies(tmp_path):
+    for name, content in (("a.pth", b"one"), ("b.pth", b"one"), ("c.pth", b"two")):
+        (tmp_path / name).write_bytes(content)
+    first, second, other, hub = (
+        planned(PHOTOS, backbone="timm:resnet18", weights=weights)
+        for weights in (*(str(tmp_path / f"{name}.pth") for name in "abc"), "hub")
+    )
+    assert first.weights == str(tmp_path / "a.pth")
+    assert first.freeze_bn
+    assert first.start == second.start != ""
+    assert first.key == second.key
+    assert len({first.key, other.key, hub.key}) == 3
+    assert hub.start == ""
+
+
+@pytest.mark.slow
+def test_a_file_of_weights_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(DataError, match="give hub, none or a file"):
+        planned(PHOTOS, backbone="timm:resnet18", weights=str(tmp_path / "none.pth"))
+
+
+def test_what_is_settled_has_nothing_open():
+    found = settled(vars(Training()), PHOTOS)
+    assert None not in found.values()
+    assert found["every"] == Training().steps // CHECKPOINTS

@@ -10,15 +10,26 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from afield import catalog
+from afield.backbone import network
 from afield.errors import DataError
+from afield.evaluation import Checkpoint
 from afield.jobs import planned
-from afield.protocol import leave_one_out
+from afield.material import Material
+from afield.protocol import hold_out, leave_one_out
 from afield.readers import find_dataset
 from afield.record import Store
-from afield.runner import execute
-from afield.selection import RULES, by_left_out_source, by_sources, on_sources
+from afield.runner import execute, loaded
+from afield.selection import (
+    RULES,
+    by_left_out_source,
+    by_sources,
+    by_validation,
+    on_sources,
+    value_of,
+)
 
 
 class StopHereError(Exception):
@@ -71,9 +82,8 @@ def test_the_hyperparameters_phase_survives_an_interruption_at_its_border(tmp_pa
     assert outcome(broken, run) == outcome(straight, run)
 
 
-@pytest.mark.slow
-def test_killed_at_twenty_random_moments_it_ends_in_the_same_bytes(tmp_path):
-    run = planned("rotated_digits", "vrex", target="15deg", settings={"steps": 60, "every": 4})
+def assert_kills_change_nothing(run, tmp_path, *, kills, resumed_at_least):
+    """Killed at so many random moments and started again, the run ends in the same bytes."""
     reference = Store(tmp_path / "reference")
     execute(run, reference)
     # The fork server has everything imported, so that a child starts at once.
@@ -93,7 +103,7 @@ def test_killed_at_twenty_random_moments_it_ends_in_the_same_bytes(tmp_path):
     child(Store(tmp_path / "timed")).join()
     lasts = time.monotonic() - begun
     moments, resumed = random.Random(0), 0
-    for i in range(20):
+    for i in range(kills):
         store = Store(tmp_path / str(i))
         process = child(store)
         time.sleep(moments.uniform(0.0, lasts))
@@ -104,7 +114,14 @@ def test_killed_at_twenty_random_moments_it_ends_in_the_same_bytes(tmp_path):
         execute(run, store)
         assert outcome(store, run) == outcome(reference, run)
         assert not list(store.folder(run).glob("*.part"))
-    assert resumed > 3, "hardly a kill fell between snapshots: the test has lost its point"
+    told = "hardly a kill fell between snapshots: the test has lost its point"
+    assert resumed >= resumed_at_least, told
+
+
+@pytest.mark.slow
+def test_killed_at_twenty_random_moments_it_ends_in_the_same_bytes(tmp_path):
+    run = planned("rotated_digits", "vrex", target="15deg", settings={"steps": 60, "every": 4})
+    assert_kills_change_nothing(run, tmp_path, kills=20, resumed_at_least=4)
 
 
 def test_a_finished_run_is_not_done_again(tmp_path):
@@ -308,3 +325,117 @@ def test_the_callers_default_type_does_not_reach_a_run(tmp_path):
     finally:
         torch.set_default_dtype(torch.float32)
     assert outcome(first, run) == outcome(second, run)
+
+
+def folder(root):
+    """A folder of small pictures: four domains, of which the colours tell two unequal classes."""
+    generator = np.random.default_rng(0)
+    for number, domain in enumerate("abcd"):
+        for label, count in (("blue", 4), ("red", 9)):
+            for i in range(count):
+                pixels = generator.integers(0, 120, (18, 18, 3)) + 10 * number
+                pixels[..., 0 if label == "red" else 2] += 60
+                path = root / domain / label / f"{i}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels.astype(np.uint8)).save(path)
+    return root
+
+
+# All that a stream may do: some of the domains a step, classes alike, pictures varied.
+VARIED = {"augment": "light", "domains_per_step": 2, "balance": True, "size": 16, "batch": 6}
+
+
+def varied(tmp_path, method="groupdro", **settings):
+    root = tmp_path / "pictures"
+    if not root.exists():
+        folder(root)
+    return planned(root, method, target="d", settings={**VARIED, "steps": 80, **settings})
+
+
+def test_an_interrupted_run_that_varies_its_batches_ends_in_the_same_bytes(tmp_path):
+    run = varied(tmp_path, every=8)
+    straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")
+    execute(run, straight)
+    # In a block of 64 steps, and after it.
+    for after in (24, 72):
+        interrupted(run, broken, after=after)
+        assert broken.snapshot(run) is not None
+    execute(run, broken)
+    assert outcome(broken, run) == outcome(straight, run)
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_a_run_that_varies_its_batches_ends_in_the_same_bytes(tmp_path):
+    assert_kills_change_nothing(varied(tmp_path, every=5), tmp_path, kills=3, resumed_at_least=1)
+
+
+def test_whether_pictures_are_held_in_memory_or_read_changes_nothing(tmp_path, monkeypatch):
+    run = varied(tmp_path, steps=30, every=10)
+    held, read = Store(tmp_path / "held"), Store(tmp_path / "read")
+    execute(run, held)
+    monkeypatch.setattr("afield.rows.HELD", 0)
+    dataset = find_dataset(run.dataset)
+    material = Material.of(run, dataset, loaded(dataset, run), torch.device("cpu"))
+    assert material.samples.x.held is material.exams.regular.x.held is None
+    execute(run, read)
+    assert outcome(read, run) == outcome(held, run)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"augment": "none"}, {"domains_per_step": 0}, {"balance": False}, {"limit": 2}],
+    ids=str,
+)
+def test_each_way_to_vary_the_batches_changes_the_outcome(tmp_path, other):
+    runs = [varied(tmp_path, steps=4, **settings) for settings in ({}, other)]
+    assert runs[0].key != runs[1].key
+    store = Store(tmp_path / "runs")
+    for run in runs:
+        execute(run, store)
+    first, second = (store.weights(run)["head.weight"] for run in runs)
+    assert not torch.equal(first, second)
+
+
+def test_what_is_deployed_is_the_best_on_the_validation_domains(tmp_path):
+    dataset, store = find_dataset("spirals"), Store(tmp_path)
+    settings = {"steps": 60, "every": 3, "lr": 0.01}
+    (run,) = hold_out(dataset, ["erm"], test=0.25, validate=0.25, trials=1, settings=settings)
+    record = execute(run, store)
+    values = [value_of(checkpoint, run) for checkpoint in record.checkpoints]
+    best = values.index(max(values))
+    others = [on_sources(checkpoint, run.sources) for checkpoint in record.checkpoints]
+    assert best != others.index(max(others)), "both choose the same: the test tells nothing"
+    material = Material.of(run, dataset, loaded(dataset, run), torch.device("cpu"))
+    model = network(run.backbone, material.shape, len(dataset.classes))
+    model.load_state_dict(store.weights(run))
+    deployed = Checkpoint(0, material.exams.take(model), {})
+    assert value_of(deployed, run) == values[best]
+    pick = by_validation([record], run.tested[0])
+    assert pick.step == record.checkpoints[best].step
+    assert pick.accuracy == material.exams.best.take(model)[run.tested[0]].main.accuracy
+
+
+@pytest.mark.slow
+def test_a_run_starts_from_a_file_and_keeps_the_statistics_in_it(tmp_path):
+    import timm
+
+    torch.manual_seed(0)
+    net = timm.create_model("test_resnet", num_classes=0)
+    net.train()(torch.randn(8, 3, 32, 32))
+    file, store = tmp_path / "w.pth", Store(tmp_path / "runs")
+    torch.save(net.state_dict(), file)
+    settings = {"backbone": "timm:test_resnet", "weights": str(file), "size": 32}
+    run = varied(tmp_path, "erm", steps=4, every=2, **{**settings, "domains_per_step": 0})
+    record = execute(run, store)
+    assert "timm" in record.versions
+    weights = store.weights(run)
+    for name, value in net.state_dict().items():
+        assert torch.equal(weights[f"features.{name}"], value) == ("running" in name) or (
+            "num_batches" in name
+        )
+    interrupted(run, Store(tmp_path / "broken"), after=2)
+    execute(run, Store(tmp_path / "broken"))
+    assert outcome(Store(tmp_path / "broken"), run) == outcome(store, run)
+    torch.save({name: value + 1 for name, value in net.state_dict().items()}, file)
+    with pytest.raises(DataError, match="has changed since the run was asked"):
+        execute(run, Store(tmp_path / "later"))

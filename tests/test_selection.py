@@ -1,11 +1,20 @@
-"""The three rules on tiny hand-made records, where the right pick is known."""
+"""The rules on tiny hand-made records, where the right pick is known."""
 
 import pytest
 
-from afield.errors import UnknownNameError
+from afield.errors import DataError, UnknownNameError
 from afield.evaluation import Checkpoint, Score, Scores
 from afield.record import Record, Run
-from afield.selection import RULES, by_left_out_source, by_sources, by_target, checked_rules
+from afield.selection import (
+    RULES,
+    by_left_out_source,
+    by_sources,
+    by_target,
+    by_validation,
+    checked_rules,
+    on_sources,
+    value_of,
+)
 
 DOMAINS = ("a", "b", "c")
 
@@ -156,3 +165,117 @@ def test_rules_are_named_in_their_own_order_and_all_stands_for_all():
     assert checked_rules(["all"]) == tuple(RULES)
     with pytest.raises(UnknownNameError, match="did you mean 'sources'"):
         checked_rules(["source"])
+
+
+MANY = tuple("abcdef")
+
+
+def held_out(checkpoints, *, draw=0, tested=("e", "f"), sizes=(10, 10)):
+    """Trained on a and b, validated on c and d, tested on e and f; parts have these sizes."""
+    run = Run("toy", "erm", ("a", "b"), draw=draw, lr=0.1 * (draw + 1), tested=tested)
+
+    def scores(main, probe):
+        found = [
+            None if accuracy is None else Score(accuracy, accuracy, 1.0, size)
+            for accuracy, size in zip((main, probe), sizes, strict=True)
+        ]
+        return Scores(*found)
+
+    found = tuple(
+        Checkpoint(10 * (i + 1), {d: scores(*parts[d]) for d in MANY if d in parts}, {})
+        for i, parts in enumerate(checkpoints)
+    )
+    return Record(run, found, 1.0, {}, "cpu")
+
+
+def step(validated, *, sources=0.5, tests=((None, None), (None, None))):
+    """One checkpoint: accuracies on c and d, on the sources, and on parts of e and f."""
+    c, d = validated
+    return {
+        "a": (None, sources),
+        "b": (None, sources),
+        "c": (c, c),
+        "d": (d, d),
+        "e": tests[0],
+        "f": tests[1],
+    }
+
+
+def test_validation_picks_the_best_mean_on_the_validation_domains():
+    records = [
+        held_out([step((0.9, 0.1)), step((0.6, 0.6), tests=((0.3, None), (0.7, None)))]),
+        held_out([step((0.2, 0.2)), step((0.5, 0.5))], draw=1),
+    ]
+    for target, accuracy in (("e", 0.3), ("f", 0.7)):
+        pick = by_validation(records, target)
+        assert (pick.run.draw, pick.step, pick.accuracy) == (0, 20, accuracy)
+        assert pick.value == pytest.approx(0.6)
+
+
+def test_validation_looks_at_neither_sources_nor_test_domains():
+    def records(others):
+        tempting = step((0.5, 0.5), sources=others, tests=((others, others), (others, others)))
+        return [held_out([tempting, step((0.6, 0.6), tests=((0.1, 0.1), (0.2, 0.2)))])]
+
+    assert by_validation(records(0.0), "e") == by_validation(records(1.0), "e")
+    assert by_validation(records(1.0), "e").accuracy == 0.1
+
+
+def test_validation_takes_the_first_of_equals():
+    steps = [step((0.6, 0.6), tests=((value, None), (0.0, None))) for value in (0.1, 0.2)]
+    assert by_validation([held_out(steps)], "e").accuracy == 0.1
+
+
+def test_a_validation_domain_counts_as_a_whole_and_as_much_as_any_other():
+    parts = {"a": (None, 0.5), "b": (None, 0.5), "c": (0.5, 1.0), "d": (0.2, 0.2)}
+    record = held_out([{**parts, "e": (0.4, None), "f": (0.4, None)}], sizes=(30, 10))
+    on_c = (30 * 0.5 + 10 * 1.0) / 40
+    assert by_validation([record], "e").value == pytest.approx((on_c + 0.2) / 2)
+
+
+def test_validation_has_no_pick_where_nothing_validates():
+    left_out = record("c", [{"a": (None, 0.6), "b": (None, 0.7), "c": (0.9, 0.9)}])
+    assert by_validation([left_out], "c") is None
+    whole = step((0.5, 0.5), tests=((0.4, 0.4), (0.4, 0.4)))
+    assert by_validation([held_out([whole], tested=("c", "d", "e", "f"))], "e") is None
+
+
+@pytest.mark.parametrize("rule", [by_sources, by_validation, by_target])
+def test_only_the_domains_that_are_tested_have_picks(rule):
+    whole = step((0.5, 0.5), tests=((0.4, 0.4), (0.6, 0.6)))
+    records = [held_out([whole])]
+    assert rule(records, "e").accuracy == 0.4
+    assert rule(records, "f").accuracy == 0.6
+    assert rule(records, "a") is rule(records, "c") is None
+
+
+def test_target_picks_on_the_mean_of_all_test_domains():
+    records = [
+        held_out([step((0.5, 0.5), tests=((0.1, 0.9), (0.2, 0.1)))]),
+        held_out([step((0.5, 0.5), tests=((0.3, 0.6), (0.4, 0.6)))], draw=1),
+    ]
+    for target, accuracy in (("e", 0.3), ("f", 0.4)):
+        pick = by_target(records, target)
+        assert (pick.run.draw, pick.accuracy) == (1, accuracy)
+        assert pick.value == pytest.approx(0.6)
+
+
+def test_target_has_no_pick_unless_all_test_domains_were_read():
+    assert by_target([held_out([step((0.5, 0.5), tests=((0.1, 0.9), (0.2, None)))])], "e") is None
+
+
+def test_what_is_deployed_is_chosen_by_validation_domains_or_else_by_the_sources():
+    whole = step((0.2, 0.4), sources=0.9, tests=((1.0, 1.0), (1.0, 1.0)))
+    with_validation = held_out([whole])
+    (checkpoint,) = with_validation.checkpoints
+    assert value_of(checkpoint, with_validation.run) == pytest.approx(0.3)
+    without = held_out([whole], tested=("c", "d", "e", "f")).run
+    assert value_of(checkpoint, without) == pytest.approx(0.9)
+    left_out = record("c", [{"a": (None, 0.6), "b": (None, 0.7), "c": (1.0, 1.0)}])
+    assert value_of(left_out.checkpoints[0], left_out.run) == pytest.approx(0.65)
+
+
+def test_a_sources_probe_part_that_was_not_read_is_an_error():
+    checkpoint = Checkpoint(30, {"a": Scores(probe=score(0.5)), "b": Scores(main=score(0.5))}, {})
+    with pytest.raises(DataError, match="step 30: a source's probe part was not read"):
+        on_sources(checkpoint, ("a", "b"))

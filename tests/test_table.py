@@ -378,3 +378,126 @@ def test_the_number_of_draws_is_told():
     vrex = benchmark([[0.9, 0.5, 0.7]], method="vrex")
     assert "best of 1–2 draws" in shown(tabulate([*records, *more, *vrex]))
     assert "draw" not in shown(tabulate(records))
+
+
+MANY = tuple(f"w{i:02}" for i in range(26))
+
+
+def held_out(accuracies: dict[str, float], **fields) -> Record:
+    """One record that tests on the named domains; of the others the last two validate."""
+    others = [name for name in MANY if name not in accuracies]
+    scores = {name: Scores(probe=score(0.9)) for name in others[:-2]}
+    scores |= {name: Scores(main=score(0.6), probe=score(0.6)) for name in others[-2:]}
+    scores |= {name: Scores(main=score(a), probe=score(a)) for name, a in accuracies.items()}
+    run = Run(
+        **{
+            "dataset": "things",
+            "method": "erm",
+            "sources": tuple(others[:-2]),
+            "tested": tuple(accuracies),
+            **fields,
+        }
+    )
+    done = Checkpoint(6, {name: scores[name] for name in MANY}, {})
+    return Record(run, (done,), 1.0, {}, "cpu")
+
+
+def test_held_out_shares_have_a_mean_a_worst_tenth_and_a_spread_over_their_domains():
+    generator = np.random.default_rng(0)
+    trials = [generator.uniform(size=20) for _ in range(3)]
+    names = [MANY[:20], MANY[6:], MANY[3:23]]
+    records = [
+        held_out(dict(zip(names[i], values.tolist(), strict=True)), trial=i)
+        for i, values in enumerate(trials)
+    ]
+    frame = tabulate(records)
+    assert set(frame["rule"]) == {"sources", "validation", "target"}
+    for rule in ("sources", "validation", "target"):
+        found = numbers(frame, rule=rule)
+        columns = {
+            "mean": [values.mean() for values in trials],
+            "worst 10 %": [np.sort(values)[:2].mean() for values in trials],
+            "spread": [np.std(values) for values in trials],
+        }
+        assert list(found.index) == list(columns)
+        for name, values in columns.items():
+            assert found.loc[name, "accuracy"] == pytest.approx(np.mean(values))
+            assert found.loc[name, "stderr"] == pytest.approx(np.std(values, ddof=1) / 3**0.5)
+            assert found.loc[name, "trials"] == 3
+
+
+def test_two_trials_with_different_test_domains_are_those_computed_by_hand():
+    records = [
+        held_out({"w00": 0.9, "w01": 0.5, "w02": 0.7}, trial=0),
+        held_out({"w02": 0.2, "w24": 0.4, "w25": 0.6}, trial=1),
+    ]
+    found = numbers(tabulate(records, rules=["validation"]), rule="validation")
+    # Of fewer than fifteen domains the worst tenth is the worst one.
+    assert found["accuracy"].to_dict() == pytest.approx(
+        {"mean": (0.7 + 0.4) / 2, "worst 10 %": (0.5 + 0.2) / 2, "spread": (0.08 / 3) ** 0.5}
+    )
+    assert found["stderr"].to_dict() == pytest.approx(
+        {"mean": 0.15, "worst 10 %": 0.15, "spread": 0.0}, abs=1e-9
+    )
+
+
+@pytest.mark.parametrize(("count", "worst"), [(4, 1), (14, 1), (16, 2), (21, 2)])
+def test_the_worst_tenth_is_a_rounded_number_of_domains_but_at_least_one(count, worst):
+    values = [(i + 1) / 100 for i in range(count)]
+    frame = tabulate([held_out(dict(zip(MANY, values, strict=False)))], rules=["target"])
+    found = numbers(frame, rule="target")
+    assert found.loc["worst 10 %", "accuracy"] == pytest.approx(sum(values[:worst]) / worst)
+
+
+def test_of_a_spread_the_least_is_best():
+    steady = held_out({"w00": 0.5, "w01": 0.6})
+    wide = held_out({"w00": 0.4, "w01": 0.9}, method="vrex")
+    wider = held_out({"w00": 0.0, "w01": 1.0}, method="groupdro")
+    rows = markdown_rows(as_markdown(tabulate([steady, wide, wider], rules=["validation"])))
+    assert rows["method"] == ["mean", "worst 10 %", "spread"]
+    assert rows["erm"] == ["*55.0*", "**50.0**", "**5.0**"]
+    assert rows["vrex"] == ["**65.0**", "*40.0*", "*25.0*"]
+    assert rows["groupdro"] == ["50.0", "0.0", "50.0"]
+
+
+def test_leaving_one_out_and_holding_out_a_share_give_two_tables():
+    records = benchmark([[0.9, 0.5, 0.7]])
+    records += [held_out({"w00": 0.9, "w01": 0.5}), held_out({"w00": 0.3, "w01": 0.5, "w02": 0.1})]
+    frame = tabulate(records, rules=["sources"])
+    columns = {title: list(part["domain"]) for title, part in frame.groupby("dataset")}
+    shares = ["mean", "worst 10 %", "spread"]
+    assert columns == {
+        "things": [*DOMAINS, "mean", "worst"],
+        "things, 2 domains held out": shares,
+        "things, 3 domains held out": shares,
+    }
+    assert len(as_rich(frame)) == 3
+    means = frame[frame["domain"] == "mean"].set_index("dataset")["accuracy"]
+    assert means.tolist() == pytest.approx([0.7, 0.7, 0.3])
+
+
+def test_a_trial_that_is_not_finished_leaves_the_others():
+    records = [held_out({"w00": 0.9, "w01": 0.5}, trial=trial) for trial in (0, 1)]
+    unread = replace(
+        records[1].checkpoints[0],
+        scores={
+            name: Scores(probe=scores.probe)
+            for name, scores in records[1].checkpoints[0].scores.items()
+        },
+    )
+    records[1] = replace(records[1], checkpoints=(unread,))
+    found = numbers(tabulate(records, rules=["sources"]))
+    assert found["trials"].to_dict() == {"mean": 1, "worst 10 %": 1, "spread": 1}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_held_out_shares_are_told_in_every_form(form):
+    text = FORMATS[form](tabulate([held_out({"w00": 0.9, "w01": 0.5})]))
+    assert "things, 2 domains held out" in text
+    assert "w00" not in text
+
+
+def test_a_file_of_weights_is_told_by_its_name():
+    given = {"weights": "/far/away/net.safetensors"}
+    run = Run("d", "erm", ("a",), given=given, weights=given["weights"], start="1234")
+    assert label(run, but=("backbone", "steps")) == "erm weights=net.safetensors"

@@ -51,6 +51,9 @@ class Notes(logging.Handler):
 @contextmanager
 def bar(title: str, total: int | None) -> Iterator[Any]:
     """A live bar on standard error; yields a function that takes how much is done."""
+    if not err.is_terminal:
+        yield lambda done, note=title: None
+        return
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=None),

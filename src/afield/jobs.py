@@ -201,7 +201,7 @@ def _check(dataset: DomainSet, run: Run) -> None:
         log.warning("%s: %s", dataset.name, gap)
     dropped = sum(len(domain.broken) for domain in domains.values())
     if dropped:
-        log.warning("%s: %d broken files are left out", dataset.name, dropped)
+        log.warning("%s: %d broken file(s) left out", dataset.name, dropped)
     shape = Material.of(run, dataset, domains, torch.device("cpu")).shape
     if run.size and len(shape) != 3:
         raise SpecError(f"size={run.size}: {dataset.name} has no pictures; leave it out")
