@@ -161,21 +161,23 @@ MISTAKES = [
     (("check", "spiral"), ("did you mean 'spirals'",)),
     (("check", "no.npz"), ("no file or folder no.npz",)),
     (("check", "own.npz", "--out", "sheet.png"), ("no pictures or sounds; leave --out out",)),
-    (("check", "rotated_digits", "--out", "sheet.xyz"), ("'xyz' is not supported",)),
-    (("check", "rotated_digits", "--out", "no/sheet.png"), ("No such file or directory",)),
+    (("check", "grey.npz", "--out", "sheet.xyz"), ("'xyz' is not supported",)),
+    (("check", "grey.npz", "--out", "no/sheet.png"), ("No such file or directory",)),
 ]
 
 
 @pytest.mark.parametrize(("words", "told"), MISTAKES, ids=[" ".join(w) for w, _ in MISTAKES])
 def test_a_mistake_is_one_clear_line_and_exit_code_2(afield, tmp_path, words, told):
     numbers(tmp_path / "own.npz", domains=["a", "b"], classes=["x", "y"])
+    grey = np.zeros((4, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "grey.npz", X=grey, y=[0, 1, 0, 1], domain=list("aabb"))
     code, _, err = afield("data", *words)
     assert code == 2
     assert len(err.strip().splitlines()) == 1
     assert err.startswith("error: ")
     for each in told:
         assert each in err
-    assert [path.name for path in tmp_path.iterdir()] == ["own.npz"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["grey.npz", "own.npz"]
 
 
 def test_every_command_has_a_help_text(afield):

@@ -181,9 +181,9 @@ def test_a_broken_header_is_refused_whatever_pillow_makes_of_it(tmp_path, kind):
 def test_a_bomb_is_refused_at_once_and_without_being_unpacked(tmp_path):
     file = bomb(tmp_path / "bomb.png")
     assert file.stat().st_size < 2**20
-    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     assert "decompression bomb" in reason(file)
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 50 * MB_IN_KB
 

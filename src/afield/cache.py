@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 # Part of every state: changed when the same files would give other arrays.
 VERSION = 1
+# Files that are given to the threads at once.
+AHEAD = 4096
 # From here on the size of an entry is told before it is made.
 WORTH_TELLING = 16 * 2**20
 Arrays = dict[str, NDArray[Any]]
@@ -81,6 +83,7 @@ def decoded(
     def build(folder: Path) -> None:
         shape = (len(files), *like.shape)
         rows = np.lib.format.open_memmap(folder / "rows.npy", "w+", like.dtype, shape)
+        _reserve(folder / "rows.npy")
 
         def put(place: tuple[int, Path]) -> str:
             number, file = place
@@ -91,7 +94,9 @@ def decoded(
             return ""
 
         with ThreadPoolExecutor(_cores()) as threads:
-            outcomes = threads.map(put, enumerate(files))
+            places = [*enumerate(files)]
+            pieces = (places[start : start + AHEAD] for start in range(0, len(places), AHEAD))
+            outcomes = (outcome for piece in pieces for outcome in threads.map(put, piece))
             reasons = list(tracked(outcomes, f"decoding {root.name}", len(files)))
         _close_gaps(rows, [i for i, reason in enumerate(reasons) if not reason])
         rows.flush()
@@ -174,6 +179,10 @@ def _entry(
         lock = FileLock(folder.with_name(f"{folder.name}.lock"))
         lock.acquire()
     except OSError as error:
+        if _state_of(folder) == state:
+            # A cache that others have filled may be read by all.
+            yield folder
+            return
         raise DataError(f"{folder.parent}: {error.strerror}; set AFIELD_CACHE to another") from None
     try:
         if _state_of(folder) != state:
@@ -217,6 +226,13 @@ def _make(folder: Path, form: str, state: str, needed: int, build: Callable[[Pat
     finally:
         for leftover in (part, old):
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _reserve(path: Path) -> None:
+    """Room on the disk for all of a file: a map that finds none later would end the process."""
+    if hasattr(os, "posix_fallocate"):
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
 
 def _close_gaps(rows: NDArray[Any], good: list[int]) -> None:

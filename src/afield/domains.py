@@ -225,6 +225,8 @@ def checked_domain(domain: Domain, where: str) -> Domain:
         raise DataError(f"{where}: {len(domain.x)} samples but {len(domain.y)} labels")
     if len(domain.y) < 2:
         raise DataError(f"{where}: {len(domain.y)} sample; it takes two to train and to validate")
+    if domain.test is not None and domain.test.all() == domain.test.any():
+        raise DataError(f"{where}: its train or its test list is empty; both are needed")
     # Half precision is what afield itself has computed from sounds, and checked.
     if domain.x.dtype == torch.float32 and not domain.x.isfinite().all():
         row = int((~domain.x.isfinite()).flatten(1).any(1).nonzero()[0])

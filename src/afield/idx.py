@@ -57,15 +57,9 @@ MNIST = Source(
 
 
 def mnist_files(root: Path, parts: Sequence[str] = PARTS) -> tuple[str, ...]:
-    """The files that are needed of some parts, by their paths under the root of all data.
-
-    Packed if only that is there; if neither is, as they are once they have been fetched.
-    """
+    """The files of some parts by their paths under the root of all data, packed unless unpacked."""
     plain = [f"{FOLDER}/{name}" for name in PACKED if name.startswith(tuple(parts))]
-    return tuple(
-        f"{name}.gz" if (root / f"{name}.gz").exists() and not (root / name).exists() else name
-        for name in plain
-    )
+    return tuple(name if (root / name).exists() else f"{name}.gz" for name in plain)
 
 
 def mnist(root: Path, parts: Sequence[str] = PARTS) -> tuple[Tensor, Tensor]:

@@ -73,7 +73,7 @@ class LogMel:
         frames = np.lib.stride_tricks.sliding_window_view(fitted, width)[:: self._samples(self.hop)]
         spectrum = rfft(frames * get_window("hann", width), n=self._transform)
         power = spectrum.real**2 + spectrum.imag**2
-        mel = np.log(np.maximum(self._triangles() @ power.T, FLOOR))
+        mel = np.log(np.maximum(np.einsum("bf,tf->bt", self._triangles(), power), FLOOR))
         return mel[None].astype(np.float16)
 
     @property

@@ -88,7 +88,8 @@ def test_without_files_the_error_says_what_to_do_in_one_line(tmp_path, name):
     with pytest.raises(DataError) as told:
         loaded(dataset, tmp_path)
     assert str(told.value) == (
-        f"{name}: {tmp_path / dataset.needs[0]} is not there; {dataset.source.by_hand}"
+        f"{name}: {tmp_path / dataset.needs[0]} is not there; {dataset.source.by_hand} "
+        f"(the data root is {tmp_path}, set AFIELD_DATA for another)"
     )
     assert len(dataset.source.by_hand) > 40
     assert "\n" not in str(told.value)
