@@ -13,6 +13,8 @@ from afield.loading import Samples, Stream, pooled_samples
 from afield.method import Task
 
 DOMAINS, CLASSES, FEATURES = 3, 4, 6
+# Tests are small: more threads would wait for each other, not least where other programs run.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -291,8 +291,8 @@ def test_with_lists_too_nothing_of_the_sources_probe_parts_is_in_the_samples():
 
 
 def test_curves_read_all_classes_of_an_unseen_domain_whose_files_lie_by_class():
-    found = domains(size=400)
-    found["sketch"] = Domain(found["sketch"].x, (torch.arange(410) >= 205).long())
+    found = domains(size=1000)
+    found["sketch"] = Domain(found["sketch"].x, (torch.arange(1010) >= 505).long())
     exam = material(run(rules=("sources",)), listed(found)).exams.regular
     (number,) = [i for i, key in enumerate(exam.keys) if key == ("sketch", "sample")]
     assert set(exam.labels[exam.portion == number].tolist()) == {0, 1}

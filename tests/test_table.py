@@ -501,3 +501,19 @@ def test_a_file_of_weights_is_told_by_its_name():
     given = {"weights": "/far/away/net.safetensors"}
     run = Run("d", "erm", ("a",), given=given, weights=given["weights"], start="1234")
     assert label(run, but=("backbone", "steps")) == "erm weights=net.safetensors"
+
+
+def test_a_table_that_is_too_wide_for_the_terminal_has_its_domains_as_rows():
+    frame = tabulate(benchmark([[0.1, 0.2, 0.3], [0.3, 0.4, 0.5]]), rules="sources")
+
+    def first_words(width: int) -> dict[str, str]:
+        console = Console(width=200, file=StringIO())
+        console.print(*as_rich(frame, width))
+        lines = console.file.getvalue().splitlines()
+        return {line.split()[0]: line for line in lines if line.split()}
+
+    assert "erm" in first_words(100)
+    narrow = first_words(30)
+    assert narrow["domain"].split() == ["domain", "erm"]
+    assert narrow["art"].split() == ["art", "20.0", "±10.0"]
+    assert narrow["worst"].split() == ["worst", "20.0", "±10.0"]

@@ -121,7 +121,7 @@ def print_outcomes(
     if frame.empty and records:
         err.print("no table: the records suffice for none of these rules: " + ", ".join(rules))
     if form == "console":
-        for table in as_rich(frame):
+        for table in as_rich(frame, out.width):
             out.print(table)
     else:
         out.print(FORMATS[form](frame), markup=False, soft_wrap=True)

@@ -24,6 +24,7 @@ __all__ = ["CHECKPOINTS", "hold_out", "leave_one_out", "planned_run", "settled"]
 CHECKPOINTS = 50
 # For networks whose backbone has no size of its own, and files that have any.
 SMALL_SIZE = 64
+LEAST_SIZE = 8
 # From this size on pictures are taken for photographs, which may be flipped and recoloured.
 LARGE = 96
 # The learning rate at which the field fine-tunes, where a dataset's own is meant for a small net.
@@ -261,6 +262,8 @@ def settled(training: dict[str, Any], dataset: DomainSet) -> dict[str, Any]:
     if training["size"] is None:
         own = form.size if form else SMALL_SIZE
         found["size"] = own if dataset.resizable else 0
+    if dataset.resizable and found["size"] < LEAST_SIZE:
+        raise SpecError(f"size={found['size']}: pictures need {LEAST_SIZE} pixels a side or more")
     augment = training["augment"]
     if augment is None:
         augment = "full" if found["size"] >= LARGE else "light"

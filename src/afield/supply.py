@@ -42,6 +42,7 @@ def get_dataset(name: str, root: Path | None = None) -> DomainSet:
         for archive in dataset.source.archives:
             file = fetch(archive, place / "downloads")
             _put(file, place / archive.folder)
+            file.unlink(missing_ok=True)
         dataset = find_dataset(name, place)
         still = dataset.missing(place)
         if still:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 from rich import box
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 MISSING = "–"
+_OTHER = {"method": "domain", "domain": "method"}
 COLUMNS = ["dataset", "rule", "method", "domain", "accuracy", "stderr", "trials", "draws"]
 
 
@@ -79,9 +80,12 @@ def common_settings(runs: Iterable[Run]) -> set[str]:
     return {name for name, _ in set.intersection(*chosen)}
 
 
-def as_rich(frame: pd.DataFrame) -> list[Group]:
-    """Tables for a terminal, one a dataset with a section for each rule."""
-    return [_rich_table(title, part) for title, part in _parts(frame, "dataset")]
+def as_rich(frame: pd.DataFrame, width: int | None = None) -> list[Group]:
+    """Tables for a terminal, one a dataset with a section for each rule.
+
+    Where its width has no room for a column for each domain, domains are rows, methods columns.
+    """
+    return [_rich_table(title, part, width) for title, part in _parts(frame, "dataset")]
 
 
 def as_markdown(frame: pd.DataFrame) -> str:
@@ -269,24 +273,39 @@ def _number(accuracy: float, stderr: float, sign: str) -> str:
     return f"{100 * accuracy:.1f}{spread}"
 
 
-def _rich_table(title: str, frame: pd.DataFrame) -> Group:
+def _rich_table(title: str, frame: pd.DataFrame, width: int | None) -> Group:
     """Title, table and what the rules are; a table's own title would wrap at the table's width."""
     rules = _parts(frame, "rule")
+    table = _grid(rules, turned=False)
+    unlimited = Console(width=10_000)
+    if width is not None and unlimited.measure(table).maximum > width:
+        # As it is, a narrow terminal would cut the numbers; turned, it may be wider still.
+        table = min(table, _grid(rules, turned=True), key=lambda t: unlimited.measure(t).maximum)
+    told = Text("\n".join(f"{rule}: {RULES[rule].told}" for rule, _ in rules), style="italic")
+    return Group(Text(f"{title}: {_measured(frame)}", style="italic"), table, told)
+
+
+def _grid(rules: Sequence[tuple[str, pd.DataFrame]], *, turned: bool) -> Table:
+    """A row for each method and a column for each domain, or the other way round."""
     table = Table(box=box.SIMPLE)
-    longest = max(len(name) for name in [*frame["method"], *(f"{rule}:" for rule, _ in rules)])
-    table.add_column("method", min_width=min(longest, 24))
-    for domain in dict.fromkeys(frame["domain"]):
-        table.add_column(Text(domain), justify="right")
+    what = "domain" if turned else "method"
+    longest = max(len(name) for rule, part in rules for name in [*part[what], f"{rule}:"])
+    table.add_column(what, min_width=min(longest, 24))
+    for name in dict.fromkeys(name for _, part in rules for name in part[_OTHER[what]]):
+        table.add_column(Text(name), justify="right")
     for rule, part in rules:
         # No space after the sign: a narrow terminal breaks the cell before it.
-        cells, _ = _cells(part, best="[bold]{}[/]".format, second="[u]{}[/]".format, sign=" ±")
+        cells, domains = _cells(
+            part, best="[bold]{}[/]".format, second="[u]{}[/]".format, sign=" ±"
+        )
         table.add_section()
         if len(rules) > 1:
             table.add_row(Text(f"{rule}:", style="italic"))
-        for method, row in cells.items():
-            table.add_row(Text(method), *row)
-    told = Text("\n".join(f"{rule}: {RULES[rule].told}" for rule, _ in rules), style="italic")
-    return Group(Text(f"{title}: {_measured(frame)}", style="italic"), table, told)
+        columns = zip(*cells.values(), strict=True)
+        rows = zip(domains, columns, strict=True) if turned else cells.items()
+        for name, row in rows:
+            table.add_row(Text(name), *row)
+    return table
 
 
 def _measured(frame: pd.DataFrame) -> str:
