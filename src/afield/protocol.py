@@ -29,8 +29,6 @@ LEAST_SIZE = 8
 LARGE = 96
 # The learning rate at which the field fine-tunes, where a dataset's own is meant for a small net.
 FINE_TUNING = 5e-5
-# Settings of which none is a choice; of others it stands for what fits.
-NONE_IS_A_WORD = ("weights", "augment")
 
 Settings = Mapping[str, Any]
 
@@ -208,7 +206,6 @@ def planned_run(
             raise UnknownNameError(f"{name}: {owner!r} is not in this run; {known}")
         asked[owner][own] = value
     chosen = {owner: checked(owners[owner], values) for owner, values in asked.items()}
-    chosen[""] |= {name: "none" for name in NONE_IS_A_WORD if asked[""].get(name) == "none"}
     start = {"": _start(dataset, chosen[""])}
     usual = {owner: defaults(kind) | start.get(owner, {}) for owner, kind in owners.items()}
     drawn = {

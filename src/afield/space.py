@@ -165,11 +165,12 @@ def checked(kind: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, An
 
 
 def _converted(value: Any, type_: Any, where: str) -> Any:
-    if value == "none":
-        value = None
+    adapter = TypeAdapter(type_)
     try:
-        result = TypeAdapter(type_).validate_python(value)
+        result = adapter.validate_python(value)
     except ValidationError as error:
+        if value == "none":
+            return _converted(None, type_, where)
         reason = error.errors()[0]["msg"]
         raise SpecError(f"{where}={value!r}: {reason[0].lower()}{reason[1:]}") from None
     if any(isinstance(v, float) and not math.isfinite(v) for v in _flat(result)):
