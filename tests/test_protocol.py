@@ -187,7 +187,7 @@ def test_shares_that_leave_nothing_to_do_are_refused(shares):
         ({}, ("validation", "target")),
         ({"validate": 0.0}, ("sources", "target")),
         ({"validate": 0.02}, ("sources", "target")),
-        ({"rules": ["sources"]}, ("sources",)),
+        ({"rules": ["sources"], "validate": 0.0}, ("sources",)),
     ],
     ids=str,
 )
@@ -200,6 +200,7 @@ def test_held_out_shares_are_read_by_rules_that_can_read_them(options, rules):
     [
         ({"rules": ["left-out-source"]}, "left-out-source leaves one domain out"),
         ({"rules": ["sources", "left-out-source"]}, "left-out-source leaves one domain out"),
+        ({"rules": ["sources"]}, "where no domain validates"),
         ({"rules": ["validation"], "validate": 0.0}, "no domain to validate on"),
         ({"trials": 0}, "at least one"),
         ({"settings": {"stepz": 3}}, "did you mean 'steps'"),

@@ -240,7 +240,12 @@ def test_validation_has_no_pick_where_nothing_validates():
     assert by_validation([held_out([whole], tested=("c", "d", "e", "f"))], "e") is None
 
 
-@pytest.mark.parametrize("rule", [by_sources, by_validation, by_target])
+def test_sources_picks_nothing_where_domains_validate():
+    whole = step((0.5, 0.5), tests=((0.4, 0.4), (0.6, 0.6)))
+    assert by_sources([held_out([whole])], "e") is None
+
+
+@pytest.mark.parametrize("rule", [by_validation, by_target])
 def test_only_the_domains_that_are_tested_have_picks(rule):
     whole = step((0.5, 0.5), tests=((0.4, 0.4), (0.6, 0.6)))
     records = [held_out([whole])]

@@ -4,7 +4,6 @@ X: samples × features, or samples × (channels ×) height × width. Optional: `
 samples of a test list, and `names`, one for each sample.
 """
 
-import hashlib
 import zlib
 from collections.abc import Mapping
 from functools import lru_cache, partial
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from afield.domains import Domain, DomainSet, Reading, Training
 from afield.errors import DataError
+from afield.weights import file_digest
 
 __all__ = ["array_file"]
 
@@ -50,7 +50,7 @@ def _array_file(path: Path, state: tuple[int, int]) -> DomainSet:
         reader=partial(_read_arrays, path, names, classes),
         training=Training(batch=32, backbone="small:mlp" if arrays["X"].ndim == 2 else "small:cnn"),
         origin=str(path),
-        fingerprint=hashlib.sha256(path.read_bytes()).hexdigest()[:16],
+        fingerprint=file_digest(path),
     )
 
 

@@ -23,7 +23,7 @@ from afield.catalog import hint
 from afield.errors import AfieldError, DataError, SpecError, UnknownNameError
 from afield.weights import check_complete, read_weights
 
-__all__ = ["HUB", "Classifier", "Form", "form_of", "network"]
+__all__ = ["HUB", "Classifier", "Form", "form_of", "full_name", "has_weights", "network"]
 
 HUB = "hub"
 Shape = tuple[int, ...]
@@ -106,6 +106,19 @@ def form_of(name: str) -> Form | None:
     return None
 
 
+def has_weights(name: str) -> bool:
+    """Whether the hub has weights for the network."""
+    family, _, model = name.partition(":")
+    return family == "torchvision" or (family == "timm" and bool(_timm_config(model).has_weights))
+
+
+def full_name(name: str) -> str:
+    """The name with that of its weights on the hub: what is usual may change with timm."""
+    family, _, model = name.partition(":")
+    tag = _timm_config(model).tag if family == "timm" and "." not in model else ""
+    return f"{name}.{tag}" if tag else name
+
+
 def network(
     name: str, shape: Shape, classes: int, *, weights: str = "", freeze_bn: bool = False
 ) -> Classifier:
@@ -142,7 +155,10 @@ def _timm_config(model: str) -> Any:
 
     if not is_model(model):
         raise UnknownNameError(f"no backbone 'timm:{model}'; {hint(model, list_models())[:300]}")
-    return get_pretrained_cfg(model)
+    try:
+        return get_pretrained_cfg(model, allow_unregistered=False)
+    except RuntimeError as error:
+        raise UnknownNameError(f"no backbone 'timm:{model}'; {error}") from None
 
 
 def _timm(model: str, shape: Shape, weights: str) -> nn.Module:

@@ -9,11 +9,14 @@ process make it while others wait. It is made anew when the files change, in pla
 Everything in the cache can be made again, so it may be deleted at any time.
 """
 
+import errno
 import hashlib
 import json
 import logging
+import mmap
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -35,6 +38,10 @@ log = logging.getLogger(__name__)
 
 # Part of every state: changed when the same files would give other arrays.
 VERSION = 1
+# Errors of the system and not of a file: what they stop can be tried again.
+PASSING = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.EAGAIN)
+# Linux's MAP_NORESERVE, which Python names from 3.13 on.
+NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
 # Files that are given to the threads at once.
 AHEAD = 4096
 # From here on the size of an entry is told before it is made.
@@ -90,6 +97,8 @@ def decoded(
             try:
                 rows[number] = decode(file)
             except refused as error:
+                if getattr(error, "errno", None) in PASSING:
+                    raise DataError(f"{file}: {error}; try again") from None
                 return (str(error).splitlines() or ["unreadable"])[0]
             return ""
 
@@ -265,9 +274,18 @@ def _flush(file: Path) -> None:
 
 
 def _mapped(path: Path) -> Tensor:
-    """An array on disk as a tensor; nobody's writing to it would reach the disk."""
-    array = np.load(path, mmap_mode="c", allow_pickle=False)
-    return torch.from_numpy(array)
+    """An array on disk as a tensor; nobody's writing to it would reach the disk.
+
+    Without a reserve: a private map is otherwise counted as memory, and refused beyond it.
+    """
+    array = np.load(path, mmap_mode="r", allow_pickle=False)
+    with path.open("rb") as file:
+        if hasattr(mmap, "MAP_PRIVATE"):
+            pages = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE | NO_RESERVE)
+        else:
+            pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    whole = np.frombuffer(pages, array.dtype, count=array.size, offset=array.offset)
+    return torch.from_numpy(whole.reshape(array.shape))
 
 
 def _told(size: int) -> str:

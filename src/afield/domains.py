@@ -105,8 +105,9 @@ class Training:
     skip_broken: bool = False
 
 
-# DomainBed's defaults for photographs; its 5,001st step is the evaluation of the 5,000th.
-DOMAINBED = Training(steps=5000, every=300, batch=32, lr=5e-5, backbone="timm:resnet50")
+# DomainBed's defaults for photographs, with the weights of torchvision from which it starts; its
+# 5,001st step is the evaluation of the 5,000th.
+DOMAINBED = Training(steps=5000, every=300, batch=32, lr=5e-5, backbone="timm:resnet50.tv_in1k")
 
 
 @dataclass(frozen=True)
@@ -146,15 +147,19 @@ class DomainSet:
         paths = [(root or data_root()) / name for name in self.needs]
         return [path for path in paths if not path.exists()]
 
-    def load(self, reading: Reading | None = None) -> dict[str, Domain]:
-        """Read and check all domains, in the declared order."""
-        reading = reading or Reading(data_root())
-        missing = self.missing(reading.root)
+    def check_here(self, root: Path | None = None) -> None:
+        """An error that says how to get what is not there."""
+        missing = self.missing(root)
         if missing:
             get = f"`afield data get {self.name}` fetches it"
             how = get if self.source.archives else self.source.by_hand
-            where = f"the data root is {reading.root}, set AFIELD_DATA for another"
+            where = f"the data root is {root or data_root()}, set AFIELD_DATA for another"
             raise DataError(f"{self.name}: {missing[0]} is not there; {how} ({where})")
+
+    def load(self, reading: Reading | None = None) -> dict[str, Domain]:
+        """Read and check all domains, in the declared order."""
+        reading = reading or Reading(data_root())
+        self.check_here(reading.root)
         found = self.reader(reading)
         for name, size in self.sizes.items():
             whole = len(found[name].y) + len(found[name].broken)

@@ -7,6 +7,8 @@ one and validate on the other, unseen domains report on the test list, and files
 out.
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -101,9 +103,14 @@ def tree_folder(path: Path) -> DomainSet:
         classes=tuple(classes),
         reader=partial(read_files, path, files, kind),
         origin=str(path),
-        fingerprint=contents(path, [*every, *_lists(path, names)]),
+        fingerprint=_fingerprint(contents(path, [*every, *_lists(path, names)]), names, classes),
         resizable=kind.resizable,
     )
+
+
+def _fingerprint(*parts: object) -> str:
+    """Of the files, and of the folders: one without files is a class all the same."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def folder_reader(

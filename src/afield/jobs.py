@@ -60,6 +60,7 @@ def plan(
     for name in names:
         catalog.find("methods", name)
     found = find_dataset(dataset)
+    found.check_here()
     names = list(dict.fromkeys(names))
     asked = [rules] if isinstance(rules, str) else rules
     wanted = asked if asked is None else _fitting_rules(asked, found, test, validate)
@@ -169,6 +170,7 @@ def planned(
 ) -> Run:
     """The run that trains on all domains but the target; `options` as in `planned_run`."""
     found = find_dataset(dataset)
+    found.check_here()
     left_out = (target,) if isinstance(target, str) else tuple(target)
     run = planned_run(found, method, found.without(*left_out), **options)
     _check(found, run)

@@ -2,8 +2,9 @@
 
 A stream draws from every group of samples (the source domains, unless a method regroups) without
 replacement until the group is used up, then anew; where there are many groups, from some of them at
-a step, all equally often. The order of the samples and their augmentation are functions of the seed
-and the position, so the position is all that a snapshot has to keep.
+a step, none twice in it and all equally often in the long run. The order of the samples and their
+augmentation are functions of the seed and the position, so the position is all that a snapshot has
+to keep.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -249,9 +250,9 @@ class Stream:
         return table.view(BLOCK, -1)
 
     def _places(self, block: int) -> Tensor:
-        """The group of every sample of a block: none again before all have had their turn.
+        """The group of every sample of a block, in rounds through all of them.
 
-        But for the few that are left when fewer than a step takes are to come.
+        Those that are left when fewer than a step takes are to come wait for another round.
         """
         groups, turns = len(self.groups), len(self.groups) // self.width
 

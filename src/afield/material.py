@@ -143,7 +143,8 @@ def _exam(
     return Exam(
         {key: domains[key[0]] for key in keys},
         prepare,
-        chosen={key: rows[key] for key in keys},
+        # In the order in which they lie on the disk.
+        chosen={key: rows[key].sort().values for key in keys},
         device=device,
     )
 

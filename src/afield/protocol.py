@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from afield import catalog
-from afield.backbone import HUB, form_of
+from afield.backbone import HUB, form_of, full_name, has_weights
 from afield.catalog import hint
 from afield.domains import DomainSet, Training
 from afield.errors import SpecError, UnknownNameError
@@ -29,6 +29,9 @@ LEAST_SIZE = 8
 LARGE = 96
 # The learning rate at which the field fine-tunes, where a dataset's own is meant for a small net.
 FINE_TUNING = 5e-5
+
+# Settings that may be left open.
+LEFT_OPEN = ("every", "weights", "freeze_bn", "size", "augment")
 
 Settings = Mapping[str, Any]
 
@@ -128,6 +131,8 @@ def hold_out(
     twins = next((rule for rule in wanted if RULES[rule].needs_twins), None)
     if twins:
         raise SpecError(f"the rule {twins} leaves one domain out; held-out shares have validation")
+    if "sources" in wanted and validated:
+        raise SpecError("the rule sources picks where no domain validates; use --validate 0")
     if "validation" in wanted and not validated:
         raise SpecError(f"{dataset.name}: no domain to validate on; hold out a larger share for it")
     of_trials = []
@@ -212,6 +217,13 @@ def planned_run(
         owner: draw_values(kind, draw=draw, trial=trial, start=start.get(owner)) | chosen[owner]
         for owner, kind in owners.items()
     }
+    training = settled(drawn[""], dataset)
+    # What was asked for by hand and would be chosen anyway is not worth a word.
+    fitting = {
+        name
+        for name in LEFT_OPEN
+        if settled({**drawn[""], name: None}, dataset)[name] == training[name]
+    }
     return Run(
         dataset=dataset.spec,
         data=dataset.fingerprint,
@@ -228,9 +240,9 @@ def planned_run(
             f"{owner}.{name}".lstrip("."): value
             for owner, values in chosen.items()
             for name, value in values.items()
-            if value != usual[owner][name]
+            if value != usual[owner][name] and name not in fitting
         },
-        **settled(drawn[""], dataset),
+        **training,
     )
 
 
@@ -250,9 +262,11 @@ def settled(training: dict[str, Any], dataset: DomainSet) -> dict[str, Any]:
     form = form_of(training["backbone"])
     if training["every"] is None:
         found["every"] = max(1, training["steps"] // CHECKPOINTS)
-    usual = HUB if form else "none"
+    usual = HUB if form and has_weights(training["backbone"]) else "none"
     weights = training["weights"] if training["weights"] is not None else usual
     found["weights"] = "" if weights == "none" else weights
+    if weights == HUB:
+        found["backbone"] = full_name(training["backbone"])
     found["start"] = file_digest(weights) if weights not in (HUB, "none") else ""
     if training["freeze_bn"] is None:
         found["freeze_bn"] = bool(found["weights"])

@@ -1,6 +1,9 @@
 """Datasets by name, and a user's own by path: folders of pictures, sounds or fonts, and arrays."""
 
+import hashlib
+import os
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from afield import catalog
@@ -42,7 +45,22 @@ def find_dataset(spec: str | Path, root: Path | None = None) -> DomainSet:
 def _named(name: str, root: Path) -> DomainSet:
     """A declared dataset; one that must look at its files is a function of the data's root."""
     found = catalog.find("datasets", name)
-    return replace(found if isinstance(found, DomainSet) else found(root), name=name)
+    dataset = replace(found if isinstance(found, DomainSet) else found(root), name=name)
+    if dataset.sizes or dataset.fingerprint or not dataset.needs or dataset.missing(root):
+        return dataset
+    # Nothing says how many files there should be: other files are other data.
+    return replace(dataset, fingerprint=_listing(tuple(root / need for need in dataset.needs)))
+
+
+@lru_cache(maxsize=8)
+def _listing(paths: tuple[Path, ...]) -> str:
+    """A digest of the names and sizes of all files there."""
+    digest = hashlib.sha256()
+    for path in paths:
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            size = file.stat().st_size if file.is_file() else 0
+            digest.update(os.fsencode(file.relative_to(path.parent)) + f" {size}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 def _folder(path: Path) -> DomainSet:

@@ -1,7 +1,7 @@
 """What is asked (`Run`), what came out (`Record`, `Failure`), and the folder that keeps them.
 
     store/<key>/record.json         written last: where it is, the run is done
-    store/<key>/model.safetensors   the deployed weights, at the checkpoint best on the sources
+    store/<key>/model.safetensors   the deployed weights, at the checkpoint that was best
     store/<key>/snapshot.pt         while a run goes on: all that is needed to go on after a kill
     store/<key>/failure.json        why a run failed; gone when a later start succeeds
 

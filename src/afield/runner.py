@@ -261,8 +261,11 @@ def _made(work: _Work) -> dict[str, Any]:
 def versions(run: Run) -> dict[str, str]:
     """What a run is made with now: packages, and the files of its method and average."""
     packages = {name: version(name) for name in ("afield", "torch", "numpy")}
-    if run.backbone.startswith("timm:"):
-        packages["timm"] = version("timm")
+    for family in ("timm", "torchvision"):
+        if run.backbone.startswith(f"{family}:"):
+            packages[family] = version(family)
+    if run.size:
+        packages["pillow"] = version("pillow")
     code = catalog.digest("methods", run.method), catalog.digest("averages", run.average)
     return {**packages, "python": platform.python_version(), "code": "-".join(code)}
 

@@ -1,6 +1,5 @@
 """Which datasets are here, and how the others come."""
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,12 +50,12 @@ def get_dataset(name: str, root: Path | None = None) -> DomainSet:
 
 
 def _put(file: Path, into: Path) -> None:
-    """An archive unpacked, or a file that readers take as it is, such as MNIST's, copied."""
-    into.mkdir(parents=True, exist_ok=True)
+    """An archive unpacked, or a file that readers take as it is, such as MNIST's, moved."""
     if file.name.endswith((".zip", ".tar", ".tar.gz", ".tgz")):
         unpack(file, into)
     else:
-        shutil.copy(file, into / file.name)
+        into.mkdir(parents=True, exist_ok=True)
+        file.replace(into / file.name)
 
 
 def _stocked(name: str, root: Path) -> Stock:

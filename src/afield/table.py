@@ -48,12 +48,11 @@ def tabulate(
     wanted = checked_rules([rules] if isinstance(rules, str) else rules or list(RULES))
     datasets: dict[str, list[Record]] = {}
     for record in records:
-        held_out = f" {len(record.run.tested)}" if record.run.tested else ""
-        known = f"{record.run.data or record.run.dataset}{held_out}"
+        known = f"{record.run.data or record.run.dataset}{_held_out(record)}"
         datasets.setdefault(known, []).append(record)
-    runs = [of_dataset[0].run for of_dataset in datasets.values()]
+    first = [of_dataset[0] for of_dataset in datasets.values()]
     rows: list[tuple[object, ...]] = []
-    for title, of_dataset in zip(_titles(runs), datasets.values(), strict=True):
+    for title, of_dataset in zip(_titles(first), datasets.values(), strict=True):
         domains, methods = _targets(of_dataset), _by_label(of_dataset)
         summarised = _of_many if of_dataset[0].run.tested else _summarised
         for rule in wanted:
@@ -145,12 +144,21 @@ def _chosen(run: Run) -> dict[str, object]:
     """What no draw changes: records that differ in it are different rows."""
     known = {"backbone": run.backbone, "steps": run.steps, **run.given}
     if "weights" in known and run.start:
-        known["weights"] = Path(run.weights).name
+        known["weights"] = f"{Path(run.weights).name} [{run.start[:6]}]"
     return known
 
 
-def _titles(runs: Sequence[Run]) -> list[str]:
+def _held_out(record: Record) -> str:
+    """How many domains are held out to test and to validate on, in words."""
+    if not record.run.tested:
+        return ""
+    tested, validating = len(record.run.tested), len(record.unseen) - len(record.run.tested)
+    return f", {tested} domains held out" + f", {validating} validating" * bool(validating)
+
+
+def _titles(records: Sequence[Record]) -> list[str]:
     """Names of datasets; of own data the file's, with path and state where two have the same."""
+    runs = [record.run for record in records]
     names = [Path(run.dataset).name.removesuffix(".npz") for run in runs]
     states = {(name, run.data) for name, run in zip(names, runs, strict=True)}
     twice = {name for name in names if sum(name == known for known, _ in states) > 1}
@@ -158,10 +166,7 @@ def _titles(runs: Sequence[Run]) -> list[str]:
         f"{run.dataset} [{run.data[:6]}]" if run.data and name in twice else name
         for name, run in zip(names, runs, strict=True)
     ]
-    return [
-        f"{title}, {len(run.tested)} domains held out" if run.tested else title
-        for title, run in zip(titles, runs, strict=True)
-    ]
+    return [title + _held_out(record) for title, record in zip(titles, records, strict=True)]
 
 
 def _targets(records: Sequence[Record]) -> list[str]:

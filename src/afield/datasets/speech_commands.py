@@ -5,7 +5,7 @@ Warden, Speech Commands: A Dataset for Limited-Vocabulary Speech Recognition, 20
 off, stop, go. Domains are the speakers who said every one of them and have at least 20 clips of
 them (of fewer, next to nothing is left to validate on); that is read off the names of the files.
 Clips are a second long at most, and read as log-mel features of 40 bins × 98 frames. There are many
-domains: hold some of them out (``--test``) instead of leaving each out once.
+domains: hold some of them out (``--hold-out``) instead of leaving each out once.
 
 Shankar et al. (Generalizing Across Domains via Cross-Gradient Training, ICLR 2018) have 12 commands
 by 1,888 speakers of the first version, which fits these ten with its classes for silence and for
