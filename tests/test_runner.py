@@ -364,11 +364,6 @@ def test_an_interrupted_run_that_varies_its_batches_ends_in_the_same_bytes(tmp_p
     assert outcome(broken, run) == outcome(straight, run)
 
 
-@pytest.mark.slow
-def test_killed_at_random_moments_a_run_that_varies_its_batches_ends_in_the_same_bytes(tmp_path):
-    assert_kills_change_nothing(varied(tmp_path, every=5), tmp_path, kills=3, resumed_at_least=1)
-
-
 def test_whether_pictures_are_held_in_memory_or_read_changes_nothing(tmp_path, monkeypatch):
     run = varied(tmp_path, steps=30, every=10)
     held, read = Store(tmp_path / "held"), Store(tmp_path / "read")
