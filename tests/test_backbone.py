@@ -200,9 +200,9 @@ def test_frozen_statistics_are_used_in_training_and_their_weights_still_train():
         ("small:cnn1", "did you mean 'small:cnn'"),
         ("smal:lenet", "did you mean 'small:lenet'"),
         ("nothing", "known: small:cnn, .*, timm:NAME, torchvision:NAME"),
-        pytest.param("timm:resnet81", "did you mean 'resnet18'", marks=heavy),
+        pytest.param("timm:resnet81", "did you mean 'timm:resnet18'", marks=heavy),
         pytest.param("timm:qqqqqq", "known: ", marks=heavy),
-        pytest.param("torchvision:alexnett", "did you mean 'alexnet'", marks=heavy),
+        pytest.param("torchvision:alexnett", "did you mean 'torchvision:alexnet'", marks=heavy),
     ],
 )
 def test_unknown_names_of_every_family_are_answered_with_a_hint(name, told):

@@ -154,7 +154,8 @@ def _timm_config(model: str) -> Any:
     from timm.models import get_pretrained_cfg, is_model, list_models
 
     if not is_model(model):
-        raise UnknownNameError(f"no backbone 'timm:{model}'; {hint(model, list_models())[:300]}")
+        name, known = f"timm:{model}", [f"timm:{each}" for each in list_models()]
+        raise UnknownNameError(f"no backbone {name!r}; {hint(name, known)[:300]}")
     try:
         return get_pretrained_cfg(model, allow_unregistered=False)
     except RuntimeError as error:
@@ -186,8 +187,10 @@ def _torchvision_weights(model: str) -> Any:
     import torchvision
     from torchvision.models import get_model_weights, list_models
 
-    if model not in (known := list_models(module=torchvision.models)):
-        raise UnknownNameError(f"no backbone 'torchvision:{model}'; {hint(model, known)[:300]}")
+    name = f"torchvision:{model}"
+    known = [f"torchvision:{each}" for each in list_models(module=torchvision.models)]
+    if name not in known:
+        raise UnknownNameError(f"no backbone {name!r}; {hint(name, known)[:300]}")
     return get_model_weights(model).DEFAULT
 
 

@@ -101,8 +101,9 @@ def bench(
         ),
     ] = 0.0,
     validate: Annotated[
-        float, typer.Option(min=0.0, max=0.9, help="With --hold-out: validate on this share.")
-    ] = 0.1,
+        float | None,
+        typer.Option(min=0.0, max=0.9, help="With --hold-out: validate on this share, or 0.1."),
+    ] = None,
     average: Average = "last",
     backbone: Backbone = None,
     weights: Weights = None,
@@ -127,6 +128,8 @@ def bench(
     from afield.selection import checked_rules
     from afield.sweep import Local, complete, in_order
 
+    if validate is not None and not hold_out:
+        raise SpecError("--validate goes with --hold-out: it is a share of the domains held out")
     settings = _settings(
         set_,
         steps=steps,
@@ -143,13 +146,14 @@ def bench(
             draws=draws,
             rules=_split(rules) if rules else None,
             test=hold_out,
-            validate=validate,
+            validate=0.1 if validate is None else validate,
             average=average,
             settings=settings,
         )
     wanted = checked_rules([rule for run in runs for rule in run.rules])
     Store(store).prepare()
-    console.print_plan(runs)
+    done = sum(Store(store).get(run) is not None for run in runs)
+    console.print_plan(runs, done=done)
     pool = Local(workers or _default_workers(threads))
     outcomes = complete(runs, Store(store), pool=pool, threads=threads)
     found = in_order(runs, console.followed(outcomes, len(runs)))

@@ -74,7 +74,7 @@ def progress_shown() -> AbstractContextManager[None]:
     return shown_by(bar)
 
 
-def print_plan(runs: "Sequence[Run]") -> None:
+def print_plan(runs: "Sequence[Run]", *, done: int) -> None:
     """What is about to be trained, in one line on standard error."""
     first = runs[0]
     size = f" at {first.size} px" if first.size else ""
@@ -85,6 +85,7 @@ def print_plan(runs: "Sequence[Run]") -> None:
         f"{first.backbone}{size}, {start}; {first.steps} steps of {drawn} × {first.batch} samples"
     )
     counted = f"{len(runs)} run{'s' * (len(runs) > 1)}"
+    counted += f" ({done} of them in the store already)" if done else ""
     err.print(f"{counted} with {told}", markup=False, soft_wrap=True)
 
 

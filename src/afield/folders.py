@@ -30,7 +30,7 @@ from afield.sounds import LogMel, sound
 __all__ = ["PICTURE", "Entry", "Kind", "folder_reader", "read_files", "sounds_as", "tree_folder"]
 
 # Left behind by operating systems; hidden files are passed over as well.
-CLUTTER = ("thumbs.db", "desktop.ini")
+CLUTTER = ("thumbs.db", "desktop.ini", "__macosx")
 # How many broken files are named in one error.
 NAMED = 5
 

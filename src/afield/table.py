@@ -153,7 +153,8 @@ def _held_out(record: Record) -> str:
     if not record.run.tested:
         return ""
     tested, validating = len(record.run.tested), len(record.unseen) - len(record.run.tested)
-    return f", {tested} domains held out" + f", {validating} validating" * bool(validating)
+    told = f", {tested} domain{'s' * (tested > 1)} held out"
+    return told + f", {validating} validating" * bool(validating)
 
 
 def _titles(records: Sequence[Record]) -> list[str]:
