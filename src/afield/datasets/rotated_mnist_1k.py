@@ -46,7 +46,7 @@ def rotated_mnist_1k(root: Path) -> DomainSet:
         domains=NAMES,
         classes=tuple(str(digit) for digit in range(CLASSES)),
         reader=_read,
-        training=Training(steps=600, batch=16, lr=3e-3),
+        training=Training(steps=600, batch=16),
         needs=mnist_files(root, PART),
         source=MNIST,
         sizes=dict.fromkeys(NAMES, CLASSES * EACH),
