@@ -164,7 +164,7 @@ def test_a_share_of_many_domains_is_held_out(afield, tmp_path):
     assert err.splitlines()[0] == (
         "4 runs with small:mlp, from random weights; 10 steps of 2 × 32 samples"
     )
-    assert "many, 3 domains held out: accuracy" in out
+    assert "many, 3 domains held out, 1 validating: accuracy" in out
     for word in ("validation:", "target:", "mean", "worst 10 %", "spread"):
         assert word in out
     assert not any(clinic in out for clinic in CLINICS)
