@@ -1,5 +1,6 @@
 """Decode once: an entry is whole or not there, and made anew exactly when the files change."""
 
+import errno
 import logging
 import multiprocessing
 import os
@@ -493,3 +494,37 @@ def test_a_disk_that_is_full_in_the_middle_is_told(tmp_path, place):
     with pytest.raises(DataError, match=r"No space left on device; set AFIELD_CACHE to another"):
         kept(tmp_path, [], make, form="made", needed=0)
     assert entries(place) == []
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="needs Linux's count of memory")
+def test_an_array_larger_than_memory_is_mapped(tmp_path):
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    sizes = {line.split()[0]: int(line.split()[1]) for line in lines}
+    rows = int(1.25 * (sizes["MemTotal:"] + sizes["SwapTotal:"]) * 1024 / 2**20)
+    # Sparse: it takes no room on the disk.
+    np.lib.format.open_memmap(tmp_path / "rows.npy", "w+", np.uint8, (rows, 2**20)).flush()
+    mapped = cache._mapped(tmp_path / "rows.npy")
+    assert mapped.shape == (rows, 2**20)
+    assert mapped[-1].sum() == 0
+
+
+def test_an_error_of_the_system_is_not_kept_as_a_broken_file(tmp_path):
+    files = [tmp_path / f"{i}.png" for i in range(3)]
+    for file in files:
+        file.write_bytes(b"x")
+    failing = [True]
+
+    def decode(file: Path) -> np.ndarray:
+        if failing[0] and file.name == "1.png":
+            raise OSError(errno.EIO, "Input/output error")
+        return np.ones(2, np.uint8)
+
+    def read() -> cache.Decoded:
+        form = {"form": "ones", "like": np.empty(2, np.uint8), "refused": (OSError,)}
+        return cache.decoded(tmp_path, files, decode, **form)
+
+    with pytest.raises(DataError, match=r"1\.png: .*Input/output error; try again"):
+        read()
+    failing[0] = False
+    assert not read().broken
+    assert read().rows.shape == (3, 2)

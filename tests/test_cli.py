@@ -472,3 +472,16 @@ def test_the_version_is_told(afield):
     code, out, _ = afield("--version")
     assert code == 0
     assert out.startswith("afield 0.")
+
+
+def test_a_second_start_says_what_is_done_already(afield):
+    words = ("bench", "spirals", "--methods", "erm", *QUICK)
+    assert "already" not in afield(*words)[2]
+    assert "(8 of them in the store already)" in afield(*words)[2]
+
+
+def test_validating_domains_go_with_held_out_ones(afield):
+    code, _, err = afield("bench", "spirals", "--validate", "0.2")
+    assert code == 2
+    assert err.startswith("error: --validate goes with --hold-out")
+    assert len(err.splitlines()) == 1

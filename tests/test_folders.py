@@ -566,3 +566,11 @@ def test_sounds_may_be_asked_for_in_another_form(tmp_path):
     words(tmp_path / "here")
     found = folder_reader("here", **names, kind=kind)(Reading(tmp_path))
     assert found["ann"].x.shape == (2, *form.shape)
+
+
+def test_a_class_folder_without_files_changes_the_fingerprint_as_it_changes_the_classes(tmp_path):
+    before = tree_folder(tree(tmp_path))
+    (tmp_path / "photo" / "vase").mkdir()
+    after = tree_folder(tmp_path)
+    assert after.classes == (*before.classes, "vase")
+    assert after.fingerprint != before.fingerprint

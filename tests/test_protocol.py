@@ -316,3 +316,17 @@ def test_what_is_settled_has_nothing_open():
     found = settled(vars(Training()), PHOTOS)
     assert None not in found.values()
     assert found["every"] == Training().steps // CHECKPOINTS
+
+
+def test_what_would_be_chosen_anyway_does_not_label_a_row():
+    asked = planned(PHOTOS, backbone="timm:resnet18", weights="hub", size=224, freeze_bn=True)
+    plain = planned(PHOTOS, backbone="timm:resnet18")
+    assert asked == plain
+    assert set(plain.given) == {"backbone"}
+
+
+def test_weights_of_the_hub_are_named_in_full():
+    assert planned(PHOTOS, backbone="timm:resnet18").backbone == "timm:resnet18.a1_in1k"
+    tagged = planned(PHOTOS, backbone="timm:resnet50.tv_in1k")
+    assert tagged.backbone == "timm:resnet50.tv_in1k"
+    assert planned(PHOTOS, backbone="timm:resnet18", weights="none").backbone == "timm:resnet18"

@@ -1,5 +1,7 @@
 """A dataset is found by its name, or by the path of whatever holds a user's own."""
 
+from pathlib import Path
+
 import pytest
 
 from afield.domains import DomainSet
@@ -78,3 +80,16 @@ def test_a_folder_that_may_not_be_read_is_named():
 def test_a_file_of_another_kind_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("not data")
     assert "notes.txt: not an .npz of plain arrays" in refusal(tmp_path / "notes.txt")
+
+
+def test_a_declared_dataset_of_which_nothing_says_the_size_is_known_by_its_files(tmp_path):
+    def fingerprint(root: Path) -> str:
+        return find_dataset("terra_incognita", root).fingerprint
+
+    for version, content in (("one", b"12"), ("two", b"123")):
+        for place in ("location_100", "location_38", "location_43", "location_46"):
+            folder = tmp_path / version / "terra_incognita" / place / "bird"
+            folder.mkdir(parents=True)
+            (folder / "a.jpg").write_bytes(content)
+    assert fingerprint(tmp_path / "nothing") == ""
+    assert len({"", fingerprint(tmp_path / "one"), fingerprint(tmp_path / "two")}) == 3
