@@ -45,7 +45,7 @@ def asked(**settings: int) -> Run:
 def stream_of(run: Run) -> Stream:
     """The run's own batches."""
     dataset = find_dataset(run.dataset)
-    material = Material.of(run, dataset, loaded(dataset), torch.device("cpu"))
+    material = Material.of(run, dataset, loaded(dataset, run), torch.device("cpu"))
     return Stream(material.samples, batch=run.batch, seed=run.seed)
 
 

@@ -26,7 +26,7 @@ def main() -> None:
     torch.set_num_threads(1)
     run = asked(steps=STEPS)
     stream, bare = stream_of(run), bare_steps(run)
-    shape, classes = tuple(stream.samples.x.shape[1:]), find_dataset(run.dataset).classes
+    shape, classes = tuple(stream.samples.x.shape), find_dataset(run.dataset).classes
     task = Task(
         sources=run.sources,
         classes=classes,
