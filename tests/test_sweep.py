@@ -162,16 +162,18 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
         "import os, time\n"
         "from afield.sweep import Local\n"
         "def nap(number):\n"
-        "    print(os.getpid(), flush=True)\n"
+        "    os.write(1, b'at it\\n')\n"
         "    time.sleep(60)\n"
         "if __name__ == '__main__':\n"
         "    list(Local(2).map(nap, range(2), lost=lambda number: None))\n"
     )
-    parent = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
-    assert all(int(parent.stdout.readline()) for _ in range(2)), "both workers are at it"
-    parent.kill()
-    # The pipe ends only when every worker has let go of it; their naps last a minute.
-    parent.communicate(timeout=20)
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE) as parent:
+        try:
+            assert [parent.stdout.readline() for _ in range(2)] == [b"at it\n"] * 2
+        finally:
+            parent.kill()
+        # The pipe ends only when every worker has let go of it; their naps last a minute.
+        parent.communicate(timeout=20)
 
 
 @pytest.mark.parametrize("workers", [0, -1])
