@@ -66,7 +66,7 @@ def main() -> None:
             optimizer=torch.optim.Adam,
         )
         learner = method.setup(task.network(2), task)
-        average.follow(learner.model)
+        average.follow(learner.model, steps=learner.task.steps)
         stream, read = stream_of(run, material.samples), 0
         for _ in fit(method, learner, average, stream, lambda _: {}, steps=STEPS, every=1):
             most = max(most, kilobytes("/proc/self/status", "RssAnon"))

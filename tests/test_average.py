@@ -18,7 +18,7 @@ HYPERPARAMETERS = [(n, h) for n in NAMES for h in ranges(catalog.find("averages"
 def followed(average, model, task, stream, *, steps=40):
     torch.manual_seed(0)
     learner = ERM().setup(copy.deepcopy(model), task)
-    average.follow(learner.model)
+    average.follow(learner.model, steps=learner.task.steps)
     for learner.step in range(steps):
         ERM().update(learner, next(stream))
         average.after_step(learner.model)
@@ -36,7 +36,7 @@ def average(request):
 
 
 def test_over_a_constant_model_it_is_that_model(average, model):
-    average.follow(model)
+    average.follow(model, steps=100)
     for _ in range(30):
         average.after_step(model)
     torch.testing.assert_close(weights(average.model), weights(model))
@@ -71,7 +71,7 @@ def test_its_state_survives_a_round_trip(average, model, task, stream, tmp_path)
     learner = followed(average, model, task, stream)
     torch.save(average.state_dict(), tmp_path / "state.pt")
     again = type(average)(**{name: getattr(average, name) for name in defaults(type(average))})
-    again.follow(copy.deepcopy(learner.model))
+    again.follow(copy.deepcopy(learner.model), steps=100)
     again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     assert torch.equal(weights(again.model), weights(average.model))
     with torch.no_grad():

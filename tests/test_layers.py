@@ -15,12 +15,12 @@ LAYERS = [
     ["catalog", "randomness", "progress", "pictures", "sounds", "weights"],
     ["unpacking"],
     ["space", "downloads", "cache", "letters"],
-    ["domains", "backbone", "rows"],
+    ["domains", "backbone", "rows", "optimization", "tensors"],
     ["folders", "typefaces", "arrays", "idx", "loading"],
     ["readers", "augmentation", "wilds_sets"],
     ["evaluation"],
     ["method", "average"],
-    ["record", "training"],
+    ["record", "training", "walk"],
     ["selection"],
     ["material", "protocol", "explanation"],
     ["runner", "table"],
@@ -31,8 +31,8 @@ LAYERS = [
 ]
 READERS = {"arrays", "downloads", "folders", "idx", "letters", "sounds", "typefaces", "wilds_sets"}
 ALLOWED = {
-    "methods": {"method", "space", "tensors"},
-    "averages": {"average", "space", "tensors"},
+    "methods": {"errors", "method", "space", "tensors", "walk"},
+    "averages": {"average", "errors", "space", "tensors"},
     "datasets": {"cache", "domains", "errors", "randomness", "space"} | READERS,
 }
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")

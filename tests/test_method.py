@@ -26,7 +26,7 @@ def learned(method: Method, model, task, stream: Stream, *, steps: int = STEPS) 
     torch.manual_seed(1)
     learner = method.setup(copy.deepcopy(model), task)
     average = Last()
-    average.follow(learner.model)
+    average.follow(learner.model, steps=learner.task.steps)
     for _ in fit(method, learner, average, stream, lambda _: {}, steps=steps, every=steps):
         pass
     return learner
@@ -99,7 +99,7 @@ def test_its_state_survives_a_round_trip(method, model, task, stream, tmp_path):
     rest.load_state_dict(state["stream"])
     torch.set_rng_state(state["rng"])
     average = Last()
-    average.follow(learner.model)
+    average.follow(learner.model, steps=learner.task.steps)
     for _ in fit(method, learner, average, rest, lambda _: {}, steps=STEPS, every=STEPS):
         pass
     assert torch.equal(weights(learner), weights(straight))

@@ -12,7 +12,7 @@ from afield.training import fit
 
 def begun(model, task):
     learner, average = ERM().setup(model, task), Last()
-    average.follow(learner.model)
+    average.follow(learner.model, steps=learner.task.steps)
     return learner, average
 
 
@@ -95,7 +95,7 @@ def test_an_average_sees_nothing_of_unseen_domains(model, task, stream):
 
     seen = []
     learner, average = ERM().setup(model, task), Watching()
-    average.follow(learner.model)
+    average.follow(learner.model, steps=learner.task.steps)
     score = Scores(probe=Score(0.5, 0.5, 1.0, 8))
     everything = dict.fromkeys((*task.sources, "target"), score)
     (checkpoint,) = fit(ERM(), learner, average, stream, lambda _: everything, steps=3, every=3)

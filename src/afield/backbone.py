@@ -10,7 +10,7 @@ The latter two start from weights of the hub, of a file, or from random ones; wi
 BatchNorm layers keep the statistics that came with these, as the field's protocol has it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -23,7 +23,17 @@ from afield.catalog import hint
 from afield.errors import AfieldError, DataError, SpecError, UnknownNameError
 from afield.weights import check_complete, read_weights
 
-__all__ = ["HUB", "Classifier", "Form", "form_of", "full_name", "has_weights", "network"]
+__all__ = [
+    "HUB",
+    "Classifier",
+    "Form",
+    "form_of",
+    "full_name",
+    "has_free_statistics",
+    "has_weights",
+    "network",
+    "renew_statistics",
+]
 
 HUB = "hub"
 Shape = tuple[int, ...]
@@ -90,6 +100,43 @@ class Quadrants(nn.Module):
             for half in (row[:, :, :, : (width + 1) // 2], row[:, :, :, width // 2 :])
         ]
         return torch.stack(means, dim=2).unflatten(2, (2, 2))
+
+
+def has_free_statistics(model: nn.Module) -> bool:
+    """Whether there are BatchNorm layers that follow the data when the model trains."""
+    before = model.training
+    model.train()
+    try:
+        return any(_free(module) for module in model.modules())
+    finally:
+        model.train(before)
+
+
+@torch.no_grad()
+def renew_statistics(model: nn.Module, batches: Iterable[Tensor]) -> None:
+    """Measure the statistics of BatchNorm layers that are not frozen, each batch alike.
+
+    Averaged weights have none of their own: those of the trained model belong to other weights.
+    """
+    before = model.training
+    model.train()
+    layers: list[Any] = [module for module in model.modules() if _free(module)]
+    rates = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None
+    model.eval()
+    for layer in layers:
+        layer.train()
+    for x in batches:
+        model(x)
+    for layer, rate in zip(layers, rates, strict=True):
+        layer.momentum = rate
+    model.train(before)
+
+
+def _free(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) and module.training and module.track_running_stats
 
 
 def form_of(name: str) -> Form | None:

@@ -140,7 +140,7 @@ def print_record(record: "Record", folder: Path) -> None:
     from afield.selection import value_of
 
     sources = record.run.sources
-    best = max(record.checkpoints, key=lambda checkpoint: value_of(checkpoint, record.run))
+    best = max(record.candidates, key=lambda checkpoint: value_of(checkpoint, record.run))
     size = f" at {record.run.size} px" if record.run.size else ""
     title = f"{record.run.method} with {record.run.backbone}{size}: accuracy (%)"
     table = Table(title=title, title_justify="left", box=box.SIMPLE)

@@ -81,7 +81,8 @@ class Source:
 class Training:
     """A dataset's own defaults, for what no method should know; ranges are multiples of them.
 
-    A checkpoint comes `every` so many steps; None is every 2 % of them. `size` is that of the
+    `optimizer` is one of torch.optim's, with options as in sgd:momentum=0.9; nothing is adam. A
+    checkpoint comes `every` so many steps; None is every 2 % of them. `size` is that of the
     pictures that the network sees, `augment` is none, light or full; None is what fits. `weights`
     are the network's first ones (hub, none or a file), and `freeze_bn` says whether its BatchNorm
     layers keep their statistics. A step takes its batches from so many `domains_per_step` (0: all),
@@ -94,6 +95,7 @@ class Training:
     batch: Annotated[int, Around(0.25, 2.0)] = 16
     lr: Annotated[float, Around(0.1, 3.0)] = 1e-3
     weight_decay: Annotated[float, LogUniform(1e-6, 1e-2)] = 0.0
+    optimizer: str = ""
     backbone: str = "small:cnn"
     weights: str | None = None
     freeze_bn: bool | None = None

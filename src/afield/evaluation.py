@@ -48,11 +48,16 @@ class Scores:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """How the deployed model did after so many steps, and the mean of the logs since the last."""
+    """How a model did after so many steps, and the mean of the logs since the last checkpoint.
+
+    It is what would be deployed now, unless `deployed` is false: then an average that makes its own
+    choice is still at it, this is the model as trained so far, and no rule may pick it.
+    """
 
     step: int
     scores: Mapping[str, Scores]
     logs: Mapping[str, float]
+    deployed: bool = True
 
     def score(self, domain: str, part: str) -> Score | None:
         """The score on one part of one domain, if it was read."""

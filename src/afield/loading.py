@@ -195,6 +195,16 @@ class Stream:
             raise ValueError("a group without samples cannot be drawn from")
         self._start()
 
+    def afresh(self) -> "Stream":
+        """Batches from the source domains, from the beginning; this stream stays where it is."""
+        return Stream(
+            self.samples,
+            batch=self.total // self.per_step,
+            seed=self.seed,
+            per_step=self.per_step,
+            balance=self.balance,
+        )
+
     def __iter__(self) -> "Stream":
         return self
 

@@ -1,7 +1,8 @@
 """What a method is: frozen hyperparameters, and what one training step does with them.
 
 A method holds no state. What changes during training is in the `Learner`: the model, further
-networks (`parts`), the optimiser and a `memory` of tensors; all of it goes into a snapshot.
+networks (`parts`), the optimiser, further optimisers and a `memory` of tensors; all of it goes into
+a snapshot.
 Methods draw random numbers from torch's generators only, and log detached tensors, never floats:
 reading a number off the device inside a step would make the device wait.
 """
@@ -58,6 +59,7 @@ class Learner:
         self.task = task
         self.parts = nn.ModuleDict(dict(parts or {})).to(next(model.parameters()).device)
         self.memory: dict[str, Tensor] = {}
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.step = 0
         self.reset_optimizer()
 
@@ -65,6 +67,12 @@ class Learner:
         """What is trained, of the model and of its parts."""
         both = (*self.model.parameters(), *self.parts.parameters())
         return [parameter for parameter in both if parameter.requires_grad]
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the run."""
+        rate: float = self.optimizer.param_groups[0]["lr"]
+        return rate
 
     def reset_optimizer(self) -> None:
         """Start the optimiser afresh, without its memory of earlier gradients."""
@@ -74,6 +82,12 @@ class Learner:
         """One step of the optimiser on a loss."""
         self.optimizer.zero_grad()
         loss.backward()
+        self.optimizer.step()
+
+    def follow(self, slope: Sequence[Tensor]) -> None:
+        """One step of the optimiser along a given slope, one tensor for each parameter."""
+        for parameter, gradient in zip(self.parameters(), slope, strict=True):
+            parameter.grad = gradient
         self.optimizer.step()
 
     def train(self) -> None:
@@ -87,6 +101,7 @@ class Learner:
             "model": self.model.state_dict(),
             "parts": self.parts.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "optimizers": {name: each.state_dict() for name, each in self.optimizers.items()},
             "memory": self.memory,
             "step": self.step,
         }
@@ -97,6 +112,8 @@ class Learner:
         self.parts.load_state_dict(state["parts"])
         self.reset_optimizer()
         self.optimizer.load_state_dict(state["optimizer"])
+        for name, each in self.optimizers.items():
+            each.load_state_dict(state["optimizers"][name])
         device = next(self.model.parameters()).device
         self.memory = {name: value.to(device) for name, value in state["memory"].items()}
         self.step = state["step"]
@@ -105,6 +122,14 @@ class Learner:
 @dataclass(frozen=True)
 class Method:
     """A training algorithm. Most methods override `loss` and nothing else."""
+
+    @property
+    def times(self) -> int:
+        """How often a run's batch one step takes from every group, in one; mostly once."""
+        return 1
+
+    def check(self, domains: int) -> None:
+        """Override to refuse, with a `SpecError`, steps over so many source domains."""
 
     def setup(self, model: nn.Module, task: Task) -> Learner:
         """Override to add networks, masks or buffers."""

@@ -12,10 +12,11 @@ from afield.backbone import HUB, form_of, full_name, has_weights
 from afield.catalog import hint
 from afield.domains import DomainSet, Training
 from afield.errors import SpecError, UnknownNameError
+from afield.optimization import USUAL, optimizer_of
 from afield.randomness import seed
 from afield.record import DEFAULT_RULES, Run
 from afield.selection import RULES
-from afield.space import checked, defaults, draw_values
+from afield.space import build, checked, defaults, draw_values
 from afield.weights import file_digest
 
 __all__ = ["CHECKPOINTS", "hold_out", "leave_one_out", "planned_run", "settled"]
@@ -31,7 +32,7 @@ LARGE = 96
 FINE_TUNING = 5e-5
 
 # Settings that may be left open.
-LEFT_OPEN = ("every", "weights", "freeze_bn", "size", "augment")
+LEFT_OPEN = ("every", "weights", "freeze_bn", "size", "augment", "optimizer")
 
 Settings = Mapping[str, Any]
 
@@ -218,6 +219,8 @@ def planned_run(
         for owner, kind in owners.items()
     }
     training = settled(drawn[""], dataset)
+    per_step = min(training["domains_per_step"], len(sources)) or len(sources)
+    build(owners[method], drawn[method]).check(per_step)
     # What was asked for by hand and would be chosen anyway is not worth a word.
     fitting = {
         name
@@ -267,6 +270,8 @@ def settled(training: dict[str, Any], dataset: DomainSet) -> dict[str, Any]:
     found["weights"] = "" if weights == "none" else weights
     if weights == HUB:
         found["backbone"] = full_name(training["backbone"])
+    found["optimizer"] = "" if training["optimizer"] in (None, USUAL) else training["optimizer"]
+    optimizer_of(found["optimizer"], lr=training["lr"], weight_decay=training["weight_decay"])
     found["start"] = file_digest(weights) if weights not in (HUB, "none") else ""
     if training["freeze_bn"] is None:
         found["freeze_bn"] = bool(found["weights"])

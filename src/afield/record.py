@@ -75,6 +75,7 @@ class Run:
     batch: int = 16
     lr: float = 1e-3
     weight_decay: float = 0.0
+    optimizer: str = ""
     weights: str = ""
     freeze_bn: bool = False
     size: int = 0
@@ -137,6 +138,11 @@ class Record:
     def domains(self) -> tuple[str, ...]:
         """All domains of the dataset, in its order."""
         return tuple(self.checkpoints[-1].scores)
+
+    @property
+    def candidates(self) -> tuple[Checkpoint, ...]:
+        """The checkpoints that a rule may pick."""
+        return tuple(checkpoint for checkpoint in self.checkpoints if checkpoint.deployed)
 
     @property
     def unseen(self) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from afield.evaluation import Checkpoint
 from afield.loading import Samples, Stream
 from afield.material import Exams, Material
 from afield.method import Learner, Method, Task
+from afield.optimization import optimizer_of
 from afield.pictures import stored_side
 from afield.randomness import restore_state, saved_state
 from afield.readers import find_dataset
@@ -40,6 +41,9 @@ from afield.weights import file_digest
 __all__ = ["default_device", "execute", "loaded", "stream_of", "versions"]
 
 log = logging.getLogger(__name__)
+
+# The value of a checkpoint that cannot be chosen.
+NOT_DEPLOYED = -1.0
 
 
 def execute(
@@ -158,12 +162,12 @@ def _begun(run: Run, place: _Place) -> _Work:
         classes=dataset.classes,
         steps=run.steps,
         network=lambda outputs: build_network(outputs).to(place.device),
-        optimizer=partial(torch.optim.Adam, lr=run.lr, weight_decay=run.weight_decay, fused=True),
+        optimizer=optimizer_of(run.optimizer, lr=run.lr, weight_decay=run.weight_decay),
     )
     method: Method = build(catalog.find("methods", run.method), run.params)
     learner = method.setup(task.network(len(dataset.classes)), task)
     average: Average = build(catalog.find("averages", run.average), run.average_params)
-    average.follow(learner.model)
+    average.follow(learner.model, steps=learner.task.steps)
     inputs = {"classes": dataset.classes, "shape": material.shape, **material.scaling.told()}
     return _Work(
         run=run,
@@ -171,18 +175,18 @@ def _begun(run: Run, place: _Place) -> _Work:
         method=method,
         learner=learner,
         average=average,
-        stream=stream_of(run, material.samples),
+        stream=stream_of(run, material.samples, times=method.times),
         exams=material.exams,
         inputs=inputs,
         dropped=material.dropped,
     )
 
 
-def stream_of(run: Run, samples: Samples) -> Stream:
-    """The batches of a run."""
+def stream_of(run: Run, samples: Samples, *, times: int = 1) -> Stream:
+    """The batches of a run, whose method takes them so many at a time."""
     return Stream(
         samples,
-        batch=run.batch,
+        batch=run.batch * times,
         seed=run.seed,
         per_step=run.domains_per_step,
         balance=run.balance,
@@ -220,7 +224,7 @@ def _train(
 
 def _keep(work: _Work, checkpoint: Checkpoint) -> None:
     """Add a checkpoint, and remember its weights if it is the best so far."""
-    best = max(_values(work), default=-1.0)
+    best = max(_values(work), default=NOT_DEPLOYED)
     work.checkpoints.append(checkpoint)
     if _values(work)[-1] > best:
         state = work.average.model.state_dict()
@@ -228,7 +232,10 @@ def _keep(work: _Work, checkpoint: Checkpoint) -> None:
 
 
 def _values(work: _Work) -> list[float]:
-    return [value_of(checkpoint, work.run) for checkpoint in work.checkpoints]
+    return [
+        value_of(checkpoint, work.run) if checkpoint.deployed else NOT_DEPLOYED
+        for checkpoint in work.checkpoints
+    ]
 
 
 def _read_unseen(work: _Work) -> None:

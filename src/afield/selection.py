@@ -5,6 +5,8 @@
     validation        best mean accuracy on further domains that were held out to validate
     target            best accuracy on the target's probe part, last checkpoints only
 
+Where the average that is deployed makes its own choice (SWAD), there is one checkpoint to pick.
+
 All but the last know nothing of the target; that is an oracle, and named for it. All report the
 accuracy on the target's main part. Each rule says what it reads of unseen domains, so that a run
 evaluates no more than that; the sources' probe parts are read at every checkpoint.
@@ -63,7 +65,7 @@ def by_sources(records: Sequence[Record], target: str) -> Pick | None:
             for record in _left_out(records, target)
             # Where domains validate, it is their pick that was read on the targets.
             if record.tests == record.unseen
-            for checkpoint in record.checkpoints
+            for checkpoint in record.candidates
         ),
     )
 
@@ -76,8 +78,8 @@ def by_left_out_source(records: Sequence[Record], target: str) -> Pick | None:
         (
             (sum(values) / len(values), record, checkpoint)
             for record in _left_out(records, target)
-            for checkpoint in record.checkpoints
-            for values in [_at_step(curves, record.run, checkpoint.step)]
+            for checkpoint in record.candidates
+            for values in [_at_moment(curves, record.run, _moment(record, checkpoint))]
             if values
         ),
     )
@@ -90,7 +92,7 @@ def by_validation(records: Sequence[Record], target: str) -> Pick | None:
         (
             (value, record, checkpoint)
             for record in _left_out(records, target)
-            for checkpoint in record.checkpoints
+            for checkpoint in record.candidates
             if (value := _on_validation(checkpoint, record.run)) is not None
         ),
     )
@@ -176,16 +178,21 @@ def _curves(records: Iterable[Record], target: str) -> Curves:
         if len(record.unseen) == 2 and target in record.unseen:
             (source,) = set(record.unseen) - {target}
             found[record.run.recipe, source] = {
-                checkpoint.step: score.accuracy
-                for checkpoint in record.checkpoints
+                _moment(record, checkpoint): score.accuracy
+                for checkpoint in record.candidates
                 if (score := checkpoint.score(source, "main")) is not None
             }
     return found
 
 
-def _at_step(curves: Curves, run: Run, step: int) -> list[float] | None:
+def _moment(record: Record, checkpoint: Checkpoint) -> int:
+    """The step, or 0 if this is the only one to pick: it may come early in one twin."""
+    return checkpoint.step if len(record.candidates) > 1 else 0
+
+
+def _at_moment(curves: Curves, run: Run, moment: int) -> list[float] | None:
     """Accuracy on each source where it was left out as well; None unless there is one for each."""
-    values = [curves.get((run.recipe, source), {}).get(step) for source in run.sources]
+    values = [curves.get((run.recipe, source), {}).get(moment) for source in run.sources]
     found = [value for value in values if value is not None]
     return found if len(found) == len(values) else None
 

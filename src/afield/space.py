@@ -9,7 +9,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -24,6 +24,7 @@ __all__ = [
     "LogUniform",
     "Range",
     "Uniform",
+    "Variant",
     "build",
     "checked",
     "defaults",
@@ -96,7 +97,17 @@ class Choice:
         return self.options[0], self.options[-1]
 
 
-Range = Uniform | LogUniform | Around | Choice
+@dataclasses.dataclass(frozen=True)
+class Variant(Choice):
+    """One of several forms of a method, for ablations: sweeps keep the default."""
+
+    def draw(self, generator: np.random.Generator, default: Any) -> Any:
+        """The default."""
+        del generator
+        return default
+
+
+Range = Uniform | LogUniform | Around | Choice | Variant
 
 
 def ranges(kind: Callable[..., Any]) -> dict[str, Range]:
@@ -166,6 +177,9 @@ def checked(kind: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, An
 
 def _converted(value: Any, type_: Any, where: str) -> Any:
     adapter = TypeAdapter(type_)
+    listed = get_origin(get_args(type_)[0] if get_args(type_) else type_) is tuple
+    if listed and isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
     try:
         result = adapter.validate_python(value)
     except ValidationError as error:

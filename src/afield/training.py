@@ -3,17 +3,22 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 
 import torch
 from torch import nn
 
 from afield.average import Average
+from afield.backbone import has_free_statistics, renew_statistics
 from afield.errors import DivergedError
 from afield.evaluation import Checkpoint, Scores
 from afield.loading import Stream
-from afield.method import Learner, Logs, Method
+from afield.method import Learner, Logs, Method, pool
 
 __all__ = ["fit"]
+
+# From how many batches at most the statistics of BatchNorm layers are measured, as SWAD does it.
+STATISTICS = 500
 
 Evaluate = Callable[[nn.Module], Mapping[str, Scores]]
 
@@ -36,13 +41,14 @@ def fit(
         What trains, its state, what is deployed of it, and its batches. All but the method change;
         a learner that has been trained for some steps goes on from there.
     evaluate
-        Gives the scores of the deployed model at a checkpoint.
+        Gives the scores of a model at a checkpoint.
     steps, every
-        Train until so many steps are done, with a checkpoint after each `every` and at the end.
+        Train until so many steps are done, or the average has seen enough, with a checkpoint after
+        each `every` and at the end.
     """
     learner.train()
     recent: list[Logs] = []
-    while learner.step < steps:
+    while learner.step < steps and not average.done:
         groups = method.regroup(learner, stream.samples)
         if groups is not None:
             stream.regroup(groups)
@@ -50,12 +56,26 @@ def fit(
         average.after_step(learner.model)
         learner.step += 1
         if learner.step % every == 0 or learner.step == steps:
-            checkpoint = Checkpoint(learner.step, evaluate(average.model), _means(recent))
+            model = learner.model if average.final else _ready(average, learner, stream, every)
+            checkpoint = Checkpoint(learner.step, evaluate(model), _means(recent))
             recent = []
             _check(method, checkpoint, learner.task.sources)
             average.after_checkpoint(_of_sources(checkpoint, learner.task.sources))
+            if average.final:
+                over = average.done or learner.step == steps
+                scores = evaluate(_ready(average, learner, stream)) if over else checkpoint.scores
+                checkpoint = replace(checkpoint, scores=scores, deployed=over)
             learner.train()
             yield checkpoint
+
+
+def _ready(average: Average, learner: Learner, stream: Stream, most: int = STATISTICS) -> nn.Module:
+    """What is deployed, with statistics of its own where its BatchNorm layers are not frozen."""
+    if average.model is not learner.model and has_free_statistics(average.model):
+        once = -(-len(stream.samples) // stream.total)
+        batches = islice(stream.afresh(), min(once, most, STATISTICS))
+        renew_statistics(average.model, (pool(each).x for each in batches))
+    return average.model
 
 
 def _means(recent: list[Logs]) -> dict[str, float]:

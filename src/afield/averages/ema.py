@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import torch
 from torch import nn
 
 from afield.average import Average
 from afield.space import Choice
+from afield.tensors import assign, mix
 
 __all__ = ["EMA"]
 
@@ -26,19 +26,18 @@ class EMA(Average):
 
     decay: Annotated[float, Choice((0.9, 0.99, 0.999))] = 0.999
 
-    def follow(self, model: nn.Module) -> None:
+    def follow(self, model: nn.Module, *, steps: int) -> None:
         """Begin with a copy of the model."""
+        del steps
         self.steps = 0
         self.model = copy.deepcopy(model)
 
-    @torch.no_grad()
     def after_step(self, model: nn.Module) -> None:
         """Move the copy towards the weights."""
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
         self.steps += 1
-        torch._foreach_lerp_(list(self.model.parameters()), list(model.parameters()), 1 - decay)
-        for kept, new in zip(self.model.buffers(), model.buffers(), strict=True):
-            kept.copy_(new)
+        mix(list(self.model.parameters()), list(model.parameters()), share=1 - decay)
+        assign(list(self.model.buffers()), list(model.buffers()))
 
     def state_dict(self) -> dict[str, Any]:
         """The copy and how many steps it has seen."""
