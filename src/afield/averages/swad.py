@@ -151,8 +151,8 @@ class SWAD(Average):
         oldest = max(0, now - self.patience)
         tail: Iterable[int] = range(max(self.begin, oldest), now)
         if self.form == "code":
-            inside = lambda i: min(self.losses[i:]) <= self.bound
-            tail = takewhile(inside, range(oldest + 1, now))
+            rest = range(oldest + 1, now)
+            tail = takewhile(lambda i: min(self.losses[i:]) <= self.bound, rest)
         for i in () if self.over else tail:
             total = self._with(total, i)
         return total[0]
