@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from afield.average import Average as Average
     from afield.catalog import find as find
     from afield.catalog import names as names
+    from afield.diagnosis import diagnose as diagnose
+    from afield.diagnostic import Diagnostic as Diagnostic
+    from afield.diagnostic import Finding as Finding
     from afield.domains import Domain as Domain
     from afield.domains import DomainSet as DomainSet
     from afield.embedding import embed as embed
@@ -40,6 +43,9 @@ _HOMES = {
     "Average": "average",
     "find": "catalog",
     "names": "catalog",
+    "diagnose": "diagnosis",
+    "Diagnostic": "diagnostic",
+    "Finding": "diagnostic",
     "Domain": "domains",
     "DomainSet": "domains",
     "embed": "embedding",

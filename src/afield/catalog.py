@@ -1,7 +1,8 @@
 """The folder is the registry: a file's name is its name everywhere.
 
-Another package adds its own through the entry points ``afield.methods``, ``afield.averages`` and
-``afield.datasets``. Nothing here imports torch until an object is asked for.
+Another package adds its own through the entry points ``afield.methods``, ``afield.averages``,
+``afield.datasets`` and ``afield.diagnostics``. Nothing here imports torch until an object is asked
+for.
 """
 
 import ast
@@ -18,7 +19,7 @@ from afield.errors import SpecError, UnknownNameError
 
 __all__ = ["KINDS", "digest", "find", "hint", "names", "summary"]
 
-KINDS = ("methods", "averages", "datasets")
+KINDS = ("methods", "averages", "datasets", "diagnostics")
 
 
 def names(kind: str) -> list[str]:
@@ -54,7 +55,7 @@ def summary(kind: str, name: str) -> str:
 
 
 def digest(kind: str, name: str) -> str:
-    """Changes when the file of a method, average or dataset does."""
+    """Changes when the file behind a name does."""
     return hashlib.sha256(_source(kind, name).encode()).hexdigest()[:12]
 
 

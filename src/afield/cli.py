@@ -185,7 +185,7 @@ def train(
 ) -> None:
     """Train one model and say how it does on the domains that it has not seen."""
     from afield.jobs import planned
-    from afield.record import Store, read_run
+    from afield.record import Store, read_record
     from afield.runner import execute
 
     settings = _settings(
@@ -199,7 +199,7 @@ def train(
     if like is not None:
         if dataset or target or settings or (trial, draw, average) != (0, 0, "last"):
             raise SpecError("--like repeats a run as it is: give no other setting beside it")
-        run = read_run(like)
+        run = read_record(like).run
     elif dataset is None or method is None:
         raise SpecError("give a dataset and a method, or --like and a run's folder")
     else:
@@ -265,9 +265,41 @@ def table(
     console.print_outcomes(known, store, form=format_, rules=checked_rules(_split(rules)))
 
 
+@app.command()
+def diagnose(
+    name: Annotated[str, typer.Argument(help="A diagnostic; see `afield list diagnostics`.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Folder of a run, as runs/erm-…, or a store."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Picture to write (png, svg, pdf); by default NAME.png.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of the diagnostic, as steps=10.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default all.")] = None,
+) -> None:
+    """Look into finished runs: a picture, its numbers as CSV beside it, and what they say."""
+    import torch
+
+    from afield.diagnosis import diagnose as diagnosed
+
+    target = out or Path(f"{name}.png")
+    if threads:
+        torch.set_num_threads(threads)
+    with console.progress_shown():
+        finding = diagnosed(name, paths, **_settings(set_))
+    picture, table = finding.save(target)
+    console.out.print(finding.told, markup=False, soft_wrap=True)
+    console.err.print(f"picture in {picture}, numbers in {table}", markup=False, soft_wrap=True)
+
+
 @app.command(name="list")
 def list_(
-    kind: Annotated[str | None, typer.Argument(help="methods, averages or datasets.")] = None,
+    kind: Annotated[
+        str | None, typer.Argument(help="methods, averages, datasets or diagnostics.")
+    ] = None,
 ) -> None:
     """List what there is, with a line on each."""
     if kind is not None and kind not in catalog.KINDS:
@@ -281,9 +313,9 @@ def list_(
 
 @app.command()
 def explain(
-    name: Annotated[str, typer.Argument(help="A method, average or dataset.")],
+    name: Annotated[str, typer.Argument(help="A method, average, dataset or diagnostic.")],
 ) -> None:
-    """Say what a method, average or dataset is, with its settings, their defaults and ranges."""
+    """Say what one of these is, with its settings, their defaults and ranges."""
     from afield.explanation import explained
 
     console.out.print(explained(name), markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What a method, average or dataset is, in words: its docstring, its settings and their ranges."""
+"""What a method, a dataset and the like is, in words: its docstring, settings and ranges."""
 
 import sys
 from collections.abc import Sequence

@@ -32,7 +32,7 @@ from afield.errors import DataError, SpecError
 from afield.evaluation import Checkpoint
 from afield.randomness import seed
 
-__all__ = ["DEFAULT_RULES", "BusyError", "Failure", "Record", "Run", "Store", "read_run"]
+__all__ = ["DEFAULT_RULES", "BusyError", "Failure", "Record", "Run", "Store", "read_record"]
 
 log = logging.getLogger(__name__)
 
@@ -296,13 +296,13 @@ class Store:
             lock.release()
 
 
-def read_run(folder: Path) -> Run:
-    """The run of a folder in a store: a record is its own configuration file."""
+def read_record(folder: Path) -> Record:
+    """The record of a folder in a store; its run is its own configuration file."""
     path = folder / "record.json"
     if not path.exists():
         raise DataError(f"{folder}: no record.json there; give the folder of a finished run")
     record: Record = _read(_RECORD, path)
-    return record.run
+    return record
 
 
 def _digest(run: Run, leaving_out: tuple[str, ...]) -> str:

@@ -38,7 +38,16 @@ from afield.space import build
 from afield.training import fit
 from afield.weights import file_digest
 
-__all__ = ["default_device", "execute", "loaded", "stream_of", "versions"]
+__all__ = [
+    "Place",
+    "Work",
+    "begun",
+    "default_device",
+    "execute",
+    "loaded",
+    "stream_of",
+    "versions",
+]
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +93,7 @@ def execute(
             return known
         run = store.widened(run)
         with _steady(threads):
-            work = _continued(run, store, _Place(place, threads, root or data_root()))
+            work = _continued(run, store, Place(place, threads, root or data_root()))
             _train(work, store, snapshot_seconds, watch)
             _read_unseen(work)
         record = Record(
@@ -112,7 +121,7 @@ def loaded(dataset: DomainSet, run: Run, root: Path | None = None) -> dict[str, 
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """Where a run is done."""
 
     device: torch.device
@@ -128,11 +137,11 @@ class _Place:
 
 
 @dataclass
-class _Work:
+class Work:
     """The pieces of one training, and what is known of it so far."""
 
     run: Run
-    place: _Place
+    place: Place
     method: Method
     learner: Learner
     average: Average
@@ -145,7 +154,7 @@ class _Work:
     seconds: float = 0.0
 
 
-def _begun(run: Run, place: _Place) -> _Work:
+def begun(run: Run, place: Place) -> Work:
     """Everything read and built, nothing trained."""
     torch.manual_seed(run.seed)
     dataset = find_dataset(run.dataset, place.root)
@@ -169,7 +178,7 @@ def _begun(run: Run, place: _Place) -> _Work:
     average: Average = build(catalog.find("averages", run.average), run.average_params)
     average.follow(learner.model, steps=learner.task.steps)
     inputs = {"classes": dataset.classes, "shape": material.shape, **material.scaling.told()}
-    return _Work(
+    return Work(
         run=run,
         place=place,
         method=method,
@@ -194,7 +203,7 @@ def stream_of(run: Run, samples: Samples, *, times: int = 1) -> Stream:
 
 
 def _train(
-    work: _Work,
+    work: Work,
     store: Store,
     snapshot_seconds: float,
     watch: Callable[[Checkpoint], None] | None,
@@ -222,7 +231,7 @@ def _train(
             watch(checkpoint)
 
 
-def _keep(work: _Work, checkpoint: Checkpoint) -> None:
+def _keep(work: Work, checkpoint: Checkpoint) -> None:
     """Add a checkpoint, and remember its weights if it is the best so far."""
     best = max(_values(work), default=NOT_DEPLOYED)
     work.checkpoints.append(checkpoint)
@@ -231,14 +240,14 @@ def _keep(work: _Work, checkpoint: Checkpoint) -> None:
         work.best = {name: value.clone() for name, value in state.items()}
 
 
-def _values(work: _Work) -> list[float]:
+def _values(work: Work) -> list[float]:
     return [
         value_of(checkpoint, work.run) if checkpoint.deployed else NOT_DEPLOYED
         for checkpoint in work.checkpoints
     ]
 
 
-def _read_unseen(work: _Work) -> None:
+def _read_unseen(work: Work) -> None:
     """Read unseen domains at the last checkpoint and where the first rule picks, not everywhere."""
     model, done, exams = work.average.model, work.checkpoints, work.exams
     done[-1] = exams.completed(done[-1], model, exams.last)
@@ -248,7 +257,7 @@ def _read_unseen(work: _Work) -> None:
     done[best] = exams.completed(done[best], model, exams.best)
 
 
-def _state(work: _Work) -> dict[str, Any]:
+def _state(work: Work) -> dict[str, Any]:
     return {
         "learner": work.learner.state_dict(),
         "average": work.average.state_dict(),
@@ -260,7 +269,7 @@ def _state(work: _Work) -> dict[str, Any]:
     }
 
 
-def _made(work: _Work) -> dict[str, Any]:
+def _made(work: Work) -> dict[str, Any]:
     """What a snapshot must share with the run that goes on from it, to end in the same bytes."""
     return {"device": work.place.told, "rules": list(work.run.rules), **versions(work.run)}
 
@@ -277,9 +286,9 @@ def versions(run: Run) -> dict[str, str]:
     return {**packages, "python": platform.python_version(), "code": "-".join(code)}
 
 
-def _continued(run: Run, store: Store, place: _Place) -> _Work:
+def _continued(run: Run, store: Store, place: Place) -> Work:
     """The work as its last snapshot has it, or from the beginning."""
-    work, found = _begun(run, place), store.snapshot(run)
+    work, found = begun(run, place), store.snapshot(run)
     if found is None:
         return work
     state, checkpoints = found
@@ -293,7 +302,7 @@ def _continued(run: Run, store: Store, place: _Place) -> _Work:
     except (KeyError, ValueError, RuntimeError) as error:  # the method's code has changed since
         log.warning("%s: the snapshot does not fit (%s); starting again", run.key, error)
         store.drop_snapshot(run)
-        return _begun(run, place)
+        return begun(run, place)
     restore_state(state["random"])
     work.checkpoints, work.best, work.seconds = checkpoints, state["best"], state["seconds"]
     return work

@@ -1,0 +1,95 @@
+"""Bring finished runs back from their folders, and let a diagnostic look at them."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from afield import catalog
+from afield.diagnostic import Diagnostic, Finding, Subject
+from afield.domains import data_root
+from afield.errors import DataError, SpecError
+from afield.loading import pooled_samples
+from afield.material import main_parts
+from afield.readers import find_dataset
+from afield.record import Store, read_record
+from afield.runner import Place, begun, default_device, loaded
+from afield.space import build
+
+__all__ = ["diagnose", "revived"]
+
+
+def diagnose(
+    name: str,
+    paths: str | Path | Sequence[str | Path],
+    *,
+    root: Path | None = None,
+    device: str | None = None,
+    **settings: Any,
+) -> Finding:
+    """What a diagnostic finds in runs, or in a store of runs.
+
+    Parameters
+    ----------
+    name
+        The diagnostic; ``afield.names("diagnostics")`` lists them.
+    paths
+        The folder of a finished run, or several; or the store, for those that read records.
+    root, device
+        As in `execute`.
+    settings
+        Those of the diagnostic.
+
+    Examples
+    --------
+    >>> import tempfile, afield
+    >>> with tempfile.TemporaryDirectory() as store:
+    ...     record = afield.train("spirals", "erm", target="turn10", store=store)
+    ...     finding = afield.diagnose("agreement", f"{store}/{record.run.key}")
+    >>> sorted(finding.data)
+    ['cosine', 'first', 'second', 'seen']
+    """
+    diagnostic: Diagnostic = build(catalog.find("diagnostics", name), settings)
+    folders = [Path(paths)] if isinstance(paths, (str, Path)) else [Path(path) for path in paths]
+    if diagnostic.takes == "records":
+        records = [record for folder in folders for record in Store(folder)]
+        if not records:
+            raise DataError(f"{folders[0]}: no records there; {name} reads the store of a bench")
+        return diagnostic.read(records)
+    for folder in folders:
+        found = sorted(path.parent for path in folder.glob("*/record.json"))
+        if found and not (folder / "record.json").exists():
+            raise SpecError(f"{folder} is a store; {name} looks at one run of it, as {found[0]}")
+    # Random numbers of the caller stay as they are, also where a network is built.
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        return diagnostic.look([revived(folder, root=root, device=device) for folder in folders])
+
+
+def revived(folder: Path, *, root: Path | None = None, device: str | None = None) -> Subject:
+    """A finished run with its network and its data."""
+    record, store = read_record(folder), Store(folder.parent)
+    run = record.run
+    where = torch.device(device or default_device())
+    place = Place(where, torch.get_num_threads(), root or data_root())
+    work = begun(run, place)
+    model = copy.deepcopy(work.learner.model)
+    model.load_state_dict(store.weights(run))
+    domains = loaded(find_dataset(run.dataset, place.root), run, place.root)
+    prepare = work.stream.samples.prepare
+    samples = {
+        name: replace(
+            pooled_samples({name: domains[name]}, {name: rows}, place.device), prepare=prepare
+        )
+        for name, rows in main_parts(run, domains).items()
+    }
+    return Subject(
+        record=record,
+        model=model.eval(),
+        method=work.method,
+        learner=work.learner,
+        stream=work.stream,
+        domains=samples,
+    )

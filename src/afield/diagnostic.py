@@ -1,0 +1,126 @@
+"""What a diagnostic is: a look at finished runs that ends in numbers, a sentence and a picture.
+
+A diagnostic is frozen; its fields are its settings. It looks at runs (network and data brought
+back), or reads the records of a store. Unseen domains may be looked at here: all is over.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from afield.errors import SpecError
+from afield.loading import Batch, Samples, Stream
+from afield.method import Learner, Method
+from afield.record import Record
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["Diagnostic", "Finding", "Subject", "only"]
+
+# Inches of a panel, and how many stand side by side.
+PANEL, ACROSS = (4.2, 3.6), (4, 3)
+FORMATS = ("png", "svg", "pdf")
+
+Draw = Callable[[Sequence["Axes"]], None]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A finished run brought back: its record, its deployed model, and how it began.
+
+    `learner` and `stream` are as they were before the first step; `domains` has the main part of
+    every domain, unseen ones too, without augmentation.
+    """
+
+    record: Record
+    model: nn.Module
+    method: Method
+    learner: Learner
+    stream: Stream
+    domains: Mapping[str, Samples]
+
+    def batches(self, domain: str) -> Iterator[Batch]:
+        """Endless batches of one domain, as large and as augmented as those of the run."""
+        run, augment = self.record.run, self.stream.samples.augment
+        samples = replace(self.domains[domain], augment=augment)
+        for (batch,) in Stream(samples, batch=run.batch, seed=run.seed):
+            yield batch
+
+    def some(self, domain: str, count: int) -> Tensor:
+        """So many of a domain's samples, by their indices, drawn at random but the same again."""
+        generator = torch.Generator().manual_seed(self.record.run.seed)
+        return torch.randperm(len(self.domains[domain]), generator=generator)[:count]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found: all numbers (`data`), what they say (`told`), and how they are drawn."""
+
+    data: pd.DataFrame
+    told: str
+    paint: Draw = field(repr=False)
+    panels: int = 1
+
+    def draw(self, axes: "Axes | Sequence[Axes] | Any") -> None:
+        """Draw to given axes, as many as there are panels."""
+        given = list(axes.flat) if hasattr(axes, "flat") else axes
+        listed = list(given) if isinstance(given, Sequence) else [given]
+        if len(listed) < self.panels:
+            raise SpecError(f"{self.panels} panel(s) are to be drawn, but {len(listed)} axes given")
+        self.paint(listed[: self.panels])
+        for unused in listed[self.panels :]:
+            unused.set_axis_off()
+
+    def figure(self) -> "Figure":
+        """The picture."""
+        from matplotlib.figure import Figure
+
+        # Of three or four side by side, what leaves fewer places empty.
+        columns = min(self.panels, min(ACROSS, key=lambda across: -self.panels % across))
+        rows = -(-self.panels // columns)
+        made = Figure((PANEL[0] * columns, PANEL[1] * rows), dpi=120, layout="constrained")
+        self.draw(made.subplots(rows, columns, squeeze=False))
+        return made
+
+    def save(self, out: str | Path) -> tuple[Path, Path]:
+        """Write the picture, and beside it the numbers as CSV."""
+        path = Path(out)
+        if path.suffix[1:] not in FORMATS:
+            raise SpecError(f"{path}: a picture is one of {', '.join(FORMATS)}; name it fig.png")
+        table = path.with_suffix(".csv")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.figure().savefig(path)
+            self.data.to_csv(table, index=False)
+        except OSError as error:
+            raise SpecError(f"cannot write {path} ({error.strerror}); use another --out") from None
+        return path, table
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """A way to look; overrides `look`, or `read` where it `takes` records."""
+
+    takes: ClassVar[Literal["runs", "records"]] = "runs"
+
+    def look(self, subjects: Sequence[Subject]) -> Finding:
+        """Look at one run, or at several where that makes sense."""
+        raise NotImplementedError(f"{type(self).__name__} does not look at runs")
+
+    def read(self, records: Sequence[Record]) -> Finding:
+        """Read the records of a store."""
+        raise NotImplementedError(f"{type(self).__name__} does not read records")
+
+
+def only(subjects: Sequence[Subject], name: str) -> Subject:
+    """The one run that a diagnostic looks at."""
+    if len(subjects) != 1:
+        raise SpecError(f"{name} looks at one run, not at {len(subjects)}")
+    return subjects[0]

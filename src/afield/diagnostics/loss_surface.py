@@ -1,0 +1,226 @@
+"""The loss on the plane through three networks, one panel for each domain (Arith, Fig. 3).
+
+Given one run, the three are experts on a walk from its deployed weights: after `steps` steps on the
+first source domain, then on the second, then on the third. Their centroid is where Arith steps to,
+the last of them where Fish does. Given three runs, they are the deployed networks of these.
+
+    point(x, y) = w₁ + x · u + y · v,   u and v: an orthonormal basis of w₂ - w₁ and w₃ - w₁
+
+Two source domains make a plane with the start of the walk. Statistics of BatchNorm layers that are
+not frozen are measured anew at every point.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from afield.backbone import has_free_statistics, renew_statistics
+from afield.diagnostic import Diagnostic, Finding, Subject
+from afield.errors import SpecError
+from afield.method import Batch, pool
+from afield.progress import tracked
+from afield.space import LogUniform, Uniform, Variant
+from afield.tensors import add, assign, copies, flat, shaped
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["LossSurface"]
+
+START, CENTROID = "start", "centroid"
+# Samples that go through the network at once, and batches for BatchNorm's statistics at a point.
+CHUNK, STATISTICS = 128, 8
+LEVELS = 16
+
+
+@dataclass(frozen=True)
+class LossSurface(Diagnostic):
+    """Losses of `samples` of each domain at `points` × `points` places; `margin` around the three.
+
+    The experts take their steps with the run's `optimizer`, afresh for each domain, or plain `sgd`,
+    at `rate` times the run's learning rate.
+    """
+
+    steps: Annotated[int, LogUniform(3, 300)] = 30
+    rate: Annotated[float, LogUniform(0.1, 100.0)] = 1.0
+    inner: Annotated[Literal["optimizer", "sgd"], Variant(("optimizer", "sgd"))] = "optimizer"
+    points: Annotated[int, Uniform(5, 51)] = 15
+    samples: Annotated[int, LogUniform(16, 2048)] = 128
+    margin: Annotated[float, Uniform(0.1, 2.0)] = 0.5
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("points", 2), ("samples", 1), ("margin", 0)):
+            if getattr(self, name) < least:
+                raise SpecError(f"{name}={getattr(self, name)}: must not be below {least}")
+
+    def look(self, subjects: Sequence[Subject]) -> Finding:
+        """Find the plane, then the loss of every domain at every place of it."""
+        if len(subjects) not in (1, 3):
+            raise SpecError(f"loss_surface looks at one run or at three, not at {len(subjects)}")
+        first = subjects[0]
+        marks = self._experts(first) if len(subjects) == 1 else _of_runs(subjects)
+        plane = _Plane.through(list(marks.values())[-3:])
+        experts = [weights for name, weights in marks.items() if name != START]
+        marks[CENTROID] = torch.stack(experts).mean(0)
+        placed = {name: plane.place(weights) for name, weights in marks.items()}
+        grid = self._grid(np.array(list(placed.values())))
+        rows = [
+            (name, *placed[name], domain, loss)
+            for name, weights in marks.items()
+            for domain, loss in self._losses(first, weights)
+        ]
+        rows += [
+            ("", x, y, domain, loss)
+            for x, y in tracked(grid, "loss surface", len(grid))
+            for domain, loss in self._losses(first, plane.at(x, y))
+        ]
+        data = pd.DataFrame(rows, columns=["mark", "x", "y", "domain", "loss"])
+        seen, names = first.record.run.sources, list(first.domains)
+        data["seen"] = data["domain"].isin(seen)
+
+        def paint(axes: "Sequence[Axes]") -> None:
+            for each, name in zip(axes, names, strict=True):
+                _paint(each, data[data["domain"] == name], name)
+
+        return Finding(data, _told(data), paint, panels=len(names))
+
+    def _experts(self, subject: Subject) -> dict[str, Tensor]:
+        """The weights on a walk over the first source domains, and where it starts."""
+        sources = subject.record.run.sources[:3]
+        if len(sources) < 2:
+            raise SpecError("loss_surface walks over two source domains or more; this run has one")
+        model, task = subject.model, subject.learner.task
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        start, rate = copies(parameters), self.rate * subject.learner.rate
+        found = {START: flat(parameters)}
+        for source in tracked(sources, "experts", len(sources)):
+            optimizer = task.optimizer(parameters, lr=rate)
+            for batch in islice(subject.batches(source), self.steps):
+                loss = F.cross_entropy(model(batch.x), batch.y)
+                slope = torch.autograd.grad(loss, parameters, materialize_grads=True)
+                if self.inner == "sgd":
+                    add(parameters, slope, times=-rate)
+                    continue
+                for parameter, gradient in zip(parameters, slope, strict=True):
+                    parameter.grad = gradient
+                optimizer.step()
+            found[f"after {source}"] = flat(parameters)
+        assign(parameters, start)
+        return found
+
+    def _grid(self, places: NDArray[np.float64]) -> list[list[float]]:
+        """Places all around the marks."""
+        low, high = places.min(axis=0), places.max(axis=0)
+        room = self.margin * (high - low).max()
+        axes = np.linspace(low - room, high + room, self.points)
+        return [[x, y] for x in axes[:, 0].tolist() for y in axes[:, 1].tolist()]
+
+    @torch.no_grad()
+    def _losses(self, subject: Subject, weights: Tensor) -> Iterator[tuple[str, float]]:
+        """Each domain's loss with these weights."""
+        model = subject.model
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        assign(parameters, shaped(weights, parameters))
+        if has_free_statistics(model):
+            batches = islice(subject.stream.afresh(), STATISTICS)
+            renew_statistics(model, (pool(each).x for each in batches))
+        model.eval()
+        for name, samples in subject.domains.items():
+            total, index = 0.0, subject.some(name, self.samples)
+            for part in index.split(CHUNK):
+                batch: Batch = samples.batch(part.to(samples.y.device))
+                total += float(F.cross_entropy(model(batch.x), batch.y, reduction="sum"))
+            yield name, total / len(index)
+
+
+@dataclass(frozen=True)
+class _Plane:
+    """A point and two directions of length one, at right angles."""
+
+    origin: Tensor
+    u: Tensor
+    v: Tensor
+
+    @classmethod
+    def through(cls, corners: Sequence[Tensor]) -> "_Plane":
+        """The plane through three points."""
+        origin = corners[0]
+        first, second = corners[1] - origin, corners[2] - origin
+        u = F.normalize(first, dim=0)
+        aside = second - (second @ u) * u
+        if not first.norm() > 0 or not aside.norm() > 1e-6 * second.norm():
+            raise SpecError("the three networks lie on one line: there is no plane through them")
+        return cls(origin, u, F.normalize(aside, dim=0))
+
+    def place(self, weights: Tensor) -> tuple[float, float]:
+        """Where on the plane these weights are, or would be seen from above it."""
+        away = weights - self.origin
+        return float(away @ self.u), float(away @ self.v)
+
+    def at(self, x: float, y: float) -> Tensor:
+        """The weights at a place."""
+        return self.origin + x * self.u + y * self.v
+
+
+def _of_runs(subjects: Sequence[Subject]) -> dict[str, Tensor]:
+    """The deployed weights of three runs."""
+    found = {}
+    for subject in subjects:
+        run = subject.record.run
+        parameters = [p for p in subject.model.parameters() if p.requires_grad]
+        found[run.key] = flat(parameters)
+    if len(found) < 3 or len({len(weights) for weights in found.values()}) > 1:
+        raise SpecError("three different runs of the same network are needed for a plane")
+    return found
+
+
+def _told(data: pd.DataFrame) -> str:
+    """The loss at the centroid beside that at the last of the three."""
+    marks = [mark for mark in dict.fromkeys(data["mark"]) if mark not in ("", START, CENTROID)]
+    told = []
+    for seen, words in ((True, "on the sources"), (False, "on unseen domains")):
+        own = data[data["seen"] == seen].groupby("mark")["loss"].mean()
+        if len(own):
+            told.append(
+                f"mean loss {words}: {own[CENTROID]:.3f} at the centroid, "
+                f"{own[marks[-1]]:.3f} at {marks[-1]!r}"
+            )
+    return "; ".join(told)
+
+
+def _paint(axes: "Axes", data: pd.DataFrame, domain: str) -> None:
+    from matplotlib.patheffects import withStroke
+
+    grid = data[data["mark"] == ""].pivot_table(index="y", columns="x", values="loss")
+    # Steps of equal ratio: away from the middle a loss grows by orders of magnitude.
+    values = np.log10(grid.to_numpy() + 1e-3)
+    drawn = axes.contourf(grid.columns, grid.index, values, levels=LEVELS, cmap="Blues_r")
+    bar = axes.figure.colorbar(drawn, ax=axes, shrink=0.85)
+    bar.set_label("log₁₀ loss: deeper is better", fontsize=7)
+    bar.ax.tick_params(labelsize=7)
+    marks = data[data["mark"] != ""].set_index("mark")
+    experts = marks.drop(index=[START, CENTROID], errors="ignore")
+    centroid, last = marks.loc[CENTROID], experts.iloc[-1]
+    if START in marks.index:
+        start = marks.loc[START]
+        for end, colour in ((last, "red"), (centroid, "gold")):
+            arrow = {"arrowstyle": "->", "color": colour, "lw": 1.8}
+            axes.annotate("", (end["x"], end["y"]), (start["x"], start["y"]), arrowprops=arrow)
+    own = np.where(experts.index == f"after {domain}", "gold", "black")
+    axes.scatter(experts["x"], experts["y"], marker="^", s=70, edgecolor="w", c=own)
+    axes.scatter(centroid["x"], centroid["y"], marker="*", s=160, c="gold", edgecolor="k")
+    style: dict[str, Any] = {"xytext": (5, 5), "textcoords": "offset points", "fontsize": 7}
+    style |= {"color": "w", "path_effects": [withStroke(linewidth=2, foreground="k")]}
+    for name, row in experts.iterrows():
+        axes.annotate(str(name)[:24], (row["x"], row["y"]), **style).set_parse_math(False)
+    title = domain if data["seen"].iloc[0] else f"{domain} (unseen)"
+    axes.set_title(title, fontsize=10, parse_math=False)
+    axes.tick_params(labelsize=7)

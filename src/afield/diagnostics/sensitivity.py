@@ -1,0 +1,122 @@
+"""How much does a setting matter? Accuracy on unseen domains against its values (Arith, Fig. 5).
+
+    afield bench DATA --methods arith --set arith.steps_per_domain=3     # and with 1, 2, 5
+    afield diagnose sensitivity runs --set of=steps_per_domain
+
+Each point is a mean over unseen domains and trials, ± its standard error, read off the records of a
+store by the selection rule `rule`; nothing is trained. Runs that differ in other settings as well
+are other lines.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import pandas as pd
+
+from afield.diagnostic import Diagnostic, Finding
+from afield.errors import SpecError
+from afield.record import Record, Run
+from afield.space import Variant
+from afield.table import tabulate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["Sensitivity"]
+
+# Settings of runs that are worth a curve, beside those of methods.
+OF_RUNS = ("lr", "weight_decay", "batch", "steps", "size", "limit", "domains_per_step")
+
+
+@dataclass(frozen=True)
+class Sensitivity(Diagnostic):
+    """Accuracy against the setting `of`; without it, against the one that has several values."""
+
+    of: Annotated[str, Variant(("steps_per_domain", "lr"))] = ""
+    rule: Annotated[str, Variant(("sources", "target"))] = "sources"
+
+    takes: ClassVar[Literal["runs", "records"]] = "records"
+
+    def read(self, records: Sequence[Record]) -> Finding:
+        """One table for every value; methods that lack the setting have one row for all."""
+        datasets = sorted({record.run.dataset for record in records})
+        if len(datasets) > 1:
+            raise SpecError(f"these records are of {', '.join(datasets)}; give one store for each")
+        name = self.of or _varied([record.run for record in records])
+        groups: dict[Any, list[Record]] = {}
+        for record in records:
+            value = _value(record.run, name)
+            groups.setdefault(value, []).append(_without(record, name))
+        known = [value for value in groups if value is not None]
+        if not known:
+            raise SpecError(f"no run in this store has a setting {name!r}")
+        frames = [
+            tabulate(group, rules=self.rule).assign(value=value) for value, group in groups.items()
+        ]
+        data = pd.concat([frame[frame["domain"] == "mean"] for frame in frames])
+        if data.empty:
+            raise SpecError(f"the records do not suffice for the rule {self.rule}")
+        data = data[["method", "value", "accuracy", "stderr", "trials"]].sort_values(
+            ["method", "value"], ignore_index=True
+        )
+        return Finding(data, _told(data, name), lambda axes: _paint(axes[0], data, name))
+
+
+def _varied(runs: Sequence[Run]) -> str:
+    """The setting that has several values among the runs of one method."""
+    found: dict[str, set[tuple[str, str]]] = {}
+    for run in runs:
+        for name in (*run.params, *OF_RUNS):
+            found.setdefault(name, set()).add((run.method, str(_value(run, name))))
+    several = [
+        name for name, pairs in found.items() if len(pairs) > len({method for method, _ in pairs})
+    ]
+    if len(several) != 1:
+        told = ", ".join(several) or "none"
+        raise SpecError(f"settings with several values in this store: {told}; choose with of=NAME")
+    return several[0]
+
+
+def _value(run: Run, name: str) -> Any:
+    """A run's value of a setting, or None."""
+    return run.params.get(name, getattr(run, name, None) if name in OF_RUNS else None)
+
+
+def _without(record: Record, name: str) -> Record:
+    """The record as if the setting had not been chosen by hand: it is no part of the label."""
+    given = {key: v for key, v in record.run.given.items() if key.rpartition(".")[2] != name}
+    return replace(record, run=replace(record.run, given=given))
+
+
+def _told(data: pd.DataFrame, name: str) -> str:
+    """The best value of every method, and how much it is above the worst."""
+    told = []
+    for method, own in data.dropna(subset="value").groupby("method"):
+        ranked = own.sort_values("accuracy")
+        worst, best = ranked.iloc[0], ranked.iloc[-1]
+        told.append(
+            f"{method}: best at {name}={best['value']:g} ({100 * best['accuracy']:.1f} %), "
+            f"worst at {worst['value']:g} ({100 * worst['accuracy']:.1f} %)"
+        )
+    return "; ".join(told)
+
+
+def _paint(axes: "Axes", data: pd.DataFrame, name: str) -> None:
+    for number, (method, own) in enumerate(data.groupby("method")):
+        if own["value"].isna().all():
+            level = 100 * own["accuracy"].iloc[0]
+            axes.axhline(level, linestyle="--", color=f"C{number}", label=str(method))
+            continue
+        error = 100 * own["stderr"].fillna(0)
+        axes.errorbar(
+            own["value"], 100 * own["accuracy"], error, marker="o", capsize=3,
+            color=f"C{number}", label=str(method),
+        )  # fmt: skip
+    values = sorted(data["value"].dropna())
+    if values[0] > 0 and values[-1] > 30 * values[0]:
+        axes.set_xscale("log")
+    axes.set_xlabel(name, parse_math=False)
+    axes.set_ylabel("accuracy on unseen domains (%)")
+    for text in axes.legend(fontsize=8).get_texts():
+        text.set_parse_math(False)
