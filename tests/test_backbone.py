@@ -10,7 +10,16 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from afield.backbone import SMALL, Classifier, Form, Quadrants, form_of, network
+from afield.backbone import (
+    SMALL,
+    Classifier,
+    Form,
+    Quadrants,
+    form_of,
+    has_free_statistics,
+    network,
+    renew_statistics,
+)
 from afield.domains import data_root
 from afield.errors import DataError, SpecError, UnknownNameError
 
@@ -452,3 +461,87 @@ def test_the_published_weights_give_the_features_of_the_published_network():
         torch.testing.assert_close(model.eval().features(x), expected)
         assert expected.std() > 0.01
     assert form_of("timm:tf_efficientnet_lite0") == Form(224, (0.5,) * 3, (0.5,) * 3)
+
+
+def norms(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(module, nn.BatchNorm1d)]
+
+
+def deep() -> Classifier:
+    """Two BatchNorm layers, the second after the first, and dropout before and between."""
+    torch.manual_seed(0)
+    first = nn.Dropout(0.5), nn.Linear(5, 4), nn.BatchNorm1d(4, momentum=0.2), nn.ReLU()
+    second = nn.Dropout(0.5), nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=None)
+    return Classifier(nn.Sequential(*first, *second), 3, 2)
+
+
+def test_renewed_statistics_are_the_means_over_the_batches_each_alike():
+    model = deep()
+    # Of unequal size, and each far from the others: weights by size would be seen.
+    batches = [i + (i + 1) * inputs((5,), n) for i, n in enumerate((4, 30, 11))]
+    for x in batches:
+        model.train()(100 * x)
+    renew_statistics(model, iter(batches))
+    linear, norm, other, last = (model.features[i] for i in (1, 2, 5, 6))
+    first = [linear(x) for x in batches]
+    # In depth as in training: normalised by the batch, but nothing dropped.
+    second = [
+        other(F.batch_norm(x, None, None, norm.weight, norm.bias, True).relu()) for x in first
+    ]
+    for layer, hidden in ((norm, first), (last, second)):
+        mean = torch.stack([x.mean(dim=0) for x in hidden]).mean(dim=0)
+        var = torch.stack([x.var(dim=0) for x in hidden]).mean(dim=0)
+        torch.testing.assert_close(layer.running_mean, mean)
+        torch.testing.assert_close(layer.running_var, var)
+        assert layer.num_batches_tracked == 3
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_renewing_statistics_changes_nothing_else(training):
+    model = deep().train(training)
+    state, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    renew_statistics(model, [inputs((5,), 9)] * 2)
+    for name, value in model.state_dict().items():
+        buffer = name.endswith(("running_mean", "running_var", "num_batches_tracked"))
+        assert torch.equal(value, state[name]) != buffer
+    assert torch.equal(torch.get_rng_state(), random)
+    assert [norm.momentum for norm in norms(model)] == [0.2, None]
+    assert {module.training for module in model.modules()} == {training}
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_renewing_a_second_time_forgets_the_first():
+    model = deep()
+    renew_statistics(model, [100 + inputs((5,), 9)] * 3)
+    renew_statistics(model, [inputs((5,), 9)])
+    expected = deep()
+    renew_statistics(expected, [inputs((5,), 9)])
+    pairs = zip(statistics(model), statistics(expected), strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
+
+
+def test_frozen_statistics_are_not_renewed():
+    model = Classifier(normed(), 6, 3, freeze_bn=True)
+    before = statistics(model)
+    renew_statistics(model, [5 + 3 * inputs((3, 8, 8))])
+    assert all(torch.equal(*pair) for pair in zip(before, statistics(model), strict=True))
+    assert not any(norm.training for norm in norms(model))
+    assert model.features[0][0].training
+
+
+@pytest.mark.parametrize(
+    ("build", "free"),
+    [
+        (lambda: Classifier(normed(), 6, 3), True),
+        (lambda: Classifier(normed(), 6, 3, freeze_bn=True), False),
+        (lambda: nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False)), False),
+        (lambda: nn.Sequential(nn.LayerNorm(2)), False),
+        (lambda: network("small:cnn", (3, 16, 16), 2), False),
+    ],
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_statistics_are_free_where_they_would_follow_the_data_in_training(build, free, training):
+    model = build().train(training)
+    before = [module.training for module in model.modules()]
+    assert has_free_statistics(model) is free
+    assert [module.training for module in model.modules()] == before

@@ -9,6 +9,7 @@ import pytest
 
 from afield import catalog
 from afield.average import Average
+from afield.diagnostic import Diagnostic
 from afield.domains import DomainSet
 from afield.errors import AfieldError, UnknownNameError
 from afield.method import Method
@@ -49,7 +50,8 @@ def test_a_file_has_one_public_name_and_find_returns_it(kind, name, tmp_path):
         assert isinstance(declared, DomainSet)
         assert declared.name == name
     else:
-        assert issubclass(found, Method if kind == "methods" else Average)
+        bases = {"methods": Method, "averages": Average, "diagnostics": Diagnostic}
+        assert issubclass(found, bases[kind])
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,10 @@ LAYERS = [
     ["evaluation"],
     ["method", "average"],
     ["record", "training", "walk"],
-    ["selection"],
+    ["selection", "diagnostic"],
     ["material", "protocol", "explanation"],
     ["runner", "table"],
-    ["sweep", "domainbed", "embedding", "inspection", "supply"],
+    ["sweep", "domainbed", "embedding", "inspection", "supply", "diagnosis"],
     ["jobs", "console"],
     ["cli_data"],
     ["cli"],
@@ -32,6 +32,17 @@ LAYERS = [
 READERS = {"arrays", "downloads", "folders", "idx", "letters", "sounds", "typefaces", "wilds_sets"}
 ALLOWED = {
     "methods": {"errors", "method", "space", "tensors", "walk"},
+    "diagnostics": {
+        "backbone",
+        "diagnostic",
+        "errors",
+        "method",
+        "progress",
+        "record",
+        "space",
+        "table",
+        "tensors",
+    },
     "averages": {"average", "errors", "space", "tensors"},
     "datasets": {"cache", "domains", "errors", "randomness", "space"} | READERS,
 }

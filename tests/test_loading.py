@@ -445,3 +445,43 @@ def test_the_scaling_of_a_network_is_given_for_pictures_from_zero_to_one():
     grey = Scaling.of_pictures(mean, std, channels=1, device=torch.device("cpu"))
     expected = (x[:, :1] / 255 - sum(mean) / 3) / (sum(std) / 3)
     torch.testing.assert_close(grey(x[:, :1]), expected)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"per_step": 2}, {"balance": True}, {"per_step": 1, "balance": True}], ids=str
+)
+@pytest.mark.parametrize("position", [0, 3, BLOCK + 5])
+def test_a_stream_begun_afresh_is_as_it_was_at_its_beginning(position, options):
+    samples = numbered(7, 40, 13)
+    stream, same = (Stream(samples, batch=3, seed=4, **options) for _ in range(2))
+    expected = drawn(Stream(samples, batch=3, seed=4, **options), BLOCK + 2)
+    drawn(stream, position)
+    drawn(same, position)
+    fresh = stream.afresh()
+    assert drawn(fresh, BLOCK + 2) == expected
+    # Nobody notices on the stream itself that another was begun.
+    assert stream.drawn == position
+    assert drawn(stream, BLOCK + 2) == drawn(same, BLOCK + 2)
+
+
+@pytest.mark.parametrize("options", [{}, {"per_step": 2, "balance": True}], ids=str)
+def test_a_stream_begun_afresh_draws_from_the_domains_whatever_the_groups_are_now(options):
+    samples = numbered(9, 30, 5)
+    stream = Stream(samples, batch=4, seed=5, **options)
+    stream.regroup([list(range(i, 44, 4)) for i in range(4)])
+    drawn(stream, 2)
+    fresh = drawn(stream.afresh(), 9)
+    assert fresh == drawn(Stream(samples, batch=4, seed=5, **options), 9)
+    assert [len(batch) for batch in fresh[0]] == [4] * options.get("per_step", 3)
+    assert (stream.generation, stream.drawn, len(stream.groups)) == (1, 2, 4)
+
+
+def test_a_stream_begun_afresh_augments_as_at_the_beginning():
+    noted = Noted()
+    stream = Stream(replace(numbered(6, 9), augment=noted), batch=2, seed=0)
+    drawn(stream, 5)
+    drawn(stream.afresh(), 5)
+    drawn(stream, 2)
+    first, again, later = noted.numbers[:5], noted.numbers[5:10], noted.numbers[10:]
+    assert again == first
+    assert len({*first, *later}) == 7

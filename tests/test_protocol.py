@@ -330,3 +330,92 @@ def test_weights_of_the_hub_are_named_in_full():
     tagged = planned(PHOTOS, backbone="timm:resnet50.tv_in1k")
     assert tagged.backbone == "timm:resnet50.tv_in1k"
     assert planned(PHOTOS, backbone="timm:resnet18", weights="none").backbone == "timm:resnet18"
+
+
+TWO, THREE = DIGITS.domains[:2], DIGITS.domains[:3]
+
+
+@pytest.mark.parametrize(
+    ("method", "sources", "settings", "told"),
+    [
+        ("mldg", DIGITS.domains[:1], {}, "mldg takes 2 source domains .* not 1"),
+        ("mldg", TWO, {"mldg.tests": 2}, "mldg takes 3 source domains .* not 2"),
+        ("mldg", THREE, {"domains_per_step": 1}, "mldg takes 2 source domains .* not 1"),
+        ("mldg", THREE, {"mldg.second_order": True}, "goes with mldg.inner=sgd"),
+        ("arith", THREE, {"arith.shares": "0.5,0.5"}, "2 weights for 3 source domain"),
+        (
+            "arith",
+            THREE,
+            {"arith.shares": "1,0,0", "domains_per_step": 2},
+            "3 weights for 2 source domain",
+        ),
+        ("arith", TWO, {"arith.eps": -0.5}, "arith.eps=-0.5: must not be below 0"),
+        ("fish", TWO, {"fish.momentum": 0.9}, "go with fish.inner=sgd"),
+        ("fish", TWO, {"fish.outer": "raw"}, "go with fish.inner=sgd"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("draw", [0, 1])
+def test_what_a_method_refuses_is_told_when_a_run_is_planned(method, sources, settings, told, draw):
+    with pytest.raises(SpecError, match=told):
+        planned_run(DIGITS, method, sources, draw=draw, settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("sources", "per_step"), [(THREE, 0), (THREE, 3), (THREE, 9), (DIGITS.domains, 3)], ids=str
+)
+def test_a_method_is_asked_about_the_domains_of_a_step(sources, per_step):
+    settings = {"arith.shares": "0.5,0.3,0.2", "domains_per_step": per_step}
+    run = planned_run(DIGITS, "arith", sources, settings=settings)
+    assert run.params["shares"] == (0.5, 0.3, 0.2)
+    assert run.given["arith.shares"] == (0.5, 0.3, 0.2)
+
+
+@pytest.mark.parametrize("method", ["arith", "fish", "mldg", "maml", "reptile"])
+def test_draws_keep_the_form_of_a_method(method):
+    runs = [planned_run(DIGITS, method, THREE, draw=draw) for draw in range(6)]
+    forms = ("outer", "momentum", "by_domain", "shares", "inner", "tests", "second_order")
+    assert len({tuple(run.params.get(form) for form in forms) for run in runs}) == 1
+    assert len({run.params["inner_rate"] for run in runs}) == 6
+
+
+@pytest.mark.parametrize("asked", ["adam", ""])
+def test_the_usual_optimiser_and_none_are_one_run(asked):
+    run, plain = planned(MANY, optimizer=asked), planned(MANY)
+    assert run == plain
+    assert run.key == plain.key
+    assert run.optimizer == ""
+    assert run.given == {}
+
+
+def test_another_optimiser_is_another_run_and_labels_its_row():
+    run = planned(MANY, optimizer="sgd:momentum=0.9")
+    assert run.optimizer == "sgd:momentum=0.9"
+    assert run.key != planned(MANY).key
+    assert run.given == {"optimizer": "sgd:momentum=0.9"}
+    assert planned(MANY, optimizer="sgd").key not in (run.key, planned(MANY).key)
+
+
+def test_a_dataset_may_have_an_optimiser_of_its_own():
+    own = replace(MANY, training=Training(optimizer="sgd:momentum=0.9"))
+    assert planned(own).optimizer == "sgd:momentum=0.9"
+    assert planned(own).given == {}
+    back = planned(own, optimizer="adam")
+    assert back.optimizer == ""
+    assert back.key == planned(MANY).key
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "told"),
+    [
+        ("sgdd", UnknownNameError, "no optimizer 'sgdd'; did you mean 'sgd'"),
+        ("sgd:momentun=0.9", SpecError, "optimizer=sgd:momentun=0.9: .*'momentun'"),
+        ("sgd:momentum=-1", SpecError, "optimizer=sgd:momentum=-1: "),
+        ("sgd:lr=0.1", SpecError, "lr has its own --set"),
+        ("sgd:momentum=lots", SpecError, "'lots' is neither a number"),
+    ],
+)
+def test_an_optimiser_that_cannot_be_is_refused_before_anything_is_done(asked, error, told):
+    for plan in (leave_one_out, hold_out):
+        with pytest.raises(error, match=told):
+            plan(MANY, ["erm"], settings={"optimizer": asked})

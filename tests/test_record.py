@@ -9,7 +9,7 @@ from safetensors import safe_open
 
 from afield.errors import DataError, SpecError
 from afield.evaluation import Checkpoint, Score, Scores
-from afield.record import BusyError, Failure, Record, Run, Store, read_run
+from afield.record import BusyError, Failure, Record, Run, Store, read_record
 
 RUN = Run("toy", "erm", ("a", "b"), params={"x": 1.0})
 
@@ -45,6 +45,7 @@ def put(store, record, weights=None):
         {"batch": 7},
         {"lr": 0.5},
         {"weight_decay": 0.5},
+        {"optimizer": "sgd"},
         {"data": "f00d"},
         {"weights": "hub"},
         {"start": "f00d"},
@@ -72,7 +73,7 @@ def test_every_field_is_either_in_the_key_or_known_not_to_be():
         *("dataset", "method", "sources", "trial", "draw", "params", "average", "average_params"),
         *("backbone", "steps", "every", "batch", "lr", "weight_decay", "data"),
         *("weights", "start", "freeze_bn", "size", "augment", "domains_per_step", "balance"),
-        *("limit", "skip_broken", "tested"),
+        *("limit", "skip_broken", "tested", "optimizer"),
     } == set(Run.__dataclass_fields__)
 
 
@@ -101,7 +102,7 @@ def test_a_record_comes_back_as_it_was(tmp_path):
     assert store.get(RUN) == record
     assert list(store) == [record]
     assert torch.equal(store.weights(RUN)["w"], torch.arange(3.0))
-    assert read_run(store.folder(RUN)) == RUN
+    assert read_record(store.folder(RUN)).run == RUN
 
 
 def test_a_record_knows_what_was_unseen():
@@ -215,7 +216,7 @@ def test_a_store_that_cannot_be_written_is_a_clear_error(tmp_path):
 
 def test_a_folder_without_a_record_is_a_clear_error(tmp_path):
     with pytest.raises(DataError, match=r"no record\.json"):
-        read_run(tmp_path)
+        read_record(tmp_path)
 
 
 def test_numbers_that_are_not_finite_come_back(tmp_path):
@@ -274,3 +275,78 @@ def test_weights_say_how_their_inputs_are_made(tmp_path):
     with safe_open(store.folder(RUN) / "model.safetensors", "pt") as file:
         told = json.loads(file.metadata()["afield"])
     assert told == {"run": RUN.key, "classes": ["x", "y"], "mean": [0.5]}
+
+
+# Runs as they could be asked for before there was `optimizer`, with the keys that they had then.
+OLDER = {
+    "erm-16e17306a5480d97": RUN,
+    "vrex-f872d7dc26bf4ce9": Run(
+        "toy",
+        "vrex",
+        ("a", "b"),
+        trial=1,
+        draw=2,
+        params={"penalty": 3.0, "warmup": 500},
+        average="ema",
+        average_params={"decay": 0.9},
+        backbone="small:mlp",
+        steps=40,
+        every=4,
+        batch=8,
+        lr=0.01,
+        weight_decay=0.1,
+        tested=("c",),
+    ),
+}
+
+
+@pytest.mark.parametrize("key", OLDER)
+def test_keys_are_what_they_were_before_optimisers_could_be_chosen(key):
+    # Other keys here would mean that all finished runs are done again.
+    assert OLDER[key].key == key
+
+
+def test_twins_share_the_recipe_that_they_had_before_optimisers_could_be_chosen():
+    assert OLDER["vrex-f872d7dc26bf4ce9"].recipe == "43660741995ca392"
+
+
+def test_another_optimiser_is_another_run_of_another_recipe():
+    other = replace(RUN, optimizer="sgd:momentum=0.9")
+    assert other.key != RUN.key
+    assert other.recipe != RUN.recipe
+    assert replace(other, optimizer="sgd:momentum=0.8").key != other.key
+    assert other.seed == RUN.seed
+
+
+def test_a_record_from_before_is_read_with_what_was_usual_then(tmp_path):
+    store = Store(tmp_path)
+    put(store, record_of())
+    path = store.folder(RUN) / "record.json"
+    content = json.loads(path.read_text())
+    del content["run"]["optimizer"]
+    for checkpoint in content["checkpoints"]:
+        del checkpoint["deployed"]
+    path.write_text(json.dumps(content))
+    assert store.get(RUN) == record_of()
+    assert store.get(RUN).candidates == record_of().checkpoints
+
+
+def test_whether_a_checkpoint_is_deployed_comes_back(tmp_path):
+    store = Store(tmp_path)
+    (last,) = record_of().checkpoints
+    earlier = replace(last, step=5, deployed=False)
+    record = replace(record_of(), checkpoints=(earlier, last))
+    put(store, record)
+    assert store.get(RUN) == record
+    assert store.get(RUN).candidates == (last,)
+    other = replace(RUN, trial=1)
+    with store.claim(other):
+        store.put_snapshot(other, {}, record.checkpoints)
+        _, found = store.snapshot(other)
+    assert tuple(found) == record.checkpoints
+
+
+def test_without_anything_said_every_checkpoint_is_a_candidate():
+    (last,) = record_of().checkpoints
+    record = replace(record_of(), checkpoints=(replace(last, step=5), last))
+    assert record.candidates == record.checkpoints

@@ -6,18 +6,24 @@ import random
 import signal
 import time
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
 from afield import catalog
+from afield.averages.swad import SWAD
 from afield.backbone import network
 from afield.errors import DataError
 from afield.evaluation import Checkpoint
 from afield.jobs import planned
+from afield.loading import Stream
 from afield.material import Material
+from afield.method import Task, pool
+from afield.methods.erm import ERM
 from afield.protocol import hold_out, leave_one_out
 from afield.readers import find_dataset
 from afield.record import Store
@@ -26,10 +32,13 @@ from afield.selection import (
     RULES,
     by_left_out_source,
     by_sources,
+    by_target,
     by_validation,
     on_sources,
     value_of,
 )
+from afield.table import tabulate
+from afield.training import fit
 
 
 class StopHereError(Exception):
@@ -434,3 +443,152 @@ def test_a_run_starts_from_a_file_and_keeps_the_statistics_in_it(tmp_path):
     torch.save({name: value + 1 for name, value in net.state_dict().items()}, file)
     with pytest.raises(DataError, match="has changed since the run was asked"):
         execute(run, Store(tmp_path / "later"))
+
+
+# At this rate the loss falls, turns at the fourth checkpoint and leaves: two later that is known.
+ENDING = {
+    "steps": 60,
+    "every": 2,
+    "lr": 0.3,
+    "swad.converge": 2,
+    "swad.patience": 2,
+    "swad.slack": 0.2,
+}
+LAST_STEP = 12
+
+
+def swad(**settings):
+    return planned("spirals", "erm", target="turn0", average="swad", settings=ENDING | settings)
+
+
+def begun_by_hand(run, optimizer):
+    """Model, batches and task of a run on spirals, put together here."""
+    torch.manual_seed(run.seed)
+    dataset = find_dataset("spirals")
+    material = Material.of(run, dataset, loaded(dataset, run), torch.device("cpu"))
+    model = network(run.backbone, material.shape, len(dataset.classes))
+    stream = Stream(material.samples, batch=run.batch, seed=run.seed)
+    make = partial(optimizer, lr=run.lr, weight_decay=run.weight_decay)
+    task = Task(run.sources, dataset.classes, run.steps, network=lambda _: model, optimizer=make)
+    return model, stream, task, material
+
+
+def test_what_swad_has_at_the_end_of_the_valley_is_deployed(tmp_path):
+    run, store = swad(), Store(tmp_path)
+    record = execute(run, store)
+    assert [checkpoint.step for checkpoint in record.checkpoints] == [*range(2, LAST_STEP + 1, 2)]
+    assert [checkpoint.deployed for checkpoint in record.checkpoints] == [False] * 5 + [True]
+    model, stream, task, material = begun_by_hand(run, partial(torch.optim.Adam, fused=True))
+    average, learner = SWAD(converge=2, patience=2, slack=0.2), ERM().setup(model, task)
+    average.follow(learner.model, steps=run.steps)
+    (*_, last) = fit(ERM(), learner, average, stream, material.exams.take, steps=60, every=2)
+    weights, expected = store.weights(run), average.model.state_dict()
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], value) for name, value in expected.items())
+    assert not torch.equal(weights["head.weight"], learner.model.head.weight)
+    for source in run.sources:
+        assert record.checkpoints[-1].scores[source] == last.scores[source]
+    on_target = material.exams.best.take(average.model)["turn0"].main
+    assert record.checkpoints[-1].score("turn0", "main") == on_target
+
+
+def test_rules_and_tables_take_the_last_checkpoint_of_swad_though_others_look_better(tmp_path):
+    record = execute(swad(), Store(tmp_path))
+    values = [on_sources(checkpoint, record.run.sources) for checkpoint in record.checkpoints]
+    assert max(values) > values[-1], "the last is the best: the test has lost its point"
+    last = record.checkpoints[-1]
+    for rule in (by_sources, by_target):
+        pick = rule([record], "turn0")
+        assert (pick.step, pick.accuracy) == (LAST_STEP, last.score("turn0", "main").accuracy)
+    table = tabulate([record], rules=["sources", "target"])
+    shown = table[table["domain"] == "turn0"]
+    assert shown["accuracy"].tolist() == [last.score("turn0", "main").accuracy] * 2
+    # Of the target no more is read than that.
+    for checkpoint in record.checkpoints[:-1]:
+        assert checkpoint.score("turn0", "main") is checkpoint.score("turn0", "probe") is None
+
+
+def test_swad_is_another_run_than_the_last_weights_and_trains_the_same(tmp_path):
+    run, store = swad(), Store(tmp_path)
+    plain = {name: value for name, value in ENDING.items() if not name.startswith("swad.")}
+    last = planned("spirals", "erm", target="turn0", settings=plain | {"steps": LAST_STEP})
+    record, other = execute(run, store), execute(last, store)
+    assert run.key != last.key
+    assert not torch.equal(store.weights(run)["head.weight"], store.weights(last)["head.weight"])
+    # Until the end, checkpoints show the model that is trained.
+    for mine, its in zip(record.checkpoints[:-1], other.checkpoints, strict=False):
+        assert mine.logs == its.logs
+        for source in run.sources:
+            assert mine.scores[source] == its.scores[source]
+
+
+@pytest.mark.parametrize("form", ["code", "paper"])
+def test_a_valley_that_was_interrupted_ends_in_the_same_bytes(form, tmp_path):
+    run = swad(**{"swad.form": form})
+    straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")
+    execute(run, straight)
+    # Before it begins, in it, and where its end is known.
+    for after in (4, 8, 10, LAST_STEP):
+        interrupted(run, broken, after=after)
+        assert broken.snapshot(run) is not None
+    seen = []
+    execute(run, broken, watch=seen.append)
+    assert seen == []
+    assert outcome(broken, run) == outcome(straight, run)
+
+
+@pytest.mark.slow
+def test_swad_killed_at_random_moments_ends_in_the_same_bytes(tmp_path):
+    settings = {"steps": 60, "every": 4, "swad.converge": 2, "swad.patience": 3}
+    run = planned("rotated_digits", "erm", target="15deg", average="swad", settings=settings)
+    assert_kills_change_nothing(run, tmp_path, kills=4, resumed_at_least=1)
+
+
+def test_where_domains_validate_swads_last_checkpoint_is_still_the_one(tmp_path):
+    dataset, store = find_dataset("spirals"), Store(tmp_path)
+    (run,) = hold_out(
+        dataset,
+        ["erm"],
+        test=0.25,
+        validate=0.25,
+        trials=1,
+        average="swad",
+        settings={"steps": 12, "every": 2},
+    )
+    record = execute(run, store)
+    assert record.candidates == record.checkpoints[-1:]
+    pick = by_validation([record], run.tested[0])
+    assert (pick.step, pick.value) == (12, value_of(record.checkpoints[-1], run))
+
+
+def test_a_run_trains_with_the_optimiser_that_it_names(tmp_path):
+    settings = {"steps": 3, "every": 3, "lr": 0.2, "optimizer": "sgd:momentum=0.9"}
+    run, store = planned("spirals", "erm", target="turn0", settings=settings), Store(tmp_path)
+    execute(run, store)
+    model, stream, _, _ = begun_by_hand(run, torch.optim.SGD)
+    speed = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    for _ in range(3):
+        batch = pool(next(stream))
+        loss = F.cross_entropy(model(batch.x), batch.y)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        speed = [0.9 * v + g for v, g in zip(speed, gradients, strict=True)]
+        with torch.no_grad():
+            for parameter, v in zip(model.parameters(), speed, strict=True):
+                parameter.sub_(0.2 * v)
+    weights = store.weights(run)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(weights[name], value)
+    adam = planned("spirals", "erm", target="turn0", settings=settings | {"optimizer": "adam"})
+    execute(adam, store)
+    assert not torch.allclose(store.weights(adam)["head.weight"], weights["head.weight"])
+
+
+def test_another_optimiser_survives_an_interruption(tmp_path):
+    settings = {"steps": 30, "every": 3, "optimizer": "sgd:momentum=0.9,nesterov=true"}
+    run = planned("spirals", "vrex", target="turn0", settings=settings)
+    straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")
+    execute(run, straight)
+    for after in (9, 21):
+        interrupted(run, broken, after=after)
+    execute(run, broken)
+    assert outcome(broken, run) == outcome(straight, run)

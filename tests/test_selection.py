@@ -1,5 +1,7 @@
 """The rules on tiny hand-made records, where the right pick is known."""
 
+from dataclasses import replace
+
 import pytest
 
 from afield.errors import DataError, UnknownNameError
@@ -284,3 +286,73 @@ def test_a_sources_probe_part_that_was_not_read_is_an_error():
     checkpoint = Checkpoint(30, {"a": Scores(probe=score(0.5)), "b": Scores(main=score(0.5))}, {})
     with pytest.raises(DataError, match="step 30: a source's probe part was not read"):
         on_sources(checkpoint, ("a", "b"))
+
+
+def ended(found, *, after):
+    """The record of a training in which an average chose: at its last step, after so many steps."""
+    *before, last = found.checkpoints
+    checkpoints = (*(replace(each, deployed=False) for each in before), replace(last, step=after))
+    return replace(found, checkpoints=checkpoints)
+
+
+def test_the_candidates_are_the_checkpoints_that_would_be_deployed():
+    tempting = {"a": (None, 0.9), "b": (None, 0.9), "c": (0.9, 0.9)}
+    plain = record("c", [tempting] * 3)
+    assert plain.candidates == plain.checkpoints
+    assert ended(plain, after=25).candidates == (replace(plain.checkpoints[-1], step=25),)
+
+
+def test_sources_picks_no_checkpoint_that_would_not_be_deployed():
+    tempting = {"a": (None, 0.9), "b": (None, 0.9), "c": (0.9, None)}
+    last = {"a": (None, 0.5), "b": (None, 0.6), "c": (0.4, None)}
+    plain = record("c", [tempting, tempting, last])
+    assert by_sources([plain], "c").step == 10
+    pick = by_sources([ended(plain, after=30)], "c")
+    assert (pick.step, pick.value, pick.accuracy) == (30, pytest.approx(0.55), 0.4)
+    other = ended(record("c", [tempting, {**last, "a": (None, 0.55)}], draw=1), after=17)
+    pick = by_sources([ended(plain, after=30), other], "c")
+    assert (pick.run.draw, pick.step, pick.value) == (1, 17, pytest.approx(0.575))
+
+
+def test_validation_picks_no_checkpoint_that_would_not_be_deployed():
+    tests = ((0.3, None), (0.7, None))
+    steps = [step((0.9, 0.9), tests=tests), step((0.5, 0.6), tests=tests)]
+    pick = by_validation([ended(held_out(steps), after=14)], "f")
+    assert (pick.step, pick.value, pick.accuracy) == (14, pytest.approx(0.55), 0.7)
+
+
+@pytest.mark.parametrize("ends", [(20, 20, 20), (20, 14, 18), (11, 20, 20)])
+def test_left_out_source_compares_what_was_deployed_wherever_each_twin_ended(ends):
+    # At the first checkpoint all of them would look better.
+    found = left_out_records(base=(0.9, 0.2), without_a=(0.99, 0.7), without_b=(0.99, 0.5))
+    records = [ended(each, after=end) for each, end in zip(found, ends, strict=True)]
+    pick = by_left_out_source(records, "c")
+    assert (pick.step, pick.value, pick.accuracy) == (ends[0], pytest.approx(0.6), 0.2)
+
+
+def test_left_out_source_picks_among_draws_that_ended_at_different_steps():
+    first = left_out_records(base=(0.9, 0.2), without_a=(0.99, 0.7), without_b=(0.99, 0.5))
+    second = left_out_records(draw=1, base=(0.1, 0.3), without_a=(0.0, 0.7), without_b=(0.0, 0.6))
+    ends = (20, 14, 18, 16, 12, 20)
+    records = [ended(each, after=end) for each, end in zip([*first, *second], ends, strict=True)]
+    pick = by_left_out_source(records, "c")
+    assert (pick.run.draw, pick.step, pick.accuracy) == (1, 16, 0.3)
+
+
+def test_left_out_source_still_needs_every_twin():
+    found = [ended(each, after=20) for each in left_out_records()]
+    assert by_left_out_source(found[:2], "c") is None
+
+
+def test_where_every_checkpoint_may_be_picked_twins_are_read_at_the_same_step():
+    found = left_out_records(base=(0.1, 0.2), without_a=(0.8, 0.4), without_b=(0.6, 0.2))
+    assert by_left_out_source(found, "c").step == 10
+    later = tuple(replace(each, step=each.step + 1) for each in found[2].checkpoints)
+    assert by_left_out_source([*found[:2], replace(found[2], checkpoints=later)], "c") is None
+
+
+def test_the_oracle_reads_the_last_checkpoint_which_is_deployed():
+    tempting = {"a": (None, 0.5), "b": (None, 0.5), "c": (0.99, 0.99)}
+    last = {"a": (None, 0.5), "b": (None, 0.5), "c": (0.4, 0.6)}
+    pick = by_target([ended(record("c", [tempting, last]), after=13)], "c")
+    assert (pick.step, pick.accuracy) == (13, 0.4)

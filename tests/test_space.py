@@ -9,11 +9,13 @@ import pytest
 
 from afield.domains import Training
 from afield.errors import SpecError
+from afield.methods.arith import Arith
 from afield.space import (
     Around,
     Choice,
     LogUniform,
     Uniform,
+    Variant,
     build,
     checked,
     defaults,
@@ -223,3 +225,59 @@ def test_an_optional_whole_number_is_drawn_whole():
         n: Annotated[int | None, Uniform(1, 5)] = None
 
     assert isinstance(draw_values(Kind, draw=1, trial=0)["n"], int)
+
+
+@dataclass(frozen=True)
+class Forms:
+    form: Annotated[str, Variant(("plain", "raw", "divided"))] = "raw"
+    tests: Annotated[int, Variant((0, 1, 2))] = 1
+    own: Annotated[tuple[float, ...], Variant(((), (0.2, 0.8)))] = ()
+    rate: Annotated[float, Uniform(0.0, 1.0)] = 0.5
+
+
+def test_a_variant_keeps_its_default_in_every_draw():
+    for values in many_draws(Forms, 50):
+        assert (values["form"], values["tests"], values["own"]) == ("raw", 1, ())
+    assert len({values["rate"] for values in many_draws(Forms, 50)}) == 50
+
+
+def test_a_variant_keeps_in_every_draw_what_it_was_started_from():
+    start = {"form": "divided", "own": (0.5, 0.5)}
+    for values in many_draws(Forms, 20, start=start):
+        assert (values["form"], values["own"]) == ("divided", (0.5, 0.5))
+
+
+def test_the_ends_of_a_variant_are_its_first_and_last_form():
+    assert extremes(Forms, "form") == ("plain", "divided")
+    assert extremes(Forms, "tests") == (0, 2)
+    assert extremes(Forms, "own") == ((), (0.2, 0.8))
+    assert ranges(Forms)["tests"] == Variant((0, 1, 2))
+
+
+def test_a_variant_is_no_limit_to_what_can_be_asked_for():
+    assert build(Forms, {"tests": "5"}).tests == 5
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("0.75, 0.5,0.25", (0.75, 0.5, 0.25)),
+        ("1", (1.0,)),
+        ("1,2,", (1.0, 2.0)),
+        ("", ()),
+        ([0.5, "0.5"], (0.5, 0.5)),
+        ((), ()),
+    ],
+    ids=str,
+)
+def test_several_numbers_are_written_with_commas(written, meant):
+    found = checked(Arith, {"shares": written})["shares"]
+    assert found == meant
+    assert type(found) is tuple
+    assert all(type(each) is float for each in found)
+
+
+@pytest.mark.parametrize("wrong", ["0.5;0.5", "a,b", "0.5,nan", "0.5,inf", 0.5], ids=str)
+def test_several_numbers_that_are_none_are_refused(wrong):
+    with pytest.raises(SpecError, match=r"^Arith\.shares="):
+        checked(Arith, {"shares": wrong})

@@ -122,17 +122,19 @@ def renew_statistics(model: nn.Module, batches: Iterable[Tensor]) -> None:
     model.train()
     layers: list[Any] = [module for module in model.modules() if _free(module)]
     rates = [layer.momentum for layer in layers]
-    for layer in layers:
-        layer.reset_running_stats()
-        layer.momentum = None
     model.eval()
-    for layer in layers:
-        layer.train()
-    for x in batches:
-        model(x)
-    for layer, rate in zip(layers, rates, strict=True):
-        layer.momentum = rate
-    model.train(before)
+    try:
+        for layer in layers:
+            layer.reset_running_stats()
+            # None: the mean over all batches.
+            layer.momentum = None
+            layer.train()
+        for x in batches:
+            model(x)
+    finally:
+        for layer, rate in zip(layers, rates, strict=True):
+            layer.momentum = rate
+        model.train(before)
 
 
 def _free(module: nn.Module) -> bool:

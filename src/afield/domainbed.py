@@ -37,8 +37,7 @@ def export_domainbed(
         folder = out / record.run.key
         folder.mkdir(parents=True, exist_ok=True)
         lines = [
-            json.dumps(_line(record, c, dataset, common), sort_keys=True)
-            for c in record.checkpoints
+            json.dumps(_line(record, c, dataset, common), sort_keys=True) for c in record.candidates
         ]
         (folder / "results.jsonl").write_text("".join(f"{line}\n" for line in lines))
         (folder / "done").write_text("done")
@@ -60,7 +59,7 @@ def _line(
         **accuracies,
         **checkpoint.logs,
         "step": checkpoint.step,
-        "step_time": record.seconds / run.steps,
+        "step_time": record.seconds / record.checkpoints[-1].step,
         "hparams": {"lr": run.lr, "batch_size": run.batch, "weight_decay": run.weight_decay}
         | dict(run.params),
         "args": {

@@ -1,13 +1,15 @@
 """Optimisers by name: any of torch.optim that takes a learning rate and a weight decay.
 
-adam                            the usual one
-sgd:momentum=0.9,nesterov=true  another, with options of its own
+adam                                   the usual one
+sgd:momentum=0.9,nesterov=true         another, with options of its own
+adam:betas=[0.5,0.9]
 """
 
 import inspect
 import json
+import re
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from torch.optim import Optimizer
 from afield.catalog import hint
 from afield.errors import SpecError, UnknownNameError
 
-__all__ = ["USUAL", "optimizer_of"]
+__all__ = ["optimizer_of", "plain_name"]
 
 USUAL = "adam"
 # One call for all parameters at once, instead of several.
@@ -30,21 +32,57 @@ def optimizer_of(text: str, *, lr: float, weight_decay: float) -> Callable[..., 
     >>> made([torch.zeros(1)], lr=0.2).defaults["momentum"]
     0.9
     """
-    name, _, rest = (text or USUAL).partition(":")
-    known = _known()
-    if name.lower() not in known:
-        raise UnknownNameError(f"no optimizer {name!r}; {hint(name.lower(), list(known))}")
-    options = dict(_option(text, pair) for pair in rest.split(",") if pair.strip())
-    if name.lower() in FUSED:
-        options.setdefault("fused", True)
-    made = partial(known[name.lower()], lr=lr, weight_decay=weight_decay, **options)
+    name, options = _parsed(text)
+    fused = {"fused": True} if name in FUSED else {}
+    return partial(_known()[name], **{"lr": lr, "weight_decay": weight_decay, **fused, **options})
+
+
+@lru_cache
+def plain_name(text: str) -> str:
+    """The one way to write an optimiser, after a look whether it can be made; adam is nothing.
+
+    >>> plain_name("SGD: nesterov=true, momentum=0.90")
+    'sgd:momentum=0.9,nesterov=true'
+    """
+    name, options = _parsed(text)
     try:
-        made([torch.zeros(1, requires_grad=True)])
+        optimizer_of(text, lr=1e-3, weight_decay=0.0)([torch.zeros(1, requires_grad=True)])
     except (TypeError, ValueError, RuntimeError) as error:
         raise SpecError(f"optimizer={text}: {error}") from None
-    return made
+    told = [f"{key}={json.dumps(value)}" for key, value in sorted(options.items())]
+    if name == USUAL and not told:
+        return ""
+    return name + (":" + ",".join(told).replace(" ", "") if told else "")
 
 
+def _parsed(text: str) -> tuple[str, dict[str, Any]]:
+    """The name and the options."""
+    name, _, rest = (text or USUAL).partition(":")
+    name, known = name.strip().lower(), _known()
+    if name not in known:
+        raise UnknownNameError(f"no optimizer {name!r}; {hint(name, list(known))}")
+    # At commas, but not at those of a list.
+    pairs = re.split(r",(?![^\[]*\])", rest)
+    return name, dict(_option(text, pair) for pair in pairs if pair.strip())
+
+
+def _option(text: str, pair: str) -> tuple[str, Any]:
+    name, equals, value = (part.strip() for part in pair.partition("="))
+    if not equals or name in ("lr", "weight_decay", "params"):
+        raise SpecError(f"optimizer={text}: write name:option=value; lr has its own --set")
+    try:
+        read = json.loads(value, parse_constant=_refused)
+    except ValueError:
+        told = f"{value!r} is neither a number, a list of them, nor true or false"
+        raise SpecError(f"optimizer={text}: {told}") from None
+    return name, tuple(read) if isinstance(read, list) else read
+
+
+def _refused(value: str) -> None:
+    raise ValueError(value)
+
+
+@lru_cache
 def _known() -> dict[str, Any]:
     kinds = {name.lower(): kind for name, kind in vars(torch.optim).items() if _fits(kind)}
     return dict(sorted(kinds.items()))
@@ -54,15 +92,3 @@ def _fits(kind: Any) -> bool:
     if not inspect.isclass(kind) or not issubclass(kind, Optimizer):
         return False
     return {"lr", "weight_decay"} <= set(inspect.signature(kind).parameters)
-
-
-def _option(text: str, pair: str) -> tuple[str, Any]:
-    name, equals, value = pair.partition("=")
-    if not equals or name.strip() in ("lr", "weight_decay", "params"):
-        raise SpecError(f"optimizer={text}: write name:option=value; lr has its own --set")
-    try:
-        return name.strip(), json.loads(value)
-    except json.JSONDecodeError:
-        raise SpecError(
-            f"optimizer={text}: {value!r} is neither a number nor true or false"
-        ) from None

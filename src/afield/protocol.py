@@ -12,7 +12,7 @@ from afield.backbone import HUB, form_of, full_name, has_weights
 from afield.catalog import hint
 from afield.domains import DomainSet, Training
 from afield.errors import SpecError, UnknownNameError
-from afield.optimization import USUAL, optimizer_of
+from afield.optimization import plain_name
 from afield.randomness import seed
 from afield.record import DEFAULT_RULES, Run
 from afield.selection import RULES
@@ -270,8 +270,7 @@ def settled(training: dict[str, Any], dataset: DomainSet) -> dict[str, Any]:
     found["weights"] = "" if weights == "none" else weights
     if weights == HUB:
         found["backbone"] = full_name(training["backbone"])
-    found["optimizer"] = "" if training["optimizer"] in (None, USUAL) else training["optimizer"]
-    optimizer_of(found["optimizer"], lr=training["lr"], weight_decay=training["weight_decay"])
+    found["optimizer"] = plain_name(training["optimizer"] or "")
     found["start"] = file_digest(weights) if weights not in (HUB, "none") else ""
     if training["freeze_bn"] is None:
         found["freeze_bn"] = bool(found["weights"])

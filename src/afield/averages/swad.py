@@ -7,12 +7,11 @@
 
 The default is the authors' code to the letter: segments weigh alike, the one at the start is mostly
 counted twice, and those shortly before it that lie below the bound are in it too. `form=paper` is
-what the paper says: the mean of all weights from the start to the end, each once. Without a start,
-both deploy the last segment.
+what the paper says: the mean of all weights from the start to the end, each once.
 
 Differs from the authors' code: checkpoints, and so segments, are those of the run (every 2 % of its
 steps, as theirs), and the first has as many steps as the others, theirs has one. Differs from the
-paper: nothing in `form=paper`.
+paper: in `form=paper` too, a training in which no start was found deploys its last segment.
 """
 
 import copy
@@ -81,6 +80,8 @@ class SWAD(Average):
 
     def after_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Close the segment, and see where in the valley it is."""
+        if self.over:
+            return
         scores = [each.probe for each in checkpoint.scores.values()]
         self.losses.append(fmean(score.loss for score in scores if score is not None))
         self.recent.append((self.segment, self.steps))
@@ -99,12 +100,12 @@ class SWAD(Average):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back to a saved state."""
         self.model.load_state_dict(state["model"])
-        device = self.segment.device
+        place = self.segment
         for name in STATE:
-            setattr(self, name, state[name])
-        self.segment = self.segment.to(device)
-        self.recent = [(segment.to(device), steps) for segment, steps in self.recent]
-        self.total = self.total[0].to(device), self.total[1]
+            setattr(self, name, copy.deepcopy(state[name]))
+        self.segment = self.segment.to(place)
+        self.recent = [(segment.to(place), steps) for segment, steps in self.recent]
+        self.total = self.total[0].to(place), self.total[1]
 
     def _opens(self) -> bool:
         """The valley begins at a loss that is the least of its window, and the first in it."""
@@ -123,7 +124,8 @@ class SWAD(Average):
         if self.begin is None:
             return ()
         if self.form == "paper":
-            self.over = oldest >= self.begin and min(self.losses[oldest:]) > self.bound
+            now_over = not opened and oldest >= self.begin
+            self.over = now_over and min(self.losses[oldest:]) > self.bound
             # All that came before the window, each once.
             return range(self.begin if opened else max(self.begin, oldest - 1), oldest)
         if opened:

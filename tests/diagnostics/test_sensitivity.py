@@ -1,0 +1,58 @@
+import pytest
+
+from afield.diagnosis import diagnose
+from afield.errors import SpecError
+from afield.jobs import bench
+from afield.record import Store
+from afield.table import tabulate
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    place = tmp_path_factory.mktemp("values")
+    bench("spirals", ["erm", "arith"], store=place, trials=2, settings={"steps": 8})
+    chosen = {"steps": 8, "arith.steps_per_domain": 3}
+    bench("spirals", ["arith"], store=place, trials=2, settings=chosen)
+    return place
+
+
+def test_every_value_has_the_number_of_the_table(store):
+    data = diagnose("sensitivity", store).data
+    table = tabulate(Store(store), rules="sources")
+    means = table[table["domain"] == "mean"].set_index("method")
+    rows = {1: "arith", 3: "arith steps_per_domain=3"}
+    for value, label in rows.items():
+        (row,) = data[(data["method"] == "arith") & (data["value"] == value)].itertuples()
+        assert row.accuracy == means.loc[label, "accuracy"]
+        assert row.stderr == means.loc[label, "stderr"]
+    (erm,) = data[data["method"] == "erm"].itertuples()
+    assert erm.accuracy == means.loc["erm", "accuracy"]
+
+
+def test_the_best_and_the_worst_value_are_told(store):
+    finding = diagnose("sensitivity", store, of="steps_per_domain")
+    own = finding.data[finding.data["method"] == "arith"].sort_values("accuracy")
+    assert f"arith: best at steps_per_domain={own['value'].iloc[-1]:g}" in finding.told
+    assert "erm" not in finding.told
+
+
+def test_another_rule_is_another_reading(store):
+    first, second = (diagnose("sensitivity", store, rule=r).data for r in ("sources", "target"))
+    assert not first.equals(second)
+
+
+def test_it_asks_which_setting_where_several_or_none_vary(store, tmp_path):
+    bench("spirals", ["erm"], store=tmp_path, trials=1, settings={"steps": 5})
+    with pytest.raises(SpecError, match="several values in this store: none"):
+        diagnose("sensitivity", tmp_path)
+    bench("spirals", ["erm"], store=tmp_path, trials=1, settings={"steps": 6, "lr": 0.01})
+    with pytest.raises(SpecError, match="lr, steps; choose with of=NAME"):
+        diagnose("sensitivity", tmp_path)
+    with pytest.raises(SpecError, match="no run in this store has a setting 'penalty'"):
+        diagnose("sensitivity", tmp_path, of="penalty")
+
+
+def test_stores_of_several_datasets_are_refused(store, tmp_path):
+    bench("rotated_digits", ["erm"], store=tmp_path, trials=1, settings={"steps": 1})
+    with pytest.raises(SpecError, match="rotated_digits, spirals"):
+        diagnose("sensitivity", [store, tmp_path])

@@ -1,0 +1,85 @@
+"""Finished runs come back as they were, and bad paths are told."""
+
+import shutil
+
+import pytest
+import torch
+
+from afield.diagnosis import diagnose, revived
+from afield.errors import DataError, SpecError, UnknownNameError
+from afield.jobs import train
+from afield.selection import value_of
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    store = tmp_path_factory.mktemp("store")
+    record = train("spirals", "erm", target="turn20", store=store, settings={"steps": 40})
+    return store / record.run.key
+
+
+def test_a_run_comes_back_with_the_scores_of_its_record(folder):
+    subject = revived(folder)
+    record = subject.record
+    best = max(record.candidates, key=lambda checkpoint: value_of(checkpoint, record.run))
+    samples = subject.domains["turn20"]
+    with torch.inference_mode():
+        logits = subject.model(samples.batch(torch.arange(len(samples))).x)
+    accuracy = (logits.argmax(1) == samples.y).double().mean()
+    assert float(accuracy) == pytest.approx(best.scores["turn20"].main.accuracy)
+
+
+def test_its_learner_and_stream_are_as_before_the_first_step(folder):
+    first, second = revived(folder), revived(folder)
+    assert first.learner.step == 0
+    pairs = zip(first.learner.model.parameters(), second.learner.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert not torch.equal(first.model.head.weight, first.learner.model.head.weight)
+    assert all(
+        torch.equal(a.x, b.x) for a, b in zip(next(first.stream), next(second.stream), strict=True)
+    )
+
+
+def test_looking_leaves_the_random_numbers_of_the_caller_alone(folder):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    diagnose("gradient_shares", folder, steps=3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_looking_twice_finds_the_same(folder):
+    first, second = (diagnose("agreement", folder, samples=20).data for _ in range(2))
+    assert first.equals(second)
+
+
+def test_looking_changes_nothing_on_disk(folder):
+    before = {path: path.read_bytes() for path in folder.parent.rglob("*") if path.is_file()}
+    diagnose("agreement", folder, samples=20)
+    after = {path: path.read_bytes() for path in folder.parent.rglob("*") if path.is_file()}
+    assert before == after
+
+
+def test_paths_that_are_no_run_are_told(folder, tmp_path):
+    with pytest.raises(DataError, match=r"no record\.json there"):
+        diagnose("agreement", tmp_path)
+    with pytest.raises(SpecError, match=r"is a store; agreement looks at one run of it, as .*erm-"):
+        diagnose("agreement", folder.parent)
+    with pytest.raises(DataError, match="no records there; sensitivity reads the store"):
+        diagnose("sensitivity", tmp_path)
+    with pytest.raises(SpecError, match="agreement looks at one run, not at 2"):
+        diagnose("agreement", [folder, folder])
+
+
+def test_unknown_names_and_settings_are_told_with_a_guess(folder):
+    with pytest.raises(UnknownNameError, match="did you mean 'agreement'"):
+        diagnose("agrement", folder)
+    with pytest.raises(SpecError, match="did you mean 'samples'"):
+        diagnose("agreement", folder, sampels=3)
+
+
+def test_a_run_whose_weights_are_gone_is_told(folder, tmp_path):
+    copy = tmp_path / folder.name
+    shutil.copytree(folder, copy)
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(DataError, match="no readable weights"):
+        diagnose("agreement", copy)

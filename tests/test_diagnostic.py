@@ -1,0 +1,104 @@
+"""What every diagnostic's finding can do: be drawn to given axes, and be saved."""
+
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from afield import catalog
+from afield.diagnosis import diagnose
+from afield.diagnostic import Diagnostic, Finding
+from afield.errors import SpecError
+from afield.jobs import bench
+from afield.space import build, defaults, ranges
+
+NAMES = catalog.names("diagnostics")
+
+
+@pytest.fixture(scope="module")
+def findings(tmp_path_factory):
+    store = tmp_path_factory.mktemp("runs")
+    for lr in (0.003, 0.01):
+        bench("spirals", ["erm"], store=store, trials=1, settings={"steps": 15, "lr": lr})
+    folder = next(store.glob("erm-*"))
+    quick = {"loss_surface": {"steps": 2, "points": 3, "samples": 8}}
+    return {
+        name: diagnose(
+            name,
+            store if catalog.find("diagnostics", name).takes == "records" else folder,
+            **quick.get(name, {}),
+        )
+        for name in NAMES
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_draws_to_the_axes_that_it_is_given(findings, name):
+    finding = findings[name]
+    figure = Figure()
+    axes = figure.subplots(1, finding.panels + 1, squeeze=False)
+    finding.draw(axes)
+    drawn = [each for each in axes.flat if each.axison]
+    assert len(drawn) == finding.panels
+    assert all(each.has_data() for each in drawn)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_says_what_it_found_in_a_line(findings, name):
+    told = findings[name].told
+    assert told
+    assert "nan" not in told
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_saved_with_its_numbers_beside_it(findings, name, tmp_path):
+    picture, table = findings[name].save(tmp_path / "new" / f"{name}.png")
+    assert picture.stat().st_size > 5000
+    assert len(pd.read_csv(table)) == len(findings[name].data)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_setting_has_a_range_and_the_defaults_can_be_built(name):
+    kind = catalog.find("diagnostics", name)
+    assert set(ranges(kind)) == set(defaults(kind))
+    assert vars(build(kind, {})) == defaults(kind)
+
+
+def test_a_name_with_markup_is_shown_as_it_is():
+    data = pd.DataFrame({"x": [1]})
+    found = Finding(data, "", lambda axes: axes[0].set_title("$a_", parse_math=False))
+    found.figure().savefig("/dev/null", format="png")
+
+
+def test_too_few_axes_are_refused():
+    finding = Finding(pd.DataFrame(), "", lambda axes: None, panels=3)
+    with pytest.raises(SpecError, match=r"3 panel\(s\) are to be drawn, but 2 axes given"):
+        finding.draw(Figure().subplots(1, 2))
+
+
+@pytest.mark.parametrize("out", ["fig.gif", "fig"])
+def test_a_picture_of_another_kind_is_refused(tmp_path, out):
+    finding = Finding(pd.DataFrame(), "", lambda axes: None)
+    with pytest.raises(SpecError, match="png, svg, pdf"):
+        finding.save(tmp_path / out)
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    finding = Finding(pd.DataFrame(), "", lambda axes: None)
+    with pytest.raises(SpecError, match="cannot write"):
+        finding.save(tmp_path / "file" / "fig.png")
+
+
+@pytest.mark.parametrize(("panels", "rows"), [(1, 1), (4, 1), (5, 2), (6, 2), (8, 2), (9, 3)])
+def test_panels_fill_their_rows(panels, rows):
+    finding = Finding(pd.DataFrame(), "", lambda axes: None, panels=panels)
+    axes = finding.figure().axes
+    assert len({each.get_subplotspec().rowspan.start for each in axes}) == rows
+    assert sum(not each.axison for each in axes) <= 1
+
+
+def test_a_diagnostic_that_does_nothing_says_so():
+    with pytest.raises(NotImplementedError, match="does not look"):
+        Diagnostic().look([])
+    with pytest.raises(NotImplementedError, match="does not read"):
+        Diagnostic().read([])

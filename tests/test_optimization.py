@@ -1,0 +1,167 @@
+"""Optimisers by name: every one of torch that fits, with its options, and clear refusals."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from afield.errors import SpecError, UnknownNameError
+from afield.optimization import USUAL, optimizer_of, plain_name
+
+make = partial(optimizer_of, lr=0.1, weight_decay=0.0)
+
+
+def parameters():
+    return [torch.zeros(2, requires_grad=True)]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("adam", torch.optim.Adam),
+        ("Adam", torch.optim.Adam),
+        ("ADAMW", torch.optim.AdamW),
+        ("sgd", torch.optim.SGD),
+        ("SGD", torch.optim.SGD),
+        ("rmsprop", torch.optim.RMSprop),
+        ("RMSProp", torch.optim.RMSprop),
+        ("adagrad", torch.optim.Adagrad),
+        ("", torch.optim.Adam),
+    ],
+)
+def test_every_optimiser_of_torch_is_known_by_its_name_in_any_case(text, kind):
+    assert type(make(text)(parameters())) is kind
+
+
+def test_the_usual_one_is_adam():
+    assert USUAL == "adam"
+    assert make("")(parameters()).defaults == make(USUAL)(parameters()).defaults
+
+
+@pytest.mark.parametrize("text", ["", "sgd", "adamw:eps=0.01", "rmsprop"])
+def test_settings_are_those_of_the_run_unless_others_are_given(text):
+    made = optimizer_of(text, lr=0.3, weight_decay=0.02)
+    own = made(parameters()).defaults
+    assert (own["lr"], own["weight_decay"]) == (0.3, 0.02)
+    other = made(parameters(), lr=0.7).defaults
+    assert (other["lr"], other["weight_decay"]) == (0.7, 0.02)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("sgd:momentum=0.9", {"momentum": 0.9, "nesterov": False}),
+        ("SGD:momentum=0.9,nesterov=true", {"momentum": 0.9, "nesterov": True}),
+        ("sgd: momentum = 0.5 , nesterov = false ", {"momentum": 0.5, "nesterov": False}),
+        ("sgd:", {"momentum": 0}),
+        ("adam:amsgrad=true,eps=1e-3", {"amsgrad": True, "eps": 1e-3}),
+        ("adam:betas=[0.5,0.9],eps=0.1", {"betas": (0.5, 0.9), "eps": 0.1}),
+        ("adam:fused=null,foreach=false", {"fused": None, "foreach": False}),
+    ],
+)
+def test_options_are_given_after_the_name(text, expected):
+    found = make(text)(parameters()).defaults
+    assert {name: found[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("name", ["adam", "AdamW", "sgd"])
+def test_where_one_call_can_do_for_all_parameters_it_does_unless_told_otherwise(name):
+    assert make(name)(parameters()).defaults["fused"] is True
+    assert make(f"{name}:fused=false")(parameters()).defaults["fused"] is False
+
+
+@pytest.mark.parametrize("name", ["rmsprop", "nadam"])
+def test_others_are_as_torch_makes_them(name):
+    kinds = {kind.lower(): getattr(torch.optim, kind) for kind in ("RMSprop", "NAdam")}
+    plain = kinds[name](parameters(), lr=0.1, weight_decay=0.0)
+    assert make(name)(parameters()).defaults == plain.defaults
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("adamm", "no optimizer 'adamm'; did you mean 'adam'"),
+        ("SDG", "no optimizer 'sdg'; did you mean 'sgd'"),
+        ("sgdd:momentum=0.9", "no optimizer 'sgdd'; did you mean 'sgd'"),
+        ("qqqq", "no optimizer 'qqqq'; known: .*adam, .*sgd"),
+        # Neither takes a weight decay.
+        ("lbfgs", "no optimizer 'lbfgs'; "),
+        ("sparseadam", "no optimizer 'sparseadam'; "),
+        # What else is in torch.optim.
+        ("optimizer", "no optimizer 'optimizer'; "),
+        ("lr_scheduler", "no optimizer 'lr_scheduler'; "),
+        (":momentum=0.9", "no optimizer ''; "),
+    ],
+)
+def test_an_unknown_name_is_answered_with_a_guess(text, told):
+    with pytest.raises(UnknownNameError, match=f"^{told}") as error:
+        plain_name(text)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("sgd:momentun=0.9", "unexpected keyword argument 'momentun'"),
+        ("adam:momentum=0.9", "unexpected keyword argument 'momentum'"),
+        ("sgd:momentum=-1", "momentum"),
+        ("sgd:nesterov=true", "[Nn]esterov"),
+        ("sgd:momentum", "write name:option=value"),
+        ("sgd:momentum=", "'' is neither a number, a list of them, nor true or false"),
+        ("sgd:momentum=much", "'much' is neither a number, a list of them, nor true or false"),
+        ("sgd:nesterov=True", "'True' is neither a number, a list of them, nor true or false"),
+        ("sgd:lr=0.1", "lr has its own --set"),
+        ("sgd:momentum=0.9, lr =0.1", "lr has its own --set"),
+        ("sgd:weight_decay=0.1", "write name:option=value"),
+        ("sgd:params=3", "write name:option=value"),
+        ("sgd:momentum=[0.9]", "momentum"),
+        ("sgd:momentum=NaN", "'NaN' is neither a number"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused_in_one_line(text, told):
+    with pytest.raises(SpecError, match=told) as error:
+        plain_name(text)
+    assert str(error.value).startswith(f"optimizer={text}: ")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "adamw", "sgd:momentum=0.9", "rmsprop", "adagrad", "nadam"])
+def test_each_of_them_descends(text):
+    (x,) = weights = [torch.full((3,), 2.0, requires_grad=True)]
+    optimizer = optimizer_of(text, lr=0.05, weight_decay=0.0)(weights)
+    for _ in range(30):
+        optimizer.zero_grad()
+        x.square().sum().backward()
+        optimizer.step()
+    assert x.abs().max() < 2.0
+
+
+@pytest.mark.parametrize("fused", ["true", "false"])
+def test_sgd_with_momentum_and_decay_is_the_formula(fused):
+    weights = [torch.tensor([1.0, -2.0], dtype=torch.float64, requires_grad=True)]
+    made = optimizer_of(f"sgd:momentum=0.5,fused={fused}", lr=0.1, weight_decay=0.2)(weights)
+    expected, speed = weights[0].detach().clone(), torch.zeros(2, dtype=torch.float64)
+    for _ in range(4):
+        made.zero_grad()
+        (3 * weights[0].square() / 2).sum().backward()
+        made.step()
+        speed = 0.5 * speed + 3 * expected + 0.2 * expected
+        expected = expected - 0.1 * speed
+    torch.testing.assert_close(weights[0].detach(), expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("", ""),
+        ("adam", ""),
+        (" Adam:", ""),
+        ("SGD", "sgd"),
+        ("SGD: nesterov=true ,momentum=0.90", "sgd:momentum=0.9,nesterov=true"),
+        ("adam:betas=[0.5, 0.90]", "adam:betas=[0.5,0.9]"),
+    ],
+)
+def test_there_is_one_way_to_write_it(text, plain):
+    assert plain_name(text) == plain
+    assert plain_name(plain) == plain
+    assert make(plain)(parameters()).defaults == make(text)(parameters()).defaults

@@ -1,0 +1,153 @@
+"""Arithmetic on lists of tensors: the same numbers as one by one, and no history."""
+
+import pytest
+import torch
+from torch import nn
+
+from afield.tensors import add, assign, copies, flat, mix, shaped
+
+SHAPES = [(2, 3), (4,), (), (1, 2, 2)]
+
+
+@pytest.fixture
+def tensors() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in SHAPES]
+
+
+@pytest.fixture
+def others(tensors) -> list[torch.Tensor]:
+    return [tensor.cos() for tensor in tensors]
+
+
+@pytest.fixture
+def parameters(tensors) -> list[nn.Parameter]:
+    return [nn.Parameter(tensor.clone()) for tensor in tensors]
+
+
+def same(found, expected) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_flat_vector_has_every_entry_in_order(tensors):
+    vector = flat(tensors)
+    assert vector.tolist() == [x for tensor in tensors for x in tensor.reshape(-1).tolist()]
+
+
+def test_a_flat_vector_is_new_and_has_no_history(parameters):
+    vector = flat(parameters)
+    before = [parameter.detach().clone() for parameter in parameters]
+    vector.zero_()
+    assert not vector.requires_grad
+    assert same(parameters, before)
+    only = torch.ones(3)
+    flat([only]).zero_()
+    assert only.sum() == 3
+
+
+def test_what_is_transposed_is_flattened_as_it_reads():
+    assert flat([torch.arange(6).view(2, 3).T]).tolist() == [0, 3, 1, 4, 2, 5]
+
+
+def test_shaping_takes_a_vector_apart_again(tensors):
+    assert same(shaped(flat(tensors), tensors), tensors)
+
+
+def test_what_is_written_to_the_shaped_pieces_is_written_to_the_vector(tensors, others):
+    vector = flat(tensors)
+    assign(shaped(vector, tensors), others)
+    assert torch.equal(vector, flat(others))
+
+
+@pytest.mark.parametrize("entries", [10, 12, 16])
+def test_a_vector_of_another_length_is_not_shaped(tensors, entries):
+    assert flat(tensors).numel() == 15
+    with pytest.raises((RuntimeError, ValueError)):
+        shaped(torch.zeros(entries), tensors)
+
+
+def test_copies_are_equal_apart_and_without_history(parameters):
+    made = copies(parameters)
+    assert same(made, parameters)
+    assert not any(each.requires_grad for each in made)
+    assert not any(isinstance(each, nn.Parameter) for each in made)
+    add(made, made)
+    assert not same(made, parameters)
+
+
+def test_copies_keep_type_and_memory_layout():
+    pictures = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    wide, whole = copies([pictures, torch.tensor([3])])
+    assert wide.is_contiguous(memory_format=torch.channels_last)
+    assert wide.stride() == pictures.stride()
+    assert whole.dtype == torch.int64
+    assert whole.item() == 3
+
+
+def test_parameters_are_written_in_place_although_they_are_trained(parameters, others):
+    places = [parameter.data_ptr() for parameter in parameters]
+    assign(parameters, others)
+    assert same(parameters, others)
+    assert [parameter.data_ptr() for parameter in parameters] == places
+    assert all(p.requires_grad and p.is_leaf and p.grad_fn is None for p in parameters)
+
+
+@pytest.mark.parametrize("times", [1.0, -0.25, 0.0])
+def test_adding_is_adding_one_by_one(parameters, tensors, others, times):
+    add(parameters, others, times=times)
+    expected = [a + times * b for a, b in zip(tensors, others, strict=True)]
+    for found, value in zip(parameters, expected, strict=True):
+        torch.testing.assert_close(found.detach(), value, rtol=1e-15, atol=1e-15)
+    assert all(parameter.is_leaf for parameter in parameters)
+
+
+def test_tensors_are_added_once_unless_told_otherwise(tensors, others):
+    expected = [a + b for a, b in zip(tensors, others, strict=True)]
+    add(tensors, others)
+    assert same(tensors, expected)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.5, 0.9])
+def test_mixing_goes_a_share_of_the_way(parameters, tensors, others, share):
+    mix(parameters, others, share=share)
+    for found, a, b in zip(parameters, tensors, others, strict=True):
+        torch.testing.assert_close(found.detach(), (1 - share) * a + share * b)
+    assert all(parameter.is_leaf for parameter in parameters)
+
+
+def test_mixing_ends_where_it_should_to_the_last_bit(tensors, others):
+    made = copies(tensors)
+    mix(made, others, share=0.0)
+    assert same(made, tensors)
+    mix(made, others, share=1.0)
+    assert same(made, others)
+
+
+def test_what_is_added_or_mixed_stays_as_it_is(tensors, others):
+    before = copies(others)
+    add(tensors, others, times=2.0)
+    mix(tensors, others, share=0.5)
+    assign(tensors, others)
+    assert same(others, before)
+
+
+def test_a_network_without_parameters_is_no_special_case():
+    assert copies([]) == []
+    assign([], [])
+    add([], [], times=2.0)
+    mix([], [], share=0.5)
+
+
+@pytest.mark.parametrize("change", [assign, add, lambda a, b: mix(a, b, share=0.5)])
+def test_lists_of_different_lengths_are_refused(tensors, others, change):
+    with pytest.raises(RuntimeError):
+        change(tensors, others[:-1])
+
+
+def test_tensors_of_several_types_can_be_in_one_list():
+    both = [torch.zeros(2), torch.zeros(2, dtype=torch.float64)]
+    ones = [torch.ones(2), torch.ones(2, dtype=torch.float64)]
+    add(both, ones, times=0.5)
+    mix(both, ones, share=0.5)
+    assert [each.tolist() for each in both] == [[0.75, 0.75]] * 2
+    assert [each.dtype for each in both] == [torch.float32, torch.float64]
