@@ -7,6 +7,7 @@ for.
 
 import ast
 import hashlib
+import inspect
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
@@ -19,6 +20,8 @@ from afield.errors import SpecError, UnknownNameError
 
 __all__ = ["KINDS", "digest", "find", "hint", "names", "summary"]
 
+# What all of a kind extend: a change there is a change of afield itself, which has a version.
+IDEAS = ("afield.method", "afield.average")
 KINDS = ("methods", "averages", "datasets", "diagnostics")
 
 
@@ -55,8 +58,11 @@ def summary(kind: str, name: str) -> str:
 
 
 def digest(kind: str, name: str) -> str:
-    """Changes when the file behind a name does."""
-    return hashlib.sha256(_source(kind, name).encode()).hexdigest()[:12]
+    """Changes when the file behind a name does, or that of something it extends."""
+    bases = [base.__module__ for base in getattr(find(kind, name), "__mro__", ())[1:]]
+    ours = [base for base in bases if base.startswith("afield.") and base not in IDEAS]
+    sources = [_source(kind, name), *(inspect.getsource(import_module(each)) for each in ours)]
+    return hashlib.sha256("".join(sources).encode()).hexdigest()[:12]
 
 
 def hint(name: str, known: Sequence[str]) -> str:
