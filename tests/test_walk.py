@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from afield.errors import SpecError
 from afield.loading import Batch
 from afield.method import Method, Task, pool
 from afield.methods.arith import Arith
@@ -411,3 +412,17 @@ def test_a_step_may_be_over_a_few_of_many_domains(method, model, task):
 def test_a_walk_without_weights_says_so():
     with pytest.raises(NotImplementedError, match="Walk does not say its weights"):
         Walk().weights(3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"steps_per_domain": 0}, r"arith.steps_per_domain=0: must be above 0"),
+        ({"inner_rate": -1.0}, r"arith.inner_rate=-1: must not be below 0"),
+        ({"momentum": 1.0}, r"arith.momentum=1: from 0 to below 1"),
+        ({"momentum": -0.1}, r"arith.momentum=-0.1: from 0 to below 1"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, told):
+    with pytest.raises(SpecError, match=told):
+        Arith(**settings)

@@ -177,8 +177,7 @@ def checked(kind: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, An
 
 def _converted(value: Any, type_: Any, where: str) -> Any:
     adapter = TypeAdapter(type_)
-    listed = get_origin(get_args(type_)[0] if get_args(type_) else type_) is tuple
-    if listed and isinstance(value, str):
+    if isinstance(value, str) and value != "none" and _listed(type_):
         value = [part.strip() for part in value.split(",") if part.strip()]
     try:
         result = adapter.validate_python(value)
@@ -190,6 +189,11 @@ def _converted(value: Any, type_: Any, where: str) -> Any:
     if any(isinstance(v, float) and not math.isfinite(v) for v in _flat(result)):
         raise SpecError(f"{where}={value!r}: not a finite number")
     return result
+
+
+def _listed(type_: Any) -> bool:
+    """Whether a type is, or may be, a row of values."""
+    return get_origin(type_) is tuple or any(_listed(part) for part in get_args(type_))
 
 
 def _flat(value: Any) -> Sequence[Any]:

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from afield.errors import SpecError
 from afield.method import Batch, Batches, Learner, Logs, Method, pool
 from afield.space import LogUniform, Uniform, Variant
 from afield.tensors import add, assign, copies, flat, mix, shaped
@@ -45,6 +46,15 @@ class Walk(Method):
 
     # Whether each domain starts from Θ instead of where the one before it ended.
     parallel: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__.lower()
+        if self.steps_per_domain < 1:
+            raise SpecError(f"{name}.steps_per_domain={self.steps_per_domain}: must be above 0")
+        if self.inner_rate < 0:
+            raise SpecError(f"{name}.inner_rate={self.inner_rate:g}: must not be below 0")
+        if not 0 <= self.momentum < 1:
+            raise SpecError(f"{name}.momentum={self.momentum:g}: from 0 to below 1")
 
     @property
     def times(self) -> int:

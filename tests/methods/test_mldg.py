@@ -251,6 +251,18 @@ def test_the_inner_step_of_any_optimiser_leaves_the_first_gradient_alone(optimiz
     agree(followed(learner.model), total)
 
 
+def test_an_optimiser_that_writes_to_its_gradients_takes_the_same_step(model, task):
+    """Nesterov's momentum does so where it handles all tensors at once."""
+    ends = []
+    for at_once in (False, True):
+        optimizer = partial(SGD, lr=0.1, momentum=0.9, nesterov=True, foreach=at_once)
+        learner = MLDG().setup(copy.deepcopy(model).double(), replace(task, optimizer=optimizer))
+        torch.manual_seed(0)
+        MLDG().update(learner, random_batches(3))
+        ends.append(theta(learner.model))
+    agree(*ends)
+
+
 @pytest.mark.parametrize("method", [FIRST, SECOND, MLDG()], ids=["first", "second", "optimizer"])
 def test_statistics_of_batch_norm_are_those_of_all_passes(method, descent, monkeypatch):
     fix_order(monkeypatch, (0, 1, 2))

@@ -29,6 +29,7 @@ class Arith(Walk):
     shares: Annotated[tuple[float, ...], Variant(((), (0.2, 0.3, 0.5)))] = ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.eps is not None and self.eps < 0:
             raise SpecError(f"arith.eps={self.eps:g}: must not be below 0")
 

@@ -37,6 +37,9 @@ class Fish(Walk):
     outer: Annotated[Outer, Variant(("plain", "raw", "divided"))] = "plain"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.meta_lr < 0:
+            raise SpecError(f"fish.meta_lr={self.meta_lr:g}: must not be below 0")
         if self.inner == "optimizer" and (self.outer != "plain" or self.momentum):
             raise SpecError("fish.outer and fish.momentum go with fish.inner=sgd")
 

@@ -46,8 +46,9 @@ class MLDG(Method):
     def __post_init__(self) -> None:
         if self.second_order and self.inner != "sgd":
             raise SpecError("mldg.second_order goes with mldg.inner=sgd")
-        if self.tests < 0:
-            raise SpecError(f"mldg.tests={self.tests}: must not be below 0")
+        for name in ("tests", "beta", "inner_rate"):
+            if getattr(self, name) < 0:
+                raise SpecError(f"mldg.{name}={getattr(self, name):g}: must not be below 0")
 
     def check(self, domains: int) -> None:
         """There must be a pair."""
@@ -90,7 +91,8 @@ class MLDG(Method):
         if self.inner == "sgd":
             add(parameters, first, times=-rate)
         else:
-            for parameter, slope in zip(parameters, first, strict=True):
+            # Copies: an optimiser may write to the gradients that it is given.
+            for parameter, slope in zip(parameters, copies(first), strict=True):
                 parameter.grad = slope
             learner.task.optimizer(parameters, lr=rate).step()
         after, second = _slope(learner, parameters, test)
