@@ -84,6 +84,16 @@ class Learner:
         loss.backward()
         self.optimizer.step()
 
+    def level(self) -> list[Tensor]:
+        """A slope of zeros to add gradients to, in the memory of the last ones if there are any."""
+        slope = []
+        for parameter in self.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            slope.append(parameter.grad)
+        torch._foreach_zero_(slope)
+        return slope
+
     def follow(self, slope: Sequence[Tensor]) -> None:
         """One step of the optimiser along a given slope, one tensor for each parameter."""
         for parameter, gradient in zip(self.parameters(), slope, strict=True):

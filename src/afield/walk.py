@@ -70,15 +70,17 @@ class Walk(Method):
         parameters = learner.parameters()
         rate = self.inner_rate * learner.rate
         start = copies(parameters)
-        slope = [torch.zeros_like(parameter) for parameter in parameters]
+        slope = learner.level()
         stages = self.stages(batches)
+        last = stages[-1][-1]
         losses = []
         for stage, weight in zip(stages, self.weights(len(stages)), strict=True):
             for batch in stage:
                 loss = F.cross_entropy(learner.model(batch.x), batch.y)
                 direction = self._direction(learner, loss, parameters)
                 add(slope, direction, times=weight)
-                add(parameters, direction, times=-rate)
+                if batch is not last:
+                    add(parameters, direction, times=-rate)
                 losses.append(loss.detach())
             if self.parallel:
                 assign(parameters, start)

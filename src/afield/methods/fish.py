@@ -22,7 +22,7 @@ from torch import nn
 from afield.errors import SpecError
 from afield.method import Batches, Learner, Logs, Task
 from afield.space import LogUniform, Variant
-from afield.tensors import assign, copies, mix
+from afield.tensors import copies, mix
 from afield.walk import Outer, Walk
 
 __all__ = ["Fish"]
@@ -70,6 +70,5 @@ class Fish(Walk):
                 loss.backward()
                 optimizer.step()
                 losses.append(loss.detach())
-        mix(start, moved, share=self.meta_lr)
-        assign(moved, start)
+        mix(moved, start, share=1 - self.meta_lr)
         return {"loss": torch.stack(losses).mean()}

@@ -65,7 +65,7 @@ class MLDG(Method):
         """The gradient of every pair, then one step of the optimiser."""
         self.check(len(batches))
         parameters = learner.parameters()
-        total = [torch.zeros_like(parameter) for parameter in parameters]
+        total = learner.level()
         through = self._through if self.second_order else self._apart
         losses = []
         for i, j in self.pairs(torch.randperm(len(batches)).tolist()):
