@@ -44,7 +44,7 @@ def main() -> None:
     )
     method, average = Worst(), Last()
     learner = method.setup(task.network(len(dataset.classes)), task)
-    average.follow(learner.model)
+    average.follow(learner.model, steps=task.steps)
     stream = Stream(pooled_samples(domains), batch=32, seed=0)
     exam = Exam({("turn20", "main"): target})
     for checkpoint in fit(method, learner, average, stream, exam.take, steps=200, every=50):

@@ -485,3 +485,42 @@ def test_validating_domains_go_with_held_out_ones(afield):
     assert code == 2
     assert err.startswith("error: --validate goes with --hold-out")
     assert len(err.splitlines()) == 1
+
+
+def test_diagnose_writes_a_picture_and_its_numbers_and_says_what_they_mean(afield, tmp_path):
+    afield("train", "spirals", "erm", "--target", "turn0", "--steps", "10")
+    (folder,) = tmp_path.glob("runs/erm-*")
+    code, out, err = afield(
+        "diagnose", "agreement", folder, "--set", "samples=20", "--out", "a/b.svg"
+    )
+    assert code == 0
+    assert out.startswith("mean cosine of gradients: ")
+    assert "picture in a/b.svg, numbers in a/b.csv" in err
+    assert (tmp_path / "a" / "b.svg").read_text().startswith("<?xml")
+    assert len(pd.read_csv(tmp_path / "a" / "b.csv")) == 16
+    code, _, _ = afield("diagnose", "gradient_shares", folder)
+    assert code == 0
+    assert (tmp_path / "gradient_shares.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("agrement", "runs"), "no 'agrement' in diagnostics; did you mean 'agreement'?"),
+        (
+            ("agreement", "nowhere"),
+            "nowhere: no record.json there; give the folder of a finished run",
+        ),
+        (("agreement", "nowhere", "--set", "sampels=3"), "did you mean 'samples'?"),
+        (("sensitivity", "nowhere"), "nowhere: no records there"),
+        (
+            ("agreement", "nowhere", "--out", "fig.jpg"),
+            "fig.jpg: a picture is one of png, svg, pdf",
+        ),
+    ],
+)
+def test_mistakes_in_a_diagnosis_are_one_line(afield, words, told):
+    code, _, err = afield("diagnose", *words)
+    assert code == 2
+    assert told in err
+    assert err.count("\n") == 1

@@ -284,8 +284,9 @@ def diagnose(
     import torch
 
     from afield.diagnosis import diagnose as diagnosed
+    from afield.diagnostic import checked_picture
 
-    target = out or Path(f"{name}.png")
+    target = checked_picture(out or f"{name}.png")
     if threads:
         torch.set_num_threads(threads)
     with console.progress_shown():

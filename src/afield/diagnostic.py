@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Diagnostic", "Finding", "Subject", "only"]
+__all__ = ["Diagnostic", "Finding", "Subject", "checked_picture", "only"]
 
 # Inches of a panel, and how many stand side by side.
 PANEL, ACROSS = (4.2, 3.6), (4, 3)
@@ -91,16 +91,13 @@ class Finding:
 
     def save(self, out: str | Path) -> tuple[Path, Path]:
         """Write the picture, and beside it the numbers as CSV."""
-        path = Path(out)
-        if path.suffix[1:] not in FORMATS:
-            raise SpecError(f"{path}: a picture is one of {', '.join(FORMATS)}; name it fig.png")
+        path = checked_picture(out)
         table = path.with_suffix(".csv")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             self.figure().savefig(path)
             self.data.to_csv(table, index=False)
         except OSError as error:
-            raise SpecError(f"cannot write {path} ({error.strerror}); use another --out") from None
+            raise _unwritable(path, error) from None
         return path, table
 
 
@@ -117,6 +114,22 @@ class Diagnostic:
     def read(self, records: Sequence[Record]) -> Finding:
         """Read the records of a store."""
         raise NotImplementedError(f"{type(self).__name__} does not read records")
+
+
+def checked_picture(out: str | Path) -> Path:
+    """The path of a picture that can be written, as far as is known before there is one."""
+    path = Path(out)
+    if path.suffix[1:] not in FORMATS:
+        raise SpecError(f"{path}: a picture is one of {', '.join(FORMATS)}; name it fig.png")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    return path
+
+
+def _unwritable(path: Path, error: OSError) -> SpecError:
+    return SpecError(f"cannot write {path} ({error.strerror}); use another --out")
 
 
 def only(subjects: Sequence[Subject], name: str) -> Subject:

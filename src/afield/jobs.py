@@ -26,7 +26,7 @@ __all__ = ["DEFAULT_METHODS", "bench", "plan", "planned", "train"]
 log = logging.getLogger(__name__)
 
 # The short list of `afield bench`; ``all`` is every file of methods/.
-DEFAULT_METHODS = ("erm", "groupdro", "vrex")
+DEFAULT_METHODS = ("erm", "groupdro", "arith")
 
 
 def plan(
