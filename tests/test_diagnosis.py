@@ -83,3 +83,16 @@ def test_a_run_whose_weights_are_gone_is_told(folder, tmp_path):
     (copy / "model.safetensors").unlink()
     with pytest.raises(DataError, match="no readable weights"):
         diagnose("agreement", copy)
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [
+        (9, ["turn0", "turn10", "turn20", "turn30"]),
+        (4, ["turn0", "turn10", "turn20", "turn30"]),
+        (3, ["turn0", "turn10", "turn20"]),
+        (2, ["turn0", "turn10"]),
+    ],
+)
+def test_of_many_domains_some_are_shown_unseen_ones_among_them(folder, most, expected):
+    assert revived(folder).shown(most) == expected

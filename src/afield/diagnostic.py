@@ -46,6 +46,14 @@ class Subject:
     stream: Stream
     domains: Mapping[str, Samples]
 
+    def shown(self, most: int) -> list[str]:
+        """The domains to show, at most so many: the first sources, and at least a third unseen."""
+        sources = self.record.run.sources
+        unseen = [name for name in self.domains if name not in sources]
+        room = max(most - len(sources), min(len(unseen), most // 3))
+        kept = {*unseen[:room], *sources[: most - len(unseen[:room])]}
+        return [name for name in self.domains if name in kept]
+
     def batches(self, domain: str) -> Iterator[Batch]:
         """Endless batches of one domain, as large and as augmented as those of the run."""
         run, augment = self.record.run, self.stream.samples.augment

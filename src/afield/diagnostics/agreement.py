@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["Agreement"]
 
 CHUNK = 64
+# Domains that are shown: each has two gradients in memory.
+MOST = 12
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Agreement(Diagnostic):
         """Two gradients of each domain, of one half of its samples each."""
         subject = only(subjects, "agreement")
         model = subject.model if self.at == "end" else subject.learner.model.eval()
-        names = list(subject.domains)
+        names = subject.shown(MOST)
         halves = {}
         for name in tracked(names, "gradients", len(names)):
             both = subject.some(name, self.samples).tensor_split(2)

@@ -39,6 +39,8 @@ START, CENTROID = "start", "centroid"
 # Samples that go through the network at once, and batches for BatchNorm's statistics at a point.
 CHUNK, STATISTICS = 128, 8
 LEVELS = 16
+# Domains that have a panel.
+MOST = 9
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class LossSurface(Diagnostic):
             for domain, loss in self._losses(first, plane.at(x, y))
         ]
         data = pd.DataFrame(rows, columns=["mark", "x", "y", "domain", "loss"])
-        seen, names = first.record.run.sources, list(first.domains)
+        seen, names = first.record.run.sources, first.shown(MOST)
         data["seen"] = data["domain"].isin(seen)
 
         def paint(axes: "Sequence[Axes]") -> None:
@@ -133,7 +135,8 @@ class LossSurface(Diagnostic):
             batches = islice(subject.stream.afresh(), STATISTICS)
             renew_statistics(model, (pool(each).x for each in batches))
         model.eval()
-        for name, samples in subject.domains.items():
+        for name in subject.shown(MOST):
+            samples = subject.domains[name]
             total, index = 0.0, subject.some(name, self.samples)
             for part in index.split(CHUNK):
                 batch: Batch = samples.batch(part.to(samples.y.device))
