@@ -9,8 +9,8 @@ The default is the authors' code to the letter: segments weigh alike, the one at
 counted twice, and those shortly before it that lie below the bound are in it too. `form=paper` is
 what the paper says: the mean of all weights from the start to the end, each once.
 
-Differs from the authors' code: segments go from checkpoint to checkpoint of the run (`every`; theirs
-came every 100 steps of 5,000), and the first has as many steps as the others, theirs has one.
+Differs from the authors' code: segments go from checkpoint to checkpoint of the run (`every`; with
+them 100 steps of 5,000), and the first has as many steps as the others, theirs has one.
 Differs from the paper: in `form=paper` too, a training in which no start was found deploys its last
 segment.
 """
