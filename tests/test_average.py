@@ -12,6 +12,7 @@ from afield.evaluation import Checkpoint, Score, Scores
 from afield.loading import Stream
 from afield.methods.erm import ERM
 from afield.space import build, defaults, extremes, ranges
+from afield.training import fit
 
 NAMES = catalog.names("averages")
 HYPERPARAMETERS = [(n, h) for n in NAMES for h in ranges(catalog.find("averages", n))]
@@ -156,3 +157,22 @@ def test_a_state_says_all_that_is_not_a_setting(average, model, task, stream, tm
                 each.after_checkpoint(checkpoint(task, step))
         assert torch.equal(weights(before.model), weights(average.model))
         assert before.done == average.done
+
+
+@pytest.mark.parametrize("method", catalog.names("methods"))
+@pytest.mark.parametrize("name", NAMES)
+def test_it_combines_with_every_method(name, method, model, task, samples):
+    """It follows the training without changing it, and what it deploys is finite."""
+    scores = dict.fromkeys(task.sources, Scores(probe=Score(0.5, 0.5, 1.0, 1)))
+    ends = []
+    for kind in (catalog.find("averages", name), Last):
+        torch.manual_seed(0)
+        trained = build(catalog.find("methods", method), {})
+        learner = trained.setup(copy.deepcopy(model), task)
+        stream, each = Stream(samples, batch=8, seed=0), kind()
+        each.follow(learner.model, steps=12)
+        for _ in fit(trained, learner, each, stream, lambda _: scores, steps=12, every=3):
+            pass
+        assert weights(each.model).isfinite().all()
+        ends.append(weights(learner.model))
+    assert torch.equal(*ends)
