@@ -85,7 +85,10 @@ class Learner:
         self.optimizer.step()
 
     def level(self) -> list[Tensor]:
-        """A slope of zeros to add gradients to, in the memory of the last ones if there are any."""
+        """A slope of zeros to add gradients to, in the memory of the last ones if there are any.
+
+        It has the memory layout of the parameters, which fused optimisers count on.
+        """
         slope = []
         for parameter in self.parameters():
             if parameter.grad is None:
@@ -95,7 +98,7 @@ class Learner:
         return slope
 
     def follow(self, slope: Sequence[Tensor]) -> None:
-        """One step of the optimiser along a given slope, one tensor for each parameter."""
+        """One step of the optimiser along a slope that was begun with `level`."""
         for parameter, gradient in zip(self.parameters(), slope, strict=True):
             parameter.grad = gradient
         self.optimizer.step()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["add", "assign", "copies", "flat", "mix", "shaped"]
+__all__ = ["add", "assign", "copies", "flat", "mix", "set_gradients", "shaped"]
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:
@@ -24,6 +24,16 @@ def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
     found = [torch.empty_like(tensor, requires_grad=False) for tensor in tensors]
     assign(found, tensors)
     return found
+
+
+def set_gradients(parameters: Sequence[Tensor], slope: Sequence[Tensor]) -> None:
+    """Give parameters these gradients, as copies in the memory layout of each parameter.
+
+    Fused optimisers read both as plain memory: another layout would be other numbers, unnoticed.
+    """
+    for parameter in parameters:
+        parameter.grad = torch.empty_like(parameter, requires_grad=False)
+    assign([parameter.grad for parameter in parameters if parameter.grad is not None], slope)
 
 
 @torch.no_grad()
