@@ -11,7 +11,7 @@ import afield
 def main() -> None:
     """Train, look, save, say."""
     record = afield.train("spirals", "arith", target="turn30", store="runs")
-    finding = afield.diagnose("loss_surface", f"runs/{record.run.key}", points=9)
+    finding = afield.diagnose("loss_surface", f"runs/{record.run.key}", settings={"points": 9})
     picture, table = finding.save("surface.png")
     score = record.checkpoints[-1].scores["turn30"].main
     print(f"{100 * score.accuracy:.1f} % on the unseen domain; {finding.told}")

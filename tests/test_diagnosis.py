@@ -43,18 +43,18 @@ def test_its_learner_and_stream_are_as_before_the_first_step(folder):
 def test_looking_leaves_the_random_numbers_of_the_caller_alone(folder):
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    diagnose("gradient_shares", folder, steps=3)
+    diagnose("gradient_shares", folder, settings={"steps": 3})
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_looking_twice_finds_the_same(folder):
-    first, second = (diagnose("agreement", folder, samples=20).data for _ in range(2))
+    first, second = (diagnose("agreement", folder, settings={"samples": 20}).data for _ in range(2))
     assert first.equals(second)
 
 
 def test_looking_changes_nothing_on_disk(folder):
     before = {path: path.read_bytes() for path in folder.parent.rglob("*") if path.is_file()}
-    diagnose("agreement", folder, samples=20)
+    diagnose("agreement", folder, settings={"samples": 20})
     after = {path: path.read_bytes() for path in folder.parent.rglob("*") if path.is_file()}
     assert before == after
 
@@ -74,7 +74,35 @@ def test_unknown_names_and_settings_are_told_with_a_guess(folder):
     with pytest.raises(UnknownNameError, match="did you mean 'agreement'"):
         diagnose("agrement", folder)
     with pytest.raises(SpecError, match="did you mean 'samples'"):
-        diagnose("agreement", folder, sampels=3)
+        diagnose("agreement", folder, settings={"sampels": 3})
+
+
+@pytest.mark.parametrize("name", ["name", "paths", "device", "root"])
+def test_a_setting_cannot_be_taken_for_something_else(folder, name):
+    with pytest.raises(SpecError, match=f"has no setting '{name}'"):
+        diagnose("agreement", folder, settings={name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("diagnostic", "settings", "told"),
+    [
+        ("agreement", {"samples": 1}, "samples=1: at least 2"),
+        ("gradient_shares", {"steps": 0}, "steps=0: must be above 0"),
+        ("gradient_shares", {"beta": 1}, "beta=1: from 0 to below 1"),
+        ("loss_surface", {"rate": -1}, "rate=-1.0: must not be below 0"),
+        ("loss_surface", {"points": 1}, "points=1: must not be below 2"),
+    ],
+)
+def test_settings_that_cannot_be_are_told(folder, diagnostic, settings, told):
+    with pytest.raises(SpecError, match=told):
+        diagnose(diagnostic, folder, settings=settings)
+
+
+def test_a_folder_may_be_moved_and_looked_at_from_inside(folder, tmp_path, monkeypatch):
+    shutil.copytree(folder, tmp_path / "the_best_one")
+    monkeypatch.chdir(tmp_path / "the_best_one")
+    expected = diagnose("agreement", folder, settings={"samples": 20}).data
+    assert diagnose("agreement", ".", settings={"samples": 20}).data.equals(expected)
 
 
 def test_a_run_whose_weights_are_gone_is_told(folder, tmp_path):

@@ -25,7 +25,7 @@ def findings(tmp_path_factory):
         name: diagnose(
             name,
             store if catalog.find("diagnostics", name).takes == "records" else folder,
-            **quick.get(name, {}),
+            settings=quick.get(name),
         )
         for name in NAMES
     }

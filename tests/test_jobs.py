@@ -151,3 +151,24 @@ def test_train_with_an_unknown_target_has_a_guess(tmp_path):
 def test_it_learns_on_the_embedded_digits(tmp_path):
     record = train("rotated_digits", "erm", target="45deg", settings={"steps": 150}, store=tmp_path)
     assert record.checkpoints[-1].score("45deg", "main").accuracy > 0.6
+
+
+def test_all_methods_are_those_that_the_number_of_domains_allows(tmp_path, caplog):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 2)).astype("float32"), np.arange(40) % 2
+    np.savez(tmp_path / "two.npz", X=x, y=y, domain=np.arange(40) // 20)
+    found = {run.method for run in plan(tmp_path / "two.npz", "all", trials=1)}
+    assert found == set(afield.names("methods")) - {"mldg"}
+    assert "left out: mldg takes 2 source domains a step or more to make a pair" in caplog.text
+    with pytest.raises(SpecError, match=r"mldg takes 2 .* \(to be trained on 1\)"):
+        plan(tmp_path / "two.npz", ["erm", "mldg"], trials=1)
+
+
+def test_settings_that_cannot_be_are_no_reason_to_leave_a_method_out():
+    with pytest.raises(SpecError, match=r"arith\.eps=-1"):
+        plan("spirals", "all", trials=1, settings={"arith.eps": -1})
+
+
+def test_settings_of_an_average_are_checked_before_anything_is_trained():
+    with pytest.raises(SpecError, match=r"swad\.slack=-1"):
+        plan("spirals", ["erm"], trials=1, average="swad", settings={"swad.slack": -1})

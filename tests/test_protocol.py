@@ -376,7 +376,8 @@ def test_draws_keep_the_form_of_a_method(method):
     runs = [planned_run(DIGITS, method, THREE, draw=draw) for draw in range(6)]
     forms = ("outer", "momentum", "by_domain", "shares", "inner", "tests", "second_order")
     assert len({tuple(run.params.get(form) for form in forms) for run in runs}) == 1
-    assert len({run.params["inner_rate"] for run in runs}) == 6
+    drawn = "meta_lr" if method == "fish" else "inner_rate"
+    assert len({run.params[drawn] for run in runs}) == 6
 
 
 @pytest.mark.parametrize("asked", ["adam", ""])

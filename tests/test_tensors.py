@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from afield.tensors import add, assign, copies, flat, mix, shaped
+from afield.tensors import add, assign, copies, flat, mix, set_gradients, shaped
 
 SHAPES = [(2, 3), (4,), (), (1, 2, 2)]
 
@@ -151,3 +151,16 @@ def test_tensors_of_several_types_can_be_in_one_list():
     mix(both, ones, share=0.5)
     assert [each.tolist() for each in both] == [[0.75, 0.75]] * 2
     assert [each.dtype for each in both] == [torch.float32, torch.float64]
+
+
+def test_gradients_are_set_in_the_layout_of_their_parameters():
+    parameters = [
+        torch.nn.Parameter(torch.randn(4, 3, 2, 2).contiguous(memory_format=torch.channels_last)),
+        torch.nn.Parameter(torch.randn(3)),
+    ]
+    slope = [torch.randn(4, 3, 2, 2), torch.randn(3)]
+    set_gradients(parameters, slope)
+    for parameter, expected in zip(parameters, slope, strict=True):
+        assert torch.equal(parameter.grad, expected)
+        assert parameter.grad.stride() == parameter.stride()
+        assert parameter.grad.data_ptr() != expected.data_ptr()

@@ -308,7 +308,7 @@ def test_momentum_is_an_average_that_is_carried_over_updates(beta, k, model, des
         at = at - 0.1 * total
         method.update(learner, batches)
         agree(theta(model), at)
-        agree(learner.memory["velocity"], velocity)
+        agree(flat(list(learner.memory.values())), velocity)
 
 
 def test_without_momentum_nothing_is_carried(model, task, stream):

@@ -45,7 +45,7 @@ Rules = Annotated[
     ),
 ]
 StoreOption = Annotated[Path, typer.Option(help="Folder of the records.")]
-Average = Annotated[str, typer.Option(help="What is deployed: last, ema, …")]
+Average = Annotated[str, typer.Option(help="What is deployed: last, ema, swa or swad.")]
 Backbone = Annotated[str | None, typer.Option(help="Network; by default what fits the data.")]
 Weights = Annotated[
     str | None,
@@ -290,7 +290,7 @@ def diagnose(
     if threads:
         torch.set_num_threads(threads)
     with console.progress_shown():
-        finding = diagnosed(name, paths, **_settings(set_))
+        finding = diagnosed(name, paths, settings=_settings(set_))
     picture, table = finding.save(target)
     console.out.print(finding.told, markup=False, soft_wrap=True)
     console.err.print(f"picture in {picture}, numbers in {table}", markup=False, soft_wrap=True)

@@ -1,7 +1,7 @@
 """Bring finished runs back from their folders, and let a diagnostic look at them."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from afield.errors import DataError, SpecError
 from afield.loading import pooled_samples
 from afield.material import main_parts
 from afield.readers import find_dataset
-from afield.record import Store, read_record
+from afield.record import Store, read_record, stored_weights
 from afield.runner import Place, begun, default_device, loaded
 from afield.space import build
 
@@ -26,9 +26,9 @@ def diagnose(
     name: str,
     paths: str | Path | Sequence[str | Path],
     *,
+    settings: Mapping[str, Any] | None = None,
     root: Path | None = None,
     device: str | None = None,
-    **settings: Any,
 ) -> Finding:
     """What a diagnostic finds in runs, or in a store of runs.
 
@@ -38,10 +38,10 @@ def diagnose(
         The diagnostic; ``afield.names("diagnostics")`` lists them.
     paths
         The folder of a finished run, or several; or the store, for those that read records.
+    settings
+        Those of the diagnostic that are not the defaults.
     root, device
         As in `execute`.
-    settings
-        Those of the diagnostic.
 
     Examples
     --------
@@ -52,7 +52,7 @@ def diagnose(
     >>> sorted(finding.data)
     ['cosine', 'first', 'second', 'seen']
     """
-    diagnostic: Diagnostic = build(catalog.find("diagnostics", name), settings)
+    diagnostic: Diagnostic = build(catalog.find("diagnostics", name), settings or {})
     folders = [Path(paths)] if isinstance(paths, (str, Path)) else [Path(path) for path in paths]
     if diagnostic.takes == "records":
         records = [record for folder in folders for record in Store(folder)]
@@ -70,13 +70,13 @@ def diagnose(
 
 def revived(folder: Path, *, root: Path | None = None, device: str | None = None) -> Subject:
     """A finished run with its network and its data."""
-    record, store = read_record(folder), Store(folder.parent)
+    record = read_record(folder)
     run = record.run
     where = torch.device(device or default_device())
     place = Place(where, torch.get_num_threads(), root or data_root())
     work = begun(run, place)
     model = copy.deepcopy(work.learner.model)
-    model.load_state_dict(store.weights(run))
+    model.load_state_dict(stored_weights(folder))
     domains = loaded(find_dataset(run.dataset, place.root), run, place.root)
     prepare = work.stream.samples.prepare
     samples = {

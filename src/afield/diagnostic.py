@@ -4,6 +4,7 @@ A diagnostic is frozen; its fields are its settings. It looks at runs (network a
 back), or reads the records of a store. Unseen domains may be looked at here: all is over.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -102,7 +103,10 @@ class Finding:
         path = checked_picture(out)
         table = path.with_suffix(".csv")
         try:
-            self.figure().savefig(path)
+            with warnings.catch_warnings():
+                # A name in letters that the font lacks is drawn as boxes.
+                warnings.filterwarnings("ignore", message="Glyph")
+                self.figure().savefig(path)
             self.data.to_csv(table, index=False)
         except OSError as error:
             raise _unwritable(path, error) from None

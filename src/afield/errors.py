@@ -1,6 +1,13 @@
 """The errors raised on purpose: each says what, where, and what to do instead."""
 
-__all__ = ["AfieldError", "DataError", "DivergedError", "SpecError", "UnknownNameError"]
+__all__ = [
+    "AfieldError",
+    "DataError",
+    "DivergedError",
+    "SpecError",
+    "UnfitError",
+    "UnknownNameError",
+]
 
 
 class AfieldError(Exception):
@@ -13,6 +20,14 @@ class UnknownNameError(AfieldError, LookupError):
 
 class SpecError(AfieldError, ValueError):
     """A setting that is not understood or cannot be."""
+
+
+class UnfitError(SpecError):
+    """A method cannot be trained on so many source domains."""
+
+    def __init__(self, message: str, method: str = "") -> None:
+        super().__init__(message)
+        self.method = method
 
 
 class DataError(AfieldError, FileNotFoundError):

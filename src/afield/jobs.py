@@ -1,8 +1,9 @@
 """The main jobs as functions, the same for the command line and for Python: bench and train."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from afield import catalog
 from afield.backbone import HUB, network
 from afield.domains import DomainSet, gaps
-from afield.errors import SpecError
+from afield.errors import SpecError, UnfitError
 from afield.material import Material
 from afield.progress import progress
 from afield.protocol import hold_out, leave_one_out, planned_run
@@ -55,7 +56,8 @@ def plan(
         As in `leave_one_out`.
     """
     names = [methods] if isinstance(methods, str) else list(methods or DEFAULT_METHODS)
-    if "all" in names:
+    every = "all" in names
+    if every:
         names = catalog.names("methods")
     for name in names:
         catalog.find("methods", name)
@@ -64,10 +66,12 @@ def plan(
     names = list(dict.fromkeys(names))
     asked = [rules] if isinstance(rules, str) else rules
     wanted = asked if asked is None else _fitting_rules(asked, found, test, validate)
+    planner: Callable[[list[str]], list[Run]]
     if test:
-        runs = hold_out(found, names, test=test, validate=validate, rules=wanted, **options)
+        planner = partial(hold_out, found, test=test, validate=validate, rules=wanted, **options)
     else:
-        runs = leave_one_out(found, names, rules=wanted or DEFAULT_RULES, **options)
+        planner = partial(leave_one_out, found, rules=wanted or DEFAULT_RULES, **options)
+    runs = _of_fitting_methods(planner, names) if every else planner(names)
     _check(found, runs[0])
     return runs
 
@@ -175,6 +179,16 @@ def planned(
     run = planned_run(found, method, found.without(*left_out), **options)
     _check(found, run)
     return run
+
+
+def _of_fitting_methods(planner: Callable[[list[str]], list[Run]], names: list[str]) -> list[Run]:
+    """The runs of all methods that can be trained on so many domains, with a word on the others."""
+    while True:
+        try:
+            return planner(names)
+        except UnfitError as error:
+            names = [name for name in names if name != error.method]
+            log.warning("left out: %s", error)
 
 
 def _fitting_rules(

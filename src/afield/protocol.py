@@ -11,7 +11,7 @@ from afield import catalog
 from afield.backbone import HUB, form_of, full_name, has_weights
 from afield.catalog import hint
 from afield.domains import DomainSet, Training
-from afield.errors import SpecError, UnknownNameError
+from afield.errors import SpecError, UnfitError, UnknownNameError
 from afield.optimization import plain_name
 from afield.randomness import seed
 from afield.record import DEFAULT_RULES, Run
@@ -220,7 +220,15 @@ def planned_run(
     }
     training = settled(drawn[""], dataset)
     per_step = min(training["domains_per_step"], len(sources)) or len(sources)
-    build(owners[method], drawn[method]).check(per_step)
+    built = build(owners[method], drawn[method])
+    try:
+        built.check(per_step)
+    except SpecError as error:
+        told = (
+            f"{error} (to be trained on {', '.join(sources)})" if len(sources) < 9 else str(error)
+        )
+        raise UnfitError(told, method) from None
+    build(owners[average], drawn[average])
     # What was asked for by hand and would be chosen anyway is not worth a word.
     fitting = {
         name

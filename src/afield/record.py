@@ -9,7 +9,6 @@ Every file is written under another name, flushed, and renamed: it is whole or n
 """
 
 import hashlib
-import io
 import json
 import logging
 import os
@@ -19,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from filelock import FileLock, Timeout
@@ -32,7 +31,16 @@ from afield.errors import DataError, SpecError
 from afield.evaluation import Checkpoint
 from afield.randomness import seed
 
-__all__ = ["DEFAULT_RULES", "BusyError", "Failure", "Record", "Run", "Store", "read_record"]
+__all__ = [
+    "DEFAULT_RULES",
+    "BusyError",
+    "Failure",
+    "Record",
+    "Run",
+    "Store",
+    "read_record",
+    "stored_weights",
+]
 
 log = logging.getLogger(__name__)
 
@@ -231,11 +239,7 @@ class Store:
 
     def weights(self, run: Run) -> dict[str, Tensor]:
         """The deployed weights of a finished run."""
-        path = self.folder(run) / "model.safetensors"
-        try:
-            return load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise DataError(f"{path}: no readable weights ({error}); run it again") from None
+        return stored_weights(self.folder(run))
 
     def put_failure(self, failure: Failure) -> None:
         """Keep the reason of a failure, unless another process has done the run since."""
@@ -251,10 +255,9 @@ class Store:
 
     def put_snapshot(self, run: Run, state: Mapping[str, Any], done: Sequence[Checkpoint]) -> None:
         """Keep all that is needed to go on with a run."""
-        buffer = io.BytesIO()
         checkpoints = _as_json(_CHECKPOINTS, tuple(done)).decode()
-        torch.save({**state, "checkpoints": checkpoints}, buffer)
-        _write(self.folder(run) / "snapshot.pt", buffer.getvalue())
+        with _written(self.folder(run) / "snapshot.pt") as file:
+            torch.save({**state, "checkpoints": checkpoints}, file)
 
     def snapshot(self, run: Run) -> tuple[dict[str, Any], list[Checkpoint]] | None:
         """The state to go on from, if there is one."""
@@ -296,6 +299,15 @@ class Store:
             lock.release()
 
 
+def stored_weights(folder: Path) -> dict[str, Tensor]:
+    """The deployed weights in the folder of a finished run."""
+    path = folder / "model.safetensors"
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path}: no readable weights ({error}); run it again") from None
+
+
 def read_record(folder: Path) -> Record:
     """The record of a folder in a store; its run is its own configuration file."""
     path = folder / "record.json"
@@ -324,10 +336,16 @@ def _as_json(adapter: TypeAdapter[Any], value: Any) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write whole or not at all, also when the machine stops in the middle."""
+    with _written(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[BinaryIO]:
+    """A file that is there whole or not at all, also when the machine stops in the middle."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     with part.open("wb") as file:
-        file.write(content)
+        yield file
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)

@@ -51,6 +51,8 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+# A snapshot may take a twentieth of the time: a large one comes less often.
+WORTH = 20
 # The value of a checkpoint that cannot be chosen.
 NOT_DEPLOYED = -1.0
 
@@ -211,6 +213,7 @@ def _train(
     """The rest of the steps, with a snapshot now and then."""
     run, before = work.run, work.seconds
     started = saved = time.monotonic()
+    pause = snapshot_seconds
     checkpoints = fit(
         work.method,
         work.learner,
@@ -224,9 +227,10 @@ def _train(
         _keep(work, checkpoint)
         now = time.monotonic()
         work.seconds = before + now - started
-        if now - saved >= snapshot_seconds:
+        if now - saved >= pause:
             store.put_snapshot(run, _state(work), work.checkpoints)
             saved = time.monotonic()
+            pause = max(snapshot_seconds, WORTH * (saved - now))
         if watch is not None:
             watch(checkpoint)
 

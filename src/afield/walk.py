@@ -19,8 +19,8 @@ from torch import Tensor
 
 from afield.errors import SpecError
 from afield.method import Batch, Batches, Learner, Logs, Method, pool
-from afield.space import LogUniform, Uniform, Variant
-from afield.tensors import add, assign, copies, flat, mix, shaped
+from afield.space import LogUniform, Variant
+from afield.tensors import add, assign, copies, mix
 
 __all__ = ["Outer", "Walk", "pieces"]
 
@@ -33,12 +33,12 @@ class Walk(Method):
 
     `steps_per_domain` is k, each step on a batch of its own, and `inner_rate` is α as a multiple of
     the run's learning rate. `outer` says what the run's optimiser is given: Σ wᵢ gᵢ `divided` by α,
-    or `raw`; or `plain`: Θ ← Θ - Σ wᵢ gᵢ without an optimiser. For ablations, a walk may have
-    `momentum` (an average over its past gradients, kept from one step to the next), or not go by
-    domain: then every batch is a mixture of all.
+    or `raw`; or `plain`: Θ ← Θ - Σ wᵢ gᵢ, without the optimiser and so without weight decay. For
+    ablations, a walk may have `momentum` (an average over its past gradients, kept from one step to
+    the next), or not go by domain: then every batch is a mixture of all.
     """
 
-    steps_per_domain: Annotated[int, Uniform(1, 5)] = 1
+    steps_per_domain: Annotated[int, Variant((1, 2, 3, 5))] = 1
     inner_rate: Annotated[float, LogUniform(0.1, 100.0)] = 1.0
     outer: Annotated[Outer, Variant(("divided", "raw", "plain"))] = "divided"
     momentum: Annotated[float, Variant((0.0, 0.9))] = 0.0
@@ -112,9 +112,10 @@ class Walk(Method):
         gradient = torch.autograd.grad(loss, parameters, materialize_grads=True)
         if not self.momentum:
             return gradient
-        if "velocity" not in learner.memory:
-            learner.memory["velocity"] = torch.zeros_like(flat(parameters))
-        velocity = shaped(learner.memory["velocity"], parameters)
+        velocity = [
+            learner.memory.setdefault(f"velocity.{i}", torch.zeros_like(parameter))
+            for i, parameter in enumerate(parameters)
+        ]
         mix(velocity, gradient, share=1 - self.momentum)
         return velocity
 

@@ -103,3 +103,11 @@ def test_a_saved_mean_goes_on_as_if_nothing_had_happened():
 def test_settings_without_a_meaning_are_refused(wrong, told):
     with pytest.raises(SpecError, match=f"^{told}$"):
         SWA(**wrong)
+
+
+def test_however_late_it_starts_the_last_step_is_in_it(model):
+    average = SWA(start=0.99)
+    average.follow(model, steps=10)
+    for _ in range(10):
+        average.after_step(model)
+    assert average.taken == 1

@@ -55,6 +55,6 @@ def test_every_step_has_one_domain_and_shares_that_sum_to_one(subject):
 def test_more_momentum_leaves_less_to_the_domain_of_the_step(folder):
     own = []
     for beta in (0.2, 0.95):
-        data = diagnose("gradient_shares", folder, beta=beta).data
+        data = diagnose("gradient_shares", folder, settings={"beta": beta}).data
         own.append(data[data["present"]]["share"].mean())
     assert own[0] > own[1]

@@ -16,7 +16,7 @@ QUICK = {"steps": 5, "points": 4, "samples": 24}
 
 @pytest.fixture(scope="module")
 def finding(folder):
-    return diagnose("loss_surface", folder, **QUICK)
+    return diagnose("loss_surface", folder, settings=QUICK)
 
 
 def walked(subject, *, steps):
@@ -98,7 +98,7 @@ def test_the_network_is_as_it_was_when_only_its_experts_were_made(subject):
 @pytest.mark.parametrize("setting", ["steps", "rate", "inner", "samples", "margin", "points"])
 def test_every_setting_matters(folder, finding, setting):
     other = {"steps": 7, "rate": 3.0, "inner": "sgd", "samples": 30, "margin": 1.0, "points": 5}
-    changed = diagnose("loss_surface", folder, **{**QUICK, setting: other[setting]})
+    changed = diagnose("loss_surface", folder, settings={**QUICK, setting: other[setting]})
     assert not changed.data.equals(finding.data)
 
 
@@ -106,7 +106,7 @@ def test_two_sources_make_a_plane_with_the_start(tmp_path):
     record = train(
         "spirals", "erm", target=["turn0", "turn30"], store=tmp_path, settings={"steps": 20}
     )
-    found = diagnose("loss_surface", tmp_path / record.run.key, **QUICK).data
+    found = diagnose("loss_surface", tmp_path / record.run.key, settings=QUICK).data
     assert {"start", "after turn10", "after turn20", "centroid", ""} == set(found["mark"])
 
 
@@ -116,7 +116,7 @@ def test_three_runs_are_a_plane_of_their_own(tmp_path):
         / train("spirals", name, target="turn0", store=tmp_path, settings={"steps": 20}).run.key
         for name in ("erm", "arith", "fish")
     ]
-    finding = diagnose("loss_surface", folders, points=3, samples=16)
+    finding = diagnose("loss_surface", folders, settings={"points": 3, "samples": 16})
     own = finding.data[finding.data["domain"] == "turn0"].set_index("mark")
     for folder in folders:
         subject = revived(folder)
@@ -124,7 +124,10 @@ def test_three_runs_are_a_plane_of_their_own(tmp_path):
         expected = loss_at(subject, weights, "turn0", 16)
         assert own.loc[folder.name, "loss"] == pytest.approx(expected, rel=1e-4)
     with pytest.raises(SpecError, match="three different runs"):
-        diagnose("loss_surface", [folders[0]] * 3, points=3)
+        diagnose("loss_surface", [folders[0]] * 3)
+    other = train("spirals", "erm", target="turn30", store=tmp_path, settings={"steps": 20})
+    with pytest.raises(SpecError, match="must have the same sources"):
+        diagnose("loss_surface", [*folders[:2], tmp_path / other.run.key])
     with pytest.raises(SpecError, match="one run or at three"):
         diagnose("loss_surface", folders[:2])
 

@@ -1,3 +1,5 @@
+import shutil
+
 import pytest
 
 from afield.diagnosis import diagnose
@@ -30,14 +32,17 @@ def test_every_value_has_the_number_of_the_table(store):
 
 
 def test_the_best_and_the_worst_value_are_told(store):
-    finding = diagnose("sensitivity", store, of="steps_per_domain")
+    finding = diagnose("sensitivity", store, settings={"of": "steps_per_domain"})
     own = finding.data[finding.data["method"] == "arith"].sort_values("accuracy")
     assert f"arith: best at steps_per_domain={own['value'].iloc[-1]:g}" in finding.told
     assert "erm" not in finding.told
 
 
 def test_another_rule_is_another_reading(store):
-    first, second = (diagnose("sensitivity", store, rule=r).data for r in ("sources", "target"))
+    first, second = (
+        diagnose("sensitivity", store, settings={"rule": rule}).data
+        for rule in ("sources", "target")
+    )
     assert not first.equals(second)
 
 
@@ -49,10 +54,39 @@ def test_it_asks_which_setting_where_several_or_none_vary(store, tmp_path):
     with pytest.raises(SpecError, match="lr, steps; choose with of=NAME"):
         diagnose("sensitivity", tmp_path)
     with pytest.raises(SpecError, match="no run in this store has a setting 'penalty'"):
-        diagnose("sensitivity", tmp_path, of="penalty")
+        diagnose("sensitivity", tmp_path, settings={"of": "penalty"})
 
 
 def test_stores_of_several_datasets_are_refused(store, tmp_path):
     bench("rotated_digits", ["erm"], store=tmp_path, trials=1, settings={"steps": 1})
     with pytest.raises(SpecError, match="rotated_digits, spirals"):
         diagnose("sensitivity", [store, tmp_path])
+
+
+def test_words_and_values_that_are_left_open_are_values_too(tmp_path):
+    for eps in ("none", 1, 2):
+        chosen = {"steps": 3, "arith.eps": eps}
+        bench("spirals", ["arith"], store=tmp_path, trials=1, settings=chosen)
+    finding = diagnose("sensitivity", tmp_path, settings={"of": "eps"})
+    assert sorted(finding.data["value"]) == ["1", "2", "none"]
+    finding.save(tmp_path / "fig.png")
+    for outer in ("plain", "raw"):
+        chosen = {"steps": 3, "arith.eps": 1, "arith.outer": outer}
+        bench("spirals", ["arith"], store=tmp_path, trials=1, settings=chosen)
+    finding = diagnose("sensitivity", tmp_path, settings={"of": "outer"})
+    assert {"plain", "raw", "divided"} == set(finding.data["value"])
+    assert "best at outer=" in finding.told
+
+
+def test_a_value_whose_runs_are_not_all_there_is_left_out(store, tmp_path):
+    place = tmp_path / "some"
+    shutil.copytree(store, place)
+    half = next(r for r in Store(place) if r.run.params.get("steps_per_domain") == 3)
+    twins = [r for r in Store(place) if r.unseen == half.unseen and r.run.method == "arith"]
+    for record in twins:
+        if record.run.params["steps_per_domain"] == 3:
+            shutil.rmtree(Store(place).folder(record.run))
+    finding = diagnose("sensitivity", place, settings={"of": "steps_per_domain"})
+    own = finding.data[finding.data["method"] == "arith"]
+    assert own["value"].tolist() == [1]
+    assert "nan" not in finding.told

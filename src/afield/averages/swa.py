@@ -38,7 +38,7 @@ class SWA(Average):
 
     def follow(self, model: nn.Module, *, steps: int) -> None:
         """Begin with a copy of the model."""
-        self.first = round(self.start * steps)
+        self.first = min(steps - 1, round(self.start * steps))
         self.steps = self.taken = 0
         self.model = copy.deepcopy(model)
 

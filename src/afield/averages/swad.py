@@ -16,7 +16,7 @@ segment.
 """
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from statistics import fmean
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from afield.average import Average, Checkpoint
 from afield.errors import SpecError
 from afield.space import Variant
-from afield.tensors import assign, flat, mix, shaped
+from afield.tensors import assign, copies, mix
 
 __all__ = ["SWAD"]
 
@@ -61,22 +61,21 @@ class SWAD(Average):
         """Begin with nothing."""
         del steps
         self.model = copy.deepcopy(model)
-        self.segment = torch.zeros_like(flat(list(model.parameters())))
+        self.segment = copies(list(model.parameters()))
         self.steps = 0
         # The last segments, each with how many steps are in it, and the losses of all.
-        self.recent: list[tuple[Tensor, int]] = []
+        self.recent: list[tuple[list[Tensor], int]] = []
         self.losses: list[float] = []
         self.begin: int | None = None
         self.bound = 0.0
         self.over = False
         # What has been added so far, and its weight.
-        self.total = self.segment.clone(), 0
+        self.total = copies(self.segment), 0
 
     def after_step(self, model: nn.Module) -> None:
         """Take the weights into the present segment."""
-        parameters = list(model.parameters())
         self.steps += 1
-        mix(shaped(self.segment, parameters), parameters, share=1 / self.steps)
+        mix(self.segment, list(model.parameters()), share=1 / self.steps)
         assign(list(self.model.buffers()), list(model.buffers()))
 
     def after_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -87,11 +86,10 @@ class SWAD(Average):
         self.losses.append(fmean(score.loss for score in scores if score is not None))
         self.recent.append((self.segment, self.steps))
         self.recent = self.recent[-max(self.converge, self.patience + 1) :]
-        self.segment, self.steps = torch.zeros_like(self.segment), 0
+        self.segment, self.steps = copies(self.segment), 0
         for i in self._entered(opened=self.begin is None and self._opens()):
             self.total = self._with(self.total, i)
-        parameters = list(self.model.parameters())
-        assign(parameters, shaped(self._ended(), parameters))
+        assign(list(self.model.parameters()), self._ended())
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the settings."""
@@ -101,12 +99,12 @@ class SWAD(Average):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back to a saved state."""
         self.model.load_state_dict(state["model"])
-        place = self.segment
+        place = self.segment[0].device
         for name in STATE:
             setattr(self, name, copy.deepcopy(state[name]))
-        self.segment = self.segment.to(place)
-        self.recent = [(segment.to(place), steps) for segment, steps in self.recent]
-        self.total = self.total[0].to(place), self.total[1]
+        self.segment = _moved(self.segment, place)
+        self.recent = [(_moved(segment, place), steps) for segment, steps in self.recent]
+        self.total = _moved(self.total[0], place), self.total[1]
 
     def _opens(self) -> bool:
         """The valley begins at a loss that is the least of its window, and the first in it."""
@@ -146,7 +144,7 @@ class SWAD(Average):
         above = [i for i in range(oldest, end) if self.losses[i] > self.bound]
         return range(above[-1] + 2 if above else oldest + 1, end)
 
-    def _ended(self) -> Tensor:
+    def _ended(self) -> list[Tensor]:
         """The mean if training ended here: with what of the window is in the valley still."""
         if self.begin is None:
             return self.recent[-1][0]
@@ -160,14 +158,20 @@ class SWAD(Average):
             total = self._with(total, i)
         return total[0]
 
-    def _with(self, total: tuple[Tensor, int], i: int) -> tuple[Tensor, int]:
+    def _with(self, total: tuple[list[Tensor], int], i: int) -> tuple[list[Tensor], int]:
         """The mean with one segment more; in the paper's form each of its steps weighs alike."""
         (segment, steps), (mean, weight) = self._segment(i), total
         own = steps if self.form == "paper" else 1
-        return torch.lerp(mean, segment, own / (weight + own)), weight + own
+        longer = copies(mean)
+        mix(longer, segment, share=own / (weight + own))
+        return longer, weight + own
 
-    def _segment(self, i: int) -> tuple[Tensor, int]:
+    def _segment(self, i: int) -> tuple[list[Tensor], int]:
         return self.recent[i - len(self.losses)]
+
+
+def _moved(tensors: Sequence[Tensor], place: torch.device) -> list[Tensor]:
+    return [tensor.to(place) for tensor in tensors]
 
 
 STATE = ("segment", "steps", "recent", "losses", "begin", "bound", "over", "total")

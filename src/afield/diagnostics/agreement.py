@@ -2,8 +2,8 @@
 
     cosine(a, b) = ∇L_a · ∇L_b / (|∇L_a| |∇L_b|)   at the deployed weights
 
-On the diagonal stands the cosine between two halves of a domain's own samples: what other domains
-can reach at best. Gradient matching (Fish, Arith) is meant to raise the other entries.
+On the diagonal stands the cosine between two halves of a domain's own samples: about what so many
+samples allow. Gradient matching (Fish, Arith) is meant to raise the other entries.
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from afield.diagnostic import Diagnostic, Finding, Subject, only
+from afield.errors import SpecError
 from afield.method import Samples
 from afield.progress import tracked
 from afield.space import LogUniform, Variant
@@ -37,6 +38,10 @@ class Agreement(Diagnostic):
 
     samples: Annotated[int, LogUniform(16, 4096)] = 256
     at: Annotated[Literal["end", "start"], Variant(("end", "start"))] = "end"
+
+    def __post_init__(self) -> None:
+        if self.samples < 2:
+            raise SpecError(f"samples={self.samples}: at least 2 are needed, one for each half")
 
     def look(self, subjects: Sequence[Subject]) -> Finding:
         """Two gradients of each domain, of one half of its samples each."""

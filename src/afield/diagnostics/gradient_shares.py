@@ -2,7 +2,8 @@
 
     m_t = Σ_s (1 - β) βᵗ⁻ˢ g_s;   the share of a domain is the norm of its part of the sum
 
-The run's network is trained from its beginning, one domain after the other and round again. Plain
+The run's network is trained from its beginning, one domain after the other and round again (of many
+source domains, the first ten). Plain
 gradient steps would have the domain of the step alone: that is why Arith walks without momentum.
 """
 
@@ -15,9 +16,10 @@ import torch
 import torch.nn.functional as F
 
 from afield.diagnostic import Diagnostic, Finding, Subject, only
+from afield.errors import SpecError
 from afield.progress import tracked
 from afield.space import LogUniform, Uniform
-from afield.tensors import flat
+from afield.tensors import flat, set_gradients
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,6 +37,12 @@ class GradientShares(Diagnostic):
     steps: Annotated[int, LogUniform(3, 60)] = 15
     beta: Annotated[float, Uniform(0.0, 0.99)] = 0.9
 
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise SpecError(f"steps={self.steps}: must be above 0")
+        if not 0 <= self.beta < 1:
+            raise SpecError(f"beta={self.beta:g}: from 0 to below 1")
+
     def look(self, subjects: Sequence[Subject]) -> Finding:
         """Train for a few steps, and keep each domain's part of the momentum apart."""
         subject = only(subjects, "gradient_shares")
@@ -51,8 +59,7 @@ class GradientShares(Diagnostic):
             gradient = torch.autograd.grad(loss, parameters, materialize_grads=True)
             parts = [self.beta * part for part in parts]
             parts[present] += (1 - self.beta) * flat(gradient)
-            for parameter, slope in zip(parameters, gradient, strict=True):
-                parameter.grad = slope
+            set_gradients(parameters, gradient)
             optimizer.step()
             norms = torch.stack([part.norm() for part in parts])
             shares = zip(names, (norms / norms.sum()).tolist(), strict=True)
@@ -75,7 +82,9 @@ def _paint(axes: "Axes", data: pd.DataFrame, names: list[str]) -> None:
     for name in names:
         own = data[data["domain"] == name].set_index("step")
         lines = [1.6 if present else 0.0 for present in own["present"]]
-        axes.bar(own.index, own["share"], bottom=bottom, label=name, edgecolor="k", linewidth=lines)
+        axes.bar(
+            own.index, own["share"], bottom=bottom, label=f" {name}", edgecolor="k", linewidth=lines
+        )
         bottom = bottom + own["share"]
     axes.set(xlabel="step (its domain is framed)", ylabel="share of Adam's momentum", ylim=(0, 1))
     axes.set_xticks(bottom.index[:: -(-len(bottom) // 15)])

@@ -10,7 +10,8 @@ Two source domains make a plane with the start of the walk. Statistics of BatchN
 not frozen are measured anew at every point.
 """
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -25,10 +26,10 @@ from torch import Tensor
 from afield.backbone import has_free_statistics, renew_statistics
 from afield.diagnostic import Diagnostic, Finding, Subject
 from afield.errors import SpecError
-from afield.method import Batch, pool
+from afield.method import pool
 from afield.progress import tracked
 from afield.space import LogUniform, Uniform, Variant
-from afield.tensors import add, assign, copies, flat, shaped
+from afield.tensors import add, assign, flat, set_gradients, shaped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,7 +60,8 @@ class LossSurface(Diagnostic):
     margin: Annotated[float, Uniform(0.1, 2.0)] = 0.5
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("points", 2), ("samples", 1), ("margin", 0)):
+        least_of = {"steps": 1, "points": 2, "samples": 1, "margin": 0, "rate": 0}
+        for name, least in least_of.items():
             if getattr(self, name) < least:
                 raise SpecError(f"{name}={getattr(self, name)}: must not be below {least}")
 
@@ -67,26 +69,26 @@ class LossSurface(Diagnostic):
         """Find the plane, then the loss of every domain at every place of it."""
         if len(subjects) not in (1, 3):
             raise SpecError(f"loss_surface looks at one run or at three, not at {len(subjects)}")
-        first = subjects[0]
+        first, names = subjects[0], subjects[0].shown(MOST)
         marks = self._experts(first) if len(subjects) == 1 else _of_runs(subjects)
         plane = _Plane.through(list(marks.values())[-3:])
         experts = [weights for name, weights in marks.items() if name != START]
         marks[CENTROID] = torch.stack(experts).mean(0)
         placed = {name: plane.place(weights) for name, weights in marks.items()}
         grid = self._grid(np.array(list(placed.values())))
+        losses = _Losses(first, {name: first.some(name, self.samples) for name in names})
         rows = [
             (name, *placed[name], domain, loss)
             for name, weights in marks.items()
-            for domain, loss in self._losses(first, weights)
+            for domain, loss in losses.at(weights)
         ]
         rows += [
             ("", x, y, domain, loss)
             for x, y in tracked(grid, "loss surface", len(grid))
-            for domain, loss in self._losses(first, plane.at(x, y))
+            for domain, loss in losses.at(plane.at(x, y))
         ]
         data = pd.DataFrame(rows, columns=["mark", "x", "y", "domain", "loss"])
-        seen, names = first.record.run.sources, first.shown(MOST)
-        data["seen"] = data["domain"].isin(seen)
+        data["seen"] = data["domain"].isin(first.record.run.sources)
 
         def paint(axes: "Sequence[Axes]") -> None:
             for each, name in zip(axes, names, strict=True):
@@ -99,9 +101,9 @@ class LossSurface(Diagnostic):
         sources = subject.record.run.sources[:3]
         if len(sources) < 2:
             raise SpecError("loss_surface walks over two source domains or more; this run has one")
-        model, task = subject.model, subject.learner.task
+        model, task = copy.deepcopy(subject.model).train(), subject.learner.task
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        start, rate = copies(parameters), self.rate * subject.learner.rate
+        rate = self.rate * subject.learner.rate
         found = {START: flat(parameters)}
         for source in tracked(sources, "experts", len(sources)):
             optimizer = task.optimizer(parameters, lr=rate)
@@ -110,12 +112,10 @@ class LossSurface(Diagnostic):
                 slope = torch.autograd.grad(loss, parameters, materialize_grads=True)
                 if self.inner == "sgd":
                     add(parameters, slope, times=-rate)
-                    continue
-                for parameter, gradient in zip(parameters, slope, strict=True):
-                    parameter.grad = gradient
-                optimizer.step()
+                else:
+                    set_gradients(parameters, slope)
+                    optimizer.step()
             found[f"after {source}"] = flat(parameters)
-        assign(parameters, start)
         return found
 
     def _grid(self, places: NDArray[np.float64]) -> list[list[float]]:
@@ -125,23 +125,35 @@ class LossSurface(Diagnostic):
         axes = np.linspace(low - room, high + room, self.points)
         return [[x, y] for x in axes[:, 0].tolist() for y in axes[:, 1].tolist()]
 
-    @torch.no_grad()
-    def _losses(self, subject: Subject, weights: Tensor) -> Iterator[tuple[str, float]]:
-        """Each domain's loss with these weights."""
-        model = subject.model
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        assign(parameters, shaped(weights, parameters))
-        if has_free_statistics(model):
+
+class _Losses:
+    """Losses of domains at any weights of a run's network; their samples are made ready once."""
+
+    def __init__(self, subject: Subject, chosen: Mapping[str, Tensor]) -> None:
+        self.model = subject.model
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.batches = {
+            name: [
+                subject.domains[name].batch(part.to(subject.domains[name].y.device))
+                for part in index.split(CHUNK)
+            ]
+            for name, index in chosen.items()
+        }
+        self.statistics: list[Tensor] = []
+        if has_free_statistics(self.model):
             batches = islice(subject.stream.afresh(), STATISTICS)
-            renew_statistics(model, (pool(each).x for each in batches))
-        model.eval()
-        for name in subject.shown(MOST):
-            samples = subject.domains[name]
-            total, index = 0.0, subject.some(name, self.samples)
-            for part in index.split(CHUNK):
-                batch: Batch = samples.batch(part.to(samples.y.device))
-                total += float(F.cross_entropy(model(batch.x), batch.y, reduction="sum"))
-            yield name, total / len(index)
+            self.statistics = [pool(each).x for each in batches]
+
+    @torch.no_grad()
+    def at(self, weights: Tensor) -> Iterator[tuple[str, float]]:
+        """Each domain's mean loss with these weights."""
+        assign(self.parameters, shaped(weights, self.parameters))
+        if self.statistics:
+            renew_statistics(self.model, self.statistics)
+        self.model.eval()
+        for name, batches in self.batches.items():
+            losses = [F.cross_entropy(self.model(b.x), b.y, reduction="none") for b in batches]
+            yield name, float(torch.cat(losses).mean())
 
 
 @dataclass(frozen=True)
@@ -174,19 +186,21 @@ class _Plane:
 
 
 def _of_runs(subjects: Sequence[Subject]) -> dict[str, Tensor]:
-    """The deployed weights of three runs."""
+    """The deployed weights of three runs that saw the same samples in the same form."""
     found = {}
     for subject in subjects:
-        run = subject.record.run
         parameters = [p for p in subject.model.parameters() if p.requires_grad]
-        found[run.key] = flat(parameters)
-    if len(found) < 3 or len({len(weights) for weights in found.values()}) > 1:
-        raise SpecError("three different runs of the same network are needed for a plane")
+        found[subject.record.run.key] = flat(parameters)
+    for name in ("dataset", "data", "backbone", "size", "sources", "trial"):
+        if len({getattr(subject.record.run, name) for subject in subjects}) > 1:
+            raise SpecError(f"three runs on one plane must have the same {name}")
+    if len(found) < 3:
+        raise SpecError("three different runs are needed for a plane")
     return found
 
 
 def _told(data: pd.DataFrame) -> str:
-    """The loss at the centroid beside that at the last of the three."""
+    """The loss at the centroid beside that at the last of the three, of the domains shown."""
     marks = [mark for mark in dict.fromkeys(data["mark"]) if mark not in ("", START, CENTROID)]
     told = []
     for seen, words in ((True, "on the sources"), (False, "on unseen domains")):

@@ -10,7 +10,7 @@ are other lines.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import pandas as pd
 
@@ -44,17 +44,20 @@ class Sensitivity(Diagnostic):
         if len(datasets) > 1:
             raise SpecError(f"these records are of {', '.join(datasets)}; give one store for each")
         name = self.of or _varied([record.run for record in records])
-        groups: dict[Any, list[Record]] = {}
+        groups: dict[str | float | None, list[Record]] = {}
         for record in records:
             value = _value(record.run, name)
             groups.setdefault(value, []).append(_without(record, name))
-        known = [value for value in groups if value is not None]
-        if not known:
+        if not groups.keys() - {None}:
             raise SpecError(f"no run in this store has a setting {name!r}")
+        if any(isinstance(value, str) for value in groups):
+            # Words have no place between numbers.
+            groups = {value if value is None else _word(value): g for value, g in groups.items()}
         frames = [
             tabulate(group, rules=self.rule).assign(value=value) for value, group in groups.items()
         ]
         data = pd.concat([frame[frame["domain"] == "mean"] for frame in frames])
+        data = data.dropna(subset="accuracy")
         if data.empty:
             raise SpecError(f"the records do not suffice for the rule {self.rule}")
         data = data[["method", "value", "accuracy", "stderr", "trials"]].sort_values(
@@ -78,9 +81,17 @@ def _varied(runs: Sequence[Run]) -> str:
     return several[0]
 
 
-def _value(run: Run, name: str) -> Any:
-    """A run's value of a setting, or None."""
-    return run.params.get(name, getattr(run, name, None) if name in OF_RUNS else None)
+def _value(run: Run, name: str) -> str | float | None:
+    """A run's value of a setting, a number where it is one; None where the run has no such."""
+    if name not in run.params and name not in OF_RUNS:
+        return None
+    value = run.params.get(name, getattr(run, name, None))
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if number else str(value).lower()
+
+
+def _word(value: str | float) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def _without(record: Record, name: str) -> Record:
@@ -96,8 +107,8 @@ def _told(data: pd.DataFrame, name: str) -> str:
         ranked = own.sort_values("accuracy")
         worst, best = ranked.iloc[0], ranked.iloc[-1]
         told.append(
-            f"{method}: best at {name}={best['value']:g} ({100 * best['accuracy']:.1f} %), "
-            f"worst at {worst['value']:g} ({100 * worst['accuracy']:.1f} %)"
+            f"{method}: best at {name}={_word(best['value'])} ({100 * best['accuracy']:.1f} %), "
+            f"worst at {_word(worst['value'])} ({100 * worst['accuracy']:.1f} %)"
         )
     return "; ".join(told)
 
@@ -106,15 +117,16 @@ def _paint(axes: "Axes", data: pd.DataFrame, name: str) -> None:
     for number, (method, own) in enumerate(data.groupby("method")):
         if own["value"].isna().all():
             level = 100 * own["accuracy"].iloc[0]
-            axes.axhline(level, linestyle="--", color=f"C{number}", label=str(method))
+            axes.axhline(level, linestyle="--", color=f"C{number}", label=f" {method}")
             continue
         error = 100 * own["stderr"].fillna(0)
         axes.errorbar(
             own["value"], 100 * own["accuracy"], error, marker="o", capsize=3,
-            color=f"C{number}", label=str(method),
+            color=f"C{number}", label=f" {method}",
         )  # fmt: skip
     values = sorted(data["value"].dropna())
-    if values[0] > 0 and values[-1] > 30 * values[0]:
+    words = isinstance(values[0], str)
+    if not words and values[0] > 0 and values[-1] > 30 * values[0]:
         axes.set_xscale("log")
     axes.set_xlabel(name, parse_math=False)
     axes.set_ylabel("accuracy on unseen domains (%)")

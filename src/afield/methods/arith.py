@@ -4,6 +4,7 @@
 
 θᵢ₊₁ is where a walk of plain gradient steps is after its i-th domain, gᵢ what that domain moved it
 (`afield.walk`). ε = n (n - 1) / 2 makes the weights sum to one: 1/2, 1/3, 1/6 for three domains.
+Another ε scales them all alike, which Adam, being free of scale, does not notice.
 
 Differs from the paper: nothing; its one learning rate is both the inner and the outer one. The
 optimiser gets Σ wᵢ gᵢ / α, as Adam's own 1e-8 would weigh beside Σ wᵢ gᵢ itself (`outer=raw`).
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from afield.errors import SpecError
-from afield.space import Uniform, Variant
+from afield.space import Variant
 from afield.walk import Walk
 
 __all__ = ["Arith"]
@@ -25,7 +26,7 @@ __all__ = ["Arith"]
 class Arith(Walk):
     """Arithmetic meta-learning; `eps` is ε, and `shares` takes the place of all its weights."""
 
-    eps: Annotated[float | None, Uniform(0.0, 6.0)] = None
+    eps: Annotated[float | None, Variant((0.0, 6.0))] = None
     shares: Annotated[tuple[float, ...], Variant(((), (0.2, 0.3, 0.5)))] = ()
 
     def __post_init__(self) -> None:

@@ -32,6 +32,7 @@ __all__ = ["Fish"]
 class Fish(Walk):
     """Gradient matching; `inner` is what walks: the run's `optimizer`, or plain `sgd`."""
 
+    inner_rate: Annotated[float, Variant((0.1, 1.0, 10.0))] = 1.0
     meta_lr: Annotated[float, LogUniform(0.05, 1.0)] = 0.5
     inner: Annotated[Literal["optimizer", "sgd"], Variant(("sgd", "optimizer"))] = "optimizer"
     outer: Annotated[Outer, Variant(("plain", "raw", "divided"))] = "plain"

@@ -9,9 +9,9 @@ goes through the step on domain i, as in the paper; that takes a plain gradient 
 
 Differs from the paper: pairs instead of one split of the domains, and first order by default.
 Differs from DomainBed: ring pairs by default, as in its code before 2022-04 and in SWAD's; with the
-two test domains that it has now, one of three source domains goes unused in each step. Statistics of
-BatchNorm layers, where they are not frozen, follow both passes of a pair; DomainBed's second pass is
-on a copy.
+two test domains that it has now, one of three source domains goes unused in each step. Statistics
+of BatchNorm layers, where they are not frozen, follow both passes of a pair; DomainBed's second
+pass is on a copy.
 """
 
 from collections.abc import Sequence

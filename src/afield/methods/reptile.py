@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from afield.space import Uniform
+from afield.space import Variant
 from afield.walk import Walk
 
 __all__ = ["Reptile"]
@@ -21,7 +21,7 @@ __all__ = ["Reptile"]
 class Reptile(Walk):
     """First-order meta-learning by averaging the domains' own walks."""
 
-    steps_per_domain: Annotated[int, Uniform(2, 5)] = 2
+    steps_per_domain: Annotated[int, Variant((2, 3, 5))] = 2
 
     parallel: ClassVar[bool] = True
 
