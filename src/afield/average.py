@@ -45,6 +45,10 @@ class Average:
     def after_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Take in how a checkpoint's model does on the sources; of the target nothing is in it."""
 
+    def logs(self) -> dict[str, float]:
+        """What is worth knowing of what is deployed now; it goes into the record."""
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
         """All that is not a setting."""
         return {}

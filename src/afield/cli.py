@@ -63,8 +63,9 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Another setting: lr, batch, weight_decay, every, size, augment (none, light, full), "
-        "freeze_bn, balance, limit, or a method's own (vrex.penalty=1).",
+        help="Another setting: lr, batch, weight_decay, optimizer (sgd:momentum=0.9), every, size, "
+        "augment (none, light, full), freeze_bn, balance, limit, or a method's own "
+        "(vrex.penalty=1).",
     ),
 ]
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each run.")]
@@ -270,7 +271,11 @@ def diagnose(
     name: Annotated[str, typer.Argument(help="A diagnostic; see `afield list diagnostics`.")],
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Folder of a run, as runs/erm-…, or a store."),
+        typer.Argument(
+            metavar="RUN...",
+            help="Folder of a run, as runs/erm-…; for sensitivity the store, for loss_surface one "
+            "run or three.",
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option(help="Picture to write (png, svg, pdf); by default NAME.png.")
@@ -278,19 +283,15 @@ def diagnose(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of the diagnostic, as steps=10.")
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default all.")] = None,
+    threads: Threads = 1,
 ) -> None:
     """Look into finished runs: a picture, its numbers as CSV beside it, and what they say."""
-    import torch
-
     from afield.diagnosis import diagnose as diagnosed
     from afield.diagnostic import checked_picture
 
     target = checked_picture(out or f"{name}.png")
-    if threads:
-        torch.set_num_threads(threads)
     with console.progress_shown():
-        finding = diagnosed(name, paths, settings=_settings(set_))
+        finding = diagnosed(name, paths, settings=_settings(set_), threads=threads)
     picture, table = finding.save(target)
     console.out.print(finding.told, markup=False, soft_wrap=True)
     console.err.print(f"picture in {picture}, numbers in {table}", markup=False, soft_wrap=True)

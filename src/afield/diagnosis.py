@@ -29,6 +29,7 @@ def diagnose(
     settings: Mapping[str, Any] | None = None,
     root: Path | None = None,
     device: str | None = None,
+    threads: int = 1,
 ) -> Finding:
     """What a diagnostic finds in runs, or in a store of runs.
 
@@ -40,7 +41,7 @@ def diagnose(
         The folder of a finished run, or several; or the store, for those that read records.
     settings
         Those of the diagnostic that are not the defaults.
-    root, device
+    root, device, threads
         As in `execute`.
 
     Examples
@@ -65,7 +66,12 @@ def diagnose(
             raise SpecError(f"{folder} is a store; {name} looks at one run of it, as {found[0]}")
     # Random numbers of the caller stay as they are, also where a network is built.
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        return diagnostic.look([revived(folder, root=root, device=device) for folder in folders])
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            return diagnostic.look([revived(each, root=root, device=device) for each in folders])
+        finally:
+            torch.set_num_threads(before)
 
 
 def revived(folder: Path, *, root: Path | None = None, device: str | None = None) -> Subject:

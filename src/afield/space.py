@@ -177,12 +177,12 @@ def checked(kind: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, An
 
 def _converted(value: Any, type_: Any, where: str) -> Any:
     adapter = TypeAdapter(type_)
-    if isinstance(value, str) and value != "none" and _listed(type_):
+    if isinstance(value, str) and value.lower() != "none" and _listed(type_):
         value = [part.strip() for part in value.split(",") if part.strip()]
     try:
         result = adapter.validate_python(value)
     except ValidationError as error:
-        if value == "none":
+        if value in ("none", "None"):
             return _converted(None, type_, where)
         reason = error.errors()[0]["msg"]
         raise SpecError(f"{where}={value!r}: {reason[0].lower()}{reason[1:]}") from None

@@ -64,7 +64,8 @@ def fit(
             if average.final:
                 over = average.done or learner.step == steps
                 scores = evaluate(_ready(average, learner, stream)) if over else checkpoint.scores
-                checkpoint = replace(checkpoint, scores=scores, deployed=over)
+                logs = {**checkpoint.logs, **(average.logs() if over else {})}
+                checkpoint = replace(checkpoint, scores=scores, logs=logs, deployed=over)
             learner.train()
             yield checkpoint
 

@@ -309,3 +309,27 @@ def test_the_default_and_the_papers_form_are_not_the_same():
 def test_settings_without_a_meaning_are_refused(wrong, told):
     with pytest.raises(SpecError, match=f"^{told}$"):
         SWAD(**wrong)
+
+
+@pytest.mark.parametrize("form", ["code", "paper"])
+@pytest.mark.parametrize("sequence", [[2.0, 1.8, 1.6], VALLEY])
+def test_the_record_says_which_steps_are_in_the_mean(form, sequence):
+    """They are the first and the last whose weight is not zero."""
+    every = 4
+    model = nn.Linear(every * len(sequence), 1, bias=False).double()
+    average = SWAD(form=form)
+    average.follow(model, steps=every * len(sequence))
+    for step in range(every * len(sequence)):
+        with torch.no_grad():
+            model.weight.zero_()
+            model.weight[0, step] = 1.0
+        average.after_step(model)
+        if (step + 1) % every == 0:
+            score = Score(0.5, 0.5, sequence[step // every], 1)
+            average.after_checkpoint(Checkpoint(step + 1, {"a": Scores(probe=score)}, {}))
+            used = average.model.weight[0].nonzero().flatten() + 1
+            told = average.logs()
+            assert (told["averaged_from"], told["averaged_to"]) == (used[0], used[-1])
+            assert told["valley"] == (average.begin is not None)
+        if average.done:
+            break

@@ -48,7 +48,7 @@ def test_another_rule_is_another_reading(store):
 
 def test_it_asks_which_setting_where_several_or_none_vary(store, tmp_path):
     bench("spirals", ["erm"], store=tmp_path, trials=1, settings={"steps": 5})
-    with pytest.raises(SpecError, match="several values in this store: none"):
+    with pytest.raises(SpecError, match="every setting has one value in this store"):
         diagnose("sensitivity", tmp_path)
     bench("spirals", ["erm"], store=tmp_path, trials=1, settings={"steps": 6, "lr": 0.01})
     with pytest.raises(SpecError, match="lr, steps; choose with of=NAME"):

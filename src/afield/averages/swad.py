@@ -66,6 +66,9 @@ class SWAD(Average):
         # The last segments, each with how many steps are in it, and the losses of all.
         self.recent: list[tuple[list[Tensor], int]] = []
         self.losses: list[float] = []
+        # The step of every checkpoint, and the segments that have been added.
+        self.ends: list[int] = []
+        self.added: list[int] = []
         self.begin: int | None = None
         self.bound = 0.0
         self.over = False
@@ -82,6 +85,7 @@ class SWAD(Average):
         """Close the segment, and see where in the valley it is."""
         if self.over:
             return
+        self.ends.append(checkpoint.step)
         scores = [each.probe for each in checkpoint.scores.values()]
         self.losses.append(fmean(score.loss for score in scores if score is not None))
         self.recent.append((self.segment, self.steps))
@@ -89,7 +93,19 @@ class SWAD(Average):
         self.segment, self.steps = copies(self.segment), 0
         for i in self._entered(opened=self.begin is None and self._opens()):
             self.total = self._with(self.total, i)
+            self.added.append(i)
         assign(list(self.model.parameters()), self._ended())
+
+    def logs(self) -> dict[str, float]:
+        """The steps from which and to which the mean goes; `valley` is 0 if no start was found."""
+        used = [*self.added, *self._tail()] if self.begin is not None else []
+        used = used or [len(self.losses) - 1 if self.begin is None else self.begin]
+        ends = [0, *self.ends]
+        return {
+            "valley": float(self.begin is not None),
+            "averaged_from": float(ends[min(used)] + 1),
+            "averaged_to": float(ends[max(used) + 1]),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the settings."""
@@ -148,15 +164,20 @@ class SWAD(Average):
         """The mean if training ended here: with what of the window is in the valley still."""
         if self.begin is None:
             return self.recent[-1][0]
-        total, now = self.total, len(self.losses)
-        oldest = max(0, now - self.patience)
-        tail: Iterable[int] = range(max(self.begin, oldest), now)
-        if self.form == "code":
-            rest = range(oldest + 1, now)
-            tail = takewhile(lambda i: min(self.losses[i:]) <= self.bound, rest)
-        for i in () if self.over else tail:
+        total = self.total
+        for i in self._tail():
             total = self._with(total, i)
         return total[0]
+
+    def _tail(self) -> Iterable[int]:
+        """The segments that would be added if training ended here."""
+        now = len(self.losses)
+        oldest = max(0, now - self.patience)
+        if self.over or self.begin is None:
+            return ()
+        if self.form == "paper":
+            return range(max(self.begin, oldest), now)
+        return takewhile(lambda i: min(self.losses[i:]) <= self.bound, range(oldest + 1, now))
 
     def _with(self, total: tuple[list[Tensor], int], i: int) -> tuple[list[Tensor], int]:
         """The mean with one segment more; in the paper's form each of its steps weighs alike."""
@@ -174,4 +195,7 @@ def _moved(tensors: Sequence[Tensor], place: torch.device) -> list[Tensor]:
     return [tensor.to(place) for tensor in tensors]
 
 
-STATE = ("segment", "steps", "recent", "losses", "begin", "bound", "over", "total")
+STATE = (
+    *("segment", "steps", "recent", "losses", "ends", "added"),
+    *("begin", "bound", "over", "total"),
+)

@@ -102,4 +102,5 @@ def _paint(axes: "Axes", data: pd.DataFrame, names: list[str], seen: set[str]) -
         for j, value in enumerate(row):
             colour = "white" if abs(value) > 0.6 else "black"
             axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=8)
-    axes.set_title("cosine of gradients; diagonal: two halves", fontsize=10)
+    axes.set_title("cosine of gradients", fontsize=10)
+    axes.set_xlabel("diagonal: two halves of a domain's samples", fontsize=8)

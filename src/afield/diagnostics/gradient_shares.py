@@ -3,8 +3,8 @@
     m_t = Σ_s (1 - β) βᵗ⁻ˢ g_s;   the share of a domain is the norm of its part of the sum
 
 The run's network is trained from its beginning, one domain after the other and round again (of many
-source domains, the first ten). Plain
-gradient steps would have the domain of the step alone: that is why Arith walks without momentum.
+source domains, the first ten). Plain gradient steps would have the domain of the step alone: that
+is why Arith walks without momentum.
 """
 
 from collections.abc import Sequence
@@ -48,6 +48,8 @@ class GradientShares(Diagnostic):
         subject = only(subjects, "gradient_shares")
         learner, run = subject.learner, subject.record.run
         names = list(run.sources[:MOST])
+        if len(names) < 2:
+            raise SpecError("gradient_shares is about two source domains or more; this run has one")
         parameters, model = learner.parameters(), learner.model.train()
         optimizer = torch.optim.Adam(parameters, lr=run.lr, betas=(self.beta, 0.999))
         parts = [torch.zeros_like(flat(parameters)) for _ in names]
@@ -89,6 +91,8 @@ def _paint(axes: "Axes", data: pd.DataFrame, names: list[str]) -> None:
     axes.set(xlabel="step (its domain is framed)", ylabel="share of Adam's momentum", ylim=(0, 1))
     axes.set_xticks(bottom.index[:: -(-len(bottom) // 15)])
     below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncol": 3}
-    for text in axes.legend(fontsize=8, **below).get_texts():
+    legend = axes.legend(fontsize=8, **below)
+    for text, patch in zip(legend.get_texts(), legend.get_patches(), strict=True):
         text.set_parse_math(False)
+        patch.set_linewidth(0)
     axes.set_title("whose gradient a step contains", fontsize=10)

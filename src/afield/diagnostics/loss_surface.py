@@ -92,7 +92,7 @@ class LossSurface(Diagnostic):
 
         def paint(axes: "Sequence[Axes]") -> None:
             for each, name in zip(axes, names, strict=True):
-                _paint(each, data[data["domain"] == name], name)
+                _paint(each, data[data["domain"] == name], name, explained=name == names[0])
 
         return Finding(data, _told(data), paint, panels=len(names))
 
@@ -213,16 +213,24 @@ def _told(data: pd.DataFrame) -> str:
     return "; ".join(told)
 
 
-def _paint(axes: "Axes", data: pd.DataFrame, domain: str) -> None:
+def _paint(axes: "Axes", data: pd.DataFrame, domain: str, *, explained: bool) -> None:
+    from matplotlib.colors import LogNorm
     from matplotlib.patheffects import withStroke
 
     grid = data[data["mark"] == ""].pivot_table(index="y", columns="x", values="loss")
     # Steps of equal ratio: away from the middle a loss grows by orders of magnitude.
-    values = np.log10(grid.to_numpy() + 1e-3)
-    drawn = axes.contourf(grid.columns, grid.index, values, levels=LEVELS, cmap="Blues_r")
-    bar = axes.figure.colorbar(drawn, ax=axes, shrink=0.85)
-    bar.set_label("log₁₀ loss: deeper is better", fontsize=7)
+    losses = grid.to_numpy() + 1e-6
+    levels = np.geomspace(losses.min() * (1 - 1e-6), losses.max() * (1 + 1e-6), LEVELS)
+    form: dict[str, Any] = {
+        "levels": levels,
+        "norm": LogNorm(levels[0], levels[-1]),
+        "cmap": "Blues_r",
+    }
+    drawn = axes.contourf(grid.columns, grid.index, losses, **form)
+    bar = axes.figure.colorbar(drawn, ax=axes, shrink=0.85, format="%.2g", ticks=levels[::3])
+    bar.set_label("loss (deeper is better)", fontsize=7)
     bar.ax.tick_params(labelsize=7)
+    bar.ax.minorticks_off()
     marks = data[data["mark"] != ""].set_index("mark")
     experts = marks.drop(index=[START, CENTROID], errors="ignore")
     centroid, last = marks.loc[CENTROID], experts.iloc[-1]
@@ -231,13 +239,26 @@ def _paint(axes: "Axes", data: pd.DataFrame, domain: str) -> None:
         for end, colour in ((last, "red"), (centroid, "gold")):
             arrow = {"arrowstyle": "->", "color": colour, "lw": 1.8}
             axes.annotate("", (end["x"], end["y"]), (start["x"], start["y"]), arrowprops=arrow)
-    own = np.where(experts.index == f"after {domain}", "gold", "black")
-    axes.scatter(experts["x"], experts["y"], marker="^", s=70, edgecolor="w", c=own)
-    axes.scatter(centroid["x"], centroid["y"], marker="*", s=160, c="gold", edgecolor="k")
-    style: dict[str, Any] = {"xytext": (5, 5), "textcoords": "offset points", "fontsize": 7}
+        told = " start (seen from above)"
+        axes.scatter(start["x"], start["y"], s=30, c="w", edgecolor="k", label=told)
+    style: dict[str, Any] = {"xytext": (6, 4), "textcoords": "offset points", "fontsize": 9}
     style |= {"color": "w", "path_effects": [withStroke(linewidth=2, foreground="k")]}
-    for name, row in experts.iterrows():
-        axes.annotate(str(name)[:24], (row["x"], row["y"]), **style).set_parse_math(False)
+    for number, (name, row) in enumerate(experts.iterrows(), start=1):
+        own = "gold" if name == f"after {domain}" else "black"
+        told = f" {number}: {str(name)[:24]}"
+        axes.scatter(row["x"], row["y"], marker="^", s=70, edgecolor="w", c=own, label=told)
+        axes.annotate(str(number), (row["x"], row["y"]), **style)
+    star: dict[str, Any] = {
+        "marker": "*",
+        "s": 160,
+        "c": "gold",
+        "edgecolor": "k",
+        "label": " centroid (Arith)",
+    }
+    axes.scatter(centroid["x"], centroid["y"], **star)
+    if explained:
+        for text in axes.legend(fontsize=6, framealpha=0.8, loc="upper left").get_texts():
+            text.set_parse_math(False)
     title = domain if data["seen"].iloc[0] else f"{domain} (unseen)"
     axes.set_title(title, fontsize=10, parse_math=False)
     axes.tick_params(labelsize=7)

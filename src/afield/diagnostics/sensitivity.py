@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Sensitivity"]
 
+# At most so many values are all named on the axis.
+TICKS = 8
 # Settings of runs that are worth a curve, beside those of methods.
 OF_RUNS = ("lr", "weight_decay", "batch", "steps", "size", "limit", "domains_per_step")
 
@@ -59,7 +61,10 @@ class Sensitivity(Diagnostic):
         data = pd.concat([frame[frame["domain"] == "mean"] for frame in frames])
         data = data.dropna(subset="accuracy")
         if data.empty:
-            raise SpecError(f"the records do not suffice for the rule {self.rule}")
+            raise SpecError(
+                f"the records do not suffice for the rule {self.rule}: a mean takes runs that "
+                "leave out each domain, as `afield bench` makes them"
+            )
         data = data[["method", "value", "accuracy", "stderr", "trials"]].sort_values(
             ["method", "value"], ignore_index=True
         )
@@ -76,7 +81,9 @@ def _varied(runs: Sequence[Run]) -> str:
         name for name, pairs in found.items() if len(pairs) > len({method for method, _ in pairs})
     ]
     if len(several) != 1:
-        told = ", ".join(several) or "none"
+        if not several:
+            raise SpecError("every setting has one value in this store; bench with others first")
+        told = ", ".join(several)
         raise SpecError(f"settings with several values in this store: {told}; choose with of=NAME")
     return several[0]
 
@@ -110,7 +117,8 @@ def _told(data: pd.DataFrame, name: str) -> str:
             f"{method}: best at {name}={_word(best['value'])} ({100 * best['accuracy']:.1f} %), "
             f"worst at {_word(worst['value'])} ({100 * worst['accuracy']:.1f} %)"
         )
-    return "; ".join(told)
+    alone = data["trials"].max() < 2
+    return "; ".join(told) + (" (one trial: no spread is known)" if alone else "")
 
 
 def _paint(axes: "Axes", data: pd.DataFrame, name: str) -> None:
@@ -128,6 +136,9 @@ def _paint(axes: "Axes", data: pd.DataFrame, name: str) -> None:
     words = isinstance(values[0], str)
     if not words and values[0] > 0 and values[-1] > 30 * values[0]:
         axes.set_xscale("log")
+    if not words and len(set(values)) <= TICKS:
+        axes.set_xticks(sorted(set(values)), [f"{value:g}" for value in sorted(set(values))])
+        axes.minorticks_off()
     axes.set_xlabel(name, parse_math=False)
     axes.set_ylabel("accuracy on unseen domains (%)")
     for text in axes.legend(fontsize=8).get_texts():
