@@ -176,7 +176,7 @@ def test_an_average_that_chooses_itself_is_deployed_at_the_end_only(
     assert found[:-1] == [replace(each, deployed=False) for each in plain[: count - 1]]
     assert source_scores(found[-1:], task) == [shown(average.model)]
     assert shown(average.model) != shown(learner.model)
-    assert found[-1].logs == plain[count - 1].logs
+    assert found[-1].logs == {**plain[count - 1].logs, **average.logs()}
     assert learner.model.training
 
 
