@@ -343,7 +343,7 @@ MISTAKES = [
     (("bench", "spirals", "--set", "steps"), "write name=value"),
     (("bench", "spirals", "--set", "stepz=3"), "did you mean 'steps'"),
     (("bench", "spirals", "--set", "steps=few"), "steps='few'"),
-    (("bench", "spirals", "--set", "arith.eps=1"), "no 'arith' in this benchmark"),
+    (("bench", "spirals", "--set", "mldg.beta=1"), "no 'mldg' in this benchmark"),
     (("train", "spirals", "erm", "--target", "turn1"), "did you mean 'turn10'"),
     (("train", "spirals", "erm", "--set", "vrex.penalty=3"), "'vrex' is not in this run"),
     (("train", "spirals", "erm", "--threads", "100000"), "threads=100000"),
