@@ -239,6 +239,7 @@ def _paint(axes: "Axes", data: pd.DataFrame, domain: str, *, explained: bool) ->
         for end, colour in ((last, "red"), (centroid, "gold")):
             arrow = {"arrowstyle": "->", "color": colour, "lw": 1.8}
             axes.annotate("", (end["x"], end["y"]), (start["x"], start["y"]), arrowprops=arrow)
+        axes.plot([], [], color="red", label=" to the end of the walk (Fish)")
         told = " start (seen from above)"
         axes.scatter(start["x"], start["y"], s=30, c="w", edgecolor="k", label=told)
     style: dict[str, Any] = {"xytext": (6, 4), "textcoords": "offset points", "fontsize": 9}
@@ -253,7 +254,7 @@ def _paint(axes: "Axes", data: pd.DataFrame, domain: str, *, explained: bool) ->
         "s": 160,
         "c": "gold",
         "edgecolor": "k",
-        "label": " centroid (Arith)",
+        "label": " centroid of 1 to 3 (Arith)",
     }
     axes.scatter(centroid["x"], centroid["y"], **star)
     if explained:
