@@ -82,7 +82,7 @@ class Walk(Method):
                 if batch is not last:
                     add(parameters, direction, times=-rate)
                 losses.append(loss.detach())
-            if self.parallel:
+            if self.parallel and stage is not stages[-1]:
                 assign(parameters, start)
         assign(parameters, start)
         if self.outer == "plain":
@@ -112,10 +112,10 @@ class Walk(Method):
         gradient = torch.autograd.grad(loss, parameters, materialize_grads=True)
         if not self.momentum:
             return gradient
-        velocity = [
-            learner.memory.setdefault(f"velocity.{i}", torch.zeros_like(parameter))
-            for i, parameter in enumerate(parameters)
-        ]
+        names = [f"velocity.{i}" for i in range(len(parameters))]
+        if names[0] not in learner.memory:
+            learner.memory |= zip(names, map(torch.zeros_like, parameters), strict=True)
+        velocity = [learner.memory[name] for name in names]
         mix(velocity, gradient, share=1 - self.momentum)
         return velocity
 

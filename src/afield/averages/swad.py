@@ -139,8 +139,8 @@ class SWAD(Average):
         if self.begin is None:
             return ()
         if self.form == "paper":
-            now_over = not opened and oldest >= self.begin
-            self.over = now_over and min(self.losses[oldest:]) > self.bound
+            full = not opened and oldest >= self.begin
+            self.over = full and min(self.losses[oldest:]) > self.bound
             # All that came before the window, each once.
             return range(self.begin if opened else max(self.begin, oldest - 1), oldest)
         if opened:
