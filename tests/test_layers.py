@@ -15,7 +15,7 @@ LAYERS = [
     ["catalog", "randomness", "progress", "pictures", "sounds", "weights"],
     ["unpacking"],
     ["space", "downloads", "cache", "letters"],
-    ["domains", "backbone", "rows", "optimization", "tensors"],
+    ["domains", "backbone", "grouping", "rows", "optimization", "tensors"],
     ["folders", "typefaces", "arrays", "idx", "loading"],
     ["readers", "augmentation", "wilds_sets"],
     ["evaluation"],
@@ -31,7 +31,17 @@ LAYERS = [
 ]
 READERS = {"arrays", "downloads", "folders", "idx", "letters", "sounds", "typefaces", "wilds_sets"}
 ALLOWED = {
-    "methods": {"errors", "method", "space", "tensors", "walk"},
+    "methods": {
+        "backbone",
+        "errors",
+        "evaluation",
+        "grouping",
+        "method",
+        "methods",
+        "space",
+        "tensors",
+        "walk",
+    },
     "diagnostics": {
         "backbone",
         "diagnostic",

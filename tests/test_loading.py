@@ -83,7 +83,7 @@ def test_two_blocks_of_steps_are_drawn_in_different_order():
 
 
 @pytest.mark.parametrize(
-    ("count", "sizes"), [(2, [6, 6]), (5, [3, 3, 2, 2, 2]), (12, [1] * 12), (15, [1] * 15)]
+    ("count", "sizes"), [(2, [6, 6]), (5, [3, 3, 2, 2, 2]), (12, [1] * 12), (15, [1] * 12)]
 )
 def test_regrouping_keeps_the_size_of_the_whole_batch(count, sizes):
     stream = Stream(numbered(30, 30), batch=6, seed=0)
@@ -92,10 +92,26 @@ def test_regrouping_keeps_the_size_of_the_whole_batch(count, sizes):
     stream.regroup(groups)
     for _ in range(5):
         batches = next(stream)
-        # With more groups than places, every group still has one.
+        # With more groups than places, some groups wait.
         assert [len(batch.y) for batch in batches] == sizes
-        for group, batch in zip(groups, batches, strict=True):
-            assert set(batch.x.flatten().int().tolist()) <= set(group)
+        for batch in batches:
+            (number,) = batch.group.unique().tolist()
+            assert set(batch.x.flatten().int().tolist()) <= set(groups[number])
+        assert len({int(batch.group[0]) for batch in batches}) == len(batches)
+
+
+def test_groups_are_the_domains_until_a_method_regroups():
+    for per_step in (0, 2):
+        stream = Stream(numbered(9, 9, 9), batch=2, seed=0, per_step=per_step)
+        for batch in next(stream):
+            assert torch.equal(batch.group, batch.domain)
+
+
+def test_of_more_groups_than_a_batch_has_places_all_come_equally_often():
+    stream = Stream(numbered(30, 30), batch=4, seed=0)
+    stream.regroup([list(range(i, 60, 24)) for i in range(24)])
+    seen = Counter(int(batch.group[0]) for _ in range(3 * 50) for batch in next(stream))
+    assert set(seen.values()) == {50}
 
 
 def test_after_regrouping_every_sample_still_comes_once_a_round():
@@ -105,10 +121,20 @@ def test_after_regrouping_every_sample_still_comes_once_a_round():
     assert Counter(i for step in steps for batch in step for i in batch) == Counter(range(20))
 
 
-def test_the_same_groups_again_are_drawn_in_another_order():
+def test_the_same_groups_again_go_on_where_they_are():
+    samples = numbered(12, 12)
+    stream, undisturbed = (Stream(samples, batch=3, seed=0) for _ in range(2))
+    expected = drawn(undisturbed, 9)
+    found = drawn(stream, 4)
+    stream.regroup(samples.by_domain())
+    assert found + drawn(stream, 5) == expected
+
+
+def test_other_groups_of_the_same_samples_are_drawn_in_another_order():
     samples = numbered(12, 12)
     stream = Stream(samples, batch=3, seed=0)
     before = drawn(stream, 4)
+    stream.regroup(samples.by_domain()[::-1])
     stream.regroup(samples.by_domain())
     assert drawn(stream, 4) != before
 

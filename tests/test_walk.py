@@ -26,6 +26,7 @@ from afield.tensors import flat
 from afield.walk import Walk, pieces
 from tests.methods.reference import (
     agree,
+    batch_of,
     fix_order,
     followed,
     precise,
@@ -99,10 +100,7 @@ def walked_by_hand(model: nn.Module, batches: list[Batch], *, rate: float) -> nn
 def marked(n: int, *, size: int) -> list[Batch]:
     """Batches of n domains, in which every sample has a number of its own."""
     numbers = torch.arange(n * size).view(n, size)
-    return [
-        Batch(row[:, None].float(), row % 4, torch.full((size,), domain))
-        for domain, row in enumerate(numbers)
-    ]
+    return [batch_of(row[:, None].float(), row % 4, d) for d, row in enumerate(numbers)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 12])

@@ -15,7 +15,7 @@ from afield.domains import Domain
 from afield.loading import Prepare, unchanged
 from afield.rows import Rows
 
-__all__ = ["PARTS", "Checkpoint", "Exam", "Score", "Scores", "merged_scores"]
+__all__ = ["PARTS", "Checkpoint", "Exam", "Score", "Scores", "merged_scores", "outputs"]
 
 PARTS = ("main", "probe", "sample")
 # Large enough to keep the cores busy, small enough for the caches and for memory: samples, and
@@ -93,12 +93,9 @@ class Exam:
         """The model's scores, with the model in evaluation mode and no gradient kept."""
         if not self.keys:
             return {}
-        with _evaluating(model), torch.inference_mode():
-            size = max(1, min(CHUNK, CHUNK_NUMBERS // self.x.shape.numel()))
-            chunks = self.x.chunks(size)
-            logits = torch.cat([model(self.prepare(x)) for x in chunks]).float()
-            losses = F.cross_entropy(logits, self.y, reduction="none").cpu().numpy()
-            hits = (logits.argmax(dim=1) == self.y).cpu().numpy()
+        logits = outputs(model, self.x, self.prepare)
+        losses = F.cross_entropy(logits, self.y, reduction="none").cpu().numpy()
+        hits = (logits.argmax(dim=1) == self.y).cpu().numpy()
         found: dict[str, dict[str, Score]] = {}
         for (domain, part), score in zip(self.keys, self._scores(losses, hits), strict=True):
             found.setdefault(domain, {})[part] = score
@@ -123,6 +120,13 @@ class Exam:
             sizes,
         )
         return [Score(*row) for row in zip(*(c.tolist() for c in columns), strict=True)]
+
+
+def outputs(model: nn.Module, x: Rows, prepare: Prepare) -> Tensor:
+    """What a network in evaluation mode makes of all rows, no gradient kept, in large batches."""
+    with _evaluating(model), torch.inference_mode():
+        size = max(1, min(CHUNK, CHUNK_NUMBERS // x.shape.numel()))
+        return torch.cat([model(prepare(chunk)) for chunk in x.chunks(size)]).float()
 
 
 @contextmanager

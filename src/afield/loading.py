@@ -38,11 +38,15 @@ LARGE = 2**15
 
 
 class Batch(NamedTuple):
-    """Inputs, class indices, and for each sample the index of its source domain."""
+    """Inputs, class indices, and for each sample the index of its source domain and its group.
+
+    Groups are the source domains, unless a method regroups.
+    """
 
     x: Tensor
     y: Tensor
     domain: Tensor
+    group: Tensor
 
 
 Prepare = Callable[[Tensor], Tensor]
@@ -71,7 +75,12 @@ class Samples:
     def __len__(self) -> int:
         return len(self.y)
 
-    def batch(self, index: Tensor, generator: torch.Generator | None = None) -> Batch:
+    def batch(
+        self,
+        index: Tensor,
+        generator: torch.Generator | None = None,
+        group: Tensor | None = None,
+    ) -> Batch:
         """The samples with these indices, ready for a network; with a generator, augmented."""
         y, domain = (part.index_select(0, index) for part in (self.y, self.domain))
         x = self.x.take(index)
@@ -79,9 +88,11 @@ class Samples:
             ready = self.augment(x, generator)
         else:
             ready = self.prepare(x)
+        group = domain if group is None else group
         if y.device != x.device:
-            y, domain = (part.to(x.device, non_blocking=True) for part in (y, domain))
-        return Batch(ready, y, domain)
+            parts = (part.to(x.device, non_blocking=True) for part in (y, domain, group))
+            y, domain, group = parts
+        return Batch(ready, y, domain, group)
 
     def by_domain(self) -> list[Tensor]:
         """Indices of the samples of each source domain."""
@@ -188,11 +199,18 @@ class Stream:
         self._start()
 
     def regroup(self, groups: Sequence[Sequence[int] | Tensor]) -> None:
-        """Draw from these groups of indices from now on; the whole batch keeps its size."""
-        self.generation += 1
-        self.groups = [torch.as_tensor(group, device="cpu") for group in groups]
-        if not all(len(group) for group in self.groups):
+        """Draw from these groups of indices from now on; the whole batch keeps its size.
+
+        Where there are more groups than samples in it, a step draws from some of them. Groups that
+        are as before go on where they are.
+        """
+        found = [torch.as_tensor(group, device="cpu") for group in groups]
+        if not all(len(group) for group in found):
             raise ValueError("a group without samples cannot be drawn from")
+        if len(found) == len(self.groups) and all(map(torch.equal, found, self.groups)):
+            return
+        self.generation += 1
+        self.groups = found
         self._start()
 
     def afresh(self) -> "Stream":
@@ -211,16 +229,17 @@ class Stream:
     def __next__(self) -> list[Batch]:
         block, row = divmod(self.drawn, BLOCK)
         if row == 0 or self.table is None:
-            self.table = self._drawn_block(block).to(self.samples.y.device)
+            drawn = self._drawn_block(block)
+            self.table, self.group = (part.to(self.samples.y.device) for part in drawn)
         generator = None
         if self.samples.augment is not None:
             place = seed(self.seed, "augment", self.generation, self.drawn)
             generator = torch.Generator().manual_seed(place)
         self.drawn += 1
         if self.samples.x.shape.numel() >= LARGE:
-            parts = self.table[row].split(self.sizes)
-            return [self.samples.batch(index, generator) for index in parts]
-        pooled = self.samples.batch(self.table[row], generator)
+            parts = (part[row].split(self.sizes) for part in (self.table, self.group))
+            return [self.samples.batch(i, generator, g) for i, g in zip(*parts, strict=True)]
+        pooled = self.samples.batch(self.table[row], generator, self.group[row])
         columns = (part.split(self.sizes) for part in pooled)
         return [Batch(*parts) for parts in zip(*columns, strict=True)]
 
@@ -236,28 +255,29 @@ class Stream:
 
     def _start(self) -> None:
         groups = len(self.groups)
-        self.width = max(1, groups * self.per_step // self.domains)
-        total = max(self.total, self.width)
+        total = self.total
+        self.width = max(1, min(total, groups * self.per_step // self.domains))
         self.sizes = [total // self.width + (i < total % self.width) for i in range(self.width)]
         self.drawn = 0
         self.passed = [torch.zeros(groups, dtype=torch.int64)]
         self.table = None
 
-    def _drawn_block(self, block: int) -> Tensor:
-        """The indices of a block of batches, one row a step."""
+    def _drawn_block(self, block: int) -> tuple[Tensor, Tensor]:
+        """The indices of a block of batches and the groups they are of, one row a step."""
         if self.width == len(self.groups):
             columns = [
                 self._members(i, block * BLOCK * size, BLOCK * size).view(BLOCK, size)
                 for i, size in enumerate(self.sizes)
             ]
-            return torch.cat(columns, dim=1)
+            group = torch.arange(self.width).repeat_interleave(torch.tensor(self.sizes))
+            return torch.cat(columns, dim=1), group.expand(BLOCK, -1)
         places, before = self._places(block), self._before(block)
         counts = enumerate(places.bincount().tolist())
         table = torch.empty_like(places)
         table[places.argsort(stable=True)] = torch.cat(
             [self._members(group, before[group], count) for group, count in counts if count]
         )
-        return table.view(BLOCK, -1)
+        return table.view(BLOCK, -1), places.view(BLOCK, -1)
 
     def _places(self, block: int) -> Tensor:
         """The group of every sample of a block, in rounds through all of them.

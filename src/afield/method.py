@@ -148,8 +148,10 @@ class Method:
         """Override to add networks, masks or buffers."""
         return Learner(model, task)
 
-    def regroup(self, learner: Learner, samples: Samples) -> Sequence[Sequence[int]] | None:
-        """Override to draw batches from other groups than the source domains."""
+    def regroup(
+        self, learner: Learner, samples: Samples
+    ) -> Sequence[Sequence[int] | Tensor] | None:
+        """Override to draw batches from other groups than the source domains, from now on."""
         del learner, samples
         return None
 
@@ -170,8 +172,8 @@ def pool(batches: Batches) -> Batch:
 
 
 def origins(batches: Batches) -> Tensor:
-    """The source domain of every batch: a step may draw from some of many domains only."""
-    return torch.stack([batch.domain[0] for batch in batches])
+    """The group of every batch: a step may draw from some of many groups only."""
+    return torch.stack([batch.group[0] for batch in batches])
 
 
 def risks(model: nn.Module, batches: Batches) -> Tensor:

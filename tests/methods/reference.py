@@ -29,10 +29,16 @@ def begun(method: Method) -> Learner:
     return method.setup(model, Task(("a", "b", "c"), ("0", "1", "2"), 3, nn.Linear, optimizer))
 
 
+def batch_of(x: torch.Tensor, y: torch.Tensor, domain: int) -> Batch:
+    """A batch of samples of one domain."""
+    origin = torch.full_like(y, domain)
+    return Batch(x, y, origin, origin)
+
+
 def batches(update: int) -> list[Batch]:
     """The batches of one update, one a domain."""
     x, y = _tensor("X")[update], _tensor("Y")[update]
-    return [Batch(x[d], y[d], torch.full_like(y[d], d)) for d in range(len(x))]
+    return [batch_of(x[d], y[d], d) for d in range(len(x))]
 
 
 def expected(name: str, update: int, what: str) -> torch.Tensor:
@@ -60,7 +66,7 @@ def arith_begun(method: Method, optimizer: Callable[..., torch.optim.Optimizer])
 def arith_batches(update: int) -> list[Batch]:
     """The batches of one update of the reference walks: the first inner step of every domain."""
     x, y = arith("X")[update, :, 0], arith("Y")[update, :, 0]
-    return [Batch(x[d], y[d], torch.full_like(y[d], d)) for d in range(len(x))]
+    return [batch_of(x[d], y[d], d) for d in range(len(x))]
 
 
 def fix_order(monkeypatch: pytest.MonkeyPatch, order: Sequence[int]) -> None:
@@ -85,10 +91,10 @@ def random_batches(n: int, *, size: int = 12, features: int = 6, classes: int = 
     """A batch for each of n domains, in float64, and no two samples alike."""
     generator = torch.Generator().manual_seed(n)
     return [
-        Batch(
+        batch_of(
             torch.randn(size, features, generator=generator, dtype=torch.float64) + 0.5 * domain,
             torch.randint(classes, (size,), generator=generator),
-            torch.full((size,), domain),
+            domain,
         )
         for domain in range(n)
     ]

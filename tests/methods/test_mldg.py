@@ -11,13 +11,14 @@ from torch.optim import SGD
 
 from afield.errors import SpecError
 from afield.jobs import bench, plan, planned
-from afield.method import Batch, Task
+from afield.method import Task
 from afield.methods.erm import ERM
 from afield.methods.mldg import MLDG
 from afield.space import build
 from afield.tensors import flat
 from tests.methods.reference import (
     agree,
+    batch_of,
     batches,
     begun,
     expected,
@@ -375,10 +376,7 @@ def test_gradients_reach_the_inner_optimiser_in_the_layout_of_the_weights():
         nn.Linear(4, 3),
     )
     model = nn.Sequential(*layers).to(memory_format=torch.channels_last)
-    batches = [
-        Batch(torch.randn(5, 3, 6, 6), torch.randint(3, (5,)), torch.full((5,), i))
-        for i in range(3)
-    ]
+    batches = [batch_of(torch.randn(5, 3, 6, 6), torch.randint(3, (5,)), i) for i in range(3)]
     ends = []
     for fused in (False, True):
         optimizer = partial(torch.optim.Adam, lr=0.05, fused=fused)
@@ -394,10 +392,7 @@ def test_gradients_reach_the_inner_optimiser_in_the_layout_of_the_weights():
 def test_the_second_order_goes_through_attention(task):
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=4, depth=1)
-    batches = [
-        Batch(torch.randn(2, 3, 32, 32), torch.tensor([0, 1]), torch.full((2,), i))
-        for i in range(2)
-    ]
+    batches = [batch_of(torch.randn(2, 3, 32, 32), torch.tensor([0, 1]), i) for i in range(2)]
     method = MLDG(inner="sgd", second_order=True)
     logs = method.update(method.setup(model, task), batches)
     assert logs["loss"].isfinite()

@@ -4,7 +4,7 @@
 
 Differs from the paper: no stronger regularisation and no group adjustment; q starts at one, which
 is the paper's 1/n after the first normalisation. Differs from DomainBed: nothing. Where a step
-draws from n of N domains, the other weights wait, and the loss is N/n as large: on average it is
+draws from n of N groups, the other weights wait, and the loss is N/n as large: on average it is
 the same.
 """
 
@@ -29,12 +29,11 @@ class GroupDRO(Method):
         """Sum of the risks, weighted by q."""
         risk = risks(learner.model, batches)
         plain = risk.detach()
-        known = len(learner.task.sources)
-        weights = learner.memory.get("q", plain.new_ones(known))
+        weights = learner.memory.get("q", plain.new_ones(len(learner.task.sources)))
         origin = origins(batches)
         # Less the greatest: the same q once it is normalised, and no overflow.
-        rise = plain.new_zeros(known).index_copy(0, origin, plain) - plain.max()
+        rise = plain.new_zeros(len(weights)).index_copy(0, origin, plain) - plain.max()
         grown = weights * (self.eta * rise).exp()
         q = learner.memory["q"] = grown / grown.sum()
-        share = len(batches) / known
+        share = len(batches) / len(weights)
         return q[origin] @ risk / share, {"heaviest": q.max()}
