@@ -292,9 +292,10 @@ def diagnose(
     target = checked_picture(out or f"{name}.png")
     with console.progress_shown():
         finding = diagnosed(name, paths, settings=_settings(set_), threads=threads)
-    picture, table = finding.save(target)
+    picture, *tables = finding.save(target)
     console.out.print(finding.told, markup=False, soft_wrap=True)
-    console.err.print(f"picture in {picture}, numbers in {table}", markup=False, soft_wrap=True)
+    numbers = ", ".join(map(str, tables))
+    console.err.print(f"picture in {picture}, numbers in {numbers}", markup=False, soft_wrap=True)
 
 
 @app.command(name="list")

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from afield import catalog
 from afield.diagnostic import Diagnostic, Finding, Subject
-from afield.domains import data_root
+from afield.domains import Domain, data_root
 from afield.errors import DataError, SpecError
 from afield.loading import pooled_samples
 from afield.material import main_parts
@@ -85,11 +86,12 @@ def revived(folder: Path, *, root: Path | None = None, device: str | None = None
     model.load_state_dict(stored_weights(folder))
     domains = loaded(find_dataset(run.dataset, place.root), run, place.root)
     prepare = work.stream.samples.prepare
+    mains = main_parts(run, domains)
     samples = {
         name: replace(
             pooled_samples({name: domains[name]}, {name: rows}, place.device), prepare=prepare
         )
-        for name, rows in main_parts(run, domains).items()
+        for name, rows in mains.items()
     }
     return Subject(
         record=record,
@@ -98,4 +100,9 @@ def revived(folder: Path, *, root: Path | None = None, device: str | None = None
         learner=work.learner,
         stream=work.stream,
         domains=samples,
+        called={name: _called(domains[name], rows) for name, rows in mains.items()},
     )
+
+
+def _called(domain: Domain, rows: Tensor) -> list[str]:
+    return [domain.names[row] if domain.names else str(row) for row in rows.tolist()]

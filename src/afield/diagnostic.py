@@ -14,10 +14,13 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from afield import catalog
 from afield.errors import SpecError
+from afield.evaluation import outputs
 from afield.loading import Batch, Samples, Stream
 from afield.method import Learner, Method
 from afield.record import Record
+from afield.training import fit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,7 +40,8 @@ class Subject:
     """A finished run brought back: its record, its deployed model, and how it began.
 
     `learner` and `stream` are as they were before the first step; `domains` has the main part of
-    every domain, unseen ones too, without augmentation.
+    every domain, unseen ones too, without augmentation, and `called` what each of its samples is
+    called: the file's name, or the number of its row.
     """
 
     record: Record
@@ -46,6 +50,7 @@ class Subject:
     learner: Learner
     stream: Stream
     domains: Mapping[str, Samples]
+    called: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
 
     def shown(self, most: int) -> list[str]:
         """The domains to show, at most so many: the first sources, and at least a third unseen."""
@@ -62,6 +67,26 @@ class Subject:
         for (batch,) in Stream(samples, batch=run.batch, seed=run.seed):
             yield batch
 
+    def again(self, moments: int) -> Iterator[tuple[int, nn.Module]]:
+        """Train the run once more, and show the trained model at its start and so often after it.
+
+        On the same machine it is the same training, bit for bit, if nothing has drawn random
+        numbers of torch before.
+        """
+        learner, last = self.learner, self.record.checkpoints[-1].step
+        average = catalog.find("averages", "last")()
+        average.follow(learner.model, steps=last)
+        yield 0, learner.model
+        every = max(1, last // moments)
+        steps = {"steps": last, "every": every}
+        for moment in fit(self.method, learner, average, self.stream, lambda _: {}, **steps):
+            yield moment.step, learner.model
+
+    def answers(self, model: nn.Module, domain: str, chosen: Tensor) -> Tensor:
+        """The classes that a model names for the chosen samples of a domain."""
+        samples = self.domains[domain]
+        return outputs(model, samples.x, samples.prepare, chosen).argmax(dim=1).cpu()
+
     def some(self, domain: str, count: int) -> Tensor:
         """So many of a domain's samples, by their indices, drawn at random but the same again."""
         generator = torch.Generator().manual_seed(self.record.run.seed)
@@ -70,12 +95,16 @@ class Subject:
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found: all numbers (`data`), what they say (`told`), and how they are drawn."""
+    """What was found: the numbers (`data`), what they say (`told`), and how they are drawn.
+
+    Where there are numbers of several kinds, `more` has the others, each kind with its name.
+    """
 
     data: pd.DataFrame
     told: str
     paint: Draw = field(repr=False)
     panels: int = 1
+    more: Mapping[str, pd.DataFrame] = field(default_factory=dict, repr=False)
 
     def draw(self, axes: "Axes | Sequence[Axes] | Any") -> None:
         """Draw to given axes, as many as there are panels."""
@@ -98,19 +127,21 @@ class Finding:
         self.draw(made.subplots(rows, columns, squeeze=False))
         return made
 
-    def save(self, out: str | Path) -> tuple[Path, Path]:
-        """Write the picture, and beside it the numbers as CSV."""
+    def save(self, out: str | Path) -> tuple[Path, ...]:
+        """Write the picture, and beside it the numbers as CSV; the picture's path comes first."""
         path = checked_picture(out)
-        table = path.with_suffix(".csv")
+        tables = {path.with_suffix(".csv"): self.data}
+        tables |= {path.with_suffix(f".{name}.csv"): table for name, table in self.more.items()}
         try:
             with warnings.catch_warnings():
                 # A name in letters that the font lacks is drawn as boxes.
                 warnings.filterwarnings("ignore", message="Glyph")
                 self.figure().savefig(path)
-            self.data.to_csv(table, index=False)
+            for place, table in tables.items():
+                table.to_csv(place, index=False)
         except OSError as error:
             raise _unwritable(path, error) from None
-        return path, table
+        return path, *tables
 
 
 @dataclass(frozen=True)

@@ -122,11 +122,13 @@ class Exam:
         return [Score(*row) for row in zip(*(c.tolist() for c in columns), strict=True)]
 
 
-def outputs(model: nn.Module, x: Rows, prepare: Prepare) -> Tensor:
-    """What a network in evaluation mode makes of all rows, no gradient kept, in large batches."""
+def outputs(
+    model: nn.Module, x: Rows, prepare: Prepare = unchanged, chosen: Tensor | None = None
+) -> Tensor:
+    """What a network in evaluation mode makes of all rows, or the chosen ones, in large batches."""
     with _evaluating(model), torch.inference_mode():
         size = max(1, min(CHUNK, CHUNK_NUMBERS // x.shape.numel()))
-        return torch.cat([model(prepare(chunk)) for chunk in x.chunks(size)]).float()
+        return torch.cat([model(prepare(chunk)) for chunk in x.chunks(size, chosen)]).float()
 
 
 @contextmanager

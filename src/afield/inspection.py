@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from afield.domains import Domain, DomainSet, Reading, data_root
 from afield.errors import DataError, SpecError
-from afield.pictures import stored_side
+from afield.pictures import colours, stored_side
 from afield.progress import progress
 from afield.readers import find_dataset
 
@@ -122,7 +120,7 @@ def _drawn(inspection: Inspection) -> "Figure":
         for number, left in enumerate(lefts):
             index = (domain.y == number).nonzero().flatten()
             if len(index):
-                sheet[top : top + height, left : left + width] = _colours(domain.x[index[0]])
+                sheet[top : top + height, left : left + width] = colours(domain.x[index[0]])
     tall = CELL * len(names) * min(2.0, height / width)
     rows = [name[:18] for name in names]
     aside = 0.2 + LETTER * max(len(name) for name in rows)
@@ -136,21 +134,6 @@ def _drawn(inspection: Inspection) -> "Figure":
     axes.spines[:].set_visible(False)
     figure.tight_layout(pad=0.4)
     return figure
-
-
-def _colours(x: Tensor) -> NDArray[np.float32]:
-    """A sample as height × width × red, green, blue; of two channels red and green."""
-    values = x[:3].float()
-    least, most = (0.0, 255.0)
-    if x.dtype != torch.uint8:
-        least, most = values.min().item(), values.max().item()
-    pixels = ((values - least) / max(1e-6, most - least)).permute(1, 2, 0).numpy()
-    if x.dtype == torch.float16:
-        # That is what afield makes of sounds: low tones belong below.
-        pixels = pixels[::-1]
-    if pixels.shape[2] == 2:
-        return np.pad(pixels, ((0, 0), (0, 0), (0, 1)))
-    return pixels
 
 
 def _copies(domains: Mapping[str, Domain]) -> list[tuple[str, str]]:

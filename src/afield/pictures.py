@@ -1,4 +1,4 @@
-"""One picture file as a square of bytes, whatever its mode, depth and shape."""
+"""One picture file as a square of bytes, whatever its mode, depth and shape; and samples shown."""
 
 import warnings
 from collections.abc import Iterator
@@ -6,10 +6,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
-__all__ = ["BROKEN", "PICTURES", "picture", "quiet", "stored_side"]
+__all__ = ["BROKEN", "PICTURES", "colours", "picture", "quiet", "stored_side"]
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 # What Pillow raises for files that are no pictures, or broken ones.
@@ -98,3 +100,18 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     elif image.mode != "I" or values.max() > 255:
         values = values / 257
     return Image.fromarray(values.round().clip(0, 255).astype(np.uint8))
+
+
+def colours(x: Tensor) -> NDArray[np.float32]:
+    """A sample as height × width × red, green, blue; of two channels red and green."""
+    values = x[:3].float()
+    least, most = (0.0, 255.0)
+    if x.dtype != torch.uint8:
+        least, most = values.min().item(), values.max().item()
+    pixels = ((values - least) / max(1e-6, most - least)).permute(1, 2, 0).numpy()
+    if x.dtype == torch.float16:
+        # That is what afield makes of sounds: low tones belong below.
+        pixels = pixels[::-1]
+    if pixels.shape[2] == 2:
+        return np.pad(pixels, ((0, 0), (0, 0), (0, 1)))
+    return pixels

@@ -67,13 +67,14 @@ class Rows:
             found = found.pin_memory()
         return found.to(self.device, non_blocking=True)
 
-    def chunks(self, size: int) -> Iterator[Tensor]:
-        """All rows, so many at a time."""
-        if self.held is not None:
+    def chunks(self, size: int, chosen: Tensor | None = None) -> Iterator[Tensor]:
+        """All rows, or those with the chosen numbers, so many at a time."""
+        if self.held is not None and chosen is None:
             yield from self.held.split(size)
             return
-        for index in torch.arange(len(self)).split(size):
-            yield self.take(index)
+        index = torch.arange(len(self)) if chosen is None else chosen
+        for part in index.to(self.place).split(size):
+            yield self.take(part)
 
 
 def taken(array: Tensor, index: Tensor) -> Tensor:
