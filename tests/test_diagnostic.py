@@ -51,9 +51,12 @@ def test_it_says_what_it_found_in_a_line(findings, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_saved_with_its_numbers_beside_it(findings, name, tmp_path):
-    picture, table = findings[name].save(tmp_path / "new" / f"{name}.png")
+    finding = findings[name]
+    picture, table, *more = finding.save(tmp_path / "new" / f"{name}.png")
     assert picture.stat().st_size > 5000
-    assert len(pd.read_csv(table)) == len(findings[name].data)
+    assert len(pd.read_csv(table)) == len(finding.data)
+    assert [path.name for path in more] == [f"{name}.{each}.csv" for each in finding.more]
+    assert all(len(pd.read_csv(path)) for path in more)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,7 +10,8 @@ The latter two start from weights of the hub, of a file, or from random ones; wi
 BatchNorm layers keep the statistics that came with these, as the field's protocol has it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -27,6 +28,7 @@ __all__ = [
     "HUB",
     "Classifier",
     "Form",
+    "evaluating",
     "form_of",
     "full_name",
     "has_free_statistics",
@@ -100,6 +102,18 @@ class Quadrants(nn.Module):
             for half in (row[:, :, :, : (width + 1) // 2], row[:, :, :, width // 2 :])
         ]
         return torch.stack(means, dim=2).unflatten(2, (2, 2))
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and every module back in the mode that it was in: some may be frozen."""
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
 
 
 def has_free_statistics(model: nn.Module) -> bool:

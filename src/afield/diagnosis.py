@@ -15,6 +15,7 @@ from afield.domains import Domain, data_root
 from afield.errors import DataError, SpecError
 from afield.loading import pooled_samples
 from afield.material import main_parts
+from afield.randomness import saved_state
 from afield.readers import find_dataset
 from afield.record import Store, read_record, stored_weights
 from afield.runner import Place, begun, default_device, loaded
@@ -82,6 +83,7 @@ def revived(folder: Path, *, root: Path | None = None, device: str | None = None
     where = torch.device(device or default_device())
     place = Place(where, torch.get_num_threads(), root or data_root())
     work = begun(run, place)
+    random = saved_state()
     model = copy.deepcopy(work.learner.model)
     model.load_state_dict(stored_weights(folder))
     domains = loaded(find_dataset(run.dataset, place.root), run, place.root)
@@ -101,6 +103,7 @@ def revived(folder: Path, *, root: Path | None = None, device: str | None = None
         stream=work.stream,
         domains=samples,
         called={name: _called(domains[name], rows) for name, rows in mains.items()},
+        random=random,
     )
 
 

@@ -19,6 +19,7 @@ from afield.errors import SpecError
 from afield.evaluation import outputs
 from afield.loading import Batch, Samples, Stream
 from afield.method import Learner, Method
+from afield.randomness import restore_state
 from afield.record import Record
 from afield.training import fit
 
@@ -41,7 +42,8 @@ class Subject:
 
     `learner` and `stream` are as they were before the first step; `domains` has the main part of
     every domain, unseen ones too, without augmentation, and `called` what each of its samples is
-    called: the file's name, or the number of its row.
+    called: the file's name, or the number of its row. `random` is the state of the random
+    generators at the first step.
     """
 
     record: Record
@@ -50,7 +52,8 @@ class Subject:
     learner: Learner
     stream: Stream
     domains: Mapping[str, Samples]
-    called: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
+    called: Mapping[str, Sequence[str]] = field(repr=False)
+    random: Mapping[str, Any] = field(repr=False)
 
     def shown(self, most: int) -> list[str]:
         """The domains to show, at most so many: the first sources, and at least a third unseen."""
@@ -70,9 +73,10 @@ class Subject:
     def again(self, moments: int) -> Iterator[tuple[int, nn.Module]]:
         """Train the run once more, and show the trained model at its start and so often after it.
 
-        On the same machine it is the same training, bit for bit, if nothing has drawn random
-        numbers of torch before.
+        On the same machine it is the same training, bit for bit. It changes the learner, the stream
+        and torch's random generators, and can be done once.
         """
+        restore_state(self.random)
         learner, last = self.learner, self.record.checkpoints[-1].step
         average = catalog.find("averages", "last")()
         average.follow(learner.model, steps=last)

@@ -1,7 +1,6 @@
 """How a model does on parts of domains, and what a checkpoint keeps of it."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from afield.backbone import evaluating
 from afield.domains import Domain
 from afield.loading import Prepare, unchanged
 from afield.rows import Rows
@@ -126,21 +126,9 @@ def outputs(
     model: nn.Module, x: Rows, prepare: Prepare = unchanged, chosen: Tensor | None = None
 ) -> Tensor:
     """What a network in evaluation mode makes of all rows, or the chosen ones, in large batches."""
-    with _evaluating(model), torch.inference_mode():
+    with evaluating(model), torch.inference_mode():
         size = max(1, min(CHUNK, CHUNK_NUMBERS // x.shape.numel()))
         return torch.cat([model(prepare(chunk)) for chunk in x.chunks(size, chosen)]).float()
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and every module back in the mode that it was in: some may be frozen."""
-    before = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
 
 
 def merged_scores(

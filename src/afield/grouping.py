@@ -86,7 +86,7 @@ def seeds(points: Tensor, radius: float) -> Tensor:
             alone &= ~fresh
             for near in _neighbours(points[fresh], points, radius):
                 gain -= near.sum(0)
-            gain[torch.stack(found)] = -1
+            gain.clamp_(min=0)[torch.stack(found)] = -1
     return torch.stack(found)
 
 

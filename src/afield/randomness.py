@@ -6,6 +6,7 @@ seeded by `seed`; so saving torch's state is saving all of it.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ def saved_state() -> dict[str, Any]:
     return {"cpu": torch.get_rng_state(), "cuda": cuda}
 
 
-def restore_state(state: dict[str, Any]) -> None:
+def restore_state(state: Mapping[str, Any]) -> None:
     """Put torch's generators back to a saved state."""
     torch.set_rng_state(state["cpu"])
     if state["cuda"]:

@@ -8,10 +8,13 @@ where they pass as vectors.
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from afield.backbone import evaluating
 
 __all__ = ["channel_means", "stage_names", "watched"]
 
@@ -43,16 +46,15 @@ def stage_names(model: nn.Module, x: Tensor) -> list[str]:
     x
         A few samples, which are sent through it in evaluation mode.
     """
-    passed = _passed(model, x)
-    told = _told(model)
-    if told:
-        chosen = {each.name for each in passed if each.name in told}
-    else:
-        chosen = {*_sizes(passed), *_blocks(model, passed)}
-    chosen |= {each.name for each in passed if _layer(each) and not _within(each.name, told)}
-    order = [each.name for each in passed]
-    ends = [_extended(passed, order.index(name)) for name in order if name in chosen]
-    return list(dict.fromkeys(ends))
+    passed, told = _passed(model, x), _told(model)
+    found = set() if told else {*_sizes(passed), *_blocks(model, passed)}
+    found |= {each.name for each in passed if _layer(each) and not _within(each.name, told)}
+    names = [
+        each.name if each.name in told else _end(passed[place:])
+        for place, each in enumerate(passed)
+        if each.name in found or each.name in told
+    ]
+    return list(dict.fromkeys(names))
 
 
 @contextmanager
@@ -95,11 +97,8 @@ def _passed(model: nn.Module, x: Tensor) -> list[_Passing]:
         for name, module in model.named_modules():
             if name:
                 stack.callback(module.register_forward_hook(noted(name, module)).remove)
-        training = model.training
-        model.eval()
-        with torch.inference_mode():
+        with evaluating(model), torch.inference_mode():
             model(x)
-        model.train(training)
     return [each for name, each in found.items() if name not in twice]
 
 
@@ -140,14 +139,11 @@ def _layer(each: _Passing) -> bool:
     return len(each.shape) == 2 and leaf and each.weighted
 
 
-def _extended(passed: list[_Passing], index: int) -> str:
+def _end(passed: list[_Passing]) -> str:
     """What comes after a stage without weights and gives the same shape belongs to it, as ReLU."""
-    name = passed[index].name
-    for each in passed[index + 1 :]:
-        if each.weighted or each.shape != passed[index].shape:
-            break
-        name = each.name
-    return name
+    stage = passed[0]
+    after = takewhile(lambda each: not each.weighted and each.shape == stage.shape, passed[1:])
+    return [stage, *after][-1].name
 
 
 def _within(name: str, others: list[str]) -> bool:

@@ -73,7 +73,6 @@ class Patterns(Diagnostic):
         chosen = {name: subject.some(name, self.samples).sort().values for name in names}
         views = Views.joined(list(_looked_at(subject, chosen)))
         table = _table(subject, chosen, views, self.count)
-        # Before anything draws random numbers, so that the training is the same one.
         history = self._history(subject, chosen, table)
         seed = subject.record.run.seed % 2**31
         agreement = self._agreement(table, views, seed)

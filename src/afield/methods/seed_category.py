@@ -40,6 +40,8 @@ from afield.space import Choice, LogUniform, Variant
 __all__ = ["SeedCategory"]
 
 Grouping = Literal["loss", "kmeans", "graph", "domain", "class", "domain_class"]
+# Features that spread less than this, as a share of their size, are all the same.
+SPREAD = 1e-5
 GROUPINGS = ("loss", "kmeans", "graph", "domain", "class", "domain_class")
 
 
@@ -103,7 +105,10 @@ class SeedCategory(GroupDRO):
 
     def _seeds(self, points: Tensor) -> Tensor:
         centred = points - points.mean(dim=0)
-        radius = self.radius * float(centred.square().sum(dim=1).mean().sqrt())
+        spread, size = (float(each.square().sum(dim=1).mean().sqrt()) for each in (centred, points))
+        if spread <= SPREAD * size:
+            return torch.zeros(len(points), dtype=torch.int64)
+        radius = self.radius * spread
         return joined_seeds(centred, seeds(centred, radius), radius)
 
 

@@ -1,0 +1,215 @@
+from itertools import combinations, permutations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from afield.diagnosis import diagnose, revived
+from afield.diagnostics.patterns import Patterns
+from afield.errors import SpecError
+from afield.jobs import train
+from afield.selection import value_of
+from tests.files import saved
+
+QUICK = {"samples": 60, "clusters": 4, "history": False}
+
+
+@pytest.fixture(autouse=True)
+def small_maps(monkeypatch):
+    """Maps of many samples take seconds."""
+    monkeypatch.setattr("afield.diagnostics.patterns.POINTS", 50)
+
+
+@pytest.fixture
+def finding(subject):
+    return Patterns(**QUICK).look([subject])
+
+
+def test_categories_are_equal_parts_of_the_ranking_by_loss(subject, finding):
+    samples = finding.more["samples"]
+    for name, own in samples.groupby("domain"):
+        sizes = own["category"].value_counts()
+        assert sorted(sizes.index) == [1, 2, 3, 4]
+        assert sizes.max() - sizes.min() <= 1
+        for easy, hard in combinations(range(1, 5), 2):
+            most = own[own["category"] == easy]["loss"].max()
+            assert most <= own[own["category"] == hard]["loss"].min(), name
+    assert set(samples["domain"]) == set(subject.domains)
+
+
+def test_numbers_of_a_category_are_those_of_its_samples(finding):
+    samples, data = finding.more["samples"], finding.data
+    assert len(data) == 4 * samples["domain"].nunique()
+    for row in data.itertuples():
+        own = samples[(samples["domain"] == row.domain) & (samples["category"] == row.category)]
+        assert row.samples == len(own)
+        assert row.accuracy == pytest.approx((own["class"] == own["answer"]).mean())
+        assert row.loss == pytest.approx(own["loss"].mean())
+        alike = samples[samples["seen"] == row.seen]["right"].mean()
+        assert row.below_mean == pytest.approx(alike - row.accuracy)
+
+
+def test_samples_are_called_as_in_the_data(subject, finding):
+    samples = finding.more["samples"]
+    row = samples[samples["domain"] == "turn30"].iloc[7]
+    place = subject.called["turn30"].index(row["sample"])
+    x = subject.domains["turn30"].batch(torch.tensor([place])).x
+    classes = subject.learner.task.classes
+    assert classes[subject.model(x).argmax()] == row["answer"]
+    assert classes[subject.domains["turn30"].y[place]] == row["class"]
+
+
+def test_unseen_domains_are_told_from_those_that_were_trained_on(subject, finding):
+    for frame in (finding.data, finding.more["samples"]):
+        assert set(frame[~frame["seen"]]["domain"]) == {"turn30"}
+    first, second, _ = finding.told.splitlines()
+    assert first.startswith("trained on: worst is the")
+    assert second.startswith("unseen: worst is the")
+    assert "quarter of turn30: 15 samples" in second
+
+
+def test_random_divisions_agree_as_often_as_there_are_clusters(subject):
+    for clusters in (2, 5):
+        settings = QUICK | {"clusters": clusters, "samples": 1000}
+        cct = Patterns(**settings).look([subject]).more["cct"]
+        random = cct[cct["first"] == "random"].iloc[0]
+        assert random["cct"] == pytest.approx(1 / clusters, abs=0.03)
+        assert random["chance"] == pytest.approx(1 / clusters, abs=0.03)
+
+
+def test_every_pair_of_views_is_there_both_ways_with_its_chance(finding):
+    cct = finding.more["cct"].set_index(["first", "second"])
+    pairs = [*permutations(("features", "path", "loss"), 2), ("random", "random")]
+    assert list(cct.index) == pairs
+    assert cct.to_numpy().min() >= 0
+    assert cct.to_numpy().max() <= 1
+    # Chance is a matter of the second view's clusters only.
+    assert cct.loc[("features", "loss"), "chance"] == cct.loc[("path", "loss"), "chance"]
+
+
+def test_trained_once_more_the_model_is_the_one_that_is_deployed(subject):
+    record = subject.record
+    best = max(record.candidates, key=lambda checkpoint: value_of(checkpoint, record.run))
+    weights = subject.model.state_dict()
+    shown = []
+    for step, model in subject.again(record.run.steps):
+        shown.append(step)
+        if step == best.step:
+            assert all(torch.equal(weights[name], w) for name, w in model.state_dict().items())
+    assert shown == list(range(record.run.steps + 1))
+
+
+def test_the_history_ends_in_the_accuracy_of_the_last_weights(subject):
+    finding = Patterns(**QUICK | {"history": True}).look([subject])
+    history = finding.more["history"]
+    assert sorted(set(history["step"])) == list(range(0, 61, 5))
+    last = history[history["step"] == 60].set_index(["domain", "category"])["accuracy"]
+    samples = finding.more["samples"].set_index(["domain", "sample"])
+    for name in subject.domains:
+        own = samples.loc[name]
+        places = [subject.called[name].index(called) for called in own.index]
+        batch = subject.domains[name].batch(torch.tensor(places))
+        hits = (subject.learner.model(batch.x).argmax(1) == batch.y).numpy()
+        for category in (1, 4):
+            mean = hits[own["category"].to_numpy() == category].mean()
+            assert last[name, category] == pytest.approx(mean)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "patience", "there"), [(None, 1e9, 1), (None, -1, 0), (0, 1, 0)]
+)
+def test_a_long_run_is_trained_once_more_on_request_only(
+    subject, monkeypatch, wanted, patience, there
+):
+    monkeypatch.setattr("afield.diagnostics.patterns.PATIENCE", patience)
+    history = None if wanted is None else bool(wanted)
+    finding = Patterns(**QUICK | {"history": history}).look([subject])
+    assert ("history" in finding.more) == bool(there)
+    assert finding.panels == 3 + there
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("samples", 40), ("count", 2), ("clusters", 6), ("within", "domain")]
+)
+def test_every_setting_matters(subject, finding, setting, value):
+    other = Patterns(**QUICK | {setting: value}).look([subject])
+    numbers = [pd.concat([each.data, each.more["cct"]]) for each in (finding, other)]
+    assert not numbers[0].equals(numbers[1])
+
+
+def test_only_some_samples_are_on_the_maps_and_the_same_on_both(finding):
+    samples = finding.more["samples"]
+    there = samples[["features_x", "features_y", "path_x", "path_y"]].notna()
+    assert there["features_x"].sum() == 50
+    assert (there.sum(axis=1) % 4 == 0).all()
+
+
+def test_looking_twice_finds_the_same(folder):
+    first, second = (diagnose("patterns", folder, settings=QUICK) for _ in range(2))
+    assert first.told == second.told
+    assert all(first.more[name].equals(second.more[name]) for name in first.more)
+
+
+def test_too_many_clusters_for_the_samples_are_refused(subject):
+    with pytest.raises(SpecError, match="no domain and class has 400 samples or more; use fewer"):
+        Patterns(clusters=200, within="domain_class", history=False).look([subject])
+
+
+@pytest.mark.parametrize("setting", ["samples", "count", "clusters"])
+def test_settings_below_two_are_refused(setting):
+    with pytest.raises(SpecError, match=f"patterns.{setting}=1: must be at least 2"):
+        Patterns(**{setting: 1})
+
+
+@pytest.fixture(scope="module")
+def own_folder(tmp_path_factory):
+    """Two hospitals with bright and dark pictures; in the third, most labels are wrong."""
+    root, generator = tmp_path_factory.mktemp("hospitals"), np.random.default_rng(0)
+    for domain in ("north", "south", "$west_"):
+        for number in range(48):
+            bright = number % 2 == 1
+            values = generator.integers(120 * bright, 120 * bright + 130, (12, 12, 3))
+            wrong = domain == "$west_" and number >= 12
+            label = "ill" if bright != wrong else "well"
+            saved(Image.fromarray(values.astype(np.uint8)), root / domain / label / f"{number}.png")
+    store = tmp_path_factory.mktemp("store")
+    settings = {"steps": 20, "augment": "none"}
+    record = train(str(root), "erm", target="$west_", store=store, settings=settings)
+    return store / record.run.key
+
+
+@pytest.mark.slow
+def test_it_tells_people_what_is_hard_in_their_own_folder(own_folder, tmp_path):
+    finding = diagnose("patterns", own_folder, settings={"clusters": 3, "samples": 30})
+    unseen = finding.told.splitlines()[1]
+    # Counted by hand: 30 of the 39 pictures of the main part are looked at.
+    samples = finding.more["samples"]
+    worst = samples[(samples["domain"] == "$west_") & (samples["category"] == 4)]
+    assert not worst["right"].any()
+    assert f"hardest quarter of $west_: {len(worst)} samples, 0.0 % right" in unseen
+    assert "taken for" in unseen
+    names = samples[samples["domain"] == "$west_"]["sample"]
+    assert names.str.match(r"\$west_/(ill|well)/\d+\.png").all()
+    # Maps, agreement, history, and a contact sheet of each hospital.
+    assert finding.panels == 4 + 3
+    picture, *_ = finding.save(tmp_path / "fig.png")
+    assert picture.stat().st_size > 50_000
+
+
+@pytest.mark.slow
+def test_the_sheet_shows_the_pictures_with_the_highest_losses_first(own_folder):
+    subject = revived(own_folder)
+    finding = Patterns(clusters=3, history=False).look([subject])
+    title = "highest losses in $west_ (unseen)"
+    (axes,) = (each for each in finding.figure().axes if each.get_title() == title)
+    own = finding.more["samples"]
+    own = own[own["domain"] == "$west_"].nlargest(15, "loss")
+    shown = axes.get_images()
+    assert len(shown) == len(own)
+    place = subject.called["$west_"].index(own.iloc[0]["sample"])
+    x = subject.domains["$west_"].x.take(torch.tensor([place]))[0]
+    assert np.allclose(shown[0].get_array(), x.permute(1, 2, 0) / 255, atol=1e-6)
+    first = axes.texts[0].get_text()
+    assert first == f"{own.iloc[0]['class']} → {own.iloc[0]['answer']}"

@@ -1,0 +1,95 @@
+"""Stages are found in networks of every kind, without knowing them by name."""
+
+import pytest
+import torch
+from torch import nn
+
+from afield.backbone import network
+from afield.stages import channel_means, stage_names, watched
+
+
+def stages(name, *shape):
+    return stage_names(network(name, shape, 5), torch.zeros(1, *shape))
+
+
+def test_a_residual_network_has_the_six_stages_of_the_paper():
+    told = ["act1", "layer1", "layer2", "layer3", "layer4"]
+    expected = [*(f"features.{name}" for name in told), "head"]
+    assert stages("timm:resnet18", 3, 32, 32) == expected
+    # Torchvision's does not tell them; they are found by the sizes of its maps.
+    expected[0] = "features.relu"
+    assert stages("torchvision:resnet18", 3, 64, 64) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [
+        ("small:mlp", (6,), ["features.2", "features.4", "head"]),
+        ("small:cnn", (1, 28, 28), ["features.2", "features.5", "features.8", "head"]),
+        ("small:mnist_cnn", (1, 28, 28), ["features.2", "features.11", "head"]),
+    ],
+)
+def test_small_networks_have_a_stage_for_every_size_and_every_layer(name, shape, expected):
+    assert stages(name, *shape) == expected
+
+
+def test_an_activation_belongs_to_the_layer_before_it():
+    found = stages("small:lenet", 1, 32, 32)
+    kinds = [type(network("small:lenet", (1, 32, 32), 5).get_submodule(name)) for name in found]
+    assert kinds == [nn.ReLU, nn.ReLU, nn.ReLU, nn.Dropout, nn.ReLU, nn.Linear]
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [("timm:vit_tiny_patch16_224", "features.blocks."), ("torchvision:vit_b_32", "encoder_layer_")],
+)
+@pytest.mark.slow
+def test_transformers_have_a_stage_for_every_block(name, blocks):
+    found = stages(name, 3, 224, 224)
+    assert sum(blocks in each for each in found) == 12
+    assert found[-1] == "head"
+
+
+def test_an_efficient_network_has_a_stage_for_every_size():
+    found = stages("timm:tf_efficientnet_lite0", 3, 64, 64)
+    assert found == [*(f"features.blocks.{i}" for i in (0, 1, 2, 4, 6)), "head"]
+
+
+def test_a_module_that_is_passed_twice_is_no_stage():
+    relu = nn.ReLU()
+    model = nn.Sequential(nn.Linear(4, 3), relu, nn.Linear(3, 2), relu)
+    assert stage_names(model, torch.zeros(1, 4)) == ["0", "2"]
+
+
+def test_looking_for_stages_leaves_modes_and_hooks_as_they_were():
+    model = network("small:lenet", (1, 32, 32), 5)
+    model.features.eval()
+    modes = [module.training for module in model.modules()]
+    stage_names(model, torch.zeros(1, 1, 32, 32))
+    assert [module.training for module in model.modules()] == modes
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_means_are_over_places_and_tokens_never_over_channels():
+    maps = torch.randn(2, 3, 4, 5)
+    torch.testing.assert_close(channel_means(maps), maps.mean(dim=(2, 3)))
+    # As within Swin transformers.
+    last = torch.randn(2, 4, 4, 3)
+    torch.testing.assert_close(channel_means(last), last.mean(dim=(1, 2)))
+    tokens = torch.randn(2, 7, 3)
+    torch.testing.assert_close(channel_means(tokens), tokens.mean(dim=1))
+    rows = torch.randn(2, 3)
+    assert torch.equal(channel_means(rows), rows)
+
+
+def test_what_is_watched_is_told_while_it_is_watched():
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    told = {}
+    x = torch.randn(5, 4)
+    with watched(model, told.__setitem__, "0", "1"):
+        model(x)
+    assert list(told) == ["0", "1"]
+    assert torch.equal(told["1"], model(x))
+    told.clear()
+    model(x)
+    assert not told
