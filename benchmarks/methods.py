@@ -39,7 +39,7 @@ EPOCHS, WHOLE = 75, (1000, 100)
 # Samples that a bare loop over all of them, and a regrouping, read.
 READ = 1536
 # Of these many at a time, and so often.
-BARE, TURNS = 256, 7
+BARE, TURNS = 128, 7
 
 
 def stream_of(pixels: int, batch: int, size: int | None = None) -> Stream:

@@ -39,7 +39,7 @@ def test_samples_are_looked_at_in_evaluation_mode_and_as_they_are(model, samples
 
 def test_large_sets_are_looked_at_in_pieces(model, samples, monkeypatch):
     whole = viewed(model, samples, torch.arange(100))
-    monkeypatch.setattr("afield.evaluation.CHUNK", 7)
+    monkeypatch.setattr("afield.evaluation.CHUNK_NUMBERS", 7 * 6)
     assert CHUNK > 100
     pieces = viewed(model, samples, torch.arange(100))
     for name in ("features", "path", "logits", "y"):

@@ -89,7 +89,7 @@ class Subject:
     def answers(self, model: nn.Module, domain: str, chosen: Tensor) -> Tensor:
         """The classes that a model names for the chosen samples of a domain."""
         samples = self.domains[domain]
-        return outputs(model, samples.x, samples.prepare, chosen).argmax(dim=1).cpu()
+        return outputs(model, samples.x, samples.prepare, chosen=chosen).argmax(dim=1).cpu()
 
     def some(self, domain: str, count: int) -> Tensor:
         """So many of a domain's samples, by their indices, drawn at random but the same again."""

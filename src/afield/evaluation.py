@@ -123,11 +123,16 @@ class Exam:
 
 
 def outputs(
-    model: nn.Module, x: Rows, prepare: Prepare = unchanged, chosen: Tensor | None = None
+    model: nn.Module,
+    x: Rows,
+    prepare: Prepare = unchanged,
+    *,
+    chosen: Tensor | None = None,
+    most: int = CHUNK,
 ) -> Tensor:
-    """What a network in evaluation mode makes of all rows, or the chosen ones, in large batches."""
+    """What a network in evaluation mode makes of all rows, or of the chosen, so many at a time."""
     with evaluating(model), torch.inference_mode():
-        size = max(1, min(CHUNK, CHUNK_NUMBERS // x.shape.numel()))
+        size = max(1, min(most, CHUNK_NUMBERS // x.shape.numel()))
         return torch.cat([model(prepare(chunk)) for chunk in x.chunks(size, chosen)]).float()
 
 

@@ -59,7 +59,7 @@ def viewed(model: nn.Module, samples: Samples, chosen: Tensor) -> Views:
     hook = head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0].cpu()))
     try:
         with watched(model, note, *names):
-            logits = outputs(model, samples.x, samples.prepare, chosen)
+            logits = outputs(model, samples.x, samples.prepare, chosen=chosen)
     finally:
         hook.remove()
     return Views(

@@ -40,6 +40,8 @@ from afield.space import Choice, LogUniform, Variant
 __all__ = ["SeedCategory"]
 
 Grouping = Literal["loss", "kmeans", "graph", "domain", "class", "domain_class"]
+# Samples that are read at once: as fast as more, and no more memory than a training step takes.
+AT_ONCE = 128
 # Features that spread less than this, as a share of their size, are all the same.
 SPREAD = 1e-5
 GROUPINGS = ("loss", "kmeans", "graph", "domain", "class", "domain_class")
@@ -92,10 +94,10 @@ class SeedCategory(GroupDRO):
         if self.grouping == "domain" or self._whole:
             return domains
         if self.grouping == "loss":
-            logits = outputs(learner.model, samples.x, samples.prepare)
+            logits = outputs(learner.model, samples.x, samples.prepare, most=AT_ONCE)
             losses = F.cross_entropy(logits, samples.y.to(logits.device), reduction="none").cpu()
             return divided(domains, lambda unit: ranked(losses[unit], self.count))
-        features = outputs(_features(learner), samples.x, samples.prepare)
+        features = outputs(_features(learner), samples.x, samples.prepare, most=AT_ONCE)
         label = self._clusters if self.grouping == "kmeans" else self._seeds
         return divided(domains, lambda unit: label(features[unit.to(features.device)]))
 
