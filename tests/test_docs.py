@@ -8,10 +8,16 @@ import pytest
 
 from afield import catalog
 from afield.jobs import plan
+from afield.space import ranges
 
 DOCS = Path(__file__).parents[1] / "docs"
+TEXTS = {path.name: path.read_text() for path in DOCS.glob("*.md")}
 COMMANDS = sorted(
-    set(re.findall(r"`afield bench D (--methods [^`]+)`", (DOCS / "meta_learning.md").read_text()))
+    {
+        options
+        for text in TEXTS.values()
+        for options in re.findall(r"`afield bench D (--methods [^`]+)`", text)
+    }
 )
 
 
@@ -23,7 +29,12 @@ def test_a_cell_of_the_papers_tables_can_be_planned(options):
     settings = dict(setting.split("=", 1) for setting in given)
     methods = pairs["--methods"].split(",")
     runs = plan(
-        "spirals", methods, trials=1, average=pairs.get("--average", "last"), settings=settings
+        "spirals",
+        methods,
+        trials=1,
+        average=pairs.get("--average", "last"),
+        rules=pairs.get("--rules"),
+        settings=settings,
     )
     assert {run.method for run in runs} == set(methods)
     # What was asked for is not what would be done anyway.
@@ -35,5 +46,11 @@ def test_there_are_cells():
 
 
 def test_every_diagnostic_is_shown():
-    text = (DOCS / "meta_learning.md").read_text()
-    assert all(f"afield diagnose {name} " in text for name in catalog.names("diagnostics"))
+    for name in catalog.names("diagnostics"):
+        assert any(f"afield diagnose {name} " in text for text in TEXTS.values()), name
+
+
+def test_every_grouping_of_seed_categories_is_in_the_table_of_them():
+    options = ranges(catalog.find("methods", "seed_category"))["grouping"].options
+    rows = re.findall(r"^\| `(\w+)`", TEXTS["seed_categories.md"], flags=re.MULTILINE)
+    assert rows[: len(options)] == list(options)
