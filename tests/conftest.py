@@ -56,6 +56,7 @@ def task() -> Task:
         steps=100,
         network=little_network,
         optimizer=partial(torch.optim.Adam, lr=0.01),
+        shape=(FEATURES,),
     )
 
 

@@ -39,7 +39,8 @@ class Task:
     """All that a method may know of what is asked; of the target it knows nothing.
 
     `network` makes a further network with so many outputs, `optimizer` an optimiser for parameters
-    or groups of them, with the run's settings unless others are given as keywords.
+    or groups of them, with the run's settings unless others are given as keywords; `shape` is that
+    of a sample as the network sees it.
     """
 
     sources: tuple[str, ...]
@@ -47,16 +48,25 @@ class Task:
     steps: int
     network: Callable[[int], nn.Module]
     optimizer: Callable[..., torch.optim.Optimizer]
+    shape: tuple[int, ...] = ()
 
 
 class Learner:
-    """Everything that changes during training."""
+    """Everything that changes during training.
+
+    `rates` are learning rates of their own for parts of the model, as multiples of the run's.
+    """
 
     def __init__(
-        self, model: nn.Module, task: Task, parts: Mapping[str, nn.Module] | None = None
+        self,
+        model: nn.Module,
+        task: Task,
+        parts: Mapping[str, nn.Module] | None = None,
+        rates: Mapping[str, float] | None = None,
     ) -> None:
         self.model = model
         self.task = task
+        self.rates = dict(rates or {})
         self.parts = nn.ModuleDict(dict(parts or {})).to(next(model.parameters()).device)
         self.memory: dict[str, Tensor] = {}
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
@@ -76,7 +86,19 @@ class Learner:
 
     def reset_optimizer(self) -> None:
         """Start the optimiser afresh, without its memory of earlier gradients."""
-        self.optimizer = self.task.optimizer(self.parameters())
+        groups = [[*self.model.get_submodule(name).parameters()] for name in self.rates]
+        apart = {id(parameter) for group in groups for parameter in group}
+        groups.insert(0, [each for each in self.parameters() if id(each) not in apart])
+        self.optimizer = self.task.optimizer([{"params": group} for group in groups])
+        for group, rate in zip(
+            self.optimizer.param_groups, (1.0, *self.rates.values()), strict=True
+        ):
+            group["lr"] *= rate
+
+    def pace(self, share: float) -> None:
+        """Set all learning rates to a share of what they are at first."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = share * group.setdefault("first_lr", group["lr"])
 
     def descend(self, loss: Tensor) -> None:
         """One step of the optimiser on a loss."""

@@ -174,6 +174,7 @@ def begun(run: Run, place: Place) -> Work:
         steps=run.steps,
         network=lambda outputs: build_network(outputs).to(place.device),
         optimizer=optimizer_of(run.optimizer, lr=run.lr, weight_decay=run.weight_decay),
+        shape=material.shape,
     )
     method: Method = build(catalog.find("methods", run.method), run.params)
     learner = method.setup(task.network(len(dataset.classes)), task)

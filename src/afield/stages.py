@@ -16,15 +16,19 @@ from torch import Tensor, nn
 
 from afield.backbone import evaluating
 
-__all__ = ["channel_means", "stage_names", "watched"]
+__all__ = ["channel_axis", "channel_means", "late_entrances", "stage_names", "watched"]
+
+# Of a transformer, so many of the last blocks are late.
+LATE_BLOCKS = 2
 
 
 @dataclass(frozen=True)
 class _Passing:
-    """A module that a sample has passed: its name, and the shape that it gave."""
+    """A module that a sample has passed: its name, and the shapes that it took and gave."""
 
     name: str
     module: nn.Module
+    given: tuple[int, ...]
     shape: tuple[int, ...]
 
     @property
@@ -32,8 +36,9 @@ class _Passing:
         return next(self.module.parameters(), None) is not None
 
     @property
-    def outer(self) -> str:
-        return self.name.rpartition(".")[0]
+    def whole(self) -> bool:
+        """Whether it has parts."""
+        return next(self.module.children(), None) is not None
 
 
 def stage_names(model: nn.Module, x: Tensor) -> list[str]:
@@ -47,7 +52,8 @@ def stage_names(model: nn.Module, x: Tensor) -> list[str]:
         A few samples, which are sent through it in evaluation mode.
     """
     passed, told = _passed(model, x), _told(model)
-    found = set() if told else {*_sizes(passed), *_blocks(model, passed)}
+    sample = tuple(x.shape)
+    found = set() if told else {*_sizes(passed, sample), *_blocks(model, passed)}
     found |= {each.name for each in passed if _layer(each) and not _within(each.name, told)}
     names = [
         each.name if each.name in told else _end(passed[place:])
@@ -55,6 +61,26 @@ def stage_names(model: nn.Module, x: Tensor) -> list[str]:
         if each.name in found or each.name in told
     ]
     return list(dict.fromkeys(names))
+
+
+def late_entrances(model: nn.Module, x: Tensor) -> list[str]:
+    """The modules whose inputs are late in the network, in order; the last is the classifier.
+
+    Where hidden layers of units precede the classifier (as in AlexNet) these layers; of a
+    transformer its last blocks; of others the last stage of maps. Never the first module: its input
+    is the sample.
+    """
+    passed, stages = _passed(model, x), stage_names(model, x)
+    shapes = {each.name: each.shape for each in passed}
+    layers = [each.name for each in passed if _layer(each)]
+    hidden = [name for name in layers[:-1] if name != next(e.name for e in passed if e.weighted)]
+    if hidden:
+        return [*hidden, layers[-1]]
+    blocks = [name for name in stages if len(shapes[name]) == 3]
+    if blocks:
+        return [*blocks[-LATE_BLOCKS:], layers[-1]]
+    maps = [name for name in stages if len(shapes[name]) == 4]
+    return [*(_entrance(passed, *maps[-2:]) for _ in maps[1:2]), layers[-1]]
 
 
 @contextmanager
@@ -70,13 +96,16 @@ def watched(model: nn.Module, note: Callable[[str, Tensor], None], *names: str) 
         yield
 
 
+def channel_axis(shape: tuple[int, ...]) -> int:
+    """Which dimension of what passes through a network are its channels, or units."""
+    return len(shape) - 1 if len(shape) == 3 or _channels_last(shape) else 1
+
+
 def channel_means(output: Tensor) -> Tensor:
     """Samples × channels: the means over all places of a map or over all tokens."""
-    if output.ndim == 2:
-        return output
-    if output.ndim == 4 and _channels_last(tuple(output.shape)):
-        return output.mean(dim=(1, 2))
-    return output.mean(dim=tuple(range(2, output.ndim))) if output.ndim > 3 else output.mean(dim=1)
+    axis = channel_axis(tuple(output.shape))
+    others = [dim for dim in range(1, output.ndim) if dim != axis]
+    return output.mean(dim=others) if others else output
 
 
 def _passed(model: nn.Module, x: Tensor) -> list[_Passing]:
@@ -85,11 +114,12 @@ def _passed(model: nn.Module, x: Tensor) -> list[_Passing]:
     twice: set[str] = set()
 
     def noted(name: str, module: nn.Module) -> Callable[..., None]:
-        def told(_: nn.Module, __: Any, output: Any) -> None:
+        def told(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
             if name in found:
                 twice.add(name)
-            elif isinstance(output, Tensor):
-                found[name] = _Passing(name, module, tuple(output.shape))
+            elif isinstance(output, Tensor) and inputs and isinstance(inputs[0], Tensor):
+                shapes = tuple(inputs[0].shape), tuple(output.shape)
+                found[name] = _Passing(name, module, *shapes)
 
         return told
 
@@ -110,12 +140,15 @@ def _told(model: nn.Module) -> list[str]:
     return [f"{before}{each['module']}" for each in known if isinstance(each, dict)]
 
 
-def _sizes(passed: list[_Passing]) -> list[str]:
-    """For every size of maps the outermost, and of these the last, module with weights."""
+def _sizes(passed: list[_Passing], sample: tuple[int, ...]) -> list[str]:
+    """For every size of maps the outermost, and of these the last, module with weights.
+
+    What has parts and takes the sample itself is most of the network, not a stage of it.
+    """
     found: dict[tuple[int, int], _Passing] = {}
     for each in passed:
         size = _size(each.shape)
-        if size and each.weighted:
+        if size and each.weighted and not (each.whole and each.given == sample):
             other = found.get(size)
             if other is None or each.name.count(".") <= other.name.count("."):
                 found[size] = each
@@ -129,14 +162,15 @@ def _blocks(model: nn.Module, passed: list[_Passing]) -> list[str]:
         for each in passed
         if len(each.shape) == 3
         and each.weighted
-        and isinstance(model.get_submodule(each.outer), (nn.Sequential, nn.ModuleList))
+        and isinstance(
+            model.get_submodule(each.name.rpartition(".")[0]), (nn.Sequential, nn.ModuleList)
+        )
     ]
     return [name for name in rows if not _within(name, rows)]
 
 
 def _layer(each: _Passing) -> bool:
-    leaf = next(each.module.children(), None) is None
-    return len(each.shape) == 2 and leaf and each.weighted
+    return len(each.shape) == 2 and each.weighted and not each.whole
 
 
 def _end(passed: list[_Passing]) -> str:
@@ -144,6 +178,15 @@ def _end(passed: list[_Passing]) -> str:
     stage = passed[0]
     after = takewhile(lambda each: not each.weighted and each.shape == stage.shape, passed[1:])
     return [stage, *after][-1].name
+
+
+def _entrance(passed: list[_Passing], before: str, stage: str) -> str:
+    """Where a stage begins: itself, if it has parts, or the first with weights after the last."""
+    names = [each.name for each in passed]
+    here = passed[names.index(stage)]
+    if here.whole:
+        return stage
+    return next(each.name for each in passed[names.index(before) + 1 :] if each.weighted)
 
 
 def _within(name: str, others: list[str]) -> bool:
@@ -160,4 +203,4 @@ def _size(shape: tuple[int, ...]) -> tuple[int, int] | None:
 
 def _channels_last(shape: tuple[int, ...]) -> bool:
     """Whether channels are the last dimension, as within Swin transformers."""
-    return shape[1] == shape[2] != shape[3]
+    return len(shape) == 4 and shape[1] == shape[2] != shape[3]

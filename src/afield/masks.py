@@ -1,0 +1,179 @@
+"""Masks over the channels or units of a network, a set for each domain, attached from outside.
+
+    p = σ(m),   m a logit for every domain, masked layer and channel
+    in training      a ← (b - p + p) ⊙ a with b ~ Bernoulli(p), drawn for each sample with the p of
+                     its domain; the gradient goes to p as if the mask were soft (straight through)
+    afterwards       a ← p ⊙ a, for the domains as `combine` says
+
+The network is not edited: its modules are watched, and what they are about to take is masked.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from afield.backbone import evaluating
+from afield.catalog import hint
+from afield.errors import SpecError
+from afield.stages import channel_axis, channel_means, late_entrances
+
+__all__ = ["Combine", "Masked", "hard_overlap", "soft_overlap"]
+
+Combine = Literal["predictions", "masks", "guessed"]
+SMOOTH = 1e-6
+
+
+class Masked(nn.Module):
+    """A network with masks for each of some domains; in evaluation mode a plain module.
+
+    It then gives the mean of the `predictions` (logits) with every domain's masks; what comes
+    before the first masked layer is computed once. Or it takes the mean of the `masks`, in one
+    pass; or weights the predictions by how likely each domain is, `guessed` from what the first
+    masked layer takes. With a `domain` (its number, or one for each sample) it takes the masks of
+    that. Dropout is off: the masks take its place.
+
+    Parameters
+    ----------
+    net
+        The network; it is called with samples and gives logits.
+    x
+        A few samples, to find the layers with.
+    domains
+        The names of the domains.
+    layers
+        The modules whose inputs are masked; by default those late in the network.
+    combine
+        What an unknown domain gets.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        x: Tensor,
+        domains: Sequence[str],
+        *,
+        layers: Sequence[str] = (),
+        combine: Combine = "predictions",
+    ) -> None:
+        super().__init__()
+        self.net = net
+        self.domains = tuple(domains)
+        self.combine = combine
+        shapes = _given(net, x, layers or late_entrances(net, x))
+        self.layers = tuple(shapes)
+        self.axes = [channel_axis(shape) for shape in shapes.values()]
+        widths = [shape[axis] for shape, axis in zip(shapes.values(), self.axes, strict=True)]
+        self.logits = nn.ParameterList(torch.rand(len(domains), width) for width in widths)
+        self.guess = nn.Linear(widths[0], len(domains)) if combine == "guessed" else None
+        self.guessed: Tensor | None = None
+        self.domain: Tensor | int | None = None
+        for place, name in enumerate(self.layers):
+            # A bound method, not a closure: a copy of this module must mask with its own logits.
+            net.get_submodule(name).register_forward_pre_hook(partial(self._masked, place))
+
+    def forward(self, x: Tensor, domain: Tensor | int | None = None) -> Tensor:
+        """Logits: those of a known domain, or what unknown ones get."""
+        if self.training and domain is None:
+            raise ValueError("in training, masks are those of the samples' domains: give `domain`")
+        self.domain = domain
+        try:
+            logits: Tensor = self.net(x)
+        finally:
+            self.domain = None
+        if not self._spread(domain):
+            return logits
+        each = logits.unflatten(0, (len(self.domains), -1))
+        if self.guessed is None:
+            return each.mean(dim=0)
+        odds = self.guessed.softmax(dim=1).T
+        self.guessed = None
+        return (odds[:, :, None] * each).sum(dim=0)
+
+    def train(self, mode: bool = True) -> "Masked":  # noqa: FBT001, FBT002  torch's signature
+        """Training or evaluation mode, but for dropout."""
+        super().train(mode)
+        for module in self.net.modules():
+            if isinstance(module, nn.Dropout):
+                module.eval()
+        return self
+
+    def probabilities(self) -> list[Tensor]:
+        """For every masked layer the probabilities that channels are kept: domains × channels."""
+        return [logits.sigmoid() for logits in self.logits]
+
+    def _spread(self, domain: Tensor | int | None) -> bool:
+        """Whether samples go on with the masks of every domain."""
+        return not self.training and domain is None and self.combine != "masks"
+
+    def _masked(self, place: int, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What a masked layer takes instead of its input."""
+        a, *rest = inputs
+        p = self.logits[place].sigmoid()
+        if place == 0 and self.guess is not None and (self.training or self._spread(self.domain)):
+            self.guessed = self.guess(channel_means(a.detach()))
+        if self._spread(self.domain):
+            if place == 0:
+                mask = _along(p[:, None], a, self.axes[place])
+                return (a[None] * mask).flatten(0, 1), *rest
+            mask = p.repeat_interleave(len(a) // len(p), dim=0)
+        elif self.training:
+            soft = p[self.domain]
+            mask = (torch.bernoulli(soft.detach()) - soft).detach() + soft
+        elif self.domain is None:
+            mask = p.mean(dim=0, keepdim=True)
+        else:
+            mask = p[self.domain].expand(len(a), -1)
+        return a * _along(mask, a, self.axes[place]), *rest
+
+
+def soft_overlap(p: Tensor, *, smooth: float = SMOOTH) -> Tensor:
+    """The soft IoU of every pair of domains (domains × channels in), each pair once."""
+    both = p @ p.T
+    size = p.sum(dim=1)
+    either = size[:, None] + size - both
+    first, second = torch.triu_indices(len(p), len(p), offset=1, device=p.device)
+    return ((both + smooth) / (either + smooth))[first, second]
+
+
+def hard_overlap(p: Tensor) -> Tensor:
+    """The same of the channels that are kept more often than not."""
+    return soft_overlap((p > 0.5).to(p.dtype))
+
+
+def _along(mask: Tensor, a: Tensor, axis: int) -> Tensor:
+    """A mask (… × channels) shaped so that it goes along the channels of a."""
+    for _ in range(axis + 1, a.ndim):
+        mask = mask.unsqueeze(-1)
+    for _ in range(1, axis):
+        mask = mask.unsqueeze(mask.ndim - (a.ndim - axis))
+    return mask
+
+
+def _given(net: nn.Module, x: Tensor, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """The shapes that the named modules take, in the order in which samples pass them."""
+    known = [name for name, _ in net.named_modules() if name]
+    found: dict[str, tuple[int, ...]] = {}
+    hooks = []
+    for name in names:
+        if name not in known:
+            raise SpecError(f"no layer {name!r} in the network; {hint(name, known)[:300]}")
+
+        def note(_: nn.Module, inputs: tuple[Any, ...], name: str = name) -> None:
+            if name in found:
+                raise SpecError(f"layer {name!r} is passed twice; mask another")
+            found[name] = tuple(inputs[0].shape)
+
+        hooks.append(net.get_submodule(name).register_forward_pre_hook(note))
+    try:
+        with evaluating(net), torch.no_grad():
+            net(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for name in names:
+        if name not in found:
+            raise SpecError(f"layer {name!r} is not passed by samples; mask another")
+    return found
