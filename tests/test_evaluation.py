@@ -154,3 +154,27 @@ def test_a_frozen_part_in_evaluation_mode_stays_so():
     model[0].eval()
     Exam({("a", "main"): Domain(torch.randn(8, 2), torch.arange(8) % 2)}).take(model)
     assert not model[0].training
+
+
+def test_a_model_that_can_be_told_the_domain_is_read_on_its_sources_both_ways():
+    class Telling(nn.Module):
+        """Class 0, unless it is told the second domain."""
+
+        domains = ("first", "second")
+
+        def forward(self, x, domain=None):
+            return torch.eye(3)[torch.full((len(x),), 0 if domain != 1 else 1)]
+
+    x, y = torch.zeros(6, 2), torch.tensor([0, 1, 1, 1, 0, 1])
+    names = [("first", "probe"), ("other", "probe"), ("second", "probe"), ("other", "main")]
+    found = Exam({key: Domain(x, y) for key in names}).take(Telling())
+    assert found["first"].probe.accuracy == found["first"].known.accuracy == pytest.approx(1 / 3)
+    assert found["second"].probe.accuracy == pytest.approx(1 / 3)
+    assert found["second"].known.accuracy == pytest.approx(2 / 3)
+    assert found["second"].known.size == 6
+    assert found["other"].known is None
+
+
+def test_a_plain_model_is_told_nothing():
+    found = Exam({("first", "probe"): Domain(torch.zeros(4, 2), torch.zeros(4).long())})
+    assert found.take(nn.Linear(2, 3))["first"].known is None

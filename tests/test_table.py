@@ -80,6 +80,7 @@ def test_means_errors_and_the_worst_are_those_computed_by_hand():
     columns = {name: accuracies[:, i] for i, name in enumerate(DOMAINS)}
     # The worst domain of each trial, not the domain that is worst on average.
     columns |= {"mean": accuracies.mean(axis=1), "worst": np.array([0.5, 0.4, 0.5, 0.3])}
+    columns["in-domain"] = np.full(4, 0.9)
     assert list(found.index) == list(columns)
     for name, values in columns.items():
         assert found.loc[name, "accuracy"] == pytest.approx(values.mean())
@@ -141,7 +142,8 @@ def test_nothing_gives_an_empty_table_in_every_form():
 def test_a_trial_with_a_domain_missing_counts_for_the_others_only():
     records = benchmark([[0.9, 0.5, 0.7], [0.8, 0.6, 0.4]])[:-1]
     found = numbers(tabulate(records))
-    assert found["trials"].to_dict() == {"art": 2, "photo": 2, "sketch": 1, "mean": 1, "worst": 1}
+    columns = ["art", "photo", "sketch", "mean", "worst", "in-domain"]
+    assert found["trials"].to_dict() == dict(zip(columns, (2, 2, 1, 1, 1, 1), strict=True))
     assert found.loc["art", "accuracy"] == pytest.approx(0.85)
     assert found.loc["sketch", "accuracy"] == 0.7
     assert found.loc["mean", "accuracy"] == pytest.approx(0.7)
@@ -175,8 +177,8 @@ def test_twins_of_the_second_rule_fill_no_column():
 def test_a_target_that_nobody_finished_is_a_dash_and_leaves_no_mean():
     records = [r for r in benchmark([[0.9, 0.5, 0.7], [0.8, 0.6, 0.7]]) if r.unseen != ("art",)]
     rows = markdown_rows(as_markdown(tabulate(records, rules=["sources"])))
-    assert rows["method"] == ["art", "photo", "sketch", "mean", "worst"]
-    assert [cell for cell in rows["erm"] if cell == "–"] == ["–"] * 3
+    assert rows["method"] == ["art", "photo", "sketch", "mean", "worst", "in-domain"]
+    assert [cell for cell in rows["erm"] if cell == "–"] == ["–"] * 4
 
 
 def test_markdown_has_percent_with_errors_and_the_two_best_marked():
@@ -189,7 +191,7 @@ def test_markdown_has_percent_with_errors_and_the_two_best_marked():
     text = as_markdown(frame)
     assert text.startswith(f"**things**, {TOLD}: accuracy (%) on unseen domains, ± standard error")
     rows = markdown_rows(text)
-    assert rows["method"] == [*DOMAINS, "mean", "worst"]
+    assert rows["method"] == [*DOMAINS, "mean", "worst", "in-domain"]
     assert rows["erm"][:3] == ["*85.0 ± 5.0*", "**55.0 ± 5.0**", "**70.0 ± 0.0**"]
     # Equal bests are both best, and the next value is the second.
     assert rows["vrex"][:3] == ["**95.0 ± 0.0**", "*45.0 ± 5.0*", "**70.0 ± 0.0**"]
@@ -200,7 +202,7 @@ def test_markdown_has_percent_with_errors_and_the_two_best_marked():
 def test_where_all_are_equal_nothing_is_marked(methods):
     records = [r for method in methods for r in benchmark([[0.9, 0.5, 0.7]], method=method)]
     frame = tabulate(records, rules=["sources"])
-    assert markdown_rows(as_markdown(frame))["erm"] == ["90.0", "50.0", "70.0", "70.0", "50.0"]
+    assert markdown_rows(as_markdown(frame))["erm"][:5] == ["90.0", "50.0", "70.0", "70.0", "50.0"]
     assert "textbf" not in as_latex(frame)
     assert "underline" not in as_latex(frame)
 
@@ -217,7 +219,7 @@ def test_latex_has_the_best_in_bold_and_the_second_underlined():
     assert sum(line.startswith(erm) for line in lines) == 1
     assert sum(line.startswith(vrex) for line in lines) == 1
     assert all(line.endswith(r" \\") for line in lines if " & " in line)
-    assert r"\begin{tabular}{lccccc}" in lines
+    assert r"\begin{tabular}{lcccccc}" in lines
     (caption,) = [line for line in lines if r"\caption" in line]
     assert caption.startswith(r"\caption{things, picked on the sources' probe parts: accuracy (\%)")
     assert caption.endswith(r"$\pm$ standard error over 2 trials.}")
@@ -231,7 +233,9 @@ def test_latex_escapes_names():
     )
     text = as_latex(tabulate(records, rules=["sources"]))
     special = r"\{\textasciitilde{}\textasciicircum{}\$\#\textbackslash{}\}"
-    assert rf"method & art\_painting & 50\% & R\&D & {special} & mean & worst \\" in text
+    assert (
+        rf"method & art\_painting & 50\% & R\&D & {special} & mean & worst & in-domain \\" in text
+    )
     assert r"\caption{my\_data, " in text
     assert "\nerm a\\_b=5\\%\\& & " in text
 
@@ -241,10 +245,10 @@ def test_markdown_escapes_the_bar_in_names():
     records = benchmark([[0.9, 0.5]], domains=domains)
     records += benchmark([[0.8, 0.5]], domains=domains, given={"x": "1|2"})
     lines = as_markdown(tabulate(records, rules=["sources"])).splitlines()[2:]
-    assert lines[0] == r"| method | a\|b | c | mean | worst |"
+    assert lines[0] == r"| method | a\|b | c | mean | worst | in-domain |"
     assert lines[3].startswith(r"| erm x=1\|2 | ")
     bars = [line.replace(r"\|", "").count("|") for line in lines]
-    assert bars == [6] * 4
+    assert bars == [7] * 4
 
 
 def test_rows_are_labelled_by_what_was_chosen_by_hand():
@@ -287,8 +291,8 @@ def test_every_dataset_has_its_own_table():
     frame = tabulate(records, rules=["sources"])
     assert list(dict.fromkeys(frame["dataset"])) == ["things", "mine"]
     first, second = as_markdown(frame).split("\n\n**")
-    assert "| method | art | photo | sketch | mean | worst |" in first
-    assert "| method | first | second | mean | worst |" in second
+    assert "| method | art | photo | sketch | mean | worst | in-domain |" in first
+    assert "| method | first | second | mean | worst | in-domain |" in second
     assert len(as_rich(frame)) == 2
 
 
@@ -300,7 +304,8 @@ def test_own_data_that_have_changed_are_not_averaged_with_what_they_were():
     ]
     found = tabulate(records, rules=["sources"])
     assert set(found["dataset"]) == {"/data/mine.npz [111111]", "/data/mine.npz [222222]"}
-    assert found["accuracy"].tolist() == pytest.approx([0.2] * 5 + [0.8] * 5)
+    unseen = found[found["domain"] != "in-domain"]
+    assert unseen["accuracy"].tolist() == pytest.approx([0.2] * 5 + [0.8] * 5)
 
 
 def test_the_terminal_shows_rules_methods_and_numbers():
@@ -326,7 +331,7 @@ def test_csv_comes_back_through_pandas_as_it_was():
 def test_a_domain_that_a_method_never_finished_is_a_dash():
     records = benchmark([[0.9, 0.5, 0.7]])[:2] + benchmark([[0.8, 0.6, 0.4]], method="vrex")
     frame = tabulate(records, rules=["sources"])
-    assert markdown_rows(as_markdown(frame))["erm"] == ["**90.0**", "*50.0*", "–", "–", "–"]
+    assert markdown_rows(as_markdown(frame))["erm"] == ["**90.0**", "*50.0*"] + ["–"] * 4
 
 
 def test_the_title_on_the_terminal_has_the_fingerprint():
@@ -381,12 +386,14 @@ def test_the_number_of_draws_is_told():
 
 
 MANY = tuple(f"w{i:02}" for i in range(26))
+# The accuracy on all sources.
+AT_HOME = 0.9
 
 
 def held_out(accuracies: dict[str, float], **fields) -> Record:
     """One record that tests on the named domains; of the others the last two validate."""
     others = [name for name in MANY if name not in accuracies]
-    scores = {name: Scores(probe=score(0.9)) for name in others[:-2]}
+    scores = {name: Scores(probe=score(AT_HOME)) for name in others[:-2]}
     scores |= {name: Scores(main=score(0.6), probe=score(0.6)) for name in others[-2:]}
     scores |= {name: Scores(main=score(a), probe=score(a)) for name, a in accuracies.items()}
     run = Run(
@@ -419,6 +426,7 @@ def test_held_out_shares_have_a_mean_a_worst_tenth_and_a_spread_over_their_domai
             "mean": [values.mean() for values in trials],
             "worst 10 %": [np.sort(values)[:2].mean() for values in trials],
             "spread": [np.std(values) for values in trials],
+            "in-domain": [AT_HOME] * 3,
         }
         assert list(found.index) == list(columns)
         for name, values in columns.items():
@@ -435,10 +443,15 @@ def test_two_trials_with_different_test_domains_are_those_computed_by_hand():
     found = numbers(tabulate(records, rules=["validation"]), rule="validation")
     # Of fewer than fifteen domains the worst tenth is the worst one.
     assert found["accuracy"].to_dict() == pytest.approx(
-        {"mean": (0.7 + 0.4) / 2, "worst 10 %": (0.5 + 0.2) / 2, "spread": (0.08 / 3) ** 0.5}
+        {
+            "mean": (0.7 + 0.4) / 2,
+            "worst 10 %": (0.5 + 0.2) / 2,
+            "spread": (0.08 / 3) ** 0.5,
+            "in-domain": AT_HOME,
+        }
     )
     assert found["stderr"].to_dict() == pytest.approx(
-        {"mean": 0.15, "worst 10 %": 0.15, "spread": 0.0}, abs=1e-9
+        {"mean": 0.15, "worst 10 %": 0.15, "spread": 0.0, "in-domain": 0.0}, abs=1e-9
     )
 
 
@@ -455,10 +468,10 @@ def test_of_a_spread_the_least_is_best():
     wide = held_out({"w00": 0.4, "w01": 0.9}, method="vrex")
     wider = held_out({"w00": 0.0, "w01": 1.0}, method="groupdro")
     rows = markdown_rows(as_markdown(tabulate([steady, wide, wider], rules=["validation"])))
-    assert rows["method"] == ["mean", "worst 10 %", "spread"]
-    assert rows["erm"] == ["*55.0*", "**50.0**", "**5.0**"]
-    assert rows["vrex"] == ["**65.0**", "*40.0*", "*25.0*"]
-    assert rows["groupdro"] == ["50.0", "0.0", "50.0"]
+    assert rows["method"] == ["mean", "worst 10 %", "spread", "in-domain"]
+    assert rows["erm"][:3] == ["*55.0*", "**50.0**", "**5.0**"]
+    assert rows["vrex"][:3] == ["**65.0**", "*40.0*", "*25.0*"]
+    assert rows["groupdro"][:3] == ["50.0", "0.0", "50.0"]
 
 
 def test_leaving_one_out_and_holding_out_a_share_give_two_tables():
@@ -466,9 +479,9 @@ def test_leaving_one_out_and_holding_out_a_share_give_two_tables():
     records += [held_out({"w00": 0.9, "w01": 0.5}), held_out({"w00": 0.3, "w01": 0.5, "w02": 0.1})]
     frame = tabulate(records, rules=["target"])
     columns = {title: list(part["domain"]) for title, part in frame.groupby("dataset")}
-    shares = ["mean", "worst 10 %", "spread"]
+    shares = ["mean", "worst 10 %", "spread", "in-domain"]
     assert columns == {
-        "things": [*DOMAINS, "mean", "worst"],
+        "things": [*DOMAINS, "mean", "worst", "in-domain"],
         "things, 2 domains held out, 2 validating": shares,
         "things, 3 domains held out, 2 validating": shares,
     }
@@ -488,7 +501,7 @@ def test_a_trial_that_is_not_finished_leaves_the_others():
     )
     records[1] = replace(records[1], checkpoints=(unread,))
     found = numbers(tabulate(records, rules=["target"]), rule="target")
-    assert found["trials"].to_dict() == {"mean": 1, "worst 10 %": 1, "spread": 1}
+    assert found["trials"].to_dict() == {"mean": 1, "worst 10 %": 1, "spread": 1, "in-domain": 1}
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -518,3 +531,40 @@ def test_a_table_that_is_too_wide_for_the_terminal_has_its_domains_as_rows():
     assert narrow["domain"].split() == ["domain", "erm"]
     assert narrow["art"].split() == ["art", "20.0", "±10.0"]
     assert narrow["worst"].split() == ["worst", "20.0", "±10.0"]
+
+
+def at_home(target: str, probe: dict[str, float], known: dict[str, float], **fields) -> Record:
+    """A record whose checkpoint was read on its sources, also with the domain told."""
+    scores = {target: Scores(main=score(0.5), probe=score(0.5))}
+    for name in probe:
+        told = score(known[name]) if known else None
+        scores[name] = Scores(probe=score(probe[name]), known=told)
+    done = Checkpoint(6, {name: scores[name] for name in DOMAINS}, {})
+    return record(target, 0.5, checkpoints=(done,), **fields)
+
+
+def test_in_domain_is_the_mean_over_sources_then_over_targets_then_over_trials():
+    probes = np.array([[[0.9, 0.7], [0.6, 0.8], [0.5, 0.5]], [[0.1, 0.3], [0.2, 0.4], [0.3, 0.5]]])
+    records = [
+        at_home(target, dict(zip(others, probes[trial, i].tolist(), strict=True)), {}, trial=trial)
+        for trial in range(2)
+        for i, target in enumerate(DOMAINS)
+        for others in [[name for name in DOMAINS if name != target]]
+    ]
+    found = numbers(tabulate(records)).loc["in-domain"]
+    means = probes.mean(axis=(1, 2))
+    assert found["accuracy"] == pytest.approx(means.mean())
+    assert found["stderr"] == pytest.approx(means.std(ddof=1) / 2**0.5)
+
+
+def test_a_known_domain_has_a_column_where_a_method_can_use_it_and_others_a_dash():
+    sources = {t: [name for name in DOMAINS if name != t] for t in DOMAINS}
+    records = benchmark([[0.9, 0.5, 0.7]])
+    records += [
+        at_home(t, dict.fromkeys(own, 0.6), dict.fromkeys(own, 0.8), method="dmg")
+        for t, own in sources.items()
+    ]
+    rows = markdown_rows(as_markdown(tabulate(records, rules=["sources"])))
+    assert rows["method"][-2:] == ["in-domain", "known domain"]
+    assert rows["dmg"][-2:] == ["*60.0*", "80.0"]
+    assert rows["erm"][-2:] == ["**90.0**", "–"]

@@ -39,6 +39,8 @@ __all__ = [
 
 
 PROBE_FRACTION = 0.2
+# What tables call their other columns.
+TABLE_COLUMNS = ("mean", "worst", "spread", "in-domain", "known domain")
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ class DomainSet:
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        taken = [name for name in self.domains if name in ("mean", "worst", "spread")]
+        taken = [name for name in self.domains if name in TABLE_COLUMNS]
         if taken:
             raise SpecError(f"{self.name}: no domain may be called {taken[0]!r}, tables use it")
 

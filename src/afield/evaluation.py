@@ -17,7 +17,7 @@ from afield.rows import Rows
 
 __all__ = ["PARTS", "Checkpoint", "Exam", "Score", "Scores", "merged_scores", "outputs"]
 
-PARTS = ("main", "probe", "sample")
+PARTS = ("main", "probe", "sample", "known")
 # Large enough to keep the cores busy, small enough for the caches and for memory: samples, and
 # numbers in all of them together.
 CHUNK, CHUNK_NUMBERS = 512, 2**23
@@ -38,12 +38,14 @@ class Scores:
     """Scores on the parts of one domain that were read.
 
     `sample` is a bounded sample of an unseen domain's main part, for curves only: no rule and no
-    table reads it.
+    table reads it. `known` is a source's probe part read by a model that is told which domain it
+    is, where a model can use that.
     """
 
     main: Score | None = None
     probe: Score | None = None
     sample: Score | None = None
+    known: Score | None = None
 
 
 @dataclass(frozen=True)
@@ -94,15 +96,31 @@ class Exam:
         if not self.keys:
             return {}
         logits = outputs(model, self.x, self.prepare)
-        losses = F.cross_entropy(logits, self.y, reduction="none").cpu().numpy()
-        hits = (logits.argmax(dim=1) == self.y).cpu().numpy()
         found: dict[str, dict[str, Score]] = {}
-        for (domain, part), score in zip(self.keys, self._scores(losses, hits), strict=True):
+        for (domain, part), score in zip(self.keys, self._scores(logits), strict=True):
             found.setdefault(domain, {})[part] = score
+        told = [key for key in self.keys if key[0] in _domains(model) and key[1] == "probe"]
+        if told:
+            known = self._scores(self._told(model, logits))
+            for domain, part in told:
+                found[domain]["known"] = known[self.keys.index((domain, part))]
         return {domain: Scores(**scores) for domain, scores in found.items()}
 
-    def _scores(self, losses: NDArray[Any], hits: NDArray[Any]) -> list[Score]:
+    def _told(self, model: nn.Module, logits: Tensor) -> Tensor:
+        """The logits, but those of the sources' probe parts by a model that is told the domain."""
+        found = logits.clone()
+        for number, name in enumerate(_domains(model)):
+            if (name, "probe") in self.keys:
+                portion = self.portion == self.keys.index((name, "probe"))
+                chosen = torch.from_numpy(np.flatnonzero(portion))
+                own = outputs(model, self.x, self.prepare, chosen=chosen, domain=number)
+                found[chosen.to(found.device)] = own
+        return found
+
+    def _scores(self, logits: Tensor) -> list[Score]:
         """One score a portion, counted for all portions at once."""
+        losses = F.cross_entropy(logits, self.y, reduction="none").cpu().numpy()
+        hits = (logits.argmax(dim=1) == self.y).cpu().numpy()
         classes = int(self.labels.max()) + 1
         cell = self.portion * classes + self.labels
 
@@ -129,11 +147,21 @@ def outputs(
     *,
     chosen: Tensor | None = None,
     most: int = CHUNK,
+    domain: int | None = None,
 ) -> Tensor:
-    """What a network in evaluation mode makes of all rows, or of the chosen, so many at a time."""
+    """What a network in evaluation mode makes of all rows, or of the chosen, so many at a time.
+
+    Where it can use that, it may be told the source domain that they are of, by its number.
+    """
+    told = () if domain is None else (domain,)
     with evaluating(model), torch.inference_mode():
         size = max(1, min(most, CHUNK_NUMBERS // x.shape.numel()))
-        return torch.cat([model(prepare(chunk)) for chunk in x.chunks(size, chosen)]).float()
+        return torch.cat([model(prepare(chunk), *told) for chunk in x.chunks(size, chosen)]).float()
+
+
+def _domains(model: nn.Module) -> tuple[str, ...]:
+    """The source domains that a model can be told, by their numbers; mostly none."""
+    return tuple(getattr(model, "domains", ()))
 
 
 def merged_scores(

@@ -36,12 +36,18 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Pick:
-    """A chosen checkpoint: by what value, and how it does on the target's main part."""
+    """A chosen checkpoint: by what value, and how it does on the target's main part.
+
+    `in_domain` is its mean accuracy on the sources' probe parts, and `known` that with the domain
+    told, where the model can use it.
+    """
 
     run: Run
     step: int
     value: float
     accuracy: float
+    in_domain: float
+    known: float | None = None
 
 
 @dataclass(frozen=True)
@@ -207,7 +213,18 @@ def _best(target: str, candidates: Iterable[tuple[float, Record, Checkpoint]]) -
         return None
     value, record, checkpoint = best
     outcome = checkpoint.score(target, "main")
-    return Pick(record.run, checkpoint.step, value, outcome.accuracy) if outcome else None
+    if outcome is None:
+        return None
+    sources = record.run.sources
+    told = _accuracies(checkpoint, sources, "known")
+    return Pick(
+        run=record.run,
+        step=checkpoint.step,
+        value=value,
+        accuracy=outcome.accuracy,
+        in_domain=on_sources(checkpoint, sources),
+        known=sum(told) / len(told) if told else None,
+    )
 
 
 RULES = {

@@ -2,6 +2,8 @@
 
 Every number is a mean over trials, ± its standard error: the deviation over trials (n - 1 in its
 denominator) over √n. `mean` and `worst` are taken over the domains within a trial, then averaged.
+`in-domain` is the accuracy of the same checkpoints on the sources' probe parts, averaged over
+sources and targets; `known domain` is that where the model is told the source, if it can use that.
 Where a share of many domains was held out, other ones in every trial, there is no column for each:
 the mean over them, over the worst tenth of them, and their `spread`, the deviation over domains.
 """
@@ -17,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from afield.record import Record, Run
-from afield.selection import RULES, checked_rules
+from afield.selection import RULES, Pick, checked_rules
 
 __all__ = [
     "FORMATS",
@@ -38,7 +40,7 @@ COLUMNS = ["dataset", "rule", "method", "domain", "accuracy", "stderr", "trials"
 def tabulate(
     records: Iterable[Record], *, rules: str | Sequence[str] | None = None
 ) -> pd.DataFrame:
-    """One row for each dataset, rule, method and unseen domain, or ``mean``, or ``worst``.
+    """One row for each dataset, rule, method and unseen domain, or ``mean``, ``worst``, and others.
 
     Rules for which the records do not suffice have no rows.
 
@@ -54,11 +56,17 @@ def tabulate(
     rows: list[tuple[object, ...]] = []
     for title, of_dataset in zip(_titles(first), datasets.values(), strict=True):
         domains, methods = _targets(of_dataset), _by_label(of_dataset)
-        summarised = _of_many if of_dataset[0].run.tested else _summarised
+        many = bool(of_dataset[0].run.tested)
+        summarised = _of_many if many else _summarised
         for rule in wanted:
-            for method, of_method in methods.items():
-                found = summarised(_outcomes(rule, of_method, domains), domains)
-                draws = len({record.run.draw for record in of_method})
+            picks = {method: _picks(rule, own, domains) for method, own in methods.items()}
+            told = any(_values(own, "known").notna().any(axis=None) for own in picks.values())
+            for method, own in picks.items():
+                found = [
+                    *summarised(_values(own, "accuracy"), domains),
+                    *_at_home(own, many=many, told=told),
+                ]
+                draws = len({record.run.draw for record in methods[method]})
                 rows += [(title, rule, method, *cells, draws) for cells in found]
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -187,20 +195,29 @@ def _by_label(records: Sequence[Record]) -> dict[str, list[Record]]:
     return found
 
 
-def _outcomes(rule: str, records: Sequence[Record], domains: Sequence[str]) -> pd.DataFrame:
-    """Accuracy of the picks: one row a trial, one column a domain, NaN where there is no pick."""
-    trials = sorted({record.run.trial for record in records})
-    found = {}
-    for trial in trials:
+Picks = dict[int, dict[str, Pick | None]]
+Cells = tuple[str, float, float, int]
+
+
+def _picks(rule: str, records: Sequence[Record], domains: Sequence[str]) -> Picks:
+    """What the rule picks for each trial and domain, if it can."""
+    found: Picks = {}
+    for trial in sorted({record.run.trial for record in records}):
         of_trial = [record for record in records if record.run.trial == trial]
-        picks = [RULES[rule].pick(of_trial, domain) for domain in domains]
-        found[trial] = [pick.accuracy if pick else math.nan for pick in picks]
-    return pd.DataFrame.from_dict(found, orient="index", columns=list(domains))
+        found[trial] = {domain: RULES[rule].pick(of_trial, domain) for domain in domains}
+    return found
 
 
-def _summarised(
-    outcomes: pd.DataFrame, domains: Sequence[str]
-) -> list[tuple[str, float, float, int]]:
+def _values(picks: Picks, what: str) -> pd.DataFrame:
+    """One row a trial, one column a domain, NaN where there is no pick."""
+    numbers = {
+        trial: {domain: getattr(pick, what, None) for domain, pick in own.items()}
+        for trial, own in picks.items()
+    }
+    return pd.DataFrame.from_dict(numbers, orient="index").astype(float)
+
+
+def _summarised(outcomes: pd.DataFrame, domains: Sequence[str]) -> list[Cells]:
     """Mean, standard error and number of trials for each domain, for their mean and the worst."""
     whole = outcomes.dropna()
     columns: dict[str, pd.Series[float]]
@@ -213,7 +230,7 @@ def _summarised(
     ]
 
 
-def _of_many(outcomes: pd.DataFrame, domains: Sequence[str]) -> list[tuple[str, float, float, int]]:
+def _of_many(outcomes: pd.DataFrame, domains: Sequence[str]) -> list[Cells]:
     """The same for a share of many domains: mean, worst tenth and spread over those of a trial."""
     del domains
     known = [row.dropna().sort_values() for _, row in outcomes.iterrows() if row.notna().any()]
@@ -228,6 +245,20 @@ def _of_many(outcomes: pd.DataFrame, domains: Sequence[str]) -> list[tuple[str, 
         for name, values in columns.items()
         if known
     ]
+
+
+def _at_home(picks: Picks, *, many: bool, told: bool) -> list[Cells]:
+    """The same for the accuracy on the sources, a mean over the targets of a trial."""
+    there = _values(picks, "accuracy").notna()
+    # Of many domains, some are targets in each trial.
+    whole = there.any(axis=1) if many else there.all(axis=1)
+    columns = {"in-domain": "in_domain"} | ({"known domain": "known"} if told else {})
+    found = []
+    for name, what in columns.items():
+        values = _values(picks, what)[whole].mean(axis=1).dropna()
+        if there.any(axis=None):
+            found.append((name, float(values.mean()), _stderr(values), len(values)))
+    return found
 
 
 def _stderr(values: "pd.Series[float]") -> float:
