@@ -49,6 +49,7 @@ ALLOWED = {
         "diagnostic",
         "errors",
         "grouping",
+        "masks",
         "method",
         "pictures",
         "progress",

@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from afield.backbone import network
-from afield.stages import channel_means, stage_names, watched
+from afield.stages import channel_axis, channel_means, found_stages, watched
 
 
 def stages(name, *shape):
-    return stage_names(network(name, shape, 5), torch.zeros(1, *shape))
+    return list(found_stages(network(name, shape, 5), torch.zeros(1, *shape)))
 
 
 def test_a_residual_network_has_the_six_stages_of_the_paper():
@@ -58,28 +58,43 @@ def test_an_efficient_network_has_a_stage_for_every_size():
 def test_a_module_that_is_passed_twice_is_no_stage():
     relu = nn.ReLU()
     model = nn.Sequential(nn.Linear(4, 3), relu, nn.Linear(3, 2), relu)
-    assert stage_names(model, torch.zeros(1, 4)) == ["0", "2"]
+    assert list(found_stages(model, torch.zeros(1, 4))) == ["0", "2"]
 
 
 def test_looking_for_stages_leaves_modes_and_hooks_as_they_were():
     model = network("small:lenet", (1, 32, 32), 5)
     model.features.eval()
     modes = [module.training for module in model.modules()]
-    stage_names(model, torch.zeros(1, 1, 32, 32))
+    found_stages(model, torch.zeros(1, 1, 32, 32))
     assert [module.training for module in model.modules()] == modes
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_means_are_over_places_and_tokens_never_over_channels():
-    maps = torch.randn(2, 3, 4, 5)
-    torch.testing.assert_close(channel_means(maps), maps.mean(dim=(2, 3)))
-    # As within Swin transformers.
-    last = torch.randn(2, 4, 4, 3)
-    torch.testing.assert_close(channel_means(last), last.mean(dim=(1, 2)))
-    tokens = torch.randn(2, 7, 3)
-    torch.testing.assert_close(channel_means(tokens), tokens.mean(dim=1))
-    rows = torch.randn(2, 3)
-    assert torch.equal(channel_means(rows), rows)
+@pytest.mark.parametrize(
+    ("shape", "sample", "axis"),
+    [
+        ((2, 3, 4, 5), (2, 1, 16, 20), 1),
+        ((2, 16, 16, 24), (2, 1, 32, 48), 1),
+        # As within Swin transformers.
+        ((2, 7, 7, 96), (2, 3, 28, 28), 3),
+        ((2, 4, 6, 96), (2, 3, 32, 48), 3),
+        ((2, 16, 16, 16), (2, 3, 32, 32), 1),
+        ((2, 9, 3), (2, 3, 32, 32), 2),
+        ((2, 9), (2, 3, 32, 32), 1),
+        ((2, 9), (2, 6), 1),
+    ],
+)
+def test_channels_are_told_from_places(shape, sample, axis):
+    assert channel_axis(shape, sample) == axis
+    output = torch.randn(shape)
+    others = [dim for dim in range(1, len(shape)) if dim != axis]
+    expected = output.mean(dim=others) if others else output
+    torch.testing.assert_close(channel_means(output, axis), expected)
+
+
+def test_pictures_need_not_be_square():
+    found = found_stages(network("small:cnn", (1, 32, 48), 5), torch.zeros(1, 1, 32, 48))
+    assert set(found.values()) == {1}
 
 
 def test_what_is_watched_is_told_while_it_is_watched():

@@ -60,5 +60,5 @@ def test_nothing_is_left_on_the_network(model, samples):
 
 
 def test_a_network_without_a_head_is_refused(samples):
-    with pytest.raises(SpecError, match="Linear has no head"):
+    with pytest.raises(SpecError, match="Linear has no features and no head"):
         viewed(nn.Linear(6, 4), samples, torch.arange(3))

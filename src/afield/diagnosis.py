@@ -13,12 +13,13 @@ from afield import catalog
 from afield.diagnostic import Diagnostic, Finding, Subject
 from afield.domains import Domain, data_root
 from afield.errors import DataError, SpecError
-from afield.loading import pooled_samples
-from afield.material import main_parts
+from afield.loading import Samples, pooled_samples
+from afield.material import cut_parts
 from afield.randomness import saved_state
 from afield.readers import find_dataset
 from afield.record import Store, read_record, stored_weights
 from afield.runner import Place, begun, default_device, loaded
+from afield.selection import value_of
 from afield.space import build
 
 __all__ = ["diagnose", "revived"]
@@ -88,21 +89,25 @@ def revived(folder: Path, *, root: Path | None = None, device: str | None = None
     model.load_state_dict(stored_weights(folder))
     domains = loaded(find_dataset(run.dataset, place.root), run, place.root)
     prepare = work.stream.samples.prepare
-    mains = main_parts(run, domains)
-    samples = {
-        name: replace(
-            pooled_samples({name: domains[name]}, {name: rows}, place.device), prepare=prepare
-        )
-        for name, rows in mains.items()
-    }
+    cuts = cut_parts(run, domains)
+
+    def samples(part: str) -> dict[str, Samples]:
+        rows = {name: {name: getattr(cut, part)} for name, cut in cuts.items()}
+        return {
+            name: replace(pooled_samples(domains, own, place.device), prepare=prepare)
+            for name, own in rows.items()
+        }
+
     return Subject(
         record=record,
+        step=max(record.candidates, key=lambda checkpoint: value_of(checkpoint, run)).step,
         model=model.eval(),
         method=work.method,
         learner=work.learner,
         stream=work.stream,
-        domains=samples,
-        called={name: _called(domains[name], rows) for name, rows in mains.items()},
+        domains=samples("main"),
+        probes=samples("probe"),
+        called={name: _called(domains[name], cut.main) for name, cut in cuts.items()},
         random=random,
     )
 

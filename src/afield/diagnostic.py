@@ -38,20 +38,22 @@ Draw = Callable[[Sequence["Axes"]], None]
 
 @dataclass(frozen=True)
 class Subject:
-    """A finished run brought back: its record, its deployed model, and how it began.
+    """A finished run brought back: its record, its deployed model (as of a `step`), and its start.
 
     `learner` and `stream` are as they were before the first step; `domains` has the main part of
-    every domain, unseen ones too, without augmentation, and `called` what each of its samples is
-    called: the file's name, or the number of its row. `random` is the state of the random
-    generators at the first step.
+    every domain, unseen ones too, without augmentation, `probes` the other part, and `called` what
+    each sample of the main part is called: its file's name, or the number of its row. `random` is
+    the state of the random generators at the first step.
     """
 
     record: Record
+    step: int
     model: nn.Module
     method: Method
     learner: Learner
     stream: Stream
     domains: Mapping[str, Samples]
+    probes: Mapping[str, Samples]
     called: Mapping[str, Sequence[str]] = field(repr=False)
     random: Mapping[str, Any] = field(repr=False)
 
@@ -71,25 +73,27 @@ class Subject:
             yield batch
 
     def again(self, moments: int) -> Iterator[tuple[int, nn.Module]]:
-        """Train the run once more, and show the trained model at its start and so often after it.
+        """Train the run once more, and show the model at its start and at most so often after it.
 
-        On the same machine it is the same training, bit for bit. It changes the learner, the stream
-        and torch's random generators, and can be done once.
+        On the same machine, with as many threads, it is the same training, bit for bit. It changes
+        the learner, the stream and torch's random generators, and can be done once.
         """
         restore_state(self.random)
         learner, last = self.learner, self.record.checkpoints[-1].step
         average = catalog.find("averages", "last")()
         average.follow(learner.model, steps=last)
         yield 0, learner.model
-        every = max(1, last // moments)
+        every = -(-last // moments)
         steps = {"steps": last, "every": every}
         for moment in fit(self.method, learner, average, self.stream, lambda _: {}, **steps):
             yield moment.step, learner.model
 
-    def answers(self, model: nn.Module, domain: str, chosen: Tensor) -> Tensor:
-        """The classes that a model names for the chosen samples of a domain."""
-        samples = self.domains[domain]
-        return outputs(model, samples.x, samples.prepare, chosen=chosen).argmax(dim=1).cpu()
+    def answers(
+        self, model: nn.Module, samples: Samples, chosen: Tensor, *, domain: int | None = None
+    ) -> Tensor:
+        """The classes that a model names for chosen samples, if need be told the source."""
+        logits = outputs(model, samples.x, samples.prepare, chosen=chosen, domain=domain)
+        return logits.argmax(dim=1).cpu()
 
     def some(self, domain: str, count: int) -> Tensor:
         """So many of a domain's samples, by their indices, drawn at random but the same again."""

@@ -8,6 +8,7 @@
 The network is not edited: its modules are watched, and what they are about to take is masked.
 """
 
+import copy
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
@@ -20,7 +21,7 @@ from afield.catalog import hint
 from afield.errors import SpecError
 from afield.stages import channel_axis, channel_means, late_entrances
 
-__all__ = ["Combine", "Masked", "hard_overlap", "soft_overlap"]
+__all__ = ["Combine", "Masked", "folded", "hard_overlap", "soft_overlap"]
 
 Combine = Literal["predictions", "masks", "guessed"]
 SMOOTH = 1e-6
@@ -64,7 +65,7 @@ class Masked(nn.Module):
         self.combine = combine
         shapes = _given(net, x, layers or late_entrances(net, x))
         self.layers = tuple(shapes)
-        self.axes = [channel_axis(shape) for shape in shapes.values()]
+        self.axes = [channel_axis(shape, tuple(x.shape)) for shape in shapes.values()]
         widths = [shape[axis] for shape, axis in zip(shapes.values(), self.axes, strict=True)]
         self.logits = nn.ParameterList(torch.rand(len(domains), width) for width in widths)
         self.guess = nn.Linear(widths[0], len(domains)) if combine == "guessed" else None
@@ -113,7 +114,7 @@ class Masked(nn.Module):
         a, *rest = inputs
         p = self.logits[place].sigmoid()
         if place == 0 and self.guess is not None and (self.training or self._spread(self.domain)):
-            self.guessed = self.guess(channel_means(a.detach()))
+            self.guessed = self.guess(channel_means(a.detach(), self.axes[place]))
         if self._spread(self.domain):
             if place == 0:
                 mask = _along(p[:, None], a, self.axes[place])
@@ -141,6 +142,77 @@ def soft_overlap(p: Tensor, *, smooth: float = SMOOTH) -> Tensor:
 def hard_overlap(p: Tensor) -> Tensor:
     """The same of the channels that are kept more often than not."""
     return soft_overlap((p > 0.5).to(p.dtype))
+
+
+def folded(masked: Masked, x: Tensor) -> dict[str, Tensor]:
+    """Weights with which the bare network gives what one pass with the mean of the masks gives.
+
+    A mask goes into the layers that take what it masks. That is exact where these are linear ones
+    and convolutions, and nothing else takes it, which is tried with a few samples `x`.
+    """
+    twin = copy.deepcopy(masked).eval()
+    twin.combine = "masks"
+    with torch.no_grad():
+        expected = twin(x)
+        for place, (name, taking) in enumerate(_taking(twin, x).items()):
+            p = twin.probabilities()[place].mean(dim=0)
+            for module in taking:
+                if not isinstance(module, (nn.Linear, nn.Conv2d)):
+                    told = f"a mask cannot go into {type(module).__name__} layers"
+                    raise SpecError(f"the masks of {name!r} cannot be folded: {told}")
+                _scale(module, p)
+        _detach(twin.net)
+        found = twin.net(x)
+    if not torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
+        raise SpecError(
+            "the masks cannot be folded exactly: more than linear layers and convolutions takes "
+            f"what is masked before {', '.join(twin.layers)}"
+        )
+    return {name: value.clone() for name, value in twin.net.state_dict().items()}
+
+
+def _taking(masked: Masked, x: Tensor) -> dict[str, list[nn.Module]]:
+    """For every masked layer the innermost modules in it that take just what is masked."""
+    found: dict[str, list[nn.Module]] = {}
+    for name in masked.layers:
+        layer, taking, given = masked.net.get_submodule(name), list[nn.Module](), list[Tensor]()
+        # After our own hook, so that this is what has been masked.
+        hooks = [layer.register_forward_pre_hook(lambda _, a, given=given: given.append(a[0]))]
+        for module in layer.modules():
+            if next(module.children(), None) is None:
+
+                def note(
+                    module: nn.Module,
+                    inputs: tuple[Any, ...],
+                    given: list[Tensor] = given,
+                    taking: list[nn.Module] = taking,
+                ) -> None:
+                    if inputs and inputs[0] is given[0]:
+                        taking.append(module)
+
+                hooks.append(module.register_forward_pre_hook(note))
+        masked(x)
+        for hook in hooks:
+            hook.remove()
+        found[name] = taking
+    return found
+
+
+def _scale(module: nn.Linear | nn.Conv2d, p: Tensor) -> None:
+    """Let a layer take p ⊙ a where it takes a."""
+    groups = module.groups if isinstance(module, nn.Conv2d) else 1
+    weight = module.weight.unflatten(0, (groups, -1))
+    share = p.view(groups, 1, -1, *(1 for _ in range(weight.ndim - 3)))
+    module.weight.copy_((weight * share).flatten(0, 1))
+
+
+def _detach(net: nn.Module) -> None:
+    """Take the masks off."""
+    for module in net.modules():
+        hooks = module._forward_pre_hooks
+        for key, hook in list(hooks.items()):
+            if isinstance(hook, partial) and getattr(hook.func, "__func__", None) is Masked._masked:
+                del hooks[key]
 
 
 def _along(mask: Tensor, a: Tensor, axis: int) -> Tensor:

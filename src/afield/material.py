@@ -21,7 +21,7 @@ from afield.randomness import seed
 from afield.record import Run
 from afield.selection import RULES
 
-__all__ = ["Exams", "Material", "main_parts"]
+__all__ = ["Exams", "Material", "cut_parts"]
 
 # How many samples of all unseen domains together are read for the curves at a checkpoint, but of
 # each at least so many.
@@ -93,9 +93,9 @@ class Material:
         )
 
 
-def main_parts(run: Run, domains: Mapping[str, Domain]) -> dict[str, Tensor]:
-    """The rows of every domain's main part, as this run cuts them."""
-    return {name: _cut(name, domain, run).main for name, domain in domains.items()}
+def cut_parts(run: Run, domains: Mapping[str, Domain]) -> dict[str, Parts]:
+    """The rows of every domain's two parts, as this run cuts them."""
+    return {name: _cut(name, domain, run) for name, domain in domains.items()}
 
 
 def _cut(name: str, domain: Domain, run: Run) -> Parts:

@@ -5,6 +5,7 @@ weights that gives maps of one size; or a block, where samples pass as rows of t
 where they pass as vectors.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from afield.backbone import evaluating
 
-__all__ = ["channel_axis", "channel_means", "late_entrances", "stage_names", "watched"]
+__all__ = ["channel_axis", "channel_means", "found_stages", "late_entrances", "watched"]
 
 # Of a transformer, so many of the last blocks are late.
 LATE_BLOCKS = 2
@@ -41,8 +42,8 @@ class _Passing:
         return next(self.module.children(), None) is not None
 
 
-def stage_names(model: nn.Module, x: Tensor) -> list[str]:
-    """The modules whose outputs are the stages, in the order in which samples pass them.
+def found_stages(model: nn.Module, x: Tensor) -> dict[str, int]:
+    """The modules whose outputs are the stages, as samples pass them, and their channels' axis.
 
     Parameters
     ----------
@@ -60,7 +61,8 @@ def stage_names(model: nn.Module, x: Tensor) -> list[str]:
         for place, each in enumerate(passed)
         if each.name in found or each.name in told
     ]
-    return list(dict.fromkeys(names))
+    shapes = {each.name: each.shape for each in passed}
+    return {name: channel_axis(shapes[name], sample) for name in dict.fromkeys(names)}
 
 
 def late_entrances(model: nn.Module, x: Tensor) -> list[str]:
@@ -70,7 +72,7 @@ def late_entrances(model: nn.Module, x: Tensor) -> list[str]:
     transformer its last blocks; of others the last stage of maps. Never the first module: its input
     is the sample.
     """
-    passed, stages = _passed(model, x), stage_names(model, x)
+    passed, stages = _passed(model, x), found_stages(model, x)
     shapes = {each.name: each.shape for each in passed}
     layers = [each.name for each in passed if _layer(each)]
     hidden = [name for name in layers[:-1] if name != next(e.name for e in passed if e.weighted)]
@@ -96,14 +98,21 @@ def watched(model: nn.Module, note: Callable[[str, Tensor], None], *names: str) 
         yield
 
 
-def channel_axis(shape: tuple[int, ...]) -> int:
-    """Which dimension of what passes through a network are its channels, or units."""
-    return len(shape) - 1 if len(shape) == 3 or _channels_last(shape) else 1
+def channel_axis(shape: tuple[int, ...], sample: tuple[int, ...]) -> int:
+    """Which dimension of what passes through a network are its channels, or units.
+
+    Of tokens it is the last. Of maps it is the second, unless the last two are not in the
+    proportion of a sample's height and width, but the two before are, as within Swin transformers.
+    """
+    if len(shape) != 4 or len(sample) != 4:
+        return len(shape) - 1 if len(shape) == 3 else 1
+    aspect = sample[2] / sample[3]
+    first, last = (abs(math.log(a / b / aspect)) for a, b in (shape[2:], shape[1:3]))
+    return 1 if first <= last else 3
 
 
-def channel_means(output: Tensor) -> Tensor:
+def channel_means(output: Tensor, axis: int) -> Tensor:
     """Samples × channels: the means over all places of a map or over all tokens."""
-    axis = channel_axis(tuple(output.shape))
     others = [dim for dim in range(1, output.ndim) if dim != axis]
     return output.mean(dim=others) if others else output
 
@@ -147,7 +156,7 @@ def _sizes(passed: list[_Passing], sample: tuple[int, ...]) -> list[str]:
     """
     found: dict[tuple[int, int], _Passing] = {}
     for each in passed:
-        size = _size(each.shape)
+        size = _size(each.shape, sample)
         if size and each.weighted and not (each.whole and each.given == sample):
             other = found.get(size)
             if other is None or each.name.count(".") <= other.name.count("."):
@@ -193,14 +202,9 @@ def _within(name: str, others: list[str]) -> bool:
     return any(name.startswith(f"{other}.") for other in others)
 
 
-def _size(shape: tuple[int, ...]) -> tuple[int, int] | None:
+def _size(shape: tuple[int, ...], sample: tuple[int, ...]) -> tuple[int, int] | None:
     """Height and width of maps that have more than one place."""
     if len(shape) != 4:
         return None
-    height, width = shape[1:3] if _channels_last(shape) else shape[2:]
+    height, width = shape[1:3] if channel_axis(shape, sample) == 3 else shape[2:]
     return (height, width) if height * width > 1 else None
-
-
-def _channels_last(shape: tuple[int, ...]) -> bool:
-    """Whether channels are the last dimension, as within Swin transformers."""
-    return len(shape) == 4 and shape[1] == shape[2] != shape[3]

@@ -28,7 +28,7 @@ def test_the_loss_is_the_mean_of_the_largest(model, task, stream, share, kept):
     loss, logs = OHEM(share=share).loss(OHEM().setup(model, task), batches)
     largest = ordered(model, batches)[:kept]
     assert loss.item() == pytest.approx(sum(largest) / kept, rel=1e-12)
-    assert logs["least"].item() == largest[-1]
+    assert logs["threshold"].item() == largest[-1]
 
 
 def test_of_a_tiny_share_the_largest_loss_is_left(model, task, stream):
@@ -81,7 +81,7 @@ def test_where_all_are_as_hard_it_is_their_loss(model, task, stream):
     loss, logs = OHEM(share=0.3).loss(OHEM().setup(model, task), same)
     expected = F.cross_entropy(model(one.x[:1]), one.y[:1])
     torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(logs["least"], expected.detach())
+    torch.testing.assert_close(logs["threshold"], expected.detach())
 
 
 @pytest.mark.parametrize("share", [0.0, -0.5, 1.01, 50])

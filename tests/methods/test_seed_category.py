@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from afield.jobs import planned
 from afield.loading import Stream, pooled_samples
 from afield.method import Task, risks
 from afield.methods.groupdro import GroupDRO
-from afield.methods.seed_category import GROUPINGS, SeedCategory
+from afield.methods.seed_category import Grouping, SeedCategory
 from afield.record import Store
 from afield.runner import execute
 from afield.training import fit
@@ -153,7 +154,7 @@ def test_two_groups_a_domain_are_something_else(model, task, samples):
     assert not torch.equal(found[-1][0], expected[-1][0])
 
 
-@pytest.mark.parametrize("grouping", GROUPINGS)
+@pytest.mark.parametrize("grouping", get_args(Grouping))
 def test_without_a_rate_it_is_the_mean_over_groups(grouping, model, task, samples):
     method = SeedCategory(eta=0.0, grouping=grouping)
     learner, stream = method.setup(model, task), Stream(samples, batch=30, seed=0)
@@ -174,7 +175,7 @@ def assert_all_once(groups, samples):
     assert all(a < b for group in groups for a, b in pairwise(group))
 
 
-@pytest.mark.parametrize("grouping", GROUPINGS)
+@pytest.mark.parametrize("grouping", get_args(Grouping))
 @pytest.mark.parametrize("count", [1, 3, 4])
 def test_every_sample_is_in_one_group_and_groups_are_of_one_domain(
     grouping, count, model, task, samples
@@ -211,7 +212,7 @@ def test_groups_by_class_are_the_classes_and_those_of_every_domain(model, task, 
     assert [(int(d), int(c)) for d, c in cells] == [(d, c) for d in range(3) for c in range(4)]
 
 
-@pytest.mark.parametrize("grouping", GROUPINGS)
+@pytest.mark.parametrize("grouping", get_args(Grouping))
 def test_small_domains_and_classes_that_are_missing_leave_no_empty_group(grouping, task):
     torch.manual_seed(0)
     labels = {"a": [0], "b": [3, 3, 1], "c": [1] * 9}
@@ -459,7 +460,7 @@ def test_losses_are_read_in_evaluation_mode_and_without_augmentation(task, sampl
 # Batches and their weights
 
 
-@pytest.mark.parametrize("grouping", GROUPINGS)
+@pytest.mark.parametrize("grouping", get_args(Grouping))
 @pytest.mark.parametrize("per_step", [0, 2])
 def test_the_whole_batch_keeps_its_size(grouping, per_step, model, task, samples):
     method = SeedCategory(grouping=grouping, period=5)

@@ -6,10 +6,12 @@
     category      samples of a domain ranked by loss, cut into `count` equal parts
     CCT(A → B)    how often two samples in one cluster of A are in one cluster of B (Eq. 3)
 
-K-means makes the clusters, within each class. Beside each CCT stands its chance: how often any two
-samples are in one cluster of B, as a large cluster takes in most of them whatever A is. The paper
-has only `random`, two random divisions. Paths are compared as names, not as numbers: that a channel
-is the fifth says nothing. The accuracy of each category over training takes the training once more.
+K-means makes the clusters, within each class that has two samples for each cluster. Beside each CCT
+stands its chance: how often any two samples are in one cluster of B, as a large cluster takes in
+most of them whatever A is. The paper has only `random`, two random divisions. Paths are compared as
+names, not as numbers: that a channel is the fifth says nothing; the last stage is the head, so a
+path ends in the answer. For the accuracy of each category over training the run is trained once
+more; categories are those of the deployed weights, also where the method made its own.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,12 +37,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Patterns"]
 
-# Domains that are shown, points in a map of samples, and moments of the training.
+# Domains with a contact sheet, points in a map of samples, and moments of the training.
 MOST, POINTS, MOMENTS = 6, 1500, 12
+# Categories with fewer samples than these are called the worst only if there are no others.
+FEW = 10
+# Over so many pairs of random divisions their agreement is averaged.
+DICE = 10
 # A run that took more seconds than these is trained once more on request only.
 PATIENCE = 600
 # Pictures on a contact sheet, across and down, and what a row of them takes with its captions.
-SHEET, ROW = (5, 3), 1.2
+SHEET, ROW = (5, 3), 1.3
 
 Within = Literal["class", "domain", "domain_class"]
 Painter = Callable[["Axes"], None]
@@ -69,31 +75,36 @@ class Patterns(Diagnostic):
     def look(self, subjects: Sequence[Subject]) -> Finding:
         """Views, categories, their history, the agreement of the views, and pictures of it all."""
         subject = only(subjects, "patterns")
-        names = subject.shown(MOST)
-        chosen = {name: subject.some(name, self.samples).sort().values for name in names}
+        chosen = {name: subject.some(name, self.samples).sort().values for name in subject.domains}
         views = Views.joined(list(_looked_at(subject, chosen)))
         table = _table(subject, chosen, views, self.count)
-        history = self._history(subject, chosen, table)
         seed = subject.record.run.seed % 2**31
         agreement = self._agreement(table, views, seed)
+        history = self._history(subject, chosen, table)
         table = table.assign(**_maps(views, seed))
         categories = _categories(table)
         painters: list[Painter] = [
             lambda axes: _paint_map(axes, table, "features", "features (t-SNE)"),
             lambda axes: _paint_map(axes, table, "path", "activation paths (t-SNE)"),
-            lambda axes: _paint_agreement(axes, agreement),
-            *([lambda axes: _paint_history(axes, history)] if len(history) else []),
-            *(_sheet(subject, name, table) for name in names if _pictures(subject)),
+            *([lambda axes: _paint_agreement(axes, agreement)] if len(agreement) else []),
+            *([lambda axes: _paint_history(axes, history, subject.step)] if len(history) else []),
+            *(_sheet(subject, name, table) for name in subject.shown(MOST) if _pictures(subject)),
         ]
 
         def paint(axes: Sequence["Axes"]) -> None:
             for each, painter in zip(axes, painters, strict=True):
                 painter(each)
 
-        told = "\n".join(_told(categories, table, agreement))
-        more = {"cct": agreement, "samples": table.drop(columns=["label", "place"])}
-        more |= {"history": history} if len(history) else {}
-        return Finding(categories, told, paint, len(painters), more)
+        told = [f"the weights of step {subject.step}:", *_told(categories, table)]
+        told.append(_agreed(agreement) if len(agreement) else self._too_few())
+        more = {"samples": table.drop(columns=["label", "place"])}
+        more |= {n: t for n, t in (("cct", agreement), ("history", history)) if len(t)}
+        return Finding(categories, "\n".join(told), paint, len(painters), more)
+
+    def _too_few(self) -> str:
+        unit = self.within.replace("_", " and ")
+        need = f"{2 * self.clusters} samples for {self.clusters} clusters"
+        return f"views are not compared: no {unit} has {need}; use --set clusters or within"
 
     def _history(
         self, subject: Subject, chosen: Mapping[str, Tensor], table: pd.DataFrame
@@ -104,24 +115,24 @@ class Patterns(Diagnostic):
             return pd.DataFrame()
         found = []
         for step, model in tracked(subject.again(MOMENTS), "training once more", MOMENTS + 1):
-            parts = [subject.answers(model, name, index) for name, index in chosen.items()]
+            parts = [
+                subject.answers(model, subject.domains[name], index)
+                for name, index in chosen.items()
+            ]
             hits = torch.cat(parts).numpy() == table["label"].to_numpy()
             groups = table.assign(step=step, accuracy=hits).groupby(
-                ["step", "domain", "seen", "category"], sort=False
+                ["step", "domain", "seen", "category"]
             )
             found.append(groups["accuracy"].mean().reset_index())
         return pd.concat(found, ignore_index=True)
 
     def _agreement(self, table: pd.DataFrame, views: Views, seed: int) -> pd.DataFrame:
-        """CCT of every pair of views, and of two random divisions."""
+        """CCT of every pair of views, and of two random divisions; nothing if samples are few."""
         columns = {"class": ["label"], "domain": ["domain"], "domain_class": ["domain", "label"]}
         group = torch.tensor(table.groupby(columns[self.within]).ngroup().tolist())
         large = [index for index in members(group) if len(index) >= 2 * self.clusters]
         if not large:
-            raise SpecError(
-                f"patterns.clusters={self.clusters}: no {self.within.replace('_', ' and ')} has "
-                f"{2 * self.clusters} samples or more; use fewer clusters"
-            )
+            return pd.DataFrame()
         points = {
             "features": views.features,
             "path": _indicators(views.path),
@@ -132,7 +143,7 @@ class Patterns(Diagnostic):
             for name, view in points.items():
                 labels[name][index] = clusters(view[index].numpy(), self.clusters, seed=seed)
         generator = torch.Generator().manual_seed(seed)
-        dice = torch.randint(self.clusters, (2, len(group)), generator=generator)
+        dice = torch.randint(self.clusters, (2, DICE, len(group)), generator=generator)
         kept, together = torch.cat(large), torch.zeros_like(group)
 
         def agree(first: Tensor, second: Tensor) -> float:
@@ -142,8 +153,10 @@ class Patterns(Diagnostic):
             (a, b, agree(labels[a], labels[b]), agree(together, labels[b]))
             for a, b in permutations(points, 2)
         ]
-        rows.append(("random", "random", agree(dice[0], dice[1]), agree(together, dice[1])))
-        return pd.DataFrame(rows, columns=["first", "second", "cct", "chance"])
+        random = [(agree(a, b), agree(together, b)) for a, b in zip(*dice, strict=True)]
+        rows.append(("random", "random", *np.mean(random, axis=0).tolist()))
+        found = pd.DataFrame(rows, columns=["first", "second", "cct", "chance"])
+        return found.assign(groups=len(large), samples=len(kept))
 
 
 def _looked_at(subject: Subject, chosen: Mapping[str, Tensor]) -> Iterator[Views]:
@@ -209,30 +222,28 @@ def _maps(views: Views, seed: int) -> dict[str, Any]:
     return found
 
 
-def _told(categories: pd.DataFrame, table: pd.DataFrame, agreement: pd.DataFrame) -> Iterator[str]:
-    """The worst category of what was trained on and of what was not, and what views agree on."""
+def _told(categories: pd.DataFrame, table: pd.DataFrame) -> Iterator[str]:
+    """The worst category of what was trained on, and of what was not."""
     count = categories["category"].max()
-    for seen, what in ((True, "trained on"), (False, "unseen")):
+    for seen, what in ((True, "of the samples it was trained on"), (False, "of unseen domains")):
         own = categories[categories["seen"] == seen]
         if len(own):
+            large = own[own["samples"] >= FEW]
+            own = large if len(large) else own
             worst = own.sort_values(["accuracy", "loss"], ascending=[True, False]).index[0]
-            yield f"{what}: {_sentence(categories.loc[worst].to_dict(), table, count)}"
-    cct = {tuple(row[:2]): row[2:] for row in agreement.itertuples(index=False)}
-    ours, chance = cct["features", "loss"]
-    yield (
-        f"two samples in one cluster of features are in one of loss {100 * ours:.0f} % of the time "
-        f"(by chance {100 * chance:.0f} %, random groups {100 * cct['random', 'random'][0]:.0f} %)"
-    )
+            yield f"{what}, {_sentence(categories.loc[worst].to_dict(), table, count)}"
 
 
 def _sentence(worst: Mapping[str, Any], table: pd.DataFrame, count: int) -> str:
     rows = table[(table["domain"] == worst["domain"]) & (table["category"] == worst["category"])]
     share = {2: "half", 3: "third", 4: "quarter"}.get(count, f"{count}th")
     which = "hardest " if worst["category"] == count else f"{worst['category']}. "
+    mean = worst["accuracy"] + worst["below_mean"]
     told = (
-        f"worst is the {which}{share} of {worst['domain']}: {len(rows)} samples, "
-        f"{100 * worst['accuracy']:.1f} % right, {100 * worst['below_mean']:.1f} points below the "
-        f"mean, mean loss {worst['loss']:.2g}"
+        f"the {which}{share} of {worst['domain']} is worst: {len(rows)} "
+        f"sample{'s' * (len(rows) > 1)}, {100 * worst['accuracy']:.1f} % right, "
+        f"{100 * worst['below_mean']:.1f} points below the mean of all these ({100 * mean:.1f} %), "
+        f"mean loss {worst['loss']:.2g}"
     )
     common = rows["class"].value_counts()
     told += f"; most often {common.index[0]} ({common.iloc[0]})"
@@ -241,6 +252,16 @@ def _sentence(worst: Mapping[str, Any], table: pd.DataFrame, count: int) -> str:
         label, answer = wrong.idxmax()
         told += f", most frequent error {label} taken for {answer} ({wrong.max()})"
     return told
+
+
+def _agreed(agreement: pd.DataFrame) -> str:
+    cct = {tuple(row[:2]): row[2:4] for row in agreement.itertuples(index=False)}
+    ours, chance = cct["features", "loss"]
+    return (
+        f"two samples in one cluster of features are in one of loss {100 * ours:.0f} % of the time "
+        f"(by chance {100 * chance:.0f} %, random groups {100 * cct['random', 'random'][0]:.0f} %; "
+        f"{agreement['samples'].iloc[0]} samples in {agreement['groups'].iloc[0]} groups)"
+    )
 
 
 def _pictures(subject: Subject) -> bool:
@@ -254,7 +275,12 @@ def _sheet(subject: Subject, name: str, table: pd.DataFrame) -> Painter:
     (taken,) = x.chunks(len(own), torch.tensor(own["place"].tolist()))
     pictures = [colours(each) for each in taken.cpu()]
     unseen = "" if name in subject.record.run.sources else " (unseen)"
-    return lambda axes: _paint_sheet(axes, f"highest losses in {name}{unseen}", pictures, own)
+    title = f"highest losses in {_short(name, 24)}{unseen}"
+    return lambda axes: _paint_sheet(axes, title, pictures, own)
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _paint_map(axes: "Axes", table: pd.DataFrame, view: str, title: str) -> None:
@@ -273,7 +299,9 @@ def _paint_map(axes: "Axes", table: pd.DataFrame, view: str, title: str) -> None
             label="trained on" if seen else "unseen",
         )
     axes.figure.colorbar(drawn, ax=axes, label="loss, by rank")
-    axes.legend(fontsize=7)
+    for handle in axes.legend(fontsize=7).legend_handles:
+        # Colour says something else.
+        handle.set_facecolor("grey")  # type: ignore[union-attr]
     axes.set_xticks([])
     axes.set_yticks([])
     axes.set_title(title, fontsize=10)
@@ -292,7 +320,7 @@ def _paint_agreement(axes: "Axes", agreement: pd.DataFrame) -> None:
     axes.set_title("do clusters of two views agree?", fontsize=10)
 
 
-def _paint_history(axes: "Axes", history: pd.DataFrame) -> None:
+def _paint_history(axes: "Axes", history: pd.DataFrame, deployed: int) -> None:
     from matplotlib import colormaps
 
     numbers = sorted(history["category"].unique().tolist())
@@ -303,20 +331,21 @@ def _paint_history(axes: "Axes", history: pd.DataFrame) -> None:
             curve = 100 * own.groupby("step")["accuracy"].mean()
             label = f"category {number}" if seen else None
             axes.plot(curve.index, curve, style, color=colour, label=label, linewidth=1.4)
-    axes.set(xlabel="step", ylabel="accuracy (%)", ylim=(0, 102))
+    axes.axvline(deployed, color="grey", linestyle=":", linewidth=1)
+    axes.set(xlabel="step (dotted: deployed)", ylabel="accuracy (%)", ylim=(0, 102))
     axes.legend(fontsize=7, title="dashed: unseen", title_fontsize=7)
     axes.set_title("accuracy of each seed category", fontsize=10)
 
 
 def _paint_sheet(axes: "Axes", title: str, pictures: Sequence[Any], own: pd.DataFrame) -> None:
     across, down = SHEET
-    style: dict[str, Any] = {"fontsize": 6.5, "ha": "center", "va": "top", "parse_math": False}
+    style: dict[str, Any] = {"fontsize": 6, "ha": "center", "va": "top", "parse_math": False}
     rows = zip(pictures, own["class"], own["answer"], own["right"], strict=True)
     for i, (picture, label, answer, right) in enumerate(rows):
         top, left = ROW * (i // across), i % across
         extent = (left, left + 0.94, top + 0.94, top)
         axes.imshow(picture, cmap="gray", vmin=0, vmax=1, extent=extent)
-        told = label[:20] if right else f"{label[:9]} → {answer[:9]}"
+        told = _short(label, 13) + ("" if right else f"\n→ {_short(answer, 12)}")
         colour = "black" if right else "tab:red"
         axes.text(left + 0.47, top + 0.97, told, color=colour, **style)
     axes.set(xlim=(0, across), ylim=(ROW * down, 0), aspect="auto")

@@ -13,6 +13,7 @@ from typing import Annotated
 
 from torch import Tensor
 
+from afield.errors import SpecError
 from afield.method import Batches, Learner, Logs, Method, origins, risks
 from afield.space import LogUniform
 
@@ -24,6 +25,12 @@ class GroupDRO(Method):
     """Distributionally robust optimisation over the source domains; `eta` is the weights' rate."""
 
     eta: Annotated[float, LogUniform(1e-3, 1e-1)] = 0.01
+
+    def __post_init__(self) -> None:
+        if self.eta < 0:
+            raise SpecError(
+                f"eta={self.eta:g}: must not be below 0, easy groups would grow heavier"
+            )
 
     def loss(self, learner: Learner, batches: Batches) -> tuple[Tensor, Logs]:
         """Sum of the risks, weighted by q."""

@@ -14,13 +14,14 @@ and for the rest of it, with φ as it is then, a fresh network is trained on all
     loss = mean cross-entropy + R_φ(head)
 
 That fresh network is what is deployed. Checkpoints before its training show it untrained, and are
-hardly ever picked; an average over all steps of a run takes its first weights in, too.
+hardly ever picked. Averages follow it from the first step: `swad` takes that first phase, in which
+no loss falls, for its valley, and mixes the untrained weights in; use `last` or `ema`.
 
 Differs from the paper: the task network is the head; the base networks take one step of the run's
 optimiser together, not some each in turn, and φ is learned from the same pass over a batch, just
 before that step; both phases share the steps of one run. Its hyperparameters and the start of φ
-are not known to us: α is a multiple of the run's learning rate, α₂ is `meta_rate`. φ may fall below
-0, as nothing in the paper forbids it: such weights are encouraged to grow.
+are not known to us: α is a multiple of the run's learning rate, α₂ is `meta_rate`. φ is not kept
+above 0: a weight with a φ below it is made to grow, for as long as training goes on.
 """
 
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class MetaReg(Method):
     meta_share: Annotated[float, Uniform(0.1, 0.7)] = 0.5
     inner_steps: Annotated[int, Choice((1, 3, 5))] = 3
     inner_rate: Annotated[float, LogUniform(1.0, 100.0)] = 10.0
-    meta_rate: Annotated[float, LogUniform(1e-2, 1.0)] = 0.1
+    meta_rate: Annotated[float, LogUniform(1e-3, 1.0)] = 0.01
 
     def __post_init__(self) -> None:
         if not 0 <= self.meta_share < 1:

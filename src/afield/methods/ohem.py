@@ -35,4 +35,4 @@ class OHEM(Method):
         pooled = pool(batches)
         losses = F.cross_entropy(learner.model(pooled.x), pooled.y, reduction="none")
         hardest = losses.topk(max(1, round(self.share * len(losses)))).values
-        return hardest.mean(), {"least": hardest[-1].detach()}
+        return hardest.mean(), {"threshold": hardest[-1].detach()}

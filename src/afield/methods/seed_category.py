@@ -23,7 +23,7 @@ authors' code.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -44,26 +44,32 @@ Grouping = Literal["loss", "kmeans", "graph", "domain", "class", "domain_class"]
 AT_ONCE = 128
 # Features that spread less than this, as a share of their size, are all the same.
 SPREAD = 1e-5
-GROUPINGS = ("loss", "kmeans", "graph", "domain", "class", "domain_class")
+# Those that follow the model; the others stay.
+MADE_ANEW = ("loss", "kmeans", "graph")
 
 
 @dataclass(frozen=True)
 class SeedCategory(GroupDRO):
-    """Group DRO over groups that are made anew every `period` (steps, or a share of the run).
+    """Group DRO over groups that are made anew every `period`.
 
-    `grouping` says by what, `count` into how many a domain is divided; `radius` is for `graph`,
-    whose number of groups is what comes out: the larger, the fewer.
+    That is a share of the run, or from 1 on a number of steps. `grouping` says by what, `count`
+    into how many a domain is divided; `radius` is for `graph`, whose number of groups is what comes
+    out: the larger, the fewer.
     """
 
     period: Annotated[float, LogUniform(0.05, 0.5)] = 0.2
     count: Annotated[int, Choice((2, 3, 4))] = 4
-    grouping: Annotated[Grouping, Variant(GROUPINGS)] = "loss"
+    grouping: Annotated[Grouping, Variant(get_args(Grouping))] = "loss"
     radius: Annotated[float, Variant((1.0, 2.0))] = 1.5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("period", "count", "radius"):
             if getattr(self, name) <= 0:
                 raise SpecError(f"seed_category.{name}={getattr(self, name):g}: must be above 0")
+        if self.period > 1 and self.period != round(self.period):
+            told = "a share of the run below 1, or a whole number of steps"
+            raise SpecError(f"seed_category.period={self.period:g}: {told}")
 
     def regroup(self, learner: Learner, samples: Samples) -> Sequence[Tensor] | None:
         """New groups, when it is time for them."""
@@ -75,7 +81,7 @@ class SeedCategory(GroupDRO):
 
     def _steps(self, whole: int) -> int:
         """From one grouping to the next; groups that would come out the same are made once."""
-        if self.grouping not in ("loss", "kmeans", "graph") or self._whole:
+        if self.grouping not in MADE_ANEW or self._whole:
             return whole
         return max(1, round(self.period if self.period >= 1 else self.period * whole))
 
