@@ -568,3 +568,5 @@ def test_a_known_domain_has_a_column_where_a_method_can_use_it_and_others_a_dash
     assert rows["method"][-2:] == ["in-domain", "known domain"]
     assert rows["dmg"][-2:] == ["*60.0*", "80.0"]
     assert rows["erm"][-2:] == ["**90.0**", "–"]
+    # The dash is no reason to say that some have no trial.
+    assert "1 trial: no spread known" in as_markdown(tabulate(records, rules=["sources"]))

@@ -347,7 +347,9 @@ def _grid(rules: Sequence[tuple[str, pd.DataFrame]], *, turned: bool) -> Table:
 
 def _measured(frame: pd.DataFrame) -> str:
     """What the numbers of a table are."""
-    trials, draws = _counted(frame["trials"], "trial"), _counted(frame["draws"], "draw")
+    # What a method cannot do, no trial has.
+    there = frame[frame["trials"] > 0] if frame["trials"].any() else frame
+    trials, draws = _counted(there["trials"], "trial"), _counted(frame["draws"], "draw")
     several = frame["trials"].max() > 1
     spread = f"± standard error over {trials}" if several else f"{trials}: no spread known"
     best = f", best of {draws}" if frame["draws"].max() > 1 else ""
