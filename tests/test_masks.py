@@ -48,7 +48,7 @@ def samples() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def assert_agrees(masked: Masked, act: torch.Tensor, x: torch.Tensor, mode: str) -> None:
-    """What comes out, and the gradients of its squared distance from the reference's aim."""
+    """What comes out, and the gradients of its product with the reference's `tgt`."""
     exact = {"rtol": 0, "atol": 1e-10}
     torch.testing.assert_close(act, reference(f"{mode}/act"), **exact)
     (act * reference("tgt")).sum().backward()
@@ -57,13 +57,14 @@ def assert_agrees(masked: Masked, act: torch.Tensor, x: torch.Tensor, mode: str)
     torch.testing.assert_close(masked.logits[0].grad, grads, **exact)
 
 
-@pytest.mark.parametrize("mode", ["sample", "softscale", "avg_mask_softscale"])
+@pytest.mark.parametrize("mode", ["sample", "greedy", "softscale", "avg_mask_softscale"])
 def test_outputs_and_gradients_are_those_of_the_reference(bare, mode, monkeypatch):
     x, domain = samples()
     if mode == "sample":
         monkeypatch.setattr(torch, "bernoulli", lambda p: reference("sample/mask"))
         act = bare.train()(x, domain)
-    elif mode == "softscale":
+    elif mode in ("greedy", "softscale"):
+        bare.hard = mode == "greedy"
         act = bare.eval()(x, domain)
     else:
         bare.combine = "masks"
@@ -218,7 +219,11 @@ def test_layers_can_be_named_and_come_in_the_order_of_the_network():
     [
         (["features.2.conv"], "no layer 'features.2.conv' in the network; did you mean"),
         (["unused"], "layer 'unused' is not passed by samples; mask another"),
-        (["twice"], "layer 'twice' is passed twice; mask another"),
+        (["twice"], "layer 'twice' is passed twice, or named twice; mask another"),
+        (
+            ["features", "features"],
+            "layer 'features' is passed twice, or named twice; mask another",
+        ),
     ],
 )
 def test_layers_that_cannot_be_masked_are_refused(layers, told):
@@ -293,3 +298,53 @@ def test_convolutions_in_groups_are_folded_group_by_group():
     plain = nn.Sequential(nn.Conv2d(6, 9, 3, groups=3), nn.Flatten(), nn.Linear(9 * 16, 2))
     plain.load_state_dict(folded(masked, x))
     torch.testing.assert_close(plain(x), masked(x))
+
+
+def test_called_directly_the_network_is_the_bare_one():
+    masked, plain = built("small:mlp", (6,))
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(masked.net(x), plain(x))
+    torch.testing.assert_close(masked.train().net(x), plain(x))
+
+
+def test_a_layer_that_a_skip_connection_goes_around_is_refused():
+    net = network("timm:resnet18", (3, 64, 64), 5)
+    with pytest.raises(SpecError, match=r"'features.layer4.0.conv1' is passed by: a skip"):
+        Masked(net, torch.zeros(2, 3, 64, 64), DOMAINS, layers=["features.layer4.0.conv1"])
+
+
+def test_masks_that_keep_nothing_share_nothing():
+    assert soft_overlap(torch.zeros(2, 5), smooth=0.0).tolist() == [0.0]
+
+
+def test_a_guess_is_taken_once_and_then_gone():
+    masked, _ = built("small:mlp", (6,), "guessed")
+    masked.train()(torch.randn(4, 6), torch.zeros(4).long())
+    assert masked.taken_guess().shape == (4, 3)
+    copy.deepcopy(masked)
+    with pytest.raises(ValueError, match="guessed"):
+        masked.taken_guess()
+
+
+def test_one_domain_for_all_samples_still_has_a_mask_for_each():
+    masked = Masked(nn.Sequential(nn.Identity()), torch.zeros(1, 40), DOMAINS, layers=["0"]).train()
+    kept = masked(torch.ones(2, 40), 1)
+    assert not torch.equal(kept[0], kept[1])
+
+
+def test_dropout_of_whole_channels_is_off_as_well():
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Dropout2d(0.9), nn.Flatten(), nn.Linear(32, 2))
+    masked = Masked(net, torch.zeros(1, 1, 6, 6), DOMAINS, layers=["3"]).train()
+    assert not net[1].training
+    assert masked.net[3].training
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["timm:vgg11", "timm:eva02_tiny_patch14_224"])
+def test_the_sample_itself_and_norms_are_not_masked(name):
+    side = 28 if "eva" in name else 64
+    net = network(name, (3, side, side), 5)
+    masked = Masked(net, torch.zeros(1, 3, side, side), DOMAINS)
+    assert masked.layers[-1] == "head"
+    assert not any("norm" in layer for layer in masked.layers)
+    assert all(each.shape[1] > 3 for each in masked.logits)

@@ -222,7 +222,7 @@ def test_latex_has_the_best_in_bold_and_the_second_underlined():
     assert r"\begin{tabular}{lcccccc}" in lines
     (caption,) = [line for line in lines if r"\caption" in line]
     assert caption.startswith(r"\caption{things, picked on the sources' probe parts: accuracy (\%)")
-    assert caption.endswith(r"$\pm$ standard error over 2 trials.}")
+    assert r"$\pm$ standard error over 2 trials; in-domain: on the sources' " in caption
 
 
 def test_latex_escapes_names():

@@ -18,6 +18,7 @@ from afield import catalog
 from afield.errors import SpecError
 from afield.evaluation import outputs
 from afield.loading import Batch, Samples, Stream
+from afield.masks import Masked
 from afield.method import Learner, Method
 from afield.randomness import restore_state
 from afield.record import Record
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Diagnostic", "Finding", "Subject", "checked_picture", "only"]
+__all__ = ["Diagnostic", "Finding", "Subject", "check_plain", "checked_picture", "only"]
 
 # Inches of a panel, and how many stand side by side.
 PANEL, ACROSS = (4.2, 3.6), (4, 3)
@@ -188,3 +189,10 @@ def only(subjects: Sequence[Subject], name: str) -> Subject:
     if len(subjects) != 1:
         raise SpecError(f"{name} looks at one run, not at {len(subjects)}")
     return subjects[0]
+
+
+def check_plain(subject: Subject, name: str) -> None:
+    """Refuse runs whose network is not trained by itself."""
+    if isinstance(subject.model, Masked):
+        method = subject.record.run.method
+        raise SpecError(f"{name} trains a network by itself; {method} trains masks with it")

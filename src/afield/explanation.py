@@ -1,5 +1,6 @@
 """What a method, a dataset and the like is, in words: its docstring, settings and ranges."""
 
+import inspect
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +27,9 @@ def explained(name: str) -> str:
             if kind == "datasets":
                 return _told(f"{name} ({kind})", name, _of_dataset(name))
             found = catalog.find(kind, name)
-            return _told(f"{name} ({kind})", found.__module__, _of_settings(found))
+            return _told(
+                f"{name} ({kind})", found.__module__, [_of_class(found), *_of_settings(found)]
+            )
     known = [each for kind in catalog.KINDS for each in catalog.names(kind)]
     raise UnknownNameError(f"nothing is called {name!r}; {catalog.hint(name, known)}")
 
@@ -47,6 +50,11 @@ def _of_dataset(name: str) -> list[str]:
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return (", ".join(names[:NAMED]) + more) or "known when the files are here"
+
+
+def _of_class(found: Any) -> str:
+    """What its settings mean stands in the docstring of the class."""
+    return f"{inspect.cleandoc(found.__doc__ or '')}\n"
 
 
 def _of_settings(found: Any) -> list[str]:

@@ -10,11 +10,13 @@ The network is not edited: its modules are watched, and what they are about to t
 
 import copy
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from afield.backbone import evaluating
 from afield.catalog import hint
@@ -34,7 +36,8 @@ class Masked(nn.Module):
     before the first masked layer is computed once. Or it takes the mean of the `masks`, in one
     pass; or weights the predictions by how likely each domain is, `guessed` from what the first
     masked layer takes. With a `domain` (its number, or one for each sample) it takes the masks of
-    that. Dropout is off: the masks take its place.
+    that; with `hard`, those channels alone that it keeps more often than not. Layers of dropout are
+    off: the masks take their place. Called directly, `net` is the bare network.
 
     Parameters
     ----------
@@ -63,7 +66,7 @@ class Masked(nn.Module):
         self.net = net
         self.domains = tuple(domains)
         self.combine = combine
-        shapes = _given(net, x, layers or late_entrances(net, x))
+        shapes = _given(net, x, list(layers) or late_entrances(net, x))
         self.layers = tuple(shapes)
         self.axes = [channel_axis(shape, tuple(x.shape)) for shape in shapes.values()]
         widths = [shape[axis] for shape, axis in zip(shapes.values(), self.axes, strict=True)]
@@ -71,33 +74,57 @@ class Masked(nn.Module):
         self.guess = nn.Linear(widths[0], len(domains)) if combine == "guessed" else None
         self.guessed: Tensor | None = None
         self.domain: Tensor | int | None = None
+        self.hard = self.inside = False
+        self._attach()
+        self._try(x)
+
+    def _attach(self) -> None:
         for place, name in enumerate(self.layers):
             # A bound method, not a closure: a copy of this module must mask with its own logits.
-            net.get_submodule(name).register_forward_pre_hook(partial(self._masked, place))
+            module = self.net.get_submodule(name)
+            module.register_forward_pre_hook(partial(self._masked, place))
+
+    def _try(self, x: Tensor) -> None:
+        """Whether samples come through with the masks of all domains, before anything is trained.
+
+        They do not where something goes around the first masked layer, as a skip connection.
+        """
+        try:
+            with evaluating(self), torch.no_grad():
+                self(x)
+        except RuntimeError:
+            told = f"{self.layers[0]!r} is passed by: a skip connection goes around it"
+            raise SpecError(f"layer {told}; mask the module that has both, or 'head'") from None
 
     def forward(self, x: Tensor, domain: Tensor | int | None = None) -> Tensor:
         """Logits: those of a known domain, or what unknown ones get."""
         if self.training and domain is None:
             raise ValueError("in training, masks are those of the samples' domains: give `domain`")
-        self.domain = domain
+        self.domain, self.inside = domain, True
         try:
             logits: Tensor = self.net(x)
         finally:
-            self.domain = None
+            self.domain, self.inside = None, False
         if not self._spread(domain):
             return logits
         each = logits.unflatten(0, (len(self.domains), -1))
         if self.guessed is None:
             return each.mean(dim=0)
-        odds = self.guessed.softmax(dim=1).T
-        self.guessed = None
+        odds = self.taken_guess().softmax(dim=1).T
         return (odds[:, :, None] * each).sum(dim=0)
+
+    def taken_guess(self) -> Tensor:
+        """Which domains the samples of the last pass are guessed to be from (logits), once."""
+        guessed, self.guessed = self.guessed, None
+        if guessed is None:
+            raise ValueError("domains are guessed in a pass with combine='guessed'")
+        return guessed
 
     def train(self, mode: bool = True) -> "Masked":  # noqa: FBT001, FBT002  torch's signature
         """Training or evaluation mode, but for dropout."""
         super().train(mode)
         for module in self.net.modules():
-            if isinstance(module, nn.Dropout):
+            if isinstance(module, _DropoutNd):
                 module.eval()
         return self
 
@@ -111,6 +138,8 @@ class Masked(nn.Module):
 
     def _masked(self, place: int, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """What a masked layer takes instead of its input."""
+        if not self.inside:
+            return inputs
         a, *rest = inputs
         p = self.logits[place].sigmoid()
         if place == 0 and self.guess is not None and (self.training or self._spread(self.domain)):
@@ -120,13 +149,14 @@ class Masked(nn.Module):
                 mask = _along(p[:, None], a, self.axes[place])
                 return (a[None] * mask).flatten(0, 1), *rest
             mask = p.repeat_interleave(len(a) // len(p), dim=0)
-        elif self.training:
-            soft = p[self.domain]
-            mask = (torch.bernoulli(soft.detach()) - soft).detach() + soft
         elif self.domain is None:
             mask = p.mean(dim=0, keepdim=True)
         else:
             mask = p[self.domain].expand(len(a), -1)
+            if self.training:
+                mask = _straight(torch.bernoulli(mask.detach()), mask)
+            elif self.hard:
+                mask = _straight((mask > 0.5).to(mask.dtype), mask)
         return a * _along(mask, a, self.axes[place]), *rest
 
 
@@ -136,7 +166,9 @@ def soft_overlap(p: Tensor, *, smooth: float = SMOOTH) -> Tensor:
     size = p.sum(dim=1)
     either = size[:, None] + size - both
     first, second = torch.triu_indices(len(p), len(p), offset=1, device=p.device)
-    return ((both + smooth) / (either + smooth))[first, second]
+    # Two masks that keep nothing share nothing, also without smoothing.
+    least = torch.finfo(p.dtype).tiny
+    return ((both + smooth) / (either + smooth).clamp(min=least))[first, second]
 
 
 def hard_overlap(p: Tensor) -> Tensor:
@@ -148,11 +180,12 @@ def folded(masked: Masked, x: Tensor) -> dict[str, Tensor]:
     """Weights with which the bare network gives what one pass with the mean of the masks gives.
 
     A mask goes into the layers that take what it masks. That is exact where these are linear ones
-    and convolutions, and nothing else takes it, which is tried with a few samples `x`.
+    and convolutions, and nothing else takes it, which is tried with noise of the shape of `x`.
     """
     twin = copy.deepcopy(masked).eval()
     twin.combine = "masks"
-    with torch.no_grad():
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        x = torch.randn(4, *x.shape[1:]).to(x.device)
         expected = twin(x)
         for place, (name, taking) in enumerate(_taking(twin, x).items()):
             p = twin.probabilities()[place].mean(dim=0)
@@ -163,7 +196,7 @@ def folded(masked: Masked, x: Tensor) -> dict[str, Tensor]:
                 _scale(module, p)
         _detach(twin.net)
         found = twin.net(x)
-    if not torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
+    if not torch.allclose(found, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max())):
         raise SpecError(
             "the masks cannot be folded exactly: more than linear layers and convolutions takes "
             f"what is masked before {', '.join(twin.layers)}"
@@ -215,6 +248,11 @@ def _detach(net: nn.Module) -> None:
                 del hooks[key]
 
 
+def _straight(drawn: Tensor, soft: Tensor) -> Tensor:
+    """A mask of zeros and ones whose gradient is that of the soft one."""
+    return (drawn - soft).detach() + soft
+
+
 def _along(mask: Tensor, a: Tensor, axis: int) -> Tensor:
     """A mask (… × channels) shaped so that it goes along the channels of a."""
     for _ in range(axis + 1, a.ndim):
@@ -224,28 +262,27 @@ def _along(mask: Tensor, a: Tensor, axis: int) -> Tensor:
     return mask
 
 
-def _given(net: nn.Module, x: Tensor, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+def _given(net: nn.Module, x: Tensor, names: list[str]) -> dict[str, tuple[int, ...]]:
     """The shapes that the named modules take, in the order in which samples pass them."""
     known = [name for name, _ in net.named_modules() if name]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise SpecError(f"no layer {unknown[0]!r} in the network; {hint(unknown[0], known)[:300]}")
     found: dict[str, tuple[int, ...]] = {}
-    hooks = []
-    for name in names:
-        if name not in known:
-            raise SpecError(f"no layer {name!r} in the network; {hint(name, known)[:300]}")
 
-        def note(_: nn.Module, inputs: tuple[Any, ...], name: str = name) -> None:
-            if name in found:
-                raise SpecError(f"layer {name!r} is passed twice; mask another")
-            found[name] = tuple(inputs[0].shape)
+    def noted(name: str, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if name in found:
+            raise SpecError(f"layer {name!r} is passed twice, or named twice; mask another")
+        if not inputs or not isinstance(inputs[0], Tensor) or len(inputs[0]) != len(x):
+            raise SpecError(f"layer {name!r} takes no row for each sample; mask another")
+        found[name] = tuple(inputs[0].shape)
 
-        hooks.append(net.get_submodule(name).register_forward_pre_hook(note))
-    try:
-        with evaluating(net), torch.no_grad():
-            net(x)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    for name in names:
-        if name not in found:
-            raise SpecError(f"layer {name!r} is not passed by samples; mask another")
+    with ExitStack() as stack, evaluating(net), torch.no_grad():
+        for name in names:
+            hook = net.get_submodule(name).register_forward_pre_hook(partial(noted, name))
+            stack.callback(hook.remove)
+        net(x)
+    missed = [name for name in names if name not in found]
+    if missed:
+        raise SpecError(f"layer {missed[0]!r} is not passed by samples; mask another")
     return found

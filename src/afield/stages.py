@@ -74,15 +74,12 @@ def late_entrances(model: nn.Module, x: Tensor) -> list[str]:
     """
     passed, stages = _passed(model, x), found_stages(model, x)
     shapes = {each.name: each.shape for each in passed}
-    layers = [each.name for each in passed if _layer(each)]
-    hidden = [name for name in layers[:-1] if name != next(e.name for e in passed if e.weighted)]
-    if hidden:
-        return [*hidden, layers[-1]]
-    blocks = [name for name in stages if len(shapes[name]) == 3]
-    if blocks:
-        return [*blocks[-LATE_BLOCKS:], layers[-1]]
-    maps = [name for name in stages if len(shapes[name]) == 4]
-    return [*(_entrance(passed, *maps[-2:]) for _ in maps[1:2]), layers[-1]]
+    *hidden, last = [each.name for each in passed if _layer(each)]
+    blocks = [name for name in stages if len(shapes[name]) == 3][-LATE_BLOCKS:]
+    maps = [name for name in stages if len(shapes[name]) == 4][-2:]
+    late = hidden or blocks or ([_entrance(passed, *maps)] if len(maps) > 1 else [])
+    given = {each.name: each.given for each in passed}
+    return [*(name for name in late if given[name] != tuple(x.shape)), last]
 
 
 @contextmanager
@@ -126,7 +123,7 @@ def _passed(model: nn.Module, x: Tensor) -> list[_Passing]:
         def told(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
             if name in found:
                 twice.add(name)
-            elif isinstance(output, Tensor) and inputs and isinstance(inputs[0], Tensor):
+            elif _rows(output, x) and inputs and _rows(inputs[0], x):
                 shapes = tuple(inputs[0].shape), tuple(output.shape)
                 found[name] = _Passing(name, module, *shapes)
 
@@ -139,6 +136,11 @@ def _passed(model: nn.Module, x: Tensor) -> list[_Passing]:
         with evaluating(model), torch.inference_mode():
             model(x)
     return [each for name, each in found.items() if name not in twice]
+
+
+def _rows(passing: Any, x: Tensor) -> bool:
+    """Whether this has a row for each sample."""
+    return isinstance(passing, Tensor) and passing.ndim > 1 and len(passing) == len(x)
 
 
 def _told(model: nn.Module) -> list[str]:
@@ -179,7 +181,7 @@ def _blocks(model: nn.Module, passed: list[_Passing]) -> list[str]:
 
 
 def _layer(each: _Passing) -> bool:
-    return len(each.shape) == 2 and each.weighted and not each.whole
+    return len(each.shape) == 2 and isinstance(each.module, nn.Linear)
 
 
 def _end(passed: list[_Passing]) -> str:

@@ -7,6 +7,8 @@ from torch import nn
 
 from afield.diagnosis import revived
 from afield.diagnostic import Subject
+from afield.diagnostics.gradient_shares import GradientShares
+from afield.diagnostics.loss_surface import LossSurface
 from afield.diagnostics.masks import ALL, Masks
 from afield.errors import SpecError
 from afield.jobs import train
@@ -81,3 +83,9 @@ def test_fewer_samples_can_be_asked_for(masked):
 def test_a_run_without_masks_is_refused(subject):
     with pytest.raises(SpecError, match="masks looks at runs of dmg; this is one of arith"):
         Masks().look([subject])
+
+
+@pytest.mark.parametrize("diagnostic", [GradientShares(), LossSurface(points=2, steps=1)], ids=str)
+def test_what_trains_the_network_by_itself_refuses_masks(masked, diagnostic):
+    with pytest.raises(SpecError, match="trains a network by itself; dmg trains masks with it"):
+        diagnostic.look([masked])

@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 
-from afield.diagnostic import Diagnostic, Finding, Subject, only
+from afield.diagnostic import Diagnostic, Finding, Subject, check_plain, only
 from afield.errors import SpecError
 from afield.progress import tracked
 from afield.space import LogUniform, Uniform
@@ -46,6 +46,7 @@ class GradientShares(Diagnostic):
     def look(self, subjects: Sequence[Subject]) -> Finding:
         """Train for a few steps, and keep each domain's part of the momentum apart."""
         subject = only(subjects, "gradient_shares")
+        check_plain(subject, "gradient_shares")
         learner, run = subject.learner, subject.record.run
         names = list(run.sources[:MOST])
         if len(names) < 2:

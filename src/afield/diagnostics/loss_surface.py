@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afield.backbone import has_free_statistics, renew_statistics
-from afield.diagnostic import Diagnostic, Finding, Subject
+from afield.diagnostic import Diagnostic, Finding, Subject, check_plain
 from afield.errors import SpecError
 from afield.method import pool
 from afield.progress import tracked
@@ -98,6 +98,7 @@ class LossSurface(Diagnostic):
 
     def _experts(self, subject: Subject) -> dict[str, Tensor]:
         """The weights on a walk over the first source domains, and where it starts."""
+        check_plain(subject, "loss_surface")
         sources = subject.record.run.sources[:3]
         if len(sources) < 2:
             raise SpecError("loss_surface walks over two source domains or more; this run has one")

@@ -13,7 +13,11 @@ Differs from the paper: pairs are averaged, not added, and the quotient is smoot
 the authors' code, with which 0.1 was chosen (`pairs=sum` is the paper's). Differs from the authors'
 code: the masked stages of ResNets are those of the paper's text (theirs has one more); both
 learning rates follow the schedule, as in the paper (theirs leaves that of the masks out on PACS);
-checkpoints are compared by what will be deployed, not by greedy masks of the true domain.
+checkpoints are compared by what will be deployed, not by greedy masks of the true domain; every
+layer of dropout is off, not only AlexNet's.
+
+A logit moves by about the learning rate a step: with few steps, or a small rate, masks stay near
+where they were drawn. `mask_rate` lets them go further.
 """
 
 from collections.abc import Sequence
@@ -55,7 +59,7 @@ class DMG(Method):
         Variant(("constant", "inverse", "exponential")),
     ] = "constant"
     combine: Annotated[Combine, Variant(("predictions", "masks", "guessed"))] = "predictions"
-    layers: Annotated[tuple[str, ...], Variant(((), ("features", "head")))] = ()
+    layers: Annotated[tuple[str, ...], Variant(((), ("features",)))] = ()
 
     def __post_init__(self) -> None:
         for name in ("overlap", "sparsity", "mask_rate"):
@@ -76,8 +80,8 @@ class DMG(Method):
         p = model.probabilities()
         common, kept = self._common(p), torch.cat(p, dim=1)
         loss = loss + self.overlap * common + self.sparsity * kept.sum()
-        if model.guessed is not None:
-            loss = loss + F.cross_entropy(model.guessed, pooled.domain)
+        if model.guess is not None:
+            loss = loss + F.cross_entropy(model.taken_guess(), pooled.domain)
         return loss, {"overlap": common.detach(), "kept": kept.detach().mean()}
 
     def update(self, learner: Learner, batches: Batches) -> Logs:
