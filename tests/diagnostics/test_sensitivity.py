@@ -90,3 +90,29 @@ def test_a_value_whose_runs_are_not_all_there_is_left_out(store, tmp_path):
     own = finding.data[finding.data["method"] == "arith"]
     assert own["value"].tolist() == [1]
     assert "nan" not in finding.told
+
+
+def test_the_accuracy_on_the_sources_stands_beside_it(store):
+    finding = diagnose("sensitivity", store)
+    home = finding.more["in_domain"]
+    table = tabulate(Store(store), rules="sources")
+    means = table[table["domain"] == "in-domain"].set_index("method")
+    (row,) = home[(home["method"] == "arith") & (home["value"] == 3)].itertuples()
+    assert row.accuracy == means.loc["arith steps_per_domain=3", "accuracy"]
+    assert finding.panels == 2
+
+
+def test_of_masks_what_they_share_is_shown_layer_by_layer(tmp_path):
+    for overlap in (0, 0.01, 10):
+        settings = {"steps": 12, "dmg.mask_rate": 100.0, "dmg.overlap": overlap}
+        bench("spirals", ["dmg"], store=tmp_path, trials=1, settings=settings)
+    finding = diagnose("sensitivity", tmp_path)
+    shared = finding.more["shared"]
+    assert set(shared["layer"]) == {"features.3", "head"}
+    assert finding.panels == 3
+    records = [r for r in Store(tmp_path) if r.run.params["overlap"] == 10]
+    logs = [record.checkpoints[-1].logs["iou head"] for record in records]
+    (row,) = shared[(shared["layer"] == "head") & (shared["value"] == 10)].itertuples()
+    assert row.iou == pytest.approx(sum(logs) / len(logs))
+    # Zero has a place on an axis of decades.
+    assert finding.figure().axes[0].get_xscale() == "symlog"

@@ -1,16 +1,17 @@
-"""How much does a setting matter? Accuracy on unseen domains against its values (Arith, Fig. 5).
+"""How much does a setting matter? Accuracy against its values (Arith, Fig. 5; DMG, Figs. 3, 5, 6).
 
     afield bench DATA --methods arith --set arith.steps_per_domain=3     # and with 1, 2, 5
     afield diagnose sensitivity runs --set of=steps_per_domain
 
 Each point is a mean over unseen domains and trials, ± its standard error, read off the records of a
-store by the selection rule `rule`; nothing is trained. Runs that differ in other settings as well
-are other lines.
+store by the selection rule `rule`; nothing is trained. The accuracy on the sources stands beside
+it, and where runs have masks, what these share at the end, layer by layer. Runs that differ in
+other settings as well are other lines.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import pandas as pd
 
@@ -58,17 +59,43 @@ class Sensitivity(Diagnostic):
         frames = [
             tabulate(group, rules=self.rule).assign(value=value) for value, group in groups.items()
         ]
-        data = pd.concat([frame[frame["domain"] == "mean"] for frame in frames])
-        data = data.dropna(subset="accuracy")
+        tables = pd.concat(frames).dropna(subset="accuracy")
+        data, home = (_rows(tables, domain) for domain in ("mean", "in-domain"))
         if data.empty:
             raise SpecError(
                 f"the records do not suffice for the rule {self.rule}: a mean takes runs that "
                 "leave out each domain, as `afield bench` makes them"
             )
-        data = data[["method", "value", "accuracy", "stderr", "trials"]].sort_values(
-            ["method", "value"], ignore_index=True
+        shared = pd.DataFrame(
+            [(*row, value) for value, group in groups.items() for row in _shared(group)],
+            columns=["method", "layer", "iou", "value"],
         )
-        return Finding(data, _told(data, name), lambda axes: _paint(axes[0], data, name))
+
+        def paint(axes: Sequence["Axes"]) -> None:
+            _paint(axes[0], data, name, "accuracy on unseen domains (%)")
+            _paint(axes[1], home, name, "accuracy on the sources (%)")
+            for each in axes[2:]:
+                _paint_shared(each, shared, name)
+
+        more = {"in_domain": home} | ({"shared": shared} if len(shared) else {})
+        return Finding(data, _told(data, name), paint, 1 + len(more), more)
+
+
+def _rows(tables: pd.DataFrame, domain: str) -> pd.DataFrame:
+    own = tables[tables["domain"] == domain]
+    columns = own[["method", "value", "accuracy", "stderr", "trials"]]
+    return columns.sort_values(["method", "value"], ignore_index=True)
+
+
+def _shared(records: Sequence[Record]) -> Iterator[tuple[str, str, float]]:
+    """The mean over runs of what masks share at the end, for each method and layer."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for record in records:
+        for log, value in record.checkpoints[-1].logs.items():
+            if log.startswith("iou "):
+                found.setdefault((record.run.method, log.removeprefix("iou ")), []).append(value)
+    for (method, layer), values in found.items():
+        yield method, layer, sum(values) / len(values)
 
 
 def _varied(runs: Sequence[Run]) -> str:
@@ -121,7 +148,16 @@ def _told(data: pd.DataFrame, name: str) -> str:
     return "; ".join(told) + (" (one trial: no spread is known)" if alone else "")
 
 
-def _paint(axes: "Axes", data: pd.DataFrame, name: str) -> None:
+def _paint_shared(axes: "Axes", shared: pd.DataFrame, name: str) -> None:
+    ordered = shared.sort_values("value")
+    for (method, layer), own in ordered.groupby(["method", "layer"], sort=False):
+        axes.plot(own["value"], own["iou"], marker="o", label=f" {method}: {layer}")
+    axes.set_ylabel("IoU of two domains' masks")
+    axes.set_ylim(0, 1)
+    _settle(axes, shared, name)
+
+
+def _paint(axes: "Axes", data: pd.DataFrame, name: str, what: str) -> None:
     for number, (method, own) in enumerate(data.groupby("method")):
         if own["value"].isna().all():
             level = 100 * own["accuracy"].iloc[0]
@@ -132,14 +168,22 @@ def _paint(axes: "Axes", data: pd.DataFrame, name: str) -> None:
             own["value"], 100 * own["accuracy"], error, marker="o", capsize=3,
             color=f"C{number}", label=f" {method}",
         )  # fmt: skip
+    axes.set_ylabel(what)
+    _settle(axes, data, name)
+
+
+def _settle(axes: "Axes", data: pd.DataFrame, name: str) -> None:
+    """The axis of the setting, and the legend."""
     values = sorted(data["value"].dropna())
     words = isinstance(values[0], str)
-    if not words and values[0] > 0 and values[-1] > 30 * values[0]:
-        axes.set_xscale("log")
+    if not words and values[-1] > 30 * min([v for v in values if v > 0], default=values[-1]):
+        least = min(v for v in values if v > 0)
+        # From zero on to the least other value the axis is linear.
+        scale: dict[str, Any] = {"linthresh": least} if values[0] <= 0 else {}
+        axes.set_xscale("symlog" if scale else "log", **scale)
     if not words and len(set(values)) <= TICKS:
         axes.set_xticks(sorted(set(values)), [f"{value:g}" for value in sorted(set(values))])
         axes.minorticks_off()
     axes.set_xlabel(name, parse_math=False)
-    axes.set_ylabel("accuracy on unseen domains (%)")
     for text in axes.legend(fontsize=8).get_texts():
         text.set_parse_math(False)

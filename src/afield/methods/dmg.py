@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from afield.errors import SpecError
-from afield.masks import Combine, Masked, soft_overlap
+from afield.masks import Combine, Masked, hard_overlap, soft_overlap
 from afield.method import Batches, Learner, Logs, Method, Task, pool
 from afield.space import LogUniform, Variant
 
@@ -82,7 +82,11 @@ class DMG(Method):
         loss = loss + self.overlap * common + self.sparsity * kept.sum()
         if model.guess is not None:
             loss = loss + F.cross_entropy(model.taken_guess(), pooled.domain)
-        return loss, {"overlap": common.detach(), "kept": kept.detach().mean()}
+        logs = {"overlap": common.detach(), "kept": kept.detach().mean()}
+        if len(model.domains) > 1:
+            names = (f"iou {layer}" for layer in model.layers)
+            logs |= zip(names, (hard_overlap(each).mean() for each in p), strict=True)
+        return loss, logs
 
     def update(self, learner: Learner, batches: Batches) -> Logs:
         """One descent, at the schedule's pace."""
