@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from afield.backbone import network
-from afield.stages import channel_axis, channel_means, found_stages, watched
+from afield.stages import channel_axis, channel_means, found_stages, late_entrances, watched
 
 
 def stages(name, *shape):
@@ -108,3 +108,35 @@ def test_what_is_watched_is_told_while_it_is_watched():
     told.clear()
     model(x)
     assert not told
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [
+        ("small:mlp", (6,), ["features.3", "head"]),
+        ("small:cnn", (1, 28, 28), ["features.6", "head"]),
+        ("small:lenet", (1, 16, 16), ["features.10", "features.13", "head"]),
+        ("timm:resnet18", (3, 64, 64), ["features.layer4", "head"]),
+        ("torchvision:resnet18", (3, 64, 64), ["features.layer4", "head"]),
+        ("timm:tf_efficientnet_lite0", (3, 64, 64), ["features.blocks.5", "head"]),
+        ("torchvision:mobilenet_v2", (3, 64, 64), ["features.features.14", "head"]),
+        ("timm:densenet121", (3, 64, 64), ["features.features.transition3", "head"]),
+    ],
+)
+def test_what_is_late_in_a_network_begins_with_its_last_stage(name, shape, expected):
+    assert late_entrances(network(name, shape, 5), torch.zeros(1, *shape)) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "side", "expected"),
+    [
+        ("torchvision:alexnet", 64, ["features.classifier.1", "features.classifier.4", "head"]),
+        ("timm:vit_tiny_patch16_224", 32, ["features.blocks.10", "features.blocks.11", "head"]),
+    ],
+)
+def test_of_alexnet_its_layers_of_units_are_late_and_of_transformers_the_last_blocks(
+    name, side, expected
+):
+    net = network(name, (3, side, side), 5)
+    assert late_entrances(net, torch.zeros(1, 3, side, side)) == expected

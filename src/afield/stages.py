@@ -192,12 +192,13 @@ def _end(passed: list[_Passing]) -> str:
 
 
 def _entrance(passed: list[_Passing], before: str, stage: str) -> str:
-    """Where a stage begins: itself, if it has parts, or the first with weights after the last."""
-    names = [each.name for each in passed]
-    here = passed[names.index(stage)]
-    if here.whole:
-        return stage
-    return next(each.name for each in passed[names.index(before) + 1 :] if each.weighted)
+    """Where a stage begins: with what comes first, of its kind, after the one before it."""
+    after = passed[[each.name for each in passed].index(before) + 1 :]
+    outer = before.rpartition(".")[0]
+    beside = [
+        each.name for each in after if each.name.rpartition(".")[0] == outer and each.weighted
+    ]
+    return beside[0] if beside else stage
 
 
 def _within(name: str, others: list[str]) -> bool:
