@@ -77,8 +77,9 @@ def diagnose(
             torch.set_num_threads(before)
 
 
-def revived(folder: Path, *, root: Path | None = None, device: str | None = None) -> Subject:
+def revived(folder: str | Path, *, root: Path | None = None, device: str | None = None) -> Subject:
     """A finished run with its network and its data."""
+    folder = Path(folder)
     record = read_record(folder)
     run = record.run
     where = torch.device(device or default_device())

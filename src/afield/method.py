@@ -95,9 +95,9 @@ class Learner:
         ):
             group["lr"] *= rate
 
-    def pace(self, share: float) -> None:
-        """Set all learning rates to a share of what they are at first."""
-        for group in self.optimizer.param_groups:
+    def pace(self, *shares: float) -> None:
+        """Set learning rates to a share of what they are at first, each in the order of `rates`."""
+        for group, share in zip(self.optimizer.param_groups, shares, strict=True):
             group["lr"] = share * group.setdefault("first_lr", group["lr"])
 
     def descend(self, loss: Tensor) -> None:

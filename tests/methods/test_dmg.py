@@ -104,13 +104,15 @@ def test_masks_have_a_learning_rate_of_their_own(model, task):
     assert len(network["params"]) + len(masks["params"]) == len(learner.parameters())
 
 
-def test_the_inverse_schedule_is_the_references(model, task):
+def test_the_inverse_schedule_is_the_references(model, task, batches):
     task = replace(task, optimizer=partial(torch.optim.Adam, lr=1e-4), steps=10**6)
     method = DMG(schedule="inverse")
     learner = method.setup(model, task)
+    learner.train()
     rates = []
     for step in REFERENCE["invlr/checkpoints"].tolist():
-        learner.pace(method._share(step, task.steps))
+        learner.step = step
+        method.update(learner, batches)
         rates.append([group["lr"] for group in learner.optimizer.param_groups])
     expected = REFERENCE["invlr/lr_at_checkpoints"]
     assert np.abs(np.array(rates) - expected[:, None]).max() < 1e-14
@@ -157,3 +159,14 @@ def test_the_trained_model_is_masked_and_names_its_domains(model, task):
 def test_settings_below_zero_are_refused(name):
     with pytest.raises(SpecError, match=f"dmg.{name}=-1: must not be below 0"):
         DMG(**{name: -1.0})
+
+
+def test_masks_can_have_a_schedule_of_their_own(model, task, batches):
+    method = DMG(schedule="exponential", mask_schedule="constant")
+    learner = method.setup(model, task)
+    learner.train()
+    learner.step = 100
+    method.update(learner, batches)
+    network, masks = (group["lr"] for group in learner.optimizer.param_groups)
+    assert network == pytest.approx(0.01 * 0.99**50)
+    assert masks == pytest.approx(0.01)

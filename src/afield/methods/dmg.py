@@ -12,7 +12,7 @@ inputs of these; of a transformer those of its last two blocks. `layers` names o
 Differs from the paper: pairs are averaged, not added, and the quotient is smoothed by 1e-6, as in
 the authors' code, with which 0.1 was chosen (`pairs=sum` is the paper's). Differs from the authors'
 code: the masked stages of ResNets are those of the paper's text (theirs has one more); both
-learning rates follow the schedule, as in the paper (theirs leaves that of the masks out on PACS);
+learning rates follow the schedule, as in the paper (on PACS theirs has `mask_schedule=constant`);
 checkpoints are compared by what will be deployed, not by greedy masks of the true domain; every
 layer of dropout is off, not only AlexNet's.
 
@@ -22,7 +22,7 @@ where they were drawn. `mask_rate` lets them go further.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +35,7 @@ from afield.space import LogUniform, Variant
 
 __all__ = ["DMG"]
 
+Schedule = Literal["constant", "exponential", "inverse"]
 # The paper's: ×0.99 an epoch for 50 epochs, over a run; γ and the power of the inverse schedule.
 LEFT, GAMMA, POWER = 0.99**50, 1e-4, 0.75
 
@@ -43,7 +44,8 @@ LEFT, GAMMA, POWER = 0.99**50, 1e-4, 0.75
 class DMG(Method):
     """Domain-specific masks; `overlap` and `sparsity` weight the penalties on them.
 
-    `mask_rate` is the masks' learning rate as a multiple of the run's; `schedule` lets both fall:
+    `mask_rate` is the masks' learning rate as a multiple of the run's; `schedule` lets both fall,
+    unless `mask_schedule` says otherwise for the masks:
     `exponential` to 0.61 at the end, as with 0.99 an epoch in 50 of them, or `inverse`, as
     (1 + 1e-4 · step)^-0.75. `combine` says what an unseen domain gets: the mean of the
     `predictions`, one pass with the mean of the `masks`, or predictions weighted by which source
@@ -54,10 +56,8 @@ class DMG(Method):
     sparsity: Annotated[float, Variant((0.0, 1e-3))] = 0.0
     pairs: Annotated[Literal["mean", "sum"], Variant(("mean", "sum"))] = "mean"
     mask_rate: Annotated[float, LogUniform(0.1, 100.0)] = 1.0
-    schedule: Annotated[
-        Literal["constant", "exponential", "inverse"],
-        Variant(("constant", "inverse", "exponential")),
-    ] = "constant"
+    schedule: Annotated[Schedule, Variant(get_args(Schedule))] = "constant"
+    mask_schedule: Annotated[Schedule | None, Variant((None, *get_args(Schedule)))] = None
     combine: Annotated[Combine, Variant(("predictions", "masks", "guessed"))] = "predictions"
     layers: Annotated[tuple[str, ...], Variant(((), ("features",)))] = ()
 
@@ -90,8 +90,9 @@ class DMG(Method):
 
     def update(self, learner: Learner, batches: Batches) -> Logs:
         """One descent, at the schedule's pace."""
-        if self.schedule != "constant":
-            learner.pace(self._share(learner.step, learner.task.steps))
+        schedules = self.schedule, self.mask_schedule or self.schedule
+        if schedules != ("constant", "constant"):
+            learner.pace(*(_share(each, learner.step, learner.task.steps) for each in schedules))
         return super().update(learner, batches)
 
     def _common(self, p: Sequence[Tensor]) -> Tensor:
@@ -102,8 +103,9 @@ class DMG(Method):
             return torch.stack([soft_overlap(each, smooth=0.0).sum() for each in p]).sum()
         return torch.stack([soft_overlap(each).mean() for each in p]).sum()
 
-    def _share(self, step: int, steps: int) -> float:
-        """What is left of the learning rates at a step."""
-        if self.schedule == "exponential":
-            return LEFT ** (step / steps)
-        return (1 + GAMMA * step) ** -POWER
+
+def _share(schedule: Schedule, step: int, steps: int) -> float:
+    """What is left of a learning rate at a step."""
+    if schedule == "exponential":
+        return LEFT ** (step / steps)
+    return (1 + GAMMA * step) ** -POWER if schedule == "inverse" else 1.0
