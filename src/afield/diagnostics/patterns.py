@@ -301,7 +301,7 @@ def _paint_map(axes: "Axes", table: pd.DataFrame, view: str, title: str) -> None
     axes.figure.colorbar(drawn, ax=axes, label="loss, by rank")
     for handle in axes.legend(fontsize=7).legend_handles:
         # Colour says something else.
-        handle.set_facecolor("grey")  # type: ignore[union-attr]
+        handle.set(array=None, color="grey")  # type: ignore[union-attr]
     axes.set_xticks([])
     axes.set_yticks([])
     axes.set_title(title, fontsize=10)
