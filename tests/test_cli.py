@@ -95,6 +95,12 @@ def test_csv_is_a_table_that_others_can_read(afield):
     assert frame["accuracy"].between(0, 1).all()
 
 
+def test_train_shows_what_a_known_domain_gives_where_a_method_can_use_it(afield):
+    code, out, _ = afield("train", "spirals", "dmg", "--target", "turn10", "--steps", "5")
+    assert code == 0
+    assert out.count("probe, told") == 3
+
+
 def test_train_shows_sources_and_the_unseen_domain_and_can_be_repeated(afield, tmp_path):
     code, out, err = afield(
         "train", "spirals", "vrex", "--target", "turn10", "--steps", "10", "--set", "vrex.penalty=2"

@@ -148,10 +148,12 @@ def print_record(record: "Record", folder: Path) -> None:
         table.add_column(column, justify="left" if column in ("domain", "part") else "right")
     for domain in record.domains:
         seen = domain in sources
-        part = "probe" if seen else "main"
-        scores = [checkpoint.score(domain, part) for checkpoint in (best, record.checkpoints[-1])]
-        cells = [f"{100 * score.accuracy:.1f}" if score else "–" for score in scores]
-        name = Text(domain, style="" if seen else "bold")
-        table.add_row(name, "probe" if seen else "unseen", *cells)
+        parts = {"probe": "probe", "known": "probe, told"} if seen else {"main": "unseen"}
+        for part, told in parts.items():
+            both = [checkpoint.score(domain, part) for checkpoint in (best, record.checkpoints[-1])]
+            # Few methods can be told the domain.
+            if part != "known" or any(both):
+                cells = [f"{100 * score.accuracy:.1f}" if score else "–" for score in both]
+                table.add_row(Text(domain, style="" if seen else "bold"), told, *cells)
     out.print(table)
     err.print(f"record and weights in {folder}", markup=False, soft_wrap=True)
