@@ -40,11 +40,11 @@ DOMAINS, CLASSES, BATCH = 3, 7, 32
 CASES = (("small:cnn", 28, 60), ("timm:resnet18", 64, 16))
 WARMUP = 3
 # How often a sample comes in a whole run, how many steps one has here, for either case.
-EPOCHS, WHOLE = 75, (1000, 100)
+EPOCHS, WHOLE = 75, (1000, 50)
 # Samples that a bare loop over all of them, and a regrouping, read.
-READ = 1536
+READ = 768
 # Of these many at a time, and so often.
-BARE, TURNS = 128, 7
+BARE, TURNS = 128, 5
 
 
 def stream_of(pixels: int, batch: int, size: int | None = None) -> Stream:
