@@ -593,7 +593,8 @@ def test_killed_between_two_regroupings_it_ends_in_the_same_bytes(grouping, tmp_
     run = regrouping_run(grouping)
     straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")
     execute(run, straight)
-    context = multiprocessing.get_context("forkserver")
+    # Not the fork server, which other tests want to start with more in it.
+    context = multiprocessing.get_context("spawn")
     process = context.Process(target=killed, args=(run, broken, 35))
     process.start()
     process.join()
