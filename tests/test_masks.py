@@ -123,6 +123,13 @@ def test_masks_of_probability_one_leave_the_network_as_it_is(name, shape):
 
 
 @pytest.mark.parametrize(("name", "shape"), NETWORKS)
+def test_networks_of_every_kind_train_with_masks(name, shape):
+    masked, _ = built(name, shape)
+    masked.train()(torch.randn(4, *shape), torch.tensor([0, 2, 1, 1])).square().sum().backward()
+    assert all(each.grad.abs().sum() > 0 for each in masked.logits)
+
+
+@pytest.mark.parametrize(("name", "shape"), NETWORKS)
 def test_predictions_are_the_mean_of_those_with_every_domains_masks(name, shape):
     masked, _ = built(name, shape)
     x = torch.randn(3, *shape)
