@@ -1,7 +1,9 @@
 """Optimisers by name: every one of torch that fits, with its options, and clear refusals."""
 
 from functools import partial
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -165,3 +167,17 @@ def test_there_is_one_way_to_write_it(text, plain):
     assert plain_name(text) == plain
     assert plain_name(plain) == plain
     assert make(plain)(parameters()).defaults == make(text)(parameters()).defaults
+
+
+def test_tensorflows_rmsprop_agrees_with_the_reference():
+    """CrossGrad's: ε of 1 inside the root, the mean square starting at 1, gradients clipped."""
+    numbers = np.load(Path(__file__).parent / "data" / "crossgrad.npz")
+    w = torch.tensor(numbers["rmsprop_tf1/w0"], requires_grad=True)
+    made = optimizer_of("rmsproptf:alpha=0.9,eps=1.0,momentum=0.9", lr=0.02, weight_decay=0.0)
+    optimizer = made([w])
+    for slope, after in zip(
+        numbers["rmsprop_tf1/grads_before_clip"], numbers["rmsprop_tf1/w"], strict=True
+    ):
+        w.grad = torch.tensor(slope).clamp(-0.1, 0.1)
+        optimizer.step()
+        torch.testing.assert_close(w.detach(), torch.tensor(after), rtol=0, atol=1e-10)

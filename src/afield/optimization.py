@@ -3,6 +3,7 @@
 adam                                   the usual one
 sgd:momentum=0.9,nesterov=true         another, with options of its own
 adam:betas=[0.5,0.9]
+rmsproptf:eps=1.0,momentum=0.9         TensorFlow's RMSProp, with eps inside the root
 """
 
 import inspect
@@ -23,6 +24,8 @@ __all__ = ["optimizer_of", "plain_name"]
 USUAL = "adam"
 # One call for all parameters at once, instead of several.
 FUSED = ("adam", "adamw", "sgd")
+# The one with which CrossGrad was trained; it is not in torch, but in timm.
+TENSORFLOW = "rmsproptf"
 
 
 def optimizer_of(text: str, *, lr: float, weight_decay: float) -> Callable[..., Optimizer]:
@@ -85,7 +88,13 @@ def _refused(value: str) -> None:
 @lru_cache
 def _known() -> dict[str, Any]:
     kinds = {name.lower(): kind for name, kind in vars(torch.optim).items() if _fits(kind)}
-    return dict(sorted(kinds.items()))
+    return dict(sorted({**kinds, TENSORFLOW: _of_tensorflow}.items()))
+
+
+def _of_tensorflow(*parameters: Any, **options: Any) -> Optimizer:
+    from timm.optim import RMSpropTF
+
+    return RMSpropTF(*parameters, **options)
 
 
 def _fits(kind: Any) -> bool:
