@@ -13,6 +13,7 @@ from rich.text import Text
 
 from afield import catalog, console
 from afield.cli_data import data
+from afield.cli_merge import MergeCommand, merge
 from afield.errors import AfieldError, SpecError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(data, name="data")
+app.command(cls=MergeCommand)(merge)
 Methods = Annotated[
     str,
     typer.Option(
@@ -105,6 +107,15 @@ def bench(
         float | None,
         typer.Option(min=0.0, max=0.9, help="With --hold-out: validate on this share, or 0.1."),
     ] = None,
+    train_on: Annotated[
+        str,
+        typer.Option(
+            metavar="N,…",
+            help="With --hold-out: train on so many of the other domains; several numbers, and "
+            "'all', give a row each.",
+            show_default=False,
+        ),
+    ] = "",
     average: Average = "last",
     backbone: Backbone = None,
     weights: Weights = None,
@@ -148,6 +159,7 @@ def bench(
             rules=_split(rules) if rules else None,
             test=hold_out,
             validate=0.1 if validate is None else validate,
+            train_on=_counts(train_on),
             average=average,
             settings=settings,
         )
@@ -381,6 +393,16 @@ def _default_workers(threads: int) -> int:
 
 def _split(names: str) -> list[str]:
     return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def _counts(text: str) -> list[int | None]:
+    """Numbers of domains; None are all of them."""
+    found: list[int | None] = []
+    for word in _split(text):
+        if word != "all" and not word.isdecimal():
+            raise SpecError(f"--train-on {word}: write numbers of domains, as 5,10,all")
+        found.append(None if word == "all" else int(word))
+    return found
 
 
 def _settings(pairs: list[str] | None, **named: Any) -> dict[str, Any]:

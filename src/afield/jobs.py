@@ -37,6 +37,7 @@ def plan(
     rules: str | Sequence[str] | None = None,
     test: float = 0.0,
     validate: float = 0.1,
+    train_on: Sequence[int | None] = (),
     **options: Any,
 ) -> list[Run]:
     """The runs of a benchmark, after reading and checking the data.
@@ -52,6 +53,8 @@ def plan(
     test, validate
         The shares of the domains to hold out, where there are many; without them, each domain is
         left out once.
+    train_on
+        With held-out shares, how many of the other domains to train on, as in `hold_out`.
     options
         As in `leave_one_out`.
     """
@@ -68,7 +71,10 @@ def plan(
     wanted = asked if asked is None else _fitting_rules(asked, found, test, validate)
     planner: Callable[[list[str]], list[Run]]
     if test:
-        planner = partial(hold_out, found, test=test, validate=validate, rules=wanted, **options)
+        shares: dict[str, Any] = {"test": test, "validate": validate, "train_on": train_on}
+        planner = partial(hold_out, found, rules=wanted, **shares, **options)
+    elif train_on:
+        raise SpecError("--train-on goes with --hold-out: each domain is left out from all others")
     else:
         planner = partial(leave_one_out, found, rules=wanted or DEFAULT_RULES, **options)
     runs = _of_fitting_methods(planner, names) if every else planner(names)

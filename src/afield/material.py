@@ -67,7 +67,7 @@ class Material:
         chosen = {name: _limited(name, domains[name], cuts[name].main, run) for name in run.sources}
         samples = pooled_samples(domains, chosen, device)
         scaling = _scaling(run, samples, device)
-        unseen = dataset.without(*run.sources)
+        unseen = dataset.without(*run.sources, *run.unused)
         share = max(CURVE_LEAST, CURVE_SAMPLES // max(1, len(unseen)))
         rows = {(name, "probe"): cuts[name].probe for name in dataset.domains}
         for name in unseen:
@@ -159,8 +159,9 @@ def _exams(
 ) -> Exams:
     rules = [RULES[name] for name in run.rules]
     often = {part for rule in rules for part in rule.at_every} or {"sample"}
-    validated = [name for name in order if run.tested and name not in (*run.sources, *run.tested)]
-    tests = [name for name in order if name not in (*run.sources, *validated)]
+    unseen = [name for name in order if name not in (*run.sources, *run.unused)]
+    validated = [name for name in unseen if run.tested and name not in run.tested]
+    tests = [name for name in unseen if name not in validated]
 
     def of_tests(parts: Iterable[str]) -> list[tuple[str, str]]:
         return [(name, part) for name in tests for part in sorted(set(parts))]

@@ -92,7 +92,7 @@ def _known() -> dict[str, Any]:
 
 
 def _of_tensorflow(*parameters: Any, **options: Any) -> Optimizer:
-    from timm.optim import RMSpropTF
+    from timm.optim.rmsprop_tf import RMSpropTF
 
     return RMSpropTF(*parameters, **options)
 

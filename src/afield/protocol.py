@@ -1,7 +1,7 @@
 """Which runs a benchmark needs: each domain left out once, or a share of many domains held out."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -44,6 +44,8 @@ class Fold:
     sources: tuple[str, ...]
     rules: tuple[str, ...]
     tested: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    given: Mapping[str, Any] = field(default_factory=dict)
 
 
 def leave_one_out(
@@ -101,6 +103,7 @@ def hold_out(
     *,
     test: float = 0.25,
     validate: float = 0.1,
+    train_on: Sequence[int | None] = (),
     trials: int = 3,
     draws: int = 1,
     rules: Sequence[str] | None = None,
@@ -115,6 +118,9 @@ def hold_out(
         On what, and with which methods.
     test, validate
         The shares of the domains that are tested on, and that are validated on; both are unseen.
+    train_on
+        How many of the other domains to train on, for each number a benchmark of its own on the
+        same unseen domains; a larger number has those of a smaller one. None are all of them.
     rules
         The selection rules that will read the records: by default validation and target, and
         sources in place of validation where no domain validates.
@@ -140,9 +146,27 @@ def hold_out(
     for trial in range(trials):
         order = np.random.default_rng(seed("hold-out", trial)).permutation(count)
         mixed = [names[i] for i in order]
-        sources = dataset.without(*mixed[: tested + validated])
-        of_trials.append([Fold(sources, wanted, dataset.without(*mixed[tested:]))])
+        unseen, others = mixed[: tested + validated], mixed[tested + validated :]
+        fold = Fold(dataset.without(*unseen), wanted, dataset.without(*mixed[tested:]))
+        of_trials.append(
+            [_smaller(fold, dataset, others, number) for number in dict.fromkeys(train_on)]
+            if train_on
+            else [fold]
+        )
     return _runs(dataset, methods, of_trials, draws=draws, average=average, settings=settings)
+
+
+def _smaller(fold: Fold, dataset: DomainSet, others: Sequence[str], number: int | None) -> Fold:
+    """The same division with the first so many of the domains that could be trained on."""
+    count = len(others) if number is None else number
+    if not 1 <= count <= len(others):
+        raise SpecError(
+            f"{dataset.name}: cannot train on {count} domains; {len(others)} are left beside those "
+            "that are held out"
+        )
+    sources = tuple(name for name in fold.sources if name in others[:count])
+    unused = tuple(name for name in fold.sources if name in others[count:])
+    return replace(fold, sources=sources, unused=unused, given={"domains": count})
 
 
 def _runs(
@@ -159,22 +183,30 @@ def _runs(
         if count < 1:
             raise SpecError(f"{name}={count}: at least one is needed")
     return [
-        planned_run(
-            dataset,
-            method,
-            fold.sources,
-            trial=trial,
-            draw=number,
-            rules=fold.rules,
-            average=average,
-            settings=_of(settings or {}, method, average),
-            tested=fold.tested,
+        _folded(
+            planned_run(
+                dataset,
+                method,
+                fold.sources,
+                trial=trial,
+                draw=number,
+                rules=fold.rules,
+                average=average,
+                settings=_of(settings or {}, method, average),
+                tested=fold.tested,
+            ),
+            fold,
         )
         for trial, folds in enumerate(of_trials)
         for number in range(draws)
         for fold in folds
         for method in methods
     ]
+
+
+def _folded(run: Run, fold: Fold) -> Run:
+    """A run that leaves aside what its division does."""
+    return replace(run, unused=fold.unused, given={**run.given, **fold.given})
 
 
 def planned_run(

@@ -65,8 +65,8 @@ class Run:
     `params` are the method's hyperparameters in full, `given` those settings that somebody chose by
     hand (they label the row in a table), `rules` the selection rules that will read the record, and
     `data` and `start` the fingerprints of a user's own data and of a file of weights. `tested` are,
-    where a share of the domains is held out, those to be tested on; other unseen ones validate. The
-    rest is as in `Training`, with nothing left open.
+    where a share of the domains is held out, those to be tested on; other unseen ones validate, but
+    for the `unused`. The rest is as in `Training`, with nothing left open.
     """
 
     dataset: str
@@ -93,6 +93,7 @@ class Run:
     limit: int = 0
     skip_broken: bool = False
     tested: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
     start: str = ""
     data: str = ""
     rules: tuple[str, ...] = DEFAULT_RULES
@@ -144,7 +145,7 @@ class Record:
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """All domains of the dataset, in its order."""
+        """All domains of the dataset that the run has to do with, in its order."""
         return tuple(self.checkpoints[-1].scores)
 
     @property

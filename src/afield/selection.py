@@ -145,7 +145,7 @@ def checked_rules(names: Sequence[str]) -> tuple[str, ...]:
 
 def _on_validation(checkpoint: Checkpoint, run: Run) -> float | None:
     """Mean accuracy on the whole of every validation domain, if there are any."""
-    known = (*run.sources, *run.tested)
+    known = (*run.sources, *run.tested, *run.unused)
     names = [name for name in checkpoint.scores if run.tested and name not in known]
     found = [_whole(checkpoint, name) for name in names]
     return sum(found) / len(found) if found else None

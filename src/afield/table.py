@@ -181,8 +181,7 @@ def _titles(records: Sequence[Record]) -> list[str]:
 def _targets(records: Sequence[Record]) -> list[str]:
     """All domains, if one was left out alone: where one is missing, nobody shall overlook it."""
     if records[0].run.tested:
-        tested = {name for record in records for name in record.run.tested}
-        return [name for name in records[0].domains if name in tested]
+        return list(dict.fromkeys(name for record in records for name in record.run.tested))
     alone = any(len(record.unseen) == 1 for record in records)
     return list(records[0].domains) if alone else []
 

@@ -4,9 +4,11 @@
     afield diagnose sensitivity runs --set of=steps_per_domain
 
 Each point is a mean over unseen domains and trials, ± its standard error, read off the records of a
-store by the selection rule `rule`; nothing is trained. The accuracy on the sources stands beside
+store by the selection rule `rule`, by default the one that knows nothing of the tested domains;
+nothing is trained. The accuracy on the sources stands beside
 it, and where runs have masks, what these share at the end, layer by layer. Runs that differ in
-other settings as well are other lines.
+other settings as well are other lines. `of=domains` is the number of domains that were trained on
+(`afield bench … --hold-out 0.25 --train-on 5,10,all`; CrossGrad, Table 8).
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +31,7 @@ __all__ = ["Sensitivity"]
 # At most so many values are all named on the axis.
 TICKS = 8
 # Settings of runs that are worth a curve, beside those of methods.
-OF_RUNS = ("lr", "weight_decay", "batch", "steps", "size", "limit", "domains_per_step")
+OF_RUNS = ("lr", "weight_decay", "batch", "steps", "size", "limit", "domains_per_step", "domains")
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Sensitivity(Diagnostic):
     """Accuracy against the setting `of`; without it, against the one that has several values."""
 
     of: Annotated[str, Variant(("steps_per_domain", "lr"))] = ""
-    rule: Annotated[str, Variant(("sources", "target"))] = "sources"
+    rule: Annotated[str, Variant(("", "target"))] = ""
 
     takes: ClassVar[Literal["runs", "records"]] = "records"
 
@@ -56,14 +58,15 @@ class Sensitivity(Diagnostic):
         if any(isinstance(value, str) for value in groups):
             # Words have no place between numbers.
             groups = {value if value is None else _word(value): g for value, g in groups.items()}
+        rule = self.rule or _usual_rule(records)
         frames = [
-            tabulate(group, rules=self.rule).assign(value=value) for value, group in groups.items()
+            tabulate(group, rules=rule).assign(value=value) for value, group in groups.items()
         ]
         tables = pd.concat(frames).dropna(subset="accuracy")
         data, home = (_rows(tables, domain) for domain in ("mean", "in-domain"))
         if data.empty:
             raise SpecError(
-                f"the records do not suffice for the rule {self.rule}: a mean takes runs that "
+                f"the records do not suffice for the rule {rule}: a mean takes runs that "
                 "leave out each domain, as `afield bench` makes them"
             )
         shared = pd.DataFrame(
@@ -79,6 +82,11 @@ class Sensitivity(Diagnostic):
 
         more = {"in_domain": home} | ({"shared": shared} if len(shared) else {})
         return Finding(data, _told(data, name), paint, 1 + len(more), more)
+
+
+def _usual_rule(records: Sequence[Record]) -> str:
+    """The rule that picks by what is neither trained nor tested on."""
+    return "validation" if all(record.tests != record.unseen for record in records) else "sources"
 
 
 def _rows(tables: pd.DataFrame, domain: str) -> pd.DataFrame:
@@ -117,6 +125,8 @@ def _varied(runs: Sequence[Run]) -> str:
 
 def _value(run: Run, name: str) -> str | float | None:
     """A run's value of a setting, a number where it is one; None where the run has no such."""
+    if name == "domains":
+        return len(run.sources) if run.tested else None
     if name not in run.params and name not in OF_RUNS:
         return None
     value = run.params.get(name, getattr(run, name, None))
