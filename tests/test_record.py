@@ -57,6 +57,7 @@ def put(store, record, weights=None):
         {"limit": 7},
         {"skip_broken": True},
         {"tested": ("c",)},
+        {"unused": ("c",)},
     ],
 )
 def test_whatever_changes_the_training_changes_the_key(change):
@@ -73,7 +74,7 @@ def test_every_field_is_either_in_the_key_or_known_not_to_be():
         *("dataset", "method", "sources", "trial", "draw", "params", "average", "average_params"),
         *("backbone", "steps", "every", "batch", "lr", "weight_decay", "data"),
         *("weights", "start", "freeze_bn", "size", "augment", "domains_per_step", "balance"),
-        *("limit", "skip_broken", "tested", "optimizer"),
+        *("limit", "skip_broken", "tested", "unused", "optimizer"),
     } == set(Run.__dataclass_fields__)
 
 

@@ -86,8 +86,12 @@ def revived(folder: str | Path, *, root: Path | None = None, device: str | None 
     place = Place(where, torch.get_num_threads(), root or data_root())
     work = begun(run, place)
     random = saved_state()
-    model = copy.deepcopy(work.learner.model)
-    model.load_state_dict(stored_weights(folder))
+    trained = copy.deepcopy(work.learner)
+    trained.model.load_state_dict(stored_weights(folder))
+    if trained.parts:
+        trained.parts.load_state_dict(stored_weights(folder, "parts"))
+    trained.model.eval()
+    trained.parts.eval()
     domains = loaded(find_dataset(run.dataset, place.root), run, place.root)
     prepare = work.stream.samples.prepare
     cuts = cut_parts(run, domains)
@@ -102,9 +106,10 @@ def revived(folder: str | Path, *, root: Path | None = None, device: str | None 
     return Subject(
         record=record,
         step=max(record.candidates, key=lambda checkpoint: value_of(checkpoint, run)).step,
-        model=model.eval(),
+        model=trained.model,
         method=work.method,
         learner=work.learner,
+        trained=trained,
         stream=work.stream,
         domains=samples("main"),
         probes=samples("probe"),

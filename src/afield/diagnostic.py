@@ -28,7 +28,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Diagnostic", "Finding", "Subject", "check_plain", "checked_picture", "only"]
+__all__ = [
+    "Diagnostic",
+    "Finding",
+    "Subject",
+    "check_plain",
+    "checked_domains",
+    "checked_picture",
+    "only",
+]
 
 # Inches of a panel, and how many stand side by side.
 PANEL, ACROSS = (4.2, 3.6), (4, 3)
@@ -44,7 +52,8 @@ class Subject:
     `learner` and `stream` are as they were before the first step; `domains` has the main part of
     every domain, unseen ones too, without augmentation, `probes` the other part, and `called` what
     each sample of the main part is called: its file's name, or the number of its row. `random` is
-    the state of the random generators at the first step.
+    the state of the random generators at the first step. `trained` has the model once more, with
+    the method's further networks as they were then.
     """
 
     record: Record
@@ -52,6 +61,7 @@ class Subject:
     model: nn.Module
     method: Method
     learner: Learner
+    trained: Learner
     stream: Stream
     domains: Mapping[str, Samples]
     probes: Mapping[str, Samples]
@@ -189,6 +199,15 @@ def only(subjects: Sequence[Subject], name: str) -> Subject:
     if len(subjects) != 1:
         raise SpecError(f"{name} looks at one run, not at {len(subjects)}")
     return subjects[0]
+
+
+def checked_domains(subject: Subject, wanted: Sequence[str], most: int) -> list[str]:
+    """The domains to show: those that are asked for, if they are there, or at most so many."""
+    for name in wanted:
+        if name not in subject.domains:
+            known = catalog.hint(name, list(subject.domains))
+            raise SpecError(f"{subject.record.run.dataset} has no domain {name!r}; {known}")
+    return list(dict.fromkeys(wanted)) or subject.shown(most)
 
 
 def check_plain(subject: Subject, name: str) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-__all__ = ["BROKEN", "PICTURES", "colours", "picture", "quiet", "stored_side"]
+__all__ = ["BROKEN", "PICTURES", "colours", "picture", "quiet", "shown_together", "stored_side"]
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 # What Pillow raises for files that are no pictures, or broken ones.
@@ -115,3 +115,23 @@ def colours(x: Tensor) -> NDArray[np.float32]:
     if pixels.shape[2] == 2:
         return np.pad(pixels, ((0, 0), (0, 0), (0, 1)))
     return pixels
+
+
+def shown_together(
+    before: NDArray[np.float32], after: NDArray[np.float32], added: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Two versions of a sample on one scale, and their difference: blue below 0, red above."""
+    least, most = float(before.min()), float(before.max())
+    scale = max(1e-12, float(np.abs(added).max()))
+    pair = [((x - least) / max(1e-6, most - least)).clip(0, 1) for x in (before, after)]
+    grey = [_three_channels(x).transpose(1, 2, 0) for x in pair]
+    change = _three_channels(added / scale).mean(axis=0)
+    up, down = change.clip(min=0), -change.clip(max=0)
+    colour = np.stack([1 - down, 1 - up - down, 1 - up], axis=2)
+    gap = np.ones((before.shape[1], max(1, before.shape[2] // 14), 3), dtype=np.float32)
+    return np.concatenate([grey[0], gap, grey[1], gap, colour], axis=1).astype(np.float32)
+
+
+def _three_channels(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The first three channels, the first repeated where there is one."""
+    return x[:3] if len(x) >= 3 else np.repeat(x[:1], 3, axis=0)

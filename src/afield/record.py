@@ -2,6 +2,7 @@
 
     store/<key>/record.json         written last: where it is, the run is done
     store/<key>/model.safetensors   the deployed weights, at the checkpoint that was best
+    store/<key>/parts.safetensors   those of further networks then, where the method has any
     store/<key>/snapshot.pt         while a run goes on: all that is needed to go on after a kill
     store/<key>/failure.json        why a run failed; gone when a later start succeeds
 
@@ -222,18 +223,21 @@ class Store:
         record: Record,
         weights: Mapping[str, Tensor],
         *,
+        parts: Mapping[str, Tensor] | None = None,
         inputs: Mapping[str, Any] | None = None,
     ) -> None:
         """Keep a record and its deployed weights; the run is done from here on.
 
-        `inputs` (classes, mean and std of the scaling) goes into the metadata of the weights.
+        `parts` are the weights of a method's further networks, for diagnostics; `inputs` (classes,
+        mean and std of the scaling) goes into the metadata of the deployed weights.
         """
         folder = self.folder(record.run)
-        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
         # One entry: several would be written in an order that is not the same twice.
         told = {"run": record.run.key, **(inputs or {})}
         metadata = {"afield": json.dumps(told, sort_keys=True)}
-        _write(folder / "model.safetensors", save(plain, metadata=metadata))
+        if parts:
+            _write(folder / "parts.safetensors", save(_plain(parts)))
+        _write(folder / "model.safetensors", save(_plain(weights), metadata=metadata))
         _write(folder / "record.json", _as_json(_RECORD, record))
         for leftover in ("snapshot.pt", "failure.json"):
             (folder / leftover).unlink(missing_ok=True)
@@ -300,9 +304,9 @@ class Store:
             lock.release()
 
 
-def stored_weights(folder: Path) -> dict[str, Tensor]:
-    """The deployed weights in the folder of a finished run."""
-    path = folder / "model.safetensors"
+def stored_weights(folder: Path, what: str = "model") -> dict[str, Tensor]:
+    """The deployed weights in the folder of a finished run, or those of its `parts`."""
+    path = folder / f"{what}.safetensors"
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
@@ -329,6 +333,10 @@ def _digest(run: Run, leaving_out: tuple[str, ...]) -> str:
     known |= {"weights": "" if run.start else run.weights}
     fields = {name: v for name, v in known.items() if v and name not in leaving_out}
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _plain(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
 
 
 def _as_json(adapter: TypeAdapter[Any], value: Any) -> bytes:

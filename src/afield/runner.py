@@ -53,6 +53,13 @@ log = logging.getLogger(__name__)
 
 # A snapshot may take a twentieth of the time: a large one comes less often.
 WORTH = 20
+# Whose networks they are.
+LIBRARIES = {
+    "timm:": "timm",
+    "torchvision:": "torchvision",
+    "clip:": "open_clip_torch",
+    "small:vit": "timm",
+}
 # The value of a checkpoint that cannot be chosen.
 NOT_DEPLOYED = -1.0
 
@@ -106,7 +113,7 @@ def execute(
             device=work.place.told,
             dropped=work.dropped,
         )
-        store.put(record, work.best, inputs=work.inputs)
+        store.put(record, work.best, parts=work.best_parts, inputs=work.inputs)
         return record
 
 
@@ -153,6 +160,7 @@ class Work:
     dropped: int = 0
     checkpoints: list[Checkpoint] = field(default_factory=list)
     best: dict[str, Tensor] = field(default_factory=dict)
+    best_parts: dict[str, Tensor] = field(default_factory=dict)
     seconds: float = 0.0
 
 
@@ -177,7 +185,8 @@ def begun(run: Run, place: Place) -> Work:
         shape=material.shape,
     )
     method: Method = build(catalog.find("methods", run.method), run.params)
-    learner = method.setup(task.network(len(dataset.classes)), task)
+    model = build_network(len(dataset.classes), names=dataset.classes).to(place.device)
+    learner = method.setup(model, task)
     average: Average = build(catalog.find("averages", run.average), run.average_params)
     average.follow(learner.model, steps=learner.task.steps)
     inputs = {"classes": dataset.classes, "shape": material.shape, **material.scaling.told()}
@@ -242,8 +251,10 @@ def _keep(work: Work, checkpoint: Checkpoint) -> None:
     best = max(_values(work), default=NOT_DEPLOYED)
     work.checkpoints.append(checkpoint)
     if _values(work)[-1] > best:
-        state = work.average.model.state_dict()
-        work.best = {name: value.clone() for name, value in state.items()}
+        work.best, work.best_parts = (
+            {name: value.clone() for name, value in net.state_dict().items()}
+            for net in (work.average.model, work.learner.parts)
+        )
 
 
 def _values(work: Work) -> list[float]:
@@ -270,6 +281,7 @@ def _state(work: Work) -> dict[str, Any]:
         "stream": work.stream.state_dict(),
         "random": saved_state(),
         "best": work.best,
+        "best_parts": work.best_parts,
         "seconds": work.seconds,
         "made": _made(work),
     }
@@ -283,9 +295,9 @@ def _made(work: Work) -> dict[str, Any]:
 def versions(run: Run) -> dict[str, str]:
     """What a run is made with now: packages, and the files of its method and average."""
     packages = {name: version(name) for name in ("afield", "torch", "numpy")}
-    for family in ("timm", "torchvision"):
-        if run.backbone.startswith(f"{family}:"):
-            packages[family] = version(family)
+    for family, package in LIBRARIES.items():
+        if run.backbone.startswith(family):
+            packages[package] = version(package)
     if run.size:
         packages["pillow"] = version("pillow")
     code = catalog.digest("methods", run.method), catalog.digest("averages", run.average)
@@ -310,7 +322,8 @@ def _continued(run: Run, store: Store, place: Place) -> Work:
         store.drop_snapshot(run)
         return begun(run, place)
     restore_state(state["random"])
-    work.checkpoints, work.best, work.seconds = checkpoints, state["best"], state["seconds"]
+    work.checkpoints, work.seconds = checkpoints, state["seconds"]
+    work.best, work.best_parts = state["best"], state["best_parts"]
     return work
 
 

@@ -132,10 +132,11 @@ class CrossGrad(Method):
             return cast(_Guided, learner.model).guide
         return learner.parts["domain"]
 
-    def imagined(self, learner: Learner, batch: Batch) -> Tensor:
-        """The inputs of a batch as moved for the net for labels."""
+    def imagined(self, learner: Learner, batch: Batch, size: int | None = None) -> Tensor:
+        """The inputs as moved for the net for labels, in a batch of this `size` or of their own."""
         x = checked_inputs(batch.x, "crossgrad").requires_grad_()
-        loss = F.cross_entropy(self.domain_classifier(learner)(x), batch.domain)
+        scores = self.domain_classifier(learner)(x)
+        loss = F.cross_entropy(scores, batch.domain, reduction="sum") / (size or len(x))
         slope = input_slope(loss, x, share=0)
         return moved(x, slope, by=self.epsilon_label, clip=self.clip)
 

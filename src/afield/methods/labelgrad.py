@@ -54,8 +54,9 @@ class LabelGrad(Method):
         learner.optimizer.step()
         return {"loss": loss, "shift": (shifted - x.detach()).abs().mean()}
 
-    def imagined(self, learner: Learner, batch: Batch) -> Tensor:
-        """The inputs of a batch as moved."""
+    def imagined(self, learner: Learner, batch: Batch, size: int | None = None) -> Tensor:
+        """The inputs as moved, in a batch of this `size` or of their own."""
         x = checked_inputs(batch.x, "labelgrad").requires_grad_()
-        slope = input_slope(F.cross_entropy(learner.model(x), batch.y), x, share=0)
+        loss = F.cross_entropy(learner.model(x), batch.y, reduction="sum") / (size or len(x))
+        slope = input_slope(loss, x, share=0)
         return moved(x, slope, by=self.epsilon, clip=self.clip)
