@@ -1,4 +1,4 @@
-"""Networks by name: right shapes for every input, and nothing kept of other samples."""
+"""Networks by name: those of libraries, where they start, and what every network has."""
 
 import copy
 import urllib.request
@@ -11,10 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from afield.backbone import (
-    SMALL,
     Classifier,
     Form,
-    Quadrants,
     form_of,
     has_free_statistics,
     network,
@@ -36,136 +34,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-PICTURES = [(1, 8, 8), (3, 16, 16), (1, 5, 7), (3, 64, 48), (1, 1, 1)]
-
-
 def inputs(shape: tuple[int, ...], n: int = 4) -> torch.Tensor:
     return torch.randn(n, *shape, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [
-        *(("small:cnn", shape) for shape in PICTURES),
-        *(("small:mlp", shape) for shape in [(1,), (2,), (40,), (3, 8, 8)]),
-        *(("small:lenet", shape) for shape in [(1, 32, 32), (3, 8, 8), (2, 17, 40)]),
-        *(("small:mnist_cnn", shape) for shape in [(1, 28, 28), (2, 14, 14), (3, 5, 7)]),
-    ],
-)
-def test_it_gives_one_logit_a_class_from_as_many_features_as_it_says(name, shape):
-    model = network(name, shape, 7).eval()
-    x = inputs(shape)
-    features = model.features(x)
-    assert features.shape == (4, model.width)
-    assert model(x).shape == (4, 7)
-    torch.testing.assert_close(model(x), model.head(features))
-
-
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [("small:cnn", (3, 16, 16)), ("small:mlp", (5,)), ("small:mnist_cnn", (1, 8, 8))],
-)
-def test_logits_of_a_sample_depend_on_no_other_sample(name, shape):
-    model = network(name, shape, 3).train()
-    x = inputs(shape)
-    others = torch.cat([x[:1], 100 * x[1:]])
-    torch.testing.assert_close(model(x)[0], model(others)[0])
-    assert not list(model.buffers())
-
-
-@pytest.mark.parametrize(("name", "shape"), [("small:cnn", (3, 16, 16)), ("small:mlp", (5,))])
-def test_it_is_initialised_from_the_generator_of_torch(name, shape):
-    def weights(seed: int) -> torch.Tensor:
-        torch.manual_seed(seed)
-        return torch.cat([p.flatten() for p in network(name, shape, 3).parameters()])
-
-    assert torch.equal(weights(0), weights(0))
-    assert not torch.equal(weights(0), weights(1))
-
-
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [
-        ("small:cnn", (1, 16, 16)),
-        ("small:mlp", (5,)),
-        ("small:lenet", (1, 16, 16)),
-        ("small:mnist_cnn", (1, 8, 8)),
-    ],
-)
-def test_every_weight_gets_a_gradient(name, shape):
-    torch.manual_seed(0)
-    model = network(name, shape, 3)
-    model(inputs(shape, 16)).square().sum().backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
-
-
-def test_the_memory_layout_of_a_picture_does_not_change_its_logits():
-    model = network("small:cnn", (3, 16, 16), 3)
-    x = inputs((3, 16, 16))
-    torch.testing.assert_close(model(x.contiguous(memory_format=torch.channels_last)), model(x))
 
 
 def test_an_unknown_name_is_answered_with_a_guess():
     with pytest.raises(UnknownNameError, match="no backbone 'small:cn'; did you mean 'small:cnn'"):
         network("small:cn", (3, 8, 8), 2)
-
-
-@pytest.mark.parametrize("shape", [(4,), (8, 8)])
-def test_convolutions_on_arrays_are_refused_with_what_to_use_instead(shape):
-    with pytest.raises(SpecError, match=r"takes pictures, .* use small:mlp"):
-        network("small:cnn", shape, 2)
-
-
-@pytest.mark.parametrize("size", [(1, 1), (2, 2), (8, 4), (3, 5), (8, 7)])
-def test_quadrants_are_an_adaptive_pooling_to_two_by_two(size):
-    x = torch.randn(3, 4, *size)
-    torch.testing.assert_close(Quadrants()(x), nn.AdaptiveAvgPool2d(2)(x))
-
-
-def test_lenet_is_crossgrads_network_layer_for_layer():
-    model = network("small:lenet", (1, 32, 32), 5).train()
-    tensors = list(model.parameters())
-    shapes = [(32, 1, 5, 5), (64, 32, 5, 5), (128, 64, 5, 5), (128, 2048), (64, 128), (5, 64)]
-    assert [tuple(tensor.shape) for tensor in tensors[::2]] == shapes
-    weights = list(zip(tensors[::2], tensors[1::2], strict=True))
-    x = inputs((1, 32, 32))
-    hidden = x
-    for weight, bias in weights[:3]:
-        hidden = F.max_pool2d(F.conv2d(hidden, weight, bias, padding=2).relu(), 2)
-    torch.manual_seed(0)
-    hidden = F.dropout(F.linear(hidden.flatten(1), *weights[3]).relu(), 0.5)
-    expected = F.linear(F.linear(hidden, *weights[4]).relu(), *weights[5])
-    torch.manual_seed(0)
-    torch.testing.assert_close(model(x), expected)
-
-
-def test_mnist_cnn_is_domainbeds_network_layer_for_layer():
-    model = network("small:mnist_cnn", (2, 14, 14), 10)
-    tensors = list(model.parameters())
-    x = inputs((2, 14, 14))
-    hidden, before = x, 2
-    for i, (after, stride) in enumerate([(64, 1), (128, 2), (128, 1), (128, 1)]):
-        kernel, bias, scale, shift = tensors[4 * i : 4 * i + 4]
-        assert kernel.shape == (after, before, 3, 3)
-        nn.init.uniform_(scale)
-        nn.init.uniform_(shift)
-        hidden = F.conv2d(hidden, kernel, bias, stride=stride, padding=1).relu()
-        hidden, before = F.group_norm(hidden, 8, scale, shift), after
-    expected = F.linear(hidden.mean(dim=(2, 3)), *tensors[16:])
-    assert tensors[16].shape == (10, 128)
-    torch.testing.assert_close(model(x), expected)
-
-
-def test_pictures_that_lenet_cannot_halve_three_times_are_refused():
-    with pytest.raises(SpecError, match=r"halves a picture three times; \(8, 7\) is too small"):
-        network("small:lenet", (1, 8, 7), 2)
-
-
-@pytest.mark.parametrize("name", sorted(SMALL))
-def test_small_networks_have_no_form_and_no_weights_to_start_from(name):
-    assert form_of(name) is None
-    with pytest.raises(SpecError, match=f"{name} starts from random weights; leave --weights hub"):
-        network(name, (1, 16, 16), 2, weights="hub")
 
 
 def normed() -> nn.Sequential:
@@ -208,7 +83,7 @@ def test_frozen_statistics_are_used_in_training_and_their_weights_still_train():
     [
         ("small:cnn1", "did you mean 'small:cnn'"),
         ("smal:lenet", "did you mean 'small:lenet'"),
-        ("nothing", "known: small:cnn, .*, timm:NAME, torchvision:NAME"),
+        ("nothing", "known: small:cnn, .*, timm:NAME, torchvision:NAME, clip:MODEL/TAG"),
         pytest.param("timm:resnet81", "did you mean 'timm:resnet18'", marks=heavy),
         pytest.param("timm:qqqqqq", "known: ", marks=heavy),
         pytest.param("torchvision:alexnett", "did you mean 'torchvision:alexnet'", marks=heavy),

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -12,6 +13,7 @@ from afield.average import Average
 from afield.diagnostic import Diagnostic
 from afield.domains import DomainSet
 from afield.errors import AfieldError, UnknownNameError
+from afield.merging import Scope
 from afield.method import Method
 
 MODULES = {
@@ -49,6 +51,9 @@ def test_a_file_has_one_public_name_and_find_returns_it(kind, name, tmp_path):
         declared = found if isinstance(found, DomainSet) else found(tmp_path)
         assert isinstance(declared, DomainSet)
         assert declared.name == name
+    elif kind == "merges":
+        assert found.__name__ == name
+        assert found.scope in get_args(Scope)
     else:
         bases = {"methods": Method, "averages": Average, "diagnostics": Diagnostic}
         assert issubclass(found, bases[kind])

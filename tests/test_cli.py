@@ -182,6 +182,34 @@ def test_a_share_of_many_domains_is_held_out(afield, tmp_path):
         assert record.run.domains_per_step == 2
 
 
+@pytest.mark.usefixtures("many")
+def test_every_number_of_domains_to_train_on_is_a_row(afield, tmp_path):
+    words = ("bench", "many", "--methods", "erm", "--hold-out", ".25", *QUICK)
+    code, out, err = afield(*words, "--train-on", "3, 5,all")
+    assert code == 0
+    assert err.startswith("6 runs with small:mlp")
+    assert out.count("many, 3 domains held out, 1 validating: accuracy") == 1
+    for row in ("erm domains=3", "erm domains=5", "erm domains=8"):
+        assert sum(line.strip().startswith(row) for line in out.splitlines()) == 2
+    assert "–" not in out
+    records = list(Store(tmp_path / "runs"))
+    assert sorted(len(record.run.sources) for record in records) == [3, 3, 5, 5, 8, 8]
+    # All are those of a bench without numbers.
+    code, _, err = afield(*words)
+    assert code == 0
+    assert "(2 of them in the store already)" in err
+    assert len(list(Store(tmp_path / "runs"))) == 6
+    code, out, _ = afield("table", "runs", "--format", "csv")
+    assert code == 0
+    frame = pd.read_csv(io.StringIO(out))
+    for number in (3, 5, 8):
+        own = frame[frame["method"] == f"erm domains={number}"]
+        assert set(own["trials"]) == {2}
+    code, _, _ = afield("export-domainbed", "runs", "out")
+    assert code == 0
+    assert len(list((tmp_path / "out").glob("*/results.jsonl"))) == 6
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("many")
 def test_names_of_domains_with_spaces_in_any_script_are_in_every_table(afield):
@@ -379,6 +407,13 @@ MISTAKES = [
     (("bench", "spirals", "--set", "domains_per_step=-1"), "domains_per_step=-1"),
     (("bench", "spirals", "--hold-out", ".01"), "none to test on"),
     (("bench", "spirals", "--hold-out", ".5", "--validate", ".5"), "none to train on"),
+    (("bench", "spirals", "--train-on", "3"), "--train-on goes with --hold-out"),
+    (("bench", "spirals", "--train-on", "all"), "--train-on goes with --hold-out"),
+    (("bench", "spirals", "--hold-out", ".25", "--train-on", "0"), "cannot train on 0 domains"),
+    (("bench", "spirals", "--hold-out", ".25", "--train-on", "1,4"), "cannot train on 4 domains"),
+    (("bench", "spirals", "--hold-out", ".25", "--train-on", "2,few"), "--train-on few: write"),
+    (("bench", "spirals", "--hold-out", ".25", "--train-on", "-1"), "--train-on -1: write"),
+    (("bench", "spirals", "--hold-out", ".25", "--train-on", "1.5"), "--train-on 1.5: write"),
     (("bench", "spirals", "--rules", "validation"), "use --rules sources,left-out-source,target"),
     (("bench", "spirals", "--hold-out", ".25", "--validate", ".25", "--rules", "sources"),
      "use --rules validation,target"),

@@ -5,9 +5,11 @@ import shutil
 import pytest
 import torch
 
+from afield import catalog
 from afield.diagnosis import diagnose, revived
 from afield.errors import DataError, SpecError, UnknownNameError
 from afield.jobs import train
+from afield.record import stored_weights
 from afield.selection import value_of
 
 
@@ -124,3 +126,75 @@ def test_a_run_whose_weights_are_gone_is_told(folder, tmp_path):
 )
 def test_of_many_domains_some_are_shown_unseen_ones_among_them(folder, most, expected):
     assert revived(folder).shown(most) == expected
+
+
+@pytest.fixture(scope="module")
+def with_parts(tmp_path_factory):
+    store = tmp_path_factory.mktemp("store")
+    settings = {"steps": 40, "every": 5}
+    record = train("spirals", "dann", target="turn20", store=store, settings=settings)
+    return store / record.run.key
+
+
+def test_further_networks_come_back_as_they_were_when_the_model_was_best(with_parts):
+    subject = revived(with_parts)
+    kept = stored_weights(with_parts, "parts")
+    found = subject.trained.parts.state_dict()
+    assert set(found) == set(kept)
+    assert all(torch.equal(found[name], kept[name]) for name in kept)
+    assert subject.trained.model is subject.model
+    nets = (subject.trained.model, subject.trained.parts)
+    assert not any(module.training for net in nets for module in net.modules())
+
+
+def test_the_start_of_further_networks_is_another_copy(with_parts):
+    subject = revived(with_parts)
+    start, end = subject.learner.parts.state_dict(), subject.trained.parts.state_dict()
+    assert not any(torch.equal(start[name], end[name]) for name in start if "weight" in name)
+    with torch.no_grad():
+        for parameter in subject.trained.parts.parameters():
+            parameter.zero_()
+    again = revived(with_parts).learner.parts.state_dict()
+    assert all(torch.equal(start[name], again[name]) for name in start)
+
+
+def test_what_was_trained_does_not_change_when_the_run_is_trained_once_more(with_parts):
+    subject = revived(with_parts)
+    nets = (subject.model, subject.trained.parts)
+    before = [value.clone() for net in nets for value in net.state_dict().values()]
+    *_, (step, _) = subject.again(4)
+    assert step == 40
+    after = [value for net in nets for value in net.state_dict().values()]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("method", catalog.names("methods"))
+def test_a_run_of_every_method_comes_back_and_scores_as_it_did(method, tmp_path):
+    record = train("spirals", method, target="turn20", store=tmp_path, settings={"steps": 4})
+    subject = revived(tmp_path / record.run.key)
+    samples = subject.domains["turn20"]
+    with torch.inference_mode():
+        logits = subject.trained.model(samples.batch(torch.arange(len(samples))).x)
+    accuracy = (logits.argmax(1) == samples.y).double().mean()
+    (best,) = [each for each in record.checkpoints if each.step == subject.step]
+    assert float(accuracy) == pytest.approx(best.scores["turn20"].main.accuracy)
+
+
+@pytest.mark.parametrize("content", [None, b"short"])
+def test_a_run_whose_further_networks_are_gone_is_told(with_parts, tmp_path, content):
+    copy = tmp_path / with_parts.name
+    shutil.copytree(with_parts, copy)
+    file = copy / "parts.safetensors"
+    file.unlink()
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(DataError, match=r"parts\.safetensors: no readable weights") as caught:
+        diagnose("domain_space", copy)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_without_further_networks_needs_no_file_of_them(folder):
+    assert not (folder / "parts.safetensors").exists()
+    subject = revived(folder)
+    assert len(subject.trained.parts) == 0
+    assert subject.trained.model is subject.model

@@ -1,31 +1,42 @@
 """What every diagnostic's finding can do: be drawn to given axes, and be saved."""
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
+import torch
 from matplotlib.figure import Figure
 
 from afield import catalog
-from afield.diagnosis import diagnose
-from afield.diagnostic import Diagnostic, Finding
+from afield.diagnosis import diagnose, revived
+from afield.diagnostic import Diagnostic, Finding, checked_domains
 from afield.errors import SpecError
 from afield.jobs import bench, train
 from afield.space import build, defaults, ranges
 
 NAMES = catalog.names("diagnostics")
+# Those that look at runs of some methods only.
+OF_METHODS = {"masks": "dmg", "perturbations": "crossgrad"}
 
 
 @pytest.fixture(scope="module")
-def findings(tmp_path_factory):
+def store(tmp_path_factory):
     store = tmp_path_factory.mktemp("runs")
     for lr in (0.003, 0.01):
         bench("spirals", ["erm"], store=store, trials=1, settings={"steps": 15, "lr": lr})
-    train("spirals", "dmg", target="turn30", store=store, settings={"steps": 15})
+    for method in OF_METHODS.values():
+        train("spirals", method, target="turn30", store=store, settings={"steps": 15})
+    return store
+
+
+@pytest.fixture(scope="module")
+def findings(store):
     quick = {"loss_surface": {"steps": 2, "points": 3, "samples": 8}}
 
     def looked_at(name):
         if catalog.find("diagnostics", name).takes == "records":
             return store
-        return next(store.glob("dmg-*" if name == "masks" else "erm-*"))
+        return next(store.glob(f"{OF_METHODS.get(name, 'erm')}-*"))
 
     return {name: diagnose(name, looked_at(name), settings=quick.get(name)) for name in NAMES}
 
@@ -104,3 +115,36 @@ def test_a_diagnostic_that_does_nothing_says_so():
         Diagnostic().look([])
     with pytest.raises(NotImplementedError, match="does not read"):
         Diagnostic().read([])
+
+
+@pytest.fixture(scope="module")
+def subject(store):
+    with torch.random.fork_rng():
+        return revived(next(store.glob("crossgrad-*")))
+
+
+def test_domains_that_are_asked_for_are_shown_in_that_order_and_once(subject):
+    assert checked_domains(subject, ("turn20", "turn0", "turn20"), 2) == ["turn20", "turn0"]
+    # Whoever asks gets more than are shown by default.
+    assert checked_domains(subject, tuple(subject.domains), 2) == list(subject.domains)
+
+
+def test_without_being_asked_at_most_so_many_domains_are_shown(subject):
+    for most in (2, 3, 4, 9):
+        assert checked_domains(subject, (), most) == subject.shown(most)
+        assert len(checked_domains(subject, (), most)) == min(most, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "guess"), [("turn11", "did you mean 'turn10'"), ("elsewhere", "known: turn0, turn10")]
+)
+def test_a_domain_that_is_not_there_is_told_with_those_that_are(subject, name, guess):
+    with pytest.raises(SpecError) as caught:
+        checked_domains(subject, ("turn0", name), 4)
+    assert str(caught.value).startswith(f"spirals has no domain '{name}'; {guess}")
+
+
+def test_a_domain_of_own_data_is_told_by_where_they_are(subject):
+    own = replace(subject.record, run=replace(subject.record.run, dataset="/my/data"))
+    with pytest.raises(SpecError, match="/my/data has no domain 'x'"):
+        checked_domains(replace(subject, record=own), ("x",), 4)

@@ -271,3 +271,18 @@ def test_settings_common_to_all_records_do_not_rename_the_algorithm(tmp_path):
     plain = hand_made("erm", "art")
     export_domainbed([replace(plain, run=replace(plain.run, given={"steps": 6}))], tmp_path)
     assert {line["args"]["algorithm"] for line in lines(tmp_path)} == {"ERM"}
+
+
+def test_unused_domains_are_no_envs(tmp_path):
+    record = hand_made("erm", "sketch", "cartoon")
+    run = replace(record.run, sources=("art",), tested=("sketch",), unused=("photo",))
+    checkpoints = tuple(
+        replace(each, scores={n: s for n, s in each.scores.items() if n != "photo"})
+        for each in record.checkpoints
+    )
+    record = replace(record, run=replace(run, given={"domains": 1}), checkpoints=checkpoints)
+    export_domainbed([record, hand_made("erm", "photo")], tmp_path)
+    for line in lines(tmp_path):
+        smaller = line["args"]["algorithm"] == "ERM domains=1"
+        assert envs(line) == (3 if smaller else 4)
+        assert line["args"]["test_envs"] == ([1, 2] if smaller else [1])

@@ -172,3 +172,31 @@ def test_settings_that_cannot_be_are_no_reason_to_leave_a_method_out():
 def test_settings_of_an_average_are_checked_before_anything_is_trained():
     with pytest.raises(SpecError, match=r"swad\.slack=-1"):
         plan("spirals", ["erm"], trials=1, average="swad", settings={"swad.slack": -1})
+
+
+def test_bench_trains_on_so_many_of_the_domains_that_are_not_held_out(twenty, tmp_path):
+    shares = {"test": 0.25, "validate": 0.1, "trials": 1}
+    options = {**shares, "settings": QUICK, "store": tmp_path / "runs"}
+    records = bench(twenty, "erm", train_on=[2, None], **options)
+    assert [len(record.run.sources) for record in records] == [2, 13]
+    assert len({record.tests for record in records}) == 1
+    for record in records:
+        assert len(record.domains) == 20 - len(record.run.unused)
+    (plain,) = bench(twenty, "erm", **options)
+    assert plain.checkpoints == records[1].checkpoints
+
+
+def test_numbers_of_domains_go_with_held_out_shares(twenty):
+    with pytest.raises(SpecError, match="--train-on goes with --hold-out"):
+        plan(twenty, "erm", train_on=[3])
+    with pytest.raises(SpecError, match="cannot train on 14 domains; 13 are left"):
+        plan(twenty, "erm", test=0.25, train_on=[14])
+
+
+def test_all_methods_are_those_that_the_smallest_number_of_domains_allows(twenty, caplog):
+    runs = plan(twenty, "all", test=0.25, train_on=[1, None], trials=1)
+    assert "left out: mldg" in caplog.text
+    methods = [{run.method for run in runs if len(run.sources) == n} for n in (1, 13)]
+    assert methods[0] == methods[1]
+    assert "mldg" not in methods[0]
+    assert "erm" in methods[0]

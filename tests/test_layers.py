@@ -14,9 +14,13 @@ LAYERS = [
     ["errors"],
     ["catalog", "randomness", "progress", "pictures", "sounds", "weights"],
     ["unpacking"],
-    ["space", "downloads", "cache", "letters"],
+    ["space", "downloads", "cache", "letters", "small", "clip"],
     ["domains", "backbone", "grouping", "rows", "optimization", "tensors", "perturbation"],
     ["folders", "typefaces", "arrays", "idx", "loading", "stages"],
+    ["merge_checks", "order_statistics", "spectral"],
+    ["merge_job", "tensor_files"],
+    ["merging"],
+    ["file_merging"],
     ["readers", "augmentation", "wilds_sets", "masks"],
     ["evaluation"],
     ["views"],
@@ -25,9 +29,10 @@ LAYERS = [
     ["selection", "diagnostic"],
     ["material", "protocol", "explanation"],
     ["runner", "table"],
-    ["sweep", "domainbed", "embedding", "inspection", "supply", "diagnosis"],
+    ["assembly"],
+    ["sweep", "merge_plan", "domainbed", "embedding", "inspection", "supply", "diagnosis"],
     ["jobs", "console"],
-    ["cli_data"],
+    ["cli_data", "cli_merge"],
     ["cli"],
 ]
 READERS = {"arrays", "downloads", "folders", "idx", "letters", "sounds", "typefaces", "wilds_sets"}
@@ -61,6 +66,15 @@ ALLOWED = {
         "views",
     },
     "averages": {"average", "errors", "space", "tensors"},
+    "merges": {
+        "errors",
+        "merging",
+        "order_statistics",
+        "randomness",
+        "space",
+        "spectral",
+        "tensors",
+    },
     "datasets": {"cache", "domains", "errors", "randomness", "space"} | READERS,
 }
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
@@ -98,7 +112,7 @@ def test_every_module_says_what_is_public_and_what_it_is(path):
     assert any(isinstance(n, ast.Assign) and n.targets[0].id == "__all__" for n in tree.body)
 
 
-@pytest.mark.parametrize("kind", ["methods", "averages"])
+@pytest.mark.parametrize("kind", ["methods", "merges", "averages"])
 def test_every_instance_says_where_it_differs(kind):
     for path in (PACKAGE / kind).glob("[!_]*.py"):
         assert "Differs from" in ast.get_docstring(ast.parse(path.read_text())), path

@@ -416,3 +416,44 @@ def test_files_that_were_left_out_are_counted():
     found["sketch"] = replace(found["sketch"], broken={"a.png": "cut off", "b.png": "empty"})
     found["art"] = replace(found["art"], broken={"c.png": "empty"})
     assert material(run(), found).dropped == 3
+
+
+def some_unused(**fields) -> Run:
+    """As `held_out`, but trained on two of the four."""
+    return replace(held_out(**fields), sources=MANY[:2], unused=MANY[2:4])
+
+
+@pytest.mark.parametrize("rules", [("validation", "target"), ("target",)])
+def test_nothing_of_an_unused_domain_is_read(rules):
+    exams = material(some_unused(rules=rules), domains(MANY)).exams
+    sources = {(name, "probe") for name in MANY[:2]}
+    validated = {(name, part) for name in "ef" for part in ("main", "probe")}
+    assert read(exams.take(model())) == sources | validated | {("g", "sample"), ("h", "sample")}
+    for exam in (exams.regular, exams.last, exams.best):
+        assert not {name for name, _ in exam.keys} & set(MANY[2:4])
+
+
+def test_where_no_domain_validates_unused_ones_are_not_tested_either():
+    exams = material(some_unused(rules=("sources",), tested=MANY[4:]), domains(MANY)).exams
+    assert read(exams.take(model())) == {(name, "probe") for name in MANY[:2]} | {
+        (name, "sample") for name in MANY[4:]
+    }
+    assert read(exams.best.take(model())) == {(name, "main") for name in MANY[4:]}
+
+
+def test_unused_domains_change_neither_samples_nor_scaling_nor_scores():
+    found = domains(MANY)
+    wrecked = {**found, **{name: garbage(50) for name in MANY[2:4]}}
+    before, after = (material(some_unused(), each) for each in (found, wrecked))
+    assert torch.equal(seen(before.samples), seen(after.samples))
+    assert torch.equal(before.scaling.mean, after.scaling.mean)
+    for exam in ("regular", "last", "best"):
+        first, second = (getattr(each.exams, exam).take(model()) for each in (before, after))
+        assert first == second
+
+
+def test_unused_domains_leave_room_on_the_curves_to_others():
+    exams = material(some_unused(rules=("target",)), domains(MANY, size=300)).exams
+    taken = exams.take(model())
+    # Two are tested and two validate.
+    assert [taken[name].sample.size for name in "gh"] == [CURVE_SAMPLES // 4] * 2

@@ -420,3 +420,81 @@ def test_an_optimiser_that_cannot_be_is_refused_before_anything_is_done(asked, e
     for plan in (leave_one_out, hold_out):
         with pytest.raises(error, match=told):
             plan(MANY, ["erm"], settings={"optimizer": asked})
+
+
+def divisions(runs: list[Run]) -> dict[tuple[int, int], Run]:
+    """The runs by their trials and numbers of sources."""
+    return {(run.trial, len(run.sources)): run for run in runs}
+
+
+def test_a_larger_number_of_domains_has_those_of_a_smaller_one():
+    found = divisions(hold_out(MANY, ["erm"], train_on=[7, 3, None, 1]))
+    assert sorted(found) == [(trial, n) for trial in range(3) for n in (1, 3, 7, 13)]
+    for trial in range(3):
+        sources = [set(found[trial, n].sources) for n in (1, 3, 7, 13)]
+        assert sources[0] < sources[1] < sources[2] < sources[3]
+    assert len({found[trial, 3].sources for trial in range(3)}) == 3
+
+
+def test_whatever_is_trained_on_the_same_domains_validate_and_are_tested():
+    for run in hold_out(MANY, ["erm", "vrex"], train_on=[2, 5, None], draws=2):
+        (plain,) = (r for r in hold_out(MANY, ["erm"]) if r.trial == run.trial)
+        assert run.tested == plain.tested
+        assert set(run.sources) | set(run.unused) == set(plain.sources)
+        assert not set(run.sources) & set(run.unused)
+        # In the order of the dataset, as everywhere.
+        for names in (run.sources, run.unused):
+            assert list(names) == sorted(names)
+        assert run.given["domains"] == len(run.sources)
+
+
+def test_all_domains_are_the_run_that_there_is_without_a_number():
+    plain, numbered = (hold_out(MANY, ["erm", "vrex"], **on) for on in ({}, {"train_on": [None]}))
+    assert [run.key for run in numbered] == [run.key for run in plain]
+    assert {run.unused for run in numbered} == {()}
+    named = hold_out(MANY, ["erm", "vrex"], train_on=[13])
+    assert [run.key for run in named] == [run.key for run in plain]
+    assert not {run.key for run in hold_out(MANY, ["erm", "vrex"], train_on=[12])} & {
+        run.key for run in plain
+    }
+
+
+def test_a_number_given_twice_is_run_once():
+    runs = hold_out(MANY, ["erm"], train_on=[3, 5, 3])
+    assert len(runs) == len({run.key for run in runs}) == 2 * 3
+
+
+@pytest.mark.xfail(raises=AssertionError, reason="as a number and as all, both are planned")
+def test_all_domains_by_their_number_and_by_name_are_run_once():
+    runs = hold_out(MANY, ["erm"], train_on=[13, None])
+    assert len(runs) == len({run.key for run in runs}) == 3
+
+
+def test_methods_take_turns_and_trials_come_one_after_the_other_for_all_numbers():
+    runs = hold_out(MANY, ["erm", "vrex"], train_on=[3, None], trials=2)
+    assert [run.method for run in runs] == ["erm", "vrex"] * 4
+    assert [run.trial for run in runs] == [0] * 4 + [1] * 4
+
+
+@pytest.mark.parametrize("number", [0, -1, 14, 20])
+def test_a_number_of_domains_that_cannot_be_is_refused(number):
+    told = f"many: cannot train on {number} domains; 13 are left beside those that are held out"
+    with pytest.raises(SpecError, match=told):
+        hold_out(MANY, ["erm"], train_on=[3, number])
+
+
+def test_too_few_domains_for_a_method_are_refused_with_its_name():
+    with pytest.raises(SpecError, match="mldg"):
+        hold_out(MANY, ["erm", "mldg"], train_on=[1])
+
+
+def test_domains_per_step_are_no_more_than_there_are():
+    settings = {"domains_per_step": 4}
+    for run in hold_out(MANY, ["erm"], train_on=[2, None], settings=settings):
+        assert run.given == {"domains_per_step": 4, "domains": len(run.sources)}
+
+
+def test_leaving_one_out_leaves_nothing_unused():
+    runs = leave_one_out(DIGITS, ["erm"], trials=1)
+    assert {run.unused for run in runs} == {()}
+    assert all("domains" not in run.given for run in runs)

@@ -2,6 +2,7 @@ import json
 import math
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from safetensors import safe_open
 
 from afield.errors import DataError, SpecError
 from afield.evaluation import Checkpoint, Score, Scores
-from afield.record import BusyError, Failure, Record, Run, Store, read_record
+from afield.record import BusyError, Failure, Record, Run, Store, read_record, stored_weights
 
 RUN = Run("toy", "erm", ("a", "b"), params={"x": 1.0})
 
@@ -351,3 +352,54 @@ def test_without_anything_said_every_checkpoint_is_a_candidate():
     (last,) = record_of().checkpoints
     record = replace(record_of(), checkpoints=(replace(last, step=5), last))
     assert record.candidates == record.checkpoints
+
+
+PARTS = {"domain.weight": torch.arange(6.0).view(2, 3).T, "domain.count": torch.tensor(3)}
+
+
+def test_the_weights_of_further_networks_come_back_beside_the_model(tmp_path):
+    store = Store(tmp_path)
+    with store.claim(RUN):
+        store.put(record_of(), {"w": torch.arange(3.0)}, parts=PARTS)
+    found = stored_weights(store.folder(RUN), "parts")
+    assert set(found) == set(PARTS)
+    assert all(torch.equal(found[name], PARTS[name]) for name in PARTS)
+    assert set(stored_weights(store.folder(RUN))) == set(store.weights(RUN)) == {"w"}
+
+
+@pytest.mark.parametrize("parts", [None, {}])
+def test_without_further_networks_there_is_no_file_of_them(tmp_path, parts):
+    store = Store(tmp_path)
+    with store.claim(RUN):
+        store.put(record_of(), {"w": torch.arange(3.0)}, parts=parts)
+    assert not (store.folder(RUN) / "parts.safetensors").exists()
+    with pytest.raises(DataError, match=r"parts\.safetensors: no readable weights"):
+        stored_weights(store.folder(RUN), "parts")
+
+
+def test_further_networks_are_there_before_the_run_is_done(tmp_path, monkeypatch):
+    store, written = Store(tmp_path), []
+    replaced = Path.replace
+
+    def watched(self, target):
+        written.append(Path(target).name)
+        return replaced(self, target)
+
+    monkeypatch.setattr(Path, "replace", watched)
+    with store.claim(RUN):
+        store.put(record_of(), {"w": torch.arange(3.0)}, parts=PARTS)
+    assert sorted(written[:2]) == ["model.safetensors", "parts.safetensors"]
+    assert written[2:] == ["record.json"]
+
+
+def test_a_record_knows_nothing_of_unused_domains():
+    run = replace(RUN, tested=("c",), unused=("d",))
+    assert record_of(run).domains == ("a", "b", "c")
+    assert record_of(run).unseen == record_of(run).tests == ("c",)
+
+
+def test_unused_domains_come_back_with_the_record(tmp_path):
+    store, run = Store(tmp_path), replace(RUN, tested=("c",), unused=("d", "e"))
+    put(store, record_of(run))
+    assert read_record(store.folder(run)).run == run
+    assert store.get(run).run.unused == ("d", "e")

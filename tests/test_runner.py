@@ -26,7 +26,7 @@ from afield.method import Task, pool
 from afield.methods.erm import ERM
 from afield.protocol import hold_out, leave_one_out
 from afield.readers import find_dataset
-from afield.record import Store
+from afield.record import Store, stored_weights
 from afield.runner import execute, loaded
 from afield.selection import (
     RULES,
@@ -46,8 +46,9 @@ class StopHereError(Exception):
 
 
 def outcome(store, run):
-    """What must be the same: the weights' bytes, and all scores and logs."""
-    return (store.folder(run) / "model.safetensors").read_bytes(), store.get(run).checkpoints
+    """What must be the same: the weights' bytes, further networks' too, and all scores and logs."""
+    files = sorted(store.folder(run).glob("*.safetensors"))
+    return {file.name: file.read_bytes() for file in files}, store.get(run).checkpoints
 
 
 def interrupted(run, store, *, after):
@@ -592,3 +593,87 @@ def test_another_optimiser_survives_an_interruption(tmp_path):
         interrupted(run, broken, after=after)
     execute(run, broken)
     assert outcome(broken, run) == outcome(straight, run)
+
+
+@pytest.mark.parametrize("average", catalog.names("averages"))
+def test_the_parts_that_are_kept_are_those_of_the_best_checkpoint(average, tmp_path):
+    settings = {"steps": 60, "every": 2, "lr": 0.03}
+    run = planned("spirals", "dann", target="turn0", average=average, settings=settings)
+    store = Store(tmp_path / "whole")
+    record = execute(run, store)
+    best = max(record.candidates, key=lambda checkpoint: value_of(checkpoint, run))
+    if average == "last":
+        told = "the best is the last: the test has lost its point"
+        assert best.step < record.checkpoints[-1].step, told
+    kept = stored_weights(store.folder(run), "parts")
+    assert kept
+    # What a snapshot of that moment has.
+    broken = Store(tmp_path / "broken")
+    interrupted(run, broken, after=best.step)
+    state, _ = broken.snapshot(run)
+    parts = state["learner"]["parts"]
+    assert set(parts) == set(kept)
+    assert all(torch.equal(parts[name], kept[name]) for name in kept)
+
+
+@pytest.mark.parametrize(("method", "there"), [("dann", True), ("crossgrad", True), ("erm", False)])
+def test_parts_are_kept_of_methods_that_have_them(method, there, tmp_path):
+    run, store = planned("spirals", method, settings={"steps": 4}), Store(tmp_path)
+    execute(run, store)
+    assert (store.folder(run) / "parts.safetensors").exists() == there
+
+
+def test_parts_of_a_best_checkpoint_before_a_kill_are_kept(tmp_path):
+    settings = {"steps": 60, "every": 2, "lr": 0.03}
+    run = planned("spirals", "dann", target="turn0", settings=settings)
+    straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")
+    record = execute(run, straight)
+    values = [value_of(checkpoint, run) for checkpoint in record.checkpoints]
+    best = record.checkpoints[values.index(max(values))].step
+    assert best < 58, "nothing comes after the best: the test has lost its point"
+    interrupted(run, broken, after=best + 2)
+    execute(run, broken)
+    assert outcome(broken, run) == outcome(straight, run)
+    assert "parts.safetensors" in outcome(broken, run)[0]
+
+
+@pytest.mark.slow
+def test_further_networks_killed_at_random_moments_end_in_the_same_bytes(tmp_path):
+    settings = {"steps": 60, "every": 4}
+    run = planned("rotated_digits", "dann", target="15deg", settings=settings)
+    assert_kills_change_nothing(run, tmp_path, kills=4, resumed_at_least=1)
+
+
+@pytest.mark.xfail(raises=KeyError, reason="a snapshot from before parts were kept is not refused")
+def test_a_snapshot_from_before_parts_were_kept_is_not_gone_on_from(tmp_path):
+    run = planned("spirals", "erm", target="turn0", settings={"steps": 20, "every": 5})
+    straight, old = Store(tmp_path / "straight"), Store(tmp_path / "old")
+    execute(run, straight)
+    interrupted(run, old, after=10)
+    state, done = old.snapshot(run)
+    del state["best_parts"]
+    old.put_snapshot(run, state, done)
+    execute(run, old)
+    assert outcome(old, run) == outcome(straight, run)
+
+
+def test_unused_domains_reach_neither_training_nor_the_record(tmp_path):
+    y, origin = np.tile([0, 1], 40), np.repeat(np.array(list("abcd")), 20)
+    known = {"X": np.random.default_rng(0).normal(size=(80, 4)), "y": y, "domain": origin}
+    np.savez(tmp_path / "own.npz", **known)
+    dataset = find_dataset(tmp_path / "own.npz")
+    shares = {"test": 0.25, "validate": 0.25, "trials": 1, "settings": {"steps": 10}}
+    (run,) = hold_out(dataset, ["erm"], train_on=[1], **shares)
+    (unused,) = run.unused
+    store = Store(tmp_path / "runs")
+    record = execute(run, store)
+    for checkpoint in record.checkpoints:
+        assert unused not in checkpoint.scores
+    assert set(record.domains) == set(dataset.domains) - {unused}
+    # The data without them give the same weights.
+    kept = origin != unused
+    np.savez(tmp_path / "fewer.npz", **{name: value[kept] for name, value in known.items()})
+    fewer = find_dataset(tmp_path / "fewer.npz")
+    alone = replace(run, dataset=fewer.spec, data=fewer.fingerprint, unused=())
+    again = execute(alone, store)
+    assert again.checkpoints == record.checkpoints

@@ -356,3 +356,29 @@ def test_the_oracle_reads_the_last_checkpoint_which_is_deployed():
     last = {"a": (None, 0.5), "b": (None, 0.5), "c": (0.4, 0.6)}
     pick = by_target([ended(record("c", [tempting, last]), after=13)], "c")
     assert (pick.step, pick.accuracy) == (13, 0.4)
+
+
+def test_unused_domains_neither_validate_nor_are_tested():
+    # Were c one of those that validate, the first checkpoint would be picked.
+    steps = [
+        step((1.0, 0.1), tests=((0.1, 0.1), (0.1, 0.1))),
+        step((0.0, 0.6), tests=((0.3, 0.5), (0.7, 0.9))),
+    ]
+    found = held_out(steps)
+    found = replace(found, run=replace(found.run, unused=("c",)))
+    assert [value_of(each, found.run) for each in found.checkpoints] == pytest.approx([0.1, 0.6])
+    pick = by_validation([found], "e")
+    assert (pick.step, pick.accuracy) == (20, 0.3)
+    assert by_target([found], "e").value == pytest.approx(0.7)
+    assert all(rule.pick([found], "c") is None for rule in RULES.values())
+
+
+def test_where_all_others_are_unused_the_sources_pick():
+    unread = [{d: parts for d, parts in step((None, None)).items() if d not in "cd"}]
+    unread[0] |= {"e": (0.4, None), "f": (0.6, None)}
+    found = held_out(unread)
+    found = replace(found, run=replace(found.run, unused=("c", "d")))
+    assert found.tests == found.unseen == ("e", "f")
+    assert by_validation([found], "e") is None
+    assert by_sources([found], "f").accuracy == 0.6
+    assert value_of(found.checkpoints[0], found.run) == 0.5

@@ -570,3 +570,49 @@ def test_a_known_domain_has_a_column_where_a_method_can_use_it_and_others_a_dash
     assert rows["erm"][-2:] == ["**90.0**", "–"]
     # The dash is no reason to say that some have no trial.
     assert "1 trial: no spread known" in as_markdown(tabulate(records, rules=["sources"]))
+
+
+def smaller(record: Record, sources: tuple[str, ...]) -> Record:
+    """The record as if only these of its sources had been trained on."""
+    unused = tuple(name for name in record.run.sources if name not in sources)
+    run = replace(record.run, sources=sources, unused=unused, given={"domains": len(sources)})
+    checkpoints = [
+        replace(each, scores={name: s for name, s in each.scores.items() if name not in unused})
+        for each in record.checkpoints
+    ]
+    return replace(record, run=run, checkpoints=tuple(checkpoints))
+
+
+def test_a_domain_that_is_unused_in_one_trial_and_tested_in_another_is_in_the_mean():
+    # What is unused in the first trial is tested in the second, and the other way round.
+    first = smaller(held_out({"w00": 0.9, "w01": 0.5}, trial=0), ("w05", "w06"))
+    second = smaller(held_out({"w02": 0.2, "w03": 0.4}, trial=1), ("w05", "w06", "w07"))
+    second = replace(second, run=replace(second.run, given=first.run.given))
+    assert "w02" in first.run.unused
+    assert "w00" in second.run.unused
+    for records in ([first, second], [second, first]):
+        frame = tabulate(records, rules=["validation"])
+        assert set(frame["dataset"]) == {"things, 2 domains held out, 2 validating"}
+        found = numbers(frame, rule="validation")
+        assert found.loc["mean", "accuracy"] == pytest.approx((0.7 + 0.3) / 2)
+        assert found.loc["mean", "stderr"] == pytest.approx(0.2)
+        assert found.loc["worst 10 %", "accuracy"] == pytest.approx((0.5 + 0.2) / 2)
+        assert found.loc["spread", "accuracy"] == pytest.approx((0.2 + 0.1) / 2)
+        assert set(found["trials"]) == {2}
+
+
+def test_every_number_of_domains_is_a_row_of_one_table():
+    whole = held_out({"w00": 0.9, "w01": 0.7})
+    few = smaller(held_out({"w00": 0.5, "w01": 0.3}), ("w05", "w06", "w07"))
+    everything = replace(whole, run=replace(whole.run, given={"domains": 22}))
+    rows = markdown_rows(as_markdown(tabulate([few, everything], rules=["validation"])))
+    assert [row for row in rows if row.startswith("erm")] == ["erm domains=3", "erm domains=22"]
+    assert (rows["erm domains=3"][0], rows["erm domains=22"][0]) == ("*40.0*", "**80.0**")
+    plain = markdown_rows(as_markdown(tabulate([few, whole], rules=["validation"])))
+    assert [row for row in plain if row.startswith("erm")] == ["erm domains=3", "erm"]
+
+
+def test_one_number_of_domains_is_not_repeated_in_every_row():
+    few = smaller(held_out({"w00": 0.5, "w01": 0.3}), ("w05", "w06"))
+    other = smaller(held_out({"w00": 0.5, "w01": 0.3}, method="vrex"), ("w05", "w06"))
+    assert set(tabulate([few, other])["method"]) == {"erm", "vrex"}

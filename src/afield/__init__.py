@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from afield.domains import DomainSet as DomainSet
     from afield.embedding import embed as embed
     from afield.errors import AfieldError as AfieldError
+    from afield.file_merging import merge_files as merge_files
     from afield.inspection import inspected as inspected
     from afield.jobs import bench as bench
     from afield.jobs import train as train
+    from afield.merging import merge as merge
     from afield.method import Method as Method
     from afield.protocol import hold_out as hold_out
     from afield.protocol import leave_one_out as leave_one_out
@@ -50,9 +52,11 @@ _HOMES = {
     "DomainSet": "domains",
     "embed": "embedding",
     "AfieldError": "errors",
+    "merge_files": "file_merging",
     "inspected": "inspection",
     "bench": "jobs",
     "train": "jobs",
+    "merge": "merging",
     "Method": "method",
     "hold_out": "protocol",
     "leave_one_out": "protocol",

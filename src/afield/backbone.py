@@ -3,17 +3,19 @@
     small:cnn, small:mlp        for small pictures, for arrays
     small:lenet                 CrossGrad's: three 5 × 5 convolutions and two hidden layers
     small:mnist_cnn             DomainBed's: four 3 × 3 convolutions, pooled to one pixel
+    small:vit                   a transformer: four blocks on 16 to 64 patches
     timm:NAME                   any network of timm, e.g. timm:resnet50
     torchvision:NAME            any classifier of torchvision, e.g. torchvision:alexnet
+    clip:MODEL/TAG              any image encoder of open_clip, e.g. clip:ViT-B-32/openai
 
-The latter two start from weights of the hub, of a file, or from random ones; with weights their
-BatchNorm layers keep the statistics that came with these, as the field's protocol has it.
+The latter three start from weights of the hub, of a file, or from random ones; with weights their
+BatchNorm layers keep the statistics that came with these, as the field's protocol has it. Heads are
+fresh, but that of a CLIP with names of classes is made of these, and frozen.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,7 +23,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from afield.catalog import hint
+from afield.clip import checked_tag, clip_form, clip_parts, has_clip_weights
 from afield.errors import AfieldError, DataError, SpecError, UnknownNameError
+from afield.small import SMALL, Shape, check_pictures
 from afield.weights import check_complete, read_weights
 
 __all__ = [
@@ -38,9 +42,9 @@ __all__ = [
 ]
 
 HUB = "hub"
-Shape = tuple[int, ...]
-# What networks raise for inputs or weights that they cannot take.
-UNFIT = (RuntimeError, AssertionError, TypeError, ValueError)
+# What networks raise for inputs or weights that they cannot take, or packages that they lack.
+UNFIT = (RuntimeError, AssertionError, TypeError, ValueError, ImportError)
+KNOWN = [*SMALL, "timm:NAME", "torchvision:NAME", "clip:MODEL/TAG"]
 
 
 @dataclass(frozen=True)
@@ -79,29 +83,6 @@ class Classifier(nn.Module):
                 if isinstance(module, _BatchNorm):
                     module.eval()
         return self
-
-
-class Quadrants(nn.Module):
-    """Means over the four quadrants of a picture, overlapping where a side is odd.
-
-    It is `nn.AdaptiveAvgPool2d(2)`, whose gradient on a GPU is not the same twice.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Samples × channels × 2 × 2."""
-        height, width = x.shape[2:]
-        if height == width == 2:
-            return x
-        if height % 2 == width % 2 == 0:
-            halves = x.unflatten(3, (2, width // 2)).unflatten(2, (2, height // 2))
-            return halves.mean(dim=(3, 5))
-        rows = (x[:, :, : (height + 1) // 2], x[:, :, height // 2 :])
-        means = [
-            half.mean(dim=(2, 3))
-            for row in rows
-            for half in (row[:, :, :, : (width + 1) // 2], row[:, :, :, width // 2 :])
-        ]
-        return torch.stack(means, dim=2).unflatten(2, (2, 2))
 
 
 @contextmanager
@@ -164,6 +145,8 @@ def form_of(name: str) -> Form | None:
     if family == "torchvision":
         usual = _torchvision_weights(model).transforms()
         return Form(usual.crop_size[0], tuple(usual.mean), tuple(usual.std))
+    if family == "clip":
+        return Form(*clip_form(model))
     if name not in SMALL:
         raise UnknownNameError(f"no backbone {name!r}; {hint(name, KNOWN)}")
     return None
@@ -172,20 +155,30 @@ def form_of(name: str) -> Form | None:
 def has_weights(name: str) -> bool:
     """Whether the hub has weights for the network."""
     family, _, model = name.partition(":")
+    if family == "clip":
+        return has_clip_weights(model)
     return family == "torchvision" or (family == "timm" and bool(_timm_config(model).has_weights))
 
 
 def full_name(name: str) -> str:
     """The name with that of its weights on the hub: what is usual may change with timm."""
     family, _, model = name.partition(":")
+    if family == "clip":
+        checked_tag(model)
     tag = _timm_config(model).tag if family == "timm" and "." not in model else ""
     return f"{name}.{tag}" if tag else name
 
 
 def network(
-    name: str, shape: Shape, classes: int, *, weights: str = "", freeze_bn: bool = False
+    name: str,
+    shape: Shape,
+    classes: int,
+    *,
+    weights: str = "",
+    freeze_bn: bool = False,
+    names: Sequence[str] = (),
 ) -> Classifier:
-    """A network for inputs of this shape (without the batch dimension), its head always fresh.
+    """A network for inputs of this shape (without the batch dimension).
 
     Parameters
     ----------
@@ -196,21 +189,52 @@ def network(
         random ones.
     freeze_bn
         Whether BatchNorm layers keep their statistics.
+    names
+        Those of the classes: of a CLIP, the head is then made of them and does not train. Every
+        other head is fresh.
     """
     form_of(name)
-    family, _, model = name.partition(":")
-    if family == "small":
+    head = None
+    if name in SMALL:
         if weights:
             raise SpecError(f"{name} starts from random weights; leave --weights {weights} out")
         features, width = SMALL[name](shape)
     else:
-        _pictures(name, shape)
-        features = (_timm if family == "timm" else _torchvision)(model, shape, weights)
+        check_pictures(name, shape)
+        with _told(name, shape, weights):
+            features, head = _parts(name, shape, weights, names)
         width = _width(name, features, shape)
     found = Classifier(features, width, classes, freeze_bn=freeze_bn)
+    if head is not None:
+        found.head.load_state_dict({"weight": head, "bias": torch.zeros(classes)})
+        found.head.requires_grad_(requires_grad=False)
     if len(shape) == 3:
         return found.to(memory_format=torch.channels_last)
     return found
+
+
+def _parts(
+    name: str, shape: Shape, weights: str, names: Sequence[str]
+) -> tuple[nn.Module, Tensor | None]:
+    """The features of a library's network, and its head if it has one for these classes."""
+    family, _, model = name.partition(":")
+    if family == "clip":
+        hub = weights == HUB
+        return clip_parts(model, shape, "" if hub else weights, names, hub=hub)
+    return (_timm if family == "timm" else _torchvision)(model, shape, weights), None
+
+
+@contextmanager
+def _told(name: str, shape: Shape, weights: str) -> Iterator[None]:
+    """What a library raises, in our words."""
+    try:
+        yield
+    except AfieldError:
+        raise
+    except OSError as error:
+        raise _not_reached(name, error) from None
+    except UNFIT as error:
+        raise _unfit(name, shape, error, weights) from None
 
 
 def _timm_config(model: str) -> Any:
@@ -233,14 +257,9 @@ def _timm(model: str, shape: Shape, weights: str) -> nn.Module:
     options: dict[str, Any] = {"img_size": side} if _timm_config(model).fixed_input_size else {}
     if weights not in ("", HUB):
         options["pretrained_cfg_overlay"] = {"state_dict": read_weights(weights)}
-    try:
-        net: nn.Module = timm.create_model(
-            model, pretrained=bool(weights), num_classes=0, in_chans=shape[0], **options
-        )
-    except OSError as error:
-        raise _not_reached(f"timm:{model}", error) from None
-    except UNFIT as error:
-        raise _unfit(f"timm:{model}", shape, error, weights) from None
+    net: nn.Module = timm.create_model(
+        model, pretrained=bool(weights), num_classes=0, in_chans=shape[0], **options
+    )
     if weights not in ("", HUB):
         check_complete(weights, net, options["pretrained_cfg_overlay"]["state_dict"])
     return net
@@ -262,10 +281,7 @@ def _torchvision(model: str, shape: Shape, weights: str) -> nn.Module:
 
     if shape[0] != 3:
         raise SpecError(f"torchvision:{model} takes pictures in colour, not {shape[0]} channel(s)")
-    try:
-        net = get_model(model, weights=_torchvision_weights(model) if weights == HUB else None)
-    except OSError as error:
-        raise _not_reached(f"torchvision:{model}", error) from None
+    net = get_model(model, weights=_torchvision_weights(model) if weights == HUB else None)
     linear = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
         raise SpecError(f"torchvision:{model} does not end in a linear layer; use another network")
@@ -276,10 +292,7 @@ def _torchvision(model: str, shape: Shape, weights: str) -> nn.Module:
     if weights not in ("", HUB):
         state = read_weights(weights)
         check_complete(weights, net, state)
-        try:
-            net.load_state_dict({key: state[key] for key in net.state_dict() if key in state})
-        except RuntimeError as error:
-            raise _unfit(f"torchvision:{model}", shape, error, weights) from None
+        net.load_state_dict({key: state[key] for key in net.state_dict() if key in state})
     return net
 
 
@@ -312,75 +325,3 @@ def _unfit(name: str, shape: Shape, error: Exception, weights: str = "") -> Afie
         return DataError(f"{weights}: not the weights of {name} ({reason}); {instead}")
     instead = "use another --set size or network" + ", or --weights none" * (weights == HUB)
     return SpecError(f"{name}: cannot be built for inputs of shape {shape} ({reason}); {instead}")
-
-
-def _pictures(name: str, shape: Shape) -> None:
-    if len(shape) != 3:
-        raise SpecError(f"{name} takes pictures, not samples of shape {shape}; use small:mlp")
-
-
-def _cnn(shape: Shape) -> tuple[nn.Module, int]:
-    """Three convolutions that halve the picture, each normalised per sample, pooled to 2 × 2.
-
-    One group: over all channels it is the fastest norm here in the channels_last layout, and like
-    every norm per sample it keeps no statistics of the source domains.
-    """
-    _pictures("small:cnn", shape)
-    widths = (shape[0], 16, 32, 64)
-    layers: list[nn.Module] = []
-    for before, after in pairwise(widths):
-        layers += [
-            nn.Conv2d(before, after, kernel_size=3, stride=2, padding=1),
-            nn.ReLU(inplace=True),
-            nn.GroupNorm(1, after),
-        ]
-    return nn.Sequential(*layers, Quadrants(), nn.Flatten()), 4 * widths[-1]
-
-
-def _mlp(shape: Shape) -> tuple[nn.Module, int]:
-    """Two hidden layers of 64 units on the flattened input."""
-    inputs = torch.Size(shape).numel()
-    hidden = [
-        nn.Linear(inputs, 64),
-        nn.ReLU(inplace=True),
-        nn.Linear(64, 64),
-        nn.ReLU(inplace=True),
-    ]
-    return nn.Sequential(nn.Flatten(), *hidden), 64
-
-
-def _lenet(shape: Shape) -> tuple[nn.Module, int]:
-    """The network of CrossGrad's characters; the head is its last layer."""
-    _pictures("small:lenet", shape)
-    if min(shape[1:]) < 8:
-        raise SpecError(f"small:lenet halves a picture three times; {shape[1:]} is too small")
-    layers: list[nn.Module] = []
-    for before, after in pairwise((shape[0], 32, 64, 128)):
-        layers += [nn.Conv2d(before, after, kernel_size=5, padding=2), nn.ReLU(inplace=True)]
-        layers += [nn.MaxPool2d(2)]
-    inputs = 128 * (shape[1] // 8) * (shape[2] // 8)
-    hidden = [nn.Linear(inputs, 128), nn.ReLU(inplace=True), nn.Dropout(0.5)]
-    hidden += [nn.Linear(128, 64), nn.ReLU(inplace=True)]
-    return nn.Sequential(*layers, nn.Flatten(), *hidden), 64
-
-
-def _mnist_cnn(shape: Shape) -> tuple[nn.Module, int]:
-    """DomainBed's network for MNIST: each convolution, ReLU, norm in eight groups; mean pixel."""
-    _pictures("small:mnist_cnn", shape)
-    layers: list[nn.Module] = []
-    for before, after, stride in ((shape[0], 64, 1), (64, 128, 2), (128, 128, 1), (128, 128, 1)):
-        layers += [
-            nn.Conv2d(before, after, kernel_size=3, stride=stride, padding=1),
-            nn.ReLU(inplace=True),
-            nn.GroupNorm(8, after),
-        ]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()), 128
-
-
-SMALL: dict[str, Callable[[Shape], tuple[nn.Module, int]]] = {
-    "small:cnn": _cnn,
-    "small:mlp": _mlp,
-    "small:lenet": _lenet,
-    "small:mnist_cnn": _mnist_cnn,
-}
-KNOWN = [*SMALL, "timm:NAME", "torchvision:NAME"]

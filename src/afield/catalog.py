@@ -1,8 +1,8 @@
 """The folder is the registry: a file's name is its name everywhere.
 
-Another package adds its own through the entry points ``afield.methods``, ``afield.averages``,
-``afield.datasets`` and ``afield.diagnostics``. Nothing here imports torch until an object is asked
-for.
+Another package adds its own through the entry points ``afield.methods``, ``afield.merges``,
+``afield.averages``, ``afield.datasets`` and ``afield.diagnostics``. Nothing here imports torch
+until an object is asked for.
 """
 
 import ast
@@ -22,7 +22,7 @@ __all__ = ["KINDS", "digest", "find", "hint", "names", "summary"]
 
 # What all of a kind extend: a change there is a change of afield itself, which has a version.
 IDEAS = ("afield.method", "afield.average")
-KINDS = ("methods", "averages", "datasets", "diagnostics")
+KINDS = ("methods", "merges", "averages", "datasets", "diagnostics")
 
 
 def names(kind: str) -> list[str]:

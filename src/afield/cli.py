@@ -65,9 +65,9 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Another setting: lr, batch, weight_decay, optimizer (sgd:momentum=0.9), every, size, "
-        "augment (none, light, full), freeze_bn, balance, limit, or a method's own "
-        "(vrex.penalty=1).",
+        help="Another setting: lr, batch, weight_decay, optimizer (sgd:momentum=0.9), lr_schedule "
+        "(cosine:warmup=500), clip_norm, every, size, augment (none, light, full), freeze_bn, "
+        "balance, limit, or a method's own (vrex.penalty=1).",
     ),
 ]
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each run.")]
@@ -116,6 +116,28 @@ def bench(
             show_default=False,
         ),
     ] = "",
+    merges: Annotated[
+        str,
+        typer.Option(
+            help="Merge experts, fine-tuned on one source each: names, or 'all'. See `afield list "
+            "merges`.",
+            show_default=False,
+        ),
+    ] = "",
+    expert_method: Annotated[
+        str,
+        typer.Option(
+            help="What trains the experts; several names: one expert of each, on all sources."
+        ),
+    ] = "erm",
+    base_steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Steps of the experts' common start, where nothing is pretrained; by default a "
+            "fifth of theirs.",
+        ),
+    ] = None,
     average: Average = "last",
     backbone: Backbone = None,
     weights: Weights = None,
@@ -160,6 +182,9 @@ def bench(
             test=hold_out,
             validate=0.1 if validate is None else validate,
             train_on=_counts(train_on),
+            merges=_split(merges),
+            expert_methods=_split(expert_method),
+            base_steps=base_steps,
             average=average,
             settings=settings,
         )

@@ -83,13 +83,15 @@ class Source:
 class Training:
     """A dataset's own defaults, for what no method should know; ranges are multiples of them.
 
-    `optimizer` is one of torch.optim's, with options as in sgd:momentum=0.9; nothing is adam. A
-    checkpoint comes `every` so many steps; None is every 2 % of them. `size` is that of the
-    pictures that the network sees, `augment` is none, light or full; None is what fits. `weights`
-    are the network's first ones (hub, none or a file), and `freeze_bn` says whether its BatchNorm
-    layers keep their statistics. A step takes its batches from so many `domains_per_step` (0: all),
-    with `balance` from all classes alike; `limit` is the most samples of a class and a domain that
-    are trained on (0: all), and `skip_broken` leaves files out that cannot be read.
+    `optimizer` is one of torch.optim's, with options as in sgd:momentum=0.9; nothing is adam. Its
+    rate follows the `lr_schedule` (cosine:warmup=500; nothing is constant), and gradients longer
+    than `clip_norm` are cut to it (0: none). A checkpoint comes `every` so many steps; None is
+    every 2 % of them. `size` is that of the pictures that the network sees, `augment` is none,
+    light or full; None is what fits. `weights` are the network's first ones (hub, none or a file),
+    and `freeze_bn` says whether its BatchNorm layers keep their statistics. A step takes its
+    batches from so many `domains_per_step` (0: all), with `balance` from all classes alike; `limit`
+    is the most samples of a class and a domain that are trained on (0: all), and `skip_broken`
+    leaves files out that cannot be read.
     """
 
     steps: int = 600
@@ -98,6 +100,8 @@ class Training:
     lr: Annotated[float, Around(0.1, 3.0)] = 1e-3
     weight_decay: Annotated[float, LogUniform(1e-6, 1e-2)] = 0.0
     optimizer: str = ""
+    lr_schedule: str = ""
+    clip_norm: float = 0.0
     backbone: str = "small:cnn"
     weights: str | None = None
     freeze_bn: bool | None = None

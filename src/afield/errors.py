@@ -4,6 +4,7 @@ __all__ = [
     "AfieldError",
     "DataError",
     "DivergedError",
+    "MergeError",
     "SpecError",
     "UnfitError",
     "UnknownNameError",
@@ -36,3 +37,7 @@ class DataError(AfieldError, FileNotFoundError):
 
 class DivergedError(AfieldError, ArithmeticError):
     """Training that left the finite numbers."""
+
+
+class MergeError(AfieldError, ValueError):
+    """Models that cannot be merged, or not in this way."""

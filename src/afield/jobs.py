@@ -14,8 +14,15 @@ from afield.backbone import HUB, network
 from afield.domains import DomainSet, gaps
 from afield.errors import SpecError, UnfitError
 from afield.material import Material
+from afield.merge_plan import NEED_STATISTICS, merging_runs
 from afield.progress import progress
-from afield.protocol import hold_out, leave_one_out, planned_run
+from afield.protocol import (
+    check_settings,
+    hold_out,
+    leave_one_out,
+    planned_run,
+    settings_of,
+)
 from afield.readers import find_dataset
 from afield.record import DEFAULT_RULES, Failure, Record, Run, Store
 from afield.runner import execute, loaded
@@ -38,6 +45,9 @@ def plan(
     test: float = 0.0,
     validate: float = 0.1,
     train_on: Sequence[int | None] = (),
+    merges: Sequence[str] = (),
+    expert_methods: Sequence[str] = ("erm",),
+    base_steps: int | None = None,
     **options: Any,
 ) -> list[Run]:
     """The runs of a benchmark, after reading and checking the data.
@@ -55,10 +65,14 @@ def plan(
         left out once.
     train_on
         With held-out shares, how many of the other domains to train on, as in `hold_out`.
+    merges, expert_methods, base_steps
+        Merges of experts to be compared with the methods, as in `merging_runs`; without names of
+        methods, by themselves. ``all`` stands for every merge that can be.
     options
         As in `leave_one_out`.
     """
-    names = [methods] if isinstance(methods, str) else list(methods or DEFAULT_METHODS)
+    usual = () if merges else DEFAULT_METHODS
+    names = [methods] if isinstance(methods, str) else list(methods or usual)
     every = "all" in names
     if every:
         names = catalog.names("methods")
@@ -69,6 +83,11 @@ def plan(
     names = list(dict.fromkeys(names))
     asked = [rules] if isinstance(rules, str) else rules
     wanted = asked if asked is None else _fitting_rules(asked, found, test, validate)
+    settings = options.pop("settings", None) or {}
+    experts = list(dict.fromkeys(expert_methods)) if merges else []
+    merged = _fitting_merges(found, merges, len(experts))
+    check_settings(settings, [*names, *merged, *experts, options.get("average", "last")])
+    options["settings"] = settings_of(settings, *names, options.get("average", "last"))
     planner: Callable[[list[str]], list[Run]]
     if test:
         shares: dict[str, Any] = {"test": test, "validate": validate, "train_on": train_on}
@@ -77,7 +96,15 @@ def plan(
         raise SpecError("--train-on goes with --hold-out: each domain is left out from all others")
     else:
         planner = partial(leave_one_out, found, rules=wanted or DEFAULT_RULES, **options)
-    runs = _of_fitting_methods(planner, names) if every else planner(names)
+    runs = (_of_fitting_methods(planner, names) if every else planner(names)) if names else []
+    if merges:
+        if test:
+            raise SpecError("--merges goes with each domain left out once; leave --hold-out out")
+        options["settings"] = settings_of(
+            settings, *merged, *experts, options.get("average", "last")
+        )
+        chosen: dict[str, Any] = {"expert_methods": experts, "base_steps": base_steps}
+        runs += merging_runs(found, merged, rules=wanted or DEFAULT_RULES, **chosen, **options)
     _check(found, runs[0])
     return runs
 
@@ -197,6 +224,15 @@ def _of_fitting_methods(planner: Callable[[list[str]], list[Run]], names: list[s
             log.warning("left out: %s", error)
 
 
+def _fitting_merges(dataset: DomainSet, asked: Sequence[str], methods: int) -> list[str]:
+    """The merges that were asked for; ``all`` are those that need no statistics and fit."""
+    if "all" not in asked:
+        return list(dict.fromkeys(asked))
+    experts = len(dataset.domains) - 1 if methods == 1 else methods
+    unfit = {*NEED_STATISTICS, *(("slerp",) if experts != 2 else ())}
+    return [name for name in catalog.names("merges") if name not in unfit]
+
+
 def _fitting_rules(
     asked: Sequence[str], dataset: DomainSet, test: float, validate: float
 ) -> tuple[str, ...]:
@@ -230,4 +266,5 @@ def _check(dataset: DomainSet, run: Run) -> None:
     # What comes from the hub may take its time. The caller's random numbers stay as they are.
     waiting = progress(f"weights of {run.backbone}") if run.weights == HUB else nullcontext()
     with waiting, torch.random.fork_rng(devices=[]):
-        network(run.backbone, shape, len(dataset.classes), weights=run.weights)
+        classes = dataset.classes
+        network(run.backbone, shape, len(classes), weights=run.weights, names=classes)

@@ -40,7 +40,8 @@ class Task:
 
     `network` makes a further network with so many outputs, `optimizer` an optimiser for parameters
     or groups of them, with the run's settings unless others are given as keywords; `shape` is that
-    of a sample as the network sees it.
+    of a sample as the network sees it. `schedule` gives the share of the learning rate at a step,
+    and `clip_norm` the greatest length of a gradient (0: any).
     """
 
     sources: tuple[str, ...]
@@ -49,6 +50,8 @@ class Task:
     network: Callable[[int], nn.Module]
     optimizer: Callable[..., torch.optim.Optimizer]
     shape: tuple[int, ...] = ()
+    schedule: Callable[[int], float] | None = None
+    clip_norm: float = 0.0
 
 
 class Learner:
@@ -98,13 +101,27 @@ class Learner:
     def pace(self, *shares: float) -> None:
         """Set learning rates to a share of what they are at first, each in the order of `rates`."""
         for group, share in zip(self.optimizer.param_groups, shares, strict=True):
-            group["lr"] = share * group.setdefault("first_lr", group["lr"])
+            group["share"] = share
+        self.keep_time()
+
+    def keep_time(self) -> None:
+        """Set learning rates to what the run's schedule and the method's pace have at this step."""
+        share = 1.0 if self.task.schedule is None else self.task.schedule(self.step)
+        for group in self.optimizer.param_groups:
+            first = group.setdefault("first_lr", group["lr"])
+            group["lr"] = share * group.get("share", 1.0) * first
+
+    def advance(self) -> None:
+        """One step of the optimiser along the gradients that are there."""
+        if self.task.clip_norm:
+            nn.utils.clip_grad_norm_(self.parameters(), self.task.clip_norm)
+        self.optimizer.step()
 
     def descend(self, loss: Tensor) -> None:
         """One step of the optimiser on a loss."""
         self.optimizer.zero_grad()
         loss.backward()
-        self.optimizer.step()
+        self.advance()
 
     def level(self) -> list[Tensor]:
         """A slope of zeros to add gradients to, in the memory of the last ones if there are any.
@@ -123,7 +140,7 @@ class Learner:
         """One step of the optimiser along a slope that was begun with `level`."""
         for parameter, gradient in zip(self.parameters(), slope, strict=True):
             parameter.grad = gradient
-        self.optimizer.step()
+        self.advance()
 
     def train(self) -> None:
         """Put the networks in training mode."""

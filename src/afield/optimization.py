@@ -4,10 +4,14 @@ adam                                   the usual one
 sgd:momentum=0.9,nesterov=true         another, with options of its own
 adam:betas=[0.5,0.9]
 rmsproptf:eps=1.0,momentum=0.9         TensorFlow's RMSProp, with eps inside the root
+
+And schedules of the learning rate: nothing is constant; ``cosine`` falls to 0 at the end, along
+half a period; ``cosine:warmup=500`` rises for so many steps (below 1, for a share of them) first.
 """
 
 import inspect
 import json
+import math
 import re
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -19,7 +23,7 @@ from torch.optim import Optimizer
 from afield.catalog import hint
 from afield.errors import SpecError, UnknownNameError
 
-__all__ = ["optimizer_of", "plain_name"]
+__all__ = ["optimizer_of", "plain_name", "plain_schedule", "schedule_of"]
 
 USUAL = "adam"
 # One call for all parameters at once, instead of several.
@@ -56,6 +60,42 @@ def plain_name(text: str) -> str:
     if name == USUAL and not told:
         return ""
     return name + (":" + ",".join(told).replace(" ", "") if told else "")
+
+
+def schedule_of(text: str, steps: int) -> Callable[[int], float] | None:
+    """The share of the learning rate at every step; None is all of it, always.
+
+    >>> share = schedule_of("cosine:warmup=2", steps=6)
+    >>> [round(share(step), 2) for step in range(6)]
+    [0.5, 1.0, 1.0, 0.85, 0.5, 0.15]
+    """
+    if not text:
+        return None
+    first = float(text.partition("=")[2] or 0)
+    rising = round(first * steps) if first < 1 else int(first)
+
+    def share(step: int) -> float:
+        if step < rising:
+            return (step + 1) / rising
+        return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
+
+    return share
+
+
+@lru_cache
+def plain_schedule(text: str) -> str:
+    """The one way to write a schedule; constant is nothing.
+
+    >>> plain_schedule("Cosine: warmup=500.0")
+    'cosine:warmup=500'
+    """
+    words = text.replace(" ", "").lower()
+    if words in ("", "constant", "none", "cosine"):
+        return "cosine" if words == "cosine" else ""
+    found = re.fullmatch(r"cosine:warmup=(\d*\.?\d+|\d+\.)", words)
+    if found is None:
+        raise SpecError(f"lr_schedule={text}: write constant, cosine, or cosine:warmup=500")
+    return f"cosine:warmup={float(found[1]):g}" if float(found[1]) else "cosine"
 
 
 def _parsed(text: str) -> tuple[str, dict[str, Any]]:

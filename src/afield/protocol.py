@@ -12,14 +12,23 @@ from afield.backbone import HUB, form_of, full_name, has_weights
 from afield.catalog import hint
 from afield.domains import DomainSet, Training
 from afield.errors import SpecError, UnfitError, UnknownNameError
-from afield.optimization import plain_name
+from afield.optimization import plain_name, plain_schedule
 from afield.randomness import seed
 from afield.record import DEFAULT_RULES, Run
 from afield.selection import RULES
 from afield.space import build, checked, defaults, draw_values
 from afield.weights import file_digest
 
-__all__ = ["CHECKPOINTS", "hold_out", "leave_one_out", "planned_run", "settled"]
+__all__ = [
+    "CHECKPOINTS",
+    "Settings",
+    "check_settings",
+    "hold_out",
+    "leave_one_out",
+    "planned_run",
+    "settings_of",
+    "settled",
+]
 
 # A checkpoint every 2 % of the steps, unless somebody says otherwise.
 CHECKPOINTS = 50
@@ -30,6 +39,14 @@ LEAST_SIZE = 8
 LARGE = 96
 # The learning rate at which the field fine-tunes, where a dataset's own is meant for a small net.
 FINE_TUNING = 5e-5
+# How a CLIP is fine-tuned in the paper on SCORE; its warm-up of 500 steps is a share here.
+CLIP_TUNING = {
+    "lr": 1e-5,
+    "weight_decay": 0.1,
+    "optimizer": "adamw",
+    "lr_schedule": "cosine:warmup=0.1",
+    "clip_norm": 1.0,
+}
 
 # Settings that may be left open.
 LEFT_OPEN = ("every", "weights", "freeze_bn", "size", "augment", "optimizer")
@@ -178,7 +195,7 @@ def _runs(
     average: str,
     settings: Settings | None,
 ) -> list[Run]:
-    _check_settings(settings or {}, [*methods, average])
+    check_settings(settings or {}, [*methods, average])
     for name, count in (("trials", len(of_trials)), ("draws", draws)):
         if count < 1:
             raise SpecError(f"{name}={count}: at least one is needed")
@@ -192,7 +209,7 @@ def _runs(
                 draw=number,
                 rules=fold.rules,
                 average=average,
-                settings=_of(settings or {}, method, average),
+                settings=settings_of(settings or {}, method, average),
                 tested=fold.tested,
             ),
             fold,
@@ -294,7 +311,9 @@ def _start(dataset: DomainSet, chosen: Mapping[str, Any]) -> dict[str, Any]:
     usual = dict(vars(dataset.training))
     backbone = chosen.get("backbone", dataset.training.backbone)
     tuned = form_of(backbone) is not None and chosen.get("weights") != "none"
-    if tuned and form_of(dataset.training.backbone) is None:
+    if tuned and backbone.startswith("clip:"):
+        usual |= CLIP_TUNING
+    elif tuned and form_of(dataset.training.backbone) is None:
         usual["lr"] = FINE_TUNING
     return usual
 
@@ -311,6 +330,7 @@ def settled(training: dict[str, Any], dataset: DomainSet) -> dict[str, Any]:
     if weights == HUB:
         found["backbone"] = full_name(training["backbone"])
     found["optimizer"] = plain_name(training["optimizer"] or "")
+    found["lr_schedule"] = plain_schedule(training["lr_schedule"] or "")
     found["start"] = file_digest(weights) if weights not in (HUB, "none") else ""
     if training["freeze_bn"] is None:
         found["freeze_bn"] = bool(found["weights"])
@@ -327,13 +347,14 @@ def settled(training: dict[str, Any], dataset: DomainSet) -> dict[str, Any]:
     return found
 
 
-def _of(settings: Settings, method: str, average: str) -> Settings:
-    """The settings that concern a method and an average, or everybody."""
-    owners = ("", method, average)
+def settings_of(settings: Settings, *names: str) -> Settings:
+    """The settings that concern these methods, averages or merges, or everybody."""
+    owners = ("", *names)
     return {name: value for name, value in settings.items() if name.rpartition(".")[0] in owners}
 
 
-def _check_settings(settings: Settings, used: Sequence[str]) -> None:
+def check_settings(settings: Settings, used: Sequence[str]) -> None:
+    """Refuse settings of what is not in a benchmark."""
     for name in settings:
         owner = name.rpartition(".")[0]
         if owner and owner not in used:

@@ -67,7 +67,9 @@ class Run:
     hand (they label the row in a table), `rules` the selection rules that will read the record, and
     `data` and `start` the fingerprints of a user's own data and of a file of weights. `tested` are,
     where a share of the domains is held out, those to be tested on; other unseen ones validate, but
-    for the `unused`. The rest is as in `Training`, with nothing left open.
+    for the `unused`. Of merging, `role` is that of a run (base, expert or merged), `base` the key
+    of the run from whose weights it starts, `experts` the keys of those that are merged: `method`
+    is then the merge. The rest is as in `Training`, with nothing left open.
     """
 
     dataset: str
@@ -85,6 +87,8 @@ class Run:
     lr: float = 1e-3
     weight_decay: float = 0.0
     optimizer: str = ""
+    lr_schedule: str = ""
+    clip_norm: float = 0.0
     weights: str = ""
     freeze_bn: bool = False
     size: int = 0
@@ -95,6 +99,10 @@ class Run:
     skip_broken: bool = False
     tested: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    role: str = ""
+    base: str = ""
+    experts: tuple[str, ...] = ()
+    freeze_head: bool = False
     start: str = ""
     data: str = ""
     rules: tuple[str, ...] = DEFAULT_RULES
@@ -109,7 +117,7 @@ class Run:
         for name in ("steps", "every", "batch", "lr"):
             if getattr(self, name) <= 0:
                 raise SpecError(f"{name}={getattr(self, name)}: must be above 0")
-        for name in ("weight_decay", "trial", "draw", *COUNTS):
+        for name in ("weight_decay", "clip_norm", "trial", "draw", *COUNTS):
             if getattr(self, name) < 0:
                 raise SpecError(f"{name}={getattr(self, name)}: must not be below 0")
 
@@ -117,6 +125,11 @@ class Run:
     def key(self) -> str:
         """The run's name on disk: the method, and a digest of everything else."""
         return f"{self.method}-{_digest(self, NOT_IN_KEY)}"
+
+    @property
+    def stage(self) -> int:
+        """When a run can be done: after its base, and after the experts that it merges."""
+        return 2 if self.experts else 1 if self.base else 0
 
     @cached_property
     def recipe(self) -> str:

@@ -28,11 +28,11 @@ from afield.evaluation import Checkpoint
 from afield.loading import Samples, Stream
 from afield.material import Exams, Material
 from afield.method import Learner, Method, Task
-from afield.optimization import optimizer_of
+from afield.optimization import optimizer_of, schedule_of
 from afield.pictures import stored_side
 from afield.randomness import restore_state, saved_state
 from afield.readers import find_dataset
-from afield.record import Record, Run, Store
+from afield.record import Record, Run, Store, stored_weights
 from afield.selection import value_of
 from afield.space import build
 from afield.training import fit
@@ -45,6 +45,7 @@ __all__ = [
     "default_device",
     "execute",
     "loaded",
+    "steady",
     "stream_of",
     "versions",
 ]
@@ -62,6 +63,8 @@ LIBRARIES = {
 }
 # The value of a checkpoint that cannot be chosen.
 NOT_DEPLOYED = -1.0
+# The method that stands for a merge where a network is built.
+MERGED = "erm"
 
 
 def execute(
@@ -95,14 +98,16 @@ def execute(
     """
     if not 1 <= threads <= (os.cpu_count() or 1):
         raise SpecError(f"threads={threads}: this machine has {os.cpu_count()} cores")
+    if run.experts:
+        raise SpecError(f"{run.key}: a merged model is not trained; bench with --merges makes it")
     place = torch.device(device or default_device())
     with store.claim(run, wait=wait):
         known = store.get(run)
         if known is not None:
             return known
         run = store.widened(run)
-        with _steady(threads):
-            work = _continued(run, store, Place(place, threads, root or data_root()))
+        with steady(threads):
+            work = _continued(run, store, Place(place, threads, root or data_root(), store.root))
             _train(work, store, snapshot_seconds, watch)
             _read_unseen(work)
         record = Record(
@@ -131,11 +136,12 @@ def loaded(dataset: DomainSet, run: Run, root: Path | None = None) -> dict[str, 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run is done."""
+    """Where a run is done, and where the runs lie from whose weights it may start."""
 
     device: torch.device
     threads: int
     root: Path
+    store: Path = Path()
 
     @property
     def told(self) -> str:
@@ -183,9 +189,17 @@ def begun(run: Run, place: Place) -> Work:
         network=lambda outputs: build_network(outputs).to(place.device),
         optimizer=optimizer_of(run.optimizer, lr=run.lr, weight_decay=run.weight_decay),
         shape=material.shape,
+        schedule=schedule_of(run.lr_schedule, run.steps),
+        clip_norm=run.clip_norm,
     )
-    method: Method = build(catalog.find("methods", run.method), run.params)
+    # Of a merged run there is nothing to train, but all else is as in training.
+    name, params = (MERGED, {}) if run.experts else (run.method, run.params)
+    method: Method = build(catalog.find("methods", name), params)
     model = build_network(len(dataset.classes), names=dataset.classes).to(place.device)
+    if run.base:
+        model.load_state_dict(stored_weights(place.store / run.base))
+    if run.freeze_head:
+        model.head.requires_grad_(requires_grad=False)
     learner = method.setup(model, task)
     average: Average = build(catalog.find("averages", run.average), run.average_params)
     average.follow(learner.model, steps=learner.task.steps)
@@ -300,8 +314,15 @@ def versions(run: Run) -> dict[str, str]:
             packages[package] = version(package)
     if run.size:
         packages["pillow"] = version("pillow")
-    code = catalog.digest("methods", run.method), catalog.digest("averages", run.average)
-    return {**packages, "python": platform.python_version(), "code": "-".join(code)}
+    return {**packages, "python": platform.python_version(), "code": _code(run)}
+
+
+def _code(run: Run) -> str:
+    """What changes with the files of a run's method and average, or of its merge."""
+    if run.experts:
+        merges = catalog.names("merges")
+        return catalog.digest("merges", run.method) if run.method in merges else ""
+    return f"{catalog.digest('methods', run.method)}-{catalog.digest('averages', run.average)}"
 
 
 def _continued(run: Run, store: Store, place: Place) -> Work:
@@ -334,7 +355,7 @@ def _loaded(spec: str, fingerprint: str, reading: Reading) -> dict[str, Domain]:
 
 
 @contextmanager
-def _steady(threads: int) -> Iterator[None]:
+def steady(threads: int) -> Iterator[None]:
     """One number of threads, deterministic kernels, float32; afterwards all is as before."""
     before, dtype = torch.get_num_threads(), torch.get_default_dtype()
     strict = torch.are_deterministic_algorithms_enabled()

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from afield.assembly import assemble
 from afield.errors import AfieldError, SpecError
 from afield.record import BusyError, Failure, Record, Run, Store
 from afield.runner import execute, versions
@@ -90,24 +91,26 @@ def complete(
 ) -> Iterator[Record | Failure]:
     """Yield the record of every run, doing those that are missing; failures are kept and yielded.
 
-    `options` go to `execute`.
+    What starts from other runs' weights comes after them. `options` go to `execute`.
     """
     pool = pool or Local()
     store.prepare()
     found = [(run, store.get(run)) for run in runs]
     yield from _known(record for _, record in found if record is not None)
     missing = [run for run, record in found if record is None]
-    elsewhere = []
     attempt = partial(_attempt, store=store, options=options)
     lost = partial(_lost, store=store)
-    for outcome in pool.map(partial(attempt, wait=False), missing, lost):
-        if isinstance(outcome, Run):
-            elsewhere.append(outcome)
-        else:
-            yield outcome
-    for outcome in pool.map(partial(attempt, wait=True), elsewhere, lost):
-        if not isinstance(outcome, Run):
-            yield outcome
+    for stage in sorted({run.stage for run in missing}):
+        elsewhere = []
+        ready = [run for run in missing if run.stage == stage]
+        for outcome in pool.map(partial(attempt, wait=False), ready, lost):
+            if isinstance(outcome, Run):
+                elsewhere.append(outcome)
+            else:
+                yield outcome
+        for outcome in pool.map(partial(attempt, wait=True), elsewhere, lost):
+            if not isinstance(outcome, Run):
+                yield outcome
 
 
 def _known(records: Iterable[Record]) -> Iterator[Record]:
@@ -132,7 +135,7 @@ def _attempt(
 ) -> Record | Failure | Run:
     """The record, the failure, or the run itself if another process is at it."""
     try:
-        return execute(run, store, wait=wait, **options)
+        return (assemble if run.experts else execute)(run, store, wait=wait, **options)
     except BusyError:
         return run
     except Exception as error:  # noqa: BLE001  a failing run, whatever the reason, stops no other

@@ -33,6 +33,8 @@ __all__ = [
 ]
 
 MISSING = "–"
+# It has seen the target: an upper bound, not to be marked as best.
+BOUND = "target_expert"
 _OTHER = {"method": "domain", "domain": "method"}
 COLUMNS = ["dataset", "rule", "method", "domain", "accuracy", "stderr", "trials", "draws"]
 
@@ -50,6 +52,8 @@ def tabulate(
     wanted = checked_rules([rules] if isinstance(rules, str) else rules or list(RULES))
     datasets: dict[str, list[Record]] = {}
     for record in records:
+        if record.run.role in ("base", "expert"):
+            continue
         known = f"{record.run.data or record.run.dataset}{_held_out(record)}"
         datasets.setdefault(known, []).append(record)
     first = [of_dataset[0] for of_dataset in datasets.values()]
@@ -293,10 +297,11 @@ def _cells(
         }
         # Of a spread the least is best.
         order = 1 if domain == "spread" else -1
-        ranked = sorted({text for text in shown.values() if text != MISSING}, key=float)[::order]
+        compared = {text for method, text in shown.items() if not method.startswith(BOUND)}
+        ranked = sorted(compared - {MISSING}, key=float)[::order]
         for method, row in column.iterrows():
             text = _number(row["accuracy"], row["stderr"], sign)
-            if len(ranked) > 1 and shown[method] in ranked[:2]:
+            if len(ranked) > 1 and shown[method] in ranked[:2] and not method.startswith(BOUND):
                 text = (best, second)[ranked.index(shown[method])](text)
             cells[str(method)].append(text)
     return cells, domains

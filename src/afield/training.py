@@ -52,6 +52,8 @@ def fit(
         groups = method.regroup(learner, stream.samples)
         if groups is not None:
             stream.regroup(groups)
+        if learner.task.schedule is not None:
+            learner.keep_time()
         recent.append(method.update(learner, next(stream)))
         average.after_step(learner.model)
         learner.step += 1

@@ -1,5 +1,6 @@
 import shutil
 
+import numpy as np
 import pytest
 
 from afield.diagnosis import diagnose
@@ -116,3 +117,82 @@ def test_of_masks_what_they_share_is_shown_layer_by_layer(tmp_path):
     assert row.iou == pytest.approx(sum(logs) / len(logs))
     # Zero has a place on an axis of decades.
     assert finding.figure().axes[0].get_xscale() == "symlog"
+
+
+@pytest.fixture(scope="module")
+def of_domains(tmp_path_factory):
+    """A store in which erm was trained on two, four and all nine of twelve domains."""
+    root = tmp_path_factory.mktemp("domains")
+    y, origin = np.tile([0, 1], 72), np.repeat(np.arange(12), 12)
+    x = np.eye(2)[y] + np.random.default_rng(0).normal(size=(len(y), 2))
+    np.savez(root / "own.npz", X=x, y=y, domain=origin)
+    for name, validate in (("runs", 0.1), ("unvalidated", 0.0)):
+        shares = {"test": 0.25, "validate": validate, "train_on": [2, 4, None]}
+        options = {"trials": 2, "settings": {"steps": 8, "every": 1}, "store": root / name}
+        bench(root / "own.npz", ["erm"], **shares, **options)
+    return root
+
+
+def means(store, rule):
+    table = tabulate(Store(store), rules=rule)
+    return table[table["domain"] == "mean"].set_index("method")
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "rule"), [("runs", 8, "validation"), ("unvalidated", 9, "sources")]
+)
+def test_the_number_of_domains_is_a_setting_like_others(of_domains, name, most, rule):
+    store = of_domains / name
+    # It is the only one that varies, and need not be named.
+    first, second = (
+        diagnose("sensitivity", store, settings=settings) for settings in ({}, {"of": "domains"})
+    )
+    assert first.data.equals(second.data)
+    assert first.data["value"].tolist() == [2, 4, most]
+    expected = means(store, rule)
+    for row in first.data.itertuples():
+        assert row.method == "erm"
+        assert row.accuracy == expected.loc[f"erm domains={row.value}", "accuracy"]
+        assert row.stderr == expected.loc[f"erm domains={row.value}", "stderr"]
+        assert row.trials == 2
+    assert first.told.startswith("erm: best at domains=")
+    first.figure()
+
+
+def test_by_default_the_rule_is_the_one_that_knows_nothing_of_the_tested_domains(of_domains):
+    store = of_domains / "runs"
+    usual, named, oracle = (
+        diagnose("sensitivity", store, settings=settings).data
+        for settings in ({}, {"rule": "validation"}, {"rule": "target"})
+    )
+    assert usual.equals(named)
+    assert not usual.equals(oracle)
+    with pytest.raises(SpecError, match="do not suffice for the rule sources"):
+        diagnose("sensitivity", store, settings={"rule": "sources"})
+
+
+def test_leaving_one_out_has_no_number_of_domains(store):
+    with pytest.raises(SpecError, match="no run in this store has a setting 'domains'"):
+        diagnose("sensitivity", store, settings={"of": "domains"})
+
+
+def test_all_domains_are_one_value_however_they_were_asked_for(of_domains, tmp_path):
+    place = tmp_path / "runs"
+    settings = {"steps": 8, "every": 1}
+    # The first trial of all domains was a plain one.
+    bench(of_domains / "own.npz", ["erm"], test=0.25, trials=1, settings=settings, store=place)
+    options = {"test": 0.25, "trials": 2, "settings": settings, "store": place}
+    bench(of_domains / "own.npz", ["erm"], train_on=[2, 4, None], **options)
+    data = diagnose("sensitivity", place, settings={"of": "domains"}).data
+    assert data.equals(diagnose("sensitivity", of_domains / "runs").data)
+
+
+@pytest.mark.xfail(raises=AssertionError, reason="one training has two labels, and is two rows")
+def test_a_table_has_one_row_for_all_domains_however_they_were_asked_for(of_domains, tmp_path):
+    place, settings = tmp_path / "runs", {"steps": 8, "every": 1}
+    bench(of_domains / "own.npz", ["erm"], test=0.25, trials=1, settings=settings, store=place)
+    options = {"test": 0.25, "trials": 2, "settings": settings, "store": place}
+    bench(of_domains / "own.npz", ["erm"], train_on=[2, None], **options)
+    found = means(place, "validation")
+    assert found.loc["erm domains=2", "trials"] == 2
+    assert found.drop(index="erm domains=2")["trials"].tolist() == [2]

@@ -121,7 +121,7 @@ class CrossGrad(Method):
             other = moved(x, toward_label, by=self.epsilon_domain, clip=self.clip)
             again = F.cross_entropy(net(other), pooled.domain)
             domain_loss = mixed_in(domain_loss, again, domain_share)
-        learner.optimizer.step()
+        learner.advance()
         told = (scores.detach().argmax(dim=1) == pooled.domain).float().mean()
         shift = (shifted - x).abs().mean()
         return {"loss": loss, "domain loss": domain_loss, "domain accuracy": told, "shift": shift}

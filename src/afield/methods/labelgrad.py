@@ -51,7 +51,7 @@ class LabelGrad(Method):
         loss = loss.detach()
         if self.alpha:
             loss = mixed_in(loss, F.cross_entropy(learner.model(shifted), pooled.y), self.alpha)
-        learner.optimizer.step()
+        learner.advance()
         return {"loss": loss, "shift": (shifted - x.detach()).abs().mean()}
 
     def imagined(self, learner: Learner, batch: Batch, size: int | None = None) -> Tensor:

@@ -1,0 +1,166 @@
+"""Merged models as runs: from the weights of a base and of experts to a record like any other.
+
+    every merge of merges/   base + scale · merged delta of the experts
+    base                     what they all started from; of a CLIP: zero-shot
+    best_expert              the one that does best on the other sources' probe parts
+    logit_ensemble           the mean of the experts' raw logits: not one network, but all of them
+    target_expert            fine-tuned on the target itself: no method, but an upper bound. Its
+                             score is of the target's probe part, as it has seen the main part.
+
+Only the last knows anything of the target.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from afield.domains import data_root
+from afield.errors import DataError, SpecError
+from afield.evaluation import Checkpoint, Scores
+from afield.merging import merge
+from afield.record import Record, Run, Store, stored_weights
+from afield.runner import Place, Work, begun, default_device, steady, versions
+
+__all__ = ["COMPARISONS", "Ensemble", "assemble"]
+
+# What stands beside the merges in every table of them.
+COMPARISONS = ("base", "best_expert", "logit_ensemble", "target_expert")
+
+State = Mapping[str, Tensor]
+
+
+class Ensemble(nn.Module):
+    """The mean of several networks' raw logits."""
+
+    def __init__(self, networks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(networks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Samples × classes."""
+        return torch.stack([network(x) for network in self.networks]).mean(dim=0)
+
+
+def assemble(
+    run: Run,
+    store: Store,
+    *,
+    root: Path | None = None,
+    device: str | None = None,
+    threads: int = 1,
+    wait: bool = True,
+    **training: Any,
+) -> Record:
+    """Make the model of a merged run and score it, or return its record if it is done.
+
+    Parameters
+    ----------
+    run, store
+        What to merge, and where its experts and its own record are kept.
+    root, device, threads, wait
+        As in `execute`.
+    training
+        What else `execute` takes: there is nothing to train.
+    """
+    del training
+    place = Place(
+        torch.device(device or default_device()), threads, root or data_root(), store.root
+    )
+    with store.claim(run, wait=wait):
+        known = store.get(run)
+        if known is not None:
+            return known
+        run = store.widened(run)
+        with steady(threads):
+            started = time.monotonic()
+            work = begun(run, place)
+            model = _made(run, work, [_weights(store, key) for key in run.experts])
+            checkpoint = _scored(run, work, model)
+        record = Record(
+            run=run,
+            checkpoints=(checkpoint,),
+            seconds=time.monotonic() - started,
+            versions=versions(run),
+            device=place.told,
+            dropped=work.dropped,
+        )
+        store.put(record, model.state_dict(), inputs=work.inputs)
+        return record
+
+
+def _weights(store: Store, key: str) -> State:
+    try:
+        return stored_weights(store.root / key)
+    except DataError:
+        raise DataError(
+            f"{key}: this expert has no weights in {store.root}; see its failure"
+        ) from None
+
+
+def _made(run: Run, work: Work, experts: Sequence[State]) -> nn.Module:
+    """The model that the run asks for; the network at hand has the base's weights."""
+    network = work.learner.model
+    _check_alike(run, network, experts)
+    special: dict[str, Callable[[], nn.Module]] = {
+        "base": lambda: network,
+        "best_expert": lambda: _best(run, work, experts),
+        "logit_ensemble": lambda: Ensemble([_with(network, each) for each in experts]),
+        "target_expert": lambda: _with(network, experts[0]),
+    }
+    if run.method in special:
+        return special[run.method]().eval()
+    base = {name: value.clone() for name, value in network.state_dict().items()}
+    here = [{name: value.to(work.place.device) for name, value in e.items()} for e in experts]
+    return _with(network, merge(run.method, base, here, **run.params)).eval()
+
+
+def _with(network: nn.Module, weights: State) -> nn.Module:
+    """A network like this one with other weights."""
+    import copy
+
+    found = copy.deepcopy(network)
+    found.load_state_dict(weights)
+    return found
+
+
+def _check_alike(run: Run, network: nn.Module, experts: Sequence[State]) -> None:
+    for key, expert in zip(run.experts, experts, strict=True):
+        if expert.keys() != network.state_dict().keys():
+            raise SpecError(
+                f"{key.rpartition('-')[0]} trains another network than the base: it cannot be "
+                "merged; use an --expert-method that leaves the network as it is, such as erm"
+            )
+
+
+def _best(run: Run, work: Work, experts: Sequence[State]) -> nn.Module:
+    """The expert that does best on sources that it was not trained on, where there are any."""
+    networks = [_with(work.learner.model, each) for each in experts]
+    alone = len(experts) == len(run.sources)
+    values = []
+    for own, network in zip(run.sources if alone else [""] * len(experts), networks, strict=True):
+        scores = work.exams.take(network)
+        others = [name for name in run.sources if name != own] or list(run.sources)
+        values.append(sum(_accuracy(scores[name]) for name in others) / len(others))
+    return networks[values.index(max(values))]
+
+
+def _accuracy(scores: Scores) -> float:
+    return scores.probe.accuracy if scores.probe else 0.0
+
+
+def _scored(run: Run, work: Work, model: nn.Module) -> Checkpoint:
+    """One checkpoint: what every rule reads, and nothing of the target decided it."""
+    exams = work.exams
+    found = Checkpoint(run.steps, exams.take(model), {})
+    found = exams.completed(found, model, exams.last)
+    found = exams.completed(found, model, exams.best)
+    if run.method != "target_expert":
+        return found
+    seen = {name: replace(each, main=each.probe) for name, each in found.scores.items()}
+    unseen = {name: each for name, each in seen.items() if name not in run.sources}
+    return replace(found, scores={**found.scores, **unseen})

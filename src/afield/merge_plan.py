@@ -1,0 +1,206 @@
+"""Which runs a benchmark of merges needs: for every target a base, its experts, and what is merged.
+
+    base      a CLIP as it comes, with the head of its classes' names; any other pretrained network
+              with a linear head fitted to the sources (linear_probe); a network from random
+              weights after a short training on all sources together (erm)
+    experts   fine-tuned from the base on one domain each: the sources, and the target for the upper
+              bound; heads of pretrained networks stay frozen. Where several methods are to make
+              them, there is one of each method instead, trained on all sources.
+    merged    every merge, and what it is compared with (see assembly.py), of one target's sources
+
+The experts of a CLIP are the same for all targets, as its base knows nothing of any domain.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from afield import catalog
+from afield.assembly import COMPARISONS
+from afield.domains import DomainSet
+from afield.errors import SpecError, UnknownNameError
+from afield.protocol import Settings, check_settings, planned_run, settings_of
+from afield.record import DEFAULT_RULES, Run
+from afield.space import checked, defaults, draw_values
+
+__all__ = ["NEED_STATISTICS", "merging_runs"]
+
+# A warm-up of a network without pretraining takes so much of an expert's steps.
+WARM_UP = 0.2
+# Statistics of data that are at hand when one has data, and not only models.
+NEED_STATISTICS = ("fisher", "regmean")
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What all runs of a benchmark of merges share."""
+
+    dataset: DomainSet
+    methods: tuple[str, ...]
+    average: str
+    base_steps: int | None
+    settings: Settings
+
+    def base(self, sources: tuple[str, ...], trial: int) -> Run:
+        """What experts start from."""
+        own = planned_run(self.dataset, "erm", sources, trial=trial, settings=self.common)
+        if own.backbone.startswith("clip:"):
+            return self._fitted(self.dataset.domains[:1], trial)
+        if own.weights:
+            return self._fitted(sources, trial)
+        steps = self.base_steps or max(1, round(WARM_UP * own.steps))
+        warm = {**self.common, "steps": steps, "every": None}
+        run = planned_run(self.dataset, "erm", sources, trial=trial, settings=warm)
+        return replace(run, role="base", given={})
+
+    def _fitted(self, sources: tuple[str, ...], trial: int) -> Run:
+        once = {**self.common, "steps": 1, "every": 1}
+        run = planned_run(self.dataset, "linear_probe", sources, trial=trial, settings=once)
+        return replace(run, role="base", given={})
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """The settings of everybody."""
+        return {name: value for name, value in self.settings.items() if "." not in name}
+
+    def expert(self, method: str, sources: tuple[str, ...], base: Run) -> Run:
+        """A model that is fine-tuned from a base."""
+        run = planned_run(
+            self.dataset,
+            method,
+            sources,
+            trial=base.trial,
+            average=self.average,
+            settings=settings_of(self.settings, method, self.average),
+        )
+        frozen = base.method == "linear_probe"
+        return replace(run, role="expert", base=base.key, freeze_head=frozen)
+
+
+def merging_runs(
+    dataset: DomainSet,
+    merges: Sequence[str],
+    *,
+    trials: int = 3,
+    draws: int = 1,
+    rules: Sequence[str] = DEFAULT_RULES,
+    average: str = "last",
+    expert_methods: Sequence[str] = ("erm",),
+    base_steps: int | None = None,
+    settings: Settings | None = None,
+) -> list[Run]:
+    """The runs that leave each domain out once and merge what was learned on the others.
+
+    Parameters
+    ----------
+    dataset, merges
+        On what, and which merges; what they are compared with is added.
+    trials, draws
+        As in `leave_one_out`; draws are of the merges' settings, with the same experts.
+    rules, average
+        As in `leave_one_out`.
+    expert_methods
+        What trains the experts, one for every domain; or several methods, one expert for each.
+    base_steps
+        Of the warm-up, where there is one; by default a fifth of an expert's.
+    settings
+        As in `leave_one_out`, of the experts' training; and of merges, as ``score.tau``, with
+        ``score.scale`` for how far to go.
+    """
+    _check(dataset, merges, expert_methods, settings or {}, average)
+    reading = tuple(rule for rule in rules if rule in DEFAULT_RULES) or DEFAULT_RULES
+    plan = _Plan(dataset, tuple(expert_methods), average, base_steps, settings or {})
+    found: dict[str, Run] = {}
+    for trial in range(trials):
+        for target in dataset.domains:
+            for run in _of_target(plan, target, trial, merges, draws, reading):
+                found.setdefault(run.key, run)
+    return sorted(found.values(), key=lambda run: (run.trial, run.stage))
+
+
+def _of_target(
+    plan: _Plan, target: str, trial: int, merges: Sequence[str], draws: int, rules: tuple[str, ...]
+) -> list[Run]:
+    """The runs of one target in one trial."""
+    sources = plan.dataset.without(target)
+    base = plan.base(sources, trial)
+    if len(plan.methods) == 1:
+        experts = [plan.expert(plan.methods[0], (name,), base) for name in sources]
+    else:
+        experts = [plan.expert(method, sources, base) for method in plan.methods]
+    bound = plan.expert(plan.methods[0], (target,), base)
+    like = replace(
+        experts[0],
+        sources=sources,
+        role="merged",
+        experts=tuple(expert.key for expert in experts),
+        params={},
+        rules=rules,
+        given=_told(plan, experts[0]),
+    )
+    merged = [replace(like, method=name) for name in COMPARISONS[:-1]]
+    both = tuple(dict.fromkeys((*rules, "target")))
+    merged.append(replace(like, method=COMPARISONS[-1], experts=(bound.key,), rules=both))
+    for name in merges:
+        merged += [_merged(plan, like, name, draw) for draw in range(draws)]
+    return [base, *experts, bound, *merged]
+
+
+def _merged(plan: _Plan, like: Run, name: str, draw: int) -> Run:
+    merge = catalog.find("merges", name)
+    asked = {k.partition(".")[2]: v for k, v in plan.settings.items() if k.startswith(f"{name}.")}
+    scale = _scale(name, asked.pop("scale", 1.0))
+    chosen = checked(merge, asked)
+    params = {**draw_values(merge, draw=draw, trial=like.trial), **chosen}
+    usual = {**defaults(merge), "scale": 1.0}
+    given = {
+        f"{name}.{key}": value
+        for key, value in {**chosen, "scale": scale}.items()
+        if value != usual[key]
+    }
+    params = {**params, "scale": scale}
+    return replace(like, method=name, params=params, draw=draw, given={**like.given, **given})
+
+
+def _scale(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise SpecError(f"{name}.scale={value}: not a number") from None
+
+
+def _told(plan: _Plan, expert: Run) -> dict[str, Any]:
+    """What labels the rows: settings of the experts that were chosen by hand, and who they are."""
+    given = {name: value for name, value in expert.given.items() if "." not in name}
+    own = {name: value for name, value in expert.given.items() if "." in name}
+    if plan.methods != ("erm",) or own:
+        given["experts"] = "+".join(plan.methods)
+    return {**given, **{name.replace(".", " "): value for name, value in own.items()}}
+
+
+def _check(
+    dataset: DomainSet,
+    merges: Sequence[str],
+    methods: Sequence[str],
+    settings: Settings,
+    average: str,
+) -> None:
+    if len(dataset.domains) < 3:
+        raise SpecError(
+            f"{dataset.name} has {len(dataset.domains)} domains: merging takes three, so that two "
+            "experts are left beside the target"
+        )
+    for name in merges:
+        if name in COMPARISONS:
+            raise UnknownNameError(f"{name} stands beside every merge already; leave it out")
+        catalog.find("merges", name)
+        if name in NEED_STATISTICS:
+            raise SpecError(
+                f"{name} needs statistics of every expert, which a benchmark does not make; use "
+                f"`afield merge {name} … --statistics FILE`, or leave it out"
+            )
+    if "slerp" in merges and len(dataset.domains) != 3 and len(methods) != 2:
+        raise SpecError("slerp merges two experts: take a dataset of three domains, or two methods")
+    for method in methods:
+        catalog.find("methods", method)
+    check_settings(settings, [*merges, *methods, average])

@@ -1,0 +1,1 @@
+"""Merges of fine-tuned models, one a file; `afield.merging` says what they are."""
