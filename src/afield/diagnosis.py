@@ -17,7 +17,7 @@ from afield.loading import Samples, pooled_samples
 from afield.material import cut_parts
 from afield.randomness import saved_state
 from afield.readers import find_dataset
-from afield.record import Store, read_record, stored_weights
+from afield.record import Run, Store, read_record, stored_weights
 from afield.runner import Place, begun, default_device, loaded
 from afield.selection import value_of
 from afield.space import build
@@ -82,6 +82,8 @@ def revived(folder: str | Path, *, root: Path | None = None, device: str | None 
     folder = Path(folder)
     record = read_record(folder)
     run = record.run
+    if run.experts and run.method == "logit_ensemble":
+        raise SpecError(f"{folder}: an ensemble is not one network; look at one of its experts")
     where = torch.device(device or default_device())
     place = Place(where, torch.get_num_threads(), root or data_root(), folder.parent)
     work = begun(run, place)
@@ -115,7 +117,18 @@ def revived(folder: str | Path, *, root: Path | None = None, device: str | None 
         probes=samples("probe"),
         called={name: _called(domains[name], cut.main) for name, cut in cuts.items()},
         random=random,
+        base=stored_weights(folder.parent / run.base) if run.experts else {},
+        experts={
+            _named(folder.parent / key, run): stored_weights(folder.parent / key)
+            for key in run.experts
+        },
     )
+
+
+def _named(folder: Path, merged: Run) -> str:
+    """What an expert is called: its source, or its method where all have the same sources."""
+    run = read_record(folder).run
+    return run.method if run.sources == merged.sources else ", ".join(run.sources)
 
 
 def _called(domain: Domain, rows: Tensor) -> list[str]:

@@ -53,7 +53,8 @@ class Subject:
     every domain, unseen ones too, without augmentation, `probes` the other part, and `called` what
     each sample of the main part is called: its file's name, or the number of its row. `random` is
     the state of the random generators at the first step. `trained` has the model once more, with
-    the method's further networks as they were then.
+    the method's further networks as they were then. Of a merged run, `base` has the weights that
+    its experts started from and `experts` theirs, each with the name of its source or method.
     """
 
     record: Record
@@ -67,6 +68,8 @@ class Subject:
     probes: Mapping[str, Samples]
     called: Mapping[str, Sequence[str]] = field(repr=False)
     random: Mapping[str, Any] = field(repr=False)
+    base: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    experts: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict, repr=False)
 
     def shown(self, most: int) -> list[str]:
         """The domains to show, at most so many: the first sources, and at least a third unseen."""
