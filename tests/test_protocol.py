@@ -464,7 +464,6 @@ def test_a_number_given_twice_is_run_once():
     assert len(runs) == len({run.key for run in runs}) == 2 * 3
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="as a number and as all, both are planned")
 def test_all_domains_by_their_number_and_by_name_are_run_once():
     runs = hold_out(MANY, ["erm"], train_on=[13, None])
     assert len(runs) == len({run.key for run in runs}) == 3

@@ -644,7 +644,6 @@ def test_further_networks_killed_at_random_moments_end_in_the_same_bytes(tmp_pat
     assert_kills_change_nothing(run, tmp_path, kills=4, resumed_at_least=1)
 
 
-@pytest.mark.xfail(raises=KeyError, reason="a snapshot from before parts were kept is not refused")
 def test_a_snapshot_from_before_parts_were_kept_is_not_gone_on_from(tmp_path):
     run = planned("spirals", "erm", target="turn0", settings={"steps": 20, "every": 5})
     straight, old = Store(tmp_path / "straight"), Store(tmp_path / "old")

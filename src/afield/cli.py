@@ -427,6 +427,8 @@ def _counts(text: str) -> list[int | None]:
         if word != "all" and not word.isdecimal():
             raise SpecError(f"--train-on {word}: write numbers of domains, as 5,10,all")
         found.append(None if word == "all" else int(word))
+    if text and not found:
+        raise SpecError(f"--train-on {text}: write numbers of domains, as 5,10,all")
     return found
 
 

@@ -90,7 +90,8 @@ def revived(folder: str | Path, *, root: Path | None = None, device: str | None 
     random = saved_state()
     trained = copy.deepcopy(work.learner)
     trained.model.load_state_dict(stored_weights(folder))
-    if trained.parts:
+    parts = not trained.parts or (folder / "parts.safetensors").exists()
+    if trained.parts and parts:
         trained.parts.load_state_dict(stored_weights(folder, "parts"))
     trained.model.eval()
     trained.parts.eval()
@@ -112,6 +113,7 @@ def revived(folder: str | Path, *, root: Path | None = None, device: str | None 
         method=work.method,
         learner=work.learner,
         trained=trained,
+        whole=parts,
         stream=work.stream,
         domains=samples("main"),
         probes=samples("probe"),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from afield import catalog
-from afield.errors import SpecError
+from afield.errors import DataError, SpecError
 from afield.evaluation import outputs
 from afield.loading import Batch, Samples, Stream
 from afield.masks import Masked
@@ -35,6 +35,7 @@ __all__ = [
     "check_plain",
     "checked_domains",
     "checked_picture",
+    "further_networks",
     "only",
 ]
 
@@ -53,8 +54,9 @@ class Subject:
     every domain, unseen ones too, without augmentation, `probes` the other part, and `called` what
     each sample of the main part is called: its file's name, or the number of its row. `random` is
     the state of the random generators at the first step. `trained` has the model once more, with
-    the method's further networks as they were then. Of a merged run, `base` has the weights that
-    its experts started from and `experts` theirs, each with the name of its source or method.
+    the method's further networks as they were then, if these were kept (`whole`). Of a merged run,
+    `base` has the weights that its experts started from and `experts` theirs, each with the name of
+    its source or method.
     """
 
     record: Record
@@ -68,6 +70,7 @@ class Subject:
     probes: Mapping[str, Samples]
     called: Mapping[str, Sequence[str]] = field(repr=False)
     random: Mapping[str, Any] = field(repr=False)
+    whole: bool = True
     base: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     experts: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict, repr=False)
 
@@ -211,6 +214,16 @@ def checked_domains(subject: Subject, wanted: Sequence[str], most: int) -> list[
             known = catalog.hint(name, list(subject.domains))
             raise SpecError(f"{subject.record.run.dataset} has no domain {name!r}; {known}")
     return list(dict.fromkeys(wanted)) or subject.shown(most)
+
+
+def further_networks(subject: Subject) -> Learner:
+    """The model with the method's further networks as they were at the end."""
+    if not subject.whole:
+        raise DataError(
+            f"{subject.record.run.key}: the weights of its further networks were not kept, by an "
+            "earlier version; remove its folder and run it again"
+        )
+    return subject.trained
 
 
 def check_plain(subject: Subject, name: str) -> None:

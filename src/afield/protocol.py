@@ -165,22 +165,24 @@ def hold_out(
         mixed = [names[i] for i in order]
         unseen, others = mixed[: tested + validated], mixed[tested + validated :]
         fold = Fold(dataset.without(*unseen), wanted, dataset.without(*mixed[tested:]))
-        of_trials.append(
-            [_smaller(fold, dataset, others, number) for number in dict.fromkeys(train_on)]
-            if train_on
-            else [fold]
-        )
+        counts = dict.fromkeys(_count(number, len(others), dataset) for number in train_on)
+        of_trials.append([_smaller(fold, others, count) for count in counts or [len(others)]])
     return _runs(dataset, methods, of_trials, draws=draws, average=average, settings=settings)
 
 
-def _smaller(fold: Fold, dataset: DomainSet, others: Sequence[str], number: int | None) -> Fold:
-    """The same division with the first so many of the domains that could be trained on."""
-    count = len(others) if number is None else number
-    if not 1 <= count <= len(others):
+def _count(number: int | None, most: int, dataset: DomainSet) -> int:
+    """How many domains to train on, of so many; None are all."""
+    count = most if number is None else number
+    if type(count) is not int or not 1 <= count <= most:
         raise SpecError(
-            f"{dataset.name}: cannot train on {count} domains; {len(others)} are left beside those "
-            "that are held out"
+            f"{dataset.name}: cannot train on {count} domains; {most} are left beside those that "
+            "are held out"
         )
+    return count
+
+
+def _smaller(fold: Fold, others: Sequence[str], count: int) -> Fold:
+    """The same division with the first so many of the domains that could be trained on."""
     sources = tuple(name for name in fold.sources if name in others[:count])
     unused = tuple(name for name in fold.sources if name in others[count:])
     return replace(fold, sources=sources, unused=unused, given={"domains": count})

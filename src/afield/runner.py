@@ -344,7 +344,8 @@ def _continued(run: Run, store: Store, place: Place) -> Work:
         return begun(run, place)
     restore_state(state["random"])
     work.checkpoints, work.seconds = checkpoints, state["seconds"]
-    work.best, work.best_parts = state["best"], state["best_parts"]
+    # Those of an earlier version have no parts.
+    work.best, work.best_parts = state["best"], state.get("best_parts", {})
     return work
 
 

@@ -28,9 +28,12 @@ SIGNAL = 128 * torch.finfo(torch.float32).eps
 DIRECTION, CHANCE, COINCIDENCE = 1e-4, 256, 1e-6
 
 # The quick way. So many of the steepest directions are taken out first, by so many steps of power
-# iteration; what is left may fall by so much (squared), and all of it by so much, to the last
-# direction that is asked for. Float32 is then right to about 1e-5, as after an SVD.
+# iteration. Then float32 is right to about 1e-5, as after an SVD, provided that what is left falls
+# by no more than this (squared), and all of it than this, to the last direction that is asked for;
 STEEPEST, STEPS, FALL, RANGE = 32, 3, 400.0, 1e-3
+# and that the steepest ones lead out of the subspace by less than this share of what is left: in
+# an even spectrum, power iteration does not find them.
+ASTRAY = 1e9
 # Eigenvalues of a Gram matrix of unit vectors above this share of the largest are right to 5e-5 in
 # float32; those below are found again by themselves, while they are fewer than one in four.
 # More than one in 64 at 1e-6 are no chance: experts are alike, and float64 has to tell them apart.
@@ -145,6 +148,11 @@ def _quick_leading(matrix: Tensor, count: int) -> Triplets | None:
         return None
     more = vectors[:, STEEPEST - size :]
     more = more - basis @ (basis.mT @ more)
+    astray = left_over.mT @ image
+    astray = astray - more @ (more.mT @ astray)
+    print("ASTRAY", (astray.norm()/squares[-1]).item())
+    if not astray.norm() <= ASTRAY * squares[-1]:
+        return None
     basis, image = torch.cat([basis, more], dim=1), torch.cat([image, tall @ more], dim=1)
     turn = _ritz(basis, image)[:, -count:].flip(1).float()
     inner, image = basis @ turn, image @ turn

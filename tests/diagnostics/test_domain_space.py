@@ -288,7 +288,7 @@ def test_one_domain_alone_has_no_neighbours(moving):
     ("settings", "told"),
     [
         ({"domains": "turn31"}, "spirals has no domain 'turn31'; did you mean 'turn30'?"),
-        ({"moved": "turn30"}, "domain_space.moved=turn30: not a source that is shown: turn0, "),
+        ({"moved": "turn30"}, "domain_space.moved=turn30: not a source; shown are turn0, "),
         ({"moved": "turn0", "domains": "turn10,turn30"}, "not a source that is shown: turn10"),
         ({"samples": 2}, "domain_space.samples=2: at least 3 are needed"),
     ],
@@ -346,21 +346,19 @@ def test_of_many_domains_some_are_shown_unseen_ones_among_them(tmp_path):
 
 def test_too_few_samples_for_a_map_are_told(tmp_path):
     folder = trained(numbers(tmp_path, domains=2, each=2), "erm", target="d01")
-    with pytest.raises(SpecError, match="domain_space needs three samples at least"):
+    with pytest.raises(SpecError, match="domain_space needs three samples"):
         diagnose("domain_space", folder)
 
 
-@pytest.mark.xfail(raises=ValueError, reason="silhouette_score takes fewer kinds than samples")
 def test_one_sample_a_domain_has_no_silhouette(tmp_path):
     folder = trained(numbers(tmp_path, domains=4, each=2), "erm", target="d03")
     assert {len(own) for own in back(folder).domains.values()} == {1}
     finding = diagnose("domain_space", folder)
     assert len(finding.data) == 4
     assert "d03 (unseen) lies" in finding.told
-    assert "silhouette" not in finding.told
+    assert finding.told.endswith("too few samples for a silhouette")
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="nothing is told of it")
 def test_something_is_told_though_there_are_few_samples_of_one_kind(folders):
     subject = back(folders["erm"])
     (own,) = lying(subject, {"turn10": (0.0, 0.0)}).domains.values()
@@ -370,14 +368,12 @@ def test_something_is_told_though_there_are_few_samples_of_one_kind(folders):
     assert DomainSpace().look([found]).told
 
 
-@pytest.mark.xfail(raises=RuntimeWarning, reason="a variance of zero is divided by")
-def test_domains_that_are_one_point_are_told_without_a_number_that_is_none(tmp_path):
+def test_domains_that_are_one_point_have_no_map(tmp_path):
     # Every picture is the same.
     data = tree(tmp_path / "own", domains=("art", "photo", "sketch"), each=4)
     folder = trained(data, "erm", target="sketch", size=16)
-    finding = diagnose("domain_space", folder)
-    assert "nan" not in finding.told
-    assert not finding.data.isna().any(axis=None)
+    with pytest.raises(SpecError, match="features that differ"):
+        diagnose("domain_space", folder)
 
 
 def test_names_with_markup_are_shown_as_they_are(tmp_path):

@@ -187,7 +187,6 @@ def test_all_domains_are_one_value_however_they_were_asked_for(of_domains, tmp_p
     assert data.equals(diagnose("sensitivity", of_domains / "runs").data)
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="one training has two labels, and is two rows")
 def test_a_table_has_one_row_for_all_domains_however_they_were_asked_for(of_domains, tmp_path):
     place, settings = tmp_path / "runs", {"steps": 8, "every": 1}
     bench(of_domains / "own.npz", ["erm"], test=0.25, trials=1, settings=settings, store=place)

@@ -22,7 +22,14 @@ from sklearn.decomposition import PCA
 from sklearn.metrics import silhouette_score
 from torch import Tensor, nn
 
-from afield.diagnostic import Diagnostic, Finding, Subject, checked_domains, only
+from afield.diagnostic import (
+    Diagnostic,
+    Finding,
+    Subject,
+    checked_domains,
+    further_networks,
+    only,
+)
 from afield.errors import SpecError
 from afield.method import Batch
 from afield.progress import tracked
@@ -62,8 +69,9 @@ class DomainSpace(Diagnostic):
         features = _feature_net(subject)
         batches = {name: _batch(subject, name, self.samples) for name in names}
         g = {name: _through(features, batches[name].x) for name in tracked(names, "g", len(names))}
-        if sum(len(points) for points in g.values()) < 3:
-            raise SpecError("domain_space needs three samples at least")
+        every = np.concatenate(list(g.values()))
+        if len(every) < 3 or not every.std(axis=0).any():
+            raise SpecError("domain_space needs three samples, and features that differ")
         centres = {name: points.mean(axis=0) for name, points in g.items()}
         source = self._source(subject, centres)
         away = _moved(subject, batches[source]) if source else None
@@ -84,8 +92,8 @@ class DomainSpace(Diagnostic):
         """The source whose samples are moved."""
         sources = [name for name in centres if name in subject.record.run.sources]
         if self.moved and self.moved not in sources:
-            known = ", ".join(sources)
-            raise SpecError(f"domain_space.moved={self.moved}: not a source that is shown: {known}")
+            known = f"shown are {', '.join(sources)}" if sources else "no source is shown"
+            raise SpecError(f"domain_space.moved={self.moved}: not a source; {known}")
         unseen = [name for name in centres if name not in sources]
         if self.moved or not unseen or not sources:
             return self.moved or (sources[0] if sources else "")
@@ -96,7 +104,7 @@ def _feature_net(subject: Subject) -> nn.Module:
     """What gives g: the domain net's features, or the network's own."""
     method: Any = subject.method
     own = hasattr(method, "domain_classifier")
-    net = method.domain_classifier(subject.trained) if own else subject.model
+    net = method.domain_classifier(further_networks(subject)) if own else subject.model
     features = getattr(net, "features", None)
     if features is None:
         raise SpecError(
@@ -124,7 +132,7 @@ def _moved(subject: Subject, batch: Batch) -> Tensor | None:
     method: Any = subject.method
     if not hasattr(method, "imagined"):
         return None
-    return cast(Tensor, method.imagined(subject.trained, batch, subject.stream.total))
+    return cast(Tensor, method.imagined(further_networks(subject), batch, subject.stream.total))
 
 
 def _table(
@@ -163,6 +171,8 @@ def _between(subject: Subject, centres: dict[str, Points]) -> Iterator[str]:
             continue
         first, second, *_ = _nearest(centres, name, sources)
         line, own = centres[second] - centres[first], centres[name] - centres[first]
+        if not line.any():
+            continue
         share = float(own @ line / (line @ line))
         where = "between" if 0 < share < 1 else "beyond the nearest of"
         yield f"{name} (unseen) lies {where} {first} and {second}, at {share:.2f} of the way"
@@ -195,12 +205,11 @@ def _clustered(g: dict[str, Points], batches: dict[str, Batch]) -> Iterator[str]
         if 1 < len(set(labels)) < len(labels):
             of_labels.append(float(silhouette_score(points, labels)))
     told = f"{np.mean(of_labels):.2f} of labels within a domain" if of_labels else ""
-    if len(g) > 1:
+    if 1 < len(g) < sum(len(points) for points in g.values()):
         origin = np.repeat(list(g), [len(points) for points in g.values()])
         whole = float(silhouette_score(np.concatenate(list(g.values())), origin))
         told = f"{whole:.2f} of domains" + f", {told}" * bool(told)
-    if told:
-        yield f"silhouette: {told}"
+    yield f"silhouette: {told}" if told else "too few samples for a silhouette"
 
 
 def _paint_domains(axes: "Axes", data: pd.DataFrame, subject: Subject) -> None:

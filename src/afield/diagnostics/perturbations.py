@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afield.diagnostic import Diagnostic, Finding, Subject, only
+from afield.diagnostic import Diagnostic, Finding, Subject, further_networks, only
 from afield.errors import SpecError
 from afield.method import Batch
 from afield.pictures import shown_together
@@ -59,10 +59,13 @@ class Perturbations(Diagnostic):
         for name in tracked(names, "moved inputs", len(names)):
             index = subject.some(name, max(self.samples, self.strips))
             batch = _batch(subject, name, index)
-            moved = method.imagined(subject.trained, batch, subject.stream.total)
+            moved = method.imagined(further_networks(subject), batch, subject.stream.total)
             called = [subject.called[name][i] for i in index.tolist()]
             rows.append(_numbers(subject, batch, moved).assign(domain=name, sample=called))
-            pair = (x[: self.strips].float().cpu().numpy() for x in (batch.x, moved))
+            # Sounds are kept as half-precision numbers: low tones belong below.
+            up = -2 if subject.domains[name].x.dtype == torch.float16 else ()
+            shown = (x[: self.strips].float().cpu().flip(up) for x in (batch.x, moved))
+            pair = (x.numpy() for x in shown)
             strips.append(_Strips(name, *pair))
         data = pd.concat(rows, ignore_index=True)
         data = data[["domain", "sample", *(c for c in data if c not in ("domain", "sample"))]]
@@ -119,7 +122,7 @@ def _numbers(subject: Subject, batch: Batch, moved: Tensor) -> pd.DataFrame:
     for when, x in (("answer", batch.x), ("answer moved", moved)):
         found[when] = [classes[i] for i in subject.model(x).argmax(dim=1).tolist()]
     if hasattr(method, "domain_classifier"):
-        net = method.domain_classifier(subject.trained)
+        net = method.domain_classifier(further_networks(subject))
         for when, x in (("domain right", batch.x), ("domain right moved", moved)):
             found[when] = (net(x).argmax(dim=1) == batch.domain).tolist()
     return pd.DataFrame(found)
