@@ -289,7 +289,7 @@ def test_one_domain_alone_has_no_neighbours(moving):
     [
         ({"domains": "turn31"}, "spirals has no domain 'turn31'; did you mean 'turn30'?"),
         ({"moved": "turn30"}, "domain_space.moved=turn30: not a source; shown are turn0, "),
-        ({"moved": "turn0", "domains": "turn10,turn30"}, "not a source that is shown: turn10"),
+        ({"moved": "turn0", "domains": "turn10,turn30"}, "not a source; shown are turn10"),
         ({"samples": 2}, "domain_space.samples=2: at least 3 are needed"),
     ],
 )
