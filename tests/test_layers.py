@@ -12,7 +12,16 @@ PACKAGE = Path(afield.__file__).parent
 # From the ground up; a module may import those of the layers above its own in this list.
 LAYERS = [
     ["errors"],
-    ["catalog", "randomness", "progress", "pictures", "sounds", "weights"],
+    [
+        "arguments",
+        "catalog",
+        "randomness",
+        "processes",
+        "progress",
+        "pictures",
+        "sounds",
+        "weights",
+    ],
     ["unpacking"],
     ["space", "downloads", "cache", "letters", "small", "clip"],
     ["domains", "backbone", "grouping", "rows", "optimization", "tensors", "perturbation"],

@@ -127,9 +127,10 @@ def test_the_quick_way_is_as_right_as_an_svd_in_float32(no_fallback, monkeypatch
         torch.stack(
             [with_values(512, 512, torch.logspace(0, -8, 512).double(), seed=d) for d in range(3)]
         ).float(),
+        normal(3, 512, 512).float(),
         torch.zeros(3, 512, 512),
     ],
-    ids=["nearly alike", "two alike", "low rank", "very steep", "zero"],
+    ids=["nearly alike", "two alike", "low rank", "very steep", "even", "zero"],
 )
 def test_the_quick_way_gives_up_where_float32_is_not_enough(deltas):
     found, exact = (shared_basis(deltas, exact=exact) for exact in (False, True))

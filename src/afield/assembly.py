@@ -5,7 +5,8 @@
     best_expert              the one that does best on the other sources' probe parts
     logit_ensemble           the mean of the experts' raw logits: not one network, but all of them
     target_expert            fine-tuned on the target itself: no method, but an upper bound. Its
-                             score is of the target's probe part, as it has seen the main part.
+                             score is of the target's probe part, as it has seen the main part;
+                             where a dataset has official lists, of the test list, as all others'.
 
 Only the last knows anything of the target.
 """
@@ -23,8 +24,9 @@ from afield.domains import data_root
 from afield.errors import DataError, SpecError
 from afield.evaluation import Checkpoint, Scores
 from afield.merging import merge
-from afield.record import Record, Run, Store, stored_weights
-from afield.runner import Place, Work, begun, default_device, steady, versions
+from afield.readers import find_dataset
+from afield.record import Record, Run, Store, read_record, stored_weights
+from afield.runner import Place, Work, begun, default_device, loaded, steady, versions
 
 __all__ = ["COMPARISONS", "Ensemble", "assemble"]
 
@@ -140,11 +142,11 @@ def _check_alike(run: Run, network: nn.Module, experts: Sequence[State]) -> None
 def _best(run: Run, work: Work, experts: Sequence[State]) -> nn.Module:
     """The expert that does best on sources that it was not trained on, where there are any."""
     networks = [_with(work.learner.model, each) for each in experts]
-    alone = len(experts) == len(run.sources)
     values = []
-    for own, network in zip(run.sources if alone else [""] * len(experts), networks, strict=True):
+    for key, network in zip(run.experts, networks, strict=True):
+        seen = read_record(work.place.store / key).run.sources
         scores = work.exams.take(network)
-        others = [name for name in run.sources if name != own] or list(run.sources)
+        others = [name for name in run.sources if name not in seen] or list(run.sources)
         values.append(sum(_accuracy(scores[name]) for name in others) / len(others))
     return networks[values.index(max(values))]
 
@@ -161,6 +163,9 @@ def _scored(run: Run, work: Work, model: nn.Module) -> Checkpoint:
     found = exams.completed(found, model, exams.best)
     if run.method != "target_expert":
         return found
-    seen = {name: replace(each, main=each.probe) for name, each in found.scores.items()}
-    unseen = {name: each for name, each in seen.items() if name not in run.sources}
+    domains = loaded(find_dataset(run.dataset, work.place.root), run, work.place.root)
+    # By official lists it has learned the train list, and the main part of an unseen domain is the
+    # test list.
+    cut = [n for n in found.scores if n not in run.sources and domains[n].test is None]
+    unseen = {name: replace(found.scores[name], main=found.scores[name].probe) for name in cut}
     return replace(found, scores={**found.scores, **unseen})

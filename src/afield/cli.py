@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from afield import catalog, console
+from afield.arguments import assignments
 from afield.cli_data import data
 from afield.cli_merge import MergeCommand, merge
 from afield.errors import AfieldError, SpecError, UnknownNameError
@@ -338,7 +339,7 @@ def diagnose(
 @app.command(name="list")
 def list_(
     kind: Annotated[
-        str | None, typer.Argument(help="methods, averages, datasets or diagnostics.")
+        str | None, typer.Argument(help="methods, averages, merges, datasets or diagnostics.")
     ] = None,
 ) -> None:
     """List what there is, with a line on each."""
@@ -353,7 +354,7 @@ def list_(
 
 @app.command()
 def explain(
-    name: Annotated[str, typer.Argument(help="A method, average, dataset or diagnostic.")],
+    name: Annotated[str, typer.Argument(help="A method, average, merge, dataset or diagnostic.")],
 ) -> None:
     """Say what one of these is, with its settings, their defaults and ranges."""
     from afield.explanation import explained
@@ -435,12 +436,7 @@ def _counts(text: str) -> list[int | None]:
 def _settings(pairs: list[str] | None, **named: Any) -> dict[str, Any]:
     """Settings from ``name=value`` and from options that were given."""
     found = {name: value for name, value in named.items() if value is not None}
-    for pair in pairs or []:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise SpecError(f"--set {pair}: write name=value")
-        found[name.strip()] = value.strip()
-    return found
+    return {**found, **assignments(pairs or [])}
 
 
 def _check_format(name: str) -> None:

@@ -9,7 +9,7 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from afield import catalog, console
-from afield.errors import SpecError
+from afield.arguments import assignments
 
 if TYPE_CHECKING:
     from afield.merge_job import Job
@@ -70,7 +70,9 @@ def merge(
     """
     from afield.file_merging import FileMerge
 
-    asked = FileMerge(how, base, tuple(experts), scale, tuple(statistics or ()), _settings(set_))
+    asked = FileMerge(
+        how, base, tuple(experts), scale, tuple(statistics or ()), assignments(set_ or [])
+    )
     asked.check_out(out, overwrite=force)
     if dry_run:
         _print_plan(asked.job())
@@ -96,13 +98,3 @@ def _print_plan(job: "Job") -> None:
 def _counted(job: "Job") -> str:
     told = ", ".join(f"{count} {rule}" for rule, count in job.counts.items())
     return f"{job.how} of {len(job.experts)} experts: {told}"
-
-
-def _settings(pairs: list[str] | None) -> dict[str, Any]:
-    found = {}
-    for pair in pairs or []:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise SpecError(f"--set {pair}: write name=value")
-        found[name.strip()] = value.strip()
-    return found

@@ -10,8 +10,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import signal
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -27,6 +25,7 @@ from afield.errors import DataError, MergeError
 from afield.merge_checks import Movement
 from afield.merge_job import Job, merged_pieces, scope_of
 from afield.merging import planned, tell_doubts
+from afield.processes import end_with_parent
 from afield.progress import tracked
 from afield.tensor_files import TensorFiles, write_header
 from afield.weights import file_digest
@@ -120,7 +119,9 @@ class FileMerge:
                 f"{out}: is there already; give another name, or --force to replace it"
             )
         if not folder and out.suffix != ".safetensors":
-            raise MergeError(f"{out}: safetensors are written; give a name that ends so")
+            raise MergeError(
+                f"{out}: the result is a safetensors file; name it {out.stem}.safetensors"
+            )
 
     def write(self, out: Path, *, overwrite: bool = False, workers: int = 1) -> Job:
         """Merge into a file or folder, which is there at the end whole or not at all."""
@@ -218,15 +219,7 @@ _job: Job | None = None
 def _begin(asked: FileMerge) -> None:
     """Open the files in a worker, which ends when its parent does, however that ends."""
     global _job  # noqa: PLW0603  a worker has one job, and no other way to keep it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    end_with_parent()
     torch.set_num_threads(1)
     _job = asked.job()
 

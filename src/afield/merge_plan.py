@@ -11,14 +11,18 @@
 The experts of a CLIP are the same for all targets, as its base knows nothing of any domain.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from afield import catalog
 from afield.assembly import COMPARISONS
 from afield.domains import DomainSet
-from afield.errors import SpecError, UnknownNameError
+from afield.errors import SpecError, UnfitError, UnknownNameError
+from afield.merging import merge as merge_by
 from afield.protocol import Settings, check_settings, planned_run, settings_of
 from afield.record import DEFAULT_RULES, Run
 from afield.space import checked, defaults, draw_values
@@ -48,7 +52,7 @@ class _Plan:
             return self._fitted(self.dataset.domains[:1], trial)
         if own.weights:
             return self._fitted(sources, trial)
-        steps = self.base_steps or max(1, round(WARM_UP * own.steps))
+        steps = self.base_steps or _warm_up(own.steps)
         warm = {**self.common, "steps": steps, "every": None}
         run = planned_run(self.dataset, "erm", sources, trial=trial, settings=warm)
         return replace(run, role="base", given={})
@@ -108,6 +112,9 @@ def merging_runs(
         ``score.scale`` for how far to go.
     """
     _check(dataset, merges, expert_methods, settings or {}, average)
+    for what, count in (("trials", trials), ("draws", draws)):
+        if count < 1:
+            raise SpecError(f"{what}={count}: at least one is needed")
     reading = tuple(rule for rule in rules if rule in DEFAULT_RULES) or DEFAULT_RULES
     plan = _Plan(dataset, tuple(expert_methods), average, base_steps, settings or {})
     found: dict[str, Run] = {}
@@ -128,7 +135,7 @@ def _of_target(
         experts = [plan.expert(plan.methods[0], (name,), base) for name in sources]
     else:
         experts = [plan.expert(method, sources, base) for method in plan.methods]
-    bound = plan.expert(plan.methods[0], (target,), base)
+    bound = _bound(plan, target, base)
     like = replace(
         experts[0],
         sources=sources,
@@ -136,7 +143,7 @@ def _of_target(
         experts=tuple(expert.key for expert in experts),
         params={},
         rules=rules,
-        given=_told(plan, experts[0]),
+        given=_told(plan, base, experts),
     )
     merged = [replace(like, method=name) for name in COMPARISONS[:-1]]
     both = tuple(dict.fromkeys((*rules, "target")))
@@ -146,11 +153,22 @@ def _of_target(
     return [base, *experts, bound, *merged]
 
 
+def _bound(plan: _Plan, target: str, base: Run) -> Run:
+    """The expert of the target, by the first method that can do with one domain."""
+    for method in plan.methods:
+        try:
+            return plan.expert(method, (target,), base)
+        except UnfitError:
+            continue
+    return plan.expert("erm", (target,), base)
+
+
 def _merged(plan: _Plan, like: Run, name: str, draw: int) -> Run:
     merge = catalog.find("merges", name)
     asked = {k.partition(".")[2]: v for k, v in plan.settings.items() if k.startswith(f"{name}.")}
     scale = _scale(name, asked.pop("scale", 1.0))
     chosen = checked(merge, asked)
+    _try(name, chosen)
     params = {**draw_values(merge, draw=draw, trial=like.trial), **chosen}
     usual = {**defaults(merge), "scale": 1.0}
     given = {
@@ -164,18 +182,37 @@ def _merged(plan: _Plan, like: Run, name: str, draw: int) -> Run:
 
 def _scale(name: str, value: Any) -> float:
     try:
-        return float(value)
-    except ValueError:
-        raise SpecError(f"{name}.scale={value}: not a number") from None
+        found = float(value)
+    except (TypeError, ValueError):
+        found = math.nan
+    if not math.isfinite(found):
+        raise SpecError(f"{name}.scale={value}: not a finite number")
+    return found
 
 
-def _told(plan: _Plan, expert: Run) -> dict[str, Any]:
+def _try(name: str, chosen: dict[str, Any]) -> None:
+    """Refuse settings that the merge would refuse when all experts are trained."""
+    if chosen:
+        base = torch.full((4, 4), 100.0)
+        experts = [{"w": base + torch.eye(4)}, {"w": base + torch.eye(4).flip(0)}]
+        merge_by(name, {"w": base}, experts, **chosen)
+
+
+def _told(plan: _Plan, base: Run, experts: Sequence[Run]) -> dict[str, Any]:
     """What labels the rows: settings of the experts that were chosen by hand, and who they are."""
-    given = {name: value for name, value in expert.given.items() if "." not in name}
-    own = {name: value for name, value in expert.given.items() if "." in name}
+    every = {name: value for expert in experts for name, value in expert.given.items()}
+    given = {name: value for name, value in every.items() if "." not in name}
+    own = {name: value for name, value in every.items() if "." in name}
+    warmed = base.method != "linear_probe"
+    if warmed and base.steps != _warm_up(experts[0].steps):
+        given["base_steps"] = base.steps
     if plan.methods != ("erm",) or own:
         given["experts"] = "+".join(plan.methods)
     return {**given, **{name.replace(".", " "): value for name, value in own.items()}}
+
+
+def _warm_up(steps: int) -> int:
+    return max(1, round(WARM_UP * steps))
 
 
 def _check(
@@ -199,7 +236,9 @@ def _check(
                 f"{name} needs statistics of every expert, which a benchmark does not make; use "
                 f"`afield merge {name} … --statistics FILE`, or leave it out"
             )
-    if "slerp" in merges and len(dataset.domains) != 3 and len(methods) != 2:
+    if not methods:
+        raise SpecError("no method to make the experts; leave --expert-method out for erm")
+    if "slerp" in merges and (len(methods) if len(methods) > 1 else len(dataset.domains) - 1) != 2:
         raise SpecError("slerp merges two experts: take a dataset of three domains, or two methods")
     for method in methods:
         catalog.find("methods", method)

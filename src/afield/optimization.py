@@ -92,10 +92,13 @@ def plain_schedule(text: str) -> str:
     words = text.replace(" ", "").lower()
     if words in ("", "constant", "none", "cosine"):
         return "cosine" if words == "cosine" else ""
-    found = re.fullmatch(r"cosine:warmup=(\d*\.?\d+|\d+\.)", words)
+    found = re.fullmatch(r"cosine:warmup=(\d*\.?\d+|\d+\.)(e-?\d+)?", words)
     if found is None:
         raise SpecError(f"lr_schedule={text}: write constant, cosine, or cosine:warmup=500")
-    return f"cosine:warmup={float(found[1]):g}" if float(found[1]) else "cosine"
+    first = float(words.partition("=")[2])
+    if first >= 1 and not first.is_integer():
+        raise SpecError(f"lr_schedule={text}: warmup is a number of steps, or a share below 1")
+    return f"cosine:warmup={int(first) if first >= 1 else first}" if first else "cosine"
 
 
 def _parsed(text: str) -> tuple[str, dict[str, Any]]:

@@ -31,9 +31,9 @@ DIRECTION, CHANCE, COINCIDENCE = 1e-4, 256, 1e-6
 # iteration. Then float32 is right to about 1e-5, as after an SVD, provided that what is left falls
 # by no more than this (squared), and all of it than this, to the last direction that is asked for;
 STEEPEST, STEPS, FALL, RANGE = 32, 3, 400.0, 1e-3
-# and that the steepest ones lack no more than this, by whose square they are then wrong: in an even
-# spectrum, power iteration does not find them.
-LACK = 1e9
+# and that the steepest lack no more than this of directions outside of the subspace, about by whose
+# square they are wrong in the end: in an even spectrum, power iteration does not find them.
+LACK = 1e-2
 # Eigenvalues of a Gram matrix of unit vectors above this share of the largest are right to 5e-5 in
 # float32; those below are found again by themselves, while they are fewer than one in four.
 # More than one in 64 at 1e-6 are no chance: experts are alike, and float64 has to tell them apart.
@@ -133,8 +133,8 @@ def _quick_basis(matrices: Tensor, share: int) -> Triplets | None:
 def _quick_leading(matrix: Tensor, count: int) -> Triplets | None:
     """The first singular triplets, as right as an SVD in float32.
 
-    A subspace that holds them and a few more: the steepest directions, roughly, and the leading
-    ones of what is left. In it, the triplets are found by Rayleigh and Ritz, in float64.
+    A subspace that holds them and a few more: the steepest directions, roughly, the leading ones of
+    what is left, and those that the steepest lack. In it, the triplets are found in float64.
     """
     tall = _tall(matrix)
     n, size = tall.shape[1], count + max(16, count // 8)
@@ -147,16 +147,14 @@ def _quick_leading(matrix: Tensor, count: int) -> Triplets | None:
     if not squares[-1] <= FALL * squares[STEEPEST - count]:
         return None
     within, outside = vectors[:, STEEPEST - size :], vectors[:, : STEEPEST - size]
-    more = within - basis @ (basis.mT @ within)
     # The steepest are rough: what they lack from outside of the subspace, to first order.
     steep, turn = torch.linalg.eigh((image.mT @ image).double())
-    basis, image = basis @ turn.float(), image @ turn.float()
     gaps = steep.float() - squares[: STEEPEST - size, None]
-    lack = outside @ (outside.mT @ (left_over.mT @ image) / gaps)
-    print("ASTRAY", lack.norm().item())
+    lack = outside @ (outside.mT @ (left_over.mT @ (image @ turn.float())) / gaps)
     if not lack.norm() <= LACK:
         return None
-    basis, image = basis + lack, image + tall @ lack
+    more = torch.cat([within, torch.linalg.qr(lack).Q], dim=1)
+    more = more - basis @ (basis.mT @ more)
     basis, image = torch.cat([basis, more], dim=1), torch.cat([image, tall @ more], dim=1)
     turn = _ritz(basis, image)[:, -count:].flip(1).float()
     inner, image = basis @ turn, image @ turn

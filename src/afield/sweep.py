@@ -6,8 +6,6 @@ Any number of sweeps may work on one store at the same time: a run is done by th
 import logging
 import multiprocessing
 import os
-import signal
-import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from afield.assembly import assemble
 from afield.errors import AfieldError, SpecError
+from afield.processes import end_with_parent
 from afield.record import BusyError, Failure, Record, Run, Store
 from afield.runner import execute, versions
 
@@ -181,20 +180,4 @@ def _end(worker: ProcessPoolExecutor) -> None:
 def _worker() -> ProcessPoolExecutor:
     # Spawned, not forked: torch's threads do not survive a fork.
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(1, mp_context=context, initializer=_end_with_parent)
-
-
-def _end_with_parent() -> None:
-    """A worker ends when its parent does, however that ends; Ctrl-C is the parent's to handle.
-
-    Without this, the workers of a sweep that is killed would wait for ever.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    return ProcessPoolExecutor(1, mp_context=context, initializer=end_with_parent)

@@ -15,7 +15,7 @@ Where the authors' code differs: it takes one vector fewer (`rank_rule` code), w
 The paper does not say for how many dimensions its angles are.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
@@ -34,7 +34,7 @@ from afield.spectral import leading
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Overlap", "kept_rank", "principal_angles", "sar"]
+__all__ = ["Overlap"]
 
 RankRule = Literal["paper", "code"]
 # Random subspaces are drawn so often; more pairs than so many have no legend.
@@ -139,16 +139,15 @@ def _angles(matrices: list[_Matrix], experts: list[str], dimension: int) -> pd.D
     counted = [matrix for matrix in matrices if matrix.room >= dimension]
     sizes = [matrix.rows for matrix in counted]
     drawn = {rows: _random_angles(rows, dimension) for rows in sorted(set(sizes))}
-    chance = torch.stack([drawn[rows] for rows in sizes]).mean(dim=0)
+    chance = torch.stack([drawn[rows] for rows in sizes]).mean(dim=0).rad2deg().tolist()
     rows = []
     for i, j in combinations(range(len(experts)), 2):
         found = [
             principal_angles(*(matrix.bases[k][:, :dimension] for k in (i, j)))
             for matrix in counted
         ]
-        both = zip(torch.stack(found).mean(dim=0).tolist(), chance.tolist(), strict=True)
-        for number, (angle, random) in enumerate(both, start=1):
-            angle, random = (180 / torch.pi * each for each in (angle, random))
+        mean = torch.stack(found).mean(dim=0).rad2deg().tolist()
+        for number, (angle, random) in enumerate(zip(mean, chance, strict=True), start=1):
             rows.append((experts[i], experts[j], number, angle, random, len(counted)))
     columns = ["first", "second", "number", "angle", "chance", "matrices"]
     return pd.DataFrame(rows, columns=columns)

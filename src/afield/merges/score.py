@@ -88,10 +88,15 @@ def kept(square: Tensor, *, keep: Keep, width: float, center: Center = "mean") -
     if keep == "diagonal" or len(square) == 1:
         return diagonal if keep != "off_diagonal" else diagonal * 0
     off = square - diagonal
+    off *= agreeing(off, width=width, center=center)
+    return off if keep == "off_diagonal" else off + diagonal
+
+
+def agreeing(off: Tensor, *, width: float, center: Center = "mean") -> Tensor:
+    """Where entries beside a diagonal of zeros are within the threshold."""
     n, zero = off.numel(), torch.zeros((), dtype=torch.float64, device=off.device)
     middle = off.mean(dtype=torch.float64) if center == "mean" else zero
     squares = torch.linalg.vector_norm(off, dtype=torch.float64) ** 2
     threshold = width * ((squares - n * middle**2) / (n - 1)).clamp(min=0).sqrt()
     middle, threshold = middle.to(off.dtype), threshold.to(off.dtype)
-    off *= (off - middle).abs() <= threshold
-    return off if keep == "off_diagonal" else off + diagonal
+    return (off - middle).abs() <= threshold

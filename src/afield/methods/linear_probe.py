@@ -12,6 +12,8 @@ merged. Differs from what is mostly called so in that the head is the optimum, f
 (scikit-learn), and not where some steps of a gradient method happen to end.
 """
 
+import logging
+import warnings
 from dataclasses import dataclass
 from typing import Annotated, cast
 
@@ -19,7 +21,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
+from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 from afield.backbone import Classifier
@@ -30,9 +34,12 @@ from afield.space import LogUniform
 
 __all__ = ["LinearProbe"]
 
+log = logging.getLogger(__name__)
+
 # How unlikely a class is that no sample of the sources has, against the least likely other one.
 NEVER = 10.0
-FITTING = 1000
+# No entry of the gradient is larger at the end, or so many iterations were made.
+SLOPE, FITTING = 1e-7, 2000
 
 
 @dataclass(frozen=True)
@@ -82,12 +89,24 @@ def _fitted(
     weight, bias = torch.zeros(classes, x.shape[1]).double(), torch.zeros(classes).double()
     present = np.unique(y)
     if len(present) > 1:
-        fit = LogisticRegression(C=1 / (l2 * len(y)), max_iter=FITTING).fit(x, y)
+        # One row there tells two classes apart; its half for each has half its square.
+        two = len(present) == 2
+        fit = _solved(x, y, strength=(2 if two else 1) / (l2 * len(y)))
         rows, offsets = torch.from_numpy(fit.coef_), torch.from_numpy(fit.intercept_)
-        if len(present) == 2:
-            # One row there tells the two apart.
+        if two:
             rows, offsets = (torch.cat([-each, each]) / 2 for each in (rows, offsets))
         weight[present], bias[present] = rows.double(), offsets.double()
     absent = np.setdiff1d(np.arange(classes), present)
     bias[absent] = bias[present].min() - NEVER
     return weight, bias
+
+
+def _solved(x: NDArray[np.float64], y: NDArray[np.int64], *, strength: float) -> LogisticRegression:
+    """The optimum; its last digits depend on threads, so they are as many as the run has."""
+    fit = LogisticRegression(C=strength, tol=SLOPE, max_iter=FITTING)
+    with threadpool_limits(torch.get_num_threads(), user_api="blas"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        fit.fit(x, y)
+    if max(fit.n_iter_) >= FITTING:
+        log.warning("linear_probe: %d iterations do not suffice; a larger l2 may", FITTING)
+    return fit

@@ -1,0 +1,129 @@
+"""How far should one go? Accuracy along the line from the base through the merged model.
+
+    weights(s) = base + s · (merged - base)      s = 0: the base;   1: as merged;   further beyond
+
+What `--scale` of a merge chooses. The sources are read on their probe parts, which no expert was
+trained on, unseen domains on their main ones; the best scale is that of the sources' mean, and if
+several are as good, the one nearest to 1. All floating-point tensors move; running variances not
+below 0, and integers not at all.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from afield.diagnostic import Diagnostic, Finding, Subject, only
+from afield.errors import SpecError
+from afield.merged_runs import check_merged
+from afield.progress import tracked
+from afield.space import LogUniform, Uniform
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["MergePath"]
+
+# Unseen domains that are told, and sources that have a curve of their own.
+MOST, CURVES = 3, 10
+
+
+@dataclass(frozen=True)
+class MergePath(Diagnostic):
+    """Accuracy at so many `points` to the `furthest`, on so many `samples` of each domain."""
+
+    points: Annotated[int, LogUniform(5, 101)] = 21
+    furthest: Annotated[float, Uniform(1.0, 3.0)] = 2.0
+    samples: Annotated[int, LogUniform(16, 10_000)] = 2000
+
+    def __post_init__(self) -> None:
+        if self.points < 2:
+            raise SpecError(f"merge_path.points={self.points}: at least 2 are needed")
+        if self.furthest <= 0:
+            raise SpecError(f"merge_path.furthest={self.furthest}: must be above 0")
+        if self.samples < 1:
+            raise SpecError(f"merge_path.samples={self.samples}: must be above 0")
+
+    def look(self, subjects: Sequence[Subject]) -> Finding:
+        """Accuracies on all domains at every scale, the merged model's own included."""
+        subject = only(subjects, "merge_path")
+        check_merged(subject, "merge_path")
+        merged = {name: value.cpu() for name, value in subject.model.state_dict().items()}
+        if all(torch.equal(value, subject.base[name]) for name, value in merged.items()):
+            method = subject.record.run.method
+            raise SpecError(f"merge_path: {method} is where its base is; look at another merge")
+        even = [self.furthest * point / (self.points - 1) for point in range(self.points)]
+        scales = sorted({*even, 1.0})
+        rows = [
+            (scale, *row)
+            for scale in tracked(scales, "scales", len(scales))
+            for row in self._accuracies(subject, along(subject.base, merged, scale))
+        ]
+        data = pd.DataFrame(rows, columns=["scale", "domain", "seen", "accuracy"])
+        sources = data[data["seen"]].groupby("scale")["accuracy"].mean()
+        best = min(sources[sources == sources.max()].index, key=lambda scale: abs(scale - 1))
+        told = _told(data, sources, best)
+        return Finding(data, told, lambda axes: _paint(axes[0], data, sources, best))
+
+    def _accuracies(
+        self, subject: Subject, weights: Mapping[str, Tensor]
+    ) -> Iterator[tuple[str, bool, float]]:
+        model = copy.deepcopy(subject.model)
+        model.load_state_dict(weights)
+        for name in subject.domains:
+            seen = name in subject.record.run.sources
+            samples = (subject.probes if seen else subject.domains)[name]
+            generator = torch.Generator().manual_seed(subject.record.run.seed)
+            index = torch.randperm(len(samples), generator=generator)[: self.samples]
+            right = subject.answers(model, samples, index) == samples.y.cpu()[index]
+            yield name, seen, float(right.double().mean())
+
+
+def along(
+    base: Mapping[str, Tensor], merged: Mapping[str, Tensor], scale: float
+) -> dict[str, Tensor]:
+    """The weights at a scale: at 0 those of the base, at 1 the merged ones, to the bit."""
+    found = {}
+    for name, value in merged.items():
+        moves = value.is_floating_point()
+        found[name] = torch.lerp(base[name].to(value.dtype), value, scale) if moves else value
+        if name.endswith("running_var"):
+            found[name] = found[name].clamp(min=0)
+    return found
+
+
+def _told(data: pd.DataFrame, sources: "pd.Series[float]", best: float) -> str:
+    told = [
+        f"on the sources best at scale {best:g} ({100 * sources[best]:.1f} %; "
+        f"{100 * sources[1.0]:.1f} % as merged, {100 * sources[0.0]:.1f} % for the base)"
+    ]
+    unseen = data[~data["seen"]].pivot_table(index="scale", columns="domain", values="accuracy")
+    for name in list(unseen)[:MOST]:
+        own = unseen[name]
+        told.append(
+            f"there {name} (unseen) has {100 * own[best]:.1f} %, {100 * own[1.0]:.1f} % as merged, "
+            f"{100 * own.max():.1f} % at its own best scale {own.idxmax():g}, which the sources do "
+            "not tell"
+        )
+    return "; ".join(told)
+
+
+def _paint(axes: "Axes", data: pd.DataFrame, sources: "pd.Series[float]", best: float) -> None:
+    axes.plot(sources.index, 100 * sources, color="k", label=" sources (mean)", zorder=3)
+    home = dict(iter(data[data["seen"]].groupby("domain", sort=False)))
+    for own in list(home.values())[:CURVES]:
+        axes.plot(own["scale"], 100 * own["accuracy"], color="grey", alpha=0.4, linewidth=0.8)
+    away = data[~data["seen"]].groupby("domain", sort=False)
+    for number, (name, own) in enumerate(away):
+        label = f" {name} (unseen)"
+        axes.plot(own["scale"], 100 * own["accuracy"], color=f"C{number}", label=label)
+    axes.axvline(1.0, color="grey", linestyle=":", label=" as merged")
+    axes.axvline(best, color="tab:green", linestyle="--", label=f" best on the sources: {best:g}")
+    axes.set(xlabel="scale (0: the base)", ylabel="accuracy (%)")
+    axes.set_title("from the base through the merged model", fontsize=10)
+    for text in axes.legend(fontsize=7).get_texts():
+        text.set_parse_math(False)
