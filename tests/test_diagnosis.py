@@ -8,9 +8,10 @@ import torch
 from afield import catalog
 from afield.diagnosis import diagnose, revived
 from afield.errors import DataError, SpecError, UnknownNameError
-from afield.jobs import train
-from afield.record import stored_weights
+from afield.jobs import plan, train
+from afield.record import Store, stored_weights
 from afield.selection import value_of
+from afield.sweep import complete
 
 
 @pytest.fixture(scope="module")
@@ -198,3 +199,43 @@ def test_a_run_without_further_networks_needs_no_file_of_them(folder):
     subject = revived(folder)
     assert len(subject.trained.parts) == 0
     assert subject.trained.model is subject.model
+
+
+@pytest.fixture(scope="module")
+def merged(tmp_path_factory):
+    """The folder of a merged run, beside its base and its experts."""
+    store = Store(tmp_path_factory.mktemp("merged"))
+    runs = plan("spirals", merges=["average"], trials=1, settings={"steps": 5})
+    wanted = next(run for run in runs if run.method == "average")
+    needed = (wanted.key, wanted.base, *wanted.experts)
+    list(complete([run for run in runs if run.key in needed], store))
+    return store.folder(wanted)
+
+
+def test_a_merged_run_comes_back_with_its_base_and_its_experts(merged):
+    subject = revived(merged)
+    assert list(subject.experts) == list(subject.record.run.sources)
+    ours = stored_weights(merged)
+    assert all(torch.equal(v, ours[n]) for n, v in subject.model.state_dict().items())
+    mean = torch.stack([each["head.bias"] for each in subject.experts.values()]).mean(0)
+    torch.testing.assert_close(ours["head.bias"], mean)
+    first = subject.learner.model.state_dict()
+    assert all(torch.equal(v, subject.base[n]) for n, v in first.items())
+
+
+def test_an_ordinary_run_has_neither(folder):
+    subject = revived(folder)
+    assert subject.base == subject.experts == {}
+
+
+def test_a_merged_run_alone_is_told_what_is_missing(merged, tmp_path):
+    shutil.copytree(merged, tmp_path / merged.name)
+    with pytest.raises(DataError, match="no readable weights"):
+        diagnose("agreement", tmp_path / merged.name)
+
+
+@pytest.mark.xfail(raises=DataError, reason="the store is taken to be the parent of '.'")
+def test_a_merged_run_may_be_looked_at_from_inside(merged, monkeypatch):
+    monkeypatch.chdir(merged)
+    expected = diagnose("agreement", merged, settings={"samples": 20}).data
+    assert diagnose("agreement", ".", settings={"samples": 20}).data.equals(expected)

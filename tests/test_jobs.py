@@ -200,3 +200,57 @@ def test_all_methods_are_those_that_the_smallest_number_of_domains_allows(twenty
     assert methods[0] == methods[1]
     assert "mldg" not in methods[0]
     assert "erm" in methods[0]
+
+
+MERGING = {"merges": ["average"], "trials": 1, "settings": QUICK}
+
+
+def test_merges_stand_beside_methods_or_by_themselves():
+    alone = plan("spirals", **MERGING)
+    assert {run.role for run in alone} == {"base", "expert", "merged"}
+    both = plan("spirals", ["vrex"], **MERGING)
+    assert both[:4] == plan("spirals", ["vrex"], trials=1, settings=QUICK)
+    assert both[4:] == alone
+
+
+def test_settings_go_to_those_whom_they_concern():
+    settings = {**QUICK, "vrex.penalty": 3.0, "score.tau": 1.0, "arith.eps": 0.1}
+    options = {"merges": ["score"], "expert_methods": ["arith"], "trials": 1}
+    runs = plan("spirals", ["vrex"], settings=settings, **options)
+    for run in runs:
+        if run.method == "vrex":
+            assert run.params["penalty"] == 3.0
+        if run.role == "expert":
+            assert run.params["eps"] == 0.1
+        if run.method == "score":
+            assert run.params["tau"] == 1.0
+    for owner in ("ties.density", "groupdro.eta", "scoer.tau"):
+        with pytest.raises(UnknownNameError, match="in this benchmark; "):
+            plan("spirals", ["vrex"], settings={**settings, owner: 1}, **options)
+
+
+def test_a_merge_or_a_method_named_twice_is_there_once():
+    once = plan("spirals", merges=["average"], expert_methods=["erm"], trials=1)
+    twice = plan("spirals", merges=["average"] * 2, expert_methods=["erm"] * 2, trials=1)
+    assert once == twice
+
+
+def test_merges_do_not_go_with_held_out_shares(twenty):
+    for methods in ([], ["erm"]):
+        with pytest.raises(SpecError, match="--merges goes with each domain left out once"):
+            plan(twenty, methods, merges=["average"], test=0.25)
+
+
+def test_bench_returns_merged_records_and_leaves_out_what_failed(tmp_path, caplog):
+    path = tmp_path / "own.npz"
+    y = np.tile([0, 1], 18)
+    x = np.eye(2)[y] + 0.1 * np.random.default_rng(0).normal(size=(len(y), 2))
+    np.savez(path, X=x, y=y, domain=np.repeat(list("abc"), 12))
+    options = {"merges": ["average", "slerp"], "trials": 1, "settings": {"steps": 3}}
+    records = bench(path, store=tmp_path / "runs", **options)
+    roles = [record.run.role for record in records]
+    assert (roles.count("base"), roles.count("expert"), roles.count("merged")) == (3, 9, 18)
+    assert roles == sorted(roles)
+    failing = {**options, "settings": {"steps": 3, "lr": 1e30}, "base_steps": 1}
+    assert bench(path, store=tmp_path / "others", **failing) == []
+    assert "failed: " in caplog.text

@@ -57,6 +57,12 @@ def put(store, record, weights=None):
         {"balance": True},
         {"limit": 7},
         {"skip_broken": True},
+        {"lr_schedule": "cosine"},
+        {"clip_norm": 1.0},
+        {"role": "base"},
+        {"base": "erm-0"},
+        {"experts": ("erm-1", "erm-2")},
+        {"freeze_head": True},
         {"tested": ("c",)},
         {"unused": ("c",)},
     ],
@@ -75,8 +81,45 @@ def test_every_field_is_either_in_the_key_or_known_not_to_be():
         *("dataset", "method", "sources", "trial", "draw", "params", "average", "average_params"),
         *("backbone", "steps", "every", "batch", "lr", "weight_decay", "data"),
         *("weights", "start", "freeze_bn", "size", "augment", "domains_per_step", "balance"),
-        *("limit", "skip_broken", "tested", "unused", "optimizer"),
+        *("limit", "skip_broken", "tested", "unused", "optimizer", "lr_schedule", "clip_norm"),
+        *("role", "base", "experts", "freeze_head"),
     } == set(Run.__dataclass_fields__)
+
+
+def test_keys_of_ordinary_runs_are_those_from_before_merging():
+    """What is finished stays finished; these were computed when there was none of it."""
+    assert RUN.key == "erm-16e17306a5480d97"
+    other = Run(
+        *("toy", "vrex", ("a", "b")),
+        trial=2,
+        optimizer="sgd:momentum=0.9",
+        weights="hub",
+        size=64,
+        freeze_bn=True,
+        tested=("c",),
+    )
+    assert other.key == "vrex-f26e7d03575b952c"
+
+
+def test_a_run_can_be_done_after_what_it_starts_from():
+    expert = replace(RUN, base="erm-0")
+    assert RUN.stage < expert.stage < replace(expert, experts=("erm-1",)).stage
+
+
+def test_the_order_of_the_experts_is_part_of_the_key():
+    first, second = (replace(RUN, experts=experts) for experts in (("x", "y"), ("y", "x")))
+    assert first.key != second.key
+
+
+def test_a_record_from_before_merging_can_be_read(tmp_path):
+    store = Store(tmp_path)
+    put(store, record_of())
+    path = store.folder(RUN) / "record.json"
+    known = json.loads(path.read_text())
+    for name in ("lr_schedule", "clip_norm", "role", "base", "experts", "freeze_head"):
+        del known["run"][name]
+    path.write_text(json.dumps(known))
+    assert store.get(RUN) == record_of()
 
 
 def test_twins_share_their_recipe():
@@ -91,7 +134,8 @@ def test_the_seed_is_shared_by_methods_and_blind_to_the_data():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"sources": ()}, {"steps": 0}, {"batch": -1}, {"lr": 0.0}, {"trial": -1}]
+    "wrong",
+    [{"sources": ()}, {"steps": 0}, {"batch": -1}, {"lr": 0.0}, {"trial": -1}, {"clip_norm": -1}],
 )
 def test_a_run_that_cannot_be_is_refused(wrong):
     with pytest.raises(SpecError):

@@ -22,8 +22,9 @@ from afield.evaluation import Checkpoint
 from afield.jobs import planned
 from afield.loading import Stream
 from afield.material import Material
-from afield.method import Task, pool
+from afield.method import Learner, Task, pool
 from afield.methods.erm import ERM
+from afield.optimization import schedule_of
 from afield.protocol import hold_out, leave_one_out
 from afield.readers import find_dataset
 from afield.record import Store, stored_weights
@@ -676,3 +677,104 @@ def test_unused_domains_reach_neither_training_nor_the_record(tmp_path):
     alone = replace(run, dataset=fewer.spec, data=fewer.fingerprint, unused=())
     again = execute(alone, store)
     assert again.checkpoints == record.checkpoints
+
+
+def test_a_schedule_and_clipping_reach_the_training(tmp_path):
+    store, found = Store(tmp_path), {}
+    for more in ({}, {"lr_schedule": "cosine:warmup=0.2"}, {"clip_norm": 0.01}):
+        run = planned("spirals", "erm", target="turn0", settings={"steps": 10, **more})
+        execute(run, store)
+        found[run.key] = store.weights(run)["head.weight"]
+    first, second, third = found.values()
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, third)
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("erm", {}),
+        ("vrex", {}),
+        # It has schedules of its own for weights and for masks.
+        ("dmg", {"dmg.schedule": "exponential", "dmg.mask_schedule": "inverse"}),
+    ],
+)
+def test_a_schedule_survives_an_interruption(method, more, tmp_path):
+    settings = {"steps": 30, "every": 5, "lr_schedule": "cosine:warmup=4", "clip_norm": 0.5, **more}
+    run = planned("spirals", method, target="turn0", settings=settings)
+    straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")
+    execute(run, straight)
+    for after in (5, 20):
+        interrupted(run, broken, after=after)
+    execute(run, broken)
+    assert outcome(broken, run) == outcome(straight, run)
+
+
+def test_a_methods_own_schedule_goes_on_top_of_the_runs(monkeypatch, tmp_path):
+    """Rates of dmg's weights and masks at the first, a middle and the last step."""
+    seen = []
+
+    def noted(self, *shares):
+        pace(self, *shares)
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        seen.append((self.step, shares, rates))
+
+    pace = Learner.pace
+    monkeypatch.setattr(Learner, "pace", noted)
+    settings = {"steps": 20, "lr_schedule": "cosine", "dmg.schedule": "exponential", "lr": 0.01}
+    run = planned("spirals", "dmg", target="turn0", settings=settings)
+    execute(run, Store(tmp_path))
+    share = schedule_of("cosine", 20)
+    rates = [0.01, 0.01 * run.params["mask_rate"]]
+    assert len(seen) == 20
+    for step, shares, found in (seen[0], seen[10], seen[19]):
+        expected = [share(step) * own * rate for own, rate in zip(shares, rates, strict=True)]
+        assert found == pytest.approx(expected)
+    assert seen[0][1][0] > seen[19][1][0]
+
+
+def test_a_constant_schedule_is_none():
+    runs = [
+        planned("spirals", "erm", target="turn0", settings={"steps": 10, **more})
+        for more in ({}, {"lr_schedule": "constant", "clip_norm": 0})
+    ]
+    assert runs[0].key == runs[1].key
+
+
+def probed_base(store):
+    """A base with a fitted head, done."""
+    base = planned("spirals", "linear_probe", target="turn0", settings={"steps": 1})
+    base = replace(base, role="base")
+    execute(base, store)
+    return base
+
+
+@pytest.mark.parametrize("average", catalog.names("averages"))
+def test_an_expert_starts_from_its_base_and_keeps_a_frozen_head_to_the_byte(average, tmp_path):
+    store = Store(tmp_path)
+    base = probed_base(store)
+    settings = {"steps": 6, "every": 2, "weight_decay": 0.1}
+    run = planned("spirals", "erm", target="turn0", average=average, settings=settings)
+    run = replace(run, role="expert", base=base.key, freeze_head=True)
+    execute(run, store)
+    before, after = store.weights(base), store.weights(run)
+    for name, value in before.items():
+        assert torch.equal(after[name], value) == name.startswith("head."), name
+
+
+def test_an_expert_with_a_frozen_head_survives_an_interruption(tmp_path):
+    stores = [Store(tmp_path / name) for name in ("straight", "broken")]
+    run = planned("spirals", "arith", target="turn0", settings={"steps": 20, "every": 5})
+    for store in stores:
+        base = probed_base(store)
+    run = replace(run, role="expert", base=base.key, freeze_head=True)
+    execute(run, stores[0])
+    interrupted(run, stores[1], after=10)
+    execute(run, stores[1])
+    assert outcome(stores[0], run) == outcome(stores[1], run)
+
+
+def test_a_base_that_is_not_there_is_named(tmp_path):
+    run = planned("spirals", "erm", target="turn0", settings={"steps": 2})
+    with pytest.raises(DataError, match=r"erm-0/model\.safetensors: no readable weights"):
+        execute(replace(run, base="erm-0"), Store(tmp_path))

@@ -4,13 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from afield.errors import SpecError
 from afield.jobs import planned
-from afield.record import BusyError, Failure, Record, Store
+from afield.record import BusyError, Failure, Record, Run, Store
 from afield.runner import execute
 from afield.sweep import Local, complete, in_order
 
@@ -204,3 +205,37 @@ def test_a_script_without_a_guard_is_told_so(tmp_path):
     assert ended.returncode != 0
     assert '__name__ == "__main__"' in ended.stderr.strip().splitlines()[-1]
     assert not list(tmp_path.glob("runs/*/failure.json"))
+
+
+def staged() -> dict[str, Run]:
+    """A base, an expert of it and a merged run of that, by their roles."""
+    first = planned("spirals", "erm", target="turn0", settings={"steps": 5})
+    base = replace(first, role="base")
+    expert = replace(first, role="expert", base=base.key)
+    merged = replace(expert, method="average", role="merged", experts=(expert.key,) * 2)
+    return {run.role: run for run in (base, expert, merged)}
+
+
+def test_what_starts_from_others_comes_after_them_however_they_are_asked(tmp_path):
+    runs = staged()
+    found = list(complete(list(runs.values())[::-1], Store(tmp_path)))
+    assert [outcome.run.role for outcome in found] == ["base", "expert", "merged"]
+    assert all(isinstance(outcome, Record) for outcome in found)
+    assert [o.run.role for o in in_order(list(runs.values())[::-1], found)] == [
+        *("merged", "expert", "base")
+    ]
+
+
+def test_what_starts_from_a_run_that_another_process_is_at_waits_for_it(tmp_path, monkeypatch):
+    runs, tries = staged(), []
+
+    def busy_at_first(run, store, *, wait, **options):
+        tries.append((run.role, wait))
+        if run.role == "base" and not wait:
+            raise BusyError(run.key)
+        return execute(run, store, wait=wait, **options)
+
+    monkeypatch.setattr("afield.sweep.execute", busy_at_first)
+    found = list(complete(list(runs.values()), Store(tmp_path)))
+    assert all(isinstance(outcome, Record) for outcome in found)
+    assert tries == [("base", False), ("base", True), ("expert", False)]

@@ -616,3 +616,44 @@ def test_one_number_of_domains_is_not_repeated_in_every_row():
     few = smaller(held_out({"w00": 0.5, "w01": 0.3}), ("w05", "w06"))
     other = smaller(held_out({"w00": 0.5, "w01": 0.3}, method="vrex"), ("w05", "w06"))
     assert set(tabulate([few, other])["method"]) == {"erm", "vrex"}
+
+
+def test_bases_and_experts_have_no_row():
+    """They are trained on one domain, or for a short time, to be merged."""
+    rows = [
+        *benchmark([[0.9, 0.5, 0.7]], method="score", role="merged", experts=("x", "y")),
+        *benchmark([[0.8, 0.6, 0.7]], method="erm", role="expert", base="z", steps=7),
+        *benchmark([[0.8, 0.6, 0.7]], method="erm", role="base", steps=3),
+    ]
+    frame = tabulate(rows)
+    assert set(frame["method"]) == {"score"}
+    assert tabulate(rows[3:]).empty
+    # Nor do their settings label the others.
+    together = tabulate([*rows, *benchmark([[0.1, 0.1, 0.1]])])
+    assert set(together["method"]) == {"score", "erm"}
+
+
+@pytest.mark.parametrize("more", [{}, {"given": {"lr": 0.1}}])
+def test_the_upper_bound_is_not_marked_and_takes_no_place(more):
+    frame = tabulate(
+        [
+            *benchmark([[0.9, 0.9, 0.9]], method="target_expert", **more),
+            *benchmark([[0.8, 0.8, 0.8]], method="score"),
+            *benchmark([[0.7, 0.7, 0.7]], method="ties"),
+            *benchmark([[0.6, 0.6, 0.6]], method="base"),
+        ],
+    )
+    rows = markdown_rows(as_markdown(frame[frame["rule"] == "sources"]))
+    (bound,) = [row for name, row in rows.items() if name.startswith("target_expert")]
+    assert bound[:3] == ["90.0"] * 3
+    assert rows["score"][:3] == ["**80.0**"] * 3
+    assert rows["ties"][:3] == ["*70.0*"] * 3
+    assert rows["base"][:3] == ["60.0"] * 3
+
+
+def test_a_bound_as_good_as_the_best_leaves_that_marked():
+    accuracies = {"target_expert": 0.8, "score": 0.8, "ties": 0.7}
+    frame = tabulate([r for m, a in accuracies.items() for r in benchmark([[a] * 3], method=m)])
+    rows = markdown_rows(as_markdown(frame[frame["rule"] == "sources"]))
+    assert rows["target_expert"][0] == "80.0"
+    assert rows["score"][0] == "**80.0**"

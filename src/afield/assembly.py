@@ -81,7 +81,7 @@ def assemble(
         with steady(threads):
             started = time.monotonic()
             work = begun(run, place)
-            model = _made(run, work, [_weights(store, key) for key in run.experts])
+            model = _made(run, work, store)
             checkpoint = _scored(run, work, model)
         record = Record(
             run=run,
@@ -104,12 +104,14 @@ def _weights(store: Store, key: str) -> State:
         ) from None
 
 
-def _made(run: Run, work: Work, experts: Sequence[State]) -> nn.Module:
+def _made(run: Run, work: Work, store: Store) -> nn.Module:
     """The model that the run asks for; the network at hand has the base's weights."""
     network = work.learner.model
+    if run.method == "base":
+        return network.eval()
+    experts = [_weights(store, key) for key in run.experts]
     _check_alike(run, network, experts)
     special: dict[str, Callable[[], nn.Module]] = {
-        "base": lambda: network,
         "best_expert": lambda: _best(run, work, experts),
         "logit_ensemble": lambda: Ensemble([_with(network, each) for each in experts]),
         "target_expert": lambda: _with(network, experts[0]),
@@ -131,8 +133,9 @@ def _with(network: nn.Module, weights: State) -> nn.Module:
 
 
 def _check_alike(run: Run, network: nn.Module, experts: Sequence[State]) -> None:
+    shapes = {name: value.shape for name, value in network.state_dict().items()}
     for key, expert in zip(run.experts, experts, strict=True):
-        if expert.keys() != network.state_dict().keys():
+        if {name: value.shape for name, value in expert.items()} != shapes:
             raise SpecError(
                 f"{key.rpartition('-')[0]} trains another network than the base: it cannot be "
                 "merged; use an --expert-method that leaves the network as it is, such as erm"

@@ -1,16 +1,17 @@
 """What the diagnostics of merged runs share: whether a run is one, and what its experts changed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from afield import catalog
 from afield.diagnostic import Subject
 from afield.errors import SpecError
 from afield.merge_checks import MERGED, Spec
 from afield.merging import rule_of
 
-__all__ = ["check_merged", "matrix_deltas", "moved_matrices"]
+__all__ = ["check_matrices", "check_merged", "matrix_deltas", "moved_matrices"]
 
 
 def check_merged(subject: Subject, name: str, *, experts: int = 1) -> None:
@@ -29,7 +30,11 @@ def check_merged(subject: Subject, name: str, *, experts: int = 1) -> None:
 
 
 def moved_matrices(subject: Subject) -> list[str]:
-    """The tensors that a merge of matrices merges, and that some expert has changed."""
+    """The tensors that a merge of matrices merges, and that some expert has changed.
+
+    In the order of the network: files have theirs by name.
+    """
+    order = {name: place for place, name in enumerate(subject.model.state_dict())}
     found = [
         name
         for name, value in subject.base.items()
@@ -38,10 +43,18 @@ def moved_matrices(subject: Subject) -> list[str]:
     ]
     if not found:
         raise SpecError("no expert has changed a matrix: there is nothing to compare")
-    return found
+    return sorted(found, key=lambda name: order.get(name, len(order)))
 
 
-def matrix_deltas(subject: Subject, names: list[str]) -> Iterator[Tensor]:
+def check_matrices(names: Sequence[str], wanted: Sequence[str], where: str) -> None:
+    """Refuse names that are not among those of the changed matrices."""
+    for name in wanted:
+        if name not in names:
+            known = catalog.hint(name, list(names))
+            raise SpecError(f"{where}: no changed matrix is called {name!r}; {known}")
+
+
+def matrix_deltas(subject: Subject, names: Sequence[str]) -> Iterator[Tensor]:
     """What each expert changed in each of these matrices, [experts, m, n], in float32 at least."""
     for name in names:
         base = subject.base[name]

@@ -84,7 +84,7 @@ def test_an_independent_solver_ends_at_the_same_head(model, task, samples, label
         return objective(weight, bias, x, y, l2) + 0.5 * bias.mean().square()
 
     flat = torch.zeros(count * (x.shape[1] + 1), dtype=torch.float64)
-    for _ in range(30):
+    for _ in range(12):
         slope, bend = jacobian(value, flat), hessian(value, flat)
         flat = flat - torch.linalg.solve(bend, slope)
     weight, bias = (

@@ -16,16 +16,15 @@ seen.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import pandas as pd
 import torch
 from torch import Tensor
 
-from afield import catalog
 from afield.diagnostic import Diagnostic, Finding, Subject, only
 from afield.errors import SpecError
-from afield.merged_runs import check_merged, matrix_deltas, moved_matrices
+from afield.merged_runs import check_matrices, check_merged, matrix_deltas, moved_matrices
 from afield.merges.score import Center, agreeing, score
 from afield.progress import tracked
 from afield.space import Uniform, Variant, defaults
@@ -38,8 +37,8 @@ __all__ = ["Conflicts"]
 
 # Layers that are shown at most, and those that have their names at the bars.
 SHOWN, NAMED = 7, 14
-# Experts that have their names at the pictures, and letters of a layer's name.
-LABELLED, LONG = 6, 28
+# Experts that have their names at the pictures, letters of these in a line, and of a layer's name.
+LABELLED, ROOM, LONG = 6, 24, 28
 # Colours go over so many orders of magnitude.
 DECADES = 3
 COUNTS = ("entries", "kept entries", "diagonal", "beside", "kept beside")
@@ -83,10 +82,7 @@ class Conflicts(Diagnostic):
         subject = only(subjects, "conflicts")
         check_merged(subject, "conflicts", experts=2)
         names, trim = moved_matrices(subject), self._trim(subject)
-        for name in self.layers:
-            if name not in names:
-                known = catalog.hint(name, names)
-                raise SpecError(f"conflicts.layers: no changed matrix is called {name!r}; {known}")
+        check_matrices(names, self.layers, "conflicts.layers")
         rows = []
         for name, deltas in tracked(
             zip(names, matrix_deltas(subject, names), strict=True), "conflicts", len(names)
@@ -163,11 +159,10 @@ def _shares(counts: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 
 def _remarkable(data: pd.DataFrame) -> list[str]:
     """The largest matrix, and the one of most conflict among the others."""
-    sizes = data["rows"] * data["columns"]
-    first = data.loc[sizes.idxmax(), "layer"]
-    others = data[data["layer"] != first]
-    worst = [] if others.empty else [others.loc[others["conflict"].idxmax(), "layer"]]
-    return [first, *worst]
+    sizes = (data["rows"] * data["columns"]).to_numpy()
+    first = str(data["layer"].iloc[int(sizes.argmax())])
+    others = data[data["layer"] != first].sort_values("conflict", kind="stable")
+    return [first, *map(str, others["layer"].iloc[-1:])]
 
 
 def _picture(name: str, deltas: Tensor, trim: _Trim) -> _Picture:
@@ -182,7 +177,7 @@ def _picture(name: str, deltas: Tensor, trim: _Trim) -> _Picture:
 
 
 def _told(data: pd.DataFrame, total: "pd.Series[float]", trim: _Trim) -> str:
-    worst = data.loc[data["conflict"].idxmax()]
+    worst = data.sort_values("conflict").iloc[-1]
     center = "the mean" if trim.center == "mean" else "0"
     return (
         f"SCORE within {trim.told} of {center} keeps {100 * total['kept']:.0f} % of the entries "
@@ -226,7 +221,7 @@ def _settle(axes: "Axes", data: pd.DataFrame, title: str) -> None:
     if len(data) <= NAMED:
         axes.set_yticks(range(len(data)), map(_short, data["layer"]), fontsize=7, parse_math=False)
     else:
-        axes.set_ylabel("matrix, from the input on")
+        axes.set_ylabel("matrix, in the network's order")
     axes.set(xlim=(0, 100), ylim=(len(data) - 0.5, -0.5), xlabel="%")
     axes.set_title(title, fontsize=10)
     axes.legend(fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.15))
@@ -238,6 +233,7 @@ def _paint_pair(axes: Sequence["Axes"], picture: _Picture, experts: list[str]) -
     largest = float(picture.before.max())
     norm = LogNorm(largest / 10**DECADES, largest)
     titles = (f"{_short(picture.layer)}: Σ|M|", "after the trim (grey: all taken away)")
+    crowded = len("".join(experts)) > ROOM
     for each, square, title in zip(axes, (picture.before, picture.after), titles, strict=True):
         shown = square.clamp(min=norm.vmin).where(square > 0, torch.nan)
         image = each.imshow(shown.numpy(), cmap="magma", norm=norm, interpolation="nearest")
@@ -245,8 +241,9 @@ def _paint_pair(axes: Sequence["Axes"], picture: _Picture, experts: list[str]) -
         each.set_title(title, fontsize=9, parse_math=False)
         middles = [picture.blocks * (number + 0.5) - 0.5 for number in range(len(experts))]
         if picture.blocks and len(experts) <= LABELLED:
-            each.set_xticks(middles, experts, fontsize=7, parse_math=False)
-            each.set_yticks(middles, experts, fontsize=7, rotation=90, va="center")
+            turned: dict[str, Any] = {"rotation": 45, "ha": "right"} if crowded else {}
+            each.set_xticks(middles, experts, fontsize=7, parse_math=False, **turned)
+            each.set_yticks(middles, experts, fontsize=7, parse_math=False)
         each.figure.colorbar(image, ax=each, shrink=0.8)
 
 

@@ -11,11 +11,11 @@ below 0, and integers not at all.
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from afield.diagnostic import Diagnostic, Finding, Subject, only
 from afield.errors import SpecError
@@ -52,28 +52,25 @@ class MergePath(Diagnostic):
         """Accuracies on all domains at every scale, the merged model's own included."""
         subject = only(subjects, "merge_path")
         check_merged(subject, "merge_path")
-        merged = {name: value.cpu() for name, value in subject.model.state_dict().items()}
+        merged = {
+            name: value.to("cpu", copy=True) for name, value in subject.model.state_dict().items()
+        }
         if all(torch.equal(value, subject.base[name]) for name, value in merged.items()):
             method = subject.record.run.method
             raise SpecError(f"merge_path: {method} is where its base is; look at another merge")
         even = [self.furthest * point / (self.points - 1) for point in range(self.points)]
         scales = sorted({*even, 1.0})
-        rows = [
-            (scale, *row)
-            for scale in tracked(scales, "scales", len(scales))
-            for row in self._accuracies(subject, along(subject.base, merged, scale))
-        ]
+        model, rows = copy.deepcopy(subject.model), []
+        for scale in tracked(scales, "scales", len(scales)):
+            model.load_state_dict(along(subject.base, merged, scale))
+            rows += [(scale, *row) for row in self._accuracies(subject, model)]
         data = pd.DataFrame(rows, columns=["scale", "domain", "seen", "accuracy"])
         sources = data[data["seen"]].groupby("scale")["accuracy"].mean()
-        best = min(sources[sources == sources.max()].index, key=lambda scale: abs(scale - 1))
+        best = _best(sources)
         told = _told(data, sources, best)
         return Finding(data, told, lambda axes: _paint(axes[0], data, sources, best))
 
-    def _accuracies(
-        self, subject: Subject, weights: Mapping[str, Tensor]
-    ) -> Iterator[tuple[str, bool, float]]:
-        model = copy.deepcopy(subject.model)
-        model.load_state_dict(weights)
+    def _accuracies(self, subject: Subject, model: nn.Module) -> Iterator[tuple[str, bool, float]]:
         for name in subject.domains:
             seen = name in subject.record.run.sources
             samples = (subject.probes if seen else subject.domains)[name]
@@ -96,33 +93,44 @@ def along(
     return found
 
 
+def _best(accuracy: "pd.Series[float]") -> float:
+    """The best scale; of several, the nearest to 1. Means that are equal may differ by rounding."""
+    good = accuracy[accuracy >= accuracy.max() - 1e-9]
+    return min(map(float, good.index), key=lambda scale: abs(scale - 1))
+
+
 def _told(data: pd.DataFrame, sources: "pd.Series[float]", best: float) -> str:
-    told = [
-        f"on the sources best at scale {best:g} ({100 * sources[best]:.1f} %; "
-        f"{100 * sources[1.0]:.1f} % as merged, {100 * sources[0.0]:.1f} % for the base)"
-    ]
-    unseen = data[~data["seen"]].pivot_table(index="scale", columns="domain", values="accuracy")
-    for name in list(unseen)[:MOST]:
-        own = unseen[name]
+    told = [f"on the sources best at scale {best:g} ({_compared(sources, best)})"]
+    for name, rows in data[~data["seen"]].groupby("domain", sort=False):
+        own = rows.set_index("scale")["accuracy"]
         told.append(
-            f"there {name} (unseen) has {100 * own[best]:.1f} %, {100 * own[1.0]:.1f} % as merged, "
-            f"{100 * own.max():.1f} % at its own best scale {own.idxmax():g}, which the sources do "
-            "not tell"
+            f"{name} (unseen) there: {_compared(own, best)}; its own best, {100 * own.max():.1f} % "
+            f"at {_best(own):g}, is not for the sources to know"
         )
-    return "; ".join(told)
+    rest = len(told) - 1 - MOST
+    return "; ".join(told[: 1 + MOST]) + f"; and {rest} more unseen domains" * (rest > 0)
+
+
+def _compared(own: "pd.Series[float]", best: float) -> str:
+    """The accuracies at the best scale, as merged and of the base; each scale once."""
+    at = {best: "", 1.0: " as merged", 0.0: " for the base"}
+    return ", ".join(f"{100 * own[scale]:.1f} %{told}" for scale, told in at.items())
 
 
 def _paint(axes: "Axes", data: pd.DataFrame, sources: "pd.Series[float]", best: float) -> None:
     axes.plot(sources.index, 100 * sources, color="k", label=" sources (mean)", zorder=3)
     home = dict(iter(data[data["seen"]].groupby("domain", sort=False)))
-    for own in list(home.values())[:CURVES]:
-        axes.plot(own["scale"], 100 * own["accuracy"], color="grey", alpha=0.4, linewidth=0.8)
+    for number, own in enumerate(list(home.values())[:CURVES]):
+        label = "" if number else " each source"
+        thin: dict[str, Any] = {"color": "grey", "alpha": 0.5, "linewidth": 0.8, "label": label}
+        axes.plot(own["scale"], 100 * own["accuracy"], **thin)
     away = data[~data["seen"]].groupby("domain", sort=False)
     for number, (name, own) in enumerate(away):
         label = f" {name} (unseen)"
         axes.plot(own["scale"], 100 * own["accuracy"], color=f"C{number}", label=label)
     axes.axvline(1.0, color="grey", linestyle=":", label=" as merged")
-    axes.axvline(best, color="tab:green", linestyle="--", label=f" best on the sources: {best:g}")
+    style: dict[str, Any] = {"marker": "*", "color": "k", "markersize": 11, "linestyle": ""}
+    axes.plot([best], [100 * sources[best]], label=f" best on the sources: {best:g}", **style)
     axes.set(xlabel="scale (0: the base)", ylabel="accuracy (%)")
     axes.set_title("from the base through the merged model", fontsize=10)
     for text in axes.legend(fontsize=7).get_texts():

@@ -164,7 +164,7 @@ def _random_angles(rows: int, dimension: int) -> Tensor:
 
 def _told(data: pd.DataFrame, angles: pd.DataFrame, of: str) -> str:
     other = data[data["first"] != data["second"]]
-    highest = other.loc[other["sar"].idxmax()]
+    highest = other.sort_values("sar").iloc[-1]
     return (
         f"SAR of two experts: {other['sar'].mean():.2f} on average ({other['chance'].mean():.2f} "
         f"for directions drawn at random), {highest['sar']:.2f} at most (of {highest['first']} in "

@@ -52,7 +52,7 @@ def score(
     tau: Annotated[float, Uniform(0.5, 3.0)] = 1.96,
     divide_by_domains: Annotated[bool, Variant((True, False))] = True,
     center: Annotated[Center, Variant(("mean", "zero"))] = "mean",
-    exact: bool = False,
+    exact: Annotated[bool, Variant((False, True))] = False,
 ) -> Tensor:
     """Sum of the deltas in a shared basis, without their conflicts.
 
@@ -69,7 +69,7 @@ def score(
     center
         What it may be away from.
     exact
-        The basis in float64 (1.6 times the time); always so for float64 deltas.
+        The basis in float64 (1.4 times the time); always so for float64 deltas.
     """
     left, values, right = shared_basis(deltas, exact=exact)
     width = tau / len(deltas) if divide_by_domains else tau
