@@ -17,6 +17,7 @@ from afield.space import build, defaults, ranges
 NAMES = catalog.names("diagnostics")
 # Those that look at runs of some methods only.
 OF_METHODS = {"masks": "dmg", "perturbations": "crossgrad"}
+OF_MERGES = ("conflicts", "merge_path", "overlap")
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +31,21 @@ def store(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def findings(store):
+def merged(tmp_path_factory):
+    store = tmp_path_factory.mktemp("merged")
+    bench("spirals", store=store, merges=["score"], trials=1, settings={"steps": 15})
+    return next(store.glob("score-*"))
+
+
+@pytest.fixture(scope="module")
+def findings(store, merged):
     quick = {"loss_surface": {"steps": 2, "points": 3, "samples": 8}}
 
     def looked_at(name):
         if catalog.find("diagnostics", name).takes == "records":
             return store
+        if name in OF_MERGES:
+            return merged
         return next(store.glob(f"{OF_METHODS.get(name, 'erm')}-*"))
 
     return {name: diagnose(name, looked_at(name), settings=quick.get(name)) for name in NAMES}

@@ -21,7 +21,7 @@ import torch
 from afield import catalog
 from afield.assembly import COMPARISONS
 from afield.domains import DomainSet
-from afield.errors import SpecError, UnfitError, UnknownNameError
+from afield.errors import MergeError, SpecError, UnfitError, UnknownNameError
 from afield.merging import merge as merge_by
 from afield.protocol import Settings, check_settings, planned_run, settings_of
 from afield.record import DEFAULT_RULES, Run
@@ -194,8 +194,11 @@ def _try(name: str, chosen: dict[str, Any]) -> None:
     """Refuse settings that the merge would refuse when all experts are trained."""
     if chosen:
         base = torch.full((4, 4), 100.0)
-        experts = [{"w": base + torch.eye(4)}, {"w": base + torch.eye(4).flip(0)}]
-        merge_by(name, {"w": base}, experts, **chosen)
+        experts = [{"w": base + torch.eye(4)}, {"w": base + torch.eye(4).cumsum(0)}]
+        try:
+            merge_by(name, {"w": base}, experts, **chosen)
+        except MergeError as error:
+            raise SpecError(f"{name}.{str(error).removeprefix('w: ')}") from None
 
 
 def _told(plan: _Plan, base: Run, experts: Sequence[Run]) -> dict[str, Any]:
