@@ -492,7 +492,6 @@ def test_pictures_are_scaled_alike_for_base_experts_and_merged(done):
     assert len({str(scaling(done.store, run.key)) for run in done.runs}) == 1
 
 
-@pytest.mark.xfail(reason="numbers are standardised by each run's own sources", strict=True)
 def test_numbers_are_scaled_alike_for_base_experts_and_merged(tmp_path):
     """An expert whose inputs were scaled otherwise is no expert for what the merged one sees."""
     runs = runs_of(pictures(tmp_path / "own.npz", numbers=True), merges=["average"],

@@ -618,7 +618,6 @@ def test_settings_of_merges_and_methods_of_experts_are_rows(afield):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("three")
-@pytest.mark.xfail(reason="a merge is looked for among the methods")
 def test_merged_records_can_be_written_for_domainbed(afield, tmp_path):
     afield("bench", "own.npz", *MERGED)
     code, _, _ = afield("export-domainbed", "runs", "out")
@@ -629,7 +628,6 @@ def test_merged_records_can_be_written_for_domainbed(afield, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("three")
-@pytest.mark.xfail(reason="steps of bases and of experts are taken for a setting with two values")
 def test_the_setting_of_a_merge_has_a_curve(afield):
     for tau in ("1", "3"):
         afield("bench", "own.npz", *MERGED, "--set", f"score.tau={tau}")

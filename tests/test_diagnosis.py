@@ -234,7 +234,6 @@ def test_a_merged_run_alone_is_told_what_is_missing(merged, tmp_path):
         diagnose("agreement", tmp_path / merged.name)
 
 
-@pytest.mark.xfail(raises=DataError, reason="the store is taken to be the parent of '.'")
 def test_a_merged_run_may_be_looked_at_from_inside(merged, monkeypatch):
     monkeypatch.chdir(merged)
     expected = diagnose("agreement", merged, settings={"samples": 20}).data

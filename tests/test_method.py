@@ -177,9 +177,6 @@ def test_it_is_a_dataclass_of_its_own(name):
 
 # It has no step of an optimiser.
 STEPPING = [name for name in NAMES if name != "linear_probe"]
-INNER = "its inner optimiser knows of neither schedule nor clipping"
-AFRESH = "where it starts its optimiser afresh, one step has the whole rate"
-HEADS = "its heads are new ones, and train"
 
 
 def scheduled(task, text="cosine:warmup=2", **changed):
@@ -225,7 +222,6 @@ def test_learning_rates_come_back_with_the_state(model, task):
         assert other.rate == learner.rate
 
 
-@pytest.mark.xfail(reason="the rate of a fresh optimiser is the whole one", strict=True)
 def test_an_optimiser_that_starts_afresh_in_the_middle_keeps_the_time(model, task):
     learner = Learner(model, scheduled(replace(task, steps=8), "cosine"))
     learner.step = 7
@@ -249,17 +245,7 @@ def test_a_gradient_that_is_too_long_is_cut_and_no_other(model, task):
     torch.testing.assert_close(moves[1e6], moves[0.0])
 
 
-def marked(names=STEPPING, **reasons):
-    """All methods, those with a known fault marked."""
-    return [
-        pytest.param(n, marks=pytest.mark.xfail(reason=reasons[n], strict=True))
-        if n in reasons
-        else n
-        for n in names
-    ]
-
-
-@pytest.mark.parametrize("name", marked(fish=INNER, vrex=AFRESH))
+@pytest.mark.parametrize("name", STEPPING)
 def test_the_schedule_reaches_every_method(name, model, task, stream):
     built = build(catalog.find("methods", name), {})
     short = replace(task, steps=10)
@@ -271,7 +257,7 @@ def test_the_schedule_reaches_every_method(name, model, task, stream):
     assert (weights(still) - weights(start)).norm() < 0.01 * moved
 
 
-@pytest.mark.parametrize("name", marked(fish=INNER))
+@pytest.mark.parametrize("name", STEPPING)
 def test_clipping_reaches_every_method(name, model, task, stream):
     sgd = replace(task, steps=10, optimizer=optimizer_of("sgd", lr=0.1, weight_decay=0.0))
     built = build(catalog.find("methods", name), {})
@@ -280,7 +266,7 @@ def test_clipping_reaches_every_method(name, model, task, stream):
     assert (weights(cut) - weights(start)).norm() < 1e-5
 
 
-@pytest.mark.parametrize("name", marked(NAMES, multi_head=HEADS))
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "multi_head"])
 def test_a_frozen_head_stays_with_every_method(name, model, task, stream):
     method = build(catalog.find("methods", name), {})
     model.head.requires_grad_(requires_grad=False)

@@ -76,7 +76,8 @@ def progress_shown() -> AbstractContextManager[None]:
 
 def print_plan(runs: "Sequence[Run]", *, done: int) -> None:
     """What is about to be trained, in one line on standard error."""
-    first = runs[0]
+    # Not the short training of a base.
+    first = next((run for run in runs if run.role != "base"), runs[0])
     size = f" at {first.size} px" if first.size else ""
     weights = {"": "from random weights", "hub": "from the hub's weights"}
     start = weights.get(first.weights, f"from {Path(first.weights).name}")

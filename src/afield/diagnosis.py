@@ -79,7 +79,7 @@ def diagnose(
 
 def revived(folder: str | Path, *, root: Path | None = None, device: str | None = None) -> Subject:
     """A finished run with its network and its data."""
-    folder = Path(folder)
+    folder = Path(folder).resolve()
     record = read_record(folder)
     run = record.run
     if run.experts and run.method == "logit_ensemble":

@@ -30,7 +30,7 @@ def export_domainbed(
     records: Iterable[Record], out: Path, *, dataset: str | None = None
 ) -> list[Path]:
     """Write one folder a record; return the folders."""
-    known = list(records)
+    known = [record for record in records if record.run.role not in ("base", "expert")]
     common = common_settings(record.run for record in known)
     folders = []
     for record in known:
@@ -79,5 +79,7 @@ def _line(
 
 def _algorithm(run: Run, common: set[str]) -> str:
     """The class name, which is DomainBed's own for the methods that both have."""
+    if run.experts:
+        return label(run, but=common)
     name = catalog.find("methods", run.method).__name__
     return label(run, but=common).replace(run.method, name, 1)

@@ -45,8 +45,8 @@ def plan(
     test: float = 0.0,
     validate: float = 0.1,
     train_on: Sequence[int | None] = (),
-    merges: Sequence[str] = (),
-    expert_methods: Sequence[str] = ("erm",),
+    merges: str | Sequence[str] = (),
+    expert_methods: str | Sequence[str] = "erm",
     base_steps: int | None = None,
     **options: Any,
 ) -> list[Run]:
@@ -71,6 +71,9 @@ def plan(
     options
         As in `leave_one_out`.
     """
+    merges, makers = _listed(merges), list(dict.fromkeys(_listed(expert_methods)))
+    if not merges and (base_steps or makers != ["erm"]):
+        raise SpecError("--expert-method and --base-steps go with --merges: nothing is merged")
     usual = () if merges else DEFAULT_METHODS
     names = [methods] if isinstance(methods, str) else list(methods or usual)
     every = "all" in names
@@ -84,9 +87,10 @@ def plan(
     asked = [rules] if isinstance(rules, str) else rules
     wanted = asked if asked is None else _fitting_rules(asked, found, test, validate)
     settings = options.pop("settings", None) or {}
-    experts = list(dict.fromkeys(expert_methods)) if merges else []
+    experts = makers if merges else []
     merged = _fitting_merges(found, merges, len(experts))
-    check_settings(settings, [*names, *merged, *experts, options.get("average", "last")])
+    owners = [*merged, *experts, *(["linear_probe"] if merges else [])]
+    check_settings(settings, [*names, *owners, options.get("average", "last")])
     options["settings"] = settings_of(settings, *names, options.get("average", "last"))
     planner: Callable[[list[str]], list[Run]]
     if test:
@@ -100,9 +104,7 @@ def plan(
     if merges:
         if test:
             raise SpecError("--merges goes with each domain left out once; leave --hold-out out")
-        options["settings"] = settings_of(
-            settings, *merged, *experts, options.get("average", "last")
-        )
+        options["settings"] = settings_of(settings, *owners, options.get("average", "last"))
         chosen: dict[str, Any] = {"expert_methods": experts, "base_steps": base_steps}
         runs += merging_runs(found, merged, rules=wanted or DEFAULT_RULES, **chosen, **options)
     _check(found, runs[0])
@@ -222,6 +224,10 @@ def _of_fitting_methods(planner: Callable[[list[str]], list[Run]], names: list[s
         except UnfitError as error:
             names = [name for name in names if name != error.method]
             log.warning("left out: %s", error)
+
+
+def _listed(names: str | Sequence[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
 
 
 def _fitting_merges(dataset: DomainSet, asked: Sequence[str], methods: int) -> list[str]:

@@ -134,6 +134,15 @@ class Scaling:
         centre, spread = (c if len(c) == channels else c.mean().expand(channels) for c in columns)
         return cls(centre[:, None, None], spread[:, None, None])
 
+    @classmethod
+    def of_told(cls, told: Mapping[str, Any], like: "Scaling") -> "Scaling":
+        """The scaling that was `told`, for the same kind of samples as another."""
+        found = (
+            torch.tensor(told[name], device=like.mean.device).view_as(like.mean)
+            for name in ("mean", "std")
+        )
+        return cls(*found)
+
     def told(self) -> dict[str, Any]:
         """Mean and deviation as plain numbers, to be kept beside the weights."""
         return {"mean": self.mean.flatten().tolist(), "std": self.std.flatten().tolist()}

@@ -6,6 +6,7 @@ Nothing of an unseen domain is in `samples` or in the scaling; unseen domains ar
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,13 +61,23 @@ class Material:
 
     @classmethod
     def of(
-        cls, run: Run, dataset: DomainSet, domains: Mapping[str, Domain], device: torch.device
+        cls,
+        run: Run,
+        dataset: DomainSet,
+        domains: Mapping[str, Domain],
+        device: torch.device,
+        told: Mapping[str, Any] | None = None,
     ) -> "Material":
-        """Cut the domains; inputs are scaled as the network expects, or as the sources suggest."""
+        """Cut the domains; inputs are scaled as the network expects, or as the sources suggest.
+
+        Or as is `told`, by the run from whose weights this one starts.
+        """
         cuts = {name: _cut(name, domain, run) for name, domain in domains.items()}
         chosen = {name: _limited(name, domains[name], cuts[name].main, run) for name in run.sources}
         samples = pooled_samples(domains, chosen, device)
         scaling = _scaling(run, samples, device)
+        if told is not None:
+            scaling = Scaling.of_told(told, scaling)
         unseen = dataset.without(*run.sources, *run.unused)
         share = max(CURVE_LEAST, CURVE_SAMPLES // max(1, len(unseen)))
         rows = {(name, "probe"): cuts[name].probe for name in dataset.domains}

@@ -58,7 +58,8 @@ class _Plan:
         return replace(run, role="base", given={})
 
     def _fitted(self, sources: tuple[str, ...], trial: int) -> Run:
-        once = {**self.common, "steps": 1, "every": 1}
+        own = settings_of(self.settings, "linear_probe")
+        once = {**own, "steps": 1, "every": 1}
         run = planned_run(self.dataset, "linear_probe", sources, trial=trial, settings=once)
         return replace(run, role="base", given={})
 
@@ -245,4 +246,4 @@ def _check(
         raise SpecError("slerp merges two experts: take a dataset of three domains, or two methods")
     for method in methods:
         catalog.find("methods", method)
-    check_settings(settings, [*merges, *methods, average])
+    check_settings(settings, [*merges, *methods, average, "linear_probe"])

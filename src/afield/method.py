@@ -97,6 +97,8 @@ class Learner:
             self.optimizer.param_groups, (1.0, *self.rates.values()), strict=True
         ):
             group["lr"] *= rate
+        if self.task.schedule is not None:
+            self.keep_time()
 
     def pace(self, *shares: float) -> None:
         """Set learning rates to a share of what they are at first, each in the order of `rates`."""
@@ -107,15 +109,16 @@ class Learner:
     def keep_time(self) -> None:
         """Set learning rates to what the run's schedule and the method's pace have at this step."""
         share = 1.0 if self.task.schedule is None else self.task.schedule(self.step)
-        for group in self.optimizer.param_groups:
-            first = group.setdefault("first_lr", group["lr"])
-            group["lr"] = share * group.get("share", 1.0) * first
+        for optimizer in (self.optimizer, *self.optimizers.values()):
+            for group in optimizer.param_groups:
+                first = group.setdefault("first_lr", group["lr"])
+                group["lr"] = share * group.get("share", 1.0) * first
 
-    def advance(self) -> None:
-        """One step of the optimiser along the gradients that are there."""
+    def advance(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """One step of the optimiser, or of another, along the gradients that are there."""
         if self.task.clip_norm:
             nn.utils.clip_grad_norm_(self.parameters(), self.task.clip_norm)
-        self.optimizer.step()
+        (optimizer or self.optimizer).step()
 
     def descend(self, loss: Tensor) -> None:
         """One step of the optimiser on a loss."""

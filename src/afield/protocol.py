@@ -49,7 +49,7 @@ CLIP_TUNING = {
 }
 
 # Settings that may be left open.
-LEFT_OPEN = ("every", "weights", "freeze_bn", "size", "augment", "optimizer")
+LEFT_OPEN = ("every", "weights", "freeze_bn", "size", "augment", "optimizer", "lr_schedule")
 
 Settings = Mapping[str, Any]
 

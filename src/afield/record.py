@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 import torch
 from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -40,6 +40,7 @@ __all__ = [
     "Run",
     "Store",
     "read_record",
+    "stored_inputs",
     "stored_weights",
 ]
 
@@ -324,6 +325,17 @@ def stored_weights(folder: Path, what: str = "model") -> dict[str, Tensor]:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path}: no readable weights ({error}); run it again") from None
+
+
+def stored_inputs(folder: Path) -> dict[str, Any]:
+    """What the deployed weights of a finished run say of its inputs: classes, shape, scaling."""
+    path = folder / "model.safetensors"
+    try:
+        with safe_open(path, "pt") as file:
+            found: dict[str, Any] = json.loads(file.metadata()["afield"])
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: no readable weights of ours ({error}); run it again") from None
+    return found
 
 
 def read_record(folder: Path) -> Record:

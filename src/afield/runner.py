@@ -32,7 +32,7 @@ from afield.optimization import optimizer_of, schedule_of
 from afield.pictures import stored_side
 from afield.randomness import restore_state, saved_state
 from afield.readers import find_dataset
-from afield.record import Record, Run, Store, stored_weights
+from afield.record import Record, Run, Store, stored_inputs, stored_weights
 from afield.selection import value_of
 from afield.space import build
 from afield.training import fit
@@ -178,7 +178,9 @@ def begun(run: Run, place: Place) -> Work:
         raise DataError(f"{run.dataset}: the data have changed since the run was asked; ask again")
     if run.start and file_digest(run.weights) != run.start:
         raise DataError(f"{run.weights}: the file has changed since the run was asked; ask again")
-    material = Material.of(run, dataset, loaded(dataset, run, place.root), place.device)
+    # What base, experts and merged model see must be the same numbers.
+    told = stored_inputs(place.store / run.base) if run.base else None
+    material = Material.of(run, dataset, loaded(dataset, run, place.root), place.device, told)
     build_network = partial(
         network, run.backbone, material.shape, weights=run.weights, freeze_bn=run.freeze_bn
     )

@@ -45,6 +45,7 @@ class Sensitivity(Diagnostic):
 
     def read(self, records: Sequence[Record]) -> Finding:
         """One table for every value; methods that lack the setting have one row for all."""
+        records = [each for each in records if each.run.role not in ("base", "expert")]
         datasets = sorted({record.run.dataset for record in records})
         if len(datasets) > 1:
             raise SpecError(f"these records are of {', '.join(datasets)}; give one store for each")

@@ -69,7 +69,7 @@ class Fish(Walk):
                 loss = F.cross_entropy(learner.model(batch.x), batch.y)
                 optimizer.zero_grad()
                 loss.backward()
-                optimizer.step()
+                learner.advance(optimizer)
                 losses.append(loss.detach())
         mix(moved, start, share=1 - self.meta_lr)
         return {"loss": torch.stack(losses).mean()}

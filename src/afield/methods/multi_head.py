@@ -73,6 +73,8 @@ class MultiHead(Method):
         if not isinstance(model, Classifier):
             kind = type(model).__name__
             raise SpecError(f"multi_head takes a Classifier, features and a head; {kind} is none")
+        if not model.head.weight.requires_grad:
+            raise SpecError("multi_head trains a head for each source; the network's is frozen")
         return Learner(_MultiHeaded(model, task.sources), task)
 
     def loss(self, learner: Learner, batches: Batches) -> tuple[Tensor, Logs]:
