@@ -7,6 +7,7 @@ import torch
 
 from afield import catalog
 from afield.diagnosis import diagnose, revived
+from afield.diagnostic import further_networks
 from afield.errors import DataError, SpecError, UnknownNameError
 from afield.jobs import plan, train
 from afield.record import Store, stored_weights
@@ -188,7 +189,7 @@ def test_a_run_whose_further_networks_are_gone_is_told_where_they_are_needed(wit
     file.unlink()
     assert len(diagnose("agreement", copy).data)
     with pytest.raises(DataError, match="remove its folder and run it again") as caught:
-        diagnose("domain_space", copy)
+        further_networks(revived(copy))
     assert "\n" not in str(caught.value)
     file.write_bytes(b"short")
     with pytest.raises(DataError, match=r"parts\.safetensors: no readable weights"):
