@@ -4,7 +4,7 @@
     base                     what they all started from; of a CLIP: zero-shot
     best_expert              the one that does best on the other sources' probe parts
     logit_ensemble           the mean of the experts' raw logits: not one network, but all of them
-    target_expert            fine-tuned on the target itself: no method, but an upper bound. Its
+    target_expert            fine-tuned on the target itself: no method, but a yardstick. Its
                              score is of the target's probe part, as it has seen the main part;
                              where a dataset has official lists, of the test list, as all others'.
 

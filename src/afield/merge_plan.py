@@ -11,21 +11,26 @@
 The experts of a CLIP are the same for all targets, as its base knows nothing of any domain.
 """
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from afield import catalog
 from afield.assembly import COMPARISONS
+from afield.backbone import network
 from afield.domains import DomainSet
 from afield.errors import MergeError, SpecError, UnfitError, UnknownNameError
 from afield.merging import merge as merge_by
+from afield.method import Task
+from afield.optimization import optimizer_of
 from afield.protocol import Settings, check_settings, planned_run, settings_of
 from afield.record import DEFAULT_RULES, Run
-from afield.space import checked, defaults, draw_values
+from afield.space import build, checked, defaults, draw_values
 
 __all__ = ["NEED_STATISTICS", "merging_runs"]
 
@@ -33,6 +38,10 @@ __all__ = ["NEED_STATISTICS", "merging_runs"]
 WARM_UP = 0.2
 # Statistics of data that are at hand when one has data, and not only models.
 NEED_STATISTICS = ("fisher", "regmean")
+# What methods are tried on before they are trusted to leave a network as it is.
+TINY = (4,)
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,9 @@ class _Plan:
             return self._fitted(self.dataset.domains[:1], trial)
         if own.weights:
             return self._fitted(sources, trial)
+        unused = next((name for name in self.settings if name.startswith("linear_probe.")), None)
+        if unused:
+            raise SpecError(f"{unused}: nothing is pretrained here, so the base is warmed up")
         steps = self.base_steps or _warm_up(own.steps)
         warm = {**self.common, "steps": steps, "every": None}
         run = planned_run(self.dataset, "erm", sources, trial=trial, settings=warm)
@@ -116,7 +128,11 @@ def merging_runs(
     for what, count in (("trials", trials), ("draws", draws)):
         if count < 1:
             raise SpecError(f"{what}={count}: at least one is needed")
+    if base_steps is not None and base_steps < 1:
+        raise SpecError(f"base_steps={base_steps}: at least one is needed")
     reading = tuple(rule for rule in rules if rule in DEFAULT_RULES) or DEFAULT_RULES
+    if set(rules) - set(reading):
+        log.warning("merges are read by %s: other rules would need twins", " and ".join(reading))
     plan = _Plan(dataset, tuple(expert_methods), average, base_steps, settings or {})
     found: dict[str, Run] = {}
     for trial in range(trials):
@@ -232,18 +248,45 @@ def _check(
             "experts are left beside the target"
         )
     for name in merges:
-        if name in COMPARISONS:
-            raise UnknownNameError(f"{name} stands beside every merge already; leave it out")
-        catalog.find("merges", name)
-        if name in NEED_STATISTICS:
-            raise SpecError(
-                f"{name} needs statistics of every expert, which a benchmark does not make; use "
-                f"`afield merge {name} … --statistics FILE`, or leave it out"
-            )
+        _check_merge(name)
     if not methods:
         raise SpecError("no method to make the experts; leave --expert-method out for erm")
     if "slerp" in merges and (len(methods) if len(methods) > 1 else len(dataset.domains) - 1) != 2:
         raise SpecError("slerp merges two experts: take a dataset of three domains, or two methods")
-    for method in methods:
-        catalog.find("methods", method)
     check_settings(settings, [*merges, *methods, average, "linear_probe"])
+    for method in methods:
+        _check_plain(method, settings, domains=1 if len(methods) == 1 else 2)
+
+
+def _check_merge(name: str) -> None:
+    if name in COMPARISONS:
+        raise UnknownNameError(f"{name} stands beside every merge already; leave it out")
+    catalog.find("merges", name)
+    if name in NEED_STATISTICS:
+        raise SpecError(
+            f"{name} needs statistics of every expert, which a benchmark does not make; use "
+            f"`afield merge {name} … --statistics FILE`, or leave it out"
+        )
+
+
+def _check_plain(method: str, settings: Settings, *, domains: int) -> None:
+    """Refuse methods that train another network than the base, before anything is trained."""
+    own = {k.partition(".")[2]: v for k, v in settings.items() if k.startswith(f"{method}.")}
+    made = build(catalog.find("methods", method), own)
+    names = tuple(str(i) for i in range(domains))
+    with torch.random.fork_rng(devices=[]):
+        make = partial(network, "small:mlp", TINY)
+        optimizer = optimizer_of("", lr=1e-3, weight_decay=0.0)
+        model = make(2)
+        before = {name: value.shape for name, value in model.state_dict().items()}
+        try:
+            learner = made.setup(model, Task(names, ("a", "b"), 1, make, optimizer, shape=TINY))
+        except SpecError:
+            # What this small network lacks, the real one may have.
+            return
+    after = {name: value.shape for name, value in learner.model.state_dict().items()}
+    if after != before:
+        raise SpecError(
+            f"{method} trains another network than the base: it cannot be merged; use an "
+            "--expert-method that leaves the network as it is, such as erm"
+        )

@@ -87,6 +87,13 @@ class Learner:
         rate: float = self.optimizer.param_groups[0]["lr"]
         return rate
 
+    @property
+    def first_rate(self) -> float:
+        """The learning rate of the run before any schedule."""
+        group = self.optimizer.param_groups[0]
+        rate: float = group.get("first_lr", group["lr"])
+        return rate
+
     def reset_optimizer(self) -> None:
         """Start the optimiser afresh, without its memory of earlier gradients."""
         groups = [[*self.model.get_submodule(name).parameters()] for name in self.rates]

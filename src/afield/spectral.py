@@ -85,6 +85,9 @@ def leading(matrix: Tensor, count: int, *, scale: Tensor | None = None) -> Tripl
         What else the values have to stand out against than the largest of them.
     """
     tall = _tall(matrix).double()
+    if count < 1:
+        empty = [tall.new_zeros(size, 0) for size in matrix.shape]
+        return Triplets(empty[0], tall.new_zeros(0), empty[1])
     _, vectors = torch.linalg.eigh(_gram(tall))
     inner = vectors[:, len(vectors) - count :].flip(1)
     image = tall @ inner

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 MISSING = "–"
-# It has seen the target: an upper bound, not to be marked as best.
+# It has seen the target: a yardstick, not to be marked as best.
 BOUND = "target_expert"
 _OTHER = {"method": "domain", "domain": "method"}
 COLUMNS = ["dataset", "rule", "method", "domain", "accuracy", "stderr", "trials", "draws"]
@@ -358,6 +358,8 @@ def _measured(frame: pd.DataFrame) -> str:
     spread = f"± standard error over {trials}" if several else f"{trials}: no spread known"
     best = f", best of {draws}" if frame["draws"].max() > 1 else ""
     home = "; in-domain: on the sources' probe parts"
+    if frame["method"].str.startswith(BOUND).any():
+        home += f"; {BOUND}: trained on the target, read on its probe part"
     return f"accuracy (%) on unseen domains, {spread}{best}{home}"
 
 

@@ -149,10 +149,11 @@ def lying(subject: Subject, means: dict[str, tuple[float, float]]) -> Subject:
 @pytest.mark.parametrize(
     ("place", "told"),
     [
-        ((1.0, 7.0), "lies between turn0 and turn10, at 0.25 of the way"),
-        ((3.0, -2.0), "lies between turn10 and turn0, at 0.25 of the way"),
-        ((-2.0, 0.0), "lies beyond the nearest of turn0 and turn10, at -0.50 of the way"),
-        ((0.0, 90.0), "lies between turn20 and turn0, at 0.10 of the way"),
+        ((1.0, 1.0), "lies between turn0 and turn10, at 0.25 of the way and 0.25 of it beside"),
+        ((3.0, -1.0), "lies between turn10 and turn0, at 0.25 of the way and 0.25 of it beside"),
+        ((1.0, 7.0), "lies not between turn0 and turn10, at 0.25 of the way and 1.75 of it beside"),
+        ((-2.0, 0.0), "lies not between turn0 and turn10, at -0.50 of the way and 0.00 of it"),
+        ((0.0, 90.0), "lies between turn20 and turn0, at 0.10 of the way and 0.00 of it beside"),
     ],
 )
 def test_an_unseen_domain_lies_on_the_line_through_its_two_nearest_sources(folders, place, told):

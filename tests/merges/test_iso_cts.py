@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from afield.errors import MergeError
 from afield.merges.iso_c import iso_c
 from afield.merges.iso_cts import iso_cts
 from tests.merges.test_tsv import MATRICES, STABILITY, change, low_rank, normal, numbers, reference
@@ -57,3 +58,20 @@ def test_the_order_of_experts_is_nothing():
 
 def test_experts_that_learned_nothing_give_nothing():
     assert torch.equal(iso_cts(torch.zeros(3, 8, 6)), torch.zeros(8, 6))
+
+
+@pytest.mark.parametrize(
+    ("experts", "shape", "common"),
+    [(3, (3, 8), 0.6), (5, (5, 8), 0.5), (1, (1, 5), 0.8), (2, (2, 2), 0.0), (2, (4, 4), 1.0)],
+)
+def test_every_share_of_every_shape_has_a_result(experts, shape, common):
+    torch.manual_seed(0)
+    found = iso_cts(torch.randn(experts, *shape), common=common)
+    assert found.shape == shape
+    assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("common", [-5.0, 2.0])
+def test_what_is_no_share_is_refused(common):
+    with pytest.raises(MergeError, match="common="):
+        iso_cts(torch.randn(2, 4, 4), common=common)

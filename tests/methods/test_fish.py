@@ -204,3 +204,13 @@ def test_what_cannot_be_is_told_before_anything_is_trained(setting, tmp_path):
     with pytest.raises(SpecError, match=told):
         bench("spirals", ["erm", "fish"], settings=setting, store=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_inner_rate_follows_the_schedule_once(model, task):
+    """Its first rate is the run's, not what a warm-up leaves of it."""
+    shares = replace(task, schedule=lambda step: (step + 1) / 10)
+    learner = Fish(inner_rate=2.0).setup(model, shares)
+    inner = learner.optimizers["inner"].param_groups[0]
+    for learner.step in (0, 4, 9):
+        learner.keep_time()
+        assert inner["lr"] == pytest.approx(2 * learner.rate)

@@ -3,7 +3,8 @@
     g          the features of CrossGrad's domain net; of other methods those of the network itself
     map        the two directions in which g varies most over all that is shown (PCA)
     between    an unseen domain's mean, on the line through those of the two nearest sources: 0 is
-               the nearest, 1 the other
+               the nearest, 1 the other; and how far beside that line, in its lengths. A point that
+               has nothing to do with either is far beside it, so both numbers count.
     silhouette how much samples of a kind keep to themselves, from -1 to 1; 0 is not at all
 
 Drawn are the domains, the samples of one source as its method moves them (CrossGrad, LabelGrad),
@@ -42,6 +43,8 @@ __all__ = ["DomainSpace"]
 
 # Domains that are shown, and samples that go through a network at once.
 MOST, CHUNK = 8, 256
+# As far beside the line as from its middle to an end is not between any more.
+BESIDE = 0.5
 
 Points = NDArray[np.float64]
 
@@ -174,8 +177,12 @@ def _between(subject: Subject, centres: dict[str, Points]) -> Iterator[str]:
         if not line.any():
             continue
         share = float(own @ line / (line @ line))
-        where = "between" if 0 < share < 1 else "beyond the nearest of"
-        yield f"{name} (unseen) lies {where} {first} and {second}, at {share:.2f} of the way"
+        beside = float(np.linalg.norm(own - share * line) / np.linalg.norm(line))
+        where = "between" if 0 < share < 1 and beside < BESIDE else "not between"
+        yield (
+            f"{name} (unseen) lies {where} {first} and {second}, at {share:.2f} of the way and "
+            f"{beside:.2f} of it beside"
+        )
 
 
 def _scattered(

@@ -87,9 +87,9 @@ def along(
     found = {}
     for name, value in merged.items():
         moves = value.is_floating_point()
-        found[name] = torch.lerp(base[name].to(value.dtype), value, scale) if moves else value
-        if name.endswith("running_var"):
-            found[name] = found[name].clamp(min=0)
+        # As in merges: running statistics stay within those of base and experts.
+        own = min(max(scale, 0.0), 1.0) if "running_" in name else scale
+        found[name] = torch.lerp(base[name].to(value.dtype), value, own) if moves else value
     return found
 
 

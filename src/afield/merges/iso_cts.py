@@ -18,7 +18,7 @@ from typing import Annotated
 
 from torch import Tensor
 
-from afield.merging import scope
+from afield.merging import scope, share
 from afield.space import Uniform
 from afield.spectral import Triplets, full_precision, leading, polar, side_by_side
 
@@ -30,7 +30,8 @@ __all__ = ["iso_cts"]
 def iso_cts(deltas: Tensor, *, common: Annotated[float, Uniform(0.5, 0.95)] = 0.8) -> Tensor:
     """Sum of common and specific parts, all of whose directions weigh the same."""
     rank = min(deltas.shape[1:])
-    own = round((rank - int(common * rank)) / len(deltas))
+    specific_rank = rank - int(share("common", common) * rank)
+    own = min(round(specific_rank / len(deltas)), rank // len(deltas))
     shared = leading(deltas.double().sum(dim=0), rank - own * len(deltas))
     specific = [_specific(delta.double(), shared, own) for delta in deltas] if own else []
     left, values, right = side_by_side([*specific, shared])

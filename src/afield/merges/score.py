@@ -33,6 +33,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from afield.errors import MergeError
 from afield.merging import scope
 from afield.space import Uniform, Variant
 from afield.spectral import full_precision, shared_basis
@@ -71,6 +72,8 @@ def score(
     exact
         The basis in float64 (1.4 times the time); always so for float64 deltas.
     """
+    if tau < 0:
+        raise MergeError(f"score.tau={tau:g}: must not be below 0")
     left, values, right = shared_basis(deltas, exact=exact)
     width = tau / len(deltas) if divide_by_domains else tau
     total = left.new_zeros(len(values), len(values))

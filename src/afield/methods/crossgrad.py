@@ -9,16 +9,18 @@ and on inputs moved along the other's gradient:
 
 J is the mean cross-entropy of a batch, so the gradient is shorter the larger the batch; c clips
 every entry; the moved inputs are constants, both from the weights before the step. ε is in units of
-what the networks see; pictures go from -1 to 1. The network for labels is deployed, on inputs as
-they are. A step is two passes forward and back of each network: those on the inputs as they are
-give the losses and the gradients on inputs and weights at once.
+what the networks see: -1 to 1 for pictures, unless a pretrained network scales them in its own way.
+The network for labels is deployed, on inputs as they are. A step is two passes forward and back of
+each network: those on the inputs as they are give the losses and the gradients on inputs and
+weights at once.
 
 Differs from the paper: entries of the gradient are clipped at 0.1 and ε is 10 for both, as in the
 authors' code (`clip=0` is the paper's, whose ε is not known); the domain features g are not given
 to the label net, as in the authors' code, unless `guided=true`, and then before two further hidden
 layers, whatever the network, through which alone it is trained: ∇_X J_l does not go through g.
 Differs from the authors' code: no ReLU on the logits, any network for either, and a domain net that
-is small unless it is named (theirs is like the label net: `domain_net=same`).
+is small unless it is named (theirs is like the label net: `domain_net=same`). One that is named
+starts from random weights. With one source domain nothing is moved: it is ERM.
 """
 
 from dataclasses import dataclass

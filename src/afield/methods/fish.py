@@ -48,7 +48,7 @@ class Fish(Walk):
         """The optimiser of the walk keeps its state."""
         learner = super().setup(model, task)
         if self.inner == "optimizer":
-            rate = self.inner_rate * learner.rate
+            rate = self.inner_rate * learner.first_rate
             learner.optimizers["inner"] = task.optimizer(learner.parameters(), lr=rate)
         return learner
 

@@ -5,7 +5,8 @@
 
 It is the baseline of that name in the paper on CrossGrad: perturbations that know nothing of
 domains. The gradient is taken as it is, not its sign, so it is shorter the larger the batch: J is a
-mean. ε is in units of what the network sees; pictures go from -1 to 1.
+mean. ε is in units of what the network sees: -1 to 1 for pictures, unless a pretrained network
+scales them in its own way.
 
 Differs from the paper: entries of the gradient are clipped at 0.1, as in the authors' code for
 CrossGrad (`clip=0` is the paper's). There is no code of theirs for LabelGrad; ε and α are those
