@@ -66,16 +66,16 @@ def merge(
 ) -> None:
     """Merge fine-tuned models of one base into one model, without data.
 
-    Memory does not grow with the model: tensor by tensor is read, merged and written.
+    Memory does not grow with the model: tensor by tensor is read, merged and written. Only files
+    that torch before 1.6 has saved are read whole; save them anew if they are too large.
     """
     from afield.file_merging import FileMerge
 
     asked = FileMerge(
         how, base, tuple(experts), scale, tuple(statistics or ()), assignments(set_ or [])
     )
-    asked.check_out(out, overwrite=force)
     if dry_run:
-        _print_plan(asked.job())
+        _print_plan(asked.plan(out, overwrite=force))
         return
     with console.progress_shown():
         job = asked.write(out, overwrite=force, workers=workers)

@@ -6,13 +6,15 @@ the scale, the first digits of the inputs' SHA-256, and how many tensors were me
 kept, and why. The same merge gives the same bytes.
 """
 
+import glob
 import json
+import logging
 import multiprocessing
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -94,6 +96,16 @@ class FileMerge:
         """Open the files and decide what will happen to each tensor."""
         return self._opened()[0]
 
+    def plan(self, out: Path, *, overwrite: bool = False) -> Job:
+        """What `write` would do, and its errors; nothing is written."""
+        return self._checked(out.expanduser(), overwrite=overwrite)[0]
+
+    def _checked(self, out: Path, *, overwrite: bool) -> tuple[Job, list[TensorFiles]]:
+        self._check_out(out, overwrite=overwrite)
+        job, sources = self._opened()
+        _check_no_input(out, [shard for source in sources for shard in source.shards])
+        return job, sources
+
     def _opened(self) -> tuple[Job, list[TensorFiles]]:
         catalog.find("merges", self.how)
         sources = [TensorFiles(path) for path in (self.base, *self.experts, *self.statistics)]
@@ -104,12 +116,10 @@ class FileMerge:
         )
         return job, sources
 
-    def check_out(self, out: Path, *, overwrite: bool = False) -> None:
+    def _check_out(self, out: Path, *, overwrite: bool) -> None:
         """What is there already is not lost, and the form is that of the base."""
         folder = self.base.expanduser().is_dir()
-        for source in (self.base, *self.experts, *self.statistics):
-            if out.exists() and source.expanduser().exists() and out.samefile(source.expanduser()):
-                raise MergeError(f"{out}: is one of the inputs; give another place for the result")
+        _check_no_input(out, (self.base, *self.experts, *self.statistics))
         if folder and out.exists():
             raise MergeError(f"{out}: is there already; give a new folder, or remove it yourself")
         if out.is_dir():
@@ -126,8 +136,7 @@ class FileMerge:
     def write(self, out: Path, *, overwrite: bool = False, workers: int = 1) -> Job:
         """Merge into a file or folder, which is there at the end whole or not at all."""
         out = out.expanduser()
-        self.check_out(out, overwrite=overwrite)
-        job, sources = self._opened()
+        job, sources = self._checked(out, overwrite=overwrite)
         _check_space(job, out)
         account = json.dumps(self._account(job, sources))
         metadata = {"format": "pt", **sources[0].metadata, "afield": account}
@@ -158,10 +167,17 @@ class FileMerge:
         }
 
 
+def _check_no_input(out: Path, inputs: Iterable[Path]) -> None:
+    for path in inputs:
+        path = path.expanduser()
+        if out.exists() and path.exists() and out.samefile(path):
+            raise MergeError(f"{out}: is one of the inputs; give another place for the result")
+
+
 def _check_space(job: Job, out: Path) -> None:
     needed = sum(spec.size * spec.dtype.itemsize for spec in job.base.specs.values())
-    out.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(out.parent).free
+    there = next(folder for folder in out.absolute().parents if folder.exists())
+    free = shutil.disk_usage(there).free
     if needed > free:
         raise DataError(
             f"{out}: {needed / 1e9:.1f} GB to write, but {free / 1e9:.1f} GB are free; "
@@ -220,6 +236,8 @@ def _begin(asked: FileMerge) -> None:
     """Open the files in a worker, which ends when its parent does, however that ends."""
     global _job  # noqa: PLW0603  a worker has one job, and no other way to keep it
     end_with_parent()
+    # The parent has told what is doubtful about the files.
+    logging.getLogger("afield").setLevel(logging.CRITICAL)
     torch.set_num_threads(1)
     _job = asked.job()
 
@@ -243,13 +261,42 @@ def _one_thread() -> Iterator[None]:
 
 @contextmanager
 def _whole(path: Path) -> Iterator[Path]:
-    """A place beside it to write to, which takes its name at the end or is removed."""
+    """A place beside it to write to, which takes its name at the end or is removed.
+
+    So are folders that were made for it, and what was left by a process that was killed.
+    """
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    made = [folder for folder in path.absolute().parents if not folder.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in path.parent.glob(f"{glob.escape(path.name)}.*.part"):
+        if _is_left(leftover.suffixes[-2][1:]):
+            _remove(leftover)
     try:
         yield part
         part.replace(path)
     except BaseException:
-        if part.is_dir():
-            shutil.rmtree(part)
-        part.unlink(missing_ok=True)
+        _remove(part)
+        with suppress(OSError):  # Others may have put something in.
+            for folder in made:
+                folder.rmdir()
         raise
+
+
+def _is_left(process: str) -> bool:
+    """Whether no process of this number could still write; this one has not begun to."""
+    if not process.isdecimal() or int(process) == os.getpid():
+        return process.isdecimal()
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _remove(part: Path) -> None:
+    if part.is_dir():
+        shutil.rmtree(part)
+    else:
+        part.unlink(missing_ok=True)

@@ -52,13 +52,15 @@ class Source(Protocol):
 class Movement:
     """How large a tensor and each expert's change of it are, as Euclidean norms.
 
-    Of a tensor that is kept, as integers are, in how many entries each expert differs.
+    Of a tensor that is kept, as integers are, in how many entries each expert differs. `alike` are
+    the pairs of experts, by their places, of which all entries are the same.
     """
 
     name: str
     base: float
     experts: tuple[float, ...]
     kept: bool = False
+    alike: frozenset[tuple[int, int]] = frozenset()
 
 
 def check_alike(base: Source, expert: Source, rules: Mapping[str, str]) -> Iterator[str]:
@@ -115,22 +117,40 @@ def doubts(movements: Sequence[Movement], base: str, experts: Sequence[str]) -> 
     """What is doubtful about the experts now that they have been read."""
     moved = [movement for movement in movements if not movement.kept]
     rows = [[movement.experts[i] for movement in moved] for i in range(len(experts))]
+    twins = {later: first for first, later in sorted(_always_alike(moved), reverse=True)}
     size = math.hypot(*(movement.base for movement in moved))
+    if size == 0:
+        yield f"{base}: all its weights are 0; is that the experts' base?"
     for i, (told, row) in enumerate(zip(experts, rows, strict=True)):
         if not any(row):
             yield f"{told}: all its weights are those of {base}; as an expert it adds nothing"
-        elif row in rows[:i]:
-            yield f"{told}: the same weights as {experts[rows.index(row)]}; they count twice"
-        elif math.hypot(*row) >= FAR * size:
-            worst = max(moved, key=lambda each: each.experts[i] / (each.base or math.inf))
-            ratio = worst.experts[i] / worst.base if worst.base else math.inf
+        elif i in twins:
+            yield f"{told}: the same weights as {experts[twins[i]]}; they count twice"
+        elif size and math.hypot(*row) >= FAR * size:
+            name, ratio = _farthest(moved, i)
             yield (
-                f"{told}: differs from {base} by {math.hypot(*row) / max(size, 1e-30):.2f} times "
-                f"its size, most in {worst.name} ({ratio:.2f}); is that its base?"
+                f"{told}: differs from {base} by {math.hypot(*row) / size:.2f} times its size, "
+                f"most in {name} ({ratio}); is that its base?"
             )
     changed = [m.name for m in movements if m.kept and any(m.experts)]
     if changed := [name for name in changed if not name.endswith(COUNTER)]:
         yield f"{_listed(changed)} changed by the experts, but not floating point: the base's kept"
+
+
+def _always_alike(moved: Sequence[Movement]) -> frozenset[tuple[int, int]]:
+    """The pairs of experts that are the same in every tensor."""
+    return frozenset.intersection(*(movement.alike for movement in moved))
+
+
+def _farthest(moved: Sequence[Movement], expert: int) -> tuple[str, str]:
+    """The tensor that an expert has changed most for its size, and by how many times that."""
+
+    def change(each: Movement) -> tuple[float, float]:
+        # Without a size there is no ratio: such a tensor is named if nothing else has moved.
+        return each.experts[expert] / each.base if each.base else 0.0, each.experts[expert]
+
+    worst = max(moved, key=change)
+    return worst.name, f"{change(worst)[0]:.2f}" if worst.base else "0 in the base"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -32,14 +33,21 @@ class InMemory:
 
     def __init__(self, tensors: Mapping[str, Tensor], told: str) -> None:
         self.told, self._tensors = told, tensors
+        nameless = next((repr(k) for k in tensors if not isinstance(k, str)), None)
+        if nameless is not None:
+            raise MergeError(f"{told}: the name {nameless} is not a string; give a state dict")
         wrong = next((k for k, v in tensors.items() if not isinstance(v, Tensor)), None)
         if wrong is not None:
             raise MergeError(f"{told}: {wrong} is not a tensor; give a state dict")
         self.specs = {name: Spec(v.dtype, tuple(v.shape)) for name, v in tensors.items()}
+        self._last: tuple[str, Tensor] | None = None
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
         """Entries of one tensor."""
-        return self._tensors[name].detach().reshape(-1)[start:stop]
+        if self._last is None or self._last[0] != name:
+            # Kept for its other pieces: where entries lie in another order, this is a copy.
+            self._last = name, self._tensors[name].detach().reshape(-1)
+        return self._last[1][start:stop]
 
 
 @dataclass
@@ -106,12 +114,14 @@ def merged_pieces(job: Job, name: str, tell: Callable[[Movement], None]) -> Iter
     # A running variance may not leave the range of those of base and experts.
     scale = job.scale if "running" not in job.rules[name] else min(max(job.scale, 0.0), 1.0)
     sizes = torch.zeros(1 + len(job.experts), dtype=torch.float64)
+    alike = frozenset(combinations(range(len(job.experts)), 2))
     step = PIECE if cut else spec.size
     shape = (-1,) if cut else spec.shape or (1,)
     for start in range(0, spec.size, step):
         base, deltas, squares = _read(job, name, start, start + step)
         finite = math.isfinite(_size(base))
-        sizes += torch.tensor([_size(base) if finite else 0.0, *squares]).double()
+        sizes += torch.tensor([_size(base) if finite else 0.0, *squares], dtype=sizes.dtype)
+        alike = _still_alike(alike, deltas, squares)
         if not finite and not deltas.any():
             # A mask of -inf, say, which no merge can compute with, nor has to.
             yield base.to(spec.dtype, copy=True)
@@ -122,7 +132,8 @@ def merged_pieces(job: Job, name: str, tell: Callable[[Movement], None]) -> Iter
         except MergeError as error:
             raise MergeError(f"{name}: {error}") from None
         yield _moved(job, name, base, merged.reshape(-1), scale)
-    tell(Movement(name, float(sizes[0].sqrt()), tuple(sizes[1:].sqrt().tolist())))
+    norm, *norms = sizes.sqrt().tolist()
+    tell(Movement(name, norm, tuple(norms), alike=alike))
 
 
 def _kept_pieces(job: Job, name: str, tell: Callable[[Movement], None]) -> Iterator[Tensor]:
@@ -133,6 +144,17 @@ def _kept_pieces(job: Job, name: str, tell: Callable[[Movement], None]) -> Itera
         changed.append(float((expert.read(name).to(base.device) != base).sum()) if alike else 0.0)
     yield base.clone()
     tell(Movement(name, float(len(base)), tuple(changed), kept=True))
+
+
+def _still_alike(
+    pairs: frozenset[tuple[int, int]], deltas: Tensor, squares: Sequence[float]
+) -> frozenset[tuple[int, int]]:
+    """Those pairs of experts that are the same in these entries too."""
+    return frozenset(
+        (i, j)
+        for i, j in pairs
+        if squares[i] == squares[j] == 0 or torch.equal(deltas[i], deltas[j])
+    )
 
 
 def _stream(job: Job, names: Sequence[str]) -> Iterator[Tensor]:
@@ -178,23 +200,20 @@ def _handed(job: Job, name: str, base: Tensor, start: int, step: int) -> dict[st
     known = {
         "base": lambda: base,
         "name": lambda: name,
-        "statistics": lambda: _stacked(job, name, start, start + step),
+        "statistics": lambda: _stacked(job, name, start, start + step, base.device),
     }
     return {need: known[need]() for need in needs(job.merge)}
 
 
-def _stacked(job: Job, name: str, start: int, stop: int) -> Tensor:
+def _stacked(job: Job, name: str, start: int, stop: int, device: torch.device) -> Tensor:
     """The experts' statistics of one tensor, or of some entries of it."""
-    entries = scope_of(job.merge) == "entry"
     parts = []
     for source in job.statistics:
-        spec = source.specs.get(name)
-        if spec is None:
-            raise MergeError(f"not in {source.told}; statistics of every tensor are needed")
-        if entries and spec.shape != job.base.specs[name].shape:
-            raise MergeError(f"in {source.told} it has another shape, {list(spec.shape)}")
-        part = source.read(name, start, stop) if entries else source.read(name).view(spec.shape)
-        parts.append(part.to(job.numbers[name]))
+        if scope_of(job.merge) == "entry":
+            part = source.read(name, start, stop)
+        else:
+            part = source.read(name).view(source.specs[name].shape)
+        parts.append(part.to(device, job.numbers[name]))
     try:
         return torch.stack(parts)
     except RuntimeError:

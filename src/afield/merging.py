@@ -59,7 +59,8 @@ def rule_of(kind: Scope, name: str, spec: Spec, *, known: bool = True) -> str:
     """What happens to a tensor: "merged", or "averaged: …" or "kept: …" with the reason.
 
     Averaged is base + scale · mean of the deltas, kept is the base's. Running statistics of
-    normalisation layers are averaged by every merge: a sum of changes can make a variance negative.
+    normalisation layers are averaged by every merge, with a scale below 0 taken as 0 and one above
+    1 as 1: a sum of changes, or a long step, can make a variance negative.
 
     >>> rule_of("matrix", "visual.conv1.weight", Spec(torch.float32, (768, 3, 32, 32)))
     'averaged: not a matrix'
@@ -82,7 +83,7 @@ def rule_of(kind: Scope, name: str, spec: Spec, *, known: bool = True) -> str:
     if spec.size == 0:
         return f"{KEPT}: empty"
     if name.endswith(("running_mean", "running_var")):
-        return f"{AVERAGED}: running statistics"
+        return f"{AVERAGED}: running statistics, scale within 0 and 1"
     if kind == "matrix" and len(spec.shape) != 2:
         return f"{AVERAGED}: not a matrix"
     if kind == "matrix" and "text_projection" in name:
@@ -116,6 +117,9 @@ def planned(
     for name, spec in base.specs.items():
         known = all(name in each.specs for each in statistics)
         rules[name] = rule_of(scope_of(merge), name, spec, known=known)
+    if all(rule.startswith(KEPT) for rule in rules.values()):
+        raise MergeError(f"{base.told}: nothing to merge, for no floating-point numbers are in it")
+    _check_names(merge, base, statistics, rules)
     for expert in experts:
         for doubt in check_alike(base, expert, rules):
             log.warning("%s", doubt)
@@ -188,3 +192,20 @@ def _check_statistics(how: str, merge: Merge, experts: int, given: Sequence[Sour
         )
     if given and not needed:
         raise MergeError(f"{how} uses no statistics; leave them out")
+
+
+def _check_names(
+    merge: Merge, base: Source, statistics: Sequence[Source], rules: Mapping[str, str]
+) -> None:
+    """Statistics are there for every tensor that needs them, and for each entry if the merge does."""
+    for name in (name for name, rule in rules.items() if rule == MERGED):
+        for source in statistics:
+            spec = source.specs.get(name)
+            if spec is None:
+                raise MergeError(
+                    f"{name}: not in {source.told}; statistics of every tensor are needed"
+                )
+            if scope_of(merge) == "entry" and spec.shape != base.specs[name].shape:
+                raise MergeError(
+                    f"{name}: in {source.told} it has another shape, {list(spec.shape)}"
+                )

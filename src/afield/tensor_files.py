@@ -2,13 +2,15 @@
 
 Read are safetensors, folders as Hugging Face keeps them (config.json and safetensors, maybe in
 shards with an index), and checkpoints that torch.save has written. They are mapped into memory; a
-mapping is let go of and made anew every so often, so that what has been read does not stay.
+mapping is let go of and made anew every so often, so that what has been read does not stay. Only
+checkpoints in the form that torch had before 1.6 cannot be mapped, and are held whole.
 """
 
 import json
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +20,20 @@ from torch import Tensor
 
 from afield.errors import DataError
 from afield.merge_checks import Spec
+from afield.merge_job import InMemory
 from afield.weights import read_weights
 
 __all__ = ["TensorFiles", "write_header"]
 
-INDEX = ".safetensors.index.json"
+SUFFIX = ".safetensors"
+INDEX = f"{SUFFIX}.index.json"
+# No tensor's name: under it, safetensors keep what is no tensor.
+METADATA = "__metadata__"
 # Bytes that may be read before a mapping is made anew.
 LIMIT = 32 << 20
 # Under one of these names some programs keep the state dict in a checkpoint.
 NESTED = ("state_dict", "model")
+Read = Callable[[str, int, int | None], Tensor]
 NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -38,6 +45,9 @@ NAMES = {
     torch.int32: "I32",
     torch.int16: "I16",
     torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
@@ -69,28 +79,32 @@ class TensorFiles:
 
 
 class _File:
-    """One mapped file."""
+    """One file, mapped if its form allows that."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metadata: dict[str, str] = {}
         self.specs: dict[str, Spec] = {}
-        self._get = self._opened()
-        self._touched = 0
+        self._mapped, self._touched = True, 0
+        self._read = self._opened()
 
     def read(self, name: str, start: int, stop: int | None) -> Tensor:
         """Entries of one tensor; those read some time ago leave the memory."""
-        if self._touched > LIMIT:
-            self._get, self._touched = self._opened(), 0
-        found = self._get(name).detach().reshape(-1)[start:stop]
+        if self._mapped and self._touched > LIMIT:
+            self._read, self._touched = self._opened(), 0
+        found = self._read(name, start, stop)
         self._touched += found.nbytes
         return found
 
-    def _opened(self) -> Callable[[str], Tensor]:
-        if self.path.suffix == ".safetensors":
+    def _opened(self) -> Read:
+        if self.path.suffix == SUFFIX:
             return self._safetensors()
         if not zipfile.is_zipfile(self.path):
+            # In a cache of downloads, safetensors have no suffix.
+            with suppress(DataError):
+                return self._safetensors()
             # An old form, which cannot be mapped; it also says what is wrong with other files.
+            self._mapped = False
             return self._mapping(read_weights(str(self.path)))
         try:
             with warnings.catch_warnings():
@@ -103,7 +117,7 @@ class _File:
             ) from None
         return self._mapping(state)
 
-    def _safetensors(self) -> Callable[[str], Tensor]:
+    def _safetensors(self) -> Read:
         try:
             handle = safe_open(self.path, "pt")
             if not self.specs:
@@ -111,18 +125,24 @@ class _File:
                 self.specs = {name: _spec(handle.get_tensor(name)) for name in names}
         except (OSError, SafetensorError) as error:
             raise DataError(f"{self.path}: not readable safetensors ({error})") from None
-        found: Callable[[str], Tensor] = handle.get_tensor
-        return found
 
-    def _mapping(self, state: Any) -> Callable[[str], Tensor]:
+        def read(name: str, start: int, stop: int | None) -> Tensor:
+            found: Tensor = handle.get_tensor(name).view(-1)
+            return found[start:stop]
+
+        return read
+
+    def _mapping(self, state: Any) -> Read:
         for key in NESTED:
             if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
                 state = state[key]
         if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
             raise DataError(f"{self.path}: not a dict of tensors; save model.state_dict()")
-        self.specs = {name: _spec(tensor) for name, tensor in state.items()}
-        found: Callable[[str], Tensor] = state.__getitem__
-        return found
+        if METADATA in state:
+            raise DataError(f"{self.path}: a tensor is called {METADATA}; give it another name")
+        found = InMemory(state, str(self.path))
+        self.specs = found.specs
+        return found.read
 
 
 def _spec(tensor: Tensor) -> Spec:
@@ -135,7 +155,7 @@ def _shards(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
     if len(indices) == 1:
         index = _index(indices[0])
         return [folder / name for name in sorted(set(index.values()))], index
-    files = list(folder.glob("*.safetensors"))
+    files = list(folder.glob(f"*{SUFFIX}"))
     if folder / "model.safetensors" in files:
         return [folder / "model.safetensors"], None
     if len(files) != 1 or indices:
@@ -149,13 +169,19 @@ def _shards(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
 def _index(path: Path) -> dict[str, str]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-        # A name that leads elsewhere would be read, and written, there.
-        plain = all(isinstance(file, str) and Path(file).name == file for file in found.values())
+        plain = all(map(_is_plain, found.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         plain = False
     if not plain or not found:
         raise DataError(f"{path}: not an index of safetensors (weight_map: tensor to file)")
     return dict(found)
+
+
+def _is_plain(file: object) -> bool:
+    """A name that leads elsewhere would be read, and written, there; so would a config."""
+    if not isinstance(file, str):
+        return False
+    return Path(file).name == file and Path(file).suffix == SUFFIX
 
 
 def write_header(
@@ -166,7 +192,7 @@ def write_header(
     The same tensors and metadata give the same bytes; as in files of the library itself, wide types
     come first, so that every tensor lies where its type wants it.
     """
-    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))}
+    header: dict[str, Any] = {METADATA: dict(sorted(metadata.items()))}
     places, end = {}, 0
     for name in sorted(specs, key=lambda each: (-specs[each].dtype.itemsize, each)):
         spec = specs[name]
