@@ -82,6 +82,19 @@ def test_force_replaces_a_file(afield, tmp_path):
     assert load_file(tmp_path / "out.safetensors")
 
 
+def test_force_does_not_replace_a_file_of_an_input(afield, tmp_path, models):
+    (tmp_path / "xd").mkdir()
+    save_file(models[1][0], tmp_path / "xd" / "model.safetensors")
+    words = ("merge", "score", "base.safetensors", "xd", "--out", "xd/model.safetensors", "--force")
+    for more in ((), ("--dry-run",)):
+        code, out, err = afield(*words, *more)
+        assert (code, out) == (2, "")
+        assert err.startswith("error: xd/model.safetensors: is one of the inputs")
+    assert torch.equal(
+        load_file(tmp_path / "xd/model.safetensors")["a.bias"], models[1][0]["a.bias"]
+    )
+
+
 def test_statistics_come_one_file_an_expert(afield, tmp_path, models):
     base, experts, _ = models
     for i in range(2):
@@ -122,9 +135,11 @@ def test_doubts_are_warned_of(afield, caplog):
         (("fisher", *INPUTS), "fisher needs statistics"),
         (("ties", "base.safetensors", "no.safetensors"), "no.safetensors: not readable"),
         (("ties", "base.safetensors", "no.pt"), "no.pt: no readable weights"),
+        (("ties", "whole.safetensors", "whole.safetensors"), "nothing to merge"),
     ],
 )
 def test_a_mistake_is_one_line(afield, tmp_path, words, told):
+    save_file({"ids": torch.arange(3)}, tmp_path / "whole.safetensors")
     before = sorted(tmp_path.iterdir())
     code, out, err = afield("merge", *words, "--out", "out.safetensors")
     assert (code, out, err.count("\n")) == (2, "", 1)

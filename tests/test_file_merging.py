@@ -1,6 +1,7 @@
 """Merging from file to file: the same as in memory, whole or not at all, and what peers read."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -111,6 +112,17 @@ def test_more_workers_give_the_same_bytes(tmp_path):
 
 
 @pytest.mark.slow
+def test_workers_do_not_repeat_what_is_doubtful(tmp_path, capfd, caplog):
+    _, experts, paths = written(tmp_path)
+    save_file(experts[0] | {"extra": torch.ones(2)}, paths[1])
+    merge_files("dare", paths[0], paths[1:], tmp_path / "out.safetensors", workers=2)
+    assert [record.message.split(": ")[1] for record in caplog.records] == [
+        f"extra not in {paths[0]}, and so not in the result"
+    ]
+    assert "extra" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
 def test_an_error_in_a_worker_is_the_error(tmp_path):
     _, experts, paths = written(tmp_path)
     experts[1]["b.weight"][2, 3] = torch.nan
@@ -143,6 +155,12 @@ def test_a_failure_leaves_nothing_behind(tmp_path):
     with pytest.raises(MergeError, match="an infinite number"):
         merge_files("average", folder, paths[1:], tmp_path / "out")
     assert sorted(tmp_path.iterdir()) == sorted([*before, folder])
+    (tmp_path / "there").mkdir()
+    for out in ("new/deep/out.safetensors", "there/deep/out.safetensors"):
+        with pytest.raises(MergeError, match="an infinite number"):
+            merge_files("average", paths[0], paths[1:], tmp_path / out)
+    assert sorted(tmp_path.iterdir()) == sorted([*before, folder, tmp_path / "there"])
+    assert not list((tmp_path / "there").iterdir())
 
 
 def test_a_failure_leaves_what_was_there(tmp_path):
@@ -170,9 +188,25 @@ def test_nothing_is_overwritten_unasked_and_no_input_ever(tmp_path):
             merge_files("average", base, experts, place, overwrite=True)
 
 
+def test_no_file_in_a_folder_of_an_input_is_overwritten(tmp_path):
+    base, experts, paths = written(tmp_path)
+    folder = sharded(tmp_path / "e", experts[0])
+    (tmp_path / "one").mkdir()
+    save_file(base, tmp_path / "one" / "model.safetensors")
+    (tmp_path / "link.safetensors").symlink_to(tmp_path / "one" / "model.safetensors")
+    shards = sorted(folder.glob("*.safetensors"))
+    for out in (*shards, tmp_path / "one" / "model.safetensors", tmp_path / "link.safetensors"):
+        before = out.read_bytes()
+        asked = file_merging.FileMerge("average", paths[0], (folder, tmp_path / "one"))
+        for act in (asked.plan, asked.write):
+            with pytest.raises(MergeError, match="is one of the inputs"):
+                act(out, overwrite=True)
+        assert out.read_bytes() == before
+
+
 def test_the_form_of_the_result_is_that_of_the_base(tmp_path):
     base, _, paths = written(tmp_path)
-    with pytest.raises(MergeError, match=r"out.pt: safetensors are written"):
+    with pytest.raises(MergeError, match=r"out.pt: the result is a safetensors file"):
         merge_files("average", paths[0], paths[1:], tmp_path / "out.pt")
     (tmp_path / "folder.safetensors").mkdir()
     with pytest.raises(MergeError, match="is a folder, but the base is a file"):
@@ -209,6 +243,40 @@ def test_a_full_disk_is_told_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(file_merging.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(DataError, match="are free; make room"):
         merge_files("average", paths[0], paths[1:], tmp_path / "out.safetensors")
+
+
+def test_what_killed_processes_left_of_the_same_result_is_cleared_away(tmp_path):
+    base, _, paths = written(tmp_path)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    alive = os.getppid()
+    left = [tmp_path / f"out.safetensors.{pid}.part" for pid in (gone.pid, os.getpid())]
+    others = [
+        tmp_path / f"{name}.part"
+        for name in (f"out.safetensors.{alive}", f"other.safetensors.{gone.pid}", "out.safetensors")
+    ]
+    others += [tmp_path / f"out.safetensors.x.{gone.pid}.part"]
+    for path in (*left, *others):
+        path.write_text("half")
+    merge_files("average", paths[0], paths[1:], tmp_path / "out.safetensors")
+    assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in others)
+    folder = sharded(tmp_path / "base", base)
+    for pid in (gone.pid, os.getpid()):
+        (tmp_path / f"out.{pid}.part").mkdir()
+        (tmp_path / f"out.{pid}.part" / "model.safetensors").write_text("half")
+    merge_files("average", folder, paths[1:], tmp_path / "out")
+    assert not list(tmp_path.glob("out.[0-9]*.part"))
+    assert all(path.exists() for path in others)
+
+
+def test_whole_numbers_without_a_sign_are_kept(tmp_path):
+    base, experts, paths = written(tmp_path)
+    base["mask"] = torch.tensor([7, 65535]).to(torch.uint16)
+    save_file(base, paths[0])
+    save_file(experts[0] | {"mask": base["mask"]}, paths[1])
+    out = merge_files("average", paths[0], paths[1:], tmp_path / "out.safetensors")
+    assert torch.equal(load_file(out)["mask"], base["mask"])
 
 
 def test_errors_and_doubts_name_the_file_and_the_tensor(tmp_path, caplog):

@@ -10,8 +10,8 @@ import afield
 from afield import catalog
 from afield.errors import MergeError, SpecError, UnknownNameError
 from afield.merge_checks import Spec
-from afield.merge_job import needs, scope_of
-from afield.merging import merge, planned, rule_of, scope
+from afield.merge_job import InMemory, _stacked, needs, scope_of
+from afield.merging import merge, merged_pieces, planned, rule_of, scope
 from afield.space import extremes, ranges
 
 NAMES = catalog.names("merges")
@@ -27,6 +27,7 @@ ORDERED = {
     "dare": "what is dropped depends on the place",
     "slerp": "it goes from the first to the second",
 }
+RUNNING = "averaged: running statistics, scale within 0 and 1"
 SHAPES = {
     "a.weight": (12, 8),
     "b.weight": (8, 12),
@@ -231,8 +232,8 @@ def test_it_is_the_function_of_the_package():
         ("tensor", "text_projection", Spec(torch.float32, (3, 4)), "merged"),
         ("entry", "w", Spec(torch.float32, ()), "merged"),
         ("model", "w", Spec(torch.float32, (3,)), "merged"),
-        ("model", "bn.running_var", Spec(torch.float32, (3,)), "averaged: running statistics"),
-        ("matrix", "bn.running_mean", Spec(torch.float32, (3,)), "averaged: running statistics"),
+        ("model", "bn.running_var", Spec(torch.float32, (3,)), RUNNING),
+        ("matrix", "bn.running_mean", Spec(torch.float32, (3,)), RUNNING),
         ("entry", "ids", Spec(torch.int64, (3, 4)), "kept: not floating point"),
         ("matrix", "mask", Spec(torch.bool, (3, 4)), "kept: not floating point"),
         ("matrix", "w", Spec(torch.float32, (0, 4)), "kept: empty"),
@@ -264,6 +265,13 @@ def test_a_model_in_which_nothing_is_for_the_merge_is_doubted(caplog):
     assert "regmean: nothing in base is for it to merge" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["average", "score", "ties"])
+@pytest.mark.parametrize("base", [{"ids": torch.arange(3)}, {"w": torch.ones(0, 4)}])
+def test_a_model_without_floating_point_numbers_is_refused(name, base):
+    with pytest.raises(MergeError, match="base: nothing to merge, for no floating-point numbers"):
+        merge(name, base, [base])
+
+
 def doubts(caplog, base, experts):
     with caplog.at_level(logging.WARNING):
         merge("average", base, experts)
@@ -286,6 +294,55 @@ def test_the_same_expert_twice_is_doubted(caplog):
     base, experts = family(2)
     (told,) = doubts(caplog, base, [*experts, experts[0]])
     assert told == "expert 3: the same weights as expert 1; they count twice"
+
+
+def test_opposite_experts_and_equally_large_ones_are_not_the_same(caplog):
+    base = {"a": 9 * torch.eye(3), "b": 9 * torch.eye(3)}
+    forth, back = ({name: w + sign for name, w in base.items()} for sign in (1, -1))
+    assert doubts(caplog, base, [forth, back]) == []
+    # Alike in one tensor, opposite in the other.
+    assert doubts(caplog, base, [forth, {"a": forth["a"], "b": back["b"]}]) == []
+
+
+def test_of_three_experts_the_pair_that_is_the_same_throughout_is_named(caplog):
+    base = {"a": 9 * torch.eye(3), "b": 9 * torch.eye(3)}
+    first = {"a": base["a"] + 1, "b": base["b"] + 1}
+    second = {"a": base["a"] + 1, "b": base["b"] - 1}
+    (told,) = doubts(caplog, base, [first, second, second])
+    assert told == "expert 3: the same weights as expert 2; they count twice"
+
+
+def test_experts_that_differ_in_one_piece_only_are_not_the_same(caplog, monkeypatch):
+    monkeypatch.setattr("afield.merge_job.PIECE", 4)
+    base = {"w": torch.full((12,), 9.0)}
+    first, second = torch.full((12,), 9.5), torch.full((12,), 9.5)
+    second[5] = 8.5
+    assert doubts(caplog, base, [{"w": first}, {"w": second}]) == []
+
+
+def test_sizes_are_summed_in_float64():
+    # Its square is no float32.
+    base = {"w": torch.tensor([4097.0], dtype=torch.float64)}
+    job, movements = planned("average", InMemory(base, "b"), [InMemory(base, "e")]), []
+    list(merged_pieces(job, "w", movements.append))
+    assert movements[0].base == 4097
+
+
+def test_a_base_of_zeros_is_doubted_in_plain_words(caplog):
+    base, experts = family(2)
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in base.items()}
+    assert doubts(caplog, zeros, experts) == [
+        "base: all its weights are 0; is that the experts' base?"
+    ]
+
+
+def test_where_only_zeros_have_moved_they_are_named(caplog):
+    base = {"a": torch.ones(4), "b": torch.zeros(4)}
+    (told,) = doubts(caplog, base, [{"a": torch.ones(4), "b": torch.ones(4)}])
+    assert told == (
+        "expert 1: differs from base by 1.00 times its size, most in b (0 in the base); "
+        "is that its base?"
+    )
 
 
 def test_a_base_that_is_not_the_experts_base_is_doubted_with_the_tensor(caplog):
@@ -393,6 +450,23 @@ def test_unknown_names_settings_and_scales_are_errors():
         merge("ties", base, [{"a": 3}])
 
 
+def test_names_that_are_no_strings_are_an_error():
+    base, experts = family(1)
+    with pytest.raises(MergeError, match="base: the name 0 is not a string; give a state dict"):
+        merge("average", {0: torch.ones(2)}, [{0: torch.ones(2)}])
+    with pytest.raises(MergeError, match="expert 1: the name None is not a string"):
+        merge("average", base, [experts[0] | {None: torch.ones(2)}])
+
+
+def test_a_tensor_whose_entries_lie_in_another_order_is_copied_once_for_all_its_pieces():
+    strided = torch.arange(12.0).view(3, 4).T
+    source = InMemory({"w": strided, "v": torch.ones(2)}, "base")
+    pieces = [source.read("w", i, i + 4) for i in (0, 4, 8)]
+    assert torch.equal(torch.cat(pieces), strided.flatten())
+    assert len({piece.untyped_storage().data_ptr() for piece in pieces}) == 1
+    assert torch.equal(source.read("v"), torch.ones(2))
+
+
 def test_statistics_are_needed_by_some_and_used_by_no_other():
     base, experts = family(2)
     for name in ("fisher", "regmean"):
@@ -407,6 +481,27 @@ def test_statistics_are_needed_by_some_and_used_by_no_other():
     made[1]["a.bias"] = torch.ones(3)
     with pytest.raises(MergeError, match=r"a.bias: in statistics 2 it has another shape, \[3\]"):
         merge("fisher", base, experts, statistics=made)
+
+
+def test_missing_statistics_are_told_before_anything_is_read():
+    base, experts = family(2)
+    made = statistics_for("fisher", experts)
+    del made[1]["text_projection"]
+    sources = [InMemory(each, f"s{i}") for i, each in enumerate(made)]
+    with pytest.raises(MergeError, match="text_projection: not in s1; statistics of every tensor"):
+        planned(
+            "fisher", InMemory(base, "b"), [InMemory(e, "e") for e in experts], statistics=sources
+        )
+
+
+def test_statistics_come_to_where_the_base_is():
+    base, experts = family(2)
+    for name in ("fisher", "regmean"):
+        sources = [InMemory(each, "s") for each in statistics_for(name, experts)]
+        experts_ = [InMemory(each, "e") for each in experts]
+        job = planned(name, InMemory(base, "b"), experts_, statistics=sources)
+        found = _stacked(job, "a.weight", 0, 96, torch.device("meta"))
+        assert found.device.type == "meta"
 
 
 def test_a_matrix_without_statistics_is_averaged():
@@ -441,8 +536,6 @@ def test_a_merge_that_gives_nan_is_named_with_the_tensor(monkeypatch):
 
 
 def test_the_plan_counts_what_happens(caplog):
-    from afield.merge_job import InMemory
-
     base, experts = family(1)
     base["ids"] = torch.arange(3)
     job = planned("average", InMemory(base, "b"), [InMemory(experts[0], "e")])

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from afield import tensor_files
-from afield.errors import DataError
+from afield.errors import AfieldError, DataError
 from afield.merge_checks import Spec
 from afield.tensor_files import TensorFiles, write_header
 
@@ -87,6 +87,30 @@ def test_a_mapping_made_anew_gives_the_same(tmp_path, name, monkeypatch):
     assert_same(tmp_path / name)
 
 
+def test_a_file_that_cannot_be_mapped_is_read_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(tensor_files, "LIMIT", 8)
+    torch.save(TENSORS, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    found = TensorFiles(tmp_path / "old.pt")
+    (tmp_path / "old.pt").unlink()
+    for _ in range(3):
+        assert torch.equal(found.read("a.weight"), TENSORS["a.weight"].flatten())
+
+
+def test_a_tensor_whose_entries_lie_in_another_order_is_copied_once_for_all_its_pieces(tmp_path):
+    torch.save(TENSORS, tmp_path / "w.pt")
+    found = TensorFiles(tmp_path / "w.pt")
+    pieces = [found.read("conv", i, i + 32) for i in range(0, 96, 32)]
+    assert torch.equal(torch.cat(pieces), TENSORS["conv"].flatten())
+    assert len({piece.untyped_storage().data_ptr() for piece in pieces}) == 1
+
+
+def test_safetensors_without_a_suffix_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(tensor_files, "LIMIT", 8)
+    save_file(plain(TENSORS), tmp_path / "0a1b", metadata={"format": "pt"})
+    assert_same(tmp_path / "0a1b")
+    assert TensorFiles(tmp_path / "0a1b").metadata == {"format": "pt"}
+
+
 def resident():
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line for line in lines if line.startswith("VmRSS")).split()[1])
@@ -127,6 +151,19 @@ def test_what_is_no_dict_of_tensors_is_refused(tmp_path):
         TensorFiles(tmp_path / "w.pt")
 
 
+@pytest.mark.parametrize("zipped", [True, False])
+def test_names_that_safetensors_cannot_have_are_refused(tmp_path, zipped):
+    def save(state):
+        torch.save(state, tmp_path / "w.pt", _use_new_zipfile_serialization=zipped)
+
+    save({0: torch.ones(2)})
+    with pytest.raises(AfieldError, match=r"w.pt: the name 0 is not a string"):
+        TensorFiles(tmp_path / "w.pt")
+    save({"__metadata__": torch.ones(2)})
+    with pytest.raises(DataError, match=r"w.pt: a tensor is called __metadata__"):
+        TensorFiles(tmp_path / "w.pt")
+
+
 def test_missing_broken_and_cut_files_are_named(tmp_path):
     for name in ("no.safetensors", "no.pt"):
         with pytest.raises(DataError, match=name):
@@ -153,7 +190,10 @@ def test_an_index_that_leads_elsewhere_or_nowhere_is_refused(tmp_path):
     folder = sharded(tmp_path / "m")
     index = folder / "model.safetensors.index.json"
     good = json.loads(index.read_text())
-    for file in ("../w.safetensors", "/etc/passwd", "sub/w.safetensors", 3):
+    torch.save(TENSORS, folder / "w.bin")
+    (folder / "config.json").write_text("{}")
+    elsewhere = ("../w.safetensors", "/etc/passwd", "sub/w.safetensors", "..", 3)
+    for file in (*elsewhere, "config.json", "w.bin", ".safetensors"):
         index.write_text(json.dumps({"weight_map": good["weight_map"] | {"one": file}}))
         with pytest.raises(DataError, match="not an index"):
             TensorFiles(folder)
@@ -178,6 +218,12 @@ def test_what_is_written_is_what_the_library_reads(tmp_path):
     assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
     assert TensorFiles(tmp_path / "w.safetensors").metadata == {"format": "pt", "x": "ü"}
     assert all(place % TENSORS[name].element_size() == 0 for name, place in places.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64])
+def test_whole_numbers_without_a_sign_are_written(tmp_path, dtype):
+    write_header(tmp_path / "w.safetensors", {"w": Spec(dtype, (2,))}, {})
+    assert load_file(tmp_path / "w.safetensors")["w"].dtype == dtype
 
 
 def test_a_type_that_safetensors_do_not_have_is_named(tmp_path):

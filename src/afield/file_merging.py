@@ -168,8 +168,7 @@ class FileMerge:
 
 
 def _check_no_input(out: Path, inputs: Iterable[Path]) -> None:
-    for path in inputs:
-        path = path.expanduser()
+    for path in map(Path.expanduser, inputs):
         if out.exists() and path.exists() and out.samefile(path):
             raise MergeError(f"{out}: is one of the inputs; give another place for the result")
 
@@ -261,15 +260,13 @@ def _one_thread() -> Iterator[None]:
 
 @contextmanager
 def _whole(path: Path) -> Iterator[Path]:
-    """A place beside it to write to, which takes its name at the end or is removed.
-
-    So are folders that were made for it, and what was left by a process that was killed.
-    """
+    """A place beside it to write to; it takes its name at the end, or goes with its new folders."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     made = [folder for folder in path.absolute().parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
+    # A process that was killed could not clear away.
     for leftover in path.parent.glob(f"{glob.escape(path.name)}.*.part"):
-        if _is_left(leftover.suffixes[-2][1:]):
+        if _is_left(leftover.name[len(path.name) + 1 : -len(".part")]):
             _remove(leftover)
     try:
         yield part
@@ -283,16 +280,17 @@ def _whole(path: Path) -> Iterator[Path]:
 
 
 def _is_left(process: str) -> bool:
-    """Whether no process of this number could still write; this one has not begun to."""
-    if not process.isdecimal() or int(process) == os.getpid():
-        return process.isdecimal()
+    """Whether this is the number of a process that is no more, or of this one, now to begin."""
+    if not process.isdecimal():
+        return False
     try:
+        # Signal 0 is not sent; it only fails where there is nobody to get it.
         os.kill(int(process), 0)
     except ProcessLookupError:
         return True
-    except OSError:
+    except (OSError, OverflowError):
         return False
-    return False
+    return int(process) == os.getpid()
 
 
 def _remove(part: Path) -> None:

@@ -110,15 +110,8 @@ def planned(
         raise SpecError(f"scale={scale}: not a finite number")
     if not experts:
         raise MergeError("no experts; give the models that were fine-tuned from the base")
-    if not base.specs:
-        raise MergeError(f"{base.told}: no tensors in it")
     _check_statistics(how, merge, len(experts), statistics)
-    rules = {}
-    for name, spec in base.specs.items():
-        known = all(name in each.specs for each in statistics)
-        rules[name] = rule_of(scope_of(merge), name, spec, known=known)
-    if all(rule.startswith(KEPT) for rule in rules.values()):
-        raise MergeError(f"{base.told}: nothing to merge, for no floating-point numbers are in it")
+    rules = _rules(merge, base, statistics)
     _check_names(merge, base, statistics, rules)
     for expert in experts:
         for doubt in check_alike(base, expert, rules):
@@ -183,6 +176,19 @@ def tell_doubts(job: Job, movements: Sequence[Movement]) -> None:
         log.warning("%s", doubt)
 
 
+def _rules(merge: Merge, base: Source, statistics: Sequence[Source]) -> dict[str, str]:
+    """What happens to each tensor of the base; to one at least, something."""
+    if not base.specs:
+        raise MergeError(f"{base.told}: no tensors in it")
+    rules = {}
+    for name, spec in base.specs.items():
+        known = all(name in each.specs for each in statistics)
+        rules[name] = rule_of(scope_of(merge), name, spec, known=known)
+    if all(rule.startswith(KEPT) for rule in rules.values()):
+        raise MergeError(f"{base.told}: nothing to merge, for no floating-point numbers are in it")
+    return rules
+
+
 def _check_statistics(how: str, merge: Merge, experts: int, given: Sequence[Source]) -> None:
     needed = "statistics" in needs(merge)
     if needed and len(given) != experts:
@@ -197,7 +203,7 @@ def _check_statistics(how: str, merge: Merge, experts: int, given: Sequence[Sour
 def _check_names(
     merge: Merge, base: Source, statistics: Sequence[Source], rules: Mapping[str, str]
 ) -> None:
-    """Statistics are there for every tensor that needs them, and for each entry if the merge does."""
+    """Statistics are there for all that is merged, and of its shape where entries need them."""
     for name in (name for name, rule in rules.items() if rule == MERGED):
         for source in statistics:
             spec = source.specs.get(name)
