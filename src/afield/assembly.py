@@ -163,7 +163,9 @@ def _scored(run: Run, work: Work, model: nn.Module) -> Checkpoint:
     exams = work.exams
     found = Checkpoint(run.steps, exams.take(model), {})
     found = exams.completed(found, model, exams.last)
-    found = exams.completed(found, model, exams.best)
+    # Both mostly read the same of the target; it is one model.
+    if not set(exams.best.keys) <= set(exams.last.keys):
+        found = exams.completed(found, model, exams.best)
     if run.method != "target_expert":
         return found
     domains = loaded(find_dataset(run.dataset, work.place.root), run, work.place.root)
