@@ -32,12 +32,12 @@ def input_slope(loss: Tensor, x: Tensor, *, share: float) -> Tensor:
     (share * loss).backward()
     if x.grad is None:
         raise SpecError("the loss does not depend on the inputs; there is nothing to move along")
-    return x.grad / share
+    return x.grad.div_(share)
 
 
 def moved(x: Tensor, slope: Tensor, *, by: float, clip: float) -> Tensor:
-    """Inputs a step up the slope, each entry of it no larger than `clip`; 0: as it is."""
-    return torch.add(x.detach(), slope.clamp(-clip, clip) if clip else slope, alpha=by)
+    """Inputs a step up the slope, each entry of it cut to `clip`, in place; 0: as it is."""
+    return torch.add(x.detach(), slope.clamp_(-clip, clip) if clip else slope, alpha=by)
 
 
 def mixed_in(loss: Tensor, again: Tensor, share: float) -> Tensor:

@@ -125,7 +125,7 @@ class CrossGrad(Method):
             domain_loss = mixed_in(domain_loss, again, domain_share)
         learner.advance()
         told = (scores.detach().argmax(dim=1) == pooled.domain).float().mean()
-        shift = (shifted - x).abs().mean()
+        shift = F.l1_loss(shifted, x)
         return {"loss": loss, "domain loss": domain_loss, "domain accuracy": told, "shift": shift}
 
     def domain_classifier(self, learner: Learner) -> nn.Module:
