@@ -11,6 +11,7 @@
 Only the last knows anything of the target.
 """
 
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -125,8 +126,6 @@ def _made(run: Run, work: Work, store: Store) -> nn.Module:
 
 def _with(network: nn.Module, weights: State) -> nn.Module:
     """A network like this one with other weights."""
-    import copy
-
     found = copy.deepcopy(network)
     found.load_state_dict(weights)
     return found

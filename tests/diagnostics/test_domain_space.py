@@ -1,6 +1,5 @@
 """The map of domains: its coordinates, and what is told of it, computed again by other means."""
 
-import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +17,8 @@ from afield.diagnostic import Subject
 from afield.diagnostics.domain_space import MOST, DomainSpace
 from afield.domains import Domain
 from afield.errors import SpecError
-from afield.jobs import train
 from afield.loading import pooled_samples
+from tests.diagnostics.runs import everything, spiral_runs, trained
 from tests.files import npz, saved, spoken, tone, tree
 
 # So far that some samples are moved past the mean of another domain.
@@ -36,14 +35,7 @@ METHODS = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    store = tmp_path_factory.mktemp("runs")
-    found = {}
-    for name, settings in METHODS.items():
-        method = "crossgrad" if name == "guided" else name
-        chosen = {"steps": 30, **settings}
-        record = train("spirals", method, target="turn30", store=store, settings=chosen)
-        found[name] = store / record.run.key
-    return found
+    return spiral_runs(tmp_path_factory.mktemp("runs"), METHODS)
 
 
 def back(folder: Path) -> Subject:
@@ -54,12 +46,6 @@ def back(folder: Path) -> Subject:
 @pytest.fixture
 def moving(folders) -> Subject:
     return back(folders["crossgrad"])
-
-
-def trained(data: Path, method: str, *, target: str | list[str] = (), **settings) -> Path:
-    store = data.parent / "runs"
-    record = train(data, method, target=target, store=store, settings={"steps": 2, **settings})
-    return store / record.run.key
 
 
 def batch(subject: Subject, name: str, count: int):
@@ -241,18 +227,6 @@ def test_a_network_without_features_is_told(folders):
     told = "domain_space looks at features before a head; dmg has none"
     with pytest.raises(SpecError, match=told):
         DomainSpace().look([back(folders["dmg"])])
-
-
-def everything(subject: Subject) -> list[object]:
-    """All weights, gradients and modes of a subject."""
-    nets = [subject.model, subject.trained.model, subject.trained.parts]
-    nets += [subject.learner.model, subject.learner.parts]
-    found: list[object] = [subject.stream.drawn]
-    for net in nets:
-        found += [copy.deepcopy(value).tolist() for value in net.state_dict().values()]
-        found += [parameter.grad for parameter in net.parameters()]
-        found += [module.training for module in net.modules()]
-    return found
 
 
 @pytest.mark.parametrize("name", ["crossgrad", "guided", "labelgrad", "erm"])

@@ -1,6 +1,5 @@
 """What is imagined: how far inputs are moved, and what is read of them, computed again."""
 
-import copy
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from afield.diagnosis import diagnose, revived
 from afield.diagnostic import Subject
 from afield.diagnostics.perturbations import MOST, Perturbations
 from afield.errors import SpecError
-from afield.jobs import train
+from tests.diagnostics.runs import everything, spiral_runs, trained
 from tests.files import npz, saved, spoken, tone
 
 METHODS = {
@@ -29,14 +28,7 @@ DOMAINS, CLASSES = ("_a$b", "x^_{", "$y$"), ("$\\frac", "_b_")
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    store = tmp_path_factory.mktemp("runs")
-    found = {}
-    for name, settings in METHODS.items():
-        method = "crossgrad" if name == "guided" else name
-        chosen = {"steps": 30, **settings}
-        record = train("spirals", method, target="turn30", store=store, settings=chosen)
-        found[name] = store / record.run.key
-    return found
+    return spiral_runs(tmp_path_factory.mktemp("runs"), METHODS)
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +48,6 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def back(folder: Path) -> Subject:
     with torch.random.fork_rng():
         return revived(folder)
-
-
-def trained(data: Path, method: str, *, target: str | list[str] = (), **settings) -> Path:
-    store = data.parent / "runs"
-    record = train(data, method, target=target, store=store, settings={"steps": 2, **settings})
-    return store / record.run.key
 
 
 def batch(subject: Subject, name: str, count: int):
@@ -159,18 +145,6 @@ def test_samples_are_called_by_their_names(folders, pictures):
     named = diagnose("perturbations", pictures).data
     for row in named.itertuples():
         assert row.sample.startswith(f"{row.domain}/{row.label}/")
-
-
-def everything(subject: Subject) -> list[object]:
-    """All weights, gradients and modes of a subject."""
-    nets = [subject.model, subject.trained.model, subject.trained.parts]
-    nets += [subject.learner.model, subject.learner.parts]
-    found: list[object] = [subject.stream.drawn]
-    for net in nets:
-        found += [copy.deepcopy(value).tolist() for value in net.state_dict().values()]
-        found += [parameter.grad for parameter in net.parameters()]
-        found += [module.training for module in net.modules()]
-    return found
 
 
 @pytest.mark.parametrize("name", ["crossgrad", "guided", "labelgrad"])
