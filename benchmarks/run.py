@@ -15,8 +15,9 @@ import torch
 from bare import Stopwatch, asked, bare_steps
 
 from afield import runner
-from afield.record import Run, Store
+from afield.record import Run
 from afield.selection import RULES
+from afield.store import Store
 
 ROUNDS = 5
 

@@ -26,9 +26,10 @@ from afield.diagnosis import diagnose, revived
 from afield.errors import DataError, SpecError
 from afield.evaluation import Checkpoint, Score, Scores
 from afield.jobs import plan
-from afield.record import Failure, Record, Run, Store, stored_weights
+from afield.record import Failure, Record, Run
 from afield.runner import Place, begun, execute
 from afield.selection import value_of
+from afield.store import Store, stored_weights
 from afield.sweep import Local, complete
 from afield.table import tabulate
 
@@ -346,7 +347,7 @@ def test_a_start_that_was_broken_off_anywhere_goes_on_to_the_same_bytes(done, tm
 
 SWEEP = """
 import sys
-from afield.record import Store
+from afield.store import Store
 from afield.sweep import complete
 from tests.test_assembly import runs_of
 list(complete(runs_of(sys.argv[1]), Store(sys.argv[2]), snapshot_seconds=0.0))

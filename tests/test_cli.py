@@ -17,7 +17,7 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 from afield import cli, console
-from afield.record import Store
+from afield.store import Store
 
 QUICK = ("--steps", "10", "--workers", "1", "--trials", "2")
 

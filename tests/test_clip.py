@@ -18,9 +18,9 @@ from afield.errors import DataError, SpecError, UnknownNameError
 from afield.masks import Masked
 from afield.protocol import planned_run, settled
 from afield.readers import find_dataset
-from afield.record import Store
 from afield.runner import execute
 from afield.stages import late_entrances
+from afield.store import Store
 
 # Importing open_clip takes some seconds: whichever test is the first.
 pytestmark = pytest.mark.slow

@@ -2,8 +2,9 @@ from rich.console import Console
 
 from afield import console
 from afield.jobs import planned
-from afield.record import Failure, Store
+from afield.record import Failure
 from afield.runner import execute
+from afield.store import Store
 
 
 def test_a_title_with_markup_is_shown_as_it_is(monkeypatch):

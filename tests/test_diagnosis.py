@@ -10,8 +10,8 @@ from afield.diagnosis import diagnose, revived
 from afield.diagnostic import further_networks
 from afield.errors import DataError, SpecError, UnknownNameError
 from afield.jobs import plan, train
-from afield.record import Store, stored_weights
 from afield.selection import value_of
+from afield.store import Store, stored_weights
 from afield.sweep import complete
 
 

@@ -15,9 +15,10 @@ from afield.evaluation import Checkpoint, Score, Scores
 from afield.protocol import leave_one_out
 from afield.randomness import seed
 from afield.readers import find_dataset
-from afield.record import Record, Run, Store
+from afield.record import Record, Run
 from afield.runner import execute
 from afield.selection import RULES
+from afield.store import Store
 
 DOMAINS = ("art", "photo", "sketch", "cartoon")
 STEPS = (2, 4, 6)

@@ -23,8 +23,8 @@ from afield.jobs import plan
 from afield.progress import shown_by
 from afield.randomness import seed
 from afield.readers import find_dataset
-from afield.record import Store
 from afield.runner import execute
+from afield.store import Store
 
 NET, SIZE = "test_resnet", 32
 TINY = {"backbone": f"timm:{NET}", "weights": "none", "size": SIZE}

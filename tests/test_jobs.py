@@ -7,7 +7,7 @@ from PIL import Image
 import afield
 from afield.errors import DataError, SpecError, UnknownNameError
 from afield.jobs import DEFAULT_METHODS, bench, plan, train
-from afield.record import Store
+from afield.store import Store
 
 QUICK = {"steps": 10}
 

@@ -36,6 +36,7 @@ LAYERS = [
     ["views"],
     ["method", "average"],
     ["record", "training", "walk"],
+    ["store"],
     ["selection", "diagnostic"],
     ["material", "protocol", "explanation", "merged_runs"],
     ["runner", "table"],

@@ -27,7 +27,6 @@ from afield.methods.erm import ERM
 from afield.optimization import schedule_of
 from afield.protocol import hold_out, leave_one_out
 from afield.readers import find_dataset
-from afield.record import Store, stored_weights
 from afield.runner import execute, loaded
 from afield.selection import (
     RULES,
@@ -38,6 +37,7 @@ from afield.selection import (
     on_sources,
     value_of,
 )
+from afield.store import Store, stored_weights
 from afield.table import tabulate
 from afield.training import fit
 

@@ -11,8 +11,9 @@ import pytest
 
 from afield.errors import SpecError
 from afield.jobs import planned
-from afield.record import BusyError, Failure, Record, Run, Store
+from afield.record import Failure, Record, Run
 from afield.runner import execute
+from afield.store import BusyError, Store
 from afield.sweep import Local, complete, in_order
 
 TARGETS = ("turn0", "turn10", "turn20", "turn30")
@@ -121,7 +122,7 @@ SWEEP = """
 import sys
 from afield.protocol import leave_one_out
 from afield.readers import find_dataset
-from afield.record import Store
+from afield.store import Store
 from afield.sweep import complete
 
 runs = leave_one_out(find_dataset("spirals"), ["noted"], trials=3, settings={"steps": 60})

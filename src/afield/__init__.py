@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from afield.record import Failure as Failure
     from afield.record import Record as Record
     from afield.record import Run as Run
-    from afield.record import Store as Store
     from afield.runner import execute as execute
     from afield.selection import Pick as Pick
+    from afield.store import Store as Store
     from afield.supply import get_dataset as get_dataset
     from afield.sweep import Local as Local
     from afield.sweep import complete as complete
@@ -64,7 +64,7 @@ _HOMES = {
     "Failure": "record",
     "Record": "record",
     "Run": "record",
-    "Store": "record",
+    "Store": "store",
     "execute": "runner",
     "Pick": "selection",
     "get_dataset": "supply",

@@ -26,8 +26,9 @@ from afield.errors import DataError, SpecError
 from afield.evaluation import Checkpoint, Scores
 from afield.merging import merge
 from afield.readers import find_dataset
-from afield.record import Record, Run, Store, read_record, stored_weights
+from afield.record import Record, Run
 from afield.runner import Place, Work, begun, default_device, loaded, steady, versions
+from afield.store import Store, read_record, stored_weights
 
 __all__ = ["COMPARISONS", "Ensemble", "assemble"]
 

@@ -159,8 +159,8 @@ def bench(
     """
     _check_format(format_)
     from afield.jobs import plan
-    from afield.record import Store
     from afield.selection import checked_rules
+    from afield.store import Store
     from afield.sweep import Local, complete, in_order
 
     if validate is not None and not hold_out:
@@ -224,8 +224,8 @@ def train(
 ) -> None:
     """Train one model and say how it does on the domains that it has not seen."""
     from afield.jobs import planned
-    from afield.record import Store, read_record
     from afield.runner import execute
+    from afield.store import Store, read_record
 
     settings = _settings(
         set_,
@@ -297,8 +297,8 @@ def table(
 ) -> None:
     """Show what a store holds: one table a dataset, all selection rules for which it suffices."""
     _check_format(format_)
-    from afield.record import Store
     from afield.selection import checked_rules
+    from afield.store import Store
 
     known: list[Record | Failure] = [*_records_of(store), *Store(store).failures()]
     console.print_outcomes(known, store, form=format_, rules=checked_rules(_split(rules)))
@@ -447,7 +447,7 @@ def _check_format(name: str) -> None:
 
 def _records_of(folder: Path) -> "list[Record]":
     from afield.errors import DataError
-    from afield.record import Store
+    from afield.store import Store
 
     records = list(Store(folder))
     if not records and not Store(folder).failures():

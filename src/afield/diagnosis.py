@@ -17,10 +17,11 @@ from afield.loading import Samples, pooled_samples
 from afield.material import cut_parts
 from afield.randomness import saved_state
 from afield.readers import find_dataset
-from afield.record import Run, Store, read_record, stored_weights
+from afield.record import Run
 from afield.runner import Place, begun, default_device, loaded
 from afield.selection import value_of
 from afield.space import build
+from afield.store import Store, read_record, stored_weights
 
 __all__ = ["diagnose", "revived"]
 

@@ -24,9 +24,10 @@ from afield.protocol import (
     settings_of,
 )
 from afield.readers import find_dataset
-from afield.record import DEFAULT_RULES, Failure, Record, Run, Store
+from afield.record import DEFAULT_RULES, Failure, Record, Run
 from afield.runner import execute, loaded
 from afield.selection import RULES, checked_rules
+from afield.store import Store
 from afield.sweep import Local, complete, in_order
 
 __all__ = ["DEFAULT_METHODS", "bench", "plan", "planned", "train"]

@@ -1,50 +1,17 @@
-"""What is asked (`Run`), what came out (`Record`, `Failure`), and the folder that keeps them.
-
-    store/<key>/record.json         written last: where it is, the run is done
-    store/<key>/model.safetensors   the deployed weights, at the checkpoint that was best
-    store/<key>/parts.safetensors   those of further networks then, where the method has any
-    store/<key>/snapshot.pt         while a run goes on: all that is needed to go on after a kill
-    store/<key>/failure.json        why a run failed; gone when a later start succeeds
-
-Every file is written under another name, flushed, and renamed: it is whole or not there.
-"""
+"""What is asked (`Run`) and what came out (`Record`, `Failure`)."""
 
 import hashlib
 import json
-import logging
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any, BinaryIO
+from typing import Any
 
-import torch
-from filelock import FileLock, Timeout
-from pydantic import TypeAdapter, ValidationError
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
-from torch import Tensor
-
-from afield.errors import DataError, SpecError
+from afield.errors import SpecError
 from afield.evaluation import Checkpoint
 from afield.randomness import seed
 
-__all__ = [
-    "DEFAULT_RULES",
-    "BusyError",
-    "Failure",
-    "Record",
-    "Run",
-    "Store",
-    "read_record",
-    "stored_inputs",
-    "stored_weights",
-]
-
-log = logging.getLogger(__name__)
+__all__ = ["DEFAULT_RULES", "Failure", "Record", "Run"]
 
 # The selection rules that need no further runs.
 DEFAULT_RULES = ("sources", "target")
@@ -54,10 +21,6 @@ NOT_IN_KEY = ("rules", "given")
 
 # What may be zero: nothing of it is asked for then.
 COUNTS = ("size", "domains_per_step", "limit")
-
-
-class BusyError(Exception):
-    """Another process is at this run; nothing is wrong."""
 
 
 @dataclass(frozen=True)
@@ -188,165 +151,6 @@ class Failure:
     trace: str
 
 
-_RECORD = TypeAdapter(Record)
-_FAILURE = TypeAdapter(Failure)
-_CHECKPOINTS = TypeAdapter(tuple[Checkpoint, ...])
-
-
-class Store:
-    """A folder of records. Any number of processes may use one at the same time."""
-
-    def __init__(self, root: str | Path) -> None:
-        self.root = Path(root)
-
-    def __iter__(self) -> Iterator[Record]:
-        """All records, in the order of their keys; one that cannot be read is reported."""
-        for path in sorted(self.root.glob("*/record.json")):
-            try:
-                yield _read(_RECORD, path)
-            except DataError as error:
-                log.warning("left out: %s", error)
-
-    def prepare(self) -> None:
-        """Make the folder, so that a place that cannot be written is known before any work."""
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SpecError(
-                f"cannot write to {self.root} ({error.strerror}); use --store"
-            ) from None
-        if not os.access(self.root, os.W_OK):
-            raise SpecError(f"cannot write to {self.root} (no permission); use --store")
-
-    def get(self, run: Run) -> Record | None:
-        """The record of a run, if it is done and was read for all the rules that are asked for."""
-        path = self.folder(run) / "record.json"
-        if not path.exists():
-            return None
-        record = _read(_RECORD, path)
-        return replace(record, run=run) if set(run.rules) <= set(record.run.rules) else None
-
-    def widened(self, run: Run) -> Run:
-        """The run with the rules of its present record as well, so that nothing known is lost."""
-        path = self.folder(run) / "record.json"
-        known: tuple[str, ...] = _read(_RECORD, path).run.rules if path.exists() else ()
-        return replace(run, rules=tuple(dict.fromkeys((*known, *run.rules))))
-
-    def put(
-        self,
-        record: Record,
-        weights: Mapping[str, Tensor],
-        *,
-        parts: Mapping[str, Tensor] | None = None,
-        inputs: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Keep a record and its deployed weights; the run is done from here on.
-
-        `parts` are the weights of a method's further networks, for diagnostics; `inputs` (classes,
-        mean and std of the scaling) goes into the metadata of the deployed weights.
-        """
-        folder = self.folder(record.run)
-        # One entry: several would be written in an order that is not the same twice.
-        told = {"run": record.run.key, **(inputs or {})}
-        metadata = {"afield": json.dumps(told, sort_keys=True)}
-        if parts:
-            _write(folder / "parts.safetensors", save(_plain(parts)))
-        _write(folder / "model.safetensors", save(_plain(weights), metadata=metadata))
-        _write(folder / "record.json", _as_json(_RECORD, record))
-        for leftover in ("snapshot.pt", "failure.json"):
-            (folder / leftover).unlink(missing_ok=True)
-
-    def weights(self, run: Run) -> dict[str, Tensor]:
-        """The deployed weights of a finished run."""
-        return stored_weights(self.folder(run))
-
-    def put_failure(self, failure: Failure) -> None:
-        """Keep the reason of a failure, unless another process has done the run since."""
-        with self.claim(failure.run):
-            if self.get(failure.run) is None:
-                path = self.folder(failure.run) / "failure.json"
-                _write(path, _as_json(_FAILURE, failure))
-
-    def failures(self) -> list[Failure]:
-        """The runs that have failed and not succeeded since."""
-        paths = sorted(self.root.glob("*/failure.json"))
-        return [_read(_FAILURE, path) for path in paths]
-
-    def put_snapshot(self, run: Run, state: Mapping[str, Any], done: Sequence[Checkpoint]) -> None:
-        """Keep all that is needed to go on with a run."""
-        checkpoints = _as_json(_CHECKPOINTS, tuple(done)).decode()
-        with _written(self.folder(run) / "snapshot.pt") as file:
-            torch.save({**state, "checkpoints": checkpoints}, file)
-
-    def snapshot(self, run: Run) -> tuple[dict[str, Any], list[Checkpoint]] | None:
-        """The state to go on from, if there is one."""
-        path = self.folder(run) / "snapshot.pt"
-        if not path.exists():
-            return None
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-            return state, list(_CHECKPOINTS.validate_json(state.pop("checkpoints")))
-        except (OSError, EOFError, RuntimeError, KeyError, UnpicklingError, ValidationError):
-            log.warning("%s: not a readable snapshot; starting again", path)
-            return None
-
-    def drop_snapshot(self, run: Run) -> None:
-        """Forget the state to go on from."""
-        (self.folder(run) / "snapshot.pt").unlink(missing_ok=True)
-
-    def folder(self, run: Run) -> Path:
-        """Where all files of a run lie."""
-        return self.root / run.key
-
-    @contextmanager
-    def claim(self, run: Run, *, wait: bool = True) -> Iterator[None]:
-        """Keep other processes away from a run; the system lets go of it when a process dies."""
-        folder = self.folder(run)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(folder / "lock")
-            lock.acquire(timeout=-1 if wait else 0)
-        except Timeout:
-            raise BusyError(run.key) from None
-        except OSError as error:
-            raise SpecError(f"cannot write to {folder} ({error.strerror}); use --store") from None
-        try:
-            for leftover in folder.glob("*.part"):
-                leftover.unlink()
-            yield
-        finally:
-            lock.release()
-
-
-def stored_weights(folder: Path, what: str = "model") -> dict[str, Tensor]:
-    """The deployed weights in the folder of a finished run, or those of its `parts`."""
-    path = folder / f"{what}.safetensors"
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"{path}: no readable weights ({error}); run it again") from None
-
-
-def stored_inputs(folder: Path) -> dict[str, Any]:
-    """What the deployed weights of a finished run say of its inputs: classes, shape, scaling."""
-    path = folder / "model.safetensors"
-    try:
-        with safe_open(path, "pt") as file:
-            found: dict[str, Any] = json.loads(file.metadata()["afield"])
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: no readable weights of ours ({error}); run it again") from None
-    return found
-
-
-def read_record(folder: Path) -> Record:
-    """The record of a folder in a store; its run is its own configuration file."""
-    path = folder / "record.json"
-    if not path.exists():
-        raise DataError(f"{folder}: no record.json there; give the folder of a finished run")
-    record: Record = _read(_RECORD, path)
-    return record
-
-
 def _digest(run: Run, leaving_out: tuple[str, ...]) -> str:
     """A digest of a run's fields; what is zero or empty is left out, and where own files lie.
 
@@ -358,37 +162,3 @@ def _digest(run: Run, leaving_out: tuple[str, ...]) -> str:
     known |= {"weights": "" if run.start else run.weights}
     fields = {name: v for name, v in known.items() if v and name not in leaving_out}
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _plain(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-
-
-def _as_json(adapter: TypeAdapter[Any], value: Any) -> bytes:
-    """JSON that keeps NaN and infinity, as an unseen domain's loss may be."""
-    return json.dumps(adapter.dump_python(value, exclude_none=True)).encode()
-
-
-def _write(path: Path, content: bytes) -> None:
-    with _written(path) as file:
-        file.write(content)
-
-
-@contextmanager
-def _written(path: Path) -> Iterator[BinaryIO]:
-    """A file that is there whole or not at all, also when the machine stops in the middle."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with part.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-
-
-def _read(adapter: TypeAdapter[Any], path: Path) -> Any:
-    try:
-        return adapter.validate_json(path.read_bytes())
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(step) for step in first["loc"]) or "the whole file"
-        raise DataError(f"{path}: not a record of ours ({where}: {first['msg']})") from None

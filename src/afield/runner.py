@@ -32,9 +32,10 @@ from afield.optimization import optimizer_of, schedule_of
 from afield.pictures import stored_side
 from afield.randomness import restore_state, saved_state
 from afield.readers import find_dataset
-from afield.record import Record, Run, Store, stored_inputs, stored_weights
+from afield.record import Record, Run
 from afield.selection import value_of
 from afield.space import build
+from afield.store import Store, stored_inputs, stored_weights
 from afield.training import fit
 from afield.weights import file_digest
 

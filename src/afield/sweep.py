@@ -18,8 +18,9 @@ from typing import Any, Protocol, TypeVar
 from afield.assembly import assemble
 from afield.errors import AfieldError, SpecError
 from afield.processes import end_with_parent
-from afield.record import BusyError, Failure, Record, Run, Store
+from afield.record import Failure, Record, Run
 from afield.runner import execute, versions
+from afield.store import BusyError, Store
 
 __all__ = ["Local", "Pool", "complete", "in_order"]
 

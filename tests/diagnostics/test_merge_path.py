@@ -11,7 +11,7 @@ from afield.diagnostics.merge_path import MergePath, along
 from afield.errors import SpecError
 from afield.merge_plan import merging_runs
 from afield.readers import find_dataset
-from afield.record import Store, read_record
+from afield.store import Store, read_record
 from afield.sweep import complete
 
 

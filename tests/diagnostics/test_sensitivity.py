@@ -6,7 +6,7 @@ import pytest
 from afield.diagnosis import diagnose
 from afield.errors import SpecError
 from afield.jobs import bench
-from afield.record import Store
+from afield.store import Store
 from afield.table import tabulate
 
 

@@ -17,9 +17,9 @@ from afield.jobs import planned
 from afield.loading import Samples
 from afield.methods import linear_probe
 from afield.methods.linear_probe import NEVER, LinearProbe
-from afield.record import Store
 from afield.runner import Place, begun, execute
 from afield.space import build
+from afield.store import Store
 from afield.training import fit
 
 

@@ -25,8 +25,8 @@ from afield.loading import Stream, pooled_samples
 from afield.method import Task, risks
 from afield.methods.groupdro import GroupDRO
 from afield.methods.seed_category import Grouping, SeedCategory
-from afield.record import Store
 from afield.runner import execute
+from afield.store import Store
 from afield.training import fit
 from tests.methods.reference import batch_of, theta
 from tests.test_runner import interrupted, outcome
