@@ -29,7 +29,7 @@ def ratio(run: Run) -> float:
         next(bare)
     ours, yardstick = Stopwatch(), Stopwatch()
 
-    def take_turns(_: object) -> None:
+    def take_turns(*_: object) -> None:
         ours.stop()
         yardstick.start()
         for _ in range(run.every):

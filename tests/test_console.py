@@ -17,7 +17,7 @@ def test_failures_name_method_sources_and_reason(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(console, "err", Console(stderr=True, width=200))
     run = planned("spirals", "erm", target="turn0", settings={"steps": 5})
     failure = Failure(run, "no [bold]luck", "trace")
-    assert not console.print_outcomes([failure], tmp_path, form="console", rules=["sources"])
+    assert not console.print_outcomes([failure], Store(tmp_path), form="console", rules=["sources"])
     said = capsys.readouterr().err
     assert "erm on turn10, turn20, turn30, trial 0, draw 0: no [bold]luck" in said
 
@@ -26,5 +26,5 @@ def test_no_table_is_explained(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(console, "err", Console(stderr=True, width=200))
     run = planned("spirals", "erm", target="turn0", settings={"steps": 5})
     record = execute(run, Store(tmp_path))
-    assert console.print_outcomes([record], tmp_path, form="console", rules=["left-out-source"])
+    assert console.print_outcomes([record], Store(tmp_path), form="console", rules=["left-out-source"])
     assert "no table" in capsys.readouterr().err

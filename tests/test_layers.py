@@ -37,13 +37,16 @@ LAYERS = [
     ["method", "average"],
     ["record", "training", "walk"],
     ["store"],
+    ["remote", "following", "scalars", "cluster"],
     ["selection", "diagnostic"],
     ["material", "protocol", "explanation", "merged_runs"],
     ["runner", "table"],
     ["assembly"],
     ["sweep", "merge_plan", "domainbed", "embedding", "inspection", "supply", "diagnosis"],
-    ["jobs", "console"],
-    ["cli_data", "cli_merge"],
+    ["jobs"],
+    ["benchmark", "console"],
+    ["cli_options"],
+    ["cli_bench", "cli_data", "cli_merge"],
     ["cli"],
 ]
 READERS = {"arrays", "downloads", "folders", "idx", "letters", "sounds", "typefaces", "wilds_sets"}

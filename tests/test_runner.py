@@ -53,7 +53,7 @@ def outcome(store, run):
 
 
 def interrupted(run, store, *, after):
-    def watch(checkpoint):
+    def watch(_, checkpoint):
         if checkpoint.step >= after:
             raise StopHereError
 
@@ -140,7 +140,7 @@ def test_a_finished_run_is_not_done_again(tmp_path):
     store = Store(tmp_path)
     first = execute(run, store)
     seen = []
-    assert execute(run, store, watch=seen.append) == first
+    assert execute(run, store, watch=lambda *told: seen.append(told)) == first
     assert seen == []
 
 
@@ -178,7 +178,7 @@ def test_the_deployed_weights_are_those_of_the_best_checkpoint_on_the_sources(tm
     best = values.index(max(values))
     assert best < len(values) - 1, "the best is the last: the test has lost its point"
     short = replace(run, steps=record.checkpoints[best].step)
-    execute(short, Store(tmp_path / "short"), watch=seen.append)
+    execute(short, Store(tmp_path / "short"), watch=lambda *told: seen.append(told))
     weights, expected = store.weights(run), Store(tmp_path / "short").weights(short)
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
@@ -534,7 +534,7 @@ def test_a_valley_that_was_interrupted_ends_in_the_same_bytes(form, tmp_path):
         interrupted(run, broken, after=after)
         assert broken.snapshot(run) is not None
     seen = []
-    execute(run, broken, watch=seen.append)
+    execute(run, broken, watch=lambda *told: seen.append(told))
     assert seen == []
     assert outcome(broken, run) == outcome(straight, run)
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from afield.average import Average as Average
     from afield.catalog import find as find
     from afield.catalog import names as names
+    from afield.cluster import Ray as Ray
     from afield.diagnosis import diagnose as diagnose
     from afield.diagnostic import Diagnostic as Diagnostic
     from afield.diagnostic import Finding as Finding
@@ -45,6 +46,7 @@ _HOMES = {
     "Average": "average",
     "find": "catalog",
     "names": "catalog",
+    "Ray": "cluster",
     "diagnose": "diagnosis",
     "Diagnostic": "diagnostic",
     "Finding": "diagnostic",

@@ -27,7 +27,16 @@ from afield.evaluation import Checkpoint, Scores
 from afield.merging import merge
 from afield.readers import find_dataset
 from afield.record import Record, Run
-from afield.runner import Place, Work, begun, default_device, loaded, steady, versions
+from afield.runner import (
+    Place,
+    Work,
+    begun,
+    default_device,
+    loaded,
+    memory_of,
+    steady,
+    versions,
+)
 from afield.store import Store, read_record, stored_weights
 
 __all__ = ["COMPARISONS", "Ensemble", "assemble"]
@@ -80,7 +89,8 @@ def assemble(
         if known is not None:
             return known
         run = store.widened(run)
-        with steady(threads):
+        store.bring(*filter(None, [run.base]), *run.experts)
+        with steady(threads), memory_of(place.device) as peak:
             started = time.monotonic()
             work = begun(run, place)
             model = _made(run, work, store)
@@ -92,6 +102,7 @@ def assemble(
             versions=versions(run),
             device=place.told,
             dropped=work.dropped,
+            memory=peak(),
         )
         store.put(record, model.state_dict(), inputs=work.inputs)
         return record

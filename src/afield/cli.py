@@ -5,20 +5,39 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from afield import catalog, console
-from afield.arguments import assignments
+from afield.cli_bench import bench, status, sweep
 from afield.cli_data import data
 from afield.cli_merge import MergeCommand, merge
+from afield.cli_options import (
+    Average,
+    Backbone,
+    DomainsPerStep,
+    Format,
+    Rules,
+    Set,
+    SkipBroken,
+    Steps,
+    StoreOption,
+    Tensorboard,
+    Threads,
+    Weights,
+    check_format,
+    settings_from,
+    split,
+)
 from afield.errors import AfieldError, SpecError, UnknownNameError
 
 if TYPE_CHECKING:
-    from afield.record import Failure, Record
+    from afield.evaluation import Checkpoint
+    from afield.record import Failure, Record, Run
+    from afield.store import Store
 
 __all__ = ["app", "main"]
 
@@ -30,49 +49,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(bench)
+app.command()(sweep)
+app.command()(status)
 app.add_typer(data, name="data")
 app.command(cls=MergeCommand)(merge)
-Methods = Annotated[
-    str,
-    typer.Option(
-        help="Names, separated by commas, or 'all'; by default a short list. See `afield list`.",
-        show_default=False,
-    ),
-]
-Rules = Annotated[
-    str,
-    typer.Option(
-        help="Selection rules: sources, left-out-source (more runs), validation (with --hold-out), "
-        "target; or 'all'. By default those that need no further runs.",
-        show_default=False,
-    ),
-]
-StoreOption = Annotated[Path, typer.Option(help="Folder of the records.")]
-Average = Annotated[str, typer.Option(help="What is deployed: last, ema, swa or swad.")]
-Backbone = Annotated[str | None, typer.Option(help="Network; by default what fits the data.")]
-Weights = Annotated[
-    str | None,
-    typer.Option(help="First weights of the network: hub, none, or a file; by default what fits."),
-]
-SkipBroken = Annotated[
-    bool, typer.Option("--skip-broken", help="Leave out files that cannot be read.")
-]
-DomainsPerStep = Annotated[
-    int | None, typer.Option(min=1, help="Source domains that a step draws from; by default all.")
-]
-Steps = Annotated[int | None, typer.Option(help="Training steps; by default the dataset's.")]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="NAME=VALUE",
-        help="Another setting: lr, batch, weight_decay, optimizer (sgd:momentum=0.9), lr_schedule "
-        "(cosine:warmup=500), clip_norm, every, size, augment (none, light, full), freeze_bn, "
-        "balance, limit, or a method's own (vrex.penalty=1).",
-    ),
-]
-Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each run.")]
-Format = Annotated[str, typer.Option("--format", help="console, md, latex or csv.")]
 
 
 @app.callback()
@@ -85,119 +66,6 @@ def afield(
 
         console.out.print(f"afield {installed('afield')}")
         raise typer.Exit
-
-
-@app.command()
-def bench(
-    dataset: Annotated[
-        str, typer.Argument(help="A dataset's name, a folder root/<domain>/<class>/, or an .npz.")
-    ] = "rotated_digits",
-    methods: Methods = "",
-    trials: Annotated[int, typer.Option(min=1, help="Repetitions with other splits.")] = 3,
-    draws: Annotated[
-        int, typer.Option(min=1, help="Draws of the hyperparameters; the first is the defaults.")
-    ] = 1,
-    rules: Rules = "",
-    hold_out: Annotated[
-        float,
-        typer.Option(
-            min=0.0, max=0.9, help="Test on this share of many domains, not on each in turn."
-        ),
-    ] = 0.0,
-    validate: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=0.9, help="With --hold-out: validate on this share, or 0.1."),
-    ] = None,
-    train_on: Annotated[
-        str,
-        typer.Option(
-            metavar="N,…",
-            help="With --hold-out: train on so many of the other domains; several numbers, and "
-            "'all', give a row each.",
-            show_default=False,
-        ),
-    ] = "",
-    merges: Annotated[
-        str,
-        typer.Option(
-            help="Merge experts, fine-tuned on one source each: names, or 'all'. See `afield list "
-            "merges`.",
-            show_default=False,
-        ),
-    ] = "",
-    expert_method: Annotated[
-        str,
-        typer.Option(
-            help="What trains the experts; several names: one expert of each, on all sources."
-        ),
-    ] = "erm",
-    base_steps: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Steps of the experts' common start, where nothing is pretrained; by default a "
-            "fifth of theirs.",
-        ),
-    ] = None,
-    average: Average = "last",
-    backbone: Backbone = None,
-    weights: Weights = None,
-    domains_per_step: DomainsPerStep = None,
-    steps: Steps = None,
-    set_: Set = None,
-    skip_broken: SkipBroken = False,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes; by default as many as there are cores.")
-    ] = None,
-    threads: Threads = 1,
-    store: StoreOption = Path("runs"),
-    format_: Format = "console",
-) -> None:
-    """Leave each domain out once, and say how every method does on it.
-
-    What the store has already is not done again: start it a second time to go on.
-    """
-    _check_format(format_)
-    from afield.jobs import plan
-    from afield.selection import checked_rules
-    from afield.store import Store
-    from afield.sweep import Local, complete, in_order
-
-    if validate is not None and not hold_out:
-        raise SpecError("--validate goes with --hold-out: it is a share of the domains held out")
-    settings = _settings(
-        set_,
-        steps=steps,
-        backbone=backbone,
-        weights=weights,
-        domains_per_step=domains_per_step,
-        skip_broken=skip_broken or None,
-    )
-    with console.progress_shown():
-        runs = plan(
-            dataset,
-            _split(methods),
-            trials=trials,
-            draws=draws,
-            rules=_split(rules) if rules else None,
-            test=hold_out,
-            validate=0.1 if validate is None else validate,
-            train_on=_counts(train_on),
-            merges=_split(merges),
-            expert_methods=_split(expert_method),
-            base_steps=base_steps,
-            average=average,
-            settings=settings,
-        )
-    wanted = checked_rules([rule for run in runs for rule in run.rules])
-    Store(store).prepare()
-    done = sum(Store(store).get(run) is not None for run in runs)
-    console.print_plan(runs, done=done)
-    pool = Local(workers or _default_workers(threads))
-    outcomes = complete(runs, Store(store), pool=pool, threads=threads)
-    found = in_order(runs, console.followed(outcomes, len(runs)))
-    if not console.print_outcomes(found, store, form=format_, rules=wanted):
-        raise typer.Exit(1)
 
 
 @app.command()
@@ -220,14 +88,17 @@ def train(
     set_: Set = None,
     skip_broken: SkipBroken = False,
     threads: Threads = 1,
-    store: StoreOption = Path("runs"),
+    store: StoreOption = "runs",
+    tensorboard: Tensorboard = False,
 ) -> None:
     """Train one model and say how it does on the domains that it has not seen."""
     from afield.jobs import planned
+    from afield.remote import opened
     from afield.runner import execute
-    from afield.store import Store, read_record
+    from afield.scalars import Scalars
+    from afield.store import read_record
 
-    settings = _settings(
+    settings = settings_from(
         set_,
         steps=steps,
         backbone=backbone,
@@ -252,11 +123,17 @@ def train(
                 average=average,
                 settings=settings,
             )
+    place = opened(store)
+    written = Scalars(f"{place.where()}/tensorboard") if tensorboard else None
     with console.bar(f"{run.method} on {run.dataset}", run.steps) as advance:
-        record = execute(
-            run, Store(store), threads=threads, watch=lambda checkpoint: advance(checkpoint.step)
-        )
-    console.print_record(record, Store(store).folder(run))
+
+        def watch(run: "Run", checkpoint: "Checkpoint") -> None:
+            advance(checkpoint.step)
+            if written is not None:
+                written(run, checkpoint)
+
+        record = execute(run, place, threads=threads, watch=watch)
+    console.print_record(record, place.where(run))
 
 
 @app.command()
@@ -291,17 +168,17 @@ def embed(
 
 @app.command()
 def table(
-    store: Annotated[Path, typer.Argument(help="Folder of the records.")] = Path("runs"),
+    store: Annotated[str, typer.Argument(help="Folder or address of the records.")] = "runs",
     rules: Rules = "all",
     format_: Format = "console",
 ) -> None:
     """Show what a store holds: one table a dataset, all selection rules for which it suffices."""
-    _check_format(format_)
+    check_format(format_)
     from afield.selection import checked_rules
-    from afield.store import Store
 
-    known: list[Record | Failure] = [*_records_of(store), *Store(store).failures()]
-    console.print_outcomes(known, store, form=format_, rules=checked_rules(_split(rules)))
+    place, records = _records_of(store)
+    known: list[Record | Failure] = [*records, *place.failures()]
+    console.print_outcomes(known, place, form=format_, rules=checked_rules(split(rules)))
 
 
 @app.command()
@@ -329,7 +206,7 @@ def diagnose(
 
     target = checked_picture(out or f"{name}.png")
     with console.progress_shown():
-        finding = diagnosed(name, paths, settings=_settings(set_), threads=threads)
+        finding = diagnosed(name, paths, settings=settings_from(set_), threads=threads)
     picture, *tables = finding.save(target)
     console.out.print(finding.told, markup=False, soft_wrap=True)
     numbers = ", ".join(map(str, tables))
@@ -364,7 +241,7 @@ def explain(
 
 @app.command()
 def export_domainbed(
-    runs: Annotated[Path, typer.Argument(help="Folder of the records.")],
+    runs: Annotated[str, typer.Argument(help="Folder or address of the records.")],
     into: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")],
     dataset: Annotated[
         str | None,
@@ -374,7 +251,7 @@ def export_domainbed(
     """Write records as DomainBed's results.jsonl, for its collect_results script."""
     from afield.domainbed import export_domainbed as export
 
-    folders = export(_records_of(runs), into, dataset=dataset)
+    folders = export(_records_of(runs)[1], into, dataset=dataset)
     console.out.print(f"{len(folders)} runs written to {into}", markup=False)
 
 
@@ -407,49 +284,12 @@ def _stop(*_: object) -> None:
     sys.exit(130)
 
 
-def _default_workers(threads: int) -> int:
-    """As many as the cores that this process may use can carry; one where there is a GPU."""
-    from afield.runner import default_device
-
-    if default_device() != "cpu":
-        return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, (cores or 1) // threads)
-
-
-def _split(names: str) -> list[str]:
-    return [name.strip() for name in names.split(",") if name.strip()]
-
-
-def _counts(text: str) -> list[int | None]:
-    """Numbers of domains; None are all of them."""
-    found: list[int | None] = []
-    for word in _split(text):
-        if word != "all" and not word.isdecimal():
-            raise SpecError(f"--train-on {word}: write numbers of domains, as 5,10,all")
-        found.append(None if word == "all" else int(word))
-    if text and not found:
-        raise SpecError(f"--train-on {text}: write numbers of domains, as 5,10,all")
-    return found
-
-
-def _settings(pairs: list[str] | None, **named: Any) -> dict[str, Any]:
-    """Settings from ``name=value`` and from options that were given."""
-    found = {name: value for name, value in named.items() if value is not None}
-    return {**found, **assignments(pairs or [])}
-
-
-def _check_format(name: str) -> None:
-    known = ["console", "md", "latex", "csv"]
-    if name not in known:
-        raise UnknownNameError(f"no format {name!r}; {catalog.hint(name, known)}")
-
-
-def _records_of(folder: Path) -> "list[Record]":
+def _records_of(address: str) -> "tuple[Store, list[Record]]":
     from afield.errors import DataError
-    from afield.store import Store
+    from afield.remote import opened
 
-    records = list(Store(folder))
-    if not records and not Store(folder).failures():
-        raise DataError(f"{folder}: no records there; run `afield bench --store {folder}` first")
-    return records
+    store = opened(address)
+    records = list(store)
+    if not records and not store.failures():
+        raise DataError(f"{address}: no records there; run `afield bench --store {address}` first")
+    return store, records

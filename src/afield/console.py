@@ -2,13 +2,16 @@
 
 import logging
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -17,27 +20,37 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from afield.progress import repeated
+
 if TYPE_CHECKING:
-    from afield.record import Failure, Record, Run
+    from afield.following import Status
+    from afield.record import Failure, Plan, Record, Run
+    from afield.store import Store
 
 __all__ = [
     "Notes",
     "bar",
     "err",
+    "failed_line",
     "followed",
     "out",
     "print_outcomes",
     "print_plan",
     "print_record",
+    "print_statuses",
     "progress_shown",
+    "show_until_done",
 ]
 
 # Where there is no terminal, nothing is known of a width: tables must not be cut.
 out = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
 err = Console(stderr=True, highlight=False)
+# How often a view of running work is drawn anew, and a log gets a line.
+REFRESH_SECONDS, LOG_SECONDS = 1.0, 30.0
 
 
 class Notes(logging.Handler):
@@ -90,24 +103,109 @@ def print_plan(runs: "Sequence[Run]", *, done: int) -> None:
     err.print(f"{counted} with {told}", markup=False, soft_wrap=True)
 
 
-def followed(outcomes: "Iterable[Record | Failure]", total: int) -> "list[Record | Failure]":
-    """All outcomes, with a bar on a terminal and a line now and then in a log."""
-    from afield.record import Record
+def followed(
+    outcomes: "Iterable[Record | Failure]", store: "Store", plan: "Plan"
+) -> "Iterator[Record | Failure]":
+    """The outcomes as they come, with a live view on a terminal and lines in a log."""
+    with _shown(store, plan):
+        yield from outcomes
 
-    found: list[Record | Failure] = []
-    failed = 0
-    with bar("runs", total) as advance:
-        for outcome in outcomes:
-            found.append(outcome)
-            failed += not isinstance(outcome, Record)
-            advance(len(found), f"{outcome.run.method}" + f", {failed} failed" * bool(failed))
-            if not err.is_terminal and len(found) * 10 // total > (len(found) - 1) * 10 // total:
-                err.print(f"{len(found)}/{total} runs, {failed} failed")
-    return found
+
+def show_until_done(store: "Store", plan: "Plan") -> None:
+    """The same view of a plan that another process is at, until that has ended."""
+    from afield.following import follow
+
+    with _shown(store, plan):
+        while (status := follow(store, plan)).rest and status.at_work is not False:
+            time.sleep(REFRESH_SECONDS)
+
+
+def print_statuses(found: "Sequence[Status]") -> None:
+    """How far every plan is: those with something to do, and the latest."""
+    for status in [each for each in found if each.rest or each is found[-1]]:
+        state = {True: "at work", False: "not at work", None: f"started on {status.plan.host}"}
+        told = state[status.at_work] if status.rest else "done"
+        out.print(f"{status.plan.command}  ({told})", style="bold", markup=False, soft_wrap=True)
+        out.print(_running_view(status))
+        for failure in status.failed:
+            out.print(f"  failed: {failed_line(failure)}", markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _shown(store: "Store", plan: "Plan") -> Iterator[None]:
+    from afield.following import follow
+
+    if err.is_terminal:
+        view = partial(_running_view, most=max(1, err.height - 6))
+        live = Live(
+            get_renderable=lambda: view(follow(store, plan)),
+            console=err,
+            refresh_per_second=1 / REFRESH_SECONDS,
+            transient=True,
+        )
+        with live:
+            yield
+        return
+    with repeated(lambda: err.print(_log_line(follow(store, plan)), soft_wrap=True), LOG_SECONDS):
+        yield
+
+
+def _running_view(status: "Status", most: int = 40) -> Group:
+    """A bar for all runs, and a line for each that is under way."""
+    top = Table.grid(padding=(0, 1))
+    top.add_row(ProgressBar(status.total, status.done, width=30), Text(_counted(status)))
+    lines = Table.grid(padding=(0, 2))
+    begun = [*status.running, *status.stopped]
+    for each in begun[:most]:
+        run = each.run
+        accuracy = "" if each.accuracy is None else f"{100 * each.accuracy:.1f} % on sources"
+        step = f"step {each.step}/{run.steps}"
+        unseen = f"without {', '.join(each.unseen)}" if each.unseen else "on all domains"
+        state = "" if each in status.running else "stopped"
+        cells = (run.method, unseen, f"trial {run.trial}", step, accuracy, state)
+        lines.add_row("", *(Text(cell, overflow="ellipsis", no_wrap=True) for cell in cells))
+    more = [Text(f"    and {len(begun) - most} more")] if len(begun) > most else []
+    return Group(top, lines, *more)
+
+
+def _counted(status: "Status") -> str:
+    from afield.following import duration
+
+    words = [f"{status.done}/{status.total} runs done"]
+    for count, word in (
+        (len(status.running), "running"),
+        (len(status.stopped), "stopped"),
+        (len(status.failed), "failed"),
+    ):
+        words += [f"{count} {word}"] * bool(count)
+    if status.rest and status.left is not None and status.at_work is not False:
+        words.append(f"about {duration(status.left)} left")
+    return ", ".join(words)
+
+
+def _log_line(status: "Status") -> Text:
+    begun = [
+        f"{each.run.method} {each.step}/{each.run.steps}"
+        + ("" if each.accuracy is None else f" {100 * each.accuracy:.1f} %")
+        for each in status.running
+    ]
+    return Text("; ".join([_counted(status), *begun]))
+
+
+def failed_line(failure: "Failure") -> str:
+    """A failed run and the reason."""
+    run = failure.run
+    told = f"{run.method} on {', '.join(run.sources)}, trial {run.trial}, draw {run.draw}"
+    return f"{told}: {failure.error}"
 
 
 def print_outcomes(
-    outcomes: "Iterable[Record | Failure]", store: Path, *, form: str, rules: Sequence[str]
+    outcomes: "Iterable[Record | Failure]",
+    store: "Store",
+    *,
+    form: str,
+    rules: Sequence[str],
+    quiet: bool = False,
 ) -> bool:
     """The table on standard output, failures and the place of the records on standard error.
 
@@ -128,15 +226,15 @@ def print_outcomes(
     else:
         out.print(FORMATS[form](frame), markup=False, soft_wrap=True)
     for failure in failures:
-        run, where = failure.run, store / failure.run.key / "failure.json"
-        told = f"{run.method} on {', '.join(run.sources)}, trial {run.trial}, draw {run.draw}"
-        err.print(f"failed: {told}: {failure.error} ({where})", markup=False, soft_wrap=True)
+        where = f"{store.where(failure.run)}/failure.json"
+        err.print(f"failed: {failed_line(failure)} ({where})", markup=False, soft_wrap=True)
     counted = f"{len(records)} record{'s' * (len(records) != 1)}"
-    err.print(f"{counted} in {store}", markup=False, soft_wrap=True)
+    if not quiet:
+        err.print(f"{counted} in {store.where()}", markup=False, soft_wrap=True)
     return not failures
 
 
-def print_record(record: "Record", folder: Path) -> None:
+def print_record(record: "Record", folder: str) -> None:
     """How one model does: on the sources' probe parts, and on what it has not seen."""
     from afield.selection import value_of
 

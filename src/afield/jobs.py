@@ -25,10 +25,11 @@ from afield.protocol import (
 )
 from afield.readers import find_dataset
 from afield.record import DEFAULT_RULES, Failure, Record, Run
+from afield.remote import opened
 from afield.runner import execute, loaded
 from afield.selection import RULES, checked_rules
 from afield.store import Store
-from afield.sweep import Local, complete, in_order
+from afield.sweep import Local, Pool, complete, in_order
 
 __all__ = ["DEFAULT_METHODS", "bench", "plan", "planned", "train"]
 
@@ -118,6 +119,7 @@ def bench(
     *,
     store: str | Path | Store = "runs",
     workers: int = 1,
+    pool: Pool | None = None,
     threads: int = 1,
     device: str | None = None,
     **options: Any,
@@ -131,9 +133,9 @@ def bench(
     dataset, methods
         A name or the path of one's own data; names of methods, by default a short list.
     store
-        The folder of the records.
-    workers
-        How many processes to use.
+        The folder of the records, or an address such as ``s3://bucket/runs``.
+    workers, pool
+        How many processes to use, or where else to do it, such as ``afield.Ray()``.
     threads, device
         As in `execute`.
     options
@@ -147,9 +149,9 @@ def bench(
     >>> [record.unseen for record in records]
     [('turn0',), ('turn10',), ('turn20',), ('turn30',)]
     """
-    place = store if isinstance(store, Store) else Store(store)
+    place = opened(store)
     runs = plan(dataset, methods, **options)
-    found = complete(runs, place, pool=Local(workers), threads=threads, device=device)
+    found = complete(runs, place, pool=pool or Local(workers), threads=threads, device=device)
     outcomes = in_order(runs, found)
     for failure in outcomes:
         if isinstance(failure, Failure):
@@ -201,7 +203,7 @@ def train(
         average=average,
         settings=settings,
     )
-    place = store if isinstance(store, Store) else Store(store)
+    place = opened(store)
     return execute(run, place, **options)
 
 

@@ -1,11 +1,16 @@
-"""Processes that work for another one."""
+"""Processes: those that work for another one, whether one lives, and what memory it took."""
 
 import multiprocessing
 import os
 import signal
+import socket
 import threading
+from contextlib import suppress
+from pathlib import Path
 
-__all__ = ["end_with_parent"]
+__all__ = ["end_with_parent", "forget_peak", "host", "lives", "peak_memory"]
+
+_STATUS, _REFERENCES = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def end_with_parent() -> None:
@@ -22,3 +27,36 @@ def end_with_parent() -> None:
             os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def host() -> str:
+    """The name of this machine."""
+    return socket.gethostname()
+
+
+def lives(on: str, pid: int) -> bool | None:
+    """Whether a process is there; of another machine's nothing is known, or on Windows."""
+    if on != host() or os.name == "nt":
+        return None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def forget_peak() -> None:
+    """Let `peak_memory` be that from here on, where the system can do so (Linux)."""
+    with suppress(OSError):
+        _REFERENCES.write_text("5")
+
+
+def peak_memory() -> int:
+    """The most memory that this process has had, in bytes; 0 where the system does not say."""
+    with suppress(OSError):
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
+    return 0

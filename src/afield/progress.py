@@ -1,11 +1,12 @@
 """How far a long job is, told to whoever listens: the library itself shows nothing."""
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TypeVar
 
-__all__ = ["Advance", "Listener", "progress", "shown_by", "tracked"]
+__all__ = ["Advance", "Listener", "progress", "repeated", "shown_by", "tracked"]
 
 T = TypeVar("T")
 Advance = Callable[[int], None]
@@ -36,3 +37,21 @@ def tracked(items: Iterable[T], what: str, total: int | None = None) -> Iterator
         for done, item in enumerate(items, start=1):
             yield item
             advance(done)
+
+
+@contextmanager
+def repeated(act: Callable[[], None], seconds: float) -> Iterator[None]:
+    """Do something again and again, beside the block, with so many seconds between."""
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(seconds):
+            act()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

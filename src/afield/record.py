@@ -1,4 +1,4 @@
-"""What is asked (`Run`) and what came out (`Record`, `Failure`)."""
+"""What is asked (`Run`, `Plan`), how far it is (`Progress`), what came out (`Record`)."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from afield.errors import SpecError
 from afield.evaluation import Checkpoint
 from afield.randomness import seed
 
-__all__ = ["DEFAULT_RULES", "Failure", "Record", "Run"]
+__all__ = ["DEFAULT_RULES", "Failure", "Plan", "Progress", "Record", "Run"]
 
 # The selection rules that need no further runs.
 DEFAULT_RULES = ("sources", "target")
@@ -112,7 +112,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Record:
-    """A run and all that is known of it; `dropped` counts broken files that were left out."""
+    """A run and all that is known of it.
+
+    `dropped` counts broken files that were left out. `memory` is the most that was in use while it
+    ran, in bytes: on a GPU what its tensors took, on a CPU the whole process, in which other runs
+    may have been before; 0 is not known.
+    """
 
     run: Run
     checkpoints: tuple[Checkpoint, ...]
@@ -120,6 +125,7 @@ class Record:
     versions: Mapping[str, str]
     device: str
     dropped: int = 0
+    memory: int = 0
 
     @property
     def domains(self) -> tuple[str, ...]:
@@ -149,6 +155,34 @@ class Failure:
     run: Run
     error: str
     trace: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is: steps done, the sources' validation accuracy then, by which process."""
+
+    run: Run
+    unseen: tuple[str, ...]
+    step: int
+    seconds: float
+    host: str
+    pid: int
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What somebody asked for at once: the keys of its runs, with what words, by which process.
+
+    So many of them were `known` when it started.
+    """
+
+    keys: tuple[str, ...]
+    known: int
+    command: str
+    host: str
+    pid: int
+    started: float
 
 
 def _digest(run: Run, leaving_out: tuple[str, ...]) -> str:

@@ -9,7 +9,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from importlib.metadata import version
@@ -30,9 +30,10 @@ from afield.material import Exams, Material
 from afield.method import Learner, Method, Task
 from afield.optimization import optimizer_of, schedule_of
 from afield.pictures import stored_side
+from afield.processes import forget_peak, host, peak_memory
 from afield.randomness import restore_state, saved_state
 from afield.readers import find_dataset
-from afield.record import Record, Run
+from afield.record import Progress, Record, Run
 from afield.selection import value_of
 from afield.space import build
 from afield.store import Store, stored_inputs, stored_weights
@@ -46,6 +47,7 @@ __all__ = [
     "default_device",
     "execute",
     "loaded",
+    "memory_of",
     "steady",
     "stream_of",
     "versions",
@@ -53,6 +55,7 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+Watch = Callable[[Run, Checkpoint], None]
 # A snapshot may take a twentieth of the time: a large one comes less often.
 WORTH = 20
 # Whose networks they are.
@@ -62,6 +65,8 @@ LIBRARIES = {
     "clip:": "open_clip_torch",
     "small:vit": "timm",
 }
+# Seconds between two words on how far a run is.
+TELL = 1.0
 # The value of a checkpoint that cannot be chosen.
 NOT_DEPLOYED = -1.0
 # The method that stands for a merge where a network is built.
@@ -77,7 +82,7 @@ def execute(
     threads: int = 1,
     snapshot_seconds: float = 10.0,
     wait: bool = True,
-    watch: Callable[[Checkpoint], None] | None = None,
+    watch: Watch | None = None,
 ) -> Record:
     """Do a run, or return its record if it is done.
 
@@ -95,7 +100,7 @@ def execute(
     wait
         Whether to wait for another process that is at this run, or to raise `BusyError`.
     watch
-        Called with every new checkpoint.
+        Called with the run and every new checkpoint.
     """
     if not 1 <= threads <= (os.cpu_count() or 1):
         raise SpecError(f"threads={threads}: this machine has {os.cpu_count()} cores")
@@ -107,7 +112,8 @@ def execute(
         if known is not None:
             return known
         run = store.widened(run)
-        with steady(threads):
+        store.bring(*filter(None, [run.base]))
+        with steady(threads), memory_of(place) as peak:
             work = _continued(run, store, Place(place, threads, root or data_root(), store.root))
             _train(work, store, snapshot_seconds, watch)
             _read_unseen(work)
@@ -118,6 +124,7 @@ def execute(
             versions=versions(run),
             device=work.place.told,
             dropped=work.dropped,
+            memory=peak(),
         )
         store.put(record, work.best, parts=work.best_parts, inputs=work.inputs)
         return record
@@ -235,11 +242,12 @@ def _train(
     work: Work,
     store: Store,
     snapshot_seconds: float,
-    watch: Callable[[Checkpoint], None] | None,
+    watch: Watch | None,
 ) -> None:
-    """The rest of the steps, with a snapshot now and then."""
+    """The rest of the steps, with a snapshot now and then, and a word on how far it is."""
     run, before = work.run, work.seconds
-    started = saved = time.monotonic()
+    started = saved = told = time.monotonic()
+    _tell(work, store)
     pause = snapshot_seconds
     checkpoints = fit(
         work.method,
@@ -259,8 +267,27 @@ def _train(
             saved = time.monotonic()
             # None at all between two is what tests ask for.
             pause = max(snapshot_seconds, WORTH * (saved - now)) if snapshot_seconds else 0.0
+        if now - told >= TELL:
+            _tell(work, store)
+            told = now
         if watch is not None:
-            watch(checkpoint)
+            watch(run, checkpoint)
+
+
+def _tell(work: Work, store: Store) -> None:
+    """Say how far the run is; that it cannot be said is no reason to stop."""
+    last = work.checkpoints[-1] if work.checkpoints else None
+    progress = Progress(
+        run=work.run,
+        unseen=tuple(name for name in work.exams.order if name not in work.run.sources),
+        step=last.step if last else 0,
+        accuracy=value_of(last, work.run) if last else None,
+        seconds=work.seconds,
+        host=host(),
+        pid=os.getpid(),
+    )
+    with suppress(OSError):
+        store.put_progress(progress)
 
 
 def _keep(work: Work, checkpoint: Checkpoint) -> None:
@@ -350,6 +377,17 @@ def _continued(run: Run, store: Store, place: Place) -> Work:
     # Those of an earlier version have no parts.
     work.best, work.best_parts = state["best"], state.get("best_parts", {})
     return work
+
+
+@contextmanager
+def memory_of(device: torch.device) -> Iterator[Callable[[], int]]:
+    """Yields a function that says how much memory was in use since, at most, in bytes."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        yield lambda: torch.cuda.max_memory_allocated(device)
+    else:
+        forget_peak()
+        yield peak_memory
 
 
 @lru_cache(maxsize=1)

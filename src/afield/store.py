@@ -4,15 +4,18 @@
     store/<key>/model.safetensors   the deployed weights, at the checkpoint that was best
     store/<key>/parts.safetensors   those of further networks then, where the method has any
     store/<key>/snapshot.pt         while a run goes on: all that is needed to go on after a kill
+    store/<key>/progress.json       while a run goes on: how far it is
     store/<key>/failure.json        why a run failed; gone when a later start succeeds
+    store/plans/<number>.json       what was asked for at once, for those who follow it
 
 Every file is written under another name, flushed, and renamed: it is whole or not there.
 """
 
+import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +31,7 @@ from torch import Tensor
 
 from afield.errors import DataError, SpecError
 from afield.evaluation import Checkpoint
-from afield.record import Failure, Record, Run
+from afield.record import Failure, Plan, Progress, Record, Run
 
 __all__ = ["BusyError", "Store", "read_record", "stored_inputs", "stored_weights"]
 
@@ -36,6 +39,10 @@ log = logging.getLogger(__name__)
 
 _RECORD = TypeAdapter(Record)
 _FAILURE = TypeAdapter(Failure)
+_PROGRESS = TypeAdapter(Progress)
+_PLAN = TypeAdapter(Plan)
+# What a finished run no longer needs.
+LEFTOVERS = ("snapshot.pt", "progress.json", "failure.json")
 _CHECKPOINTS = TypeAdapter(tuple[Checkpoint, ...])
 
 
@@ -49,13 +56,13 @@ class Store:
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A worker may be in another folder.
+        return type(self), (self.root.absolute(),)
+
     def __iter__(self) -> Iterator[Record]:
         """All records, in the order of their keys; one that cannot be read is reported."""
-        for path in sorted(self.root.glob("*/record.json")):
-            try:
-                yield _read(_RECORD, path)
-            except DataError as error:
-                log.warning("left out: %s", error)
+        yield from _readable(_RECORD, self._look("*/record.json"))
 
     def prepare(self) -> None:
         """Make the folder, so that a place that cannot be written is known before any work."""
@@ -70,7 +77,7 @@ class Store:
 
     def get(self, run: Run) -> Record | None:
         """The record of a run, if it is done and was read for all the rules that are asked for."""
-        path = self.folder(run) / "record.json"
+        path = self._brought(self.folder(run) / "record.json")
         if not path.exists():
             return None
         record = _read(_RECORD, path)
@@ -100,37 +107,101 @@ class Store:
         told = {"run": record.run.key, **(inputs or {})}
         metadata = {"afield": json.dumps(told, sort_keys=True)}
         if parts:
-            _write(folder / "parts.safetensors", save(_plain(parts)))
-        _write(folder / "model.safetensors", save(_plain(weights), metadata=metadata))
-        _write(folder / "record.json", _as_json(_RECORD, record))
-        for leftover in ("snapshot.pt", "failure.json"):
-            (folder / leftover).unlink(missing_ok=True)
+            self._keep(folder / "parts.safetensors", save(_plain(parts)))
+        self._keep(folder / "model.safetensors", save(_plain(weights), metadata=metadata))
+        self._keep(folder / "record.json", _as_json(_RECORD, record))
+        for leftover in LEFTOVERS:
+            self._forget(folder / leftover)
 
     def weights(self, run: Run) -> dict[str, Tensor]:
         """The deployed weights of a finished run."""
+        self.bring(run.key)
         return stored_weights(self.folder(run))
 
     def put_failure(self, failure: Failure) -> None:
         """Keep the reason of a failure, unless another process has done the run since."""
         with self.claim(failure.run):
             if self.get(failure.run) is None:
-                path = self.folder(failure.run) / "failure.json"
-                _write(path, _as_json(_FAILURE, failure))
+                folder = self.folder(failure.run)
+                self._keep(folder / "failure.json", _as_json(_FAILURE, failure))
+                self._forget(folder / "progress.json")
 
     def failures(self) -> list[Failure]:
         """The runs that have failed and not succeeded since."""
-        paths = sorted(self.root.glob("*/failure.json"))
-        return [_read(_FAILURE, path) for path in paths]
+        return list(_readable(_FAILURE, self._look("*/failure.json")))
+
+    def put_progress(self, progress: Progress) -> None:
+        """Say how far a run is. It is for looking only: nothing depends on it."""
+        content = _as_json(_PROGRESS, progress)
+        self._keep(self.folder(progress.run) / "progress.json", content, lasting=False)
+
+    def progress(self) -> list[Progress]:
+        """The runs that were begun and have neither ended nor failed."""
+        return list(_readable(_PROGRESS, self._look("*/progress.json")))
+
+    def put_plan(self, plan: Plan) -> None:
+        """Say what is asked for; the same asked again takes the place of the earlier plan."""
+        number = hashlib.sha256(" ".join(sorted(plan.keys)).encode()).hexdigest()[:16]
+        folder = self.root / "plans"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._keep(folder / f"{number}.json", _as_json(_PLAN, plan))
+
+    def plans(self) -> list[Plan]:
+        """What was asked for, the latest last."""
+        found = _readable(_PLAN, self._look("plans/*.json"))
+        return sorted(found, key=lambda plan: plan.started)
+
+    def done(self) -> set[str]:
+        """The keys of all runs that are done."""
+        return {path.parent.name for path in self._look("*/record.json")}
+
+    def known(self, runs: Sequence[Run]) -> list[Record | None]:
+        """The records of many runs, as `get` has them."""
+        return [self.get(run) for run in runs]
+
+    def bring(self, *keys: str) -> None:
+        """Make the files of finished runs be in the folder, for a run that starts from them."""
+        for key in keys:
+            for name in ("record.json", "model.safetensors", "parts.safetensors"):
+                self._brought(self.root / key / name)
+
+    def where(self, run: Run | None = None) -> str:
+        """Where the store is, or where in it the files of a run lie, in words."""
+        return str(self.folder(run) if run else self.root)
+
+    def _keep(self, path: Path, content: bytes, *, lasting: bool = True) -> None:
+        with _written(path, lasting=lasting) as file:
+            file.write(content)
+        self._sent(path)
+
+    # What a store that is not a folder does otherwise.
+
+    def _look(self, pattern: str) -> list[Path]:
+        """The files of a pattern, in the order of their names."""
+        return sorted(self.root.glob(pattern))
+
+    def _brought(self, path: Path) -> Path:
+        """The path of a file that is about to be read, if it is there."""
+        return path
+
+    def _sent(self, path: Path) -> None:
+        """Called when a file has been written."""
+
+    def _forget(self, path: Path) -> None:
+        """Remove a file, if it is there."""
+        path.unlink(missing_ok=True)
 
     def put_snapshot(self, run: Run, state: Mapping[str, Any], done: Sequence[Checkpoint]) -> None:
         """Keep all that is needed to go on with a run."""
         checkpoints = _as_json(_CHECKPOINTS, tuple(done)).decode()
-        with _written(self.folder(run) / "snapshot.pt") as file:
+        path = self.folder(run) / "snapshot.pt"
+        with _written(path) as file:
             torch.save({**state, "checkpoints": checkpoints}, file)
+        self._sent(path)
 
     def snapshot(self, run: Run) -> tuple[dict[str, Any], list[Checkpoint]] | None:
         """The state to go on from, if there is one."""
-        path = self.folder(run) / "snapshot.pt"
+        path = self._brought(self.folder(run) / "snapshot.pt")
         if not path.exists():
             return None
         try:
@@ -142,7 +213,7 @@ class Store:
 
     def drop_snapshot(self, run: Run) -> None:
         """Forget the state to go on from."""
-        (self.folder(run) / "snapshot.pt").unlink(missing_ok=True)
+        self._forget(self.folder(run) / "snapshot.pt")
 
     def folder(self, run: Run) -> Path:
         """Where all files of a run lie."""
@@ -206,20 +277,32 @@ def _as_json(adapter: TypeAdapter[Any], value: Any) -> bytes:
     return json.dumps(adapter.dump_python(value, exclude_none=True)).encode()
 
 
-def _write(path: Path, content: bytes) -> None:
-    with _written(path) as file:
-        file.write(content)
-
-
 @contextmanager
-def _written(path: Path) -> Iterator[BinaryIO]:
-    """A file that is there whole or not at all, also when the machine stops in the middle."""
+def _written(path: Path, *, lasting: bool = True) -> Iterator[BinaryIO]:
+    """A file that is there whole or not at all, if it is `lasting` also when the machine stops."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with part.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            if lasting:
+                os.fsync(file.fileno())
+        part.replace(path)
+    except OSError:
+        # On a full disk, the others need the room.
+        part.unlink(missing_ok=True)
+        raise
+
+
+def _readable(adapter: TypeAdapter[Any], paths: Iterable[Path]) -> Iterator[Any]:
+    """What the files hold; one that cannot be read is reported."""
+    for path in paths:
+        try:
+            yield _read(adapter, path)
+        except DataError as error:
+            log.warning("left out: %s", error)
+        except FileNotFoundError:  # gone since: its run has ended
+            continue
 
 
 def _read(adapter: TypeAdapter[Any], path: Path) -> Any:

@@ -19,10 +19,10 @@ from afield.assembly import assemble
 from afield.errors import AfieldError, SpecError
 from afield.processes import end_with_parent
 from afield.record import Failure, Record, Run
-from afield.runner import execute, versions
+from afield.runner import default_device, execute, versions
 from afield.store import BusyError, Store
 
-__all__ = ["Local", "Pool", "complete", "in_order"]
+__all__ = ["Local", "Pool", "complete", "default_workers", "in_order"]
 
 log = logging.getLogger(__name__)
 
@@ -86,18 +86,31 @@ class Local:
                 worker.shutdown(wait=False)
 
 
+def default_workers(threads: int) -> int:
+    """As many as the cores that this process may use can carry; one where there is a GPU."""
+    if default_device() != "cpu":
+        return 1
+    return max(1, _cores() // threads)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def complete(
     runs: Sequence[Run], store: Store, *, pool: Pool | None = None, **options: Any
 ) -> Iterator[Record | Failure]:
     """Yield the record of every run, doing those that are missing; failures are kept and yielded.
 
-    What starts from other runs' weights comes after them. `options` go to `execute`.
+    What starts from other runs' weights comes after them; apart from that, all methods come to
+    their first trial before any comes to its second. `options` go to `execute`.
     """
     pool = pool or Local()
     store.prepare()
-    found = [(run, store.get(run)) for run in runs]
-    yield from _known(record for _, record in found if record is not None)
-    missing = [run for run, record in found if record is None]
+    found = store.known(runs)
+    yield from _known(record for record in found if record is not None)
+    missing = [run for run, record in zip(runs, found, strict=True) if record is None]
+    missing.sort(key=lambda run: (run.trial, run.draw))
     attempt = partial(_attempt, store=store, options=options)
     lost = partial(_lost, store=store)
     for stage in sorted({run.stage for run in missing}):

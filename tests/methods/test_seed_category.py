@@ -580,7 +580,7 @@ def test_interrupted_just_before_a_regrouping_it_ends_in_the_same_bytes(grouping
 def killed(run, store, after):
     """Do a run in a process that ends by itself, without a word, at a checkpoint."""
 
-    def watch(checkpoint):
+    def watch(_, checkpoint):
         if checkpoint.step >= after:
             os.kill(os.getpid(), signal.SIGKILL)
 
