@@ -26,5 +26,7 @@ def test_no_table_is_explained(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(console, "err", Console(stderr=True, width=200))
     run = planned("spirals", "erm", target="turn0", settings={"steps": 5})
     record = execute(run, Store(tmp_path))
-    assert console.print_outcomes([record], Store(tmp_path), form="console", rules=["left-out-source"])
+    assert console.print_outcomes(
+        [record], Store(tmp_path), form="console", rules=["left-out-source"]
+    )
     assert "no table" in capsys.readouterr().err

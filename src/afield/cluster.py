@@ -71,7 +71,8 @@ class Ray:
                         result = lost(item)
                     yield result
         finally:
-            for reference in at_work:
+            # The last first: none that waits may take the place of one that is stopped.
+            for reference in reversed(at_work):
                 ray.cancel(reference, force=True)
 
     def _connected(self) -> Any:
