@@ -178,6 +178,8 @@ def _counted(status: "Status") -> str:
         (len(status.failed), "failed"),
     ):
         words += [f"{count} {word}"] * bool(count)
+    if not status.begun and status.at_work:
+        words.append("starting")
     if status.rest and status.left is not None and status.at_work is not False:
         words.append(f"about {duration(status.left)} left")
     return ", ".join(words)

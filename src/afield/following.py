@@ -42,12 +42,19 @@ class Status:
         return self.total - self.done - len(self.failed)
 
     @property
+    def begun(self) -> bool:
+        """Whether anything has happened since it was asked for."""
+        ended = self.done + len(self.failed) - self.plan.known
+        return bool(ended or self.running or self.stopped)
+
+    @property
     def left(self) -> float | None:
-        """The seconds that the rest will take, if it goes on as so far; None is not known yet."""
+        """The seconds that the rest will take, if it goes on as so far; not known at first."""
         parts = sum(progress.step / progress.run.steps for progress in self.running)
         new = self.done + len(self.failed) - self.plan.known + parts
         rest = self.total - self.plan.known - new
-        if new <= 0:
+        # Less than a run's worth tells more of how long it takes to start.
+        if new < 1:
             return None
         return (time.time() - self.plan.started) * max(0.0, rest) / new
 
