@@ -41,6 +41,7 @@ LAYERS = [
     ["runner", "table"],
     ["assembly"],
     ["sweep", "merge_plan", "domainbed", "embedding", "inspection", "supply", "diagnosis"],
+    ["sklearn"],
     ["jobs", "console"],
     ["cli_data", "cli_merge"],
     ["cli"],
