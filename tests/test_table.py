@@ -692,6 +692,8 @@ def test_of_calibration_errors_the_least_is_best_of_accuracies_the_greatest():
     ]
     rows = markdown_rows(as_markdown(tabulate(records, rules=["sources"])))
     assert rows["method"][-2:] == ["calibration error", "accuracy at 90 %"]
+    told = "no spread known, with calibration error (least is best) and accuracy at 90 % coverage;"
+    assert told in as_markdown(tabulate(records, rules=["sources"]))
     assert rows["erm"][-2:] == ["30.0", "*70.0*"]
     assert rows["vrex"][-2:] == ["**10.0**", "60.0"]
     assert rows["dmg"][-2:] == ["*20.0*", "**80.0**"]

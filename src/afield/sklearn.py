@@ -133,12 +133,13 @@ class DomainClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         self.domains_, place = _numbered(domains, values)
         x, y_ = _samples(values), torch.from_numpy(label)
         known = {
-            name: Domain(x[place == i], y_[place == i]) for i, name in enumerate(self.domains_)
+            name: Domain(x[place == i], y_[place == i])
+            for i, name in enumerate(self.domains_.tolist())
         }
         dataset = DomainSet(
             name="X",
             domains=tuple(known),
-            classes=tuple(map(str, self.classes_)),
+            classes=tuple(map(str, self.classes_.tolist())),
             reader=lambda _: known,
             training=Training(backbone="small:mlp" if x.ndim == 2 else "small:cnn"),
         )

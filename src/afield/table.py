@@ -387,9 +387,10 @@ def _measured(frame: pd.DataFrame) -> str:
     home = "; in-domain: on the sources' probe parts"
     if frame["method"].str.startswith(BOUND).any():
         home += f"; {BOUND}: trained on the target, read on its probe part"
+    trust = ""
     if frame["domain"].isin(TRUST).any():
-        home += f"; {' (least is best) and '.join(TRUST)} coverage: on unseen domains"
-    return f"accuracy (%) on unseen domains, {spread}{best}{home}"
+        trust = f", with {' (least is best) and '.join(TRUST)} coverage"
+    return f"accuracy (%) on unseen domains, {spread}{best}{trust}{home}"
 
 
 def _counted(counts: "pd.Series[int]", what: str) -> str:
