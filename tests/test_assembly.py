@@ -118,6 +118,8 @@ def test_one_checkpoint_has_what_every_rule_reads(done):
             assert checkpoint.score(source, "main") is None
         for part in ("main", "probe"):
             assert checkpoint.score("d", part) is not None, name
+        assert checkpoint.score("d", "main").calibration_error is not None, name
+        assert checkpoint.score("d", "main").accuracy_at_90 is not None, name
 
 
 def test_the_row_of_the_base_is_the_bases_own_scores(done):

@@ -91,6 +91,7 @@ def test_csv_is_a_table_that_others_can_read(afield):
     frame = pd.read_csv(io.StringIO(out))
     assert set(frame["rule"]) == {"sources", "target"}
     columns = ["turn0", "turn10", "turn20", "turn30", "mean", "worst", "in-domain"]
+    columns += ["calibration error", "accuracy at 90 %"]
     assert list(frame["domain"].unique()) == columns
     assert frame["accuracy"].between(0, 1).all()
 

@@ -1,10 +1,12 @@
 """Commands in the docs can be typed: they are planned here, on a small dataset."""
 
 import re
+import textwrap
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import sklearn
 
 from afield import catalog
 from afield.jobs import plan
@@ -54,3 +56,12 @@ def test_every_grouping_of_seed_categories_is_in_the_table_of_them():
     options = ranges(catalog.find("methods", "seed_category"))["grouping"].options
     rows = re.findall(r"^\| `(\w+)`", TEXTS["seed_categories.md"], flags=re.MULTILINE)
     assert rows[: len(options)] == list(options)
+
+
+@pytest.mark.slow
+def test_the_page_on_scikit_learn_runs_as_it_stands():
+    blocks = re.findall(r"^ {4}.*(?:\n(?: {4}.*|$))*", TEXTS["sklearn.md"], flags=re.MULTILINE)
+    assert len(blocks) == 4
+    with sklearn.config_context():
+        exec("\n".join(map(textwrap.dedent, blocks)), names := {})
+    assert names["search"].best_score_ > 0.8

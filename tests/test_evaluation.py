@@ -1,6 +1,7 @@
 """Scores against slow computations of the same, and a model that is left as it was."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -40,7 +41,23 @@ def slow(model: nn.Module, portion: Domain) -> Score:
         balanced_accuracy=recall_score(y, told, labels=np.unique(y), average="macro"),
         loss=log_loss(y, logits.softmax(1).numpy(), labels=range(CLASSES)),
         size=len(y),
+        calibration_error=slow_calibration_error(logits.softmax(1).amax(1).numpy(), told == y),
+        accuracy_at_90=slow_accuracy_at_90(logits.softmax(1).amax(1).numpy(), told == y),
     )
+
+
+def slow_calibration_error(confidence: np.ndarray, hits: np.ndarray) -> float:
+    """Guo et al. (2017): share of each bin × distance of its accuracy from its confidence."""
+    total = 0.0
+    for i in range(15):
+        inside = (confidence > i / 15) & (confidence <= (i + 1) / 15)
+        if inside.any():
+            total += inside.mean() * abs(hits[inside].mean() - confidence[inside].mean())
+    return total
+
+
+def slow_accuracy_at_90(confidence: np.ndarray, hits: np.ndarray) -> float:
+    return hits[np.argsort(-confidence)[: math.ceil(round(0.9 * len(hits), 6))]].mean()
 
 
 def assert_close(found: Score | None, expected: Score) -> None:
@@ -178,3 +195,85 @@ def test_a_model_that_can_be_told_the_domain_is_read_on_its_sources_both_ways():
 def test_a_plain_model_is_told_nothing():
     found = Exam({("first", "probe"): Domain(torch.zeros(4, 2), torch.zeros(4).long())})
     assert found.take(nn.Linear(2, 3))["first"].known is None
+
+
+class Saying(nn.Module):
+    """Says for every sample what stands in it: the logits themselves."""
+
+    def forward(self, x):
+        return x
+
+
+def said(confidences: list[float], hits: list[bool]) -> Domain:
+    """Samples of two classes that a model which says them is right about, or wrong, so surely."""
+    p = torch.tensor(confidences)
+    x = torch.stack([p.log(), (1 - p).log()], dim=1)
+    return Domain(x, torch.tensor([0 if hit else 1 for hit in hits]))
+
+
+def told(portion: Domain) -> Score:
+    return Exam({("a", "main"): portion}).take(Saying())["a"].main
+
+
+def test_the_calibration_error_is_the_one_computed_by_hand():
+    # Two bins: 0.61 and 0.62 (one of two right), 0.9, 0.91 and 0.92 (all right).
+    found = told(said([0.61, 0.9, 0.91, 0.62, 0.92], [True, True, True, False, True]))
+    assert found.calibration_error == pytest.approx((abs(1 - 1.23) + abs(3 - 2.73)) / 5)
+
+
+def test_a_model_that_is_right_as_often_as_it_says_has_no_calibration_error():
+    found = told(said([0.75] * 8, [True] * 6 + [False] * 2))
+    assert found.calibration_error == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_accuracy_at_90_leaves_out_the_tenth_that_is_least_sure():
+    confidences = [0.6 + 0.01 * i for i in range(20)]
+    hits = [False, False, True, *[True] * 16, False]
+    assert told(said(confidences, hits)).accuracy_at_90 == pytest.approx(17 / 18)
+
+
+@pytest.mark.parametrize("size", [1, 2, 9, 10, 11, 19])
+def test_nine_tenths_are_rounded_up(size):
+    """Of less than ten nobody is left out: the coverage is at least what it is called."""
+    confidences = [0.99 - 0.01 * i for i in range(size)]
+    hits = [True] * (size - 1) + [False]
+    kept = math.ceil(9 * size / 10)
+    right = min(kept, size - 1)
+    assert told(said(confidences, hits)).accuracy_at_90 == pytest.approx(right / kept)
+
+
+def test_among_equally_sure_samples_the_order_is_nothing():
+    hits = np.array([True] * 12 + [False] * 8)
+    found = {
+        told(said([0.8] * 20, np.random.default_rng(i).permutation(hits).tolist())).accuracy_at_90
+        for i in range(5)
+    }
+    assert list(found) == [pytest.approx(12 / 20)]
+    # Six of nine places go to seven equals of whom three are right.
+    mixed = said([0.9] * 3 + [0.7] * 7, [True, True, False, *[True] * 3, *[False] * 4])
+    assert told(mixed).accuracy_at_90 == pytest.approx((2 + 6 * 3 / 7) / 9)
+
+
+def test_confidence_is_that_of_each_portion_alone():
+    portions = {
+        ("a", "main"): said([0.9] * 10, [True] * 9 + [False]),
+        ("b", "main"): said([0.6] * 5 + [0.99] * 5, [False] * 5 + [True] * 5),
+    }
+    together = Exam(portions).take(Saying())
+    for (name, _), portion in portions.items():
+        assert_close(together[name].main, told(portion))
+
+
+def test_outputs_that_are_no_numbers_give_scores_all_the_same():
+    portion = Domain(torch.full((4, 2), math.nan), torch.tensor([0, 1, 0, 1]))
+    found = told(portion)
+    assert math.isnan(found.loss)
+    assert found.calibration_error == found.accuracy_at_90 == found.accuracy
+
+
+def test_confidence_is_not_looked_at_where_nobody_reads_it():
+    portion = {("a", "main"): domain(20)}
+    found = Exam(portion, confidence=False).take(linear())["a"].main
+    assert found.calibration_error is None
+    assert found.accuracy_at_90 is None
+    assert found.accuracy == Exam(portion).take(linear())["a"].main.accuracy

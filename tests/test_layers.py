@@ -43,6 +43,7 @@ LAYERS = [
     ["runner", "table"],
     ["assembly"],
     ["sweep", "merge_plan", "domainbed", "embedding", "inspection", "supply", "diagnosis"],
+    ["sklearn"],
     ["jobs"],
     ["benchmark", "console"],
     ["cli_options"],

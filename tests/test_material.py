@@ -163,8 +163,13 @@ def test_scores_are_those_of_the_parts_cut_and_scaled_by_hand(rules):
     for name, part in sorted(read(taken) - {("sketch", "sample")}):
         index = getattr(cuts[name], part)
         portion = Domain((found[name].x[index] - mean) / std, found[name].y[index])
+        # The sources' probe parts are read at every checkpoint; their confidence is in no table.
+        looked = name not in ("art", "photo") or "left-out-source" in rules
         expected = getattr(Exam({(name, part): portion}).take(model())[name], part)
-        assert vars(getattr(taken[name], part)) == pytest.approx(vars(expected), rel=1e-5)
+        score = dict(vars(getattr(taken[name], part)))
+        if not looked:
+            assert score.pop("calibration_error") is score.pop("accuracy_at_90") is None
+        assert score == pytest.approx({what: vars(expected)[what] for what in score}, rel=1e-5)
 
 
 @pytest.mark.parametrize(("sources", "unseen"), [(("art", "photo"), 1), (("art",), 2)])

@@ -272,3 +272,15 @@ def test_unused_domains_come_back_with_the_record(tmp_path):
     put(store, record_of(run))
     assert read_record(store.folder(run)).run == run
     assert store.get(run).run.unused == ("d", "e")
+
+
+def test_a_record_from_before_confidence_can_be_read_and_an_unread_one_takes_no_room(tmp_path):
+    store = Store(tmp_path)
+    put(store, record_of())
+    text = (store.folder(RUN) / "record.json").read_text()
+    assert "calibration_error" not in text
+    assert store.get(RUN).checkpoints[0].score("c", "main").calibration_error is None
+    looked = Score(0.25, 0.25, 3.0, 40, calibration_error=0.1, accuracy_at_90=0.3)
+    other = replace(RUN, trial=1)
+    put(store, replace(record_of(other), checkpoints=(Checkpoint(1, {"c": Scores(looked)}, {}),)))
+    assert store.get(other).checkpoints[0].score("c", "main") == looked

@@ -657,3 +657,104 @@ def test_a_bound_as_good_as_the_best_leaves_that_marked():
     rows = markdown_rows(as_markdown(frame[frame["rule"] == "sources"]))
     assert rows["target_expert"][0] == "80.0"
     assert rows["score"][0] == "**80.0**"
+
+
+def trusting(error: float | None, covered: float | None, *, trials: int = 1, **fields):
+    """Records of one method whose confidence was looked at, or (None) was not."""
+    rows = benchmark([[0.9, 0.5, 0.7]] * trials, **fields)
+    for i, row in enumerate(rows):
+        (target,) = row.unseen
+        scores = dict(row.checkpoints[0].scores)
+        if error is not None:
+            # A little other for every domain and trial, the same on average.
+            shift = (-0.02, 0.0, 0.02)[i % 3] + (0.01 if i // 3 % 2 else -0.01) * (trials > 1)
+            main = replace(
+                scores[target].main, calibration_error=error + shift, accuracy_at_90=covered + shift
+            )
+            scores[target] = replace(scores[target], main=main)
+        yield replace(row, checkpoints=(replace(row.checkpoints[0], scores=scores),))
+
+
+def test_confidence_has_two_columns_means_over_unseen_domains():
+    found = numbers(tabulate(trusting(0.2, 0.8, trials=2)))
+    assert list(found.index)[-3:] == ["in-domain", "calibration error", "accuracy at 90 %"]
+    for name, value in (("calibration error", 0.2), ("accuracy at 90 %", 0.8)):
+        assert found.loc[name, "accuracy"] == pytest.approx(value)
+        assert found.loc[name, "stderr"] == pytest.approx(0.01)
+        assert found.loc[name, "trials"] == 2
+
+
+def test_of_calibration_errors_the_least_is_best_of_accuracies_the_greatest():
+    records = [
+        *trusting(0.3, 0.7),
+        *trusting(0.1, 0.6, method="vrex"),
+        *trusting(0.2, 0.8, method="dmg"),
+    ]
+    rows = markdown_rows(as_markdown(tabulate(records, rules=["sources"])))
+    assert rows["method"][-2:] == ["calibration error", "accuracy at 90 %"]
+    told = "no spread known, with calibration error (least is best) and accuracy at 90 % coverage;"
+    assert told in as_markdown(tabulate(records, rules=["sources"]))
+    assert rows["erm"][-2:] == ["30.0", "*70.0*"]
+    assert rows["vrex"][-2:] == ["**10.0**", "60.0"]
+    assert rows["dmg"][-2:] == ["*20.0*", "**80.0**"]
+    latex = as_latex(tabulate(records, rules=["sources"]))
+    assert r"calibration error & accuracy at 90 \% \\" in latex
+    assert r"\textbf{10.0} & 60.0 \\" in latex
+
+
+def test_records_from_before_have_a_dash_beside_others_and_no_column_alone():
+    old = list(trusting(None, None, method="vrex"))
+    assert not set(tabulate(old)["domain"]) & {"calibration error", "accuracy at 90 %"}
+    assert "calibration" not in as_markdown(tabulate(old))
+    rows = markdown_rows(as_markdown(tabulate([*trusting(0.1, 0.8), *old], rules=["sources"])))
+    assert rows["erm"][-2:] == ["10.0", "80.0"]
+    assert rows["vrex"][-2:] == ["–", "–"]
+    assert "1 trial: no spread known" in as_markdown(tabulate([*trusting(0.1, 0.8), *old]))
+
+
+def test_a_trial_that_was_read_in_part_is_in_no_mean_of_confidence():
+    first = list(trusting(0.1, 0.8))
+    second = [*trusting(0.3, 0.6), *trusting(None, None)]
+    second = [replace(r, run=replace(r.run, trial=1)) for r in (second[0], second[4], second[5])]
+    found = numbers(tabulate([*first, *second]))
+    assert found.loc["calibration error", ["accuracy", "trials"]].tolist() == pytest.approx(
+        [0.1, 1]
+    )
+    assert found.loc["mean", "trials"] == 2
+
+
+def test_of_many_domains_confidence_is_a_mean_over_those_that_were_tested():
+    frames = []
+    for trial, (a, b) in enumerate([("w00", "w01"), ("w01", "w02")]):
+        row = held_out({a: 0.9, b: 0.5}, trial=trial)
+        scores = dict(row.checkpoints[0].scores)
+        for name, error in ((a, 0.1), (b, 0.3)):
+            main = replace(scores[name].main, calibration_error=error, accuracy_at_90=0.9)
+            scores[name] = replace(scores[name], main=main)
+        frames.append(replace(row, checkpoints=(replace(row.checkpoints[0], scores=scores),)))
+    found = numbers(tabulate(frames), rule="validation").loc["calibration error"]
+    assert found.tolist() == pytest.approx([0.2, 0.0, 2])
+
+
+def test_a_terminal_without_room_leaves_out_confidence_and_says_so():
+    records = [r for i in range(6) for r in trusting(0.1, 0.8, method=f"method{i}")]
+    frame = tabulate(records, rules=["sources"])
+
+    def shown_at(width: int) -> str:
+        console = Console(width=width, file=StringIO())
+        console.print(*as_rich(frame, width))
+        return console.file.getvalue()
+
+    assert "–" not in shown_at(100)
+    assert re.search(r"calibration +accuracy *\n.* in-domain +error +at 90 %", shown_at(100))
+    narrow = shown_at(70)
+    assert re.search(r"mean +worst +in-domain *\n", narrow)
+    assert "wider, or with --format md: calibration error and accuracy at 90 %" in " ".join(
+        narrow.split()
+    )
+
+
+def test_few_methods_on_a_narrow_terminal_have_confidence_as_rows():
+    console = Console(width=60, file=StringIO())
+    console.print(*as_rich(tabulate(trusting(0.1, 0.8), rules=["sources"]), 60))
+    assert re.search(r"calibration error +10.0", console.file.getvalue())

@@ -78,7 +78,13 @@ _HOMES = {
 __all__ = sorted(_HOMES)  # noqa: PLE0605  one list, checked against the imports above by a test
 
 
+# What is used as a module of afield, without an import of its own.
+_MODULES = ("sklearn",)
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"afield.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'afield' has no attribute {name!r}")
     return getattr(import_module(f"afield.{_HOMES[name]}"), name)

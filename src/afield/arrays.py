@@ -20,7 +20,7 @@ from afield.domains import Domain, DomainSet, Reading, Training
 from afield.errors import DataError
 from afield.weights import file_digest
 
-__all__ = ["array_file"]
+__all__ = ["array_file", "channels_first"]
 
 CHANNELS = (1, 3, 4)
 NEEDED, OPTIONAL = ("X", "y", "domain"), ("test", "names")
@@ -128,7 +128,7 @@ def _read_arrays(
 ) -> dict[str, Domain]:
     del reading
     arrays = _arrays(path)
-    x = _channels_first(arrays["X"])
+    x = channels_first(arrays["X"])
     y = torch.from_numpy(np.unique(_text(arrays["y"]), return_inverse=True)[1])
     domain = np.unique(_text(arrays["domain"]), return_inverse=True)[1]
     if (_labels(arrays["domain"]), _labels(arrays["y"])) != (names, classes):
@@ -147,7 +147,7 @@ def _read_arrays(
     return found
 
 
-def _channels_first(x: NDArray[Any]) -> Tensor:
+def channels_first(x: NDArray[Any]) -> Tensor:
     """Pictures as samples × channels × height × width, bytes as they are, all else as float32."""
     if x.ndim == 3:
         x = x[:, None]

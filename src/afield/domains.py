@@ -40,7 +40,15 @@ __all__ = [
 
 PROBE_FRACTION = 0.2
 # What tables call their other columns.
-TABLE_COLUMNS = ("mean", "worst", "spread", "in-domain", "known domain")
+TABLE_COLUMNS = (
+    "mean",
+    "worst",
+    "spread",
+    "in-domain",
+    "known domain",
+    "calibration error",
+    "accuracy at 90 %",
+)
 
 
 @dataclass(frozen=True)

@@ -21,16 +21,29 @@ PARTS = ("main", "probe", "sample", "known")
 # Large enough to keep the cores busy, small enough for the caches and for memory: samples, and
 # numbers in all of them together.
 CHUNK, CHUNK_NUMBERS = 512, 2**23
+# Of the calibration error.
+BINS = 15
 
 
 @dataclass(frozen=True)
 class Score:
-    """Accuracy, accuracy averaged over classes, mean cross-entropy, and on how many samples."""
+    """Accuracy, accuracy averaged over classes, mean cross-entropy, and on how many samples.
+
+    And, of what is reported, how far the confidence (the greatest probability) can be trusted:
+
+        calibration_error   Σ over 15 equal bins of confidence: |hits - confidence|, summed in the
+                            bin, over all samples; the expected calibration error
+        accuracy_at_90      accuracy on the 90 % most confident; of equals a share of each counts
+
+    Both are None where nobody reads them, and in records that are older.
+    """
 
     accuracy: float
     balanced_accuracy: float
     loss: float
     size: int
+    calibration_error: float | None = None
+    accuracy_at_90: float | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +81,10 @@ class Checkpoint:
 
 
 class Exam:
-    """A fixed set of portions (domain, part), taken by one model after the other."""
+    """A fixed set of portions (domain, part), taken by one model after the other.
+
+    Whether their `confidence` is looked at as well is a matter of time: it takes sorting.
+    """
 
     def __init__(
         self,
@@ -77,9 +93,11 @@ class Exam:
         *,
         chosen: Mapping[tuple[str, str], Tensor] | None = None,
         device: torch.device | str = "cpu",
+        confidence: bool = True,
     ) -> None:
         self.keys = list(portions)
         self.prepare = prepare
+        self.confidence = confidence
         if portions:
             rows = [
                 chosen[key] if chosen else torch.arange(len(domain.y))
@@ -131,12 +149,18 @@ class Exam:
         seen, right = per_class(), per_class(hits)
         sizes = seen.sum(axis=1)
         recall = np.divide(right, seen, out=np.full(right.shape, np.nan), where=seen > 0)
-        columns = (
+        columns = [
             right.sum(axis=1) / sizes,
             np.nanmean(recall, axis=1),
             np.bincount(self.portion, losses) / sizes,
             sizes,
-        )
+        ]
+        if self.confidence:
+            surest = logits.softmax(dim=1).amax(dim=1).nan_to_num().cpu().numpy()
+            columns += [
+                _calibration_errors(surest, hits, self.portion),
+                _covered_accuracies(surest, hits, self.portion),
+            ]
         return [Score(*row) for row in zip(*(c.tolist() for c in columns), strict=True)]
 
 
@@ -157,6 +181,33 @@ def outputs(
     with evaluating(model), torch.inference_mode():
         size = max(1, min(most, CHUNK_NUMBERS // x.shape.numel()))
         return torch.cat([model(prepare(chunk), *told) for chunk in x.chunks(size, chosen)]).float()
+
+
+def _calibration_errors(
+    confidence: NDArray[Any], hits: NDArray[Any], portion: NDArray[Any]
+) -> NDArray[Any]:
+    """The expected calibration error of every portion; a bin includes its upper end."""
+    sizes = np.bincount(portion)
+    bins = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+    gaps = np.bincount(portion * BINS + bins, hits - confidence, minlength=len(sizes) * BINS)
+    return np.abs(gaps).reshape(-1, BINS).sum(axis=1) / sizes
+
+
+def _covered_accuracies(
+    confidence: NDArray[Any], hits: NDArray[Any], portion: NDArray[Any]
+) -> NDArray[Any]:
+    """The accuracy of every portion on its 90 % most confident samples, rounded up.
+
+    Those that are as confident as the last of them count alike, so that their order is nothing.
+    """
+    sizes = np.bincount(portion)
+    kept = -(-9 * sizes // 10)
+    order = np.argsort(portion - confidence.astype(np.float64))
+    last = confidence[order][np.cumsum(sizes) - sizes + kept - 1][portion]
+    surer, equal = confidence > last, confidence == last
+    places = (kept - np.bincount(portion, surer)) / np.bincount(portion, equal)
+    right = np.bincount(portion, hits & surer) + places * np.bincount(portion, hits & equal)
+    return right / kept
 
 
 def _domains(model: nn.Module) -> tuple[str, ...]:

@@ -155,6 +155,7 @@ def _exam(
     rows: Mapping[tuple[str, str], Tensor],
     prepare: Prepare,
     device: torch.device,
+    confidence: bool = True,
 ) -> Exam:
     return Exam(
         {key: domains[key[0]] for key in keys},
@@ -162,12 +163,11 @@ def _exam(
         # In the order in which they lie on the disk.
         chosen={key: rows[key].sort().values for key in keys},
         device=device,
+        confidence=confidence,
     )
 
 
-def _exams(
-    run: Run, order: tuple[str, ...], exam: Callable[[Sequence[tuple[str, str]]], Exam]
-) -> Exams:
+def _exams(run: Run, order: tuple[str, ...], exam: Callable[..., Exam]) -> Exams:
     rules = [RULES[name] for name in run.rules]
     often = {part for rule in rules for part in rule.at_every} or {"sample"}
     unseen = [name for name in order if name not in (*run.sources, *run.unused)]
@@ -180,7 +180,8 @@ def _exams(
     regular = [(name, "probe") for name in run.sources] + of_tests(often)
     regular += [(name, part) for name in validated for part in ("main", "probe")]
     return Exams(
-        regular=exam(regular),
+        # Tables show how confident a model is where it is reported on, which is mostly not here.
+        regular=exam(regular, confidence="main" in often),
         last=exam(of_tests({part for rule in rules for part in rule.at_last} - often)),
         best=exam(of_tests({part for rule in rules for part in rule.at_best} - often)),
         order=order,

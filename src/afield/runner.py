@@ -8,7 +8,7 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -44,6 +44,8 @@ __all__ = [
     "Place",
     "Work",
     "begun",
+    "begun_on",
+    "checkpoints_of",
     "default_device",
     "execute",
     "loaded",
@@ -180,15 +182,20 @@ class Work:
 
 def begun(run: Run, place: Place) -> Work:
     """Everything read and built, nothing trained."""
-    torch.manual_seed(run.seed)
     dataset = find_dataset(run.dataset, place.root)
     if dataset.fingerprint != run.data:
         raise DataError(f"{run.dataset}: the data have changed since the run was asked; ask again")
     if run.start and file_digest(run.weights) != run.start:
         raise DataError(f"{run.weights}: the file has changed since the run was asked; ask again")
+    return begun_on(dataset, loaded(dataset, run, place.root), run, place)
+
+
+def begun_on(dataset: DomainSet, domains: Mapping[str, Domain], run: Run, place: Place) -> Work:
+    """Everything built for domains that are in memory, nothing trained."""
+    torch.manual_seed(run.seed)
     # What base, experts and merged model see must be the same numbers.
     told = stored_inputs(place.store / run.base) if run.base else None
-    material = Material.of(run, dataset, loaded(dataset, run, place.root), place.device, told)
+    material = Material.of(run, dataset, domains, place.device, told)
     build_network = partial(
         network, run.backbone, material.shape, weights=run.weights, freeze_bn=run.freeze_bn
     )
@@ -249,17 +256,7 @@ def _train(
     started = saved = told = time.monotonic()
     _tell(work, store)
     pause = snapshot_seconds
-    checkpoints = fit(
-        work.method,
-        work.learner,
-        work.average,
-        work.stream,
-        work.exams.take,
-        steps=run.steps,
-        every=run.every,
-    )
-    for checkpoint in checkpoints:
-        _keep(work, checkpoint)
+    for checkpoint in checkpoints_of(work):
         now = time.monotonic()
         work.seconds = before + now - started
         if now - saved >= pause:
@@ -288,6 +285,21 @@ def _tell(work: Work, store: Store) -> None:
     )
     with suppress(OSError):
         store.put_progress(progress)
+
+
+def checkpoints_of(work: Work) -> Iterator[Checkpoint]:
+    """The rest of the steps; the work keeps all checkpoints, and the weights of the best."""
+    for checkpoint in fit(
+        work.method,
+        work.learner,
+        work.average,
+        work.stream,
+        work.exams.take,
+        steps=work.run.steps,
+        every=work.run.every,
+    ):
+        _keep(work, checkpoint)
+        yield checkpoint
 
 
 def _keep(work: Work, checkpoint: Checkpoint) -> None:

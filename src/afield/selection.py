@@ -39,7 +39,8 @@ class Pick:
     """A chosen checkpoint: by what value, and how it does on the target's main part.
 
     `in_domain` is its mean accuracy on the sources' probe parts, and `known` that with the domain
-    told, where the model can use it.
+    told, where the model can use it. `calibration_error` and `accuracy_at_90` are, as `accuracy`,
+    of the target's main part; older records do not have them.
     """
 
     run: Run
@@ -48,6 +49,8 @@ class Pick:
     accuracy: float
     in_domain: float
     known: float | None = None
+    calibration_error: float | None = None
+    accuracy_at_90: float | None = None
 
 
 @dataclass(frozen=True)
@@ -224,6 +227,8 @@ def _best(target: str, candidates: Iterable[tuple[float, Record, Checkpoint]]) -
         accuracy=outcome.accuracy,
         in_domain=on_sources(checkpoint, sources),
         known=sum(told) / len(told) if told else None,
+        calibration_error=outcome.calibration_error,
+        accuracy_at_90=outcome.accuracy_at_90,
     )
 
 

@@ -4,12 +4,14 @@ Every number is a mean over trials, ± its standard error: the deviation over tr
 denominator) over √n. `mean` and `worst` are taken over the domains within a trial, then averaged.
 `in-domain` is the accuracy of the same checkpoints on the sources' probe parts, averaged over
 sources and targets; `known domain` is that where the model is told the source, if it can use that.
+`calibration error` and `accuracy at 90 %` (coverage) are of the unseen domains again, as `Score`
+has them, averaged over the targets of a trial.
 Where a share of many domains was held out, other ones in every trial, there is no column for each:
 the mean over them, over the worst tenth of them, and their `spread`, the deviation over domains.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -36,6 +38,16 @@ MISSING = "–"
 # It has seen the target: a yardstick, not to be marked as best.
 BOUND = "target_expert"
 _OTHER = {"method": "domain", "domain": "method"}
+# What is a mean over the targets of a trial, and what a pick calls it.
+MEANS = {
+    "in-domain": "in_domain",
+    "known domain": "known",
+    "calibration error": "calibration_error",
+    "accuracy at 90 %": "accuracy_at_90",
+}
+TRUST = ("calibration error", "accuracy at 90 %")
+# Of these the least is best.
+LOW = ("spread", "calibration error")
 COLUMNS = ["dataset", "rule", "method", "domain", "accuracy", "stderr", "trials", "draws"]
 
 
@@ -64,11 +76,15 @@ def tabulate(
         summarised = _of_many if many else _summarised
         for rule in wanted:
             picks = {method: _picks(rule, own, domains) for method, own in methods.items()}
-            told = any(_values(own, "known").notna().any(axis=None) for own in picks.values())
+            means = {
+                name: what
+                for name, what in MEANS.items()
+                if any(_values(own, what).notna().any(axis=None) for own in picks.values())
+            }
             for method, own in picks.items():
                 found = [
                     *summarised(_values(own, "accuracy"), domains),
-                    *_at_home(own, many=many, told=told),
+                    *_means(own, means, many=many),
                 ]
                 draws = len({record.run.draw for record in methods[method]})
                 rows += [(title, rule, method, *cells, draws) for cells in found]
@@ -94,7 +110,8 @@ def common_settings(runs: Iterable[Run]) -> set[str]:
 def as_rich(frame: pd.DataFrame, width: int | None = None) -> list[Group]:
     """Tables for a terminal, one a dataset with a section for each rule.
 
-    Where its width has no room for a column for each domain, domains are rows, methods columns.
+    Where its width has no room for a column for each domain, domains are rows, methods columns;
+    and where that has no room either, what says how far confidence can be trusted is left out.
     """
     return [_rich_table(title, part, width) for title, part in _parts(frame, "dataset")]
 
@@ -250,15 +267,16 @@ def _of_many(outcomes: pd.DataFrame, domains: Sequence[str]) -> list[Cells]:
     ]
 
 
-def _at_home(picks: Picks, *, many: bool, told: bool) -> list[Cells]:
-    """The same for the accuracy on the sources, a mean over the targets of a trial."""
+def _means(picks: Picks, columns: Mapping[str, str], *, many: bool) -> list[Cells]:
+    """The same for other numbers of the picks, each a mean over the targets of a trial."""
     there = _values(picks, "accuracy").notna()
     # Of many domains, some are targets in each trial.
     whole = there.any(axis=1) if many else there.all(axis=1)
-    columns = {"in-domain": "in_domain"} | ({"known domain": "known"} if told else {})
     found = []
     for name, what in columns.items():
-        values = _values(picks, what)[whole].mean(axis=1).dropna()
+        numbers = _values(picks, what)
+        known = (numbers.notna() == there).all(axis=1)
+        values = numbers[whole & known].mean(axis=1)
         if there.any(axis=None):
             found.append((name, float(values.mean()), _stderr(values), len(values)))
     return found
@@ -295,8 +313,7 @@ def _cells(
         shown = {
             method: _number(value, math.nan, sign) for method, value in column["accuracy"].items()
         }
-        # Of a spread the least is best.
-        order = 1 if domain == "spread" else -1
+        order = 1 if domain in LOW else -1
         compared = {text for method, text in shown.items() if not method.startswith(BOUND)}
         ranked = sorted(compared - {MISSING}, key=float)[::order]
         for method, row in column.iterrows():
@@ -319,9 +336,18 @@ def _rich_table(title: str, frame: pd.DataFrame, width: int | None) -> Group:
     rules = _parts(frame, "rule")
     table = _grid(rules, turned=False)
     unlimited = Console(width=10_000)
-    if width is not None and unlimited.measure(table).maximum > width:
+
+    def wide(table: Table) -> int:
+        return unlimited.measure(table).maximum
+
+    if width is not None and wide(table) > width:
         # As it is, a narrow terminal would cut the numbers; turned, it may be wider still.
-        table = min(table, _grid(rules, turned=True), key=lambda t: unlimited.measure(t).maximum)
+        table = min(table, _grid(rules, turned=True), key=wide)
+    trusted = frame["domain"].isin(TRUST)
+    if width is not None and wide(table) > width and trusted.any():
+        rest = _rich_table(title, frame[~trusted], width)
+        more = f"wider, or with --format md: {' and '.join(TRUST)}"
+        return Group(*rest.renderables, Text(more, style="italic"))
     told = Text("\n".join(f"{rule}: {RULES[rule].told}" for rule, _ in rules), style="italic")
     return Group(Text(f"{title}: {_measured(frame)}", style="italic"), table, told)
 
@@ -333,7 +359,8 @@ def _grid(rules: Sequence[tuple[str, pd.DataFrame]], *, turned: bool) -> Table:
     longest = max(len(name) for rule, part in rules for name in [*part[what], f"{rule}:"])
     table.add_column(what, min_width=min(longest, 24))
     for name in dict.fromkeys(name for _, part in rules for name in part[_OTHER[what]]):
-        table.add_column(Text(name), justify="right")
+        # Two lines take the width of the numbers below them.
+        table.add_column(Text(name.replace(" ", "\n", name in TRUST)), justify="right")
     for rule, part in rules:
         # No space after the sign: a narrow terminal breaks the cell before it.
         cells, domains = _cells(
@@ -351,8 +378,8 @@ def _grid(rules: Sequence[tuple[str, pd.DataFrame]], *, turned: bool) -> Table:
 
 def _measured(frame: pd.DataFrame) -> str:
     """What the numbers of a table are."""
-    # Not every method can use a known domain.
-    there = frame[frame["domain"] != "known domain"]
+    # Not every method can use a known domain, and older records lack some numbers.
+    there = frame[~frame["domain"].isin(("known domain", *TRUST))]
     trials, draws = _counted(there["trials"], "trial"), _counted(frame["draws"], "draw")
     several = frame["trials"].max() > 1
     spread = f"± standard error over {trials}" if several else f"{trials}: no spread known"
@@ -360,7 +387,10 @@ def _measured(frame: pd.DataFrame) -> str:
     home = "; in-domain: on the sources' probe parts"
     if frame["method"].str.startswith(BOUND).any():
         home += f"; {BOUND}: trained on the target, read on its probe part"
-    return f"accuracy (%) on unseen domains, {spread}{best}{home}"
+    trust = ""
+    if frame["domain"].isin(TRUST).any():
+        trust = f", with {' (least is best) and '.join(TRUST)} coverage"
+    return f"accuracy (%) on unseen domains, {spread}{best}{trust}{home}"
 
 
 def _counted(counts: "pd.Series[int]", what: str) -> str:
