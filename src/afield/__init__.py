@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from afield.average import Average as Average
     from afield.catalog import find as find
     from afield.catalog import names as names
+    from afield.deployment import Model as Model
+    from afield.deployment import load as load
     from afield.diagnosis import diagnose as diagnose
     from afield.diagnostic import Diagnostic as Diagnostic
     from afield.diagnostic import Finding as Finding
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from afield.embedding import embed as embed
     from afield.errors import AfieldError as AfieldError
     from afield.file_merging import merge_files as merge_files
+    from afield.fitting import fit as fit
     from afield.inspection import inspected as inspected
     from afield.jobs import bench as bench
     from afield.jobs import train as train
@@ -45,6 +48,8 @@ _HOMES = {
     "Average": "average",
     "find": "catalog",
     "names": "catalog",
+    "Model": "deployment",
+    "load": "deployment",
     "diagnose": "diagnosis",
     "Diagnostic": "diagnostic",
     "Finding": "diagnostic",
@@ -53,6 +58,7 @@ _HOMES = {
     "embed": "embedding",
     "AfieldError": "errors",
     "merge_files": "file_merging",
+    "fit": "fitting",
     "inspected": "inspection",
     "bench": "jobs",
     "train": "jobs",

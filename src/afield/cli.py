@@ -15,6 +15,7 @@ from afield import catalog, console
 from afield.arguments import assignments
 from afield.cli_data import data
 from afield.cli_merge import MergeCommand, merge
+from afield.cli_model import fit, predict
 from afield.errors import AfieldError, SpecError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ app = typer.Typer(
 )
 app.add_typer(data, name="data")
 app.command(cls=MergeCommand)(merge)
+for command in (fit, predict):
+    app.command()(command)
 Methods = Annotated[
     str,
     typer.Option(

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 
-__all__ = ["end_with_parent"]
+__all__ = ["end_with_parent", "usable_cores"]
 
 
 def end_with_parent() -> None:
@@ -22,3 +22,8 @@ def end_with_parent() -> None:
             os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def usable_cores() -> int:
+    """How many cores this process may use, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
