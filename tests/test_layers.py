@@ -41,7 +41,7 @@ LAYERS = [
     ["record", "training", "walk"],
     ["selection", "diagnostic", "model_folder"],
     ["material", "protocol", "explanation", "merged_runs", "model_card", "deployment"],
-    ["runner", "table", "answer_files"],
+    ["runner", "table", "answer_files", "exporting"],
     ["assembly"],
     ["sweep", "merge_plan", "domainbed", "embedding", "inspection", "supply", "diagnosis"],
     ["jobs", "console", "held_out"],
@@ -66,6 +66,7 @@ ALLOWED = {
     },
     "diagnostics": {
         "backbone",
+        "confidence",
         "diagnostic",
         "errors",
         "grouping",

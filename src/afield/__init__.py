@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from afield.domains import DomainSet as DomainSet
     from afield.embedding import embed as embed
     from afield.errors import AfieldError as AfieldError
+    from afield.exporting import export as export
     from afield.file_merging import merge_files as merge_files
     from afield.fitting import fit as fit
     from afield.inspection import inspected as inspected
@@ -57,6 +58,7 @@ _HOMES = {
     "DomainSet": "domains",
     "embed": "embedding",
     "AfieldError": "errors",
+    "export": "exporting",
     "merge_files": "file_merging",
     "fit": "fitting",
     "inspected": "inspection",

@@ -15,7 +15,7 @@ from afield import catalog, console
 from afield.arguments import assignments
 from afield.cli_data import data
 from afield.cli_merge import MergeCommand, merge
-from afield.cli_model import fit, predict
+from afield.cli_model import export, fit, predict
 from afield.errors import AfieldError, SpecError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ app = typer.Typer(
 )
 app.add_typer(data, name="data")
 app.command(cls=MergeCommand)(merge)
-for command in (fit, predict):
+for command in (fit, predict, export):
     app.command()(command)
 Methods = Annotated[
     str,
@@ -314,8 +314,8 @@ def diagnose(
         list[Path],
         typer.Argument(
             metavar="RUN...",
-            help="Folder of a run, as runs/erm-…; for sensitivity the store, for loss_surface one "
-            "run or three.",
+            help="Folder of a run, as runs/erm-…; for sensitivity and calibration the store, for "
+            "loss_surface one run or three.",
         ),
     ],
     out: Annotated[

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from afield.answer_files import Columns
     from afield.deployment import Model, Prediction
 
-__all__ = ["fit", "predict"]
+__all__ = ["export", "fit", "predict"]
 
 ModelFolder = Annotated[
     Path, typer.Argument(metavar="MODEL", help="Folder that `afield fit` has written.")
@@ -288,3 +288,33 @@ def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def export(
+    model: ModelFolder,
+    *,
+    to: Annotated[str, typer.Option(help="onnx, or torch (a program of torch.export).")] = "onnx",
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; by default MODEL.onnx or MODEL.pt2.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+) -> None:
+    """Write the model for other programs, for batches of any length.
+
+    Scaling, temperature and softmax are in it: x (float32, as stored, at the network's size) goes
+    in, logits and calibrated probabilities come out. It is kept only if it gives the same as here.
+    """
+    from afield.deployment import load
+    from afield.exporting import BATCHES, TOLERANCE
+    from afield.exporting import export as exported
+
+    with console.progress_shown():
+        path = exported(model, to, out, overwrite=force)  # type: ignore[arg-type]
+    inputs = load(model).about.inputs
+    form = " × ".join(("n", *map(str, inputs.shape)))
+    level = ", 0 to 255" * (inputs.dtype == "uint8")
+    console.out.print(f"{path}: x ({form}, float32{level}) to logits and probabilities")
+    batches = ", ".join(map(str, BATCHES))
+    told = f"the same to {TOLERANCE:g} for batches of {batches}; files are not read in it"
+    more = f", nor are pictures resized to {inputs.size} px" if inputs.kind == "pictures" else ""
+    console.out.print(told + more, soft_wrap=True)

@@ -86,10 +86,11 @@ class Inputs:
     @property
     def prepare(self) -> Prepare:
         """From stored samples to what the network sees, as in evaluation."""
-        scaling = Scaling(*(self._scale(part) for part in (self.mean, self.std)))
+        scaling = Scaling(*(self.scale(part) for part in (self.mean, self.std)))
         return Resized(self.size, scaling) if self.size and len(self.stored) == 3 else scaling
 
-    def _scale(self, part: Sequence[float]) -> Tensor:
+    def scale(self, part: Sequence[float]) -> Tensor:
+        """Numbers of channels or features, shaped so that they go along these."""
         if len(part) == 1 and self.stored[0] != 1:
             return torch.tensor(part[0])
         return torch.tensor(part).view(-1, *(1 for _ in self.stored[1:]))
