@@ -46,6 +46,7 @@ LAYERS = [
     ["sweep", "merge_plan", "domainbed", "embedding", "inspection", "supply", "diagnosis"],
     ["jobs", "console", "held_out"],
     ["fitting"],
+    ["merged_model"],
     ["cli_data", "cli_merge", "cli_model"],
     ["cli"],
 ]

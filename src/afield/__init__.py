@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from afield.inspection import inspected as inspected
     from afield.jobs import bench as bench
     from afield.jobs import train as train
+    from afield.merged_model import merge_model as merge_model
     from afield.merging import merge as merge
     from afield.method import Method as Method
     from afield.protocol import hold_out as hold_out
@@ -64,6 +65,7 @@ _HOMES = {
     "inspected": "inspection",
     "bench": "jobs",
     "train": "jobs",
+    "merge_model": "merged_model",
     "merge": "merging",
     "Method": "method",
     "hold_out": "protocol",

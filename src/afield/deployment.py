@@ -30,7 +30,7 @@ from afield.progress import progress
 from afield.space import build
 from afield.views import features_noted
 
-__all__ = ["Model", "Prediction", "built_network", "load"]
+__all__ = ["Model", "Prediction", "built_network", "fill", "load"]
 
 # Samples that go through the network at once.
 BATCH = 64
@@ -216,7 +216,7 @@ def load(folder: str | Path, *, device: str | None = None) -> Model:
         module = built_network(about)
     except AfieldError as error:
         raise DataError(f"{path / JSON}: {error}") from None
-    _fill(module, weights, path / WEIGHTS)
+    fill(module, weights, path / WEIGHTS)
     return Model(about, module, distances, device=device or "cpu")
 
 
@@ -240,7 +240,7 @@ def built_network(about: Description) -> nn.Module:
     return net.eval()
 
 
-def _fill(module: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
+def fill(module: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
     """Put the weights in, if they are those of this very network."""
     own = module.state_dict()
     missing = [name for name in own if name not in weights]

@@ -36,7 +36,7 @@ __all__ = ["FileMerge", "merge_files"]
 
 # Files beside a base's weights that are not copied: weights in other forms, and its description.
 NOT_COPIED = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf"}
-CARD = "README.md"
+OWN = ("README.md", "model.json")
 
 
 def merge_files(
@@ -191,7 +191,7 @@ def _prepared(
     if base.is_folder:
         part.mkdir()
         for file in base.path.iterdir():
-            if file.is_file() and file.suffix not in NOT_COPIED and file.name != CARD:
+            if file.is_file() and file.suffix not in NOT_COPIED and file.name not in OWN:
                 shutil.copyfile(file, part / file.name)
     places = {}
     for shard, names in base.shards.items():

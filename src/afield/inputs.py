@@ -16,13 +16,14 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from afield.arrays import channels_first, readable_arrays
 from afield.augmentation import Resized
 from afield.errors import DataError, SpecError
 from afield.loading import Prepare, Scaling
-from afield.pictures import PICTURES, picture
+from afield.pictures import PICTURES, picture, squeezed
 from afield.sounds import SUFFIXES as SOUNDS
 from afield.sounds import LogMel, sound
 
@@ -112,7 +113,7 @@ class Inputs:
         before = f"{where}: " if where else ""
         if array.dtype.kind not in "fiub" or array.ndim not in (2, 3, 4) or not len(array):
             raise DataError(f"{before}{array.dtype} of shape {array.shape}; give {self._wanted}")
-        x = channels_first(array)
+        x = channels_first(self._squeezed(array))
         if tuple(x.shape[1:]) != self.stored:
             raise DataError(f"{before}samples of shape {array.shape[1:]}; give {self._wanted}")
         if not x.isfinite().all():
@@ -121,6 +122,15 @@ class Inputs:
         if self.dtype == "uint8" and not torch.equal(x.clamp(0, 255).round(), x):
             raise DataError(f"{before}not whole numbers from 0 to 255; give {self._wanted}")
         return x.to(DTYPES[self.dtype])
+
+    def _squeezed(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Pictures in colour of another size, squeezed to a square as those in files are."""
+        if self.kind != "pictures" or array.dtype != np.uint8 or array.shape[-1] != 3:
+            return array
+        side = self.stored[1]
+        if array.ndim != 4 or array.shape[1:3] == (side, side):
+            return array
+        return np.stack([squeezed(Image.fromarray(each), side) for each in array])
 
     @property
     def _wanted(self) -> str:

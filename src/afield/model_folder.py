@@ -39,6 +39,7 @@ __all__ = [
     "Estimate",
     "check_place",
     "is_model_folder",
+    "read_description",
     "read_model",
     "write_model",
 ]
@@ -199,7 +200,7 @@ def read_model(folder: Path) -> tuple[Description, dict[str, Tensor], Distances 
     """What is in the folder of a model, checked; nothing in it is run."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no folder of a model there; `afield fit … --out` writes one")
-    description = _described(folder)
+    description = read_description(folder)
     if WEIGHTS not in description.files:
         raise DataError(f"{folder / JSON}: no hash of {WEIGHTS} in it; get the folder anew")
     weights = _tensors(folder, WEIGHTS, description.files[WEIGHTS])
@@ -209,7 +210,8 @@ def read_model(folder: Path) -> tuple[Description, dict[str, Tensor], Distances 
     return description, weights, _distances(folder / DISTANCE, found)
 
 
-def _described(folder: Path) -> Description:
+def read_description(folder: Path) -> Description:
+    """What the folder of a model says of it, checked."""
     path = _inside(folder, JSON)
     if path.stat().st_size > LARGEST:
         raise DataError(f"{path}: too large to describe a model; get the folder anew")
