@@ -136,6 +136,8 @@ def _workers(threads: int) -> int:
 
 
 def _print_model(model: "Model", out: Path) -> None:
+    from afield.table import label
+
     found, calibration = model.about.estimate, model.about.calibration
     if found is None:
         console.out.print("unseen domains: not estimated")
@@ -146,9 +148,9 @@ def _print_model(model: "Model", out: Path) -> None:
             f"unseen domains: {100 * found.accuracy:.1f} %{error} right (worst "
             f"{100 * found.worst:.1f} %; {len(found.domains)} domains left out, {trials})"
         )
-    if found is not None and found.recipes > 1:
+    if found is not None and found.recipes > 1 and model.about.run is not None:
         told = f"chosen among {found.recipes} recipes by this number, which is a little too good"
-        console.out.print(told)
+        console.out.print(f"{label(model.about.run)}: {told}", markup=False, soft_wrap=True)
     if calibration is not None:
         console.out.print(
             f"confidence: temperature {calibration.temperature:.2f}, calibration error on them "
@@ -210,6 +212,7 @@ def predict(
         threshold=None if abstain is None else loaded.threshold(abstain),
         classes=loaded.classes if probabilities else (),
     )
+    loaded.number_of(domain)
     _tell_uncalibrated(loaded)
     counted = _Count()
     # A bar would get between the rows on a terminal.

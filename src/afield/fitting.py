@@ -6,7 +6,6 @@ share of them at once). These are ordinary runs: those of a benchmark in the sto
 what is missing is done.
 """
 
-import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,8 +32,6 @@ from afield.runner import execute, loaded, steady, versions
 from afield.sweep import Local, Pool, complete
 
 __all__ = ["BEST", "described", "fit"]
-
-log = logging.getLogger(__name__)
 
 # The method that a benchmark in the store has shown to be best.
 BEST = "best"
@@ -277,14 +274,7 @@ def _best(asked: _Asked, store: Store) -> _Plan:
     chosen = recipes[max(worth, key=lambda key: worth[key])]
     first = min(chosen, key=lambda record: record.run.trial).run
     run = replace(first, sources=dataset.domains, tested=(), unused=(), rules=DEFAULT_RULES)
-    log.warning("best of %d recipes in %s: %s", len(recipes), store.root, _told(run, chosen))
     return _Plan(run, tuple(record.run for record in chosen), len(recipes))
-
-
-def _told(run: Run, records: Sequence[Record]) -> str:
-    average = f" + {run.average}" if run.average != "last" else ""
-    mean = 100 * estimated(records).accuracy
-    return f"{run.method}{average}, {mean:.1f} % on unseen domains"
 
 
 def _whole_trials(store: Store, dataset: DomainSet) -> dict[str, list[Record]]:
