@@ -63,6 +63,14 @@ def test_json_lines_have_nothing_where_nothing_is_known(tmp_path):
     assert json.loads(line)["class"] is None
 
 
+def test_what_lies_beyond_all_that_was_held_out_goes_to_a_person_however_sure_it_is():
+    beyond = Prediction("d.png", "cup", 0.99, 30.0, 100.0)
+    for threshold in (0.0, 0.6):
+        assert Columns(threshold).row(beyond)["abstain"] is True
+    assert Columns(0.0).row(DOUBTFUL)["abstain"] is False
+    assert Columns(0.6).row(GOOD)["abstain"] is False
+
+
 def test_columns_that_were_not_asked_for_are_not_there():
     assert Columns().names == ["file", "class", "confidence", "distance", "percentile", "error"]
 

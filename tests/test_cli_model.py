@@ -92,7 +92,7 @@ def test_predict_has_a_row_for_every_sample_and_for_what_is_broken(afield, spira
     assert [row["file"] for row in found] == names
     assert "not an .npy of plain arrays" in found[1]["error"]
     assert found[0]["percentile"] == "100"
-    assert {row["abstain"] for row in found} <= {"yes", "no", ""}
+    assert [row["abstain"] for row in found[:2]] == ["yes", ""]
     for row in found[2:]:
         assert row["class"] in ("first", "second")
         assert float(row["p(first)"]) + float(row["p(second)"]) == pytest.approx(1, abs=1e-6)

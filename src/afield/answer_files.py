@@ -24,6 +24,8 @@ __all__ = ["FORMATS", "Columns", "check_out", "csv_lines", "write_predictions"]
 FORMATS = (".csv", ".jsonl", ".parquet")
 # What a spreadsheet would take for a formula.
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
+# The percentile of what lies further away than all that was held out.
+BEYOND = 100
 # Rows of a Parquet file that are written at once.
 GROUP = 4096
 
@@ -34,7 +36,8 @@ Row = dict[str, Any]
 class Columns:
     """Which columns there are: with `threshold`, whether to abstain; with `classes`, one for each.
 
-    A prediction whose confidence is below the threshold is one to abstain from.
+    To abstain from is a prediction whose confidence is below the threshold, and one that lies
+    further from the sources than all that was held out: no confidence was ever measured there.
     """
 
     threshold: float | None = None
@@ -57,12 +60,17 @@ class Columns:
             "percentile": prediction.percentile,
         }
         if self.threshold is not None:
-            known = prediction.confidence
-            found["abstain"] = None if known is None else known < self.threshold
+            found["abstain"] = self._abstain(prediction, self.threshold)
         found["error"] = prediction.error or None
         every = prediction.probabilities or [None] * len(self.classes)
         pairs = zip(self.classes, every, strict=False)
         return {**found, **{f"p({name})": value for name, value in pairs}}
+
+    def _abstain(self, prediction: Prediction, threshold: float) -> bool | None:
+        if prediction.confidence is None:
+            return None
+        beyond = prediction.percentile is not None and prediction.percentile >= BEYOND
+        return beyond or prediction.confidence < threshold
 
 
 def plain_name(file: str) -> str:

@@ -181,8 +181,9 @@ def predict(
             min=0.0,
             max=1.0,
             help="Mark the predictions that should go to a person: those below the confidence "
-            "below which this share of the samples of held-out domains lay. Of data that are "
-            "harder than these, more than this share is marked.",
+            "below which this share of the samples of held-out domains lay, and those further "
+            "away than all of these. Of data that are harder than these domains, more than this "
+            "share is marked.",
         ),
     ] = None,
     probabilities: Annotated[
