@@ -1,14 +1,19 @@
 """What the tests of several files share: a small learning problem and runs on it."""
 
+import shutil
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from afield.backbone import Classifier
 from afield.domains import Domain
+from afield.fitting import fit
 from afield.loading import Samples, Stream, pooled_samples
 from afield.method import Task
 
@@ -64,3 +69,34 @@ def task() -> Task:
 def model(task: Task) -> nn.Module:
     torch.manual_seed(0)
     return task.network(CLASSES)
+
+
+@pytest.fixture(scope="session")
+def spiral_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small model, with its estimate; not to be changed."""
+    place = tmp_path_factory.mktemp("fitted")
+    settings = {"steps": 40, "every": 20}
+    fit("spirals", "erm", place / "model", store=place / "runs", settings=settings)
+    return place / "model"
+
+
+@pytest.fixture
+def model_folder(spiral_model: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be tampered with."""
+    shutil.copytree(spiral_model, tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture(scope="session")
+def two_colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures of two classes from three cameras, each with a tint of its own."""
+    root, generator = tmp_path_factory.mktemp("data") / "colours", np.random.default_rng(0)
+    for camera, tint in (("east", 0), ("north", 25), ("west", 50)):
+        for label, level in (("dark", 60), ("light", 150)):
+            folder = root / camera / label
+            folder.mkdir(parents=True)
+            for number in range(10):
+                noise = generator.normal(0, 25, (20 + number, 30, 3))
+                pixels = (level + tint + noise).clip(0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    return root

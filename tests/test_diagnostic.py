@@ -31,6 +31,13 @@ def store(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def twins(tmp_path_factory):
+    store = tmp_path_factory.mktemp("twins")
+    bench("spirals", ["erm"], store=store, trials=1, rules="all", settings={"steps": 15})
+    return store
+
+
+@pytest.fixture(scope="module")
 def merged(tmp_path_factory):
     store = tmp_path_factory.mktemp("merged")
     bench("spirals", store=store, merges=["score"], trials=1, settings={"steps": 15})
@@ -38,12 +45,14 @@ def merged(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def findings(store, merged):
+def findings(store, twins, merged):
     quick = {"loss_surface": {"steps": 2, "points": 3, "samples": 8}}
 
     def looked_at(name):
         if catalog.find("diagnostics", name).takes == "records":
             return store
+        if catalog.find("diagnostics", name).takes == "store":
+            return twins
         if name in OF_MERGES:
             return merged
         return next(store.glob(f"{OF_METHODS.get(name, 'erm')}-*"))
@@ -125,6 +134,8 @@ def test_a_diagnostic_that_does_nothing_says_so():
         Diagnostic().look([])
     with pytest.raises(NotImplementedError, match="does not read"):
         Diagnostic().read([])
+    with pytest.raises(NotImplementedError, match="does not study"):
+        Diagnostic().study([], lambda record: record)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from afield.catalog import find as find
     from afield.catalog import names as names
     from afield.cluster import Ray as Ray
+    from afield.deployment import Model as Model
+    from afield.deployment import load as load
     from afield.diagnosis import diagnose as diagnose
     from afield.diagnostic import Diagnostic as Diagnostic
     from afield.diagnostic import Finding as Finding
@@ -22,10 +24,13 @@ if TYPE_CHECKING:
     from afield.domains import DomainSet as DomainSet
     from afield.embedding import embed as embed
     from afield.errors import AfieldError as AfieldError
+    from afield.exporting import export as export
     from afield.file_merging import merge_files as merge_files
+    from afield.fitting import fit as fit
     from afield.inspection import inspected as inspected
     from afield.jobs import bench as bench
     from afield.jobs import train as train
+    from afield.merged_model import merge_model as merge_model
     from afield.merging import merge as merge
     from afield.method import Method as Method
     from afield.protocol import hold_out as hold_out
@@ -47,6 +52,8 @@ _HOMES = {
     "find": "catalog",
     "names": "catalog",
     "Ray": "cluster",
+    "Model": "deployment",
+    "load": "deployment",
     "diagnose": "diagnosis",
     "Diagnostic": "diagnostic",
     "Finding": "diagnostic",
@@ -54,10 +61,13 @@ _HOMES = {
     "DomainSet": "domains",
     "embed": "embedding",
     "AfieldError": "errors",
+    "export": "exporting",
     "merge_files": "file_merging",
+    "fit": "fitting",
     "inspected": "inspection",
     "bench": "jobs",
     "train": "jobs",
+    "merge_model": "merged_model",
     "merge": "merging",
     "Method": "method",
     "hold_out": "protocol",

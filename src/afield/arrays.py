@@ -5,7 +5,8 @@ samples of a test list, and `names`, one for each sample.
 """
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from afield.domains import Domain, DomainSet, Reading, Training
 from afield.errors import DataError
 from afield.weights import file_digest
 
-__all__ = ["array_file", "channels_first"]
+__all__ = ["array_file", "channels_first", "readable_arrays"]
 
 CHANNELS = (1, 3, 4)
 NEEDED, OPTIONAL = ("X", "y", "domain"), ("test", "names")
@@ -54,21 +55,28 @@ def _array_file(path: Path, state: tuple[int, int]) -> DomainSet:
     )
 
 
-def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+@contextmanager
+def readable_arrays(path: Path) -> Iterator[None]:
+    """What numpy raises for a file that is no archive of plain arrays, in our words."""
     try:
-        with path.open("rb") as file:
-            archive = np.load(file, allow_pickle=False)
-            have = archive.files if isinstance(archive, np.lib.npyio.NpzFile) else []
-            missing = [key for key in NEEDED if key not in have]
-            wanted = [] if missing else [key for key in (*NEEDED, *OPTIONAL) if key in have]
-            arrays = {key: archive[key] for key in wanted}
+        yield
     except PermissionError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     except MemoryError as error:
         raise DataError(f"{path}: does not fit into memory, or is broken ({error})") from None
     except (ValueError, EOFError, OSError, RuntimeError, BadZipFile, zlib.error):
-        reason = "not an .npz of plain arrays, or a broken one (nothing is unpickled: save"
-        raise DataError(f"{path}: {reason} arrays of objects with .astype(str))") from None
+        reason = f"not an {path.suffix or '.npz'} of plain arrays, or a broken one"
+        instead = "(nothing is unpickled: save arrays of objects with .astype(str))"
+        raise DataError(f"{path}: {reason} {instead}") from None
+
+
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+    with readable_arrays(path), path.open("rb") as file:
+        archive = np.load(file, allow_pickle=False)
+        have = archive.files if isinstance(archive, np.lib.npyio.NpzFile) else []
+        missing = [key for key in NEEDED if key not in have]
+        wanted = [] if missing else [key for key in (*NEEDED, *OPTIONAL) if key in have]
+        arrays = {key: archive[key] for key in wanted}
     if missing:
         told = ", ".join(have) or "no named arrays"
         raise DataError(f"{path}: no array {', '.join(missing)}; it has {told}")

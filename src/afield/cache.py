@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afield.errors import DataError
+from afield.processes import usable_cores
 from afield.progress import tracked
 
 __all__ = ["Decoded", "cache_root", "contents", "decoded", "kept"]
@@ -102,7 +103,7 @@ def decoded(
                 return (str(error).splitlines() or ["unreadable"])[0]
             return ""
 
-        with ThreadPoolExecutor(_cores()) as threads:
+        with ThreadPoolExecutor(usable_cores()) as threads:
             places = [*enumerate(files)]
             pieces = (places[start : start + AHEAD] for start in range(0, len(places), AHEAD))
             outcomes = (outcome for piece in pieces for outcome in threads.map(put, piece))
@@ -261,11 +262,6 @@ def _state_of(folder: Path) -> str:
         return str(told["state"]) if sizes == told["sizes"] else ""
     except (OSError, ValueError, KeyError):
         return ""
-
-
-def _cores() -> int:
-    """How many cores this process may use, where the system tells."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _flush(file: Path) -> None:

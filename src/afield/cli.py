@@ -15,6 +15,7 @@ from afield import catalog, console
 from afield.cli_bench import bench, status, sweep
 from afield.cli_data import data
 from afield.cli_merge import MergeCommand, merge
+from afield.cli_model import export, fit, predict
 from afield.cli_options import (
     Average,
     Backbone,
@@ -54,6 +55,8 @@ app.command()(sweep)
 app.command()(status)
 app.add_typer(data, name="data")
 app.command(cls=MergeCommand)(merge)
+for command in (fit, predict, export):
+    app.command()(command)
 
 
 @app.callback()
@@ -188,8 +191,8 @@ def diagnose(
         list[Path],
         typer.Argument(
             metavar="RUN...",
-            help="Folder of a run, as runs/erm-…; for sensitivity the store, for loss_surface one "
-            "run or three.",
+            help="Folder of a run, as runs/erm-…; for sensitivity and calibration the store, for "
+            "loss_surface one run or three.",
         ),
     ],
     out: Annotated[

@@ -45,6 +45,14 @@ def merge(
     out: Annotated[
         Path, typer.Option(help="File to write (.safetensors); a folder if BASE is one.")
     ],
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the folder of a model for `afield predict`: its classes and inputs are as "
+            "in this folder of a model, or of a run in a store; by default BASE, if it is one of a "
+            "model."
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="A setting of the merge, as tau=1.96."),
@@ -70,15 +78,28 @@ def merge(
     that torch before 1.6 has saved are read whole; save them anew if they are too large.
     """
     from afield.file_merging import FileMerge
+    from afield.merged_model import write_merged
+    from afield.model_folder import is_model_folder
 
     asked = FileMerge(
         how, base, tuple(experts), scale, tuple(statistics or ()), assignments(set_ or [])
     )
+    if like is None and is_model_folder(base):
+        like = base
+    if like is not None and not dry_run:
+        with console.progress_shown():
+            job = write_merged(asked, out, like, overwrite=force, workers=workers)
+        _tell(job, out)
+        return
     if dry_run:
         _print_plan(asked.plan(out, overwrite=force))
         return
     with console.progress_shown():
         job = asked.write(out, overwrite=force, workers=workers)
+    _tell(job, out)
+
+
+def _tell(job: "Job", out: Path) -> None:
     console.err.print(_counted(job), markup=False, soft_wrap=True)
     console.out.print(f"merged model in {out}", markup=False, soft_wrap=True)
 

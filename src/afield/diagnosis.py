@@ -1,8 +1,10 @@
 """Bring finished runs back from their folders, and let a diagnostic look at them."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from afield.loading import Samples, pooled_samples
 from afield.material import cut_parts
 from afield.randomness import saved_state
 from afield.readers import find_dataset
-from afield.record import Run
+from afield.record import Record, Run
 from afield.runner import Place, begun, default_device, loaded
 from afield.selection import value_of
 from afield.space import build
@@ -59,21 +61,40 @@ def diagnose(
     """
     diagnostic: Diagnostic = build(catalog.find("diagnostics", name), settings or {})
     folders = [Path(paths)] if isinstance(paths, (str, Path)) else [Path(path) for path in paths]
+    again = partial(revived, root=root, device=device)
     if diagnostic.takes == "records":
-        records = [record for folder in folders for record in Store(folder)]
-        if not records:
-            raise DataError(f"{folders[0]}: no records there; {name} reads the store of a bench")
-        return diagnostic.read(records)
+        return diagnostic.read([record for record, _ in _recorded(folders, name)])
+    if diagnostic.takes == "store":
+        found = _recorded(folders, name)
+        homes = {record.run.key: home for record, home in found}
+        with _undisturbed(threads):
+            return diagnostic.study(
+                [record for record, _ in found], lambda record: again(homes[record.run.key])
+            )
     for folder in folders:
-        found = sorted(path.parent for path in folder.glob("*/record.json"))
-        if found and not (folder / "record.json").exists():
-            raise SpecError(f"{folder} is a store; {name} looks at one run of it, as {found[0]}")
-    # Random numbers of the caller stay as they are, also where a network is built.
+        runs = sorted(path.parent for path in folder.glob("*/record.json"))
+        if runs and not (folder / "record.json").exists():
+            raise SpecError(f"{folder} is a store; {name} looks at one run of it, as {runs[0]}")
+    with _undisturbed(threads):
+        return diagnostic.look([again(each) for each in folders])
+
+
+def _recorded(stores: Sequence[Path], name: str) -> list[tuple[Record, Path]]:
+    """The records of stores, and where each lies."""
+    found = [(record, store / record.run.key) for store in stores for record in Store(store)]
+    if not found:
+        raise DataError(f"{stores[0]}: no records there; {name} reads the store of a bench")
+    return found
+
+
+@contextmanager
+def _undisturbed(threads: int) -> Iterator[None]:
+    """So many threads; random numbers of the caller stay as they are, also where one builds."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
-            return diagnostic.look([revived(each, root=root, device=device) for each in folders])
+            yield
         finally:
             torch.set_num_threads(before)
 

@@ -1,7 +1,7 @@
 """What a diagnostic is: a look at finished runs that ends in numbers, a sentence and a picture.
 
 A diagnostic is frozen; its fields are its settings. It looks at runs (network and data brought
-back), or reads the records of a store. Unseen domains may be looked at here: all is over.
+back), or reads the records of a store, or both. Unseen domains may be looked at here: all is over.
 """
 
 import warnings
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Diagnostic",
     "Finding",
+    "Revive",
     "Subject",
     "check_plain",
     "checked_domains",
@@ -44,6 +45,7 @@ PANEL, ACROSS = (4.2, 3.6), (4, 3)
 FORMATS = ("png", "svg", "pdf")
 
 Draw = Callable[[Sequence["Axes"]], None]
+Revive = Callable[[Record], "Subject"]
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,10 @@ class Subject:
         logits = outputs(model, samples.x, samples.prepare, chosen=chosen, domain=domain)
         return logits.argmax(dim=1).cpu()
 
+    def logits(self, samples: Samples) -> Tensor:
+        """What the deployed model makes of samples, on the CPU."""
+        return outputs(self.model, samples.x, samples.prepare).cpu()
+
     def some(self, domain: str, count: int) -> Tensor:
         """So many of a domain's samples, by their indices, drawn at random but the same again."""
         generator = torch.Generator().manual_seed(self.record.run.seed)
@@ -171,9 +177,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """A way to look; overrides `look`, or `read` where it `takes` records."""
+    """A way to look; overrides `look`, or `read` or `study` where it `takes` records or a store."""
 
-    takes: ClassVar[Literal["runs", "records"]] = "runs"
+    takes: ClassVar[Literal["runs", "records", "store"]] = "runs"
 
     def look(self, subjects: Sequence[Subject]) -> Finding:
         """Look at one run, or at several where that makes sense."""
@@ -182,6 +188,10 @@ class Diagnostic:
     def read(self, records: Sequence[Record]) -> Finding:
         """Read the records of a store."""
         raise NotImplementedError(f"{type(self).__name__} does not read records")
+
+    def study(self, records: Sequence[Record], revive: "Revive") -> Finding:
+        """Read the records of a store, and bring some of its runs back, one at a time."""
+        raise NotImplementedError(f"{type(self).__name__} does not study a store")
 
 
 def checked_picture(out: str | Path) -> Path:

@@ -18,6 +18,7 @@ from afield.catalog import hint
 from afield.downloads import Archive
 from afield.errors import DataError, SpecError, UnknownNameError
 from afield.randomness import seed
+from afield.sounds import LogMel
 from afield.space import Around, LogUniform
 
 __all__ = [
@@ -133,7 +134,8 @@ class DomainSet:
     `origin` is the path of a user's own data, and `fingerprint` changes when those data do; both
     are empty for the datasets that come with afield. These say which files they need under the
     root of all data, where these come from, and how many samples each domain must then have.
-    `resizable` are pictures in files, which can be read at any size.
+    `resizable` are pictures in files, which can be read at any size; `mel` is the form that sounds
+    in files are brought into. Where there is neither, samples are arrays.
     """
 
     name: str
@@ -144,6 +146,7 @@ class DomainSet:
     origin: str = ""
     fingerprint: str = ""
     resizable: bool = False
+    mel: LogMel | None = None
     needs: tuple[str, ...] = ()
     source: Source = Source()
     sizes: Mapping[str, int] = field(default_factory=dict)

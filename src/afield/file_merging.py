@@ -6,7 +6,6 @@ the scale, the first digits of the inputs' SHA-256, and how many tensors were me
 kept, and why. The same merge gives the same bytes.
 """
 
-import glob
 import json
 import logging
 import multiprocessing
@@ -14,7 +13,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -31,12 +30,13 @@ from afield.processes import end_with_parent
 from afield.progress import tracked
 from afield.tensor_files import TensorFiles, write_header
 from afield.weights import file_digest
+from afield.whole import whole
 
 __all__ = ["FileMerge", "merge_files"]
 
 # Files beside a base's weights that are not copied: weights in other forms, and its description.
 NOT_COPIED = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf"}
-CARD = "README.md"
+OWN = ("README.md", "model.json")
 
 
 def merge_files(
@@ -140,7 +140,7 @@ class FileMerge:
         _check_space(job, out)
         account = json.dumps(self._account(job, sources))
         metadata = {"format": "pt", **sources[0].metadata, "afield": account}
-        with _one_thread(), _whole(out) as part:
+        with _one_thread(), whole(out) as part:
             places = _prepared(sources[0], part, metadata)
             movements = list(_written(self, job, places, workers))
             for file in {file for file, _ in places.values()}:
@@ -191,7 +191,7 @@ def _prepared(
     if base.is_folder:
         part.mkdir()
         for file in base.path.iterdir():
-            if file.is_file() and file.suffix not in NOT_COPIED and file.name != CARD:
+            if file.is_file() and file.suffix not in NOT_COPIED and file.name not in OWN:
                 shutil.copyfile(file, part / file.name)
     places = {}
     for shard, names in base.shards.items():
@@ -256,45 +256,3 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """A place beside it to write to; it takes its name at the end, or goes with its new folders."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    made = [folder for folder in path.absolute().parents if not folder.exists()]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A process that was killed could not clear away.
-    for leftover in path.parent.glob(f"{glob.escape(path.name)}.*.part"):
-        if _is_left(leftover.name[len(path.name) + 1 : -len(".part")]):
-            _remove(leftover)
-    try:
-        yield part
-        part.replace(path)
-    except BaseException:
-        _remove(part)
-        with suppress(OSError):  # Others may have put something in.
-            for folder in made:
-                folder.rmdir()
-        raise
-
-
-def _is_left(process: str) -> bool:
-    """Whether this is the number of a process that is no more, or of this one, now to begin."""
-    if not process.isdecimal():
-        return False
-    try:
-        # Signal 0 is not sent; it only fails where there is nobody to get it.
-        os.kill(int(process), 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):
-        return False
-    return int(process) == os.getpid()
-
-
-def _remove(part: Path) -> None:
-    if part.is_dir():
-        shutil.rmtree(part)
-    else:
-        part.unlink(missing_ok=True)

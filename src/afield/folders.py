@@ -57,6 +57,7 @@ class Kind:
     decode: Callable[[Path, int], NDArray[Any]]
     like: Callable[[int], NDArray[Any]]
     resizable: bool
+    mel: LogMel | None = None
 
 
 PICTURE = Kind(
@@ -78,6 +79,7 @@ def sounds_as(mel: LogMel) -> Kind:
         decode=lambda file, _: sound(file, mel),
         like=lambda _: np.empty(mel.shape, np.float16),
         resizable=False,
+        mel=mel,
     )
 
 
@@ -105,6 +107,7 @@ def tree_folder(path: Path) -> DomainSet:
         origin=str(path),
         fingerprint=_fingerprint(contents(path, [*every, *_lists(path, names)]), names, classes),
         resizable=kind.resizable,
+        mel=kind.mel,
     )
 
 

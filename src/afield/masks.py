@@ -148,7 +148,9 @@ class Masked(nn.Module):
             if place == 0:
                 mask = _along(p[:, None], a, self.axes[place])
                 return (a[None] * mask).flatten(0, 1), *rest
-            mask = p.repeat_interleave(len(a) // len(p), dim=0)
+            # By its shape: an exported network must not take this batch's length for a constant.
+            each = a.shape[0] // p.shape[0]
+            mask = p[:, None].expand(-1, each, -1).flatten(0, 1)
         elif self.domain is None:
             mask = p.mean(dim=0, keepdim=True)
         else:

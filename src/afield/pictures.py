@@ -11,7 +11,16 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-__all__ = ["BROKEN", "PICTURES", "colours", "picture", "quiet", "shown_together", "stored_side"]
+__all__ = [
+    "BROKEN",
+    "PICTURES",
+    "colours",
+    "picture",
+    "quiet",
+    "shown_together",
+    "squeezed",
+    "stored_side",
+]
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 # What Pillow raises for files that are no pictures, or broken ones.
@@ -77,7 +86,12 @@ def _square(file: Path, side: int) -> NDArray[np.uint8]:
         plain = _eight_bits(_upright(image))
         # Transparency of a palette is only understood on the way to RGBA.
         plain = (plain.convert("RGBA") if plain.mode == "P" else plain).convert("RGB")
-    return np.asarray(plain.resize((side, side), Image.Resampling.BILINEAR))
+    return squeezed(plain, side)
+
+
+def squeezed(image: Image.Image, side: int) -> NDArray[np.uint8]:
+    """A picture in colour as a square."""
+    return np.asarray(image.resize((side, side), Image.Resampling.BILINEAR))
 
 
 def _upright(image: Image.Image) -> Image.Image:

@@ -8,7 +8,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["end_with_parent", "forget_peak", "host", "lives", "peak_memory"]
+__all__ = ["end_with_parent", "forget_peak", "host", "lives", "peak_memory", "usable_cores"]
 
 _STATUS, _REFERENCES = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -27,6 +27,11 @@ def end_with_parent() -> None:
             os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def usable_cores() -> int:
+    """How many cores this process may use, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def host() -> str:

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from afield.assembly import assemble
 from afield.errors import AfieldError, SpecError
-from afield.processes import end_with_parent
+from afield.processes import end_with_parent, usable_cores
 from afield.record import Failure, Record, Run
 from afield.runner import default_device, execute, versions
 from afield.store import BusyError, Store
@@ -90,11 +90,7 @@ def default_workers(threads: int) -> int:
     """As many as the cores that this process may use can carry; one where there is a GPU."""
     if default_device() != "cpu":
         return 1
-    return max(1, _cores() // threads)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, usable_cores() // threads)
 
 
 def complete(

@@ -59,6 +59,7 @@ def speech_commands(root: Path) -> DomainSet:
         classes=WORDS,
         reader=partial(_read, clips),
         training=Training(steps=3000, batch=8, domains_per_step=16),
+        mel=SOUND.mel,
         fingerprint=f"{seed(*names):016x}" if names else "",
         needs=(FOLDER,),
         source=SOURCE,

@@ -55,6 +55,7 @@ spoken_digits = DomainSet(
     classes=DIGITS,
     reader=_read,
     training=Training(steps=600, batch=16),
+    mel=SOUND.mel,
     needs=(FOLDER,),
     source=Source(
         by_hand="make it and put into it the folder recordings of "
