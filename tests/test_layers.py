@@ -37,7 +37,7 @@ LAYERS = [
     ["method", "average"],
     ["record", "training", "walk"],
     ["selection", "diagnostic"],
-    ["material", "protocol", "explanation", "merged_runs"],
+    ["material", "protocol", "explanation", "merged_runs", "outcomes"],
     ["runner", "table"],
     ["assembly"],
     ["sweep", "merge_plan", "domainbed", "embedding", "inspection", "supply", "diagnosis"],
