@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from afield.record import Record as Record
     from afield.record import Run as Run
     from afield.record import Store as Store
+    from afield.report import write_report as write_report
     from afield.runner import execute as execute
     from afield.selection import Pick as Pick
     from afield.supply import get_dataset as get_dataset
@@ -65,6 +66,7 @@ _HOMES = {
     "Record": "record",
     "Run": "record",
     "Store": "record",
+    "write_report": "report",
     "execute": "runner",
     "Pick": "selection",
     "get_dataset": "supply",

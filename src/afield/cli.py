@@ -15,6 +15,7 @@ from afield import catalog, console
 from afield.arguments import assignments
 from afield.cli_data import data
 from afield.cli_merge import MergeCommand, merge
+from afield.cli_report import leave_report, report
 from afield.errors import AfieldError, SpecError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 app.add_typer(data, name="data")
 app.command(cls=MergeCommand)(merge)
+app.command()(report)
 Methods = Annotated[
     str,
     typer.Option(
@@ -196,7 +198,9 @@ def bench(
     pool = Local(workers or _default_workers(threads))
     outcomes = complete(runs, Store(store), pool=pool, threads=threads)
     found = in_order(runs, console.followed(outcomes, len(runs)))
-    if not console.print_outcomes(found, store, form=format_, rules=wanted):
+    whole = console.print_outcomes(found, store, form=format_, rules=wanted)
+    leave_report(store)
+    if not whole:
         raise typer.Exit(1)
 
 
@@ -316,7 +320,11 @@ def diagnose(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Picture to write (png, svg, pdf); by default NAME.png.")
+        Path | None,
+        typer.Option(
+            help="Picture to write (png, svg, pdf); by default it goes to the store, as "
+            "runs/diagnostics/NAME-RUN.png, where the report finds it."
+        ),
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of the diagnostic, as steps=10.")
@@ -326,11 +334,15 @@ def diagnose(
     """Look into finished runs: a picture, its numbers as CSV beside it, and what they say."""
     from afield.diagnosis import diagnose as diagnosed
     from afield.diagnostic import checked_picture
+    from afield.gallery import kept_at, note
 
-    target = checked_picture(out or f"{name}.png")
+    settings = _settings(set_)
+    target = None if out is None else checked_picture(out)
     with console.progress_shown():
-        finding = diagnosed(name, paths, settings=_settings(set_), threads=threads)
-    picture, *tables = finding.save(target)
+        finding = diagnosed(name, paths, settings=settings, threads=threads)
+    picture, *tables = finding.save(target or kept_at(name, paths, settings))
+    if target is None:
+        note(picture, finding.told, name, paths, settings)
     console.out.print(finding.told, markup=False, soft_wrap=True)
     numbers = ", ".join(map(str, tables))
     console.err.print(f"picture in {picture}, numbers in {numbers}", markup=False, soft_wrap=True)

@@ -19,7 +19,7 @@ from scipy import stats
 from afield.outcomes import BOUND, Benchmark, Picks, chosen_settings
 from afield.record import Run
 
-__all__ = ["REFERENCE", "Comparison", "compared", "comparisons", "references"]
+__all__ = ["REFERENCE", "Comparison", "compared", "comparisons", "interval", "references"]
 
 REFERENCE = "erm"
 LEVEL, RESAMPLES = 0.95, 4000
@@ -49,7 +49,9 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """What may be said of it: better, worse, unclear, or that there are too few pairs."""
+        """What may be said of it: better, worse, unclear, level throughout, or too few pairs."""
+        if self.ties == self.pairs:
+            return "level"
         if self.trials < 2 or self.pairs < FEWEST:
             return "too few"
         if self.low > 0:

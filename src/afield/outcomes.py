@@ -4,7 +4,7 @@ What was trained only to be merged (bases and experts) is no row of its own.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,13 @@ class Benchmark:
     domains: Sequence[str]
     methods: Mapping[str, Sequence[Record]]
     many: bool
+    _known: dict[str, dict[str, Picks]] = field(default_factory=dict, repr=False, compare=False)
 
     def picks(self, rule: str) -> dict[str, Picks]:
         """What the rule picks for every method, trial and domain, where it can."""
-        return {method: self._picked(rule, own) for method, own in self.methods.items()}
+        if rule not in self._known:
+            self._known[rule] = {m: self._picked(rule, own) for m, own in self.methods.items()}
+        return self._known[rule]
 
     def _picked(self, rule: str, records: Sequence[Record]) -> Picks:
         found: Picks = {}

@@ -1,0 +1,42 @@
+"""The command ``afield report``: one page for all that a store holds; a bench leaves one as well."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from afield import console
+
+__all__ = ["leave_report", "report"]
+
+
+def report(
+    store: Annotated[Path, typer.Argument(metavar="RUNS", help="Folder of the records.")] = Path(
+        "runs"
+    ),
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; by default RUNS/report.html.")
+    ] = None,
+) -> None:
+    """Write one page on all runs of a store: what does best, tables, curves, cost, how to repeat it.
+
+    It is a single file that needs no network; send it as it is.
+    """
+    from afield.report import write_report
+
+    path = write_report(store, out)
+    size = path.stat().st_size / 1e6
+    console.out.print(f"report in {path} ({size:.1f} MB)", markup=False, soft_wrap=True)
+
+
+def leave_report(store: Path) -> None:
+    """Write the page of a store into it, and say where; that it cannot be done is only a note."""
+    from afield.report import write_report
+
+    try:
+        path = write_report(store)
+    except Exception as error:  # noqa: BLE001  hours of work are done: a page may be made later
+        told = f"note: no report: {' '.join(str(error).split())}; try `afield report {store}`"
+        console.err.print(told, markup=False, soft_wrap=True)
+    else:
+        console.err.print(f"report in {path}", markup=False, soft_wrap=True)
