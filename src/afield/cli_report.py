@@ -1,4 +1,4 @@
-"""The command ``afield report``: one page for all that a store holds; a bench leaves one as well."""
+"""The command ``afield report``: one page for a store; a bench leaves one as well."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +18,7 @@ def report(
         Path | None, typer.Option(help="File to write; by default RUNS/report.html.")
     ] = None,
 ) -> None:
-    """Write one page on all runs of a store: what does best, tables, curves, cost, how to repeat it.
+    """Write one page on all runs of a store: what does best, tables, curves, cost.
 
     It is a single file that needs no network; send it as it is.
     """

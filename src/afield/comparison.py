@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
 from afield.outcomes import BOUND, Benchmark, Picks, chosen_settings
@@ -25,8 +24,6 @@ REFERENCE = "erm"
 LEVEL, RESAMPLES = 0.95, 4000
 # Of fewer, not even all wins would be more than chance (two-sided, at 5 %).
 FEWEST = 6
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -129,18 +126,15 @@ def interval(by_run: Mapping[str, Sequence[float]]) -> tuple[float, float]:
     if independent < 2:
         return math.nan, math.nan
     generator = np.random.default_rng(0)
-    means = np.stack([_means(own, len(runs), generator) for own in runs])
     drawn = generator.integers(len(runs), size=(RESAMPLES, len(runs)))
-    rows, columns = np.indices(drawn.shape)
-    resampled = means[drawn, rows, columns].mean(axis=1)
+    if max(map(len, runs)) == 1:
+        resampled = np.concatenate(runs)[drawn].mean(axis=1)
+    else:
+        # The domains of a run are drawn anew for every place that it has in a resample.
+        anew = (RESAMPLES, len(runs))
+        means = [generator.choice(own, size=(*anew, len(own))).mean(axis=2) for own in runs]
+        resampled = np.choose(drawn, means).mean(axis=1)
     student = stats.t.ppf((1 - LEVEL) / 2, independent - 1)
     outside = float(stats.norm.cdf(student * math.sqrt(independent / (independent - 1))))
     low, high = np.quantile(resampled, [outside, 1 - outside])
     return float(low), float(high)
-
-
-def _means(own: Array, times: int, generator: np.random.Generator) -> Array:
-    """Means of the domains of one run, drawn anew for every place in every resample."""
-    if len(own) == 1:
-        return np.full((RESAMPLES, times), own[0])
-    return generator.choice(own, size=(RESAMPLES, times, len(own))).mean(axis=2)

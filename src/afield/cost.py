@@ -13,6 +13,8 @@ from afield.record import Record
 
 __all__ = ["Cost", "costs"]
 
+BASE = "base"
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -38,8 +40,9 @@ def costs(benchmark: Benchmark, records: Iterable[Record]) -> list[Cost]:
     found = []
     for method, own in benchmark.methods.items():
         if not method.startswith(BOUND):
-            other = benchmark.methods.get(against.get(method, method), [])
-            found.append(_cost(method, own, other, known))
+            # The reference is weighed against itself.
+            other = against.get(method, method if method in against.values() else "")
+            found.append(_cost(method, own, benchmark.methods.get(other, []), known))
     return found
 
 
@@ -72,7 +75,9 @@ def _task(record: Record) -> tuple[object, ...]:
 
 def _seconds(record: Record, known: Mapping[str, Record]) -> float:
     """The time of a run, and of the runs that it is made of."""
-    made_of = (record.run.base, *record.run.experts)
+    run = record.run
+    # The row of the base is the base itself; its experts stand in its record all the same.
+    made_of = (run.base,) if run.method == BASE else (run.base, *run.experts)
     return record.seconds + sum(known[key].seconds for key in made_of if key in known)
 
 

@@ -15,6 +15,8 @@ from afield.outcomes import BOUND, Benchmark
 __all__ = ["Headline", "headline", "isolated", "leading_rule", "points", "visible"]
 
 ORACLE = "target"
+# A blank at which no line ends.
+NARROW = "\N{NO-BREAK SPACE}"
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,13 @@ def headline(benchmark: Benchmark, frame: pd.DataFrame) -> Headline:
     """What the table of a benchmark says, in words; `frame` is what `tabulate` made of it."""
     rule = leading_rule(frame)
     ranked = _ranked(frame, rule) if rule else []
-    if not ranked:
+    if frame.empty:
         return Headline("No table can be made of these records: no rule has all that it reads.")
+    if not ranked:
+        return Headline(f"No method has all its runs on {_of(benchmark)} yet: no mean is known.")
     (best, accuracy), *others = ranked
     known = comparisons(benchmark, rule)
-    remarks = [_basis(frame, rule), *_sorted_out(known)]
+    remarks = [_basis(frame, rule), *_sorted_out(known), *_unranked(benchmark, ranked)]
     if not others:
         told = f"{isolated(best)} has {_percent(accuracy)} on the unseen domains of"
         alone = "One method was run: there is nothing to compare it with."
@@ -103,11 +107,11 @@ def _leads(best: str, benchmark: Benchmark) -> str:
 
 
 def _of(benchmark: Benchmark) -> str:
-    return isolated(benchmark.title)
+    return isolated(benchmark.name)
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+    return f"{100 * share:.1f}{NARROW}%"
 
 
 def _over(own: Comparison) -> str:
@@ -121,14 +125,25 @@ def _over(own: Comparison) -> str:
 
 def _weighed(own: Comparison) -> str:
     """Whether the difference is more than the spread over trials."""
+    if own.verdict == "level":
+        return "Both do the same on every trial and domain."
     if own.trials < 2:
         return "With one trial no spread is known: this may be chance."
-    over = f"95 % interval {points(own.low)} to {points(own.high)}"
+    over = f"95{NARROW}% interval {points(own.low)} to {points(own.high)}"
     if own.verdict == "too few":
         return f"{own.pairs} pairs of trial and domain are too few to tell that from chance."
     clear = own.verdict in ("better", "worse")
     word = "That is more" if clear else "That is not more"
     return f"{word} than the spread over trials ({over})."
+
+
+def _unranked(benchmark: Benchmark, ranked: Sequence[tuple[str, float]]) -> list[str]:
+    """What has no mean yet, and so no place."""
+    known = {name for name, _ in ranked}
+    missing = [m for m in benchmark.methods if m not in known and not m.startswith(BOUND)]
+    if not missing:
+        return []
+    return [f"Not ranked, because runs are missing: {', '.join(map(isolated, missing))}."]
 
 
 def _basis(frame: pd.DataFrame, rule: str) -> str:

@@ -32,9 +32,10 @@ Picks = dict[int, dict[str, Pick | None]]
 class Benchmark:
     """The records of one dataset, by the label of their row; `many` domains are held out, or each.
 
-    `domains` are those that are tested on.
+    `domains` are those that are tested on; the `title` says of the `name` how many are held out.
     """
 
+    name: str
     title: str
     domains: Sequence[str]
     methods: Mapping[str, Sequence[Record]]
@@ -62,10 +63,16 @@ def benchmarks(records: Iterable[Record]) -> list[Benchmark]:
         if record.run.role not in ("base", "expert"):
             known = f"{record.run.data or record.run.dataset}{_held_out(record)}"
             datasets.setdefault(known, []).append(record)
-    titles = _titles([of_dataset[0] for of_dataset in datasets.values()])
+    names = _names([of_dataset[0] for of_dataset in datasets.values()])
     return [
-        Benchmark(title, _targets(own), _by_label(own), bool(own[0].run.tested))
-        for title, own in zip(titles, datasets.values(), strict=True)
+        Benchmark(
+            name=name,
+            title=name + _held_out(own[0]),
+            domains=_targets(own),
+            methods=_by_label(own),
+            many=bool(own[0].run.tested),
+        )
+        for name, own in zip(names, datasets.values(), strict=True)
     ]
 
 
@@ -102,17 +109,16 @@ def _held_out(record: Record) -> str:
     return told + f", {validating} validating" * bool(validating)
 
 
-def _titles(records: Sequence[Record]) -> list[str]:
+def _names(records: Sequence[Record]) -> list[str]:
     """Names of datasets; of own data the file's, with path and state where two have the same."""
     runs = [record.run for record in records]
     names = [Path(run.dataset).name.removesuffix(".npz") for run in runs]
     states = {(name, run.data) for name, run in zip(names, runs, strict=True)}
     twice = {name for name in names if sum(name == known for known, _ in states) > 1}
-    titles = [
+    return [
         f"{run.dataset} [{run.data[:6]}]" if run.data and name in twice else name
         for name, run in zip(names, runs, strict=True)
     ]
-    return [title + _held_out(record) for title, record in zip(titles, records, strict=True)]
 
 
 def _targets(records: Sequence[Record]) -> list[str]:

@@ -156,14 +156,12 @@ class Section:
     def curves_told(self) -> str:
         """What the lines are."""
         runs = self.curves["runs"] if self.curves else []
-        told = "Sources: their probe parts. Unseen: "
         if any(run["p"] == "sample" for run in runs):
-            told += (
-                "* a sample of at most 64 of the main part (marks stand at the whole of it; the "
-                "rules need no more, and --rules all reads the whole throughout)."
+            return (
+                "Sources: their probe parts. Unseen*: a sample of at most 64 of the main part; "
+                "marks of picks stand at the whole of it, which is read where rules need it."
             )
-            return told
-        return told + "the main part."
+        return "Sources: their probe parts. Unseen: the main part."
 
 
 def section(number: int, benchmark: Benchmark, records: Sequence[Record], again: str) -> Section:
