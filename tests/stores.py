@@ -136,7 +136,8 @@ def held_out(method: str, accuracies, *, trial: int = 0, **fields) -> Record:
 def kept(store, records) -> None:
     """Write records to a store, without weights."""
     for each in records:
-        store.put(each, {})
+        with store.claim(each.run):
+            store.put(each, {})
 
 
 __all__ = [

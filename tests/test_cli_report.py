@@ -17,9 +17,9 @@ def afield(monkeypatch, capsys, tmp_path):
 def test_report_writes_one_page_and_says_where(afield, tmp_path):
     kept(Store(tmp_path / "runs"), benchmark_records([[0.5, 0.6, 0.7]]))
     code, out, err = afield("report")
-    assert (code, out, err) == (0, "report in runs/report.html (0.1 MB)\n", "")
+    assert (code, out, err) == (0, "report in runs/report.html\n", "")
     code, out, _ = afield("report", "runs", "--out", "a/page.html")
-    assert (code, out) == (0, "report in a/page.html (0.1 MB)\n")
+    assert (code, out) == (0, "report in a/page.html\n")
     pages = [(tmp_path / name).read_text() for name in ("runs/report.html", "a/page.html")]
     assert pages[0] == pages[1]
 

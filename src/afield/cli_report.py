@@ -25,8 +25,7 @@ def report(
     from afield.report import write_report
 
     path = write_report(store, out)
-    size = path.stat().st_size / 1e6
-    console.out.print(f"report in {path} ({size:.1f} MB)", markup=False, soft_wrap=True)
+    console.out.print(f"report in {path}", markup=False, soft_wrap=True)
 
 
 def leave_report(store: Path) -> None:

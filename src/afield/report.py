@@ -187,7 +187,8 @@ def _warnings(records: Sequence[Record], sections: Sequence[Section]) -> list[st
     found = []
     codes: dict[str, set[str]] = {}
     for record in records:
-        codes.setdefault(record.run.method, set()).add(record.versions.get("code", ""))
+        if "code" in record.versions:
+            codes.setdefault(record.run.method, set()).add(record.versions["code"])
     mixed = sorted(method for method, own in codes.items() if len(own) > 1)
     if mixed:
         found.append(f"Made with several states of the code: {', '.join(mixed)}.")
