@@ -86,8 +86,8 @@ def test_methods_that_differ_from_erm_are_sorted_out():
     like = benchmark_records(noisy(0.7, 3, 3, seed=4), method="like")
     _, remarks, _ = told(ERM, good, bad, like)
     assert remarks[1] == (
-        "Clearly better than erm: good; clearly worse than erm: bad; 1 cannot be told from it. Of "
-        "3 comparisons one in twenty would look like that by chance."
+        "Clearly better than erm: good; clearly worse than erm: bad; 1 cannot be told from it. By "
+        "chance alone one comparison in twenty looks like that; these are 3."
     )
 
 

@@ -89,13 +89,13 @@ def _log_axis(low: float, high: float) -> Axis:
 
 
 def _round_step(span: float, ticks: int) -> float:
-    """1, 2 or 5 times a power of ten, so that about so many steps make the span."""
+    """1, 2, 2.5 or 5 times a power of ten, so that about so many steps make the span."""
     rough = span / max(1, ticks - 1)
     power = 10.0 ** math.floor(math.log10(rough))
-    return next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
+    return next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
 
 
 def _written(value: float, step: float, *, sign: bool) -> str:
-    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    digits = next(d for d in range(20) if math.isclose(round(step, d), step, rel_tol=1e-6))
     text = f"{value:{'+' if sign else ''}.{digits}f}"
     return ("0" if float(text) == 0 else text).replace("-", "−")

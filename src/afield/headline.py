@@ -169,5 +169,5 @@ def _sorted_out(known: Sequence[Comparison]) -> list[str]:
         return [f"None of the {len(judged)} other methods can be told from {REFERENCE}."]
     rest = sum(each.verdict in ("unclear", "level") for each in judged)
     others = f"; {rest} cannot be told from it" if rest else ""
-    chance = f"Of {len(judged)} comparisons one in twenty would look like that by chance."
+    chance = f"By chance alone one comparison in twenty looks like that; these are {len(judged)}."
     return [f"Clearly {'; clearly '.join(told)}{others}. {chance}"]

@@ -119,7 +119,7 @@ def _environment() -> Environment:
         "time": _time,
         "times": lambda ratio: "–" if _unknown(ratio) else f"{ratio:.2f}",
         "bytes": _bytes,
-        "traced": lambda trace: "\n".join(visible(line) for line in trace.splitlines()),
+        "lines": lambda text: "\n".join(visible(line) for line in text.splitlines()),
     }
     return made
 

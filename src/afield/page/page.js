@@ -202,7 +202,8 @@ class Curves {
       const at = { x: per(this.x(run, best.s)), y: per(this.y(best.a)) };
       svg.append(drawn("use", { href: "#best", ...at, class: "top-mark" }, drawn("title", {}, `best there was: step ${best.s}, ${accuracy(best.a)}`)));
       const ring = drawn("svg", { width: 14, height: 14, "aria-hidden": "true" }, drawn("use", { href: "#best", x: "50%", y: "50%", class: "top-mark", transform: "scale(.9)" }));
-      said.push(made("li", {}, ring, `best there was: step ${best.s}, ${accuracy(best.a)}`));
+      const read = own.some((pick) => pick.e === false) ? "*" : "";
+      said.push(made("li", {}, ring, `best there was${read}: step ${best.s}, ${accuracy(best.a)}`));
     }
     return said;
   }
