@@ -541,9 +541,24 @@ def test_diagnose_writes_a_picture_and_its_numbers_and_says_what_they_mean(afiel
     assert "picture in a/b.svg, numbers in a/b.csv" in err
     assert (tmp_path / "a" / "b.svg").read_text().startswith("<?xml")
     assert len(pd.read_csv(tmp_path / "a" / "b.csv")) == 16
-    code, _, _ = afield("diagnose", "gradient_shares", folder)
+
+
+def test_a_finding_without_a_place_is_kept_in_the_store_and_shown_in_its_report(afield, tmp_path):
+    afield("train", "spirals", "erm", "--target", "turn0", "--steps", "10")
+    (folder,) = tmp_path.glob("runs/erm-*")
+    code, out, err = afield("diagnose", "agreement", f"runs/{folder.name}", "--set", "samples=20")
     assert code == 0
-    assert (tmp_path / "gradient_shares.png").exists()
+    (picture,) = tmp_path.glob(f"runs/diagnostics/agreement-{folder.name}-*.png")
+    kept = picture.relative_to(tmp_path)
+    assert err == f"picture in {kept}, numbers in {kept.with_suffix('.csv')}\n"
+    assert json.loads(picture.with_suffix(".json").read_text())["told"] == out.strip()
+    assert afield("report")[0] == 0
+    assert out.strip() in (tmp_path / "runs" / "report.html").read_text()
+
+
+def test_a_finding_that_was_not_made_leaves_nothing(afield, tmp_path):
+    assert afield("diagnose", "agreement", "nowhere")[0] == 2
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

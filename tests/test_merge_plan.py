@@ -12,11 +12,11 @@ from afield.assembly import COMPARISONS
 from afield.errors import AfieldError, SpecError, UnfitError, UnknownNameError
 from afield.jobs import plan
 from afield.merge_plan import NEED_STATISTICS, merging_runs
+from afield.outcomes import label
 from afield.protocol import CLIP_TUNING, leave_one_out
 from afield.readers import find_dataset
 from afield.record import Run
 from afield.space import defaults
-from afield.table import label
 from tests.files import tree
 
 SPIRALS = find_dataset("spirals")

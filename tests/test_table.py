@@ -11,9 +11,10 @@ import pytest
 from rich.console import Console
 
 from afield.evaluation import Checkpoint, Score, Scores
+from afield.outcomes import label
 from afield.record import Record, Run
 from afield.selection import RULES
-from afield.table import FORMATS, as_csv, as_latex, as_markdown, as_rich, label, tabulate
+from afield.table import FORMATS, as_csv, as_latex, as_markdown, as_rich, tabulate
 
 DOMAINS = ("art", "photo", "sketch")
 TOLD = RULES["sources"].told

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from afield.record import Failure as Failure
     from afield.record import Record as Record
     from afield.record import Run as Run
+    from afield.report import write_report as write_report
     from afield.runner import execute as execute
     from afield.selection import Pick as Pick
     from afield.store import Store as Store
@@ -77,6 +78,7 @@ _HOMES = {
     "Record": "record",
     "Run": "record",
     "Store": "store",
+    "write_report": "report",
     "execute": "runner",
     "Pick": "selection",
     "get_dataset": "supply",

@@ -33,6 +33,7 @@ from afield.cli_options import (
     settings_from,
     split,
 )
+from afield.cli_report import report
 from afield.errors import AfieldError, SpecError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ app.add_typer(data, name="data")
 app.command(cls=MergeCommand)(merge)
 for command in (fit, predict, export):
     app.command()(command)
+app.command()(report)
 
 
 @app.callback()
@@ -196,7 +198,11 @@ def diagnose(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Picture to write (png, svg, pdf); by default NAME.png.")
+        Path | None,
+        typer.Option(
+            help="Picture to write (png, svg, pdf); by default it goes to the store, as "
+            "runs/diagnostics/NAME-RUN.png, where the report finds it."
+        ),
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of the diagnostic, as steps=10.")
@@ -206,11 +212,15 @@ def diagnose(
     """Look into finished runs: a picture, its numbers as CSV beside it, and what they say."""
     from afield.diagnosis import diagnose as diagnosed
     from afield.diagnostic import checked_picture
+    from afield.gallery import kept_at, note
 
-    target = checked_picture(out or f"{name}.png")
+    settings = settings_from(set_)
+    target = None if out is None else checked_picture(out)
     with console.progress_shown():
-        finding = diagnosed(name, paths, settings=settings_from(set_), threads=threads)
-    picture, *tables = finding.save(target)
+        finding = diagnosed(name, paths, settings=settings, threads=threads)
+    picture, *tables = finding.save(target or kept_at(name, paths, settings))
+    if target is None:
+        note(picture, finding.told, name, paths, settings)
     console.out.print(finding.told, markup=False, soft_wrap=True)
     numbers = ", ".join(map(str, tables))
     console.err.print(f"picture in {picture}, numbers in {numbers}", markup=False, soft_wrap=True)

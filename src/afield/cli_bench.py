@@ -30,6 +30,7 @@ from afield.cli_options import (
     settings_from,
     split,
 )
+from afield.cli_report import leave_report
 
 if TYPE_CHECKING:
     from afield.benchmark import Benchmark
@@ -243,7 +244,9 @@ def _carry_out(asked: "Benchmark", *, form: str, tensorboard: bool, quiet: bool)
         outcomes = console.followed(outcomes, store, plan)
     found = in_order(runs, outcomes)
     wanted = checked_rules([rule for run in runs for rule in run.rules])
-    if not console.print_outcomes(found, store, form=form, rules=wanted, quiet=quiet):
+    whole = console.print_outcomes(found, store, form=form, rules=wanted, quiet=quiet)
+    leave_report(store, quiet=quiet)
+    if not whole:
         raise typer.Exit(1)
 
 

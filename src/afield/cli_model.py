@@ -137,7 +137,7 @@ def _workers(threads: int) -> int:
 
 
 def _print_model(model: "Model", out: Path) -> None:
-    from afield.table import label
+    from afield.outcomes import label
 
     found, calibration = model.about.estimate, model.about.calibration
     if found is None:

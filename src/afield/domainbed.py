@@ -17,8 +17,8 @@ from typing import Any
 from afield import catalog
 from afield.domains import PROBE_FRACTION
 from afield.evaluation import Checkpoint
+from afield.outcomes import common_settings, label
 from afield.record import Record, Run
-from afield.table import common_settings, label
 
 __all__ = ["export_domainbed"]
 

@@ -87,8 +87,8 @@ def by_left_out_source(records: Sequence[Record], target: str) -> Pick | None:
         (
             (sum(values) / len(values), record, checkpoint)
             for record in _left_out(records, target)
-            for checkpoint in record.candidates
-            for values in [_at_moment(curves, record.run, _moment(record, checkpoint))]
+            for moment, checkpoint in _moments(record)
+            for values in [_at_moment(curves, record.run, moment)]
             if values
         ),
     )
@@ -187,16 +187,17 @@ def _curves(records: Iterable[Record], target: str) -> Curves:
         if len(record.unseen) == 2 and target in record.unseen:
             (source,) = set(record.unseen) - {target}
             found[record.run.recipe, source] = {
-                _moment(record, checkpoint): score.accuracy
-                for checkpoint in record.candidates
+                moment: score.accuracy
+                for moment, checkpoint in _moments(record)
                 if (score := checkpoint.score(source, "main")) is not None
             }
     return found
 
 
-def _moment(record: Record, checkpoint: Checkpoint) -> int:
-    """The step, or 0 if this is the only one to pick: it may come early in one twin."""
-    return checkpoint.step if len(record.candidates) > 1 else 0
+def _moments(record: Record) -> list[tuple[int, Checkpoint]]:
+    """Candidates by their step, or by 0 if there is only one: it may come early in one twin."""
+    found = record.candidates
+    return [(checkpoint.step if len(found) > 1 else 0, checkpoint) for checkpoint in found]
 
 
 def _at_moment(curves: Curves, run: Run, moment: int) -> list[float] | None:

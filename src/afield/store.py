@@ -169,6 +169,11 @@ class Store:
         """Where the store is, or where in it the files of a run lie, in words."""
         return str(self.folder(run) if run else self.root)
 
+    def put_file(self, name: str, content: bytes) -> str:
+        """Keep something else beside the records; says where it is."""
+        self._keep(self.root / name, content)
+        return f"{self.where()}/{name}"
+
     def _keep(self, path: Path, content: bytes, *, lasting: bool = True) -> None:
         with _written(path, lasting=lasting) as file:
             file.write(content)

@@ -12,7 +12,6 @@ the mean over them, over the worst tenth of them, and their `spread`, the deviat
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 
 import pandas as pd
 from rich import box
@@ -20,8 +19,9 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from afield.record import Record, Run
-from afield.selection import RULES, Pick, checked_rules
+from afield.outcomes import BOUND, Picks, benchmarks
+from afield.record import Record
+from afield.selection import RULES, checked_rules
 
 __all__ = [
     "FORMATS",
@@ -29,14 +29,12 @@ __all__ = [
     "as_latex",
     "as_markdown",
     "as_rich",
-    "common_settings",
-    "label",
+    "measured",
+    "ranks",
     "tabulate",
 ]
 
 MISSING = "–"
-# It has seen the target: a yardstick, not to be marked as best.
-BOUND = "target_expert"
 _OTHER = {"method": "domain", "domain": "method"}
 # What is a mean over the targets of a trial, and what a pick calls it.
 MEANS = {
@@ -62,20 +60,11 @@ def tabulate(
     ['dataset', 'rule', 'method', 'domain', 'accuracy', 'stderr', 'trials', 'draws']
     """
     wanted = checked_rules([rules] if isinstance(rules, str) else rules or list(RULES))
-    datasets: dict[str, list[Record]] = {}
-    for record in records:
-        if record.run.role in ("base", "expert"):
-            continue
-        known = f"{record.run.data or record.run.dataset}{_held_out(record)}"
-        datasets.setdefault(known, []).append(record)
-    first = [of_dataset[0] for of_dataset in datasets.values()]
     rows: list[tuple[object, ...]] = []
-    for title, of_dataset in zip(_titles(first), datasets.values(), strict=True):
-        domains, methods = _targets(of_dataset), _by_label(of_dataset)
-        many = bool(of_dataset[0].run.tested)
-        summarised = _of_many if many else _summarised
+    for benchmark in benchmarks(records):
+        summarised = _of_many if benchmark.many else _summarised
         for rule in wanted:
-            picks = {method: _picks(rule, own, domains) for method, own in methods.items()}
+            picks = benchmark.picks(rule)
             means = {
                 name: what
                 for name, what in MEANS.items()
@@ -83,28 +72,12 @@ def tabulate(
             }
             for method, own in picks.items():
                 found = [
-                    *summarised(_values(own, "accuracy"), domains),
-                    *_means(own, means, many=many),
+                    *summarised(_values(own, "accuracy"), benchmark.domains),
+                    *_means(own, means, many=benchmark.many),
                 ]
-                draws = len({record.run.draw for record in methods[method]})
-                rows += [(title, rule, method, *cells, draws) for cells in found]
+                draws = len({record.run.draw for record in benchmark.methods[method]})
+                rows += [(benchmark.title, rule, method, *cells, draws) for cells in found]
     return pd.DataFrame(rows, columns=COLUMNS)
-
-
-def label(run: Run, *, but: Iterable[str] = ()) -> str:
-    """The row of a run: its method, what is deployed, and what was chosen by hand."""
-    words = [run.method] if run.average == "last" else [run.method, f"+ {run.average}"]
-    for name, value in _chosen(run).items():
-        if name not in but:
-            short = name.removeprefix(f"{run.method}.").removeprefix(f"{run.average}.")
-            words.append(f"{short}={value}")
-    return " ".join(words)
-
-
-def common_settings(runs: Iterable[Run]) -> set[str]:
-    """What is alike in all runs: it is not repeated in every label."""
-    chosen = [{(name, str(value)) for name, value in _chosen(run).items()} for run in runs]
-    return {name for name, _ in set.intersection(*chosen)}
 
 
 def as_rich(frame: pd.DataFrame, width: int | None = None) -> list[Group]:
@@ -124,7 +97,7 @@ def as_markdown(frame: pd.DataFrame) -> str:
         lines = [["method", *domains], ["---"] * (len(domains) + 1)]
         lines += [[method, *row] for method, row in cells.items()]
         rows = ["| " + " | ".join(_piped(line)) + " |" for line in lines]
-        blocks.append("\n".join([f"**{title}**, {RULES[rule].told}: {_measured(part)}", "", *rows]))
+        blocks.append("\n".join([f"**{title}**, {RULES[rule].told}: {measured(part)}", "", *rows]))
     return "\n\n".join(blocks)
 
 
@@ -141,7 +114,7 @@ def as_latex(frame: pd.DataFrame) -> str:
             "\n".join(
                 [
                     r"\begin{table}",
-                    rf"\caption{{{_escaped(f'{title}, {RULES[rule].told}: {_measured(part)}')}.}}",
+                    rf"\caption{{{_escaped(f'{title}, {RULES[rule].told}: {measured(part)}')}.}}",
                     r"\centering",
                     rf"\begin{{tabular}}{{l{'c' * len(domains)}}}",
                     r"\toprule",
@@ -162,6 +135,23 @@ def as_csv(frame: pd.DataFrame) -> str:
     return frame.to_csv(index=False).rstrip("\n")
 
 
+def measured(frame: pd.DataFrame) -> str:
+    """What the numbers of a table are."""
+    # Not every method can use a known domain, and older records lack some numbers.
+    there = frame[~frame["domain"].isin(("known domain", *TRUST))]
+    trials, draws = _counted(there["trials"], "trial"), _counted(frame["draws"], "draw")
+    several = frame["trials"].max() > 1
+    spread = f"± standard error over {trials}" if several else f"{trials}: no spread known"
+    best = f", best of {draws}" if frame["draws"].max() > 1 else ""
+    home = "; in-domain: on the sources' probe parts"
+    if frame["method"].str.startswith(BOUND).any():
+        home += f"; {BOUND}: trained on the target, read on its probe part"
+    trust = ""
+    if frame["domain"].isin(TRUST).any():
+        trust = f", with {' (least is best) and '.join(TRUST)} coverage"
+    return f"accuracy (%) on unseen domains, {spread}{best}{trust}{home}"
+
+
 FORMATS: dict[str, Callable[[pd.DataFrame], str]] = {
     "md": as_markdown,
     "latex": as_latex,
@@ -169,63 +159,7 @@ FORMATS: dict[str, Callable[[pd.DataFrame], str]] = {
 }
 
 
-def _chosen(run: Run) -> dict[str, object]:
-    """What no draw changes: records that differ in it are different rows."""
-    known = {"backbone": run.backbone, "steps": run.steps, **run.given}
-    if "weights" in known and run.start:
-        known["weights"] = f"{Path(run.weights).name} [{run.start[:6]}]"
-    return known
-
-
-def _held_out(record: Record) -> str:
-    """How many domains are held out to test and to validate on, in words."""
-    if not record.run.tested:
-        return ""
-    tested, validating = len(record.run.tested), len(record.unseen) - len(record.run.tested)
-    told = f", {tested} domain{'s' * (tested > 1)} held out"
-    return told + f", {validating} validating" * bool(validating)
-
-
-def _titles(records: Sequence[Record]) -> list[str]:
-    """Names of datasets; of own data the file's, with path and state where two have the same."""
-    runs = [record.run for record in records]
-    names = [Path(run.dataset).name.removesuffix(".npz") for run in runs]
-    states = {(name, run.data) for name, run in zip(names, runs, strict=True)}
-    twice = {name for name in names if sum(name == known for known, _ in states) > 1}
-    titles = [
-        f"{run.dataset} [{run.data[:6]}]" if run.data and name in twice else name
-        for name, run in zip(names, runs, strict=True)
-    ]
-    return [title + _held_out(record) for title, record in zip(titles, records, strict=True)]
-
-
-def _targets(records: Sequence[Record]) -> list[str]:
-    """All domains, if one was left out alone: where one is missing, nobody shall overlook it."""
-    if records[0].run.tested:
-        return list(dict.fromkeys(name for record in records for name in record.run.tested))
-    alone = any(len(record.unseen) == 1 for record in records)
-    return list(records[0].domains) if alone else []
-
-
-def _by_label(records: Sequence[Record]) -> dict[str, list[Record]]:
-    found: dict[str, list[Record]] = {}
-    common = common_settings(record.run for record in records)
-    for record in records:
-        found.setdefault(label(record.run, but=common), []).append(record)
-    return found
-
-
-Picks = dict[int, dict[str, Pick | None]]
 Cells = tuple[str, float, float, int]
-
-
-def _picks(rule: str, records: Sequence[Record], domains: Sequence[str]) -> Picks:
-    """What the rule picks for each trial and domain, if it can."""
-    found: Picks = {}
-    for trial in sorted({record.run.trial for record in records}):
-        of_trial = [record for record in records if record.run.trial == trial]
-        found[trial] = {domain: RULES[rule].pick(of_trial, domain) for domain in domains}
-    return found
 
 
 def _values(picks: Picks, what: str) -> pd.DataFrame:
@@ -298,6 +232,29 @@ def _pages(frame: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
     ]
 
 
+def ranks(part: pd.DataFrame) -> dict[tuple[str, str], int]:
+    """The places of the best (1) and second (2) in every column of one rule's table.
+
+    Methods whose numbers look alike, rounded as they are shown, share a place.
+
+    >>> rows = [("x", "mean", 0.5), ("y", "mean", 0.9)]
+    >>> ranks(pd.DataFrame(rows, columns=["method", "domain", "accuracy"]))
+    {('x', 'mean'): 2, ('y', 'mean'): 1}
+    """
+    found: dict[tuple[str, str], int] = {}
+    for domain, column in part.groupby("domain", sort=False):
+        numbers = {
+            str(method): float(_number(accuracy, math.nan, ""))
+            for method, accuracy in zip(column["method"], column["accuracy"], strict=True)
+            if not math.isnan(accuracy) and not str(method).startswith(BOUND)
+        }
+        ranked = sorted(set(numbers.values()), reverse=domain not in LOW)
+        if len(ranked) > 1:
+            places = {number: place for place, number in enumerate(ranked[:2], start=1)}
+            found |= {(m, str(domain)): places[n] for m, n in numbers.items() if n in places}
+    return found
+
+
 def _cells(
     part: pd.DataFrame,
     *,
@@ -308,19 +265,13 @@ def _cells(
     """The cells of one rule's table by method, with the two best of every column marked."""
     domains = list(dict.fromkeys(part["domain"]))
     cells: dict[str, list[str]] = {method: [] for method in dict.fromkeys(part["method"])}
+    places = ranks(part)
     for domain in domains:
         column = part[part["domain"] == domain].set_index("method")
-        shown = {
-            method: _number(value, math.nan, sign) for method, value in column["accuracy"].items()
-        }
-        order = 1 if domain in LOW else -1
-        compared = {text for method, text in shown.items() if not method.startswith(BOUND)}
-        ranked = sorted(compared - {MISSING}, key=float)[::order]
         for method, row in column.iterrows():
             text = _number(row["accuracy"], row["stderr"], sign)
-            if len(ranked) > 1 and shown[method] in ranked[:2] and not method.startswith(BOUND):
-                text = (best, second)[ranked.index(shown[method])](text)
-            cells[str(method)].append(text)
+            place = places.get((str(method), domain))
+            cells[str(method)].append((best, second)[place - 1](text) if place else text)
     return cells, domains
 
 
@@ -349,7 +300,7 @@ def _rich_table(title: str, frame: pd.DataFrame, width: int | None) -> Group:
         more = f"wider, or with --format md: {' and '.join(TRUST)}"
         return Group(*rest.renderables, Text(more, style="italic"))
     told = Text("\n".join(f"{rule}: {RULES[rule].told}" for rule, _ in rules), style="italic")
-    return Group(Text(f"{title}: {_measured(frame)}", style="italic"), table, told)
+    return Group(Text(f"{title}: {measured(frame)}", style="italic"), table, told)
 
 
 def _grid(rules: Sequence[tuple[str, pd.DataFrame]], *, turned: bool) -> Table:
@@ -374,23 +325,6 @@ def _grid(rules: Sequence[tuple[str, pd.DataFrame]], *, turned: bool) -> Table:
         for name, row in rows:
             table.add_row(Text(name), *row)
     return table
-
-
-def _measured(frame: pd.DataFrame) -> str:
-    """What the numbers of a table are."""
-    # Not every method can use a known domain, and older records lack some numbers.
-    there = frame[~frame["domain"].isin(("known domain", *TRUST))]
-    trials, draws = _counted(there["trials"], "trial"), _counted(frame["draws"], "draw")
-    several = frame["trials"].max() > 1
-    spread = f"± standard error over {trials}" if several else f"{trials}: no spread known"
-    best = f", best of {draws}" if frame["draws"].max() > 1 else ""
-    home = "; in-domain: on the sources' probe parts"
-    if frame["method"].str.startswith(BOUND).any():
-        home += f"; {BOUND}: trained on the target, read on its probe part"
-    trust = ""
-    if frame["domain"].isin(TRUST).any():
-        trust = f", with {' (least is best) and '.join(TRUST)} coverage"
-    return f"accuracy (%) on unseen domains, {spread}{best}{trust}{home}"
 
 
 def _counted(counts: "pd.Series[int]", what: str) -> str:

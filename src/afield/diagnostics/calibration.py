@@ -32,9 +32,9 @@ from afield.confidence import (
 )
 from afield.diagnostic import Diagnostic, Finding, Revive, Subject
 from afield.errors import SpecError
+from afield.outcomes import common_settings, label
 from afield.progress import tracked
 from afield.record import Record
-from afield.table import common_settings, label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

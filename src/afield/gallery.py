@@ -1,0 +1,85 @@
+"""Findings of diagnostics that are kept in a store, so that its report shows them.
+
+store/diagnostics/<name>-<run>.png    the picture; beside it the numbers as .csv, and
+store/diagnostics/<name>-<run>.json   what was found, and in which runs
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+__all__ = ["FOLDER", "Exhibit", "exhibits", "kept_at", "note"]
+
+log = logging.getLogger(__name__)
+
+FOLDER = "diagnostics"
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """What a diagnostic has said of runs, or of a whole store, where `runs` is empty."""
+
+    diagnostic: str
+    told: str
+    runs: Sequence[str] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+_EXHIBIT = TypeAdapter(Exhibit)
+
+
+def kept_at(name: str, paths: Sequence[Path], settings: Mapping[str, Any]) -> Path:
+    """Where the picture of a finding is kept: in the store of the first run, or of the records.
+
+    Other runs and settings give another name.
+    """
+    # The folder of a run may be given as ".", from within.
+    first = paths[0] if paths[0].name else paths[0].resolve()
+    keys = _keys(paths)
+    stem = "-".join([name, *keys[:1]])
+    if settings or len(keys) > 1:
+        told = json.dumps([keys, settings], sort_keys=True, default=str)
+        stem += f"-{hashlib.sha256(told.encode()).hexdigest()[:6]}"
+    return (first.parent if keys else first) / FOLDER / f"{stem}.png"
+
+
+def note(
+    picture: Path, told: str, name: str, paths: Sequence[Path], settings: Mapping[str, Any]
+) -> Path:
+    """Keep what was found beside its picture."""
+    kept = Exhibit(name, told, _keys(paths), {key: str(value) for key, value in settings.items()})
+    path = picture.with_suffix(".json")
+    part = path.with_suffix(".json.part")
+    part.write_text(json.dumps(asdict(kept), indent=1), encoding="utf-8")
+    part.replace(path)
+    return path
+
+
+def exhibits(store: Path) -> list[tuple[Path, Exhibit]]:
+    """All findings of a store with the paths of their pictures, in the order of their names."""
+    found = []
+    for path in sorted((store / FOLDER).glob("*.json")):
+        picture = path.with_suffix(".png")
+        try:
+            exhibit = _EXHIBIT.validate_json(path.read_bytes())
+            with picture.open("rb") as file:
+                whole = file.read(len(PNG)) == PNG
+        except (OSError, ValidationError):
+            whole = False
+        if whole:
+            found.append((picture, exhibit))
+        else:
+            log.warning("left out: %s: no readable finding, or no picture beside it", path)
+    return found
+
+
+def _keys(paths: Sequence[Path]) -> list[str]:
+    """The runs among the paths; a store is none."""
+    return [path.resolve().name for path in paths if (path / "record.json").exists()]

@@ -1,0 +1,222 @@
+"use strict";
+// Sorting, switching and curves. Everything that is read is in the page without it.
+
+for (const controls of document.querySelectorAll(".controls")) controls.hidden = false;
+
+// ── Tables: a click on a column's name sorts by it.
+const collator = new Intl.Collator("en", { numeric: true });
+
+function valueOf(row, column) {
+  const cell = row.cells[column];
+  const text = cell.dataset.v ?? cell.textContent.trim();
+  const number = Number(text);
+  return text === "" || Number.isNaN(number) ? text : number;
+}
+
+function compared(one, two) {
+  if (typeof one === "number" && typeof two === "number") return one - two;
+  return collator.compare(one, two);
+}
+
+function sort(table, column, header) {
+  const before = header.getAttribute("aria-sort");
+  const numbers = typeof valueOf(table.tBodies[0].rows[0], column) === "number";
+  // Numbers start with the largest, words with the first.
+  const order = before ? (before === "descending" ? "ascending" : "descending") : numbers ? "descending" : "ascending";
+  for (const each of table.tHead.rows[0].cells) each.removeAttribute("aria-sort");
+  header.setAttribute("aria-sort", order);
+  const sign = order === "ascending" ? 1 : -1;
+  const rows = [...table.tBodies[0].rows].map((row) => [valueOf(row, column), row]);
+  rows.sort(([one], [two]) => {
+    // What is missing stands last, however the rest is sorted.
+    if (one === "" || two === "") return (one === "") - (two === "");
+    return sign * compared(one, two);
+  });
+  table.tBodies[0].append(...rows.map(([, row]) => row));
+}
+
+for (const table of document.querySelectorAll("table.sortable")) {
+  [...table.tHead.rows[0].cells].forEach((header, column) => {
+    if (!header.scope) return;
+    const button = document.createElement("button");
+    button.type = "button";
+    button.append(...header.childNodes);
+    header.append(button);
+    button.addEventListener("click", () => sort(table, column, header));
+  });
+}
+
+// ── Rules and methods.
+for (const section of document.querySelectorAll(".dataset")) {
+  const rules = [...section.querySelectorAll(".rule")];
+  const radios = [...section.querySelectorAll(".switch input")];
+  const show = () => {
+    const chosen = radios.find((radio) => radio.checked)?.value ?? rules[0]?.dataset.rule;
+    for (const rule of rules) rule.hidden = rule.dataset.rule !== chosen;
+  };
+  for (const radio of radios) radio.addEventListener("change", show);
+  show();
+
+  const boxes = [...section.querySelectorAll(".methods input")];
+  const toggle = (box) => {
+    const own = `[data-m="${box.value}"]`;
+    const shown = [...section.querySelectorAll(own), ...document.querySelectorAll(`[data-of="${section.id}"]${own}`)];
+    for (const each of shown) {
+      // What is drawn has no attribute `hidden`.
+      if (each instanceof SVGElement) each.style.display = box.checked ? "" : "none";
+      else each.hidden = !box.checked;
+    }
+  };
+  for (const box of boxes) box.addEventListener("change", () => toggle(box));
+  const all = (checked) => () => boxes.forEach((box) => { box.checked = checked; toggle(box); });
+  section.querySelector(".every")?.addEventListener("click", all(true));
+  section.querySelector(".none")?.addEventListener("click", all(false));
+  // A page that is opened again may remember what was chosen.
+  boxes.filter((box) => !box.checked).forEach(toggle);
+}
+
+// ── Curves: drawn for one method, trial and draw at a time.
+const SVG = "http://www.w3.org/2000/svg";
+
+function drawn(name, attributes, ...children) {
+  const element = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  element.append(...children);
+  return element;
+}
+
+function made(name, attributes, ...children) {
+  const element = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  element.append(...children);
+  return element;
+}
+
+const per = (value) => `${value.toFixed(2)}%`;
+const accuracy = (thousandths) => `${(thousandths / 10).toFixed(1)} %`;
+
+class Curves {
+  constructor(place) {
+    this.place = place;
+    this.data = JSON.parse(document.getElementById(place.dataset.curves).textContent);
+    const controls = place.parentElement.querySelector(".curves-controls");
+    const of = (key) => [...new Set(this.data.runs.map((run) => run[key]))].sort((a, b) => a - b);
+    this.selects = {
+      m: this.select(controls, "method", of("m").map((m) => [m, this.data.methods[m]])),
+      i: this.select(controls, "trial", of("i").map((i) => [i, i])),
+      d: this.select(controls, "draw", of("d").map((d) => [d, d ? d : "0 (defaults)"])),
+    };
+    this.show();
+  }
+
+  select(controls, label, options) {
+    const select = made("select", {}, ...options.map(([value, text]) => made("option", { value }, String(text))));
+    const shown = made("label", { class: "pick" }, label, select);
+    shown.hidden = options.length < 2;
+    controls.append(shown);
+    select.addEventListener("change", () => this.show());
+    return select;
+  }
+
+  show() {
+    const wanted = Object.entries(this.selects).map(([key, select]) => [key, Number(select.value)]);
+    const runs = this.data.runs.filter((run) => wanted.every(([key, value]) => run[key] === value));
+    const panels = runs.map((run) => this.panel(run));
+    this.place.replaceChildren(...(panels.length ? panels : [made("p", { class: "lede" }, "No such run.")]));
+  }
+
+  panel(run) {
+    const target = this.data.targets[run.t];
+    const svg = drawn("svg", { class: "plot", role: "img" });
+    const told = `${this.data.methods[run.m]}, ${target}: accuracy over ${this.data.steps[run.s].at(-1)} steps`;
+    svg.append(drawn("title", {}, told));
+    this.axes(svg, run);
+    const lines = [["sources", run.a, 0], ["validation", run.v, 1], [run.p === "sample" ? "unseen*" : "unseen", run.u, 2]];
+    const shown = lines.filter(([, values]) => values?.length);
+    const inner = drawn("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", width: "100%", height: "100%", overflow: "visible" });
+    for (const [, values, kind] of shown) {
+      const points = values.map((value, n) => `${this.x(run, this.data.steps[run.s][n]).toFixed(2)} ${this.y(value).toFixed(2)}`);
+      inner.append(drawn("path", { class: `curve k${kind}`, d: `M${points.join("L")}` }));
+    }
+    svg.append(inner);
+    this.ends(svg, shown);
+    const said = this.picks(svg, run);
+    svg.append(drawn("desc", {}, said.map((line) => line.textContent).join(". ")));
+    const list = made("ul", { class: "said-picks" }, ...said, made("li", {}, made("code", {}, run.k)));
+    return made("figure", { class: "panel" }, made("figcaption", {}, made("bdi", {}, target)), svg, list);
+  }
+
+  x(run, step) {
+    return (100 * step) / this.data.steps[run.s].at(-1);
+  }
+
+  y(thousandths) {
+    const { low, high } = this.data.y;
+    return 100 - (100 * (thousandths / 10 - low)) / (high - low);
+  }
+
+  axes(svg, run) {
+    for (const tick of this.data.y.ticks) {
+      const y = per(100 - tick.place);
+      svg.append(drawn("line", { class: "grid", x1: 0, x2: "100%", y1: y, y2: y }));
+      svg.append(drawn("text", { class: "tick", x: -7, y, dy: ".35em", "text-anchor": "end" }, tick.text));
+    }
+    const last = this.data.steps[run.s].at(-1);
+    for (const [step, anchor] of [[0, "start"], [last / 2, "middle"], [last, "end"]]) {
+      const attributes = { class: "tick", x: per(this.x(run, step)), y: "100%", dy: "1.5em", "text-anchor": anchor };
+      if (Number.isInteger(step)) svg.append(drawn("text", attributes, anchor === "end" ? `${step} steps` : String(step)));
+    }
+  }
+
+  ends(svg, lines) {
+    const placed = lines.map(([label, values, kind]) => ({ label, kind, at: this.y(values.at(-1)) })).sort((a, b) => a.at - b.at);
+    placed.forEach((own, n) => {
+      // Two labels at one height would cover each other.
+      if (n && own.at - placed[n - 1].at < 9) own.at = placed[n - 1].at + 9;
+    });
+    for (const { label, kind, at } of placed) {
+      svg.append(drawn("text", { class: `end k${kind}`, x: "100%", dx: 6, y: per(at), dy: ".35em" }, label));
+    }
+  }
+
+  picks(svg, run) {
+    const said = [];
+    const own = this.data.picks.filter((pick) => pick.m === run.m && pick.t === run.t && pick.i === run.i);
+    for (const pick of own) {
+      const shape = `#s${pick.r}`;
+      const rule = this.data.rules[pick.r];
+      const mark = drawn("svg", { width: 12, height: 12, "aria-hidden": "true" }, drawn("use", { href: shape, x: "50%", y: "50%", class: "picked" }));
+      if (pick.k !== run.k) {
+        const other = this.data.runs.find((each) => each.k === pick.k);
+        said.push(made("li", {}, mark, `${rule} picked draw ${other ? other.d : "?"}`));
+        continue;
+      }
+      const x = per(this.x(run, pick.s));
+      svg.append(drawn("line", { class: "stem", x1: x, x2: x, y1: per(this.y(pick.a)), y2: "100%" }));
+      svg.append(drawn("use", { href: shape, x, y: per(this.y(pick.a)), class: "picked" }, drawn("title", {}, `${rule}: step ${pick.s}, ${accuracy(pick.a)}`)));
+      const behind = pick.g === null ? "" : `, ${(pick.g / 10).toFixed(1)} below the best${pick.e ? "" : "*"}`;
+      said.push(made("li", {}, mark, `${rule}: step ${pick.s}, ${accuracy(pick.a)}${behind}`));
+    }
+    const best = own.find((pick) => pick.b)?.b;
+    if (best && best.k === run.k) {
+      const at = { x: per(this.x(run, best.s)), y: per(this.y(best.a)) };
+      svg.append(drawn("use", { href: "#best", ...at, class: "top-mark" }, drawn("title", {}, `best there was: step ${best.s}, ${accuracy(best.a)}`)));
+      const ring = drawn("svg", { width: 14, height: 14, "aria-hidden": "true" }, drawn("use", { href: "#best", x: "50%", y: "50%", class: "top-mark", transform: "scale(.9)" }));
+      const read = own.some((pick) => pick.e === false) ? "*" : "";
+      said.push(made("li", {}, ring, `best there was${read}: step ${best.s}, ${accuracy(best.a)}`));
+    }
+    return said;
+  }
+}
+
+for (const place of document.querySelectorAll(".curves")) new Curves(place);
+
+// ── Paper has no folds.
+let folded = [];
+addEventListener("beforeprint", () => {
+  folded = [...document.querySelectorAll("details:not([open])")];
+  for (const each of folded) each.open = true;
+});
+addEventListener("afterprint", () => {
+  for (const each of folded) each.open = false;
+});
