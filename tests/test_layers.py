@@ -43,7 +43,7 @@ LAYERS = [
     ["runner", "table", "curves", "comparison"],
     ["assembly", "cost", "draws", "headline"],
     ["sweep", "merge_plan", "domainbed", "embedding", "inspection", "supply", "diagnosis"],
-    ["commands", "curve_data"],
+    ["commands", "curve_data", "forest"],
     ["sections"],
     ["report"],
     ["jobs", "console"],

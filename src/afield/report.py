@@ -10,6 +10,7 @@ import math
 import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,8 @@ def write_report(store: str | Path | Store, out: str | Path | None = None) -> Pa
         part.write_text(text, encoding="utf-8")
         part.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            part.unlink()
         raise SpecError(f"cannot write {path} ({error.strerror}); use another --out") from None
     return path
 
