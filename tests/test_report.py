@@ -13,6 +13,7 @@ from afield.gallery import FOLDER, note
 from afield.record import Failure, Store
 from afield.report import ROOM, rendered, write_report
 from tests.stores import HOSTILE, benchmark_records, held_out, kept, large, noisy, record
+from tests.test_cost import weighed
 
 VOID = {"meta", "link", "input", "img", "path", "use", "line", "circle", "rect", "br"}
 
@@ -174,6 +175,13 @@ def test_pictures_for_which_there_is_no_room_are_named(tmp_path):
     assert path.stat().st_size < 5_000_000
     assert "Left out, to keep this file small" in path.read_text()
     assert len(Page(path.read_text()).all("img")) == 2
+
+
+def test_memory_is_shown_where_it_is_known():
+    assert " MiB<" not in rendered(several())
+    records = [weighed(each, 2**20 * (1 + 2 * (each.run.method == "good"))) for each in several()]
+    text = rendered(records)
+    assert '>3 MiB</td><td data-v="3">3.00</td>' in text
 
 
 @pytest.mark.slow
