@@ -4,15 +4,15 @@ import json
 
 import pytest
 
+from afield.charts import Mark
 from afield.curve_data import MOST, curve_data, gap_means
 from afield.outcomes import benchmarks
-from afield.sections import MethodMark
 from tests.stores import DOMAINS, record
 
 
 def data(records, rules=("sources", "target")):
     (benchmark,) = benchmarks(records)
-    numbers = {name: MethodMark(name, place) for place, name in enumerate(benchmark.methods)}
+    numbers = {name: Mark(name, place) for place, name in enumerate(benchmark.methods)}
     return curve_data(benchmark, list(rules), numbers), gap_means(benchmark, list(rules))
 
 

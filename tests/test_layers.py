@@ -48,7 +48,7 @@ LAYERS = [
     ["runner", "table", "answer_files", "exporting", "curves", "comparison"],
     ["assembly", "cost", "draws", "headline"],
     ["sweep", "merge_plan", "domainbed", "embedding", "inspection", "supply", "diagnosis"],
-    ["commands", "curve_data", "sklearn"],
+    ["commands", "curve_data", "forest", "sklearn"],
     ["sections"],
     ["report"],
     ["jobs", "held_out"],

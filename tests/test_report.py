@@ -14,6 +14,7 @@ from afield.record import Failure
 from afield.report import ROOM, rendered, write_report
 from afield.store import Store
 from tests.stores import HOSTILE, benchmark_records, held_out, kept, large, noisy, record
+from tests.test_cost import weighed
 
 VOID = {"meta", "link", "input", "img", "path", "use", "line", "circle", "rect", "br"}
 
@@ -66,7 +67,6 @@ def test_a_page_is_written_into_its_store_and_is_the_same_again(tmp_path):
     text = first.read_text()
     assert write_report(tmp_path / "runs", tmp_path / "a" / "b.html").read_text() == text
     assert not list(tmp_path.rglob("*.part"))
-    assert [record.run.key for record in store]
 
 
 def test_every_element_is_closed_headings_have_an_order_and_names_are_unique():
@@ -178,6 +178,13 @@ def test_pictures_for_which_there_is_no_room_are_named(tmp_path):
     assert len(Page(path.read_text()).all("img")) == 2
 
 
+def test_memory_is_shown_where_it_is_known():
+    assert " MiB<" not in rendered(several())
+    records = [weighed(each, 2**20 * (1 + 2 * (each.run.method == "good"))) for each in several()]
+    text = rendered(records)
+    assert '>3 MiB</td><td data-v="3">3.00</td>' in text
+
+
 @pytest.mark.slow
 def test_a_large_store_makes_a_small_page():
     assert len(rendered(large(500)).encode()) < 5_000_000
@@ -188,5 +195,8 @@ def test_mistakes_are_one_line(tmp_path):
         write_report(tmp_path)
     kept(Store(tmp_path), several()[:3])
     (tmp_path / "file").write_text("")
-    with pytest.raises(SpecError, match=r"cannot write .*use another --out"):
-        write_report(tmp_path, tmp_path / "file" / "report.html")
+    (tmp_path / "folder").mkdir()
+    for out in ("file/report.html", "folder"):
+        with pytest.raises(SpecError, match=r"cannot write .*use another --out"):
+            write_report(tmp_path, tmp_path / out)
+    assert not list(tmp_path.rglob("*.part"))

@@ -260,7 +260,7 @@ def test_without_scripts_all_tables_are_there(opened, page):
 def test_hostile_names_are_text(browser, tmp_path):
     domains = HOSTILE[:3]
     store = Store(tmp_path / "runs")
-    for method in ("erm", HOSTILE[0].replace("/", "⁄")):
+    for method in ("erm", "long_" * 20, HOSTILE[0].replace("/", "⁄")):
         rows = noisy(0.7, 2, 3, seed=len(method))
         kept(store, benchmark_records(rows, domains=domains, dataset=HOSTILE[3], method=method))
     path = write_report(tmp_path / "runs")

@@ -1,4 +1,4 @@
-"""Where things lie on a chart: axes with round ticks, and places in per cent of its width.
+"""Where things lie on a chart, and how they are marked: round ticks, places in per cent.
 
 A chart that is laid out in per cent fits every screen, and its text stays as large as all other.
 """
@@ -7,10 +7,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Axis", "Tick", "axis", "words_axis"]
+__all__ = ["Axis", "Mark", "Tick", "axis", "words_axis"]
 
 # From here on orders of magnitude matter more than differences.
 WIDE = 30
+COLOURS, SHAPES = 5, 4
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,28 @@ class Axis:
         """Where a value lies, in per cent of the axis."""
         low, high, at = (math.log(v) if self.log else v for v in (self.low, self.high, value))
         return round(100 * (at - low) / (high - low), 2)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A method's name and number on a page; `bound` is one that no other is compared with.
+
+    Colour and shape come from the number, and tell twenty apart.
+    """
+
+    name: str
+    number: int
+    bound: bool = False
+
+    @property
+    def colour(self) -> int:
+        """Which of the page's colours."""
+        return self.number % COLOURS
+
+    @property
+    def shape(self) -> int:
+        """Which of the page's shapes."""
+        return self.number % SHAPES
 
 
 def axis(

@@ -6,9 +6,9 @@ checkpoints that a rule picked stay.
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
-from afield.charts import axis
+from afield.charts import Mark, axis
 from afield.curves import Case, Choice, Curve, cases, choices, curve, gap
 from afield.outcomes import BOUND, Benchmark
 from afield.record import Record
@@ -19,16 +19,8 @@ __all__ = ["curve_data", "gap_means"]
 MOST, ALL = 120, 60_000
 
 
-class Numbered(Protocol):
-    """What has a number on the page."""
-
-    @property
-    def number(self) -> int:
-        """The number."""
-
-
 def curve_data(
-    benchmark: Benchmark, rules: Sequence[str], numbers: Mapping[str, Numbered]
+    benchmark: Benchmark, rules: Sequence[str], numbers: Mapping[str, Mark]
 ) -> dict[str, Any] | None:
     """The curves of all runs that have one, what rules picked, and the best there was."""
     known = [case for case in cases(benchmark) if not case.method.startswith(BOUND)]
@@ -96,7 +88,7 @@ def _picks(
     known: Sequence[Case],
     rules: Sequence[str],
     picked: Mapping[str, Mapping[tuple[str, int, str], Choice]],
-    numbers: Mapping[str, Numbered],
+    numbers: Mapping[str, Mark],
     targets: Sequence[str],
 ) -> list[dict[str, Any]]:
     found = []

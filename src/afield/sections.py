@@ -13,13 +13,14 @@ from typing import Any
 import pandas as pd
 
 from afield.assembly import COMPARISONS
-from afield.charts import Axis, axis
+from afield.charts import Mark
 from afield.commands import row_command
 from afield.comparison import REFERENCE, Comparison, comparisons, references
 from afield.cost import Cost, costs
 from afield.curve_data import curve_data, gap_means
 from afield.draws import Panel, agreement, setting_panels, validation_panels
-from afield.headline import ORACLE, Headline, headline, leading_rule, points
+from afield.forest import Forest, forest
+from afield.headline import ORACLE, Headline, headline, leading_rule
 from afield.outcomes import BOUND, Benchmark
 from afield.record import Record
 from afield.selection import RULES
@@ -27,7 +28,6 @@ from afield.table import as_csv, as_latex, measured, ranks, tabulate
 
 __all__ = ["Section", "section"]
 
-COLOURS, SHAPES = 5, 4
 # Columns that sum up the others.
 SUMMARIES = ("mean", "worst", "worst 10 %", "spread", "in-domain", "known domain")
 # Beyond so many points none of them says what it is.
@@ -42,29 +42,6 @@ VERDICTS = {
 
 
 @dataclass(frozen=True)
-class MethodMark:
-    """A row's name, and how it is marked in every chart."""
-
-    name: str
-    number: int
-
-    @property
-    def colour(self) -> int:
-        """Which colour."""
-        return self.number % COLOURS
-
-    @property
-    def shape(self) -> int:
-        """Which shape: with the colour, twenty are told apart."""
-        return self.number % SHAPES
-
-    @property
-    def bound(self) -> bool:
-        """Whether it has seen the target."""
-        return self.name.startswith(BOUND)
-
-
-@dataclass(frozen=True)
 class Section:
     """All that is shown of one benchmark."""
 
@@ -72,9 +49,9 @@ class Section:
     benchmark: Benchmark
     headline: Headline
     frame: pd.DataFrame
-    numbers: Mapping[str, MethodMark]
+    numbers: Mapping[str, Mark]
     rules: Sequence[Mapping[str, Any]] = ()
-    forest: Mapping[str, Any] | None = None
+    forest: Forest | None = None
     curves: Mapping[str, Any] | None = None
     gaps: Mapping[str, Any] | None = None
     gaps_told: str = ""
@@ -99,7 +76,7 @@ class Section:
         return self.benchmark.many
 
     @property
-    def methods(self) -> list[MethodMark]:
+    def methods(self) -> list[Mark]:
         """The marks of all rows."""
         return list(self.numbers.values())
 
@@ -170,8 +147,7 @@ def section(number: int, benchmark: Benchmark, records: Sequence[Record], again:
     # Titles of several datasets may need more than a table of one alone would say.
     frame = frame.assign(dataset=benchmark.title)
     rule = leading_rule(frame)
-    names = _ordered(benchmark, frame, rule)
-    numbers = {name: MethodMark(name, place) for place, name in enumerate(names)}
+    numbers = _marks(benchmark, frame, rule)
     against = references(benchmark)
     told = headline(benchmark, frame)
     rules = sorted(dict.fromkeys(frame["rule"]), key=lambda each: each != rule)
@@ -186,7 +162,7 @@ def section(number: int, benchmark: Benchmark, records: Sequence[Record], again:
         frame=frame,
         numbers=numbers,
         rules=[_rule(each, benchmark, frame, numbers) for each in rules],
-        forest=_forest(benchmark, frame, rule, told.best) if rule else None,
+        forest=forest(benchmark, frame, rule, told.best) if rule else None,
         curves=curves,
         gaps=gaps,
         gaps_told=gaps_told,
@@ -201,16 +177,17 @@ def section(number: int, benchmark: Benchmark, records: Sequence[Record], again:
     )
 
 
-def _ordered(benchmark: Benchmark, frame: pd.DataFrame, rule: str) -> list[str]:
+def _marks(benchmark: Benchmark, frame: pd.DataFrame, rule: str) -> dict[str, Mark]:
     """Rows by their mean under the leading rule, the best first; what has none, last."""
     own = frame[(frame["rule"] == rule) & (frame["domain"] == "mean")]
     means = dict(zip(own["method"], own["accuracy"], strict=True))
     ranked = {name: means.get(name, math.nan) for name in benchmark.methods}
-    return sorted(ranked, key=lambda name: (math.isnan(ranked[name]), -ranked[name], name))
+    names = sorted(ranked, key=lambda name: (math.isnan(ranked[name]), -ranked[name], name))
+    return {name: Mark(name, n, bound=name.startswith(BOUND)) for n, name in enumerate(names)}
 
 
 def _rule(
-    rule: str, benchmark: Benchmark, frame: pd.DataFrame, numbers: Mapping[str, MethodMark]
+    rule: str, benchmark: Benchmark, frame: pd.DataFrame, numbers: Mapping[str, Mark]
 ) -> dict[str, Any]:
     """The table of one rule, and its comparisons."""
     part = frame[frame["rule"] == rule]
@@ -248,81 +225,13 @@ def _cell(row: Any, place: int) -> dict[str, Any]:
     return {"value": f"{accuracy:.6f}", "number": number, "spread": spread, "place": place}
 
 
-def _compared(own: Comparison, numbers: Mapping[str, MethodMark]) -> dict[str, Any]:
+def _compared(own: Comparison, numbers: Mapping[str, Mark]) -> dict[str, Any]:
     verdict, tone = VERDICTS[own.verdict]
     return {"method": numbers[own.method], "own": own, "verdict": verdict, "tone": tone}
 
 
-def _forest(
-    benchmark: Benchmark, frame: pd.DataFrame, rule: str, best: str
-) -> dict[str, Any] | None:
-    """The picture of the headline: differences from the reference, or means where there is none."""
-    known = comparisons(benchmark, rule)
-    if known:
-        return _differences(known, best, several=len({each.reference for each in known}) > 1)
-    own = frame[(frame["rule"] == rule) & (frame["domain"] == "mean")].dropna(subset="accuracy")
-    own = own[~own["method"].str.startswith(BOUND)].sort_values("accuracy", ascending=False)
-    ends = [100 * (a + s) for a, e in zip(own["accuracy"], own["stderr"], strict=True)
-            for s in ((0.0,) if math.isnan(e) else (-e, e))]  # fmt: skip
-    across = axis(ends, log=False)
-    rows = [
-        _forest_row(
-            str(row["method"]),
-            across,
-            100 * row["accuracy"],
-            (100 * (row["accuracy"] - row["stderr"]), 100 * (row["accuracy"] + row["stderr"])),
-            f"{100 * row['accuracy']:.1f}",
-            "" if math.isnan(row["stderr"]) else f"±{100 * row['stderr']:.1f}",
-            first=str(row["method"]) == best,
-        )
-        for _, row in own.iterrows()
-    ]
-    caption = "Mean accuracy on unseen domains, per cent, ± standard error over trials"
-    return {"caption": caption, "what": "accuracy", "unit": "per cent", "rows": rows,
-            "axis": across, "zero": None}  # fmt: skip
-
-
-def _differences(known: Sequence[Comparison], best: str, *, several: bool) -> dict[str, Any]:
-    ends = [v for each in known for v in (each.difference, each.low, each.high)]
-    across = axis([0.0, *(100 * v for v in ends)], log=False, sign=True)
-    rows = [
-        _forest_row(
-            each.method,
-            across,
-            100 * each.difference,
-            (100 * each.low, 100 * each.high),
-            points(each.difference),
-            "" if math.isnan(each.low) else f"{points(each.low)} to {points(each.high)}",
-            first=each.method == best,
-        )
-        for each in known
-    ]
-    against = f"{REFERENCE} with the same settings" if several else REFERENCE
-    caption = (
-        f"Accuracy on unseen domains over that of {against}, in percentage points; bars are 95 % "
-        f"intervals, and those that cross the line at 0 may be chance"
-    )
-    return {"caption": caption, "what": "difference", "unit": "points", "rows": rows,
-            "axis": across, "zero": across.place(0.0)}  # fmt: skip
-
-
-def _forest_row(
-    name: str,
-    across: Axis,
-    at: float,
-    ends: tuple[float, float],
-    value: str,
-    told: str,
-    *,
-    first: bool,
-) -> dict[str, Any]:
-    low, high = (None if math.isnan(end) else across.place(end) for end in ends)
-    return {"name": name, "at": across.place(at), "low": low, "high": high, "value": value,
-            "range": told, "tone": "first" if first else ""}  # fmt: skip
-
-
 def _gaps(
-    benchmark: Benchmark, rules: Sequence[str], numbers: Mapping[str, MethodMark]
+    benchmark: Benchmark, rules: Sequence[str], numbers: Mapping[str, Mark]
 ) -> tuple[dict[str, Any] | None, str]:
     """How far picks are from the best there was, by method and rule; and what it was read off."""
     means, exact = gap_means(benchmark, rules)
@@ -355,7 +264,7 @@ def _agreement(benchmark: Benchmark) -> str:
 
 
 def _costs(
-    benchmark: Benchmark, records: Sequence[Record], numbers: Mapping[str, MethodMark]
+    benchmark: Benchmark, records: Sequence[Record], numbers: Mapping[str, Mark]
 ) -> tuple[list[dict[str, Any]], float]:
     """The costs with a bar for each, the dearest last; and where bars of the reference end."""
     known = sorted(costs(benchmark, records), key=lambda each: (_ratio(each), each.seconds))
@@ -376,7 +285,7 @@ def _ratio(cost: Cost) -> float:
 
 
 def _commands(
-    benchmark: Benchmark, numbers: Mapping[str, MethodMark], again: str
+    benchmark: Benchmark, numbers: Mapping[str, Mark], again: str
 ) -> list[dict[str, Any]]:
     first = {name: own[0].run for name, own in benchmark.methods.items()}
     merges = [run.method for run in first.values() if run.role and run.method not in COMPARISONS]
