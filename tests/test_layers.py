@@ -55,8 +55,8 @@ LAYERS = [
     ["fitting"],
     ["merged_model"],
     ["benchmark", "console"],
-    ["cli_options"],
-    ["cli_bench", "cli_data", "cli_merge", "cli_model", "cli_report"],
+    ["cli_options", "cli_report"],
+    ["cli_bench", "cli_data", "cli_merge", "cli_model"],
     ["cli"],
 ]
 READERS = {"arrays", "downloads", "folders", "idx", "letters", "sounds", "typefaces", "wilds_sets"}
