@@ -56,27 +56,24 @@ def test_a_fresh_process_gives_the_probabilities_of_the_model_in_memory(two_colo
         subject = store_run(out, store)
         temperature = load(out).temperature
         assert (temperature != 1.0) == estimate
-        rows = {}
-        for domain in subject.domains:
-            # The line of evaluation, from the cache.
-            for samples in (subject.domains[domain], subject.probes[domain]):
-                probabilities = outputs(subject.model, samples.x, samples.prepare) / temperature
-                for row in probabilities.softmax(dim=1).tolist():
-                    rows.setdefault(domain, []).append(row)
+        # The line of evaluation, from the cache.
+        expected[str(out)] = {
+            two_colours / file: row
+            for domain, samples in subject.domains.items()
+            for file, row in zip(
+                subject.called[domain],
+                (subject.logits(samples) / temperature).softmax(dim=1).tolist(),
+                strict=True,
+            )
+        }
         asked[str(out)] = [str(file) for file in files]
-        expected[str(out)] = rows
     words = [sys.executable, "-c", FRESH, json.dumps(asked)]
     fresh = json.loads(subprocess.run(words, capture_output=True, check=True, text=True).stdout)
     for out, rows in expected.items():
-        found = np.array(fresh[out])
-        assert len(found) == len(files)
-        for domain, known in rows.items():
-            own = found[[domain in file.parts for file in files]]
-            # Evaluation has them in the order of its cut.
-            for column in (0, 1):
-                np.testing.assert_allclose(
-                    np.sort(own[:, column]), np.sort(np.array(known)[:, column]), atol=1e-6
-                )
+        found = dict(zip(files, fresh[out], strict=True))
+        assert len(rows) == 48
+        for file, row in rows.items():
+            np.testing.assert_allclose(found[file], row, atol=1e-6)
 
 
 def test_what_the_store_has_is_used_and_what_is_missing_is_done(tmp_path):

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -62,10 +63,10 @@ def failure():
 def test_a_page_is_written_into_its_store_and_is_the_same_again(tmp_path):
     store = Store(tmp_path / "runs")
     kept(store, several())
-    first = write_report(store)
+    first = Path(write_report(store))
     assert first == tmp_path / "runs" / "report.html"
     text = first.read_text()
-    assert write_report(tmp_path / "runs", tmp_path / "a" / "b.html").read_text() == text
+    assert Path(write_report(tmp_path / "runs", tmp_path / "a" / "b.html")).read_text() == text
     assert not list(tmp_path.rglob("*.part"))
 
 
@@ -160,7 +161,7 @@ def picture(store, name, *, noise=False, told="told", size=(40, 20)):
 def test_findings_are_shown_with_what_they_say(tmp_path):
     kept(Store(tmp_path), several()[:3])
     picture(tmp_path, "agreement", told='mean "cosine" <0.1>')
-    page = Page(write_report(tmp_path).read_text())
+    page = Page(Path(write_report(tmp_path)).read_text())
     (image,) = page.all("img")
     assert image["alt"] == 'agreement: mean "cosine" <0.1>'
     assert (image["width"], image["height"]) == ("40", "20")
@@ -172,7 +173,7 @@ def test_pictures_for_which_there_is_no_room_are_named(tmp_path):
     for name in ("first", "second", "third"):
         picture(tmp_path, name, noise=True, size=(1000, 1000))
     assert (tmp_path / FOLDER / "first.png").stat().st_size * 4 / 3 < ROOM
-    path = write_report(tmp_path)
+    path = Path(write_report(tmp_path))
     assert path.stat().st_size < 5_000_000
     assert "Left out, to keep this file small" in path.read_text()
     assert len(Page(path.read_text()).all("img")) == 2
@@ -192,11 +193,11 @@ def test_a_large_store_makes_a_small_page():
 
 def test_mistakes_are_one_line(tmp_path):
     with pytest.raises(DataError, match="no records there; run `afield bench"):
-        write_report(tmp_path)
+        Path(write_report(tmp_path))
     kept(Store(tmp_path), several()[:3])
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
     for out in ("file/report.html", "folder"):
         with pytest.raises(SpecError, match=r"cannot write .*use another --out"):
-            write_report(tmp_path, tmp_path / out)
+            Path(write_report(tmp_path, tmp_path / out))
     assert not list(tmp_path.rglob("*.part"))

@@ -4,6 +4,7 @@ import json
 import shutil
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -106,7 +107,7 @@ def page(tmp_path_factory):
             )
     failed = replace(record("art", [0.5]).run, method="broken")
     store.put_failure(Failure(failed, "diverged", "Traceback"))
-    return write_report(folder).as_uri()
+    return Path(write_report(folder)).as_uri()
 
 
 @pytest.fixture
@@ -263,7 +264,7 @@ def test_hostile_names_are_text(browser, tmp_path):
     for method in ("erm", "long_" * 20, HOSTILE[0].replace("/", "⁄")):
         rows = noisy(0.7, 2, 3, seed=len(method))
         kept(store, benchmark_records(rows, domains=domains, dataset=HOSTILE[3], method=method))
-    path = write_report(tmp_path / "runs")
+    path = Path(write_report(tmp_path / "runs"))
     screen(browser, width=360)
     browser.get_log("browser")
     asked_for(browser)

@@ -9,7 +9,6 @@ import hashlib
 import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -61,8 +60,6 @@ def write_report(store: str | Path | Store, out: str | Path | None = None) -> st
         with whole(path) as part:
             part.write_text(text, encoding="utf-8")
     except OSError as error:
-        with suppress(OSError):
-            part.unlink()
         raise SpecError(f"cannot write {path} ({error.strerror}); use another --out") from None
     return str(path)
 
