@@ -70,7 +70,7 @@ def score(
     center
         What it may be away from.
     exact
-        The basis in float64 (1.4 times the time); always so for float64 deltas.
+        The basis in float64 (1.3 times the time); always so for float64 deltas.
     """
     if tau < 0:
         raise MergeError(f"score.tau={tau:g}: must not be below 0")
