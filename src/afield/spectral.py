@@ -34,10 +34,10 @@ DIRECTION, CHANCE, COINCIDENCE = 1e-4, 256, 1e-6
 
 # Products in float32 leave a direction, at this share of the largest, as right as an SVD would.
 RANGE = 1e-3
-# Eigenvalues of a Gram matrix of unit vectors above this share of the largest are right to 5e-5 in
+# Eigenvalues of a Gram matrix of unit vectors above this share of the largest are right to 1e-4 in
 # float32; those below are found again by themselves, while they are fewer than one in four.
 # More than one in 64 at 1e-6 are no chance: experts are alike, and float64 has to tell them apart.
-BULK, FEW, ALIKE = 3e-3, 4, 64
+BULK, FEW, ALIKE = 1e-3, 4, 64
 
 # Below this size nothing takes long enough to be done in a quicker way.
 SMALL = 128
@@ -121,7 +121,7 @@ def polar(columns: Tensor) -> Tensor:
     columns = columns.double()
     squares, vectors = _eigh(_gram(columns))
     roots = _inverse_roots(squares, squares[-1], len(squares))
-    return ((vectors * roots) @ vectors.mT @ columns.mT).mT
+    return _turned(columns, vectors, roots)
 
 
 @contextmanager
@@ -143,8 +143,7 @@ def _quick_polar(columns: Tensor) -> Tensor | None:
     if small * FEW > n:
         return None
     bulk, squares = vectors[:, small:], squares[small:]
-    # Rows of an odd number are what a product is quick at; columns are not.
-    factor = ((bulk * squares.rsqrt()) @ bulk.mT @ columns.mT).mT
+    factor = _turned(columns, bulk, squares.rsqrt())
     if not small:
         return factor
     precise, rest = columns.double(), vectors[:, :small].double()
@@ -157,6 +156,13 @@ def _quick_polar(columns: Tensor) -> Tensor | None:
         return None
     turned = turn * _inverse_roots(own, squares[-1], n)
     return factor.addmm_((image @ turned).float(), (rest @ turn).mT.float())
+
+
+def _turned(columns: Tensor, vectors: Tensor, weights: Tensor) -> Tensor:
+    """C V diag(w) Vᵀ, for weights of at least 0."""
+    half = _gram((vectors * weights.sqrt()).mT)
+    # A product with an odd number of rows is quicker than one with an odd number of columns.
+    return ((half.tril() + half.tril(-1).mT) @ columns.mT).mT
 
 
 def _inverse_roots(squares: Tensor, largest: Tensor, n: int) -> Tensor:
