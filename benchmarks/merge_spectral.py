@@ -16,6 +16,7 @@ and Algorithm 1's, where deltas are of low rank, alike or zero, and where they a
 import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,11 +86,11 @@ def relative(found: Tensor, expected: Tensor) -> float:
     return gap / expected.double().norm().item() if gap else 0.0
 
 
-def seconds(job: Callable[[], object]) -> float:
-    """CPU time of a job."""
+def timed(job: Callable[[], Any]) -> tuple[float, Any]:
+    """CPU time of a job, and what it gives."""
     start = time.process_time()
-    job()
-    return time.process_time() - start
+    found = job()
+    return time.process_time() - start, found
 
 
 def measured(deltas: Tensor) -> Iterator[tuple[str, float, float, float, float]]:
@@ -100,17 +101,16 @@ def measured(deltas: Tensor) -> Iterator[tuple[str, float, float, float, float]]
     def errors(a: Tensor, b: Tensor, c: Tensor) -> tuple[float, float, float]:
         return relative(a, merged), relative(b, tsv_merged), (c != mask).double().mean().item()
 
-    yield "thin", seconds(lambda: algorithm_1(deltas)), *errors(rounded, rounded_tsv, rounded_mask)
+    spent, _ = timed(lambda: algorithm_1(deltas))
+    yield "thin", spent, *errors(rounded, rounded_tsv, rounded_mask)
     for mode, exact in (("fast", False), ("exact", True)):
-        spent = seconds(lambda exact=exact: score(deltas, exact=exact))
-        found = score(deltas, exact=exact), tsv(deltas, exact=exact), decisions(deltas, exact=exact)
-        yield mode, spent, *errors(*found)
+        spent, found = timed(lambda exact=exact: score(deltas, exact=exact))
+        others = tsv(deltas, exact=exact), decisions(deltas, exact=exact)
+        yield mode, spent, *errors(found, *others)
 
 
 def speed(blocks: int, domains: Sequence[int]) -> None:
     """Print ratios and errors by number of domains and shape, and the ratio of all last."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     total = {"thin": 0.0, "fast": 0.0, "exact": 0.0}
     for count in domains:
         for shape in SHAPES:
@@ -127,7 +127,6 @@ def speed(blocks: int, domains: Sequence[int]) -> None:
                     worst[mode] = [max(pair) for pair in zip(worst[mode], errors, strict=True)]
             _say(count, shape, sum(steep) / blocks, spent, worst)
             total = {mode: total[mode] + spent[mode] for mode in total}
-    torch.set_num_threads(threads)
     print(f"exact: {total['thin'] / total['exact']:.2f} times less CPU time")
     print(f"{total['thin'] / total['fast']:.2f} times less CPU time than Algorithm 1")
 
@@ -196,4 +195,5 @@ if __name__ == "__main__":
     parser.add_argument("--domains", type=int, nargs="+", default=[3, 5])
     parser.add_argument("--stability", action="store_true")
     asked = parser.parse_args()
+    torch.set_num_threads(1)
     stability() if asked.stability else speed(asked.blocks, asked.domains)

@@ -3,16 +3,21 @@
 As they are in exact arithmetic, whatever LAPACK would have chosen where nothing determines the
 choice. Through Gram matrices and their eigenvectors, which take less time than an SVD; in float64,
 for the condition of a Gram matrix is the square of the matrix's: in float32, directions at 1/100 of
-the largest would be wrong by tens of percent. The quick way does most in float32 after all, on what
-is left without the steepest directions, and gives up (None) where that would not be as right as an
-SVD in float32.
+the largest would be wrong by tens of percent. The polar factor of unit vectors is found in float32
+where that is as right as an SVD in float32.
+
+On a CPU, LAPACK's steps are called one by one through scipy: for a third of the eigenvectors they
+take two thirds of the time that torch takes for all.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import NamedTuple
 
 import torch
+from scipy.linalg import LinAlgError, blas, lapack
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 __all__ = ["Triplets", "full_precision", "leading", "polar", "shared_basis", "side_by_side"]
@@ -27,17 +32,15 @@ SIGNAL = 128 * torch.finfo(torch.float32).eps
 # that they would be rounding in float64: it squares them in the Gram matrix.
 DIRECTION, CHANCE, COINCIDENCE = 1e-4, 256, 1e-6
 
-# The quick way. So many of the steepest directions are taken out first, by so many steps of power
-# iteration. Then float32 is right to about 1e-5, as after an SVD, provided that what is left falls
-# by no more than this (squared), and all of it than this, to the last direction that is asked for;
-STEEPEST, STEPS, FALL, RANGE = 32, 3, 400.0, 1e-3
-# and that the steepest lack no more than this of directions outside of the subspace, about by whose
-# square they are wrong in the end: in an even spectrum, power iteration does not find them.
-LACK = 1e-2
-# Eigenvalues of a Gram matrix of unit vectors above this share of the largest are right to 5e-5 in
+# Products in float32 leave a direction, at this share of the largest, as right as an SVD would.
+RANGE = 1e-3
+# Eigenvalues of a Gram matrix of unit vectors above this share of the largest are right to 1e-4 in
 # float32; those below are found again by themselves, while they are fewer than one in four.
 # More than one in 64 at 1e-6 are no chance: experts are alike, and float64 has to tell them apart.
-BULK, FEW, ALIKE = 3e-3, 4, 64
+BULK, FEW, ALIKE = 1e-3, 4, 64
+
+# Below this size nothing takes long enough to be done in a quicker way.
+SMALL = 128
 
 
 class Triplets(NamedTuple):
@@ -55,13 +58,16 @@ def shared_basis(matrices: Tensor, *, exact: bool) -> Triplets:
     signal, there is no column.
     """
     share = max(1, min(matrices.shape[1:]) // len(matrices))
-    quick = not exact and matrices.dtype == torch.float32
-    if quick and (found := _quick_basis(matrices, share)) is not None:
-        return found
-    found = side_by_side([leading(matrix, share) for matrix in matrices])
-    if len(found.values):
-        found = Triplets(polar(found.left), found.values, polar(found.right))
-    return Triplets(*(part.to(matrices.dtype) for part in found))
+    quick = not exact and matrices.dtype == torch.float32 and min(matrices.shape[1:]) >= SMALL
+    left, values, right = side_by_side([leading(each, share, quick=quick) for each in matrices])
+    if left.dtype == torch.float32:
+        factors = _quick_polar(left), _quick_polar(right)
+        if factors[0] is None or factors[1] is None:
+            return shared_basis(matrices, exact=True)
+        return Triplets(factors[0], values, factors[1])
+    if len(values):
+        left, right = polar(left), polar(right)
+    return Triplets(*(part.to(matrices.dtype) for part in (left, values, right)))
 
 
 def side_by_side(triplets: Sequence[Triplets]) -> Triplets:
@@ -70,7 +76,9 @@ def side_by_side(triplets: Sequence[Triplets]) -> Triplets:
     return Triplets(torch.cat(left, dim=1), torch.cat(values), torch.cat(right, dim=1))
 
 
-def leading(matrix: Tensor, count: int, *, scale: Tensor | None = None) -> Triplets:
+def leading(
+    matrix: Tensor, count: int, *, scale: Tensor | None = None, quick: bool = False
+) -> Triplets:
     """The first so many singular triplets that carry a signal, in float64.
 
     The largest entry of each left vector is positive.
@@ -83,29 +91,37 @@ def leading(matrix: Tensor, count: int, *, scale: Tensor | None = None) -> Tripl
         How many at most: there are fewer where the rest is rounding.
     scale
         What else the values have to stand out against than the largest of them.
+    quick
+        In float32 where that is as right as an SVD in float32.
     """
-    tall = _tall(matrix).double()
+    tall = _tall(matrix)
     if count < 1:
-        empty = [tall.new_zeros(size, 0) for size in matrix.shape]
-        return Triplets(empty[0], tall.new_zeros(0), empty[1])
-    _, vectors = torch.linalg.eigh(_gram(tall))
-    inner = vectors[:, len(vectors) - count :].flip(1)
-    image = tall @ inner
+        empty = [tall.new_zeros(size, 0, dtype=torch.float64) for size in matrix.shape]
+        return Triplets(empty[0], empty[0].new_zeros(0), empty[1])
+    precise = tall.double()
+    squares, inner = _eigh(_gram(precise), count)
+    inner = inner.flip(1)
+    if not (quick and squares[0] > RANGE**2 * squares[-1]):
+        tall = precise
+    image = tall @ inner.to(tall.dtype)
     values = image.norm(dim=0)
     largest = values.max() if scale is None else torch.maximum(values.max(), scale)
     signal = values > SIGNAL * largest
-    return _signed(matrix, image[:, signal], values[signal], inner[:, signal])
+    if not signal.all():
+        image, values, inner = image[:, signal], values[signal], inner[:, signal]
+    return _signed(matrix, image, values, inner.to(tall.dtype))
 
 
 def polar(columns: Tensor) -> Tensor:
     """The nearest orthonormal columns: P Qᵀ where P Σ Qᵀ is the thin SVD of the columns.
 
     Where they are dependent, or so nearly that it is rounding (Σ below 1e-4 of the largest),
-    nothing is made up to fill the space: P and Q are those of the other directions.
+    nothing is made up to fill the space: P and Q are those of the other directions. In float64.
     """
-    squares, vectors = torch.linalg.eigh(_gram(columns))
+    columns = columns.double()
+    squares, vectors = _eigh(_gram(columns))
     roots = _inverse_roots(squares, squares[-1], len(squares))
-    return columns.double() @ ((vectors * roots) @ vectors.mT)
+    return _turned(columns, vectors, roots)
 
 
 @contextmanager
@@ -120,92 +136,33 @@ def full_precision() -> Iterator[None]:
         products.fp32_precision = before
 
 
-def _quick_basis(matrices: Tensor, share: int) -> Triplets | None:
-    """The shared basis from float32, or None where float32 is not enough."""
-    triplets = []
-    for matrix in matrices:
-        if (found := _quick_leading(matrix, share)) is None:
-            return None
-        triplets.append(found)
-    left, values, right = side_by_side(triplets)
-    if (left_factor := _quick_polar(left)) is None or (right_factor := _quick_polar(right)) is None:
-        return None
-    return Triplets(left_factor, values, right_factor)
-
-
-def _quick_leading(matrix: Tensor, count: int) -> Triplets | None:
-    """The first singular triplets, as right as an SVD in float32.
-
-    A subspace that holds them and a few more: the steepest directions, roughly, the leading ones of
-    what is left, and those that the steepest lack. In it, the triplets are found in float64.
-    """
-    tall = _tall(matrix)
-    n, size = tall.shape[1], count + max(16, count // 8)
-    if 2 * size > n or count < 2 * STEEPEST:
-        return None  # A subspace that is no smaller than the whole is no help.
-    basis = _steepest(tall)
-    image = tall @ basis
-    left_over = tall.addmm(image, basis.mT, alpha=-1.0)
-    squares, vectors = torch.linalg.eigh(_gram(left_over, torch.float32))
-    if not squares[-1] <= FALL * squares[STEEPEST - count]:
-        return None
-    within, outside = vectors[:, STEEPEST - size :], vectors[:, : STEEPEST - size]
-    # The steepest are rough: what they lack from outside of the subspace, to first order.
-    steep, turn = torch.linalg.eigh((image.mT @ image).double())
-    gaps = steep.float() - squares[: STEEPEST - size, None]
-    lack = outside @ (outside.mT @ (left_over.mT @ (image @ turn.float())) / gaps)
-    if not lack.norm() <= LACK:
-        return None
-    more = torch.cat([within, torch.linalg.qr(lack).Q], dim=1)
-    more = more - basis @ (basis.mT @ more)
-    basis, image = torch.cat([basis, more], dim=1), torch.cat([image, tall @ more], dim=1)
-    turn = _ritz(basis, image)[:, -count:].flip(1).float()
-    inner, image = basis @ turn, image @ turn
-    values = image.norm(dim=0)
-    return _signed(matrix, image, values, inner) if values[-1] > RANGE * values[0] else None
-
-
-def _steepest(tall: Tensor) -> Tensor:
-    """An orthonormal basis of about the steepest directions, from columns spread over it."""
-    found = tall[:, :: tall.shape[1] // STEEPEST][:, :STEEPEST]
-    for _ in range(STEPS - 1):
-        found = tall @ torch.linalg.qr(tall.mT @ found).Q
-    return torch.linalg.qr(tall.mT @ found).Q
-
-
-def _ritz(basis: Tensor, image: Tensor) -> Tensor:
-    """How to turn a basis so that its image under a matrix has orthogonal columns, in float64.
-
-    A basis from float32 is orthonormal but for rounding, which is taken off to first order.
-    """
-    excess = _whole(_gram(basis))
-    excess.diagonal().sub_(1.0)
-    gram = _whole(_gram(image))
-    mixed = excess @ gram
-    _, turn = torch.linalg.eigh(gram - (mixed + mixed.mT) / 2)
-    return turn - excess @ turn / 2
-
-
 def _quick_polar(columns: Tensor) -> Tensor | None:
-    """The polar factor from a float32 decomposition, whose small part is found again."""
-    squares, vectors = torch.linalg.eigh(_gram(columns, torch.float32))
+    """The polar factor from float32, its small part found again; None where that is not enough."""
+    squares, vectors = _eigh(_gram(columns))
     n, small = len(squares), int((squares <= BULK * squares[-1]).sum())
     if small * FEW > n:
         return None
     bulk, squares = vectors[:, small:], squares[small:]
-    factor = columns @ ((bulk * squares.rsqrt()) @ bulk.mT)
+    factor = _turned(columns, bulk, squares.rsqrt())
     if not small:
         return factor
     precise, rest = columns.double(), vectors[:, :small].double()
     # What float32 left of the bulk in the rest, to first order: it weighs the more, the smaller.
     mixed = (bulk.mT @ (precise.mT @ (precise @ rest)).float()) / squares[:, None]
-    rest = torch.linalg.qr(rest - (bulk @ mixed).double()).Q
+    rest -= bulk @ mixed
     image = precise @ rest
     own, turn = torch.linalg.eigh(image.mT @ image)
     if (own <= COINCIDENCE * squares[-1]).sum() * ALIKE > n:
         return None
     turned = turn * _inverse_roots(own, squares[-1], n)
-    return factor.addmm((image @ turned).float(), (rest @ turn).mT.float())
+    return factor.addmm_((image @ turned).float(), (rest @ turn).mT.float())
+
+
+def _turned(columns: Tensor, vectors: Tensor, weights: Tensor) -> Tensor:
+    """C V diag(w) Vᵀ, for weights of at least 0."""
+    half = _gram((vectors * weights.sqrt()).mT)
+    # A product with an odd number of rows is quicker than one with an odd number of columns.
+    return ((half.tril() + half.tril(-1).mT) @ columns.mT).mT
 
 
 def _inverse_roots(squares: Tensor, largest: Tensor, n: int) -> Tensor:
@@ -215,19 +172,45 @@ def _inverse_roots(squares: Tensor, largest: Tensor, n: int) -> Tensor:
     return torch.where(squares > floor, squares, torch.inf).rsqrt()
 
 
-def _gram(matrix: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    """The lower triangle of MᵀM; the other half is the same, and `eigh` does not read it."""
-    precise, n = matrix.to(dtype), matrix.shape[1]
-    result, step = precise.new_zeros(n, n), max(64, -(-n // 4))
-    for start in range(0, n, step):
-        rows, until = slice(start, start + step), min(start + step, n)
-        result[rows, :until] = precise[:, rows].mT @ precise[:, :until]
-    return result
+def _eigh(gram: Tensor, count: int | None = None) -> tuple[Tensor, Tensor]:
+    """The largest eigenvalues of a symmetric matrix and their vectors, rising; all, if not told."""
+    n = len(gram)
+    first = 0 if count is None else n - count
+    if gram.device.type != "cpu" or n < SMALL:
+        values, vectors = torch.linalg.eigh(gram)
+        return values[first:], vectors[:, first:]
+    array = gram.numpy()
+    reduce, solve, turn = lapack.get_lapack_funcs(("sytrd", "stevd", "ormqr"), (array,))
+    with _blas_threads():
+        reflectors, diagonal, beside, factors, _ = reduce(array, lower=1, lwork=64 * n)
+        values, vectors, failed = solve(diagonal, beside)
+        if failed:
+            raise LinAlgError(f"the eigenvalues of {n} × {n} numbers do not converge")
+        vectors = vectors[:, first:]
+        vectors[1:], *_ = turn("L", "N", reflectors[1:, :-1], factors, vectors[1:], lwork=64 * n)
+    return torch.from_numpy(values[first:]), torch.from_numpy(vectors)
 
 
-def _whole(gram: Tensor) -> Tensor:
-    """Both triangles."""
-    return gram.tril() + gram.tril(-1).mT
+def _gram(matrix: Tensor) -> Tensor:
+    """The lower triangle of MᵀM, which is all that `eigh` reads; of the other half, anything."""
+    if matrix.device.type != "cpu":
+        return matrix.mT @ matrix
+    array = matrix.numpy()
+    rows = array.flags.f_contiguous
+    product = blas.get_blas_funcs("syrk", (array,))
+    with _blas_threads():
+        return torch.from_numpy(product(1.0, array if rows else array.T, trans=int(rows), lower=1))
+
+
+@cache
+def _controller() -> ThreadpoolController:
+    """Of the threads of scipy's own library."""
+    return ThreadpoolController()
+
+
+def _blas_threads() -> AbstractContextManager[object]:
+    """As many threads in scipy as in torch."""
+    return _controller().limit(limits=torch.get_num_threads(), user_api="blas")
 
 
 def _tall(matrix: Tensor) -> Tensor:

@@ -163,13 +163,13 @@ def test_the_quick_way_is_within_the_promise():
 
 def test_tf32_is_off_in_it_and_as_before_after_it(monkeypatch):
     products = torch.backends.cuda.matmul
-    before, seen, real = products.fp32_precision, [], torch.linalg.multi_dot
+    before, seen = products.fp32_precision, []
 
-    def watched(tensors):
+    def watched(square, **settings):
         seen.append(products.fp32_precision)
-        return real(tensors)
+        return kept(square, **settings)
 
-    monkeypatch.setattr(torch.linalg, "multi_dot", watched)
+    monkeypatch.setattr("afield.merges.score.kept", watched)
     products.fp32_precision = "tf32"
     try:
         score(normal(2, 8, 6).float())

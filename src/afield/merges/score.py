@@ -70,29 +70,34 @@ def score(
     center
         What it may be away from.
     exact
-        The basis in float64 (1.4 times the time); always so for float64 deltas.
+        The basis in float64 (1.3 times the time); always so for float64 deltas.
     """
     if tau < 0:
         raise MergeError(f"score.tau={tau:g}: must not be below 0")
-    left, values, right = shared_basis(deltas, exact=exact)
+    long, values, short = shared_basis(deltas, exact=exact)
+    wide = deltas.shape[1] < deltas.shape[2]
+    if wide:
+        # The other way round is the same, and products with the long side first are quicker.
+        deltas, long, short = deltas.mT, short, long
     width = tau / len(deltas) if divide_by_domains else tau
-    total = left.new_zeros(len(values), len(values))
+    total = long.new_zeros(len(values), len(values))
     for delta in deltas:
-        square = torch.linalg.multi_dot([left.mT, delta, right])
-        total += kept(square, keep=keep, width=width, center=center)
-    return torch.linalg.multi_dot([left, total, right.mT])
+        total += kept(long.mT @ delta @ short, keep=keep, width=width, center=center)
+    merged = long @ (total @ short.mT)
+    return merged.mT if wide else merged
 
 
 def kept(square: Tensor, *, keep: Keep, width: float, center: Center = "mean") -> Tensor:
     """What is kept of a delta in the shared basis, for a threshold in standard deviations."""
     if keep == "full":
         return square
-    diagonal = torch.diag(square.diagonal())
+    diagonal = square.diagonal() * (keep != "off_diagonal")
     if keep == "diagonal" or len(square) == 1:
-        return diagonal if keep != "off_diagonal" else diagonal * 0
-    off = square - diagonal
+        return torch.diag(diagonal)
+    off = square.clone().fill_diagonal_(0.0)
     off *= agreeing(off, width=width, center=center)
-    return off if keep == "off_diagonal" else off + diagonal
+    off.diagonal().copy_(diagonal)
+    return off
 
 
 def agreeing(off: Tensor, *, width: float, center: Center = "mean") -> Tensor:
