@@ -5,8 +5,8 @@ import torch.nn.functional as F
 
 from afield.confidence import (
     TEMPERATURES,
-    accuracy_at_coverage,
     calibration_error,
+    covered_accuracy,
     fitted_temperature,
     percentiles,
     quantiles,
@@ -100,15 +100,14 @@ def test_reliability_has_every_sample_once():
 def test_coverage_leaves_the_least_sure_out():
     confidence = np.arange(10) / 10
     hits = np.array([False] + 9 * [True])
-    assert accuracy_at_coverage(confidence, hits) == 1.0
-    assert accuracy_at_coverage(confidence, hits, 1.0) == 0.9
-    assert accuracy_at_coverage(confidence[::-1], hits) == pytest.approx(8 / 9)
+    assert covered_accuracy(confidence, hits) == 1.0
+    assert covered_accuracy(confidence[::-1], hits) == pytest.approx(8 / 9)
 
 
 def test_among_equals_the_order_is_nothing():
     hits = np.array([True] * 5 + [False] * 5)
-    assert accuracy_at_coverage(np.ones(10), hits) == pytest.approx(0.5)
-    assert accuracy_at_coverage(np.ones(10), hits[::-1]) == pytest.approx(0.5)
+    assert covered_accuracy(np.ones(10), hits) == pytest.approx(0.5)
+    assert covered_accuracy(np.ones(10), hits[::-1]) == pytest.approx(0.5)
 
 
 def test_quantiles_weigh_domains_alike():

@@ -95,7 +95,7 @@ def fit(
     calibrate confidences for it; what the store has already is not done again.
     """
     from afield.fitting import fit as fitted
-    from afield.sweep import Local
+    from afield.sweep import Local, default_workers
 
     if method and method_ and method != method_:
         raise SpecError(f"METHOD is {method}, but --method {method_}; give one of them")
@@ -122,18 +122,10 @@ def fit(
             hold_out=hold_out,
             licence=licence,
             overwrite=force,
-            pool=Local(workers or _workers(threads)),
+            pool=Local(workers or default_workers(threads)),
             threads=threads,
         )
     _print_model(model, out)
-
-
-def _workers(threads: int) -> int:
-    """As many processes as the cores can carry; one where there is a GPU."""
-    from afield.processes import usable_cores
-    from afield.runner import default_device
-
-    return max(1, usable_cores() // threads) if default_device() == "cpu" else 1
 
 
 def _print_model(model: "Model", out: Path) -> None:

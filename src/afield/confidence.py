@@ -4,13 +4,14 @@
     T                   argmin of the mean cross-entropy of softmax(logits / T), domains alike
     calibration error   Σ over 15 equal bins of confidence: |hits - confidence|, summed in the bin,
                         over all samples (the expected calibration error)
-    coverage            the share of the samples that the model may answer, the most confident
+    coverage            the share of the samples that the model may answer, the most confident; 90 %
 
 One number for all classes changes no answer, and few samples suffice to fit it. With a
 temperature of the sources' own samples, a model is calibrated for what it knows; see `fitting`.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,8 +23,10 @@ from torch import Tensor
 __all__ = [
     "BINS",
     "TEMPERATURES",
-    "accuracy_at_coverage",
     "calibration_error",
+    "calibration_errors",
+    "covered_accuracies",
+    "covered_accuracy",
     "fitted_temperature",
     "percentiles",
     "quantiles",
@@ -64,10 +67,19 @@ def fitted_temperature(logits: Sequence[Tensor], labels: Sequence[Tensor]) -> fl
     return float(np.exp(found.x))
 
 
-def calibration_error(confidence: NDArray[np.float64], hits: NDArray[np.bool_]) -> float:
+def calibration_error(confidence: NDArray[Any], hits: NDArray[Any]) -> float:
     """The expected calibration error; a bin includes its upper end."""
-    gaps = np.bincount(_bins(confidence), hits - confidence, minlength=BINS)
-    return float(np.abs(gaps).sum() / len(hits))
+    return float(calibration_errors(confidence, hits, _one_portion(hits))[0])
+
+
+def calibration_errors(
+    confidence: NDArray[Any], hits: NDArray[Any], portion: NDArray[Any]
+) -> NDArray[Any]:
+    """The same for several portions at once; `portion` is the number of each sample's own."""
+    sizes = np.bincount(portion)
+    cells = portion * BINS + _bins(confidence)
+    gaps = np.bincount(cells, hits - confidence, minlength=len(sizes) * BINS)
+    return np.abs(gaps).reshape(-1, BINS).sum(axis=1) / sizes
 
 
 def reliability(
@@ -86,15 +98,30 @@ def _bins(confidence: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
 
 
-def accuracy_at_coverage(
-    confidence: NDArray[np.float64], hits: NDArray[np.bool_], coverage: float = 0.9
-) -> float:
-    """The accuracy on the most confident share of the samples; of equals a share of each counts."""
-    kept = int(np.ceil(round(coverage * len(hits), 9)))
-    last = np.sort(confidence)[::-1][kept - 1]
+def covered_accuracy(confidence: NDArray[Any], hits: NDArray[Any]) -> float:
+    """The accuracy on the most confident 90 % of the samples, rounded up.
+
+    Those that are as confident as the last of them count alike, so that their order is nothing.
+    """
+    return float(covered_accuracies(confidence, hits, _one_portion(hits))[0])
+
+
+def covered_accuracies(
+    confidence: NDArray[Any], hits: NDArray[Any], portion: NDArray[Any]
+) -> NDArray[Any]:
+    """The same for several portions at once; `portion` is the number of each sample's own."""
+    sizes = np.bincount(portion)
+    kept = -(-9 * sizes // 10)
+    order = np.argsort(portion - confidence.astype(np.float64))
+    last = confidence[order][np.cumsum(sizes) - sizes + kept - 1][portion]
     surer, equal = confidence > last, confidence == last
-    places = (kept - surer.sum()) / equal.sum()
-    return float((hits[surer].sum() + places * hits[equal].sum()) / kept)
+    places = (kept - np.bincount(portion, surer)) / np.bincount(portion, equal)
+    right = np.bincount(portion, hits & surer) + places * np.bincount(portion, hits & equal)
+    return right / kept
+
+
+def _one_portion(hits: NDArray[Any]) -> NDArray[np.int64]:
+    return np.zeros(len(hits), dtype=np.int64)
 
 
 def quantiles(domains: Sequence[NDArray[np.float64]]) -> tuple[float, ...]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from afield.backbone import evaluating
+from afield.confidence import calibration_errors, covered_accuracies
 from afield.domains import Domain
 from afield.loading import Prepare, unchanged
 from afield.rows import Rows
@@ -21,8 +22,6 @@ PARTS = ("main", "probe", "sample", "known")
 # Large enough to keep the cores busy, small enough for the caches and for memory: samples, and
 # numbers in all of them together.
 CHUNK, CHUNK_NUMBERS = 512, 2**23
-# Of the calibration error.
-BINS = 15
 
 
 @dataclass(frozen=True)
@@ -158,8 +157,8 @@ class Exam:
         if self.confidence:
             surest = logits.softmax(dim=1).amax(dim=1).nan_to_num().cpu().numpy()
             columns += [
-                _calibration_errors(surest, hits, self.portion),
-                _covered_accuracies(surest, hits, self.portion),
+                calibration_errors(surest, hits, self.portion),
+                covered_accuracies(surest, hits, self.portion),
             ]
         return [Score(*row) for row in zip(*(c.tolist() for c in columns), strict=True)]
 
@@ -181,33 +180,6 @@ def outputs(
     with evaluating(model), torch.inference_mode():
         size = max(1, min(most, CHUNK_NUMBERS // x.shape.numel()))
         return torch.cat([model(prepare(chunk), *told) for chunk in x.chunks(size, chosen)]).float()
-
-
-def _calibration_errors(
-    confidence: NDArray[Any], hits: NDArray[Any], portion: NDArray[Any]
-) -> NDArray[Any]:
-    """The expected calibration error of every portion; a bin includes its upper end."""
-    sizes = np.bincount(portion)
-    bins = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
-    gaps = np.bincount(portion * BINS + bins, hits - confidence, minlength=len(sizes) * BINS)
-    return np.abs(gaps).reshape(-1, BINS).sum(axis=1) / sizes
-
-
-def _covered_accuracies(
-    confidence: NDArray[Any], hits: NDArray[Any], portion: NDArray[Any]
-) -> NDArray[Any]:
-    """The accuracy of every portion on its 90 % most confident samples, rounded up.
-
-    Those that are as confident as the last of them count alike, so that their order is nothing.
-    """
-    sizes = np.bincount(portion)
-    kept = -(-9 * sizes // 10)
-    order = np.argsort(portion - confidence.astype(np.float64))
-    last = confidence[order][np.cumsum(sizes) - sizes + kept - 1][portion]
-    surer, equal = confidence > last, confidence == last
-    places = (kept - np.bincount(portion, surer)) / np.bincount(portion, equal)
-    right = np.bincount(portion, hits & surer) + places * np.bincount(portion, hits & equal)
-    return right / kept
 
 
 def _domains(model: nn.Module) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from afield.confidence import accuracy_at_coverage, calibration_error, fitted_temperature
+from afield.confidence import calibration_error, covered_accuracy, fitted_temperature
 from afield.diagnosis import diagnose, revived
 from afield.errors import SpecError
 from afield.jobs import bench
@@ -66,7 +66,7 @@ def test_errors_are_of_the_targets_main_part(finding, store):
     best = (subject.logits(samples).double() / row["temperature"]).softmax(dim=1).max(dim=1)
     sure, hits = best.values.numpy(), (best.indices == samples.y).numpy()
     assert row["error"] == pytest.approx(calibration_error(sure, hits), abs=1e-6)
-    assert row["accuracy at 90 %"] == pytest.approx(accuracy_at_coverage(sure, hits), abs=1e-6)
+    assert row["accuracy at 90 %"] == pytest.approx(covered_accuracy(sure, hits), abs=1e-6)
 
 
 def test_the_curves_have_every_sample_of_every_target(finding):

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afield.confidence import (
-    accuracy_at_coverage,
     calibration_error,
+    covered_accuracy,
     fitted_temperature,
     reliability,
 )
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 __all__ = ["Calibration"]
 
 KINDS = ("none", "sources", "left out")
-COVERAGE = 0.9
 COLUMNS = ["method", "trial", "target", "temperature of", "temperature", "error", "accuracy",
            "accuracy at 90 %"]  # fmt: skip
 
@@ -153,7 +152,7 @@ def _judged(portion: Portion, temperature: float) -> tuple[NDArray[np.float64], 
 
 def _numbers(confidence: NDArray[np.float64], hits: NDArray[np.bool_]) -> tuple[float, ...]:
     error = calibration_error(confidence, hits)
-    return error, float(hits.mean()), accuracy_at_coverage(confidence, hits, COVERAGE)
+    return error, float(hits.mean()), covered_accuracy(confidence, hits)
 
 
 def _curves(
