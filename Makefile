@@ -10,7 +10,7 @@ bench: $(STAMP)
 	$(VENV)/bin/afield bench $(ARGS)
 
 test: lint types
-	$(VENV)/bin/pytest $(ARGS)
+	$(VENV)/bin/pytest --numprocesses auto --dist loadfile $(ARGS)
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .
