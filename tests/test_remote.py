@@ -10,9 +10,9 @@ import torch
 from afield.errors import DataError, SpecError
 from afield.jobs import bench, planned
 from afield.record import Failure, Plan, Progress, Record
-from afield.remote import RemoteStore, opened
+from afield.remote import RemoteStore, brought, opened
 from afield.runner import execute
-from afield.store import Store
+from afield.store import Store, read_record
 from afield.sweep import Local, complete
 
 
@@ -210,3 +210,11 @@ def test_what_another_process_has_removed_meanwhile_is_no_error(address):
 
     store.files = Late()
     assert isinstance(execute(run_of(), store), Record)
+
+
+def test_a_run_at_an_address_can_be_named_as_one_in_a_folder(address, tmp_path):
+    record = execute(run_of(), RemoteStore(address))
+    assert read_record(brought(f"{address}/{record.run.key}")) == record
+    assert brought(str(tmp_path / "erm-0")) == tmp_path / "erm-0"
+    with pytest.raises(DataError, match=r"no record\.json there"):
+        read_record(brought(f"{address}/erm-0"))
