@@ -1,5 +1,7 @@
 """Records of benchmarks that were never run, with curves, for tests of what is made of records."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from afield.evaluation import Checkpoint, Score, Scores
@@ -71,6 +73,24 @@ def benchmark_records(rows, *, domains=DOMAINS, **fields) -> list[Record]:
         record(target, [0.4, accuracy], domains=domains, trial=trial, **fields)
         for trial, row in enumerate(rows)
         for target, accuracy in zip(domains, row, strict=True)
+    ]
+
+
+def trusted(records, error: float) -> list[Record]:
+    """The same records, with how far confidence can be trusted on what was unseen."""
+
+    def read(own: Score | None) -> Score | None:
+        return own and replace(own, calibration_error=error, accuracy_at_90=1 - error)
+
+    def checked(checkpoint: Checkpoint) -> Checkpoint:
+        own = {
+            name: replace(each, main=read(each.main)) for name, each in checkpoint.scores.items()
+        }
+        return replace(checkpoint, scores=own)
+
+    return [
+        replace(own, checkpoints=tuple(checked(each) for each in own.checkpoints))
+        for own in records
     ]
 
 

@@ -85,6 +85,13 @@ def test_domains_of_one_run_are_not_independent_trials():
     assert high - low > 1.5 * (singly[1] - singly[0])
 
 
+def test_any_number_of_runs_with_several_domains_has_an_interval():
+    generator = np.random.default_rng(0)
+    low, high = interval({str(n): generator.normal(0.01, 0.05, size=3) for n in range(80)})
+    assert low < 0.01 < high
+    assert high - low < 0.03
+
+
 def test_one_pair_has_no_interval_and_the_same_numbers_give_the_same_interval():
     assert np.isnan(interval({"a": [0.1]})).all()
     runs = {"a": [0.1], "b": [0.2], "c": [0.0]}

@@ -1,8 +1,16 @@
+import io
+import logging
+import os
+import time
+
+import pytest
 from rich.console import Console
 
 from afield import console
+from afield.errors import DataError
 from afield.jobs import planned
-from afield.record import Failure
+from afield.processes import host
+from afield.record import Failure, Plan
 from afield.runner import execute
 from afield.store import Store
 
@@ -30,3 +38,31 @@ def test_no_table_is_explained(tmp_path, monkeypatch, capsys):
         [record], Store(tmp_path), form="console", rules=["left-out-source"]
     )
     assert "no table" in capsys.readouterr().err
+
+
+def test_the_same_note_is_said_once(monkeypatch, capsys):
+    monkeypatch.setattr(console, "err", Console(stderr=True, width=200))
+    notes = console.Notes()
+    for message in ("left out: one", "left out: two", "left out: one"):
+        notes.emit(logging.LogRecord("afield", logging.WARNING, "", 0, message, None, None))
+    assert capsys.readouterr().err.splitlines() == ["left out: one", "left out: two"]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_store_out_of_reach_ends_no_work(tmp_path, monkeypatch, terminal):
+    class Away(Store):
+        def done(self):
+            raise DataError("s3://there: cannot be read (no route)")
+
+    monkeypatch.setattr(console, "err", Console(file=io.StringIO(), force_terminal=terminal))
+    monkeypatch.setattr(console, "REFRESH_SECONDS", 0.05)
+    monkeypatch.setattr(console, "LOG_SECONDS", 0.05)
+    plan = Plan(("erm-0",), 0, "afield bench", host(), os.getpid(), time.time())
+
+    def slow():
+        for each in range(3):
+            time.sleep(0.1)
+            yield each
+
+    assert list(console.followed(slow(), Away(tmp_path), plan)) == [0, 1, 2]
+    assert "the store cannot be read now" in console.err.file.getvalue()

@@ -37,8 +37,9 @@ def test_every_run_is_counted_once(tmp_path, runs):
     store = Store(tmp_path)
     execute(runs[0], store)
     begin(store, runs[1])
+    plan = plan_of(runs)
     store.put_failure(Failure(runs[2], "no luck", ""))
-    status = follow(store, plan_of(runs))
+    status = follow(store, plan)
     assert (status.total, status.done, status.rest) == (4, 1, 2)
     assert [each.run for each in status.running] == [runs[1]]
     assert [each.run for each in status.failed] == [runs[2]]
@@ -79,6 +80,21 @@ def test_a_failed_run_is_no_longer_under_way(tmp_path, runs):
     begin(store, runs[0])
     store.put_failure(Failure(runs[0], "no luck", ""))
     assert store.progress() == []
+
+
+def test_what_failed_before_is_done_again_and_neither_failed_nor_done_until_then(tmp_path, runs):
+    store = Store(tmp_path)
+    for run in runs[:3]:
+        store.put_failure(Failure(run, "no luck", ""))
+    plan = plan_of(runs)
+    assert (follow(store, plan).failed, follow(store, plan).rest) == ((), 4)
+    assert not follow(store, plan).begun
+    begin(store, runs[0])
+    assert [each.run for each in follow(store, plan).running] == [runs[0]]
+    store.put_failure(Failure(runs[1], "no luck again", ""))
+    status = follow(store, plan)
+    assert [each.error for each in status.failed] == ["no luck again"]
+    assert status.rest == 3
 
 
 def test_a_run_says_how_far_it_is(tmp_path, monkeypatch):

@@ -10,9 +10,9 @@ import torch
 from afield.errors import DataError, SpecError
 from afield.jobs import bench, planned
 from afield.record import Failure, Plan, Progress, Record
-from afield.remote import RemoteStore, opened
+from afield.remote import RemoteStore, brought, opened
 from afield.runner import execute
-from afield.store import Store
+from afield.store import Store, read_record
 from afield.sweep import Local, complete
 
 
@@ -172,3 +172,49 @@ def test_nothing_half_sent_is_left(address):
     store = RemoteStore(address)
     execute(run_of(), store)
     assert not [path for path in store.files.find(store.path) if path.endswith(".part")]
+
+
+def unwritable(store, *names):
+    """The same store, where no file of these names can be written; its errors are its own."""
+
+    class Broken(type(store.files)):
+        def put_file(self, here, there, **options):
+            if any(name in there for name in names):
+                raise RuntimeError("throttled")
+            super().put_file(here, there, **options)
+
+    store.files = Broken()
+    return store
+
+
+def test_a_run_goes_on_where_its_progress_cannot_be_sent():
+    store = unwritable(RemoteStore(f"memory://{uuid.uuid4().hex}/runs"), "progress.json")
+    assert isinstance(execute(run_of(), store), Record)
+
+
+def test_a_failure_that_cannot_be_sent_stops_no_other_run(caplog):
+    store = unwritable(RemoteStore(f"memory://{uuid.uuid4().hex}/runs"), "failure", "model")
+    runs = [run_of(), replace(run_of(), trial=1)]
+    outcomes = list(complete(runs, store))
+    assert [type(each) for each in outcomes] == [Failure, Failure]
+    assert outcomes[0].error == f"{store.address}: cannot be written (throttled)"
+    assert "the failure could not be written" in caplog.text
+
+
+def test_what_another_process_has_removed_meanwhile_is_no_error(address):
+    store = RemoteStore(address)
+
+    class Late(type(store.files)):
+        def exists(self, *_, **__):
+            return True
+
+    store.files = Late()
+    assert isinstance(execute(run_of(), store), Record)
+
+
+def test_a_run_at_an_address_can_be_named_as_one_in_a_folder(address, tmp_path):
+    record = execute(run_of(), RemoteStore(address))
+    assert read_record(brought(f"{address}/{record.run.key}")) == record
+    assert brought(str(tmp_path / "erm-0")) == tmp_path / "erm-0"
+    with pytest.raises(DataError, match=r"no record\.json there"):
+        read_record(brought(f"{address}/erm-0"))

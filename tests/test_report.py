@@ -14,7 +14,7 @@ from afield.gallery import FOLDER, note
 from afield.record import Failure
 from afield.report import ROOM, rendered, write_report
 from afield.store import Store
-from tests.stores import HOSTILE, benchmark_records, held_out, kept, large, noisy, record
+from tests.stores import HOSTILE, benchmark_records, held_out, kept, large, noisy, record, trusted
 from tests.test_cost import weighed
 
 VOID = {"meta", "link", "input", "img", "path", "use", "line", "circle", "rect", "br"}
@@ -148,6 +148,13 @@ def test_states_of_the_code_and_missing_runs_are_warned_of():
     assert "Runs are missing, and so are their numbers (–): things." in text
     assert 'class="warning"' in text
     assert 'class="warning"' not in rendered(several())
+
+
+def test_a_record_from_before_calibration_is_no_missing_run():
+    erm, good = several()[:9], several()[9:18]
+    text = rendered([*erm, *trusted(good, 0.1)])
+    assert "calibration error" in text
+    assert 'class="warning"' not in text
 
 
 def picture(store, name, *, noise=False, told="told", size=(40, 20)):

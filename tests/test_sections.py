@@ -9,7 +9,7 @@ import pytest
 
 from afield.outcomes import benchmarks
 from afield.sections import section
-from tests.stores import DOMAINS, benchmark_records, held_out, noisy, record
+from tests.stores import DOMAINS, benchmark_records, held_out, noisy, record, trusted
 
 
 def shown(*records):
@@ -32,6 +32,17 @@ def test_rows_stand_by_their_mean_and_the_best_are_marked():
     assert [row["cells"][mean]["place"] for row in rule["rows"]] == [1, 2]
     assert float(rule["rows"][0]["cells"][mean]["value"]) == pytest.approx(0.8, abs=0.02)
     assert rule["rows"][0]["cells"][mean]["spread"]
+
+
+def test_trust_stands_with_the_summaries_and_the_least_calibration_error_is_best():
+    found = shown(trusted(ERM, 0.1), trusted(GOOD, 0.3))
+    rule = found.rules[0]
+    trust = ["calibration error", "accuracy at 90 %"]
+    assert rule["columns"][-2:] == trust
+    assert set(trust) <= set(found.summaries)
+    assert [name for name in rule["columns"] if name in found.low] == ["calibration error"]
+    places = {row["method"].name: [c["place"] for c in row["cells"][-2:]] for row in rule["rows"]}
+    assert places == {"erm": [1, 1], "good": [2, 2]}
 
 
 def test_what_has_seen_the_target_is_never_marked():

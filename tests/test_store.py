@@ -195,6 +195,15 @@ def test_one_broken_record_does_not_hide_the_others(tmp_path, caplog):
     assert RUN.key in caplog.text
 
 
+def test_a_file_that_cannot_be_read_does_not_hide_the_others(tmp_path, caplog):
+    store, other = Store(tmp_path), replace(RUN, trial=1)
+    put(store, record_of(other))
+    # Root may read all files, but no folder as one.
+    (store.folder(RUN) / "record.json").mkdir(parents=True)
+    assert [record.run for record in store] == [other]
+    assert "record.json: cannot be read (Is a directory)" in caplog.text
+
+
 def test_weights_say_how_their_inputs_are_made(tmp_path):
     store = Store(tmp_path)
     with store.claim(RUN):

@@ -81,7 +81,7 @@ def train(
         list[str] | None, typer.Option(help="Domain to leave out; may be given several times.")
     ] = None,
     like: Annotated[
-        Path | None, typer.Option(help="Repeat the run of this folder, e.g. runs/erm-….")
+        str | None, typer.Option(help="Repeat the run of this folder or address: runs/erm-….")
     ] = None,
     trial: Annotated[int, typer.Option(min=0, help="Which split and seed.")] = 0,
     draw: Annotated[int, typer.Option(min=0, help="Which hyperparameters; 0: defaults.")] = 0,
@@ -98,7 +98,7 @@ def train(
 ) -> None:
     """Train one model and say how it does on the domains that it has not seen."""
     from afield.jobs import planned
-    from afield.remote import opened
+    from afield.remote import brought, opened
     from afield.runner import execute
     from afield.scalars import Scalars
     from afield.store import read_record
@@ -114,7 +114,7 @@ def train(
     if like is not None:
         if dataset or target or settings or (trial, draw, average) != (0, 0, "last"):
             raise SpecError("--like repeats a run as it is: give no other setting beside it")
-        run = read_record(like).run
+        run = read_record(brought(like)).run
     elif dataset is None or method is None:
         raise SpecError("give a dataset and a method, or --like and a run's folder")
     else:

@@ -133,7 +133,7 @@ def interval(by_run: Mapping[str, Sequence[float]]) -> tuple[float, float]:
         # The domains of a run are drawn anew for every place that it has in a resample.
         anew = (RESAMPLES, len(runs))
         means = [generator.choice(own, size=(*anew, len(own))).mean(axis=2) for own in runs]
-        resampled = np.choose(drawn, means).mean(axis=1)
+        resampled = np.take_along_axis(np.stack(means), drawn[None], axis=0)[0].mean(axis=1)
     student = stats.t.ppf((1 - LEVEL) / 2, independent - 1)
     outside = float(stats.norm.cdf(student * math.sqrt(independent / (independent - 1))))
     low, high = np.quantile(resampled, [outside, 1 - outside])

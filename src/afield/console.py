@@ -3,14 +3,14 @@
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import (
     BarColumn,
@@ -24,6 +24,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from afield.errors import AfieldError
 from afield.progress import repeated
 
 if TYPE_CHECKING:
@@ -54,11 +55,21 @@ REFRESH_SECONDS, LOG_SECONDS = 1.0, 30.0
 
 
 class Notes(logging.Handler):
-    """What the library warns of, a line each on standard error, above the bar if there is one."""
+    """What the library warns of, a line each on standard error, above the bar if there is one.
+
+    The same line comes once: a view of running work would bring it every second.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one line; the terminal breaks it, so that a path in it stays whole."""
-        err.print(self.format(record), markup=False, soft_wrap=True)
+        line = self.format(record)
+        if line not in self._said:
+            self._said.add(line)
+            err.print(line, markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -133,12 +144,11 @@ def print_statuses(found: "Sequence[Status]") -> None:
 
 @contextmanager
 def _shown(store: "Store", plan: "Plan") -> Iterator[None]:
-    from afield.following import follow
-
+    look = _looker(store, plan)
     if err.is_terminal:
         view = partial(_running_view, most=max(1, err.height - 6))
         live = Live(
-            get_renderable=lambda: view(follow(store, plan)),
+            get_renderable=lambda: _of(look(), view),
             console=err,
             refresh_per_second=1 / REFRESH_SECONDS,
             transient=True,
@@ -146,8 +156,30 @@ def _shown(store: "Store", plan: "Plan") -> Iterator[None]:
         with live:
             yield
         return
-    with repeated(lambda: err.print(_log_line(follow(store, plan)), soft_wrap=True), LOG_SECONDS):
+    with repeated(lambda: err.print(_of(look(), _log_line), soft_wrap=True), LOG_SECONDS):
         yield
+
+
+def _looker(store: "Store", plan: "Plan") -> "Callable[[], Status | None]":
+    """A function that says how far a plan is, or was when the store could be read last.
+
+    A view ends no work: a store that is out of reach for a moment is no reason to stop.
+    """
+    from afield.following import follow
+
+    last: Status | None = None
+
+    def look() -> "Status | None":
+        nonlocal last
+        with suppress(AfieldError, OSError):
+            last = follow(store, plan)
+        return last
+
+    return look
+
+
+def _of(status: "Status | None", view: "Callable[[Status], RenderableType]") -> RenderableType:
+    return Text("the store cannot be read now") if status is None else view(status)
 
 
 def _running_view(status: "Status", most: int = 40) -> Group:

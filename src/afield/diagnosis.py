@@ -99,10 +99,18 @@ def _undisturbed(threads: int) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def revived(folder: str | Path, *, root: Path | None = None, device: str | None = None) -> Subject:
-    """A finished run with its network and its data."""
+def revived(
+    folder: str | Path,
+    *,
+    dataset: str = "",
+    root: Path | None = None,
+    device: str | None = None,
+) -> Subject:
+    """A finished run with its network and its data; `dataset` says where these are now."""
     folder = Path(folder).resolve()
     record = read_record(folder)
+    if dataset:
+        record = replace(record, run=replace(record.run, dataset=dataset))
     run = record.run
     if run.experts and run.method == "logit_ensemble":
         raise SpecError(f"{folder}: an ensemble is not one network; look at one of its experts")

@@ -6,6 +6,7 @@ share of them at once). These are ordinary runs: those of a benchmark in the sto
 what is missing is done.
 """
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -115,13 +116,15 @@ def fit(
     _trained(plan.run, keep, options)
     keep.bring(plan.run.key, *(record.run.key for record in records))
     with steady(threads):
-        subject = revived(keep.folder(plan.run), device=device)
+        # Not where the data lay for whoever did a run: the same may be elsewhere here.
+        here: dict[str, Any] = {"dataset": plan.run.dataset, "device": device}
+        subject = revived(keep.folder(plan.run), **here)
         distances = distances_from(subject)
         folders = [keep.folder(record.run) for record in records]
-        calibration = calibrated(folders, device=device) if folders else None
+        calibration = calibrated(folders, **here) if folders else None
     about = replace(
         described(subject, keep.folder(plan.run)),
-        command=asked.command(place, estimate=estimate),
+        command=asked.command(place, keep.where(), estimate=estimate),
         licence=licence,
         estimate=estimated(records, recipes=plan.recipes) if records else None,
         calibration=calibration,
@@ -142,9 +145,12 @@ class _Asked:
     trials: int
     hold_out: float
 
-    def command(self, out: Path, *, estimate: bool) -> str:
+    def command(self, out: Path, store: str, *, estimate: bool) -> str:
         """What to type to have it again."""
         words = ["afield", "fit", self.dataset, self.method, "--out", str(out)]
+        if self.method == BEST:
+            # The card may be published: a name and a password in an address stay here.
+            words += ["--store", re.sub(r"//[^/]*@", "//", store)]
         if self.average != "last":
             words += ["--average", self.average]
         for name, value in self.settings.items():
@@ -275,9 +281,11 @@ def _best(asked: _Asked, store: Store) -> _Plan:
         )
     worth = {key: estimated(records).accuracy for key, records in recipes.items()}
     chosen = recipes[max(worth, key=lambda key: worth[key])]
-    first = min(chosen, key=lambda record: record.run.trial).run
+    # The data may lie elsewhere now.
+    held_out = tuple(replace(record.run, dataset=dataset.spec) for record in chosen)
+    first = min(held_out, key=lambda run: run.trial)
     run = replace(first, sources=dataset.domains, tested=(), unused=(), rules=DEFAULT_RULES)
-    return _Plan(run, tuple(record.run for record in chosen), len(recipes))
+    return _Plan(run, held_out, len(recipes))
 
 
 def _whole_trials(store: Store, dataset: DomainSet) -> dict[str, list[Record]]:

@@ -63,9 +63,12 @@ def follow(store: Store, plan: Plan) -> Status:
     """How far a plan is now."""
     keys = set(plan.keys)
     done = store.done() & keys
-    failed = [each for each in store.failures() if each.run.key in keys - done]
-    ended = done | {failure.run.key for failure in failed}
-    begun = [each for each in store.progress() if each.run.key in keys - ended]
+    begun = [each for each in store.progress() if each.run.key in keys - done]
+    # What failed before the plan was made is done again: it waits, or is under way by now.
+    waiting = keys - done - {each.run.key for each in begun}
+    failed = [
+        each for each in store.failures() if each.run.key in waiting and each.at >= plan.started
+    ]
     running = [lives(each.host, each.pid) is not False for each in begun]
     return Status(
         plan=plan,

@@ -89,14 +89,21 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def calibrated(
-    folders: Sequence[Path], *, root: Path | None = None, device: str | None = None
+    folders: Sequence[Path],
+    *,
+    dataset: str = "",
+    root: Path | None = None,
+    device: str | None = None,
 ) -> Calibration:
-    """The temperature and the quantiles of the runs in these folders, on what they did not see."""
+    """The temperature and the quantiles of the runs in these folders, on what they did not see.
+
+    `dataset` is as in `revived`.
+    """
     logits: list[Tensor] = []
     labels: list[Tensor] = []
     far: list[NDArray[np.float64]] = []
     for folder in tracked(folders, "calibrating", len(folders)):
-        subject = revived(folder, root=root, device=device)
+        subject = revived(folder, dataset=dataset, root=root, device=device)
         distances = distances_from(subject)
         for name in subject.record.tests:
             probe = subject.probes[name]

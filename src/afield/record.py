@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -150,11 +151,12 @@ class Record:
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that ended in an error."""
+    """A run that ended in an error, at a time (in seconds, as of `time.time`)."""
 
     run: Run
     error: str
     trace: str
+    at: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True)

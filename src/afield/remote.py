@@ -21,7 +21,7 @@ from afield.errors import AfieldError, DataError, SpecError
 from afield.record import Record, Run
 from afield.store import Store
 
-__all__ = ["RemoteStore", "opened"]
+__all__ = ["RemoteStore", "brought", "opened"]
 
 
 def opened(place: str | Path | Store) -> Store:
@@ -35,6 +35,16 @@ def opened(place: str | Path | Store) -> Store:
     if isinstance(place, Store):
         return place
     return RemoteStore(str(place)) if "://" in str(place) else Store(place)
+
+
+def brought(run: str) -> Path:
+    """The folder of a finished run, which may be at an address."""
+    if "://" not in run:
+        return Path(run)
+    address, _, key = run.rstrip("/").rpartition("/")
+    store = RemoteStore(address)
+    store.bring(key)
+    return store.root / key
 
 
 class RemoteStore(Store):

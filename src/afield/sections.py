@@ -24,12 +24,12 @@ from afield.headline import ORACLE, Headline, headline, leading_rule
 from afield.outcomes import BOUND, Benchmark
 from afield.record import Record
 from afield.selection import RULES
-from afield.table import as_csv, as_latex, measured, ranks, tabulate
+from afield.table import LOW, TRUST, as_csv, as_latex, measured, ranks, tabulate
 
 __all__ = ["Section", "section"]
 
 # Columns that sum up the others.
-SUMMARIES = ("mean", "worst", "worst 10 %", "spread", "in-domain", "known domain")
+SUMMARIES = ("mean", "worst", "worst 10 %", "spread", "in-domain", "known domain", *TRUST)
 # Beyond so many points none of them says what it is.
 TITLED = 1500
 VERDICTS = {
@@ -64,6 +64,7 @@ class Section:
     reference: str = ""
     several: bool = False
     summaries: Sequence[str] = SUMMARIES
+    low: Sequence[str] = LOW
 
     @property
     def title(self) -> str:

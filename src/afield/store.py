@@ -313,7 +313,12 @@ def _readable(adapter: TypeAdapter[Any], paths: Iterable[Path]) -> Iterator[Any]
 def _read(adapter: TypeAdapter[Any], path: Path) -> Any:
     try:
         return adapter.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(step) for step in first["loc"]) or "the whole file"
-        raise DataError(f"{path}: not a record of ours ({where}: {first['msg']})") from None
+        told = f"{path}: not a record of ours ({where}: {first['msg']})"
+        raise DataError(f"{told}; remove it to do the run again") from None

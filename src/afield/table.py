@@ -25,6 +25,8 @@ from afield.selection import RULES, checked_rules
 
 __all__ = [
     "FORMATS",
+    "LOW",
+    "TRUST",
     "as_csv",
     "as_latex",
     "as_markdown",

@@ -21,8 +21,9 @@ function compared(one, two) {
 function sort(table, column, header) {
   const before = header.getAttribute("aria-sort");
   const numbers = typeof valueOf(table.tBodies[0].rows[0], column) === "number";
-  // Numbers start with the largest, words with the first.
-  const order = before ? (before === "descending" ? "ascending" : "descending") : numbers ? "descending" : "ascending";
+  // Numbers start with the best, which may be the least; words with the first.
+  const first = numbers && !("low" in header.dataset) ? "descending" : "ascending";
+  const order = before ? (before === "descending" ? "ascending" : "descending") : first;
   for (const each of table.tHead.rows[0].cells) each.removeAttribute("aria-sort");
   header.setAttribute("aria-sort", order);
   const sign = order === "ascending" ? 1 : -1;
