@@ -224,7 +224,13 @@ def load(folder: str | Path, *, device: str | None = None) -> Model:
     except AfieldError as error:
         raise DataError(f"{path / JSON}: {error}") from None
     fill(module, weights, path / WEIGHTS)
-    return Model(about, module, distances, device=device or "cpu")
+    try:
+        return Model(about, module, distances, device=device or "cpu")
+    # What torch raises for a device that it does not know, was not built for, or does not find.
+    except (RuntimeError, AssertionError) as error:
+        raise SpecError(
+            f"device {device!r} cannot be used ({str(error).splitlines()[0]}); give another, as cpu"
+        ) from None
 
 
 def built_network(about: Description) -> nn.Module:
