@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from afield.readers import find_dataset
 from tests.test_cli import typed
@@ -109,6 +110,18 @@ def test_predict_writes_files(afield, spiral_model, new, tmp_path, suffix):
         assert len(pd.read_parquet(tmp_path / "answers.parquet")) == 5
 
 
+def test_a_small_network_leaves_the_cores_to_what_reads_files(afield, spiral_model, new):
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        afield("predict", spiral_model, new)
+        assert torch.get_num_threads() == 1
+        afield("predict", spiral_model, new, "--threads", "2")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_to_abstain_from_everything_or_nothing(afield, spiral_model, new):
     _, out, _ = afield("predict", spiral_model, new / "deep", "--abstain", "0")
     assert {row["abstain"] for row in rows(out)} == {"no"}
@@ -116,8 +129,11 @@ def test_to_abstain_from_everything_or_nothing(afield, spiral_model, new):
 
 def test_a_folder_without_files_and_broken_ones_only_are_told(afield, spiral_model, tmp_path):
     (tmp_path / "empty").mkdir()
-    code, _, err = afield("predict", spiral_model, "empty")
-    assert code == 2
+    (tmp_path / "answers.csv").write_text("of yesterday")
+    for words in ((), ("--out", "answers.csv")):
+        code, out, err = afield("predict", spiral_model, "empty", *words)
+        assert (code, out) == (2, "")
+    assert (tmp_path / "answers.csv").read_text() == "of yesterday"
     assert "no files there; spirals-erm takes arrays of n × 2 numbers" in err
     code, out, _ = afield("predict", spiral_model, "nosuch.npy")
     assert code == 1
@@ -129,6 +145,12 @@ def test_a_folder_without_files_and_broken_ones_only_are_told(afield, spiral_mod
     [
         (("--out", "a.xlsx"), ".csv, .jsonl, .parquet"),
         (("--domain", "turn0"), "cannot use a known domain"),
+        (("--device", "nosuch"), "device 'nosuch' cannot be used"),
+        pytest.param(
+            ("--device", "cuda"),
+            "device 'cuda' cannot be used",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="it can be used here"),
+        ),
     ],
 )
 def test_what_cannot_be_asked_is_told_in_one_line(afield, spiral_model, new, words, told):

@@ -64,6 +64,16 @@ def test_what_is_elsewhere_is_far(model, x):
     assert 20 < np.mean([p.percentile for p in near]) < 80
 
 
+def test_a_sample_for_which_the_network_overflows_has_an_error_and_no_class(model, x):
+    given = torch.cat([x[:1], torch.full((1, 2), 3e38), x[1:2]])
+    found = list(model.predictions(given))
+    assert "no finite number" in found[1].error
+    assert (found[1].label, found[1].confidence) == ("", None)
+    assert [p.label for p in found[::2]] == model.predict(x[:2]).tolist()
+    with pytest.raises(DataError, match=r"\[1\]: .*no finite number"):
+        model.predict_proba(given)
+
+
 def test_below_the_threshold_lies_as_great_a_share_of_what_was_held_out(model):
     confidences = np.array(model.about.calibration.confidences)
     for share in (0.0, 0.1, 0.5, 1.0):

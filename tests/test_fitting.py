@@ -1,8 +1,10 @@
 """From data to the folder of a model: what it holds, and what it says of itself."""
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from afield.deployment import load
 from afield.diagnosis import revived
 from afield.errors import DataError, SpecError
 from afield.evaluation import outputs
-from afield.fitting import fit
+from afield.fitting import _Asked, fit
 from afield.jobs import bench
 from afield.readers import find_dataset
 from afield.store import Store
@@ -120,8 +122,28 @@ def test_best_takes_what_the_bench_has_shown(tmp_path):
     assert model.about.run.method == "vrex"
     assert model.about.run.steps == 150
     assert model.about.estimate.recipes == 2
+    assert model.about.command.endswith(f"--store {store}")
     assert "chosen among 2" in (tmp_path / "model" / "README.md").read_text()
     assert len(list(Store(store))) == 9
+
+
+def test_a_bench_counts_wherever_its_data_are_now(two_colours, tmp_path):
+    store, settings = tmp_path / "runs", {**QUICK, "size": 16}
+    shutil.copytree(two_colours, tmp_path / "there")
+    bench(tmp_path / "there", ["erm"], trials=1, store=store, settings=settings)
+    (tmp_path / "there").rename(tmp_path / "here")
+    best = fit(tmp_path / "here", "best", tmp_path / "best", store=store)
+    named = fit(tmp_path / "here", "erm", tmp_path / "erm", store=store, settings=settings)
+    assert len(list(Store(store))) == 4
+    assert best.about.estimate == named.about.estimate
+    assert best.about.calibration == named.about.calibration
+    assert best.about.run.dataset == "here"
+
+
+def test_the_command_for_a_card_has_no_password_of_the_store():
+    asked = _Asked("spirals", "best", "last", {}, 1, 0.0)
+    told = asked.command(Path("m"), "sftp://me:secret@host/runs", estimate=True)
+    assert told == "afield fit spirals best --out m --store sftp://host/runs"
 
 
 def test_best_takes_no_setting_and_needs_a_bench(tmp_path):

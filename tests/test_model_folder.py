@@ -4,6 +4,7 @@ import json
 import pickle
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -243,10 +244,18 @@ def test_an_empty_folder_and_a_new_one_can_be_written_to_but_no_file(tmp_path):
         check_place(tmp_path / "file")
 
 
+@pytest.mark.parametrize("name", [".", "..", "/", "deep/.."])
+def test_a_place_without_a_name_is_refused_before_any_work(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError, match="has no name of its own"):
+        check_place(Path(name))
+
+
 def test_other_peoples_json_is_not_taken_for_a_model(tmp_path):
     assert not is_model_folder(tmp_path)
-    (tmp_path / "model.json").write_text('{"name": "mine"}')
-    assert not is_model_folder(tmp_path)
+    for text in ('{"name": "mine"}', "[" * 100_000):
+        (tmp_path / "model.json").write_text(text)
+        assert not is_model_folder(tmp_path)
 
 
 def test_quantiles_must_be_in_order():

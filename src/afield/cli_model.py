@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -184,7 +185,10 @@ def predict(
     ] = False,
     batch: Annotated[int, typer.Option(min=1, help="Samples at once.")] = 64,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads of the network; by default all.")
+        int | None,
+        typer.Option(
+            min=1, help="CPU threads of the network; by default all; one for a small: network."
+        ),
     ] = None,
     device: Annotated[
         str | None, typer.Option(help="Where to compute, as cuda; by default the fastest.")
@@ -200,8 +204,8 @@ def predict(
 
     if out is not None:
         check_out(out)
-    _set_threads(threads)
     loaded = load(model, device=device or default_device())
+    _set_threads(threads, loaded)
     columns = Columns(
         threshold=None if abstain is None else loaded.threshold(abstain),
         classes=loaded.classes if probabilities else (),
@@ -211,20 +215,28 @@ def predict(
     counted = _Count()
     # A bar would get between the rows on a terminal.
     with console.progress_shown():
-        answers = counted.of(loaded.predictions(paths, domain=domain, batch=batch))
+        answers: Iterator[Prediction] = counted.of(
+            loaded.predictions(paths, domain=domain, batch=batch)
+        )
+        first = next(answers, None)
+        if first is None:
+            raise SpecError(f"no files there; {loaded.about.name} takes {loaded.about.inputs.told}")
+        answers = chain([first], answers)
         if out is not None:
             write_predictions(answers, out, columns)
         else:
             _print_predictions(answers, columns)
-    if counted.every == 0:
-        raise SpecError(f"no files there; {loaded.about.name} takes {loaded.about.inputs.told}")
     counted.tell(out)
 
 
-def _set_threads(threads: int | None) -> None:
-    if threads is not None:
-        import torch
+def _set_threads(threads: int | None, model: "Model") -> None:
+    import torch
 
+    # Threads that share a small network mostly wait for each other, and keep the cores from those
+    # that read files.
+    if threads is None and model.about.architecture.backbone.startswith("small:"):
+        threads = 1
+    if threads is not None:
         torch.set_num_threads(threads)
 
 
@@ -252,7 +264,8 @@ class _Count:
     def tell(self, out: Path | None) -> None:
         """Say it; nothing but errors is a failure."""
         where = f" in {out}" if out else ""
-        told = f"{self.every - self.broken} predictions{where}"
+        good = self.every - self.broken
+        told = f"{good} prediction{'s' * (good != 1)}{where}"
         if self.broken:
             told += f"; {self.broken} could not be read, see the column error"
         console.err.print(told, markup=False, soft_wrap=True)

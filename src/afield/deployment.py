@@ -5,6 +5,7 @@ distance     how far the sample lies from what was trained on, in the features (
 percentile   where that distance lies among those of samples of held-out domains, 0 to 100
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,8 @@ __all__ = ["Model", "Prediction", "built_network", "fill", "load"]
 
 # Samples that go through the network at once.
 BATCH = 64
+# Numbers may be finite, and yet too large to be scaled, or for the network.
+OVERFLOW = "the network gives no finite number for it; its values are too large"
 
 Given = str | Path | NDArray[Any] | Tensor | Sequence[str | Path]
 
@@ -182,6 +185,10 @@ class Model:
                 yield Prediction(name, error=error)
                 continue
             number, confidence, distance, place, every = next(rows)
+            if not math.isfinite(confidence):
+                # It would be an answer, and not even below a threshold.
+                yield Prediction(name, error=OVERFLOW)
+                continue
             yield Prediction(name, self.classes[number], confidence, distance, place, tuple(every))
 
     def _placed(self, features: Tensor) -> tuple[list[Any], list[Any]]:
@@ -217,7 +224,13 @@ def load(folder: str | Path, *, device: str | None = None) -> Model:
     except AfieldError as error:
         raise DataError(f"{path / JSON}: {error}") from None
     fill(module, weights, path / WEIGHTS)
-    return Model(about, module, distances, device=device or "cpu")
+    try:
+        return Model(about, module, distances, device=device or "cpu")
+    # What torch raises for a device that it does not know, was not built for, or does not find.
+    except (RuntimeError, AssertionError) as error:
+        raise SpecError(
+            f"device {device!r} cannot be used ({str(error).splitlines()[0]}); give another, as cpu"
+        ) from None
 
 
 def built_network(about: Description) -> nn.Module:

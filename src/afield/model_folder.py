@@ -146,12 +146,14 @@ def is_model_folder(path: Path) -> bool:
     try:
         told = json.loads((path / JSON).read_text(encoding="utf-8"))
         return isinstance(told, dict) and {"format", "architecture", "files"} <= told.keys()
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
 
 
 def check_place(out: Path, *, replace: bool = False) -> None:
     """Refuse a place where something would be lost, before any work."""
+    if out.name in ("", ".."):
+        raise SpecError(f"{out}: has no name of its own to be written under; give a new folder")
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise SpecError(f"{out}: is a file or a link; give a folder to write the model to")
     if out.exists() and any(out.iterdir()):

@@ -10,7 +10,7 @@ twice; it comes out the same. Within one sweep, on any number of machines, that 
 import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -117,14 +117,17 @@ class RemoteStore(Store):
         """Send a file under another name, then rename it: it is whole or not there."""
         there = self._there(path)
         part = f"{there}.{uuid.uuid4().hex}.part"
-        self.files.makedirs(part.rpartition("/")[0], exist_ok=True)
-        self.files.put_file(str(path), part)
-        self.files.mv(part, there)
+        with self._asked("written"):
+            self.files.makedirs(part.rpartition("/")[0], exist_ok=True)
+            self.files.put_file(str(path), part)
+            self.files.mv(part, there)
 
     def _forget(self, path: Path) -> None:
         super()._forget(path)
-        if self.files.exists(self._there(path)):
-            self.files.rm_file(self._there(path))
+        # Another process may have done so meanwhile.
+        with self._asked("written"), suppress(FileNotFoundError):
+            if self.files.exists(self._there(path)):
+                self.files.rm_file(self._there(path))
 
     def _there(self, path: Path) -> str:
         return f"{self.path}/{path.relative_to(self.root).as_posix()}"
@@ -133,13 +136,13 @@ class RemoteStore(Store):
         return self.root.joinpath(*path.rsplit("/", 2)[-2:])
 
     @contextmanager
-    def _asked(self) -> Iterator[None]:
+    def _asked(self, what: str = "read") -> Iterator[None]:
         try:
             yield
         except AfieldError:
             raise
         except Exception as error:  # noqa: BLE001  every kind of address has errors of its own
-            raise DataError(f"{self.address}: cannot be read ({error})") from None
+            raise DataError(f"{self.address}: cannot be {what} ({error})") from None
 
 
 def _state(info: dict[str, Any]) -> str:

@@ -23,7 +23,7 @@ from afield import catalog
 from afield.average import Average
 from afield.backbone import network
 from afield.domains import Domain, DomainSet, Reading, data_root
-from afield.errors import DataError, SpecError
+from afield.errors import AfieldError, DataError, SpecError
 from afield.evaluation import Checkpoint
 from afield.loading import Samples, Stream
 from afield.material import Exams, Material
@@ -283,7 +283,7 @@ def _tell(work: Work, store: Store) -> None:
         host=host(),
         pid=os.getpid(),
     )
-    with suppress(OSError):
+    with suppress(OSError, AfieldError):
         store.put_progress(progress)
 
 
