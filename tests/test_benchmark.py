@@ -63,7 +63,7 @@ def test_names_may_be_written_as_on_the_command_line(written):
         ("dataset = ", "not TOML"),
         ('trials = "many"', "trials: Input should be a valid integer"),
         ("trials = 0", "trials=0: must be 1 or more"),
-        ("workers = 0", "workers=0: must be 1 or more"),
+        ("workers = 0", r"\.toml: workers=0: must be 1 or more"),
         ("methods = [1]", "methods.0: Input should be a valid string"),
         ('on = "rai"', "did you mean 'ray'"),
         ('on = "ray"\nworkers = 2', "--workers goes with processes"),

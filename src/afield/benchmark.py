@@ -122,8 +122,10 @@ def read_benchmark(path: Path, **changes: Any) -> Benchmark:
         checked: Benchmark = adapter.validate_python({**asked, "settings": settings}, strict=False)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(step) for step in first["loc"]) or "the whole file"
-        raise SpecError(f"{path}: {where}: {first['msg']}") from None
+        # What we refuse ourselves says where it stands.
+        where = ".".join(str(step) for step in first["loc"])
+        told = first["msg"].removeprefix("Value error, ")
+        raise SpecError(": ".join(filter(None, [str(path), where, told]))) from None
     return replace(checked, **given)
 
 
