@@ -65,7 +65,8 @@ def readable_arrays(path: Path) -> Iterator[None]:
     except MemoryError as error:
         raise DataError(f"{path}: does not fit into memory, or is broken ({error})") from None
     except (ValueError, EOFError, OSError, RuntimeError, BadZipFile, zlib.error):
-        reason = f"not an {path.suffix or '.npz'} of plain arrays, or a broken one"
+        kind = ".npy" if path.suffix == ".npy" else ".npz"
+        reason = f"not an {kind} of plain arrays, or a broken one"
         instead = "(nothing is unpickled: save arrays of objects with .astype(str))"
         raise DataError(f"{path}: {reason} {instead}") from None
 
