@@ -110,6 +110,22 @@ def test_what_cannot_be_exported_is_told_in_a_line_and_nothing_is_left(spiral_mo
     assert not list(tmp_path.iterdir())
 
 
+def test_a_model_that_is_exported_stays_as_it_was(spiral_model, tmp_path, monkeypatch):
+    model, traced = load(spiral_model), []
+    model.module.features.append(nn.ReLU(inplace=True))
+
+    def written(ready, model, part):
+        part.touch()
+        traced.append(ready.module)
+        return ready
+
+    monkeypatch.setattr(exporting, "_onnx", written)
+    export(model, "onnx", tmp_path / "m.onnx")
+    assert model.module.features[-1].inplace
+    assert not traced[0].features[-1].inplace
+    assert traced[0] is not model.module
+
+
 def test_a_package_that_is_not_there_is_told(spiral_model, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(SpecError, match=r"pip install 'afield\[onnx\]'"):

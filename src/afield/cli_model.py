@@ -314,13 +314,13 @@ def export(
     Scaling, temperature and softmax are in it: x (float32, as stored, at the network's size) goes
     in, logits and calibrated probabilities come out. It is kept only if it gives the same as here.
     """
-    from afield.deployment import load
     from afield.exporting import BATCHES, TOLERANCE
     from afield.exporting import export as exported
+    from afield.model_folder import read_description
 
     with console.progress_shown():
         path = exported(model, to, out, overwrite=force)  # type: ignore[arg-type]
-    inputs = load(model).about.inputs
+    inputs = read_description(model.expanduser()).inputs
     form = " × ".join(("n", *map(str, inputs.shape)))
     level = ", 0 to 255" * (inputs.dtype == "uint8")
     console.out.print(f"{path}: x ({form}, float32{level}) to logits and probabilities")

@@ -9,6 +9,7 @@ Scaling, temperature and softmax are in it. Reading files is not, nor is the res
 nor the distance; a model that can be told the domain is exported for unknown ones.
 """
 
+import copy
 import json
 import logging
 import warnings
@@ -114,7 +115,13 @@ def _place(model: str | Path | Model, to: Form, out: str | Path | None, *, overw
 def _ready(model: Model) -> Deployed:
     inputs = model.about.inputs
     scaling = Scaling(inputs.scale(inputs.mean), inputs.scale(inputs.std))
-    return Deployed(model.module.cpu(), scaling, model.temperature).eval()
+    # A copy: the loaded model stays where it computes.
+    module = copy.deepcopy(model.module).cpu()
+    for each in module.modules():
+        # In place or not, numbers are the same; torch takes several times as long to trace it.
+        if getattr(each, "inplace", False):
+            each.inplace = False  # type: ignore[assignment]
+    return Deployed(module, scaling, model.temperature).eval()
 
 
 def _example(model: Model, count: int) -> Tensor:
