@@ -1,6 +1,6 @@
 """Many short runs: what a second worker brings, and what Ray costs.
 
-    python benchmarks/sweep.py [--runs 24] [--steps 1500]
+    python benchmarks/sweep.py [--runs 24] [--steps 800]
 
 Every run has one thread. Wall time of the whole sweep, with workers and cluster started before.
 Two workers on two idle cores should be at least 1.7 times as fast as one; Ray with two CPUs should
@@ -43,7 +43,7 @@ def main() -> None:
     """Measure one worker, two, and Ray, in one go."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=24)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=800)
     options = parser.parse_args()
     runs = asked(options.runs, options.steps)
     ray = Ray()
