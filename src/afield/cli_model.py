@@ -12,8 +12,17 @@ from rich.table import Table
 from rich.text import Text
 
 from afield import console
-from afield.arguments import assignments
-from afield.cli_options import StoreOption
+from afield.cli_options import (
+    Average,
+    Backbone,
+    Set,
+    SkipBroken,
+    Steps,
+    StoreOption,
+    Threads,
+    Weights,
+    settings_from,
+)
 from afield.errors import SpecError
 
 if TYPE_CHECKING:
@@ -38,25 +47,12 @@ def fit(
     method_: Annotated[
         str | None, typer.Option("--method", help="The same as METHOD.", show_default=False)
     ] = None,
-    average: Annotated[
-        str, typer.Option(help="What is deployed: last, ema, swa or swad.")
-    ] = "last",
-    backbone: Annotated[
-        str | None, typer.Option(help="Network; by default what fits the data.")
-    ] = None,
-    weights: Annotated[
-        str | None, typer.Option(help="First weights: hub, none, or a file; by default what fits.")
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(help="Training steps; by default the dataset's.")
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Another setting, as in `afield bench`."),
-    ] = None,
-    skip_broken: Annotated[
-        bool, typer.Option("--skip-broken", help="Leave out files that cannot be read.")
-    ] = False,
+    average: Average = "last",
+    backbone: Backbone = None,
+    weights: Weights = None,
+    steps: Steps = None,
+    set_: Set = None,
+    skip_broken: SkipBroken = False,
     no_estimate: Annotated[
         bool,
         typer.Option(
@@ -87,7 +83,7 @@ def fit(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes; by default as many as there are cores.")
     ] = None,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each run.")] = 1,
+    threads: Threads = 1,
     store: StoreOption = "runs",
 ) -> None:
     """Train on all domains, and write a folder that holds all that is needed to use the model.
@@ -103,13 +99,9 @@ def fit(
     chosen = method or method_
     if chosen is None:
         raise SpecError("which method? See `afield list methods`, or give 'best' after a bench")
-    given = {
-        "steps": steps,
-        "backbone": backbone,
-        "weights": weights,
-        "skip_broken": skip_broken or None,
-    }
-    settings = {name: value for name, value in given.items() if value is not None}
+    settings = settings_from(
+        set_, steps=steps, backbone=backbone, weights=weights, skip_broken=skip_broken or None
+    )
     with console.progress_shown():
         model = fitted(
             dataset,
@@ -117,7 +109,7 @@ def fit(
             out,
             store=store,
             average=average,
-            settings={**settings, **assignments(set_ or [])},
+            settings=settings,
             estimate=not no_estimate,
             trials=trials,
             hold_out=hold_out,
