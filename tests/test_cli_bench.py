@@ -1,5 +1,10 @@
 """Benchmarks from files and on clusters, and following them, as typed."""
 
+import signal
+import subprocess
+import sys
+import time
+
 import pytest
 
 from afield.store import Store
@@ -96,7 +101,9 @@ def test_curves_for_tensorboard_lie_in_the_store(afield, tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_benchmark_on_ray_gives_the_same_table(afield):
+def test_a_benchmark_on_ray_gives_the_same_table(afield, monkeypatch):
+    # Not the cluster of another test that runs at the same time.
+    monkeypatch.setenv("RAY_ADDRESS", "local")
     ray = pytest.importorskip("ray", reason="pip install 'afield[ray]'")
     words = ("bench", "spirals", "--methods", "erm", "--trials", "1", "--steps", "10")
     _, here, _ = afield(*words, "--store", "here")
@@ -106,6 +113,30 @@ def test_a_benchmark_on_ray_gives_the_same_table(afield):
         ray.shutdown()
     assert code == 0
     assert there == here
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_ctrl_c_on_ray_stops_what_is_under_way(afield, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    pytest.importorskip("ray", reason="pip install 'afield[ray]'")
+    command = [sys.executable, "-c", "from afield.cli import main; main()"]
+    words = ["bench", "spirals", "--methods", "erm", "--steps", "1000000", "--on", "ray"]
+    bench = subprocess.Popen([*command, *words], stderr=subprocess.PIPE, text=True)
+    begun = time.monotonic()
+    while not list(tmp_path.glob("runs/*/progress.json")):
+        assert time.monotonic() - begun < 300
+        time.sleep(0.2)
+    bench.send_signal(signal.SIGINT)
+    _, said = bench.communicate(timeout=60)
+    assert bench.returncode == 130
+    assert said.strip().splitlines()[-1] == "stopped; start it again to go on"
+    begun = time.monotonic()
+    while "running" in (out := afield("status")[1]):
+        assert time.monotonic() - begun < 60
+        time.sleep(0.5)
+    assert "(not at work)" in out
+    assert "stopped" in out
 
 
 def test_where_to_run_must_be_known(afield):

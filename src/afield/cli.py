@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from afield.store import Store
 
 __all__ = ["app", "main"]
+
+_stopped = threading.Event()
 
 app = typer.Typer(
     help="Domain generalization: trained at home, tested afield.",
@@ -278,6 +281,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, _stop)
     try:
         app()
+    except SystemExit as end:
+        # Whatever ends a call of Ray's has a code of Ray's.
+        sys.exit(130 if _stopped.is_set() else end.code)
     except AfieldError as error:
         _fail(error)
     except BrokenPipeError:
@@ -293,6 +299,7 @@ def _fail(error: Exception) -> None:
 
 def _stop(*_: object) -> None:
     """Ctrl-C: stop at once, workers too. What is finished is on disk, the rest can go on."""
+    _stopped.set()
     console.err.print("stopped; start it again to go on")
     sys.exit(130)
 

@@ -22,6 +22,8 @@ Result = TypeVar("Result")
 
 # A run with these came to no end of its own.
 LOST = ("WorkerCrashedError", "NodeDiedError", "OutOfMemoryError", "ObjectLostError")
+# How often to ask for the end of what is under way, a second apart.
+CANCELS = 10
 # A cluster that is started for a sweep sends nothing to anybody.
 OWN = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
 
@@ -71,9 +73,7 @@ class Ray:
                         result = lost(item)
                     yield result
         finally:
-            # The last first: none that waits may take the place of one that is stopped.
-            for reference in reversed(at_work):
-                ray.cancel(reference, force=True)
+            _stop(ray, list(at_work))
 
     def _connected(self) -> Any:
         """Ray, with a cluster; it stays connected until the process ends."""
@@ -108,6 +108,17 @@ class Ray:
                 self.cpus,
                 self.gpus,
             )
+
+
+def _stop(ray: Any, references: list[Any]) -> None:
+    """Stop what is under way, and what waits; Ray may miss a task that is about to begin."""
+    for _ in range(CANCELS):
+        if not references:
+            return
+        # The last first: none that waits may take the place of one that is stopped.
+        for reference in reversed(references):
+            ray.cancel(reference, force=True)
+        references = ray.wait(references, num_returns=len(references), timeout=1.0)[1]
 
 
 def _done(work: Callable[[Item], Result], item: Item, *, gpu: bool) -> Result:
