@@ -69,7 +69,8 @@ def test_names_may_be_written_as_on_the_command_line(written):
         ('on = "ray"\nworkers = 2', "--workers goes with processes"),
         ("gpus = 0.5", "go with --on ray"),
         ("validate = 0.1", "--validate goes with --hold-out"),
-        ('dataset = "spirals"\nmetods = "erm"', "metods"),
+        ('dataset = "spirals"\nmetods = "erm"', "did you mean 'methods'"),
+        ("trials = true", "trials=true: give a number"),
         ('dataset = "spirals"\nvrex.penalti = 1\nmethods = "vrex"', "penalt"),
         ('dataset = "spirals"\nhold_out = 0.5\ntrain_on = ["few"]', "write numbers of domains"),
     ],
@@ -89,3 +90,7 @@ def test_where_it_is_done():
     assert Benchmark(on="ray", threads=2).pool() == Ray(cpus=2)
     there = Benchmark(on="ray://head:10001", cpus=1.0, gpus=0.25, retries=5).pool()
     assert there == Ray("ray://head:10001", cpus=1.0, gpus=0.25, retries=5)
+
+
+def test_names_may_be_separated_by_commas(written):
+    assert read_benchmark(written('methods = "erm, vrex"')).methods == ("erm", "vrex")

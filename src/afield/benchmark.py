@@ -12,8 +12,9 @@ A file is flat TOML. Its names are the options of `afield bench`; all others are
 """
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from afield.catalog import hint
 from afield.cluster import Ray
+from afield.domains import Training
 from afield.errors import DataError, SpecError, UnknownNameError
 from afield.jobs import plan
 from afield.record import Run
@@ -116,6 +118,7 @@ def read_benchmark(path: Path, **changes: Any) -> Benchmark:
     plain = {name.replace("-", "_"): value for name, value in found.items()}
     asked = {name: _listed(name, plain.pop(name)) for name in names if name in plain}
     settings = dict(_flat(plain))
+    _check_words(path, asked, settings, names)
     given = {name: value for name, value in changes.items() if value is not None}
     try:
         adapter = TypeAdapter(Benchmark)
@@ -129,10 +132,25 @@ def read_benchmark(path: Path, **changes: Any) -> Benchmark:
     return replace(checked, **given)
 
 
+def _check_words(
+    path: Path, asked: Mapping[str, Any], settings: Mapping[str, Any], names: Sequence[str]
+) -> None:
+    """Refuse what would be taken for something else: true for 1, an option for a setting."""
+    for name, value in asked.items():
+        if isinstance(value, bool):
+            raise SpecError(f"{path}: {name}={str(value).lower()}: give a number or a name")
+    known = [each.name for each in fields(Training)]
+    for name in settings:
+        if name not in known and (close := get_close_matches(name, names, n=1)):
+            raise UnknownNameError(f"{path}: no {name!r}; did you mean {close[0]!r}?")
+
+
 def _listed(name: str, value: Any) -> Any:
-    """Where several are possible, one may stand alone."""
-    several = ("dataset", "methods", "rules", "train_on", "merges", "expert_method")
-    return [value] if name in several and not isinstance(value, list) else value
+    """Where several are possible, one may stand alone, or names with commas as in a command."""
+    several = ("methods", "rules", "train_on", "merges", "expert_method")
+    if name in several and isinstance(value, str):
+        return [word.strip() for word in value.split(",")]
+    return [value] if name in (*several, "dataset") and not isinstance(value, list) else value
 
 
 def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
