@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from afield.catalog import CODE_FORM
 from afield.evaluation import Checkpoint, Score, Scores
 from afield.record import Record, Run
 
@@ -63,7 +64,7 @@ def record(
             **fields,
         }
     )
-    versions = {"afield": "0.1.0", "torch": "2.0", "code": run.method}
+    versions = {"afield": "0.1.0", "torch": "2.0", "code": CODE_FORM + run.method}
     return Record(run, tuple(checkpoints), seconds, versions, device)
 
 

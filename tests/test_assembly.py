@@ -189,7 +189,7 @@ def test_by_official_lists_the_expert_of_the_target_reports_on_the_test_list(tmp
 
 
 def test_the_ensemble_is_the_mean_of_raw_logits_as_the_reference_has_it():
-    numbers = np.load(Path(__file__).parent / "data" / "logit_ensemble.npz")
+    numbers = np.load(Path(__file__).parent / "golden" / "logit_ensemble.npz")
 
     class Given(nn.Module):
         def __init__(self, rows):
@@ -467,7 +467,7 @@ def test_what_is_known_of_a_merged_run_says_with_what_it_was_made(done, monkeypa
     assert record.versions["code"] != done.merged["ties"].versions["code"]
     with safe_open(done.store.folder(record.run) / "model.safetensors", "pt") as file:
         assert record.run.key in file.metadata()["afield"]
-    monkeypatch.setattr("afield.catalog._source", lambda kind, name: "another merge")
+    monkeypatch.setattr("afield.catalog._source", lambda kind, name: "another = 1")
     with caplog.at_level(logging.WARNING):
         list(complete([record.run], done.store))
     assert "score: its code has changed" in caplog.text

@@ -115,3 +115,28 @@ def test_another_package_does_not_replace_a_name_of_ours(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     assert catalog.names("methods").count("erm") == 1
     assert catalog.find("methods", "erm").__module__ == "afield.methods.erm"
+
+
+def changed_digest(monkeypatch, before, after):
+    """Whether the digest of a file tells the two contents apart."""
+    digests = []
+    for source in (before, after):
+        monkeypatch.setattr(catalog, "_source", lambda kind, name, source=source: source)
+        digests.append(catalog.digest("merges", "ties"))
+    return catalog.code_differs(*digests)
+
+
+def test_imports_docstrings_and_comments_are_not_part_of_the_code(monkeypatch):
+    before = 'import a\n\ndef f(x):\n    """Twice."""\n    return 2 * x\n'
+    after = '"""New."""\nfrom b import a\n\ndef f(x):\n    # why\n    return (2 * x)\n'
+    assert not changed_digest(monkeypatch, before, after)
+    assert changed_digest(monkeypatch, before, before.replace("2", "3"))
+
+
+def test_a_digest_of_another_form_says_nothing_about_the_code():
+    now = catalog.digest("methods", "erm")
+    assert now.startswith(catalog.CODE_FORM)
+    for older in ("", "0123456789ab", "ast0:0123456789ab"):
+        assert not catalog.code_differs(older, now)
+        assert not catalog.code_differs(now, older)
+    assert catalog.code_differs(now, catalog.digest("methods", "vrex"))

@@ -21,7 +21,7 @@ from afield.grouping import (
     seeds,
 )
 
-REFERENCE = np.load(Path(__file__).parent / "data" / "seed_categories.npz")
+REFERENCE = np.load(Path(__file__).parent / "golden" / "seed_categories.npz")
 
 
 def reference(name):

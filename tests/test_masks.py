@@ -12,7 +12,7 @@ from afield.backbone import Classifier, network
 from afield.errors import SpecError
 from afield.masks import Masked, folded, hard_overlap, soft_overlap
 
-REFERENCE = np.load(Path(__file__).parent / "data" / "dmg.npz")
+REFERENCE = np.load(Path(__file__).parent / "golden" / "dmg.npz")
 DOMAINS = ("art", "cartoon", "photo")
 NETWORKS = [
     ("small:mlp", (6,)),

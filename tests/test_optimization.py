@@ -172,7 +172,7 @@ def test_there_is_one_way_to_write_it(text, plain):
 
 def test_tensorflows_rmsprop_agrees_with_the_reference():
     """CrossGrad's: ε of 1 inside the root, the mean square starting at 1, gradients clipped."""
-    numbers = np.load(Path(__file__).parent / "data" / "crossgrad.npz")
+    numbers = np.load(Path(__file__).parent / "golden" / "crossgrad.npz")
     w = torch.tensor(numbers["rmsprop_tf1/w0"], requires_grad=True)
     made = optimizer_of("rmsproptf:alpha=0.9,eps=1.0,momentum=0.9", lr=0.02, weight_decay=0.0)
     optimizer = made([w])

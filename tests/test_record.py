@@ -5,7 +5,7 @@ import torch
 
 from afield.errors import SpecError
 from afield.evaluation import Checkpoint, Score, Scores
-from afield.record import Record, Run
+from afield.record import RESERVED, Record, Run
 
 RUN = Run("toy", "erm", ("a", "b"), params={"x": 1.0})
 
@@ -95,6 +95,7 @@ def test_how_a_run_is_read_and_labelled_does_not_change_its_key():
 def test_every_field_is_either_in_the_key_or_known_not_to_be():
     changed = {"rules", "given"}
     assert changed | {
+        *RESERVED,
         *("dataset", "method", "sources", "trial", "draw", "params", "average", "average_params"),
         *("backbone", "steps", "every", "batch", "lr", "weight_decay", "data"),
         *("weights", "start", "freeze_bn", "size", "augment", "domains_per_step", "balance"),
@@ -197,3 +198,26 @@ def test_a_record_knows_nothing_of_unused_domains():
     run = replace(RUN, tested=("c",), unused=("d",))
     assert record_of(run).domains == ("a", "b", "c")
     assert record_of(run).unseen == record_of(run).tests == ("c",)
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        {"precision": "bf16"},
+        {"inexact": True},
+        {"compile": True},
+        {"metric": "macro_f1"},
+        {"prompts": "0123"},
+        {"classes": ("dog",)},
+        {"batch_total": 64},
+        {"freeze_blocks": 2},
+        {"role": "adapted"},
+    ],
+)
+def test_a_field_for_a_later_version_changes_the_key_and_is_refused_for_now(later):
+    plain = Run(dataset="d", method="erm", sources=("a",))
+    run = replace(plain, **later)
+    assert run.key != plain.key
+    plain.check_supported()
+    with pytest.raises(SpecError, match="this version"):
+        run.check_supported()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from afield.catalog import CODE_FORM
 from afield.errors import DataError, SpecError
 from afield.gallery import FOLDER, note
 from afield.record import Failure
@@ -142,7 +143,7 @@ def test_every_dataset_has_a_section_of_its_own():
 
 def test_states_of_the_code_and_missing_runs_are_warned_of():
     records = several()
-    changed = replace(records[0], versions={**records[0].versions, "code": "other"})
+    changed = replace(records[0], versions={**records[0].versions, "code": f"{CODE_FORM}other"})
     text = rendered([changed, *records[1:11]])
     assert "Made with several states of the code: erm." in text
     assert "Runs are missing, and so are their numbers (–): things." in text

@@ -11,6 +11,7 @@ from afield.domains import Training
 from afield.errors import SpecError
 from afield.methods.arith import Arith
 from afield.space import (
+    Added,
     Around,
     Choice,
     LogUniform,
@@ -22,6 +23,8 @@ from afield.space import (
     draw_values,
     extremes,
     ranges,
+    with_neutral,
+    without_neutral,
 )
 
 
@@ -281,3 +284,21 @@ def test_several_numbers_are_written_with_commas(written, meant):
 def test_several_numbers_that_are_none_are_refused(wrong):
     with pytest.raises(SpecError, match=r"^Arith\.shares="):
         checked(Arith, {"shares": wrong})
+
+
+@dataclass(frozen=True)
+class Grown:
+    """A kind to which a hyperparameter was added; the default has changed since."""
+
+    first: Annotated[float, Uniform(0.0, 1.0)] = 0.5
+    later: Annotated[int, Choice((0, 1)), Added(neutral=0)] = 1
+
+
+def test_a_later_hyperparameter_at_its_neutral_value_is_not_kept():
+    assert without_neutral(Grown, {"first": 0.1, "later": 0}) == {"first": 0.1}
+    assert without_neutral(Grown, {"first": 0.1, "later": 1}) == {"first": 0.1, "later": 1}
+
+
+def test_what_is_not_kept_is_neutral_and_not_the_default():
+    assert with_neutral(Grown, {"first": 0.1}) == {"first": 0.1, "later": 0}
+    assert with_neutral(Grown, {"first": 0.1, "later": 1})["later"] == 1

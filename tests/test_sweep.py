@@ -189,7 +189,7 @@ def test_records_of_code_that_has_changed_since_are_reported(tmp_path, monkeypat
     list(complete(runs, store))
     list(complete(runs, store))
     assert "changed" not in caplog.text
-    monkeypatch.setattr("afield.catalog._source", lambda kind, name: "another loss")
+    monkeypatch.setattr("afield.catalog._source", lambda kind, name: "another = 1")
     list(complete(runs, store))
     assert "erm: its code has changed" in caplog.text
 

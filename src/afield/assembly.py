@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from afield import catalog
 from afield.domains import data_root
 from afield.errors import DataError, SpecError
 from afield.evaluation import Checkpoint, Scores
@@ -37,6 +38,7 @@ from afield.runner import (
     steady,
     versions,
 )
+from afield.space import with_neutral
 from afield.store import Store, read_record, stored_weights
 
 __all__ = ["COMPARISONS", "Ensemble", "assemble"]
@@ -133,7 +135,8 @@ def _made(run: Run, work: Work, store: Store) -> nn.Module:
         return special[run.method]().eval()
     base = {name: value.clone() for name, value in network.state_dict().items()}
     here = [{name: value.to(work.place.device) for name, value in e.items()} for e in experts]
-    return _with(network, merge(run.method, base, here, **run.params)).eval()
+    params = with_neutral(catalog.find("merges", run.method), run.params)
+    return _with(network, merge(run.method, base, here, **params)).eval()
 
 
 def _with(network: nn.Module, weights: State) -> nn.Module:

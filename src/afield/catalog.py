@@ -18,11 +18,13 @@ from typing import Any
 
 from afield.errors import SpecError, UnknownNameError
 
-__all__ = ["KINDS", "digest", "find", "hint", "names", "summary"]
+__all__ = ["CODE_FORM", "KINDS", "code_differs", "digest", "find", "hint", "names", "summary"]
 
 # What all of a kind extend: a change there is a change of afield itself, which has a version.
 IDEAS = ("afield.method", "afield.average")
 KINDS = ("methods", "merges", "averages", "datasets", "diagnostics")
+# How a code digest is computed. A digest with another prefix, or none, cannot be compared.
+CODE_FORM = "ast1:"
 
 
 def names(kind: str) -> list[str]:
@@ -58,17 +60,46 @@ def summary(kind: str, name: str) -> str:
 
 
 def digest(kind: str, name: str) -> str:
-    """Changes when the file behind a name does, or that of something it extends."""
+    """Digest of the code behind a name and of the classes it extends.
+
+    Imports, docstrings, comments and formatting do not count, so a file may be moved or documented
+    without making its records look outdated. The prefix names the form of the digest.
+    """
     bases = [base.__module__ for base in getattr(find(kind, name), "__mro__", ())[1:]]
     ours = [base for base in bases if base.startswith("afield.") and base not in IDEAS]
     sources = [_source(kind, name), *(inspect.getsource(import_module(each)) for each in ours)]
-    return hashlib.sha256("".join(sources).encode()).hexdigest()[:12]
+    code = "\n".join(_bare(source) for source in sources)
+    return CODE_FORM + hashlib.sha256(code.encode()).hexdigest()[:12]
+
+
+def code_differs(first: str, second: str) -> bool:
+    """Whether two code digests are of different code.
+
+    False where one of them is of another form: then nothing is known about it.
+    """
+    return first != second and first.startswith(CODE_FORM) and second.startswith(CODE_FORM)
 
 
 def hint(name: str, known: Sequence[str]) -> str:
     """What to write instead of an unknown name."""
     guess = get_close_matches(name, known, n=1)
     return f"did you mean {guess[0]!r}?" if guess else f"known: {', '.join(known) or 'none'}"
+
+
+def _bare(source: str) -> str:
+    """Syntax tree of a source file without its imports and docstrings, as text."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        for block in ("body", "orelse", "finalbody"):
+            kept = getattr(node, block, None)
+            if isinstance(kept, list):
+                setattr(node, block, [n for n in kept if not _is_import_or_text(n)])
+    return ast.dump(tree)
+
+
+def _is_import_or_text(node: ast.AST) -> bool:
+    text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return text or isinstance(node, (ast.Import, ast.ImportFrom))
 
 
 def _source(kind: str, name: str) -> str:

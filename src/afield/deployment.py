@@ -28,7 +28,7 @@ from afield.model_folder import JSON, WEIGHTS, Description, read_model
 from afield.optimization import optimizer_of
 from afield.portions import Portion, found_files, portions
 from afield.progress import progress
-from afield.space import build
+from afield.space import build, with_neutral
 from afield.views import features_noted
 
 __all__ = ["Model", "Prediction", "built_network", "fill", "load"]
@@ -240,7 +240,8 @@ def built_network(about: Description) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         net: nn.Module = network(told.backbone, shape, len(about.classes), freeze_bn=told.freeze_bn)
         if told.wrapper:
-            method: Method = build(catalog.find("methods", told.wrapper), told.params)
+            kind = catalog.find("methods", told.wrapper)
+            method: Method = build(kind, with_neutral(kind, told.params))
             task = Task(
                 sources=about.sources,
                 classes=about.classes,

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -102,6 +102,8 @@ class Training:
     is the most samples of a class and a domain that are trained on (0: all), and `skip_broken`
     leaves files out that cannot be read.
     """
+
+    seed_name: ClassVar[str] = "Training"
 
     steps: int = 600
     every: int | None = None

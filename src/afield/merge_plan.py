@@ -30,7 +30,7 @@ from afield.method import Task
 from afield.optimization import optimizer_of
 from afield.protocol import Settings, check_settings, planned_run, settings_of
 from afield.record import DEFAULT_RULES, Run
-from afield.space import build, checked, defaults, draw_values
+from afield.space import build, checked, defaults, draw_values, without_neutral
 
 __all__ = ["NEED_STATISTICS", "merging_runs"]
 
@@ -193,7 +193,7 @@ def _merged(plan: _Plan, like: Run, name: str, draw: int) -> Run:
         for key, value in {**chosen, "scale": scale}.items()
         if value != usual[key]
     }
-    params = {**params, "scale": scale}
+    params = {**without_neutral(merge, params), "scale": scale}
     return replace(like, method=name, params=params, draw=draw, given={**like.given, **given})
 
 

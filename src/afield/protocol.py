@@ -16,7 +16,7 @@ from afield.optimization import plain_name, plain_schedule
 from afield.randomness import seed
 from afield.record import DEFAULT_RULES, Run
 from afield.selection import RULES
-from afield.space import build, checked, defaults, draw_values
+from afield.space import build, checked, defaults, draw_values, without_neutral
 from afield.weights import file_digest
 
 __all__ = [
@@ -293,9 +293,9 @@ def planned_run(
         sources=sources,
         trial=trial,
         draw=draw,
-        params=drawn[method],
+        params=without_neutral(owners[method], drawn[method]),
         average=average,
-        average_params=drawn[average],
+        average_params=without_neutral(owners[average], drawn[average]),
         tested=tested,
         rules=rules,
         given={

@@ -21,7 +21,18 @@ NOT_IN_KEY = ("rules", "given")
 
 
 # What may be zero: nothing of it is asked for then.
-COUNTS = ("size", "domains_per_step", "limit")
+COUNTS = ("size", "domains_per_step", "limit", "batch_total", "freeze_blocks")
+# Declared ahead of the code that uses them, so that keys stay as they are when it comes.
+RESERVED = (
+    "precision",
+    "inexact",
+    "compile",
+    "metric",
+    "prompts",
+    "classes",
+    "batch_total",
+    "freeze_blocks",
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +46,12 @@ class Run:
     for the `unused`. Of merging, `role` is that of a run (base, expert or merged), `base` the key
     of the run from whose weights it starts, `experts` the keys of those that are merged: `method`
     is then the merge. The rest is as in `Training`, with nothing left open.
+
+    Reserved for later versions, and empty until then: `precision` (of the arithmetic), `inexact`
+    (kernels that do not repeat bit for bit), `compile`, `metric` (that selects; empty is accuracy),
+    `prompts` (digest of the class names shown to CLIP), `classes`, `batch_total` (one pooled batch
+    instead of one for each domain), `freeze_blocks`, and the role `adapted` (a run that adapts the
+    model of its base to unlabelled samples).
     """
 
     dataset: str
@@ -70,6 +87,14 @@ class Run:
     freeze_head: bool = False
     start: str = ""
     data: str = ""
+    precision: str = ""
+    inexact: bool = False
+    compile: bool = False
+    metric: str = ""
+    prompts: str = ""
+    classes: tuple[str, ...] = ()
+    batch_total: int = 0
+    freeze_blocks: int = 0
     rules: tuple[str, ...] = DEFAULT_RULES
     given: Mapping[str, Any] = field(default_factory=dict)
 
@@ -85,6 +110,15 @@ class Run:
         for name in ("weight_decay", "clip_norm", "trial", "draw", *COUNTS):
             if getattr(self, name) < 0:
                 raise SpecError(f"{name}={getattr(self, name)}: must not be below 0")
+
+    def check_supported(self) -> None:
+        """Refuse a run that asks for a capability of a later version."""
+        for name in RESERVED:
+            if getattr(self, name):
+                value = getattr(self, name)
+                raise SpecError(f"{name}={value!r}: this version of afield cannot do that")
+        if self.role == "adapted":
+            raise SpecError("role='adapted': this version of afield cannot do that")
 
     @cached_property
     def key(self) -> str:

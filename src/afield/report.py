@@ -16,6 +16,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from afield import catalog
 from afield.commands import quoted
 from afield.comparison import REFERENCE
 from afield.errors import DataError, SpecError
@@ -190,7 +191,7 @@ def _warnings(records: Sequence[Record], sections: Sequence[Section]) -> list[st
     found = []
     codes: dict[str, set[str]] = {}
     for record in records:
-        if "code" in record.versions:
+        if record.versions.get("code", "").startswith(catalog.CODE_FORM):
             codes.setdefault(record.run.method, set()).add(record.versions["code"])
     mixed = sorted(method for method, own in codes.items() if len(own) > 1)
     if mixed:

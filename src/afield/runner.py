@@ -35,7 +35,7 @@ from afield.randomness import restore_state, saved_state
 from afield.readers import find_dataset
 from afield.record import Progress, Record, Run
 from afield.selection import value_of
-from afield.space import build
+from afield.space import build, with_neutral
 from afield.store import Store, stored_inputs, stored_weights
 from afield.training import fit
 from afield.weights import file_digest
@@ -106,6 +106,7 @@ def execute(
     """
     if not 1 <= threads <= (os.cpu_count() or 1):
         raise SpecError(f"threads={threads}: this machine has {os.cpu_count()} cores")
+    run.check_supported()
     if run.experts:
         raise SpecError(f"{run.key}: a merged model is not trained; bench with --merges makes it")
     place = torch.device(device or default_device())
@@ -211,14 +212,16 @@ def begun_on(dataset: DomainSet, domains: Mapping[str, Domain], run: Run, place:
     )
     # Of a merged run there is nothing to train, but all else is as in training.
     name, params = (MERGED, {}) if run.experts else (run.method, run.params)
-    method: Method = build(catalog.find("methods", name), params)
+    kind = catalog.find("methods", name)
+    method: Method = build(kind, with_neutral(kind, params))
     model = build_network(len(dataset.classes), names=dataset.classes).to(place.device)
     if run.base:
         model.load_state_dict(stored_weights(place.store / run.base))
     if run.freeze_head:
         model.head.requires_grad_(requires_grad=False)
     learner = method.setup(model, task)
-    average: Average = build(catalog.find("averages", run.average), run.average_params)
+    kind = catalog.find("averages", run.average)
+    average: Average = build(kind, with_neutral(kind, run.average_params))
     average.follow(learner.model, steps=learner.task.steps)
     inputs = {"classes": dataset.classes, "shape": material.shape, **material.scaling.told()}
     return Work(
@@ -348,6 +351,12 @@ def _made(work: Work) -> dict[str, Any]:
     return {"device": work.place.told, "rules": list(work.run.rules), **versions(work.run)}
 
 
+def _made_otherwise(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a snapshot cannot be continued; a code digest of an older form does not matter."""
+    same = {**before, "code": ""} == {**now, "code": ""}
+    return not same or catalog.code_differs(before["code"], now["code"])
+
+
 def versions(run: Run) -> dict[str, str]:
     """What a run is made with now: packages, and the files of its method and average."""
     packages = {name: version(name) for name in ("afield", "torch", "numpy")}
@@ -373,7 +382,7 @@ def _continued(run: Run, store: Store, place: Place) -> Work:
     if found is None:
         return work
     state, checkpoints = found
-    if state["made"] != _made(work):
+    if _made_otherwise(state["made"], _made(work)):
         log.warning("%s: the snapshot was made otherwise; starting again", run.key)
         return work
     try:

@@ -19,6 +19,7 @@ from afield.errors import SpecError
 from afield.randomness import seed
 
 __all__ = [
+    "Added",
     "Around",
     "Choice",
     "LogUniform",
@@ -31,6 +32,9 @@ __all__ = [
     "draw_values",
     "extremes",
     "ranges",
+    "seed_name",
+    "with_neutral",
+    "without_neutral",
 ]
 
 T = TypeVar("T")
@@ -107,6 +111,18 @@ class Variant(Choice):
         return default
 
 
+@dataclasses.dataclass(frozen=True)
+class Added:
+    """Marks a hyperparameter that was added after its kind had been in use.
+
+    While it has its `neutral` value, the kind computes what it did before, and the value stays out
+    of the parameters of a run: the run keeps its key. The neutral value never changes, even when
+    the default does.
+    """
+
+    neutral: Any
+
+
 Range = Uniform | LogUniform | Around | Choice | Variant
 
 
@@ -148,10 +164,43 @@ def draw_values(
     if draw == 0:
         return values
     for name, range_ in ranges(kind).items():
-        generator = np.random.default_rng(seed(kind.__name__, name, draw, trial))
+        generator = np.random.default_rng(seed(seed_name(kind), name, draw, trial))
         value = range_.draw(generator, values[name])
         values[name] = _typed(kind, name, value, range_.ends(values[name]))
     return values
+
+
+def without_neutral(kind: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values without later additions that are at their neutral value."""
+    neutral = _neutral(kind)
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in neutral or value != neutral[name]
+    }
+
+
+def with_neutral(kind: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a run, with the neutral value of what was added to the kind since."""
+    return {**_neutral(kind), **values}
+
+
+def _neutral(kind: Callable[..., Any]) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {
+        name: mark.neutral
+        for name in defaults(kind)
+        for mark in get_args(hints.get(name))[1:]
+        if isinstance(mark, Added)
+    }
+
+
+def seed_name(kind: Callable[..., Any]) -> str:
+    """Name that seeds the draws of a kind: its `seed_name`, or the name of the class or function.
+
+    A class that is renamed keeps its draws by declaring its former name as `seed_name`.
+    """
+    return str(getattr(kind, "seed_name", kind.__name__))
 
 
 def extremes(kind: Callable[..., Any], name: str) -> tuple[Any, Any]:

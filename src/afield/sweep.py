@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from afield import catalog
 from afield.assembly import assemble
 from afield.errors import AfieldError, SpecError
 from afield.processes import end_with_parent, usable_cores
@@ -126,7 +127,7 @@ def _known(records: Iterable[Record]) -> Iterator[Record]:
     """Records of the store, with a note on methods whose code has changed since."""
     stale = set()
     for record in records:
-        if record.versions.get("code") != versions(record.run)["code"]:
+        if catalog.code_differs(record.versions.get("code", ""), versions(record.run)["code"]):
             stale.add(record.run.method)
         yield record
     for method in sorted(stale):

@@ -17,7 +17,7 @@ from afield.averages.swad import SWAD
 from afield.errors import SpecError
 from afield.evaluation import Checkpoint, Score, Scores
 
-REFERENCE = np.load(Path(__file__).parents[1] / "data" / "swad.npz")
+REFERENCE = np.load(Path(__file__).parents[1] / "golden" / "swad.npz")
 SEQUENCES = ("early_converge", "never_converges", "converge_then_lower", "converge_last")
 SETTINGS = {
     "default_3_6_0.3": {"converge": 3, "patience": 6, "slack": 0.3},

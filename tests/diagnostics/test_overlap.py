@@ -11,7 +11,7 @@ from afield.diagnostics.overlap import Overlap, kept_rank, principal_angles, sar
 from afield.errors import SpecError
 from afield.spectral import leading
 
-REFERENCE = dict(np.load(Path(__file__).parents[1] / "data" / "subspace_overlap.npz"))
+REFERENCE = dict(np.load(Path(__file__).parents[1] / "golden" / "subspace_overlap.npz"))
 EXPERTS = [f"expert{i}" for i in range(5)]
 DELTAS = [torch.from_numpy(REFERENCE[f"a.weight/delta{i}"]) for i in range(5)]
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[1] / "golden"
 
 
 def reference(experts: int, method: str) -> tuple[dict[str, Tensor], list[dict[str, Tensor]], dict]:

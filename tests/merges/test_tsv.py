@@ -9,7 +9,7 @@ import torch
 
 from afield.merges.tsv import tsv
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[1] / "golden"
 MATRICES = ["a.weight", "b.weight", "c.weight"]
 
 

@@ -15,8 +15,8 @@ from torch.nn.utils import parameters_to_vector
 from afield.loading import Batch
 from afield.method import Learner, Method, Task
 
-REFERENCE = np.load(Path(__file__).parents[1] / "data" / "baseline_updates.npz")
-ARITH = np.load(Path(__file__).parents[1] / "data" / "arith.npz")
+REFERENCE = np.load(Path(__file__).parents[1] / "golden" / "baseline_updates.npz")
+ARITH = np.load(Path(__file__).parents[1] / "golden" / "arith.npz")
 
 agree = partial(torch.testing.assert_close, rtol=0, atol=1e-10)
 

@@ -18,7 +18,7 @@ from afield.methods.crossgrad import CrossGrad
 from afield.methods.erm import ERM
 from tests.methods.reference import agree, random_batches, theta
 
-REFERENCE = np.load(Path(__file__).parents[1] / "data" / "crossgrad.npz")
+REFERENCE = np.load(Path(__file__).parents[1] / "golden" / "crossgrad.npz")
 CASES = {
     "paper_eps1_noclip_a0.5": 0.0,
     "paper_eps2_0.5_noclip_a0.25": 0.0,

@@ -31,7 +31,7 @@ from afield.training import fit
 from tests.methods.reference import batch_of, theta
 from tests.test_runner import interrupted, outcome
 
-REFERENCE = np.load(Path(__file__).parents[1] / "data" / "seed_categories.npz")
+REFERENCE = np.load(Path(__file__).parents[1] / "golden" / "seed_categories.npz")
 
 
 def reference(name):
