@@ -10,14 +10,14 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from afield.backbone import network
-from afield.jobs import planned
-from afield.loading import Stream
-from afield.material import Material
-from afield.method import pool
-from afield.readers import find_dataset
-from afield.record import Run
-from afield.runner import loaded
+from afield.data.lookup import find_dataset
+from afield.data.stream import Stream
+from afield.experiments.benchmarking import planned
+from afield.experiments.record import Run
+from afield.experiments.run_data import Material
+from afield.experiments.runner import loaded
+from afield.networks.backbone import network
+from afield.training.method import pool
 
 __all__ = ["Stopwatch", "asked", "bare_steps", "stream_of"]
 

@@ -16,12 +16,12 @@ from PIL import Image
 from torch import Tensor
 from torchvision import transforms
 
-from afield.domains import data_root
-from afield.loading import Stream
-from afield.material import Material
-from afield.protocol import planned_run
-from afield.readers import find_dataset
-from afield.runner import loaded, stream_of
+from afield.data.domains import data_root
+from afield.data.lookup import find_dataset
+from afield.data.stream import Stream
+from afield.experiments.protocol import planned_run
+from afield.experiments.run_data import Material
+from afield.experiments.runner import loaded, stream_of
 
 TURNS, WARM_UP = 20, 2
 BACKBONE = "timm:resnet50"

@@ -11,12 +11,12 @@ from functools import partial
 import torch
 from bare import Stopwatch, asked, bare_steps, stream_of
 
-from afield.averages.last import Last
-from afield.backbone import network
-from afield.method import Task
-from afield.methods.erm import ERM
-from afield.readers import find_dataset
-from afield.training import fit
+from afield.data.lookup import find_dataset
+from afield.networks.backbone import network
+from afield.training.averages.last import Last
+from afield.training.loop import fit
+from afield.training.method import Task
+from afield.training.methods.erm import ERM
 
 STEPS, TURN = 3000, 10
 

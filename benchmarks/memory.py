@@ -16,17 +16,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from afield.averages.last import Last
-from afield.backbone import network
-from afield.cache import _mapped
-from afield.domains import Domain, DomainSet
-from afield.evaluation import Exam
-from afield.material import Material
-from afield.method import Task
-from afield.methods.erm import ERM
-from afield.record import Run
-from afield.runner import stream_of
-from afield.training import fit
+from afield.data.cache import _mapped
+from afield.data.domains import Domain, DomainSet
+from afield.experiments.record import Run
+from afield.experiments.run_data import Material
+from afield.experiments.runner import stream_of
+from afield.networks.backbone import network
+from afield.training.averages.last import Last
+from afield.training.evaluation import Exam
+from afield.training.loop import fit
+from afield.training.method import Task
+from afield.training.methods.erm import ERM
 
 NAMES, STEPS, SIDE = ("a", "b", "c", "d"), 20, 1024
 

@@ -34,7 +34,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from afield.file_merging import merge_files
+from afield.merging.files import merge_files
 from afield.weights import file_digest
 
 EXPERTS = 3

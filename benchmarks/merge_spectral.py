@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from afield.merges.score import kept, score
-from afield.merges.tsv import tsv
-from afield.spectral import shared_basis
+from afield.merging.merges.score import kept, score
+from afield.merging.merges.tsv import tsv
+from afield.merging.spectral import shared_basis
 
 SHAPES = ((2304, 768), (768, 768), (3072, 768), (768, 3072))
 TAU = 1.96

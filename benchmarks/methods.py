@@ -29,13 +29,13 @@ import torch
 from bare import Stopwatch
 from torch.profiler import ProfilerActivity, profile
 
-from afield import catalog
-from afield.backbone import network
-from afield.domains import Domain
-from afield.loading import Scaling, Stream, pooled_samples
-from afield.method import Batches, Learner, Method, Task
-from afield.optimization import optimizer_of
-from afield.space import build
+from afield import registry
+from afield.data.domains import Domain
+from afield.data.stream import Scaling, Stream, pooled_samples
+from afield.hyperparameters import build
+from afield.networks.backbone import network
+from afield.training.method import Batches, Learner, Method, Task
+from afield.training.optimizers import optimizer_of
 
 DOMAINS, CLASSES, BATCH = 3, 7, 32
 # Name, pixels a side, steps that are measured.
@@ -97,7 +97,7 @@ def stepping(method: Method, backbone: str, pixels: int, times: int) -> Callable
 
 def time_ratio(name: str, backbone: str, pixels: int, steps: int) -> float:
     """The median over blocks of the method's time over erm's, taking turns."""
-    method, erm = (build(catalog.find("methods", each), {}) for each in (name, "erm"))
+    method, erm = (build(registry.find("methods", each), {}) for each in (name, "erm"))
     return median_ratio(
         *(stepping(m, backbone, pixels, method.times) for m in (method, erm)), steps
     )
@@ -121,7 +121,7 @@ def median_ratio(ours: Callable[[], None], theirs: Callable[[], None], steps: in
 def pair_ratio(domain_net: str, backbone: str, pixels: int, steps: int) -> float:
     """The time of a step of crossgrad over that of a step of erm of each of its two networks."""
     crossgrad, erm = (
-        build(catalog.find("methods", name), settings)
+        build(registry.find("methods", name), settings)
         for name, settings in (("crossgrad", {"domain_net": domain_net}), ("erm", {}))
     )
     other = "small:cnn" if domain_net == "small" else backbone
@@ -147,7 +147,7 @@ def training(method: Method, backbone: str, pixels: int, steps: int) -> Callable
 
 def run_ratio(name: str, backbone: str, pixels: int, steps: int) -> float:
     """The time of all steps of a run over that of erm's, taking turns."""
-    methods = (build(catalog.find("methods", each), {}) for each in (name, "erm"))
+    methods = (build(registry.find("methods", each), {}) for each in (name, "erm"))
     turns = [(Stopwatch(), training(each, backbone, pixels, steps)) for each in methods]
     for block in range(steps):
         for watch, step in turns if block % 2 else reversed(turns):
@@ -159,7 +159,7 @@ def run_ratio(name: str, backbone: str, pixels: int, steps: int) -> float:
 
 def reading_speed(name: str, backbone: str, pixels: int) -> float:
     """How fast a regrouping reads all samples, over a bare loop; the median of some turns."""
-    method = build(catalog.find("methods", name), {})
+    method = build(registry.find("methods", name), {})
     learner = begun(method, backbone, pixels)
     samples = stream_of(pixels, BATCH, size=READ // DOMAINS).samples
 
@@ -185,9 +185,9 @@ def reading_speed(name: str, backbone: str, pixels: int) -> float:
 
 def prediction_ratio(combine: str, backbone: str, pixels: int) -> tuple[float, float]:
     """How long dmg's network predicts, over the bare one; and the share of what is masked."""
-    dmg = build(catalog.find("methods", "dmg"), {"combine": combine})
+    dmg = build(registry.find("methods", "dmg"), {"combine": combine})
     masked = begun(dmg, backbone, pixels).model.eval()
-    bare = begun(build(catalog.find("methods", "erm"), {}), backbone, pixels).model.eval()
+    bare = begun(build(registry.find("methods", "erm"), {}), backbone, pixels).model.eval()
     x = torch.randn(BARE, 3, pixels, pixels).contiguous(memory_format=torch.channels_last)
     passed: list[float] = []
     first = bare.get_submodule(masked.layers[0])
@@ -209,7 +209,7 @@ def peak_bytes(
     name: str, backbone: str, pixels: int, times: int, settings: Mapping[str, str] | None = None
 ) -> int:
     """The most that torch held at once, of all that was made since the start."""
-    method = build(catalog.find("methods", name), settings or {})
+    method = build(registry.find("methods", name), settings or {})
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step = stepping(method, backbone, pixels, times)
         step()
@@ -226,11 +226,11 @@ def peak_bytes(
 def main() -> None:
     """Measure and print."""
     torch.set_num_threads(1)
-    names = sys.argv[1:] or [name for name in catalog.names("methods") if name != "erm"]
+    names = sys.argv[1:] or [name for name in registry.names("methods") if name != "erm"]
     rows, notes = [], []
     for (backbone, pixels, steps), whole in zip(CASES, WHOLE, strict=True):
         for name in names:
-            kind = catalog.find("methods", name)
+            kind = registry.find("methods", name)
             times = build(kind, {}).times
             time = time_ratio(name, backbone, pixels, steps)
             memory, plain = (peak_bytes(n, backbone, pixels, times) for n in (name, "erm"))

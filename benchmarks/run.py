@@ -14,10 +14,10 @@ from dataclasses import replace
 import torch
 from bare import Stopwatch, asked, bare_steps
 
-from afield import runner
-from afield.record import Run
-from afield.selection import RULES
-from afield.store import Store
+from afield.experiments import runner
+from afield.experiments.record import Run
+from afield.experiments.selection import RULES
+from afield.experiments.store import Store
 
 ROUNDS = 5
 

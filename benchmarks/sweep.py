@@ -13,9 +13,9 @@ import time
 from collections.abc import Sequence
 
 from afield import Local, Ray, Run, Store, complete
-from afield.jobs import planned
-from afield.record import Record
-from afield.sweep import Pool
+from afield.experiments.benchmarking import planned
+from afield.experiments.record import Record
+from afield.experiments.sweep import Pool
 
 
 def asked(count: int, steps: int) -> list[Run]:

@@ -11,13 +11,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from afield.averages.last import Last
-from afield.backbone import network
-from afield.evaluation import Exam
-from afield.loading import Stream, pooled_samples
-from afield.method import Batches, Learner, Logs, Method, Task, risks
-from afield.readers import find_dataset
-from afield.training import fit
+from afield.data.lookup import find_dataset
+from afield.data.stream import Stream, pooled_samples
+from afield.networks.backbone import network
+from afield.training.averages.last import Last
+from afield.training.evaluation import Exam
+from afield.training.loop import fit
+from afield.training.method import Batches, Learner, Logs, Method, Task, risks
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 from torch import nn
 
-from afield.backbone import Classifier
-from afield.domains import Domain
-from afield.fitting import fit
-from afield.loading import Samples, Stream, pooled_samples
-from afield.method import Task
+from afield.data.domains import Domain
+from afield.data.stream import Samples, Stream, pooled_samples
+from afield.deployment.fitting import fit
+from afield.networks.backbone import Classifier
+from afield.training.method import Task
 
 DOMAINS, CLASSES, FEATURES = 3, 4, 6
 # Tests are small: more threads would wait for each other, not least where other programs run.

@@ -16,10 +16,11 @@ from fontTools.pens.ttGlyphPen import TTGlyphPen
 from fontTools.ttLib.tables._g_l_y_f import Glyph
 from PIL import Image
 
-from afield.domains import Domain
+from afield.data.domains import Domain
+from afield.data.lookup import find_dataset
 from afield.errors import DataError
-from afield.readers import find_dataset
 
+GOLDEN = Path(__file__).parent / "golden"
 RED = (200, 10, 20)
 NOBODY = 65534
 RATE = 16_000

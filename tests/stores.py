@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from afield.catalog import CODE_FORM
-from afield.evaluation import Checkpoint, Score, Scores
-from afield.record import Record, Run
+from afield.experiments.record import Record, Run
+from afield.registry import CODE_FORM
+from afield.training.evaluation import Checkpoint, Score, Scores
 
 DOMAINS = ("art", "photo", "sketch")
 HOSTILE = (

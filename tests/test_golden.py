@@ -10,23 +10,22 @@ import json
 import logging
 import os
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import afield
-from afield import catalog
-from afield.cache import cache_root, state
-from afield.domains import Training
-from afield.record import Run
-from afield.runner import execute, versions
-from afield.space import draw_values, seed_name
-from afield.store import Store, read_record
-from afield.sweep import complete
+from afield import registry
+from afield.data.cache import cache_root, state
+from afield.data.domains import Training
+from afield.experiments.record import Run
+from afield.experiments.runner import execute, versions
+from afield.experiments.store import Store, read_record
+from afield.experiments.sweep import complete
+from afield.hyperparameters import draw_values, seed_name
+from tests.files import GOLDEN
 
-GOLDEN = Path(__file__).parent / "golden"
 FLAT = GOLDEN / "flat"
 KEYS = json.loads((GOLDEN / "keys.json").read_text())
 DRAWS = json.loads((GOLDEN / "draws.json").read_text())
@@ -58,7 +57,7 @@ def test_keys_recipes_and_seeds_of_runs_are_as_ever():
 def test_draws_of_hyperparameters_are_as_ever():
     for kind, names in DRAWS["names"].items():
         for name, seeding in names.items():
-            found = catalog.find(kind, name)
+            found = registry.find(kind, name)
             assert seed_name(found) == seeding, f"{name}: set seed_name, so that draws stay"
             assert listed(draw_values(found, draw=1, trial=2)) == DRAWS["draws"][kind][name]
     drawn = draw_values(Training, draw=1, trial=2)

@@ -6,7 +6,7 @@ from threading import Thread
 
 import pytest
 
-from afield import console
+from afield.cli import console
 from afield.progress import Advance, progress, shown_by, tracked
 
 Told = list[tuple[str, int | None] | int | str]

@@ -11,80 +11,80 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from afield.average import Average as Average
-    from afield.catalog import find as find
-    from afield.catalog import names as names
-    from afield.cluster import Ray as Ray
-    from afield.deployment import Model as Model
-    from afield.deployment import load as load
-    from afield.diagnosis import diagnose as diagnose
-    from afield.diagnostic import Diagnostic as Diagnostic
-    from afield.diagnostic import Finding as Finding
-    from afield.domains import Domain as Domain
-    from afield.domains import DomainSet as DomainSet
-    from afield.embedding import embed as embed
+    from afield.data.availability import get_dataset as get_dataset
+    from afield.data.domains import Domain as Domain
+    from afield.data.domains import DomainSet as DomainSet
+    from afield.data.inspection import inspected as inspected
+    from afield.data.lookup import find_dataset as find_dataset
+    from afield.deployment.exporting import export as export
+    from afield.deployment.fitting import fit as fit
+    from afield.deployment.merged_model import merge_model as merge_model
+    from afield.deployment.model import Model as Model
+    from afield.deployment.model import load as load
+    from afield.diagnosis.diagnosing import diagnose as diagnose
+    from afield.diagnosis.diagnostic import Diagnostic as Diagnostic
+    from afield.diagnosis.diagnostic import Finding as Finding
     from afield.errors import AfieldError as AfieldError
-    from afield.exporting import export as export
-    from afield.file_merging import merge_files as merge_files
-    from afield.fitting import fit as fit
-    from afield.inspection import inspected as inspected
-    from afield.jobs import bench as bench
-    from afield.jobs import train as train
-    from afield.merged_model import merge_model as merge_model
-    from afield.merging import merge as merge
-    from afield.method import Method as Method
-    from afield.protocol import hold_out as hold_out
-    from afield.protocol import leave_one_out as leave_one_out
-    from afield.readers import find_dataset as find_dataset
-    from afield.record import Failure as Failure
-    from afield.record import Record as Record
-    from afield.record import Run as Run
-    from afield.report import write_report as write_report
-    from afield.runner import execute as execute
-    from afield.selection import Pick as Pick
-    from afield.store import Store as Store
-    from afield.supply import get_dataset as get_dataset
-    from afield.sweep import Local as Local
-    from afield.sweep import complete as complete
-    from afield.table import tabulate as tabulate
+    from afield.experiments.benchmarking import bench as bench
+    from afield.experiments.benchmarking import train as train
+    from afield.experiments.embedding import embed as embed
+    from afield.experiments.pools import Ray as Ray
+    from afield.experiments.protocol import hold_out as hold_out
+    from afield.experiments.protocol import leave_one_out as leave_one_out
+    from afield.experiments.record import Failure as Failure
+    from afield.experiments.record import Record as Record
+    from afield.experiments.record import Run as Run
+    from afield.experiments.runner import execute as execute
+    from afield.experiments.selection import Pick as Pick
+    from afield.experiments.store import Store as Store
+    from afield.experiments.sweep import Local as Local
+    from afield.experiments.sweep import complete as complete
+    from afield.merging.files import merge_files as merge_files
+    from afield.merging.state_dicts import merge as merge
+    from afield.registry import find as find
+    from afield.registry import names as names
+    from afield.reporting.page import write_report as write_report
+    from afield.reporting.table import tabulate as tabulate
+    from afield.training.average import Average as Average
+    from afield.training.method import Method as Method
 
 _HOMES = {
-    "Average": "average",
-    "find": "catalog",
-    "names": "catalog",
-    "Ray": "cluster",
-    "Model": "deployment",
-    "load": "deployment",
-    "diagnose": "diagnosis",
-    "Diagnostic": "diagnostic",
-    "Finding": "diagnostic",
-    "Domain": "domains",
-    "DomainSet": "domains",
-    "embed": "embedding",
+    "Average": "training.average",
+    "find": "registry",
+    "names": "registry",
+    "Ray": "experiments.pools",
+    "Model": "deployment.model",
+    "load": "deployment.model",
+    "diagnose": "diagnosis.diagnosing",
+    "Diagnostic": "diagnosis.diagnostic",
+    "Finding": "diagnosis.diagnostic",
+    "Domain": "data.domains",
+    "DomainSet": "data.domains",
+    "embed": "experiments.embedding",
     "AfieldError": "errors",
-    "export": "exporting",
-    "merge_files": "file_merging",
-    "fit": "fitting",
-    "inspected": "inspection",
-    "bench": "jobs",
-    "train": "jobs",
-    "merge_model": "merged_model",
-    "merge": "merging",
-    "Method": "method",
-    "hold_out": "protocol",
-    "leave_one_out": "protocol",
-    "find_dataset": "readers",
-    "Failure": "record",
-    "Record": "record",
-    "Run": "record",
-    "Store": "store",
-    "write_report": "report",
-    "execute": "runner",
-    "Pick": "selection",
-    "get_dataset": "supply",
-    "Local": "sweep",
-    "complete": "sweep",
-    "tabulate": "table",
+    "export": "deployment.exporting",
+    "merge_files": "merging.files",
+    "fit": "deployment.fitting",
+    "inspected": "data.inspection",
+    "bench": "experiments.benchmarking",
+    "train": "experiments.benchmarking",
+    "merge_model": "deployment.merged_model",
+    "merge": "merging.state_dicts",
+    "Method": "training.method",
+    "hold_out": "experiments.protocol",
+    "leave_one_out": "experiments.protocol",
+    "find_dataset": "data.lookup",
+    "Failure": "experiments.record",
+    "Record": "experiments.record",
+    "Run": "experiments.record",
+    "Store": "experiments.store",
+    "write_report": "reporting.page",
+    "execute": "experiments.runner",
+    "Pick": "experiments.selection",
+    "get_dataset": "data.availability",
+    "Local": "experiments.sweep",
+    "complete": "experiments.sweep",
+    "tabulate": "reporting.table",
 }
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605  one list, checked against the imports above by a test

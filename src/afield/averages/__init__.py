@@ -1,1 +1,0 @@
-"""What is deployed of a training, one a file; `afield.average` says what they are."""

@@ -1,0 +1,70 @@
+"""Which datasets are here, and how the others come."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from afield import registry
+from afield.data.archives import unpack
+from afield.data.domains import DomainSet, data_root
+from afield.data.downloads import fetch
+from afield.data.lookup import find_dataset
+from afield.errors import AfieldError, DataError
+
+__all__ = ["Stock", "get_dataset", "stock"]
+
+
+@dataclass(frozen=True)
+class Stock:
+    """One dataset: whether its files are here, and where they come from otherwise."""
+
+    name: str
+    here: bool
+    comes: str
+
+
+def stock(root: Path | None = None) -> list[Stock]:
+    """All datasets that come with afield, or with other packages."""
+    return [_stocked(name, root or data_root()) for name in registry.names("datasets")]
+
+
+def get_dataset(name: str, root: Path | None = None) -> DomainSet:
+    """Fetch what a dataset needs and is not here, and check it; an error says what to do else."""
+    place = root or data_root()
+    dataset = find_dataset(name, place)
+    if dataset.origin:
+        raise DataError(f"{name}: these are your own data; there is nothing to get")
+    if dataset.missing(place):
+        if not dataset.source.archives:
+            by_hand = dataset.source.by_hand
+            raise DataError(f"{name}: cannot be fetched by afield; {by_hand} (data root: {place})")
+        place.mkdir(parents=True, exist_ok=True)
+        for archive in dataset.source.archives:
+            file = fetch(archive, place / "downloads")
+            _put(file, place / archive.folder)
+            file.unlink(missing_ok=True)
+        dataset = find_dataset(name, place)
+        still = dataset.missing(place)
+        if still:
+            raise DataError(f"{name}: fetched and unpacked, but {still[0]} is not there")
+    return dataset
+
+
+def _put(file: Path, into: Path) -> None:
+    """An archive unpacked, or a file that readers take as it is, such as MNIST's, moved."""
+    if file.name.endswith((".zip", ".tar", ".tar.gz", ".tgz")):
+        unpack(file, into)
+    else:
+        into.mkdir(parents=True, exist_ok=True)
+        file.replace(into / file.name)
+
+
+def _stocked(name: str, root: Path) -> Stock:
+    try:
+        dataset = find_dataset(name, root)
+    except (AfieldError, ImportError, AttributeError) as error:
+        # Another package's dataset may fail to load; the others are there all the same.
+        return Stock(name, here=False, comes=str(error))
+    source = dataset.source
+    fetched = f"afield data get {name}"
+    comes = fetched if source.archives else source.by_hand or "comes with afield"
+    return Stock(name, here=not dataset.missing(root), comes=comes)

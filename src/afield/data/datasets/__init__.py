@@ -1,0 +1,1 @@
+"""Datasets of domains, one a file; `afield.data.domains` says what they are."""

@@ -1,0 +1,40 @@
+"""Camelyon17: 455,954 patches of lymph nodes from five hospitals, with or without a tumor.
+
+Bándi et al., *From Detection of Individual Metastases to Classification of Lymph Node Status at the
+Patient Level: the CAMELYON17 Challenge*, IEEE TMI 2018, as patches of 96 × 96 by Koh, Sagawa,
+Marklund et al., *WILDS*, ICML 2021. The domains are the hospitals; a patch is of class tumor if
+there is any in its middle. It lies in ``camelyon17_v1.0`` under the data root, where the package
+wilds puts it. CC0.
+
+Differs from WILDS: its parts are not used, every hospital is a domain of which two parts are cut.
+Its official question is how well one does on hospital_2, with hospital_1 for validation. Differs
+from DomainBed: patches keep their size, there they are enlarged to 224 × 224.
+"""
+
+from dataclasses import replace
+
+from afield.data.domains import DOMAINBED, DomainSet
+from afield.data.sources.wilds import WildsSet
+
+__all__ = ["camelyon17"]
+
+WILDS = WildsSet("camelyon17", "1.0", field="hospital", pictures=lambda whole: whole._input_array)
+SIZES = {
+    "hospital_0": 59_436,
+    "hospital_1": 34_904,
+    "hospital_2": 85_054,
+    "hospital_3": 129_838,
+    "hospital_4": 146_722,
+}
+
+camelyon17 = DomainSet(
+    name="camelyon17",
+    domains=tuple(SIZES),
+    classes=("normal", "tumor"),
+    reader=WILDS.reader(tuple(SIZES)),
+    training=replace(DOMAINBED, every=100, size=96),
+    resizable=True,
+    needs=WILDS.needs,
+    source=WILDS.source("11 GB", licence="CC0 1.0"),
+    sizes=SIZES,
+)

@@ -1,0 +1,71 @@
+"""CIFAR-10: 60,000 small photographs of ten things, without domains of their own.
+
+Krizhevsky, Learning Multiple Layers of Features from Tiny Images, Toronto, 2009. For the analyses
+of methods, not for benchmarks: the two domains are its training part (50,000) and its test part
+(10,000), which differ by chance only, so leaving ``test`` out measures ordinary accuracy.
+
+Under the data root: ``cifar-10-batches-bin/``, the binary version, in which nothing is pickled:
+for every picture a class and 32 × 32 pixels of red, green and blue. Licence: none stated.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from afield.data.domains import Domain, DomainSet, Reading, Source, Training
+from afield.data.downloads import Archive
+from afield.errors import DataError
+
+__all__ = ["cifar10"]
+
+FOLDER = "cifar-10-batches-bin"
+PARTS = {
+    "train": [f"{FOLDER}/data_batch_{number}.bin" for number in range(1, 6)],
+    "test": [f"{FOLDER}/test_batch.bin"],
+}
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+SHAPE = (3, 32, 32)
+RECORD = 1 + 3 * 32 * 32
+
+
+def _read(reading: Reading) -> dict[str, Domain]:
+    domains = {}
+    for name, files in PARTS.items():
+        records = np.concatenate([_records(reading.root / file) for file in files])
+        domains[name] = Domain(
+            x=torch.from_numpy(np.ascontiguousarray(records[:, 1:])).view(-1, *SHAPE),
+            y=torch.from_numpy(records[:, 0].astype(np.int64)),
+        )
+    return domains
+
+
+def _records(path: Path) -> NDArray[np.uint8]:
+    """One row a picture: its class, then its pixels."""
+    content = np.fromfile(path, np.uint8)
+    records = content[: len(content) // RECORD * RECORD].reshape(-1, RECORD)
+    if not len(records) or records.size < len(content) or records[:, 0].max() >= len(CLASSES):
+        told = f"{len(content):,} bytes that are not pictures of {RECORD:,} bytes, class first"
+        raise DataError(f"{path}: {told}; remove it and get it again")
+    return records
+
+
+cifar10 = DomainSet(
+    name="cifar10",
+    domains=tuple(PARTS),
+    classes=CLASSES,
+    reader=_read,
+    training=Training(steps=3000, batch=128),
+    needs=tuple(file for files in PARTS.values() for file in files),
+    source=Source(
+        archives=(
+            Archive(
+                url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+                checksum="md5:c32a1d4ab5d03f1284b67883e8d87530",
+            ),
+        ),
+        licence="none stated",
+    ),
+    sizes={"train": 50_000, "test": 10_000},
+)

@@ -1,0 +1,44 @@
+"""NICO++: 88,866 photographs of 60 things in six surroundings.
+
+Zhang, He, Xu, Yu, Shen, Cui, *NICO++: Towards Better Benchmarking for Domain Generalization*, CVPR
+2023. The domains are the six surroundings that all classes share in the public training part of the
+NICO challenge's first track, as that part unpacks:
+``nico_pp/public_dg_0416/train/<domain>/<class>/<file>`` under the data root. Free for research, not
+for economic purposes.
+
+Differs from the original benchmark: this leaves one domain out, that one leaves out two at a time
+and has lists of its own, which are not used. The whole of NICO++ has 80 classes and more
+surroundings.
+"""
+
+from afield.data.domains import DOMAINBED, DomainSet, Source
+from afield.data.sources.folders import folder_reader
+
+__all__ = ["nico_pp"]
+
+FOLDER = "nico_pp/public_dg_0416/train"
+DOMAINS = ("autumn", "dim", "grass", "outdoor", "rock", "water")
+NAMES = """
+airplane, bear, bicycle, bird, bus, butterfly, cactus, car, cat, chair, clock, corn, cow, crab,
+crocodile, dog, dolphin, elephant, fishing rod, flower, football, fox, frog, giraffe, goose,
+gun, hat, helicopter, horse, hot air balloon, kangaroo, lifeboat, lion, lizard, mailbox, monkey,
+motorcycle, ostrich, owl, pineapple, pumpkin, rabbit, racket, sailboat, scooter, seal, sheep,
+ship, shrimp, spider, squirrel, sunflower, tent, tiger, tortoise, train, truck, umbrella, wheat,
+wolf
+"""
+CLASSES = tuple(name.strip() for name in NAMES.split(","))
+
+nico_pp = DomainSet(
+    name="nico_pp",
+    domains=DOMAINS,
+    classes=CLASSES,
+    reader=folder_reader(FOLDER, DOMAINS, CLASSES),
+    training=DOMAINBED,
+    resizable=True,
+    needs=tuple(f"{FOLDER}/{domain}" for domain in DOMAINS),
+    source=Source(
+        by_hand="get the training part of track 1 from https://nicochallenge.com/dataset and unpack"
+        f" it as {FOLDER} in the data root",
+        licence="research, no economic purposes (https://nicochallenge.com/dataset)",
+    ),
+)

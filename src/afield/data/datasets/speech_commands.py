@@ -1,0 +1,94 @@
+"""Speech Commands: ten spoken words by many speakers; the speakers are the domains.
+
+Warden, Speech Commands: A Dataset for Limited-Vocabulary Speech Recognition, 2018, version 0.02,
+105,829 clips of 35 words. The classes are its ten commands: yes, no, up, down, left, right, on,
+off, stop, go. Domains are the speakers who said every one of them and have at least 20 clips of
+them (of fewer, next to nothing is left to validate on); that is read off the names of the files.
+Clips are a second long at most, and read as log-mel features of 40 bins × 98 frames. There are many
+domains: hold some of them out (``--hold-out``) instead of leaving each out once.
+
+Shankar et al. (Generalizing Across Domains via Cross-Gradient Training, ICLR 2018) have 12 commands
+by 1,888 speakers of the first version, which fits these ten with its classes for silence and for
+all other words; these two are left out here. Its lists of test and validation files are not used:
+they divide the speakers, and so do we.
+
+Under the data root: ``SpeechCommands/speech_commands_v0.02/WORD/SPEAKER_nohash_TAKE.wav``, as
+torchaudio unpacks it. Licence: CC BY 4.0.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from afield.data.audio import LogMel
+from afield.data.domains import Domain, DomainSet, Reading, Source, Training
+from afield.data.downloads import Archive
+from afield.data.sources.folders import Entry, read_files, sounds_as
+from afield.errors import DataError
+from afield.seeds import seed
+
+__all__ = ["speech_commands"]
+
+FOLDER = "SpeechCommands/speech_commands_v0.02"
+WORDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
+LEAST = 20
+CLIP = re.compile(r"([0-9a-f]+)_nohash_(\d+)\.wav")
+SOUND = sounds_as(LogMel())
+SOURCE = Source(
+    archives=(
+        Archive(
+            url="http://download.tensorflow.org/data/speech_commands_v0.02.tar.gz",
+            checksum="sha256:af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58",
+            size=2_428_923_189,
+            folder=FOLDER,
+        ),
+    ),
+    licence="CC BY 4.0",
+)
+
+
+def speech_commands(root: Path) -> DomainSet:
+    """The dataset for this root of all data."""
+    folder = root.resolve() / FOLDER
+    clips = _speakers(folder) if folder.is_dir() else {}
+    names = [entry.file.name for entries in clips.values() for entry in entries]
+    return DomainSet(
+        name="speech_commands",
+        domains=tuple(clips),
+        classes=WORDS,
+        reader=partial(_read, clips),
+        training=Training(steps=3000, batch=8, domains_per_step=16),
+        mel=SOUND.mel,
+        fingerprint=f"{seed(*names):016x}" if names else "",
+        needs=(FOLDER,),
+        source=SOURCE,
+    )
+
+
+def _read(clips: Mapping[str, list[Entry]], reading: Reading) -> dict[str, Domain]:
+    return read_files(reading.root.resolve() / FOLDER, clips, SOUND, reading)
+
+
+def _speakers(folder: Path) -> dict[str, list[Entry]]:
+    """The clips of every speaker who has enough of them, by word and take."""
+    clips: dict[str, list[Entry]] = {}
+    for label, word in enumerate(WORDS):
+        for file in (folder / word).glob("[!.]*.wav"):
+            named = CLIP.fullmatch(file.name)
+            if named is None:
+                raise DataError(f"{file}: not called SPEAKER_nohash_TAKE.wav; move it elsewhere")
+            clips.setdefault(named[1], []).append(Entry(file, label))
+    found = {
+        name: sorted(clips[name], key=_by_word_and_take)
+        for name in sorted(clips)
+        if len(clips[name]) >= LEAST and len({clip.label for clip in clips[name]}) == len(WORDS)
+    }
+    if len(found) < 2:
+        told = f"{len(found)} speaker(s) with {LEAST} clips of all ten words, two are the least"
+        raise DataError(f"{folder}: {told}; remove the folder and get it again")
+    return found
+
+
+def _by_word_and_take(clip: Entry) -> tuple[int, int]:
+    return clip.label, int(clip.file.stem.rpartition("_")[2])

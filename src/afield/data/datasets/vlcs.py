@@ -1,0 +1,34 @@
+"""VLCS: 10,729 photographs of five things from four older datasets.
+
+Fang, Xu, Rockmore, *Unbiased Metric Learning*, ICCV 2013; the choice of datasets and classes goes
+back to Torralba, Efros, *Unbiased Look at Dataset Bias*, CVPR 2011. The domains are those datasets:
+``VLCS/<domain>/<class>/<file>`` under the data root, as in DomainBed. Each of the four has terms of
+its own, and there is no licence for the whole.
+
+Copies with folders CALTECH, LABELME, PASCAL and SUN, cut into train, crossval and test, are laid
+out in another way and are not read.
+"""
+
+from afield.data.domains import DOMAINBED, DomainSet, Source
+from afield.data.sources.folders import folder_reader
+
+__all__ = ["vlcs"]
+
+SIZES = {"Caltech101": 1415, "LabelMe": 2656, "SUN09": 3282, "VOC2007": 3376}
+CLASSES = ("bird", "car", "chair", "dog", "person")
+
+vlcs = DomainSet(
+    name="vlcs",
+    domains=tuple(SIZES),
+    classes=CLASSES,
+    reader=folder_reader("VLCS", tuple(SIZES), CLASSES),
+    training=DOMAINBED,
+    resizable=True,
+    needs=tuple(f"VLCS/{domain}" for domain in SIZES),
+    source=Source(
+        by_hand="get VLCS.tar.gz (https://drive.google.com/uc?id=1skwblH1_okBwxWxmRsp9_qi15hyPpxg8,"
+        " as DomainBed does) and unpack it in the data root",
+        licence="none for the whole; the terms of Caltech101, LabelMe, SUN09 and VOC2007",
+    ),
+    sizes=SIZES,
+)

@@ -1,0 +1,81 @@
+"""A folder of fonts as data: every font is a domain, the characters are the classes."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from afield.data.cache import Arrays, contents, kept
+from afield.data.domains import Domain, DomainSet, Reading, Training
+from afield.data.glyphs import CHARACTERS, SUFFIXES, letters
+from afield.errors import DataError
+from afield.progress import tracked
+from afield.seeds import seed
+
+__all__ = ["font_folder", "is_font"]
+
+SIDE = 32
+# Images of a font, about; for the room on disk.
+ABOUT = 10 * len(CHARACTERS)
+
+
+def is_font(path: Path) -> bool:
+    """Whether a file's name is that of a font."""
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+
+
+def font_folder(path: Path) -> DomainSet:
+    """A folder of font files; two to eighteen images of each character and font are drawn."""
+    path = path.resolve()
+    try:
+        files = sorted(child for child in path.iterdir() if is_font(child))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    names = [file.stem for file in files]
+    if len(files) < 2:
+        raise DataError(f"{path}: {len(files)} font(s); leaving one out takes at least two")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise DataError(f"{path}: two files are called {twice!r}; keep one of them")
+    return DomainSet(
+        name=path.name,
+        domains=tuple(names),
+        classes=CHARACTERS,
+        reader=partial(_read, path, files),
+        training=Training(steps=1000, batch=8, backbone="small:lenet", domains_per_step=16),
+        origin=str(path),
+        fingerprint=contents(path, files),
+    )
+
+
+def _read(path: Path, files: list[Path], reading: Reading) -> dict[str, Domain]:
+    del reading
+    found = kept(
+        path,
+        files,
+        partial(_drawn, path, files),
+        form=f"letters of {SIDE} × {SIDE}",
+        needed=len(files) * ABOUT * SIDE * SIDE,
+    )
+    sizes = found["sizes"].tolist()
+    columns = found["x"].split(sizes), found["y"].split(sizes)
+    return {file.stem: Domain(x, y) for file, x, y in zip(files, *columns, strict=True)}
+
+
+def _drawn(path: Path, files: list[Path]) -> Arrays:
+    pictures, labels = [], []
+    for file in tracked(files, f"drawing {path.name}", len(files)):
+        try:
+            x, y = letters(file, side=SIDE, seed=seed("letters", file.stem))
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise DataError(f"{file}: {why}; remove it from the folder") from None
+        if not len(y):
+            raise DataError(f"{file}: has none of the characters {''.join(CHARACTERS)}; remove it")
+        pictures.append(x[:, None])
+        labels.append(np.asarray(y, np.int64))
+    return {
+        "x": np.concatenate(pictures),
+        "y": np.concatenate(labels),
+        "sizes": np.array([len(y) for y in labels]),
+    }

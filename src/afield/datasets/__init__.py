@@ -1,1 +1,0 @@
-"""Datasets of domains, one a file; `afield.domains` says what they are."""

@@ -1,0 +1,1 @@
+"""A model to use: fit, model folder, prediction, export, scikit-learn."""

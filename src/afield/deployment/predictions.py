@@ -1,0 +1,180 @@
+"""Predictions as CSV, JSON lines or Parquet: one row a sample, written as they come.
+
+    file, class, confidence, distance, percentile, [abstain,] error [, a column for every class]
+
+A file is there at the end whole, or not at all.
+"""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from afield.deployment.model import Prediction
+from afield.errors import SpecError
+from afield.files import whole
+
+__all__ = ["FORMATS", "Columns", "check_out", "csv_lines", "write_predictions"]
+
+FORMATS = (".csv", ".jsonl", ".parquet")
+# What a spreadsheet would take for a formula.
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+# The percentile of what lies further away than all that was held out.
+BEYOND = 100
+# Rows of a Parquet file that are written at once.
+GROUP = 4096
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns there are: with `threshold`, whether to abstain; with `classes`, one for each.
+
+    To abstain from is a prediction whose confidence is below the threshold, and one that lies
+    further from the sources than all that was held out: no confidence was ever measured there.
+    """
+
+    threshold: float | None = None
+    classes: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """In their order."""
+        abstain = [] if self.threshold is None else ["abstain"]
+        own = ["file", "class", "confidence", "distance", "percentile", *abstain, "error"]
+        return [*own, *(f"p({name})" for name in self.classes)]
+
+    def row(self, prediction: Prediction) -> Row:
+        """One prediction, under the names of the columns."""
+        found: Row = {
+            "file": plain_name(prediction.file),
+            "class": prediction.label or None,
+            "confidence": prediction.confidence,
+            "distance": prediction.distance,
+            "percentile": prediction.percentile,
+        }
+        if self.threshold is not None:
+            found["abstain"] = self._abstain(prediction, self.threshold)
+        found["error"] = prediction.error or None
+        every = prediction.probabilities or [None] * len(self.classes)
+        pairs = zip(self.classes, every, strict=False)
+        return {**found, **{f"p({name})": value for name, value in pairs}}
+
+    def _abstain(self, prediction: Prediction, threshold: float) -> bool | None:
+        if prediction.confidence is None:
+            return None
+        beyond = prediction.percentile is not None and prediction.percentile >= BEYOND
+        return beyond or prediction.confidence < threshold
+
+
+def plain_name(file: str) -> str:
+    """A file's name that can be written, and that no spreadsheet takes for a formula.
+
+    >>> plain_name("=1+1.png")
+    './=1+1.png'
+    """
+    name = os.fsencode(file).decode("utf-8", "backslashreplace")
+    return f"./{name}" if name.startswith(FORMULA) else name
+
+
+def check_out(out: Path) -> None:
+    """Refuse what cannot be written, before any work."""
+    if out.suffix not in FORMATS:
+        raise SpecError(f"{out}: predictions are one of {', '.join(FORMATS)}; name it so")
+    if out.is_dir():
+        raise SpecError(f"{out}: is a folder; give a file to write")
+    if out.suffix == ".parquet":
+        _pyarrow()
+
+
+def write_predictions(predictions: Iterable[Prediction], out: Path, columns: Columns) -> None:
+    """Write all rows to a file of the form that its name says."""
+    check_out(out)
+    writer = {".csv": _csv, ".jsonl": _json_lines, ".parquet": _parquet}[out.suffix]
+    rows = (columns.row(prediction) for prediction in predictions)
+    try:
+        with whole(out) as part:
+            writer(rows, part, columns)
+    except OSError as error:
+        raise SpecError(
+            f"{out}: cannot be written ({error.strerror}); give another --out"
+        ) from None
+
+
+def csv_lines(rows: Iterable[Row], columns: Columns) -> Iterator[str]:
+    """The lines of a CSV, its head first."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    for cells in _with_head(rows, columns.names):
+        writer.writerow(cells)
+        yield text.getvalue()
+        text.seek(0)
+        text.truncate()
+
+
+def _with_head(rows: Iterable[Row], names: Sequence[str]) -> Iterator[list[Any]]:
+    yield list(names)
+    for row in rows:
+        yield [_cell(row[name]) for name in names]
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.8g}" if isinstance(value, float) else value
+
+
+def _csv(rows: Iterable[Row], part: Path, columns: Columns) -> None:
+    with _text(part) as file:
+        file.writelines(csv_lines(rows, columns))
+
+
+def _json_lines(rows: Iterable[Row], part: Path, columns: Columns) -> None:
+    del columns
+    with _text(part) as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+@contextmanager
+def _text(part: Path) -> Iterator[IO[str]]:
+    with part.open("w", encoding="utf-8", newline="") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _parquet(rows: Iterable[Row], part: Path, columns: Columns) -> None:
+    arrow, parquet = _pyarrow()
+    kinds: Mapping[str, Callable[[], Any]] = {
+        "file": arrow.string,
+        "class": arrow.string,
+        "error": arrow.string,
+        "abstain": arrow.bool_,
+    }
+    schema = arrow.schema([(name, kinds.get(name, arrow.float64)()) for name in columns.names])
+    with parquet.ParquetWriter(part, schema) as writer:
+        waiting: list[Row] = []
+        for row in rows:
+            waiting.append(row)
+            if len(waiting) == GROUP:
+                writer.write_table(arrow.Table.from_pylist(waiting, schema=schema))
+                waiting = []
+        if waiting:
+            writer.write_table(arrow.Table.from_pylist(waiting, schema=schema))
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise SpecError(
+            f"Parquet: the package pyarrow is needed ({error}); pip install 'afield[parquet]'"
+        ) from None
+    return pyarrow, pyarrow.parquet

@@ -1,0 +1,1 @@
+"""Diagnostics: what finished runs have learned."""

@@ -1,0 +1,106 @@
+"""Do the domains pull the same way? Cosines between the gradients of their losses.
+
+    cosine(a, b) = ∇L_a · ∇L_b / (|∇L_a| |∇L_b|)   at the deployed weights
+
+On the diagonal stands the cosine between two halves of a domain's own samples: about what so many
+samples allow. Gradient matching (Fish, Arith) is meant to raise the other entries.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from afield.diagnosis.diagnostic import Diagnostic, Finding, Subject, only
+from afield.errors import SpecError
+from afield.hyperparameters import LogUniform, Variant
+from afield.progress import tracked
+from afield.tensors import flat
+from afield.training.method import Samples
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["Agreement"]
+
+CHUNK = 64
+# Domains that are shown: each has two gradients in memory.
+MOST = 12
+
+
+@dataclass(frozen=True)
+class Agreement(Diagnostic):
+    """Cosines of gradients, of so many `samples` of each domain; `at` the run's end or start."""
+
+    samples: Annotated[int, LogUniform(16, 4096)] = 256
+    at: Annotated[Literal["end", "start"], Variant(("end", "start"))] = "end"
+
+    def __post_init__(self) -> None:
+        if self.samples < 2:
+            raise SpecError(f"samples={self.samples}: at least 2 are needed, one for each half")
+
+    def look(self, subjects: Sequence[Subject]) -> Finding:
+        """Two gradients of each domain, of one half of its samples each."""
+        subject = only(subjects, "agreement")
+        model = subject.model if self.at == "end" else subject.learner.model.eval()
+        names = subject.shown(MOST)
+        halves = {}
+        for name in tracked(names, "gradients", len(names)):
+            both = subject.some(name, self.samples).tensor_split(2)
+            halves[name] = [_gradient(model, subject.domains[name], index) for index in both]
+        seen = set(subject.record.run.sources)
+        rows = [
+            (a, b, _cosine(halves[a], halves[b], own=a == b), a in seen and b in seen)
+            for a in names
+            for b in names
+        ]
+        data = pd.DataFrame(rows, columns=["first", "second", "cosine", "seen"])
+        return Finding(data, _told(data, seen), lambda axes: _paint(axes[0], data, names, seen))
+
+
+def _gradient(model: nn.Module, samples: Samples, index: Tensor) -> Tensor:
+    """The gradient of the mean loss, as a vector of length one."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    total = torch.zeros_like(flat(parameters))
+    for part in index.split(CHUNK):
+        batch = samples.batch(part.to(samples.y.device))
+        loss = F.cross_entropy(model(batch.x), batch.y, reduction="sum")
+        total += flat(torch.autograd.grad(loss, parameters, materialize_grads=True))
+    return F.normalize(total, dim=0)
+
+
+def _cosine(first: list[Tensor], second: list[Tensor], *, own: bool) -> float:
+    """Between halves of one domain, or the mean over the halves of two."""
+    if own:
+        return float(first[0] @ first[1])
+    return float(torch.stack([a @ b for a in first for b in second]).mean())
+
+
+def _told(data: pd.DataFrame, seen: set[str]) -> str:
+    other = data[data["first"] != data["second"]]
+    unseen = other[other["first"].isin(seen) & ~other["second"].isin(seen)]
+    own = data[data["first"] == data["second"]]
+    told = f"mean cosine of gradients: {own['cosine'].mean():.2f} within a domain"
+    if other["seen"].any():
+        told += f", {other[other['seen']]['cosine'].mean():.2f} between two sources"
+    if len(unseen):
+        told += f", {unseen['cosine'].mean():.2f} between a source and an unseen domain"
+    return told
+
+
+def _paint(axes: "Axes", data: pd.DataFrame, names: list[str], seen: set[str]) -> None:
+    square = data.pivot_table(index="first", columns="second", values="cosine").loc[names, names]
+    axes.imshow(square.to_numpy(), cmap="RdBu", vmin=-1, vmax=1)
+    labels = [name if name in seen else f"{name} (unseen)" for name in names]
+    axes.set_xticks(range(len(names)), labels, rotation=45, ha="right", parse_math=False)
+    axes.set_yticks(range(len(names)), labels, parse_math=False)
+    for i, row in enumerate(square.to_numpy()):
+        for j, value in enumerate(row):
+            colour = "white" if abs(value) > 0.6 else "black"
+            axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=8)
+    axes.set_title("cosine of gradients", fontsize=10)
+    axes.set_xlabel("diagonal: two halves of a domain's samples", fontsize=8)

@@ -1,0 +1,170 @@
+"""Frozen features as a dataset: one pass through a network, and every method in minutes after it.
+
+The file has X (features), y and domain (names), `names` of the files, `test` where the data have
+lists, and `provenance`: with what the features were made, as JSON.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from afield.data.augmentation import Resized
+from afield.data.domains import Domain, DomainSet, Reading, Training, data_root
+from afield.data.images import stored_side
+from afield.data.lookup import find_dataset
+from afield.data.samples import Rows
+from afield.data.stream import Scaling
+from afield.errors import SpecError
+from afield.experiments.protocol import settled
+from afield.experiments.runner import default_device
+from afield.hyperparameters import checked
+from afield.networks.backbone import Classifier, form_of, network
+from afield.progress import progress
+from afield.seeds import seed
+
+__all__ = ["embed"]
+
+USUAL = "timm:resnet18"
+# Samples that go through the network at once.
+CHUNK = 64
+
+
+def embed(
+    dataset: str | Path,
+    out: str | Path,
+    *,
+    backbone: str | None = None,
+    weights: str | None = None,
+    size: int | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+    skip_broken: bool = False,
+) -> Path:
+    """Write the features of all samples to an ``.npz`` that every command takes; return its path.
+
+    Parameters
+    ----------
+    dataset
+        A name, or the path of a user's own data.
+    out
+        The file to write; ``.npz`` is added where it is missing.
+    backbone, weights, size
+        Which network, where its weights come from, and at which size it sees pictures; by default
+        the dataset's network if that is a pretrained one, or else timm's resnet18, from the hub.
+    device, threads
+        Where to compute.
+    skip_broken
+        Whether to leave out files that cannot be read.
+    """
+    path = _writable(Path(out).expanduser())
+    before = torch.get_num_threads()
+    if threads is not None and not 1 <= threads <= (os.cpu_count() or 1):
+        raise SpecError(f"threads={threads}: this machine has {os.cpu_count()} cores")
+    found = find_dataset(dataset)
+    if found.origin == str(path.resolve()):
+        raise SpecError(f"{path}: the data themselves; give another --out")
+    usual = found.training.backbone if form_of(found.training.backbone) else USUAL
+    given = {"backbone": backbone or usual, "size": size}
+    known = checked(Training, {name: value for name, value in given.items() if value is not None})
+    known["weights"] = weights or found.training.weights
+    settings = settled({**vars(found.training), **known}, found)
+    side = stored_side(settings["size"]) if found.resizable else 0
+    domains = found.load(Reading(data_root(), side=side, skip_broken=skip_broken))
+    torch.set_num_threads(threads or before)
+    try:
+        x = _features(found, domains, settings, torch.device(device or default_device()))
+    finally:
+        torch.set_num_threads(before)
+    _write(path, x, found, domains, settings)
+    return path
+
+
+def _writable(out: Path) -> Path:
+    """The file to write, if it can be: nobody wants to know that after an hour."""
+    path = out if out.suffix == ".npz" else out.with_name(f"{out.name}.npz")
+    if not path.parent.is_dir():
+        raise SpecError(f"{path}: no folder {path.parent}; make it first")
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise SpecError(f"{path}: a file cannot be written there; give another --out")
+    return path
+
+
+def _features(
+    dataset: DomainSet,
+    domains: Mapping[str, Domain],
+    settings: Mapping[str, Any],
+    device: torch.device,
+) -> NDArray[np.float32]:
+    rows = Rows([domain.x for domain in domains.values()], device=device)
+    form = form_of(settings["backbone"])
+    if form is None or rows.dtype != torch.uint8:
+        raise SpecError(
+            f"{dataset.name} with {settings['backbone']}: features come from a pretrained network "
+            "that sees pictures; use --backbone timm:NAME and a dataset of pictures"
+        )
+    channels, size = rows.shape[0], settings["size"] or rows.shape[-1]
+    scaling = Scaling.of_pictures(form.mean, form.std, channels=channels, device=device)
+    prepare = Resized(size, scaling)
+    net = _network(settings, (channels, size, size)).to(device).eval()
+    found = []
+    with torch.inference_mode(), progress(f"embedding {dataset.name}", len(rows)) as advance:
+        for chunk in rows.chunks(CHUNK):
+            found.append(net.features(prepare(chunk)).float().cpu().numpy())
+            advance(sum(len(part) for part in found))
+    return np.concatenate(found)
+
+
+def _network(settings: Mapping[str, Any], shape: tuple[int, ...]) -> Classifier:
+    """The network; random weights are the same ones every time."""
+    name = settings["backbone"]
+    with torch.random.fork_rng(devices=[]), progress(f"weights of {name}"):
+        torch.manual_seed(seed("embedding", name))
+        return network(name, shape, 1, weights=settings["weights"])
+
+
+def _write(
+    path: Path,
+    x: NDArray[np.float32],
+    dataset: DomainSet,
+    domains: Mapping[str, Domain],
+    settings: Mapping[str, Any],
+) -> None:
+    """The file, whole or not at all."""
+    labels = torch.cat([domain.y for domain in domains.values()])
+    tests = [domain.test for domain in domains.values() if domain.test is not None]
+    files = [name for domain in domains.values() for name in domain.names]
+    told = {name: settings[name] for name in ("backbone", "weights", "start", "size")}
+    packages = {name: version(name) for name in ("afield", "timm", "torch")}
+    made = {"dataset": dataset.spec, "data": dataset.fingerprint, **told, **packages}
+    arrays = {
+        "X": x,
+        "y": np.array(dataset.classes)[labels.numpy()],
+        "domain": np.repeat(list(domains), [len(domain.y) for domain in domains.values()]),
+        "provenance": np.array(json.dumps(made)),
+    }
+    if len(files) == len(x):
+        arrays["names"] = np.array(files)
+    if len(tests) == len(domains):
+        arrays["test"] = torch.cat(tests).numpy()
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            np.savez(file, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise SpecError(
+            f"{path}: cannot be written ({error.strerror}); give another --out"
+        ) from None
+    finally:
+        with suppress(OSError):
+            part.unlink()

@@ -1,0 +1,99 @@
+"""How far a benchmark is, from what its store says: for those who wait for it, here or elsewhere.
+
+>>> duration(75)
+'1 min'
+>>> duration(7500)
+'2 h 5 min'
+"""
+
+import time
+from dataclasses import dataclass
+
+from afield.compute import lives
+from afield.experiments.record import Failure, Plan, Progress
+from afield.experiments.store import Store
+
+__all__ = ["Status", "duration", "follow", "statuses"]
+
+
+@dataclass(frozen=True)
+class Status:
+    """Of the runs of a plan: how many are done, which are under way, which have failed.
+
+    `stopped` were begun by a process that is no longer there: they go on when they are asked for
+    again. `at_work` is whether the process that asked for all of it is there, if that is known.
+    """
+
+    plan: Plan
+    done: int
+    running: tuple[Progress, ...]
+    stopped: tuple[Progress, ...]
+    failed: tuple[Failure, ...]
+    at_work: bool | None
+
+    @property
+    def total(self) -> int:
+        """How many runs were asked for."""
+        return len(self.plan.keys)
+
+    @property
+    def rest(self) -> int:
+        """How many have neither ended nor failed."""
+        return self.total - self.done - len(self.failed)
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything has happened since it was asked for."""
+        ended = self.done + len(self.failed) - self.plan.known
+        return bool(ended or self.running or self.stopped)
+
+    @property
+    def left(self) -> float | None:
+        """The seconds that the rest will take, if it goes on as so far; not known at first."""
+        parts = sum(progress.step / progress.run.steps for progress in self.running)
+        new = self.done + len(self.failed) - self.plan.known + parts
+        rest = self.total - self.plan.known - new
+        # Less than a run's worth tells more of how long it takes to start.
+        if new < 1:
+            return None
+        return (time.time() - self.plan.started) * max(0.0, rest) / new
+
+
+def follow(store: Store, plan: Plan) -> Status:
+    """How far a plan is now."""
+    keys = set(plan.keys)
+    done = store.done() & keys
+    begun = [each for each in store.progress() if each.run.key in keys - done]
+    # What failed before the plan was made is done again: it waits, or is under way by now.
+    waiting = keys - done - {each.run.key for each in begun}
+    failed = [
+        each for each in store.failures() if each.run.key in waiting and each.at >= plan.started
+    ]
+    running = [lives(each.host, each.pid) is not False for each in begun]
+    return Status(
+        plan=plan,
+        done=len(done),
+        running=tuple(each for each, runs in zip(begun, running, strict=True) if runs),
+        stopped=tuple(each for each, runs in zip(begun, running, strict=True) if not runs),
+        failed=tuple(failed),
+        at_work=lives(plan.host, plan.pid),
+    )
+
+
+def statuses(store: Store) -> list[Status]:
+    """How far each plan of a store is, the latest last."""
+    return [follow(store, plan) for plan in store.plans()]
+
+
+def duration(seconds: float) -> str:
+    """A time in words, as exact as an estimate deserves.
+
+    >>> [duration(each) for each in (0.2, 42, 61, 3599, 3600, 100_000)]
+    ['1 s', '42 s', '1 min', '59 min', '1 h', '27 h 46 min']
+    """
+    if seconds < 60:
+        return f"{max(1, round(seconds))} s"
+    minutes = int(seconds // 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    return f"{minutes // 60} h" + f" {minutes % 60} min" * bool(minutes % 60)

@@ -1,1 +1,0 @@
-"""Merges of fine-tuned models, one a file; `afield.merging` says what they are."""

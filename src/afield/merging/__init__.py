@@ -1,0 +1,1 @@
+"""Merging: the weights of several models become those of one, without data."""

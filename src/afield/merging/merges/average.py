@@ -1,0 +1,18 @@
+"""The mean of the experts: a model soup (Wortsman et al., 2022).
+
+    merged = mean_d Δ_d
+
+Differs from the paper: the uniform soup only; the greedy one needs data to choose by.
+"""
+
+from torch import Tensor
+
+from afield.merging.state_dicts import scope
+
+__all__ = ["average"]
+
+
+@scope("entry")
+def average(deltas: Tensor) -> Tensor:
+    """Mean over the experts."""
+    return deltas.mean(0)

@@ -1,0 +1,46 @@
+"""Iso-CTS: an even spectrum over common and specific directions (Marczak et al., 2025).
+
+    r = min(m, n);   s = round((r - int(common · r)) / D) D;   c = r - s
+    U_c S_c V_cᵀ = the first c singular triplets of Σ_d Δ_d
+    U_d S_d V_dᵀ = the first s / D singular triplets of Δ_d - U_c U_cᵀ Δ_d
+    U⊥, V⊥ = polar factors of [U_1 … U_D U_c] and [V_1 … V_D V_c]
+    merged = mean of all S · U⊥ V⊥ᵀ
+
+Of one expert alone it is Iso-C. The order of the experts is nothing.
+
+Differs from the authors' code in nothing where that is well defined. Directions without signal
+(`spectral.SIGNAL`, against the largest singular value of the sum as well) take no part,
+neither in the mean nor in the result; and neither does what is left of directions that coincide.
+Scaled by 1, not tuned on validation data.
+"""
+
+from typing import Annotated
+
+from torch import Tensor
+
+from afield.hyperparameters import Uniform
+from afield.merging.spectral import Triplets, full_precision, leading, polar, side_by_side
+from afield.merging.state_dicts import scope, share
+
+__all__ = ["iso_cts"]
+
+
+@scope("matrix")
+@full_precision()
+def iso_cts(deltas: Tensor, *, common: Annotated[float, Uniform(0.5, 0.95)] = 0.8) -> Tensor:
+    """Sum of common and specific parts, all of whose directions weigh the same."""
+    rank = min(deltas.shape[1:])
+    specific_rank = rank - int(share("common", common) * rank)
+    own = min(round(specific_rank / len(deltas)), rank // len(deltas))
+    shared = leading(deltas.double().sum(dim=0), rank - own * len(deltas))
+    specific = [_specific(delta.double(), shared, own) for delta in deltas] if own else []
+    left, values, right = side_by_side([*specific, shared])
+    if not len(values):
+        return deltas[0] * 0
+    return (values.mean() * polar(left) @ polar(right).mT).to(deltas.dtype)
+
+
+def _specific(delta: Tensor, shared: Triplets, count: int) -> Triplets:
+    """The leading directions of what one expert does outside the shared ones."""
+    rest = delta - shared.left @ (shared.left.mT @ delta)
+    return leading(rest, count, scale=shared.values[:1].sum())

@@ -1,0 +1,19 @@
+"""Task arithmetic: the sum of what the experts have learned (Ilharco et al., 2023).
+
+    merged = Σ_d Δ_d
+
+Differs from the paper: the scale is 1, as where no data are there to choose it by; the paper
+chooses it on validation data, about 0.3 to 0.4 (unverified). Give ``scale`` to set it.
+"""
+
+from torch import Tensor
+
+from afield.merging.state_dicts import scope
+
+__all__ = ["task_arithmetic"]
+
+
+@scope("entry")
+def task_arithmetic(deltas: Tensor) -> Tensor:
+    """Sum over the experts."""
+    return deltas.sum(0)

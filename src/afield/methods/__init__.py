@@ -1,1 +1,0 @@
-"""Training algorithms, one a file; `afield.method` says what they are."""

@@ -1,0 +1,1 @@
+"""Backbones by name, and ways to look into any network."""

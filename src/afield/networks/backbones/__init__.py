@@ -1,0 +1,1 @@
+"""Sources of backbones: one file for each prefix of a backbone's name."""

@@ -1,0 +1,1 @@
+"""From records to tables and one report page; functions of files only."""

@@ -1,0 +1,85 @@
+"""Our records in DomainBed's format, so that its collect_results script can read them.
+
+    OUT/<key>/results.jsonl   one line a checkpoint
+    OUT/<key>/done
+
+DomainBed calls a domain env, the main part in and the probe part out. It looks at every env's
+out-accuracy to count the envs; what no rule reads was not evaluated and is NaN. Its script shows
+datasets that it knows by name only: `dataset` gives ours such a name.
+"""
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from afield import registry
+from afield.data.domains import PROBE_FRACTION
+from afield.experiments.record import Record, Run
+from afield.reporting.results import common_settings, label
+from afield.training.evaluation import Checkpoint
+
+__all__ = ["export_domainbed"]
+
+# DomainBed's words for our parts.
+SPLITS = {"in": "main", "out": "probe"}
+
+
+def export_domainbed(
+    records: Iterable[Record], out: Path, *, dataset: str | None = None
+) -> list[Path]:
+    """Write one folder a record; return the folders."""
+    known = [record for record in records if record.run.role not in ("base", "expert")]
+    common = common_settings(record.run for record in known)
+    folders = []
+    for record in known:
+        folder = out / record.run.key
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = [
+            json.dumps(_line(record, c, dataset, common), sort_keys=True) for c in record.candidates
+        ]
+        (folder / "results.jsonl").write_text("".join(f"{line}\n" for line in lines))
+        (folder / "done").write_text("done")
+        folders.append(folder)
+    return folders
+
+
+def _line(
+    record: Record, checkpoint: Checkpoint, dataset: str | None, common: set[str]
+) -> dict[str, Any]:
+    run, envs = record.run, list(enumerate(record.domains))
+    accuracies = {
+        f"env{i}_{split}_acc": score.accuracy if score else math.nan
+        for i, domain in envs
+        for split, part in SPLITS.items()
+        for score in [checkpoint.score(domain, part)]
+    }
+    return {
+        **accuracies,
+        **checkpoint.logs,
+        "step": checkpoint.step,
+        "step_time": record.seconds / record.checkpoints[-1].step,
+        "hparams": {"lr": run.lr, "batch_size": run.batch, "weight_decay": run.weight_decay}
+        | dict(run.params),
+        "args": {
+            "algorithm": _algorithm(run, common),
+            "dataset": dataset or run.dataset,
+            "test_envs": [i for i, domain in envs if domain in record.unseen],
+            "trial_seed": run.trial,
+            "hparams_seed": run.draw,
+            "seed": run.seed,
+            "holdout_fraction": PROBE_FRACTION,
+            "steps": run.steps,
+            "checkpoint_freq": run.every,
+            "task": "domain_generalization",
+        },
+    }
+
+
+def _algorithm(run: Run, common: set[str]) -> str:
+    """The class name, which is DomainBed's own for the methods that both have."""
+    if run.experts:
+        return label(run, but=common)
+    name = registry.find("methods", run.method).__name__
+    return label(run, but=common).replace(run.method, name, 1)

@@ -1,0 +1,122 @@
+"""The commands that do again what a store holds: a row of a table, or one run."""
+
+import shlex
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from afield.experiments.merge_runner import COMPARISONS
+from afield.experiments.record import DEFAULT_RULES, Record, Run
+from afield.experiments.selection import RULES
+
+__all__ = ["quoted", "row_command", "run_command"]
+
+# Settings with an option of their own; the others go by --set.
+OPTIONS = ("backbone", "weights", "steps", "domains_per_step")
+
+
+def row_command(records: Sequence[Record], *, store: str, merge: str = "average") -> str:
+    """The command that makes the records of one row, in another store.
+
+    Parameters
+    ----------
+    records
+        All records of a row, of one dataset.
+    store
+        The store for the runs that are done again.
+    merge
+        What to ask for where the row itself is made beside every merge.
+    """
+    runs = [record.run for record in records]
+    first = runs[0]
+    words = ["afield", "bench", first.dataset]
+    if first.role:
+        words += ["--merges", merge if first.method in COMPARISONS else first.method]
+    else:
+        words += ["--methods", first.method]
+    words += ["--trials", str(1 + max(run.trial for run in runs))]
+    if any(run.draw for run in runs):
+        words += ["--draws", str(1 + max(run.draw for run in runs))]
+    words += _held_out(records[0]) if first.tested else _rules(runs)
+    if first.average != "last":
+        words += ["--average", first.average]
+    words += _settings(first.given, first)
+    words += _threads(records[0].device)
+    return " ".join(quoted(word) for word in [*words, "--store", store])
+
+
+def run_command(run: Run, *, place: str, store: str) -> str:
+    """The command that does one run again, from its record in the store `place`.
+
+    A merged model is made by the command of its row.
+    """
+    words = ["afield", "train", "--like", f"{place}/{run.key}", "--store", store]
+    return " ".join(quoted(word) for word in words)
+
+
+def quoted(word: str) -> str:
+    r"""A word as a shell reads it; what cannot be seen is written out, as bash has it.
+
+    >>> print(quoted("own data"), quoted("a\u202eb"))
+    'own data' $'a\u202eb'
+    """
+    if all(unicodedata.category(c)[0] != "C" and unicodedata.category(c) != "Zl" for c in word):
+        return shlex.quote(word)
+    plain = word.replace("\\", "\\\\").replace("'", "\\'")
+    return "$'" + "".join(c if c.isprintable() else _escape(c) for c in plain) + "'"
+
+
+def _escape(character: str) -> str:
+    number = ord(character)
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+def _held_out(record: Record) -> list[str]:
+    """The shares of the domains, in as few digits as name the same numbers of them."""
+    run = record.run
+    every = len(run.sources) + len(run.unused) + len(record.unseen)
+    validating = len(record.unseen) - len(run.tested)
+    words = ["--hold-out", _share(len(run.tested), every), "--validate", _share(validating, every)]
+    if run.unused:
+        words += ["--train-on", str(len(run.sources))]
+    if set(run.rules) == {"target"}:
+        words += ["--rules", "target"]
+    return words
+
+
+def _share(count: int, every: int) -> str:
+    shares = (f"{count / every:.{digits}g}" for digits in range(1, 9))
+    return next(share for share in shares if round(float(share) * every) == count)
+
+
+def _rules(runs: Sequence[Run]) -> list[str]:
+    asked = {rule for run in runs for rule in run.rules}
+    if runs[0].role or asked == set(DEFAULT_RULES):
+        return []
+    return ["--rules", ",".join(rule for rule in RULES if rule in asked)]
+
+
+def _settings(given: Mapping[str, Any], run: Run) -> list[str]:
+    """What was chosen by hand, as options."""
+    words: list[str] = []
+    for name, value in given.items():
+        if name == "domains" and run.tested:
+            continue
+        if name == "skip_broken":
+            words.append("--skip-broken")
+        elif name == "base_steps" and run.role:
+            words += ["--base-steps", str(value)]
+        elif name == "experts" and run.role:
+            words += ["--expert-method", str(value).replace("+", ",")]
+        elif name in OPTIONS:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+        else:
+            # Of experts, a method's own settings are kept with a blank.
+            words += ["--set", f"{name.replace(' ', '.') if run.role else name}={value}"]
+    return words
+
+
+def _threads(device: str) -> list[str]:
+    """The number of threads, which the last digits of a sum depend on."""
+    word = device.rpartition(", ")[2].partition(" ")[0]
+    return ["--threads", word] if word.isdecimal() and word != "1" else []

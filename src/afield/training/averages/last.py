@@ -1,0 +1,15 @@
+"""The last weights: no average at all.
+
+Differs from the papers: nothing.
+"""
+
+from dataclasses import dataclass
+
+from afield.training.average import Average
+
+__all__ = ["Last"]
+
+
+@dataclass
+class Last(Average):
+    """Deploy the weights as they are."""

@@ -1,0 +1,1 @@
+"""Training algorithms, one a file; `afield.training.method` says what they are."""

@@ -1,0 +1,25 @@
+"""Empirical risk minimisation: all source domains as one (Vapnik, 1998).
+
+    loss = mean cross-entropy over the pooled batch
+
+Differs from the paper: nothing. Differs from DomainBed: nothing.
+"""
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from afield.training.method import Batches, Learner, Logs, Method, pool
+
+__all__ = ["ERM"]
+
+
+@dataclass(frozen=True)
+class ERM(Method):
+    """Empirical risk minimisation."""
+
+    def loss(self, learner: Learner, batches: Batches) -> tuple[Tensor, Logs]:
+        """Mean loss over all samples."""
+        pooled = pool(batches)
+        return F.cross_entropy(learner.model(pooled.x), pooled.y), {}

@@ -1,0 +1,75 @@
+"""Fish: walk over the domains, and go part of the way to where it ends (Shi et al., 2022).
+
+    θ̃: one optimiser step on each domain from Θ;   Θ ← Θ + meta_lr · (θ̃ - Θ)
+
+By default as in DomainBed: the walk is the run's optimiser (Adam), which keeps its state from one
+step to the next, the order of the domains is fixed, and statistics of BatchNorm layers go part of
+the way too. With `inner=sgd` it is the form that Arith is compared with: plain gradient steps in a
+random order, all with the weight `meta_lr` (`afield.training.inner_loop`).
+
+Differs from the paper: every domain in every step instead of a random few, and no training without
+Fish before it. Differs from DomainBed: nothing; counters in buffers are those of the walk.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from afield.errors import SpecError
+from afield.hyperparameters import LogUniform, Variant
+from afield.tensors import copies, mix
+from afield.training.inner_loop import Outer, Walk
+from afield.training.method import Batches, Learner, Logs, Task
+
+__all__ = ["Fish"]
+
+
+@dataclass(frozen=True)
+class Fish(Walk):
+    """Gradient matching; `inner` is what walks: the run's `optimizer`, or plain `sgd`."""
+
+    inner_rate: Annotated[float, Variant((0.1, 1.0, 10.0))] = 1.0
+    meta_lr: Annotated[float, LogUniform(0.05, 1.0)] = 0.5
+    inner: Annotated[Literal["optimizer", "sgd"], Variant(("sgd", "optimizer"))] = "optimizer"
+    outer: Annotated[Outer, Variant(("plain", "raw", "divided"))] = "plain"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.meta_lr < 0:
+            raise SpecError(f"fish.meta_lr={self.meta_lr:g}: must not be below 0")
+        if self.inner == "optimizer" and (self.outer != "plain" or self.momentum):
+            raise SpecError("fish.outer and fish.momentum go with fish.inner=sgd")
+
+    def setup(self, model: nn.Module, task: Task) -> Learner:
+        """The optimiser of the walk keeps its state."""
+        learner = super().setup(model, task)
+        if self.inner == "optimizer":
+            rate = self.inner_rate * learner.first_rate
+            learner.optimizers["inner"] = task.optimizer(learner.parameters(), lr=rate)
+        return learner
+
+    def weights(self, n: int) -> Sequence[float]:
+        """All domains alike."""
+        return [self.meta_lr] * n
+
+    def update(self, learner: Learner, batches: Batches) -> Logs:
+        """Walk, and come part of the way back."""
+        if self.inner == "sgd":
+            return super().update(learner, batches)
+        buffers = [each for each in learner.model.buffers() if each.is_floating_point()]
+        moved = [*learner.parameters(), *buffers]
+        start, optimizer = copies(moved), learner.optimizers["inner"]
+        losses = []
+        for stage in self.stages(batches, mixed=False):
+            for batch in stage:
+                loss = F.cross_entropy(learner.model(batch.x), batch.y)
+                optimizer.zero_grad()
+                loss.backward()
+                learner.advance(optimizer)
+                losses.append(loss.detach())
+        mix(moved, start, share=1 - self.meta_lr)
+        return {"loss": torch.stack(losses).mean()}

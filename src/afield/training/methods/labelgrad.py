@@ -1,0 +1,69 @@
+"""LabelGrad: adversarial training along the classifier's own gradient (Shankar et al., 2018).
+
+    X' = X + ε · c(∇_X J(X, Y)),   J the mean cross-entropy of a batch, c a clip of every entry
+    θ follows the gradient of (1 - α) J(X, Y) + α J(X', Y); X' is a constant
+
+It is the baseline of that name in the paper on CrossGrad: perturbations that know nothing of
+domains. The gradient is taken as it is, not its sign, so it is shorter the larger the batch: J is a
+mean. ε is in units of what the network sees: -1 to 1 for pictures, unless a pretrained network
+scales them in its own way.
+
+Differs from the paper: entries of the gradient are clipped at 0.1, as in the authors' code for
+CrossGrad (`clip=0` is the paper's). There is no code of theirs for LabelGrad; ε and α are those
+that they have for CrossGrad.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from afield.hyperparameters import Choice, LogUniform, Variant
+from afield.training.input_gradients import (
+    check_perturbation,
+    checked_inputs,
+    input_slope,
+    mixed_in,
+    moved,
+)
+from afield.training.method import Batch, Batches, Learner, Logs, Method, pool
+
+__all__ = ["LabelGrad"]
+
+
+@dataclass(frozen=True)
+class LabelGrad(Method):
+    """`epsilon` is ε, the length of the step; `alpha` the share of moved inputs in the loss.
+
+    `clip` is the largest entry of the gradient that is followed; 0 clips none.
+    """
+
+    epsilon: Annotated[float, LogUniform(1.0, 1000.0)] = 10.0
+    alpha: Annotated[float, Choice((0.1, 0.25, 0.5, 0.75, 0.9))] = 0.5
+    clip: Annotated[float, Variant((0.1, 0.0, 0.01))] = 0.1
+
+    def __post_init__(self) -> None:
+        lengths = {"epsilon": self.epsilon, "clip": self.clip}
+        check_perturbation("labelgrad", epsilons=lengths, alphas={"alpha": self.alpha})
+
+    def update(self, learner: Learner, batches: Batches) -> Logs:
+        """One descent on the inputs as they are and as moved."""
+        pooled = pool(batches)
+        x = checked_inputs(pooled.x, "labelgrad").requires_grad_()
+        learner.optimizer.zero_grad()
+        loss = F.cross_entropy(learner.model(x), pooled.y)
+        slope = input_slope(loss, x, share=1 - self.alpha)
+        shifted = moved(x, slope, by=self.epsilon, clip=self.clip)
+        loss = loss.detach()
+        if self.alpha:
+            loss = mixed_in(loss, F.cross_entropy(learner.model(shifted), pooled.y), self.alpha)
+        learner.advance()
+        return {"loss": loss, "shift": (shifted - x.detach()).abs().mean()}
+
+    def imagined(self, learner: Learner, batch: Batch, size: int | None = None) -> Tensor:
+        """The inputs as moved, in a batch of this `size` or of their own."""
+        x = checked_inputs(batch.x, "labelgrad").requires_grad_()
+        loss = F.cross_entropy(learner.model(x), batch.y, reduction="sum") / (size or len(x))
+        slope = input_slope(loss, x, share=0)
+        return moved(x, slope, by=self.epsilon, clip=self.clip)

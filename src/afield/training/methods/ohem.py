@@ -1,0 +1,38 @@
+"""Online hard example mining: train on the hardest samples of a batch (Shrivastava et al., 2016).
+
+    loss = mean cross-entropy of the `share` of the pooled batch whose losses are largest
+
+Differs from the paper: whole pictures are chosen, not regions of them; there it was 128 of the
+about 4,000 regions of two pictures. The paper's read-only copy of the network is not needed: losses
+that are not chosen have no gradient.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from afield.errors import SpecError
+from afield.hyperparameters import Uniform
+from afield.training.method import Batches, Learner, Logs, Method, pool
+
+__all__ = ["OHEM"]
+
+
+@dataclass(frozen=True)
+class OHEM(Method):
+    """Online hard example mining; `share` of a batch is trained on."""
+
+    share: Annotated[float, Uniform(0.1, 1.0)] = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise SpecError(f"ohem.share={self.share:g}: above 0 and at most 1")
+
+    def loss(self, learner: Learner, batches: Batches) -> tuple[Tensor, Logs]:
+        """Mean loss over the hardest samples."""
+        pooled = pool(batches)
+        losses = F.cross_entropy(learner.model(pooled.x), pooled.y, reduction="none")
+        hardest = losses.topk(max(1, round(self.share * len(losses)))).values
+        return hardest.mean(), {"threshold": hardest[-1].detach()}

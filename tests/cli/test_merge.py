@@ -1,0 +1,177 @@
+"""`afield merge` as a user types it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from afield import registry
+from afield.merging.state_dicts import merge
+from tests.cli.test_app import typed
+from tests.merging.test_files import written
+from tests.merging.test_tensor_files import sharded
+
+INPUTS = ("base.safetensors", "e0.safetensors", "e1.safetensors")
+
+
+@pytest.fixture
+def models(tmp_path):
+    return written(tmp_path, 2)
+
+
+@pytest.fixture
+def afield(monkeypatch, capsys, tmp_path, models):
+    """Commands, typed in a folder with a base and two experts."""
+    monkeypatch.chdir(tmp_path)
+    return typed(monkeypatch, capsys)
+
+
+def test_it_writes_the_merged_model_and_says_what_was_done(afield, tmp_path, models):
+    code, out, err = afield("merge", "ties", *INPUTS, "--out", "out.safetensors")
+    assert (code, out) == (0, "merged model in out.safetensors\n")
+    assert err == "ties of 2 experts: 1 kept: not floating point, 7 merged\n"
+    base, experts, _ = models
+    found = load_file(tmp_path / "out.safetensors")
+    assert all(torch.equal(found[k], v) for k, v in merge("ties", base, experts).items())
+
+
+def test_settings_and_scale_are_taken_and_kept_in_the_file(afield, tmp_path):
+    words = ("--set", "density=0.5", "--scale", "0.25", "--out", "out.safetensors")
+    assert afield("merge", "ties", *INPUTS, *words)[0] == 0
+    with safe_open(tmp_path / "out.safetensors", "pt") as file:
+        told = json.loads(file.metadata()["afield"])
+    assert (told["params"], told["scale"]) == ({"density": 0.5}, 0.25)
+
+
+def test_a_dry_run_says_what_would_happen_to_each_tensor_and_writes_nothing(afield, tmp_path):
+    before = sorted(tmp_path.iterdir())
+    code, out, err = afield("merge", "score", *INPUTS, "--out", "out.safetensors", "--dry-run")
+    assert code == 0
+    rows = {line.split()[0]: line for line in out.splitlines()}
+    for name, told in {
+        "a.weight": ("float32", "12 × 8", "merged"),
+        "conv.weight": ("4 × 3 × 2 × 2", "averaged: not a matrix"),
+        "logit_scale": ("one number", "averaged: not a matrix"),
+        "text_projection": ("6 × 6", "averaged: text_projection"),
+        "ids": ("int64", "kept: not floating point"),
+    }.items():
+        assert all(word in rows[name] for word in told)
+    assert "3 merged" in err
+    assert "nothing is written" in err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_dry_run_fails_where_the_merge_would(afield, tmp_path):
+    (tmp_path / "out.safetensors").write_text("dear")
+    code, _, err = afield("merge", "ties", *INPUTS, "--out", "out.safetensors", "--dry-run")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "is there already" in err
+
+
+def test_force_replaces_a_file(afield, tmp_path):
+    (tmp_path / "out.safetensors").write_text("old")
+    words = ("merge", "average", *INPUTS, "--out", "out.safetensors")
+    code, _, err = afield(*words)
+    assert code == 2
+    assert "--force" in err
+    assert afield(*words, "--force")[0] == 0
+    assert load_file(tmp_path / "out.safetensors")
+
+
+def test_force_does_not_replace_a_file_of_an_input(afield, tmp_path, models):
+    (tmp_path / "xd").mkdir()
+    save_file(models[1][0], tmp_path / "xd" / "model.safetensors")
+    words = ("merge", "score", "base.safetensors", "xd", "--out", "xd/model.safetensors", "--force")
+    for more in ((), ("--dry-run",)):
+        code, out, err = afield(*words, *more)
+        assert (code, out) == (2, "")
+        assert err.startswith("error: xd/model.safetensors: is one of the inputs")
+    assert torch.equal(
+        load_file(tmp_path / "xd/model.safetensors")["a.bias"], models[1][0]["a.bias"]
+    )
+
+
+def test_statistics_come_one_file_an_expert(afield, tmp_path, models):
+    base, experts, _ = models
+    for i in range(2):
+        fisher = {k: torch.full_like(v, 1.0 + 8 * i) for k, v in base.items() if k != "ids"}
+        save_file(fisher, tmp_path / f"f{i}.safetensors")
+    given = ("--statistics", "f0.safetensors", "--statistics", "f1.safetensors")
+    assert afield("merge", "fisher", *INPUTS, *given, "--out", "out.safetensors")[0] == 0
+    found = load_file(tmp_path / "out.safetensors")["a.weight"]
+    expected = 0.1 * experts[0]["a.weight"] + 0.9 * experts[1]["a.weight"]
+    torch.testing.assert_close(found, expected)
+
+
+def test_folders_go_in_and_out(afield, tmp_path, models):
+    base, experts, _ = models
+    sharded(tmp_path / "b", base)
+    sharded(tmp_path / "e", experts[0], shards=1)
+    assert afield("merge", "average", "b", "e", "--out", "o")[0] == 0
+    assert (tmp_path / "o" / "model.safetensors.index.json").exists()
+
+
+def test_doubts_are_warned_of(afield, caplog):
+    words = ("base.safetensors", "base.safetensors", "e0.safetensors")
+    code, _, _ = afield("merge", "average", *words, "--out", "out.safetensors")
+    assert code == 0
+    assert "base.safetensors: all its weights are those of base.safetensors" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("tie", *INPUTS), "no 'tie' in merges; did you mean 'ties'?"),
+        (("ties", *INPUTS, "--set", "density"), "--set density: write name=value"),
+        (("ties", *INPUTS, "--set", "tau=1"), "ties has no setting 'tau'"),
+        (("ties", *INPUTS, "--set", "density=much"), "ties.density='much'"),
+        (("ties", *INPUTS, "--set", "density=2"), "density=2.0: a share from 0 to 1"),
+        (("ties", *INPUTS, "--scale", "nan"), "scale=nan"),
+        (("slerp", *INPUTS[:2]), "slerp is between two experts, not 1"),
+        (("fisher", *INPUTS), "fisher needs statistics"),
+        (("ties", "base.safetensors", "no.safetensors"), "no.safetensors: not readable"),
+        (("ties", "base.safetensors", "no.pt"), "no.pt: no readable weights"),
+        (("ties", "whole.safetensors", "whole.safetensors"), "nothing to merge"),
+    ],
+)
+def test_a_mistake_is_one_line(afield, tmp_path, words, told):
+    save_file({"ids": torch.arange(3)}, tmp_path / "whole.safetensors")
+    before = sorted(tmp_path.iterdir())
+    code, out, err = afield("merge", *words, "--out", "out.safetensors")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: ")
+    assert told in err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_help_lists_all_merges_without_importing_torch():
+    script = (
+        "import sys; sys.argv = ['afield', 'merge', '--help']\n"
+        "from afield.cli.app import main\n"
+        "try:\n    main()\n"
+        "except SystemExit as end:\n    assert not end.code\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for name in registry.names("merges"):
+        assert name in done.stdout
+        assert registry.summary("merges", name) in done.stdout
+
+
+def test_merges_are_listed_and_explained(afield):
+    code, out, _ = afield("list", "merges")
+    assert code == 0
+    assert {line.split()[0] for line in out.splitlines() if line.strip()} >= set(
+        registry.names("merges")
+    )
+    code, out, _ = afield("explain", "ties")
+    assert code == 0
+    assert out.startswith("ties (merges)")
+    assert "density = 0.2" in out

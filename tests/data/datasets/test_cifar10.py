@@ -1,0 +1,83 @@
+"""CIFAR-10 in its binary form: one byte for the class, then the pixels."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from afield.data.datasets.cifar10 import CLASSES, FOLDER, PARTS, RECORD, cifar10
+from afield.data.domains import Reading
+from afield.errors import DataError
+
+EACH = 7
+
+
+def records(count, *, seed):
+    rng = np.random.default_rng(seed)
+    made = rng.integers(0, 256, (count, RECORD)).astype(np.uint8)
+    made[:, 0] = rng.integers(0, 10, count)
+    return made
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Files of seven pictures each."""
+    (tmp_path / FOLDER).mkdir()
+    for number, name in enumerate(name for names in PARTS.values() for name in names):
+        (tmp_path / name).write_bytes(records(EACH, seed=number).tobytes())
+    return tmp_path
+
+
+def loaded(root):
+    return replace(cifar10, sizes={}).load(Reading(root))
+
+
+def test_the_parts_are_the_domains_and_pictures_come_in_the_order_of_the_files(root):
+    found = loaded(root)
+    assert tuple(found) == ("train", "test")
+    expected = np.concatenate([records(EACH, seed=number) for number in range(5)])
+    assert found["train"].y.tolist() == expected[:, 0].tolist()
+    assert found["train"].x.dtype == torch.uint8
+    assert np.array_equal(found["train"].x.flatten(1), expected[:, 1:])
+    assert np.array_equal(found["test"].x.flatten(1), records(EACH, seed=5)[:, 1:])
+
+
+def test_pixels_are_red_first_then_by_rows(root):
+    picture = np.zeros((3, 32, 32), np.uint8)
+    picture[0, 2, 5] = 200
+    content = bytes([3]) + picture.tobytes()
+    assert content[1 + 2 * 32 + 5] == 200
+    (root / FOLDER / "test_batch.bin").write_bytes(2 * content)
+    found = loaded(root)["test"]
+    assert found.x.nonzero().tolist() == [[0, 0, 2, 5], [1, 0, 2, 5]]
+    assert CLASSES[found.y[0]] == "cat"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", bytes(RECORD - 1), bytes(RECORD + 1), b"\x0a" + bytes(RECORD - 1)]
+)
+def test_a_file_that_holds_no_pictures_is_named(root, content):
+    path = root / FOLDER / "data_batch_3.bin"
+    path.write_bytes(content)
+    with pytest.raises(DataError) as told:
+        loaded(root)
+    assert str(told.value).startswith(f"{path}: {len(content):,} bytes that are not pictures")
+
+
+def test_a_missing_file_is_told_with_what_to_do(root):
+    path = root / FOLDER / "data_batch_4.bin"
+    path.unlink()
+    with pytest.raises(DataError) as told:
+        loaded(root)
+    assert f"{path} is not there; `afield data get cifar10` fetches it" in str(told.value)
+
+
+def test_another_number_of_pictures_is_told(root):
+    with pytest.raises(DataError, match="domain 'train' has 35 samples, not 50000"):
+        cifar10.load(Reading(root))
+
+
+def test_the_archive_is_the_binary_version():
+    (archive,) = cifar10.source.archives
+    assert archive.name == "cifar-10-binary.tar.gz"

@@ -1,0 +1,66 @@
+"""A folder of fonts under the data root is a dataset with a name."""
+
+import pytest
+
+from afield.data.datasets.fonts import fonts
+from afield.data.domains import Reading, data_root
+from afield.data.glyphs import CHARACTERS
+from afield.data.lookup import find_dataset
+from afield.data.sources.fonts import font_folder
+from afield.errors import DataError
+from tests import files
+
+
+def test_the_fonts_of_the_folder_are_the_domains(tmp_path):
+    files.fonts(tmp_path / "fonts")
+    dataset = fonts(tmp_path)
+    assert (dataset.name, dataset.domains) == ("fonts", ("ann", "bob"))
+    assert dataset.classes == CHARACTERS
+    found = dataset.load(Reading(tmp_path))
+    assert tuple(found) == ("ann", "bob")
+    assert all(domain.x.shape[1:] == (1, 32, 32) for domain in found.values())
+
+
+def test_it_is_known_by_its_name_and_by_what_is_in_the_folder(tmp_path):
+    folder = files.fonts(tmp_path / "fonts")
+    before, own = fonts(tmp_path), font_folder(folder)
+    assert (before.spec, before.origin) == ("fonts", "")
+    assert before.fingerprint == own.fingerprint != ""
+    assert before.training == own.training
+    files.font(folder / "cid.ttf")
+    after = find_dataset("fonts", tmp_path)
+    assert after.domains == ("ann", "bob", "cid")
+    assert after.fingerprint != before.fingerprint
+
+
+def test_without_the_folder_it_is_declared_and_says_what_to_do(tmp_path):
+    dataset = fonts(tmp_path)
+    assert dataset.missing(tmp_path) == [tmp_path / "fonts"]
+    assert dataset.classes == CHARACTERS
+    with pytest.raises(DataError) as told:
+        dataset.load(Reading(tmp_path))
+    assert "fonts is not there; make it and put font files" in str(told.value)
+    assert "https://fonts.google.com/" in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_a_folder_that_appears_later_needs_a_fresh_start(tmp_path):
+    dataset = fonts(tmp_path)
+    files.fonts(tmp_path / "fonts")
+    with pytest.raises(DataError, match="start again"):
+        dataset.load(Reading(tmp_path))
+
+
+def test_one_font_is_too_few(tmp_path):
+    files.font(tmp_path / "fonts" / "ann.ttf")
+    with pytest.raises(DataError, match=r"1 font\(s\)"):
+        fonts(tmp_path)
+
+
+@pytest.mark.data
+def test_the_real_fonts_are_domains():
+    if not (data_root() / "fonts").is_dir():
+        pytest.skip(f"no {data_root() / 'fonts'}; AFIELD_DATA names the folder with fonts")
+    dataset = fonts(data_root())
+    assert len(dataset.domains) == 122
+    assert {"caveat", "pacifico"} <= set(dataset.domains)

@@ -1,0 +1,583 @@
+"""Folders as data: what is read, and what is refused in one line with the name of the culprit."""
+
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from afield.data.audio import LogMel
+from afield.data.domains import Domain, DomainSet, Reading, gaps
+from afield.data.images import stored_side
+from afield.data.lookup import find_dataset
+from afield.data.sources.folders import (
+    PICTURE,
+    Entry,
+    folder_reader,
+    read_files,
+    sounds_as,
+    tree_folder,
+)
+from afield.errors import DataError
+from tests.files import (
+    RED,
+    assert_rows_fit,
+    bomb,
+    common,
+    forbidden,
+    noise,
+    numbered,
+    plain,
+    powerless,
+    refusal,
+    saved,
+    spoken,
+    tone,
+    tree,
+    words,
+)
+
+SIDE = stored_side(64)
+
+
+def small(path: Path, *, skip_broken: bool = False) -> dict[str, Domain]:
+    return tree_folder(path).load(Reading(path, side=8, skip_broken=skip_broken))
+
+
+def test_domains_and_classes_are_read_off_the_tree(tmp_path):
+    found = tree_folder(tree(tmp_path / "mine", domains=("b", "a"), classes=("y", "x", "z")))
+    assert (found.name, found.domains, found.classes) == ("mine", ("a", "b"), ("x", "y", "z"))
+    assert found.resizable
+    loaded = found.load()
+    assert list(loaded) == ["a", "b"]
+    for domain in loaded.values():
+        assert domain.y.tolist() == [0, 0, 1, 1, 2, 2]
+        assert domain.x.shape == (6, 3, SIDE, SIDE)
+        assert domain.x.dtype == torch.uint8
+        assert domain.test is None
+
+
+def test_every_picture_has_the_label_of_its_folder_and_its_own_name(tmp_path):
+    loaded = small(numbered(tmp_path))
+    assert [len(domain.y) for domain in loaded.values()] == [12, 12]
+    assert_rows_fit(loaded)
+
+
+def test_a_picture_is_stored_at_the_side_that_is_asked_for(tmp_path):
+    found = tree_folder(tree(tmp_path))
+    for side in (8, 20):
+        assert found.load(Reading(tmp_path, side=side))["photo"].x.shape == (4, 3, side, side)
+
+
+def test_up_is_up_and_left_is_left(tmp_path):
+    image = plain("L", 0, size=(8, 8))
+    image.putpixel((6, 1), 255)
+    saved(image, tree(tmp_path) / "photo" / "cup" / "0.png")
+    x = small(tmp_path)["photo"].x[0]
+    assert (x == 255).nonzero().tolist() == [[channel, 1, 6] for channel in range(3)]
+
+
+@pytest.mark.parametrize("changed", [plain(size=(200, 9)), plain("L", 7), plain("1", 1)])
+def test_what_the_pictures_of_one_domain_are_like_changes_nothing_in_another(tmp_path, changed):
+    before = small(tree(tmp_path))["sketch"].x
+    for file in (tmp_path / "photo").rglob("*.png"):
+        saved(changed, file)
+    found = small(tmp_path)
+    assert torch.equal(found["sketch"].x, before)
+    assert found["photo"].x.shape[1:] == (3, 8, 8)
+
+
+def test_a_class_missing_in_one_domain_is_fine_and_reported(tmp_path):
+    saved(plain(), tree(tmp_path) / "photo" / "jug" / "0.png")
+    found = tree_folder(tmp_path)
+    loaded = found.load()
+    assert found.classes == ("cup", "jug", "pot")
+    assert loaded["sketch"].y.tolist() == [0, 0, 2, 2]
+    assert gaps(loaded, found.classes) == ["domain 'sketch' has no sample of class 'jug'"]
+
+
+def test_hidden_files_and_clutter_are_passed_over(tmp_path):
+    before = tree_folder(tree(tmp_path))
+    for name in ("Thumbs.db", ".DS_Store", "desktop.ini", ".hidden.png"):
+        (tmp_path / "photo" / "cup" / name).write_bytes(b"clutter")
+        (tmp_path / "photo" / name).write_bytes(b"clutter")
+    (tmp_path / ".git" / "objects").mkdir(parents=True)
+    (tmp_path / "photo" / ".cache").mkdir()
+    after = tree_folder(tmp_path)
+    assert (after.domains, after.classes) == (before.domains, before.classes)
+    assert after.fingerprint == before.fingerprint
+    assert len(after.load()["photo"].y) == 4
+
+
+def test_the_fingerprint_of_a_tree_changes_with_its_files(tmp_path):
+    before = tree_folder(tree(tmp_path)).fingerprint
+    assert tree_folder(tmp_path).fingerprint == before != ""
+    extra = saved(plain(), tmp_path / "photo" / "cup" / "new.png")
+    added = tree_folder(tmp_path).fingerprint
+    extra.rename(tmp_path / "photo" / "pot" / "new.png")
+    assert len({before, added, tree_folder(tmp_path).fingerprint}) == 3
+
+
+def test_a_changed_picture_of_the_same_size_changes_the_fingerprint(tmp_path):
+    file = saved(plain(), tree(tmp_path) / "photo" / "cup" / "1.bmp")
+    before, size = tree_folder(tmp_path).fingerprint, file.stat().st_size
+    saved(plain(colour=(1, 2, 3)), file)
+    assert file.stat().st_size == size
+    assert tree_folder(tmp_path).fingerprint != before
+
+
+def test_a_domain_without_a_picture_is_named(tmp_path):
+    (tree(tmp_path) / "clipart" / "cup").mkdir(parents=True)
+    assert "clipart: no picture in this domain" in refusal(tmp_path)
+
+
+def test_a_single_domain_is_too_few(tmp_path):
+    told = refusal(tree(tmp_path / "mine", domains=("photo",)))
+    assert "mine: 1 domain folder(s)" in told
+    assert "at least two" in told
+
+
+def test_a_single_class_is_too_few(tmp_path):
+    assert "mine: only class 'cup'" in refusal(tree(tmp_path / "mine", classes=("cup",)))
+
+
+def test_a_folder_without_folders_is_refused(tmp_path):
+    assert "0 domain folder" in refusal(tmp_path)
+
+
+def test_a_stray_file_in_a_class_folder_is_named(tmp_path):
+    (tree(tmp_path) / "photo" / "cup" / "labels.txt").write_text("cup")
+    assert "photo/cup/labels.txt: not a picture (.png, .jpg" in refusal(tmp_path)
+
+
+def test_a_picture_outside_a_class_folder_is_named(tmp_path):
+    saved(plain(), tree(tmp_path) / "photo" / "lost.png")
+    assert "photo/lost.png: outside a class folder; move it to" in refusal(tmp_path)
+
+
+def test_a_picture_outside_a_domain_folder_is_named(tmp_path):
+    saved(plain(), tree(tmp_path) / "lost.png")
+    assert "lost.png: outside a domain folder; move it to" in refusal(tmp_path)
+
+
+def test_a_picture_below_a_class_folder_is_named(tmp_path):
+    saved(plain(), tree(tmp_path) / "photo" / "cup" / "sub" / "lost.png")
+    assert "photo/cup/sub: a folder inside a class folder" in refusal(tmp_path)
+
+
+def test_a_text_named_like_a_picture_is_named(tmp_path):
+    (tree(tmp_path) / "photo" / "cup" / "notes.png").write_text("not a picture")
+    told = refusal(tmp_path)
+    assert "1 of its files are no pictures, or broken ones" in told
+    # Once, and without the way to it.
+    assert ": photo/cup/notes.png (cannot identify image file); replace them, or use" in told
+
+
+def test_an_empty_file_is_named(tmp_path):
+    (tree(tmp_path) / "photo" / "cup" / "empty.jpg").touch()
+    assert "photo/cup/empty.jpg (cannot identify" in refusal(tmp_path)
+
+
+def test_a_truncated_photograph_is_named(tmp_path):
+    file = saved(noise(), tree(tmp_path) / "sketch" / "pot" / "half.jpg")
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    assert "sketch/pot/half.jpg (image file is truncated" in refusal(tmp_path)
+
+
+def test_a_single_pixel_is_named(tmp_path):
+    saved(plain(size=(1, 1)), tree(tmp_path) / "photo" / "cup" / "dot.png")
+    assert "photo/cup/dot.png (1 × 1 pixels, too small for a picture)" in refusal(tmp_path)
+
+
+def test_a_bomb_is_named(tmp_path):
+    bomb(tree(tmp_path) / "photo" / "cup" / "bomb.png")
+    told = refusal(tmp_path)
+    assert "photo/cup/bomb.png (Image size (400000000 pixels) exceeds limit" in told
+
+
+def test_large_pictures_are_read_without_a_warning_by_many_threads(tmp_path, monkeypatch):
+    tree(tmp_path)
+    for i in range(40):
+        saved(plain(size=(80, 80)), tmp_path / "photo" / "cup" / f"{i}.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5000)
+    before = list(warnings.filters)
+    found = small(tmp_path)["photo"]
+    assert warnings.filters == before
+    assert (found.x[:, :, 0, 0] == torch.tensor(RED)).all()
+
+
+def test_of_many_broken_pictures_five_are_named_and_the_rest_counted(tmp_path):
+    tree(tmp_path)
+    for i in range(7):
+        (tmp_path / "photo" / "cup" / f"bad{i}.png").write_text("no")
+    told = refusal(tmp_path)
+    assert "7 of its files" in told
+    assert [f"bad{i}.png" in told for i in range(7)] == [True] * 5 + [False] * 2
+    assert " and 2 more" in told
+
+
+BAD = {
+    "first": ["photo/cup/0.png"],
+    "last": ["sketch/pot/3.png"],
+    "at the border": ["photo/pot/3.png", "sketch/cup/0.png"],
+    "a whole class": [f"photo/jug/{i}.png" for i in range(4)],
+    "here and there": [
+        "photo/cup/0.png",
+        "photo/cup/1.png",
+        "photo/jug/2.png",
+        "sketch/cup/3.png",
+        "sketch/jug/0.png",
+        "sketch/pot/2.png",
+        "sketch/pot/3.png",
+    ],
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+def test_broken_files_are_left_out_and_counted_and_the_others_keep_label_and_name(tmp_path, bad):
+    numbered(tmp_path)
+    for name in bad:
+        (tmp_path / name).write_text("no")
+    for found in (small(tmp_path, skip_broken=True), small(tmp_path, skip_broken=True)):
+        assert_rows_fit(found)
+        broken = {name: why for domain in found.values() for name, why in domain.broken.items()}
+        assert broken == dict.fromkeys(bad, "cannot identify image file")
+        kept = [name for domain in found.values() for name in domain.names]
+        assert len(kept) == 24 - len(bad)
+        for domain, inside in found.items():
+            assert all(name.startswith(f"{domain}/") for name in inside.broken)
+    assert "--skip-broken" in refusal(tmp_path)
+
+
+def test_a_domain_of_nothing_but_broken_files_is_refused(tmp_path):
+    for file in (tree(tmp_path) / "photo").rglob("*.png"):
+        file.write_text("no")
+    with pytest.raises(DataError, match=r"domain 'photo': 0 sample; it takes two"):
+        small(tmp_path, skip_broken=True)
+
+
+def test_a_mended_file_is_read_again(tmp_path):
+    file = numbered(tmp_path) / "photo" / "cup" / "1.png"
+    whole = file.read_bytes()
+    file.write_text("no")
+    assert "photo/cup/1.png" in refusal(tmp_path)
+    file.write_bytes(whole)
+    assert_rows_fit(small(tmp_path))
+
+
+def test_a_file_that_may_not_be_read_is_named_until_it_may():
+    with common() as folder:
+        root = numbered(folder / "mine")
+        with forbidden(root / "photo" / "cup" / "2.png"):
+            assert "photo/cup/2.png ([Errno 13] Permission denied)" in refusal(root)
+            found = small(root, skip_broken=True)
+            assert list(found["photo"].broken) == ["photo/cup/2.png"]
+            assert_rows_fit(found)
+            before = tree_folder(root).fingerprint
+        with powerless():
+            assert_rows_fit(small(root))
+            assert tree_folder(root).fingerprint != before
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o444, 0o111])
+@pytest.mark.parametrize("name", [".", "photo", "photo/cup"])
+def test_a_folder_that_may_not_be_read_is_named(name, mode):
+    with common() as folder:
+        path = tree(folder / "mine") / name
+        with forbidden(path, mode):
+            assert refusal(folder / "mine") == f"{path}: cannot be read (Permission denied)"
+
+
+@pytest.mark.parametrize("name", ["photo/cup/new.png", "photo/cup/new", "photo/new", "new"])
+def test_a_dead_link_is_named(tmp_path, name):
+    (tree(tmp_path) / name).symlink_to(tmp_path / "nothing.png")
+    assert refusal(tmp_path) == f"{tmp_path / name}: a link that leads nowhere; remove it"
+
+
+@pytest.mark.parametrize("name", ["photo/cup/new.png", "photo/new", "new"])
+def test_a_link_to_itself_is_named(tmp_path, name):
+    (tree(tmp_path) / name).symlink_to(tmp_path / name)
+    assert refusal(tmp_path) == f"{tmp_path / name}: a link that leads nowhere; remove it"
+
+
+@pytest.mark.parametrize("name", ["photo/cup/up", "photo/up", "up"])
+def test_a_link_up_the_tree_is_not_followed_for_ever(tmp_path, name):
+    (tree(tmp_path) / name).symlink_to(tmp_path)
+    told = refusal(tmp_path)
+    assert told.startswith(str(tmp_path / name))
+    assert ": a folder inside a class folder; move its pictures up" in told
+
+
+def test_linked_files_and_folders_are_read_as_if_they_were_there(tmp_path):
+    elsewhere = numbered(tmp_path / "elsewhere")
+    (tmp_path / "mine" / "sketch").mkdir(parents=True)
+    (tmp_path / "mine" / "photo").symlink_to(elsewhere / "photo")
+    for label in ("cup", "jug", "pot"):
+        (tmp_path / "mine" / "sketch" / label).mkdir()
+        for i in range(4):
+            place = Path("sketch") / label / f"{i}.png"
+            (tmp_path / "mine" / place).symlink_to(elsewhere / place)
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    found = find_dataset(tmp_path / "link")
+    assert found.spec == str(tmp_path / "mine")
+    assert_rows_fit(found.load())
+
+
+def test_names_may_have_spaces_and_letters_of_all_kinds(tmp_path):
+    domains, classes = ("Ölbild, groß", "写真 2", "naïve art"), ("tasse à café", "чашка ☕")
+    root = tree(tmp_path / "meine Bilder", domains=domains, classes=classes)
+    found = find_dataset(root)
+    assert set(found.domains) == set(domains)
+    assert set(found.classes) == set(classes)
+    loaded = found.load()
+    assert list(loaded) == list(found.domains)
+    for name, domain in loaded.items():
+        assert domain.y.tolist() == [0, 0, 1, 1]
+        assert domain.names[0] == f"{name}/{found.classes[0]}/0.png"
+    (root / domains[0] / classes[0] / "kaputt ß.png").write_text("no")
+    assert f"{domains[0]}/{classes[0]}/kaputt ß.png (cannot identify" in refusal(root)
+
+
+def test_names_that_are_no_unicode_are_read(tmp_path):
+    root = tree(tmp_path / "mine")
+    try:
+        (root / "photo" / "cup" / "0.png").rename(os.fsdecode(bytes(root) + b"/photo/cup/\xe4.png"))
+    except OSError:
+        pytest.skip("the file system takes nothing but Unicode")
+    assert len(find_dataset(root).load()["photo"].y) == 4
+
+
+def lists(root: Path, lines: dict[str, str]) -> Path:
+    for name, content in lines.items():
+        (root / f"{name}.txt").write_text(content, encoding="utf-8")
+    return root
+
+
+def with_lists(root: Path, **changed: str) -> Path:
+    """Of every class, file 0 is for training, file 3 for the test, and the others are for none."""
+    plan = {
+        f"{domain}_{part}": "".join(f"{domain}/{c}/{i}.png\n" for c in ("cup", "jug", "pot"))
+        for domain in ("photo", "sketch")
+        for part, i in (("train", 0), ("test", 3))
+    }
+    return lists(numbered(root), plan | changed)
+
+
+def test_lists_say_what_is_tested_and_what_is_left_out(tmp_path):
+    found = small(with_lists(tmp_path))
+    assert_rows_fit(found)
+    for domain in found.values():
+        assert [Path(name).stem for name in domain.names] == ["0", "3"] * 3
+        assert domain.test.tolist() == [False, True] * 3
+
+
+def test_lists_of_paths_and_labels_are_understood(tmp_path):
+    train, test = (f"photo/cup/{i}.png 0\nphoto/pot/{i}.png 17\n" for i in (1, 2))
+    found = small(with_lists(tmp_path, photo_train=train, photo_test=test))
+    assert_rows_fit(found)
+    # The folders say what the classes are; the numbers are other people's.
+    assert found["photo"].y.tolist() == [0, 0, 2, 2]
+    assert found["photo"].test.tolist() == [False, True] * 2
+
+
+def test_listed_names_may_have_spaces_with_and_without_a_label(tmp_path):
+    for i, name in enumerate(("my cup.png", "my cup 2.png", "cup.png 3.png")):
+        saved(plain(colour=(i, 0, 0)), tmp_path / "photo" / "cup" / name)
+    train = "photo/cup/my cup.png\r\nphoto/cup/my cup 2.png 0\r\n\r\n"
+    with_lists(tmp_path, photo_train=train, photo_test="photo/cup/cup.png 3.png")
+    found = small(tmp_path)["photo"]
+    assert dict(zip(found.names, found.test.tolist(), strict=True)) == {
+        "photo/cup/cup.png 3.png": True,
+        "photo/cup/my cup 2.png": False,
+        "photo/cup/my cup.png": False,
+    }
+    assert sorted(found.x[:, 0, 0, 0].tolist()) == [0, 1, 2]
+
+
+def test_a_list_may_begin_with_a_mark_of_its_encoding(tmp_path):
+    with_lists(tmp_path, photo_train="\ufeffphoto/cup/0.png\n")
+    assert "photo/cup/0.png" in small(tmp_path)["photo"].names
+
+
+@pytest.mark.parametrize(
+    "line", ["photo/cup/gone.png", "photo/cup/my gone.png", "sketch/cup/0.png"]
+)
+@pytest.mark.parametrize("label", ["", " 7"])
+def test_a_listed_file_that_is_not_there_is_named(tmp_path, line, label):
+    told = refusal(with_lists(tmp_path, photo_test=f"photo/cup/1.png\n{line}{label}\n"))
+    where = tmp_path / "photo_test.txt"
+    assert told == f"{where}: '{line}{label}' is not a file of domain 'photo'"
+
+
+@pytest.mark.parametrize("twice", ["photo/cup/1.png\n" * 2, "photo/cup/1.png\nphoto/cup/0.png\n"])
+def test_a_file_that_is_listed_twice_is_named(tmp_path, twice):
+    told = refusal(with_lists(tmp_path, photo_test=twice))
+    assert told.startswith(f"{tmp_path / 'photo_test.txt'}: 'photo/cup/")
+    assert told.endswith("is listed twice, or in both lists")
+
+
+@pytest.mark.parametrize("name", ["photo_train.txt", "sketch_test.txt"])
+def test_a_list_that_is_missing_is_named(tmp_path, name):
+    (with_lists(tmp_path) / name).unlink()
+    told = refusal(tmp_path)
+    assert told.startswith(f"{tmp_path / name}: not there, but ")
+    assert told.endswith("give all lists or none")
+
+
+def test_an_empty_list_is_named(tmp_path):
+    told = refusal(with_lists(tmp_path, sketch_test="\n"))
+    assert told == f"{tmp_path / 'sketch'}_train.txt, _test.txt: one of the lists is empty"
+
+
+def test_a_list_that_is_no_text_is_named(tmp_path):
+    (with_lists(tmp_path) / "photo_test.txt").write_bytes(b"photo/cup/\xe4.png")
+    assert "photo_test.txt: cannot be read as a list (" in refusal(tmp_path)
+
+
+def test_a_list_that_may_not_be_read_is_named():
+    with common() as folder, forbidden(with_lists(folder / "mine") / "photo_test.txt"):
+        assert "photo_test.txt: cannot be read as a list ([Errno 13]" in refusal(folder / "mine")
+
+
+def test_another_split_of_the_same_files_is_another_fingerprint(tmp_path):
+    before = tree_folder(with_lists(tmp_path)).fingerprint
+    train, test = (tmp_path / f"photo_{part}.txt" for part in ("train", "test"))
+    lists(tmp_path, {"photo_train": test.read_text(), "photo_test": train.read_text()})
+    assert tree_folder(tmp_path).fingerprint != before
+
+
+def test_broken_files_leave_the_lists_in_step(tmp_path):
+    with_lists(tmp_path)
+    for name in ("photo/cup/0.png", "photo/jug/3.png", "sketch/pot/3.png", "sketch/pot/2.png"):
+        (tmp_path / name).write_text("no")
+    found = small(tmp_path, skip_broken=True)
+    assert_rows_fit(found)
+    for domain in found.values():
+        assert [name.endswith("3.png") for name in domain.names] == domain.test.tolist()
+    # What is on no list is not even opened.
+    assert list(found["sketch"].broken) == ["sketch/pot/3.png"]
+
+
+def declared(**changed) -> DomainSet:
+    names = {"domains": ("photo", "sketch"), "classes": ("cup", "jug", "pot")} | changed
+    return DomainSet("mine", **names, reader=folder_reader("here", **names))
+
+
+def test_a_declared_dataset_has_its_own_order_of_domains_and_classes(tmp_path):
+    numbered(tmp_path / "here")
+    dataset = declared(domains=("sketch", "photo"), classes=("pot", "cup", "jug"))
+    found = dataset.load(Reading(tmp_path, side=8))
+    assert list(found) == ["sketch", "photo"]
+    for domain in found.values():
+        assert [dataset.classes[i] for i in domain.y] == [n.split("/")[1] for n in domain.names]
+
+
+def test_a_declared_dataset_is_complete_and_has_nothing_else(tmp_path):
+    numbered(tmp_path / "here")
+    with pytest.raises(DataError, match="here: no folder 'clipart'; the dataset is not complete"):
+        declared(domains=("photo", "clipart")).load(Reading(tmp_path))
+    with pytest.raises(DataError, match=r"here/photo/pot: not a class of this dataset"):
+        declared(classes=("cup", "jug")).load(Reading(tmp_path))
+
+
+def test_files_of_any_arrangement_are_read(tmp_path):
+    flat = [saved(plain(colour=(i, 0, 0)), tmp_path / f"{i}.png") for i in range(6)]
+    plan = {
+        "odd": [Entry(flat[i], label=i // 2, test=i > 3) for i in (5, 1, 3)],
+        "even": [Entry(flat[i], label=i // 2) for i in (0, 2, 4)],
+    }
+    found = read_files(tmp_path, plan, PICTURE, Reading(tmp_path, side=8))
+    assert found["odd"].x[:, 0, 0, 0].tolist() == [5, 1, 3]
+    assert found["odd"].y.tolist() == [2, 0, 1]
+    assert found["odd"].test.tolist() == [True, False, False]
+    assert found["even"].x[:, 0, 0, 0].tolist() == [0, 2, 4]
+    assert found["even"].names == ["0.png", "2.png", "4.png"]
+    assert found["even"].test is None
+
+
+def pitch(features: torch.Tensor) -> int:
+    """The loudest bin in the middle of a clip."""
+    return int(features[0, :, 49].float().argmax())
+
+
+def test_a_folder_of_sounds_is_read_as_features(tmp_path):
+    found = find_dataset(words(tmp_path))
+    assert (found.domains, found.classes) == (("ann", "bob"), ("no", "yes"))
+    assert not found.resizable
+    for domain in found.load().values():
+        assert domain.y.tolist() == [0, 1]
+        assert domain.x.shape == (2, *LogMel().shape)
+        assert domain.x.dtype == torch.float16
+        assert pitch(domain.x[0]) < pitch(domain.x[1])
+
+
+def test_sounds_of_another_rate_are_resampled(tmp_path):
+    words(tmp_path)
+    for i, rate in enumerate((8_000, 11_025, 44_100), start=1):
+        spoken(tmp_path / "ann" / "no" / f"{i}.wav", tone(500.0, rate=rate), rate=rate)
+    plain_rate, *others = find_dataset(tmp_path).load()["ann"].x[:4]
+    for x in others:
+        assert pitch(x) == pitch(plain_rate)
+        assert (x - plain_rate)[0, :15, 20:80].abs().max() < 0.5
+
+
+def test_the_channels_of_a_sound_are_mixed(tmp_path):
+    low, high = tone(500.0), tone(2000.0)
+    spoken(words(tmp_path) / "ann" / "no" / "1.wav", low, low)
+    spoken(tmp_path / "bob" / "no" / "0.wav", low, -low)
+    spoken(tmp_path / "bob" / "no" / "1.wav", low, high)
+    found = find_dataset(tmp_path).load()
+    assert torch.equal(found["ann"].x[0], found["ann"].x[1])
+    assert len(found["bob"].x[0].unique()) == 1, "what cancels out is silence"
+    both = found["bob"].x[1][0, :, 49].float()
+    bins = [pitch(x) for x in (found["ann"].x[0], found["ann"].x[2])]
+    assert (both[bins] > both.median() + 5).all()
+
+
+def test_a_truncated_sound_is_named(tmp_path):
+    file = words(tmp_path) / "bob" / "yes" / "0.wav"
+    file.write_bytes(file.read_bytes()[:-1000])
+    told = refusal(tmp_path)
+    assert "1 of its files are no sounds, or broken ones" in told
+    assert "bob/yes/0.wav (truncated: 31000 of 32000 bytes of sound)" in told
+
+
+def test_broken_sounds_are_left_out_on_request(tmp_path):
+    words(tmp_path)
+    (tmp_path / "ann" / "no" / "1.wav").write_text("no")
+    (tmp_path / "bob" / "yes" / "1.wav").touch()
+    found = tree_folder(tmp_path).load(Reading(tmp_path, skip_broken=True))
+    assert found["bob"].broken == {"bob/yes/1.wav": "empty file"}
+    assert list(found["ann"].broken) == ["ann/no/1.wav"]
+    for domain in found.values():
+        assert domain.y.tolist() == [0, 1]
+        assert pitch(domain.x[0]) < pitch(domain.x[1])
+
+
+@pytest.mark.parametrize(("first", "what"), [("a", "sound"), ("z", "picture")])
+def test_pictures_and_sounds_in_one_tree_are_refused(tmp_path, first, what):
+    """Whichever comes first says what the others should be."""
+    spoken(tree(tmp_path) / "photo" / "cup" / f"{first}.wav", tone(500.0))
+    for file in (tmp_path / "photo" / "cup").glob("*.png"):
+        file.rename(file.with_name(f"m{file.name}"))
+    told = refusal(tmp_path)
+    assert f"photo/cup/{'m0.png' if what == 'sound' else 'z.wav'}: not a {what} (." in told
+
+
+def test_sounds_may_be_asked_for_in_another_form(tmp_path):
+    form = LogMel(rate=8_000, bins=20)
+    kind = sounds_as(form)
+    names = {"domains": ("ann", "bob"), "classes": ("no", "yes")}
+    words(tmp_path / "here")
+    found = folder_reader("here", **names, kind=kind)(Reading(tmp_path))
+    assert found["ann"].x.shape == (2, *form.shape)
+
+
+def test_a_class_folder_without_files_changes_the_fingerprint_as_it_changes_the_classes(tmp_path):
+    before = tree_folder(tree(tmp_path))
+    (tmp_path / "photo" / "vase").mkdir()
+    after = tree_folder(tmp_path)
+    assert after.classes == (*before.classes, "vase")
+    assert after.fingerprint != before.fingerprint

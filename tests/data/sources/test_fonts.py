@@ -1,0 +1,148 @@
+"""A folder of fonts: every font is a domain, and a font that cannot be drawn is named."""
+
+import numpy as np
+import pytest
+import torch
+
+from afield.data.cache import cache_root
+from afield.data.domains import gaps
+from afield.data.glyphs import CHARACTERS, letters
+from afield.data.lookup import find_dataset
+from afield.data.sources.fonts import SIDE, font_folder, is_font
+from afield.errors import DataError
+from afield.seeds import seed
+from tests.files import common, font, fonts, forbidden, refusal
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("AFIELD_CACHE", str(tmp_path / "cache"))
+
+
+def drawn_pictures(found):
+    return torch.cat([domain.x for domain in found.values()])
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [("a.ttf", True), ("a.OTF", True), ("a.woff2", True), (".a.ttf", False), ("a.txt", False)],
+)
+def test_a_font_is_known_by_its_name(tmp_path, name, known):
+    assert is_font(tmp_path / name) == known
+
+
+def test_every_font_is_a_domain_and_every_character_a_class(tmp_path):
+    found = find_dataset(fonts(tmp_path / "mine"))
+    assert (found.name, found.domains, found.classes) == ("mine", ("ann", "bob"), CHARACTERS)
+    assert not found.resizable
+    loaded = found.load()
+    assert list(loaded) == ["ann", "bob"]
+    for name, domain in loaded.items():
+        x, y = letters(tmp_path / "mine" / f"{name}.ttf", side=SIDE, seed=seed("letters", name))
+        assert np.array_equal(domain.x[:, 0].numpy(), x)
+        assert domain.y.tolist() == y
+        assert domain.x.shape[1:] == (1, SIDE, SIDE)
+        assert domain.x.dtype == torch.uint8
+
+
+def test_fonts_that_are_alike_are_drawn_each_in_its_own_way(tmp_path):
+    loaded = font_folder(fonts(tmp_path / "mine")).load()
+    one, other = (loaded[name].x for name in ("ann", "bob"))
+    assert one.shape != other.shape or not torch.equal(one, other)
+
+
+def test_letters_are_drawn_once(tmp_path):
+    root = fonts(tmp_path / "mine")
+    first = drawn_pictures(font_folder(root).load())
+    (rows,) = cache_root().glob("mine-*/x.npy")
+    made = rows.stat()
+    again = drawn_pictures(font_folder(root).load())
+    assert torch.equal(first, again)
+    assert (rows.stat().st_ino, rows.stat().st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
+
+
+def test_a_font_more_is_a_domain_more_and_leaves_the_others_as_they_were(tmp_path):
+    root = fonts(tmp_path / "mine")
+    before = font_folder(root)
+    first = before.load()
+    font(root / "abe.ttf", "XYZ")
+    after = font_folder(root)
+    assert after.domains == ("abe", "ann", "bob")
+    assert after.fingerprint != before.fingerprint
+    second = after.load()
+    for name in ("ann", "bob"):
+        assert torch.equal(first[name].x, second[name].x)
+        assert torch.equal(first[name].y, second[name].y)
+
+
+def test_a_character_that_a_font_lacks_is_a_gap_and_noted(tmp_path):
+    everything = "".join(CHARACTERS)
+    font(tmp_path / "mine" / "ann.ttf", everything)
+    font(tmp_path / "mine" / "bob.ttf", everything.replace("Q", "").replace("7", ""))
+    found = font_folder(tmp_path / "mine")
+    loaded = found.load()
+    assert gaps(loaded, found.classes) == ["domain 'bob' has no sample of class 'Q', '7'"]
+    # The other characters keep their numbers.
+    assert set(loaded["bob"].y.tolist()) == set(range(36)) - {CHARACTERS.index(c) for c in "Q7"}
+
+
+def test_a_font_without_any_of_the_characters_is_named(tmp_path):
+    font(fonts(tmp_path / "mine") / "greek.ttf", "αβγ")
+    file = tmp_path / "mine" / "greek.ttf"
+    told = refusal(tmp_path / "mine")
+    assert told == f"{file}: has none of the characters {''.join(CHARACTERS)}; remove it"
+
+
+@pytest.mark.parametrize("content", [b"", b"not a font", b"wOF2 not a font either"])
+def test_a_broken_font_is_named(tmp_path, content):
+    file = fonts(tmp_path / "mine") / "bad.ttf"
+    file.write_bytes(content)
+    told = refusal(tmp_path / "mine")
+    assert told.startswith(f"{file}: ")
+    assert told.endswith("; remove it from the folder")
+    file.unlink()
+    assert list(find_dataset(tmp_path / "mine").load()) == ["ann", "bob"]
+
+
+def test_a_truncated_font_is_named(tmp_path):
+    file = fonts(tmp_path / "mine") / "ann.ttf"
+    file.write_bytes(file.read_bytes()[:-60])
+    told = refusal(tmp_path / "mine")
+    assert told.startswith(f"{file}: not a font: unexpected end of ")
+    assert told.endswith("; remove it from the folder")
+
+
+def test_a_folder_named_like_a_font_is_named(tmp_path):
+    (fonts(tmp_path / "mine") / "bad.ttf").mkdir()
+    told = refusal(tmp_path / "mine")
+    assert told == f"{tmp_path / 'mine' / 'bad.ttf'}: Is a directory; remove it from the folder"
+
+
+def test_a_link_to_a_font_that_is_gone_is_named(tmp_path):
+    link = fonts(tmp_path / "mine") / "gone.ttf"
+    link.symlink_to(tmp_path / "nothing.ttf")
+    assert refusal(tmp_path / "mine") == f"{link}: cannot be read (No such file or directory)"
+
+
+def test_a_font_that_may_not_be_read_is_named():
+    with common() as folder, forbidden(fonts(folder / "mine") / "bob.ttf"):
+        told = refusal(folder / "mine")
+        file = folder / "mine" / "bob.ttf"
+        assert told == f"{file}: Permission denied; remove it from the folder"
+
+
+def test_a_folder_of_fonts_that_may_not_be_read_is_named():
+    told = pytest.raises(DataError, match=r"fonts: cannot be read \(Permission denied\)$")
+    with common() as folder, forbidden(fonts(folder / "fonts")), told:
+        find_dataset("fonts", folder)
+
+
+def test_two_files_of_one_name_are_refused(tmp_path):
+    font(fonts(tmp_path / "mine") / "bob.otf")
+    told = refusal(tmp_path / "mine")
+    assert told == f"{tmp_path / 'mine'}: two files are called 'bob'; keep one of them"
+
+
+def test_a_single_font_is_too_few(tmp_path):
+    font(tmp_path / "mine" / "ann.ttf")
+    assert "mine: 1 font(s); leaving one out takes at least two" in refusal(tmp_path / "mine")

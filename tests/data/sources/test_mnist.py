@@ -1,0 +1,172 @@
+"""MNIST's files are checked, whatever is in them, and digits are turned as torchvision does."""
+
+import gzip
+import struct
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.functional import rotate
+
+from afield.data.sources.mnist import MNIST, PACKED, mnist, mnist_files, read_idx, turned
+from afield.errors import DataError
+from tests.data.datasets.digits import RAW, digits, idx, made_up_mnist, real_mnist
+
+PICTURES = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
+
+
+def refusal(path):
+    with pytest.raises(DataError) as caught:
+        read_idx(path)
+    told = str(caught.value)
+    assert told.startswith(f"{path}: ")
+    assert told.endswith("; remove it and get it again")
+    assert "\n" not in told
+    return told
+
+
+@pytest.mark.parametrize("array", [PICTURES, PICTURES[0], PICTURES[0, 0], PICTURES[:0]])
+@pytest.mark.parametrize("packed", [False, True])
+def test_bytes_come_back_in_their_shape(tmp_path, array, packed):
+    file = tmp_path / ("a.gz" if packed else "a")
+    file.write_bytes(gzip.compress(idx(array)) if packed else idx(array))
+    found = read_idx(file)
+    assert found.dtype == np.uint8
+    assert found.shape == array.shape
+    assert (found == array).all()
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "starts with nothing"),
+        (b"\0\0\x08", "starts with 00 00 08"),
+        (b"<html>not found</html>", "starts with 3c 68 74 6d"),
+        (b"\0\0\x0d\x01" + bytes(20), "starts with 00 00 0d 01"),
+        (b"\0\0\x08\x04" + bytes(40), "starts with 00 00 08 04"),
+        (b"\0\0\x08\x03\0\0\0\x02\0\0", "ends in its header"),
+        (idx(PICTURES)[:-1], "23 bytes instead of 24"),
+        (idx(PICTURES) + b"!", "more bytes instead of 24"),
+        (b"\0\0\x08\x03" + 12 * b"\xff", "promises 79,228,162,458,924,105,385,300,197,375 bytes"),
+    ],
+)
+def test_a_file_that_is_not_what_it_says_is_refused(tmp_path, content, told):
+    plain, packed = tmp_path / "a", tmp_path / "a.gz"
+    plain.write_bytes(content)
+    packed.write_bytes(gzip.compress(content))
+    assert told in refusal(plain)
+    assert told in refusal(packed)
+
+
+def test_a_packed_file_that_is_not_packed_or_broken_is_refused(tmp_path):
+    file = tmp_path / "a.gz"
+    file.write_bytes(idx(PICTURES))
+    assert "broken or cut short" in refusal(file)
+    whole = gzip.compress(idx(PICTURES))
+    for end in (5, len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:end])
+        assert "broken or cut short" in refusal(file)
+
+
+def test_a_damaged_packed_file_is_refused(tmp_path):
+    file = tmp_path / "a.gz"
+    damaged = bytearray(gzip.compress(idx(digits(50, seed=0)[0])))
+    damaged[len(damaged) // 2] ^= 1
+    file.write_bytes(damaged)
+    refusal(file)
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path):
+    assert "No such file" in refusal(tmp_path / "none")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_both_parts_are_read_one_after_the_other(tmp_path, packed):
+    images, labels = mnist(made_up_mnist(tmp_path, train=7, t10k=3, packed=packed))
+    expected = [digits(7, seed=0), digits(3, seed=1)]
+    assert (images.dtype, labels.dtype) == (torch.uint8, torch.int64)
+    assert np.array_equal(images, np.concatenate([x for x, _ in expected]))
+    assert np.array_equal(labels, np.concatenate([y for _, y in expected]))
+
+
+def test_one_part_does_not_need_the_other(tmp_path):
+    root = made_up_mnist(tmp_path, train=7, t10k=3)
+    for file in (root / RAW).glob("t10k-*"):
+        file.unlink()
+    images, labels = mnist(root, ["train"])
+    assert (len(images), len(labels)) == (7, 7)
+    assert all("train-" in name for name in mnist_files(root, ["train"]))
+
+
+def test_files_are_packed_ones_unless_they_are_unpacked(tmp_path):
+    made_up_mnist(tmp_path, train=7, t10k=3)
+    first, *others = mnist_files(tmp_path)
+    assert len(others) == 3
+    assert all(name.endswith(".gz") and (tmp_path / name).exists() for name in (first, *others))
+    (tmp_path / first).with_suffix("").write_bytes(idx(digits(7, seed=0)[0]))
+    assert mnist_files(tmp_path) == (first.removesuffix(".gz"), *others)
+    assert mnist_files(tmp_path / "empty") == (first, *others)
+
+
+def test_labels_that_do_not_fit_the_images_are_refused(tmp_path):
+    root = made_up_mnist(tmp_path, train=7, t10k=3, packed=False)
+    labels = root / RAW / "t10k-labels-idx1-ubyte"
+    for wrong in (np.zeros(4, np.uint8), np.array([0, 1, 10], np.uint8), np.zeros((3, 1), "u1")):
+        labels.write_bytes(idx(wrong))
+        with pytest.raises(DataError, match=r"t10k-labels.*not one digit for each of 3 images"):
+            mnist(root)
+
+
+def test_images_of_another_size_are_refused(tmp_path):
+    root = made_up_mnist(tmp_path, train=7, t10k=3, packed=False)
+    (root / RAW / "train-images-idx3-ubyte").write_bytes(idx(np.zeros((7, 28, 27), np.uint8)))
+    with pytest.raises(DataError, match=r"train-images.*\(7, 28, 27\), not images of 28 × 28"):
+        mnist(root)
+
+
+@pytest.mark.parametrize("degrees", [0, 15, 30, 45, 60, 75])
+def test_digits_are_turned_as_torchvision_turns_pictures(degrees):
+    images = torch.from_numpy(np.random.default_rng(degrees).integers(0, 256, (20, 28, 28), "u1"))
+    found = turned(images, degrees)
+    assert found.dtype == torch.uint8
+    for image, one in zip(images, found, strict=True):
+        picture = Image.fromarray(image.numpy())
+        expected = rotate(picture, degrees, interpolation=InterpolationMode.BILINEAR, fill=(0,))
+        assert np.array_equal(one, np.asarray(expected))
+
+
+def test_a_turn_is_counter_clockwise_and_none_changes_nothing():
+    marked = torch.zeros(1, 28, 28, dtype=torch.uint8)
+    marked[0, 3:6, 20:23] = 255
+    assert torch.equal(turned(marked, 0), marked)
+    row, column = (turned(marked, 75)[0] > 128).nonzero().float().mean(0).tolist()
+    # From the top right to the top left.
+    assert row < 14
+    assert column < 8
+    assert turned(marked[:0], 15).shape == (0, 28, 28)
+
+
+def test_the_archives_are_the_four_files_and_land_where_they_are_looked_for(tmp_path):
+    there = [f"{archive.folder}/{archive.name}" for archive in MNIST.archives]
+    assert tuple(there) == mnist_files(tmp_path)
+    assert [archive.size for archive in MNIST.archives] == [size for size, _ in PACKED.values()]
+    assert all(archive.mirrors[0].endswith(archive.name) for archive in MNIST.archives)
+
+
+def test_the_header_is_written_as_the_format_has_it():
+    assert idx(PICTURES)[:8] == struct.pack(">II", 0x00000803, 2)
+
+
+@pytest.mark.data
+def test_the_real_digits_are_as_many_as_they_should_be():
+    root = real_mnist()
+    images, labels = mnist(root)
+    assert images.shape == (70_000, 28, 28)
+    train = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert labels[:60_000].bincount().tolist() == train
+    assert labels[60_000:].bincount().tolist() == [
+        *(980, 1135, 1032, 1010, 982),
+        *(892, 958, 1028, 974, 1009),
+    ]

@@ -1,0 +1,229 @@
+"""Datasets of another package, whose archives a server of our own has."""
+
+import hashlib
+import io
+import sys
+import tarfile
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from afield import registry
+from afield.data.availability import get_dataset, stock
+from afield.data.domains import DomainSet, Reading
+from afield.errors import DataError, UnknownNameError
+from tests.test_registry import other_package
+
+NAME = "their_set"
+SOURCE = '''"""Theirs: four pictures of two things in two places."""
+from afield.data.domains import DomainSet, Source
+from afield.data.downloads import Archive
+from afield.data.sources.folders import folder_reader
+
+DOMAINS, CLASSES = ("here", "there"), ("cup", "pot")
+theirs = DomainSet(
+    name="{name}",
+    domains=DOMAINS,
+    classes=CLASSES,
+    reader=folder_reader("theirs/set", DOMAINS, CLASSES),
+    resizable=True,
+    needs=("theirs/set/here", "theirs/set/there"),
+    source=Source(archives={archives}, by_hand="write to [them] and unpack their disk in theirs"),
+)
+'''
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def served(folder):
+    """The address of a server that has the files of a folder."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder))
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def archive_of(path, domains):
+    """A tar.gz with the set's pictures, two for each domain and class, and its checksum."""
+    path.parent.mkdir(exist_ok=True)
+    with tarfile.open(path, "w:gz") as tar:
+        for domain in domains:
+            for label in ("cup", "pot"):
+                for i in range(2):
+                    data = io.BytesIO()
+                    pixels = np.full((8, 8, 3), 60 * (domain == "there") + 10 * i, np.uint8)
+                    Image.fromarray(pixels).save(data, "png")
+                    info = tarfile.TarInfo(f"set/{domain}/{label}/{i}.png")
+                    info.size = len(data.getvalue())
+                    data.seek(0)
+                    tar.addfile(info, data)
+    return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+
+
+@pytest.fixture
+def declare(tmp_path, monkeypatch):
+    """Installs the package with these archives, each an address, a checksum and a folder."""
+
+    def declared(*archives, source=SOURCE):
+        told = "".join(f"Archive({u!r}, {c!r}, folder={f!r}), " for u, c, f in archives)
+        (tmp_path / "site").mkdir()
+        text = source.format(name=NAME, archives=f"({told})")
+        other_package(tmp_path / "site", "datasets", NAME, "their_module:theirs", text)
+        monkeypatch.syspath_prepend(tmp_path / "site")
+
+    yield declared
+    sys.modules.pop("their_module", None)
+
+
+def test_a_dataset_is_fetched_unpacked_and_can_be_read(tmp_path, declare):
+    first = archive_of(tmp_path / "www" / "here.tar.gz", ["here"])
+    second = archive_of(tmp_path / "www" / "there.tgz", ["there"])
+    (tmp_path / "www" / "notes.txt").write_text("as it is")
+    third = f"md5:{hashlib.md5(b'as it is', usedforsecurity=False).hexdigest()}"
+    root = tmp_path / "data" / "root"
+    with served(tmp_path / "www") as address:
+        declare(
+            (f"{address}/here.tar.gz", first, "theirs"),
+            (f"{address}/there.tgz", second, "theirs"),
+            (f"{address}/notes.txt", third, "theirs/more"),
+        )
+        found = get_dataset(NAME, root)
+    assert found.name == NAME
+    domains = found.load(Reading(root, side=8))
+    assert [len(domain.y) for domain in domains.values()] == [4, 4]
+    assert domains["there"].x.flatten(1)[:, 0].tolist() == [60, 70, 60, 70]
+    assert (root / "theirs" / "more" / "notes.txt").read_text() == "as it is"
+    assert not list(root.rglob("*.part"))
+    # The server is gone; nothing is asked of it.
+    assert get_dataset(NAME, root).missing(root) == []
+
+
+def test_what_is_here_is_not_fetched_again_and_takes_its_room_once(tmp_path, declare):
+    checksum = archive_of(tmp_path / "www" / "all.tar.gz", ["here", "there"])
+    root = tmp_path / "root"
+    with served(tmp_path / "www") as address:
+        declare((f"{address}/all.tar.gz", checksum, "theirs"))
+        get_dataset(NAME, root)
+    # The server is gone: a second request would fail.
+    assert get_dataset(NAME, root).missing(root) == []
+    assert not list((root / "downloads").glob("all.tar.gz"))
+
+
+def test_a_wrong_checksum_is_told_and_nothing_is_unpacked(tmp_path, declare):
+    archive_of(tmp_path / "www" / "all.tar.gz", ["here", "there"])
+    root, wrong = tmp_path / "root", "sha256:" + 64 * "0"
+    with served(tmp_path / "www") as address:
+        declare((f"{address}/all.tar.gz", wrong, "theirs"))
+        with pytest.raises(DataError, match=rf"all\.tar\.gz: .*instead of {wrong}") as caught:
+            get_dataset(NAME, root)
+    assert "\n" not in str(caught.value)
+    assert not (root / "theirs").exists()
+    assert not list((root / "downloads").glob("all.tar.gz*"))
+
+
+def test_a_file_that_the_server_does_not_have_is_told(tmp_path, declare):
+    (tmp_path / "www").mkdir()
+    with served(tmp_path / "www") as address:
+        declare((f"{address}/all.tar.gz", "md5:" + 32 * "0", "theirs"))
+        with pytest.raises(DataError, match=r"all\.tar\.gz: .*404") as caught:
+            get_dataset(NAME, tmp_path / "root")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_archive_without_what_is_needed_is_told(tmp_path, declare):
+    checksum = archive_of(tmp_path / "www" / "half.tar.gz", ["here"])
+    with served(tmp_path / "www") as address:
+        declare((f"{address}/half.tar.gz", checksum, "theirs"))
+        with pytest.raises(DataError, match=r"fetched and unpacked, but .*theirs/set/there is not"):
+            get_dataset(NAME, tmp_path / "root")
+
+
+def test_what_only_a_person_can_get_is_told_with_the_data_root(tmp_path, declare):
+    declare()
+    root = tmp_path / "my data"
+    with pytest.raises(DataError) as caught:
+        get_dataset(NAME, root)
+    told = "cannot be fetched by afield; write to [them] and unpack their disk in theirs"
+    assert str(caught.value) == f"{NAME}: {told} (data root: {root})"
+    assert not root.exists()
+    for domain in ("here", "there"):
+        (root / "theirs" / "set" / domain).mkdir(parents=True)
+    assert get_dataset(NAME, root).name == NAME
+
+
+def test_what_comes_with_afield_is_there_and_makes_no_folder(tmp_path):
+    assert get_dataset("spirals", tmp_path / "root").domains[0] == "turn0"
+    assert not (tmp_path / "root").exists()
+
+
+def test_there_is_nothing_to_get_of_ones_own_data(tmp_path):
+    np.savez(tmp_path / "own.npz", X=np.eye(4), y=[0, 1, 0, 1], domain=[0, 0, 1, 1])
+    with pytest.raises(DataError, match="these are your own data; there is nothing to get"):
+        get_dataset(str(tmp_path / "own.npz"), tmp_path)
+
+
+def test_an_unknown_name_has_a_guess(tmp_path):
+    with pytest.raises(UnknownNameError, match="did you mean 'pacs'"):
+        get_dataset("pacss", tmp_path)
+
+
+def test_all_datasets_are_in_stock_and_none_is_here_that_needs_files(tmp_path):
+    found = stock(tmp_path)
+    assert [each.name for each in found] == registry.names("datasets")
+    here = {each.name for each in found if each.here}
+    assert {"spirals", "rotated_digits"} <= here
+    assert "pacs" not in here
+    for each in found:
+        assert each.comes
+        assert "\n" not in each.comes
+        declared = registry.find("datasets", each.name)
+        dataset = declared if isinstance(declared, DomainSet) else declared(tmp_path)
+        assert each.here == (not dataset.needs), each.name
+        fetched = each.comes == f"afield data get {each.name}"
+        assert fetched == bool(dataset.source.archives), each.name
+
+
+def test_datasets_are_here_when_their_files_are(tmp_path):
+    sets = {name: registry.find("datasets", name) for name in registry.names("datasets")}
+    sets = {name: found for name, found in sets.items() if isinstance(found, DomainSet)}
+    for found in sets.values():
+        for path in found.needs:
+            (tmp_path / path).mkdir(parents=True, exist_ok=True)
+    assert {each.name for each in stock(tmp_path) if each.here} >= set(sets)
+    # One path of several is not enough.
+    Path(tmp_path / sets["pacs"].needs[-1]).rmdir()
+    (pacs,) = (each for each in stock(tmp_path) if each.name == "pacs")
+    assert not pacs.here
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import no_such_module_anywhere\n",
+        "other = 1\n",
+        "from afield.errors import DataError\n"
+        "def theirs(root):\n    raise DataError('set: cannot be read')\n",
+    ],
+    ids=["import fails", "name is missing", "files cannot be read"],
+)
+def test_a_dataset_that_cannot_be_looked_at_does_not_hide_the_others(tmp_path, declare, source):
+    declare(source=source)
+    found = {each.name: each for each in stock(tmp_path)}
+    assert list(found) == registry.names("datasets")
+    assert not found[NAME].here
+    assert any(word in found[NAME].comes for word in ("no_such_module", "theirs", "cannot be read"))

@@ -1,0 +1,433 @@
+"""Archives from a server of our own: what breaks on the way."""
+
+import hashlib
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Barrier, Thread
+
+import pytest
+
+from afield.data import downloads
+from afield.data.downloads import Archive, fetch
+from afield.errors import DataError, SpecError
+from afield.progress import shown_by
+from tests.data.test_archives import CONTENT, there, zip_of
+
+HALF = len(CONTENT) // 2
+
+
+@dataclass
+class Site:
+    """A server: what it has, what it does wrong, and what it was asked for."""
+
+    address: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+    ranges: bool = True
+    # After how many bytes each answer in turn is cut; None for whole answers, as are all later.
+    cuts: list[int | None] = field(default_factory=list)
+    # Codes given in turn instead of an answer.
+    refusals: list[int] = field(default_factory=list)
+    redirections: dict[str, str] = field(default_factory=dict)
+    # Called before a cut connection is reset; without it, the connection is closed.
+    before_reset: Callable[[], None] | None = None
+    lengths: bool = True
+    # Added to the first byte of every part: a server that sends another than was asked for.
+    shift: int = 0
+    # Path, Range header and bytes sent, or the code below zero, for each request.
+    asked: list[tuple[str, str | None, int]] = field(default_factory=list)
+
+    def archive(self, name: str = "a.bin", content: bytes = CONTENT, **settings) -> Archive:
+        checksum = "sha256:" + hashlib.sha256(content).hexdigest()
+        return Archive(**{"url": self.address + name, "checksum": checksum} | settings)
+
+
+class Handler(BaseHTTPRequestHandler):
+    site: Site
+
+    def do_GET(self):
+        site, name = self.site, self.path[1:]
+        if name in site.redirections:
+            self.note(-302)
+            self.send_response(302)
+            self.send_header("Location", site.redirections[name])
+            self.end_headers()
+        elif site.refusals or name not in site.files:
+            self.refuse(site.refusals.pop(0) if site.refusals else 404)
+        else:
+            self.answer(site.files[name], self.headers["Range"] if site.ranges else None)
+
+    def note(self, sent):
+        # Before it is sent: the client may be done before this thread goes on.
+        self.site.asked.append((self.path[1:], self.headers["Range"], sent))
+
+    def refuse(self, code):
+        self.note(-code)
+        self.send_error(code)
+
+    def answer(self, content, asked):
+        site = self.site
+        start = int(asked[len("bytes=") : -1]) + site.shift if asked else 0
+        if start and start >= len(content):
+            self.refuse(416)
+            return
+        cut = site.cuts.pop(0) if site.cuts else None
+        body = content[start:][:cut]
+        self.note(len(body))
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        if site.lengths:
+            self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        self.wfile.write(body)
+        if cut is not None and site.before_reset:
+            site.before_reset()
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+
+    def finish(self):
+        # After a reset there is nothing to say goodbye to.
+        if self.connection.fileno() >= 0:
+            super().finish()
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def served() -> Iterator[Site]:
+    site = Site(files={"a.bin": CONTENT})
+    handler = type("SiteHandler", (Handler,), {"site": site})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.handle_error = lambda *_: None
+        site.address = f"http://127.0.0.1:{server.server_address[1]}/"
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield site
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(downloads, "PAUSES", (0.01, 0.01, 0.01))
+    monkeypatch.setenv("no_proxy", "*")
+
+
+@pytest.fixture
+def site():
+    with served() as site:
+        yield site
+
+
+@pytest.fixture
+def second():
+    with served() as site:
+        yield site
+
+
+def test_a_file_is_downloaded_whole_into_a_new_folder(site, tmp_path):
+    path = fetch(site.archive(), tmp_path / "deep" / "down")
+    assert path == tmp_path / "deep" / "down" / "a.bin"
+    assert path.read_bytes() == CONTENT
+    assert there(path.parent) == ["a.bin"]
+    assert site.asked == [("a.bin", None, len(CONTENT))]
+
+
+@pytest.mark.parametrize("kind", ["md5", "sha256"])
+def test_a_file_that_is_there_is_not_asked_for_again(site, tmp_path, kind):
+    checksum = f"{kind}:{hashlib.new(kind, CONTENT).hexdigest()}"
+    (tmp_path / "a.bin").write_bytes(CONTENT)
+    before = (tmp_path / "a.bin").stat().st_mtime_ns
+    fetch(Archive(site.address + "a.bin", checksum.replace("f", "F")), tmp_path)
+    assert site.asked == []
+    assert (tmp_path / "a.bin").stat().st_mtime_ns == before
+    # No lock either: the folder may be for reading only.
+    assert [path.name for path in tmp_path.iterdir()] == ["a.bin"]
+
+
+def test_a_wrong_file_of_that_name_is_replaced(site, tmp_path):
+    (tmp_path / "a.bin").write_bytes(b"something else")
+    assert fetch(site.archive(), tmp_path).read_bytes() == CONTENT
+
+
+def test_after_a_break_only_the_rest_is_sent(site, tmp_path):
+    site.cuts = [HALF + 1]
+    assert fetch(site.archive(), tmp_path).read_bytes() == CONTENT
+    rest = ("a.bin", f"bytes={HALF + 1}-", HALF - 1)
+    assert site.asked == [("a.bin", None, HALF + 1), rest]
+    assert there(tmp_path) == ["a.bin"]
+
+
+def test_after_a_reset_what_has_arrived_is_not_sent_again(site, tmp_path):
+    def wait_until_arrived():
+        while (tmp_path / "a.bin.part").stat().st_size < HALF:
+            time.sleep(0.001)
+
+    site.cuts, site.before_reset = [HALF], wait_until_arrived
+    assert fetch(site.archive(), tmp_path).read_bytes() == CONTENT
+    assert site.asked[1:] == [("a.bin", f"bytes={HALF}-", HALF)]
+
+
+def test_a_part_of_an_earlier_day_is_gone_on_from(site, tmp_path):
+    (tmp_path / "a.bin.part").write_bytes(CONTENT[:1000])
+    assert fetch(site.archive(), tmp_path).read_bytes() == CONTENT
+    assert site.asked == [("a.bin", "bytes=1000-", len(CONTENT) - 1000)]
+    assert there(tmp_path) == ["a.bin"]
+
+
+def test_a_whole_part_only_gets_its_name(site, tmp_path):
+    (tmp_path / "a.bin.part").write_bytes(CONTENT)
+    assert fetch(site.archive(), tmp_path).read_bytes() == CONTENT
+    assert [sent for _, _, sent in site.asked] == [-416]
+
+
+@pytest.mark.parametrize("part", [b"x" * 1000, CONTENT + b"more"], ids=["other", "too long"])
+def test_a_part_of_something_else_is_dropped_and_the_file_fetched_anew(site, tmp_path, part):
+    (tmp_path / "a.bin.part").write_bytes(part)
+    assert fetch(site.archive(), tmp_path).read_bytes() == CONTENT
+    assert site.asked[-1] == ("a.bin", None, len(CONTENT))
+
+
+def test_a_server_without_ranges_sends_all_again(site, tmp_path):
+    site.cuts, site.ranges = [HALF], False
+    assert fetch(site.archive(), tmp_path).read_bytes() == CONTENT
+    assert [sent for _, _, sent in site.asked] == [HALF, len(CONTENT)]
+
+
+def test_a_part_other_than_asked_for_is_not_appended(site, tmp_path):
+    site.shift = 7
+    (tmp_path / "a.bin.part").write_bytes(CONTENT[:1000])
+    assert fetch(site.archive(), tmp_path).read_bytes() == CONTENT
+    assert site.asked[-1] == ("a.bin", None, len(CONTENT))
+
+
+def test_a_server_that_does_not_tell_the_length_is_understood(site, tmp_path):
+    site.lengths = False
+    assert fetch(site.archive(), tmp_path).read_bytes() == CONTENT
+
+
+def test_more_breaks_than_tries_do_no_harm_while_every_try_brings_more(site, tmp_path):
+    site.cuts = [len(CONTENT) // 16] * 12
+    assert fetch(site.archive(), tmp_path).read_bytes() == CONTENT
+    assert sum(sent for _, _, sent in site.asked) == len(CONTENT)
+
+
+def test_a_connection_that_never_holds_is_told_and_the_part_kept(site, tmp_path):
+    site.cuts = [HALF, 0, 0, 0, 0, 0, 0]
+    with pytest.raises(DataError) as told:
+        fetch(site.archive(), tmp_path)
+    assert "a.bin" in str(told.value)
+    assert site.address in str(told.value)
+    assert "the part is kept; run the command again to go on" in str(told.value)
+    assert "\n" not in str(told.value)
+    assert len(site.asked) == 1 + len(downloads.PAUSES)
+    assert there(tmp_path) == ["a.bin.part"]
+    assert (tmp_path / "a.bin.part").read_bytes() == CONTENT[:HALF]
+    site.cuts, site.asked = [], []
+    assert fetch(site.archive(), tmp_path).read_bytes() == CONTENT
+    assert site.asked == [("a.bin", f"bytes={HALF}-", HALF)]
+
+
+def test_a_server_that_is_not_there_leaves_nothing(tmp_path):
+    with served() as site:
+        archive = site.archive()
+    with pytest.raises(DataError, match=r"a\.bin: .*refused.*run the command again later"):
+        fetch(archive, tmp_path)
+    assert there(tmp_path) == []
+
+
+def test_a_missing_file_is_not_asked_for_twice(site, tmp_path):
+    with pytest.raises(DataError, match="404"):
+        fetch(site.archive("b.bin"), tmp_path)
+    assert len(site.asked) == 1
+    assert there(tmp_path) == []
+
+
+def test_a_busy_server_is_asked_again(site, tmp_path):
+    site.refusals = [503, 429]
+    assert fetch(site.archive(), tmp_path).read_bytes() == CONTENT
+    assert [sent for _, _, sent in site.asked] == [-503, -429, len(CONTENT)]
+
+
+def test_a_wrong_checksum_is_told_with_both_and_the_file_removed(site, tmp_path):
+    wrong = "md5:" + 32 * "0"
+    with pytest.raises(DataError) as told:
+        fetch(site.archive(checksum=wrong), tmp_path)
+    found = "md5:" + hashlib.md5(CONTENT).hexdigest()
+    for text in ("a.bin", wrong, found, f"put the right file at {tmp_path / 'a.bin'}"):
+        assert text in str(told.value)
+    assert "\n" not in str(told.value)
+    assert there(tmp_path) == []
+    assert len(site.asked) == 1
+
+
+def test_a_mirror_helps_out_for_a_wrong_file(site, second, tmp_path):
+    site.files["a.bin"] = CONTENT[::-1]
+    archive = site.archive(mirrors=(second.address + "a.bin",))
+    assert fetch(archive, tmp_path).read_bytes() == CONTENT
+    assert len(site.asked) == 1
+    assert second.asked == [("a.bin", None, len(CONTENT))]
+
+
+def test_a_mirror_goes_on_where_the_first_broke(site, second, tmp_path):
+    site.cuts = [HALF, 0, 0, 0, 0]
+    archive = site.archive(mirrors=(second.address + "other/name.bin",))
+    second.files = {"other/name.bin": CONTENT}
+    assert fetch(archive, tmp_path).read_bytes() == CONTENT
+    assert second.asked == [("other/name.bin", f"bytes={HALF}-", HALF)]
+
+
+def test_a_good_mirror_is_not_blamed_for_a_bad_beginning(site, second, tmp_path):
+    site.files["a.bin"] = CONTENT[::-1]
+    site.cuts = [HALF, 0, 0, 0, 0]
+    archive = site.archive(mirrors=(second.address + "a.bin",))
+    assert fetch(archive, tmp_path).read_bytes() == CONTENT
+    assert [asked for _, asked, _ in second.asked] == [f"bytes={HALF}-", None]
+
+
+def test_when_all_mirrors_fail_each_is_named_with_its_reason(site, second, tmp_path):
+    site.files["a.bin"] = b"not it"
+    second.files = {}
+    with pytest.raises(DataError) as told:
+        fetch(site.archive(mirrors=(second.address + "a.bin",)), tmp_path)
+    assert f"{site.address}a.bin: checksum" in str(told.value)
+    assert f"{second.address}a.bin: the server answers 404" in str(told.value)
+
+
+def test_a_redirection_is_followed_with_the_range(site, second, tmp_path):
+    site.redirections["a.bin"] = second.address + "a.bin"
+    (tmp_path / "a.bin.part").write_bytes(CONTENT[:HALF])
+    assert fetch(site.archive(), tmp_path).read_bytes() == CONTENT
+    assert second.asked == [("a.bin", f"bytes={HALF}-", HALF)]
+
+
+def test_a_redirection_to_a_file_of_this_machine_is_not_followed(site, tmp_path):
+    (tmp_path / "secret").write_bytes(CONTENT)
+    site.redirections["a.bin"] = (tmp_path / "secret").as_uri()
+    with pytest.raises(DataError, match="302"):
+        fetch(site.archive(), tmp_path / "into")
+    assert there(tmp_path / "into") == []
+
+
+def test_a_redirection_to_ftp_is_not_followed(site, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        site.redirections["a.bin"] = f"ftp://127.0.0.1:{server.getsockname()[1]}/a.bin"
+        with pytest.raises(DataError, match=r"leads to ftp://.* not the web"):
+            fetch(site.archive(), tmp_path)
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    assert len(site.asked) == 1
+    assert there(tmp_path) == []
+
+
+@pytest.mark.parametrize("size", [0, 1 << 60])
+def test_a_file_that_does_not_fit_is_not_begun(site, tmp_path, monkeypatch, size):
+    free = shutil.disk_usage(tmp_path).free if size else 1000
+    usage = shutil._ntuple_diskusage(1 << 40, (1 << 40) - free, free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    site.lengths = not size
+    with pytest.raises(DataError, match=f"{free:,} are free; make room"):
+        fetch(site.archive(size=size), tmp_path)
+    assert there(tmp_path) == []
+
+
+def test_a_file_in_place_of_the_folder_is_told(site, tmp_path):
+    (tmp_path / "into").write_text("")
+    with pytest.raises(DataError, match="into: File exists"):
+        fetch(site.archive(), tmp_path / "into")
+
+
+def test_progress_is_in_bytes_and_starts_where_the_part_ends(site, tmp_path):
+    told = {}
+
+    @contextmanager
+    def listener(what, total):
+        done = told.setdefault((what, total), [])
+        yield done.append
+
+    (tmp_path / "a.bin.part").write_bytes(CONTENT[:HALF])
+    with shown_by(listener):
+        fetch(site.archive(), tmp_path)
+    done = told["a.bin", len(CONTENT)]
+    assert HALF < done[0] < done[-1] == len(CONTENT)
+    assert done == sorted(done)
+    assert told["check a.bin", len(CONTENT)][-1] == len(CONTENT)
+
+
+def test_threads_at_once_make_one_download(site, tmp_path):
+    archive, start, found = site.archive(), Barrier(4), []
+
+    def work():
+        start.wait()
+        found.append(fetch(archive, tmp_path).read_bytes())
+
+    threads = [Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [CONTENT] * 4
+    assert len(site.asked) == 1
+
+
+def test_processes_at_once_make_one_download_and_one_tree(site, tmp_path):
+    content = zip_of({f"{i}/{j}.txt": b"x" * 1000 for i in range(5) for j in range(20)})
+    site.files["a.zip"] = content
+    archive = site.archive("a.zip", content)
+    program = (
+        "import sys; from pathlib import Path; from afield.data.downloads import Archive, fetch\n"
+        "from afield.data.archives import unpack; into = Path('.')\n"
+        "unpack(fetch(Archive(sys.argv[1], sys.argv[2]), into), into / 'tree')"
+    )
+    command = [sys.executable, "-c", program, archive.url, archive.checksum]
+    workers = [subprocess.Popen(command, cwd=tmp_path) for _ in range(3)]
+    assert [worker.wait(timeout=60) for worker in workers] == [0, 0, 0]
+    assert len(site.asked) == 1
+    expected = ["a.zip", "tree"] + [f"tree/{i}" for i in range(5)]
+    expected += [f"tree/{i}/{j}.txt" for i in range(5) for j in range(20)]
+    assert there(tmp_path) == sorted(expected)
+
+
+@pytest.mark.parametrize("url", ["ftp://x/a.zip", "file:///etc/passwd", "a.zip", ""])
+def test_only_addresses_of_the_web_are_taken(url):
+    with pytest.raises(SpecError, match="https://"):
+        Archive(url, "md5:" + 32 * "0")
+    with pytest.raises(SpecError, match="https://"):
+        Archive("https://x/a.zip", "md5:" + 32 * "0", mirrors=(url,))
+
+
+@pytest.mark.parametrize(
+    "checksum", ["", "0" * 32, "md5:", "md5:123", "sha1:" + "0" * 40, "sha256:" + "g" * 64]
+)
+def test_a_checksum_that_could_never_match_is_refused(checksum):
+    with pytest.raises(SpecError, match=r"a\.zip: checksum"):
+        Archive("https://x/a.zip", checksum)
+
+
+def test_a_name_is_the_last_part_of_the_address_unless_it_is_given():
+    def name(url, **settings):
+        return Archive(url, "md5:" + 32 * "0", **settings).name
+
+    assert name("https://x/y/a%20b.zip?download=1#top") == "a b.zip"
+    assert name("https://x/y/content", name="a.zip") == "a.zip"
+    for url in (
+        "https://x",
+        "https://x/",
+        "https://x/%2e%2e",
+        "https://x/a%2Fb",
+        "https://x/a%5Cb",
+    ):
+        with pytest.raises(SpecError, match="name="):
+            name(url)

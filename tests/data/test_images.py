@@ -1,0 +1,267 @@
+"""One picture file: every mode and depth is understood, and what is none is refused quickly."""
+
+import resource
+import struct
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from afield.data.images import BROKEN, PICTURES, picture, quiet, shown_together, stored_side
+from tests.files import RED, bomb, noise, plain, saved
+
+SIDE = 16
+MB_IN_KB = 1024
+
+
+def reason(path: Path) -> str:
+    with pytest.raises(BROKEN) as caught:
+        picture(path, SIDE)
+    told = str(caught.value)
+    assert told
+    assert "\n" not in told
+    return told
+
+
+def test_pictures_are_kept_an_eighth_larger_than_they_are_seen():
+    assert [stored_side(size) for size in (64, 112, 224)] == [73, 128, 256]
+
+
+@pytest.mark.parametrize("suffix", PICTURES)
+def test_all_common_formats_are_read(tmp_path, suffix):
+    x = picture(saved(plain(), tmp_path / f"a{suffix}"), SIDE)
+    assert x.shape == (SIDE, SIDE, 3)
+    assert x.dtype == np.uint8
+    # A lossy format may be off by a little.
+    assert abs(x.reshape(-1, 3).mean(0) - RED).max() < 8
+
+
+def test_what_is_in_a_file_counts_and_not_its_name(tmp_path):
+    assert picture(saved(plain(), tmp_path / "a.jpg", format="PNG"), SIDE)[3, 3].tolist() == [*RED]
+
+
+def test_up_is_up_and_left_is_left(tmp_path):
+    image = plain("L", 0, size=(SIDE, SIDE))
+    image.putpixel((6, 1), 255)
+    x = picture(saved(image, tmp_path / "a.png"), SIDE)
+    assert np.argwhere(x[:, :, 0] == 255).tolist() == [[1, 6]]
+
+
+@pytest.mark.parametrize("size", [(300, 10), (10, 300), (SIDE, SIDE), (4, 4)])
+def test_every_shape_is_squeezed_to_a_square(tmp_path, size):
+    left = plain(size=size)
+    left.paste((0, 0, 0), (size[0] // 2, 0, *size))
+    x = picture(saved(left, tmp_path / "a.png"), SIDE)
+    assert x.shape == (SIDE, SIDE, 3)
+    assert (x[:, :5] == RED).all()
+    assert (x[:, -5:] == 0).all()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.webp", "a.tif"])
+def test_pictures_of_a_turned_camera_are_upright(tmp_path, orientation, name):
+    image = plain(size=(64, 48))
+    image.paste((0, 0, 250), (0, 0, 32, 12))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    file = saved(image, tmp_path / name, exif=exif)
+    with Image.open(file) as raw:
+        expected = ImageOps.exif_transpose(raw).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    found = picture(file, SIDE)
+    # A JPEG is read at a lower resolution than here, so edges differ a little.
+    assert abs(found.astype(int) - np.asarray(expected)).mean() < 5
+    straight = picture(saved(image, tmp_path / "straight.png"), SIDE)
+    assert (abs(found.astype(int) - straight).mean() > 10) == (orientation != 1)
+
+
+def test_odd_metadata_beside_the_orientation_do_not_matter(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010E] = 6, "hello"
+    file = saved(plain(), tmp_path / "a.jpg", exif=exif)
+    whole = bytearray(file.read_bytes())
+    # The description says that it is a text, under a tag whose values are numbers.
+    whole[whole.index(b"Exif") + 17] = 0x01
+    file.write_bytes(whole)
+    assert abs(picture(file, SIDE)[3, 3].astype(int) - RED).max() < 8
+
+
+def test_palettes_show_their_colours(tmp_path):
+    image = plain("P", 1)
+    image.putpalette([0, 0, 0, *RED])
+    assert picture(saved(image, tmp_path / "a.png"), SIDE)[3, 3].tolist() == [*RED]
+    clear = saved(image, tmp_path / "b.png", transparency=b"\x00\x80")
+    assert picture(clear, SIDE)[3, 3].tolist() == [*RED]
+
+
+def test_transparency_leaves_the_colours(tmp_path):
+    image = plain("RGBA", (*RED, 128))
+    assert picture(saved(image, tmp_path / "a.png"), SIDE)[3, 3].tolist() == [*RED]
+
+
+@pytest.mark.parametrize(("mode", "colour"), [("L", 77), ("LA", (77, 255))])
+def test_grey_is_the_same_in_all_three_channels(tmp_path, mode, colour):
+    image = saved(plain(mode, colour), tmp_path / "a.png")
+    assert picture(image, SIDE)[3, 3].tolist() == [77, 77, 77]
+
+
+def test_black_and_white_are_the_ends_of_the_scale(tmp_path):
+    for bit in (0, 1):
+        assert (picture(saved(plain("1", bit), tmp_path / f"{bit}.png"), SIDE) == 255 * bit).all()
+
+
+@pytest.mark.parametrize("name", ["a.tif", "a.jpg"])
+def test_printing_colours_are_converted(tmp_path, name):
+    x = picture(saved(plain("CMYK", (100, 50, 20, 0)), tmp_path / name), SIDE)
+    assert abs(x[3, 3].astype(int) - (155, 205, 235)).max() < 4
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif"])
+def test_16_bit_grey_is_scaled_and_not_clipped(tmp_path, name):
+    values = np.linspace(0, 65535, SIDE * SIDE).astype(np.uint16).reshape(SIDE, SIDE)
+    x = picture(saved(Image.fromarray(values), tmp_path / name), SIDE)
+    assert abs(x - (values / 257)[..., None]).max() <= 1
+
+
+@pytest.mark.parametrize(("most", "scale"), [(255, 1), (65_535, 257)])
+def test_whole_numbers_of_32_bits_are_bytes_or_16_bits(tmp_path, most, scale):
+    values = np.linspace(0, most, SIDE * SIDE).astype(np.int32).reshape(SIDE, SIDE)
+    x = picture(saved(Image.fromarray(values), tmp_path / "a.tif"), SIDE)
+    assert abs(x - (values / scale)[..., None]).max() <= 1
+
+
+@pytest.mark.parametrize("most", [1.0, 255.0])
+def test_numbers_with_a_point_are_shares_or_bytes(tmp_path, most):
+    values = np.linspace(0, most, SIDE * SIDE).astype(np.float32).reshape(SIDE, SIDE)
+    x = picture(saved(Image.fromarray(values), tmp_path / "a.tif"), SIDE)
+    assert abs(x - (values * 255 / most)[..., None]).max() <= 1
+
+
+def test_pixels_that_are_no_numbers_are_refused(tmp_path):
+    values = np.full((8, 8), np.nan, np.float32)
+    assert "NaN" in reason(saved(Image.fromarray(values), tmp_path / "a.tif"))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 200), (200, 3)])
+def test_what_is_too_small_to_be_a_picture_is_refused(tmp_path, size):
+    told = reason(saved(plain(size=size), tmp_path / "a.png"))
+    assert told == f"{size[0]} × {size[1]} pixels, too small for a picture"
+
+
+def test_an_empty_file_is_refused(tmp_path):
+    (tmp_path / "a.jpg").touch()
+    assert "cannot identify" in reason(tmp_path / "a.jpg")
+
+
+def test_a_text_is_refused(tmp_path):
+    (tmp_path / "a.png").write_text("not a picture")
+    assert "cannot identify" in reason(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("suffix", PICTURES)
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_half_a_file_is_refused(tmp_path, suffix, share):
+    file = saved(noise(), tmp_path / f"a{suffix}")
+    file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
+    reason(file)
+
+
+@pytest.mark.parametrize("kind", [2, 5, 12])
+def test_a_broken_header_is_refused_whatever_pillow_makes_of_it(tmp_path, kind):
+    file = saved(noise(8), tmp_path / "a.tif")
+    whole = bytearray(file.read_bytes())
+    # Where the rows begin is no longer a whole number, but a text or a fraction.
+    whole[whole.index(struct.pack("<H", 0x0111)) + 2] = kind
+    file.write_bytes(whole)
+    assert reason(file).startswith("broken: ")
+
+
+def test_a_bomb_is_refused_at_once_and_without_being_unpacked(tmp_path):
+    file = bomb(tmp_path / "bomb.png")
+    assert file.stat().st_size < 2**20
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    assert "decompression bomb" in reason(file)
+    assert time.process_time() - start < 0.5
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 50 * MB_IN_KB
+
+
+def test_the_bomb_of_these_tests_would_go_off(tmp_path):
+    small = bomb(tmp_path / "small.png", side=800)
+    assert (picture(small, SIDE) == 0).all()
+
+
+def test_large_is_not_yet_a_bomb(tmp_path, monkeypatch):
+    file = saved(plain(size=(80, 80)), tmp_path / "a.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5000)
+    with pytest.warns(Image.DecompressionBombWarning, match="6400 pixels"):
+        picture(file, SIDE)
+    before = list(warnings.filters)
+    with quiet():
+        assert picture(file, SIDE)[3, 3].tolist() == [*RED]
+    assert warnings.filters == before
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 3000)
+    assert "decompression bomb" in reason(file)
+
+
+def side_by_side(before, after):
+    """The three pictures that are shown of a sample, without the gaps between them."""
+    before, after = (np.asarray(x, dtype=np.float32) for x in (before, after))
+    shown = shown_together(before, after, after - before)
+    (_, height, width), gap = before.shape, max(1, before.shape[2] // 14)
+    assert shown.shape == (height, 3 * width + 2 * gap, 3)
+    assert shown.dtype == np.float32
+    assert ((shown >= 0) & (shown <= 1)).all()
+    gaps = (width, 2 * width + gap)
+    assert all((shown[:, start : start + gap] == 1).all() for start in gaps)
+    return [shown[:, start : start + width] for start in (0, width + gap, 2 * (width + gap))]
+
+
+def test_both_versions_are_on_the_scale_of_the_first():
+    before = np.linspace(-3, 5, 3 * 4 * 4).reshape(3, 4, 4)
+    first, second, _ = side_by_side(before, before + 2)
+    assert first == pytest.approx(((before + 3) / 8).transpose(1, 2, 0), abs=1e-6)
+    # What is above the scale is as bright as can be.
+    assert second == pytest.approx(((before + 5) / 8).clip(0, 1).transpose(1, 2, 0), abs=1e-6)
+
+
+def test_more_is_red_less_is_blue_and_the_same_is_white():
+    before = np.zeros((1, 1, 5))
+    _, _, change = side_by_side(before, [[[4.0, 2.0, 0.0, -1.0, -4.0]]])
+    red, pale, white, faint, blue = change[0].tolist()
+    assert red == [1, 0, 0]
+    assert pale == [1, 0.5, 0.5]
+    assert white == [1, 1, 1]
+    assert faint == [0.75, 0.75, 1]
+    assert blue == [0, 0, 1]
+
+
+def test_a_difference_is_the_mean_of_the_channels_on_the_scale_of_the_largest():
+    after = np.zeros((3, 1, 2))
+    after[0, 0, 0] = 6.0
+    _, _, change = side_by_side(np.zeros((3, 1, 2)), after)
+    assert change[0, 0] == pytest.approx([1, 2 / 3, 2 / 3])
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+def test_fewer_than_three_channels_are_shown_in_grey(channels):
+    before = np.random.default_rng(0).normal(size=(channels, 6, 30))
+    for shown in side_by_side(before, before + 0.1)[:2]:
+        assert (shown == shown[:, :, :1]).all()
+        assert len(np.unique(shown)) > 2
+
+
+def test_of_many_channels_the_first_three_are_the_colours():
+    before = np.random.default_rng(0).uniform(size=(5, 4, 4))
+    before[3:] = 0.5
+    three, five = (side_by_side(x, x + 0.1)[0] for x in (before[:3], before))
+    assert (three == five).all()
+
+
+def test_a_sample_that_is_flat_or_not_moved_can_be_shown():
+    flat = np.full((3, 4, 4), 7.0)
+    first, second, change = side_by_side(flat, flat)
+    assert (first == second).all()
+    assert (change == 1).all()

@@ -1,0 +1,261 @@
+"""What is found in data that were spoiled on purpose."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from afield.data.inspection import MOST, contact_sheet, inspected
+from afield.errors import DataError, SpecError
+from tests.files import words
+
+EACH = 4
+
+
+def save(pixels, path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def noise(number):
+    return np.random.default_rng(number).integers(0, 256, (20, 24, 3)).astype(np.uint8)
+
+
+def pictures(root, counts):
+    """As many pictures of noise of each domain and class as asked for, no two alike."""
+    number = 0
+    for (domain, label), count in counts.items():
+        for i in range(count):
+            save(noise(number), root / domain / label / f"{i}.png")
+            number += 1
+    return root
+
+
+@pytest.fixture
+def own(tmp_path):
+    labels = ("cup", "pot")
+    return pictures(tmp_path / "own", {(d, c): EACH for d in ("a", "b", "c") for c in labels})
+
+
+def arrays(path, x, *, domains=("a", "b"), classes=("x", "y")):
+    """Two samples of each domain and class, with these values."""
+    many = len(domains) * len(classes) * 2
+    np.savez(
+        path,
+        X=np.resize(x, (many, *x.shape[1:])),
+        y=np.tile(np.repeat(classes, 2), len(domains)),
+        domain=np.repeat(domains, 2 * len(classes)),
+    )
+    return path
+
+
+def test_samples_are_counted_by_domain_and_class(tmp_path):
+    counts = {("a", "cup"): 2, ("a", "pot"): 3, ("b", "cup"): 4, ("b", "pot"): 5}
+    found = inspected(pictures(tmp_path / "own", counts))
+    assert found.dataset.domains == ("a", "b")
+    assert found.dataset.classes == ("cup", "pot")
+    assert found.counts.tolist() == [[2, 3], [4, 5]]
+    assert not found.broken
+    assert found.remarks == []
+
+
+def test_broken_files_are_named_with_the_reason_and_not_counted(own):
+    whole = (own / "b" / "pot" / "1.png").read_bytes()
+    (own / "b" / "pot" / "1.png").write_bytes(whole[: len(whole) // 2])
+    (own / "c" / "cup" / "2.png").write_bytes(b"")
+    found = inspected(own)
+    assert sorted(found.broken) == ["b/pot/1.png", "c/cup/2.png"]
+    assert "truncated" in found.broken["b/pot/1.png"]
+    assert found.counts.tolist() == [[4, 4], [4, 3], [3, 4]]
+    assert len(found.remarks) == 2
+    for remark, name in zip(found.remarks, ("b/pot/1.png", "c/cup/2.png"), strict=True):
+        assert remark.startswith(f"broken: {name} (")
+        assert str(own) not in remark
+
+
+def test_a_domain_that_broken_files_have_emptied_is_an_error_that_names_them(own):
+    for file in (own / "b").rglob("*.png"):
+        file.write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"8 of its files .*b/cup/0\.png"):
+        inspected(own)
+
+
+def test_a_copy_in_another_domain_is_found_however_it_was_saved(own):
+    save(noise(0), own / "b" / "pot" / "copy.png")
+    Image.fromarray(noise(0)).save(own / "c" / "pot" / "other.bmp")
+    Image.fromarray(noise(1)).convert("RGBA").save(own / "c" / "pot" / "again.png")
+    assert (own / "c/pot/again.png").read_bytes() != (own / "a/cup/1.png").read_bytes()
+    found = inspected(own)
+    assert set(found.copies) == {
+        ("b/pot/copy.png", "a/cup/0.png"),
+        ("c/pot/other.bmp", "a/cup/0.png"),
+        ("c/pot/again.png", "a/cup/1.png"),
+    }
+    (remark,) = found.remarks
+    assert remark.startswith("3 sample(s) are in two domains")
+    assert "b/pot/copy.png is a/cup/0.png" in remark
+
+
+def test_a_copy_within_a_domain_is_harmless_and_a_changed_pixel_is_no_copy(own):
+    save(noise(0), own / "a" / "pot" / "copy.png")
+    changed = noise(1)
+    changed[10:, 10:] ^= 255
+    save(changed, own / "b" / "cup" / "changed.png")
+    assert not inspected(own).copies
+
+
+def test_copies_of_arrays_are_told_by_their_number(tmp_path):
+    x = np.random.default_rng(0).random((8, 5))
+    x[6] = x[1]
+    np.savez(tmp_path / "own.npz", X=x, y=[0, 1] * 4, domain=["a"] * 4 + ["b"] * 4)
+    assert inspected(tmp_path / "own.npz").copies == [("sample 2 of b", "sample 1 of a")]
+
+
+def test_uneven_domains_and_classes_are_told_with_their_numbers(tmp_path):
+    counts = {("big", "cup"): 20, ("big", "pot"): 4, ("small", "cup"): 4, ("small", "pot"): 4}
+    domain, label = inspected(pictures(tmp_path / "own", counts)).remarks
+    assert domain.startswith("domain 'big' has 24 samples, 'small' 8: uneven")
+    # What balances classes does nothing for domains.
+    assert "balance=true" not in domain
+    assert label.startswith("class 'cup' has 24 samples, 'pot' 8: uneven")
+    assert "--set balance=true" in label
+
+
+def test_less_than_three_times_as_many_is_even_enough(tmp_path):
+    counts = {("big", "cup"): 11, ("big", "pot"): 4, ("small", "cup"): 3, ("small", "pot"): 3}
+    assert inspected(pictures(tmp_path / "own", counts)).remarks == []
+
+
+def test_missing_classes_are_named_the_first_three(tmp_path):
+    labels = ["ash", "elm", "fir", "oak", "yew"]
+    counts = {("all", label): 2 for label in labels} | {("few", "oak"): 8, ("some", "elm"): 2}
+    counts |= {("some", "yew"): 2, ("some", "oak"): 2, ("some", "ash"): 2}
+    remarks = inspected(pictures(tmp_path / "own", counts)).remarks
+    assert "domain 'few' has no sample of ash, elm, fir and 1 more" in remarks
+    assert "domain 'some' has no sample of fir" in remarks
+
+
+COLOUR = np.random.default_rng(0).integers(0, 256, (8, 3, 16, 16)).astype(np.uint8)
+SHEETS = {
+    "colour": COLOUR,
+    "grey": COLOUR[:, 0],
+    "two channels": COLOUR[:, :2],
+    "four channels": COLOUR[:, [0, 1, 2, 0]],
+    "numbers beyond 0…1": 40 * np.random.default_rng(0).normal(size=(8, 3, 16, 16)),
+    "all alike": np.full((8, 1, 16, 16), 0.5),
+}
+
+
+@pytest.mark.parametrize("x", SHEETS.values(), ids=SHEETS)
+def test_a_contact_sheet_is_a_picture_of_all_domains_and_classes(x, tmp_path, caplog):
+    path = arrays(tmp_path / "own.npz", x, domains=("a", "b", "c"))
+    sheet = contact_sheet(inspected(path), tmp_path / "sheet.png")
+    assert sheet == tmp_path / "sheet.png"
+    with Image.open(sheet) as image:
+        image.load()
+        assert image.format == "PNG"
+        wide, high = image.size
+    # Two classes and three domains of square pictures: taller than wide, none a mere speck.
+    assert 200 < wide < 400
+    assert 1.2 * wide < high < 2 * wide
+    assert not caplog.records
+    assert sorted(child.name for child in tmp_path.iterdir()) == ["own.npz", "sheet.png"]
+
+
+def test_the_samples_on_a_sheet_are_those_of_their_domain_and_class(tmp_path):
+    for d, domain in enumerate(("a", "b")):
+        for c, label in enumerate(("x", "y")):
+            for i in range(2):
+                pixels = np.zeros((16, 16, 3), dtype=np.uint8)
+                pixels[:] = (200 * d + 20, 200 * c + 20, 255)
+                save(pixels, tmp_path / "own" / domain / label / f"{i}.png")
+    sheet = contact_sheet(inspected(tmp_path / "own"), tmp_path / "sheet.png")
+    with Image.open(sheet) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    centres = {}
+    for d in range(2):
+        for c in range(2):
+            where = np.argwhere((pixels == (200 * d + 20, 200 * c + 20, 255)).all(axis=2))
+            assert len(where) > 1000
+            centres[d, c] = where.mean(axis=0)
+    # Domains are rows, classes are columns.
+    assert centres[0, 0][0] == pytest.approx(centres[0, 1][0], abs=3)
+    assert centres[0, 0][1] == pytest.approx(centres[1, 0][1], abs=3)
+    assert centres[1, 0][0] - centres[0, 0][0] > 50
+    assert centres[0, 1][1] - centres[0, 0][1] > 50
+
+
+def test_sounds_are_drawn_flat_with_low_tones_below(tmp_path):
+    sheet = contact_sheet(inspected(words(tmp_path / "spoken")), tmp_path / "sheet.png")
+    with Image.open(sheet) as image:
+        pixels = np.asarray(image.convert("L"))
+    # Around the tones it is dark.
+    dark = pixels < 60
+    rows, columns = (np.flatnonzero(dark.mean(axis=axis) > 0.2) for axis in (1, 0))
+    cells = pixels[rows[0] : rows[-1], columns[0] : columns[-1]]
+    assert cells.shape[1] > 1.5 * cells.shape[0]
+    first = np.array_split(cells, 2)[0]
+    low, high = (half.mean(axis=1).argmax() for half in np.array_split(first, 2, axis=1))
+    assert low > high + 5
+
+
+@pytest.mark.parametrize("many", ["domains", "classes"])
+def test_of_many_domains_or_classes_a_dozen_is_drawn(tmp_path, many):
+    sizes = []
+    for count in (MOST, MOST + 3):
+        names = [f"name {i:02}" for i in range(count)]
+        path = arrays(tmp_path / f"{count}.npz", COLOUR[:, :, :8, :8], **{many: names})
+        with Image.open(contact_sheet(inspected(path), tmp_path / f"{count}.png")) as image:
+            sizes.append(max(image.size))
+    assert 1000 < sizes[0] == sizes[1] < 1500
+
+
+def test_names_may_be_long_in_any_script_and_full_of_signs(tmp_path):
+    domains = ("$a_{$", "東京の写真 🙂", "a very long name of a domain, with commas")
+    path = arrays(tmp_path / "own.npz", COLOUR, domains=domains, classes=("50% $x^", "[b]y[/]"))
+    assert contact_sheet(inspected(path), tmp_path / "sheet.png").stat().st_size > 1000
+
+
+def test_a_class_that_a_domain_lacks_is_an_empty_cell(tmp_path):
+    counts = {("a", "cup"): 2, ("a", "pot"): 2, ("b", "pot"): 2}
+    found = inspected(pictures(tmp_path / "own", counts))
+    assert contact_sheet(found, tmp_path / "sheet.png").is_file()
+
+
+def test_a_sheet_without_suffix_is_a_png_and_an_old_one_is_replaced(own, tmp_path):
+    (tmp_path / "sheet.png").write_bytes(b"old")
+    assert contact_sheet(inspected(own), tmp_path / "sheet") == tmp_path / "sheet.png"
+    with Image.open(tmp_path / "sheet.png") as image:
+        assert image.format == "PNG"
+
+
+@pytest.mark.parametrize(
+    ("out", "told"),
+    [
+        ("sheet.xyz", "'xyz' is not supported"),
+        ("no/sheet.png", "No such file or directory"),
+        ("folder.png", "Is a directory"),
+        ("own.npz/sheet.png", "Not a directory"),
+    ],
+)
+def test_a_sheet_that_cannot_be_written_is_one_line_and_leaves_nothing(tmp_path, out, told):
+    found = inspected(arrays(tmp_path / "own.npz", COLOUR))
+    (tmp_path / "folder.png").mkdir()
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(SpecError, match=told) as caught:
+        contact_sheet(found, tmp_path / out)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(str(tmp_path / out))
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_features_have_no_contact_sheet(tmp_path):
+    found = inspected("spirals")
+    assert found.counts.tolist() == [[100, 100]] * 4
+    with pytest.raises(SpecError, match="spirals: no pictures or sounds; leave --out out"):
+        contact_sheet(found, tmp_path / "sheet.png")
+
+
+def test_named_datasets_are_looked_for_under_the_given_root(tmp_path):
+    with pytest.raises(DataError, match=str(tmp_path)):
+        inspected("pacs", tmp_path)

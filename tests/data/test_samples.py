@@ -1,0 +1,119 @@
+"""Rows of several arrays as one: the same whether they are held in memory or read when asked."""
+
+import resource
+
+import numpy as np
+import pytest
+import torch
+
+from afield.data import samples as module
+from afield.data.samples import Rows
+
+MUCH = 2**30
+LAYOUTS = ("features", "bytes", "pictures", "channels_last", "half")
+
+
+def arrays(layout: str) -> list[torch.Tensor]:
+    """Three arrays of unequal length whose values tell where they are from."""
+    found = []
+    for number, size in enumerate((7, 1, 12)):
+        shape = (size, 5) if layout == "features" else (size, 3, 4, 6)
+        values = torch.arange(number * 1000, number * 1000 + torch.Size(shape).numel())
+        if layout == "channels_last":
+            # As pictures lie in the cache: colours last, and seen with colours first.
+            x = values.view(size, 4, 6, 3).to(torch.uint8).permute(0, 3, 1, 2)
+        else:
+            kind = {"bytes": torch.uint8, "half": torch.float16}.get(layout, torch.float32)
+            x = values.view(shape).to(kind)
+        found.append(x)
+    return found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("chosen", [None, [[6, 0, 3], [0], [11, 2, 2, 5]], [[], [0], [4, 1]]])
+def test_held_or_not_the_rows_are_the_same(layout, chosen):
+    x = arrays(layout)
+    index = chosen and [torch.tensor(part, dtype=torch.int64) for part in chosen]
+    whole = torch.cat([a[i] for a, i in zip(x, index, strict=True)] if index else x)
+    held, read = Rows(x, index, most=MUCH), Rows(x, index, most=0)
+    assert held.held is not None
+    assert read.held is None
+    generator = torch.Generator().manual_seed(0)
+    asked = torch.randint(len(whole), (40,), generator=generator)
+    for each in (held, read):
+        assert len(each) == len(whole)
+        assert each.shape == whole.shape[1:]
+        assert each.dtype == whole.dtype
+        for some in (asked, asked[:1], torch.arange(len(whole)).flip(0)):
+            found = each.take(some)
+            assert found.dtype == whole.dtype
+            assert torch.equal(found, whole[some])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_held_or_not_the_memory_layout_is_that_of_the_arrays(layout):
+    x = arrays(layout)
+    colours_last = layout == "channels_last"
+    for most in (MUCH, 0):
+        found = Rows(x, most=most).take(torch.tensor([3, 0, 9]))
+        assert found.is_contiguous() != colours_last
+        assert found.ndim < 4 or not colours_last or found.permute(0, 2, 3, 1).is_contiguous()
+
+
+@pytest.mark.parametrize("most", [MUCH, 0])
+@pytest.mark.parametrize(("size", "lengths"), [(6, [6, 6, 6, 2]), (20, [20]), (99, [20])])
+def test_chunks_are_all_rows_in_order(most, size, lengths):
+    x = arrays("features")
+    chunks = list(Rows(x, most=most).chunks(size))
+    assert [len(chunk) for chunk in chunks] == lengths
+    assert torch.equal(torch.cat(chunks), torch.cat(x))
+
+
+def test_rows_as_large_as_what_may_be_held_are_held_and_larger_ones_are_not():
+    x = [torch.zeros(10, 4), torch.zeros(6, 4)]
+    size = 16 * 4 * 4
+    assert Rows(x, most=size).held is not None
+    assert Rows(x, most=size - 1).held is None
+    # What is chosen counts, not what there is.
+    chosen = [torch.arange(3), torch.arange(2)]
+    assert Rows(x, chosen, most=5 * 4 * 4).held is not None
+    assert Rows(x, chosen, most=5 * 4 * 4 - 1).held is None
+
+
+def test_how_much_is_held_by_default_is_the_module_s_to_say(monkeypatch):
+    x = [torch.zeros(10, 4)]
+    assert Rows(x).held is not None
+    monkeypatch.setattr(module, "HELD", 159)
+    assert Rows(x).held is None
+
+
+def test_rows_in_memory_are_asked_for_where_they_are_and_others_on_the_cpu():
+    x = [torch.zeros(10, 4)]
+    assert Rows(x, device="meta", most=MUCH).place == torch.device("meta")
+    assert Rows(x, device="meta", most=0).place == torch.device("cpu")
+
+
+def test_what_is_held_does_not_change_with_the_arrays():
+    x = torch.zeros(4, 2)
+    rows = Rows([x], most=MUCH)
+    x += 1
+    assert not rows.take(torch.arange(4)).any()
+
+
+def test_of_a_map_larger_than_memory_only_what_is_asked_for_is_read(tmp_path):
+    # A file of holes: eight gigabytes that take no room until they are written to.
+    shape = (8 * 2**30 // (3 * 2**10), 32, 32, 3)
+    disk = np.lib.format.open_memmap(tmp_path / "rows.npy", "w+", np.uint8, shape)
+    last = shape[0] - 1
+    disk[0], disk[last] = 7, 9
+    disk.flush()
+    mapped = torch.from_numpy(np.load(tmp_path / "rows.npy", mmap_mode="c"))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    rows = Rows([mapped.permute(0, 3, 1, 2)])
+    assert rows.held is None
+    found = rows.take(torch.tensor([last, 0, last // 2, 0]))
+    assert found.shape == (4, 3, 32, 32)
+    assert [int(picture.unique()) for picture in found] == [9, 7, 0, 7]
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    # An index for every row is all that there is: 8 bytes for each of 2.8 million.
+    assert grown < 256 * 2**10, f"{grown} KB"

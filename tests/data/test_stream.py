@@ -1,0 +1,513 @@
+"""From domains to batches: who is drawn when, and where a stream goes on."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import chain, pairwise
+
+import pytest
+import torch
+
+from afield.data.domains import Domain
+from afield.data.samples import HELD, Rows
+from afield.data.stream import BLOCK, Samples, Scaling, Stream, pooled_samples
+
+
+def numbered(*sizes: int) -> Samples:
+    """Samples that carry their own index, so that one sees who was drawn."""
+    ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
+    mains = {
+        f"domain{i}": Domain(x=torch.arange(a, b).float()[:, None], y=torch.arange(a, b) % 3)
+        for i, (a, b) in enumerate(pairwise(ends))
+    }
+    return pooled_samples(mains)
+
+
+def drawn(stream: Stream, steps: int) -> list[list[list[int]]]:
+    """The indices of every batch of every step."""
+    return [[batch.x.flatten().int().tolist() for batch in next(stream)] for _ in range(steps)]
+
+
+def test_domains_are_pooled_and_numbered_in_their_order():
+    mains = {
+        "b": Domain(torch.tensor([[1.0], [2.0]]), torch.tensor([1, 0])),
+        "a": Domain(torch.tensor([[3.0], [4.0], [5.0]]), torch.tensor([0, 1, 1])),
+    }
+    pooled = pooled_samples(mains)
+    assert pooled.x.take(torch.arange(5)).flatten().tolist() == [1, 2, 3, 4, 5]
+    assert pooled.y.tolist() == [1, 0, 0, 1, 1]
+    assert pooled.domain.tolist() == [0, 0, 1, 1, 1]
+    assert [index.tolist() for index in pooled.by_domain()] == [[0, 1], [2, 3, 4]]
+    assert len(pooled) == 5
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_every_sample_of_a_group_is_drawn_once_before_any_comes_again(batch):
+    sizes = (5, 7, 30)
+    steps = drawn(Stream(numbered(*sizes), batch=batch, seed=0), BLOCK)
+    first = 0
+    for group, size in enumerate(sizes):
+        order = [i for step in steps for i in step[group]]
+        for start in range(0, len(order) - size + 1, size):
+            assert sorted(order[start : start + size]) == list(range(first, first + size))
+        first += size
+
+
+def test_every_step_has_one_batch_of_equal_size_from_each_domain_however_large():
+    samples = numbered(3, 50, 11)
+    stream = Stream(samples, batch=6, seed=0)
+    for _ in range(9):
+        batches = next(stream)
+        assert [len(batch.y) for batch in batches] == [6, 6, 6]
+        for i, batch in enumerate(batches):
+            assert (batch.domain == i).all()
+            assert torch.equal(batch.y, samples.y[batch.x.flatten().long()])
+
+
+def test_each_round_of_a_group_has_its_own_order():
+    order = [i for (group,) in drawn(Stream(numbered(20), batch=4, seed=0), 10) for i in group]
+    assert order[:20] != order[20:]
+
+
+def test_the_order_depends_on_the_seed_alone():
+    first, again, other = (Stream(numbered(9, 30), batch=4, seed=seed) for seed in (5, 5, 6))
+    torch.manual_seed(1)
+    one = drawn(first, 70)
+    torch.manual_seed(2)
+    assert drawn(again, 70) == one
+    assert drawn(other, 70) != one
+
+
+def test_two_blocks_of_steps_are_drawn_in_different_order():
+    steps = drawn(Stream(numbered(16), batch=4, seed=0), 2 * BLOCK)
+    assert steps[:BLOCK] != steps[BLOCK:]
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes"), [(2, [6, 6]), (5, [3, 3, 2, 2, 2]), (12, [1] * 12), (15, [1] * 12)]
+)
+def test_regrouping_keeps_the_size_of_the_whole_batch(count, sizes):
+    stream = Stream(numbered(30, 30), batch=6, seed=0)
+    next(stream)
+    groups = [list(range(i, 60, count)) for i in range(count)]
+    stream.regroup(groups)
+    for _ in range(5):
+        batches = next(stream)
+        # With more groups than places, some groups wait.
+        assert [len(batch.y) for batch in batches] == sizes
+        for batch in batches:
+            (number,) = batch.group.unique().tolist()
+            assert set(batch.x.flatten().int().tolist()) <= set(groups[number])
+        assert len({int(batch.group[0]) for batch in batches}) == len(batches)
+
+
+def test_groups_are_the_domains_until_a_method_regroups():
+    for per_step in (0, 2):
+        stream = Stream(numbered(9, 9, 9), batch=2, seed=0, per_step=per_step)
+        for batch in next(stream):
+            assert torch.equal(batch.group, batch.domain)
+
+
+def test_of_more_groups_than_a_batch_has_places_all_come_equally_often():
+    stream = Stream(numbered(30, 30), batch=4, seed=0)
+    stream.regroup([list(range(i, 60, 24)) for i in range(24)])
+    seen = Counter(int(batch.group[0]) for _ in range(3 * 50) for batch in next(stream))
+    assert set(seen.values()) == {50}
+
+
+def test_after_regrouping_every_sample_still_comes_once_a_round():
+    stream = Stream(numbered(10, 10), batch=2, seed=0)
+    stream.regroup([torch.arange(0, 20, 2), torch.arange(1, 20, 2)])
+    steps = drawn(stream, 5)
+    assert Counter(i for step in steps for batch in step for i in batch) == Counter(range(20))
+
+
+def test_the_same_groups_again_go_on_where_they_are():
+    samples = numbered(12, 12)
+    stream, undisturbed = (Stream(samples, batch=3, seed=0) for _ in range(2))
+    expected = drawn(undisturbed, 9)
+    found = drawn(stream, 4)
+    stream.regroup(samples.by_domain())
+    assert found + drawn(stream, 5) == expected
+
+
+def test_other_groups_of_the_same_samples_are_drawn_in_another_order():
+    samples = numbered(12, 12)
+    stream = Stream(samples, batch=3, seed=0)
+    before = drawn(stream, 4)
+    stream.regroup(samples.by_domain()[::-1])
+    stream.regroup(samples.by_domain())
+    assert drawn(stream, 4) != before
+
+
+@pytest.mark.parametrize("regrouped", [False, True])
+@pytest.mark.parametrize("position", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 7])
+def test_a_stream_goes_on_from_its_saved_place(tmp_path, position, regrouped):
+    samples = numbered(7, 40, 13)
+    stream = Stream(samples, batch=3, seed=4)
+    drawn(stream, 5)
+    if regrouped:
+        stream.regroup([list(range(i, 60, 4)) for i in range(4)])
+    drawn(stream, position)
+    torch.save(stream.state_dict(), tmp_path / "state.pt")
+    expected = drawn(stream, BLOCK + 5)
+    again = Stream(samples, batch=3, seed=4)
+    drawn(again, 2)
+    again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert drawn(again, BLOCK + 5) == expected
+
+
+def test_a_restored_stream_regroups_as_the_first_would_have():
+    samples = numbered(12, 12)
+    groups = [list(range(0, 24, 2)), list(range(1, 24, 2))]
+    stream, again = (Stream(samples, batch=3, seed=0) for _ in range(2))
+    stream.regroup(groups)
+    again.load_state_dict(stream.state_dict())
+    for each in (stream, again):
+        each.regroup(groups[::-1])
+    assert drawn(again, 9) == drawn(stream, 9)
+
+
+def test_bytes_of_pictures_go_from_minus_one_to_one():
+    x = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
+    scaling = Scaling.fitted(Rows([x[..., :3]]))
+    torch.testing.assert_close(scaling(x).flatten(), torch.linspace(-1, 1, 256))
+
+
+@pytest.mark.parametrize("most", [HELD, 0])
+@pytest.mark.parametrize("shape", [(3,), (3, 4, 5)])
+def test_numbers_are_standardised_per_feature_or_channel_over_all_that_is_given(shape, most):
+    torch.manual_seed(0)
+    scale = torch.tensor([1.0, 10.0, 0.01]).view(3, *[1] * (len(shape) - 1))
+    x = [scale * torch.randn(n, *shape) + 5 * scale for n in (40, 60)]
+    scaled = Scaling.fitted(Rows(x, most=most))(torch.cat(x))
+    by_feature = scaled.transpose(0, 1).flatten(1).double()
+    torch.testing.assert_close(by_feature.mean(1), torch.zeros(3).double(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(by_feature.std(1, correction=0), torch.ones(3).double())
+
+
+def test_scaling_changes_nothing_but_scale_and_origin_of_what_it_was_not_fitted_to():
+    scaling = Scaling.fitted(Rows([torch.tensor([[0.0, 2.0], [2.0, 6.0]])]))
+    found = scaling(torch.tensor([[1.0, 4.0], [11.0, 4.0], [1.0, -16.0]]))
+    torch.testing.assert_close(found, torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, -10.0]]))
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -12345.678])
+def test_a_constant_feature_does_not_divide_by_zero(value):
+    x = torch.stack([torch.full((1000,), value), torch.arange(1000.0)], dim=1)
+    scaling = Scaling.fitted(Rows([x]))
+    assert (scaling(x)[:, 0].abs() < 1e-2).all()
+    # Where it is not constant, it is not blown up either.
+    assert scaling(x + 1)[:, 0].sub(1).abs().max() < 1e-2
+
+
+def test_scaled_pictures_keep_their_values_in_the_layout_of_convolutions():
+    x = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
+    scaled = Scaling(torch.tensor(0.5), torch.tensor(2.0))(x)
+    assert scaled.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(scaled, (x - 0.5) / 2)
+
+
+@pytest.mark.parametrize(("size", "batch"), [(30, 7), (1000, 8)])
+def test_every_sample_of_a_group_is_drawn_once_before_any_comes_again_across_blocks(size, batch):
+    steps = drawn(Stream(numbered(size), batch=batch, seed=0), 5 * BLOCK)
+    order = [i for (group,) in steps for i in group]
+    for start in range(0, len(order) - size + 1, size):
+        assert sorted(order[start : start + size]) == list(range(size))
+
+
+def test_a_group_without_samples_is_refused():
+    stream = Stream(numbered(10), batch=4, seed=0)
+    with pytest.raises(ValueError, match="without samples"):
+        stream.regroup([[0, 1, 2], []])
+
+
+def test_samples_stay_as_stored_and_batches_are_prepared():
+    x = torch.arange(10, dtype=torch.uint8).view(10, 1)
+    nothing = torch.zeros(10).long()
+    samples = Samples(Rows([x]), nothing, nothing, prepare=lambda x: x / 2)
+    found = samples.batch(torch.tensor([3, 8])).x
+    assert found.tolist() == [[1.5], [4.0]]
+    assert samples.x.dtype == torch.uint8
+
+
+def groups_of(step: list[list[int]], *sizes: int) -> list[int]:
+    """Which domain each batch of a step is from, by the indices of its samples."""
+    ends = torch.tensor(sizes).cumsum(0)
+    found = [torch.bucketize(torch.tensor(batch), ends, right=True).unique() for batch in step]
+    assert all(len(domain) == 1 for domain in found)
+    return [int(domain) for domain in found]
+
+
+def assert_in_rounds(order: list[int], members: list[int]) -> None:
+    """Every member once before any comes again, to the last round, which may be unfinished."""
+    rounds = [order[i : i + len(members)] for i in range(0, len(order), len(members))]
+    for drawn_round in rounds:
+        assert len(set(drawn_round)) == len(drawn_round)
+        assert set(drawn_round) <= set(members)
+
+
+def test_the_order_without_a_choice_of_domains_is_what_it_has_always_been():
+    # Other numbers here are other batches in every run that is kept.
+    stream = Stream(numbered(9, 30, 5), batch=4, seed=5)
+    steps = drawn(stream, 2 * BLOCK + 3)
+    assert steps[0] == [[7, 0, 5, 6], [16, 33, 24, 13], [40, 39, 43, 41]]
+    assert steps[BLOCK - 1] == [[5, 8, 2, 1], [38, 35, 14, 10], [39, 41, 43, 41]]
+    assert steps[BLOCK] == [[4, 7, 0, 6], [24, 17, 20, 31], [43, 40, 39, 42]]
+    assert steps[-1] == [[6, 4, 3, 2], [19, 12, 11, 32], [39, 41, 42, 40]]
+    stream.regroup([list(range(i, 44, 4)) for i in range(4)])
+    steps = drawn(stream, BLOCK + 2)
+    assert steps[0] == [[40, 32, 8], [25, 1, 13], [2, 42, 6], [23, 35, 43]]
+    assert steps[-1] == [[20, 8, 28], [9, 33, 21], [18, 22, 38], [3, 39, 11]]
+
+
+@pytest.mark.parametrize("per_step", [0, 3, 4, 99])
+def test_as_many_domains_a_step_as_there_are_is_all_of_them(per_step):
+    all_of_them = drawn(Stream(numbered(9, 30, 5), batch=4, seed=5), BLOCK + 1)
+    some = Stream(numbered(9, 30, 5), batch=4, seed=5, per_step=per_step)
+    assert drawn(some, BLOCK + 1) == all_of_them
+
+
+@pytest.mark.parametrize(("domains", "per_step"), [(5, 1), (5, 2), (7, 3), (12, 4), (90, 1)])
+def test_a_step_draws_from_so_many_different_domains(domains, per_step):
+    sizes = [3 + i % 4 for i in range(domains)]
+    stream = Stream(numbered(*sizes), batch=2, seed=0, per_step=per_step)
+    for step in drawn(stream, BLOCK + 9):
+        assert [len(batch) for batch in step] == [2] * per_step
+        assert len(set(groups_of(step, *sizes))) == per_step
+
+
+# Rounds of 70 and 130 steps are longer than a block, those of 10 do not end with one.
+@pytest.mark.parametrize(("domains", "per_step"), [(4, 2), (30, 3), (70, 1), (260, 2)])
+def test_no_domain_comes_again_before_all_have_had_their_turn(domains, per_step):
+    sizes = [2] * domains
+    stream = Stream(numbered(*sizes), batch=1, seed=0, per_step=per_step)
+    steps = 2 * BLOCK + domains // per_step
+    order = [group for step in drawn(stream, steps) for group in groups_of(step, *sizes)]
+    assert_in_rounds(order, list(range(domains)))
+    assert order[:domains] != order[domains : 2 * domains]
+
+
+def test_domains_that_do_not_divide_evenly_still_come_about_equally_often():
+    sizes = [2] * 7
+    stream = Stream(numbered(*sizes), batch=1, seed=0, per_step=3)
+    steps = [groups_of(step, *sizes) for step in drawn(stream, 700)]
+    counts = Counter(group for step in steps for group in step)
+    assert all(abs(counts[group] - 300) < 30 for group in range(7))
+    for first, second in zip(steps[::2], steps[1::2], strict=True):
+        assert not set(first) & set(second)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_domain_that_is_drawn_now_and_then_goes_on_where_it_was(batch):
+    sizes = (5, 9, 2, 30, 7)
+    stream = Stream(numbered(*sizes), batch=batch, seed=3, per_step=2)
+    orders: dict[int, list[int]] = {}
+    for step in drawn(stream, 3 * BLOCK):
+        for group, indices in zip(groups_of(step, *sizes), step, strict=True):
+            orders.setdefault(group, []).extend(indices)
+    ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
+    for group, order in orders.items():
+        assert_in_rounds(order, list(range(ends[group], ends[group + 1])))
+
+
+def test_the_choice_of_domains_depends_on_the_seed_alone():
+    first, again, other = (
+        Stream(numbered(*[4] * 9), batch=2, seed=seed, per_step=2) for seed in (5, 5, 6)
+    )
+    torch.manual_seed(1)
+    one = drawn(first, 70)
+    torch.manual_seed(2)
+    assert drawn(again, 70) == one
+    assert drawn(other, 70) != one
+
+
+@pytest.mark.parametrize(
+    "options", [{"per_step": 2}, {"balance": True}, {"per_step": 2, "balance": True}], ids=str
+)
+@pytest.mark.parametrize("regrouped", [False, True])
+@pytest.mark.parametrize("position", [1, BLOCK, 2 * BLOCK + 7])
+def test_a_choosing_stream_goes_on_from_its_saved_place(tmp_path, position, regrouped, options):
+    samples = numbered(7, 40, 13, 5, 11)
+    stream = Stream(samples, batch=3, seed=4, **options)
+    drawn(stream, 5)
+    if regrouped:
+        stream.regroup([list(range(i, 76, 7)) for i in range(7)])
+    drawn(stream, position)
+    torch.save(stream.state_dict(), tmp_path / "state.pt")
+    expected = drawn(stream, BLOCK + 5)
+    again = Stream(samples, batch=3, seed=4, **options)
+    drawn(again, 2)
+    again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert drawn(again, BLOCK + 5) == expected
+
+
+@pytest.mark.parametrize(
+    ("per_step", "batch", "count", "sizes"),
+    [
+        (1, 8, 3, [8]),
+        (3, 8, 10, [8, 8, 8]),
+        (3, 3, 17, [2, 2, 2, 2, 1]),
+        (3, 3, 50, [1] * 9),
+    ],
+)
+def test_regrouping_keeps_the_share_of_groups_and_the_whole_batch(per_step, batch, count, sizes):
+    stream = Stream(numbered(*[10] * 10), batch=batch, seed=0, per_step=per_step)
+    stream.regroup([list(range(i, 100, count)) for i in range(count)])
+    orders: dict[int, list[int]] = {}
+    for step in drawn(stream, 3 * BLOCK):
+        assert [len(indices) for indices in step] == sizes
+        for indices in step:
+            (group,) = {i % count for i in indices}
+            orders.setdefault(group, []).extend(indices)
+    for group, order in orders.items():
+        assert_in_rounds(order, list(range(group, 100, count)))
+
+
+def labelled(*labels: list[int]) -> Samples:
+    """Numbered samples with these labels, a list for each domain."""
+    plain = numbered(*map(len, labels))
+    return Samples(plain.x, torch.tensor([*chain(*labels)]), plain.domain)
+
+
+@pytest.mark.parametrize("per_step", [0, 1])
+@pytest.mark.parametrize("batch", [1, 6, 32])
+def test_balanced_classes_come_equally_often_however_rare(batch, per_step):
+    samples = labelled([0] * 20 + [1], [2] * 3 + [0] * 7 + [1] * 15)
+    stream = Stream(samples, batch=batch, seed=0, balance=True, per_step=per_step)
+    orders: dict[int, list[int]] = {0: [], 1: []}
+    for _ in range(3 * BLOCK):
+        for one in next(stream):
+            orders[int(one.domain[0])] += one.x.flatten().int().tolist()
+    for domain, classes in ((0, [0, 1]), (1, [0, 1, 2])):
+        labels = samples.y[orders[domain]].tolist()
+        assert_in_rounds(labels, classes)
+        for label in classes:
+            members = ((samples.y == label) & (samples.domain == domain)).nonzero().flatten()
+            order = [i for i in orders[domain] if samples.y[i] == label]
+            assert_in_rounds(order, members.tolist())
+
+
+def test_without_balance_classes_come_as_they_are():
+    stream = Stream(labelled([0] * 20 + [1]), batch=21, seed=0)
+    for _ in range(3):
+        (batch,) = next(stream)
+        assert batch.y.bincount().tolist() == [20, 1]
+
+
+def test_classes_take_turns_in_an_order_that_changes():
+    stream = Stream(labelled([0, 1, 2] * 5), batch=3, seed=0, balance=True)
+    orders = {tuple(next(stream)[0].y.tolist()) for _ in range(60)}
+    assert len(orders) == 6
+
+
+class Noted:
+    """An augmentation that tells by what numbers it was called."""
+
+    def __init__(self) -> None:
+        self.numbers: list[float] = []
+
+    def __call__(self, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        noise = torch.rand(len(x), 1, generator=generator)
+        self.numbers.append(float(noise[0]))
+        return x + noise
+
+
+def test_training_batches_are_augmented_and_others_prepared():
+    noted = Noted()
+    samples = replace(numbered(6, 9), prepare=lambda x: -x, augment=noted)
+    index = torch.tensor([3, 8])
+    assert samples.batch(index).x.flatten().tolist() == [-3, -8]
+    assert not noted.numbers
+    varied = samples.batch(index, torch.Generator().manual_seed(0)).x.flatten()
+    assert varied.int().tolist() == [3, 8]
+    assert (varied != varied.round()).all()
+    batches = next(Stream(samples, batch=2, seed=0))
+    assert all((batch.x != batch.x.round()).all() for batch in batches)
+    assert len(noted.numbers) == 2
+
+
+def test_without_an_augmentation_a_generator_changes_nothing():
+    samples = replace(numbered(6, 9), prepare=lambda x: -x)
+    found = samples.batch(torch.tensor([3, 8]), torch.Generator().manual_seed(0)).x
+    assert found.flatten().tolist() == [-3, -8]
+
+
+@pytest.mark.parametrize("options", [{}, {"per_step": 1, "balance": True}], ids=str)
+def test_the_augmentation_of_a_step_depends_on_its_position_alone(options):
+    def numbers(*, after: int = 0) -> list[float]:
+        noted = Noted()
+        stream = Stream(replace(numbered(6, 9), augment=noted), batch=2, seed=0, **options)
+        stream.load_state_dict({**stream.state_dict(), "drawn": after})
+        torch.manual_seed(after)
+        for _ in range(2 * BLOCK - after):
+            next(stream)
+        return noted.numbers
+
+    straight = numbers()
+    assert len(set(straight)) == len(straight)
+    for after in (1, BLOCK - 1, BLOCK, BLOCK + 9):
+        assert numbers(after=after) == straight[after:]
+
+
+def test_after_regrouping_and_with_another_seed_the_augmentation_is_another():
+    def first(*, seed: int, regrouped: bool) -> float:
+        noted = Noted()
+        stream = Stream(replace(numbered(6, 9), augment=noted), batch=2, seed=seed)
+        if regrouped:
+            stream.regroup(stream.groups[::-1])
+        next(stream)
+        return noted.numbers[0]
+
+    cases = [(seed, regrouped) for seed in (0, 1) for regrouped in (False, True)]
+    assert len({first(seed=seed, regrouped=regrouped) for seed, regrouped in cases}) == 4
+
+
+def test_the_scaling_of_a_network_is_given_for_pictures_from_zero_to_one():
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    scaling = Scaling.of_pictures(mean, std, channels=3, device=torch.device("cpu"))
+    x = torch.randint(256, (5, 3, 4, 6), dtype=torch.uint8, generator=torch.Generator())
+    column = (torch.tensor(part)[:, None, None] for part in (mean, std))
+    torch.testing.assert_close(scaling(x), (x / 255 - next(column)) / next(column))
+    grey = Scaling.of_pictures(mean, std, channels=1, device=torch.device("cpu"))
+    expected = (x[:, :1] / 255 - sum(mean) / 3) / (sum(std) / 3)
+    torch.testing.assert_close(grey(x[:, :1]), expected)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"per_step": 2}, {"balance": True}, {"per_step": 1, "balance": True}], ids=str
+)
+@pytest.mark.parametrize("position", [0, 3, BLOCK + 5])
+def test_a_stream_begun_afresh_is_as_it_was_at_its_beginning(position, options):
+    samples = numbered(7, 40, 13)
+    stream, same = (Stream(samples, batch=3, seed=4, **options) for _ in range(2))
+    expected = drawn(Stream(samples, batch=3, seed=4, **options), BLOCK + 2)
+    drawn(stream, position)
+    drawn(same, position)
+    fresh = stream.afresh()
+    assert drawn(fresh, BLOCK + 2) == expected
+    # Nobody notices on the stream itself that another was begun.
+    assert stream.drawn == position
+    assert drawn(stream, BLOCK + 2) == drawn(same, BLOCK + 2)
+
+
+@pytest.mark.parametrize("options", [{}, {"per_step": 2, "balance": True}], ids=str)
+def test_a_stream_begun_afresh_draws_from_the_domains_whatever_the_groups_are_now(options):
+    samples = numbered(9, 30, 5)
+    stream = Stream(samples, batch=4, seed=5, **options)
+    stream.regroup([list(range(i, 44, 4)) for i in range(4)])
+    drawn(stream, 2)
+    fresh = drawn(stream.afresh(), 9)
+    assert fresh == drawn(Stream(samples, batch=4, seed=5, **options), 9)
+    assert [len(batch) for batch in fresh[0]] == [4] * options.get("per_step", 3)
+    assert (stream.generation, stream.drawn, len(stream.groups)) == (1, 2, 4)
+
+
+def test_a_stream_begun_afresh_augments_as_at_the_beginning():
+    noted = Noted()
+    stream = Stream(replace(numbered(6, 9), augment=noted), batch=2, seed=0)
+    drawn(stream, 5)
+    drawn(stream.afresh(), 5)
+    drawn(stream, 2)
+    first, again, later = noted.numbers[:5], noted.numbers[5:10], noted.numbers[10:]
+    assert again == first
+    assert len({*first, *later}) == 7

@@ -1,0 +1,88 @@
+"""What is known of unseen domains comes from models that have not seen them, and from no other."""
+
+import numpy as np
+import pytest
+import torch
+
+from afield.deployment.estimates import calibrated, distances_from, estimated
+from afield.diagnosis.diagnosing import revived
+from afield.experiments.benchmarking import bench, train
+from afield.experiments.store import Store
+from afield.reporting.table import tabulate
+from afield.training.calibration import fitted_temperature
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    root = tmp_path_factory.mktemp("held out")
+    bench("spirals", ["erm"], trials=2, store=root, settings={"steps": 40, "every": 20})
+    return Store(root)
+
+
+def test_the_estimate_is_the_row_of_the_table(store):
+    records = list(store)
+    found = estimated(records)
+    frame = tabulate(records, rules="sources").set_index("domain")
+    for name in ("turn0", "turn10", "turn20", "turn30"):
+        assert found.domains[name] == pytest.approx(frame.loc[name, "accuracy"])
+    assert found.accuracy == pytest.approx(frame.loc["mean", "accuracy"])
+    assert found.stderr == pytest.approx(frame.loc["mean", "stderr"])
+    assert found.worst == pytest.approx(frame.loc["worst", "accuracy"])
+    assert found.in_domain == pytest.approx(frame.loc["in-domain", "accuracy"])
+    assert found.trials == 2
+
+
+def test_with_one_trial_no_spread_over_trials_is_known(store):
+    found = estimated([record for record in store if record.run.trial == 0])
+    assert found.stderr is None
+    assert found.spread == pytest.approx(np.std(list(found.domains.values()), ddof=1))
+
+
+def test_the_temperature_is_that_of_unseen_probe_parts(store):
+    records = [record for record in store if record.run.trial == 0]
+    logits, labels = [], []
+    for record in records:
+        with torch.random.fork_rng():
+            subject = revived(store.folder(record.run))
+        (target,) = record.unseen
+        logits.append(subject.logits(subject.probes[target]))
+        labels.append(subject.probes[target].y)
+    found = calibrated([store.folder(record.run) for record in records])
+    assert found.temperature == pytest.approx(fitted_temperature(logits, labels), rel=1e-4)
+    assert found.samples == sum(map(len, labels)) == 160
+
+
+def test_seen_parts_would_give_another_temperature(store):
+    records = [record for record in store if record.run.trial == 0]
+    logits, labels = [], []
+    for record in records:
+        with torch.random.fork_rng():
+            subject = revived(store.folder(record.run))
+        for source in record.run.sources:
+            logits.append(subject.logits(subject.probes[source]))
+            labels.append(subject.probes[source].y)
+    found = calibrated([store.folder(record.run) for record in records])
+    assert abs(found.temperature / fitted_temperature(logits, labels) - 1) > 0.02
+
+
+def test_a_domain_that_is_shifted_is_far_and_one_that_is_not_is_near(tmp_path):
+    generator, y = np.random.default_rng(0), np.arange(300) % 2
+    x = generator.normal(size=(300, 3)) + np.stack([4 * y, 0 * y, 0 * y], axis=1)
+    domain = np.repeat(["a", "b", "like", "shifted"], 75)
+    x[domain == "shifted", 2] += 6
+    np.savez(tmp_path / "own.npz", X=x, y=y, domain=domain)
+    train(
+        tmp_path / "own.npz", "erm", target=["like", "shifted"], store=tmp_path / "runs",
+        settings={"steps": 20, "every": 20},
+    )  # fmt: skip
+    (folder,) = (tmp_path / "runs").glob("erm-*")
+    with torch.random.fork_rng():
+        subject = revived(folder)
+    distances, features = distances_from(subject), subject.model.features
+    with torch.no_grad():
+        near, far = (
+            distances(features(samples.prepare(samples.x.held))).median()
+            for samples in (subject.probes["like"], subject.probes["shifted"])
+        )
+    assert near < 1.5
+    assert far > 2 * near

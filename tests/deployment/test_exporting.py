@@ -1,0 +1,145 @@
+"""What is exported gives the same in other programs, or is not kept."""
+
+import json
+import sys
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from afield.deployment import exporting
+from afield.deployment.exporting import export
+from afield.deployment.fitting import fit
+from afield.deployment.model import Model, load
+from afield.errors import SpecError
+
+TINY = {"steps": 1, "every": 1, "size": 32, "weights": "none"}
+MODELS = {
+    "small": ("erm", "small:cnn"),
+    "resnet": ("erm", "timm:resnet18"),
+    "efficientnet": ("erm", "timm:tf_efficientnet_lite0"),
+    "dmg": ("dmg", "small:cnn"),
+    "arith": ("arith", "small:cnn"),
+}
+
+
+def as_seen(model: Model, files) -> np.ndarray:
+    """Pictures at the network's size, not scaled: what the exported network takes."""
+    inputs = model.about.inputs
+    stored = inputs.stacked([inputs.decoded(file) for file in files])
+    mean, std = (inputs.scale(part) for part in (inputs.mean, inputs.std))
+    return (inputs.prepare(stored) * std + mean).numpy()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_onnxruntime_gives_the_same_probabilities_for_files(name, two_colours, tmp_path):
+    method, backbone = MODELS[name]
+    settings = {**TINY, "backbone": backbone}
+    options = {"store": tmp_path / "runs", "settings": settings, "estimate": False}
+    model = fit(two_colours, method, tmp_path / "model", **options)
+    files = sorted(two_colours.rglob("*.png"))[:9]
+    session = onnxruntime.InferenceSession(export(tmp_path / "model"))
+    _, found = session.run(None, {"x": as_seen(model, files)})
+    np.testing.assert_allclose(found, model.predict_proba(files), atol=1e-4)
+
+
+@pytest.mark.slow
+def test_torch_gives_the_same_for_any_batch(spiral_model, tmp_path):
+    program = torch.export.load(export(spiral_model, "torch", tmp_path / "m.pt2"))
+    model = load(spiral_model)
+    for count in (1, 3, 100):
+        x = torch.randn(count, 2)
+        logits, found = program.module()(x)
+        np.testing.assert_allclose(found.detach(), model.predict_proba(x), atol=1e-6)
+        assert logits.shape == (count, 2)
+
+
+@pytest.fixture(scope="module")
+def exported(spiral_model, tmp_path_factory):
+    return export(spiral_model, "onnx", tmp_path_factory.mktemp("onnx") / "m.onnx")
+
+
+def test_the_file_says_what_goes_in_and_comes_out(exported):
+    program = onnx.load(exported)
+    onnx.checker.check_model(program)
+    (x,) = program.graph.input
+    assert x.name == "x"
+    first, width = x.type.tensor_type.shape.dim
+    assert first.dim_param
+    assert width.dim_value == 2
+    assert [each.name for each in program.graph.output] == ["logits", "probabilities"]
+    told = {each.key: each.value for each in program.metadata_props}
+    assert json.loads(told["classes"]) == ["first", "second"]
+
+
+def test_temperature_and_softmax_are_in_it(exported, spiral_model):
+    model = load(spiral_model)
+    x = np.random.default_rng(0).normal(size=(5, 2)).astype(np.float32)
+    logits, found = onnxruntime.InferenceSession(exported).run(None, {"x": x})
+    expected = torch.from_numpy(logits / model.temperature).softmax(dim=1)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(found, model.predict_proba(x), atol=1e-4)
+
+
+def test_what_gives_other_numbers_is_not_kept(spiral_model, tmp_path, monkeypatch):
+    class Other(nn.Module):
+        def forward(self, x):
+            return 2 * x, x.softmax(dim=1)
+
+    monkeypatch.setattr(exporting, "_onnx", lambda ready, model, part: part.touch() or Other())
+    with pytest.raises(SpecError, match=r"off by .* nothing is kept"):
+        export(spiral_model, "onnx", tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_exported_is_told_in_a_line_and_nothing_is_left(spiral_model, tmp_path):
+    class Odd(nn.Module):
+        def forward(self, x):
+            return self.module(x) if float(x.sum()) > 0 else x
+
+    model = load(spiral_model)
+    odd = Odd()
+    odd.module = model.module
+    with pytest.raises(SpecError, match="cannot be exported to torch") as caught:
+        export(Model(model.about, odd), "torch", tmp_path / "m.pt2")
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_is_exported_stays_as_it_was(spiral_model, tmp_path, monkeypatch):
+    model, traced = load(spiral_model), []
+    model.module.features.append(nn.ReLU(inplace=True))
+
+    def written(ready, model, part):
+        part.touch()
+        traced.append(ready.module)
+        return ready
+
+    monkeypatch.setattr(exporting, "_onnx", written)
+    export(model, "onnx", tmp_path / "m.onnx")
+    assert model.module.features[-1].inplace
+    assert not traced[0].features[-1].inplace
+    assert traced[0] is not model.module
+
+
+def test_a_package_that_is_not_there_is_told(spiral_model, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(SpecError, match=r"pip install 'afield\[onnx\]'"):
+        export(spiral_model, "onnx", tmp_path / "m.onnx")
+
+
+def test_places_and_forms_that_cannot_be_are_told(spiral_model, tmp_path):
+    with pytest.raises(SpecError, match="cannot export to 'tflite'; onnx or torch"):
+        export(spiral_model, "tflite")
+    with pytest.raises(SpecError, match=r"goes to a file \.onnx"):
+        export(spiral_model, "onnx", tmp_path / "m.pt2")
+    (tmp_path / "m.onnx").write_text("mine")
+    with pytest.raises(SpecError, match="--force"):
+        export(spiral_model, "onnx", tmp_path / "m.onnx")
+    with pytest.raises(SpecError, match="give `out`"):
+        export(load(spiral_model))
+    assert (tmp_path / "m.onnx").read_text() == "mine"

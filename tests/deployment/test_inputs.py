@@ -1,0 +1,137 @@
+"""What goes into a model in use is what goes into it in evaluation, to the last bit."""
+
+import numpy as np
+import pytest
+import torch
+
+from afield.data.audio import LogMel
+from afield.data.domains import Reading
+from afield.data.images import stored_side
+from afield.data.lookup import find_dataset
+from afield.deployment.inputs import Inputs
+from afield.errors import DataError, SpecError
+from tests.files import noise, saved, words
+
+PLAIN = Inputs("arrays", "float32", (4,), (0.0,), (1.0,))
+BYTES = Inputs("arrays", "uint8", (1, 8, 8), (127.5,), (127.5,))
+
+
+def pictures(size: int = 16) -> Inputs:
+    side = stored_side(size)
+    return Inputs("pictures", "uint8", (3, side, side), (127.5,), (127.5,), size=size)
+
+
+def test_pictures_are_decoded_as_the_cache_does(two_colours):
+    domains = find_dataset(two_colours).load(Reading(two_colours, side=stored_side(16)))
+    inputs = pictures(16)
+    for domain in domains.values():
+        rows = inputs.stacked([inputs.decoded(two_colours / name) for name in domain.names])
+        assert torch.equal(rows, domain.x)
+        # Some kernels depend on how samples lie in memory.
+        assert rows.stride() == domain.x.stride()
+
+
+def test_sounds_are_decoded_as_the_cache_does(tmp_path):
+    for number in range(2):
+        words(tmp_path / "root")
+        (tmp_path / "root" / "ann" / "no" / "0.wav").replace(
+            tmp_path / "root" / "ann" / "no" / f"{number + 1}.wav"
+        )
+    words(tmp_path / "root")
+    dataset = find_dataset(tmp_path / "root")
+    assert dataset.mel == LogMel()
+    inputs = Inputs("sounds", "float16", (1, 40, 98), (0.0,), (1.0,), mel=dataset.mel)
+    for domain in dataset.load().values():
+        files = [tmp_path / "root" / name for name in domain.names]
+        assert torch.equal(inputs.stacked([inputs.decoded(file) for file in files]), domain.x)
+
+
+@pytest.mark.parametrize(
+    ("given", "shape"),
+    [
+        (np.zeros((5, 8, 8), np.uint8), (5, 1, 8, 8)),
+        (np.zeros((5, 8, 8, 1), np.uint8), (5, 1, 8, 8)),
+        (np.full((5, 1, 8, 8), 255.0), (5, 1, 8, 8)),
+        (torch.zeros(5, 1, 8, 8, dtype=torch.int64), (5, 1, 8, 8)),
+    ],
+)
+def test_arrays_of_pictures_come_in_several_forms(given, shape):
+    found = BYTES.samples(given)
+    assert tuple(found.shape) == shape
+    assert found.dtype == torch.uint8
+
+
+@pytest.mark.parametrize(
+    ("inputs", "given", "told"),
+    [
+        (PLAIN, np.zeros((5, 3)), r"shape \(3,\); give numbers, samples × 4"),
+        (PLAIN, np.zeros(4), r"shape \(4,\)"),
+        (PLAIN, np.zeros((0, 4)), "give numbers"),
+        (PLAIN, np.array([["a"] * 4]), "give numbers"),
+        (PLAIN, np.array([[0, 0, np.nan, 0]]), "NaN or infinity in sample 0"),
+        (BYTES, np.full((1, 8, 8), 0.5), "not whole numbers from 0 to 255"),
+        (BYTES, np.full((1, 8, 8), 256.0), "not whole numbers from 0 to 255"),
+        (BYTES, np.full((1, 8, 8), -1.0), "not whole numbers from 0 to 255"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_told(inputs, given, told):
+    with pytest.raises(DataError, match=told):
+        inputs.samples(given)
+
+
+@pytest.mark.parametrize("name", ["X", "x", "anything"])
+def test_an_archive_may_call_its_only_array_as_it_likes(tmp_path, name):
+    np.savez(tmp_path / "some.npz", **{name: np.ones((3, 4))})
+    x, names = PLAIN.opened(tmp_path / "some.npz")
+    assert x.shape == (3, 4)
+    assert names == [f"{tmp_path}/some.npz[{i}]" for i in range(3)]
+
+
+def test_names_in_an_archive_are_used(tmp_path):
+    np.savez(tmp_path / "some.npz", X=np.ones((2, 4)), y=np.zeros(2), names=["ann", "bob"])
+    assert PLAIN.opened(tmp_path / "some.npz")[1][1] == f"{tmp_path}/some.npz[bob]"
+
+
+def test_a_plain_array_file_is_read(tmp_path):
+    np.save(tmp_path / "some.npy", np.ones((2, 4)))
+    assert PLAIN.opened(tmp_path / "some.npy")[0].shape == (2, 4)
+
+
+def test_nothing_is_unpickled(tmp_path):
+    np.save(tmp_path / "bad.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(DataError, match="nothing is unpickled"):
+        PLAIN.opened(tmp_path / "bad.npy")
+
+
+def test_of_several_arrays_one_must_be_x(tmp_path):
+    np.savez(tmp_path / "some.npz", a=np.ones((2, 4)), b=np.ones((2, 4)))
+    with pytest.raises(DataError, match="no array X in it, but a, b"):
+        PLAIN.opened(tmp_path / "some.npz")
+
+
+def test_arrays_of_pictures_of_another_size_are_squeezed_as_files_are(tmp_path):
+    inputs, image = pictures(), noise(40)
+    file = saved(image, tmp_path / "a.png")
+    expected = inputs.stacked([inputs.decoded(file)])
+    assert torch.equal(inputs.samples(np.asarray(image)[None]), expected)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"stored": ()},
+        {"stored": (0,)},
+        {"stored": (2**40,)},
+        {"stored": (3, 2**15, 2**15)},
+        {"size": -1},
+        {"mean": (0.0, 1.0)},
+        {"std": (0.0,)},
+        {"std": (float("nan"),)},
+        {"mean": (float("inf"),)},
+        {"kind": "sounds"},
+        {"mel": LogMel()},
+    ],
+)
+def test_what_no_model_takes_is_refused(changed):
+    with pytest.raises(SpecError):
+        Inputs(**{**vars(PLAIN), **changed})

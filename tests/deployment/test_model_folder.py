@@ -1,0 +1,269 @@
+"""The folder of a model: whole, its own, and refused in one line where it is not what it says."""
+
+import json
+import pickle
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from afield.deployment.model import load
+from afield.deployment.model_folder import (
+    Calibration,
+    check_place,
+    is_model_folder,
+    read_description,
+    read_model,
+    write_model,
+)
+from afield.errors import DataError, SpecError
+
+
+class Trap:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+def refusal(folder) -> str:
+    with pytest.raises(DataError) as caught:
+        load(folder)
+    told = str(caught.value)
+    assert "\n" not in told
+    assert str(folder) in told
+    return told
+
+
+def changed(folder, **fields) -> None:
+    """The description with some of its fields changed; nested ones as ``inputs__size``."""
+    path = folder / "model.json"
+    told = json.loads(path.read_text())
+    for name, value in fields.items():
+        *outer, last = name.split("__")
+        place = told
+        for key in outer:
+            place = place[key]
+        place[last] = value
+    path.write_text(json.dumps(told))
+
+
+def with_own_hash(folder, name="model.safetensors") -> None:
+    """As somebody would who changes a file and its hash."""
+    import hashlib
+
+    told = json.loads((folder / "model.json").read_text())
+    told["files"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    (folder / "model.json").write_text(json.dumps(told))
+
+
+def test_it_has_four_files_that_all_may_read(spiral_model):
+    names = {file.name for file in spiral_model.iterdir()}
+    assert names == {"model.json", "model.safetensors", "distance.safetensors", "README.md"}
+    modes = {file.stat().st_mode & 0o777 for file in spiral_model.iterdir()}
+    assert len(modes) == 1
+
+
+def test_a_file_that_is_cut_short_is_refused(model_folder):
+    file = model_folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-4])
+    assert "changed or cut short" in refusal(model_folder)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "distance.safetensors"])
+def test_a_file_with_one_other_bit_is_refused(model_folder, name):
+    file = model_folder / name
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(bytes(content))
+    assert "another SHA-256" in refusal(model_folder)
+
+
+def test_a_pickle_in_the_place_of_safetensors_is_refused_and_not_run(model_folder, tmp_path):
+    trap = tmp_path / "trapped"
+    (model_folder / "model.safetensors").write_bytes(pickle.dumps(Trap(str(trap))))
+    with_own_hash(model_folder)
+    assert "not readable safetensors" in refusal(model_folder)
+    assert not trap.exists()
+
+
+def test_a_pickle_beside_no_safetensors_is_refused_and_not_run(model_folder, tmp_path):
+    trap = tmp_path / "trapped"
+    (model_folder / "model.safetensors").unlink()
+    torch.save({"a": Trap(str(trap))}, model_folder / "pytorch_model.bin")
+    told = refusal(model_folder)
+    assert "no model.safetensors in it (pytorch_model.bin is not read: it could run code)" in told
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize(
+    ("backbone", "told"),
+    [
+        ("timm:resnet18", "takes pictures"),
+        ("small:cnn", "pictures"),
+        ("evil:net", "no backbone 'evil:net'"),
+        ("timm:hf-hub:evil/net", "no backbone"),
+        ("timm:local-dir:/tmp", "no backbone"),
+        ("small:mlp2", "did you mean 'small:mlp'?"),
+    ],
+)
+def test_another_architecture_is_refused(model_folder, backbone, told):
+    changed(model_folder, architecture__backbone=backbone)
+    assert told in refusal(model_folder)
+
+
+def test_an_architecture_with_other_tensors_is_refused(model_folder):
+    changed(model_folder, architecture__wrapper="dmg")
+    assert "it lacks" in refusal(model_folder)
+
+
+def test_a_wrapper_that_is_no_method_is_refused(model_folder):
+    changed(model_folder, architecture__wrapper="os.system")
+    assert "no 'os.system' in methods" in refusal(model_folder)
+
+
+def test_more_classes_than_the_weights_have_are_refused(model_folder):
+    changed(model_folder, classes=["a", "b", "c"])
+    assert "it has in another shape head.weight" in refusal(model_folder)
+
+
+def test_a_tensor_more_is_refused(model_folder):
+    file = model_folder / "model.safetensors"
+    save_file({**load_file(file), "extra": torch.zeros(1)}, file)
+    with_own_hash(model_folder)
+    assert "it has besides extra" in refusal(model_folder)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["model.safetensors", "distance.safetensors"])
+def test_a_weight_that_is_no_number_is_refused(model_folder, name, value):
+    file = model_folder / name
+    tensors = load_file(file)
+    first = sorted(tensors)[0]
+    tensors[first].view(-1)[0] = value
+    save_file(tensors, file)
+    with_own_hash(model_folder, name)
+    assert f"NaN or infinity in {first}" in refusal(model_folder)
+
+
+@pytest.mark.parametrize("name", ["model.json", "model.safetensors", "distance.safetensors"])
+def test_a_link_that_leads_out_is_refused(model_folder, tmp_path, name):
+    (model_folder / name).rename(tmp_path / name)
+    (model_folder / name).symlink_to(tmp_path / name)
+    assert "a link that leads out of the folder" in refusal(model_folder)
+
+
+def test_a_link_within_the_folder_and_one_to_it_are_fine(model_folder, tmp_path):
+    (model_folder / "model.safetensors").rename(model_folder / "weights")
+    (model_folder / "model.safetensors").symlink_to("weights")
+    (tmp_path / "link").symlink_to(model_folder)
+    assert load(tmp_path / "link").classes == ("first", "second")
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"format": 2}, "of format 2, by a later afield"),
+        ({"format": "x"}, "not the model.json of afield"),
+        ({"classes": ["a"]}, "classes must be two or more"),
+        ({"classes": 3}, "classes"),
+        ({"inputs__stored": [2**40]}, "no shape of a sample"),
+        ({"inputs__std": [0.0, 1.0]}, "std above 0"),
+        ({"inputs__kind": "files"}, "inputs.kind"),
+        ({"calibration__temperature": 0.0}, "temperature"),
+        ({"calibration__temperature": float("nan")}, "temperature"),
+        ({"calibration__distances": [2, 1]}, "from least to most"),
+        ({"files": {}}, "no hash of model.safetensors"),
+        ({"architecture": None}, "architecture"),
+    ],
+)
+def test_a_description_that_cannot_be_is_refused(model_folder, fields, told):
+    changed(model_folder, **fields)
+    assert told in refusal(model_folder)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"format": 1}', "[" * 100_000])
+def test_what_is_no_description_is_refused(model_folder, text):
+    (model_folder / "model.json").write_text(text)
+    refusal(model_folder)
+
+
+def test_names_of_files_in_the_description_lead_nowhere(model_folder, tmp_path):
+    (tmp_path / "elsewhere").write_text("")
+    told = json.loads((model_folder / "model.json").read_text())
+    changed(model_folder, files={**told["files"], "../elsewhere": "0" * 64})
+    assert load(model_folder)
+
+
+def test_a_place_that_is_no_folder_is_told(tmp_path):
+    assert "no folder of a model there" in refusal(tmp_path / "nowhere")
+    assert "no model.json in it" in refusal(tmp_path)
+
+
+def test_what_is_written_comes_back(spiral_model, tmp_path):
+    about, weights, distances = read_model(spiral_model)
+    told = write_model(tmp_path / "new", about, weights, distances, "card")
+    again, same, _ = read_model(tmp_path / "new")
+    assert again == told == about
+    assert all(torch.equal(same[name], value) for name, value in weights.items())
+
+
+def test_a_folder_of_something_else_is_never_overwritten(spiral_model, tmp_path):
+    about, weights, _ = read_model(spiral_model)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_text("")
+    for force in (False, True):
+        with pytest.raises(SpecError, match="not the folder of a model"):
+            write_model(tmp_path / "photos", about, weights, None, "", replace=force)
+    assert [each.name for each in (tmp_path / "photos").iterdir()] == ["cat.jpg"]
+
+
+def test_a_model_is_replaced_only_on_request(model_folder):
+    about, weights, _ = read_model(model_folder)
+    renamed = replace(about, name="other")
+    with pytest.raises(SpecError, match="--force"):
+        write_model(model_folder, renamed, weights, None, "")
+    assert read_description(model_folder).name == about.name
+    write_model(model_folder, renamed, weights, None, "", replace=True)
+    assert read_description(model_folder).name == "other"
+    assert not (model_folder / "distance.safetensors").exists()
+
+
+def test_an_empty_folder_and_a_new_one_can_be_written_to_but_no_file(tmp_path):
+    (tmp_path / "empty").mkdir()
+    check_place(tmp_path / "empty")
+    check_place(tmp_path / "new" / "deep")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpecError, match="is a file or a link"):
+        check_place(tmp_path / "file")
+
+
+@pytest.mark.parametrize("name", [".", "..", "/", "deep/.."])
+def test_a_place_without_a_name_is_refused_before_any_work(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError, match="has no name of its own"):
+        check_place(Path(name))
+
+
+def test_other_peoples_json_is_not_taken_for_a_model(tmp_path):
+    assert not is_model_folder(tmp_path)
+    for text in ('{"name": "mine"}', "[" * 100_000):
+        (tmp_path / "model.json").write_text(text)
+        assert not is_model_folder(tmp_path)
+
+
+def test_quantiles_must_be_in_order():
+    with pytest.raises(SpecError, match="from least to most"):
+        Calibration(1.0, (0.5, 0.1), (0.0, 1.0), 1, 0.0, 0.0)
+
+
+def test_a_model_needs_nothing_but_its_folder(model_folder, tmp_path):
+    shutil.copytree(model_folder, tmp_path / "elsewhere" / "copy")
+    shutil.rmtree(model_folder)
+    assert load(tmp_path / "elsewhere" / "copy").about.estimate is not None

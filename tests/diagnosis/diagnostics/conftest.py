@@ -1,0 +1,23 @@
+"""A finished run to look at, made once."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from afield.diagnosis.diagnosing import revived
+from afield.diagnosis.diagnostic import Subject
+from afield.experiments.benchmarking import train
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("looked_at")
+    record = train("spirals", "arith", target="turn30", store=store, settings={"steps": 60})
+    return store / record.run.key
+
+
+@pytest.fixture
+def subject(folder: Path) -> Subject:
+    with torch.random.fork_rng():
+        return revived(folder)

@@ -1,0 +1,39 @@
+"""What tests of diagnostics that look at moved inputs share: small runs, and their whole state."""
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from afield.diagnosis.diagnostic import Subject
+from afield.experiments.benchmarking import train
+
+
+def spiral_runs(store: Path, methods: Mapping[str, Mapping[str, Any]]) -> dict[str, Path]:
+    """The folders of short runs on spirals by name; ``guided`` is a form of crossgrad."""
+    found = {}
+    for name, settings in methods.items():
+        method = "crossgrad" if name == "guided" else name
+        chosen = {"steps": 30, **settings}
+        record = train("spirals", method, target="turn30", store=store, settings=chosen)
+        found[name] = store / record.run.key
+    return found
+
+
+def trained(data: Path, method: str, *, target: str | list[str] = (), **settings: Any) -> Path:
+    """The folder of a run of two steps on own data."""
+    store = data.parent / "runs"
+    record = train(data, method, target=target, store=store, settings={"steps": 2, **settings})
+    return store / record.run.key
+
+
+def everything(subject: Subject) -> list[object]:
+    """All weights, gradients and modes of a subject."""
+    nets = [subject.model, subject.trained.model, subject.trained.parts]
+    nets += [subject.learner.model, subject.learner.parts]
+    found: list[object] = [subject.stream.drawn]
+    for net in nets:
+        found += [copy.deepcopy(value).tolist() for value in net.state_dict().values()]
+        found += [parameter.grad for parameter in net.parameters()]
+        found += [module.training for module in net.modules()]
+    return found

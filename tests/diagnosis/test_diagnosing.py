@@ -1,0 +1,242 @@
+"""Finished runs come back as they were, and bad paths are told."""
+
+import shutil
+
+import pytest
+import torch
+
+from afield import registry
+from afield.diagnosis.diagnosing import diagnose, revived
+from afield.diagnosis.diagnostic import further_networks
+from afield.errors import DataError, SpecError, UnknownNameError
+from afield.experiments.benchmarking import plan, train
+from afield.experiments.selection import value_of
+from afield.experiments.store import Store, stored_weights
+from afield.experiments.sweep import complete
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    store = tmp_path_factory.mktemp("store")
+    record = train("spirals", "erm", target="turn20", store=store, settings={"steps": 40})
+    return store / record.run.key
+
+
+def test_a_run_comes_back_with_the_scores_of_its_record(folder):
+    subject = revived(folder)
+    record = subject.record
+    best = max(record.candidates, key=lambda checkpoint: value_of(checkpoint, record.run))
+    samples = subject.domains["turn20"]
+    with torch.inference_mode():
+        logits = subject.model(samples.batch(torch.arange(len(samples))).x)
+    accuracy = (logits.argmax(1) == samples.y).double().mean()
+    assert float(accuracy) == pytest.approx(best.scores["turn20"].main.accuracy)
+
+
+def test_its_learner_and_stream_are_as_before_the_first_step(folder):
+    first, second = revived(folder), revived(folder)
+    assert first.learner.step == 0
+    pairs = zip(first.learner.model.parameters(), second.learner.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert not torch.equal(first.model.head.weight, first.learner.model.head.weight)
+    assert all(
+        torch.equal(a.x, b.x) for a, b in zip(next(first.stream), next(second.stream), strict=True)
+    )
+
+
+def test_looking_leaves_the_random_numbers_of_the_caller_alone(folder):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    diagnose("gradient_shares", folder, settings={"steps": 3})
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_looking_twice_finds_the_same(folder):
+    first, second = (diagnose("agreement", folder, settings={"samples": 20}).data for _ in range(2))
+    assert first.equals(second)
+
+
+def test_looking_changes_nothing_on_disk(folder):
+    before = {path: path.read_bytes() for path in folder.parent.rglob("*") if path.is_file()}
+    diagnose("agreement", folder, settings={"samples": 20})
+    after = {path: path.read_bytes() for path in folder.parent.rglob("*") if path.is_file()}
+    assert before == after
+
+
+def test_paths_that_are_no_run_are_told(folder, tmp_path):
+    with pytest.raises(DataError, match=r"no record\.json there"):
+        diagnose("agreement", tmp_path)
+    with pytest.raises(SpecError, match=r"is a store; agreement looks at one run of it, as .*erm-"):
+        diagnose("agreement", folder.parent)
+    with pytest.raises(DataError, match="no records there; sensitivity reads the store"):
+        diagnose("sensitivity", tmp_path)
+    with pytest.raises(SpecError, match="agreement looks at one run, not at 2"):
+        diagnose("agreement", [folder, folder])
+
+
+def test_unknown_names_and_settings_are_told_with_a_guess(folder):
+    with pytest.raises(UnknownNameError, match="did you mean 'agreement'"):
+        diagnose("agrement", folder)
+    with pytest.raises(SpecError, match="did you mean 'samples'"):
+        diagnose("agreement", folder, settings={"sampels": 3})
+
+
+@pytest.mark.parametrize("name", ["name", "paths", "device", "root"])
+def test_a_setting_cannot_be_taken_for_something_else(folder, name):
+    with pytest.raises(SpecError, match=f"has no setting '{name}'"):
+        diagnose("agreement", folder, settings={name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("diagnostic", "settings", "told"),
+    [
+        ("agreement", {"samples": 1}, "samples=1: at least 2"),
+        ("gradient_shares", {"steps": 0}, "steps=0: must be above 0"),
+        ("gradient_shares", {"beta": 1}, "beta=1: from 0 to below 1"),
+        ("loss_surface", {"rate": -1}, "rate=-1.0: must not be below 0"),
+        ("loss_surface", {"points": 1}, "points=1: must not be below 2"),
+    ],
+)
+def test_settings_that_cannot_be_are_told(folder, diagnostic, settings, told):
+    with pytest.raises(SpecError, match=told):
+        diagnose(diagnostic, folder, settings=settings)
+
+
+def test_a_folder_may_be_moved_and_looked_at_from_inside(folder, tmp_path, monkeypatch):
+    shutil.copytree(folder, tmp_path / "the_best_one")
+    monkeypatch.chdir(tmp_path / "the_best_one")
+    expected = diagnose("agreement", folder, settings={"samples": 20}).data
+    assert diagnose("agreement", ".", settings={"samples": 20}).data.equals(expected)
+
+
+def test_a_run_whose_weights_are_gone_is_told(folder, tmp_path):
+    copy = tmp_path / folder.name
+    shutil.copytree(folder, copy)
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(DataError, match="no readable weights"):
+        diagnose("agreement", copy)
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [
+        (9, ["turn0", "turn10", "turn20", "turn30"]),
+        (4, ["turn0", "turn10", "turn20", "turn30"]),
+        (3, ["turn0", "turn10", "turn20"]),
+        (2, ["turn0", "turn10"]),
+    ],
+)
+def test_of_many_domains_some_are_shown_unseen_ones_among_them(folder, most, expected):
+    assert revived(folder).shown(most) == expected
+
+
+@pytest.fixture(scope="module")
+def with_parts(tmp_path_factory):
+    store = tmp_path_factory.mktemp("store")
+    settings = {"steps": 40, "every": 5}
+    record = train("spirals", "dann", target="turn20", store=store, settings=settings)
+    return store / record.run.key
+
+
+def test_further_networks_come_back_as_they_were_when_the_model_was_best(with_parts):
+    subject = revived(with_parts)
+    kept = stored_weights(with_parts, "parts")
+    found = subject.trained.parts.state_dict()
+    assert set(found) == set(kept)
+    assert all(torch.equal(found[name], kept[name]) for name in kept)
+    assert subject.trained.model is subject.model
+    nets = (subject.trained.model, subject.trained.parts)
+    assert not any(module.training for net in nets for module in net.modules())
+
+
+def test_the_start_of_further_networks_is_another_copy(with_parts):
+    subject = revived(with_parts)
+    start, end = subject.learner.parts.state_dict(), subject.trained.parts.state_dict()
+    assert not any(torch.equal(start[name], end[name]) for name in start if "weight" in name)
+    with torch.no_grad():
+        for parameter in subject.trained.parts.parameters():
+            parameter.zero_()
+    again = revived(with_parts).learner.parts.state_dict()
+    assert all(torch.equal(start[name], again[name]) for name in start)
+
+
+def test_what_was_trained_does_not_change_when_the_run_is_trained_once_more(with_parts):
+    subject = revived(with_parts)
+    nets = (subject.model, subject.trained.parts)
+    before = [value.clone() for net in nets for value in net.state_dict().values()]
+    *_, (step, _) = subject.again(4)
+    assert step == 40
+    after = [value for net in nets for value in net.state_dict().values()]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("method", registry.names("methods"))
+def test_a_run_of_every_method_comes_back_and_scores_as_it_did(method, tmp_path):
+    record = train("spirals", method, target="turn20", store=tmp_path, settings={"steps": 4})
+    subject = revived(tmp_path / record.run.key)
+    samples = subject.domains["turn20"]
+    with torch.inference_mode():
+        logits = subject.trained.model(samples.batch(torch.arange(len(samples))).x)
+    accuracy = (logits.argmax(1) == samples.y).double().mean()
+    (best,) = [each for each in record.checkpoints if each.step == subject.step]
+    assert float(accuracy) == pytest.approx(best.scores["turn20"].main.accuracy)
+
+
+def test_a_run_whose_further_networks_are_gone_is_told_where_they_are_needed(with_parts, tmp_path):
+    copy = tmp_path / with_parts.name
+    shutil.copytree(with_parts, copy)
+    file = copy / "parts.safetensors"
+    file.unlink()
+    assert len(diagnose("agreement", copy).data)
+    with pytest.raises(DataError, match="remove its folder and run it again") as caught:
+        further_networks(revived(copy))
+    assert "\n" not in str(caught.value)
+    file.write_bytes(b"short")
+    with pytest.raises(DataError, match=r"parts\.safetensors: no readable weights"):
+        diagnose("domain_space", copy)
+
+
+def test_a_run_without_further_networks_needs_no_file_of_them(folder):
+    assert not (folder / "parts.safetensors").exists()
+    subject = revived(folder)
+    assert len(subject.trained.parts) == 0
+    assert subject.trained.model is subject.model
+
+
+@pytest.fixture(scope="module")
+def merged(tmp_path_factory):
+    """The folder of a merged run, beside its base and its experts."""
+    store = Store(tmp_path_factory.mktemp("merged"))
+    runs = plan("spirals", merges=["average"], trials=1, settings={"steps": 5})
+    wanted = next(run for run in runs if run.method == "average")
+    needed = (wanted.key, wanted.base, *wanted.experts)
+    list(complete([run for run in runs if run.key in needed], store))
+    return store.folder(wanted)
+
+
+def test_a_merged_run_comes_back_with_its_base_and_its_experts(merged):
+    subject = revived(merged)
+    assert list(subject.experts) == list(subject.record.run.sources)
+    ours = stored_weights(merged)
+    assert all(torch.equal(v, ours[n]) for n, v in subject.model.state_dict().items())
+    mean = torch.stack([each["head.bias"] for each in subject.experts.values()]).mean(0)
+    torch.testing.assert_close(ours["head.bias"], mean)
+    first = subject.learner.model.state_dict()
+    assert all(torch.equal(v, subject.base[n]) for n, v in first.items())
+
+
+def test_an_ordinary_run_has_neither(folder):
+    subject = revived(folder)
+    assert subject.base == subject.experts == {}
+
+
+def test_a_merged_run_alone_is_told_what_is_missing(merged, tmp_path):
+    shutil.copytree(merged, tmp_path / merged.name)
+    with pytest.raises(DataError, match="no readable weights"):
+        diagnose("agreement", tmp_path / merged.name)
+
+
+def test_a_merged_run_may_be_looked_at_from_inside(merged, monkeypatch):
+    monkeypatch.chdir(merged)
+    expected = diagnose("agreement", merged, settings={"samples": 20}).data
+    assert diagnose("agreement", ".", settings={"samples": 20}).data.equals(expected)

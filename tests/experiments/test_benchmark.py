@@ -1,0 +1,96 @@
+"""A benchmark as a value, and in a file."""
+
+import pytest
+
+from afield.errors import AfieldError
+from afield.experiments.benchmark import Benchmark, read_benchmark
+from afield.experiments.pools import Ray
+from afield.experiments.sweep import Local
+
+FILE = """
+dataset = "spirals"
+methods = ["erm", "vrex"]
+trials = 2
+workers = 1
+steps = 10
+lr = 0.01
+vrex.penalty = 3
+"""
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text):
+        (tmp_path / "bench.toml").write_text(text)
+        return tmp_path / "bench.toml"
+
+    return write
+
+
+def test_a_file_asks_for_what_the_options_would(written):
+    found = read_benchmark(written(FILE))
+    settings = {"steps": 10, "lr": 0.01, "vrex.penalty": 3}
+    same = Benchmark(("spirals",), methods=("erm", "vrex"), trials=2, workers=1, settings=settings)
+    assert found == same
+    runs = found.runs()
+    assert len(runs) == 2 * 2 * 4
+    assert {run.lr for run in runs} == {0.01}
+    assert {run.params.get("penalty") for run in runs} == {None, 3.0}
+
+
+def test_what_is_given_beside_the_file_wins(written):
+    found = read_benchmark(written(FILE), store="there", on=None)
+    assert (found.store, found.on) == ("there", "local")
+
+
+def test_several_datasets_are_one_sweep(written):
+    found = read_benchmark(
+        written('dataset = ["spirals", "rotated_digits"]\ntrials = 1\nsteps = 5')
+    )
+    assert {run.dataset for run in found.runs()} == {"spirals", "rotated_digits"}
+
+
+def test_names_may_be_written_as_on_the_command_line(written):
+    text = (
+        'dataset = "spirals"\nmerges = "average"\nexpert-method = "erm"\nbase-steps = 3\nsteps = 5'
+    )
+    assert read_benchmark(written(text)).base_steps == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("dataset = ", "not TOML"),
+        ('trials = "many"', "trials: Input should be a valid integer"),
+        ("trials = 0", "trials=0: must be 1 or more"),
+        ("workers = 0", r"\.toml: workers=0: must be 1 or more"),
+        ("methods = [1]", "methods.0: Input should be a valid string"),
+        ('on = "rai"', "did you mean 'ray'"),
+        ('on = "ray"\nworkers = 2', "--workers goes with processes"),
+        ("gpus = 0.5", "go with --on ray"),
+        ("validate = 0.1", "--validate goes with --hold-out"),
+        ('dataset = "spirals"\nmetods = "erm"', "did you mean 'methods'"),
+        ("trials = true", "trials=true: give a number"),
+        ('dataset = "spirals"\nvrex.penalti = 1\nmethods = "vrex"', "penalt"),
+        ('dataset = "spirals"\nhold_out = 0.5\ntrain_on = ["few"]', "write numbers of domains"),
+    ],
+)
+def test_a_mistake_in_a_file_is_told(written, text, told):
+    with pytest.raises(AfieldError, match=told):
+        read_benchmark(written(text)).runs()
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(AfieldError, match="cannot be read"):
+        read_benchmark(tmp_path / "none.toml")
+
+
+def test_where_it_is_done():
+    assert Benchmark(workers=2).pool() == Local(2)
+    assert Benchmark(on="ray", threads=2).pool() == Ray(cpus=2)
+    there = Benchmark(on="ray://head:10001", cpus=1.0, gpus=0.25, retries=5).pool()
+    assert there == Ray("ray://head:10001", cpus=1.0, gpus=0.25, retries=5)
+
+
+def test_names_may_be_separated_by_commas(written):
+    assert read_benchmark(written('methods = "erm, vrex"')).methods == ("erm", "vrex")

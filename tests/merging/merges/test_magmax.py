@@ -1,0 +1,25 @@
+import pytest
+import torch
+
+from afield.merging.merges.magmax import magmax
+from afield.merging.state_dicts import merge
+from tests.merging.merges.numbers import random, reference
+
+
+@pytest.mark.parametrize("experts", [2, 3])
+def test_it_gives_the_authors_numbers(experts):
+    base, tuned, expected = reference(experts, "magmax")
+    torch.testing.assert_close(merge("magmax", base, tuned), expected, rtol=0, atol=1e-8)
+
+
+def test_every_entry_is_that_of_an_expert_and_none_is_larger():
+    deltas = random(4, 6, 5)
+    found = magmax(deltas)
+    assert (deltas == found).any(0).all()
+    assert torch.equal(found.abs(), deltas.abs().amax(0))
+
+
+def test_of_two_opposite_changes_the_later_counts():
+    delta = random(3)
+    assert torch.equal(magmax(torch.stack([delta, -delta])), -delta)
+    assert torch.equal(magmax(torch.stack([-delta, delta, delta / 2])), delta)

@@ -1,0 +1,38 @@
+import pytest
+import torch
+
+from afield.merging.merges.pcb import pcb
+from afield.merging.state_dicts import Deltas, merge
+from tests.merging.merges.numbers import random, reference
+
+
+def merged(deltas, **settings):
+    return pcb(Deltas(len(deltas), deltas.shape[1], lambda: [deltas]), **settings)(deltas)
+
+
+@pytest.mark.parametrize("experts", [2, 3])
+def test_it_gives_the_authors_numbers(experts):
+    base, tuned, expected = reference(experts, "pcb")
+    torch.testing.assert_close(merge("pcb", base, tuned), expected, rtol=0, atol=1e-8)
+
+
+def test_one_expert_keeps_its_share_of_its_largest_changes():
+    delta = random(1, 1000)
+    found = merged(delta, ratio=0.1)
+    kept = found.nonzero().flatten()
+    # At the bound itself the weight is 0; beyond the clip all magnitudes are one.
+    assert 80 <= len(kept) <= 100
+    assert set(kept.tolist()) <= set(delta[0].abs().sort().indices[-101:].tolist())
+    top = delta[0].abs().sort().values[989 - 1 + 1]
+    torch.testing.assert_close(found.abs().max(), top)
+
+
+def test_many_experts_do_not_overflow():
+    deltas = random(120, 200, dtype=torch.float32)
+    found = merged(deltas)
+    assert found.isfinite().all()
+    torch.testing.assert_close(found, merged(deltas.double()).float(), rtol=1e-3, atol=1e-4)
+
+
+def test_equal_entries_have_no_weight_instead_of_nan():
+    assert torch.equal(merged(torch.full((2, 50), 0.1)), torch.zeros(50))

@@ -1,0 +1,179 @@
+"""SCORE: the authors' numbers with fixed signs, and a meaning where theirs have none."""
+
+import pytest
+import torch
+
+from afield.merging.merges.score import kept, score
+from tests.merging.merges.test_tsv import (
+    MATRICES,
+    STABILITY,
+    change,
+    leading_part,
+    low_rank,
+    normal,
+    numbers,
+    reference,
+    steep,
+)
+
+VARIANTS = {
+    "score_v1": {},
+    "score_v1_medical": {"divide_by_domains": False},
+    "score_v2": {"keep": "diagonal"},
+    "score_v3": {"keep": "off_diagonal"},
+}
+
+
+@pytest.mark.parametrize("matrix", MATRICES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_it_is_the_authors_with_fixed_signs(variant, matrix):
+    expected = numbers("score_canonical_signs")[f"D2/f64/{variant}/{matrix}"]
+    found = score(reference(2, matrix), **VARIANTS[variant])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("matrix", MATRICES)
+@pytest.mark.parametrize("domains", [2, 3])
+def test_it_is_the_formula_without_padding_columns(domains, matrix):
+    expected = numbers("score_canonical_signs")[f"D{domains}/f64/nopad_hand_score_v1/{matrix}"]
+    torch.testing.assert_close(score(reference(domains, matrix)), expected, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("matrix", MATRICES)
+def test_the_diagonal_alone_is_the_authors_whatever_their_signs(matrix):
+    expected = numbers("merging_D2")[f"out/score_v2/{matrix}"]
+    found = score(reference(2, matrix), keep="diagonal")
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("matrix", MATRICES)
+@pytest.mark.parametrize(
+    ("name", "keep", "width"),
+    [
+        ("Sigma_v1", "trimmed", 0.98),
+        ("Sigma_v1_medical", "trimmed", 1.96),
+        ("Sigma_v2", "diagonal", 1.0),
+    ],
+)
+def test_the_trim_is_the_authors_exactly(name, keep, width, matrix):
+    squares = numbers("merging_D2")[f"inter/{matrix}/changed_basis"]
+    found = sum(kept(square, keep=keep, width=width) for square in squares)
+    assert torch.equal(found, numbers("merging_D2")[f"inter/{matrix}/{name}"])
+
+
+@pytest.mark.parametrize("case", STABILITY)
+def test_float32_is_float64(case):
+    assert change(score, STABILITY[case]) < 5e-3
+
+
+@pytest.mark.parametrize("keep", ["trimmed", "diagonal", "full"])
+def test_one_expert_alone_is_that_expert(keep):
+    delta = normal(1, 20, 12)
+    torch.testing.assert_close(score(delta, keep=keep), delta[0])
+
+
+def test_one_expert_alone_has_nothing_beside_the_diagonal():
+    assert score(normal(1, 20, 12), keep="off_diagonal").abs().max() < 1e-12
+
+
+def test_identical_experts_are_one_of_them_cut_to_its_share_of_the_rank():
+    delta, part = normal(60, 48), leading_part(normal(60, 48), 16)
+    deltas = delta.expand(3, 60, 48)
+    torch.testing.assert_close(score(deltas), part)
+    torch.testing.assert_close(score(deltas, keep="diagonal"), part)
+    torch.testing.assert_close(score(deltas, keep="full"), 3 * part)
+
+
+def test_weak_directions_of_identical_experts_may_come_more_than_once():
+    delta = steep(1, 96, 96, ratio=1e4)
+    part, found = leading_part(delta[0], 48), score(delta.expand(2, 96, 96))
+    assert 1e-6 < (found - part).norm() / part.norm() < 2 / 48**0.5
+
+
+def test_the_full_matrix_is_the_sum_where_the_basis_is_everything():
+    deltas = normal(2, 24, 24)
+    torch.testing.assert_close(score(deltas, keep="full"), deltas.sum(dim=0))
+
+
+def test_without_a_threshold_nothing_is_trimmed():
+    deltas = normal(3, 20, 12)
+    torch.testing.assert_close(score(deltas, tau=1e6), score(deltas, keep="full"))
+
+
+def test_the_diagonal_and_what_is_beside_it_are_all():
+    deltas = normal(3, 20, 12)
+    parts = score(deltas, keep="diagonal") + score(deltas, keep="off_diagonal")
+    torch.testing.assert_close(parts, score(deltas))
+
+
+def test_measured_from_zero_the_trim_does_not_depend_on_signs():
+    square, signs = normal(9, 9) + 0.3, torch.tensor([1.0, -1, 1, 1, -1, -1, 1, -1, 1]).double()
+    turned = signs[:, None] * square * signs
+
+    def changes(center):
+        here = kept(square, keep="trimmed", width=1.0, center=center)
+        there = kept(turned, keep="trimmed", width=1.0, center=center)
+        return not torch.equal(signs[:, None] * here * signs, there)
+
+    assert changes("mean")
+    assert not changes("zero")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"tau": 1.0}, {"divide_by_domains": False}, {"center": "zero"}]
+    + [{"keep": keep} for keep in ("diagonal", "off_diagonal", "full")],
+)
+def test_every_setting_matters(setting):
+    deltas = normal(3, 20, 12)
+    assert not torch.allclose(score(deltas, **setting), score(deltas))
+
+
+@pytest.mark.parametrize("deltas", [normal(3, 20, 12), normal(3, 12, 20), low_rank(3, 40, 40)])
+def test_the_order_of_experts_is_nothing(deltas):
+    torch.testing.assert_close(score(deltas[[2, 0, 1]]), score(deltas))
+
+
+def test_experts_that_learned_nothing_give_nothing():
+    assert torch.equal(score(torch.zeros(3, 8, 6)), torch.zeros(8, 6))
+
+
+def test_one_direction_in_all_is_its_own_diagonal():
+    deltas = normal(1, 8, 1) @ normal(1, 1, 6, seed=1)
+    torch.testing.assert_close(score(deltas), deltas[0])
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_deltas_are_left_alone_and_keep_their_type(exact):
+    deltas = normal(3, 20, 12).float()
+    before = deltas.clone()
+    found = score(deltas, exact=exact)
+    assert (found.dtype, found.shape) == (torch.float32, (20, 12))
+    assert torch.equal(deltas, before)
+
+
+@pytest.mark.slow
+def test_the_quick_way_is_within_the_promise():
+    deltas = steep(3, 384, 384, ratio=200).float()
+    expected = score(deltas.double())
+    assert (score(deltas) - expected).norm() < 5e-3 * expected.norm()
+    assert (score(deltas, exact=True) - expected).norm() < 1e-3 * expected.norm()
+    assert not torch.equal(score(deltas), score(deltas, exact=True))
+
+
+def test_tf32_is_off_in_it_and_as_before_after_it(monkeypatch):
+    products = torch.backends.cuda.matmul
+    before, seen = products.fp32_precision, []
+
+    def watched(square, **settings):
+        seen.append(products.fp32_precision)
+        return kept(square, **settings)
+
+    monkeypatch.setattr("afield.merging.merges.score.kept", watched)
+    products.fp32_precision = "tf32"
+    try:
+        score(normal(2, 8, 6).float())
+        assert products.fp32_precision == "tf32"
+    finally:
+        products.fp32_precision = before
+    assert set(seen) == {"ieee"}

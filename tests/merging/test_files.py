@@ -1,0 +1,402 @@
+"""Merging from file to file: the same as in memory, whole or not at all, and what peers read."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import afield
+from afield import registry
+from afield.errors import DataError, MergeError
+from afield.merging import files
+from afield.merging.job import needs
+from afield.merging.state_dicts import merge
+from tests.merging.test_state_dicts import count_for, family, statistics_for
+from tests.merging.test_tensor_files import sharded
+
+merge_files = afield.merge_files
+
+
+def written(folder, count=3, **options):
+    """A base and experts as safetensors files."""
+    base, experts = family(count, **options)
+    base["ids"] = torch.arange(4)
+    experts = [expert | {"ids": torch.arange(4)} for expert in experts]
+    paths = []
+    for name, state in [("base", base), *((f"e{i}", e) for i, e in enumerate(experts))]:
+        save_file(state, folder / f"{name}.safetensors", metadata={"format": "pt"})
+        paths.append(folder / f"{name}.safetensors")
+    return base, experts, paths
+
+
+def account(path):
+    with safe_open(path, "pt") as file:
+        return json.loads(file.metadata()["afield"])
+
+
+def equal(found, expected):
+    return set(found) == set(expected) and all(torch.equal(found[k], expected[k]) for k in expected)
+
+
+@pytest.mark.parametrize("name", registry.names("merges"))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_files_give_what_memory_gives_to_the_bit(tmp_path, name, dtype):
+    base, experts, paths = written(tmp_path, count_for(name), dtype=dtype)
+    made, files = (
+        statistics_for(name, [{k: v for k, v in e.items() if k != "ids"} for e in experts]),
+        [],
+    )
+    for i, each in enumerate(made or ()):
+        save_file({k: v.contiguous() for k, v in each.items()}, tmp_path / f"s{i}.safetensors")
+        files.append(tmp_path / f"s{i}.safetensors")
+    out = merge_files(name, paths[0], paths[1:], tmp_path / "out.safetensors", statistics=files)
+    assert equal(load_file(out), merge(name, base, experts, statistics=made))
+
+
+def test_every_form_of_input_gives_the_same(tmp_path):
+    base, experts, paths = written(tmp_path)
+    torch.save(base, tmp_path / "base.pt")
+    torch.save({"state_dict": experts[0]}, tmp_path / "e0.ckpt")
+    sharded(tmp_path / "e1", experts[1], shards=3)
+    expected = load_file(merge_files("ties", paths[0], paths[1:], tmp_path / "out.safetensors"))
+    others = [tmp_path / "e0.ckpt", tmp_path / "e1", paths[3]]
+    out = merge_files("ties", tmp_path / "base.pt", others, tmp_path / "out2.safetensors")
+    assert equal(load_file(out), expected)
+
+
+def test_the_same_merge_gives_the_same_bytes_also_from_elsewhere(tmp_path):
+    contents = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        _, _, paths = written(tmp_path / folder)
+        out = merge_files("ties", paths[0], paths[1:], tmp_path / folder / "out.safetensors")
+        contents.append(out.read_bytes())
+    assert contents[0] == contents[1]
+
+
+def test_the_metadata_tell_how_it_was_made(tmp_path):
+    _, _, paths = written(tmp_path)
+    out = tmp_path / "out.safetensors"
+    merge_files("ties", paths[0], paths[1:], out, scale=0.5, density=0.3)
+    told = account(out)
+    assert (told["merge"], told["params"], told["scale"]) == ("ties", {"density": 0.3}, 0.5)
+    assert told["tensors"] == {"kept: not floating point": 1, "merged": 7}
+    digests = subprocess.run(["sha256sum", *paths], capture_output=True, text=True, check=True)
+    expected = [line.split()[0][:16] for line in digests.stdout.splitlines()]
+    assert told["base"] == {"base.safetensors": expected[0]}
+    assert told["experts"] == [{f"e{i}.safetensors": expected[1 + i]} for i in range(3)]
+    with safe_open(out, "pt") as file:
+        assert set(file.metadata()) == {"format", "afield"}
+
+
+def test_settings_that_were_not_given_are_told_too(tmp_path):
+    _, _, paths = written(tmp_path)
+    out = merge_files("dare", paths[0], paths[1:], tmp_path / "out.safetensors")
+    assert account(out)["params"] == {"drop": 0.9, "seed": 0}
+
+
+@pytest.mark.slow
+def test_more_workers_give_the_same_bytes(tmp_path):
+    _, _, paths = written(tmp_path)
+    files = [
+        merge_files("tsv", paths[0], paths[1:], tmp_path / f"{n}.safetensors", workers=n)
+        for n in (1, 2)
+    ]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.slow
+def test_workers_do_not_repeat_what_is_doubtful(tmp_path, capfd, caplog):
+    _, experts, paths = written(tmp_path)
+    save_file(experts[0] | {"extra": torch.ones(2)}, paths[1])
+    merge_files("dare", paths[0], paths[1:], tmp_path / "out.safetensors", workers=2)
+    assert [record.message.split(": ")[1] for record in caplog.records] == [
+        f"extra not in {paths[0]}, and so not in the result"
+    ]
+    assert "extra" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_an_error_in_a_worker_is_the_error(tmp_path):
+    _, experts, paths = written(tmp_path)
+    experts[1]["b.weight"][2, 3] = torch.nan
+    save_file(experts[1], paths[2])
+    with pytest.raises(MergeError, match=r"e1.safetensors: NaN in b.weight"):
+        merge_files("dare", paths[0], paths[1:], tmp_path / "out.safetensors", workers=2)
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_the_number_of_threads_is_put_back(tmp_path):
+    _, _, paths = written(tmp_path)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        merge_files("average", paths[0], paths[1:], tmp_path / "out.safetensors")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_failure_leaves_nothing_behind(tmp_path):
+    _, experts, paths = written(tmp_path)
+    experts[2]["text_projection"][0, 0] = torch.inf
+    save_file(experts[2], paths[3])
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(MergeError, match=r"e2.safetensors: an infinite number in text_projection"):
+        merge_files("ties", paths[0], paths[1:], tmp_path / "out.safetensors")
+    assert sorted(tmp_path.iterdir()) == before
+    folder = sharded(tmp_path / "base", load_file(paths[0]))
+    with pytest.raises(MergeError, match="an infinite number"):
+        merge_files("average", folder, paths[1:], tmp_path / "out")
+    assert sorted(tmp_path.iterdir()) == sorted([*before, folder])
+    (tmp_path / "there").mkdir()
+    for out in ("new/deep/out.safetensors", "there/deep/out.safetensors"):
+        with pytest.raises(MergeError, match="an infinite number"):
+            merge_files("average", paths[0], paths[1:], tmp_path / out)
+    assert sorted(tmp_path.iterdir()) == sorted([*before, folder, tmp_path / "there"])
+    assert not list((tmp_path / "there").iterdir())
+
+
+def test_a_failure_leaves_what_was_there(tmp_path):
+    _, experts, paths = written(tmp_path)
+    experts[2]["a.bias"][0] = torch.nan
+    save_file(experts[2], paths[3])
+    (tmp_path / "out.safetensors").write_text("dear")
+    with pytest.raises(MergeError, match=r"NaN in a.bias"):
+        merge_files("ties", paths[0], paths[1:], tmp_path / "out.safetensors", overwrite=True)
+    assert (tmp_path / "out.safetensors").read_text() == "dear"
+
+
+def test_nothing_is_overwritten_unasked_and_no_input_ever(tmp_path):
+    _, _, (base, *experts) = written(tmp_path)
+    out = tmp_path / "out.safetensors"
+    out.write_text("dear")
+    with pytest.raises(MergeError, match=r"out.safetensors: is there already"):
+        merge_files("average", base, experts, out)
+    assert out.read_text() == "dear"
+    merge_files("average", base, experts, out, overwrite=True)
+    assert account(out)["merge"] == "average"
+    (tmp_path / "link.safetensors").symlink_to(experts[1])
+    for place in (base, experts[1], tmp_path / "link.safetensors", tmp_path / "." / base.name):
+        with pytest.raises(MergeError, match="is one of the inputs"):
+            merge_files("average", base, experts, place, overwrite=True)
+
+
+def test_no_file_in_a_folder_of_an_input_is_overwritten(tmp_path):
+    base, experts, paths = written(tmp_path)
+    folder = sharded(tmp_path / "e", experts[0])
+    (tmp_path / "one").mkdir()
+    save_file(base, tmp_path / "one" / "model.safetensors")
+    (tmp_path / "link.safetensors").symlink_to(tmp_path / "one" / "model.safetensors")
+    shards = sorted(folder.glob("*.safetensors"))
+    for out in (*shards, tmp_path / "one" / "model.safetensors", tmp_path / "link.safetensors"):
+        before = out.read_bytes()
+        asked = files.FileMerge("average", paths[0], (folder, tmp_path / "one"))
+        for act in (asked.plan, asked.write):
+            with pytest.raises(MergeError, match="is one of the inputs"):
+                act(out, overwrite=True)
+        assert out.read_bytes() == before
+
+
+def test_the_form_of_the_result_is_that_of_the_base(tmp_path):
+    base, _, paths = written(tmp_path)
+    with pytest.raises(MergeError, match=r"out.pt: the result is a safetensors file"):
+        merge_files("average", paths[0], paths[1:], tmp_path / "out.pt")
+    (tmp_path / "folder.safetensors").mkdir()
+    with pytest.raises(MergeError, match="is a folder, but the base is a file"):
+        merge_files("average", paths[0], paths[1:], tmp_path / "folder.safetensors")
+    folder = sharded(tmp_path / "base", base)
+    (tmp_path / "there").mkdir()
+    with pytest.raises(MergeError, match="give a new folder, or remove it yourself"):
+        merge_files("average", folder, paths[1:], tmp_path / "there", overwrite=True)
+
+
+def test_a_folder_gives_a_folder_with_its_shards_and_config(tmp_path):
+    base, experts, paths = written(tmp_path)
+    folder = sharded(tmp_path / "base", base, shards=3)
+    for name in ("config.json", "tokenizer.json", "README.md", "pytorch_model.bin"):
+        (folder / name).write_text(name)
+    (folder / "onnx").mkdir()
+    out = merge_files("task_arithmetic", folder, paths[1:], tmp_path / "new" / "out")
+    weights = {path.name for path in folder.glob("*.safetensors")}
+    copied = {"config.json", "tokenizer.json", "model.safetensors.index.json"}
+    assert {path.name for path in out.iterdir()} == weights | copied
+    assert (out / "config.json").read_text() == "config.json"
+    found = {}
+    for name in weights:
+        part = load_file(out / name)
+        assert set(part) == set(load_file(folder / name))
+        assert account(out / name)["merge"] == "task_arithmetic"
+        found |= part
+    assert equal(found, merge("task_arithmetic", base, experts))
+
+
+def test_a_full_disk_is_told_before_anything_is_written(tmp_path, monkeypatch):
+    _, _, paths = written(tmp_path)
+    usage = files.shutil.disk_usage(tmp_path)._replace(free=100)
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(DataError, match="are free; make room"):
+        merge_files("average", paths[0], paths[1:], tmp_path / "out.safetensors")
+
+
+def test_what_killed_processes_left_of_the_same_result_is_cleared_away(tmp_path):
+    base, _, paths = written(tmp_path)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    alive = os.getppid()
+    left = [tmp_path / f"out.safetensors.{pid}.part" for pid in (gone.pid, os.getpid())]
+    others = [
+        tmp_path / f"{name}.part"
+        for name in (f"out.safetensors.{alive}", f"other.safetensors.{gone.pid}", "out.safetensors")
+    ]
+    others += [tmp_path / f"out.safetensors.x.{gone.pid}.part"]
+    for path in (*left, *others):
+        path.write_text("half")
+    merge_files("average", paths[0], paths[1:], tmp_path / "out.safetensors")
+    assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in others)
+    folder = sharded(tmp_path / "base", base)
+    for pid in (gone.pid, os.getpid()):
+        (tmp_path / f"out.{pid}.part").mkdir()
+        (tmp_path / f"out.{pid}.part" / "model.safetensors").write_text("half")
+    merge_files("average", folder, paths[1:], tmp_path / "out")
+    assert not list(tmp_path.glob("out.[0-9]*.part"))
+    assert all(path.exists() for path in others)
+
+
+def test_whole_numbers_without_a_sign_are_kept(tmp_path):
+    base, experts, paths = written(tmp_path)
+    base["mask"] = torch.tensor([7, 65535]).to(torch.uint16)
+    save_file(base, paths[0])
+    save_file(experts[0] | {"mask": base["mask"]}, paths[1])
+    out = merge_files("average", paths[0], paths[1:], tmp_path / "out.safetensors")
+    assert torch.equal(load_file(out)["mask"], base["mask"])
+
+
+def test_errors_and_doubts_name_the_file_and_the_tensor(tmp_path, caplog):
+    _, experts, paths = written(tmp_path)
+    merge_files("average", paths[0], [paths[1], paths[0], paths[1]], tmp_path / "a.safetensors")
+    first, second = [record.message for record in caplog.records]
+    assert first.startswith(f"{paths[0]}: all its weights are those of {paths[0]}")
+    assert second == f"{paths[1]}: the same weights as {paths[1]}; they count twice"
+    save_file(experts[0] | {"a.weight": torch.ones(2, 2)}, paths[1])
+    with pytest.raises(MergeError, match=r"e0.safetensors: a.weight has the shape \[2, 2\]"):
+        merge_files("average", paths[0], paths[1:], tmp_path / "b.safetensors")
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_it_leaves_no_result(tmp_path):
+    _, _, paths = written(tmp_path)
+    script = (
+        "import os, sys; from afield import file_merging as f\n"
+        "real = f._merge_tensor\n"
+        "def once(*a):\n    real(*a); os.kill(os.getpid(), 9)\n"
+        "f._merge_tensor = once\n"
+        "f.merge_files('average', sys.argv[1], sys.argv[2:], 'out.safetensors')"
+    )
+    command = [sys.executable, "-c", script, *map(str, paths)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == -9
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def nearby(state, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: t + 0.01 * torch.randn(t.shape, generator=generator) if t.is_floating_point() else t
+        for name, t in state.items()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["vit_tiny_patch16_224", "tf_efficientnet_lite0"])
+def test_the_merged_file_loads_strictly_into_timms_model(tmp_path, model):
+    net = timm.create_model(model, pretrained=False)
+    paths = [tmp_path / f"{i}.safetensors" for i in range(3)]
+    for i, path in enumerate(paths):
+        save_file(nearby(net.state_dict(), i) if i else net.state_dict(), path)
+    for name in ("score", "ties", "task_arithmetic"):
+        out = merge_files(name, paths[0], paths[1:], tmp_path / f"{name}.safetensors")
+        fresh = timm.create_model(model, pretrained=False, checkpoint_path=str(out)).eval()
+        fresh.load_state_dict(load_file(out), strict=True)
+        assert fresh(torch.zeros(1, 3, 224, 224)).isfinite().all()
+
+
+@pytest.mark.slow
+def test_the_merged_file_loads_strictly_into_open_clips_model(tmp_path):
+    open_clip = pytest.importorskip("open_clip", reason="the extra clip is not installed")
+    config = {
+        "embed_dim": 32,
+        "vision_cfg": {"image_size": 32, "layers": 2, "width": 64, "patch_size": 16},
+        "text_cfg": {"context_length": 8, "vocab_size": 50, "width": 64, "heads": 2, "layers": 2},
+    }
+    net = open_clip.CLIP(**config)
+    for i in range(3):
+        torch.save(nearby(net.state_dict(), i) if i else net.state_dict(), tmp_path / f"{i}.pt")
+    for name in ("score", "ties"):
+        out = tmp_path / f"{name}.safetensors"
+        merge_files(name, tmp_path / "0.pt", [tmp_path / "1.pt", tmp_path / "2.pt"], out)
+        fresh = open_clip.CLIP(**config)
+        fresh.load_state_dict(load_file(out), strict=True)
+        assert fresh.encode_image(torch.zeros(1, 3, 32, 32)).isfinite().all()
+        found = account(out)["tensors"]
+        assert ("averaged: text_projection" in found) == (name == "score")
+
+
+@pytest.mark.slow
+def test_a_merged_folder_loads_into_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+    )
+    net = transformers.BertModel(config)
+    net.save_pretrained(tmp_path / "base", max_shard_size="1MB")
+    for i in (1, 2):
+        other = transformers.BertModel(config)
+        other.load_state_dict(nearby(net.state_dict(), i))
+        other.save_pretrained(tmp_path / str(i))
+    out = merge_files("ties", tmp_path / "base", [tmp_path / "1", tmp_path / "2"], tmp_path / "out")
+    _, told = transformers.BertModel.from_pretrained(out, output_loading_info=True)
+    assert not any(told.values())
+
+
+def test_needs_of_all_merges_are_known():
+    for name in registry.names("merges"):
+        assert set(needs(registry.find("merges", name))) <= {"base", "name", "statistics"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_memory_does_not_grow_with_the_model(tmp_path):
+    # A base and two experts of 240 MB each, a result of as much.
+    for i in range(3):
+        state = {f"w{j}": torch.full((1 << 20,), 1 + i + j / 7) for j in range(60)}
+        save_file(state, tmp_path / f"{i}.safetensors")
+    del state
+    script = (
+        "import sys; from pathlib import Path; import afield; import torch; torch.ones(9).sum()\n"
+        "from afield.merging.files import merge_files\n"
+        "def most():\n"
+        "    lines = Path('/proc/self/status').read_text().splitlines()\n"
+        "    return int(next(x for x in lines if x.startswith('VmHWM')).split()[1]) // 1024\n"
+        "before = most()\n"
+        "merge_files(sys.argv[1], '0.safetensors', ['1.safetensors', '2.safetensors'],\n"
+        "            'out.safetensors', overwrite=True)\n"
+        "print(most() - before)"
+    )
+    for name in ("ties", "dare"):
+        done = subprocess.run(
+            [sys.executable, "-c", script, name],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert int(done.stdout) < 240

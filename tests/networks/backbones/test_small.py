@@ -1,0 +1,227 @@
+"""Small networks: right shapes for every input, and nothing kept of other samples."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from afield.errors import SpecError
+from afield.networks.backbone import form_of, network
+from afield.networks.backbones.small import SMALL, Quadrants
+
+# Importing timm takes two seconds: whichever test is the first.
+heavy = pytest.mark.slow
+PICTURES = [(1, 8, 8), (3, 16, 16), (1, 5, 7), (3, 64, 48), (1, 1, 1)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Of networks and batches as small as these a second thread waits more than it works."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def inputs(shape: tuple[int, ...], n: int = 4) -> torch.Tensor:
+    return torch.randn(n, *shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        *(("small:cnn", shape) for shape in PICTURES),
+        *(("small:mlp", shape) for shape in [(1,), (2,), (40,), (3, 8, 8)]),
+        *(("small:lenet", shape) for shape in [(1, 32, 32), (3, 8, 8), (2, 17, 40)]),
+        *(("small:mnist_cnn", shape) for shape in [(1, 28, 28), (2, 14, 14), (3, 5, 7)]),
+        *(pytest.param("small:vit", shape, marks=heavy) for shape in [(1, 16, 16), (3, 24, 36)]),
+    ],
+)
+def test_it_gives_one_logit_a_class_from_as_many_features_as_it_says(name, shape):
+    model = network(name, shape, 7).eval()
+    x = inputs(shape)
+    features = model.features(x)
+    assert features.shape == (4, model.width)
+    assert model(x).shape == (4, 7)
+    torch.testing.assert_close(model(x), model.head(features))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("small:cnn", (3, 16, 16)),
+        ("small:mlp", (5,)),
+        ("small:mnist_cnn", (1, 8, 8)),
+        pytest.param("small:vit", (1, 16, 16), marks=heavy),
+    ],
+)
+def test_logits_of_a_sample_depend_on_no_other_sample(name, shape):
+    model = network(name, shape, 3).train()
+    x = inputs(shape)
+    others = torch.cat([x[:1], 100 * x[1:]])
+    torch.testing.assert_close(model(x)[0], model(others)[0])
+    assert not list(model.buffers())
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("small:cnn", (3, 16, 16)),
+        ("small:mlp", (5,)),
+        pytest.param("small:vit", (1, 16, 16), marks=heavy),
+    ],
+)
+def test_it_is_initialised_from_the_generator_of_torch(name, shape):
+    def weights(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return torch.cat([p.flatten() for p in network(name, shape, 3).parameters()])
+
+    assert torch.equal(weights(0), weights(0))
+    assert not torch.equal(weights(0), weights(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("small:cnn", (1, 16, 16)),
+        ("small:mlp", (5,)),
+        ("small:lenet", (1, 16, 16)),
+        ("small:mnist_cnn", (1, 8, 8)),
+        pytest.param("small:vit", (1, 16, 16), marks=heavy),
+    ],
+)
+def test_every_weight_gets_a_gradient(name, shape):
+    torch.manual_seed(0)
+    model = network(name, shape, 3)
+    model(inputs(shape, 16)).square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["small:cnn", pytest.param("small:vit", marks=heavy)])
+def test_the_memory_layout_of_a_picture_does_not_change_its_logits(name):
+    model = network(name, (3, 16, 16), 3)
+    x = inputs((3, 16, 16))
+    torch.testing.assert_close(model(x.contiguous(memory_format=torch.channels_last)), model(x))
+
+
+@pytest.mark.parametrize("name", ["small:cnn", pytest.param("small:vit", marks=heavy)])
+@pytest.mark.parametrize("shape", [(4,), (8, 8)])
+def test_arrays_are_no_pictures_and_are_told_what_to_use_instead(name, shape):
+    with pytest.raises(SpecError, match=rf"{name} takes pictures, .* use small:mlp"):
+        network(name, shape, 2)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 2), (8, 4), (3, 5), (8, 7)])
+def test_quadrants_are_an_adaptive_pooling_to_two_by_two(size):
+    x = torch.randn(3, 4, *size)
+    torch.testing.assert_close(Quadrants()(x), nn.AdaptiveAvgPool2d(2)(x))
+
+
+def test_lenet_is_crossgrads_network_layer_for_layer():
+    model = network("small:lenet", (1, 32, 32), 5).train()
+    tensors = list(model.parameters())
+    shapes = [(32, 1, 5, 5), (64, 32, 5, 5), (128, 64, 5, 5), (128, 2048), (64, 128), (5, 64)]
+    assert [tuple(tensor.shape) for tensor in tensors[::2]] == shapes
+    weights = list(zip(tensors[::2], tensors[1::2], strict=True))
+    x = inputs((1, 32, 32))
+    hidden = x
+    for weight, bias in weights[:3]:
+        hidden = F.max_pool2d(F.conv2d(hidden, weight, bias, padding=2).relu(), 2)
+    torch.manual_seed(0)
+    hidden = F.dropout(F.linear(hidden.flatten(1), *weights[3]).relu(), 0.5)
+    expected = F.linear(F.linear(hidden, *weights[4]).relu(), *weights[5])
+    torch.manual_seed(0)
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_mnist_cnn_is_domainbeds_network_layer_for_layer():
+    model = network("small:mnist_cnn", (2, 14, 14), 10)
+    tensors = list(model.parameters())
+    x = inputs((2, 14, 14))
+    hidden, before = x, 2
+    for i, (after, stride) in enumerate([(64, 1), (128, 2), (128, 1), (128, 1)]):
+        kernel, bias, scale, shift = tensors[4 * i : 4 * i + 4]
+        assert kernel.shape == (after, before, 3, 3)
+        nn.init.uniform_(scale)
+        nn.init.uniform_(shift)
+        hidden = F.conv2d(hidden, kernel, bias, stride=stride, padding=1).relu()
+        hidden, before = F.group_norm(hidden, 8, scale, shift), after
+    expected = F.linear(hidden.mean(dim=(2, 3)), *tensors[16:])
+    assert tensors[16].shape == (10, 128)
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_pictures_that_lenet_cannot_halve_three_times_are_refused():
+    with pytest.raises(SpecError, match=r"halves a picture three times; \(8, 7\) is too small"):
+        network("small:lenet", (1, 8, 7), 2)
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_small_networks_have_no_form_and_no_weights_to_start_from(name):
+    assert form_of(name) is None
+    with pytest.raises(SpecError, match=f"{name} starts from random weights; leave --weights hub"):
+        network(name, (1, 16, 16), 2, weights="hub")
+
+
+@heavy
+@pytest.mark.parametrize(
+    ("size", "side", "count"),
+    [
+        ((8, 8), 2, 16),
+        ((14, 14), 2, 49),
+        ((16, 16), 4, 16),
+        ((28, 28), 7, 16),
+        ((32, 32), 8, 16),
+        ((64, 64), 16, 16),
+        ((24, 36), 6, 24),
+    ],
+)
+def test_a_transformer_sees_sixteen_patches_or_as_few_more_as_can_be(size, side, count):
+    net = network("small:vit", (3, *size), 5).features
+    assert net.patch_embed.proj.weight.shape == (64, 3, side, side)
+    assert net.pos_embed.shape == (1, count, 64)
+
+
+@heavy
+@pytest.mark.parametrize("size", [(23, 23), (22, 22), (3, 3), (16, 23)])
+def test_pictures_that_cannot_be_cut_into_patches_are_refused_with_sizes_that_can(size):
+    with pytest.raises(SpecError, match=r"16 to 64 equal squares; .* cannot be") as error:
+        network("small:vit", (1, *size), 2)
+    assert str(size) in str(error.value)
+    assert "--set size, such as 16, 28, 32 or 64" in str(error.value)
+
+
+@heavy
+def test_the_linear_layers_of_a_transformer_are_matrices_and_its_features_a_mean_over_patches():
+    torch.manual_seed(0)
+    net = network("small:vit", (1, 16, 16), 5).features
+    matrices = [tuple(weight.shape) for weight in net.parameters() if weight.ndim == 2]
+    assert matrices == 4 * [(192, 64), (64, 64), (128, 64), (64, 128)]
+    x = inputs((1, 16, 16))
+    tokens = net.forward_features(x)
+    assert tokens.shape == (4, 16, 64)
+    torch.testing.assert_close(net(x), F.layer_norm(tokens.mean(dim=1), (64,), eps=1e-6))
+    # Nothing is dropped, so training and evaluation see the same.
+    torch.testing.assert_close(net.train()(x), net.eval()(x))
+
+
+@heavy
+def test_a_transformer_learns_in_few_steps_where_something_is():
+    torch.manual_seed(0)
+    model = network("small:vit", (1, 16, 16), 4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    def drawn(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        corner = torch.randint(4, (n,))
+        bright = F.one_hot(corner, 4).view(n, 1, 2, 2).float()
+        return torch.randn(n, 1, 16, 16) + 2 * F.interpolate(bright, scale_factor=8.0), corner
+
+    for _ in range(40):
+        x, y = drawn(32)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    x, y = drawn(200)
+    assert (model(x).argmax(dim=1) == y).float().mean() > 0.9

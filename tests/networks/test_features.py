@@ -1,0 +1,64 @@
+"""What a network sees of samples is what passes through it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from afield.errors import SpecError
+from afield.networks.features import Views, viewed
+from afield.training.evaluation import CHUNK
+
+
+def test_views_are_those_of_the_layers_of_the_network(model, samples):
+    chosen = torch.tensor([3, 0, 77, 40])
+    found = viewed(model, samples, chosen)
+    x = samples.x.held[chosen]
+    features = model.features(x)
+    torch.testing.assert_close(found.features, features)
+    torch.testing.assert_close(found.logits, model.head(features))
+    assert torch.equal(found.path, torch.stack([features.argmax(1), found.logits.argmax(1)], 1))
+    assert torch.equal(found.y, samples.y[chosen])
+    assert torch.equal(found.answers, found.logits.argmax(1))
+    torch.testing.assert_close(
+        found.losses, F.cross_entropy(found.logits, found.y, reduction="none")
+    )
+
+
+def test_samples_are_looked_at_in_evaluation_mode_and_as_they_are(model, samples):
+    def refuse(x, generator):
+        raise AssertionError("augmented")
+
+    noisy = type(model)(nn.Sequential(model.features, nn.Dropout(0.5)), 8, 4).train()
+    still = viewed(noisy, replace(samples, augment=refuse), torch.arange(20))
+    torch.testing.assert_close(still.features, model.features(samples.x.held[:20]))
+    assert noisy.features[1].training
+
+
+def test_large_sets_are_looked_at_in_pieces(model, samples, monkeypatch):
+    whole = viewed(model, samples, torch.arange(100))
+    monkeypatch.setattr("afield.training.evaluation.CHUNK_NUMBERS", 7 * 6)
+    assert CHUNK > 100
+    pieces = viewed(model, samples, torch.arange(100))
+    for name in ("features", "path", "logits", "y"):
+        torch.testing.assert_close(getattr(pieces, name), getattr(whole, name))
+
+
+def test_views_are_joined_in_order(model, samples):
+    parts = [viewed(model, samples, index) for index in torch.arange(30).split(11)]
+    whole = viewed(model, samples, torch.arange(30))
+    assert torch.equal(Views.joined(parts).path, whole.path)
+    torch.testing.assert_close(Views.joined(parts).losses, whole.losses)
+
+
+def test_nothing_is_left_on_the_network(model, samples):
+    viewed(model, samples, torch.arange(3))
+    hooks = [(m._forward_hooks, m._forward_pre_hooks) for m in model.modules()]
+    assert not any(any(each) for each in hooks)
+
+
+def test_a_network_without_a_head_is_refused(samples):
+    with pytest.raises(SpecError, match="Linear has no features and no head"):
+        viewed(nn.Linear(6, 4), samples, torch.arange(3))

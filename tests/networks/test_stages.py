@@ -1,0 +1,148 @@
+"""Stages are found in networks of every kind, without knowing them by name."""
+
+import pytest
+import torch
+from torch import nn
+
+from afield.networks.backbone import network
+from afield.networks.stages import (
+    channel_axis,
+    channel_means,
+    found_stages,
+    late_entrances,
+    watched,
+)
+
+
+def stages(name, *shape):
+    return list(found_stages(network(name, shape, 5), torch.zeros(1, *shape)))
+
+
+def test_a_residual_network_has_the_six_stages_of_the_paper():
+    told = ["act1", "layer1", "layer2", "layer3", "layer4"]
+    expected = [*(f"features.{name}" for name in told), "head"]
+    assert stages("timm:resnet18", 3, 32, 32) == expected
+    # Torchvision's does not tell them; they are found by the sizes of its maps.
+    expected[0] = "features.relu"
+    assert stages("torchvision:resnet18", 3, 64, 64) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [
+        ("small:mlp", (6,), ["features.2", "features.4", "head"]),
+        ("small:cnn", (1, 28, 28), ["features.2", "features.5", "features.8", "head"]),
+        ("small:mnist_cnn", (1, 28, 28), ["features.2", "features.11", "head"]),
+    ],
+)
+def test_small_networks_have_a_stage_for_every_size_and_every_layer(name, shape, expected):
+    assert stages(name, *shape) == expected
+
+
+def test_an_activation_belongs_to_the_layer_before_it():
+    found = stages("small:lenet", 1, 32, 32)
+    kinds = [type(network("small:lenet", (1, 32, 32), 5).get_submodule(name)) for name in found]
+    assert kinds == [nn.ReLU, nn.ReLU, nn.ReLU, nn.Dropout, nn.ReLU, nn.Linear]
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [("timm:vit_tiny_patch16_224", "features.blocks."), ("torchvision:vit_b_32", "encoder_layer_")],
+)
+@pytest.mark.slow
+def test_transformers_have_a_stage_for_every_block(name, blocks):
+    found = stages(name, 3, 224, 224)
+    assert sum(blocks in each for each in found) == 12
+    assert found[-1] == "head"
+
+
+def test_an_efficient_network_has_a_stage_for_every_size():
+    found = stages("timm:tf_efficientnet_lite0", 3, 64, 64)
+    assert found == [*(f"features.blocks.{i}" for i in (0, 1, 2, 4, 6)), "head"]
+
+
+def test_a_module_that_is_passed_twice_is_no_stage():
+    relu = nn.ReLU()
+    model = nn.Sequential(nn.Linear(4, 3), relu, nn.Linear(3, 2), relu)
+    assert list(found_stages(model, torch.zeros(1, 4))) == ["0", "2"]
+
+
+def test_looking_for_stages_leaves_modes_and_hooks_as_they_were():
+    model = network("small:lenet", (1, 32, 32), 5)
+    model.features.eval()
+    modes = [module.training for module in model.modules()]
+    found_stages(model, torch.zeros(1, 1, 32, 32))
+    assert [module.training for module in model.modules()] == modes
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("shape", "sample", "axis"),
+    [
+        ((2, 3, 4, 5), (2, 1, 16, 20), 1),
+        ((2, 16, 16, 24), (2, 1, 32, 48), 1),
+        # As within Swin transformers.
+        ((2, 7, 7, 96), (2, 3, 28, 28), 3),
+        ((2, 4, 6, 96), (2, 3, 32, 48), 3),
+        ((2, 16, 16, 16), (2, 3, 32, 32), 1),
+        ((2, 9, 3), (2, 3, 32, 32), 2),
+        ((2, 9), (2, 3, 32, 32), 1),
+        ((2, 9), (2, 6), 1),
+    ],
+)
+def test_channels_are_told_from_places(shape, sample, axis):
+    assert channel_axis(shape, sample) == axis
+    output = torch.randn(shape)
+    others = [dim for dim in range(1, len(shape)) if dim != axis]
+    expected = output.mean(dim=others) if others else output
+    torch.testing.assert_close(channel_means(output, axis), expected)
+
+
+def test_pictures_need_not_be_square():
+    found = found_stages(network("small:cnn", (1, 32, 48), 5), torch.zeros(1, 1, 32, 48))
+    assert set(found.values()) == {1}
+
+
+def test_what_is_watched_is_told_while_it_is_watched():
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    told = {}
+    x = torch.randn(5, 4)
+    with watched(model, told.__setitem__, "0", "1"):
+        model(x)
+    assert list(told) == ["0", "1"]
+    assert torch.equal(told["1"], model(x))
+    told.clear()
+    model(x)
+    assert not told
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [
+        ("small:mlp", (6,), ["features.3", "head"]),
+        ("small:cnn", (1, 28, 28), ["features.6", "head"]),
+        ("small:lenet", (1, 16, 16), ["features.10", "features.13", "head"]),
+        ("timm:resnet18", (3, 64, 64), ["features.layer4", "head"]),
+        ("torchvision:resnet18", (3, 64, 64), ["features.layer4", "head"]),
+        ("timm:tf_efficientnet_lite0", (3, 64, 64), ["features.blocks.5", "head"]),
+        ("torchvision:mobilenet_v2", (3, 64, 64), ["features.features.14", "head"]),
+        ("timm:densenet121", (3, 64, 64), ["features.features.transition3", "head"]),
+    ],
+)
+def test_what_is_late_in_a_network_begins_with_its_last_stage(name, shape, expected):
+    assert late_entrances(network(name, shape, 5), torch.zeros(1, *shape)) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "side", "expected"),
+    [
+        ("torchvision:alexnet", 64, ["features.classifier.1", "features.classifier.4", "head"]),
+        ("timm:vit_tiny_patch16_224", 32, ["features.blocks.10", "features.blocks.11", "head"]),
+    ],
+)
+def test_of_alexnet_its_layers_of_units_are_late_and_of_transformers_the_last_blocks(
+    name, side, expected
+):
+    net = network(name, (3, side, side), 5)
+    assert late_entrances(net, torch.zeros(1, 3, side, side)) == expected

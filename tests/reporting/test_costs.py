@@ -1,0 +1,71 @@
+"""Costs over those of erm on the same domains and trials."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from afield.experiments.record import Record
+from afield.reporting.costs import costs
+from afield.reporting.results import benchmarks
+from tests.stores import DOMAINS, record
+
+
+def found(records):
+    (benchmark,) = benchmarks(records)
+    return {cost.method: cost for cost in costs(benchmark, records)}
+
+
+def test_times_are_medians_of_ratios_on_the_same_task():
+    erm = [record(t, [0.5], seconds=s) for t, s in zip(DOMAINS, (1.0, 2.0, 4.0), strict=True)]
+    slow = [
+        record(t, [0.5], seconds=s, method="slow")
+        for t, s in zip(DOMAINS, (2.0, 6.0, 20.0), strict=True)
+    ]
+    cost = found([*erm, *slow])["slow"]
+    assert (cost.times, cost.least, cost.most) == (3.0, 2.0, 5.0)
+    assert (cost.seconds, cost.runs, cost.memory) == (6.0, 3, 0)
+    assert found([*erm, *slow])["erm"].times == 1.0
+
+
+def test_without_erm_there_is_time_but_no_ratio():
+    cost = found([record("art", [0.5], method="vrex", seconds=3.0)])["vrex"]
+    assert cost.seconds == 3.0
+    assert cost.times is None
+
+
+def test_a_merged_model_costs_its_base_and_its_experts():
+    base = record("art", [0.5], role="base", seconds=1.0)
+    expert = record("art", [0.5], role="expert", base=base.run.key, seconds=10.0)
+    fields = {"role": "merged", "base": base.run.key, "experts": (expert.run.key,)}
+    merged = record("art", [0.5], method="score", seconds=0.5, **fields)
+    alone = record("art", [0.5], method="base", seconds=0.1, **fields)
+    by_method = found([record("art", [0.5], seconds=2.0), base, expert, merged, alone])
+    assert by_method["score"].seconds == pytest.approx(11.5)
+    assert by_method["score"].times == pytest.approx(5.75)
+    assert by_method["base"].seconds == pytest.approx(1.1)
+
+
+@dataclass(frozen=True)
+class Weighed(Record):
+    memory: int = 0
+
+
+def weighed(of: Record, memory: int) -> Record:
+    plain = {name: value for name, value in vars(of).items() if name != "memory"}
+    kind = Record if "memory" in vars(of) else Weighed
+    return kind(**plain, memory=memory)
+
+
+def test_memory_is_compared_where_it_is_known():
+    records = [
+        weighed(record("art", [0.5]), 100),
+        weighed(record("art", [0.5], method="large"), 300),
+        record("photo", [0.5], method="large"),
+    ]
+    cost = found(records)["large"]
+    assert (cost.memory, cost.memory_times) == (300, 3.0)
+
+
+def test_what_has_seen_the_target_has_no_cost():
+    bound = record("art", [0.5], method="target_expert", role="merged", experts=("x",))
+    assert set(found([record("art", [0.5]), bound])) == {"erm"}

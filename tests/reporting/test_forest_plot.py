@@ -1,0 +1,61 @@
+"""The picture of the headline: dots and bars where the numbers are."""
+
+import pytest
+
+from afield.reporting.forest_plot import forest
+from afield.reporting.results import benchmarks
+from afield.reporting.table import tabulate
+from tests.stores import benchmark_records, noisy
+
+
+def drawn(*records, best="good"):
+    every = [each for own in records for each in own]
+    (benchmark,) = benchmarks(every)
+    return forest(benchmark, tabulate(every), "sources", best)
+
+
+ERM = benchmark_records(noisy(0.7, 3, 3, seed=1))
+GOOD = benchmark_records(noisy(0.8, 3, 3, seed=2), method="good")
+BAD = benchmark_records(noisy(0.6, 3, 3, seed=3), method="bad")
+
+
+def test_differences_stand_on_an_axis_with_the_reference_at_zero():
+    found = drawn(ERM, GOOD, BAD)
+    good, bad = found.rows
+    assert (good.name, good.tone, bad.name, bad.tone) == ("good", "first", "bad", "")
+    assert bad.low < bad.at < bad.high < found.zero < good.low < good.at < good.high
+    assert found.axis.place(0.0) == found.zero
+    assert good.value.startswith("+")
+    assert " to +" in good.range
+
+
+def test_several_references_are_told():
+    assert "over that of erm, in" in drawn(ERM, GOOD).caption
+    small = {"given": {"batch": 8}, "batch": 8}
+    found = drawn(
+        ERM,
+        GOOD,
+        benchmark_records(noisy(0.7, 3, 3), **small),
+        benchmark_records(noisy(0.8, 3, 3), method="good", **small),
+    )
+    assert "over that of erm with the same settings" in found.caption
+
+
+def test_without_a_reference_means_are_shown():
+    found = drawn(GOOD, BAD)
+    assert [row.name for row in found.rows] == ["good", "bad"]
+    assert found.zero is None
+    assert found.rows[0].at == pytest.approx(found.axis.place(80.0), abs=10)
+    assert found.rows[0].range.startswith("±")
+
+
+def test_one_trial_has_no_bars_and_what_has_seen_the_target_no_row():
+    bound = benchmark_records([[0.9] * 3], method="target_expert", role="merged", experts=("x",))
+    found = drawn(benchmark_records([[0.5, 0.6, 0.7]], method="vrex"), bound)
+    assert [(row.name, row.low, row.high, row.range) for row in found.rows] == [
+        ("vrex", None, None, "")
+    ]
+
+
+def test_without_a_mean_there_is_no_picture():
+    assert drawn(GOOD[:2]) is None

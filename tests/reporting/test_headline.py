@@ -1,0 +1,130 @@
+"""One sentence on a benchmark, and that it never says more than is known."""
+
+import pytest
+
+from afield.reporting.headline import headline, isolated, leading_rule, points, visible
+from afield.reporting.results import benchmarks
+from afield.reporting.table import tabulate
+from tests.stores import HOSTILE, benchmark_records, held_out, noisy
+
+
+def told(*records):
+    every = [record for own in records for record in own]
+    (benchmark,) = benchmarks(every)
+    found = headline(benchmark, tabulate(every))
+    plain = str.maketrans({"\u2068": "", "\u2069": "", "\u00a0": " "})
+    return found.told.translate(plain), [each.translate(plain) for each in found.remarks], found
+
+
+ERM = benchmark_records(noisy(0.7, 3, 3, seed=1))
+
+
+def test_a_clear_winner_is_named_with_its_difference_and_interval():
+    good = benchmark_records(noisy(0.8, 3, 3, seed=2), method="good")
+    text, remarks, found = told(ERM, good)
+    assert text.startswith("good does best on the unseen domains of things: 80.")
+    assert "points above erm. That is more than the spread over trials (95 % interval +" in text
+    assert found.best == "good"
+    assert remarks == ["Picked by the rule sources; mean over unseen domains and 3 trials."]
+
+
+def test_a_winner_by_chance_is_said_to_be_one():
+    like = benchmark_records(noisy(0.701, 3, 3, seed=3), method="like")
+    text, _, _ = told(ERM, like)
+    assert "That is not more than the spread over trials (95 % interval −" in text
+
+
+def test_erm_may_be_the_best():
+    bad = benchmark_records(noisy(0.5, 3, 3, seed=2), method="bad")
+    text, _, found = told(ERM, bad)
+    assert text.startswith("No method beats erm on the unseen domains of things: it has 7")
+    assert "points above bad. That is more than the spread" in text
+    assert found.best == "erm"
+
+
+def test_of_equals_erm_is_named():
+    same = benchmark_records(noisy(0.7, 3, 3, seed=1), method="a_copy")
+    text, _, _ = told(ERM, same)
+    assert text.startswith("No method beats erm")
+    assert "level with a_copy" in text
+    assert "not more than the spread" not in text
+
+
+def test_with_one_trial_no_spread_is_known():
+    erm, good = (benchmark_records([[a] * 3], method=m) for m, a in (("erm", 0.5), ("good", 0.9)))
+    text, _, _ = told(erm, good)
+    assert "40.0 points above erm. With one trial no spread is known: this may be chance." in text
+    assert "more than the spread" not in text
+
+
+def test_without_erm_nothing_is_said_of_plain_training():
+    first = benchmark_records(noisy(0.8, 3, 3, seed=2), method="first")
+    second = benchmark_records(noisy(0.6, 3, 3, seed=3), method="second")
+    text, remarks, _ = told(first, second)
+    assert text.startswith("first does best on the unseen domains of things: ")
+    assert "points above second" in text
+    assert remarks[0].startswith("erm was not run")
+
+
+def test_one_method_alone_is_compared_with_nothing():
+    text, remarks, _ = told(ERM)
+    assert text.startswith("erm has ")
+    assert remarks[0] == "One method was run: there is nothing to compare it with."
+
+
+def test_what_has_seen_the_target_is_never_the_best():
+    bound = benchmark_records(
+        noisy(0.99, 3, 3), method="target_expert", role="merged", experts=("x",)
+    )
+    text, _, _ = told(ERM, bound)
+    assert text.startswith("erm has ")
+
+
+def test_methods_that_differ_from_erm_are_sorted_out():
+    good = benchmark_records(noisy(0.8, 3, 3, seed=2), method="good")
+    bad = benchmark_records(noisy(0.5, 3, 3, seed=3), method="bad")
+    like = benchmark_records(noisy(0.7, 3, 3, seed=4), method="like")
+    _, remarks, _ = told(ERM, good, bad, like)
+    assert remarks[1] == (
+        "Clearly better than erm: good; clearly worse than erm: bad; 1 cannot be told from it. By "
+        "chance alone one comparison in twenty looks like that; these are 3."
+    )
+
+
+def test_a_method_that_lacks_runs_has_no_place_and_is_named():
+    part = benchmark_records(noisy(0.9, 3, 3, seed=2), method="part")[:2]
+    text, remarks, _ = told(ERM, part)
+    assert text.startswith("erm has ")
+    assert remarks[-1] == "Not ranked, because runs are missing: part."
+
+
+def test_where_no_mean_is_known_none_is_said():
+    text, _, found = told(benchmark_records([[0.5, 0.5, 0.5]])[:1])
+    assert text == "No method has all its runs on things yet: no mean is known."
+    assert found.best == ""
+    (benchmark,) = benchmarks(ERM)
+    assert headline(benchmark, tabulate([])).told.startswith("No table can be made")
+
+
+def test_the_oracle_leads_only_where_nothing_else_can():
+    assert leading_rule(tabulate(ERM)) == "sources"
+    assert leading_rule(tabulate(ERM, rules="target")) == "target"
+    assert leading_rule(tabulate([])) == ""
+    many = [held_out("erm", [0.5, 0.6], trial=t) for t in range(2)]
+    assert leading_rule(tabulate(many)) == "validation"
+    (benchmark,) = benchmarks(ERM)
+    found = headline(benchmark, tabulate(ERM, rules="target"))
+    assert "which looks at the target: an upper bound, not a result" in found.remarks[1]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_nothing_in_a_name_acts(name):
+    shown = visible(name)
+    assert not set(shown) & {"\u202e", "\u2028", "\n"}
+    assert isolated(name) == f"\u2068{shown}\u2069"
+    assert visible("Привет, שלום") == "Привет, שלום"
+
+
+def test_points_have_a_sign_and_zero_has_none():
+    assert [points(v) for v in (0.012, -0.012, 0.0001, -0.0001)] == ["+1.2", "−1.2", "0.0", "0.0"]
+    assert points(-0.012, sign=False) == "1.2"

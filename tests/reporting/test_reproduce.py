@@ -1,0 +1,129 @@
+"""Commands that do a row again: typed in, they find all their runs in the store they are of."""
+
+import shlex
+import subprocess
+
+import pytest
+
+from afield.data.lookup import find_dataset
+from afield.experiments.benchmarking import plan
+from afield.reporting.reproduce import quoted, row_command, run_command
+from afield.reporting.results import benchmarks
+from tests.cli.test_app import typed
+from tests.stores import held_out, record
+
+
+@pytest.fixture
+def afield(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    return typed(monkeypatch, capsys)
+
+
+def rows(runs):
+    """The commands of all rows of a benchmark, as if all its runs were done."""
+    records = []
+    for run in runs:
+        domains = [name for name in find_dataset("spirals").domains if name not in run.unused]
+        made = record("-", [0.5], domains=domains)
+        records.append(type(made)(run, made.checkpoints, 1.0, {}, "cpu, 1 thread(s)"))
+    return {
+        name: row_command(own, store="again")
+        for benchmark in benchmarks(records)
+        for name, own in benchmark.methods.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "afield bench spirals --methods erm --trials 2 --store again"),
+        ({"draws": 3}, "--trials 2 --draws 3"),
+        ({"rules": "all"}, "--rules sources,left-out-source,target"),
+        ({"rules": ["target"]}, "--rules target"),
+        ({"average": "ema"}, "--average ema"),
+        ({"settings": {"steps": 7, "domains_per_step": 2}}, "--domains-per-step 2"),
+        ({"settings": {"batch": 3, "optimizer": "sgd:momentum=0.9"}}, "--set batch=3"),
+        ({"test": 0.5, "validate": 0.25}, "--hold-out 0.5 --validate 0.2"),
+        ({"test": 0.25, "validate": 0.0}, "--hold-out 0.2 --validate 0"),
+        ({"test": 0.25, "validate": 0.25, "train_on": [1]}, "--train-on 1"),
+    ],
+)
+def test_the_command_of_a_row_plans_the_same_runs(options, expected, afield, monkeypatch):
+    runs = plan("spirals", ["erm"], trials=2, **options)
+    (command,) = rows(runs).values()
+    assert expected in command
+    planned = []
+
+    def caught(*args, **kwargs):
+        planned.extend(plan(*args, **kwargs))
+        raise SystemExit(0)
+
+    monkeypatch.setattr("afield.experiments.benchmark.plan", caught)
+    code, _, err = afield(*shlex.split(command)[1:])
+    assert (code, err) == (0, "")
+    assert {run.key for run in planned} == {run.key for run in runs}
+    assert {run.rules for run in planned} == {run.rules for run in runs}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"base_steps": 3},
+        {"expert_methods": ["erm", "vrex"]},
+        {"settings": {"score.tau": 1.0, "steps": 20}},
+        {"expert_methods": "vrex", "settings": {"vrex.penalty": 2.0}},
+    ],
+)
+def test_the_command_of_a_merged_row_plans_its_runs_too(options, afield, monkeypatch):
+    runs = plan("spirals", merges=["score"], trials=1, **options)
+    planned = []
+
+    def caught(*args, **kwargs):
+        planned.extend(plan(*args, **kwargs))
+        raise SystemExit(0)
+
+    monkeypatch.setattr("afield.experiments.benchmark.plan", caught)
+    for name, command in rows(runs).items():
+        planned.clear()
+        afield(*shlex.split(command)[1:])
+        own = {run.key for run in runs if run.method == name.split()[0] and run.role == "merged"}
+        assert own
+        assert own <= {run.key for run in planned}, command
+
+
+def test_threads_are_named_where_they_are_not_one():
+    own = record("art", [0.5], device="cpu, 4 thread(s)")
+    assert "--threads 4" in row_command([own], store="s")
+    assert "--threads" not in row_command([record("art", [0.5])], store="s")
+    assert "--threads" not in row_command([record("art", [0.5], device="NVIDIA 4")], store="s")
+
+
+def test_held_out_shares_name_the_same_numbers_of_domains():
+    own = held_out("erm", [0.5] * 4)
+    words = shlex.split(row_command([own], store="s"))
+    shares = {name: float(words[words.index(name) + 1]) for name in ("--hold-out", "--validate")}
+    assert {name: round(9 * share) for name, share in shares.items()} == {
+        "--hold-out": 4,
+        "--validate": 2,
+    }
+
+
+@pytest.mark.parametrize("word", ["plain", "a b", "it's", "a\u202eb", "line\nend", "\\u", "$(ls)"])
+def test_a_shell_reads_a_quoted_word_as_it_was(word):
+    shown = quoted(word)
+    assert shown.isprintable()
+    done = subprocess.run(
+        ["bash", "-c", f"printf %s {shown}"],
+        capture_output=True,
+        env={"LC_ALL": "C.UTF-8"},
+        check=True,
+    )
+    assert done.stdout.decode() == word
+
+
+def test_one_run_is_repeated_from_its_record():
+    own = record("art", [0.5])
+    assert run_command(own.run, place="my runs", store="again") == (
+        f"afield train --like 'my runs/{own.run.key}' --store again"
+    )

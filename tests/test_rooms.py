@@ -1,0 +1,98 @@
+"""Imports go downwards only, and names keep to the rules of the house."""
+
+import ast
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import afield
+from afield.registry import ROOMS
+
+PACKAGE = Path(afield.__file__).parent
+# Each room may import the ground floor (the files beside the rooms) and these rooms.
+MAY_IMPORT: dict[str, set[str]] = {
+    "data": set(),
+    "merging": set(),
+    "networks": {"data"},
+    "training": {"data", "networks"},
+    "experiments": {"data", "networks", "training", "merging"},
+    "reporting": {"data", "training", "experiments"},
+    "diagnosis": {"data", "networks", "training", "merging", "experiments", "reporting"},
+    "deployment": {"data", "networks", "training", "merging", "experiments"},
+    "cli": {
+        *("data", "networks", "training", "merging"),
+        *("experiments", "reporting", "diagnosis", "deployment"),
+    },
+}
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+
+
+def imported(path):
+    """The rooms and ground-floor modules that a file imports, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "afield":
+            rest = node.module.split(".")[1:]
+            yield from [rest[0]] if rest else [alias.name for alias in node.names]
+        elif isinstance(node, ast.Import):
+            yield from (
+                alias.name.split(".")[1] for alias in node.names if alias.name.startswith("afield.")
+            )
+
+
+def room(path):
+    """The room of a file; empty on the ground floor."""
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def test_every_room_imports_only_what_it_may():
+    for path in FILES:
+        rooms = {name for name in imported(path) if name in MAY_IMPORT} - {room(path)}
+        if path.stem == "sklearn" and not room(path):
+            continue  # a name for users, which nothing here imports
+        allowed = MAY_IMPORT[room(path)] if room(path) else set()
+        assert rooms <= allowed, f"{path.relative_to(PACKAGE)} must not import {rooms - allowed}"
+
+
+def test_every_folder_of_the_package_is_a_room():
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert folders == set(MAY_IMPORT)
+    assert len([path for path in PACKAGE.iterdir() if path.is_file()]) <= 12
+
+
+def test_every_module_says_what_is_public_and_what_it_is():
+    for path in FILES:
+        tree = ast.parse(path.read_text())
+        assert ast.get_docstring(tree), path
+        assigned = [n for n in tree.body if isinstance(n, ast.Assign)]
+        assert any(getattr(n.targets[0], "id", "") == "__all__" for n in assigned), path
+
+
+@pytest.mark.parametrize("kind", ["methods", "merges", "averages"])
+def test_every_instance_says_where_it_differs(kind):
+    for path in (PACKAGE / ROOMS[kind] / kind).glob("[!_]*.py"):
+        assert "Differs from" in ast.get_docstring(ast.parse(path.read_text())), path
+
+
+def test_no_public_function_has_the_name_of_a_module():
+    modules = {path.stem for path in FILES if path.parent == PACKAGE}
+    assert not modules & set(afield.__all__)
+
+
+def test_no_file_has_a_name_that_says_nothing():
+    assert not {path.stem for path in FILES} & {"base", "utils", "misc", "common", "helpers"}
+
+
+def test_the_public_names_are_those_of_the_imports_and_all_exist():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    shown = {alias.name: node.module for node in block.body for alias in node.names}
+    assert sorted(shown) == afield.__all__ == dir(afield)
+    for name, module in shown.items():
+        assert getattr(afield, name) is getattr(import_module(module), name)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="benchh"):
+        _ = afield.benchh

@@ -1,0 +1,136 @@
+"""DANN: gradients that are turned round, the schedule, and its limits."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from afield.errors import SpecError
+from afield.training.method import Learner, pool
+from afield.training.methods.dann import DANN
+from afield.training.methods.erm import ERM
+from tests.training.methods.reference import agree, followed, theta
+from tests.training.methods.test_crossgrad import REFERENCE
+
+STEPS = 50_000
+
+
+def at_step(method, model, task, step: int) -> Learner:
+    torch.manual_seed(0)
+    learner = method.setup(copy.deepcopy(model), task)
+    learner.step = step
+    return learner
+
+
+def test_the_reference_schedule_of_the_paper():
+    values = [DANN().strength(int(step), STEPS) for step in REFERENCE["dan/steps"]]
+    assert values == pytest.approx(REFERENCE["dan/lambda_ganin_gamma10"].tolist(), abs=1e-12)
+
+
+def test_the_reference_schedule_of_dan():
+    dan = DANN(gamma=15.0, delay=0.04)
+    values = [dan.strength(int(step), STEPS) for step in REFERENCE["dan/steps"]]
+    assert values == pytest.approx(REFERENCE["dan/lambda_code"].tolist(), abs=1e-12)
+
+
+def test_the_weight_is_reached_at_the_end_and_at_once_with_a_large_gamma():
+    assert DANN(weight=3.0).strength(100, 100) == pytest.approx(3.0, rel=1e-3)
+    assert DANN(weight=3.0, gamma=1e6).strength(1, 100) == pytest.approx(3.0)
+    assert DANN(weight=3.0).strength(0, 100) == 0
+
+
+def test_features_follow_the_labels_minus_lambda_times_the_domains(model, task, stream):
+    method = DANN(weight=0.7, gamma=5.0)
+    learner, batches = at_step(method, model, task, 60), next(stream)
+    batch, net = pool(batches), copy.deepcopy(learner.model)
+    discriminator = copy.deepcopy(learner.parts["domain"])
+    features = net.features(batch.x)
+    label = F.cross_entropy(net.head(features), batch.y)
+    domain = F.cross_entropy(discriminator(features), batch.domain)
+    strength = method.strength(60, task.steps)
+    assert 0.5 < strength < 0.7
+    inner, head = [*net.features.parameters()], [*net.head.parameters()]
+    of_label = torch.autograd.grad(label, inner, retain_graph=True)
+    of_domain = torch.autograd.grad(domain, inner, retain_graph=True)
+    expected = [a - strength * b for a, b in zip(of_label, of_domain, strict=True)]
+    expected += torch.autograd.grad(label, head, retain_graph=True)
+    logs = method.update(learner, batches)
+    flat = torch.cat([each.reshape(-1) for each in expected])
+    torch.testing.assert_close(followed(learner.model), flat)
+    # The discriminator itself follows its own loss, at full strength.
+    own = torch.autograd.grad(domain, [*discriminator.parameters()])
+    flat = torch.cat([each.reshape(-1) for each in own])
+    torch.testing.assert_close(followed(learner.parts["domain"]), flat)
+    torch.testing.assert_close(logs["loss"], (label + domain).detach())
+    torch.testing.assert_close(logs["label loss"], label.detach())
+    told = (discriminator(features).argmax(1) == batch.domain).float().mean()
+    assert logs["domain accuracy"] == told
+
+
+@pytest.mark.parametrize("settings", [{"weight": 0.0}, {"delay": 1.0}])
+def test_without_reversal_it_is_erm(settings, model, task, stream):
+    method = DANN(**settings)
+    ours = at_step(method, model, task, 50)
+    plain = at_step(ERM(), model, task, 50)
+    for _ in range(3):
+        batches = next(stream)
+        method.update(ours, batches)
+        ERM().update(plain, batches)
+    assert torch.equal(theta(ours.model), theta(plain.model))
+
+
+def test_one_source_domain_is_erm(model, task, stream):
+    alone = replace(task, sources=("domain0",))
+    ours, plain = at_step(DANN(), model, alone, 50), at_step(ERM(), model, alone, 50)
+    for _ in range(3):
+        batches = next(stream)[:1]
+        DANN().update(ours, batches)
+        ERM().update(plain, batches)
+    agree(theta(ours.model), theta(plain.model))
+
+
+def test_domains_are_harder_to_tell_from_its_features(model, task, stream):
+    """After training, a fresh classifier of domains finds less in them than in ERM's."""
+
+    def left(method) -> float:
+        learner = at_step(method, model, task, 0)
+        for _ in range(300):
+            method.update(learner, next(stream))
+            learner.step = min(learner.step + 1, task.steps)
+        batch = stream.samples.batch(torch.arange(len(stream.samples)))
+        found = learner.model.features(batch.x).detach()
+        found = (found - found.mean(0)) / found.std(0).clamp(min=1e-6)
+        torch.manual_seed(1)
+        probe = nn.Linear(found.shape[1], len(task.sources))
+        optimizer = torch.optim.Adam(probe.parameters(), lr=0.05)
+        for _ in range(300):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(probe(found), batch.domain)
+            loss.backward()
+            optimizer.step()
+        return float(loss.detach())
+
+    assert left(DANN(weight=3.0)) > left(DANN(weight=0.0)) + 0.1
+
+
+def test_the_domain_classifier_has_the_layers_that_are_asked_for(model, task):
+    learner = DANN(hidden=(12, 7, 5)).setup(model, task)
+    layers = [m for m in learner.parts["domain"] if isinstance(m, nn.Linear)]
+    widths = [(layer.in_features, layer.out_features) for layer in layers]
+    assert widths == [(model.width, 12), (12, 7), (7, 5), (5, len(task.sources))]
+
+
+def test_it_needs_a_network_of_features_and_a_head(task):
+    with pytest.raises(SpecError, match="Linear is none"):
+        DANN().setup(nn.Linear(6, 4), task)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"weight": -1.0}, {"gamma": -1.0}, {"delay": 1.5}, {"hidden": (8, 0)}]
+)
+def test_settings_that_make_no_sense_are_refused(settings):
+    with pytest.raises(SpecError, match=f"dann.{next(iter(settings))}="):
+        DANN(**settings)

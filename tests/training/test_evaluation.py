@@ -1,0 +1,279 @@
+"""Scores against slow computations of the same, and a model that is left as it was."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, log_loss, recall_score
+from torch import nn
+
+from afield.data.domains import Domain
+from afield.training.evaluation import CHUNK, Checkpoint, Exam, Score, Scores, merged_scores
+
+CLASSES, FEATURES = 4, 3
+
+
+def domain(n: int, *, classes: list[int] | None = None, seed: int = 0) -> Domain:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.tensor(classes or list(range(CLASSES)))
+    y = labels[torch.randint(len(labels), (n,), generator=generator)]
+    return Domain(torch.randn(n, FEATURES, generator=generator), y)
+
+
+def linear() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(FEATURES, CLASSES)
+
+
+def noisy() -> nn.Module:
+    """A model that does something else while it is trained."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.BatchNorm1d(FEATURES), nn.Dropout(0.5), nn.Linear(FEATURES, CLASSES))
+
+
+def slow(model: nn.Module, portion: Domain) -> Score:
+    logits = model(portion.x).detach().double()
+    told, y = logits.argmax(1).numpy(), portion.y.numpy()
+    return Score(
+        accuracy=accuracy_score(y, told),
+        balanced_accuracy=recall_score(y, told, labels=np.unique(y), average="macro"),
+        loss=log_loss(y, logits.softmax(1).numpy(), labels=range(CLASSES)),
+        size=len(y),
+        calibration_error=slow_calibration_error(logits.softmax(1).amax(1).numpy(), told == y),
+        accuracy_at_90=slow_accuracy_at_90(logits.softmax(1).amax(1).numpy(), told == y),
+    )
+
+
+def slow_calibration_error(confidence: np.ndarray, hits: np.ndarray) -> float:
+    """Guo et al. (2017): share of each bin × distance of its accuracy from its confidence."""
+    total = 0.0
+    for i in range(15):
+        inside = (confidence > i / 15) & (confidence <= (i + 1) / 15)
+        if inside.any():
+            total += inside.mean() * abs(hits[inside].mean() - confidence[inside].mean())
+    return total
+
+
+def slow_accuracy_at_90(confidence: np.ndarray, hits: np.ndarray) -> float:
+    return hits[np.argsort(-confidence)[: math.ceil(round(0.9 * len(hits), 6))]].mean()
+
+
+def assert_close(found: Score | None, expected: Score) -> None:
+    assert found is not None
+    assert vars(found) == pytest.approx(vars(expected), rel=1e-5)
+
+
+def test_scores_are_those_of_a_slow_computation():
+    portions = {
+        ("photo", "main"): domain(90),
+        ("sketch", "probe"): domain(7, seed=1),
+        ("photo", "probe"): domain(31, seed=2),
+        ("sketch", "sample"): domain(1, seed=3),
+    }
+    model = linear()
+    scores = Exam(portions).take(model)
+    assert set(scores) == {"photo", "sketch"}
+    for (name, part), portion in portions.items():
+        assert_close(getattr(scores[name], part), slow(model, portion))
+    assert scores["photo"].sample is None
+    assert scores["sketch"].main is None
+
+
+@pytest.mark.parametrize("classes", [[0, 2], [3], [1, 2, 3]])
+def test_a_class_missing_from_a_portion_does_not_count_in_its_balanced_accuracy(classes):
+    portion = domain(40, classes=classes)
+    model = linear()
+    scores = Exam({("a", "main"): domain(20, seed=5), ("b", "main"): portion}).take(model)
+    assert_close(scores["b"].main, slow(model, portion))
+
+
+def test_balanced_accuracy_counts_classes_and_accuracy_counts_samples():
+    always_zero = nn.Linear(FEATURES, CLASSES)
+    nn.init.zeros_(always_zero.weight)
+    always_zero.bias.data = torch.tensor([1.0, 0.0, 0.0, 0.0])
+    portion = Domain(torch.zeros(10, FEATURES), torch.tensor([0] * 9 + [1]))
+    (score,) = Exam({("a", "main"): portion}).take(always_zero).values()
+    assert score.main.accuracy == pytest.approx(0.9)
+    assert score.main.balanced_accuracy == pytest.approx(0.5)
+
+
+def test_many_samples_at_once_are_scored_like_a_few():
+    portions = {("a", "main"): domain(2 * CHUNK + 3), ("b", "main"): domain(CHUNK - 1, seed=1)}
+    model = linear()
+    together = Exam(portions).take(model)
+    for name, part in portions:
+        assert_close(together[name].main, slow(model, portions[name, part]))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_is_examined_in_evaluation_mode_and_left_as_it_was(training):
+    portion = domain(50)
+    model = noisy()
+    model(domain(30, seed=9).x)
+    expected = slow(copy.deepcopy(model).eval(), portion)
+    model.train(training)
+    before = copy.deepcopy(model.state_dict())
+    scores = Exam({("a", "main"): portion}).take(model)
+    assert_close(scores["a"].main, expected)
+    assert all(module.training is training for module in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_an_exam_keeps_no_gradient_and_does_not_keep_a_model_from_training():
+    model = linear()
+    exam = Exam({("a", "main"): domain(50)})
+    exam.take(model)
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    nn.functional.cross_entropy(model(exam.x.held), exam.y).backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_an_exam_of_nothing_asks_the_model_nothing():
+    def never(*_: object) -> None:
+        raise AssertionError
+
+    model = linear()
+    model.register_forward_hook(never)
+    assert Exam({}).take(model) == {}
+
+
+def test_merged_scores_keep_what_was_read_on_either_occasion():
+    one, two, three, four = (Score(i / 10, i / 10, 1.0, i) for i in range(4))
+    first = {"b": Scores(probe=one), "a": Scores(sample=two)}
+    second = {"a": Scores(main=three, probe=four), "c": Scores(main=one)}
+    merged = merged_scores(first, second, ("a", "b", "c", "d"))
+    assert merged == {
+        "a": Scores(main=three, probe=four, sample=two),
+        "b": Scores(probe=one),
+        "c": Scores(main=one),
+    }
+    assert list(merged) == ["a", "b", "c"]
+
+
+def test_of_a_part_that_was_read_twice_the_second_reading_counts():
+    zero, other = Score(0.0, 0.0, 0.0, 0), Score(1.0, 1.0, 0.0, 1)
+    merged = merged_scores({"a": Scores(main=other)}, {"a": Scores(main=zero)}, ("a",))
+    assert merged["a"].main == zero
+
+
+def test_a_checkpoint_has_no_score_for_what_was_not_read():
+    score = Score(0.5, 0.5, 1.0, 4)
+    checkpoint = Checkpoint(1, {"a": Scores(probe=score)}, {})
+    assert checkpoint.score("a", "probe") == score
+    assert checkpoint.score("a", "main") is None
+    assert checkpoint.score("elsewhere", "probe") is None
+
+
+def test_a_frozen_part_in_evaluation_mode_stays_so():
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
+    model[0].eval()
+    Exam({("a", "main"): Domain(torch.randn(8, 2), torch.arange(8) % 2)}).take(model)
+    assert not model[0].training
+
+
+def test_a_model_that_can_be_told_the_domain_is_read_on_its_sources_both_ways():
+    class Telling(nn.Module):
+        """Class 0, unless it is told the second domain."""
+
+        domains = ("first", "second")
+
+        def forward(self, x, domain=None):
+            return torch.eye(3)[torch.full((len(x),), 0 if domain != 1 else 1)]
+
+    x, y = torch.zeros(6, 2), torch.tensor([0, 1, 1, 1, 0, 1])
+    names = [("first", "probe"), ("other", "probe"), ("second", "probe"), ("other", "main")]
+    found = Exam({key: Domain(x, y) for key in names}).take(Telling())
+    assert found["first"].probe.accuracy == found["first"].known.accuracy == pytest.approx(1 / 3)
+    assert found["second"].probe.accuracy == pytest.approx(1 / 3)
+    assert found["second"].known.accuracy == pytest.approx(2 / 3)
+    assert found["second"].known.size == 6
+    assert found["other"].known is None
+
+
+def test_a_plain_model_is_told_nothing():
+    found = Exam({("first", "probe"): Domain(torch.zeros(4, 2), torch.zeros(4).long())})
+    assert found.take(nn.Linear(2, 3))["first"].known is None
+
+
+class Saying(nn.Module):
+    """Says for every sample what stands in it: the logits themselves."""
+
+    def forward(self, x):
+        return x
+
+
+def said(confidences: list[float], hits: list[bool]) -> Domain:
+    """Samples of two classes that a model which says them is right about, or wrong, so surely."""
+    p = torch.tensor(confidences)
+    x = torch.stack([p.log(), (1 - p).log()], dim=1)
+    return Domain(x, torch.tensor([0 if hit else 1 for hit in hits]))
+
+
+def told(portion: Domain) -> Score:
+    return Exam({("a", "main"): portion}).take(Saying())["a"].main
+
+
+def test_the_calibration_error_is_the_one_computed_by_hand():
+    # Two bins: 0.61 and 0.62 (one of two right), 0.9, 0.91 and 0.92 (all right).
+    found = told(said([0.61, 0.9, 0.91, 0.62, 0.92], [True, True, True, False, True]))
+    assert found.calibration_error == pytest.approx((abs(1 - 1.23) + abs(3 - 2.73)) / 5)
+
+
+def test_a_model_that_is_right_as_often_as_it_says_has_no_calibration_error():
+    found = told(said([0.75] * 8, [True] * 6 + [False] * 2))
+    assert found.calibration_error == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_accuracy_at_90_leaves_out_the_tenth_that_is_least_sure():
+    confidences = [0.6 + 0.01 * i for i in range(20)]
+    hits = [False, False, True, *[True] * 16, False]
+    assert told(said(confidences, hits)).accuracy_at_90 == pytest.approx(17 / 18)
+
+
+@pytest.mark.parametrize("size", [1, 2, 9, 10, 11, 19])
+def test_nine_tenths_are_rounded_up(size):
+    """Of less than ten nobody is left out: the coverage is at least what it is called."""
+    confidences = [0.99 - 0.01 * i for i in range(size)]
+    hits = [True] * (size - 1) + [False]
+    kept = math.ceil(9 * size / 10)
+    right = min(kept, size - 1)
+    assert told(said(confidences, hits)).accuracy_at_90 == pytest.approx(right / kept)
+
+
+def test_among_equally_sure_samples_the_order_is_nothing():
+    hits = np.array([True] * 12 + [False] * 8)
+    found = {
+        told(said([0.8] * 20, np.random.default_rng(i).permutation(hits).tolist())).accuracy_at_90
+        for i in range(5)
+    }
+    assert list(found) == [pytest.approx(12 / 20)]
+    # Six of nine places go to seven equals of whom three are right.
+    mixed = said([0.9] * 3 + [0.7] * 7, [True, True, False, *[True] * 3, *[False] * 4])
+    assert told(mixed).accuracy_at_90 == pytest.approx((2 + 6 * 3 / 7) / 9)
+
+
+def test_confidence_is_that_of_each_portion_alone():
+    portions = {
+        ("a", "main"): said([0.9] * 10, [True] * 9 + [False]),
+        ("b", "main"): said([0.6] * 5 + [0.99] * 5, [False] * 5 + [True] * 5),
+    }
+    together = Exam(portions).take(Saying())
+    for (name, _), portion in portions.items():
+        assert_close(together[name].main, told(portion))
+
+
+def test_outputs_that_are_no_numbers_give_scores_all_the_same():
+    portion = Domain(torch.full((4, 2), math.nan), torch.tensor([0, 1, 0, 1]))
+    found = told(portion)
+    assert math.isnan(found.loss)
+    assert found.calibration_error == found.accuracy_at_90 == found.accuracy
+
+
+def test_confidence_is_not_looked_at_where_nobody_reads_it():
+    portion = {("a", "main"): domain(20)}
+    found = Exam(portion, confidence=False).take(linear())["a"].main
+    assert found.calibration_error is None
+    assert found.accuracy_at_90 is None
+    assert found.accuracy == Exam(portion).take(linear())["a"].main.accuracy

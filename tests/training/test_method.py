@@ -1,0 +1,281 @@
+"""The contract of every method, whatever it does."""
+
+import copy
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.utils import parameters_to_vector
+
+from afield import registry
+from afield.data.stream import Batch, Stream
+from afield.experiments.record import Run
+from afield.hyperparameters import build, defaults, draw_values, extremes, ranges
+from afield.training.averages.last import Last
+from afield.training.loop import fit
+from afield.training.method import Learner, Method, pool, risks
+from afield.training.optimizers import optimizer_of, schedule_of
+
+NAMES = registry.names("methods")
+HYPERPARAMETERS = [(n, h) for n in NAMES for h in ranges(registry.find("methods", n))]
+# Settings that say something of one form of a method only.
+NEEDS = {("seed_category", "radius"): {"grouping": "graph"}}
+STEPS = 30
+
+
+def learned(method: Method, model, task, stream: Stream, *, steps: int = STEPS) -> Learner:
+    torch.manual_seed(1)
+    learner = method.setup(copy.deepcopy(model), task)
+    average = Last()
+    average.follow(learner.model, steps=learner.task.steps)
+    for _ in fit(method, learner, average, stream, lambda _: {}, steps=steps, every=steps):
+        pass
+    return learner
+
+
+def weights(learner: Learner) -> torch.Tensor:
+    return parameters_to_vector(learner.model.parameters()).detach()
+
+
+def fresh(stream: Stream) -> Stream:
+    return Stream(stream.samples, batch=8, seed=0)
+
+
+@pytest.fixture(params=NAMES)
+def method(request) -> Method:
+    return build(registry.find("methods", request.param), {})
+
+
+def test_it_learns(method, model, task, stream):
+    everything = stream.samples.batch(torch.arange(len(stream.samples)))
+    before = F.cross_entropy(model(everything.x), everything.y)
+    learner = learned(method, model, task, stream, steps=100)
+    logits = learner.model.eval()(everything.x)
+    assert F.cross_entropy(logits, everything.y) < 0.5 * before
+    assert (logits.argmax(1) == everything.y).float().mean() > 0.9
+
+
+def test_it_repeats_itself_bit_for_bit(method, model, task, stream):
+    first = learned(method, model, task, fresh(stream))
+    second = learned(method, model, task, fresh(stream))
+    assert torch.equal(weights(first), weights(second))
+
+
+@pytest.mark.parametrize(("name", "hyperparameter"), HYPERPARAMETERS)
+def test_every_hyperparameter_matters(name, hyperparameter, model, task, stream):
+    kind = registry.find("methods", name)
+    ends = {h: extremes(kind, h) for h in ranges(kind)}
+    least = {h: low for h, (low, _) in ends.items()} | NEEDS.get((name, hyperparameter), {})
+    most = least | {hyperparameter: ends[hyperparameter][1]}
+    first, second = (learned(build(kind, v), model, task, fresh(stream)) for v in (least, most))
+    assert not torch.equal(weights(first), weights(second))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_hyperparameter_has_a_range_and_every_draw_is_valid(name):
+    kind = registry.find("methods", name)
+    assert set(ranges(kind)) == set(defaults(kind))
+    for draw in range(20):
+        values = draw_values(kind, draw=draw, trial=1)
+        assert vars(build(kind, values)) == values
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_hyperparameter_has_the_name_of_a_setting_of_runs(name):
+    assert not set(defaults(registry.find("methods", name))) & set(Run.__dataclass_fields__)
+
+
+def test_its_state_survives_a_round_trip(method, model, task, stream, tmp_path):
+    straight = learned(method, model, task, fresh(stream))
+    broken = fresh(stream)
+    half = learned(method, model, task, broken, steps=STEPS // 2)
+    torch.save(
+        {"learner": half.state_dict(), "stream": broken.state_dict(), "rng": torch.get_rng_state()},
+        tmp_path / "state.pt",
+    )
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    torch.manual_seed(2)
+    learner, rest = method.setup(task.network(len(task.classes)), task), fresh(stream)
+    learner.load_state_dict(state["learner"])
+    rest.load_state_dict(state["stream"])
+    torch.set_rng_state(state["rng"])
+    average = Last()
+    average.follow(learner.model, steps=learner.task.steps)
+    for _ in fit(method, learner, average, rest, lambda _: {}, steps=STEPS, every=STEPS):
+        pass
+    assert torch.equal(weights(learner), weights(straight))
+
+
+def test_it_logs_detached_tensors(method, model, task, stream):
+    learner = method.setup(model, task)
+    groups = method.regroup(learner, stream.samples)
+    if groups is not None:
+        stream.regroup(groups)
+    logs = method.update(learner, next(stream))
+    assert logs
+    assert all(v.ndim == 0 and not v.requires_grad for v in logs.values())
+
+
+def test_it_draws_from_the_generators_of_torch_only(method, model, task, stream):
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002  the global generator is what is watched
+    before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    learned(method, model, task, stream)
+    after = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    assert before == after
+
+
+def test_it_is_frozen(method):
+    with pytest.raises(AttributeError):
+        method.step = 1
+
+
+def test_what_it_trains_is_a_plain_module_that_scores_samples_one_by_one(
+    method, model, task, stream
+):
+    trained = learned(method, model, task, stream).model.eval()
+    x = stream.samples.x.held[:5]
+    alone = torch.cat([trained(row[None]) for row in x])
+    torch.testing.assert_close(trained(x), alone)
+
+
+def test_risks_are_the_mean_losses_of_the_batches(model, stream):
+    batches = next(stream)
+    alone = torch.stack([F.cross_entropy(model(b.x), b.y) for b in batches])
+    torch.testing.assert_close(risks(model, batches), alone)
+
+
+def test_risks_of_batches_of_unequal_size_are_their_means(model, stream):
+    first, second, third = next(stream)
+    batches = [Batch(*(part[:3] for part in first)), second, Batch(*(part[:5] for part in third))]
+    alone = torch.stack([F.cross_entropy(model(b.x), b.y) for b in batches])
+    torch.testing.assert_close(risks(model, batches), alone)
+
+
+def test_pooling_keeps_every_sample_and_its_domain(stream):
+    batches = next(stream)
+    pooled = pool(batches)
+    assert torch.equal(pooled.x, torch.cat([b.x for b in batches]))
+    assert pooled.domain.tolist() == [i for i, b in enumerate(batches) for _ in b.y]
+
+
+def test_a_method_without_a_loss_says_so(model, task, stream):
+    with pytest.raises(NotImplementedError, match="Method overrides neither"):
+        Method().update(Method().setup(model, task), next(stream))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_a_dataclass_of_its_own(name):
+    """Without the decorator its hyperparameters would be silently dead."""
+    kind = registry.find("methods", name)
+    assert "__dataclass_fields__" in vars(kind)
+    assert set(vars(kind).get("__annotations__", {})) <= set(kind.__dataclass_fields__)
+
+
+# It has no step of an optimiser.
+STEPPING = [name for name in NAMES if name != "linear_probe"]
+
+
+def scheduled(task, text="cosine:warmup=2", **changed):
+    return replace(task, schedule=schedule_of(text, task.steps), **changed)
+
+
+def test_learning_rates_keep_the_time_of_the_schedule(model, task):
+    learner = Learner(model, scheduled(replace(task, steps=6)))
+    rates = []
+    for step in range(6):
+        learner.step = step
+        learner.keep_time()
+        # Twice is once.
+        learner.keep_time()
+        rates.append(learner.rate)
+    expected = [0.005, 0.01, 0.01, 0.00853553, 0.005, 0.00146447]
+    assert rates == pytest.approx(expected, abs=1e-8)
+
+
+def test_a_methods_own_pace_goes_on_top_of_the_schedule_and_of_the_rates(model, task):
+    learner = Learner(model, scheduled(replace(task, steps=4), "cosine"), rates={"head": 10.0})
+    learner.step = 2
+    learner.pace(0.5, 0.1)
+    rates = [group["lr"] for group in learner.optimizer.param_groups]
+    assert rates == pytest.approx([0.01 * 0.5 * 0.5, 0.1 * 0.1 * 0.5])
+    learner.step = 0
+    learner.keep_time()
+    rates = [group["lr"] for group in learner.optimizer.param_groups]
+    assert rates == pytest.approx([0.01 * 0.5, 0.1 * 0.1])
+
+
+def test_learning_rates_come_back_with_the_state(model, task):
+    learner = Learner(model, scheduled(replace(task, steps=8)))
+    for learner.step in range(5):
+        learner.keep_time()
+    learner.pace(0.5)
+    other = Learner(copy.deepcopy(model), learner.task)
+    other.load_state_dict(learner.state_dict())
+    for learner.step in range(5, 8):
+        other.step = learner.step
+        learner.keep_time()
+        other.keep_time()
+        assert other.rate == learner.rate
+
+
+def test_an_optimiser_that_starts_afresh_in_the_middle_keeps_the_time(model, task):
+    learner = Learner(model, scheduled(replace(task, steps=8), "cosine"))
+    learner.step = 7
+    learner.keep_time()
+    before = learner.rate
+    learner.reset_optimizer()
+    assert learner.rate == before
+
+
+def test_a_gradient_that_is_too_long_is_cut_and_no_other(model, task):
+    plain = replace(task, optimizer=optimizer_of("sgd", lr=1.0, weight_decay=0.0))
+    moves = {}
+    for clip in (0.0, 0.1, 1e6):
+        learner = Learner(copy.deepcopy(model), replace(plain, clip_norm=clip))
+        before = weights(learner).clone()
+        learner.descend(learner.model(torch.ones(3, 6)).square().mean())
+        moves[clip] = weights(learner) - before
+    assert moves[0.0].norm() > 0.2
+    assert moves[0.1].norm() == pytest.approx(0.1, rel=1e-4)
+    torch.testing.assert_close(F.normalize(moves[0.1], dim=0), F.normalize(moves[0.0], dim=0))
+    torch.testing.assert_close(moves[1e6], moves[0.0])
+
+
+@pytest.mark.parametrize("name", STEPPING)
+def test_the_schedule_reaches_every_method(name, model, task, stream):
+    built = build(registry.find("methods", name), {})
+    short = replace(task, steps=10)
+    plain = learned(built, model, short, fresh(stream), steps=10)
+    slow = replace(short, schedule=lambda step: 1e-9)
+    start = learned(built, model, slow, fresh(stream), steps=0)
+    still = learned(built, model, slow, fresh(stream), steps=10)
+    moved = (weights(plain) - weights(start)).norm()
+    assert (weights(still) - weights(start)).norm() < 0.01 * moved
+
+
+@pytest.mark.parametrize("name", STEPPING)
+def test_clipping_reaches_every_method(name, model, task, stream):
+    sgd = replace(task, steps=10, optimizer=optimizer_of("sgd", lr=0.1, weight_decay=0.0))
+    built = build(registry.find("methods", name), {})
+    start = learned(built, model, sgd, fresh(stream), steps=0)
+    cut = learned(built, model, replace(sgd, clip_norm=1e-6), fresh(stream), steps=10)
+    assert (weights(cut) - weights(start)).norm() < 1e-5
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "multi_head"])
+def test_a_frozen_head_stays_with_every_method(name, model, task, stream):
+    method = build(registry.find("methods", name), {})
+    model.head.requires_grad_(requires_grad=False)
+    before = {name: value.clone() for name, value in model.head.state_dict().items()}
+    features = parameters_to_vector(model.features.parameters()).clone()
+    learner = learned(method, model, replace(task, steps=10), stream, steps=10)
+    after = learner.model.state_dict()
+    for name, value in before.items():
+        (own,) = [v for key, v in after.items() if key.endswith(f"head.{name}")]
+        assert torch.equal(own, value)
+    if hasattr(learner.model, "features") and name in STEPPING:
+        assert not torch.equal(parameters_to_vector(learner.model.features.parameters()), features)

@@ -1,0 +1,249 @@
+"""Optimisers and schedules by name: what fits, with its options, and clear refusals."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from afield.errors import SpecError, UnknownNameError
+from afield.training.optimizers import USUAL, optimizer_of, plain_name, plain_schedule, schedule_of
+from tests.files import GOLDEN
+
+make = partial(optimizer_of, lr=0.1, weight_decay=0.0)
+
+
+def parameters():
+    return [torch.zeros(2, requires_grad=True)]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("adam", torch.optim.Adam),
+        ("Adam", torch.optim.Adam),
+        ("ADAMW", torch.optim.AdamW),
+        ("sgd", torch.optim.SGD),
+        ("SGD", torch.optim.SGD),
+        ("rmsprop", torch.optim.RMSprop),
+        ("RMSProp", torch.optim.RMSprop),
+        ("adagrad", torch.optim.Adagrad),
+        ("", torch.optim.Adam),
+    ],
+)
+def test_every_optimiser_of_torch_is_known_by_its_name_in_any_case(text, kind):
+    assert type(make(text)(parameters())) is kind
+
+
+def test_the_usual_one_is_adam():
+    assert USUAL == "adam"
+    assert make("")(parameters()).defaults == make(USUAL)(parameters()).defaults
+
+
+@pytest.mark.parametrize("text", ["", "sgd", "adamw:eps=0.01", "rmsprop"])
+def test_settings_are_those_of_the_run_unless_others_are_given(text):
+    made = optimizer_of(text, lr=0.3, weight_decay=0.02)
+    own = made(parameters()).defaults
+    assert (own["lr"], own["weight_decay"]) == (0.3, 0.02)
+    other = made(parameters(), lr=0.7).defaults
+    assert (other["lr"], other["weight_decay"]) == (0.7, 0.02)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("sgd:momentum=0.9", {"momentum": 0.9, "nesterov": False}),
+        ("SGD:momentum=0.9,nesterov=true", {"momentum": 0.9, "nesterov": True}),
+        ("sgd: momentum = 0.5 , nesterov = false ", {"momentum": 0.5, "nesterov": False}),
+        ("sgd:", {"momentum": 0}),
+        ("adam:amsgrad=true,eps=1e-3", {"amsgrad": True, "eps": 1e-3}),
+        ("adam:betas=[0.5,0.9],eps=0.1", {"betas": (0.5, 0.9), "eps": 0.1}),
+        ("adam:fused=null,foreach=false", {"fused": None, "foreach": False}),
+    ],
+)
+def test_options_are_given_after_the_name(text, expected):
+    found = make(text)(parameters()).defaults
+    assert {name: found[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("name", ["adam", "AdamW", "sgd"])
+def test_where_one_call_can_do_for_all_parameters_it_does_unless_told_otherwise(name):
+    assert make(name)(parameters()).defaults["fused"] is True
+    assert make(f"{name}:fused=false")(parameters()).defaults["fused"] is False
+
+
+@pytest.mark.parametrize("name", ["rmsprop", "nadam"])
+def test_others_are_as_torch_makes_them(name):
+    kinds = {kind.lower(): getattr(torch.optim, kind) for kind in ("RMSprop", "NAdam")}
+    plain = kinds[name](parameters(), lr=0.1, weight_decay=0.0)
+    assert make(name)(parameters()).defaults == plain.defaults
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("adamm", "no optimizer 'adamm'; did you mean 'adam'"),
+        ("SDG", "no optimizer 'sdg'; did you mean 'sgd'"),
+        ("sgdd:momentum=0.9", "no optimizer 'sgdd'; did you mean 'sgd'"),
+        ("qqqq", "no optimizer 'qqqq'; known: .*adam, .*sgd"),
+        # Neither takes a weight decay.
+        ("lbfgs", "no optimizer 'lbfgs'; "),
+        ("sparseadam", "no optimizer 'sparseadam'; "),
+        # What else is in torch.optim.
+        ("optimizer", "no optimizer 'optimizer'; "),
+        ("lr_scheduler", "no optimizer 'lr_scheduler'; "),
+        (":momentum=0.9", "no optimizer ''; "),
+    ],
+)
+def test_an_unknown_name_is_answered_with_a_guess(text, told):
+    with pytest.raises(UnknownNameError, match=f"^{told}") as error:
+        plain_name(text)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("sgd:momentun=0.9", "unexpected keyword argument 'momentun'"),
+        ("adam:momentum=0.9", "unexpected keyword argument 'momentum'"),
+        ("sgd:momentum=-1", "momentum"),
+        ("sgd:nesterov=true", "[Nn]esterov"),
+        ("sgd:momentum", "write name:option=value"),
+        ("sgd:momentum=", "'' is neither a number, a list of them, nor true or false"),
+        ("sgd:momentum=much", "'much' is neither a number, a list of them, nor true or false"),
+        ("sgd:nesterov=True", "'True' is neither a number, a list of them, nor true or false"),
+        ("sgd:lr=0.1", "lr has its own --set"),
+        ("sgd:momentum=0.9, lr =0.1", "lr has its own --set"),
+        ("sgd:weight_decay=0.1", "write name:option=value"),
+        ("sgd:params=3", "write name:option=value"),
+        ("sgd:momentum=[0.9]", "momentum"),
+        ("sgd:momentum=NaN", "'NaN' is neither a number"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused_in_one_line(text, told):
+    with pytest.raises(SpecError, match=told) as error:
+        plain_name(text)
+    assert str(error.value).startswith(f"optimizer={text}: ")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "adamw", "sgd:momentum=0.9", "rmsprop", "adagrad", "nadam"])
+def test_each_of_them_descends(text):
+    (x,) = weights = [torch.full((3,), 2.0, requires_grad=True)]
+    optimizer = optimizer_of(text, lr=0.05, weight_decay=0.0)(weights)
+    for _ in range(30):
+        optimizer.zero_grad()
+        x.square().sum().backward()
+        optimizer.step()
+    assert x.abs().max() < 2.0
+
+
+@pytest.mark.parametrize("fused", ["true", "false"])
+def test_sgd_with_momentum_and_decay_is_the_formula(fused):
+    weights = [torch.tensor([1.0, -2.0], dtype=torch.float64, requires_grad=True)]
+    made = optimizer_of(f"sgd:momentum=0.5,fused={fused}", lr=0.1, weight_decay=0.2)(weights)
+    expected, speed = weights[0].detach().clone(), torch.zeros(2, dtype=torch.float64)
+    for _ in range(4):
+        made.zero_grad()
+        (3 * weights[0].square() / 2).sum().backward()
+        made.step()
+        speed = 0.5 * speed + 3 * expected + 0.2 * expected
+        expected = expected - 0.1 * speed
+    torch.testing.assert_close(weights[0].detach(), expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("", ""),
+        ("adam", ""),
+        (" Adam:", ""),
+        ("SGD", "sgd"),
+        ("SGD: nesterov=true ,momentum=0.90", "sgd:momentum=0.9,nesterov=true"),
+        ("adam:betas=[0.5, 0.90]", "adam:betas=[0.5,0.9]"),
+    ],
+)
+def test_there_is_one_way_to_write_it(text, plain):
+    assert plain_name(text) == plain
+    assert plain_name(plain) == plain
+    assert make(plain)(parameters()).defaults == make(text)(parameters()).defaults
+
+
+def test_tensorflows_rmsprop_agrees_with_the_reference():
+    """CrossGrad's: ε of 1 inside the root, the mean square starting at 1, gradients clipped."""
+    numbers = np.load(GOLDEN / "crossgrad.npz")
+    w = torch.tensor(numbers["rmsprop_tf1/w0"], requires_grad=True)
+    made = optimizer_of("rmsproptf:alpha=0.9,eps=1.0,momentum=0.9", lr=0.02, weight_decay=0.0)
+    optimizer = made([w])
+    for slope, after in zip(
+        numbers["rmsprop_tf1/grads_before_clip"], numbers["rmsprop_tf1/w"], strict=True
+    ):
+        w.grad = torch.tensor(slope).clamp(-0.1, 0.1)
+        optimizer.step()
+        torch.testing.assert_close(w.detach(), torch.tensor(after), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("", ""),
+        ("constant", ""),
+        ("None", ""),
+        ("Cosine", "cosine"),
+        ("cosine:warmup=0", "cosine"),
+        ("cosine:warmup=0.0", "cosine"),
+        (" Cosine : warmup = 500.0", "cosine:warmup=500"),
+        ("cosine:warmup=.10", "cosine:warmup=0.1"),
+        ("cosine:warmup=1", "cosine:warmup=1"),
+        # In all their digits.
+        ("cosine:warmup=1234567", "cosine:warmup=1234567"),
+        ("cosine:warmup=0.12345678", "cosine:warmup=0.12345678"),
+        ("cosine:warmup=0.00001", "cosine:warmup=1e-05"),
+    ],
+)
+def test_there_is_one_way_to_write_a_schedule(text, plain):
+    assert plain_schedule(text) == plain
+    assert plain_schedule(plain) == plain
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("linear", "cosinee", "cosine:", "cosine:500", "cosine:rise=5", "cosine:warmup="),
+        *("cosine:warmup=-1", "cosine:warmup=nan", "cosine:warmup=2.5", "cosine:warmup=5,6"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused_in_one_line(text):
+    with pytest.raises(SpecError) as error:
+        plain_schedule(text)
+    assert str(error.value).startswith(f"lr_schedule={text}: ")
+    assert "\n" not in str(error.value)
+
+
+def test_without_a_schedule_nothing_is_to_be_kept():
+    assert schedule_of("", 10) is None
+
+
+def test_a_cosine_falls_from_all_to_almost_nothing():
+    share = schedule_of("cosine", 100)
+    assert share(0) == 1.0
+    assert share(50) == pytest.approx(0.5)
+    # At the step after the last one it would be 0.
+    assert share(99) == pytest.approx(0.5 * (1 + math.cos(0.99 * math.pi)))
+    assert share(100) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("text", ["cosine:warmup=20", "cosine:warmup=0.2"])
+def test_a_warm_up_rises_in_equal_steps_to_all_of_it(text):
+    share = schedule_of(text, 100)
+    assert [share(step) for step in range(20)] == [(step + 1) / 20 for step in range(20)]
+    assert share(20) == 1.0
+    assert share(60) == pytest.approx(0.5)
+    assert 0 < share(99) < 0.001
+
+
+@pytest.mark.parametrize("warmup", [5, 50])
+def test_a_warm_up_as_long_as_the_run_or_longer_only_rises(warmup):
+    shares = [schedule_of(f"cosine:warmup={warmup}", 5)(step) for step in range(5)]
+    assert shares == [(step + 1) / warmup for step in range(5)]
