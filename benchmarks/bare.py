@@ -12,10 +12,10 @@ import torch.nn.functional as F
 
 from afield.data.lookup import find_dataset
 from afield.data.stream import Stream
-from afield.experiments.benchmarking import planned
+from afield.experiments.benchmarking import plan_run
 from afield.experiments.record import Run
-from afield.experiments.run_data import Material
-from afield.experiments.runner import loaded
+from afield.experiments.run_data import RunData
+from afield.experiments.runner import load_domains
 from afield.networks.backbone import network
 from afield.training.method import pool
 
@@ -39,13 +39,13 @@ class Stopwatch:
 
 def asked(**settings: int) -> Run:
     """The run that is measured: erm on rotated_digits, leaving one angle out."""
-    return planned("rotated_digits", "erm", target="15deg", settings=settings)
+    return plan_run("rotated_digits", "erm", target="15deg", settings=settings)
 
 
 def stream_of(run: Run) -> Stream:
     """The run's own batches."""
     dataset = find_dataset(run.dataset)
-    material = Material.of(run, dataset, loaded(dataset, run), torch.device("cpu"))
+    material = RunData.of(run, dataset, load_domains(dataset, run), torch.device("cpu"))
     return Stream(material.samples, batch=run.batch, seed=run.seed)
 
 

@@ -19,9 +19,9 @@ from torchvision import transforms
 from afield.data.domains import data_root
 from afield.data.lookup import find_dataset
 from afield.data.stream import Stream
-from afield.experiments.protocol import planned_run
-from afield.experiments.run_data import Material
-from afield.experiments.runner import loaded, stream_of
+from afield.experiments.protocol import resolve_run
+from afield.experiments.run_data import RunData
+from afield.experiments.runner import load_domains, make_stream
 
 TURNS, WARM_UP = 20, 2
 BACKBONE = "timm:resnet50"
@@ -31,10 +31,10 @@ def ours(folder: Path) -> Stream:
     """The batches of a run that leaves one domain out."""
     dataset = find_dataset(folder)
     settings = {"backbone": BACKBONE, "weights": "none", "batch": 32}
-    run = planned_run(dataset, "erm", dataset.without(dataset.domains[0]), settings=settings)
+    run = resolve_run(dataset, "erm", dataset.without(dataset.domains[0]), settings=settings)
     assert (run.size, run.augment) == (224, "full")
-    material = Material.of(run, dataset, loaded(dataset, run), torch.device("cpu"))
-    return stream_of(run, material.samples)
+    material = RunData.of(run, dataset, load_domains(dataset, run), torch.device("cpu"))
+    return make_stream(run, material.samples)
 
 
 def domainbeds(size: int) -> transforms.Compose:

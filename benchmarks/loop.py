@@ -1,9 +1,9 @@
-"""Steps per second of `fit` with erm on small:cnn, over those of a bare loop, in one run.
+"""Steps per second of `checkpoints` with erm on small:cnn, over those of a bare loop, in one run.
 
     python benchmarks/loop.py
 
-`fit` draws its batches; the bare loop has them in memory. They take turns every ten steps. The
-ratio is printed last (goal: at least 0.90).
+`checkpoints` draws its batches; the bare loop has them in memory. They take turns every ten steps.
+The ratio is printed last (goal: at least 0.90).
 """
 
 from functools import partial
@@ -14,7 +14,7 @@ from bare import Stopwatch, asked, bare_steps, stream_of
 from afield.data.lookup import find_dataset
 from afield.networks.backbone import network
 from afield.training.averages.last import Last
-from afield.training.loop import fit
+from afield.training.loop import checkpoints
 from afield.training.method import Task
 from afield.training.methods.erm import ERM
 
@@ -41,7 +41,7 @@ def main() -> None:
     for _ in range(TURN):
         next(bare)
     ours.start()
-    for _ in fit(method, learner, average, stream, lambda _: {}, steps=STEPS, every=TURN):
+    for _ in checkpoints(method, learner, average, stream, lambda _: {}, steps=STEPS, every=TURN):
         ours.stop()
         yardstick.start()
         for _ in range(TURN):

@@ -19,12 +19,12 @@ import torch
 from afield.data.cache import _mapped
 from afield.data.domains import Domain, DomainSet
 from afield.experiments.record import Run
-from afield.experiments.run_data import Material
-from afield.experiments.runner import stream_of
+from afield.experiments.run_data import RunData
+from afield.experiments.runner import make_stream
 from afield.networks.backbone import network
 from afield.training.averages.last import Last
-from afield.training.evaluation import Exam
-from afield.training.loop import fit
+from afield.training.evaluation import Evaluator
+from afield.training.loop import checkpoints
 from afield.training.method import Task
 from afield.training.methods.erm import ERM
 
@@ -56,7 +56,7 @@ def main() -> None:
         settings = {"size": 32, "augment": "full", "batch": 8, "rules": ("left-out-source",)}
         run = Run(dataset="large", method="erm", sources=NAMES[:3], **settings)
         before = most = kilobytes("/proc/self/status", "RssAnon")
-        material = Material.of(run, dataset, found, torch.device("cpu"))
+        material = RunData.of(run, dataset, found, torch.device("cpu"))
         method, average = ERM(), Last()
         task = Task(
             sources=run.sources,
@@ -67,10 +67,10 @@ def main() -> None:
         )
         learner = method.setup(task.network(2), task)
         average.follow(learner.model, steps=learner.task.steps)
-        stream, read = stream_of(run, material.samples), 0
-        for _ in fit(method, learner, average, stream, lambda _: {}, steps=STEPS, every=1):
+        stream, read = make_stream(run, material.samples), 0
+        for _ in checkpoints(method, learner, average, stream, lambda _: {}, steps=STEPS, every=1):
             most = max(most, kilobytes("/proc/self/status", "RssAnon"))
-        exam: Exam = material.exams.regular
+        exam: Evaluator = material.evaluations.regular
         exam.take(average.model)
         for chunk in material.samples.x.chunks(64):
             read += int(chunk.sum() == 0) * chunk.numel()

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from afield.merging.merges.score import kept, score
+from afield.merging.merges.score import keep_entries, score
 from afield.merging.merges.tsv import tsv
 from afield.merging.spectral import shared_basis
 
@@ -77,7 +77,7 @@ def decisions(deltas: Tensor, *, exact: bool) -> Tensor:
     left, _, right = shared_basis(deltas, exact=exact)
     squares = [left.mT @ delta @ right for delta in deltas]
     width = TAU / len(deltas)
-    return torch.stack([kept(s, keep="trimmed", width=width) for s in squares]) != 0
+    return torch.stack([keep_entries(s, keep="trimmed", width=width) for s in squares]) != 0
 
 
 def relative(found: Tensor, expected: Tensor) -> float:

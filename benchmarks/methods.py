@@ -31,11 +31,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from afield import registry
 from afield.data.domains import Domain
-from afield.data.stream import Scaling, Stream, pooled_samples
+from afield.data.stream import Scaling, Stream, pool_domains
 from afield.hyperparameters import build
 from afield.networks.backbone import network
 from afield.training.method import Batches, Learner, Method, Task
-from afield.training.optimizers import optimizer_of
+from afield.training.optimizers import optimizer_factory
 
 DOMAINS, CLASSES, BATCH = 3, 7, 32
 # Name, pixels a side, steps that are measured.
@@ -58,7 +58,7 @@ def stream_of(pixels: int, batch: int, size: int | None = None) -> Stream:
         x = torch.randint(256, shape, generator=generator)
         y = torch.randint(CLASSES, shape[:1], generator=generator)
         domains[f"domain{i}"] = Domain(x.to(torch.uint8), y)
-    samples = pooled_samples(domains)
+    samples = pool_domains(domains)
     scaled = type(samples)(samples.x, samples.y, samples.domain, Scaling.fitted(samples.x))
     return Stream(scaled, batch=batch, seed=0)
 
@@ -72,7 +72,7 @@ def begun(method: Method, backbone: str, pixels: int, steps: int = 10_000) -> Le
 
     sources = tuple(f"domain{i}" for i in range(DOMAINS))
     classes = tuple(str(i) for i in range(CLASSES))
-    optimizer = optimizer_of("", lr=5e-5, weight_decay=0.0)
+    optimizer = optimizer_factory("", lr=5e-5, weight_decay=0.0)
     shape = (3, pixels, pixels)
     task = Task(sources, classes, steps, network=net, optimizer=optimizer, shape=shape)
     learner = method.setup(net(CLASSES), task)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 
 from afield import Local, Ray, Run, Store, complete
-from afield.experiments.benchmarking import planned
+from afield.experiments.benchmarking import plan_run
 from afield.experiments.record import Record
 from afield.experiments.sweep import Pool
 
@@ -22,7 +22,7 @@ def asked(count: int, steps: int) -> list[Run]:
     """So many runs, all different."""
     settings = {"steps": steps, "every": steps // 5}
     return [
-        planned("rotated_digits", "erm", target="0deg", trial=trial, settings=settings)
+        plan_run("rotated_digits", "erm", target="0deg", trial=trial, settings=settings)
         for trial in range(count)
     ]
 

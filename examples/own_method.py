@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from afield.data.lookup import find_dataset
-from afield.data.stream import Stream, pooled_samples
+from afield.data.stream import Stream, pool_domains
 from afield.networks.backbone import network
 from afield.training.averages.last import Last
-from afield.training.evaluation import Exam
-from afield.training.loop import fit
+from afield.training.evaluation import Evaluator
+from afield.training.loop import checkpoints
 from afield.training.method import Batches, Learner, Logs, Method, Task, risks
 
 
@@ -45,9 +45,9 @@ def main() -> None:
     method, average = Worst(), Last()
     learner = method.setup(task.network(len(dataset.classes)), task)
     average.follow(learner.model, steps=task.steps)
-    stream = Stream(pooled_samples(domains), batch=32, seed=0)
-    exam = Exam({("turn20", "main"): target})
-    for checkpoint in fit(method, learner, average, stream, exam.take, steps=200, every=50):
+    stream = Stream(pool_domains(domains), batch=32, seed=0)
+    exam = Evaluator({("turn20", "main"): target})
+    for checkpoint in checkpoints(method, learner, average, stream, exam.take, steps=200, every=50):
         score = checkpoint.score("turn20", "main")
         if score is not None:
             print(f"step {checkpoint.step}: {100 * score.accuracy:.1f} % on the unseen domain")

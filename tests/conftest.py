@@ -12,7 +12,7 @@ from PIL import Image
 from torch import nn
 
 from afield.data.domains import Domain
-from afield.data.stream import Samples, Stream, pooled_samples
+from afield.data.stream import Samples, Stream, pool_domains
 from afield.deployment.fitting import fit
 from afield.networks.backbone import Classifier
 from afield.training.method import Task
@@ -40,7 +40,7 @@ def samples() -> Samples:
         y = torch.arange(40 + 10 * i) % CLASSES
         noise = torch.randn(len(y), FEATURES, generator=generator)
         mains[f"domain{i}"] = Domain(x=centres[y] + 0.3 * noise + 0.5 * i, y=y)
-    return pooled_samples(mains)
+    return pool_domains(mains)
 
 
 @pytest.fixture

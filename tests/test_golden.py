@@ -17,7 +17,7 @@ import torch
 
 import afield
 from afield import registry
-from afield.data.cache import cache_root, state
+from afield.data.cache import cache_root, stat_digest
 from afield.data.domains import Training
 from afield.experiments.record import Run
 from afield.experiments.runner import execute, versions
@@ -119,7 +119,7 @@ def test_a_decoded_cache_is_used_and_not_made_again(tmp_path, monkeypatch):
         name = hashlib.sha256(os.fsencode(photos) + f"\0{told['form']}".encode()).hexdigest()[:12]
         copy = cache_root() / f"photos-{name}"
         shutil.copytree(entry, copy)
-        (copy / "state.json").write_text(json.dumps({**told, "state": state(files)}))
+        (copy / "state.json").write_text(json.dumps({**told, "state": stat_digest(files)}))
     for file in files:
         stat = file.stat()
         file.write_bytes(bytes(stat.st_size))

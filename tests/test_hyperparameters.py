@@ -17,11 +17,11 @@ from afield.hyperparameters import (
     Uniform,
     Variant,
     build,
-    checked,
     defaults,
     draw_values,
     extremes,
     ranges,
+    validate_values,
     with_neutral,
     without_neutral,
 )
@@ -203,14 +203,14 @@ def test_what_is_not_finite_is_refused(wrong):
 
 def test_an_unknown_setting_is_answered_with_a_guess():
     with pytest.raises(SpecError, match="Recipe has no setting 'penalti'; did you mean 'penalty'"):
-        checked(Recipe, {"penalti": 1.0})
+        validate_values(Recipe, {"penalti": 1.0})
     with pytest.raises(SpecError, match="merged has no setting 'taw'; did you mean 'tau'"):
-        checked(merged, {"taw": 1.0})
+        validate_values(merged, {"taw": 1.0})
 
 
 def test_an_unknown_setting_like_no_other_is_answered_with_all_there_are():
     with pytest.raises(SpecError) as caught:
-        checked(Recipe, {"zzzzzz": 1.0})
+        validate_values(Recipe, {"zzzzzz": 1.0})
     assert all(name in str(caught.value) for name in defaults(Recipe))
 
 
@@ -274,7 +274,7 @@ def test_a_variant_is_no_limit_to_what_can_be_asked_for():
     ids=str,
 )
 def test_several_numbers_are_written_with_commas(written, meant):
-    found = checked(Arith, {"shares": written})["shares"]
+    found = validate_values(Arith, {"shares": written})["shares"]
     assert found == meant
     assert type(found) is tuple
     assert all(type(each) is float for each in found)
@@ -283,7 +283,7 @@ def test_several_numbers_are_written_with_commas(written, meant):
 @pytest.mark.parametrize("wrong", ["0.5;0.5", "a,b", "0.5,nan", "0.5,inf", 0.5], ids=str)
 def test_several_numbers_that_are_none_are_refused(wrong):
     with pytest.raises(SpecError, match=r"^Arith\.shares="):
-        checked(Arith, {"shares": wrong})
+        validate_values(Arith, {"shares": wrong})
 
 
 @dataclass(frozen=True)

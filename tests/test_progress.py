@@ -7,7 +7,7 @@ from threading import Thread
 import pytest
 
 from afield.cli import console
-from afield.progress import Advance, progress, shown_by, tracked
+from afield.progress import Advance, progress, report_progress_to, track
 
 Told = list[tuple[str, int | None] | int | str]
 
@@ -25,7 +25,7 @@ def listening_to(told: Told):
 
 
 def test_items_pass_unchanged_when_nobody_listens(capsys):
-    assert list(tracked(iter("abc"), "letters", 3)) == ["a", "b", "c"]
+    assert list(track(iter("abc"), "letters", 3)) == ["a", "b", "c"]
     with progress("bytes") as advance:
         advance(7)
     assert capsys.readouterr() == ("", "")
@@ -33,8 +33,8 @@ def test_items_pass_unchanged_when_nobody_listens(capsys):
 
 def test_a_listener_hears_what_how_many_and_how_far():
     told: Told = []
-    with shown_by(listening_to(told)):
-        assert list(tracked("ab", "letters", 2)) == ["a", "b"]
+    with report_progress_to(listening_to(told)):
+        assert list(track("ab", "letters", 2)) == ["a", "b"]
         with progress("bytes", None) as advance:
             advance(1 << 20)
     assert told == [("letters", 2), 1, 2, "end", ("bytes", None), 1 << 20, "end"]
@@ -42,8 +42,8 @@ def test_a_listener_hears_what_how_many_and_how_far():
 
 def test_an_item_counts_as_done_only_after_its_turn():
     told: Told = []
-    with shown_by(listening_to(told)):
-        items = tracked("ab", "letters", 2)
+    with report_progress_to(listening_to(told)):
+        items = track("ab", "letters", 2)
         next(items)
         assert told == [("letters", 2)]
         next(items)
@@ -52,16 +52,16 @@ def test_an_item_counts_as_done_only_after_its_turn():
 
 def test_a_failure_on_the_way_ends_the_showing():
     told: Told = []
-    with shown_by(listening_to(told)), pytest.raises(ZeroDivisionError):
-        list(tracked((1 // n for n in (1, 0)), "quotients", 2))
+    with report_progress_to(listening_to(told)), pytest.raises(ZeroDivisionError):
+        list(track((1 // n for n in (1, 0)), "quotients", 2))
     assert told == [("quotients", 2), 1, "end"]
 
 
 def test_after_the_block_the_former_listener_is_back():
     outer: Told = []
     inner: Told = []
-    with shown_by(listening_to(outer)):
-        with shown_by(listening_to(inner)), progress("one", 1):
+    with report_progress_to(listening_to(outer)):
+        with report_progress_to(listening_to(inner)), progress("one", 1):
             pass
         with progress("two", 2):
             pass
@@ -73,15 +73,15 @@ def test_after_the_block_the_former_listener_is_back():
 
 def test_other_threads_do_not_disturb_the_listener():
     told: Told = []
-    with shown_by(listening_to(told)):
-        thread = Thread(target=lambda: list(tracked("ab", "letters", 2)))
+    with report_progress_to(listening_to(told)):
+        thread = Thread(target=lambda: list(track("ab", "letters", 2)))
         thread.start()
         thread.join()
     assert told == []
 
 
 def test_the_bar_of_the_command_line_is_a_listener():
-    with shown_by(console.bar):
-        assert list(tracked("ab", "letters", 2)) == ["a", "b"]
+    with report_progress_to(console.progress_bar):
+        assert list(track("ab", "letters", 2)) == ["a", "b"]
         with progress("bytes") as advance:
             advance(5)

@@ -3,21 +3,21 @@
 import numpy as np
 import torch
 
-from afield.seeds import restore_state, saved_state, seed
+from afield.seeds import capture_rng_state, derive_seed, restore_rng_state
 
 
 def test_a_seed_is_the_same_number_on_every_machine():
-    assert seed("parts", 0, "sketch") == 1615256764170771137
-    assert seed("run", ("photo", "cartoon"), 1, 2) == 9140904745680890112
+    assert derive_seed("parts", 0, "sketch") == 1615256764170771137
+    assert derive_seed("run", ("photo", "cartoon"), 1, 2) == 9140904745680890112
 
 
 def test_other_words_or_another_order_give_another_seed():
     words = [("a", 1), ("a", 2), (1, "a"), ("a", "1"), ("a1",), ("a", 1, None), (("a", 1),)]
-    assert len({seed(*each) for each in words}) == len(words)
+    assert len({derive_seed(*each) for each in words}) == len(words)
 
 
 def test_a_seed_fits_the_generators_of_torch_and_numpy():
-    seeds = [seed("fits", i) for i in range(200)]
+    seeds = [derive_seed("fits", i) for i in range(200)]
     assert all(0 <= each < 2**63 for each in seeds)
     assert max(seeds) > 2**62
     torch.Generator().manual_seed(max(seeds))
@@ -27,9 +27,9 @@ def test_a_seed_fits_the_generators_of_torch_and_numpy():
 def test_a_restored_generator_draws_what_it_drew_before(tmp_path):
     torch.manual_seed(0)
     torch.rand(3)
-    torch.save(saved_state(), tmp_path / "state.pt")
+    torch.save(capture_rng_state(), tmp_path / "state.pt")
     expected = torch.rand(5), torch.randperm(10)
     torch.manual_seed(1)
-    restore_state(torch.load(tmp_path / "state.pt", weights_only=True))
+    restore_rng_state(torch.load(tmp_path / "state.pt", weights_only=True))
     assert torch.equal(torch.rand(5), expected[0])
     assert torch.equal(torch.randperm(10), expected[1])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from afield.tensors import add, assign, copies, flat, mix, set_gradients, shaped
+from afield.tensors import add, assign, clone_tensors, flatten, mix, set_gradients, unflatten
 
 SHAPES = [(2, 3), (4,), (), (1, 2, 2)]
 
@@ -30,44 +30,44 @@ def same(found, expected) -> bool:
 
 
 def test_a_flat_vector_has_every_entry_in_order(tensors):
-    vector = flat(tensors)
+    vector = flatten(tensors)
     assert vector.tolist() == [x for tensor in tensors for x in tensor.reshape(-1).tolist()]
 
 
 def test_a_flat_vector_is_new_and_has_no_history(parameters):
-    vector = flat(parameters)
+    vector = flatten(parameters)
     before = [parameter.detach().clone() for parameter in parameters]
     vector.zero_()
     assert not vector.requires_grad
     assert same(parameters, before)
     only = torch.ones(3)
-    flat([only]).zero_()
+    flatten([only]).zero_()
     assert only.sum() == 3
 
 
 def test_what_is_transposed_is_flattened_as_it_reads():
-    assert flat([torch.arange(6).view(2, 3).T]).tolist() == [0, 3, 1, 4, 2, 5]
+    assert flatten([torch.arange(6).view(2, 3).T]).tolist() == [0, 3, 1, 4, 2, 5]
 
 
 def test_shaping_takes_a_vector_apart_again(tensors):
-    assert same(shaped(flat(tensors), tensors), tensors)
+    assert same(unflatten(flatten(tensors), tensors), tensors)
 
 
 def test_what_is_written_to_the_shaped_pieces_is_written_to_the_vector(tensors, others):
-    vector = flat(tensors)
-    assign(shaped(vector, tensors), others)
-    assert torch.equal(vector, flat(others))
+    vector = flatten(tensors)
+    assign(unflatten(vector, tensors), others)
+    assert torch.equal(vector, flatten(others))
 
 
 @pytest.mark.parametrize("entries", [10, 12, 16])
 def test_a_vector_of_another_length_is_not_shaped(tensors, entries):
-    assert flat(tensors).numel() == 15
+    assert flatten(tensors).numel() == 15
     with pytest.raises((RuntimeError, ValueError)):
-        shaped(torch.zeros(entries), tensors)
+        unflatten(torch.zeros(entries), tensors)
 
 
 def test_copies_are_equal_apart_and_without_history(parameters):
-    made = copies(parameters)
+    made = clone_tensors(parameters)
     assert same(made, parameters)
     assert not any(each.requires_grad for each in made)
     assert not any(isinstance(each, nn.Parameter) for each in made)
@@ -77,7 +77,7 @@ def test_copies_are_equal_apart_and_without_history(parameters):
 
 def test_copies_keep_type_and_memory_layout():
     pictures = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
-    wide, whole = copies([pictures, torch.tensor([3])])
+    wide, whole = clone_tensors([pictures, torch.tensor([3])])
     assert wide.is_contiguous(memory_format=torch.channels_last)
     assert wide.stride() == pictures.stride()
     assert whole.dtype == torch.int64
@@ -116,7 +116,7 @@ def test_mixing_goes_a_share_of_the_way(parameters, tensors, others, share):
 
 
 def test_mixing_ends_where_it_should_to_the_last_bit(tensors, others):
-    made = copies(tensors)
+    made = clone_tensors(tensors)
     mix(made, others, share=0.0)
     assert same(made, tensors)
     mix(made, others, share=1.0)
@@ -124,7 +124,7 @@ def test_mixing_ends_where_it_should_to_the_last_bit(tensors, others):
 
 
 def test_what_is_added_or_mixed_stays_as_it_is(tensors, others):
-    before = copies(others)
+    before = clone_tensors(others)
     add(tensors, others, times=2.0)
     mix(tensors, others, share=0.5)
     assign(tensors, others)
@@ -132,7 +132,7 @@ def test_what_is_added_or_mixed_stays_as_it_is(tensors, others):
 
 
 def test_a_network_without_parameters_is_no_special_case():
-    assert copies([]) == []
+    assert clone_tensors([]) == []
     assign([], [])
     add([], [], times=2.0)
     mix([], [], share=0.5)

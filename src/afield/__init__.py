@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from afield.data.availability import get_dataset as get_dataset
     from afield.data.domains import Domain as Domain
     from afield.data.domains import DomainSet as DomainSet
-    from afield.data.inspection import inspected as inspected
+    from afield.data.inspection import inspect_dataset as inspect_dataset
     from afield.data.lookup import find_dataset as find_dataset
     from afield.deployment.exporting import export as export
     from afield.deployment.fitting import fit as fit
@@ -65,7 +65,7 @@ _HOMES = {
     "export": "deployment.exporting",
     "merge_files": "merging.files",
     "fit": "deployment.fitting",
-    "inspected": "data.inspection",
+    "inspect_dataset": "data.inspection",
     "bench": "experiments.benchmarking",
     "train": "experiments.benchmarking",
     "merge_model": "deployment.merged_model",

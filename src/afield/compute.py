@@ -8,7 +8,14 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["end_with_parent", "forget_peak", "host", "lives", "peak_memory", "usable_cores"]
+__all__ = [
+    "end_with_parent",
+    "hostname",
+    "is_alive",
+    "peak_memory",
+    "reset_peak_memory",
+    "usable_cores",
+]
 
 _STATUS, _REFERENCES = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -34,14 +41,14 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def host() -> str:
+def hostname() -> str:
     """The name of this machine."""
     return socket.gethostname()
 
 
-def lives(on: str, pid: int) -> bool | None:
+def is_alive(machine: str, pid: int) -> bool | None:
     """Whether a process is there; of another machine's nothing is known, or on Windows."""
-    if on != host() or os.name == "nt":
+    if machine != hostname() or os.name == "nt":
         return None
     try:
         os.kill(pid, 0)
@@ -52,7 +59,7 @@ def lives(on: str, pid: int) -> bool | None:
     return True
 
 
-def forget_peak() -> None:
+def reset_peak_memory() -> None:
     """Let `peak_memory` be that from here on, where the system can do so (Linux)."""
     with suppress(OSError):
         _REFERENCES.write_text("5")

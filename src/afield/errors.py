@@ -4,9 +4,9 @@ __all__ = [
     "AfieldError",
     "DataError",
     "DivergedError",
+    "IncompatibleMethodError",
     "MergeError",
     "SpecError",
-    "UnfitError",
     "UnknownNameError",
 ]
 
@@ -23,7 +23,7 @@ class SpecError(AfieldError, ValueError):
     """A setting that is not understood or cannot be."""
 
 
-class UnfitError(SpecError):
+class IncompatibleMethodError(SpecError):
     """A method cannot be trained on so many source domains."""
 
     def __init__(self, message: str, method: str = "") -> None:

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["whole"]
+__all__ = ["atomic_write"]
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """A place beside it to write to; it takes its name at the end, or goes with its new folders.
 
     A folder takes the place of one that is there, which is kept until then.

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from afield.errors import SpecError
 from afield.registry import hint
-from afield.seeds import seed
+from afield.seeds import derive_seed
 
 __all__ = [
     "Added",
@@ -27,12 +27,12 @@ __all__ = [
     "Uniform",
     "Variant",
     "build",
-    "checked",
     "defaults",
     "draw_values",
     "extremes",
     "ranges",
     "seed_name",
+    "validate_values",
     "with_neutral",
     "without_neutral",
 ]
@@ -164,7 +164,7 @@ def draw_values(
     if draw == 0:
         return values
     for name, range_ in ranges(kind).items():
-        generator = np.random.default_rng(seed(seed_name(kind), name, draw, trial))
+        generator = np.random.default_rng(derive_seed(seed_name(kind), name, draw, trial))
         value = range_.draw(generator, values[name])
         values[name] = _typed(kind, name, value, range_.ends(values[name]))
     return values
@@ -211,10 +211,10 @@ def extremes(kind: Callable[..., Any], name: str) -> tuple[Any, Any]:
 
 def build(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
     """Construct strictly: unknown names and wrong types are errors that say what is known."""
-    return kind(**checked(kind, values))
+    return kind(**validate_values(kind, values))
 
 
-def checked(kind: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def validate_values(kind: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """The values in the types that the dataclass or function declares."""
     hints, known = get_type_hints(kind, include_extras=True), list(defaults(kind))
     name = kind.__name__

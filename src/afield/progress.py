@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TypeVar
 
-__all__ = ["Advance", "Listener", "progress", "repeated", "shown_by", "tracked"]
+__all__ = ["Advance", "Listener", "progress", "repeat_every", "report_progress_to", "track"]
 
 T = TypeVar("T")
 Advance = Callable[[int], None]
@@ -16,7 +16,7 @@ _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
-def shown_by(listener: Listener) -> Iterator[None]:
+def report_progress_to(listener: Listener) -> Iterator[None]:
     """Let this listener show all progress of the block; other threads stay silent."""
     token = _listener.set(listener)
     try:
@@ -31,7 +31,7 @@ def progress(what: str, total: int | None = None) -> AbstractContextManager[Adva
     return listener(what, total) if listener else nullcontext(lambda _: None)
 
 
-def tracked(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
+def track(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
     """The items, one by one; each counts as done when the next is asked for."""
     with progress(what, total) as advance:
         for done, item in enumerate(items, start=1):
@@ -40,7 +40,7 @@ def tracked(items: Iterable[T], what: str, total: int | None = None) -> Iterator
 
 
 @contextmanager
-def repeated(act: Callable[[], None], seconds: float) -> Iterator[None]:
+def repeat_every(act: Callable[[], None], seconds: float) -> Iterator[None]:
     """Do something again and again, beside the block, with so many seconds between."""
     ended = threading.Event()
 

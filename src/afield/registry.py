@@ -21,7 +21,7 @@ from afield.errors import SpecError, UnknownNameError
 __all__ = ["CODE_FORM", "KINDS", "code_differs", "digest", "find", "hint", "names", "summary"]
 
 # What all of a kind extend: a change there is a change of afield itself, which has a version.
-IDEAS = ("afield.training.method", "afield.training.average")
+BASE_MODULES = ("afield.training.method", "afield.training.average")
 # The room in which each kind lives.
 ROOMS = {
     "methods": "training",
@@ -74,7 +74,7 @@ def digest(kind: str, name: str) -> str:
     without making its records look outdated. The prefix names the form of the digest.
     """
     bases = [base.__module__ for base in getattr(find(kind, name), "__mro__", ())[1:]]
-    ours = [base for base in bases if base.startswith("afield.") and base not in IDEAS]
+    ours = [base for base in bases if base.startswith("afield.") and base not in BASE_MODULES]
     sources = [_source(kind, name), *(inspect.getsource(import_module(each)) for each in ours)]
     code = "\n".join(_bare(source) for source in sources)
     return CODE_FORM + hashlib.sha256(code.encode()).hexdigest()[:12]
@@ -88,10 +88,10 @@ def code_differs(first: str, second: str) -> bool:
     return first != second and first.startswith(CODE_FORM) and second.startswith(CODE_FORM)
 
 
-def hint(name: str, known: Sequence[str]) -> str:
+def hint(name: str, choices: Sequence[str]) -> str:
     """What to write instead of an unknown name."""
-    guess = get_close_matches(name, known, n=1)
-    return f"did you mean {guess[0]!r}?" if guess else f"known: {', '.join(known) or 'none'}"
+    guess = get_close_matches(name, choices, n=1)
+    return f"did you mean {guess[0]!r}?" if guess else f"known: {', '.join(choices) or 'none'}"
 
 
 def _bare(source: str) -> str:

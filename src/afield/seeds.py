@@ -1,7 +1,7 @@
 """Seeds that depend only on names, and the state of torch's generators.
 
 Everything random in a run is drawn from torch's global generators, seeded once, or from a generator
-seeded by `seed`; so saving torch's state is saving all of it.
+seeded by `derive_seed`; so saving torch's state is saving all of it.
 """
 
 import hashlib
@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["restore_state", "saved_state", "seed"]
+__all__ = ["capture_rng_state", "derive_seed", "restore_rng_state"]
 
 
-def seed(*words: Any) -> int:
+def derive_seed(*words: Any) -> int:
     """A number that is the same for the same words on every machine.
 
     >>> seed("a", 1) == seed("a", 1) != seed("a", 2)
@@ -24,13 +24,13 @@ def seed(*words: Any) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def saved_state() -> dict[str, Any]:
+def capture_rng_state() -> dict[str, Any]:
     """State of torch's generators on all devices."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return {"cpu": torch.get_rng_state(), "cuda": cuda}
 
 
-def restore_state(state: Mapping[str, Any]) -> None:
+def restore_rng_state(state: Mapping[str, Any]) -> None:
     """Put torch's generators back to a saved state."""
     torch.set_rng_state(state["cpu"])
     if state["cuda"]:

@@ -5,35 +5,35 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["add", "assign", "copies", "flat", "mix", "set_gradients", "shaped"]
+__all__ = ["add", "assign", "clone_tensors", "flatten", "mix", "set_gradients", "unflatten"]
 
 
-def flat(tensors: Sequence[Tensor]) -> Tensor:
+def flatten(tensors: Sequence[Tensor]) -> Tensor:
     """All entries of all tensors, one after the other, as a new vector."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
-def shaped(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """A vector's pieces in the shapes of these tensors: views, writing to them writes to it."""
     pieces = vector.split([tensor.numel() for tensor in like])
     return [piece.view(tensor.shape) for piece, tensor in zip(pieces, like, strict=True)]
 
 
-def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+def clone_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
     """New tensors with the same values and memory layout, without their history."""
     found = [torch.empty_like(tensor, requires_grad=False) for tensor in tensors]
     assign(found, tensors)
     return found
 
 
-def set_gradients(parameters: Sequence[Tensor], slope: Sequence[Tensor]) -> None:
+def set_gradients(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
     """Give parameters these gradients, as copies in the memory layout of each parameter.
 
     Fused optimisers read both as plain memory: another layout would be other numbers, unnoticed.
     """
     for parameter in parameters:
         parameter.grad = torch.empty_like(parameter, requires_grad=False)
-    assign([parameter.grad for parameter in parameters if parameter.grad is not None], slope)
+    assign([parameter.grad for parameter in parameters if parameter.grad is not None], gradients)
 
 
 @torch.no_grad()

@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from afield.cli import console
-from afield.compute import host
+from afield.compute import hostname
 from afield.errors import DataError
-from afield.experiments.benchmarking import planned
+from afield.experiments.benchmarking import plan_run
 from afield.experiments.record import Failure, Plan
 from afield.experiments.runner import execute
 from afield.experiments.store import Store
@@ -17,32 +17,34 @@ from afield.experiments.store import Store
 
 def test_a_title_with_markup_is_shown_as_it_is(monkeypatch):
     monkeypatch.setattr(console, "err", Console(stderr=True, force_terminal=True, width=100))
-    with console.bar("erm on dir[/x]y", 10) as advance:
+    with console.progress_bar("erm on dir[/x]y", 10) as advance:
         advance(5)
 
 
 def test_failures_name_method_sources_and_reason(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(console, "err", Console(stderr=True, width=200))
-    run = planned("spirals", "erm", target="turn0", settings={"steps": 5})
+    run = plan_run("spirals", "erm", target="turn0", settings={"steps": 5})
     failure = Failure(run, "no [bold]luck", "trace")
-    assert not console.print_outcomes([failure], Store(tmp_path), form="console", rules=["sources"])
+    assert not console.print_outcomes(
+        [failure], Store(tmp_path), output_format="console", rules=["sources"]
+    )
     said = capsys.readouterr().err
     assert "erm on turn10, turn20, turn30, trial 0, draw 0: no [bold]luck" in said
 
 
 def test_no_table_is_explained(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(console, "err", Console(stderr=True, width=200))
-    run = planned("spirals", "erm", target="turn0", settings={"steps": 5})
+    run = plan_run("spirals", "erm", target="turn0", settings={"steps": 5})
     record = execute(run, Store(tmp_path))
     assert console.print_outcomes(
-        [record], Store(tmp_path), form="console", rules=["left-out-source"]
+        [record], Store(tmp_path), output_format="console", rules=["left-out-source"]
     )
     assert "no table" in capsys.readouterr().err
 
 
 def test_the_same_note_is_said_once(monkeypatch, capsys):
     monkeypatch.setattr(console, "err", Console(stderr=True, width=200))
-    notes = console.Notes()
+    notes = console.NoteHandler()
     for message in ("left out: one", "left out: two", "left out: one"):
         notes.emit(logging.LogRecord("afield", logging.WARNING, "", 0, message, None, None))
     assert capsys.readouterr().err.splitlines() == ["left out: one", "left out: two"]
@@ -57,12 +59,12 @@ def test_a_store_out_of_reach_ends_no_work(tmp_path, monkeypatch, terminal):
     monkeypatch.setattr(console, "err", Console(file=io.StringIO(), force_terminal=terminal))
     monkeypatch.setattr(console, "REFRESH_SECONDS", 0.05)
     monkeypatch.setattr(console, "LOG_SECONDS", 0.05)
-    plan = Plan(("erm-0",), 0, "afield bench", host(), os.getpid(), time.time())
+    plan = Plan(("erm-0",), 0, "afield bench", hostname(), os.getpid(), time.time())
 
     def slow():
         for each in range(3):
             time.sleep(0.1)
             yield each
 
-    assert list(console.followed(slow(), Away(tmp_path), plan)) == [0, 1, 2]
+    assert list(console.follow_outcomes(slow(), Away(tmp_path), plan)) == [0, 1, 2]
     assert "the store cannot be read now" in console.err.file.getvalue()

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from afield import registry
-from afield.cli.data import COLUMNS, REMARKS
+from afield.cli.data import MAX_CLASS_COLUMNS, MAX_REMARKS
 from tests.cli.test_app import pictures, typed
 from tests.data.test_availability import NAME, archive_of, declare, served
 
@@ -98,11 +98,11 @@ def test_broken_files_are_a_line_each_and_exit_code_1(afield, tmp_path):
 
 def test_of_many_remarks_the_first_are_printed(afield, tmp_path):
     root = pictures(tmp_path / "own")
-    for i in range(REMARKS + 5):
+    for i in range(MAX_REMARKS + 5):
         (root / "home" / "dark" / f"broken{i:02}.png").write_bytes(b"no picture")
     code, out, _ = afield("data", "check", "own")
     assert code == 1
-    assert out.count("- broken:") == REMARKS
+    assert out.count("- broken:") == MAX_REMARKS
     assert out.splitlines()[-1] == "- and 5 more"
 
 
@@ -124,7 +124,12 @@ def test_copies_gaps_and_imbalance_are_remarks_and_no_failure(afield, tmp_path):
 
 @pytest.mark.parametrize(
     ("count", "width", "summed"),
-    [(COLUMNS, 200, False), (COLUMNS + 1, 200, True), (COLUMNS, 80, True), (4, 80, False)],
+    [
+        (MAX_CLASS_COLUMNS, 200, False),
+        (MAX_CLASS_COLUMNS + 1, 200, True),
+        (MAX_CLASS_COLUMNS, 80, True),
+        (4, 80, False),
+    ],
 )
 def test_classes_have_columns_where_there_is_room_for_all(afield, tmp_path, count, width, summed):
     classes = [f"class-{i:02}" for i in range(count)]

@@ -14,7 +14,7 @@ import pytest
 
 from afield.data.archives import unpack
 from afield.errors import DataError
-from afield.progress import shown_by
+from afield.progress import report_progress_to
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
 HALF = len(CONTENT) // 2
@@ -317,7 +317,7 @@ def test_unpacking_tells_how_much_of_the_archive_is_done(packed, tmp_path):
 
     archive = packed(TREE)
     size = archive.stat().st_size
-    with shown_by(listener):
+    with report_progress_to(listener):
         unpack(archive, tmp_path / "into")
     assert told[0] == (f"unpack {archive.name}", size)
     assert 0 < max(told[1:]) <= size

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import soundfile
 
-from afield.data.audio import FLOOR, SUFFIXES, LogMel, _mel_triangles, sound
+from afield.data.audio import AUDIO_SUFFIXES, POWER_FLOOR, LogMel, _mel_triangles, read_audio
 from afield.data.domains import data_root
 from afield.errors import SpecError
 
 RATE = 16_000
-SILENCE = np.float16(np.log(FLOOR))
+SILENCE = np.float16(np.log(POWER_FLOOR))
 
 
 def tone(hertz=1000.0, *, rate=RATE, seconds=1.0, loudness=0.3):
@@ -28,7 +28,7 @@ def saved(folder, wave, *, name="a.wav", rate=RATE, **settings):
 
 def reason(path):
     with pytest.raises(ValueError, match=r".") as caught:
-        sound(path, LogMel())
+        read_audio(path, LogMel())
     told = str(caught.value)
     assert "\n" not in told
     assert len(told) < 100
@@ -101,7 +101,7 @@ def test_the_mel_bins_are_triangles_that_meet(rate, bins):
 @pytest.mark.parametrize("length", [1, 2, 399, 400, 7_999, 15_999, 16_000, 16_001, 50_000])
 def test_every_length_gives_the_same_shape(tmp_path, length):
     form = LogMel()
-    found = sound(saved(tmp_path, noise(length)), form)
+    found = read_audio(saved(tmp_path, noise(length)), form)
     assert found.shape == form.shape == (1, 40, 98)
     assert found.dtype == np.float16
     assert np.isfinite(found).all()
@@ -133,12 +133,12 @@ def test_rounding_to_half_precision_is_off_by_less_than_a_250th():
         frames = np.stack([wave[i : i + 400] for i in range(0, RATE - 399, 160)]) * window
         power = abs(np.fft.rfft(frames, 512)) ** 2
         exact = _mel_triangles(rate=RATE, bins=40, transform=512) @ power.T
-        exact = np.log(np.maximum(exact, FLOOR))
+        exact = np.log(np.maximum(exact, POWER_FLOOR))
         assert abs(log_power(LogMel()(wave)) - exact).max() < 0.004
 
 
 def test_silence_is_allowed_and_all_floor(tmp_path):
-    assert (sound(saved(tmp_path, np.zeros(RATE)), LogMel()) == SILENCE).all()
+    assert (read_audio(saved(tmp_path, np.zeros(RATE)), LogMel()) == SILENCE).all()
 
 
 def test_the_rounding_of_16_bits_is_no_louder_than_silence():
@@ -168,7 +168,7 @@ def test_of_a_long_recording_the_loudest_second_is_kept():
 @pytest.mark.parametrize("rate", [8_000, 22_050, 44_100, 48_000])
 def test_another_rate_gives_nearly_the_same_features(tmp_path, rate):
     known = LogMel()(tone())
-    copy = sound(saved(tmp_path, tone(rate=rate), rate=rate), LogMel())
+    copy = read_audio(saved(tmp_path, tone(rate=rate), rate=rate), LogMel())
     # Not at the ends, where a filter rings, and not where nothing but rounding is heard.
     heard = known[0, :, 3:-3] > known.max() - 10
     assert heard.any(axis=0).all()
@@ -180,23 +180,23 @@ def test_stereo_is_heard_as_the_mean_of_its_channels(tmp_path):
     left, right = noise(seed=1), tone()
     stereo = saved(tmp_path, np.stack([left, right], axis=1), name="two.wav", subtype="FLOAT")
     mono = saved(tmp_path, (left + right) / 2, name="one.wav", subtype="FLOAT")
-    assert np.array_equal(sound(stereo, LogMel()), sound(mono, LogMel()))
+    assert np.array_equal(read_audio(stereo, LogMel()), read_audio(mono, LogMel()))
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("suffix", AUDIO_SUFFIXES)
 def test_every_suffix_is_read(tmp_path, suffix):
-    found = sound(saved(tmp_path, tone(), name=f"a{suffix}"), LogMel())
+    found = read_audio(saved(tmp_path, tone(), name=f"a{suffix}"), LogMel())
     expected = LogMel()(tone())
     assert (found[0, :, 20:-20].argmax(axis=0) == expected[0, :, 20:-20].argmax(axis=0)).all()
 
 
 @pytest.mark.parametrize("subtype", ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE"])
 def test_the_depth_of_the_samples_changes_little(tmp_path, subtype):
-    found = sound(saved(tmp_path, noise(), subtype=subtype), LogMel())
+    found = read_audio(saved(tmp_path, noise(), subtype=subtype), LogMel())
     assert abs(log_power(found) - log_power(LogMel()(noise()))).mean() < 0.05
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("suffix", AUDIO_SUFFIXES)
 @pytest.mark.parametrize("part", [0.003, 0.1, 0.5, 0.9, 0.98])
 def test_a_truncated_file_is_refused(tmp_path, suffix, part):
     file = saved(tmp_path, noise(20 * RATE), name=f"a{suffix}")
@@ -225,7 +225,7 @@ def test_an_ogg_whose_last_page_is_empty_is_whole(tmp_path):
     last = whole.rindex(b"OggS")
     page = bytearray(whole[last : last + 26]) + b"\0"
     file.write_bytes(whole + page)
-    assert sound(file, LogMel()).shape == (1, 40, 98)
+    assert read_audio(file, LogMel()).shape == (1, 40, 98)
 
 
 @pytest.mark.parametrize("order", ["FILE", "BIG"])
@@ -240,25 +240,25 @@ def test_chunks_before_and_after_the_samples_are_passed_over(tmp_path):
     whole = file.read_bytes()
     note = b"note" + struct.pack("<I", 3) + b"hi!\0"
     file.write_bytes(whole[:12] + note + whole[12:] + note)
-    assert sound(file, LogMel()).shape == (1, 40, 98)
+    assert read_audio(file, LogMel()).shape == (1, 40, 98)
 
 
 def test_a_wav_of_unknown_length_is_read_to_its_end(tmp_path):
     file = saved(tmp_path, noise())
-    expected, whole = sound(file, LogMel()), bytearray(file.read_bytes())
+    expected, whole = read_audio(file, LogMel()), bytearray(file.read_bytes())
     for place in (4, whole.index(b"data") + 4):
         whole[place : place + 4] = b"\xff" * 4
     file.write_bytes(whole)
-    assert np.array_equal(sound(file, LogMel()), expected)
+    assert np.array_equal(read_audio(file, LogMel()), expected)
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("suffix", AUDIO_SUFFIXES)
 def test_an_empty_file_is_refused(tmp_path, suffix):
     (tmp_path / f"a{suffix}").touch()
     assert reason(tmp_path / f"a{suffix}") == "empty file"
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("suffix", AUDIO_SUFFIXES)
 def test_a_text_named_like_a_sound_is_refused(tmp_path, suffix):
     (tmp_path / f"a{suffix}").write_text("not a sound\n" * 100)
     assert reason(tmp_path / f"a{suffix}").startswith("no readable sound: ")
@@ -277,7 +277,7 @@ def test_samples_that_are_no_numbers_are_refused(tmp_path, value):
 
 def test_very_large_samples_are_still_numbers(tmp_path):
     file = saved(tmp_path, 1e37 * noise(), subtype="FLOAT")
-    assert np.isfinite(sound(file, LogMel())).all()
+    assert np.isfinite(read_audio(file, LogMel())).all()
 
 
 @pytest.mark.parametrize("rate", [1, 2**31 - 1])
@@ -291,7 +291,7 @@ def test_a_header_with_an_absurd_rate_does_not_fill_the_memory(tmp_path, rate):
 
 def test_a_missing_file_is_an_error_of_the_system(tmp_path):
     with pytest.raises(FileNotFoundError):
-        sound(tmp_path / "none.wav", LogMel())
+        read_audio(tmp_path / "none.wav", LogMel())
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_real_words_of_every_speaker_are_read():
         pytest.skip(f"no {folder}; AFIELD_DATA names the folder with spoken_digits")
     files = sorted(folder.glob("*/*/00.wav"))
     assert len(files) == 60
-    features = np.stack([sound(file, LogMel(rate=8_000)) for file in files]).astype(np.float32)
+    features = np.stack([read_audio(file, LogMel(rate=8_000)) for file in files]).astype(np.float32)
     assert features.shape == (60, 1, 40, 98)
     # Something is said in the middle of every clip, and no two clips are alike.
     middle = features[:, 0, :, 39:59]

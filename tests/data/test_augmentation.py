@@ -9,19 +9,19 @@ import torchvision.transforms.functional as tv
 from torchvision.transforms import RandomResizedCrop, v2
 
 from afield.data.augmentation import (
-    KNOWN,
+    CPU_CHUNK_FLOATS,
+    LEVEL_SETTINGS,
     LEVELS,
-    PIECE,
-    TINY,
-    Augmented,
-    Plan,
-    Resized,
-    carried_out,
-    colour,
-    colour_maps,
-    crops_at_once,
-    crops_one_by_one,
-    drawn_plan,
+    MAX_BATCHED_CROP_VALUES,
+    Augmentation,
+    AugmentParams,
+    Resize,
+    apply_colors,
+    apply_params,
+    color_matrices,
+    crop_batched,
+    crop_one_by_one,
+    draw_params,
 )
 from afield.data.stream import Scaling
 from afield.errors import SpecError
@@ -56,10 +56,10 @@ def smooth(n: int, channels: int, side: int) -> torch.Tensor:
 def coloured(x, factors=AS_IT_IS, scaling=PLAIN):
     """Pictures with one and the same colour operations applied, and nothing else."""
     n, channels = x.shape[:2]
-    matrices, lifts = colour_maps(torch.tensor([factors] * n), channels=channels)
+    matrices, lifts = color_matrices(torch.tensor([factors] * n), channels=channels)
     pixels = x.permute(0, 2, 3, 1).float().contiguous()
     out = torch.empty_like(pixels)
-    colour(pixels, matrices, lifts, scaling, out)
+    apply_colors(pixels, matrices, lifts, scaling, out)
     return out.permute(0, 3, 1, 2)
 
 
@@ -71,11 +71,11 @@ def by_torchvision(x, factors, order):
     return result * 255
 
 
-def whole(x: torch.Tensor, flip: bool = False) -> Plan:
+def whole(x: torch.Tensor, flip: bool = False) -> AugmentParams:
     """A plan that takes all of every picture and leaves the colours."""
     n, channels, side, _ = x.shape
-    maps = colour_maps(torch.tensor([AS_IT_IS] * n), channels=channels)
-    return Plan(torch.tensor([[0, 0, side, side]] * n), torch.tensor([flip] * n), *maps)
+    maps = color_matrices(torch.tensor([AS_IT_IS] * n), channels=channels)
+    return AugmentParams(torch.tensor([[0, 0, side, side]] * n), torch.tensor([flip] * n), *maps)
 
 
 # Colours
@@ -129,9 +129,9 @@ def test_colours_that_leave_the_range_are_clamped_to_it():
 def test_each_picture_has_its_own_colours():
     x = pictures(2, 3, 8, low=90, high=160)
     factors = torch.tensor([[0.8, 1.0, 1.3, 0.1], [1.2, 0.9, 0.0, -0.2]])
-    matrices, lifts = colour_maps(factors, channels=3)
-    plan = whole(x)._replace(matrices=matrices, lifts=lifts)
-    together = carried_out(plan, x, **settings(8))
+    matrices, lifts = color_matrices(factors, channels=3)
+    plan = whole(x)._replace(matrices=matrices, mean_matrices=lifts)
+    together = apply_params(plan, x, **settings(8))
     for i in range(2):
         alone = coloured(x[i : i + 1], factors[i].tolist())
         torch.testing.assert_close(together[i : i + 1], alone, atol=1e-3, rtol=0)
@@ -147,8 +147,8 @@ def test_other_channels_take_brightness_and_contrast(channels):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_factors_fill_the_stated_ranges_evenly(level):
-    widest = KNOWN[level].jitter
-    _, _, matrices, lifts = drawn_plan(KNOWN[level], 20000, 3, 64, seeded())
+    widest = LEVEL_SETTINGS[level].jitter
+    _, _, matrices, lifts = draw_params(LEVEL_SETTINGS[level], 20000, 3, 64, seeded())
     matrices, lifts = matrices.double(), lifts.double()
     both, mean = matrices.sum(2)[:, 0], lifts.sum(2)[:, 0]
     brightness, contrast = both + mean, both / (both + mean)
@@ -175,7 +175,7 @@ def test_factors_fill_the_stated_ranges_evenly(level):
 
 @pytest.mark.parametrize("channels", [1, 2])
 def test_other_channels_are_never_mixed_by_what_is_drawn(channels):
-    matrices = drawn_plan(KNOWN["full"], 200, channels, 28, seeded()).matrices
+    matrices = draw_params(LEVEL_SETTINGS["full"], 200, channels, 28, seeded()).matrices
     expected = matrices[:, :1, :1] * torch.eye(channels)
     torch.testing.assert_close(matrices, expected, atol=1e-6, rtol=0)
     assert matrices[:, 0, 0].std() > 0.1
@@ -186,7 +186,7 @@ def test_other_channels_are_never_mixed_by_what_is_drawn(channels):
 
 def turned(*turns: float) -> torch.Tensor:
     """The matrices of a hue alone."""
-    return colour_maps(torch.tensor([(1.0, 1.0, 1.0, turn) for turn in turns]), channels=3)[0]
+    return color_matrices(torch.tensor([(1.0, 1.0, 1.0, turn) for turn in turns]), channels=3)[0]
 
 
 def test_no_hue_shift_and_a_full_turn_are_the_identity():
@@ -230,7 +230,7 @@ def settings(size, scaling=PLAIN):
 
 
 def boxes_of(level: str, n: int, side: int = 256) -> torch.Tensor:
-    return drawn_plan(KNOWN[level], n, 3, side, seeded()).boxes
+    return draw_params(LEVEL_SETTINGS[level], n, 3, side, seeded()).boxes
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -256,8 +256,8 @@ def test_every_place_of_a_crop_is_equally_likely():
 def test_areas_and_ratios_are_within_the_stated_ranges_and_fill_them(level):
     height, width = boxes_of(level, 20000)[:, 2:].double().unbind(1)
     for values, (low, high) in (
-        (height * width / 256**2, KNOWN[level].area),
-        (width / height, KNOWN[level].ratio),
+        (height * width / 256**2, LEVEL_SETTINGS[level].area),
+        (width / height, LEVEL_SETTINGS[level].ratio),
     ):
         # Sides are rounded to whole pixels.
         assert low - 0.01 < values.min() < low + 0.02
@@ -267,7 +267,7 @@ def test_areas_and_ratios_are_within_the_stated_ranges_and_fill_them(level):
 @pytest.mark.parametrize("level", LEVELS)
 def test_crops_are_distributed_as_torchvisions(level):
     n, picture = 4000, torch.empty(3, 256, 256)
-    area, ratio = KNOWN[level].area, KNOWN[level].ratio
+    area, ratio = LEVEL_SETTINGS[level].area, LEVEL_SETTINGS[level].ratio
     with torch.random.fork_rng():
         torch.manual_seed(1)
         drawn = [RandomResizedCrop.get_params(picture, area, ratio) for _ in range(n)]
@@ -288,12 +288,12 @@ def test_crops_are_distributed_as_torchvisions(level):
 
 
 def test_the_whole_picture_is_taken_when_no_try_fits():
-    level = KNOWN["full"].__class__((1.0, 1.0), (1.2, 1.3), (0.0,) * 4, flip=0.0, grey=0.0)
-    boxes = drawn_plan(level, 50, 3, 100, seeded()).boxes
+    level = LEVEL_SETTINGS["full"].__class__((1.0, 1.0), (1.2, 1.3), (0.0,) * 4, flip=0.0, grey=0.0)
+    boxes = draw_params(level, 50, 3, 100, seeded()).boxes
     assert boxes.tolist() == [[0, 0, 100, 100]] * 50
 
 
-@pytest.mark.parametrize("crops", [crops_one_by_one, crops_at_once])
+@pytest.mark.parametrize("crops", [crop_one_by_one, crop_batched])
 @pytest.mark.parametrize(("side", "size"), [(73, 64), (20, 33), (64, 16)])
 def test_a_crop_is_torchvisions(crops, side, size):
     x = pictures(3, 3, side)
@@ -310,8 +310,8 @@ def test_a_crop_is_torchvisions(crops, side, size):
 @pytest.mark.parametrize(("side", "size"), [(256, 224), (73, 64), (28, 28)])
 def test_crops_at_once_and_one_by_one_agree_within_two_grey_levels(channels, side, size):
     x = pictures(4, channels, side)
-    plan = drawn_plan(KNOWN["full"], 4, channels, side, seeded())
-    a, b = (crops(x, plan.boxes, plan.flips, size) for crops in (crops_one_by_one, crops_at_once))
+    plan = draw_params(LEVEL_SETTINGS["full"], 4, channels, side, seeded())
+    a, b = (crops(x, plan.boxes, plan.flips, size) for crops in (crop_one_by_one, crop_batched))
     assert a.shape == b.shape == (4, size, size, channels)
     assert a.is_contiguous()
     assert b.is_contiguous()
@@ -319,7 +319,9 @@ def test_crops_at_once_and_one_by_one_agree_within_two_grey_levels(channels, sid
 
 
 def test_flips_happen_half_the_time_and_never_in_light():
-    full, light = (drawn_plan(KNOWN[level], 10000, 3, 64, seeded()).flips for level in LEVELS[::-1])
+    full, light = (
+        draw_params(LEVEL_SETTINGS[level], 10000, 3, 64, seeded()).flips for level in LEVELS[::-1]
+    )
     assert abs(full.float().mean() - 0.5) < 0.02
     assert not light.any()
 
@@ -327,14 +329,14 @@ def test_flips_happen_half_the_time_and_never_in_light():
 def test_a_flip_mirrors_left_and_right():
     for side in (16, 64):  # At once and one by one.
         x = pictures(3, 3, side)
-        there = carried_out(whole(x, flip=True), x, **settings(side))
+        there = apply_params(whole(x, flip=True), x, **settings(side))
         torch.testing.assert_close(there, x.flip(3).float(), atol=1e-3, rtol=0)
 
 
 def test_one_picture_in_ten_is_grey_in_full_and_none_in_light():
     x = smooth(1, 3, 12).expand(1000, -1, -1, -1)
     for level, share in (("full", 0.1), ("light", 0.0)):
-        result = Augmented(level, 12, PLAIN)(x, seeded())
+        result = Augmentation(level, 12, PLAIN)(x, seeded())
         grey = ((result.amax(1) - result.amin(1)) < 0.01).flatten(1).all(1)
         assert abs(grey.float().mean() - share) < (0.03 if share else 1e-9)
 
@@ -346,7 +348,7 @@ def test_one_picture_in_ten_is_grey_in_full_and_none_in_light():
 @pytest.mark.parametrize("channels", [1, 2, 3])
 @pytest.mark.parametrize(("side", "size"), [(28, 28), (17, 15), (73, 64)])
 def test_any_pictures_become_inputs_of_the_right_form(level, channels, side, size):
-    result = Augmented(level, size, HALF)(smooth(5, channels, side), seeded())
+    result = Augmentation(level, size, HALF)(smooth(5, channels, side), seeded())
     assert result.shape == (5, channels, size, size)
     assert result.dtype == torch.float32
     assert result.permute(0, 2, 3, 1).is_contiguous()
@@ -359,7 +361,7 @@ def test_any_pictures_become_inputs_of_the_right_form(level, channels, side, siz
 @pytest.mark.parametrize("level", LEVELS)
 def test_values_stay_in_the_scaled_range_of_each_channel(level):
     x = pictures(40, 3, 32)
-    result = Augmented(level, 28, IMAGENET)(x, seeded())
+    result = Augmentation(level, 28, IMAGENET)(x, seeded())
     low, high = (IMAGENET(torch.tensor(end)) for end in (0, 255))
     assert (result >= low).all()
     assert (result <= high).all()
@@ -371,13 +373,13 @@ def test_values_stay_in_the_scaled_range_of_each_channel(level):
 def test_the_memory_layout_of_what_is_stored_changes_nothing(level):
     for side in (28, 73):
         x = smooth(4, 3, side)
-        results = [Augmented(level, 24, HALF)(form, seeded()) for form in (x, x.contiguous())]
+        results = [Augmentation(level, 24, HALF)(form, seeded()) for form in (x, x.contiguous())]
         assert torch.equal(*results)
 
 
 def test_the_same_generator_state_gives_the_same_bytes_and_goes_on():
     x = pictures(6, 3, 73)
-    augmented = Augmented("full", 64, HALF)
+    augmented = Augmentation("full", 64, HALF)
     first, second = seeded(3), seeded(3)
     results = [augmented(x, first) for _ in range(2)]
     again = [augmented(x, second) for _ in range(2)]
@@ -391,14 +393,14 @@ def test_how_much_is_drawn_depends_on_the_number_of_pictures_only():
     for level in LEVELS:
         for x in (pictures(6, 3, 73), pictures(6, 1, 28), torch.zeros_like(pictures(6, 3, 32))):
             generator = seeded()
-            Augmented(level, 28, HALF)(x, generator)
+            Augmentation(level, 28, HALF)(x, generator)
             states.append(generator.get_state())
     assert all(torch.equal(state, states[0]) for state in states)
 
 
 def test_the_global_generator_is_not_touched():
     before = torch.get_rng_state()
-    Augmented("full", 28, HALF)(pictures(6, 3, 73), seeded())
+    Augmentation("full", 28, HALF)(pictures(6, 3, 73), seeded())
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -406,8 +408,8 @@ def test_the_stored_pictures_are_not_touched():
     for side in (28, 73):
         for x in (pictures(4, 3, side), pictures(4, 3, side).float()):
             before = x.clone()
-            Augmented("full", side, HALF)(x, seeded())
-            Resized(side, HALF)(x)
+            Augmentation("full", side, HALF)(x, seeded())
+            Resize(side, HALF)(x)
             assert torch.equal(x, before)
 
 
@@ -415,13 +417,13 @@ def test_the_stored_pictures_are_not_touched():
 def test_a_batch_is_its_pictures_one_by_one(side, size):
     # More than a piece, so that the seams are seen.
     n = 30 if side == 128 else 5
-    assert side == 28 or n * 3 * size**2 > PIECE
+    assert side == 28 or n * 3 * size**2 > CPU_CHUNK_FLOATS
     x = smooth(n, 3, side)
-    plan = drawn_plan(KNOWN["full"], n, 3, side, seeded())
-    together = carried_out(plan, x, **settings(size, IMAGENET))
+    plan = draw_params(LEVEL_SETTINGS["full"], n, 3, side, seeded())
+    together = apply_params(plan, x, **settings(size, IMAGENET))
     for i in range(n):
-        own = Plan(*(part[i : i + 1] for part in plan))
-        alone = carried_out(own, x[i : i + 1], **settings(size, IMAGENET))
+        own = AugmentParams(*(part[i : i + 1] for part in plan))
+        alone = apply_params(own, x[i : i + 1], **settings(size, IMAGENET))
         torch.testing.assert_close(together[i : i + 1], alone, atol=1e-5, rtol=0)
 
 
@@ -429,9 +431,9 @@ def test_on_another_device_nothing_is_read_back():
     # Tensors of the meta device have no values: whoever asks for one gets an error.
     scaling = Scaling(*(part.to("meta") for part in (HALF.mean, HALF.std)))
     x = pictures(4, 3, 73).to("meta")
-    result = Augmented("full", 64, scaling)(x, seeded())
+    result = Augmentation("full", 64, scaling)(x, seeded())
     assert result.device.type == "meta"
-    assert result.shape == Resized(64, scaling)(x).shape == (4, 3, 64, 64)
+    assert result.shape == Resize(64, scaling)(x).shape == (4, 3, 64, 64)
 
 
 @pytest.mark.gpu
@@ -440,27 +442,27 @@ def test_on_another_device_nothing_is_read_back():
 def test_a_gpu_gives_what_the_cpu_gives(level):
     scaling = Scaling(HALF.mean.cuda(), HALF.std.cuda())
     for x in (smooth(8, 3, 73), smooth(8, 1, 28)):
-        there = Augmented(level, 64, scaling)(x.cuda(), seeded()).cpu()
+        there = Augmentation(level, 64, scaling)(x.cuda(), seeded()).cpu()
         torch.testing.assert_close(
-            there, Augmented(level, 64, HALF)(x, seeded()), atol=0.05, rtol=0
+            there, Augmentation(level, 64, HALF)(x, seeded()), atol=0.05, rtol=0
         )
-        there = Resized(64, scaling)(x.cuda()).cpu()
-        torch.testing.assert_close(there, Resized(64, HALF)(x), atol=0.02, rtol=0)
+        there = Resize(64, scaling)(x.cuda()).cpu()
+        torch.testing.assert_close(there, Resize(64, HALF)(x), atol=0.02, rtol=0)
 
 
 def test_both_ways_to_crop_are_seen_by_these_tests():
-    assert 3 * 32**2 <= TINY < 3 * 64**2
+    assert 3 * 32**2 <= MAX_BATCHED_CROP_VALUES < 3 * 64**2
 
 
 def test_an_empty_batch_stays_empty():
-    assert Augmented("full", 28, HALF)(pictures(0, 3, 32), seeded()).shape == (0, 3, 28, 28)
+    assert Augmentation("full", 28, HALF)(pictures(0, 3, 32), seeded()).shape == (0, 3, 28, 28)
 
 
 def test_an_unknown_level_is_told_with_a_guess():
     with pytest.raises(SpecError, match=re.escape("no augmentation 'ful'; did you mean 'full'?")):
-        Augmented("ful", 64, HALF)
+        Augmentation("ful", 64, HALF)
     with pytest.raises(SpecError, match="known: light, full"):
-        Augmented("heavy", 64, HALF)
+        Augmentation("heavy", 64, HALF)
 
 
 # Evaluation
@@ -471,7 +473,7 @@ def test_an_unknown_level_is_told_with_a_guess():
 def test_evaluation_resizes_as_torchvision(channels, side, size):
     x = pictures(3, channels, side)
     expected = v2.functional.resize(x, [size, size], antialias=True)
-    result = Resized(size, HALF)(x)
+    result = Resize(size, HALF)(x)
     assert torch.equal(result, HALF(expected))
     assert result.is_contiguous(memory_format=torch.channels_last)
     assert result.dtype == torch.float32
@@ -480,5 +482,5 @@ def test_evaluation_resizes_as_torchvision(channels, side, size):
 @pytest.mark.parametrize("scaling", [HALF, IMAGENET])
 def test_evaluation_only_scales_what_has_the_right_size(scaling):
     x = pictures(3, 3, 28)
-    assert torch.equal(Resized(28, scaling)(x), scaling(x))
-    assert torch.equal(Resized(28, scaling)(x.contiguous()), scaling(x))
+    assert torch.equal(Resize(28, scaling)(x), scaling(x))
+    assert torch.equal(Resize(28, scaling)(x.contiguous()), scaling(x))

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from afield import registry
-from afield.data.availability import get_dataset, stock
-from afield.data.domains import DomainSet, Reading
+from afield.data.availability import get_dataset, list_availability
+from afield.data.domains import DomainSet, ReadOptions
 from afield.errors import DataError, UnknownNameError
 from tests.test_registry import other_package
 
@@ -104,13 +104,13 @@ def test_a_dataset_is_fetched_unpacked_and_can_be_read(tmp_path, declare):
         )
         found = get_dataset(NAME, root)
     assert found.name == NAME
-    domains = found.load(Reading(root, side=8))
+    domains = found.load(ReadOptions(root, side=8))
     assert [len(domain.y) for domain in domains.values()] == [4, 4]
     assert domains["there"].x.flatten(1)[:, 0].tolist() == [60, 70, 60, 70]
     assert (root / "theirs" / "more" / "notes.txt").read_text() == "as it is"
     assert not list(root.rglob("*.part"))
     # The server is gone; nothing is asked of it.
-    assert get_dataset(NAME, root).missing(root) == []
+    assert get_dataset(NAME, root).missing_files(root) == []
 
 
 def test_what_is_here_is_not_fetched_again_and_takes_its_room_once(tmp_path, declare):
@@ -120,7 +120,7 @@ def test_what_is_here_is_not_fetched_again_and_takes_its_room_once(tmp_path, dec
         declare((f"{address}/all.tar.gz", checksum, "theirs"))
         get_dataset(NAME, root)
     # The server is gone: a second request would fail.
-    assert get_dataset(NAME, root).missing(root) == []
+    assert get_dataset(NAME, root).missing_files(root) == []
     assert not list((root / "downloads").glob("all.tar.gz"))
 
 
@@ -183,18 +183,18 @@ def test_an_unknown_name_has_a_guess(tmp_path):
 
 
 def test_all_datasets_are_in_stock_and_none_is_here_that_needs_files(tmp_path):
-    found = stock(tmp_path)
+    found = list_availability(tmp_path)
     assert [each.name for each in found] == registry.names("datasets")
-    here = {each.name for each in found if each.here}
+    here = {each.name for each in found if each.available}
     assert {"spirals", "rotated_digits"} <= here
     assert "pacs" not in here
     for each in found:
-        assert each.comes
-        assert "\n" not in each.comes
+        assert each.how_to_get
+        assert "\n" not in each.how_to_get
         declared = registry.find("datasets", each.name)
         dataset = declared if isinstance(declared, DomainSet) else declared(tmp_path)
-        assert each.here == (not dataset.needs), each.name
-        fetched = each.comes == f"afield data get {each.name}"
+        assert each.available == (not dataset.needs), each.name
+        fetched = each.how_to_get == f"afield data get {each.name}"
         assert fetched == bool(dataset.source.archives), each.name
 
 
@@ -204,11 +204,11 @@ def test_datasets_are_here_when_their_files_are(tmp_path):
     for found in sets.values():
         for path in found.needs:
             (tmp_path / path).mkdir(parents=True, exist_ok=True)
-    assert {each.name for each in stock(tmp_path) if each.here} >= set(sets)
+    assert {each.name for each in list_availability(tmp_path) if each.available} >= set(sets)
     # One path of several is not enough.
     Path(tmp_path / sets["pacs"].needs[-1]).rmdir()
-    (pacs,) = (each for each in stock(tmp_path) if each.name == "pacs")
-    assert not pacs.here
+    (pacs,) = (each for each in list_availability(tmp_path) if each.name == "pacs")
+    assert not pacs.available
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,9 @@ def test_datasets_are_here_when_their_files_are(tmp_path):
 )
 def test_a_dataset_that_cannot_be_looked_at_does_not_hide_the_others(tmp_path, declare, source):
     declare(source=source)
-    found = {each.name: each for each in stock(tmp_path)}
+    found = {each.name: each for each in list_availability(tmp_path)}
     assert list(found) == registry.names("datasets")
-    assert not found[NAME].here
-    assert any(word in found[NAME].comes for word in ("no_such_module", "theirs", "cannot be read"))
+    assert not found[NAME].available
+    assert any(
+        word in found[NAME].how_to_get for word in ("no_such_module", "theirs", "cannot be read")
+    )

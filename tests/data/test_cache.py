@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from afield.data import cache
-from afield.data.cache import Decoded, cache_root, contents, decoded, kept
-from afield.data.domains import Reading
-from afield.data.sources.folders import tree_folder
+from afield.data.cache import DecodedFiles, cache_arrays, cache_root, contents_digest, decode_files
+from afield.data.domains import ReadOptions
+from afield.data.sources.folders import folder_dataset
 from afield.errors import DataError
 from tests.files import common, forbidden, powerless, tree
 
@@ -53,13 +53,17 @@ def counted(calls: list[str], file: Path) -> np.ndarray:
     return row(file)
 
 
-def read(root: Path, decode: Callable[[Path], np.ndarray] = row, form: str = "rows") -> Decoded:
+def read(
+    root: Path, decode: Callable[[Path], np.ndarray] = row, form: str = "rows"
+) -> DecodedFiles:
     files = sorted(file for file in root.iterdir() if file.suffix == ".txt")
     like = np.empty((2, 3), np.float32)
-    return decoded(root, files, decode, form=form, like=like, refused=(ValueError, OSError))
+    return decode_files(
+        root, files, decode, description=form, like=like, decode_errors=(ValueError, OSError)
+    )
 
 
-def values(found: Decoded) -> list[int]:
+def values(found: DecodedFiles) -> list[int]:
     assert found.rows.shape[1:] == (2, 3)
     assert (found.rows == found.rows[:, :1, :1]).all()
     return found.rows[:, 0, 0].int().tolist()
@@ -97,7 +101,7 @@ def test_a_second_load_of_a_tree_leaves_its_entries_alone(tmp_path, place):
     tree(tmp_path / "mine")
     stamps = []
     for _ in range(2):
-        tree_folder(tmp_path / "mine").load()
+        folder_dataset(tmp_path / "mine").load()
         files = sorted(place.glob("*/*"))
         stamps.append([(file, file.stat().st_ino, file.stat().st_mtime_ns) for file in files])
     assert stamps[0] == stamps[1]
@@ -156,13 +160,13 @@ def test_rows_that_are_in_use_stay_as_they_are_when_the_entry_is_made_anew(tmp_p
 
 
 def test_another_side_is_another_entry(tmp_path, place):
-    found = tree_folder(tree(tmp_path / "mine"))
+    found = folder_dataset(tree(tmp_path / "mine"))
     for side in (8, 12):
-        found.load(Reading(tmp_path, side=side))
+        found.load(ReadOptions(tmp_path, side=side))
     stamps = {path: path.stat().st_mtime_ns for path in place.glob("*/rows.npy")}
     assert len(stamps) == 2
     for side in (8, 12):
-        assert found.load(Reading(tmp_path, side=side))["photo"].x.shape[-1] == side
+        assert found.load(ReadOptions(tmp_path, side=side))["photo"].x.shape[-1] == side
     assert {path: path.stat().st_mtime_ns for path in place.glob("*/rows.npy")} == stamps
 
 
@@ -234,7 +238,7 @@ def test_a_file_that_goes_away_is_named(tmp_path):
     with pytest.raises(
         DataError, match=r"gone\.txt: cannot be read \(No such file or directory\)$"
     ):
-        contents(tmp_path / "mine", files)
+        contents_digest(tmp_path / "mine", files)
 
 
 @pytest.mark.parametrize("name", ["rows.npy", "broken.json", "state.json"])
@@ -351,7 +355,7 @@ def test_too_little_room_is_told_before_anything_is_made(tmp_path, place, monkey
     free = shutil.disk_usage(tmp_path)._replace(free=3 * 2**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
     wanted = partial(
-        kept, tmp_path / "mine", sorted((tmp_path / "mine").iterdir()), dict, form="numbers"
+        cache_arrays, tmp_path / "mine", sorted((tmp_path / "mine").iterdir()), dict, form="numbers"
     )
     with pytest.raises(DataError) as caught:
         wanted(needed=5 * 2**30 + 2**29)
@@ -365,7 +369,7 @@ def test_too_little_room_is_told_before_anything_is_made(tmp_path, place, monkey
 def test_a_cache_that_may_not_be_written_to_is_named():
     told = pytest.raises(DataError, match=r"cache: Permission denied; set AFIELD_CACHE to another$")
     with common() as folder, forbidden(folder / "cache", 0o555), told:
-        contents(folder, [])
+        contents_digest(folder, [])
 
 
 def test_a_cache_that_is_read_only_from_now_on_is_named():
@@ -373,18 +377,18 @@ def test_a_cache_that_is_read_only_from_now_on_is_named():
     with common() as folder:
         files = numbers(folder / "mine")
         with powerless():
-            contents(folder / "mine", files)
+            contents_digest(folder / "mine", files)
         files[0].write_text("7")
         assert list((folder / "cache").glob("*.lock"))
         told = pytest.raises(DataError, match=r"Permission denied.*; set AFIELD_CACHE to another")
         with forbidden(folder / "cache", 0o555), told:
-            contents(folder / "mine", files)
+            contents_digest(folder / "mine", files)
 
 
 def test_a_cache_that_is_a_file_is_named(tmp_path, place):
     place.write_text("not a folder")
     with pytest.raises(DataError, match="cache: File exists; set AFIELD_CACHE to another"):
-        contents(tmp_path, [])
+        contents_digest(tmp_path, [])
 
 
 def test_the_size_is_told_before_a_large_entry_is_made(tmp_path, place, monkeypatch, caplog):
@@ -392,7 +396,7 @@ def test_the_size_is_told_before_a_large_entry_is_made(tmp_path, place, monkeypa
     with caplog.at_level(logging.WARNING, logger="afield"):
         read(tmp_path / "mine", form="small")
         assert caplog.messages == []
-        monkeypatch.setattr(cache, "WORTH_TELLING", 6 * 2 * 3 * 4)
+        monkeypatch.setattr(cache, "LARGE_ENTRY_BYTES", 6 * 2 * 3 * 4)
 
         def decode(file: Path) -> np.ndarray:
             assert len(caplog.messages) == 1
@@ -405,14 +409,14 @@ def test_the_size_is_told_before_a_large_entry_is_made(tmp_path, place, monkeypa
 
 
 def test_sixteen_megabytes_are_worth_telling():
-    assert cache.WORTH_TELLING == 16 * 2**20
+    assert cache.LARGE_ENTRY_BYTES == 16 * 2**20
 
 
 def test_contents_are_the_same_for_a_copy_in_another_place(tmp_path):
     first, second = tmp_path / "here" / "mine", tmp_path / "there" / "yours"
     numbers(first / "sub")
     shutil.copytree(first, second)
-    digests = [contents(root, sorted((root / "sub").iterdir())) for root in (first, second)]
+    digests = [contents_digest(root, sorted((root / "sub").iterdir())) for root in (first, second)]
     assert digests[0] == digests[1]
     assert len(digests[0]) == 16
 
@@ -441,26 +445,26 @@ def joined(root: Path) -> None:
 @pytest.mark.parametrize("change", [rewritten, named_anew, swapped, joined, added, removed])
 def test_contents_change_with_one_byte_and_with_a_name(tmp_path, change):
     root = tmp_path / "mine"
-    before = contents(root, numbers(root))
+    before = contents_digest(root, numbers(root))
     change(root)
-    assert contents(root, sorted(root.iterdir())) != before
+    assert contents_digest(root, sorted(root.iterdir())) != before
 
 
 def test_contents_do_not_change_with_the_time_of_a_file(tmp_path):
     files = numbers(tmp_path / "mine")
-    before = contents(tmp_path / "mine", files)
+    before = contents_digest(tmp_path / "mine", files)
     os.utime(files[0], (1, 1))
-    assert contents(tmp_path / "mine", files) == before
+    assert contents_digest(tmp_path / "mine", files) == before
 
 
 def test_contents_are_read_only_when_something_changed(tmp_path):
     files = numbers(tmp_path / "mine")
-    before = contents(tmp_path / "mine", files)
+    before = contents_digest(tmp_path / "mine", files)
     found = files[0].stat()
     files[0].write_text("7")
     # Nobody can see this but by reading.
     os.utime(files[0], ns=(found.st_atime_ns, found.st_mtime_ns))
-    assert contents(tmp_path / "mine", files) == before
+    assert contents_digest(tmp_path / "mine", files) == before
 
 
 def test_computed_arrays_are_kept_by_their_names(tmp_path):
@@ -471,7 +475,7 @@ def test_computed_arrays_are_kept_by_their_names(tmp_path):
         return {"x": np.arange(6, dtype=np.uint8), "y": np.ones((2, 2))}
 
     for _ in range(2):
-        found = kept(tmp_path / "mine", files, make, form="made", needed=10)
+        found = cache_arrays(tmp_path / "mine", files, make, description="made", needed_bytes=10)
         assert sorted(found) == ["x", "y"]
         assert found["x"].tolist() == [0, 1, 2, 3, 4, 5]
         assert found["y"].dtype == torch.float64
@@ -483,7 +487,7 @@ def test_what_is_wrong_with_the_data_is_not_put_down_to_the_cache(tmp_path, plac
         raise DataError("bad.ttf: not a font; remove it")
 
     with pytest.raises(DataError, match=r"^bad\.ttf: not a font; remove it$"):
-        kept(tmp_path, [], make, form="made", needed=0)
+        cache_arrays(tmp_path, [], make, description="made", needed_bytes=0)
     assert entries(place) == []
 
 
@@ -492,7 +496,7 @@ def test_a_disk_that_is_full_in_the_middle_is_told(tmp_path, place):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(DataError, match=r"No space left on device; set AFIELD_CACHE to another"):
-        kept(tmp_path, [], make, form="made", needed=0)
+        cache_arrays(tmp_path, [], make, description="made", needed_bytes=0)
     assert entries(place) == []
 
 
@@ -519,9 +523,9 @@ def test_an_error_of_the_system_is_not_kept_as_a_broken_file(tmp_path):
             raise OSError(errno.EIO, "Input/output error")
         return np.ones(2, np.uint8)
 
-    def read() -> cache.Decoded:
+    def read() -> cache.DecodedFiles:
         form = {"form": "ones", "like": np.empty(2, np.uint8), "refused": (OSError,)}
-        return cache.decoded(tmp_path, files, decode, **form)
+        return cache.decode_files(tmp_path, files, decode, **form)
 
     with pytest.raises(DataError, match=r"1\.png: .*Input/output error; try again"):
         read()

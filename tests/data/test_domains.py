@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from afield.data.domains import Domain, DomainSet, Reading, data_root, gaps, parts
+from afield.data.domains import (
+    Domain,
+    DomainSet,
+    ReadOptions,
+    data_root,
+    missing_class_warnings,
+    parts,
+)
 from afield.errors import DataError, SpecError, UnknownNameError
 
 
@@ -68,12 +75,12 @@ def test_a_domain_too_small_to_be_cut_is_an_error_with_its_name(size):
 def test_a_gap_names_the_domain_and_the_classes_that_it_lacks():
     whole = Domain(torch.zeros(3, 1), torch.tensor([0, 1, 2]))
     torn = Domain(torch.zeros(3, 1), torch.tensor([1, 1, 1]))
-    (gap,) = gaps({"photo": whole, "sketch": torn}, ("cup", "pot", "jug"))
+    (gap,) = missing_class_warnings({"photo": whole, "sketch": torn}, ("cup", "pot", "jug"))
     assert gap == "domain 'sketch' has no sample of class 'cup', 'jug'"
 
 
 def test_complete_domains_have_no_gaps():
-    assert gaps({"photo": domain(), "sketch": domain()}, ("cup", "pot")) == []
+    assert missing_class_warnings({"photo": domain(), "sketch": domain()}, ("cup", "pot")) == []
 
 
 def test_without_leaves_out_what_is_named_and_keeps_the_order():
@@ -101,8 +108,8 @@ def test_the_reader_gets_the_given_root_or_that_of_the_environment(tmp_path, mon
     )
     monkeypatch.setenv("AFIELD_DATA", str(tmp_path / "env"))
     things.load()
-    things.load(Reading(tmp_path / "given", side=7))
-    assert roots == [Reading(tmp_path / "env"), Reading(tmp_path / "given", side=7)]
+    things.load(ReadOptions(tmp_path / "given", side=7))
+    assert roots == [ReadOptions(tmp_path / "env"), ReadOptions(tmp_path / "given", side=7)]
 
 
 def test_the_data_root_may_begin_at_home_and_is_there_by_default(tmp_path, monkeypatch):

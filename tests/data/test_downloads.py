@@ -18,7 +18,7 @@ import pytest
 from afield.data import downloads
 from afield.data.downloads import Archive, fetch
 from afield.errors import DataError, SpecError
-from afield.progress import shown_by
+from afield.progress import report_progress_to
 from tests.data.test_archives import CONTENT, there, zip_of
 
 HALF = len(CONTENT) // 2
@@ -120,7 +120,7 @@ def served() -> Iterator[Site]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(downloads, "PAUSES", (0.01, 0.01, 0.01))
+    monkeypatch.setattr(downloads, "RETRY_DELAYS", (0.01, 0.01, 0.01))
     monkeypatch.setenv("no_proxy", "*")
 
 
@@ -231,7 +231,7 @@ def test_a_connection_that_never_holds_is_told_and_the_part_kept(site, tmp_path)
     assert site.address in str(told.value)
     assert "the part is kept; run the command again to go on" in str(told.value)
     assert "\n" not in str(told.value)
-    assert len(site.asked) == 1 + len(downloads.PAUSES)
+    assert len(site.asked) == 1 + len(downloads.RETRY_DELAYS)
     assert there(tmp_path) == ["a.bin.part"]
     assert (tmp_path / "a.bin.part").read_bytes() == CONTENT[:HALF]
     site.cuts, site.asked = [], []
@@ -358,7 +358,7 @@ def test_progress_is_in_bytes_and_starts_where_the_part_ends(site, tmp_path):
         yield done.append
 
     (tmp_path / "a.bin.part").write_bytes(CONTENT[:HALF])
-    with shown_by(listener):
+    with report_progress_to(listener):
         fetch(site.archive(), tmp_path)
     done = told["a.bin", len(CONTENT)]
     assert HALF < done[0] < done[-1] == len(CONTENT)

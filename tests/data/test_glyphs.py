@@ -9,14 +9,14 @@ from fontTools.ttLib import reorderFontTables
 from afield.data.domains import data_root
 from afield.data.glyphs import (
     CHARACTERS,
-    DEGREES,
-    SMALLEST,
-    SUFFIXES,
+    FONT_SUFFIXES,
+    MAX_DEGREES,
+    MIN_SCALE,
     _framed,
     _inks,
     _turned,
     _unpacked,
-    letters,
+    draw_glyphs,
     missing_characters,
 )
 
@@ -63,7 +63,7 @@ def font(folder, *, name="mine.ttf", flavor=None, **codes):
 
 def reason(path):
     with pytest.raises(ValueError, match=r".") as caught:
-        letters(path, seed=0)
+        draw_glyphs(path, seed=0)
     told = str(caught.value)
     assert "\n" not in told
     return told
@@ -81,7 +81,7 @@ def test_the_characters_are_the_papers_36_classes():
 
 def test_a_seed_gives_the_same_pictures_again_and_another_others(tmp_path):
     file = font(tmp_path)
-    (x, y), (again, y_again), (other, _) = (letters(file, seed=s) for s in (3, 3, 4))
+    (x, y), (again, y_again), (other, _) = (draw_glyphs(file, seed=s) for s in (3, 3, 4))
     assert x.dtype == np.uint8
     assert np.array_equal(x, again)
     assert y == y_again
@@ -90,26 +90,26 @@ def test_a_seed_gives_the_same_pictures_again_and_another_others(tmp_path):
 
 def test_the_pictures_of_a_character_do_not_depend_on_the_others(tmp_path):
     file = font(tmp_path)
-    everything, classes = letters(file, seed=0)
-    alone, zeros = letters(file, seed=0, characters="O")
+    everything, classes = draw_glyphs(file, seed=0)
+    alone, zeros = draw_glyphs(file, seed=0, characters="O")
     assert set(zeros) == {0}
     assert np.array_equal(alone, everything[np.array(classes) == CHARACTERS.index("O")])
 
 
 def test_characters_are_varied_each_in_its_own_way(tmp_path):
     file = font(tmp_path, A="ell")
-    one, other = (letters(file, seed=0, characters=c)[0] for c in "AL")
+    one, other = (draw_glyphs(file, seed=0, characters=c)[0] for c in "AL")
     assert one.shape != other.shape or not np.array_equal(one, other)
 
 
 def test_there_are_two_to_eighteen_pictures_of_a_character_and_every_number_occurs(tmp_path):
     file = font(tmp_path)
-    counts = [len(letters(file, seed=s, characters="L", side=8)[1]) for s in range(150)]
+    counts = [len(draw_glyphs(file, seed=s, characters="L", side=8)[1]) for s in range(150)]
     assert set(counts) == set(range(2, 19))
 
 
 def test_classes_are_indices_of_what_is_drawn(tmp_path):
-    x, y = letters(font(tmp_path), seed=0, characters=("I", "x", "L", "O"))
+    x, y = draw_glyphs(font(tmp_path), seed=0, characters=("I", "x", "L", "O"))
     assert len(x) == len(y)
     assert set(y) == {0, 2, 3}
     for picture, label in zip(x, y, strict=True):
@@ -122,7 +122,7 @@ def test_classes_are_indices_of_what_is_drawn(tmp_path):
 
 
 def test_copies_differ_in_their_angle_size_and_noise(tmp_path):
-    x, _ = letters(font(tmp_path), seed=1, characters="L")
+    x, _ = draw_glyphs(font(tmp_path), seed=1, characters="L")
     assert len(np.unique(x, axis=0)) == len(x) > 2
     ink = (x > 128).astype(int)
     assert all((a != b).any() for a, b in combinations(ink, 2))
@@ -134,22 +134,22 @@ def test_copies_differ_in_their_angle_size_and_noise(tmp_path):
 
 def test_the_angles_of_copies_are_spread_over_their_range(tmp_path):
     file = font(tmp_path)
-    drawn = np.concatenate([letters(file, seed=s, characters="I")[0] for s in range(20)])
+    drawn = np.concatenate([draw_glyphs(file, seed=s, characters="I")[0] for s in range(20)])
     places = [np.nonzero(picture > INK) for picture in drawn]
     slopes = [np.polyfit(columns, rows, 1)[0] for rows, columns in places]
     degrees = np.degrees(np.arctan(slopes))
-    assert degrees.max() == pytest.approx(DEGREES, abs=1)
-    assert degrees.min() == pytest.approx(-DEGREES, abs=1)
-    assert degrees.std() == pytest.approx(DEGREES / np.sqrt(3), rel=0.1)
+    assert degrees.max() == pytest.approx(MAX_DEGREES, abs=1)
+    assert degrees.min() == pytest.approx(-MAX_DEGREES, abs=1)
+    assert degrees.std() == pytest.approx(MAX_DEGREES / np.sqrt(3), rel=0.1)
 
 
 def test_the_sizes_of_copies_are_spread_over_their_range(tmp_path):
     file = font(tmp_path)
-    drawn = np.concatenate([letters(file, seed=s, characters="O")[0] for s in range(20)])
+    drawn = np.concatenate([draw_glyphs(file, seed=s, characters="O")[0] for s in range(20)])
     sides = np.sqrt((drawn > INK).sum(axis=(1, 2)))
     assert sides.max() == pytest.approx(24, rel=0.03)
-    assert sides.min() == pytest.approx(24 * SMALLEST, rel=0.03)
-    assert sides.mean() == pytest.approx(24 * (1 + SMALLEST) / 2, rel=0.03)
+    assert sides.min() == pytest.approx(24 * MIN_SCALE, rel=0.03)
+    assert sides.mean() == pytest.approx(24 * (1 + MIN_SCALE) / 2, rel=0.03)
 
 
 @pytest.mark.parametrize("side", [16, 28, 32, 64])
@@ -161,7 +161,7 @@ def test_a_glyph_is_centred_fills_three_quarters_and_is_never_cut(tmp_path, side
     assert abs(left + right + 1 - frame.width) <= 1
     assert max(bottom - top, right - left) + 1 == pytest.approx(0.75 * frame.width, abs=1)
     ink = np.asarray(frame, dtype=float).sum() / 4
-    for degrees in np.linspace(-DEGREES, DEGREES, 7):
+    for degrees in np.linspace(-MAX_DEGREES, MAX_DEGREES, 7):
         turned = _turned(frame, degrees, 1.0)
         assert turned.shape == (side, side)
         # What is cut off would be missing from the sum.
@@ -175,8 +175,8 @@ def test_a_glyph_is_turned_by_the_angle_and_drawn_at_the_size_asked_for(tmp_path
         slope = np.polyfit(columns - 31.5, rows - 31.5, 1)
         assert abs(np.degrees(np.arctan(slope[0]))) == pytest.approx(abs(degrees), abs=0.7)
         assert slope[1] == pytest.approx(0, abs=0.3)
-    widths = [np.ptp(np.nonzero(_turned(frame, 0.0, s) > 128)[1]) + 1 for s in (1.0, SMALLEST)]
-    assert widths[1] / widths[0] == pytest.approx(SMALLEST, abs=0.03)
+    widths = [np.ptp(np.nonzero(_turned(frame, 0.0, s) > 128)[1]) + 1 for s in (1.0, MIN_SCALE)]
+    assert widths[1] / widths[0] == pytest.approx(MIN_SCALE, abs=0.03)
 
 
 def test_ink_outside_the_advance_of_a_glyph_is_drawn(tmp_path):
@@ -189,7 +189,7 @@ def test_a_character_that_the_font_lacks_is_left_out_and_the_others_keep_their_c
     file = font(tmp_path)
     missing = missing_characters(file)
     assert missing == [c for c in CHARACTERS if c not in "LIO"]
-    assert {CHARACTERS[i] for i in letters(file, seed=0)[1]} == set("LIO")
+    assert {CHARACTERS[i] for i in draw_glyphs(file, seed=0)[1]} == set("LIO")
 
 
 def test_a_letter_without_an_outline_is_missing(tmp_path):
@@ -201,16 +201,18 @@ def test_a_letter_drawn_as_the_box_for_unknown_ones_is_missing(tmp_path):
 
 
 def test_a_font_without_any_of_the_characters_gives_no_pictures(tmp_path):
-    x, y = letters(font(tmp_path), seed=0, characters="xyz", side=20)
+    x, y = draw_glyphs(font(tmp_path), seed=0, characters="xyz", side=20)
     assert x.shape == (0, 20, 20)
     assert y == []
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("suffix", FONT_SUFFIXES)
 def test_every_format_gives_the_same_pictures(tmp_path, suffix):
     flavor = suffix[1:] if "woff" in suffix else None
     file = font(tmp_path, name=f"same{suffix}", flavor=flavor)
-    for found, expected in zip(letters(file, seed=0), letters(font(tmp_path), seed=0), strict=True):
+    for found, expected in zip(
+        draw_glyphs(file, seed=0), draw_glyphs(font(tmp_path), seed=0), strict=True
+    ):
         assert np.array_equal(found, expected)
 
 
@@ -219,10 +221,10 @@ def test_a_packed_font_can_be_unpacked_for_a_drawing_library_that_cannot(tmp_pat
     plain = tmp_path / "plain.ttf"
     plain.write_bytes(_unpacked(packed.read_bytes()))
     assert plain.read_bytes()[:4] == b"\x00\x01\x00\x00"
-    assert np.array_equal(letters(packed, seed=0)[0], letters(plain, seed=0)[0])
+    assert np.array_equal(draw_glyphs(packed, seed=0)[0], draw_glyphs(plain, seed=0)[0])
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("suffix", FONT_SUFFIXES)
 def test_a_file_that_is_no_font_is_refused(tmp_path, suffix):
     file = tmp_path / f"notes{suffix}"
     file.write_text("no font at all\n" * 50)
@@ -269,7 +271,7 @@ def test_a_damaged_font_is_drawn_or_refused_but_never_another_error(tmp_path, fl
 
 def test_a_missing_font_is_an_error_of_the_system(tmp_path):
     with pytest.raises(FileNotFoundError):
-        letters(tmp_path / "none.ttf", seed=0)
+        draw_glyphs(tmp_path / "none.ttf", seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -293,13 +295,13 @@ def test_every_real_font_has_36_characters_that_differ_and_are_not_cut(real_font
             both = np.maximum(pictures[one], pictures[other]).sum()
             assert apart > 0.05 * both, (file.stem, one, other)
         for ink in inks.values():
-            turned = _turned(_framed(ink, 32), DEGREES, 1.0)
+            turned = _turned(_framed(ink, 32), MAX_DEGREES, 1.0)
             assert max(turned[[0, -1]].max(), turned[:, [0, -1]].max()) <= 2, file.stem
 
 
 @pytest.mark.data
 def test_a_real_font_gives_two_to_eighteen_pictures_of_all_36_classes(real_fonts):
-    x, y = letters(real_fonts[0], seed=0)
+    x, y = draw_glyphs(real_fonts[0], seed=0)
     counts = np.bincount(y, minlength=36)
     assert counts.min() >= 2
     assert counts.max() <= 18

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from afield.data.images import BROKEN, PICTURES, picture, quiet, shown_together, stored_side
+from afield.data.images import (
+    IMAGE_ERRORS,
+    IMAGE_SUFFIXES,
+    compare_images,
+    read_image,
+    silence_pillow,
+    stored_side,
+)
 from tests.files import RED, bomb, noise, plain, saved
 
 SIDE = 16
@@ -18,8 +25,8 @@ MB_IN_KB = 1024
 
 
 def reason(path: Path) -> str:
-    with pytest.raises(BROKEN) as caught:
-        picture(path, SIDE)
+    with pytest.raises(IMAGE_ERRORS) as caught:
+        read_image(path, SIDE)
     told = str(caught.value)
     assert told
     assert "\n" not in told
@@ -30,9 +37,9 @@ def test_pictures_are_kept_an_eighth_larger_than_they_are_seen():
     assert [stored_side(size) for size in (64, 112, 224)] == [73, 128, 256]
 
 
-@pytest.mark.parametrize("suffix", PICTURES)
+@pytest.mark.parametrize("suffix", IMAGE_SUFFIXES)
 def test_all_common_formats_are_read(tmp_path, suffix):
-    x = picture(saved(plain(), tmp_path / f"a{suffix}"), SIDE)
+    x = read_image(saved(plain(), tmp_path / f"a{suffix}"), SIDE)
     assert x.shape == (SIDE, SIDE, 3)
     assert x.dtype == np.uint8
     # A lossy format may be off by a little.
@@ -40,13 +47,15 @@ def test_all_common_formats_are_read(tmp_path, suffix):
 
 
 def test_what_is_in_a_file_counts_and_not_its_name(tmp_path):
-    assert picture(saved(plain(), tmp_path / "a.jpg", format="PNG"), SIDE)[3, 3].tolist() == [*RED]
+    assert read_image(saved(plain(), tmp_path / "a.jpg", format="PNG"), SIDE)[3, 3].tolist() == [
+        *RED
+    ]
 
 
 def test_up_is_up_and_left_is_left(tmp_path):
     image = plain("L", 0, size=(SIDE, SIDE))
     image.putpixel((6, 1), 255)
-    x = picture(saved(image, tmp_path / "a.png"), SIDE)
+    x = read_image(saved(image, tmp_path / "a.png"), SIDE)
     assert np.argwhere(x[:, :, 0] == 255).tolist() == [[1, 6]]
 
 
@@ -54,7 +63,7 @@ def test_up_is_up_and_left_is_left(tmp_path):
 def test_every_shape_is_squeezed_to_a_square(tmp_path, size):
     left = plain(size=size)
     left.paste((0, 0, 0), (size[0] // 2, 0, *size))
-    x = picture(saved(left, tmp_path / "a.png"), SIDE)
+    x = read_image(saved(left, tmp_path / "a.png"), SIDE)
     assert x.shape == (SIDE, SIDE, 3)
     assert (x[:, :5] == RED).all()
     assert (x[:, -5:] == 0).all()
@@ -70,10 +79,10 @@ def test_pictures_of_a_turned_camera_are_upright(tmp_path, orientation, name):
     file = saved(image, tmp_path / name, exif=exif)
     with Image.open(file) as raw:
         expected = ImageOps.exif_transpose(raw).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
-    found = picture(file, SIDE)
+    found = read_image(file, SIDE)
     # A JPEG is read at a lower resolution than here, so edges differ a little.
     assert abs(found.astype(int) - np.asarray(expected)).mean() < 5
-    straight = picture(saved(image, tmp_path / "straight.png"), SIDE)
+    straight = read_image(saved(image, tmp_path / "straight.png"), SIDE)
     assert (abs(found.astype(int) - straight).mean() > 10) == (orientation != 1)
 
 
@@ -85,57 +94,59 @@ def test_odd_metadata_beside_the_orientation_do_not_matter(tmp_path):
     # The description says that it is a text, under a tag whose values are numbers.
     whole[whole.index(b"Exif") + 17] = 0x01
     file.write_bytes(whole)
-    assert abs(picture(file, SIDE)[3, 3].astype(int) - RED).max() < 8
+    assert abs(read_image(file, SIDE)[3, 3].astype(int) - RED).max() < 8
 
 
 def test_palettes_show_their_colours(tmp_path):
     image = plain("P", 1)
     image.putpalette([0, 0, 0, *RED])
-    assert picture(saved(image, tmp_path / "a.png"), SIDE)[3, 3].tolist() == [*RED]
+    assert read_image(saved(image, tmp_path / "a.png"), SIDE)[3, 3].tolist() == [*RED]
     clear = saved(image, tmp_path / "b.png", transparency=b"\x00\x80")
-    assert picture(clear, SIDE)[3, 3].tolist() == [*RED]
+    assert read_image(clear, SIDE)[3, 3].tolist() == [*RED]
 
 
 def test_transparency_leaves_the_colours(tmp_path):
     image = plain("RGBA", (*RED, 128))
-    assert picture(saved(image, tmp_path / "a.png"), SIDE)[3, 3].tolist() == [*RED]
+    assert read_image(saved(image, tmp_path / "a.png"), SIDE)[3, 3].tolist() == [*RED]
 
 
 @pytest.mark.parametrize(("mode", "colour"), [("L", 77), ("LA", (77, 255))])
 def test_grey_is_the_same_in_all_three_channels(tmp_path, mode, colour):
     image = saved(plain(mode, colour), tmp_path / "a.png")
-    assert picture(image, SIDE)[3, 3].tolist() == [77, 77, 77]
+    assert read_image(image, SIDE)[3, 3].tolist() == [77, 77, 77]
 
 
 def test_black_and_white_are_the_ends_of_the_scale(tmp_path):
     for bit in (0, 1):
-        assert (picture(saved(plain("1", bit), tmp_path / f"{bit}.png"), SIDE) == 255 * bit).all()
+        assert (
+            read_image(saved(plain("1", bit), tmp_path / f"{bit}.png"), SIDE) == 255 * bit
+        ).all()
 
 
 @pytest.mark.parametrize("name", ["a.tif", "a.jpg"])
 def test_printing_colours_are_converted(tmp_path, name):
-    x = picture(saved(plain("CMYK", (100, 50, 20, 0)), tmp_path / name), SIDE)
+    x = read_image(saved(plain("CMYK", (100, 50, 20, 0)), tmp_path / name), SIDE)
     assert abs(x[3, 3].astype(int) - (155, 205, 235)).max() < 4
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.tif"])
 def test_16_bit_grey_is_scaled_and_not_clipped(tmp_path, name):
     values = np.linspace(0, 65535, SIDE * SIDE).astype(np.uint16).reshape(SIDE, SIDE)
-    x = picture(saved(Image.fromarray(values), tmp_path / name), SIDE)
+    x = read_image(saved(Image.fromarray(values), tmp_path / name), SIDE)
     assert abs(x - (values / 257)[..., None]).max() <= 1
 
 
 @pytest.mark.parametrize(("most", "scale"), [(255, 1), (65_535, 257)])
 def test_whole_numbers_of_32_bits_are_bytes_or_16_bits(tmp_path, most, scale):
     values = np.linspace(0, most, SIDE * SIDE).astype(np.int32).reshape(SIDE, SIDE)
-    x = picture(saved(Image.fromarray(values), tmp_path / "a.tif"), SIDE)
+    x = read_image(saved(Image.fromarray(values), tmp_path / "a.tif"), SIDE)
     assert abs(x - (values / scale)[..., None]).max() <= 1
 
 
 @pytest.mark.parametrize("most", [1.0, 255.0])
 def test_numbers_with_a_point_are_shares_or_bytes(tmp_path, most):
     values = np.linspace(0, most, SIDE * SIDE).astype(np.float32).reshape(SIDE, SIDE)
-    x = picture(saved(Image.fromarray(values), tmp_path / "a.tif"), SIDE)
+    x = read_image(saved(Image.fromarray(values), tmp_path / "a.tif"), SIDE)
     assert abs(x - (values * 255 / most)[..., None]).max() <= 1
 
 
@@ -160,7 +171,7 @@ def test_a_text_is_refused(tmp_path):
     assert "cannot identify" in reason(tmp_path / "a.png")
 
 
-@pytest.mark.parametrize("suffix", PICTURES)
+@pytest.mark.parametrize("suffix", IMAGE_SUFFIXES)
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_half_a_file_is_refused(tmp_path, suffix, share):
     file = saved(noise(), tmp_path / f"a{suffix}")
@@ -190,17 +201,17 @@ def test_a_bomb_is_refused_at_once_and_without_being_unpacked(tmp_path):
 
 def test_the_bomb_of_these_tests_would_go_off(tmp_path):
     small = bomb(tmp_path / "small.png", side=800)
-    assert (picture(small, SIDE) == 0).all()
+    assert (read_image(small, SIDE) == 0).all()
 
 
 def test_large_is_not_yet_a_bomb(tmp_path, monkeypatch):
     file = saved(plain(size=(80, 80)), tmp_path / "a.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5000)
     with pytest.warns(Image.DecompressionBombWarning, match="6400 pixels"):
-        picture(file, SIDE)
+        read_image(file, SIDE)
     before = list(warnings.filters)
-    with quiet():
-        assert picture(file, SIDE)[3, 3].tolist() == [*RED]
+    with silence_pillow():
+        assert read_image(file, SIDE)[3, 3].tolist() == [*RED]
     assert warnings.filters == before
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 3000)
     assert "decompression bomb" in reason(file)
@@ -209,7 +220,7 @@ def test_large_is_not_yet_a_bomb(tmp_path, monkeypatch):
 def side_by_side(before, after):
     """The three pictures that are shown of a sample, without the gaps between them."""
     before, after = (np.asarray(x, dtype=np.float32) for x in (before, after))
-    shown = shown_together(before, after, after - before)
+    shown = compare_images(before, after, after - before)
     (_, height, width), gap = before.shape, max(1, before.shape[2] // 14)
     assert shown.shape == (height, 3 * width + 2 * gap, 3)
     assert shown.dtype == np.float32

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from afield.data.inspection import MOST, contact_sheet, inspected
+from afield.data.inspection import MAX_CELLS, contact_sheet, inspect_dataset
 from afield.errors import DataError, SpecError
 from tests.files import words
 
@@ -51,7 +51,7 @@ def arrays(path, x, *, domains=("a", "b"), classes=("x", "y")):
 
 def test_samples_are_counted_by_domain_and_class(tmp_path):
     counts = {("a", "cup"): 2, ("a", "pot"): 3, ("b", "cup"): 4, ("b", "pot"): 5}
-    found = inspected(pictures(tmp_path / "own", counts))
+    found = inspect_dataset(pictures(tmp_path / "own", counts))
     assert found.dataset.domains == ("a", "b")
     assert found.dataset.classes == ("cup", "pot")
     assert found.counts.tolist() == [[2, 3], [4, 5]]
@@ -63,7 +63,7 @@ def test_broken_files_are_named_with_the_reason_and_not_counted(own):
     whole = (own / "b" / "pot" / "1.png").read_bytes()
     (own / "b" / "pot" / "1.png").write_bytes(whole[: len(whole) // 2])
     (own / "c" / "cup" / "2.png").write_bytes(b"")
-    found = inspected(own)
+    found = inspect_dataset(own)
     assert sorted(found.broken) == ["b/pot/1.png", "c/cup/2.png"]
     assert "truncated" in found.broken["b/pot/1.png"]
     assert found.counts.tolist() == [[4, 4], [4, 3], [3, 4]]
@@ -77,7 +77,7 @@ def test_a_domain_that_broken_files_have_emptied_is_an_error_that_names_them(own
     for file in (own / "b").rglob("*.png"):
         file.write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"8 of its files .*b/cup/0\.png"):
-        inspected(own)
+        inspect_dataset(own)
 
 
 def test_a_copy_in_another_domain_is_found_however_it_was_saved(own):
@@ -85,8 +85,8 @@ def test_a_copy_in_another_domain_is_found_however_it_was_saved(own):
     Image.fromarray(noise(0)).save(own / "c" / "pot" / "other.bmp")
     Image.fromarray(noise(1)).convert("RGBA").save(own / "c" / "pot" / "again.png")
     assert (own / "c/pot/again.png").read_bytes() != (own / "a/cup/1.png").read_bytes()
-    found = inspected(own)
-    assert set(found.copies) == {
+    found = inspect_dataset(own)
+    assert set(found.duplicates) == {
         ("b/pot/copy.png", "a/cup/0.png"),
         ("c/pot/other.bmp", "a/cup/0.png"),
         ("c/pot/again.png", "a/cup/1.png"),
@@ -101,19 +101,19 @@ def test_a_copy_within_a_domain_is_harmless_and_a_changed_pixel_is_no_copy(own):
     changed = noise(1)
     changed[10:, 10:] ^= 255
     save(changed, own / "b" / "cup" / "changed.png")
-    assert not inspected(own).copies
+    assert not inspect_dataset(own).duplicates
 
 
 def test_copies_of_arrays_are_told_by_their_number(tmp_path):
     x = np.random.default_rng(0).random((8, 5))
     x[6] = x[1]
     np.savez(tmp_path / "own.npz", X=x, y=[0, 1] * 4, domain=["a"] * 4 + ["b"] * 4)
-    assert inspected(tmp_path / "own.npz").copies == [("sample 2 of b", "sample 1 of a")]
+    assert inspect_dataset(tmp_path / "own.npz").duplicates == [("sample 2 of b", "sample 1 of a")]
 
 
 def test_uneven_domains_and_classes_are_told_with_their_numbers(tmp_path):
     counts = {("big", "cup"): 20, ("big", "pot"): 4, ("small", "cup"): 4, ("small", "pot"): 4}
-    domain, label = inspected(pictures(tmp_path / "own", counts)).remarks
+    domain, label = inspect_dataset(pictures(tmp_path / "own", counts)).remarks
     assert domain.startswith("domain 'big' has 24 samples, 'small' 8: uneven")
     # What balances classes does nothing for domains.
     assert "balance=true" not in domain
@@ -123,14 +123,14 @@ def test_uneven_domains_and_classes_are_told_with_their_numbers(tmp_path):
 
 def test_less_than_three_times_as_many_is_even_enough(tmp_path):
     counts = {("big", "cup"): 11, ("big", "pot"): 4, ("small", "cup"): 3, ("small", "pot"): 3}
-    assert inspected(pictures(tmp_path / "own", counts)).remarks == []
+    assert inspect_dataset(pictures(tmp_path / "own", counts)).remarks == []
 
 
 def test_missing_classes_are_named_the_first_three(tmp_path):
     labels = ["ash", "elm", "fir", "oak", "yew"]
     counts = {("all", label): 2 for label in labels} | {("few", "oak"): 8, ("some", "elm"): 2}
     counts |= {("some", "yew"): 2, ("some", "oak"): 2, ("some", "ash"): 2}
-    remarks = inspected(pictures(tmp_path / "own", counts)).remarks
+    remarks = inspect_dataset(pictures(tmp_path / "own", counts)).remarks
     assert "domain 'few' has no sample of ash, elm, fir and 1 more" in remarks
     assert "domain 'some' has no sample of fir" in remarks
 
@@ -149,7 +149,7 @@ SHEETS = {
 @pytest.mark.parametrize("x", SHEETS.values(), ids=SHEETS)
 def test_a_contact_sheet_is_a_picture_of_all_domains_and_classes(x, tmp_path, caplog):
     path = arrays(tmp_path / "own.npz", x, domains=("a", "b", "c"))
-    sheet = contact_sheet(inspected(path), tmp_path / "sheet.png")
+    sheet = contact_sheet(inspect_dataset(path), tmp_path / "sheet.png")
     assert sheet == tmp_path / "sheet.png"
     with Image.open(sheet) as image:
         image.load()
@@ -169,7 +169,7 @@ def test_the_samples_on_a_sheet_are_those_of_their_domain_and_class(tmp_path):
                 pixels = np.zeros((16, 16, 3), dtype=np.uint8)
                 pixels[:] = (200 * d + 20, 200 * c + 20, 255)
                 save(pixels, tmp_path / "own" / domain / label / f"{i}.png")
-    sheet = contact_sheet(inspected(tmp_path / "own"), tmp_path / "sheet.png")
+    sheet = contact_sheet(inspect_dataset(tmp_path / "own"), tmp_path / "sheet.png")
     with Image.open(sheet) as image:
         pixels = np.asarray(image.convert("RGB"))
     centres = {}
@@ -186,7 +186,7 @@ def test_the_samples_on_a_sheet_are_those_of_their_domain_and_class(tmp_path):
 
 
 def test_sounds_are_drawn_flat_with_low_tones_below(tmp_path):
-    sheet = contact_sheet(inspected(words(tmp_path / "spoken")), tmp_path / "sheet.png")
+    sheet = contact_sheet(inspect_dataset(words(tmp_path / "spoken")), tmp_path / "sheet.png")
     with Image.open(sheet) as image:
         pixels = np.asarray(image.convert("L"))
     # Around the tones it is dark.
@@ -202,10 +202,10 @@ def test_sounds_are_drawn_flat_with_low_tones_below(tmp_path):
 @pytest.mark.parametrize("many", ["domains", "classes"])
 def test_of_many_domains_or_classes_a_dozen_is_drawn(tmp_path, many):
     sizes = []
-    for count in (MOST, MOST + 3):
+    for count in (MAX_CELLS, MAX_CELLS + 3):
         names = [f"name {i:02}" for i in range(count)]
         path = arrays(tmp_path / f"{count}.npz", COLOUR[:, :, :8, :8], **{many: names})
-        with Image.open(contact_sheet(inspected(path), tmp_path / f"{count}.png")) as image:
+        with Image.open(contact_sheet(inspect_dataset(path), tmp_path / f"{count}.png")) as image:
             sizes.append(max(image.size))
     assert 1000 < sizes[0] == sizes[1] < 1500
 
@@ -213,18 +213,18 @@ def test_of_many_domains_or_classes_a_dozen_is_drawn(tmp_path, many):
 def test_names_may_be_long_in_any_script_and_full_of_signs(tmp_path):
     domains = ("$a_{$", "東京の写真 🙂", "a very long name of a domain, with commas")
     path = arrays(tmp_path / "own.npz", COLOUR, domains=domains, classes=("50% $x^", "[b]y[/]"))
-    assert contact_sheet(inspected(path), tmp_path / "sheet.png").stat().st_size > 1000
+    assert contact_sheet(inspect_dataset(path), tmp_path / "sheet.png").stat().st_size > 1000
 
 
 def test_a_class_that_a_domain_lacks_is_an_empty_cell(tmp_path):
     counts = {("a", "cup"): 2, ("a", "pot"): 2, ("b", "pot"): 2}
-    found = inspected(pictures(tmp_path / "own", counts))
+    found = inspect_dataset(pictures(tmp_path / "own", counts))
     assert contact_sheet(found, tmp_path / "sheet.png").is_file()
 
 
 def test_a_sheet_without_suffix_is_a_png_and_an_old_one_is_replaced(own, tmp_path):
     (tmp_path / "sheet.png").write_bytes(b"old")
-    assert contact_sheet(inspected(own), tmp_path / "sheet") == tmp_path / "sheet.png"
+    assert contact_sheet(inspect_dataset(own), tmp_path / "sheet") == tmp_path / "sheet.png"
     with Image.open(tmp_path / "sheet.png") as image:
         assert image.format == "PNG"
 
@@ -239,7 +239,7 @@ def test_a_sheet_without_suffix_is_a_png_and_an_old_one_is_replaced(own, tmp_pat
     ],
 )
 def test_a_sheet_that_cannot_be_written_is_one_line_and_leaves_nothing(tmp_path, out, told):
-    found = inspected(arrays(tmp_path / "own.npz", COLOUR))
+    found = inspect_dataset(arrays(tmp_path / "own.npz", COLOUR))
     (tmp_path / "folder.png").mkdir()
     before = sorted(tmp_path.iterdir())
     with pytest.raises(SpecError, match=told) as caught:
@@ -250,7 +250,7 @@ def test_a_sheet_that_cannot_be_written_is_one_line_and_leaves_nothing(tmp_path,
 
 
 def test_features_have_no_contact_sheet(tmp_path):
-    found = inspected("spirals")
+    found = inspect_dataset("spirals")
     assert found.counts.tolist() == [[100, 100]] * 4
     with pytest.raises(SpecError, match="spirals: no pictures or sounds; leave --out out"):
         contact_sheet(found, tmp_path / "sheet.png")
@@ -258,4 +258,4 @@ def test_features_have_no_contact_sheet(tmp_path):
 
 def test_named_datasets_are_looked_for_under_the_given_root(tmp_path):
     with pytest.raises(DataError, match=str(tmp_path)):
-        inspected("pacs", tmp_path)
+        inspect_dataset("pacs", tmp_path)

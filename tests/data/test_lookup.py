@@ -51,7 +51,7 @@ def test_the_users_home_is_known(tmp_path, monkeypatch):
 
 
 def test_a_dataset_that_looks_at_its_files_looks_under_the_root(tmp_path):
-    assert find_dataset("fonts", tmp_path).missing(tmp_path) == [tmp_path / "fonts"]
+    assert find_dataset("fonts", tmp_path).missing_files(tmp_path) == [tmp_path / "fonts"]
     fonts(tmp_path / "fonts")
     found = find_dataset("fonts", tmp_path)
     assert isinstance(found, DomainSet)

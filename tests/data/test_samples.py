@@ -36,8 +36,8 @@ def test_held_or_not_the_rows_are_the_same(layout, chosen):
     index = chosen and [torch.tensor(part, dtype=torch.int64) for part in chosen]
     whole = torch.cat([a[i] for a, i in zip(x, index, strict=True)] if index else x)
     held, read = Rows(x, index, most=MUCH), Rows(x, index, most=0)
-    assert held.held is not None
-    assert read.held is None
+    assert held.in_memory is not None
+    assert read.in_memory is None
     generator = torch.Generator().manual_seed(0)
     asked = torch.randint(len(whole), (40,), generator=generator)
     for each in (held, read):
@@ -72,19 +72,19 @@ def test_chunks_are_all_rows_in_order(most, size, lengths):
 def test_rows_as_large_as_what_may_be_held_are_held_and_larger_ones_are_not():
     x = [torch.zeros(10, 4), torch.zeros(6, 4)]
     size = 16 * 4 * 4
-    assert Rows(x, most=size).held is not None
-    assert Rows(x, most=size - 1).held is None
+    assert Rows(x, most=size).in_memory is not None
+    assert Rows(x, most=size - 1).in_memory is None
     # What is chosen counts, not what there is.
     chosen = [torch.arange(3), torch.arange(2)]
-    assert Rows(x, chosen, most=5 * 4 * 4).held is not None
-    assert Rows(x, chosen, most=5 * 4 * 4 - 1).held is None
+    assert Rows(x, chosen, most=5 * 4 * 4).in_memory is not None
+    assert Rows(x, chosen, most=5 * 4 * 4 - 1).in_memory is None
 
 
 def test_how_much_is_held_by_default_is_the_module_s_to_say(monkeypatch):
     x = [torch.zeros(10, 4)]
-    assert Rows(x).held is not None
-    monkeypatch.setattr(module, "HELD", 159)
-    assert Rows(x).held is None
+    assert Rows(x).in_memory is not None
+    monkeypatch.setattr(module, "MAX_BYTES_CPU", 159)
+    assert Rows(x).in_memory is None
 
 
 def test_rows_in_memory_are_asked_for_where_they_are_and_others_on_the_cpu():
@@ -110,7 +110,7 @@ def test_of_a_map_larger_than_memory_only_what_is_asked_for_is_read(tmp_path):
     mapped = torch.from_numpy(np.load(tmp_path / "rows.npy", mmap_mode="c"))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     rows = Rows([mapped.permute(0, 3, 1, 2)])
-    assert rows.held is None
+    assert rows.in_memory is None
     found = rows.take(torch.tensor([last, 0, last // 2, 0]))
     assert found.shape == (4, 3, 32, 32)
     assert [int(picture.unique()) for picture in found] == [9, 7, 0, 7]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from afield.data.domains import Domain
-from afield.data.samples import HELD, Rows
-from afield.data.stream import BLOCK, Samples, Scaling, Stream, pooled_samples
+from afield.data.samples import MAX_BYTES_CPU, Rows
+from afield.data.stream import STEPS_PER_BLOCK, Samples, Scaling, Stream, pool_domains
 
 
 def numbered(*sizes: int) -> Samples:
@@ -19,7 +19,7 @@ def numbered(*sizes: int) -> Samples:
         f"domain{i}": Domain(x=torch.arange(a, b).float()[:, None], y=torch.arange(a, b) % 3)
         for i, (a, b) in enumerate(pairwise(ends))
     }
-    return pooled_samples(mains)
+    return pool_domains(mains)
 
 
 def drawn(stream: Stream, steps: int) -> list[list[list[int]]]:
@@ -32,7 +32,7 @@ def test_domains_are_pooled_and_numbered_in_their_order():
         "b": Domain(torch.tensor([[1.0], [2.0]]), torch.tensor([1, 0])),
         "a": Domain(torch.tensor([[3.0], [4.0], [5.0]]), torch.tensor([0, 1, 1])),
     }
-    pooled = pooled_samples(mains)
+    pooled = pool_domains(mains)
     assert pooled.x.take(torch.arange(5)).flatten().tolist() == [1, 2, 3, 4, 5]
     assert pooled.y.tolist() == [1, 0, 0, 1, 1]
     assert pooled.domain.tolist() == [0, 0, 1, 1, 1]
@@ -43,7 +43,7 @@ def test_domains_are_pooled_and_numbered_in_their_order():
 @pytest.mark.parametrize("batch", [1, 3, 8])
 def test_every_sample_of_a_group_is_drawn_once_before_any_comes_again(batch):
     sizes = (5, 7, 30)
-    steps = drawn(Stream(numbered(*sizes), batch=batch, seed=0), BLOCK)
+    steps = drawn(Stream(numbered(*sizes), batch=batch, seed=0), STEPS_PER_BLOCK)
     first = 0
     for group, size in enumerate(sizes):
         order = [i for step in steps for i in step[group]]
@@ -78,8 +78,8 @@ def test_the_order_depends_on_the_seed_alone():
 
 
 def test_two_blocks_of_steps_are_drawn_in_different_order():
-    steps = drawn(Stream(numbered(16), batch=4, seed=0), 2 * BLOCK)
-    assert steps[:BLOCK] != steps[BLOCK:]
+    steps = drawn(Stream(numbered(16), batch=4, seed=0), 2 * STEPS_PER_BLOCK)
+    assert steps[:STEPS_PER_BLOCK] != steps[STEPS_PER_BLOCK:]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,10 @@ def test_other_groups_of_the_same_samples_are_drawn_in_another_order():
 
 
 @pytest.mark.parametrize("regrouped", [False, True])
-@pytest.mark.parametrize("position", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 7])
+@pytest.mark.parametrize(
+    "position",
+    [0, 1, STEPS_PER_BLOCK - 1, STEPS_PER_BLOCK, STEPS_PER_BLOCK + 1, 2 * STEPS_PER_BLOCK + 7],
+)
 def test_a_stream_goes_on_from_its_saved_place(tmp_path, position, regrouped):
     samples = numbered(7, 40, 13)
     stream = Stream(samples, batch=3, seed=4)
@@ -149,11 +152,11 @@ def test_a_stream_goes_on_from_its_saved_place(tmp_path, position, regrouped):
         stream.regroup([list(range(i, 60, 4)) for i in range(4)])
     drawn(stream, position)
     torch.save(stream.state_dict(), tmp_path / "state.pt")
-    expected = drawn(stream, BLOCK + 5)
+    expected = drawn(stream, STEPS_PER_BLOCK + 5)
     again = Stream(samples, batch=3, seed=4)
     drawn(again, 2)
     again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert drawn(again, BLOCK + 5) == expected
+    assert drawn(again, STEPS_PER_BLOCK + 5) == expected
 
 
 def test_a_restored_stream_regroups_as_the_first_would_have():
@@ -173,7 +176,7 @@ def test_bytes_of_pictures_go_from_minus_one_to_one():
     torch.testing.assert_close(scaling(x).flatten(), torch.linspace(-1, 1, 256))
 
 
-@pytest.mark.parametrize("most", [HELD, 0])
+@pytest.mark.parametrize("most", [MAX_BYTES_CPU, 0])
 @pytest.mark.parametrize("shape", [(3,), (3, 4, 5)])
 def test_numbers_are_standardised_per_feature_or_channel_over_all_that_is_given(shape, most):
     torch.manual_seed(0)
@@ -209,7 +212,7 @@ def test_scaled_pictures_keep_their_values_in_the_layout_of_convolutions():
 
 @pytest.mark.parametrize(("size", "batch"), [(30, 7), (1000, 8)])
 def test_every_sample_of_a_group_is_drawn_once_before_any_comes_again_across_blocks(size, batch):
-    steps = drawn(Stream(numbered(size), batch=batch, seed=0), 5 * BLOCK)
+    steps = drawn(Stream(numbered(size), batch=batch, seed=0), 5 * STEPS_PER_BLOCK)
     order = [i for (group,) in steps for i in group]
     for start in range(0, len(order) - size + 1, size):
         assert sorted(order[start : start + size]) == list(range(size))
@@ -249,29 +252,29 @@ def assert_in_rounds(order: list[int], members: list[int]) -> None:
 def test_the_order_without_a_choice_of_domains_is_what_it_has_always_been():
     # Other numbers here are other batches in every run that is kept.
     stream = Stream(numbered(9, 30, 5), batch=4, seed=5)
-    steps = drawn(stream, 2 * BLOCK + 3)
+    steps = drawn(stream, 2 * STEPS_PER_BLOCK + 3)
     assert steps[0] == [[7, 0, 5, 6], [16, 33, 24, 13], [40, 39, 43, 41]]
-    assert steps[BLOCK - 1] == [[5, 8, 2, 1], [38, 35, 14, 10], [39, 41, 43, 41]]
-    assert steps[BLOCK] == [[4, 7, 0, 6], [24, 17, 20, 31], [43, 40, 39, 42]]
+    assert steps[STEPS_PER_BLOCK - 1] == [[5, 8, 2, 1], [38, 35, 14, 10], [39, 41, 43, 41]]
+    assert steps[STEPS_PER_BLOCK] == [[4, 7, 0, 6], [24, 17, 20, 31], [43, 40, 39, 42]]
     assert steps[-1] == [[6, 4, 3, 2], [19, 12, 11, 32], [39, 41, 42, 40]]
     stream.regroup([list(range(i, 44, 4)) for i in range(4)])
-    steps = drawn(stream, BLOCK + 2)
+    steps = drawn(stream, STEPS_PER_BLOCK + 2)
     assert steps[0] == [[40, 32, 8], [25, 1, 13], [2, 42, 6], [23, 35, 43]]
     assert steps[-1] == [[20, 8, 28], [9, 33, 21], [18, 22, 38], [3, 39, 11]]
 
 
 @pytest.mark.parametrize("per_step", [0, 3, 4, 99])
 def test_as_many_domains_a_step_as_there_are_is_all_of_them(per_step):
-    all_of_them = drawn(Stream(numbered(9, 30, 5), batch=4, seed=5), BLOCK + 1)
+    all_of_them = drawn(Stream(numbered(9, 30, 5), batch=4, seed=5), STEPS_PER_BLOCK + 1)
     some = Stream(numbered(9, 30, 5), batch=4, seed=5, per_step=per_step)
-    assert drawn(some, BLOCK + 1) == all_of_them
+    assert drawn(some, STEPS_PER_BLOCK + 1) == all_of_them
 
 
 @pytest.mark.parametrize(("domains", "per_step"), [(5, 1), (5, 2), (7, 3), (12, 4), (90, 1)])
 def test_a_step_draws_from_so_many_different_domains(domains, per_step):
     sizes = [3 + i % 4 for i in range(domains)]
     stream = Stream(numbered(*sizes), batch=2, seed=0, per_step=per_step)
-    for step in drawn(stream, BLOCK + 9):
+    for step in drawn(stream, STEPS_PER_BLOCK + 9):
         assert [len(batch) for batch in step] == [2] * per_step
         assert len(set(groups_of(step, *sizes))) == per_step
 
@@ -281,7 +284,7 @@ def test_a_step_draws_from_so_many_different_domains(domains, per_step):
 def test_no_domain_comes_again_before_all_have_had_their_turn(domains, per_step):
     sizes = [2] * domains
     stream = Stream(numbered(*sizes), batch=1, seed=0, per_step=per_step)
-    steps = 2 * BLOCK + domains // per_step
+    steps = 2 * STEPS_PER_BLOCK + domains // per_step
     order = [group for step in drawn(stream, steps) for group in groups_of(step, *sizes)]
     assert_in_rounds(order, list(range(domains)))
     assert order[:domains] != order[domains : 2 * domains]
@@ -302,7 +305,7 @@ def test_a_domain_that_is_drawn_now_and_then_goes_on_where_it_was(batch):
     sizes = (5, 9, 2, 30, 7)
     stream = Stream(numbered(*sizes), batch=batch, seed=3, per_step=2)
     orders: dict[int, list[int]] = {}
-    for step in drawn(stream, 3 * BLOCK):
+    for step in drawn(stream, 3 * STEPS_PER_BLOCK):
         for group, indices in zip(groups_of(step, *sizes), step, strict=True):
             orders.setdefault(group, []).extend(indices)
     ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
@@ -325,7 +328,7 @@ def test_the_choice_of_domains_depends_on_the_seed_alone():
     "options", [{"per_step": 2}, {"balance": True}, {"per_step": 2, "balance": True}], ids=str
 )
 @pytest.mark.parametrize("regrouped", [False, True])
-@pytest.mark.parametrize("position", [1, BLOCK, 2 * BLOCK + 7])
+@pytest.mark.parametrize("position", [1, STEPS_PER_BLOCK, 2 * STEPS_PER_BLOCK + 7])
 def test_a_choosing_stream_goes_on_from_its_saved_place(tmp_path, position, regrouped, options):
     samples = numbered(7, 40, 13, 5, 11)
     stream = Stream(samples, batch=3, seed=4, **options)
@@ -334,11 +337,11 @@ def test_a_choosing_stream_goes_on_from_its_saved_place(tmp_path, position, regr
         stream.regroup([list(range(i, 76, 7)) for i in range(7)])
     drawn(stream, position)
     torch.save(stream.state_dict(), tmp_path / "state.pt")
-    expected = drawn(stream, BLOCK + 5)
+    expected = drawn(stream, STEPS_PER_BLOCK + 5)
     again = Stream(samples, batch=3, seed=4, **options)
     drawn(again, 2)
     again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert drawn(again, BLOCK + 5) == expected
+    assert drawn(again, STEPS_PER_BLOCK + 5) == expected
 
 
 @pytest.mark.parametrize(
@@ -354,7 +357,7 @@ def test_regrouping_keeps_the_share_of_groups_and_the_whole_batch(per_step, batc
     stream = Stream(numbered(*[10] * 10), batch=batch, seed=0, per_step=per_step)
     stream.regroup([list(range(i, 100, count)) for i in range(count)])
     orders: dict[int, list[int]] = {}
-    for step in drawn(stream, 3 * BLOCK):
+    for step in drawn(stream, 3 * STEPS_PER_BLOCK):
         assert [len(indices) for indices in step] == sizes
         for indices in step:
             (group,) = {i % count for i in indices}
@@ -375,7 +378,7 @@ def test_balanced_classes_come_equally_often_however_rare(batch, per_step):
     samples = labelled([0] * 20 + [1], [2] * 3 + [0] * 7 + [1] * 15)
     stream = Stream(samples, batch=batch, seed=0, balance=True, per_step=per_step)
     orders: dict[int, list[int]] = {0: [], 1: []}
-    for _ in range(3 * BLOCK):
+    for _ in range(3 * STEPS_PER_BLOCK):
         for one in next(stream):
             orders[int(one.domain[0])] += one.x.flatten().int().tolist()
     for domain, classes in ((0, [0, 1]), (1, [0, 1, 2])):
@@ -439,13 +442,13 @@ def test_the_augmentation_of_a_step_depends_on_its_position_alone(options):
         stream = Stream(replace(numbered(6, 9), augment=noted), batch=2, seed=0, **options)
         stream.load_state_dict({**stream.state_dict(), "drawn": after})
         torch.manual_seed(after)
-        for _ in range(2 * BLOCK - after):
+        for _ in range(2 * STEPS_PER_BLOCK - after):
             next(stream)
         return noted.numbers
 
     straight = numbers()
     assert len(set(straight)) == len(straight)
-    for after in (1, BLOCK - 1, BLOCK, BLOCK + 9):
+    for after in (1, STEPS_PER_BLOCK - 1, STEPS_PER_BLOCK, STEPS_PER_BLOCK + 9):
         assert numbers(after=after) == straight[after:]
 
 
@@ -464,11 +467,11 @@ def test_after_regrouping_and_with_another_seed_the_augmentation_is_another():
 
 def test_the_scaling_of_a_network_is_given_for_pictures_from_zero_to_one():
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    scaling = Scaling.of_pictures(mean, std, channels=3, device=torch.device("cpu"))
+    scaling = Scaling.for_images(mean, std, channels=3, device=torch.device("cpu"))
     x = torch.randint(256, (5, 3, 4, 6), dtype=torch.uint8, generator=torch.Generator())
     column = (torch.tensor(part)[:, None, None] for part in (mean, std))
     torch.testing.assert_close(scaling(x), (x / 255 - next(column)) / next(column))
-    grey = Scaling.of_pictures(mean, std, channels=1, device=torch.device("cpu"))
+    grey = Scaling.for_images(mean, std, channels=1, device=torch.device("cpu"))
     expected = (x[:, :1] / 255 - sum(mean) / 3) / (sum(std) / 3)
     torch.testing.assert_close(grey(x[:, :1]), expected)
 
@@ -476,18 +479,18 @@ def test_the_scaling_of_a_network_is_given_for_pictures_from_zero_to_one():
 @pytest.mark.parametrize(
     "options", [{}, {"per_step": 2}, {"balance": True}, {"per_step": 1, "balance": True}], ids=str
 )
-@pytest.mark.parametrize("position", [0, 3, BLOCK + 5])
+@pytest.mark.parametrize("position", [0, 3, STEPS_PER_BLOCK + 5])
 def test_a_stream_begun_afresh_is_as_it_was_at_its_beginning(position, options):
     samples = numbered(7, 40, 13)
     stream, same = (Stream(samples, batch=3, seed=4, **options) for _ in range(2))
-    expected = drawn(Stream(samples, batch=3, seed=4, **options), BLOCK + 2)
+    expected = drawn(Stream(samples, batch=3, seed=4, **options), STEPS_PER_BLOCK + 2)
     drawn(stream, position)
     drawn(same, position)
-    fresh = stream.afresh()
-    assert drawn(fresh, BLOCK + 2) == expected
+    fresh = stream.fresh_copy()
+    assert drawn(fresh, STEPS_PER_BLOCK + 2) == expected
     # Nobody notices on the stream itself that another was begun.
     assert stream.drawn == position
-    assert drawn(stream, BLOCK + 2) == drawn(same, BLOCK + 2)
+    assert drawn(stream, STEPS_PER_BLOCK + 2) == drawn(same, STEPS_PER_BLOCK + 2)
 
 
 @pytest.mark.parametrize("options", [{}, {"per_step": 2, "balance": True}], ids=str)
@@ -496,7 +499,7 @@ def test_a_stream_begun_afresh_draws_from_the_domains_whatever_the_groups_are_no
     stream = Stream(samples, batch=4, seed=5, **options)
     stream.regroup([list(range(i, 44, 4)) for i in range(4)])
     drawn(stream, 2)
-    fresh = drawn(stream.afresh(), 9)
+    fresh = drawn(stream.fresh_copy(), 9)
     assert fresh == drawn(Stream(samples, batch=4, seed=5, **options), 9)
     assert [len(batch) for batch in fresh[0]] == [4] * options.get("per_step", 3)
     assert (stream.generation, stream.drawn, len(stream.groups)) == (1, 2, 4)
@@ -506,7 +509,7 @@ def test_a_stream_begun_afresh_augments_as_at_the_beginning():
     noted = Noted()
     stream = Stream(replace(numbered(6, 9), augment=noted), batch=2, seed=0)
     drawn(stream, 5)
-    drawn(stream.afresh(), 5)
+    drawn(stream.fresh_copy(), 5)
     drawn(stream, 2)
     first, again, later = noted.numbers[:5], noted.numbers[5:10], noted.numbers[10:]
     assert again == first

@@ -73,5 +73,5 @@ def test_the_batch_makes_no_difference():
 def test_what_is_kept_comes_back():
     x, y = cloud()
     distances = Distances.fitted(x, y)
-    again = Distances.of_tensors(distances.tensors())
+    again = Distances.from_tensors(distances.tensors())
     assert torch.equal(again(x), distances(x))

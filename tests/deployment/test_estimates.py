@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from afield.deployment.estimates import calibrated, distances_from, estimated
-from afield.diagnosis.diagnosing import revived
+from afield.deployment.estimates import calibrate, estimate_accuracy, fit_distances
 from afield.experiments.benchmarking import bench, train
+from afield.experiments.finished import reopen
 from afield.experiments.store import Store
 from afield.reporting.table import tabulate
-from afield.training.calibration import fitted_temperature
+from afield.training.calibration import fit_temperature
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def store(tmp_path_factory):
 
 def test_the_estimate_is_the_row_of_the_table(store):
     records = list(store)
-    found = estimated(records)
+    found = estimate_accuracy(records)
     frame = tabulate(records, rules="sources").set_index("domain")
     for name in ("turn0", "turn10", "turn20", "turn30"):
         assert found.domains[name] == pytest.approx(frame.loc[name, "accuracy"])
@@ -33,7 +33,7 @@ def test_the_estimate_is_the_row_of_the_table(store):
 
 
 def test_with_one_trial_no_spread_over_trials_is_known(store):
-    found = estimated([record for record in store if record.run.trial == 0])
+    found = estimate_accuracy([record for record in store if record.run.trial == 0])
     assert found.stderr is None
     assert found.spread == pytest.approx(np.std(list(found.domains.values()), ddof=1))
 
@@ -43,12 +43,12 @@ def test_the_temperature_is_that_of_unseen_probe_parts(store):
     logits, labels = [], []
     for record in records:
         with torch.random.fork_rng():
-            subject = revived(store.folder(record.run))
+            subject = reopen(store.folder(record.run))
         (target,) = record.unseen
         logits.append(subject.logits(subject.probes[target]))
         labels.append(subject.probes[target].y)
-    found = calibrated([store.folder(record.run) for record in records])
-    assert found.temperature == pytest.approx(fitted_temperature(logits, labels), rel=1e-4)
+    found = calibrate([store.folder(record.run) for record in records])
+    assert found.temperature == pytest.approx(fit_temperature(logits, labels), rel=1e-4)
     assert found.samples == sum(map(len, labels)) == 160
 
 
@@ -57,12 +57,12 @@ def test_seen_parts_would_give_another_temperature(store):
     logits, labels = [], []
     for record in records:
         with torch.random.fork_rng():
-            subject = revived(store.folder(record.run))
+            subject = reopen(store.folder(record.run))
         for source in record.run.sources:
             logits.append(subject.logits(subject.probes[source]))
             labels.append(subject.probes[source].y)
-    found = calibrated([store.folder(record.run) for record in records])
-    assert abs(found.temperature / fitted_temperature(logits, labels) - 1) > 0.02
+    found = calibrate([store.folder(record.run) for record in records])
+    assert abs(found.temperature / fit_temperature(logits, labels) - 1) > 0.02
 
 
 def test_a_domain_that_is_shifted_is_far_and_one_that_is_not_is_near(tmp_path):
@@ -77,11 +77,11 @@ def test_a_domain_that_is_shifted_is_far_and_one_that_is_not_is_near(tmp_path):
     )  # fmt: skip
     (folder,) = (tmp_path / "runs").glob("erm-*")
     with torch.random.fork_rng():
-        subject = revived(folder)
-    distances, features = distances_from(subject), subject.model.features
+        subject = reopen(folder)
+    distances, features = fit_distances(subject), subject.model.features
     with torch.no_grad():
         near, far = (
-            distances(features(samples.prepare(samples.x.held))).median()
+            distances(features(samples.prepare(samples.x.in_memory))).median()
             for samples in (subject.probes["like"], subject.probes["shifted"])
         )
     assert near < 1.5

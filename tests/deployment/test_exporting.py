@@ -29,7 +29,7 @@ MODELS = {
 def as_seen(model: Model, files) -> np.ndarray:
     """Pictures at the network's size, not scaled: what the exported network takes."""
     inputs = model.about.inputs
-    stored = inputs.stacked([inputs.decoded(file) for file in files])
+    stored = inputs.stack([inputs.decoded(file) for file in files])
     mean, std = (inputs.scale(part) for part in (inputs.mean, inputs.std))
     return (inputs.prepare(stored) * std + mean).numpy()
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from afield.deployment.file_batches import found_files, portions
+from afield.deployment.file_batches import find_files, read_file_batches
 from afield.deployment.inputs import Inputs
 from tests.files import noise, saved
 
@@ -15,26 +15,26 @@ def test_folders_are_gone_through_and_clutter_is_passed_over(tmp_path):
     for name in ("b.png", "a/deep/c.JPG", "a/.hidden.png", ".git/d.png", "e.txt", "Thumbs.db"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
-    found = found_files([tmp_path], PICTURE.suffixes)
+    found = find_files([tmp_path], PICTURE.suffixes)
     assert [str(path.relative_to(tmp_path)) for path in found] == ["b.png", "a/deep/c.JPG"]
 
 
 def test_a_file_that_is_named_is_taken_whatever_it_is_called(tmp_path):
-    assert found_files([tmp_path / "e.txt", tmp_path], (".png",)) == [tmp_path / "e.txt"]
+    assert find_files([tmp_path / "e.txt", tmp_path], (".png",)) == [tmp_path / "e.txt"]
 
 
 def test_a_link_in_a_circle_does_not_go_on_for_ever(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "again").symlink_to(tmp_path)
     saved(noise(), tmp_path / "a" / "b.png")
-    assert len(found_files([tmp_path], (".png",))) == 1
+    assert len(find_files([tmp_path], (".png",))) == 1
 
 
 @pytest.mark.parametrize("size", [1, 3, 64])
 def test_every_file_comes_once_and_in_order(tmp_path, size):
     files = [saved(noise(20 + i), tmp_path / f"{i}.png") for i in range(8)]
     files[5].write_text("broken")
-    found = list(portions(PICTURE, files, size))
+    found = list(read_file_batches(PICTURE, files, size))
     names = [name for portion in found for name in portion.names]
     errors = [error for portion in found for error in portion.errors]
     assert names == [str(file) for file in files]
@@ -46,7 +46,7 @@ def test_every_file_comes_once_and_in_order(tmp_path, size):
 
 def test_stopping_early_leaves_no_thread_at_work(tmp_path):
     files = [saved(noise(), tmp_path / f"{i}.png") for i in range(40)]
-    rows = portions(PICTURE, files, 4)
+    rows = read_file_batches(PICTURE, files, 4)
     next(rows)
     rows.close()
 
@@ -56,7 +56,7 @@ def test_reasons_are_short_and_do_not_repeat_the_path(tmp_path):
     (tmp_path / "b.png").write_text("")
     (tmp_path / "c.txt").write_text("text")
     files = [tmp_path / name for name in ("a.png", "b.png", "c.txt", "d.png")]
-    (portion,) = portions(PICTURE, files, 9)
+    (portion,) = read_file_batches(PICTURE, files, 9)
     assert portion.x is None
     assert all(error and str(tmp_path) not in error for error in portion.errors)
     assert portion.errors[2].endswith("(this model takes pictures (.png, .jpg, .jpeg, .bmp, .webp, "
@@ -65,7 +65,7 @@ def test_reasons_are_short_and_do_not_repeat_the_path(tmp_path):
 
 
 def test_a_folder_that_may_not_be_read_stops_nothing(tmp_path):
-    (portion,) = portions(PICTURE, [tmp_path], 9)
+    (portion,) = read_file_batches(PICTURE, [tmp_path], 9)
     assert portion.errors[0]
 
 
@@ -73,7 +73,7 @@ def test_array_files_are_cut_into_batches(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros((5, 4)))
     np.save(tmp_path / "b.npy", np.zeros((5, 3)))
     files = [tmp_path / "a.npy", tmp_path / "b.npy", tmp_path / "c.npy", Path("d.txt")]
-    found = list(portions(ARRAY, files, 2))
+    found = list(read_file_batches(ARRAY, files, 2))
     assert [len(portion.names) for portion in found] == [2, 2, 1, 1, 1, 1]
     assert found[2].names == [f"{tmp_path}/a.npy[4]"]
     assert [portion.files for portion in found] == [0, 0, 1, 2, 3, 4]

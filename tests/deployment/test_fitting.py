@@ -13,11 +13,11 @@ import torch
 from afield.data.lookup import find_dataset
 from afield.deployment.fitting import _Asked, fit
 from afield.deployment.model import load
-from afield.diagnosis.diagnosing import revived
 from afield.errors import DataError, SpecError
 from afield.experiments.benchmarking import bench
+from afield.experiments.finished import reopen
 from afield.experiments.store import Store
-from afield.training.evaluation import outputs
+from afield.networks.inference import compute_outputs
 from tests.files import spoken, tone
 
 QUICK = {"steps": 10, "every": 10}
@@ -43,7 +43,7 @@ def store_run(folder, store):
     """The one run of a store that has left nothing out."""
     (record,) = [each for each in Store(store) if not each.unseen]
     with torch.random.fork_rng():
-        return revived(Store(store).folder(record.run))
+        return reopen(Store(store).folder(record.run))
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_a_fresh_process_gives_the_probabilities_of_the_model_in_memory(two_colo
             two_colours / file: row
             for domain, samples in subject.domains.items()
             for file, row in zip(
-                subject.called[domain],
+                subject.sample_names[domain],
                 (subject.logits(samples) / temperature).softmax(dim=1).tolist(),
                 strict=True,
             )
@@ -221,7 +221,11 @@ def test_arrays_of_bytes_are_predicted_as_in_evaluation(tmp_path):
     model = fit("rotated_digits", "erm", tmp_path / "m", **options)
     subject = store_run(tmp_path / "m", tmp_path / "r")
     samples = subject.domains["15deg"]
-    expected = outputs(subject.model, samples.x, samples.prepare).softmax(dim=1)
-    x = samples.x.held if samples.x.held is not None else samples.x.take(torch.arange(len(samples)))
+    expected = compute_outputs(subject.model, samples.x, samples.prepare).softmax(dim=1)
+    x = (
+        samples.x.in_memory
+        if samples.x.in_memory is not None
+        else samples.x.take(torch.arange(len(samples)))
+    )
     np.testing.assert_allclose(model.predict_proba(x), expected.numpy(), atol=1e-6)
     assert find_dataset("rotated_digits").classes == model.classes

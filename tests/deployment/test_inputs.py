@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from afield.data.audio import LogMel
-from afield.data.domains import Reading
+from afield.data.domains import ReadOptions
 from afield.data.images import stored_side
 from afield.data.lookup import find_dataset
 from afield.deployment.inputs import Inputs
@@ -22,10 +22,10 @@ def pictures(size: int = 16) -> Inputs:
 
 
 def test_pictures_are_decoded_as_the_cache_does(two_colours):
-    domains = find_dataset(two_colours).load(Reading(two_colours, side=stored_side(16)))
+    domains = find_dataset(two_colours).load(ReadOptions(two_colours, side=stored_side(16)))
     inputs = pictures(16)
     for domain in domains.values():
-        rows = inputs.stacked([inputs.decoded(two_colours / name) for name in domain.names])
+        rows = inputs.stack([inputs.decoded(two_colours / name) for name in domain.names])
         assert torch.equal(rows, domain.x)
         # Some kernels depend on how samples lie in memory.
         assert rows.stride() == domain.x.stride()
@@ -43,7 +43,7 @@ def test_sounds_are_decoded_as_the_cache_does(tmp_path):
     inputs = Inputs("sounds", "float16", (1, 40, 98), (0.0,), (1.0,), mel=dataset.mel)
     for domain in dataset.load().values():
         files = [tmp_path / "root" / name for name in domain.names]
-        assert torch.equal(inputs.stacked([inputs.decoded(file) for file in files]), domain.x)
+        assert torch.equal(inputs.stack([inputs.decoded(file) for file in files]), domain.x)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_of_several_arrays_one_must_be_x(tmp_path):
 def test_arrays_of_pictures_of_another_size_are_squeezed_as_files_are(tmp_path):
     inputs, image = pictures(), noise(40)
     file = saved(image, tmp_path / "a.png")
-    expected = inputs.stacked([inputs.decoded(file)])
+    expected = inputs.stack([inputs.decoded(file)])
     assert torch.equal(inputs.samples(np.asarray(image)[None]), expected)
 
 

@@ -12,7 +12,7 @@ from afield.deployment.merged_model import merge_model
 from afield.deployment.model import load
 from afield.errors import DataError, MergeError, SpecError
 from afield.experiments.benchmarking import bench
-from afield.experiments.store import Store, stored_weights
+from afield.experiments.store import Store, read_run_weights
 from afield.merging.state_dicts import merge
 
 QUICK = {"steps": 5, "every": 5}
@@ -36,8 +36,8 @@ def folders(store):
 def test_runs_of_a_store_become_a_model_that_can_be_used(folders, tmp_path):
     base, experts = folders
     model = merge_model("average", base, experts, tmp_path / "merged")
-    states = [stored_weights(folder) for folder in experts]
-    expected = merge("average", stored_weights(base), states)
+    states = [read_run_weights(folder) for folder in experts]
+    expected = merge("average", read_run_weights(base), states)
     found = model.module.state_dict()
     assert all(torch.allclose(found[name], value) for name, value in expected.items())
     assert model.predict(np.zeros((3, 2))).shape == (3,)

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from huggingface_hub import ModelCard
 
-from afield.deployment.model_card import card
+from afield.deployment.model_card import render_card
 from afield.deployment.model_folder import read_description
 
 
@@ -17,7 +17,7 @@ def body(text: str) -> str:
 
 
 def test_hugging_face_reads_its_facts(about):
-    facts = ModelCard(card(about)).data
+    facts = ModelCard(render_card(about)).data
     assert facts.library_name == "afield"
     assert facts.pipeline_tag == "tabular-classification"
     assert "domain-generalization" in facts.tags
@@ -28,32 +28,34 @@ def test_hugging_face_reads_its_facts(about):
 
 
 def test_the_number_for_unseen_domains_stands_first(about):
-    first = body(card(about)).strip().splitlines()[2]
+    first = body(render_card(about)).strip().splitlines()[2]
     assert first.startswith(f"**Unseen domains: {100 * about.estimate.accuracy:.1f} % accuracy.**")
     assert f"{100 * about.estimate.worst:.1f} %" in first
     assert "There was one trial" in first
 
 
 def test_without_an_estimate_it_says_so_first(about):
-    text = card(replace(about, estimate=None, calibration=None))
+    text = render_card(replace(about, estimate=None, calibration=None))
     assert body(text).strip().splitlines()[2].startswith("**Unseen domains: not estimated.**")
     assert "Confidences are not calibrated" in text
     assert ModelCard(text).data.eval_results is None
 
 
 def test_several_trials_have_a_standard_error(about):
-    text = card(replace(about, estimate=replace(about.estimate, stderr=0.0123, trials=3)))
+    text = render_card(replace(about, estimate=replace(about.estimate, stderr=0.0123, trials=3)))
     assert "± 1.2 (standard error over 3 trials)" in text
 
 
 def test_a_recipe_that_was_chosen_by_the_number_says_so(about):
-    text = card(replace(about, estimate=replace(about.estimate, recipes=7)))
+    text = render_card(replace(about, estimate=replace(about.estimate, recipes=7)))
     assert "chosen among 7 by just these numbers" in text
 
 
 def test_many_domains_are_not_all_named(about):
     domains = {f"writer{i}": 0.5 for i in range(99)}
-    text = card(replace(about, estimate=replace(about.estimate, domains=domains, spread=0.1)))
+    text = render_card(
+        replace(about, estimate=replace(about.estimate, domains=domains, spread=0.1))
+    )
     assert "writer50" not in text
     assert "99 domains were held out; their standard deviation is 10.0" in text
 
@@ -62,7 +64,7 @@ def test_odd_names_break_neither_facts_nor_tables(about):
     odd = 'a: "b" | c\n- d'
     run = replace(about.run, dataset=odd)
     estimate = replace(about.estimate, domains={odd: 0.5})
-    text = card(replace(about, name=odd, run=run, estimate=estimate, licence="mit: x"))
+    text = render_card(replace(about, name=odd, run=run, estimate=estimate, licence="mit: x"))
     facts = ModelCard(text).data
     assert facts.datasets == [odd]
     assert facts.license == "mit: x"
@@ -70,5 +72,5 @@ def test_odd_names_break_neither_facts_nor_tables(about):
 
 
 def test_it_says_how_to_have_it_again(about):
-    assert card(about).rstrip().endswith(about.command)
+    assert render_card(about).rstrip().endswith(about.command)
     assert about.command.startswith("afield fit spirals erm --out")

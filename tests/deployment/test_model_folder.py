@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from afield.deployment.model import load
 from afield.deployment.model_folder import (
     Calibration,
-    check_place,
+    check_output_folder,
     is_model_folder,
     read_description,
     read_model,
@@ -220,7 +220,7 @@ def test_a_folder_of_something_else_is_never_overwritten(spiral_model, tmp_path)
     (tmp_path / "photos" / "cat.jpg").write_text("")
     for force in (False, True):
         with pytest.raises(SpecError, match="not the folder of a model"):
-            write_model(tmp_path / "photos", about, weights, None, "", replace=force)
+            write_model(tmp_path / "photos", about, weights, None, "", overwrite=force)
     assert [each.name for each in (tmp_path / "photos").iterdir()] == ["cat.jpg"]
 
 
@@ -230,25 +230,25 @@ def test_a_model_is_replaced_only_on_request(model_folder):
     with pytest.raises(SpecError, match="--force"):
         write_model(model_folder, renamed, weights, None, "")
     assert read_description(model_folder).name == about.name
-    write_model(model_folder, renamed, weights, None, "", replace=True)
+    write_model(model_folder, renamed, weights, None, "", overwrite=True)
     assert read_description(model_folder).name == "other"
     assert not (model_folder / "distance.safetensors").exists()
 
 
 def test_an_empty_folder_and_a_new_one_can_be_written_to_but_no_file(tmp_path):
     (tmp_path / "empty").mkdir()
-    check_place(tmp_path / "empty")
-    check_place(tmp_path / "new" / "deep")
+    check_output_folder(tmp_path / "empty")
+    check_output_folder(tmp_path / "new" / "deep")
     (tmp_path / "file").write_text("")
     with pytest.raises(SpecError, match="is a file or a link"):
-        check_place(tmp_path / "file")
+        check_output_folder(tmp_path / "file")
 
 
 @pytest.mark.parametrize("name", [".", "..", "/", "deep/.."])
 def test_a_place_without_a_name_is_refused_before_any_work(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SpecError, match="has no name of its own"):
-        check_place(Path(name))
+        check_output_folder(Path(name))
 
 
 def test_other_peoples_json_is_not_taken_for_a_model(tmp_path):

@@ -9,9 +9,9 @@ import pytest
 from afield.deployment.model import Prediction
 from afield.deployment.predictions import (
     Columns,
-    check_out,
+    check_output_file,
     csv_lines,
-    plain_name,
+    safe_name,
     write_predictions,
 )
 from afield.errors import SpecError
@@ -36,7 +36,7 @@ def test_a_csv_has_a_row_for_every_file_whatever_it_is_called():
 
 @pytest.mark.parametrize("name", ["=cmd|x.png", "+1.png", "-1.png", "@a.png", "\ta.png"])
 def test_no_spreadsheet_takes_a_name_for_a_formula(name):
-    assert plain_name(name) == f"./{name}"
+    assert safe_name(name) == f"./{name}"
 
 
 def test_a_name_that_is_not_unicode_can_be_written(tmp_path):
@@ -97,16 +97,16 @@ def test_what_fails_in_the_middle_leaves_no_file(tmp_path, suffix):
 
 def test_places_that_cannot_be_are_told_before_any_work(tmp_path):
     with pytest.raises(SpecError, match=r"\.csv, \.jsonl, \.parquet"):
-        check_out(tmp_path / "out.xlsx")
+        check_output_file(tmp_path / "out.xlsx")
     (tmp_path / "out.csv").mkdir()
     with pytest.raises(SpecError, match="is a folder"):
-        check_out(tmp_path / "out.csv")
+        check_output_file(tmp_path / "out.csv")
 
 
 def test_a_package_that_is_not_there_is_told(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(SpecError, match=r"pip install 'afield\[parquet\]'"):
-        check_out(tmp_path / "out.parquet")
+        check_output_file(tmp_path / "out.parquet")
 
 
 def test_many_rows_are_written_in_groups(tmp_path):

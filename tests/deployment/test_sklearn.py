@@ -23,7 +23,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from afield import registry
-from afield.errors import DivergedError, SpecError, UnfitError, UnknownNameError
+from afield.errors import DivergedError, IncompatibleMethodError, SpecError, UnknownNameError
 from afield.experiments.benchmarking import train
 from afield.experiments.store import Store
 from afield.sklearn import DomainClassifier
@@ -141,7 +141,9 @@ def test_one_domain_will_do_where_a_method_needs_no_other(data):
     x, y, _ = data
     assert quick("arith", lr=0.01, steps=60).fit(x, y).score(x, y) > 0.8
     for method in ("mldg", "metareg"):
-        with pytest.raises(UnfitError, match=f"{method} .*give fit the domain of each sample"):
+        with pytest.raises(
+            IncompatibleMethodError, match=f"{method} .*give fit the domain of each sample"
+        ):
             quick(method).fit(x, y)
 
 

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from afield import registry
-from afield.diagnosis.diagnosing import diagnose, revived
-from afield.diagnosis.diagnostic import further_networks
+from afield.diagnosis.diagnosing import diagnose
+from afield.diagnosis.diagnostic import trained_learner
 from afield.errors import DataError, SpecError, UnknownNameError
-from afield.experiments.benchmarking import plan, train
-from afield.experiments.selection import value_of
-from afield.experiments.store import Store, stored_weights
+from afield.experiments.benchmarking import plan_runs, train
+from afield.experiments.finished import reopen
+from afield.experiments.selection import selection_value
+from afield.experiments.store import Store, read_run_weights
 from afield.experiments.sweep import complete
 
 
@@ -23,9 +24,9 @@ def folder(tmp_path_factory):
 
 
 def test_a_run_comes_back_with_the_scores_of_its_record(folder):
-    subject = revived(folder)
+    subject = reopen(folder)
     record = subject.record
-    best = max(record.candidates, key=lambda checkpoint: value_of(checkpoint, record.run))
+    best = max(record.candidates, key=lambda checkpoint: selection_value(checkpoint, record.run))
     samples = subject.domains["turn20"]
     with torch.inference_mode():
         logits = subject.model(samples.batch(torch.arange(len(samples))).x)
@@ -34,7 +35,7 @@ def test_a_run_comes_back_with_the_scores_of_its_record(folder):
 
 
 def test_its_learner_and_stream_are_as_before_the_first_step(folder):
-    first, second = revived(folder), revived(folder)
+    first, second = reopen(folder), reopen(folder)
     assert first.learner.step == 0
     pairs = zip(first.learner.model.parameters(), second.learner.model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
@@ -127,7 +128,7 @@ def test_a_run_whose_weights_are_gone_is_told(folder, tmp_path):
     ],
 )
 def test_of_many_domains_some_are_shown_unseen_ones_among_them(folder, most, expected):
-    assert revived(folder).shown(most) == expected
+    assert reopen(folder).shown(most) == expected
 
 
 @pytest.fixture(scope="module")
@@ -139,8 +140,8 @@ def with_parts(tmp_path_factory):
 
 
 def test_further_networks_come_back_as_they_were_when_the_model_was_best(with_parts):
-    subject = revived(with_parts)
-    kept = stored_weights(with_parts, "parts")
+    subject = reopen(with_parts)
+    kept = read_run_weights(with_parts, "parts")
     found = subject.trained.parts.state_dict()
     assert set(found) == set(kept)
     assert all(torch.equal(found[name], kept[name]) for name in kept)
@@ -150,21 +151,21 @@ def test_further_networks_come_back_as_they_were_when_the_model_was_best(with_pa
 
 
 def test_the_start_of_further_networks_is_another_copy(with_parts):
-    subject = revived(with_parts)
+    subject = reopen(with_parts)
     start, end = subject.learner.parts.state_dict(), subject.trained.parts.state_dict()
     assert not any(torch.equal(start[name], end[name]) for name in start if "weight" in name)
     with torch.no_grad():
         for parameter in subject.trained.parts.parameters():
             parameter.zero_()
-    again = revived(with_parts).learner.parts.state_dict()
+    again = reopen(with_parts).learner.parts.state_dict()
     assert all(torch.equal(start[name], again[name]) for name in start)
 
 
 def test_what_was_trained_does_not_change_when_the_run_is_trained_once_more(with_parts):
-    subject = revived(with_parts)
+    subject = reopen(with_parts)
     nets = (subject.model, subject.trained.parts)
     before = [value.clone() for net in nets for value in net.state_dict().values()]
-    *_, (step, _) = subject.again(4)
+    *_, (step, _) = subject.retrain(4)
     assert step == 40
     after = [value for net in nets for value in net.state_dict().values()]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
@@ -173,7 +174,7 @@ def test_what_was_trained_does_not_change_when_the_run_is_trained_once_more(with
 @pytest.mark.parametrize("method", registry.names("methods"))
 def test_a_run_of_every_method_comes_back_and_scores_as_it_did(method, tmp_path):
     record = train("spirals", method, target="turn20", store=tmp_path, settings={"steps": 4})
-    subject = revived(tmp_path / record.run.key)
+    subject = reopen(tmp_path / record.run.key)
     samples = subject.domains["turn20"]
     with torch.inference_mode():
         logits = subject.trained.model(samples.batch(torch.arange(len(samples))).x)
@@ -189,7 +190,7 @@ def test_a_run_whose_further_networks_are_gone_is_told_where_they_are_needed(wit
     file.unlink()
     assert len(diagnose("agreement", copy).data)
     with pytest.raises(DataError, match="remove its folder and run it again") as caught:
-        further_networks(revived(copy))
+        trained_learner(reopen(copy))
     assert "\n" not in str(caught.value)
     file.write_bytes(b"short")
     with pytest.raises(DataError, match=r"parts\.safetensors: no readable weights"):
@@ -198,7 +199,7 @@ def test_a_run_whose_further_networks_are_gone_is_told_where_they_are_needed(wit
 
 def test_a_run_without_further_networks_needs_no_file_of_them(folder):
     assert not (folder / "parts.safetensors").exists()
-    subject = revived(folder)
+    subject = reopen(folder)
     assert len(subject.trained.parts) == 0
     assert subject.trained.model is subject.model
 
@@ -207,7 +208,7 @@ def test_a_run_without_further_networks_needs_no_file_of_them(folder):
 def merged(tmp_path_factory):
     """The folder of a merged run, beside its base and its experts."""
     store = Store(tmp_path_factory.mktemp("merged"))
-    runs = plan("spirals", merges=["average"], trials=1, settings={"steps": 5})
+    runs = plan_runs("spirals", merges=["average"], trials=1, settings={"steps": 5})
     wanted = next(run for run in runs if run.method == "average")
     needed = (wanted.key, wanted.base, *wanted.experts)
     list(complete([run for run in runs if run.key in needed], store))
@@ -215,9 +216,9 @@ def merged(tmp_path_factory):
 
 
 def test_a_merged_run_comes_back_with_its_base_and_its_experts(merged):
-    subject = revived(merged)
+    subject = reopen(merged)
     assert list(subject.experts) == list(subject.record.run.sources)
-    ours = stored_weights(merged)
+    ours = read_run_weights(merged)
     assert all(torch.equal(v, ours[n]) for n, v in subject.model.state_dict().items())
     mean = torch.stack([each["head.bias"] for each in subject.experts.values()]).mean(0)
     torch.testing.assert_close(ours["head.bias"], mean)
@@ -226,7 +227,7 @@ def test_a_merged_run_comes_back_with_its_base_and_its_experts(merged):
 
 
 def test_an_ordinary_run_has_neither(folder):
-    subject = revived(folder)
+    subject = reopen(folder)
     assert subject.base == subject.experts == {}
 
 

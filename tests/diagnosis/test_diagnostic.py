@@ -8,10 +8,11 @@ import torch
 from matplotlib.figure import Figure
 
 from afield import registry
-from afield.diagnosis.diagnosing import diagnose, revived
-from afield.diagnosis.diagnostic import Diagnostic, Finding, checked_domains
+from afield.diagnosis.diagnosing import diagnose
+from afield.diagnosis.diagnostic import Diagnostic, Finding, choose_domains
 from afield.errors import SpecError
 from afield.experiments.benchmarking import bench, train
+from afield.experiments.finished import reopen
 from afield.hyperparameters import build, defaults, ranges
 
 NAMES = registry.names("diagnostics")
@@ -84,7 +85,7 @@ def test_it_is_saved_with_its_numbers_beside_it(findings, name, tmp_path):
     picture, table, *more = finding.save(tmp_path / "new" / f"{name}.png")
     assert picture.stat().st_size > 5000
     assert len(pd.read_csv(table)) == len(finding.data)
-    assert [path.name for path in more] == [f"{name}.{each}.csv" for each in finding.more]
+    assert [path.name for path in more] == [f"{name}.{each}.csv" for each in finding.extra_tables]
     assert all(len(pd.read_csv(path)) for path in more)
 
 
@@ -131,29 +132,29 @@ def test_panels_fill_their_rows(panels, rows):
 
 def test_a_diagnostic_that_does_nothing_says_so():
     with pytest.raises(NotImplementedError, match="does not look"):
-        Diagnostic().look([])
+        Diagnostic().diagnose_runs([])
     with pytest.raises(NotImplementedError, match="does not read"):
         Diagnostic().read([])
     with pytest.raises(NotImplementedError, match="does not study"):
-        Diagnostic().study([], lambda record: record)
+        Diagnostic().diagnose_store([], lambda record: record)
 
 
 @pytest.fixture(scope="module")
 def subject(store):
     with torch.random.fork_rng():
-        return revived(next(store.glob("crossgrad-*")))
+        return reopen(next(store.glob("crossgrad-*")))
 
 
 def test_domains_that_are_asked_for_are_shown_in_that_order_and_once(subject):
-    assert checked_domains(subject, ("turn20", "turn0", "turn20"), 2) == ["turn20", "turn0"]
+    assert choose_domains(subject, ("turn20", "turn0", "turn20"), 2) == ["turn20", "turn0"]
     # Whoever asks gets more than are shown by default.
-    assert checked_domains(subject, tuple(subject.domains), 2) == list(subject.domains)
+    assert choose_domains(subject, tuple(subject.domains), 2) == list(subject.domains)
 
 
 def test_without_being_asked_at_most_so_many_domains_are_shown(subject):
     for most in (2, 3, 4, 9):
-        assert checked_domains(subject, (), most) == subject.shown(most)
-        assert len(checked_domains(subject, (), most)) == min(most, 4)
+        assert choose_domains(subject, (), most) == subject.shown(most)
+        assert len(choose_domains(subject, (), most)) == min(most, 4)
 
 
 @pytest.mark.parametrize(
@@ -161,11 +162,11 @@ def test_without_being_asked_at_most_so_many_domains_are_shown(subject):
 )
 def test_a_domain_that_is_not_there_is_told_with_those_that_are(subject, name, guess):
     with pytest.raises(SpecError) as caught:
-        checked_domains(subject, ("turn0", name), 4)
+        choose_domains(subject, ("turn0", name), 4)
     assert str(caught.value).startswith(f"spirals has no domain '{name}'; {guess}")
 
 
 def test_a_domain_of_own_data_is_told_by_where_they_are(subject):
     own = replace(subject.record, run=replace(subject.record.run, dataset="/my/data"))
     with pytest.raises(SpecError, match="/my/data has no domain 'x'"):
-        checked_domains(replace(subject, record=own), ("x",), 4)
+        choose_domains(replace(subject, record=own), ("x",), 4)

@@ -9,7 +9,7 @@ import pytest
 import sklearn
 
 from afield import registry
-from afield.experiments.benchmarking import plan
+from afield.experiments.benchmarking import plan_runs
 from afield.hyperparameters import ranges
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -30,7 +30,7 @@ def test_a_cell_of_the_papers_tables_can_be_planned(options):
     given = [setting for word, setting in pairwise(words) if word == "--set"]
     settings = dict(setting.split("=", 1) for setting in given)
     methods = pairs["--methods"].split(",")
-    runs = plan(
+    runs = plan_runs(
         "spirals",
         methods,
         trials=1,

@@ -6,7 +6,7 @@ from PIL import Image
 
 import afield
 from afield.errors import DataError, SpecError, UnknownNameError
-from afield.experiments.benchmarking import DEFAULT_METHODS, bench, plan, train
+from afield.experiments.benchmarking import DEFAULT_METHODS, bench, plan_runs, train
 from afield.experiments.store import Store
 
 QUICK = {"steps": 10}
@@ -22,19 +22,19 @@ def test_bench_returns_the_records_of_the_store(tmp_path):
 
 def test_the_short_list_of_methods_exists_and_all_stands_for_every_one():
     assert set(DEFAULT_METHODS) <= set(afield.names("methods"))
-    assert {run.method for run in plan("spirals", trials=1)} == set(DEFAULT_METHODS)
-    assert {run.method for run in plan("spirals", ["all"], trials=1)} == set(
+    assert {run.method for run in plan_runs("spirals", trials=1)} == set(DEFAULT_METHODS)
+    assert {run.method for run in plan_runs("spirals", ["all"], trials=1)} == set(
         afield.names("methods")
     )
 
 
 def test_a_method_named_twice_is_run_once():
-    assert len(plan("spirals", ["erm", "erm"], trials=1)) == 4
+    assert len(plan_runs("spirals", ["erm", "erm"], trials=1)) == 4
 
 
 def test_an_unknown_method_is_an_error_before_any_training():
     with pytest.raises(UnknownNameError, match="did you mean 'erm'"):
-        plan("spirals", ["ermm"])
+        plan_runs("spirals", ["ermm"])
 
 
 def test_broken_data_are_an_error_before_any_training(tmp_path):
@@ -51,7 +51,7 @@ def test_a_missing_class_is_reported(tmp_path, caplog):
     path = tmp_path / "own.npz"
     np.savez(path, X=np.eye(8), y=[0, 1, 0, 1, 0, 0, 0, 0], domain=list("aaaabbbb"))
     with caplog.at_level(logging.WARNING):
-        plan(path, ["erm"])
+        plan_runs(path, ["erm"])
     assert "domain 'b' has no sample of class '1'" in caplog.text
 
 
@@ -92,29 +92,29 @@ def test_bench_holds_out_a_share_of_the_domains(twenty, tmp_path):
 )
 def test_all_rules_are_those_that_can_read_the_runs_and_others_are_refused(shares, fitting, twenty):
     dataset = twenty if shares else "spirals"
-    runs = plan(dataset, "erm", rules="all", trials=1, **shares)
+    runs = plan_runs(dataset, "erm", rules="all", trials=1, **shares)
     assert runs[0].rules == fitting
-    assert plan(dataset, "erm", rules=["target"], trials=1, **shares)[0].rules == ("target",)
+    assert plan_runs(dataset, "erm", rules=["target"], trials=1, **shares)[0].rules == ("target",)
     for rule in {"sources", "left-out-source", "validation"} - set(fitting):
         with pytest.raises(SpecError, match=f"the rule {rule} cannot .* use --rules {fitting[0]}"):
-            plan(dataset, "erm", rules=["target", rule], trials=1, **shares)
+            plan_runs(dataset, "erm", rules=["target", rule], trials=1, **shares)
 
 
 def test_no_rule_at_all_is_an_error():
     with pytest.raises(SpecError, match="no rule is given"):
-        plan("spirals", "erm", rules=[])
+        plan_runs("spirals", "erm", rules=[])
 
 
 def test_a_size_for_what_has_no_pictures_is_an_error():
     with pytest.raises(SpecError, match="size=32: spirals has no pictures"):
-        plan("spirals", "erm", settings={"size": 32})
+        plan_runs("spirals", "erm", settings={"size": 32})
 
 
 def test_a_network_that_does_not_take_the_inputs_is_an_error_before_any_training(tmp_path):
     x = np.zeros((8, 3, 4, 4), dtype=np.uint8)
     np.savez(tmp_path / "tiny.npz", X=x, y=[0, 1] * 4, domain=list("aaaabbbb"))
     with pytest.raises(SpecError, match="small:lenet"):
-        plan(tmp_path / "tiny.npz", "erm", settings={"backbone": "small:lenet"})
+        plan_runs(tmp_path / "tiny.npz", "erm", settings={"backbone": "small:lenet"})
 
 
 def test_broken_files_that_are_left_out_are_counted_in_the_log_and_the_record(tmp_path, caplog):
@@ -157,21 +157,21 @@ def test_all_methods_are_those_that_the_number_of_domains_allows(tmp_path, caplo
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(40, 2)).astype("float32"), np.arange(40) % 2
     np.savez(tmp_path / "two.npz", X=x, y=y, domain=np.arange(40) // 20)
-    found = {run.method for run in plan(tmp_path / "two.npz", "all", trials=1)}
+    found = {run.method for run in plan_runs(tmp_path / "two.npz", "all", trials=1)}
     assert found == set(afield.names("methods")) - {"mldg", "metareg"}
     assert "left out: mldg takes 2 source domains a step or more to make a pair" in caplog.text
     with pytest.raises(SpecError, match=r"mldg takes 2 .* \(to be trained on 1\)"):
-        plan(tmp_path / "two.npz", ["erm", "mldg"], trials=1)
+        plan_runs(tmp_path / "two.npz", ["erm", "mldg"], trials=1)
 
 
 def test_settings_that_cannot_be_are_no_reason_to_leave_a_method_out():
     with pytest.raises(SpecError, match=r"arith\.eps=-1"):
-        plan("spirals", "all", trials=1, settings={"arith.eps": -1})
+        plan_runs("spirals", "all", trials=1, settings={"arith.eps": -1})
 
 
 def test_settings_of_an_average_are_checked_before_anything_is_trained():
     with pytest.raises(SpecError, match=r"swad\.slack=-1"):
-        plan("spirals", ["erm"], trials=1, average="swad", settings={"swad.slack": -1})
+        plan_runs("spirals", ["erm"], trials=1, average="swad", settings={"swad.slack": -1})
 
 
 def test_bench_trains_on_so_many_of_the_domains_that_are_not_held_out(twenty, tmp_path):
@@ -188,13 +188,13 @@ def test_bench_trains_on_so_many_of_the_domains_that_are_not_held_out(twenty, tm
 
 def test_numbers_of_domains_go_with_held_out_shares(twenty):
     with pytest.raises(SpecError, match="--train-on goes with --hold-out"):
-        plan(twenty, "erm", train_on=[3])
+        plan_runs(twenty, "erm", train_on=[3])
     with pytest.raises(SpecError, match="cannot train on 14 domains; 13 are left"):
-        plan(twenty, "erm", test=0.25, train_on=[14])
+        plan_runs(twenty, "erm", test=0.25, train_on=[14])
 
 
 def test_all_methods_are_those_that_the_smallest_number_of_domains_allows(twenty, caplog):
-    runs = plan(twenty, "all", test=0.25, train_on=[1, None], trials=1)
+    runs = plan_runs(twenty, "all", test=0.25, train_on=[1, None], trials=1)
     assert "left out: mldg" in caplog.text
     methods = [{run.method for run in runs if len(run.sources) == n} for n in (1, 13)]
     assert methods[0] == methods[1]
@@ -206,17 +206,17 @@ MERGING = {"merges": ["average"], "trials": 1, "settings": QUICK}
 
 
 def test_merges_stand_beside_methods_or_by_themselves():
-    alone = plan("spirals", **MERGING)
+    alone = plan_runs("spirals", **MERGING)
     assert {run.role for run in alone} == {"base", "expert", "merged"}
-    both = plan("spirals", ["vrex"], **MERGING)
-    assert both[:4] == plan("spirals", ["vrex"], trials=1, settings=QUICK)
+    both = plan_runs("spirals", ["vrex"], **MERGING)
+    assert both[:4] == plan_runs("spirals", ["vrex"], trials=1, settings=QUICK)
     assert both[4:] == alone
 
 
 def test_settings_go_to_those_whom_they_concern():
     settings = {**QUICK, "vrex.penalty": 3.0, "score.tau": 1.0, "arith.eps": 0.1}
     options = {"merges": ["score"], "expert_methods": ["arith"], "trials": 1}
-    runs = plan("spirals", ["vrex"], settings=settings, **options)
+    runs = plan_runs("spirals", ["vrex"], settings=settings, **options)
     for run in runs:
         if run.method == "vrex":
             assert run.params["penalty"] == 3.0
@@ -226,19 +226,19 @@ def test_settings_go_to_those_whom_they_concern():
             assert run.params["tau"] == 1.0
     for owner in ("ties.density", "groupdro.eta", "scoer.tau"):
         with pytest.raises(UnknownNameError, match="in this benchmark; "):
-            plan("spirals", ["vrex"], settings={**settings, owner: 1}, **options)
+            plan_runs("spirals", ["vrex"], settings={**settings, owner: 1}, **options)
 
 
 def test_a_merge_or_a_method_named_twice_is_there_once():
-    once = plan("spirals", merges=["average"], expert_methods=["erm"], trials=1)
-    twice = plan("spirals", merges=["average"] * 2, expert_methods=["erm"] * 2, trials=1)
+    once = plan_runs("spirals", merges=["average"], expert_methods=["erm"], trials=1)
+    twice = plan_runs("spirals", merges=["average"] * 2, expert_methods=["erm"] * 2, trials=1)
     assert once == twice
 
 
 def test_merges_do_not_go_with_held_out_shares(twenty):
     for methods in ([], ["erm"]):
         with pytest.raises(SpecError, match="--merges goes with each domain left out once"):
-            plan(twenty, methods, merges=["average"], test=0.25)
+            plan_runs(twenty, methods, merges=["average"], test=0.25)
 
 
 def test_bench_returns_merged_records_and_leaves_out_what_failed(tmp_path, caplog):

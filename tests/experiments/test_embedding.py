@@ -16,15 +16,15 @@ from safetensors.torch import load_file, save_file
 
 from afield.data.domains import data_root
 from afield.data.lookup import find_dataset
-from afield.data.sources.arrays import array_file
+from afield.data.sources.arrays import array_dataset
 from afield.errors import DataError, SpecError
 from afield.experiments import embedding
-from afield.experiments.benchmarking import plan
+from afield.experiments.benchmarking import plan_runs
 from afield.experiments.embedding import embed
 from afield.experiments.runner import execute
 from afield.experiments.store import Store
-from afield.progress import shown_by
-from afield.seeds import seed
+from afield.progress import report_progress_to
+from afield.seeds import derive_seed
 
 NET, SIZE = "test_resnet", 32
 TINY = {"backbone": f"timm:{NET}", "weights": "none", "size": SIZE}
@@ -59,7 +59,7 @@ def folder(tmp_path):
 
 
 def random_net():
-    torch.manual_seed(seed("embedding", f"timm:{NET}"))
+    torch.manual_seed(derive_seed("embedding", f"timm:{NET}"))
     return timm.create_model(NET, num_classes=0).eval()
 
 
@@ -120,11 +120,11 @@ def test_the_file_is_a_dataset_like_any_other_with_or_without_its_suffix(folder,
     path = embed(folder, tmp_path / "emb", **TINY)
     assert path == tmp_path / "emb.npz"
     for spec in (path, tmp_path / "emb"):
-        (run, _) = plan(spec, ["erm"], trials=1, settings={"steps": 2})
+        (run, _) = plan_runs(spec, ["erm"], trials=1, settings={"steps": 2})
         assert run.backbone == "small:mlp"
         record = execute(run, Store(tmp_path / "runs"))
         assert record.domains == ("a shop", "zoé")
-    domains = array_file(path).load()
+    domains = array_dataset(path).load()
     assert domains["zoé"].test.tolist() == [False, True] * 3
     assert domains["zoé"].names[0] == "zoé/cup/0.png"
 
@@ -157,7 +157,7 @@ def test_pictures_in_arrays_are_seen_at_their_own_size_grey_ones_too(tmp_path):
     assert found["X"].shape == (8, 96)
     assert "names" not in found
     assert "test" not in found
-    torch.manual_seed(seed("embedding", f"timm:{NET}"))
+    torch.manual_seed(derive_seed("embedding", f"timm:{NET}"))
     net = timm.create_model(NET, num_classes=0, in_chans=1).eval()
     mean, std = (np.mean(net.pretrained_cfg[key]) for key in ("mean", "std"))
     with torch.inference_mode():
@@ -236,7 +236,7 @@ def test_progress_counts_the_samples(folder, tmp_path, monkeypatch):
     def listener(what, total):
         yield lambda done: told.append((what, done, total))
 
-    with shown_by(listener):
+    with report_progress_to(listener):
         embed(folder, tmp_path / "emb", **TINY)
     assert [each for each in told if each[0] == "embedding own"] == [
         ("embedding own", done, 12) for done in (5, 10, 12)

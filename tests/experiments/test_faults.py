@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from afield.experiments.benchmarking import planned
+from afield.experiments.benchmarking import plan_run
 from afield.experiments.record import Failure, Record
 from afield.experiments.store import Store, read_record
 from afield.experiments.sweep import Local, complete
@@ -65,7 +65,7 @@ def mtimes(store):
 )
 def test_a_run_that_comes_to_a_bad_end_takes_no_other_with_it(kind, told, fault, tmp_path):
     fault.write_text(kind)
-    runs = [planned("spirals", "failing", target=each, settings={"steps": 20}) for each in TARGETS]
+    runs = [plan_run("spirals", "failing", target=each, settings={"steps": 20}) for each in TARGETS]
     store = Store(tmp_path / "runs")
     outcomes = {outcome.run.key: outcome for outcome in complete(runs, store, pool=Local(2))}
     assert [type(outcomes[run.key]) for run in runs] == [Record, Failure, Record]
@@ -80,7 +80,9 @@ def test_a_run_that_comes_to_a_bad_end_takes_no_other_with_it(kind, told, fault,
 
 def test_a_run_that_diverges_takes_no_other_with_it(tmp_path):
     lrs = (1e-3, 1e30, 1e-2)
-    runs = [planned("spirals", "erm", target="turn0", settings={"steps": 20, "lr": x}) for x in lrs]
+    runs = [
+        plan_run("spirals", "erm", target="turn0", settings={"steps": 20, "lr": x}) for x in lrs
+    ]
     store = Store(tmp_path)
     outcomes = {outcome.run.lr: outcome for outcome in complete(runs, store)}
     assert [type(outcomes[lr]) for lr in lrs] == [Record, Failure, Record]
@@ -107,8 +109,8 @@ def small_disk(tmp_path):
 
 def test_a_run_that_fills_the_disk_takes_no_other_with_it(small_disk):
     """The weights of the wide network have no room, those of the others have."""
-    ask = partial(planned, "spirals", "erm", target="turn0")
-    large = planned("rotated_digits", "erm", target="0deg", settings={"steps": 4})
+    ask = partial(plan_run, "spirals", "erm", target="turn0")
+    large = plan_run("rotated_digits", "erm", target="0deg", settings={"steps": 4})
     small = [ask(settings={"steps": 4, "batch": batch}) for batch in (8, 16)]
     store = Store(small_disk)
     runs = [small[0], large, small[1]]

@@ -9,14 +9,14 @@ import pytest
 
 from afield import registry
 from afield.data.lookup import find_dataset
-from afield.errors import AfieldError, SpecError, UnfitError, UnknownNameError
-from afield.experiments.benchmarking import plan
+from afield.errors import AfieldError, IncompatibleMethodError, SpecError, UnknownNameError
+from afield.experiments.benchmarking import plan_runs
 from afield.experiments.merge_protocol import NEED_STATISTICS, merging_runs
-from afield.experiments.merge_runner import COMPARISONS
-from afield.experiments.protocol import CLIP_TUNING, leave_one_out
+from afield.experiments.merge_runner import MERGE_BASELINES
+from afield.experiments.protocol import CLIP_SETTINGS, leave_one_out
 from afield.experiments.record import Run
 from afield.hyperparameters import defaults
-from afield.reporting.results import label
+from afield.reporting.results import row_label
 from tests.files import tree
 
 SPIRALS = find_dataset("spirals")
@@ -51,7 +51,7 @@ def test_every_target_has_a_base_experts_one_of_its_own_and_what_is_merged():
         assert counted[trial, "base", "erm"] == 4
         # Three sources and the target itself, from each target's base.
         assert counted[trial, "expert", "erm"] == 16
-        for name in (*COMPARISONS, "score", "ties"):
+        for name in (*MERGE_BASELINES, "score", "ties"):
             assert counted[trial, "merged", name] == 4
     assert len(runs) == len({run.key for run in runs}) == 2 * (4 + 16 + 6 * 4)
 
@@ -62,11 +62,11 @@ def test_what_a_run_starts_from_comes_before_it():
         done: set[str] = set()
         stages = []
         for run in (run for run in runs if run.trial == trial):
-            stages.append(run.stage)
+            stages.append(run.order)
             assert {*run.experts, *filter(None, [run.base])} <= done
             done.add(run.key)
         assert stages == sorted(stages)
-    assert {run.role: run.stage for run in runs} == {"base": 0, "expert": 1, "merged": 2}
+    assert {run.role: run.order for run in runs} == {"base": 0, "expert": 1, "merged": 2}
 
 
 def test_nothing_of_the_target_is_in_a_base_or_in_an_expert_that_is_merged():
@@ -131,12 +131,12 @@ def test_the_experts_of_a_clip_are_the_same_for_all_targets(tmp_path):
     for trial in (0, 1):
         assert counted[trial, "base"] == 1
         assert counted[trial, "expert"] == domains
-        assert counted[trial, "merged"] == domains * (len(COMPARISONS) + 1)
+        assert counted[trial, "merged"] == domains * (len(MERGE_BASELINES) + 1)
     (base,) = [run for run in of_role(runs, "base") if run.trial == 0]
     assert base.method == "linear_probe"
     for run in of_role(runs, "expert"):
         assert run.freeze_head
-        assert {name: getattr(run, name) for name in CLIP_TUNING} == CLIP_TUNING
+        assert {name: getattr(run, name) for name in CLIP_SETTINGS} == CLIP_SETTINGS
     bounds = {run.experts[0] for run in runs if run.method == "target_expert"}
     others = {key for run in runs if run.method == "score" for key in run.experts}
     assert bounds == others
@@ -145,7 +145,7 @@ def test_the_experts_of_a_clip_are_the_same_for_all_targets(tmp_path):
 def test_draws_are_of_the_merges_alone():
     runs = runs_of("score", draws=3)
     counted = Counter(run.method for run in of_role(runs, "merged"))
-    assert counted == {"score": 12, **dict.fromkeys(COMPARISONS, 4)}
+    assert counted == {"score": 12, **dict.fromkeys(MERGE_BASELINES, 4)}
     assert len(of_role(runs, "expert")) == 16
     assert {run.draw for run in runs if run.role != "merged"} == {0}
     taus = {run.draw: run.params["tau"] for run in runs if run.method == "score"}
@@ -182,7 +182,7 @@ def test_settings_of_every_expert_label_the_rows():
         runs_of("score", expert_methods=("erm", "vrex"), settings={**QUICK, "vrex.penalty": p})
         for p in (1.0, 100.0)
     )
-    labels = [{label(run) for run in runs if run.method == "score"} for runs in (first, second)]
+    labels = [{row_label(run) for run in runs if run.method == "score"} for runs in (first, second)]
     assert not labels[0] & labels[1]
     assert {run.given["vrex penalty"] for run in of_role(second, "merged")} == {100.0}
 
@@ -193,7 +193,7 @@ def test_the_expert_of_the_target_is_of_a_method_that_can_do_with_one_domain():
         runs = runs_of("score", expert_methods=methods)
         experts = {run.method for run in of_role(runs, "expert") if len(run.sources) == 1}
         assert experts == {"vrex"}
-    with pytest.raises(UnfitError, match="mldg takes 2 source domains"):
+    with pytest.raises(IncompatibleMethodError, match="mldg takes 2 source domains"):
         runs_of("score", expert_methods=("mldg",))
 
 
@@ -227,11 +227,13 @@ def test_merges_that_need_statistics_are_refused_with_what_to_do_instead(name):
 
 def test_all_merges_are_those_that_fit(tmp_path):
     every = set(registry.names("merges"))
-    found = {run.method for run in plan("spirals", merges=["all"], trials=1)} - {"erm"}
-    assert found == (every - {*NEED_STATISTICS, "slerp"}) | {*COMPARISONS}
+    found = {run.method for run in plan_runs("spirals", merges=["all"], trials=1)} - {"erm"}
+    assert found == (every - {*NEED_STATISTICS, "slerp"}) | {*MERGE_BASELINES}
     arrays(tmp_path / "own.npz", 3)
-    found = {run.method for run in plan(tmp_path / "own.npz", merges=["all"], trials=1)} - {"erm"}
-    assert found == (every - {*NEED_STATISTICS}) | {*COMPARISONS}
+    found = {run.method for run in plan_runs(tmp_path / "own.npz", merges=["all"], trials=1)} - {
+        "erm"
+    }
+    assert found == (every - {*NEED_STATISTICS}) | {*MERGE_BASELINES}
 
 
 def test_two_domains_are_too_few(tmp_path):
@@ -240,7 +242,7 @@ def test_two_domains_are_too_few(tmp_path):
         merging_runs(dataset, ["score"])
 
 
-@pytest.mark.parametrize("name", COMPARISONS)
+@pytest.mark.parametrize("name", MERGE_BASELINES)
 def test_what_is_compared_anyway_is_no_merge(name):
     with pytest.raises(UnknownNameError, match=f"{name} stands beside every merge already"):
         runs_of("score", name)
@@ -287,7 +289,9 @@ def test_what_cannot_be_is_one_line_before_anything_is_trained(asked, kind, told
 )
 def test_settings_of_a_merge_label_its_row_and_change_its_key_alone(settings, row):
     usual, chosen = runs_of("score", "ties"), runs_of("score", "ties", settings=QUICK | settings)
-    rows = {label(run, but=("backbone", "steps")) for run in chosen if run.method == "score"}
+    rows = {
+        row_label(run, exclude=("backbone", "steps")) for run in chosen if run.method == "score"
+    }
     assert rows == {row}
     for before, after in zip(usual, chosen, strict=True):
         same = before.method != "score" or row == "score"
@@ -306,7 +310,7 @@ def test_settings_are_tried_without_a_word(name, tmp_path, caplog):
 
 def test_scale_is_among_the_settings_of_every_merge():
     for run in of_role(runs_of("score", "ties"), "merged"):
-        assert run.params.get("scale") == (None if run.method in COMPARISONS else 1.0)
+        assert run.params.get("scale") == (None if run.method in MERGE_BASELINES else 1.0)
 
 
 def test_rules_that_need_further_runs_do_not_reach_merges():

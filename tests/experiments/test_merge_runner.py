@@ -20,15 +20,16 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 import afield
-from afield.diagnosis.diagnosing import diagnose, revived
+from afield.diagnosis.diagnosing import diagnose
 from afield.errors import DataError, SpecError
 from afield.experiments import sweep
-from afield.experiments.benchmarking import plan
-from afield.experiments.merge_runner import COMPARISONS, Ensemble, _best, assemble
+from afield.experiments.benchmarking import plan_runs
+from afield.experiments.finished import reopen
+from afield.experiments.merge_runner import MERGE_BASELINES, Ensemble, _best, execute_merge
 from afield.experiments.record import Failure, Record, Run
-from afield.experiments.runner import Place, begun, execute
-from afield.experiments.selection import value_of
-from afield.experiments.store import Store, stored_weights
+from afield.experiments.runner import Machine, execute, set_up
+from afield.experiments.selection import selection_value
+from afield.experiments.store import Store, read_run_weights
 from afield.experiments.sweep import Local, complete
 from afield.reporting.table import tabulate
 from afield.training.evaluation import Checkpoint, Score, Scores
@@ -61,7 +62,7 @@ def of_target(runs: list[Run], target: str) -> list[Run]:
 
 def runs_of(data, target="d", *, merges=MERGES, **options) -> list[Run]:
     settings = {"steps": 12, "every": 4, **options.pop("settings", {})}
-    return of_target(plan(data, merges=merges, trials=1, settings=settings, **options), target)
+    return of_target(plan_runs(data, merges=merges, trials=1, settings=settings, **options), target)
 
 
 def bytes_of(store: Store, runs: list[Run]) -> dict[str, tuple[bytes, object]]:
@@ -96,13 +97,13 @@ def trained(done: SimpleNamespace, folder: Path) -> Store:
 
 def logits_of(folder: Path, record: Record, domain: str, weights=None, part="main") -> Tensor:
     """What a network of the run makes of a part of a domain, written out."""
-    subject = revived(folder / record.run.key)
+    subject = reopen(folder / record.run.key)
     network = subject.model
     if weights is not None:
         network.load_state_dict(weights)
     samples = (subject.domains if part == "main" else subject.probes)[domain]
     with torch.inference_mode():
-        return network(samples.prepare(samples.x.held)), samples.y
+        return network(samples.prepare(samples.x.in_memory)), samples.y
 
 
 def accuracy(logits: Tensor, y: Tensor) -> float:
@@ -126,7 +127,7 @@ def test_one_checkpoint_has_what_every_rule_reads(done):
 def test_the_row_of_the_base_is_the_bases_own_scores(done):
     record = done.merged["base"]
     base = done.found[record.run.base]
-    best = max(base.candidates, key=lambda checkpoint: value_of(checkpoint, base.run))
+    best = max(base.candidates, key=lambda checkpoint: selection_value(checkpoint, base.run))
     for source in record.run.sources:
         assert record.checkpoints[0].score(source, "probe") == best.score(source, "probe")
     assert record.checkpoints[0].score("d", "main") == best.score("d", "main")
@@ -136,9 +137,9 @@ def test_the_row_of_the_base_is_the_bases_own_scores(done):
 
 def test_the_experts_start_from_the_base(done):
     expert = next(run for run in done.runs if run.role == "expert")
-    place = Place(torch.device("cpu"), 1, done.folder, done.store.root)
-    first = begun(expert, place).learner.model.state_dict()
-    base = stored_weights(done.store.root / expert.base)
+    place = Machine(torch.device("cpu"), 1, done.folder, done.store.root)
+    first = set_up(expert, place).learner.model.state_dict()
+    base = read_run_weights(done.store.root / expert.base)
     assert all(torch.equal(value, base[name]) for name, value in first.items())
     assert not torch.equal(done.store.weights(expert)["head.weight"], base["head.weight"])
 
@@ -149,7 +150,7 @@ def test_the_expert_of_the_target_reports_what_it_has_not_seen(done):
     assert scores.main == scores.probe
     expert = done.found[record.run.experts[0]]
     assert expert.run.sources == ("d",)
-    best = max(expert.candidates, key=lambda checkpoint: value_of(checkpoint, expert.run))
+    best = max(expert.candidates, key=lambda checkpoint: selection_value(checkpoint, expert.run))
     assert scores.main.size == best.score("d", "probe").size
     assert scores.main.accuracy == best.score("d", "probe").accuracy
     for other in ("base", "score"):
@@ -210,7 +211,7 @@ def test_the_ensemble_is_the_mean_of_raw_logits_as_the_reference_has_it():
 
 def test_the_ensemble_scores_as_its_experts_logits_say(done):
     record = done.merged["logit_ensemble"]
-    experts = [stored_weights(done.store.root / key) for key in record.run.experts]
+    experts = [read_run_weights(done.store.root / key) for key in record.run.experts]
     for part in ("main", "probe"):
         pairs = [logits_of(done.store.root, done.merged["base"], "d", e, part) for e in experts]
         mean = torch.stack([logits for logits, _ in pairs]).mean(dim=0)
@@ -227,8 +228,8 @@ def test_the_ensemble_scores_as_its_experts_logits_say(done):
 @pytest.mark.parametrize("name", MERGES)
 def test_the_weights_on_disk_are_what_merging_the_stored_ones_gives(done, name):
     run = done.merged[name].run
-    base = stored_weights(done.store.root / run.base)
-    experts = [stored_weights(done.store.root / key) for key in run.experts]
+    base = read_run_weights(done.store.root / run.base)
+    experts = [read_run_weights(done.store.root / key) for key in run.experts]
     expected = afield.merge(name, base, experts, **run.params)
     found = done.store.weights(run)
     assert found.keys() == expected.keys()
@@ -269,7 +270,7 @@ def judged(tmp_path):
 
         work = SimpleNamespace(
             learner=SimpleNamespace(model=nn.Linear(1, 1, bias=False)),
-            exams=SimpleNamespace(take=take),
+            evaluations=SimpleNamespace(take=take),
             place=SimpleNamespace(store=tmp_path),
         )
         experts = [{"weight": torch.full((1, 1), float(i))} for i in range(len(table))]
@@ -314,12 +315,12 @@ def test_the_best_expert_is_picked_without_the_target(tmp_path):
     of_target = next(run for run in runs if run.method == "target_expert").experts[0]
     spy = next(run for run in runs if run.key == best.experts[0])
     with store.claim(spy):
-        store.put(store.get(spy), stored_weights(store.root / of_target))
-    record = assemble(best, store)
+        store.put(store.get(spy), read_run_weights(store.root / of_target))
+    record = execute_merge(best, store)
     found = store.weights(best)
     values = {}
     for key in best.experts:
-        weights = stored_weights(store.root / key)
+        weights = read_run_weights(store.root / key)
         values[key] = accuracy(*logits_of(store.root, record, "d", weights))
         if key == spy.key:
             assert not torch.equal(found["head.weight"], weights["head.weight"])
@@ -442,13 +443,13 @@ def test_a_merged_run_is_not_trained(done, tmp_path):
 def test_a_merged_run_of_experts_that_are_not_there_names_them(done, tmp_path):
     run = done.merged["score"].run
     with pytest.raises(DataError, match="no readable weights"):
-        assemble(run, Store(tmp_path))
+        execute_merge(run, Store(tmp_path))
 
 
 def test_it_leaves_generators_and_threads_alone(done, tmp_path):
     torch.manual_seed(3)
     before, threads = torch.get_rng_state(), torch.get_num_threads()
-    assemble(done.merged["score"].run, trained(done, tmp_path))
+    execute_merge(done.merged["score"].run, trained(done, tmp_path))
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_num_threads() == threads
 
@@ -496,7 +497,7 @@ def test_numbers_are_scaled_alike_for_base_experts_and_merged(tmp_path):
 
 def test_a_table_has_the_merges_and_what_they_are_compared_with(done):
     frame = tabulate(done.store)
-    assert set(frame["method"]) == {*COMPARISONS, *MERGES} | {
+    assert set(frame["method"]) == {*MERGE_BASELINES, *MERGES} | {
         row for row in frame["method"] if "=" in row
     }
     of_target = frame[(frame["domain"] == "d") & (frame["rule"] == "sources")]
@@ -509,9 +510,9 @@ def test_a_merged_run_can_be_looked_into(done):
     folder = done.store.folder(done.merged["score"].run)
     finding = diagnose("agreement", folder, settings={"samples": 10})
     assert len(finding.data)
-    subject = revived(folder)
+    subject = reopen(folder)
     assert list(subject.experts) == ["a", "b", "c"]
-    base = stored_weights(done.store.root / done.merged["score"].run.base)
+    base = read_run_weights(done.store.root / done.merged["score"].run.base)
     assert all(torch.equal(value, base[name]) for name, value in subject.base.items())
     # Before a first step it is the base.
     first = subject.learner.model.state_dict()
@@ -524,7 +525,7 @@ def test_experts_of_several_methods_are_called_by_these(tmp_path):
     store = Store(tmp_path / "runs")
     list(complete(runs, store))
     run = next(run for run in runs if run.method == "average")
-    assert list(revived(store.folder(run)).experts) == ["erm", "vrex"]
+    assert list(reopen(store.folder(run)).experts) == ["erm", "vrex"]
 
 
 def test_an_ensemble_is_not_one_network_to_look_into(done):
@@ -541,7 +542,7 @@ def test_an_expert_can_be_looked_into(done):
 def test_runs_read_for_one_rule_are_read_again_for_another(done, tmp_path):
     """The record keeps what it has."""
     run, store = replace(done.merged["score"].run, rules=("sources",)), trained(done, tmp_path)
-    narrow = assemble(run, store)
+    narrow = execute_merge(run, store)
     assert narrow.checkpoints[0].score("d", "probe") is None
-    whole = assemble(done.merged["score"].run, store)
+    whole = execute_merge(done.merged["score"].run, store)
     assert whole.checkpoints == done.merged["score"].checkpoints

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from afield.errors import SpecError
-from afield.experiments.benchmarking import planned
+from afield.experiments.benchmarking import plan_run
 from afield.experiments.pools import Ray
 from afield.experiments.record import Failure, Record
 from afield.experiments.store import Store
@@ -82,7 +82,7 @@ def test_a_lost_machine_loses_no_run(cluster, tmp_path):
     """One of two goes while it is at a run: all finish, none twice, with the same bytes."""
     settings = {"steps": 1000, "every": 20, "batch": 64}
     runs = [
-        planned("spirals", method, target=target, settings=settings)
+        plan_run("spirals", method, target=target, settings=settings)
         for target in ("turn0", "turn10", "turn20")
         for method in ("erm", "vrex")
     ]
@@ -109,8 +109,8 @@ def test_a_lost_machine_loses_no_run(cluster, tmp_path):
 
 
 def test_a_run_that_fails_stops_no_other(cluster, tmp_path):
-    bad = planned("spirals", "erm", target="turn0", settings={"steps": 10, "lr": 1e30})
-    good = planned("spirals", "erm", target="turn0", settings={"steps": 10})
+    bad = plan_run("spirals", "erm", target="turn0", settings={"steps": 10, "lr": 1e30})
+    good = plan_run("spirals", "erm", target="turn0", settings={"steps": 10})
     found = list(complete([bad, good], Store(tmp_path), pool=Ray(cluster.address)))
     assert {outcome.run.lr: type(outcome) for outcome in found} == {1e30: Failure, good.lr: Record}
 
@@ -121,7 +121,7 @@ def slow(number):
 
 
 def test_what_is_under_way_is_stopped_when_the_caller_stops(cluster):
-    found = Ray(cluster.address).map(slow, range(4), lost=lambda _: None)
+    found = Ray(cluster.address).map(slow, range(4), on_lost=lambda _: None)
     assert next(found) == 0
     found.close()
     end = time.monotonic() + 60
@@ -150,4 +150,4 @@ def test_resources_that_cannot_be_are_refused(wrong, told):
 
 
 def test_nothing_to_do_starts_no_cluster():
-    assert list(Ray("nowhere:1").map(slow, [], lost=lambda _: None)) == []
+    assert list(Ray("nowhere:1").map(slow, [], on_lost=lambda _: None)) == []

@@ -7,7 +7,13 @@ import pytest
 from afield.data.domains import DomainSet, Training
 from afield.data.lookup import find_dataset
 from afield.errors import DataError, SpecError, UnknownNameError
-from afield.experiments.protocol import CHECKPOINTS, hold_out, leave_one_out, planned_run, settled
+from afield.experiments.protocol import (
+    CHECKPOINTS_PER_RUN,
+    hold_out,
+    leave_one_out,
+    resolve_run,
+    resolve_settings,
+)
 from afield.experiments.record import Run
 from afield.experiments.selection import RULES
 
@@ -44,7 +50,7 @@ def test_draw_0_is_the_defaults_and_further_draws_are_the_same_for_all_targets()
 
 
 def test_every_trial_has_its_own_draws():
-    first, second = (planned_run(DIGITS, "vrex", ("0deg",), trial=t, draw=1) for t in (0, 1))
+    first, second = (resolve_run(DIGITS, "vrex", ("0deg",), trial=t, draw=1) for t in (0, 1))
     assert first.params != second.params
 
 
@@ -69,8 +75,8 @@ def test_what_is_given_is_given_in_every_draw():
 
 
 def test_a_checkpoint_comes_every_two_per_cent_of_the_steps():
-    assert planned_run(DIGITS, "erm", ("0deg",), settings={"steps": 5000}).every == 100
-    assert planned_run(DIGITS, "erm", ("0deg",), settings={"steps": 7}).every == 1
+    assert resolve_run(DIGITS, "erm", ("0deg",), settings={"steps": 5000}).every == 100
+    assert resolve_run(DIGITS, "erm", ("0deg",), settings={"steps": 7}).every == 1
 
 
 @pytest.mark.parametrize(
@@ -217,7 +223,7 @@ def test_leaving_one_out_tests_on_all_that_is_unseen():
 
 
 def planned(dataset: DomainSet, **settings: object) -> Run:
-    return planned_run(dataset, "erm", dataset.domains[:2], settings=settings)
+    return resolve_run(dataset, "erm", dataset.domains[:2], settings=settings)
 
 
 def test_a_small_network_on_arrays_starts_from_nothing_and_sees_them_as_they_are():
@@ -283,7 +289,7 @@ def test_the_rate_of_a_dataset_that_is_meant_for_a_pretrained_network_is_its_own
 def test_draws_are_taken_around_the_gentle_rate():
     settings = {"backbone": "timm:resnet18"}
     runs = [
-        planned_run(PHOTOS, "erm", PHOTOS.domains[:2], draw=draw, settings=settings)
+        resolve_run(PHOTOS, "erm", PHOTOS.domains[:2], draw=draw, settings=settings)
         for draw in range(1, 6)
     ]
     assert len({run.lr for run in runs}) == 5
@@ -313,9 +319,9 @@ def test_a_file_of_weights_that_is_not_there_is_told(tmp_path):
 
 
 def test_what_is_settled_has_nothing_open():
-    found = settled(vars(Training()), PHOTOS)
+    found = resolve_settings(vars(Training()), PHOTOS)
     assert None not in found.values()
-    assert found["every"] == Training().steps // CHECKPOINTS
+    assert found["every"] == Training().steps // CHECKPOINTS_PER_RUN
 
 
 def test_what_would_be_chosen_anyway_does_not_label_a_row():
@@ -358,7 +364,7 @@ TWO, THREE = DIGITS.domains[:2], DIGITS.domains[:3]
 @pytest.mark.parametrize("draw", [0, 1])
 def test_what_a_method_refuses_is_told_when_a_run_is_planned(method, sources, settings, told, draw):
     with pytest.raises(SpecError, match=told):
-        planned_run(DIGITS, method, sources, draw=draw, settings=settings)
+        resolve_run(DIGITS, method, sources, draw=draw, settings=settings)
 
 
 @pytest.mark.parametrize(
@@ -366,14 +372,14 @@ def test_what_a_method_refuses_is_told_when_a_run_is_planned(method, sources, se
 )
 def test_a_method_is_asked_about_the_domains_of_a_step(sources, per_step):
     settings = {"arith.shares": "0.5,0.3,0.2", "domains_per_step": per_step}
-    run = planned_run(DIGITS, "arith", sources, settings=settings)
+    run = resolve_run(DIGITS, "arith", sources, settings=settings)
     assert run.params["shares"] == (0.5, 0.3, 0.2)
     assert run.given["arith.shares"] == (0.5, 0.3, 0.2)
 
 
 @pytest.mark.parametrize("method", ["arith", "fish", "mldg", "maml", "reptile"])
 def test_draws_keep_the_form_of_a_method(method):
-    runs = [planned_run(DIGITS, method, THREE, draw=draw) for draw in range(6)]
+    runs = [resolve_run(DIGITS, method, THREE, draw=draw) for draw in range(6)]
     forms = ("outer", "momentum", "by_domain", "shares", "inner", "tests", "second_order")
     assert len({tuple(run.params.get(form) for form in forms) for run in runs}) == 1
     drawn = "meta_lr" if method == "fish" else "inner_rate"

@@ -121,7 +121,7 @@ def test_keys_of_ordinary_runs_are_those_from_before_merging():
 
 def test_a_run_can_be_done_after_what_it_starts_from():
     expert = replace(RUN, base="erm-0")
-    assert RUN.stage < expert.stage < replace(expert, experts=("erm-1",)).stage
+    assert RUN.order < expert.order < replace(expert, experts=("erm-1",)).order
 
 
 def test_the_order_of_the_experts_is_part_of_the_key():

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from afield.errors import DataError, SpecError
-from afield.experiments.benchmarking import bench, planned
+from afield.experiments.benchmarking import bench, plan_run
 from afield.experiments.record import Failure, Plan, Progress, Record
-from afield.experiments.remote_store import RemoteStore, brought, opened
+from afield.experiments.remote_store import RemoteStore, fetch_run, open_store
 from afield.experiments.runner import execute
 from afield.experiments.store import Store, read_record
 from afield.experiments.sweep import Local, complete
@@ -31,7 +31,7 @@ def other(store):
 
 
 def run_of(**settings):
-    return planned("spirals", "erm", target="turn0", settings={"steps": 10, **settings})
+    return plan_run("spirals", "erm", target="turn0", settings={"steps": 10, **settings})
 
 
 class StopHereError(Exception):
@@ -39,10 +39,10 @@ class StopHereError(Exception):
 
 
 def test_a_folder_is_a_store_and_an_address_a_remote_one(tmp_path):
-    assert type(opened(tmp_path)) is Store
-    assert isinstance(opened("memory://x"), RemoteStore)
+    assert type(open_store(tmp_path)) is Store
+    assert isinstance(open_store("memory://x"), RemoteStore)
     store = Store(tmp_path)
-    assert opened(store) is store
+    assert open_store(store) is store
 
 
 def test_a_record_made_here_is_read_elsewhere(address):
@@ -133,7 +133,7 @@ def test_a_sweep_with_merged_models_finds_its_experts_there(address):
 def test_worker_processes_share_an_address(tmp_path):
     store = RemoteStore(f"file://{tmp_path / 'there'}")
     runs = [
-        planned("spirals", "erm", target=t, settings={"steps": 10}) for t in ("turn0", "turn10")
+        plan_run("spirals", "erm", target=t, settings={"steps": 10}) for t in ("turn0", "turn10")
     ]
     found = list(complete(runs, store, pool=Local(2)))
     assert all(isinstance(outcome, Record) for outcome in found)
@@ -153,7 +153,7 @@ def test_a_place_that_cannot_be_written_is_a_clear_error(tmp_path):
 
 def test_an_address_that_nothing_knows_is_a_clear_error():
     with pytest.raises(SpecError, match="nowhere://x: cannot be opened"):
-        opened("nowhere://x")
+        open_store("nowhere://x")
 
 
 def test_an_address_that_cannot_be_read_is_a_clear_error(monkeypatch):
@@ -214,7 +214,7 @@ def test_what_another_process_has_removed_meanwhile_is_no_error(address):
 
 def test_a_run_at_an_address_can_be_named_as_one_in_a_folder(address, tmp_path):
     record = execute(run_of(), RemoteStore(address))
-    assert read_record(brought(f"{address}/{record.run.key}")) == record
-    assert brought(str(tmp_path / "erm-0")) == tmp_path / "erm-0"
+    assert read_record(fetch_run(f"{address}/{record.run.key}")) == record
+    assert fetch_run(str(tmp_path / "erm-0")) == tmp_path / "erm-0"
     with pytest.raises(DataError, match=r"no record\.json there"):
-        read_record(brought(f"{address}/erm-0"))
+        read_record(fetch_run(f"{address}/erm-0"))

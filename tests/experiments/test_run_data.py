@@ -9,9 +9,9 @@ from torch import nn
 from afield.data.domains import Domain, DomainSet, parts
 from afield.errors import SpecError
 from afield.experiments.record import Run
-from afield.experiments.run_data import CURVE_SAMPLES, Material
+from afield.experiments.run_data import CURVE_SAMPLES, RunData
 from afield.experiments.selection import RULES
-from afield.training.evaluation import PARTS, Checkpoint, Exam, Score, Scores, merged_scores
+from afield.training.evaluation import PARTS, Checkpoint, Evaluator, Score, Scores, combine_scores
 
 NAMES = ("art", "photo", "sketch")
 CPU = torch.device("cpu")
@@ -35,8 +35,8 @@ def run(sources=("art", "photo"), *, rules=tuple(RULES), trial: int = 0) -> Run:
     return Run(dataset="things", method="erm", sources=sources, rules=rules, trial=trial)
 
 
-def material(asked: Run, found: dict[str, Domain]) -> Material:
-    return Material.of(asked, dataset(found), found, CPU)
+def material(asked: Run, found: dict[str, Domain]) -> RunData:
+    return RunData.of(asked, dataset(found), found, CPU)
 
 
 def garbage(n: int) -> Domain:
@@ -127,7 +127,7 @@ PROBES = {("art", "probe"), ("photo", "probe")}
     ],
 )
 def test_of_the_target_is_read_what_the_rules_ask_and_no_more(rules, always, at_last, at_best):
-    exams = material(run(rules=rules), domains()).exams
+    exams = material(run(rules=rules), domains()).evaluations
 
     def target(read_parts: set[str]) -> set[tuple[str, str]]:
         return {("sketch", part) for part in read_parts}
@@ -140,13 +140,13 @@ def test_of_the_target_is_read_what_the_rules_ask_and_no_more(rules, always, at_
 
 
 def test_with_two_unseen_domains_both_are_read():
-    exams = material(run(("photo",), rules=("left-out-source",)), domains()).exams
+    exams = material(run(("photo",), rules=("left-out-source",)), domains()).evaluations
     expected = {("photo", "probe"), ("art", "main"), ("sketch", "main")}
     assert read(exams.take(model())) == expected
 
 
 def test_with_no_unseen_domain_the_sources_alone_are_read():
-    exams = material(run(NAMES), domains()).exams
+    exams = material(run(NAMES), domains()).evaluations
     assert read(exams.take(model())) == {(name, "probe") for name in NAMES}
     assert exams.last.take(model()) == exams.best.take(model()) == {}
 
@@ -158,14 +158,14 @@ def test_scores_are_those_of_the_parts_cut_and_scaled_by_hand(rules):
     cuts = {name: parts(len(domain.y), trial=2, domain=name) for name, domain in found.items()}
     raw = torch.cat([found[name].x[cuts[name].main] for name in ("art", "photo")])
     mean, std = raw.mean(0), raw.std(0, correction=0)
-    exams = prepared.exams
-    taken = merged_scores(exams.take(model()), exams.last.take(model()), NAMES)
+    exams = prepared.evaluations
+    taken = combine_scores(exams.take(model()), exams.last.take(model()), NAMES)
     for name, part in sorted(read(taken) - {("sketch", "sample")}):
         index = getattr(cuts[name], part)
         portion = Domain((found[name].x[index] - mean) / std, found[name].y[index])
         # The sources' probe parts are read at every checkpoint; their confidence is in no table.
         looked = name not in ("art", "photo") or "left-out-source" in rules
-        expected = getattr(Exam({(name, part): portion}).take(model())[name], part)
+        expected = getattr(Evaluator({(name, part): portion}).take(model())[name], part)
         score = dict(vars(getattr(taken[name], part)))
         if not looked:
             assert score.pop("calibration_error") is score.pop("accuracy_at_90") is None
@@ -174,14 +174,14 @@ def test_scores_are_those_of_the_parts_cut_and_scaled_by_hand(rules):
 
 @pytest.mark.parametrize(("sources", "unseen"), [(("art", "photo"), 1), (("art",), 2)])
 def test_curves_read_a_bounded_sample_of_the_unseen_domains(sources, unseen):
-    exams = material(run(sources, rules=("sources",)), domains(size=300)).exams
+    exams = material(run(sources, rules=("sources",)), domains(size=300)).evaluations
     taken = exams.take(model())
     sizes = [scores.sample.size for scores in taken.values() if scores.sample]
     assert sizes == [CURVE_SAMPLES // unseen] * unseen
 
 
 def test_a_completed_checkpoint_keeps_what_it_had():
-    exams = material(run(rules=("sources",)), domains()).exams
+    exams = material(run(rules=("sources",)), domains()).evaluations
     before = unread_best()
     after = exams.completed(before, model(), exams.best)
     assert replace(after, scores=before.scores) == before
@@ -190,7 +190,7 @@ def test_a_completed_checkpoint_keeps_what_it_had():
 
 
 def test_scores_come_in_the_order_of_the_dataset():
-    exams = material(run(("sketch", "art")), domains()).exams
+    exams = material(run(("sketch", "art")), domains()).evaluations
     assert tuple(exams.take(model())) == NAMES
 
 
@@ -232,7 +232,7 @@ def test_a_limit_that_nothing_exceeds_changes_nothing():
 def test_a_limit_changes_no_exam():
     found = domains()
     asked = run(rules=("sources", "target"))
-    plain, limited = (material(replace(asked, limit=limit), found).exams for limit in (0, 2))
+    plain, limited = (material(replace(asked, limit=limit), found).evaluations for limit in (0, 2))
     for exam in ("regular", "last", "best"):
         before, after = getattr(plain, exam), getattr(limited, exam)
         assert after.keys == before.keys
@@ -256,7 +256,7 @@ def test_sources_train_on_their_train_lists_and_validate_on_their_test_lists():
     for source in ("art", "photo"):
         on_train = (~found[source].test).nonzero().flatten().tolist()
         assert sorted(in_samples(prepared.samples, found, source)) == on_train
-    taken = prepared.exams.take(model())
+    taken = prepared.evaluations.take(model())
     for source in ("art", "photo"):
         assert taken[source].probe.size == int(found[source].test.sum())
 
@@ -265,10 +265,10 @@ def test_an_unseen_domain_reports_on_its_test_list():
     found = listed(domains())
     prepared = material(run(rules=("target",)), found)
     mean, std = prepared.scaling.mean, prepared.scaling.std
-    (taken,) = prepared.exams.last.take(model()).values()
+    (taken,) = prepared.evaluations.last.take(model()).values()
     for part, index in (("main", found["sketch"].test), ("probe", ~found["sketch"].test)):
         portion = Domain((found["sketch"].x[index] - mean) / std, found["sketch"].y[index])
-        expected = getattr(Exam({("sketch", part): portion}).take(model())["sketch"], part)
+        expected = getattr(Evaluator({("sketch", part): portion}).take(model())["sketch"], part)
         assert vars(getattr(taken, part)) == pytest.approx(vars(expected), rel=1e-5)
 
 
@@ -298,9 +298,9 @@ def test_with_lists_too_nothing_of_the_sources_probe_parts_is_in_the_samples():
 def test_curves_read_all_classes_of_an_unseen_domain_whose_files_lie_by_class():
     found = domains(size=1000)
     found["sketch"] = Domain(found["sketch"].x, (torch.arange(1010) >= 505).long())
-    exam = material(run(rules=("sources",)), listed(found)).exams.regular
+    exam = material(run(rules=("sources",)), listed(found)).evaluations.regular
     (number,) = [i for i, key in enumerate(exam.keys) if key == ("sketch", "sample")]
-    assert set(exam.labels[exam.portion == number].tolist()) == {0, 1}
+    assert set(exam.labels[exam.split_index == number].tolist()) == {0, 1}
 
 
 MANY = tuple("abcdefgh")
@@ -312,7 +312,7 @@ def held_out(*, rules=("validation", "target"), tested=("g", "h")) -> Run:
 
 
 def test_validation_domains_are_read_whole_at_every_checkpoint_and_test_domains_are_not():
-    exams = material(held_out(), domains(MANY)).exams
+    exams = material(held_out(), domains(MANY)).evaluations
     sources = {(name, "probe") for name in MANY[:4]}
     validated = {(name, part) for name in "ef" for part in ("main", "probe")}
     sampled = {(name, "sample") for name in "gh"}
@@ -327,7 +327,7 @@ def test_validation_domains_are_read_whole_at_every_checkpoint_and_test_domains_
 
 
 def test_where_no_domain_validates_all_unseen_ones_are_tested():
-    exams = material(held_out(rules=("sources",), tested=MANY[4:]), domains(MANY)).exams
+    exams = material(held_out(rules=("sources",), tested=MANY[4:]), domains(MANY)).evaluations
     assert read(exams.take(model())) == {(name, "probe") for name in MANY[:4]} | {
         (name, "sample") for name in MANY[4:]
     }
@@ -358,7 +358,7 @@ def test_pictures_are_brought_to_the_size_that_is_asked_for(size):
     side = size or 18
     assert prepared.shape == (3, side, side)
     assert seen(prepared.samples).shape[1:] == prepared.shape
-    exam = prepared.exams.regular
+    exam = prepared.evaluations.regular
     assert exam.prepare(exam.x.take(torch.arange(4))).shape == (4, *prepared.shape)
 
 
@@ -377,9 +377,9 @@ def test_training_batches_alone_are_augmented_and_both_have_one_size():
     assert not torch.equal(varied[0], plain)
     without = material(replace(run(), size=16), pictures())
     assert torch.equal(without.samples.batch(index, torch.Generator()).x, plain)
-    exam = without.exams.regular
+    exam = without.evaluations.regular
     some = exam.x.take(index)
-    assert torch.equal(prepared.exams.regular.prepare(some), exam.prepare(some))
+    assert torch.equal(prepared.evaluations.regular.prepare(some), exam.prepare(some))
 
 
 @pytest.mark.parametrize(
@@ -430,7 +430,7 @@ def some_unused(**fields) -> Run:
 
 @pytest.mark.parametrize("rules", [("validation", "target"), ("target",)])
 def test_nothing_of_an_unused_domain_is_read(rules):
-    exams = material(some_unused(rules=rules), domains(MANY)).exams
+    exams = material(some_unused(rules=rules), domains(MANY)).evaluations
     sources = {(name, "probe") for name in MANY[:2]}
     validated = {(name, part) for name in "ef" for part in ("main", "probe")}
     assert read(exams.take(model())) == sources | validated | {("g", "sample"), ("h", "sample")}
@@ -439,7 +439,7 @@ def test_nothing_of_an_unused_domain_is_read(rules):
 
 
 def test_where_no_domain_validates_unused_ones_are_not_tested_either():
-    exams = material(some_unused(rules=("sources",), tested=MANY[4:]), domains(MANY)).exams
+    exams = material(some_unused(rules=("sources",), tested=MANY[4:]), domains(MANY)).evaluations
     assert read(exams.take(model())) == {(name, "probe") for name in MANY[:2]} | {
         (name, "sample") for name in MANY[4:]
     }
@@ -453,12 +453,12 @@ def test_unused_domains_change_neither_samples_nor_scaling_nor_scores():
     assert torch.equal(seen(before.samples), seen(after.samples))
     assert torch.equal(before.scaling.mean, after.scaling.mean)
     for exam in ("regular", "last", "best"):
-        first, second = (getattr(each.exams, exam).take(model()) for each in (before, after))
+        first, second = (getattr(each.evaluations, exam).take(model()) for each in (before, after))
         assert first == second
 
 
 def test_unused_domains_leave_room_on_the_curves_to_others():
-    exams = material(some_unused(rules=("target",)), domains(MANY, size=300)).exams
+    exams = material(some_unused(rules=("target",)), domains(MANY, size=300)).evaluations
     taken = exams.take(model())
     # Two are tested and two validate.
     assert [taken[name].sample.size for name in "gh"] == [CURVE_SAMPLES // 4] * 2

@@ -18,28 +18,28 @@ from afield import registry
 from afield.data.lookup import find_dataset
 from afield.data.stream import Stream
 from afield.errors import DataError
-from afield.experiments.benchmarking import planned
+from afield.experiments.benchmarking import plan_run
 from afield.experiments.protocol import hold_out, leave_one_out
-from afield.experiments.run_data import Material
-from afield.experiments.runner import execute, loaded
+from afield.experiments.run_data import RunData
+from afield.experiments.runner import execute, load_domains
 from afield.experiments.selection import (
     RULES,
     by_left_out_source,
     by_sources,
     by_target,
     by_validation,
-    on_sources,
-    value_of,
+    selection_value,
+    source_accuracy,
 )
-from afield.experiments.store import Store, stored_weights
+from afield.experiments.store import Store, read_run_weights
 from afield.networks.backbone import network
 from afield.reporting.table import tabulate
 from afield.training.averages.swad import SWAD
 from afield.training.evaluation import Checkpoint
-from afield.training.loop import fit
+from afield.training.loop import checkpoints
 from afield.training.method import Learner, Task, pool
 from afield.training.methods.erm import ERM
-from afield.training.optimizers import schedule_of
+from afield.training.optimizers import make_schedule
 
 
 class StopHereError(Exception):
@@ -62,7 +62,7 @@ def interrupted(run, store, *, after):
 
 
 def test_the_same_run_gives_the_same_bytes(tmp_path):
-    run = planned("rotated_digits", "groupdro", target="30deg", settings={"steps": 20})
+    run = plan_run("rotated_digits", "groupdro", target="30deg", settings={"steps": 20})
     stores = [Store(tmp_path / name) for name in ("first", "second")]
     for store in stores:
         execute(run, store)
@@ -73,7 +73,7 @@ def test_the_same_run_gives_the_same_bytes(tmp_path):
 @pytest.mark.parametrize("method", registry.names("methods"))
 def test_an_interrupted_run_ends_in_the_same_bytes(method, average, tmp_path):
     settings = {"steps": 90, "every": 7}
-    run = planned("spirals", method, target="turn0", average=average, settings=settings)
+    run = plan_run("spirals", method, target="turn0", average=average, settings=settings)
     straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")
     execute(run, straight)
     for after in (21, 70):
@@ -85,7 +85,7 @@ def test_an_interrupted_run_ends_in_the_same_bytes(method, average, tmp_path):
 
 def test_the_hyperparameters_phase_survives_an_interruption_at_its_border(tmp_path):
     settings = {"steps": 60, "every": 10, "vrex.warmup": 0.5}
-    run = planned("spirals", "vrex", target="turn0", settings=settings)
+    run = plan_run("spirals", "vrex", target="turn0", settings=settings)
     straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")
     execute(run, straight)
     interrupted(run, broken, after=30)
@@ -131,12 +131,12 @@ def assert_kills_change_nothing(run, tmp_path, *, kills, resumed_at_least):
 
 @pytest.mark.slow
 def test_killed_at_twenty_random_moments_it_ends_in_the_same_bytes(tmp_path):
-    run = planned("rotated_digits", "vrex", target="15deg", settings={"steps": 60, "every": 4})
+    run = plan_run("rotated_digits", "vrex", target="15deg", settings={"steps": 60, "every": 4})
     assert_kills_change_nothing(run, tmp_path, kills=20, resumed_at_least=3)
 
 
 def test_a_finished_run_is_not_done_again(tmp_path):
-    run = planned("spirals", "erm", target="turn0", settings={"steps": 10})
+    run = plan_run("spirals", "erm", target="turn0", settings={"steps": 10})
     store = Store(tmp_path)
     first = execute(run, store)
     seen = []
@@ -149,7 +149,7 @@ def test_the_callers_generators_and_threads_are_left_alone(tmp_path):
     expected = torch.rand(3)
     threads = torch.get_num_threads()
     torch.manual_seed(5)
-    execute(planned("spirals", "erm", settings={"steps": 5}), Store(tmp_path))
+    execute(plan_run("spirals", "erm", settings={"steps": 5}), Store(tmp_path))
     assert torch.equal(torch.rand(3), expected)
     assert torch.get_num_threads() == threads
 
@@ -157,8 +157,8 @@ def test_the_callers_generators_and_threads_are_left_alone(tmp_path):
 def test_methods_start_from_the_same_weights_and_batches(tmp_path):
     """One step of vrex without a penalty is one step of erm."""
     settings = {"steps": 1}
-    erm = planned("spirals", "erm", target="turn0", settings=settings)
-    vrex = planned(
+    erm = plan_run("spirals", "erm", target="turn0", settings=settings)
+    vrex = plan_run(
         "spirals", "vrex", target="turn0", settings=settings | {"vrex.penalty": 0, "vrex.warmup": 0}
     )
     store = Store(tmp_path)
@@ -171,10 +171,10 @@ def test_methods_start_from_the_same_weights_and_batches(tmp_path):
 
 def test_the_deployed_weights_are_those_of_the_best_checkpoint_on_the_sources(tmp_path):
     settings = {"steps": 40, "every": 1, "lr": 0.05}
-    run = planned("spirals", "erm", target="turn0", settings=settings)
+    run = plan_run("spirals", "erm", target="turn0", settings=settings)
     store, seen = Store(tmp_path / "whole"), []
     record = execute(run, store)
-    values = [on_sources(checkpoint, run.sources) for checkpoint in record.checkpoints]
+    values = [source_accuracy(checkpoint, run.sources) for checkpoint in record.checkpoints]
     best = values.index(max(values))
     assert best < len(values) - 1, "the best is the last: the test has lost its point"
     short = replace(run, steps=record.checkpoints[best].step)
@@ -184,9 +184,9 @@ def test_the_deployed_weights_are_those_of_the_best_checkpoint_on_the_sources(tm
 
 
 def test_only_what_the_rules_read_is_read(tmp_path):
-    run = planned("spirals", "erm", target="turn0", settings={"steps": 20, "every": 2})
+    run = plan_run("spirals", "erm", target="turn0", settings={"steps": 20, "every": 2})
     record = execute(run, Store(tmp_path))
-    values = [on_sources(checkpoint, run.sources) for checkpoint in record.checkpoints]
+    values = [source_accuracy(checkpoint, run.sources) for checkpoint in record.checkpoints]
     for i, checkpoint in enumerate(record.checkpoints):
         picked = i == values.index(max(values))
         last = i == len(values) - 1
@@ -201,7 +201,7 @@ def test_only_what_the_rules_read_is_read(tmp_path):
 
 
 def test_a_run_is_read_again_for_a_rule_that_needs_more_and_keeps_what_it_has(tmp_path):
-    run = planned("spirals", "erm", target="turn0", settings={"steps": 20, "every": 2})
+    run = plan_run("spirals", "erm", target="turn0", settings={"steps": 20, "every": 2})
     store = Store(tmp_path)
     before = execute(run, store)
     weights = (store.folder(run) / "model.safetensors").read_bytes()
@@ -268,7 +268,7 @@ def test_inputs_of_the_target_do_not_reach_the_scaling(tmp_path):
             x = np.where((plain["domain"] == "c")[:, None], plain["X"] * factor, plain["X"])
             content = {"X": x, "y": plain["y"], "domain": plain["domain"]}
         np.savez(path, **content)
-        run = planned(path, "erm", target="c", settings={"steps": 10})
+        run = plan_run(path, "erm", target="c", settings={"steps": 10})
         store = Store(tmp_path / f"runs-{factor}")
         execute(run, store)
         found.append({name: value.tolist() for name, value in store.weights(run).items()})
@@ -278,14 +278,14 @@ def test_inputs_of_the_target_do_not_reach_the_scaling(tmp_path):
 def test_data_that_changed_since_the_run_was_asked_for_are_refused(tmp_path):
     path = tmp_path / "own.npz"
     arrays(path, noise=False)
-    run = planned(path, "erm", target="c", settings={"steps": 5})
+    run = plan_run(path, "erm", target="c", settings={"steps": 5})
     arrays(path, noise=True)
     with pytest.raises(DataError, match="have changed"):
         execute(run, Store(tmp_path / "runs"))
 
 
 def test_a_record_says_where_and_with_what_it_was_made(tmp_path):
-    record = execute(planned("spirals", "erm", settings={"steps": 5}), Store(tmp_path), threads=1)
+    record = execute(plan_run("spirals", "erm", settings={"steps": 5}), Store(tmp_path), threads=1)
     assert record.device == "cpu, 1 thread(s)" or record.device.startswith("cuda")
     assert {"afield", "torch", "numpy", "python", "code"} == set(record.versions)
     assert record.seconds > 0
@@ -293,7 +293,7 @@ def test_a_record_says_where_and_with_what_it_was_made(tmp_path):
 
 def test_a_snapshot_taken_for_fewer_rules_is_not_gone_on_from(tmp_path):
     settings = {"steps": 30, "every": 3}
-    run = planned("spirals", "erm", target=("turn0", "turn10"), settings=settings)
+    run = plan_run("spirals", "erm", target=("turn0", "turn10"), settings=settings)
     store = Store(tmp_path)
     interrupted(run, store, after=15)
     record = execute(replace(run, rules=("left-out-source",)), store)
@@ -301,7 +301,7 @@ def test_a_snapshot_taken_for_fewer_rules_is_not_gone_on_from(tmp_path):
 
 
 def test_a_snapshot_made_with_other_threads_is_not_gone_on_from(tmp_path):
-    run = planned("spirals", "erm", target="turn0", settings={"steps": 30, "every": 3})
+    run = plan_run("spirals", "erm", target="turn0", settings={"steps": 30, "every": 3})
     straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")
     execute(run, straight)
     interrupted(run, broken, after=15)
@@ -313,7 +313,7 @@ def test_a_snapshot_made_with_other_threads_is_not_gone_on_from(tmp_path):
 
 
 def test_a_snapshot_that_no_longer_fits_the_method_is_dropped(tmp_path, caplog):
-    run = planned("spirals", "erm", target="turn0", settings={"steps": 30, "every": 3})
+    run = plan_run("spirals", "erm", target="turn0", settings={"steps": 30, "every": 3})
     straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")
     execute(run, straight)
     interrupted(run, broken, after=15)
@@ -326,7 +326,7 @@ def test_a_snapshot_that_no_longer_fits_the_method_is_dropped(tmp_path, caplog):
 
 
 def test_the_callers_default_type_does_not_reach_a_run(tmp_path):
-    run = planned("spirals", "erm", target="turn0", settings={"steps": 5})
+    run = plan_run("spirals", "erm", target="turn0", settings={"steps": 5})
     first, second = Store(tmp_path / "first"), Store(tmp_path / "second")
     execute(run, first)
     torch.set_default_dtype(torch.float64)
@@ -360,7 +360,7 @@ def varied(tmp_path, method="groupdro", **settings):
     root = tmp_path / "pictures"
     if not root.exists():
         folder(root)
-    return planned(root, method, target="d", settings={**VARIED, "steps": 80, **settings})
+    return plan_run(root, method, target="d", settings={**VARIED, "steps": 80, **settings})
 
 
 def test_an_interrupted_run_that_varies_its_batches_ends_in_the_same_bytes(tmp_path):
@@ -379,10 +379,10 @@ def test_whether_pictures_are_held_in_memory_or_read_changes_nothing(tmp_path, m
     run = varied(tmp_path, steps=30, every=10)
     held, read = Store(tmp_path / "held"), Store(tmp_path / "read")
     execute(run, held)
-    monkeypatch.setattr("afield.data.samples.HELD", 0)
+    monkeypatch.setattr("afield.data.samples.MAX_BYTES_CPU", 0)
     dataset = find_dataset(run.dataset)
-    material = Material.of(run, dataset, loaded(dataset, run), torch.device("cpu"))
-    assert material.samples.x.held is material.exams.regular.x.held is None
+    material = RunData.of(run, dataset, load_domains(dataset, run), torch.device("cpu"))
+    assert material.samples.x.in_memory is material.evaluations.regular.x.in_memory is None
     execute(run, read)
     assert outcome(read, run) == outcome(held, run)
 
@@ -407,18 +407,18 @@ def test_what_is_deployed_is_the_best_on_the_validation_domains(tmp_path):
     settings = {"steps": 60, "every": 3, "lr": 0.01}
     (run,) = hold_out(dataset, ["erm"], test=0.25, validate=0.25, trials=1, settings=settings)
     record = execute(run, store)
-    values = [value_of(checkpoint, run) for checkpoint in record.checkpoints]
+    values = [selection_value(checkpoint, run) for checkpoint in record.checkpoints]
     best = values.index(max(values))
-    others = [on_sources(checkpoint, run.sources) for checkpoint in record.checkpoints]
+    others = [source_accuracy(checkpoint, run.sources) for checkpoint in record.checkpoints]
     assert best != others.index(max(others)), "both choose the same: the test tells nothing"
-    material = Material.of(run, dataset, loaded(dataset, run), torch.device("cpu"))
+    material = RunData.of(run, dataset, load_domains(dataset, run), torch.device("cpu"))
     model = network(run.backbone, material.shape, len(dataset.classes))
     model.load_state_dict(store.weights(run))
-    deployed = Checkpoint(0, material.exams.take(model), {})
-    assert value_of(deployed, run) == values[best]
+    deployed = Checkpoint(0, material.evaluations.take(model), {})
+    assert selection_value(deployed, run) == values[best]
     pick = by_validation([record], run.tested[0])
     assert pick.step == record.checkpoints[best].step
-    assert pick.accuracy == material.exams.best.take(model)[run.tested[0]].main.accuracy
+    assert pick.accuracy == material.evaluations.best.take(model)[run.tested[0]].main.accuracy
 
 
 @pytest.mark.slow
@@ -460,14 +460,14 @@ LAST_STEP = 12
 
 
 def swad(**settings):
-    return planned("spirals", "erm", target="turn0", average="swad", settings=ENDING | settings)
+    return plan_run("spirals", "erm", target="turn0", average="swad", settings=ENDING | settings)
 
 
 def begun_by_hand(run, optimizer):
     """Model, batches and task of a run on spirals, put together here."""
     torch.manual_seed(run.seed)
     dataset = find_dataset("spirals")
-    material = Material.of(run, dataset, loaded(dataset, run), torch.device("cpu"))
+    material = RunData.of(run, dataset, load_domains(dataset, run), torch.device("cpu"))
     model = network(run.backbone, material.shape, len(dataset.classes))
     stream = Stream(material.samples, batch=run.batch, seed=run.seed)
     make = partial(optimizer, lr=run.lr, weight_decay=run.weight_decay)
@@ -483,20 +483,22 @@ def test_what_swad_has_at_the_end_of_the_valley_is_deployed(tmp_path):
     model, stream, task, material = begun_by_hand(run, partial(torch.optim.Adam, fused=True))
     average, learner = SWAD(converge=2, patience=2, slack=0.2), ERM().setup(model, task)
     average.follow(learner.model, steps=run.steps)
-    (*_, last) = fit(ERM(), learner, average, stream, material.exams.take, steps=60, every=2)
+    (*_, last) = checkpoints(
+        ERM(), learner, average, stream, material.evaluations.take, steps=60, every=2
+    )
     weights, expected = store.weights(run), average.model.state_dict()
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], value) for name, value in expected.items())
     assert not torch.equal(weights["head.weight"], learner.model.head.weight)
     for source in run.sources:
         assert record.checkpoints[-1].scores[source] == last.scores[source]
-    on_target = material.exams.best.take(average.model)["turn0"].main
+    on_target = material.evaluations.best.take(average.model)["turn0"].main
     assert record.checkpoints[-1].score("turn0", "main") == on_target
 
 
 def test_rules_and_tables_take_the_last_checkpoint_of_swad_though_others_look_better(tmp_path):
     record = execute(swad(), Store(tmp_path))
-    values = [on_sources(checkpoint, record.run.sources) for checkpoint in record.checkpoints]
+    values = [source_accuracy(checkpoint, record.run.sources) for checkpoint in record.checkpoints]
     assert max(values) > values[-1], "the last is the best: the test has lost its point"
     last = record.checkpoints[-1]
     for rule in (by_sources, by_target):
@@ -513,7 +515,7 @@ def test_rules_and_tables_take_the_last_checkpoint_of_swad_though_others_look_be
 def test_swad_is_another_run_than_the_last_weights_and_trains_the_same(tmp_path):
     run, store = swad(), Store(tmp_path)
     plain = {name: value for name, value in ENDING.items() if not name.startswith("swad.")}
-    last = planned("spirals", "erm", target="turn0", settings=plain | {"steps": LAST_STEP})
+    last = plan_run("spirals", "erm", target="turn0", settings=plain | {"steps": LAST_STEP})
     record, other = execute(run, store), execute(last, store)
     assert run.key != last.key
     assert not torch.equal(store.weights(run)["head.weight"], store.weights(last)["head.weight"])
@@ -542,7 +544,7 @@ def test_a_valley_that_was_interrupted_ends_in_the_same_bytes(form, tmp_path):
 @pytest.mark.slow
 def test_swad_killed_at_random_moments_ends_in_the_same_bytes(tmp_path):
     settings = {"steps": 60, "every": 4, "swad.converge": 2, "swad.patience": 3}
-    run = planned("rotated_digits", "erm", target="15deg", average="swad", settings=settings)
+    run = plan_run("rotated_digits", "erm", target="15deg", average="swad", settings=settings)
     assert_kills_change_nothing(run, tmp_path, kills=4, resumed_at_least=1)
 
 
@@ -560,12 +562,12 @@ def test_where_domains_validate_swads_last_checkpoint_is_still_the_one(tmp_path)
     record = execute(run, store)
     assert record.candidates == record.checkpoints[-1:]
     pick = by_validation([record], run.tested[0])
-    assert (pick.step, pick.value) == (12, value_of(record.checkpoints[-1], run))
+    assert (pick.step, pick.value) == (12, selection_value(record.checkpoints[-1], run))
 
 
 def test_a_run_trains_with_the_optimiser_that_it_names(tmp_path):
     settings = {"steps": 3, "every": 3, "lr": 0.2, "optimizer": "sgd:momentum=0.9"}
-    run, store = planned("spirals", "erm", target="turn0", settings=settings), Store(tmp_path)
+    run, store = plan_run("spirals", "erm", target="turn0", settings=settings), Store(tmp_path)
     execute(run, store)
     model, stream, _, _ = begun_by_hand(run, torch.optim.SGD)
     speed = [torch.zeros_like(parameter) for parameter in model.parameters()]
@@ -580,14 +582,14 @@ def test_a_run_trains_with_the_optimiser_that_it_names(tmp_path):
     weights = store.weights(run)
     for name, value in model.state_dict().items():
         torch.testing.assert_close(weights[name], value)
-    adam = planned("spirals", "erm", target="turn0", settings=settings | {"optimizer": "adam"})
+    adam = plan_run("spirals", "erm", target="turn0", settings=settings | {"optimizer": "adam"})
     execute(adam, store)
     assert not torch.allclose(store.weights(adam)["head.weight"], weights["head.weight"])
 
 
 def test_another_optimiser_survives_an_interruption(tmp_path):
     settings = {"steps": 30, "every": 3, "optimizer": "sgd:momentum=0.9,nesterov=true"}
-    run = planned("spirals", "vrex", target="turn0", settings=settings)
+    run = plan_run("spirals", "vrex", target="turn0", settings=settings)
     straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")
     execute(run, straight)
     for after in (9, 21):
@@ -599,14 +601,14 @@ def test_another_optimiser_survives_an_interruption(tmp_path):
 @pytest.mark.parametrize("average", registry.names("averages"))
 def test_the_parts_that_are_kept_are_those_of_the_best_checkpoint(average, tmp_path):
     settings = {"steps": 60, "every": 2, "lr": 0.03}
-    run = planned("spirals", "dann", target="turn0", average=average, settings=settings)
+    run = plan_run("spirals", "dann", target="turn0", average=average, settings=settings)
     store = Store(tmp_path / "whole")
     record = execute(run, store)
-    best = max(record.candidates, key=lambda checkpoint: value_of(checkpoint, run))
+    best = max(record.candidates, key=lambda checkpoint: selection_value(checkpoint, run))
     if average == "last":
         told = "the best is the last: the test has lost its point"
         assert best.step < record.checkpoints[-1].step, told
-    kept = stored_weights(store.folder(run), "parts")
+    kept = read_run_weights(store.folder(run), "parts")
     assert kept
     # What a snapshot of that moment has.
     broken = Store(tmp_path / "broken")
@@ -619,17 +621,17 @@ def test_the_parts_that_are_kept_are_those_of_the_best_checkpoint(average, tmp_p
 
 @pytest.mark.parametrize(("method", "there"), [("dann", True), ("crossgrad", True), ("erm", False)])
 def test_parts_are_kept_of_methods_that_have_them(method, there, tmp_path):
-    run, store = planned("spirals", method, settings={"steps": 4}), Store(tmp_path)
+    run, store = plan_run("spirals", method, settings={"steps": 4}), Store(tmp_path)
     execute(run, store)
     assert (store.folder(run) / "parts.safetensors").exists() == there
 
 
 def test_parts_of_a_best_checkpoint_before_a_kill_are_kept(tmp_path):
     settings = {"steps": 60, "every": 2, "lr": 0.03}
-    run = planned("spirals", "dann", target="turn0", settings=settings)
+    run = plan_run("spirals", "dann", target="turn0", settings=settings)
     straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")
     record = execute(run, straight)
-    values = [value_of(checkpoint, run) for checkpoint in record.checkpoints]
+    values = [selection_value(checkpoint, run) for checkpoint in record.checkpoints]
     best = record.checkpoints[values.index(max(values))].step
     assert best < 58, "nothing comes after the best: the test has lost its point"
     interrupted(run, broken, after=best + 2)
@@ -641,12 +643,12 @@ def test_parts_of_a_best_checkpoint_before_a_kill_are_kept(tmp_path):
 @pytest.mark.slow
 def test_further_networks_killed_at_random_moments_end_in_the_same_bytes(tmp_path):
     settings = {"steps": 60, "every": 4}
-    run = planned("rotated_digits", "dann", target="15deg", settings=settings)
+    run = plan_run("rotated_digits", "dann", target="15deg", settings=settings)
     assert_kills_change_nothing(run, tmp_path, kills=4, resumed_at_least=1)
 
 
 def test_a_snapshot_from_before_parts_were_kept_is_not_gone_on_from(tmp_path):
-    run = planned("spirals", "erm", target="turn0", settings={"steps": 20, "every": 5})
+    run = plan_run("spirals", "erm", target="turn0", settings={"steps": 20, "every": 5})
     straight, old = Store(tmp_path / "straight"), Store(tmp_path / "old")
     execute(run, straight)
     interrupted(run, old, after=10)
@@ -682,7 +684,7 @@ def test_unused_domains_reach_neither_training_nor_the_record(tmp_path):
 def test_a_schedule_and_clipping_reach_the_training(tmp_path):
     store, found = Store(tmp_path), {}
     for more in ({}, {"lr_schedule": "cosine:warmup=0.2"}, {"clip_norm": 0.01}):
-        run = planned("spirals", "erm", target="turn0", settings={"steps": 10, **more})
+        run = plan_run("spirals", "erm", target="turn0", settings={"steps": 10, **more})
         execute(run, store)
         found[run.key] = store.weights(run)["head.weight"]
     first, second, third = found.values()
@@ -701,7 +703,7 @@ def test_a_schedule_and_clipping_reach_the_training(tmp_path):
 )
 def test_a_schedule_survives_an_interruption(method, more, tmp_path):
     settings = {"steps": 30, "every": 5, "lr_schedule": "cosine:warmup=4", "clip_norm": 0.5, **more}
-    run = planned("spirals", method, target="turn0", settings=settings)
+    run = plan_run("spirals", method, target="turn0", settings=settings)
     straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")
     execute(run, straight)
     for after in (5, 20):
@@ -719,12 +721,12 @@ def test_a_methods_own_schedule_goes_on_top_of_the_runs(monkeypatch, tmp_path):
         rates = [group["lr"] for group in self.optimizer.param_groups]
         seen.append((self.step, shares, rates))
 
-    pace = Learner.pace
-    monkeypatch.setattr(Learner, "pace", noted)
+    pace = Learner.scale_lr
+    monkeypatch.setattr(Learner, "scale_lr", noted)
     settings = {"steps": 20, "lr_schedule": "cosine", "dmg.schedule": "exponential", "lr": 0.01}
-    run = planned("spirals", "dmg", target="turn0", settings=settings)
+    run = plan_run("spirals", "dmg", target="turn0", settings=settings)
     execute(run, Store(tmp_path))
-    share = schedule_of("cosine", 20)
+    share = make_schedule("cosine", 20)
     rates = [0.01, 0.01 * run.params["mask_rate"]]
     assert len(seen) == 20
     for step, shares, found in (seen[0], seen[10], seen[19]):
@@ -735,7 +737,7 @@ def test_a_methods_own_schedule_goes_on_top_of_the_runs(monkeypatch, tmp_path):
 
 def test_a_constant_schedule_is_none():
     runs = [
-        planned("spirals", "erm", target="turn0", settings={"steps": 10, **more})
+        plan_run("spirals", "erm", target="turn0", settings={"steps": 10, **more})
         for more in ({}, {"lr_schedule": "constant", "clip_norm": 0})
     ]
     assert runs[0].key == runs[1].key
@@ -743,7 +745,7 @@ def test_a_constant_schedule_is_none():
 
 def probed_base(store):
     """A base with a fitted head, done."""
-    base = planned("spirals", "linear_probe", target="turn0", settings={"steps": 1})
+    base = plan_run("spirals", "linear_probe", target="turn0", settings={"steps": 1})
     base = replace(base, role="base")
     execute(base, store)
     return base
@@ -754,7 +756,7 @@ def test_an_expert_starts_from_its_base_and_keeps_a_frozen_head_to_the_byte(aver
     store = Store(tmp_path)
     base = probed_base(store)
     settings = {"steps": 6, "every": 2, "weight_decay": 0.1}
-    run = planned("spirals", "erm", target="turn0", average=average, settings=settings)
+    run = plan_run("spirals", "erm", target="turn0", average=average, settings=settings)
     run = replace(run, role="expert", base=base.key, freeze_head=True)
     execute(run, store)
     before, after = store.weights(base), store.weights(run)
@@ -764,7 +766,7 @@ def test_an_expert_starts_from_its_base_and_keeps_a_frozen_head_to_the_byte(aver
 
 def test_an_expert_with_a_frozen_head_survives_an_interruption(tmp_path):
     stores = [Store(tmp_path / name) for name in ("straight", "broken")]
-    run = planned("spirals", "arith", target="turn0", settings={"steps": 20, "every": 5})
+    run = plan_run("spirals", "arith", target="turn0", settings={"steps": 20, "every": 5})
     for store in stores:
         base = probed_base(store)
     run = replace(run, role="expert", base=base.key, freeze_head=True)
@@ -775,6 +777,6 @@ def test_an_expert_with_a_frozen_head_survives_an_interruption(tmp_path):
 
 
 def test_a_base_that_is_not_there_is_named(tmp_path):
-    run = planned("spirals", "erm", target="turn0", settings={"steps": 2})
+    run = plan_run("spirals", "erm", target="turn0", settings={"steps": 2})
     with pytest.raises(DataError, match=r"erm-0/model\.safetensors: no readable weights"):
         execute(replace(run, base="erm-0"), Store(tmp_path))

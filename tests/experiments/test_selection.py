@@ -12,9 +12,9 @@ from afield.experiments.selection import (
     by_sources,
     by_target,
     by_validation,
-    checked_rules,
-    on_sources,
-    value_of,
+    resolve_rules,
+    selection_value,
+    source_accuracy,
 )
 from afield.training.evaluation import Checkpoint, Score, Scores
 
@@ -163,10 +163,10 @@ def test_a_twin_serves_both_of_its_unseen_domains():
 
 
 def test_rules_are_named_in_their_own_order_and_all_stands_for_all():
-    assert checked_rules(["target", "sources"]) == ("sources", "target")
-    assert checked_rules(["all"]) == tuple(RULES)
+    assert resolve_rules(["target", "sources"]) == ("sources", "target")
+    assert resolve_rules(["all"]) == tuple(RULES)
     with pytest.raises(UnknownNameError, match="did you mean 'sources'"):
-        checked_rules(["source"])
+        resolve_rules(["source"])
 
 
 MANY = tuple("abcdef")
@@ -275,17 +275,17 @@ def test_what_is_deployed_is_chosen_by_validation_domains_or_else_by_the_sources
     whole = step((0.2, 0.4), sources=0.9, tests=((1.0, 1.0), (1.0, 1.0)))
     with_validation = held_out([whole])
     (checkpoint,) = with_validation.checkpoints
-    assert value_of(checkpoint, with_validation.run) == pytest.approx(0.3)
+    assert selection_value(checkpoint, with_validation.run) == pytest.approx(0.3)
     without = held_out([whole], tested=("c", "d", "e", "f")).run
-    assert value_of(checkpoint, without) == pytest.approx(0.9)
+    assert selection_value(checkpoint, without) == pytest.approx(0.9)
     left_out = record("c", [{"a": (None, 0.6), "b": (None, 0.7), "c": (1.0, 1.0)}])
-    assert value_of(left_out.checkpoints[0], left_out.run) == pytest.approx(0.65)
+    assert selection_value(left_out.checkpoints[0], left_out.run) == pytest.approx(0.65)
 
 
 def test_a_sources_probe_part_that_was_not_read_is_an_error():
     checkpoint = Checkpoint(30, {"a": Scores(probe=score(0.5)), "b": Scores(main=score(0.5))}, {})
     with pytest.raises(DataError, match="step 30: a source's probe part was not read"):
-        on_sources(checkpoint, ("a", "b"))
+        source_accuracy(checkpoint, ("a", "b"))
 
 
 def ended(found, *, after):
@@ -366,7 +366,9 @@ def test_unused_domains_neither_validate_nor_are_tested():
     ]
     found = held_out(steps)
     found = replace(found, run=replace(found.run, unused=("c",)))
-    assert [value_of(each, found.run) for each in found.checkpoints] == pytest.approx([0.1, 0.6])
+    assert [selection_value(each, found.run) for each in found.checkpoints] == pytest.approx(
+        [0.1, 0.6]
+    )
     pick = by_validation([found], "e")
     assert (pick.step, pick.accuracy) == (20, 0.3)
     assert by_target([found], "e").value == pytest.approx(0.7)
@@ -381,4 +383,4 @@ def test_where_all_others_are_unused_the_sources_pick():
     assert found.tests == found.unseen == ("e", "f")
     assert by_validation([found], "e") is None
     assert by_sources([found], "f").accuracy == 0.6
-    assert value_of(found.checkpoints[0], found.run) == 0.5
+    assert selection_value(found.checkpoints[0], found.run) == 0.5

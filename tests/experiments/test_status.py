@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from afield.compute import host
-from afield.experiments.benchmarking import planned
+from afield.compute import hostname
+from afield.experiments.benchmarking import plan_run
 from afield.experiments.record import Failure, Plan, Progress
 from afield.experiments.runner import execute
-from afield.experiments.status import follow, statuses
+from afield.experiments.status import plan_status, statuses
 from afield.experiments.store import Store
 
 TARGETS = ("turn0", "turn10", "turn20", "turn30")
@@ -20,17 +20,19 @@ NOBODY = 2**22 + 1
 
 @pytest.fixture
 def runs():
-    return [planned("spirals", "erm", target=each, settings={"steps": 10}) for each in TARGETS]
+    return [plan_run("spirals", "erm", target=each, settings={"steps": 10}) for each in TARGETS]
 
 
 def plan_of(runs, **changes):
     keys = tuple(run.key for run in runs)
-    return replace(Plan(keys, 0, "afield bench", host(), os.getpid(), time.time()), **changes)
+    return replace(Plan(keys, 0, "afield bench", hostname(), os.getpid(), time.time()), **changes)
 
 
 def begin(store, run, *, step=5, pid=None):
     with store.claim(run):
-        store.put_progress(Progress(run, ("turn0",), step, 1.0, host(), pid or os.getpid(), 0.5))
+        store.put_progress(
+            Progress(run, ("turn0",), step, 1.0, hostname(), pid or os.getpid(), 0.5)
+        )
 
 
 def test_every_run_is_counted_once(tmp_path, runs):
@@ -39,33 +41,33 @@ def test_every_run_is_counted_once(tmp_path, runs):
     begin(store, runs[1])
     plan = plan_of(runs)
     store.put_failure(Failure(runs[2], "no luck", ""))
-    status = follow(store, plan)
-    assert (status.total, status.done, status.rest) == (4, 1, 2)
+    status = plan_status(store, plan)
+    assert (status.total, status.done, status.remaining) == (4, 1, 2)
     assert [each.run for each in status.running] == [runs[1]]
     assert [each.run for each in status.failed] == [runs[2]]
     assert status.stopped == ()
-    assert status.at_work is True
+    assert status.process_alive is True
 
 
 def test_runs_of_other_plans_do_not_count(tmp_path, runs):
     store = Store(tmp_path)
     execute(runs[0], store)
     begin(store, runs[1])
-    status = follow(store, plan_of(runs[2:]))
-    assert (status.done, status.running, status.rest) == (0, (), 2)
+    status = plan_status(store, plan_of(runs[2:]))
+    assert (status.done, status.running, status.remaining) == (0, (), 2)
 
 
 def test_a_run_whose_process_is_gone_has_stopped(tmp_path, runs):
     store = Store(tmp_path)
     begin(store, runs[0], pid=NOBODY)
-    status = follow(store, plan_of(runs, pid=NOBODY))
+    status = plan_status(store, plan_of(runs, pid=NOBODY))
     assert [each.run for each in status.stopped] == [runs[0]]
     assert status.running == ()
-    assert status.at_work is False
+    assert status.process_alive is False
 
 
 def test_of_another_machine_nothing_is_known(tmp_path, runs):
-    assert follow(Store(tmp_path), plan_of(runs, host="elsewhere")).at_work is None
+    assert plan_status(Store(tmp_path), plan_of(runs, host="elsewhere")).process_alive is None
 
 
 def test_a_finished_run_is_no_longer_under_way(tmp_path, runs):
@@ -87,19 +89,19 @@ def test_what_failed_before_is_done_again_and_neither_failed_nor_done_until_then
     for run in runs[:3]:
         store.put_failure(Failure(run, "no luck", ""))
     plan = plan_of(runs)
-    assert (follow(store, plan).failed, follow(store, plan).rest) == ((), 4)
-    assert not follow(store, plan).begun
+    assert (plan_status(store, plan).failed, plan_status(store, plan).remaining) == ((), 4)
+    assert not plan_status(store, plan).has_started
     begin(store, runs[0])
-    assert [each.run for each in follow(store, plan).running] == [runs[0]]
+    assert [each.run for each in plan_status(store, plan).running] == [runs[0]]
     store.put_failure(Failure(runs[1], "no luck again", ""))
-    status = follow(store, plan)
+    status = plan_status(store, plan)
     assert [each.error for each in status.failed] == ["no luck again"]
-    assert status.rest == 3
+    assert status.remaining == 3
 
 
 def test_a_run_says_how_far_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr("afield.experiments.runner.TELL", 0.0)
-    run = planned("spirals", "erm", target="turn0", settings={"steps": 20, "every": 5})
+    monkeypatch.setattr("afield.experiments.runner.PROGRESS_SECONDS", 0.0)
+    run = plan_run("spirals", "erm", target="turn0", settings={"steps": 20, "every": 5})
     store, seen = Store(tmp_path), []
 
     def watch(*_):
@@ -118,12 +120,12 @@ def test_a_run_says_how_far_it_is(tmp_path, monkeypatch):
 
 def test_the_time_left_follows_from_what_was_done_since_the_start(tmp_path, runs):
     store = Store(tmp_path)
-    assert follow(store, plan_of(runs)).left is None
+    assert plan_status(store, plan_of(runs)).left is None
     execute(runs[0], store)
     execute(runs[1], store)
     begin(store, runs[2], step=5)
     # One was known: in 30 s there were one and a half, and one and a half are left.
-    status = follow(store, plan_of(runs, known=1, started=time.time() - 30))
+    status = plan_status(store, plan_of(runs, known=1, started=time.time() - 30))
     assert status.left == pytest.approx(30, abs=1)
 
 

@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from afield.errors import DataError, SpecError
 from afield.experiments.record import Failure, Record, Run
-from afield.experiments.store import BusyError, Store, read_record, stored_weights
+from afield.experiments.store import BusyError, Store, read_record, read_run_weights
 from afield.training.evaluation import Checkpoint, Score, Scores
 
 RUN = Run("toy", "erm", ("a", "b"), params={"x": 1.0})
@@ -65,7 +65,7 @@ def test_a_record_read_for_fewer_rules_does_not_do_for_more(tmp_path):
     put(store, record_of(narrow))
     assert store.get(narrow) is not None
     assert store.get(replace(RUN, rules=("sources", "target"))) is None
-    assert store.widened(replace(RUN, rules=("target",))).rules == ("sources", "target")
+    assert store.with_stored_rules(replace(RUN, rules=("target",))).rules == ("sources", "target")
 
 
 def test_a_record_is_labelled_as_it_is_asked_for(tmp_path):
@@ -245,10 +245,10 @@ def test_the_weights_of_further_networks_come_back_beside_the_model(tmp_path):
     store = Store(tmp_path)
     with store.claim(RUN):
         store.put(record_of(), {"w": torch.arange(3.0)}, parts=PARTS)
-    found = stored_weights(store.folder(RUN), "parts")
+    found = read_run_weights(store.folder(RUN), "parts")
     assert set(found) == set(PARTS)
     assert all(torch.equal(found[name], PARTS[name]) for name in PARTS)
-    assert set(stored_weights(store.folder(RUN))) == set(store.weights(RUN)) == {"w"}
+    assert set(read_run_weights(store.folder(RUN))) == set(store.weights(RUN)) == {"w"}
 
 
 @pytest.mark.parametrize("parts", [None, {}])
@@ -258,7 +258,7 @@ def test_without_further_networks_there_is_no_file_of_them(tmp_path, parts):
         store.put(record_of(), {"w": torch.arange(3.0)}, parts=parts)
     assert not (store.folder(RUN) / "parts.safetensors").exists()
     with pytest.raises(DataError, match=r"parts\.safetensors: no readable weights"):
-        stored_weights(store.folder(RUN), "parts")
+        read_run_weights(store.folder(RUN), "parts")
 
 
 def test_further_networks_are_there_before_the_run_is_done(tmp_path, monkeypatch):

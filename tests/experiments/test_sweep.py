@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from afield.errors import SpecError
-from afield.experiments.benchmarking import planned
+from afield.experiments.benchmarking import plan_run
 from afield.experiments.record import Failure, Record, Run
 from afield.experiments.runner import execute
 from afield.experiments.store import BusyError, Store
-from afield.experiments.sweep import Local, complete, in_order
+from afield.experiments.sweep import Local, complete, sort_outcomes
 
 TARGETS = ("turn0", "turn10", "turn20", "turn30")
 
 
 def runs_of(*, steps=10, methods=("erm",), **settings):
     return [
-        planned("spirals", method, target=target, settings={"steps": steps, **settings})
+        plan_run("spirals", method, target=target, settings={"steps": steps, **settings})
         for target in TARGETS
         for method in methods
     ]
@@ -29,7 +29,7 @@ def runs_of(*, steps=10, methods=("erm",), **settings):
 
 def test_every_run_gets_its_record_in_the_order_asked(tmp_path):
     runs = runs_of(methods=("erm", "vrex"))
-    found = in_order(runs, complete(runs, Store(tmp_path)))
+    found = sort_outcomes(runs, complete(runs, Store(tmp_path)))
     assert [record.run for record in found] == runs
 
 
@@ -44,9 +44,9 @@ def test_a_second_start_does_only_what_is_missing(tmp_path):
 
 def test_one_bad_run_does_not_stop_the_others(tmp_path):
     bad, *good = runs_of()
-    bad = planned("spirals", "erm", target="turn0", settings={"steps": 10, "lr": 1e30})
+    bad = plan_run("spirals", "erm", target="turn0", settings={"steps": 10, "lr": 1e30})
     store = Store(tmp_path)
-    found = in_order([bad, *good], complete([bad, *good], store))
+    found = sort_outcomes([bad, *good], complete([bad, *good], store))
     assert [type(outcome) for outcome in found] == [Failure, Record, Record, Record]
     assert "ERM at step" in found[0].error
     assert "smaller lr" in found[0].error
@@ -72,7 +72,7 @@ def doubled_unless_killed(number):
 
 
 def test_a_killed_worker_loses_only_its_own_item():
-    found = Local(2).map(doubled_unless_killed, range(6), lost=lambda number: f"lost {number}")
+    found = Local(2).map(doubled_unless_killed, range(6), on_lost=lambda number: f"lost {number}")
     assert sorted(map(str, found)) == ["0", "10", "2", "6", "8", "lost 2"]
 
 
@@ -210,7 +210,7 @@ def test_a_script_without_a_guard_is_told_so(tmp_path):
 
 def staged() -> dict[str, Run]:
     """A base, an expert of it and a merged run of that, by their roles."""
-    first = planned("spirals", "erm", target="turn0", settings={"steps": 5})
+    first = plan_run("spirals", "erm", target="turn0", settings={"steps": 5})
     base = replace(first, role="base")
     expert = replace(first, role="expert", base=base.key)
     merged = replace(expert, method="average", role="merged", experts=(expert.key,) * 2)
@@ -222,7 +222,7 @@ def test_what_starts_from_others_comes_after_them_however_they_are_asked(tmp_pat
     found = list(complete(list(runs.values())[::-1], Store(tmp_path)))
     assert [outcome.run.role for outcome in found] == ["base", "expert", "merged"]
     assert all(isinstance(outcome, Record) for outcome in found)
-    assert [o.run.role for o in in_order(list(runs.values())[::-1], found)] == [
+    assert [o.run.role for o in sort_outcomes(list(runs.values())[::-1], found)] == [
         *("merged", "expert", "base")
     ]
 

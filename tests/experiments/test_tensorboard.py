@@ -5,10 +5,10 @@ from collections import defaultdict
 
 import pytest
 
-from afield.experiments.benchmarking import planned
+from afield.experiments.benchmarking import plan_run
 from afield.experiments.runner import execute
 from afield.experiments.store import Store
-from afield.experiments.tensorboard import Scalars
+from afield.experiments.tensorboard import TensorBoardWriter
 
 pytest.importorskip("tensorboard", reason="pip install 'afield[tensorboard]'")
 
@@ -30,8 +30,8 @@ def read(folder):
 
 
 def test_the_curves_are_those_of_the_record(tmp_path):
-    run = planned("spirals", "vrex", target="turn0", settings={"steps": 20, "every": 5})
-    curves = Scalars(str(tmp_path / "curves"))
+    run = plan_run("spirals", "vrex", target="turn0", settings={"steps": 20, "every": 5})
+    curves = TensorBoardWriter(str(tmp_path / "curves"))
     record = execute(run, Store(tmp_path / "runs"), watch=curves)
     expected = defaultdict(dict)
     for checkpoint in record.checkpoints:
@@ -48,9 +48,9 @@ def test_the_curves_are_those_of_the_record(tmp_path):
 
 
 def test_a_run_that_goes_on_has_every_step_once(tmp_path):
-    run = planned("spirals", "erm", target="turn0", settings={"steps": 40, "every": 5})
+    run = plan_run("spirals", "erm", target="turn0", settings={"steps": 40, "every": 5})
     store = Store(tmp_path / "runs")
-    first = Scalars(str(tmp_path / "curves"))
+    first = TensorBoardWriter(str(tmp_path / "curves"))
 
     def stops(run, checkpoint):
         first(run, checkpoint)
@@ -60,10 +60,10 @@ def test_a_run_that_goes_on_has_every_step_once(tmp_path):
     with pytest.raises(StopHereError):
         execute(run, store, snapshot_seconds=0.0, watch=stops)
     first.close()
-    execute(run, store, watch=Scalars(str(tmp_path / "curves")))
+    execute(run, store, watch=TensorBoardWriter(str(tmp_path / "curves")))
     found = read(tmp_path / "curves" / run.key)
     assert list(found["training/loss"]) == [5, 10, 15, 20, 25, 30, 35, 40]
 
 
 def test_it_can_be_sent_to_a_worker(tmp_path):
-    assert pickle.loads(pickle.dumps(Scalars(str(tmp_path)))).folder == str(tmp_path)
+    assert pickle.loads(pickle.dumps(TensorBoardWriter(str(tmp_path)))).folder == str(tmp_path)

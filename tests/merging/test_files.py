@@ -16,7 +16,7 @@ import afield
 from afield import registry
 from afield.errors import DataError, MergeError
 from afield.merging import files
-from afield.merging.job import needs
+from afield.merging.job import required_keywords
 from afield.merging.state_dicts import merge
 from tests.merging.test_state_dicts import count_for, family, statistics_for
 from tests.merging.test_tensor_files import sharded
@@ -369,7 +369,11 @@ def test_a_merged_folder_loads_into_transformers(tmp_path):
 
 def test_needs_of_all_merges_are_known():
     for name in registry.names("merges"):
-        assert set(needs(registry.find("merges", name))) <= {"base", "name", "statistics"}
+        assert set(required_keywords(registry.find("merges", name))) <= {
+            "base",
+            "name",
+            "statistics",
+        }
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import pytest
 import torch
 from threadpoolctl import threadpool_info
 
-from afield.merging.spectral import leading, polar, shared_basis
+from afield.merging.spectral import leading_triplets, polar_factor, shared_basis
 
 SHAPES = [(30, 20), (20, 30), (20, 20)]
 
@@ -41,7 +41,7 @@ def experts(domains: int, m: int, n: int) -> torch.Tensor:
 def test_leading_triplets_are_those_of_an_svd(shape):
     matrix = normal(*shape)
     u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
-    found = leading(matrix, 7)
+    found = leading_triplets(matrix, 7)
     torch.testing.assert_close(found.values, s[:7])
     sign = (found.left * u[:, :7]).sum(dim=0).sign()
     torch.testing.assert_close(found.left * sign, u[:, :7])
@@ -50,13 +50,13 @@ def test_leading_triplets_are_those_of_an_svd(shape):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_largest_entry_of_a_left_vector_is_positive(shape):
-    left = leading(normal(*shape), 10).left
+    left = leading_triplets(normal(*shape), 10).left
     assert (left.gather(0, left.abs().argmax(dim=0, keepdim=True)) > 0).all()
 
 
 def test_weak_directions_are_right_although_they_are_squared():
     matrix = with_values(60, 40, torch.logspace(0, -4, 40, dtype=torch.float64)).float()
-    found = leading(matrix, 40)
+    found = leading_triplets(matrix, 40)
     torch.testing.assert_close(
         found.values, torch.linalg.svdvals(matrix.double()), rtol=1e-6, atol=0
     )
@@ -66,38 +66,38 @@ def test_weak_directions_are_right_although_they_are_squared():
 def test_rounding_is_no_direction():
     matrix = (normal(40, 5) @ normal(5, 30, seed=1)).float()
     assert torch.linalg.matrix_rank(matrix.double()) == 30
-    assert leading(matrix, 20).left.shape == (40, 5)
-    assert leading(torch.zeros(8, 6), 3).values.shape == (0,)
+    assert leading_triplets(matrix, 20).left.shape == (40, 5)
+    assert leading_triplets(torch.zeros(8, 6), 3).values.shape == (0,)
 
 
 def test_what_is_small_beside_something_else_is_no_direction():
     matrix = normal(20, 10)
-    assert len(leading(matrix, 4, scale=torch.tensor(1e9).double()).values) == 0
+    assert len(leading_triplets(matrix, 4, scale=torch.tensor(1e9).double()).values) == 0
 
 
 @pytest.mark.parametrize("shape", [(30, 20), (20, 20)])
 def test_the_polar_factor_is_that_of_an_svd(shape):
     columns = normal(*shape)
-    torch.testing.assert_close(polar(columns), thin_polar(columns))
+    torch.testing.assert_close(polar_factor(columns), thin_polar(columns))
 
 
 def test_a_polar_factor_is_not_filled_up():
     vector = torch.nn.functional.normalize(normal(9, 1), dim=0)
     columns = vector.expand(9, 4)
-    torch.testing.assert_close(polar(columns), columns / 2)
+    torch.testing.assert_close(polar_factor(columns), columns / 2)
 
 
 def test_many_directions_that_are_nearly_one_are_one():
     columns = torch.linalg.qr(normal(40, 10)).Q
     twice = torch.cat([columns, columns + 1e-6 * normal(40, 10, seed=1)], dim=1)
-    assert torch.linalg.matrix_rank(polar(twice), rtol=1e-3) == 10
+    assert torch.linalg.matrix_rank(polar_factor(twice), rtol=1e-3) == 10
 
 
 def test_a_weak_direction_by_chance_is_kept():
     values = torch.ones(512, dtype=torch.float64)
     values[-1] = 3e-5
     columns = with_values(512, 512, values)
-    torch.testing.assert_close(polar(columns), thin_polar(columns), rtol=0, atol=1e-6)
+    torch.testing.assert_close(polar_factor(columns), thin_polar(columns), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("count", [1, 50, 150])
@@ -105,26 +105,26 @@ def test_a_weak_direction_by_chance_is_kept():
 def test_leading_triplets_of_larger_matrices_are_those_of_an_svd(shape, count):
     matrix = normal(*shape)
     u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
-    left, values, right = leading(matrix, count)
+    left, values, right = leading_triplets(matrix, count)
     torch.testing.assert_close(values, s[:count])
     torch.testing.assert_close((left * values) @ right.mT, (u * s)[:, :count] @ vh[:count])
 
 
 def test_the_polar_factor_of_many_columns_is_that_of_an_svd():
     columns = normal(300, 150)
-    torch.testing.assert_close(polar(columns), thin_polar(columns))
+    torch.testing.assert_close(polar_factor(columns), thin_polar(columns))
 
 
 def test_threads_outside_of_torch_are_as_before():
     before = [each["num_threads"] for each in threadpool_info()]
-    leading(normal(200, 150), 50)
+    leading_triplets(normal(200, 150), 50)
     assert [each["num_threads"] for each in threadpool_info()] == before
 
 
 @pytest.fixture
 def no_fallback(monkeypatch):
     """The exact way is closed."""
-    monkeypatch.setattr("afield.merging.spectral.polar", None)
+    monkeypatch.setattr("afield.merging.spectral.polar_factor", None)
 
 
 @pytest.mark.slow

@@ -10,9 +10,9 @@ import afield
 from afield import registry
 from afield.errors import MergeError, SpecError, UnknownNameError
 from afield.hyperparameters import extremes, ranges
-from afield.merging.checks import Spec
-from afield.merging.job import InMemory, _stacked, needs, scope_of
-from afield.merging.state_dicts import merge, merged_pieces, planned, rule_of, scope
+from afield.merging.checks import TensorSpec
+from afield.merging.job import StateDictSource, _stacked, required_keywords, scope_of
+from afield.merging.state_dicts import merge, merged_pieces, plan_merge, scope, tensor_action
 
 NAMES = registry.names("merges")
 # Small matrices are computed exactly anyway; tests of spectral.py have large ones.
@@ -61,7 +61,7 @@ def count_for(name):
 
 def statistics_for(name, experts):
     """What fisher and regmean need, made up."""
-    if "statistics" not in needs(registry.find("merges", name)):
+    if "statistics" not in required_keywords(registry.find("merges", name)):
         return None
     found = []
     for expert in experts:
@@ -121,7 +121,7 @@ def test_where_the_order_matters_the_docstring_says_so(name):
     settings = {"t": 0.2} if name == "slerp" else {}
     first = merged(name, base, experts, **settings)
     assert distance(first, merged(name, base, experts[::-1], **settings)) > 0
-    assert "order" in __import__(f"afield.merges.{name}", fromlist=["_"]).__doc__
+    assert "order" in __import__(f"afield.merging.merges.{name}", fromlist=["_"]).__doc__
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -213,7 +213,7 @@ def test_merges_of_matrices_average_all_else(name):
 def test_pieces_give_what_the_whole_gives(name, monkeypatch):
     base, experts = family(3)
     whole = merged(name, base, experts)
-    monkeypatch.setattr("afield.merging.job.PIECE", 7)
+    monkeypatch.setattr("afield.merging.job.ENTRIES_PER_PIECE", 7)
     assert_close(merged(name, base, experts), whole)
 
 
@@ -224,23 +224,28 @@ def test_it_is_the_function_of_the_package():
 @pytest.mark.parametrize(
     ("kind", "name", "spec", "rule"),
     [
-        ("matrix", "w", Spec(torch.float32, (3, 4)), "merged"),
-        ("matrix", "w", Spec(torch.bfloat16, (3,)), "averaged: not a matrix"),
-        ("matrix", "w", Spec(torch.float32, ()), "averaged: not a matrix"),
-        ("matrix", "w", Spec(torch.float16, (3, 4, 2, 2)), "averaged: not a matrix"),
-        ("matrix", "text_projection", Spec(torch.float32, (3, 4)), "averaged: text_projection"),
-        ("tensor", "text_projection", Spec(torch.float32, (3, 4)), "merged"),
-        ("entry", "w", Spec(torch.float32, ()), "merged"),
-        ("model", "w", Spec(torch.float32, (3,)), "merged"),
-        ("model", "bn.running_var", Spec(torch.float32, (3,)), RUNNING),
-        ("matrix", "bn.running_mean", Spec(torch.float32, (3,)), RUNNING),
-        ("entry", "ids", Spec(torch.int64, (3, 4)), "kept: not floating point"),
-        ("matrix", "mask", Spec(torch.bool, (3, 4)), "kept: not floating point"),
-        ("matrix", "w", Spec(torch.float32, (0, 4)), "kept: empty"),
+        ("matrix", "w", TensorSpec(torch.float32, (3, 4)), "merged"),
+        ("matrix", "w", TensorSpec(torch.bfloat16, (3,)), "averaged: not a matrix"),
+        ("matrix", "w", TensorSpec(torch.float32, ()), "averaged: not a matrix"),
+        ("matrix", "w", TensorSpec(torch.float16, (3, 4, 2, 2)), "averaged: not a matrix"),
+        (
+            "matrix",
+            "text_projection",
+            TensorSpec(torch.float32, (3, 4)),
+            "averaged: text_projection",
+        ),
+        ("tensor", "text_projection", TensorSpec(torch.float32, (3, 4)), "merged"),
+        ("entry", "w", TensorSpec(torch.float32, ()), "merged"),
+        ("model", "w", TensorSpec(torch.float32, (3,)), "merged"),
+        ("model", "bn.running_var", TensorSpec(torch.float32, (3,)), RUNNING),
+        ("matrix", "bn.running_mean", TensorSpec(torch.float32, (3,)), RUNNING),
+        ("entry", "ids", TensorSpec(torch.int64, (3, 4)), "kept: not floating point"),
+        ("matrix", "mask", TensorSpec(torch.bool, (3, 4)), "kept: not floating point"),
+        ("matrix", "w", TensorSpec(torch.float32, (0, 4)), "kept: empty"),
     ],
 )
 def test_what_happens_to_a_tensor(kind, name, spec, rule):
-    assert rule_of(kind, name, spec) == rule
+    assert tensor_action(kind, name, spec) == rule
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -313,7 +318,7 @@ def test_of_three_experts_the_pair_that_is_the_same_throughout_is_named(caplog):
 
 
 def test_experts_that_differ_in_one_piece_only_are_not_the_same(caplog, monkeypatch):
-    monkeypatch.setattr("afield.merging.job.PIECE", 4)
+    monkeypatch.setattr("afield.merging.job.ENTRIES_PER_PIECE", 4)
     base = {"w": torch.full((12,), 9.0)}
     first, second = torch.full((12,), 9.5), torch.full((12,), 9.5)
     second[5] = 8.5
@@ -323,7 +328,10 @@ def test_experts_that_differ_in_one_piece_only_are_not_the_same(caplog, monkeypa
 def test_sizes_are_summed_in_float64():
     # Its square is no float32.
     base = {"w": torch.tensor([4097.0], dtype=torch.float64)}
-    job, movements = planned("average", InMemory(base, "b"), [InMemory(base, "e")]), []
+    job, movements = (
+        plan_merge("average", StateDictSource(base, "b"), [StateDictSource(base, "e")]),
+        [],
+    )
     list(merged_pieces(job, "w", movements.append))
     assert movements[0].base == 4097
 
@@ -460,7 +468,7 @@ def test_names_that_are_no_strings_are_an_error():
 
 def test_a_tensor_whose_entries_lie_in_another_order_is_copied_once_for_all_its_pieces():
     strided = torch.arange(12.0).view(3, 4).T
-    source = InMemory({"w": strided, "v": torch.ones(2)}, "base")
+    source = StateDictSource({"w": strided, "v": torch.ones(2)}, "base")
     pieces = [source.read("w", i, i + 4) for i in (0, 4, 8)]
     assert torch.equal(torch.cat(pieces), strided.flatten())
     assert len({piece.untyped_storage().data_ptr() for piece in pieces}) == 1
@@ -487,19 +495,22 @@ def test_missing_statistics_are_told_before_anything_is_read():
     base, experts = family(2)
     made = statistics_for("fisher", experts)
     del made[1]["text_projection"]
-    sources = [InMemory(each, f"s{i}") for i, each in enumerate(made)]
+    sources = [StateDictSource(each, f"s{i}") for i, each in enumerate(made)]
     with pytest.raises(MergeError, match="text_projection: not in s1; statistics of every tensor"):
-        planned(
-            "fisher", InMemory(base, "b"), [InMemory(e, "e") for e in experts], statistics=sources
+        plan_merge(
+            "fisher",
+            StateDictSource(base, "b"),
+            [StateDictSource(e, "e") for e in experts],
+            statistics=sources,
         )
 
 
 def test_statistics_come_to_where_the_base_is():
     base, experts = family(2)
     for name in ("fisher", "regmean"):
-        sources = [InMemory(each, "s") for each in statistics_for(name, experts)]
-        experts_ = [InMemory(each, "e") for each in experts]
-        job = planned(name, InMemory(base, "b"), experts_, statistics=sources)
+        sources = [StateDictSource(each, "s") for each in statistics_for(name, experts)]
+        experts_ = [StateDictSource(each, "e") for each in experts]
+        job = plan_merge(name, StateDictSource(base, "b"), experts_, statistics=sources)
         found = _stacked(job, "a.weight", 0, 96, torch.device("meta"))
         assert found.device.type == "meta"
 
@@ -538,6 +549,6 @@ def test_a_merge_that_gives_nan_is_named_with_the_tensor(monkeypatch):
 def test_the_plan_counts_what_happens(caplog):
     base, experts = family(1)
     base["ids"] = torch.arange(3)
-    job = planned("average", InMemory(base, "b"), [InMemory(experts[0], "e")])
+    job = plan_merge("average", StateDictSource(base, "b"), [StateDictSource(experts[0], "e")])
     assert job.counts == {"kept: not floating point": 1, "merged": len(SHAPES)}
     assert caplog.text == ""

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from afield.errors import AfieldError, DataError
 from afield.merging import tensor_files
-from afield.merging.checks import Spec
+from afield.merging.checks import TensorSpec
 from afield.merging.tensor_files import TensorFiles, write_header
 
 TENSORS = {
@@ -55,7 +55,7 @@ def assert_same(path, tensors=TENSORS):
     found = TensorFiles(path)
     assert set(found.specs) == set(tensors)
     for name, tensor in tensors.items():
-        assert found.specs[name] == Spec(tensor.dtype, tuple(tensor.shape))
+        assert found.specs[name] == TensorSpec(tensor.dtype, tuple(tensor.shape))
         assert torch.equal(found.read(name), tensor.reshape(-1))
         assert torch.equal(found.read(name, 1, 3), tensor.reshape(-1)[1:3])
 
@@ -81,14 +81,14 @@ def test_parameters_of_a_module_are_read(tmp_path):
 
 @pytest.mark.parametrize("name", ["w.safetensors", "w.pt"])
 def test_a_mapping_made_anew_gives_the_same(tmp_path, name, monkeypatch):
-    monkeypatch.setattr(tensor_files, "LIMIT", 8)
+    monkeypatch.setattr(tensor_files, "REMAP_BYTES", 8)
     save_file(plain(TENSORS), tmp_path / "w.safetensors")
     torch.save(TENSORS, tmp_path / "w.pt")
     assert_same(tmp_path / name)
 
 
 def test_a_file_that_cannot_be_mapped_is_read_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(tensor_files, "LIMIT", 8)
+    monkeypatch.setattr(tensor_files, "REMAP_BYTES", 8)
     torch.save(TENSORS, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     found = TensorFiles(tmp_path / "old.pt")
     (tmp_path / "old.pt").unlink()
@@ -105,7 +105,7 @@ def test_a_tensor_whose_entries_lie_in_another_order_is_copied_once_for_all_its_
 
 
 def test_safetensors_without_a_suffix_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(tensor_files, "LIMIT", 8)
+    monkeypatch.setattr(tensor_files, "REMAP_BYTES", 8)
     save_file(plain(TENSORS), tmp_path / "0a1b", metadata={"format": "pt"})
     assert_same(tmp_path / "0a1b")
     assert TensorFiles(tmp_path / "0a1b").metadata == {"format": "pt"}
@@ -208,7 +208,9 @@ def test_an_index_that_leads_elsewhere_or_nowhere_is_refused(tmp_path):
 
 
 def test_what_is_written_is_what_the_library_reads(tmp_path):
-    specs = {name: Spec(tensor.dtype, tuple(tensor.shape)) for name, tensor in TENSORS.items()}
+    specs = {
+        name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in TENSORS.items()
+    }
     places = write_header(tmp_path / "w.safetensors", specs, {"format": "pt", "x": "ü"})
     with (tmp_path / "w.safetensors").open("rb+") as file:
         for name, tensor in reversed(TENSORS.items()):
@@ -222,19 +224,21 @@ def test_what_is_written_is_what_the_library_reads(tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64])
 def test_whole_numbers_without_a_sign_are_written(tmp_path, dtype):
-    write_header(tmp_path / "w.safetensors", {"w": Spec(dtype, (2,))}, {})
+    write_header(tmp_path / "w.safetensors", {"w": TensorSpec(dtype, (2,))}, {})
     assert load_file(tmp_path / "w.safetensors")["w"].dtype == dtype
 
 
 def test_a_type_that_safetensors_do_not_have_is_named(tmp_path):
     with pytest.raises(DataError, match=r"w: safetensors has no type for torch.complex128"):
-        write_header(tmp_path / "w.safetensors", {"w": Spec(torch.complex128, (2,))}, {})
+        write_header(tmp_path / "w.safetensors", {"w": TensorSpec(torch.complex128, (2,))}, {})
 
 
 def test_bytes_are_those_of_the_library_itself(tmp_path):
     tensors = {"b": torch.ones(3).half(), "a": torch.ones(2), "c": torch.ones(3).half()}
     save_file(tensors, tmp_path / "theirs.safetensors", metadata={"format": "pt"})
-    specs = {name: Spec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    specs = {
+        name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()
+    }
     places = write_header(tmp_path / "ours.safetensors", specs, {"format": "pt"})
     theirs = (tmp_path / "theirs.safetensors").read_bytes()
     ours = bytearray((tmp_path / "ours.safetensors").read_bytes())

@@ -15,10 +15,10 @@ from afield.errors import DataError, SpecError, UnknownNameError
 from afield.networks.backbone import (
     Classifier,
     Form,
-    form_of,
-    has_free_statistics,
+    has_unfrozen_batchnorm,
+    input_form,
     network,
-    renew_statistics,
+    update_batchnorm,
 )
 
 # Importing timm takes two seconds, torchvision's networks one: whichever test is the first.
@@ -90,7 +90,7 @@ def test_frozen_statistics_are_used_in_training_and_their_weights_still_train():
     ],
 )
 def test_unknown_names_of_every_family_are_answered_with_a_hint(name, told):
-    for asked in (form_of, lambda name: network(name, (3, 32, 32), 2)):
+    for asked in (input_form, lambda name: network(name, (3, 32, 32), 2)):
         with pytest.raises(UnknownNameError, match=f"no backbone '{name}'; {told}") as error:
             asked(name)
         assert len(str(error.value)) < 400
@@ -107,7 +107,7 @@ def test_unknown_names_of_every_family_are_answered_with_a_hint(name, told):
     ],
 )
 def test_a_form_is_that_of_the_pictures_a_network_was_made_for(name, form):
-    assert form_of(name) == form
+    assert input_form(name) == form
 
 
 @heavy
@@ -236,7 +236,7 @@ def test_weights_of_one_size_of_pictures_start_a_network_of_another(tmp_path):
     torch.manual_seed(0)
     net = timm.create_model("test_vit", num_classes=0)
     torch.save(net.state_dict(), tmp_path / "w.pth")
-    size = form_of("timm:test_vit").size
+    size = input_form("timm:test_vit").size
     same, smaller = (
         network("timm:test_vit", (3, side, side), 4, weights=str(tmp_path / "w.pth")).features
         for side in (size, size // 2)
@@ -335,7 +335,7 @@ def test_the_published_weights_give_the_features_of_the_published_network():
         expected = net.forward_head(net.forward_features(x), pre_logits=True)
         torch.testing.assert_close(model.eval().features(x), expected)
         assert expected.std() > 0.01
-    assert form_of("timm:tf_efficientnet_lite0") == Form(224, (0.5,) * 3, (0.5,) * 3)
+    assert input_form("timm:tf_efficientnet_lite0") == Form(224, (0.5,) * 3, (0.5,) * 3)
 
 
 def norms(model: nn.Module) -> list[nn.Module]:
@@ -356,7 +356,7 @@ def test_renewed_statistics_are_the_means_over_the_batches_each_alike():
     batches = [i + (i + 1) * inputs((5,), n) for i, n in enumerate((4, 30, 11))]
     for x in batches:
         model.train()(100 * x)
-    renew_statistics(model, iter(batches))
+    update_batchnorm(model, iter(batches))
     linear, norm, other, last = (model.features[i] for i in (1, 2, 5, 6))
     first = [linear(x) for x in batches]
     # In depth as in training: normalised by the batch, but nothing dropped.
@@ -375,7 +375,7 @@ def test_renewed_statistics_are_the_means_over_the_batches_each_alike():
 def test_renewing_statistics_changes_nothing_else(training):
     model = deep().train(training)
     state, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    renew_statistics(model, [inputs((5,), 9)] * 2)
+    update_batchnorm(model, [inputs((5,), 9)] * 2)
     for name, value in model.state_dict().items():
         buffer = name.endswith(("running_mean", "running_var", "num_batches_tracked"))
         assert torch.equal(value, state[name]) != buffer
@@ -387,10 +387,10 @@ def test_renewing_statistics_changes_nothing_else(training):
 
 def test_renewing_a_second_time_forgets_the_first():
     model = deep()
-    renew_statistics(model, [100 + inputs((5,), 9)] * 3)
-    renew_statistics(model, [inputs((5,), 9)])
+    update_batchnorm(model, [100 + inputs((5,), 9)] * 3)
+    update_batchnorm(model, [inputs((5,), 9)])
     expected = deep()
-    renew_statistics(expected, [inputs((5,), 9)])
+    update_batchnorm(expected, [inputs((5,), 9)])
     pairs = zip(statistics(model), statistics(expected), strict=True)
     assert all(torch.equal(*pair) for pair in pairs)
 
@@ -398,7 +398,7 @@ def test_renewing_a_second_time_forgets_the_first():
 def test_frozen_statistics_are_not_renewed():
     model = Classifier(normed(), 6, 3, freeze_bn=True)
     before = statistics(model)
-    renew_statistics(model, [5 + 3 * inputs((3, 8, 8))])
+    update_batchnorm(model, [5 + 3 * inputs((3, 8, 8))])
     assert all(torch.equal(*pair) for pair in zip(before, statistics(model), strict=True))
     assert not any(norm.training for norm in norms(model))
     assert model.features[0][0].training
@@ -418,5 +418,5 @@ def test_frozen_statistics_are_not_renewed():
 def test_statistics_are_free_where_they_would_follow_the_data_in_training(build, free, training):
     model = build().train(training)
     before = [module.training for module in model.modules()]
-    assert has_free_statistics(model) is free
+    assert has_unfrozen_batchnorm(model) is free
     assert [module.training for module in model.modules()] == before

@@ -9,7 +9,7 @@ from torch import nn
 
 from afield.errors import SpecError
 from afield.networks.backbone import Classifier, network
-from afield.networks.masks import Masked, folded, hard_overlap, soft_overlap
+from afield.networks.masks import MaskedNetwork, fold_masks, hard_overlap, soft_overlap
 from tests.files import GOLDEN
 
 REFERENCE = np.load(GOLDEN / "dmg.npz")
@@ -34,10 +34,10 @@ def logits() -> torch.Tensor:
 
 
 @pytest.fixture
-def bare() -> Masked:
+def bare() -> MaskedNetwork:
     """The reference's layer: twelve units that go through masks and nothing else."""
     net = nn.Sequential(nn.Identity())
-    masked = Masked(net, torch.zeros(1, 12), DOMAINS, layers=["0"]).double()
+    masked = MaskedNetwork(net, torch.zeros(1, 12), DOMAINS, layers=["0"]).double()
     masked.logits[0] = nn.Parameter(logits())
     return masked
 
@@ -47,7 +47,7 @@ def samples() -> tuple[torch.Tensor, torch.Tensor]:
     return reference("x").clone().requires_grad_(), domain
 
 
-def assert_agrees(masked: Masked, act: torch.Tensor, x: torch.Tensor, mode: str) -> None:
+def assert_agrees(masked: MaskedNetwork, act: torch.Tensor, x: torch.Tensor, mode: str) -> None:
     """What comes out, and the gradients of its product with the reference's `tgt`."""
     exact = {"rtol": 0, "atol": 1e-10}
     torch.testing.assert_close(act, reference(f"{mode}/act"), **exact)
@@ -74,7 +74,7 @@ def test_outputs_and_gradients_are_those_of_the_reference(bare, mode, monkeypatc
 
 def test_maps_are_masked_by_channel_as_in_the_reference(monkeypatch):
     x = reference("conv/x")
-    masked = Masked(nn.Sequential(nn.Identity()), x[:1], DOMAINS, layers=["0"]).double()
+    masked = MaskedNetwork(nn.Sequential(nn.Identity()), x[:1], DOMAINS, layers=["0"]).double()
     masked.logits[0] = nn.Parameter(logits())
     monkeypatch.setattr(torch, "bernoulli", lambda p: reference("conv/mask"))
     act = masked.train()(x, samples()[1])
@@ -102,11 +102,11 @@ def test_overlaps_are_those_of_the_reference():
 
 def built(
     name: str, shape: tuple[int, ...], combine: str = "predictions"
-) -> tuple[Masked, nn.Module]:
+) -> tuple[MaskedNetwork, nn.Module]:
     torch.manual_seed(0)
     net = network(name, shape, 5)
     plain = copy.deepcopy(net).eval()
-    return Masked(net, torch.zeros(1, *shape), DOMAINS, combine=combine).eval(), plain
+    return MaskedNetwork(net, torch.zeros(1, *shape), DOMAINS, combine=combine).eval(), plain
 
 
 @pytest.mark.parametrize(("name", "shape"), NETWORKS)
@@ -141,7 +141,7 @@ def test_predictions_are_the_mean_of_those_with_every_domains_masks(name, shape)
 
 def test_one_pass_equals_the_mean_of_predictions_where_the_rest_is_linear():
     net = Classifier(nn.Linear(6, 8), 8, 4)
-    masked = Masked(net, torch.zeros(1, 6), DOMAINS, layers=["head"]).eval()
+    masked = MaskedNetwork(net, torch.zeros(1, 6), DOMAINS, layers=["head"]).eval()
     x = torch.randn(7, 6)
     mean = masked(x)
     masked.combine = "masks"
@@ -173,7 +173,9 @@ def test_guesses_weight_the_predictions():
 
 def test_every_sample_has_a_mask_of_its_own_with_the_odds_of_its_domain():
     torch.manual_seed(0)
-    masked = Masked(nn.Sequential(nn.Identity()), torch.zeros(1, 4), DOMAINS, layers=["0"]).train()
+    masked = MaskedNetwork(
+        nn.Sequential(nn.Identity()), torch.zeros(1, 4), DOMAINS, layers=["0"]
+    ).train()
     domain = torch.arange(3).repeat_interleave(2000)
     with torch.no_grad():
         kept = masked(torch.ones(6000, 4), domain)
@@ -216,7 +218,7 @@ def test_dropout_is_off():
 
 def test_layers_can_be_named_and_come_in_the_order_of_the_network():
     net = network("small:mlp", (6,), 5)
-    masked = Masked(net, torch.zeros(1, 6), DOMAINS, layers=["head", "features.1"])
+    masked = MaskedNetwork(net, torch.zeros(1, 6), DOMAINS, layers=["head", "features.1"])
     assert masked.layers == ("features.1", "head")
     assert [tuple(each.shape) for each in masked.logits] == [(3, 6), (3, 64)]
 
@@ -244,7 +246,7 @@ def test_layers_that_cannot_be_masked_are_refused(layers, told):
             return self.twice(self.twice(self.features(x)))
 
     with pytest.raises(SpecError, match=told):
-        Masked(Odd(), torch.zeros(1, 6), DOMAINS, layers=layers)
+        MaskedNetwork(Odd(), torch.zeros(1, 6), DOMAINS, layers=layers)
 
 
 def test_in_training_the_domains_must_be_known():
@@ -269,7 +271,7 @@ def test_folded_weights_load_into_the_bare_network_and_predict_the_same(name, sh
     x = torch.randn(4, *shape)
     with torch.no_grad():
         expected = masked(x)
-        weights = folded(masked, torch.randn(2, *shape))
+        weights = fold_masks(masked, torch.randn(2, *shape))
         # The masked network is as it was.
         torch.testing.assert_close(masked(x), expected)
         assert not torch.allclose(plain(x), expected, rtol=1e-2, atol=1e-3)
@@ -286,24 +288,26 @@ def test_what_a_skip_connection_takes_cannot_be_folded():
         def forward(self, x):
             return x + self.inner(x)
 
-    masked = Masked(nn.Sequential(Skip()), torch.zeros(1, 6), DOMAINS, layers=["0"])
+    masked = MaskedNetwork(nn.Sequential(Skip()), torch.zeros(1, 6), DOMAINS, layers=["0"])
     with pytest.raises(SpecError, match="cannot be folded exactly"):
-        folded(masked, torch.randn(3, 6))
+        fold_masks(masked, torch.randn(3, 6))
 
 
 @pytest.mark.slow
 def test_masks_before_a_norm_cannot_be_folded():
     masked, _ = built("timm:vit_tiny_patch16_224", (3, 32, 32), "masks")
     with pytest.raises(SpecError, match=r"'features.blocks.10' cannot be folded"):
-        folded(masked, torch.randn(2, 3, 32, 32))
+        fold_masks(masked, torch.randn(2, 3, 32, 32))
 
 
 def test_convolutions_in_groups_are_folded_group_by_group():
     net = nn.Sequential(nn.Conv2d(6, 9, 3, groups=3), nn.Flatten(), nn.Linear(9 * 16, 2))
-    masked = Masked(net, torch.zeros(1, 6, 6, 6), DOMAINS, layers=["0"], combine="masks").eval()
+    masked = MaskedNetwork(
+        net, torch.zeros(1, 6, 6, 6), DOMAINS, layers=["0"], combine="masks"
+    ).eval()
     x = torch.randn(3, 6, 6, 6)
     plain = nn.Sequential(nn.Conv2d(6, 9, 3, groups=3), nn.Flatten(), nn.Linear(9 * 16, 2))
-    plain.load_state_dict(folded(masked, x))
+    plain.load_state_dict(fold_masks(masked, x))
     torch.testing.assert_close(plain(x), masked(x))
 
 
@@ -317,7 +321,7 @@ def test_called_directly_the_network_is_the_bare_one():
 def test_a_layer_that_a_skip_connection_goes_around_is_refused():
     net = network("timm:resnet18", (3, 64, 64), 5)
     with pytest.raises(SpecError, match=r"'features.layer4.0.conv1' is passed by: a skip"):
-        Masked(net, torch.zeros(2, 3, 64, 64), DOMAINS, layers=["features.layer4.0.conv1"])
+        MaskedNetwork(net, torch.zeros(2, 3, 64, 64), DOMAINS, layers=["features.layer4.0.conv1"])
 
 
 def test_masks_that_keep_nothing_share_nothing():
@@ -327,21 +331,23 @@ def test_masks_that_keep_nothing_share_nothing():
 def test_a_guess_is_taken_once_and_then_gone():
     masked, _ = built("small:mlp", (6,), "guessed")
     masked.train()(torch.randn(4, 6), torch.zeros(4).long())
-    assert masked.taken_guess().shape == (4, 3)
+    assert masked.pop_domain_logits().shape == (4, 3)
     copy.deepcopy(masked)
     with pytest.raises(ValueError, match="guessed"):
-        masked.taken_guess()
+        masked.pop_domain_logits()
 
 
 def test_one_domain_for_all_samples_still_has_a_mask_for_each():
-    masked = Masked(nn.Sequential(nn.Identity()), torch.zeros(1, 40), DOMAINS, layers=["0"]).train()
+    masked = MaskedNetwork(
+        nn.Sequential(nn.Identity()), torch.zeros(1, 40), DOMAINS, layers=["0"]
+    ).train()
     kept = masked(torch.ones(2, 40), 1)
     assert not torch.equal(kept[0], kept[1])
 
 
 def test_dropout_of_whole_channels_is_off_as_well():
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Dropout2d(0.9), nn.Flatten(), nn.Linear(32, 2))
-    masked = Masked(net, torch.zeros(1, 1, 6, 6), DOMAINS, layers=["3"]).train()
+    masked = MaskedNetwork(net, torch.zeros(1, 1, 6, 6), DOMAINS, layers=["3"]).train()
     assert not net[1].training
     assert masked.net[3].training
 
@@ -351,7 +357,7 @@ def test_dropout_of_whole_channels_is_off_as_well():
 def test_the_sample_itself_and_norms_are_not_masked(name):
     side = 28 if "eva" in name else 64
     net = network(name, (3, side, side), 5)
-    masked = Masked(net, torch.zeros(1, 3, side, side), DOMAINS)
+    masked = MaskedNetwork(net, torch.zeros(1, 3, side, side), DOMAINS)
     assert masked.layers[-1] == "head"
     assert not any("norm" in layer for layer in masked.layers)
     assert all(each.shape[1] > 3 for each in masked.logits)

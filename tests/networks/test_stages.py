@@ -8,14 +8,14 @@ from afield.networks.backbone import network
 from afield.networks.stages import (
     channel_axis,
     channel_means,
-    found_stages,
-    late_entrances,
-    watched,
+    find_stages,
+    hook_outputs,
+    late_modules,
 )
 
 
 def stages(name, *shape):
-    return list(found_stages(network(name, shape, 5), torch.zeros(1, *shape)))
+    return list(find_stages(network(name, shape, 5), torch.zeros(1, *shape)))
 
 
 def test_a_residual_network_has_the_six_stages_of_the_paper():
@@ -64,14 +64,14 @@ def test_an_efficient_network_has_a_stage_for_every_size():
 def test_a_module_that_is_passed_twice_is_no_stage():
     relu = nn.ReLU()
     model = nn.Sequential(nn.Linear(4, 3), relu, nn.Linear(3, 2), relu)
-    assert list(found_stages(model, torch.zeros(1, 4))) == ["0", "2"]
+    assert list(find_stages(model, torch.zeros(1, 4))) == ["0", "2"]
 
 
 def test_looking_for_stages_leaves_modes_and_hooks_as_they_were():
     model = network("small:lenet", (1, 32, 32), 5)
     model.features.eval()
     modes = [module.training for module in model.modules()]
-    found_stages(model, torch.zeros(1, 1, 32, 32))
+    find_stages(model, torch.zeros(1, 1, 32, 32))
     assert [module.training for module in model.modules()] == modes
     assert not any(module._forward_hooks for module in model.modules())
 
@@ -99,7 +99,7 @@ def test_channels_are_told_from_places(shape, sample, axis):
 
 
 def test_pictures_need_not_be_square():
-    found = found_stages(network("small:cnn", (1, 32, 48), 5), torch.zeros(1, 1, 32, 48))
+    found = find_stages(network("small:cnn", (1, 32, 48), 5), torch.zeros(1, 1, 32, 48))
     assert set(found.values()) == {1}
 
 
@@ -107,7 +107,7 @@ def test_what_is_watched_is_told_while_it_is_watched():
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
     told = {}
     x = torch.randn(5, 4)
-    with watched(model, told.__setitem__, "0", "1"):
+    with hook_outputs(model, told.__setitem__, "0", "1"):
         model(x)
     assert list(told) == ["0", "1"]
     assert torch.equal(told["1"], model(x))
@@ -130,7 +130,7 @@ def test_what_is_watched_is_told_while_it_is_watched():
     ],
 )
 def test_what_is_late_in_a_network_begins_with_its_last_stage(name, shape, expected):
-    assert late_entrances(network(name, shape, 5), torch.zeros(1, *shape)) == expected
+    assert late_modules(network(name, shape, 5), torch.zeros(1, *shape)) == expected
 
 
 @pytest.mark.slow
@@ -145,4 +145,4 @@ def test_of_alexnet_its_layers_of_units_are_late_and_of_transformers_the_last_bl
     name, side, expected
 ):
     net = network(name, (3, side, side), 5)
-    assert late_entrances(net, torch.zeros(1, 3, side, side)) == expected
+    assert late_modules(net, torch.zeros(1, 3, side, side)) == expected

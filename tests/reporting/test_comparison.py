@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from afield.reporting.comparison import compared, comparisons, interval, references
-from afield.reporting.results import benchmarks
+from afield.reporting.comparison import bootstrap_interval, compare, comparisons, references
+from afield.reporting.results import group_records
 from tests.stores import benchmark_records, held_out, noisy
 
 
 def one(*records):
-    (found,) = benchmarks([record for own in records for record in own])
+    (found,) = group_records([record for own in records for record in own])
     return found
 
 
@@ -32,7 +32,7 @@ def test_what_one_of_them_lacks_is_no_pair():
     (found,) = comparisons(one(erm, other), "sources")
     assert found.pairs == 2
     assert found.difference == pytest.approx(0.1)
-    assert compared({0: {"art": None}}, {0: {"art": None}}, "a", "b") is None
+    assert compare({0: {"art": None}}, {0: {"art": None}}, "a", "b") is None
 
 
 def test_a_large_and_steady_difference_is_better_and_noise_is_not():
@@ -66,7 +66,7 @@ def test_the_interval_of_normal_differences_holds_the_truth_as_often_as_students
     held = expected = 0
     for _ in range(300):
         values = generator.normal(0.3, 1.0, size=pairs)
-        low, high = interval({str(n): [value] for n, value in enumerate(values)})
+        low, high = bootstrap_interval({str(n): [value] for n, value in enumerate(values)})
         held += low <= 0.3 <= high
         low, high = stats.t(pairs - 1, values.mean(), stats.sem(values)).interval(0.95)
         expected += low <= 0.3 <= high
@@ -78,24 +78,28 @@ def test_domains_of_one_run_are_not_independent_trials():
     generator = np.random.default_rng(0)
     # Two runs, one good and one bad: twenty domains each say little of a third run.
     runs = {"a": 0.1 + 0.01 * generator.normal(size=20), "b": 0.01 * generator.normal(size=20)}
-    low, high = interval(runs)
+    low, high = bootstrap_interval(runs)
     assert low < 0.02
     assert high > 0.08
-    singly = interval({f"{name}{n}": [v] for name, own in runs.items() for n, v in enumerate(own)})
+    singly = bootstrap_interval(
+        {f"{name}{n}": [v] for name, own in runs.items() for n, v in enumerate(own)}
+    )
     assert high - low > 1.5 * (singly[1] - singly[0])
 
 
 def test_any_number_of_runs_with_several_domains_has_an_interval():
     generator = np.random.default_rng(0)
-    low, high = interval({str(n): generator.normal(0.01, 0.05, size=3) for n in range(80)})
+    low, high = bootstrap_interval(
+        {str(n): generator.normal(0.01, 0.05, size=3) for n in range(80)}
+    )
     assert low < 0.01 < high
     assert high - low < 0.03
 
 
 def test_one_pair_has_no_interval_and_the_same_numbers_give_the_same_interval():
-    assert np.isnan(interval({"a": [0.1]})).all()
+    assert np.isnan(bootstrap_interval({"a": [0.1]})).all()
     runs = {"a": [0.1], "b": [0.2], "c": [0.0]}
-    assert interval(runs) == interval(runs)
+    assert bootstrap_interval(runs) == bootstrap_interval(runs)
 
 
 def test_held_out_domains_are_compared_one_by_one():

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 import pytest
 
 from afield.experiments.record import Record
-from afield.reporting.costs import costs
-from afield.reporting.results import benchmarks
+from afield.reporting.costs import method_costs
+from afield.reporting.results import group_records
 from tests.stores import DOMAINS, record
 
 
 def found(records):
-    (benchmark,) = benchmarks(records)
-    return {cost.method: cost for cost in costs(benchmark, records)}
+    (benchmark,) = group_records(records)
+    return {cost.method: cost for cost in method_costs(benchmark, records)}
 
 
 def test_times_are_medians_of_ratios_on_the_same_task():
@@ -22,7 +22,7 @@ def test_times_are_medians_of_ratios_on_the_same_task():
         for t, s in zip(DOMAINS, (2.0, 6.0, 20.0), strict=True)
     ]
     cost = found([*erm, *slow])["slow"]
-    assert (cost.times, cost.least, cost.most) == (3.0, 2.0, 5.0)
+    assert (cost.times, cost.min_time_ratio, cost.most) == (3.0, 2.0, 5.0)
     assert (cost.seconds, cost.runs, cost.memory) == (6.0, 3, 0)
     assert found([*erm, *slow])["erm"].times == 1.0
 
@@ -63,7 +63,7 @@ def test_memory_is_compared_where_it_is_known():
         record("photo", [0.5], method="large"),
     ]
     cost = found(records)["large"]
-    assert (cost.memory, cost.memory_times) == (300, 3.0)
+    assert (cost.memory, cost.memory_ratio) == (300, 3.0)
 
 
 def test_what_has_seen_the_target_has_no_cost():

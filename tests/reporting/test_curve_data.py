@@ -5,13 +5,13 @@ import json
 import pytest
 
 from afield.reporting.axes import Mark
-from afield.reporting.curve_data import MOST, curve_data, gap_means
-from afield.reporting.results import benchmarks
+from afield.reporting.curve_data import MAX_CURVE_POINTS, curve_data, gap_means
+from afield.reporting.results import group_records
 from tests.stores import DOMAINS, record
 
 
 def data(records, rules=("sources", "target")):
-    (benchmark,) = benchmarks(records)
+    (benchmark,) = group_records(records)
     numbers = {name: Mark(name, place) for place, name in enumerate(benchmark.methods)}
     return curve_data(benchmark, list(rules), numbers), gap_means(benchmark, list(rules))
 
@@ -38,7 +38,7 @@ def test_long_curves_are_thinned_but_picks_and_ends_stay():
     home[417] = 0.9
     found, _ = data([record("art", [0.4] * count, home)])
     (steps,) = found["steps"]
-    assert len(steps) <= MOST + 2
+    assert len(steps) <= MAX_CURVE_POINTS + 2
     assert {4180, 10 * count} <= set(steps)
 
 

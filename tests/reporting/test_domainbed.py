@@ -17,7 +17,7 @@ from afield.experiments.runner import execute
 from afield.experiments.selection import RULES
 from afield.experiments.store import Store
 from afield.reporting.domainbed import export_domainbed
-from afield.seeds import seed
+from afield.seeds import derive_seed
 from afield.training.evaluation import Checkpoint, Score, Scores
 
 DOMAINS = ("art", "photo", "sketch", "cartoon")
@@ -35,7 +35,7 @@ def lines(folder: Path) -> list[dict]:
 
 def hand_made(method: str, *unseen: str, trial: int = 0, draw: int = 0, sparse=False) -> Record:
     """A record with random accuracies; sparse, it lacks what the sources need not have had read."""
-    generator = np.random.default_rng(seed(method, unseen, trial, draw))
+    generator = np.random.default_rng(derive_seed(method, unseen, trial, draw))
 
     def score() -> Score:
         return Score(generator.random(), generator.random(), generator.random(), 10)

@@ -2,13 +2,13 @@
 
 import pytest
 
-from afield.reporting.draws import agreement, setting_panels, validation_panels
-from afield.reporting.results import benchmarks
+from afield.reporting.draws import setting_panels, validation_panels, validation_rank_correlation
+from afield.reporting.results import group_records
 from tests.stores import DOMAINS, held_out, record
 
 
 def one(records):
-    (found,) = benchmarks(records)
+    (found,) = group_records(records)
     return found
 
 
@@ -49,7 +49,7 @@ def test_many_domains_share_one_panel():
     [([(0.5, 0.1), (0.6, 0.2), (0.7, 0.3)], 1.0), ([(0.5, 0.3), (0.6, 0.2), (0.7, 0.1)], -1.0)],
 )
 def test_agreement_is_a_rank_correlation_among_draws(pairs, expected):
-    assert agreement(one(drawn(pairs))) == pytest.approx(expected)
+    assert validation_rank_correlation(one(drawn(pairs))) == pytest.approx(expected)
 
 
 def test_differences_between_targets_are_not_agreement():
@@ -59,12 +59,12 @@ def test_differences_between_targets_are_not_agreement():
         for level, target in zip((0.3, 0.5, 0.7), DOMAINS, strict=True)
         for draw in range(3)
     ]
-    assert agreement(one(records)) == pytest.approx(-1.0)
+    assert validation_rank_correlation(one(records)) == pytest.approx(-1.0)
 
 
 def test_two_draws_or_equal_values_tell_nothing():
-    assert agreement(one(drawn([(0.5, 0.1), (0.6, 0.2)]))) is None
-    assert agreement(one(drawn([(0.5, 0.1), (0.5, 0.2), (0.5, 0.3)]))) is None
+    assert validation_rank_correlation(one(drawn([(0.5, 0.1), (0.6, 0.2)]))) is None
+    assert validation_rank_correlation(one(drawn([(0.5, 0.1), (0.5, 0.2), (0.5, 0.3)]))) is None
 
 
 def test_settings_that_vary_have_a_panel_and_others_have_none():

@@ -2,16 +2,16 @@
 
 import pytest
 
-from afield.reporting.forest_plot import forest
-from afield.reporting.results import benchmarks
+from afield.reporting.forest_plot import build_forest_plot
+from afield.reporting.results import group_records
 from afield.reporting.table import tabulate
 from tests.stores import benchmark_records, noisy
 
 
 def drawn(*records, best="good"):
     every = [each for own in records for each in own]
-    (benchmark,) = benchmarks(every)
-    return forest(benchmark, tabulate(every), "sources", best)
+    (benchmark,) = group_records(every)
+    return build_forest_plot(benchmark, tabulate(every), "sources", best)
 
 
 ERM = benchmark_records(noisy(0.7, 3, 3, seed=1))

@@ -2,16 +2,22 @@
 
 import pytest
 
-from afield.reporting.headline import headline, isolated, leading_rule, points, visible
-from afield.reporting.results import benchmarks
+from afield.reporting.headline import (
+    bidi_isolate,
+    build_headline,
+    escape_invisible,
+    format_points,
+    leading_rule,
+)
+from afield.reporting.results import group_records
 from afield.reporting.table import tabulate
 from tests.stores import HOSTILE, benchmark_records, held_out, noisy
 
 
 def told(*records):
     every = [record for own in records for record in own]
-    (benchmark,) = benchmarks(every)
-    found = headline(benchmark, tabulate(every))
+    (benchmark,) = group_records(every)
+    found = build_headline(benchmark, tabulate(every))
     plain = str.maketrans({"\u2068": "", "\u2069": "", "\u00a0": " "})
     return found.told.translate(plain), [each.translate(plain) for each in found.remarks], found
 
@@ -102,8 +108,8 @@ def test_where_no_mean_is_known_none_is_said():
     text, _, found = told(benchmark_records([[0.5, 0.5, 0.5]])[:1])
     assert text == "No method has all its runs on things yet: no mean is known."
     assert found.best == ""
-    (benchmark,) = benchmarks(ERM)
-    assert headline(benchmark, tabulate([])).told.startswith("No table can be made")
+    (benchmark,) = group_records(ERM)
+    assert build_headline(benchmark, tabulate([])).told.startswith("No table can be made")
 
 
 def test_the_oracle_leads_only_where_nothing_else_can():
@@ -112,19 +118,24 @@ def test_the_oracle_leads_only_where_nothing_else_can():
     assert leading_rule(tabulate([])) == ""
     many = [held_out("erm", [0.5, 0.6], trial=t) for t in range(2)]
     assert leading_rule(tabulate(many)) == "validation"
-    (benchmark,) = benchmarks(ERM)
-    found = headline(benchmark, tabulate(ERM, rules="target"))
+    (benchmark,) = group_records(ERM)
+    found = build_headline(benchmark, tabulate(ERM, rules="target"))
     assert "which looks at the target: an upper bound, not a result" in found.remarks[1]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_nothing_in_a_name_acts(name):
-    shown = visible(name)
+    shown = escape_invisible(name)
     assert not set(shown) & {"\u202e", "\u2028", "\n"}
-    assert isolated(name) == f"\u2068{shown}\u2069"
-    assert visible("Привет, שלום") == "Привет, שלום"
+    assert bidi_isolate(name) == f"\u2068{shown}\u2069"
+    assert escape_invisible("Привет, שלום") == "Привет, שלום"
 
 
 def test_points_have_a_sign_and_zero_has_none():
-    assert [points(v) for v in (0.012, -0.012, 0.0001, -0.0001)] == ["+1.2", "−1.2", "0.0", "0.0"]
-    assert points(-0.012, sign=False) == "1.2"
+    assert [format_points(v) for v in (0.012, -0.012, 0.0001, -0.0001)] == [
+        "+1.2",
+        "−1.2",
+        "0.0",
+        "0.0",
+    ]
+    assert format_points(-0.012, sign=False) == "1.2"

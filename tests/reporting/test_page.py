@@ -13,8 +13,8 @@ from afield.errors import DataError, SpecError
 from afield.experiments.record import Failure
 from afield.experiments.store import Store
 from afield.registry import CODE_FORM
-from afield.reporting.findings import FOLDER, note
-from afield.reporting.page import ROOM, rendered, write_report
+from afield.reporting.findings import FINDINGS_FOLDER, keep
+from afield.reporting.page import MAX_IMAGE_BYTES, render_page, write_report
 from tests.reporting.test_costs import weighed
 from tests.stores import HOSTILE, benchmark_records, held_out, kept, large, noisy, record, trusted
 
@@ -72,7 +72,7 @@ def test_a_page_is_written_into_its_store_and_is_the_same_again(tmp_path):
 
 
 def test_every_element_is_closed_headings_have_an_order_and_names_are_unique():
-    page = Page(rendered(several(), [failure()]))
+    page = Page(render_page(several(), [failure()]))
     levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h\d", tag)]
     assert levels[0] == 1
     assert levels.count(1) == 1
@@ -87,7 +87,7 @@ def test_every_element_is_closed_headings_have_an_order_and_names_are_unique():
 
 
 def test_tables_have_captions_and_every_header_a_scope():
-    text = rendered(several())
+    text = render_page(several())
     page = Page(text)
     assert len(page.all("caption")) == len(page.all("table"))
     assert all(
@@ -97,7 +97,7 @@ def test_tables_have_captions_and_every_header_a_scope():
 
 
 def test_a_page_asks_for_nothing_and_has_no_inline_handlers():
-    text = rendered(several(), [failure()])
+    text = render_page(several(), [failure()])
     page = Page(text)
     for tag, attributes in page.elements:
         assert not [name for name in attributes if name.startswith("on") or name == "style"], tag
@@ -117,7 +117,7 @@ def test_hostile_names_are_text_wherever_they_stand():
         noisy(0.8, 2, 3), domains=domains, dataset=HOSTILE[3], method=HOSTILE[0]
     )
     bad = replace(failure(), run=replace(records[0].run, method=HOSTILE[1]), error=HOSTILE[0])
-    text = rendered(records, [bad])
+    text = render_page(records, [bad])
     page = Page(text)
     kinds = [attributes.get("type") for attributes in page.all("script")]
     assert kinds == ["application/json", None]
@@ -128,15 +128,15 @@ def test_hostile_names_are_text_wherever_they_stand():
 
 
 def test_failures_stand_with_their_reasons():
-    text = rendered(several(), [failure()])
+    text = render_page(several(), [failure()])
     assert "diverged: &lt;b&gt;loss&lt;/b&gt; is NaN" in text
     assert "Traceback\n  File &lt;x&gt;\nNaN" in text
     assert "1 failed" in text
-    assert "No finished run is in this store." in rendered([], [failure()])
+    assert "No finished run is in this store." in render_page([], [failure()])
 
 
 def test_every_dataset_has_a_section_of_its_own():
-    text = rendered(several())
+    text = render_page(several())
     assert text.count('<section class="dataset"') == 2
     assert "good\u2069 does best on the unseen domains of \u2068things\u2069" in text
 
@@ -144,26 +144,26 @@ def test_every_dataset_has_a_section_of_its_own():
 def test_states_of_the_code_and_missing_runs_are_warned_of():
     records = several()
     changed = replace(records[0], versions={**records[0].versions, "code": f"{CODE_FORM}other"})
-    text = rendered([changed, *records[1:11]])
+    text = render_page([changed, *records[1:11]])
     assert "Made with several states of the code: erm." in text
     assert "Runs are missing, and so are their numbers (–): things." in text
     assert 'class="warning"' in text
-    assert 'class="warning"' not in rendered(several())
+    assert 'class="warning"' not in render_page(several())
 
 
 def test_a_record_from_before_calibration_is_no_missing_run():
     erm, good = several()[:9], several()[9:18]
-    text = rendered([*erm, *trusted(good, 0.1)])
+    text = render_page([*erm, *trusted(good, 0.1)])
     assert "calibration error" in text
     assert 'class="warning"' not in text
 
 
 def picture(store, name, *, noise=False, told="told", size=(40, 20)):
-    path = store / FOLDER / f"{name}.png"
+    path = store / FINDINGS_FOLDER / f"{name}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     image = Image.effect_noise(size, 90) if noise else Image.new("L", size)
     image.save(path)
-    note(path, told, name, [], {})
+    keep(path, told, name, [], {})
 
 
 def test_findings_are_shown_with_what_they_say(tmp_path):
@@ -180,7 +180,7 @@ def test_pictures_for_which_there_is_no_room_are_named(tmp_path):
     kept(Store(tmp_path), several()[:3])
     for name in ("first", "second", "third"):
         picture(tmp_path, name, noise=True, size=(1000, 1000))
-    assert (tmp_path / FOLDER / "first.png").stat().st_size * 4 / 3 < ROOM
+    assert (tmp_path / FINDINGS_FOLDER / "first.png").stat().st_size * 4 / 3 < MAX_IMAGE_BYTES
     path = Path(write_report(tmp_path))
     assert path.stat().st_size < 5_000_000
     assert "Left out, to keep this file small" in path.read_text()
@@ -188,15 +188,15 @@ def test_pictures_for_which_there_is_no_room_are_named(tmp_path):
 
 
 def test_memory_is_shown_where_it_is_known():
-    assert " MiB<" not in rendered(several())
+    assert " MiB<" not in render_page(several())
     records = [weighed(each, 2**20 * (1 + 2 * (each.run.method == "good"))) for each in several()]
-    text = rendered(records)
+    text = render_page(records)
     assert '>3 MiB</td><td data-v="3">3.00</td>' in text
 
 
 @pytest.mark.slow
 def test_a_large_store_makes_a_small_page():
-    assert len(rendered(large(500)).encode()) < 5_000_000
+    assert len(render_page(large(500)).encode()) < 5_000_000
 
 
 def test_mistakes_are_one_line(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from afield.experiments.record import Failure
 from afield.experiments.store import Store
-from afield.reporting.page import rendered, write_report
+from afield.reporting.page import render_page, write_report
 from tests.stores import HOSTILE, benchmark_records, kept, large, noisy, record, trusted
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
@@ -296,7 +296,7 @@ def test_five_hundred_records_open_at_once(browser, tmp_path):
     from selenium.webdriver.support.wait import WebDriverWait
 
     path = tmp_path / "report.html"
-    path.write_text(rendered(large(500)), encoding="utf-8")
+    path.write_text(render_page(large(500)), encoding="utf-8")
     assert path.stat().st_size < 5_000_000
     screen(browser)
     browser.get(path.as_uri())

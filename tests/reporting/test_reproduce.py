@@ -6,9 +6,9 @@ import subprocess
 import pytest
 
 from afield.data.lookup import find_dataset
-from afield.experiments.benchmarking import plan
-from afield.reporting.reproduce import quoted, row_command, run_command
-from afield.reporting.results import benchmarks
+from afield.experiments.benchmarking import plan_runs
+from afield.reporting.reproduce import row_command, run_command, shell_quote
+from afield.reporting.results import group_records
 from tests.cli.test_app import typed
 from tests.stores import held_out, record
 
@@ -28,7 +28,7 @@ def rows(runs):
         records.append(type(made)(run, made.checkpoints, 1.0, {}, "cpu, 1 thread(s)"))
     return {
         name: row_command(own, store="again")
-        for benchmark in benchmarks(records)
+        for benchmark in group_records(records)
         for name, own in benchmark.methods.items()
     }
 
@@ -49,13 +49,13 @@ def rows(runs):
     ],
 )
 def test_the_command_of_a_row_plans_the_same_runs(options, expected, afield, monkeypatch):
-    runs = plan("spirals", ["erm"], trials=2, **options)
+    runs = plan_runs("spirals", ["erm"], trials=2, **options)
     (command,) = rows(runs).values()
     assert expected in command
     planned = []
 
     def caught(*args, **kwargs):
-        planned.extend(plan(*args, **kwargs))
+        planned.extend(plan_runs(*args, **kwargs))
         raise SystemExit(0)
 
     monkeypatch.setattr("afield.experiments.benchmark.plan", caught)
@@ -76,11 +76,11 @@ def test_the_command_of_a_row_plans_the_same_runs(options, expected, afield, mon
     ],
 )
 def test_the_command_of_a_merged_row_plans_its_runs_too(options, afield, monkeypatch):
-    runs = plan("spirals", merges=["score"], trials=1, **options)
+    runs = plan_runs("spirals", merges=["score"], trials=1, **options)
     planned = []
 
     def caught(*args, **kwargs):
-        planned.extend(plan(*args, **kwargs))
+        planned.extend(plan_runs(*args, **kwargs))
         raise SystemExit(0)
 
     monkeypatch.setattr("afield.experiments.benchmark.plan", caught)
@@ -111,7 +111,7 @@ def test_held_out_shares_name_the_same_numbers_of_domains():
 
 @pytest.mark.parametrize("word", ["plain", "a b", "it's", "a\u202eb", "line\nend", "\\u", "$(ls)"])
 def test_a_shell_reads_a_quoted_word_as_it_was(word):
-    shown = quoted(word)
+    shown = shell_quote(word)
     assert shown.isprintable()
     done = subprocess.run(
         ["bash", "-c", f"printf %s {shown}"],
@@ -124,6 +124,6 @@ def test_a_shell_reads_a_quoted_word_as_it_was(word):
 
 def test_one_run_is_repeated_from_its_record():
     own = record("art", [0.5])
-    assert run_command(own.run, place="my runs", store="again") == (
+    assert run_command(own.run, from_store="my runs", store="again") == (
         f"afield train --like 'my runs/{own.run.key}' --store again"
     )

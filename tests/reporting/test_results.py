@@ -1,11 +1,11 @@
 """Records as benchmarks; what tables make of them is tested with tables."""
 
-from afield.reporting.results import benchmarks, chosen_settings, common_settings, label
+from afield.reporting.results import chosen_settings, common_settings, group_records, row_label
 from tests.stores import DOMAINS, benchmark_records, held_out, record
 
 
 def test_records_are_grouped_by_dataset_and_by_how_many_domains_are_held_out():
-    found = benchmarks([*benchmark_records([[0.5] * 3]), held_out("erm", [0.5, 0.6])])
+    found = group_records([*benchmark_records([[0.5] * 3]), held_out("erm", [0.5, 0.6])])
     assert [(each.name, each.many) for each in found] == [("things", False), ("many", True)]
     assert found[1].title == "many, 2 domains held out, 2 validating"
     assert list(found[0].domains) == list(DOMAINS)
@@ -13,12 +13,12 @@ def test_records_are_grouped_by_dataset_and_by_how_many_domains_are_held_out():
 
 def test_bases_and_experts_are_no_rows():
     rows = [record("art", [0.5], role=role) for role in ("", "base", "expert")]
-    (found,) = benchmarks(rows)
+    (found,) = group_records(rows)
     assert found.methods == {"erm": [rows[0]]}
 
 
 def test_every_trial_and_domain_has_its_pick_or_none():
-    (found,) = benchmarks(benchmark_records([[0.5, 0.6, 0.7], [0.1, 0.2, 0.3]])[:5])
+    (found,) = group_records(benchmark_records([[0.5, 0.6, 0.7], [0.1, 0.2, 0.3]])[:5])
     picks = found.picks("sources")["erm"]
     accuracies = {
         (trial, domain): pick and pick.accuracy
@@ -37,5 +37,5 @@ def test_a_label_has_what_was_chosen_by_hand_unless_all_share_it():
     ]
     common = common_settings(runs)
     assert common == {"backbone", "steps"}
-    assert [label(run, but=common) for run in runs] == ["vrex penalty=2.0", "erm"]
+    assert [row_label(run, exclude=common) for run in runs] == ["vrex penalty=2.0", "erm"]
     assert chosen_settings(runs[1]) == {"backbone": "small:mlp", "steps": 10}

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from afield.reporting.results import benchmarks
-from afield.reporting.sections import section
+from afield.reporting.results import group_records
+from afield.reporting.sections import build_section
 from tests.stores import DOMAINS, benchmark_records, held_out, noisy, record, trusted
 
 
 def shown(*records):
     every = [each for own in records for each in own]
-    (benchmark,) = benchmarks(every)
-    return section(0, benchmark, every, "again")
+    (benchmark,) = group_records(every)
+    return build_section(0, benchmark, every, "again")
 
 
 ERM = benchmark_records(noisy(0.7, 3, 3, seed=1))
@@ -96,11 +96,11 @@ def test_held_out_domains_have_their_own_columns_and_one_curve():
 
 def test_gaps_say_what_they_were_read_off():
     exact = shown([record(t, [0.2, 0.8, 0.6], [0.5, 0.6, 0.9]) for t in DOMAINS])
-    assert "the whole main part." in exact.gaps_told
+    assert "the whole main part." in exact.gaps_note
     assert exact.gaps["rows"][0]["cells"][0] == pytest.approx(0.2)
     guess = shown([record(t, [0.2, 0.8, 0.6], [0.5, 0.6, 0.9], exact=False) for t in DOMAINS])
-    assert "partly luck" in guess.gaps_told
-    assert "a sample of at most 64" in guess.curves_told
+    assert "partly luck" in guess.gaps_note
+    assert "a sample of at most 64" in guess.curves_note
 
 
 def test_costs_have_bars_on_one_scale():

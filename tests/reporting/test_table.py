@@ -12,7 +12,7 @@ from rich.console import Console
 
 from afield.experiments.record import Record, Run
 from afield.experiments.selection import RULES
-from afield.reporting.results import label
+from afield.reporting.results import row_label
 from afield.reporting.table import FORMATS, as_csv, as_latex, as_markdown, as_rich, tabulate
 from afield.training.evaluation import Checkpoint, Score, Scores
 
@@ -254,10 +254,10 @@ def test_markdown_escapes_the_bar_in_names():
 
 def test_rows_are_labelled_by_what_was_chosen_by_hand():
     usual = ("backbone", "steps")
-    assert label(Run("d", "vrex", ("a",)), but=usual) == "vrex"
+    assert row_label(Run("d", "vrex", ("a",)), exclude=usual) == "vrex"
     chosen = Run("d", "vrex", ("a",), given={"vrex.penalty": 3.0, "lr": 0.1}, average="ema")
-    assert label(chosen, but=usual) == "vrex + ema penalty=3.0 lr=0.1"
-    assert label(chosen, but=[*usual, "lr"]) == "vrex + ema penalty=3.0"
+    assert row_label(chosen, exclude=usual) == "vrex + ema penalty=3.0 lr=0.1"
+    assert row_label(chosen, exclude=[*usual, "lr"]) == "vrex + ema penalty=3.0"
 
 
 def test_settings_common_to_all_rows_are_not_repeated():
@@ -515,7 +515,7 @@ def test_held_out_shares_are_told_in_every_form(form):
 def test_a_file_of_weights_is_told_by_its_name_and_contents():
     given = {"weights": "/far/away/net.safetensors"}
     run = Run("d", "erm", ("a",), given=given, weights=given["weights"], start="123456789a")
-    assert label(run, but=("backbone", "steps")) == "erm weights=net.safetensors [123456]"
+    assert row_label(run, exclude=("backbone", "steps")) == "erm weights=net.safetensors [123456]"
 
 
 def test_a_table_that_is_too_wide_for_the_terminal_has_its_domains_as_rows():

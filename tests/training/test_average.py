@@ -11,7 +11,7 @@ from afield.data.stream import Stream
 from afield.hyperparameters import build, defaults, extremes, ranges
 from afield.training.averages.last import Last
 from afield.training.evaluation import Checkpoint, Score, Scores
-from afield.training.loop import fit
+from afield.training.loop import checkpoints
 from afield.training.methods.erm import ERM
 
 NAMES = registry.names("averages")
@@ -171,7 +171,7 @@ def test_it_combines_with_every_method(name, method, model, task, samples):
         learner = trained.setup(copy.deepcopy(model), task)
         stream, each = Stream(samples, batch=8, seed=0), kind()
         each.follow(learner.model, steps=12)
-        for _ in fit(trained, learner, each, stream, lambda _: scores, steps=12, every=3):
+        for _ in checkpoints(trained, learner, each, stream, lambda _: scores, steps=12, every=3):
             pass
         assert weights(each.model).isfinite().all()
         ends.append(weights(learner.model))

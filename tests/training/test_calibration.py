@@ -4,13 +4,13 @@ import torch
 import torch.nn.functional as F
 
 from afield.training.calibration import (
-    TEMPERATURES,
+    TEMPERATURE_RANGE,
+    balanced_quantiles,
     calibration_error,
-    covered_accuracy,
-    fitted_temperature,
-    percentiles,
-    quantiles,
-    reliability,
+    fit_temperature,
+    percentile_ranks,
+    reliability_bins,
+    selective_accuracy,
 )
 
 
@@ -25,13 +25,13 @@ def drawn(temperature: float, n: int = 4000, seed: int = 0):
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
 def test_the_temperature_that_labels_were_drawn_with_is_found(temperature):
     logits, y = drawn(temperature)
-    assert fitted_temperature([logits], [y]) == pytest.approx(temperature, rel=0.08)
+    assert fit_temperature([logits], [y]) == pytest.approx(temperature, rel=0.08)
 
 
 def test_it_is_a_minimum_of_the_mean_over_domains():
     parts = [drawn(0.7, n=300), drawn(2.5, n=900, seed=1)]
     logits, labels = zip(*parts, strict=True)
-    best = fitted_temperature(logits, labels)
+    best = fit_temperature(logits, labels)
 
     def risk(t):
         losses = [F.cross_entropy(x.double() / t, y, label_smoothing=1 / 1201) for x, y in parts]
@@ -42,12 +42,10 @@ def test_it_is_a_minimum_of_the_mean_over_domains():
 
 def test_domains_weigh_the_same_however_large_they_are():
     small, large = drawn(0.5, n=400), drawn(2.0, n=4000, seed=1)
-    once = fitted_temperature(*zip(small, large, strict=True))
+    once = fit_temperature(*zip(small, large, strict=True))
     tenfold = (small[0].repeat(10, 1), small[1].repeat(10))
-    assert fitted_temperature(*zip(tenfold, large, strict=True)) == pytest.approx(once, rel=1e-2)
-    pooled = fitted_temperature(
-        [torch.cat([small[0], large[0]])], [torch.cat([small[1], large[1]])]
-    )
+    assert fit_temperature(*zip(tenfold, large, strict=True)) == pytest.approx(once, rel=1e-2)
+    pooled = fit_temperature([torch.cat([small[0], large[0]])], [torch.cat([small[1], large[1]])])
     assert pooled > 1.1 * once
 
 
@@ -55,7 +53,7 @@ def test_domains_weigh_the_same_however_large_they_are():
 def test_where_all_is_right_so_many_samples_allow_so_much_confidence(n):
     y = torch.arange(n) % 2
     logits = 3 * F.one_hot(y, 2).float()
-    temperature = fitted_temperature([logits], [y])
+    temperature = fit_temperature([logits], [y])
     sure = float((logits / temperature).softmax(dim=1).amax())
     assert sure == pytest.approx(1 - 0.5 / (n + 1), abs=1e-4)
 
@@ -63,7 +61,7 @@ def test_where_all_is_right_so_many_samples_allow_so_much_confidence(n):
 def test_the_temperature_stays_within_its_bounds():
     y = torch.zeros(50, dtype=torch.int64)
     wrong = 30 * F.one_hot(1 - y, 2).float()
-    assert TEMPERATURES[0] <= fitted_temperature([wrong], [y]) <= TEMPERATURES[1]
+    assert TEMPERATURE_RANGE[0] <= fit_temperature([wrong], [y]) <= TEMPERATURE_RANGE[1]
 
 
 def slow_error(confidence, hits):
@@ -91,7 +89,7 @@ def test_reliability_has_every_sample_once():
     generator = np.random.default_rng(1)
     confidence = generator.uniform(0.1, 1, 300)
     hits = generator.uniform(size=300) < 0.5
-    bins = reliability(confidence, hits)
+    bins = reliability_bins(confidence, hits)
     assert sum(count for _, _, count in bins) == 300
     gap = sum(count * abs(right - sure) for sure, right, count in bins) / 300
     assert gap == pytest.approx(calibration_error(confidence, hits))
@@ -100,19 +98,19 @@ def test_reliability_has_every_sample_once():
 def test_coverage_leaves_the_least_sure_out():
     confidence = np.arange(10) / 10
     hits = np.array([False] + 9 * [True])
-    assert covered_accuracy(confidence, hits) == 1.0
-    assert covered_accuracy(confidence[::-1], hits) == pytest.approx(8 / 9)
+    assert selective_accuracy(confidence, hits) == 1.0
+    assert selective_accuracy(confidence[::-1], hits) == pytest.approx(8 / 9)
 
 
 def test_among_equals_the_order_is_nothing():
     hits = np.array([True] * 5 + [False] * 5)
-    assert covered_accuracy(np.ones(10), hits) == pytest.approx(0.5)
-    assert covered_accuracy(np.ones(10), hits[::-1]) == pytest.approx(0.5)
+    assert selective_accuracy(np.ones(10), hits) == pytest.approx(0.5)
+    assert selective_accuracy(np.ones(10), hits[::-1]) == pytest.approx(0.5)
 
 
 def test_quantiles_weigh_domains_alike():
     low, high = np.zeros(1000), np.ones(10)
-    found = quantiles([low, high])
+    found = balanced_quantiles([low, high])
     assert found[40] == 0
     assert found[160] == 1
     assert list(found) == sorted(found)
@@ -120,13 +118,13 @@ def test_quantiles_weigh_domains_alike():
 
 def test_percentiles_are_the_inverse_of_quantiles():
     values = np.random.default_rng(0).normal(size=5000)
-    known = quantiles([values])
+    known = balanced_quantiles([values])
     for share in (1, 25, 50, 90):
-        assert percentiles(np.array([np.percentile(values, share)]), known) == pytest.approx(
+        assert percentile_ranks(np.array([np.percentile(values, share)]), known) == pytest.approx(
             share, abs=0.5
         )
-    assert percentiles(np.array([-99.0, 99.0]), known).tolist() == [0, 100]
+    assert percentile_ranks(np.array([-99.0, 99.0]), known).tolist() == [0, 100]
 
 
 def test_the_percentile_of_what_is_everywhere_is_in_the_middle():
-    assert percentiles(np.array([3.0]), [3.0] * 11).tolist() == [50.0]
+    assert percentile_ranks(np.array([3.0]), [3.0] * 11).tolist() == [50.0]

@@ -14,10 +14,10 @@ from torch import nn
 from afield.data.lookup import find_dataset
 from afield.data.stream import Batch
 from afield.errors import SpecError
-from afield.experiments.protocol import planned_run
-from afield.experiments.runner import stream_of
-from afield.tensors import flat
-from afield.training.inner_loop import Walk, pieces
+from afield.experiments.protocol import resolve_run
+from afield.experiments.runner import make_stream
+from afield.tensors import flatten
+from afield.training.inner_loop import InnerLoop, split_batch
 from afield.training.method import Method, Task, pool
 from afield.training.methods.arith import Arith
 from afield.training.methods.fish import Fish
@@ -106,7 +106,7 @@ def marked(n: int, *, size: int) -> list[Batch]:
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 12])
 def test_pieces_together_are_the_whole_batch(count):
     (batch,) = random_batches(1)
-    found = pieces(batch, count)
+    found = split_batch(batch, count)
     assert len(found) == count
     assert all(torch.equal(a, b) for a, b in zip(pool(found), batch, strict=True))
     sizes = [len(piece.y) for piece in found]
@@ -115,14 +115,14 @@ def test_pieces_together_are_the_whole_batch(count):
 
 def test_a_small_batch_has_fewer_pieces_and_none_is_empty():
     (batch,) = random_batches(1, size=3)
-    assert [len(piece.y) for piece in pieces(batch, 5)] == [1, 1, 1]
+    assert [len(piece.y) for piece in split_batch(batch, 5)] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
 def test_each_domain_has_k_batches_which_together_are_its_own(k):
     torch.manual_seed(0)
     batches = marked(4, size=10)
-    stages = Arith(steps_per_domain=k).stages(batches)
+    stages = Arith(steps_per_domain=k).rounds(batches)
     assert [len(stage) for stage in stages] == [k] * 4
     together = [pool(stage) for stage in stages]
     assert all(len(set(whole.domain.tolist())) == 1 for whole in together)
@@ -134,7 +134,7 @@ def test_each_domain_has_k_batches_which_together_are_its_own(k):
 def test_a_walk_that_is_not_by_domain_uses_every_sample_once_and_mixes_domains(k):
     torch.manual_seed(0)
     batches = marked(3, size=12)
-    stages = Arith(steps_per_domain=k, by_domain=False).stages(batches)
+    stages = Arith(steps_per_domain=k, by_domain=False).rounds(batches)
     assert [[len(batch.y) for batch in stage] for stage in stages] == [[12 // k] * k] * 3
     whole = pool([batch for stage in stages for batch in stage])
     assert sorted(whole.x.flatten().tolist()) == list(range(36))
@@ -147,7 +147,7 @@ def test_a_walk_that_is_not_by_domain_uses_every_sample_once_and_mixes_domains(k
 def test_mixtures_differ_from_step_to_step():
     torch.manual_seed(0)
     method, batches = Arith(by_domain=False), marked(3, size=12)
-    first, second = (pool(method.stages(batches)[0]).x.flatten().tolist() for _ in range(2))
+    first, second = (pool(method.rounds(batches)[0]).x.flatten().tolist() for _ in range(2))
     assert set(first) != set(second)
 
 
@@ -155,9 +155,9 @@ def test_mixtures_differ_from_step_to_step():
 def test_a_run_draws_a_batch_for_each_step_of_the_walk(k, samples):
     spirals = find_dataset("spirals")
     settings = {"batch": 5, "arith.steps_per_domain": k}
-    run = planned_run(spirals, "arith", spirals.domains[:3], settings=settings)
-    stream = stream_of(run, samples, times=Arith(steps_per_domain=k).times)
-    stages = Arith(steps_per_domain=k).stages(next(stream))
+    run = resolve_run(spirals, "arith", spirals.domains[:3], settings=settings)
+    stream = make_stream(run, samples, times=Arith(steps_per_domain=k).times)
+    stages = Arith(steps_per_domain=k).rounds(next(stream))
     assert [[len(batch.y) for batch in stage] for stage in stages] == [[5] * k] * 3
 
 
@@ -165,7 +165,7 @@ def test_all_orders_occur_and_equally_often():
     torch.manual_seed(0)
     method, batches, steps = Arith(), marked(3, size=2), 600
     found = Counter(
-        tuple(stage[0].domain[0].item() for stage in method.stages(batches)) for _ in range(steps)
+        tuple(stage[0].domain[0].item() for stage in method.rounds(batches)) for _ in range(steps)
     )
     assert set(found) == set(permutations(range(3)))
     # Five standard deviations of a share of a sixth.
@@ -256,7 +256,7 @@ def test_the_loss_that_is_logged_is_the_mean_over_the_walk(outer, model, descent
     model.double()
     batches, method = random_batches(3), Arith(steps_per_domain=2, inner_rate=2.0, outer=outer)
     start = copy.deepcopy(model)
-    steps = [piece for batch in batches for piece in pieces(batch, 2)]
+    steps = [piece for batch in batches for piece in split_batch(batch, 2)]
     met = [walked_by_hand(start, steps[:i], rate=0.2) for i in range(len(steps))]
     losses = [F.cross_entropy(m(b.x), b.y) for m, b in zip(met, steps, strict=True)]
     logs = method.update(method.setup(model, descent), batches)
@@ -299,14 +299,14 @@ def test_momentum_is_an_average_that_is_carried_over_updates(beta, k, model, des
         batches = random_batches(3 + update)[:3]
         walk, total = at.clone(), torch.zeros_like(at)
         for weight, batch in zip((1 / 2, 1 / 3, 1 / 6), batches, strict=True):
-            for piece in pieces(batch, k):
+            for piece in split_batch(batch, k):
                 velocity = beta * velocity + (1 - beta) * slope(model, walk, piece)
                 walk = walk - 0.1 * velocity
                 total = total + weight * velocity
         at = at - 0.1 * total
         method.update(learner, batches)
         agree(theta(model), at)
-        agree(flat(list(learner.memory.values())), velocity)
+        agree(flatten(list(learner.memory.values())), velocity)
 
 
 def test_without_momentum_nothing_is_carried(model, task, stream):
@@ -330,7 +330,7 @@ def test_momentum_survives_a_round_trip(kind, model, task, stream):
     torch.set_rng_state(random)
     for each in batches[2:]:
         method.update(again, each)
-    assert torch.equal(flat(again.parameters()), flat(learner.parameters()))
+    assert torch.equal(flatten(again.parameters()), flatten(learner.parameters()))
 
 
 @pytest.mark.parametrize("k", [1, 2])
@@ -339,7 +339,7 @@ def test_statistics_are_those_of_the_walk_and_not_turned_back(k, descent, monkey
     torch.manual_seed(0)
     model, batches = Normed().double(), random_batches(3)
     method = Arith(steps_per_domain=k, inner_rate=2.0)
-    steps = [piece for batch in batches for piece in pieces(batch, k)]
+    steps = [piece for batch in batches for piece in split_batch(batch, k)]
     expected = buffers(walked_by_hand(model, steps, rate=0.2))
     method.update(method.setup(model, descent), batches)
     found = buffers(model)
@@ -355,7 +355,7 @@ def test_statistics_of_parallel_walks_are_those_of_all_of_them(descent, monkeypa
     for batch in batches:
         walk = copy.deepcopy(model)
         walk.load_state_dict(expected.state_dict() | dict(model.named_parameters()))
-        walk = walked_by_hand(walk, pieces(batch, 2), rate=0.1)
+        walk = walked_by_hand(walk, split_batch(batch, 2), rate=0.1)
         expected.load_state_dict(expected.state_dict() | buffers(walk))
     Reptile().update(Reptile().setup(model, descent), batches)
     agree(buffers(model), buffers(expected))
@@ -409,7 +409,7 @@ def test_a_step_may_be_over_a_few_of_many_domains(method, model, task):
 
 def test_a_walk_without_weights_says_so():
     with pytest.raises(NotImplementedError, match="Walk does not say its weights"):
-        Walk().weights(3)
+        InnerLoop().weights(3)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from afield.training.averages.last import Last
 from afield.training.averages.swa import SWA
 from afield.training.averages.swad import SWAD
 from afield.training.evaluation import Score, Scores
-from afield.training.loop import fit
+from afield.training.loop import checkpoints
 from afield.training.method import pool
 from afield.training.methods.erm import ERM
 
@@ -27,21 +27,21 @@ def begun(model, task):
 
 def test_a_checkpoint_comes_every_so_often_and_at_the_end(model, task, stream):
     learner, average = begun(model, task)
-    found = list(fit(ERM(), learner, average, stream, lambda _: {}, steps=11, every=4))
+    found = list(checkpoints(ERM(), learner, average, stream, lambda _: {}, steps=11, every=4))
     assert [checkpoint.step for checkpoint in found] == [4, 8, 11]
 
 
 def test_to_stop_early_is_to_stop_iterating(model, task, stream):
     learner, average = begun(model, task)
-    for _ in fit(ERM(), learner, average, stream, lambda _: {}, steps=100, every=5):
+    for _ in checkpoints(ERM(), learner, average, stream, lambda _: {}, steps=100, every=5):
         break
     assert learner.step == 5
 
 
 def test_a_trained_learner_goes_on_where_it_is(model, task, stream):
     learner, average = begun(model, task)
-    list(fit(ERM(), learner, average, stream, lambda _: {}, steps=6, every=3))
-    found = list(fit(ERM(), learner, average, stream, lambda _: {}, steps=9, every=3))
+    list(checkpoints(ERM(), learner, average, stream, lambda _: {}, steps=6, every=3))
+    found = list(checkpoints(ERM(), learner, average, stream, lambda _: {}, steps=9, every=3))
     assert [checkpoint.step for checkpoint in found] == [9]
 
 
@@ -56,7 +56,7 @@ def test_evaluation_gets_the_deployed_model_and_training_goes_on_in_training_mod
         deployed.eval()
         return {}
 
-    for _ in fit(ERM(), learner, average, stream, evaluate, steps=4, every=2):
+    for _ in checkpoints(ERM(), learner, average, stream, evaluate, steps=4, every=2):
         assert learner.model.training
     assert seen == [(True, 2), (True, 4)]
 
@@ -67,7 +67,7 @@ def test_logs_are_means_since_the_last_checkpoint(model, task, stream):
             return {"n": torch.tensor(float(learner.step))}
 
     learner, average = begun(model, task)
-    found = list(fit(Counting(), learner, average, stream, lambda _: {}, steps=6, every=3))
+    found = list(checkpoints(Counting(), learner, average, stream, lambda _: {}, steps=6, every=3))
     assert [checkpoint.logs["n"] for checkpoint in found] == [1.0, 4.0]
 
 
@@ -76,7 +76,7 @@ def test_divergence_is_an_error_that_names_method_and_step(model, task, stream):
     with torch.no_grad():
         learner.model.head.weight.fill_(float("nan"))
     with pytest.raises(DivergedError, match="ERM at step 3"):
-        list(fit(ERM(), learner, average, stream, lambda _: {}, steps=6, every=3))
+        list(checkpoints(ERM(), learner, average, stream, lambda _: {}, steps=6, every=3))
 
 
 def test_a_method_may_regroup_the_samples(model, task, stream):
@@ -93,7 +93,7 @@ def test_a_method_may_regroup_the_samples(model, task, stream):
 
     sizes = []
     learner, average = begun(model, task)
-    list(fit(Halves(), learner, average, stream, lambda _: {}, steps=4, every=4))
+    list(checkpoints(Halves(), learner, average, stream, lambda _: {}, steps=4, every=4))
     assert sizes == [[8, 8, 8], [8, 8, 8], [12, 12], [12, 12]]
 
 
@@ -107,7 +107,9 @@ def test_an_average_sees_nothing_of_unseen_domains(model, task, stream):
     average.follow(learner.model, steps=learner.task.steps)
     score = Scores(probe=Score(0.5, 0.5, 1.0, 8))
     everything = dict.fromkeys((*task.sources, "target"), score)
-    (checkpoint,) = fit(ERM(), learner, average, stream, lambda _: everything, steps=3, every=3)
+    (checkpoint,) = checkpoints(
+        ERM(), learner, average, stream, lambda _: everything, steps=3, every=3
+    )
     assert set(checkpoint.scores) == {*task.sources, "target"}
     assert seen == [set(task.sources)]
 
@@ -116,7 +118,7 @@ def test_a_source_loss_that_is_not_finite_is_divergence(model, task, stream):
     learner, average = begun(model, task)
     scores = {task.sources[0]: Scores(probe=Score(0.1, 0.1, math.nan, 8))}
     with pytest.raises(DivergedError, match="ERM at step 1"):
-        list(fit(ERM(), learner, average, stream, lambda _: scores, steps=1, every=1))
+        list(checkpoints(ERM(), learner, average, stream, lambda _: scores, steps=1, every=1))
 
 
 def test_logs_may_have_other_names_at_other_steps(model, task, stream):
@@ -125,7 +127,7 @@ def test_logs_may_have_other_names_at_other_steps(model, task, stream):
             return {"even" if learner.step % 2 == 0 else "odd": torch.tensor(float(learner.step))}
 
     learner, average = begun(model, task)
-    (found,) = fit(Alternating(), learner, average, stream, lambda _: {}, steps=4, every=4)
+    (found,) = checkpoints(Alternating(), learner, average, stream, lambda _: {}, steps=4, every=4)
     assert found.logs == {"even": 1.0, "odd": 2.0}
 
 
@@ -150,7 +152,9 @@ def trained(average, model, task, stream, *, losses, steps=20):
     learner = ERM().setup(copy.deepcopy(model), task)
     average.follow(learner.model, steps=steps)
     evaluate = exam(learner, losses)
-    return list(fit(ERM(), learner, average, stream, evaluate, steps=steps, every=2)), learner
+    return list(
+        checkpoints(ERM(), learner, average, stream, evaluate, steps=steps, every=2)
+    ), learner
 
 
 def source_scores(checkpoints, task):
@@ -209,7 +213,7 @@ def test_the_losses_of_the_target_do_not_reach_the_choice(model, task, samples):
             return {**known(model), "target": target}
 
         stream = Stream(samples, batch=8, seed=0)
-        list(fit(ERM(), learner, average, stream, evaluate, steps=20, every=2))
+        list(checkpoints(ERM(), learner, average, stream, evaluate, steps=20, every=2))
         return average.model.head.weight, learner.step
 
     first, second = weights(float), weights(lambda step: 100.0 - step)
@@ -239,7 +243,9 @@ def test_a_learner_resumed_where_the_average_was_done_makes_no_further_step(
     for name, part in (("learner", again), ("average", average_again), ("stream", stream_again)):
         part.load_state_dict(saved[name])
     evaluate = exam(again, ENDING)
-    assert not list(fit(ERM(), again, average_again, stream_again, evaluate, steps=20, every=2))
+    assert not list(
+        checkpoints(ERM(), again, average_again, stream_again, evaluate, steps=20, every=2)
+    )
     assert again.step == stream_again.drawn == 12
     assert shown(average_again.model) == shown(average.model)
     assert shown(again.model) == shown(learner.model)
@@ -302,7 +308,7 @@ def test_what_is_deployed_has_statistics_of_its_own(average, every, batches, tas
             seen.append(([each.clone() for each in statistics(model)], copy.deepcopy(model)))
         return dict.fromkeys(task.sources, score)
 
-    found = list(fit(ERM(), learner, average, stream, evaluate, steps=20, every=every))
+    found = list(checkpoints(ERM(), learner, average, stream, evaluate, steps=20, every=every))
     assert len(seen) == sum(checkpoint.deployed for checkpoint in found) > 0
     for measured, model in seen:
         for mine, expected in zip(measured, by_hand(model, samples, batches), strict=True):
@@ -322,7 +328,9 @@ def test_new_statistics_disturb_neither_the_training_nor_the_random_numbers(aver
         score = Scores(probe=Score(0.5, 0.5, 1.0, 8))
         told = dict.fromkeys(task.sources, score)
         torch.manual_seed(3)
-        list(fit(ERM(), learner, each, stream, lambda _, told=told: told, steps=20, every=3))
+        list(
+            checkpoints(ERM(), learner, each, stream, lambda _, told=told: told, steps=20, every=3)
+        )
         assert all(module.training for module in learner.model.modules())
         assert learner.model.features[1].momentum == 0.3
         found.append((learner.model.state_dict(), torch.get_rng_state(), stream.drawn))
@@ -353,7 +361,7 @@ def test_nothing_is_computed_where_there_are_no_statistics_to_measure(
     seen = []
     average.model.register_forward_hook(lambda *_: seen.append(1))
     stream = Stream(samples, batch=8, seed=0)
-    list(fit(ERM(), learner, average, stream, lambda _: {}, steps=20, every=2))
+    list(checkpoints(ERM(), learner, average, stream, lambda _: {}, steps=20, every=2))
     assert len(seen) == calls
 
 
@@ -363,7 +371,7 @@ def test_the_statistics_of_the_last_weights_are_those_of_their_training(task, sa
     mirror = ERM().setup(normed(task), task)
     stream, second = (Stream(samples, batch=8, seed=0) for _ in range(2))
     torch.manual_seed(3)
-    list(fit(ERM(), learner, average, stream, lambda _: {}, steps=20, every=2))
+    list(checkpoints(ERM(), learner, average, stream, lambda _: {}, steps=20, every=2))
     torch.manual_seed(3)
     mirror.train()
     for _ in range(20):

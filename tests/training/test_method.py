@@ -15,9 +15,9 @@ from afield.data.stream import Batch, Stream
 from afield.experiments.record import Run
 from afield.hyperparameters import build, defaults, draw_values, extremes, ranges
 from afield.training.averages.last import Last
-from afield.training.loop import fit
+from afield.training.loop import checkpoints
 from afield.training.method import Learner, Method, pool, risks
-from afield.training.optimizers import optimizer_of, schedule_of
+from afield.training.optimizers import make_schedule, optimizer_factory
 
 NAMES = registry.names("methods")
 HYPERPARAMETERS = [(n, h) for n in NAMES for h in ranges(registry.find("methods", n))]
@@ -31,7 +31,7 @@ def learned(method: Method, model, task, stream: Stream, *, steps: int = STEPS) 
     learner = method.setup(copy.deepcopy(model), task)
     average = Last()
     average.follow(learner.model, steps=learner.task.steps)
-    for _ in fit(method, learner, average, stream, lambda _: {}, steps=steps, every=steps):
+    for _ in checkpoints(method, learner, average, stream, lambda _: {}, steps=steps, every=steps):
         pass
     return learner
 
@@ -104,7 +104,7 @@ def test_its_state_survives_a_round_trip(method, model, task, stream, tmp_path):
     torch.set_rng_state(state["rng"])
     average = Last()
     average.follow(learner.model, steps=learner.task.steps)
-    for _ in fit(method, learner, average, rest, lambda _: {}, steps=STEPS, every=STEPS):
+    for _ in checkpoints(method, learner, average, rest, lambda _: {}, steps=STEPS, every=STEPS):
         pass
     assert torch.equal(weights(learner), weights(straight))
 
@@ -137,7 +137,7 @@ def test_what_it_trains_is_a_plain_module_that_scores_samples_one_by_one(
     method, model, task, stream
 ):
     trained = learned(method, model, task, stream).model.eval()
-    x = stream.samples.x.held[:5]
+    x = stream.samples.x.in_memory[:5]
     alone = torch.cat([trained(row[None]) for row in x])
     torch.testing.assert_close(trained(x), alone)
 
@@ -180,7 +180,7 @@ STEPPING = [name for name in NAMES if name != "linear_probe"]
 
 
 def scheduled(task, text="cosine:warmup=2", **changed):
-    return replace(task, schedule=schedule_of(text, task.steps), **changed)
+    return replace(task, schedule=make_schedule(text, task.steps), **changed)
 
 
 def test_learning_rates_keep_the_time_of_the_schedule(model, task):
@@ -188,22 +188,24 @@ def test_learning_rates_keep_the_time_of_the_schedule(model, task):
     rates = []
     for step in range(6):
         learner.step = step
-        learner.keep_time()
+        learner.apply_schedule()
         # Twice is once.
-        learner.keep_time()
+        learner.apply_schedule()
         rates.append(learner.rate)
     expected = [0.005, 0.01, 0.01, 0.00853553, 0.005, 0.00146447]
     assert rates == pytest.approx(expected, abs=1e-8)
 
 
 def test_a_methods_own_pace_goes_on_top_of_the_schedule_and_of_the_rates(model, task):
-    learner = Learner(model, scheduled(replace(task, steps=4), "cosine"), rates={"head": 10.0})
+    learner = Learner(
+        model, scheduled(replace(task, steps=4), "cosine"), lr_multipliers={"head": 10.0}
+    )
     learner.step = 2
-    learner.pace(0.5, 0.1)
+    learner.scale_lr(0.5, 0.1)
     rates = [group["lr"] for group in learner.optimizer.param_groups]
     assert rates == pytest.approx([0.01 * 0.5 * 0.5, 0.1 * 0.1 * 0.5])
     learner.step = 0
-    learner.keep_time()
+    learner.apply_schedule()
     rates = [group["lr"] for group in learner.optimizer.param_groups]
     assert rates == pytest.approx([0.01 * 0.5, 0.1 * 0.1])
 
@@ -211,28 +213,28 @@ def test_a_methods_own_pace_goes_on_top_of_the_schedule_and_of_the_rates(model, 
 def test_learning_rates_come_back_with_the_state(model, task):
     learner = Learner(model, scheduled(replace(task, steps=8)))
     for learner.step in range(5):
-        learner.keep_time()
-    learner.pace(0.5)
+        learner.apply_schedule()
+    learner.scale_lr(0.5)
     other = Learner(copy.deepcopy(model), learner.task)
     other.load_state_dict(learner.state_dict())
     for learner.step in range(5, 8):
         other.step = learner.step
-        learner.keep_time()
-        other.keep_time()
+        learner.apply_schedule()
+        other.apply_schedule()
         assert other.rate == learner.rate
 
 
 def test_an_optimiser_that_starts_afresh_in_the_middle_keeps_the_time(model, task):
     learner = Learner(model, scheduled(replace(task, steps=8), "cosine"))
     learner.step = 7
-    learner.keep_time()
+    learner.apply_schedule()
     before = learner.rate
     learner.reset_optimizer()
     assert learner.rate == before
 
 
 def test_a_gradient_that_is_too_long_is_cut_and_no_other(model, task):
-    plain = replace(task, optimizer=optimizer_of("sgd", lr=1.0, weight_decay=0.0))
+    plain = replace(task, optimizer=optimizer_factory("sgd", lr=1.0, weight_decay=0.0))
     moves = {}
     for clip in (0.0, 0.1, 1e6):
         learner = Learner(copy.deepcopy(model), replace(plain, clip_norm=clip))
@@ -259,7 +261,7 @@ def test_the_schedule_reaches_every_method(name, model, task, stream):
 
 @pytest.mark.parametrize("name", STEPPING)
 def test_clipping_reaches_every_method(name, model, task, stream):
-    sgd = replace(task, steps=10, optimizer=optimizer_of("sgd", lr=0.1, weight_decay=0.0))
+    sgd = replace(task, steps=10, optimizer=optimizer_factory("sgd", lr=0.1, weight_decay=0.0))
     built = build(registry.find("methods", name), {})
     start = learned(built, model, sgd, fresh(stream), steps=0)
     cut = learned(built, model, replace(sgd, clip_norm=1e-6), fresh(stream), steps=10)

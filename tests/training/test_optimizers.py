@@ -8,10 +8,16 @@ import pytest
 import torch
 
 from afield.errors import SpecError, UnknownNameError
-from afield.training.optimizers import USUAL, optimizer_of, plain_name, plain_schedule, schedule_of
+from afield.training.optimizers import (
+    DEFAULT_OPTIMIZER,
+    canonical_optimizer,
+    canonical_schedule,
+    make_schedule,
+    optimizer_factory,
+)
 from tests.files import GOLDEN
 
-make = partial(optimizer_of, lr=0.1, weight_decay=0.0)
+make = partial(optimizer_factory, lr=0.1, weight_decay=0.0)
 
 
 def parameters():
@@ -37,13 +43,13 @@ def test_every_optimiser_of_torch_is_known_by_its_name_in_any_case(text, kind):
 
 
 def test_the_usual_one_is_adam():
-    assert USUAL == "adam"
-    assert make("")(parameters()).defaults == make(USUAL)(parameters()).defaults
+    assert DEFAULT_OPTIMIZER == "adam"
+    assert make("")(parameters()).defaults == make(DEFAULT_OPTIMIZER)(parameters()).defaults
 
 
 @pytest.mark.parametrize("text", ["", "sgd", "adamw:eps=0.01", "rmsprop"])
 def test_settings_are_those_of_the_run_unless_others_are_given(text):
-    made = optimizer_of(text, lr=0.3, weight_decay=0.02)
+    made = optimizer_factory(text, lr=0.3, weight_decay=0.02)
     own = made(parameters()).defaults
     assert (own["lr"], own["weight_decay"]) == (0.3, 0.02)
     other = made(parameters(), lr=0.7).defaults
@@ -98,7 +104,7 @@ def test_others_are_as_torch_makes_them(name):
 )
 def test_an_unknown_name_is_answered_with_a_guess(text, told):
     with pytest.raises(UnknownNameError, match=f"^{told}") as error:
-        plain_name(text)
+        canonical_optimizer(text)
     assert "\n" not in str(error.value)
 
 
@@ -123,7 +129,7 @@ def test_an_unknown_name_is_answered_with_a_guess(text, told):
 )
 def test_an_option_that_cannot_be_is_refused_in_one_line(text, told):
     with pytest.raises(SpecError, match=told) as error:
-        plain_name(text)
+        canonical_optimizer(text)
     assert str(error.value).startswith(f"optimizer={text}: ")
     assert "\n" not in str(error.value)
 
@@ -131,7 +137,7 @@ def test_an_option_that_cannot_be_is_refused_in_one_line(text, told):
 @pytest.mark.parametrize("text", ["", "adamw", "sgd:momentum=0.9", "rmsprop", "adagrad", "nadam"])
 def test_each_of_them_descends(text):
     (x,) = weights = [torch.full((3,), 2.0, requires_grad=True)]
-    optimizer = optimizer_of(text, lr=0.05, weight_decay=0.0)(weights)
+    optimizer = optimizer_factory(text, lr=0.05, weight_decay=0.0)(weights)
     for _ in range(30):
         optimizer.zero_grad()
         x.square().sum().backward()
@@ -142,7 +148,7 @@ def test_each_of_them_descends(text):
 @pytest.mark.parametrize("fused", ["true", "false"])
 def test_sgd_with_momentum_and_decay_is_the_formula(fused):
     weights = [torch.tensor([1.0, -2.0], dtype=torch.float64, requires_grad=True)]
-    made = optimizer_of(f"sgd:momentum=0.5,fused={fused}", lr=0.1, weight_decay=0.2)(weights)
+    made = optimizer_factory(f"sgd:momentum=0.5,fused={fused}", lr=0.1, weight_decay=0.2)(weights)
     expected, speed = weights[0].detach().clone(), torch.zeros(2, dtype=torch.float64)
     for _ in range(4):
         made.zero_grad()
@@ -165,8 +171,8 @@ def test_sgd_with_momentum_and_decay_is_the_formula(fused):
     ],
 )
 def test_there_is_one_way_to_write_it(text, plain):
-    assert plain_name(text) == plain
-    assert plain_name(plain) == plain
+    assert canonical_optimizer(text) == plain
+    assert canonical_optimizer(plain) == plain
     assert make(plain)(parameters()).defaults == make(text)(parameters()).defaults
 
 
@@ -174,7 +180,7 @@ def test_tensorflows_rmsprop_agrees_with_the_reference():
     """CrossGrad's: ε of 1 inside the root, the mean square starting at 1, gradients clipped."""
     numbers = np.load(GOLDEN / "crossgrad.npz")
     w = torch.tensor(numbers["rmsprop_tf1/w0"], requires_grad=True)
-    made = optimizer_of("rmsproptf:alpha=0.9,eps=1.0,momentum=0.9", lr=0.02, weight_decay=0.0)
+    made = optimizer_factory("rmsproptf:alpha=0.9,eps=1.0,momentum=0.9", lr=0.02, weight_decay=0.0)
     optimizer = made([w])
     for slope, after in zip(
         numbers["rmsprop_tf1/grads_before_clip"], numbers["rmsprop_tf1/w"], strict=True
@@ -203,8 +209,8 @@ def test_tensorflows_rmsprop_agrees_with_the_reference():
     ],
 )
 def test_there_is_one_way_to_write_a_schedule(text, plain):
-    assert plain_schedule(text) == plain
-    assert plain_schedule(plain) == plain
+    assert canonical_schedule(text) == plain
+    assert canonical_schedule(plain) == plain
 
 
 @pytest.mark.parametrize(
@@ -216,17 +222,17 @@ def test_there_is_one_way_to_write_a_schedule(text, plain):
 )
 def test_a_schedule_that_cannot_be_is_refused_in_one_line(text):
     with pytest.raises(SpecError) as error:
-        plain_schedule(text)
+        canonical_schedule(text)
     assert str(error.value).startswith(f"lr_schedule={text}: ")
     assert "\n" not in str(error.value)
 
 
 def test_without_a_schedule_nothing_is_to_be_kept():
-    assert schedule_of("", 10) is None
+    assert make_schedule("", 10) is None
 
 
 def test_a_cosine_falls_from_all_to_almost_nothing():
-    share = schedule_of("cosine", 100)
+    share = make_schedule("cosine", 100)
     assert share(0) == 1.0
     assert share(50) == pytest.approx(0.5)
     # At the step after the last one it would be 0.
@@ -236,7 +242,7 @@ def test_a_cosine_falls_from_all_to_almost_nothing():
 
 @pytest.mark.parametrize("text", ["cosine:warmup=20", "cosine:warmup=0.2"])
 def test_a_warm_up_rises_in_equal_steps_to_all_of_it(text):
-    share = schedule_of(text, 100)
+    share = make_schedule(text, 100)
     assert [share(step) for step in range(20)] == [(step + 1) / 20 for step in range(20)]
     assert share(20) == 1.0
     assert share(60) == pytest.approx(0.5)
@@ -245,5 +251,5 @@ def test_a_warm_up_rises_in_equal_steps_to_all_of_it(text):
 
 @pytest.mark.parametrize("warmup", [5, 50])
 def test_a_warm_up_as_long_as_the_run_or_longer_only_rises(warmup):
-    shares = [schedule_of(f"cosine:warmup={warmup}", 5)(step) for step in range(5)]
+    shares = [make_schedule(f"cosine:warmup={warmup}", 5)(step) for step in range(5)]
     assert shares == [(step + 1) / warmup for step in range(5)]

@@ -11,13 +11,13 @@ from sklearn.cluster import KMeans, MiniBatchKMeans
 
 from afield.training import sample_groups
 from afield.training.sample_groups import (
-    clusters,
+    assign_to_seeds,
     consistency,
-    divided,
-    joined_seeds,
-    members,
-    ranked,
-    seeds,
+    find_seed_points,
+    indices_by_label,
+    kmeans_labels,
+    quantile_bins,
+    subdivide,
 )
 from tests.files import GOLDEN
 
@@ -57,13 +57,13 @@ def same_parts(first, second):
 
 
 def test_members_are_the_samples_of_each_label_that_occurs_in_ascending_order():
-    found = members(torch.tensor([5, 2, 5, 9, 2, 5]))
+    found = indices_by_label(torch.tensor([5, 2, 5, 9, 2, 5]))
     assert [group.tolist() for group in found] == [[1, 4], [0, 2, 5], [3]]
 
 
 def test_each_unit_is_divided_by_labels_of_its_own():
     units = [torch.tensor([0, 3, 4]), torch.tensor([1, 2, 5, 6])]
-    found = divided(units, lambda unit: unit % 2)
+    found = subdivide(units, lambda unit: unit % 2)
     assert [group.tolist() for group in found] == [[0, 4], [3], [2, 6], [1, 5]]
 
 
@@ -73,14 +73,14 @@ def test_each_unit_is_divided_by_labels_of_its_own():
 @pytest.mark.parametrize("domain", ["domain0", "domain1", "domain2"])
 def test_ranked_groups_equal_the_reference(domain):
     expected = reference(f"{domain}/seed_category_ascending")
-    assert torch.equal(ranked(reference(f"{domain}/losses"), 4), expected)
+    assert torch.equal(quantile_bins(reference(f"{domain}/losses"), 4), expected)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 7, 40, 41, 42, 43])
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 10])
 def test_ranked_parts_are_in_the_order_of_the_values_and_as_equal_as_can_be(n, count):
     values = torch.rand(n, generator=torch.Generator().manual_seed(n))
-    label = ranked(values, count)
+    label = quantile_bins(values, count)
     sizes = label.bincount(minlength=count)
     assert len(sizes) == count
     assert sizes.max() - sizes.min() <= 1
@@ -88,14 +88,14 @@ def test_ranked_parts_are_in_the_order_of_the_values_and_as_equal_as_can_be(n, c
 
 
 def test_fewer_values_than_parts_leave_the_last_parts_empty():
-    label = ranked(torch.tensor([0.3, 0.1]), 5)
+    label = quantile_bins(torch.tensor([0.3, 0.1]), 5)
     assert label.tolist() == [1, 0]
-    assert [group.tolist() for group in members(label)] == [[1], [0]]
+    assert [group.tolist() for group in indices_by_label(label)] == [[1], [0]]
 
 
 def test_equal_values_are_cut_in_the_order_they_come_in():
-    assert ranked(torch.ones(7), 3).tolist() == [0, 0, 0, 1, 1, 2, 2]
-    assert ranked(torch.tensor([2.0, 1.0, 2.0, 1.0]), 4).tolist() == [2, 0, 3, 1]
+    assert quantile_bins(torch.ones(7), 3).tolist() == [0, 0, 0, 1, 1, 2, 2]
+    assert quantile_bins(torch.tensor([2.0, 1.0, 2.0, 1.0]), 4).tolist() == [2, 0, 3, 1]
 
 
 # By cluster
@@ -103,14 +103,14 @@ def test_equal_values_are_cut_in_the_order_they_come_in():
 
 def test_clusters_are_the_blobs_where_these_lie_well_apart():
     points, corner = blobs(0)
-    assert same_parts(clusters(points.numpy(), 4, seed=0), corner)
+    assert same_parts(kmeans_labels(points.numpy(), 4, seed=0), corner)
 
 
 def test_the_same_seed_gives_the_same_clusters_to_the_last_label():
     points = cloud(0, n=500, width=5).float().numpy()
-    first, again = (clusters(points, 10, seed=7) for _ in range(2))
+    first, again = (kmeans_labels(points, 10, seed=7) for _ in range(2))
     assert torch.equal(first, again)
-    others = [clusters(points, 10, seed=seed) for seed in range(5)]
+    others = [kmeans_labels(points, 10, seed=seed) for seed in range(5)]
     assert not all(torch.equal(first, other) for other in others)
 
 
@@ -127,26 +127,26 @@ def test_more_points_than_are_few_are_clustered_in_small_batches_and_blobs_are_f
 
         return make
 
-    monkeypatch.setattr(sample_groups, "LARGE", 200)
+    monkeypatch.setattr(sample_groups, "MINIBATCH_THRESHOLD", 200)
     monkeypatch.setattr("sklearn.cluster.KMeans", watched(KMeans))
     monkeypatch.setattr("sklearn.cluster.MiniBatchKMeans", watched(MiniBatchKMeans))
     points, corner = blobs(1, size=51)
-    label = clusters(points[:n].numpy(), 4, seed=3)
+    label = kmeans_labels(points[:n].numpy(), 4, seed=3)
     assert used == [KMeans if n == 200 else MiniBatchKMeans]
     assert same_parts(label, corner[:n])
-    assert torch.equal(label, clusters(points[:n].numpy(), 4, seed=3))
+    assert torch.equal(label, kmeans_labels(points[:n].numpy(), 4, seed=3))
 
 
 def test_fewer_points_than_clusters_are_clusters_of_one():
     points = cloud(0, n=3).float()
-    assert clusters(points.numpy(), 5, seed=0).unique().tolist() == [0, 1, 2]
+    assert kmeans_labels(points.numpy(), 5, seed=0).unique().tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("large", [10, 10_000])
 def test_fewer_distinct_points_than_clusters_are_no_error(large, monkeypatch):
-    monkeypatch.setattr(sample_groups, "LARGE", large)
+    monkeypatch.setattr(sample_groups, "MINIBATCH_THRESHOLD", large)
     points = cloud(0, n=2).float().repeat(20, 1)
-    label = clusters(points.numpy(), 4, seed=0)
+    label = kmeans_labels(points.numpy(), 4, seed=0)
     assert len(label) == 40
     # No two different points in one cluster.
     assert not set(label[::2].tolist()) & set(label[1::2].tolist())
@@ -159,7 +159,7 @@ def test_fewer_distinct_points_than_clusters_are_no_error(large, monkeypatch):
 @pytest.mark.parametrize("seed", range(5))
 def test_every_other_point_is_near_a_seed_and_no_seed_comes_twice(seed, radius):
     points = cloud(seed)
-    chosen = seeds(points, radius)
+    chosen = find_seed_points(points, radius)
     assert len(set(chosen.tolist())) == len(chosen)
     assert close(points, radius)[chosen].any(dim=0).all()
 
@@ -169,7 +169,7 @@ def test_the_next_seed_is_always_one_with_the_most_neighbours_that_have_none(see
     points = cloud(seed)
     near = close(points, 0.2)
     alone = torch.ones(len(points), dtype=torch.bool)
-    for chosen in seeds(points, 0.2).tolist():
+    for chosen in find_seed_points(points, 0.2).tolist():
         gains = (near & alone).sum(dim=1)
         assert gains[chosen] == gains.max() > 0
         alone &= ~near[chosen]
@@ -188,7 +188,7 @@ def test_seeds_are_no_fewer_than_the_fewest_and_not_many_more(seed, radius):
         bounds=Bounds(0, 1),
     )
     assert fewest.success
-    least, found = round(fewest.fun), len(seeds(points, radius))
+    least, found = round(fewest.fun), len(find_seed_points(points, radius))
     # The greedy set's known bound; the largest degree and the point itself make the largest row.
     assert least <= found <= (1 + math.log(int(near.sum(dim=1).max()))) * least
 
@@ -196,8 +196,8 @@ def test_seeds_are_no_fewer_than_the_fewest_and_not_many_more(seed, radius):
 @pytest.mark.parametrize("radius", [0.05, 0.2, 0.4])
 def test_every_point_joins_a_seed_that_is_near_and_a_seed_its_own(radius):
     points = cloud(0)
-    chosen = seeds(points, radius)
-    label = joined_seeds(points, chosen, radius)
+    chosen = find_seed_points(points, radius)
+    label = assign_to_seeds(points, chosen, radius)
     assert close(points, radius)[torch.arange(len(points)), chosen[label]].all()
     assert torch.equal(label[chosen], torch.arange(len(chosen)))
 
@@ -206,7 +206,7 @@ def test_which_of_the_near_seeds_a_point_joins_is_left_to_chance():
     line = torch.tensor([[0.0], [1.0], [2.0], [9.0]])
     chosen = torch.tensor([0, 2, 3])
     torch.manual_seed(0)
-    joined = torch.stack([joined_seeds(line, chosen, 1.5) for _ in range(400)])
+    joined = torch.stack([assign_to_seeds(line, chosen, 1.5) for _ in range(400)])
     assert joined[:, [0, 2, 3]].unique(dim=0).tolist() == [[0, 1, 2]]
     between = joined[:, 1].bincount(minlength=3)
     # As often one as the other, and never the one that is far.
@@ -217,7 +217,7 @@ def test_which_of_the_near_seeds_a_point_joins_is_left_to_chance():
 def test_points_choose_their_seeds_one_by_one():
     line = torch.tensor([0.0, 2.0] + [1.0] * 50)[:, None]
     torch.manual_seed(0)
-    label = joined_seeds(line, torch.tensor([0, 1]), 1.5)
+    label = assign_to_seeds(line, torch.tensor([0, 1]), 1.5)
     assert label[2:].unique().tolist() == [0, 1]
 
 
@@ -235,12 +235,12 @@ def test_no_more_distances_are_held_at_once_than_allowed_and_the_result_is_the_s
 
     def found():
         torch.manual_seed(0)
-        chosen = seeds(points, 0.2)
-        return chosen, joined_seeds(points, chosen, 0.2)
+        chosen = find_seed_points(points, 0.2)
+        return chosen, assign_to_seeds(points, chosen, 0.2)
 
     whole = found()
     monkeypatch.setattr(torch, "cdist", watched)
-    monkeypatch.setattr(sample_groups, "DISTANCES", most)
+    monkeypatch.setattr(sample_groups, "MAX_DISTANCES", most)
     pieces = found()
     # One row is the least that there is.
     assert all(rows * columns <= most or rows == 1 for rows, columns in held)
@@ -258,16 +258,16 @@ def test_in_a_large_set_most_distances_are_never_held(monkeypatch):
         return distance
 
     monkeypatch.setattr(torch, "cdist", watched)
-    chosen = seeds(points, 1.5)
-    joined_seeds(points, chosen, 1.5)
-    assert 0 < max(largest) <= sample_groups.DISTANCES < 3000**2
+    chosen = find_seed_points(points, 1.5)
+    assign_to_seeds(points, chosen, 1.5)
+    assert 0 < max(largest) <= sample_groups.MAX_DISTANCES < 3000**2
 
 
 @pytest.mark.parametrize("radius", [0.0, 1e-9, 1.0])
 def test_points_that_are_all_the_same_are_no_error(radius):
     points = torch.zeros(40, 3)
-    chosen = seeds(points, radius)
-    label = joined_seeds(points, chosen, radius)
+    chosen = find_seed_points(points, radius)
+    label = assign_to_seeds(points, chosen, radius)
     assert torch.equal(label[chosen], torch.arange(len(chosen)))
     # Nothing is nearer than nothing; else one seed is near to all.
     assert len(chosen) == (1 if radius else 40)
@@ -276,14 +276,14 @@ def test_points_that_are_all_the_same_are_no_error(radius):
 def test_points_that_come_many_times_have_one_seed():
     once = torch.tensor([[0.0, 0.0], [5.0, 0.0], [0.0, 5.0]])
     points = once.repeat(30, 1)
-    chosen = seeds(points, 1.0)
+    chosen = find_seed_points(points, 1.0)
     assert sorted((chosen % 3).tolist()) == [0, 1, 2]
-    assert same_parts(joined_seeds(points, chosen, 1.0), torch.arange(90) % 3)
+    assert same_parts(assign_to_seeds(points, chosen, 1.0), torch.arange(90) % 3)
 
 
 def test_one_point_is_its_own_seed():
-    assert seeds(torch.ones(1, 4), 0.5).tolist() == [0]
-    assert joined_seeds(torch.ones(1, 4), torch.tensor([0]), 0.5).tolist() == [0]
+    assert find_seed_points(torch.ones(1, 4), 0.5).tolist() == [0]
+    assert assign_to_seeds(torch.ones(1, 4), torch.tensor([0]), 0.5).tolist() == [0]
 
 
 def test_distances_whose_last_digits_depend_on_how_many_are_computed_come_to_an_end(monkeypatch):
@@ -300,7 +300,7 @@ def test_distances_whose_last_digits_depend_on_how_many_are_computed_come_to_an_
 
     monkeypatch.setattr(torch, "cdist", rounded)
     points = torch.tensor([0.0, *[1.0] * 60, 3.0])[:, None]
-    assert seeds(points, 2.0).tolist() == [1, 61]
+    assert find_seed_points(points, 2.0).tolist() == [1, 61]
 
 
 # Whether two groupings agree

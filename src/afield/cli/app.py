@@ -24,7 +24,7 @@ from afield.cli.options import (
     DomainsPerStep,
     Format,
     Rules,
-    Set,
+    SetOption,
     SkipBroken,
     Steps,
     StoreOption,
@@ -32,8 +32,8 @@ from afield.cli.options import (
     Threads,
     Weights,
     check_format,
-    settings_from,
-    split,
+    collect_settings,
+    split_names,
 )
 from afield.cli.report import report
 from afield.errors import AfieldError, SpecError, UnknownNameError
@@ -94,20 +94,20 @@ def train(
     weights: Weights = None,
     domains_per_step: DomainsPerStep = None,
     steps: Steps = None,
-    set_: Set = None,
+    set_: SetOption = None,
     skip_broken: SkipBroken = False,
     threads: Threads = 1,
     store: StoreOption = "runs",
     tensorboard: Tensorboard = False,
 ) -> None:
     """Train one model and say how it does on the domains that it has not seen."""
-    from afield.experiments.benchmarking import planned
-    from afield.experiments.remote_store import brought, opened
+    from afield.experiments.benchmarking import plan_run
+    from afield.experiments.remote_store import fetch_run, open_store
     from afield.experiments.runner import execute
     from afield.experiments.store import read_record
-    from afield.experiments.tensorboard import Scalars
+    from afield.experiments.tensorboard import TensorBoardWriter
 
-    settings = settings_from(
+    settings = collect_settings(
         set_,
         steps=steps,
         backbone=backbone,
@@ -118,12 +118,12 @@ def train(
     if like is not None:
         if dataset or target or settings or (trial, draw, average) != (0, 0, "last"):
             raise SpecError("--like repeats a run as it is: give no other setting beside it")
-        run = read_record(brought(like)).run
+        run = read_record(fetch_run(like)).run
     elif dataset is None or method is None:
         raise SpecError("give a dataset and a method, or --like and a run's folder")
     else:
-        with console.progress_shown():
-            run = planned(
+        with console.show_progress():
+            run = plan_run(
                 dataset,
                 method,
                 target=target or (),
@@ -132,9 +132,9 @@ def train(
                 average=average,
                 settings=settings,
             )
-    place = opened(store)
-    written = Scalars(f"{place.where()}/tensorboard") if tensorboard else None
-    with console.bar(f"{run.method} on {run.dataset}", run.steps) as advance:
+    place = open_store(store)
+    written = TensorBoardWriter(f"{place.where()}/tensorboard") if tensorboard else None
+    with console.progress_bar(f"{run.method} on {run.dataset}", run.steps) as advance:
 
         def watch(run: "Run", checkpoint: "Checkpoint") -> None:
             advance(checkpoint.step)
@@ -160,7 +160,7 @@ def embed(
     """Write the frozen features of all samples: a dataset that every command takes."""
     from afield.experiments.embedding import embed as embedded
 
-    with console.progress_shown():
+    with console.show_progress():
         path = embedded(
             dataset,
             out,
@@ -183,11 +183,13 @@ def table(
 ) -> None:
     """Show what a store holds: one table a dataset, all selection rules for which it suffices."""
     check_format(format_)
-    from afield.experiments.selection import checked_rules
+    from afield.experiments.selection import resolve_rules
 
     place, records = _records_of(store)
     known: list[Record | Failure] = [*records, *place.failures()]
-    console.print_outcomes(known, place, form=format_, rules=checked_rules(split(rules)))
+    console.print_outcomes(
+        known, place, output_format=format_, rules=resolve_rules(split_names(rules))
+    )
 
 
 @app.command()
@@ -215,16 +217,16 @@ def diagnose(
 ) -> None:
     """Look into finished runs: a picture, its numbers as CSV beside it, and what they say."""
     from afield.diagnosis.diagnosing import diagnose as diagnosed
-    from afield.diagnosis.diagnostic import checked_picture
-    from afield.reporting.findings import kept_at, note
+    from afield.diagnosis.diagnostic import prepare_figure_path
+    from afield.reporting.findings import finding_path, keep
 
-    settings = settings_from(set_)
-    target = None if out is None else checked_picture(out)
-    with console.progress_shown():
+    settings = collect_settings(set_)
+    target = None if out is None else prepare_figure_path(out)
+    with console.show_progress():
         finding = diagnosed(name, paths, settings=settings, threads=threads)
-    picture, *tables = finding.save(target or kept_at(name, paths, settings))
+    picture, *tables = finding.save(target or finding_path(name, paths, settings))
     if target is None:
-        note(picture, finding.told, name, paths, settings)
+        keep(picture, finding.told, name, paths, settings)
     console.out.print(finding.told, markup=False, soft_wrap=True)
     numbers = ", ".join(map(str, tables))
     console.err.print(f"picture in {picture}, numbers in {numbers}", markup=False, soft_wrap=True)
@@ -251,9 +253,9 @@ def explain(
     name: Annotated[str, typer.Argument(help="A method, average, merge, dataset or diagnostic.")],
 ) -> None:
     """Say what one of these is, with its settings, their defaults and ranges."""
-    from afield.cli.explain import explained
+    from afield.cli.explain import explanation_text
 
-    console.out.print(explained(name), markup=False, soft_wrap=True)
+    console.out.print(explanation_text(name), markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -277,7 +279,7 @@ def main() -> None:
     # The hub would tell of every try, twice; when it gives up, there is one error.
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     logging.basicConfig(
-        level=logging.WARNING, format="note: %(message)s", handlers=[console.Notes()]
+        level=logging.WARNING, format="note: %(message)s", handlers=[console.NoteHandler()]
     )
     signal.signal(signal.SIGINT, _stop)
     try:
@@ -307,9 +309,9 @@ def _stop(*_: object) -> None:
 
 def _records_of(address: str) -> "tuple[Store, list[Record]]":
     from afield.errors import DataError
-    from afield.experiments.remote_store import opened
+    from afield.experiments.remote_store import open_store
 
-    store = opened(address)
+    store = open_store(address)
     records = list(store)
     if not records and not store.failures():
         raise DataError(f"{address}: no records there; run `afield bench --store {address}` first")

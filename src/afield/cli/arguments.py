@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from afield.errors import SpecError
 
-__all__ = ["assignments"]
+__all__ = ["parse_assignments"]
 
 
-def assignments(pairs: Sequence[str]) -> dict[str, str]:
+def parse_assignments(pairs: Sequence[str]) -> dict[str, str]:
     """Settings that were written as ``name=value``.
 
     >>> assignments(["tau=1.5", "keep = full"])

@@ -19,7 +19,7 @@ from afield.cli.options import (
     Methods,
     Quiet,
     Rules,
-    Set,
+    SetOption,
     SkipBroken,
     Steps,
     StoreOption,
@@ -27,10 +27,10 @@ from afield.cli.options import (
     Threads,
     Weights,
     check_format,
-    settings_from,
-    split,
+    collect_settings,
+    split_names,
 )
-from afield.cli.report import leave_report
+from afield.cli.report import write_store_report
 
 if TYPE_CHECKING:
     from afield.experiments.benchmark import Benchmark
@@ -117,7 +117,7 @@ def bench(
     weights: Weights = None,
     domains_per_step: DomainsPerStep = None,
     steps: Steps = None,
-    set_: Set = None,
+    set_: SetOption = None,
     skip_broken: SkipBroken = False,
     on: On = None,
     workers: Workers = None,
@@ -137,7 +137,7 @@ def bench(
     check_format(format_)
     from afield.experiments.benchmark import Benchmark
 
-    settings = settings_from(
+    settings = collect_settings(
         set_,
         steps=steps,
         backbone=backbone,
@@ -147,15 +147,15 @@ def bench(
     )
     asked = Benchmark(
         dataset=(dataset,),
-        methods=tuple(split(methods)),
+        methods=tuple(split_names(methods)),
         trials=trials,
         draws=draws,
-        rules=tuple(split(rules)) if rules else None,
+        rules=tuple(split_names(rules)) if rules else None,
         hold_out=hold_out,
         validate=validate,
         train_on=_counts(train_on),
-        merges=tuple(split(merges)),
-        expert_method=tuple(split(expert_method)),
+        merges=tuple(split_names(merges)),
+        expert_method=tuple(split_names(expert_method)),
         base_steps=base_steps,
         average=average,
         store=store,
@@ -201,10 +201,10 @@ def status(
 ) -> None:
     """Say how far the benchmarks of a store are, from any terminal or machine that sees it."""
     from afield.errors import DataError
-    from afield.experiments.remote_store import opened
+    from afield.experiments.remote_store import open_store
     from afield.experiments.status import statuses
 
-    place = opened(store)
+    place = open_store(store)
     found = statuses(place)
     if not found:
         raise DataError(f"{store}: nothing was asked for there; start `afield bench --store`")
@@ -216,15 +216,15 @@ def status(
 
 def _carry_out(asked: "Benchmark", *, form: str, tensorboard: bool, quiet: bool) -> None:
     """Do what is missing, and show the table; the exit code is 1 where something failed."""
-    from afield.compute import host
+    from afield.compute import hostname
     from afield.experiments.record import Plan
-    from afield.experiments.remote_store import opened
-    from afield.experiments.selection import checked_rules
-    from afield.experiments.sweep import complete, in_order
-    from afield.experiments.tensorboard import Scalars
+    from afield.experiments.remote_store import open_store
+    from afield.experiments.selection import resolve_rules
+    from afield.experiments.sweep import complete, sort_outcomes
+    from afield.experiments.tensorboard import TensorBoardWriter
 
-    pool, store = asked.pool(), opened(asked.store)
-    with nullcontext() if quiet else console.progress_shown():
+    pool, store = asked.pool(), open_store(asked.store)
+    with nullcontext() if quiet else console.show_progress():
         runs = asked.runs()
     store.prepare()
     done = sum(record is not None for record in store.known(runs))
@@ -232,20 +232,20 @@ def _carry_out(asked: "Benchmark", *, form: str, tensorboard: bool, quiet: bool)
         keys=tuple(run.key for run in runs),
         known=done,
         command=shlex.join(["afield", *sys.argv[1:]]),
-        host=host(),
+        host=hostname(),
         pid=os.getpid(),
         started=time.time(),
     )
     store.put_plan(plan)
-    options = {"watch": Scalars(f"{store.where()}/tensorboard")} if tensorboard else {}
+    options = {"watch": TensorBoardWriter(f"{store.where()}/tensorboard")} if tensorboard else {}
     outcomes = complete(runs, store, pool=pool, threads=asked.threads, **options)
     if not quiet:
         console.print_plan(runs, done=done)
-        outcomes = console.followed(outcomes, store, plan)
-    found = in_order(runs, outcomes)
-    wanted = checked_rules([rule for run in runs for rule in run.rules])
-    whole = console.print_outcomes(found, store, form=form, rules=wanted, quiet=quiet)
-    leave_report(store, quiet=quiet)
+        outcomes = console.follow_outcomes(outcomes, store, plan)
+    found = sort_outcomes(runs, outcomes)
+    wanted = resolve_rules([rule for run in runs for rule in run.rules])
+    whole = console.print_outcomes(found, store, output_format=form, rules=wanted, quiet=quiet)
+    write_store_report(store, quiet=quiet)
     if not whole:
         raise typer.Exit(1)
 
@@ -254,6 +254,6 @@ def _counts(text: str) -> tuple[int | str, ...]:
     """Numbers of domains, or 'all'."""
     from afield.errors import SpecError
 
-    if text and not split(text):
+    if text and not split_names(text):
         raise SpecError(f"--train-on {text}: write numbers of domains, as 5,10,all")
-    return tuple(split(text))
+    return tuple(split_names(text))

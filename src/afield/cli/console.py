@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from afield.errors import AfieldError
-from afield.progress import repeated
+from afield.progress import repeat_every
 
 if TYPE_CHECKING:
     from afield.experiments.record import Failure, Plan, Record, Run
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from afield.experiments.store import Store
 
 __all__ = [
-    "Notes",
-    "bar",
+    "NoteHandler",
+    "describe_failure",
     "err",
-    "failed_line",
-    "followed",
+    "follow_outcomes",
     "out",
     "print_outcomes",
     "print_plan",
     "print_record",
     "print_statuses",
-    "progress_shown",
+    "progress_bar",
+    "show_progress",
     "show_until_done",
 ]
 
@@ -54,7 +54,7 @@ err = Console(stderr=True, highlight=False)
 REFRESH_SECONDS, LOG_SECONDS = 1.0, 30.0
 
 
-class Notes(logging.Handler):
+class NoteHandler(logging.Handler):
     """What the library warns of, a line each on standard error, above the bar if there is one.
 
     The same line comes once: a view of running work would bring it every second.
@@ -73,7 +73,7 @@ class Notes(logging.Handler):
 
 
 @contextmanager
-def bar(title: str, total: int | None) -> Iterator[Any]:
+def progress_bar(title: str, total: int | None) -> Iterator[Any]:
     """A live bar on standard error; yields a function that takes how much is done."""
     if not err.is_terminal:
         yield lambda done, note=title: None
@@ -91,11 +91,11 @@ def bar(title: str, total: int | None) -> Iterator[Any]:
         yield lambda done, note=title: progress.update(task, completed=done, description=note)
 
 
-def progress_shown() -> AbstractContextManager[None]:
+def show_progress() -> AbstractContextManager[None]:
     """Bars for what the library is at inside the block: decoding, downloading, embedding."""
-    from afield.progress import shown_by
+    from afield.progress import report_progress_to
 
-    return shown_by(bar)
+    return report_progress_to(progress_bar)
 
 
 def print_plan(runs: "Sequence[Run]", *, done: int) -> None:
@@ -114,7 +114,7 @@ def print_plan(runs: "Sequence[Run]", *, done: int) -> None:
     err.print(f"{counted} with {told}", markup=False, soft_wrap=True)
 
 
-def followed(
+def follow_outcomes(
     outcomes: "Iterable[Record | Failure]", store: "Store", plan: "Plan"
 ) -> "Iterator[Record | Failure]":
     """The outcomes as they come, with a live view on a terminal and lines in a log."""
@@ -124,22 +124,22 @@ def followed(
 
 def show_until_done(store: "Store", plan: "Plan") -> None:
     """The same view of a plan that another process is at, until that has ended."""
-    from afield.experiments.status import follow
+    from afield.experiments.status import plan_status
 
     with _shown(store, plan):
-        while (status := follow(store, plan)).rest and status.at_work is not False:
+        while (status := plan_status(store, plan)).remaining and status.process_alive is not False:
             time.sleep(REFRESH_SECONDS)
 
 
-def print_statuses(found: "Sequence[Status]") -> None:
+def print_statuses(statuses: "Sequence[Status]") -> None:
     """How far every plan is: those with something to do, and the latest."""
-    for status in [each for each in found if each.rest or each is found[-1]]:
+    for status in [each for each in statuses if each.remaining or each is statuses[-1]]:
         state = {True: "at work", False: "not at work", None: f"started on {status.plan.host}"}
-        told = state[status.at_work] if status.rest else "done"
+        told = state[status.process_alive] if status.remaining else "done"
         out.print(f"{status.plan.command}  ({told})", style="bold", markup=False, soft_wrap=True)
         out.print(_running_view(status))
         for failure in status.failed:
-            out.print(f"  failed: {failed_line(failure)}", markup=False, soft_wrap=True)
+            out.print(f"  failed: {describe_failure(failure)}", markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -156,7 +156,7 @@ def _shown(store: "Store", plan: "Plan") -> Iterator[None]:
         with live:
             yield
         return
-    with repeated(lambda: err.print(_of(look(), _log_line), soft_wrap=True), LOG_SECONDS):
+    with repeat_every(lambda: err.print(_of(look(), _log_line), soft_wrap=True), LOG_SECONDS):
         yield
 
 
@@ -165,14 +165,14 @@ def _looker(store: "Store", plan: "Plan") -> "Callable[[], Status | None]":
 
     A view ends no work: a store that is out of reach for a moment is no reason to stop.
     """
-    from afield.experiments.status import follow
+    from afield.experiments.status import plan_status
 
     last: Status | None = None
 
     def look() -> "Status | None":
         nonlocal last
         with suppress(AfieldError, OSError):
-            last = follow(store, plan)
+            last = plan_status(store, plan)
         return last
 
     return look
@@ -201,7 +201,7 @@ def _running_view(status: "Status", most: int = 40) -> Group:
 
 
 def _counted(status: "Status") -> str:
-    from afield.experiments.status import duration
+    from afield.experiments.status import format_duration
 
     words = [f"{status.done}/{status.total} runs done"]
     for count, word in (
@@ -210,10 +210,10 @@ def _counted(status: "Status") -> str:
         (len(status.failed), "failed"),
     ):
         words += [f"{count} {word}"] * bool(count)
-    if not status.begun and status.at_work:
+    if not status.has_started and status.process_alive:
         words.append("starting")
-    if status.rest and status.left is not None and status.at_work is not False:
-        words.append(f"about {duration(status.left)} left")
+    if status.remaining and status.left is not None and status.process_alive is not False:
+        words.append(f"about {format_duration(status.left)} left")
     return ", ".join(words)
 
 
@@ -226,7 +226,7 @@ def _log_line(status: "Status") -> Text:
     return Text("; ".join([_counted(status), *begun]))
 
 
-def failed_line(failure: "Failure") -> str:
+def describe_failure(failure: "Failure") -> str:
     """A failed run and the reason."""
     run = failure.run
     told = f"{run.method} on {', '.join(run.sources)}, trial {run.trial}, draw {run.draw}"
@@ -237,7 +237,7 @@ def print_outcomes(
     outcomes: "Iterable[Record | Failure]",
     store: "Store",
     *,
-    form: str,
+    output_format: str,
     rules: Sequence[str],
     quiet: bool = False,
 ) -> bool:
@@ -254,14 +254,14 @@ def print_outcomes(
     frame = tabulate(records, rules=rules)
     if frame.empty and records:
         err.print("no table: the records suffice for none of these rules: " + ", ".join(rules))
-    if form == "console":
+    if output_format == "console":
         for table in as_rich(frame, out.width):
             out.print(table)
     else:
-        out.print(FORMATS[form](frame), markup=False, soft_wrap=True)
+        out.print(FORMATS[output_format](frame), markup=False, soft_wrap=True)
     for failure in failures:
         where = f"{store.where(failure.run)}/failure.json"
-        err.print(f"failed: {failed_line(failure)} ({where})", markup=False, soft_wrap=True)
+        err.print(f"failed: {describe_failure(failure)} ({where})", markup=False, soft_wrap=True)
     counted = f"{len(records)} record{'s' * (len(records) != 1)}"
     if not quiet:
         err.print(f"{counted} in {store.where()}", markup=False, soft_wrap=True)
@@ -270,10 +270,10 @@ def print_outcomes(
 
 def print_record(record: "Record", folder: str) -> None:
     """How one model does: on the sources' probe parts, and on what it has not seen."""
-    from afield.experiments.selection import value_of
+    from afield.experiments.selection import selection_value
 
     sources = record.run.sources
-    best = max(record.candidates, key=lambda checkpoint: value_of(checkpoint, record.run))
+    best = max(record.candidates, key=lambda checkpoint: selection_value(checkpoint, record.run))
     size = f" at {record.run.size} px" if record.run.size else ""
     title = f"{record.run.method} with {record.run.backbone}{size}: accuracy (%)"
     table = Table(title=title, title_justify="left", box=box.SIMPLE)

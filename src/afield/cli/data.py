@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["data"]
 
 # Beyond so many columns a terminal is too narrow for one a class.
-COLUMNS = 12
+MAX_CLASS_COLUMNS = 12
 # How many remarks are printed.
-REMARKS = 20
+MAX_REMARKS = 20
 
 data = typer.Typer(help="Which datasets are here, get one, look into one.", no_args_is_help=True)
 
@@ -27,7 +27,7 @@ data = typer.Typer(help="Which datasets are here, get one, look into one.", no_a
 @data.command(name="list")
 def list_() -> None:
     """Say which datasets are here, and where the others come from."""
-    from afield.data.availability import stock
+    from afield.data.availability import list_availability
     from afield.data.domains import data_root
 
     title = Text(f"datasets in {data_root()}")
@@ -35,9 +35,9 @@ def list_() -> None:
     for column in ("dataset", "here", "comes from"):
         # An address that is cut is of no use.
         table.add_column(column, overflow="fold")
-    for each in stock():
-        here = Text("yes", style="bold") if each.here else Text("no")
-        table.add_row(Text(each.name), here, Text("" if each.here else each.comes))
+    for each in list_availability():
+        here = Text("yes", style="bold") if each.available else Text("no")
+        table.add_row(Text(each.name), here, Text("" if each.available else each.how_to_get))
     console.out.print(table)
 
 
@@ -49,7 +49,7 @@ def get(
     from afield.data.availability import get_dataset
     from afield.data.domains import data_root
 
-    with console.progress_shown():
+    with console.show_progress():
         dataset = get_dataset(name)
     told = f"{len(dataset.domains)} domains, {len(dataset.classes)} classes"
     where = f"in {data_root()}" if dataset.needs else "comes with afield, nothing is to be fetched"
@@ -67,16 +67,16 @@ def check(
 
     Ends with exit code 1 where files are broken.
     """
-    from afield.data.inspection import contact_sheet, inspected
+    from afield.data.inspection import contact_sheet, inspect_dataset
 
-    with console.progress_shown():
-        found = inspected(dataset)
+    with console.show_progress():
+        found = inspect_dataset(dataset)
     console.out.print(_counts(found))
     remarks = found.remarks
-    for remark in remarks[:REMARKS]:
+    for remark in remarks[:MAX_REMARKS]:
         console.out.print(f"- {remark}", markup=False, soft_wrap=True)
-    if len(remarks) > REMARKS:
-        console.out.print(f"- and {len(remarks) - REMARKS} more")
+    if len(remarks) > MAX_REMARKS:
+        console.out.print(f"- and {len(remarks) - MAX_REMARKS} more")
     if out is not None:
         path = contact_sheet(found, out)
         console.err.print(f"contact sheet in {path}", markup=False, soft_wrap=True)
@@ -87,7 +87,7 @@ def check(
 def _counts(found: "Inspection") -> Table:
     """Samples of every domain and class; where these have no room, the least and the most."""
     dataset, counts = found.dataset, found.counts
-    if len(dataset.classes) <= COLUMNS:
+    if len(dataset.classes) <= MAX_CLASS_COLUMNS:
         table = _table(found, dataset.classes, counts.tolist())
         unlimited = console.out.options.update(width=10_000)
         if console.out.measure(table, options=unlimited).maximum <= console.out.width:

@@ -10,13 +10,13 @@ from afield.data.lookup import find_dataset
 from afield.errors import UnknownNameError
 from afield.hyperparameters import defaults, ranges
 
-__all__ = ["explained"]
+__all__ = ["explanation_text"]
 
 # How many domains or classes are listed.
-NAMED = 20
+MAX_NAMES = 20
 
 
-def explained(name: str) -> str:
+def explanation_text(name: str) -> str:
     """The explanation of the one thing that has this name.
 
     >>> print(explained("groupdro").splitlines()[-1])
@@ -36,8 +36,8 @@ def explained(name: str) -> str:
 
 def _of_dataset(name: str) -> list[str]:
     found = find_dataset(name)
-    source, here = found.source, not found.missing()
-    comes = f"`afield data get {name}`" if source.archives else source.by_hand
+    source, here = found.source, not found.missing_files()
+    comes = f"`afield data get {name}`" if source.archives else source.instructions
     facts = [
         f"domains: {_listed(found.domains)}",
         f"classes: {_listed(found.classes)}",
@@ -48,8 +48,8 @@ def _of_dataset(name: str) -> list[str]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return (", ".join(names[:NAMED]) + more) or "known when the files are here"
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return (", ".join(names[:MAX_NAMES]) + more) or "known when the files are here"
 
 
 def _of_class(found: Any) -> str:

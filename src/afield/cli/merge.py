@@ -10,10 +10,10 @@ from typer.core import TyperCommand
 
 from afield import registry
 from afield.cli import console
-from afield.cli.arguments import assignments
+from afield.cli.arguments import parse_assignments
 
 if TYPE_CHECKING:
-    from afield.merging.job import Job
+    from afield.merging.job import MergeJob
 
 __all__ = ["MergeCommand", "merge"]
 
@@ -78,34 +78,34 @@ def merge(
     Memory does not grow with the model: tensor by tensor is read, merged and written. Only files
     that torch before 1.6 has saved are read whole; save them anew if they are too large.
     """
-    from afield.deployment.merged_model import write_merged
+    from afield.deployment.merged_model import write_merged_model
     from afield.deployment.model_folder import is_model_folder
     from afield.merging.files import FileMerge
 
     asked = FileMerge(
-        how, base, tuple(experts), scale, tuple(statistics or ()), assignments(set_ or [])
+        how, base, tuple(experts), scale, tuple(statistics or ()), parse_assignments(set_ or [])
     )
     if like is None and is_model_folder(base):
         like = base
     if like is not None and not dry_run:
-        with console.progress_shown():
-            job = write_merged(asked, out, like, overwrite=force, workers=workers)
+        with console.show_progress():
+            job = write_merged_model(asked, out, like, overwrite=force, workers=workers)
         _tell(job, out)
         return
     if dry_run:
         _print_plan(asked.plan(out, overwrite=force))
         return
-    with console.progress_shown():
+    with console.show_progress():
         job = asked.write(out, overwrite=force, workers=workers)
     _tell(job, out)
 
 
-def _tell(job: "Job", out: Path) -> None:
+def _tell(job: "MergeJob", out: Path) -> None:
     console.err.print(_counted(job), markup=False, soft_wrap=True)
     console.out.print(f"merged model in {out}", markup=False, soft_wrap=True)
 
 
-def _print_plan(job: "Job") -> None:
+def _print_plan(job: "MergeJob") -> None:
     table = Table(box=None, pad_edge=False)
     for column in ("tensor", "type", "shape", "what happens"):
         table.add_column(column, overflow="fold")
@@ -117,6 +117,6 @@ def _print_plan(job: "Job") -> None:
     console.err.print(f"{_counted(job)}; nothing is written", markup=False, soft_wrap=True)
 
 
-def _counted(job: "Job") -> str:
+def _counted(job: "MergeJob") -> str:
     told = ", ".join(f"{count} {rule}" for rule, count in job.counts.items())
     return f"{job.how} of {len(job.experts)} experts: {told}"

@@ -15,13 +15,13 @@ from afield.cli import console
 from afield.cli.options import (
     Average,
     Backbone,
-    Set,
+    SetOption,
     SkipBroken,
     Steps,
     StoreOption,
     Threads,
     Weights,
-    settings_from,
+    collect_settings,
 )
 from afield.errors import SpecError
 
@@ -51,7 +51,7 @@ def fit(
     backbone: Backbone = None,
     weights: Weights = None,
     steps: Steps = None,
-    set_: Set = None,
+    set_: SetOption = None,
     skip_broken: SkipBroken = False,
     no_estimate: Annotated[
         bool,
@@ -99,10 +99,10 @@ def fit(
     chosen = method or method_
     if chosen is None:
         raise SpecError("which method? See `afield list methods`, or give 'best' after a bench")
-    settings = settings_from(
+    settings = collect_settings(
         set_, steps=steps, backbone=backbone, weights=weights, skip_broken=skip_broken or None
     )
-    with console.progress_shown():
+    with console.show_progress():
         model = fitted(
             dataset,
             chosen,
@@ -122,7 +122,7 @@ def fit(
 
 
 def _print_model(model: "Model", out: Path) -> None:
-    from afield.reporting.results import label
+    from afield.reporting.results import row_label
 
     found, calibration = model.about.estimate, model.about.calibration
     if found is None:
@@ -136,7 +136,7 @@ def _print_model(model: "Model", out: Path) -> None:
         )
     if found is not None and found.recipes > 1 and model.about.run is not None:
         told = f"chosen among {found.recipes} recipes by this number, which is a little too good"
-        console.out.print(f"{label(model.about.run)}: {told}", markup=False, soft_wrap=True)
+        console.out.print(f"{row_label(model.about.run)}: {told}", markup=False, soft_wrap=True)
     if calibration is not None:
         console.out.print(
             f"confidence: temperature {calibration.temperature:.2f}, calibration error on them "
@@ -191,22 +191,22 @@ def predict(
     A file that cannot be read has a row with its error, and stops nothing.
     """
     from afield.deployment.model import load
-    from afield.deployment.predictions import Columns, check_out, write_predictions
+    from afield.deployment.predictions import Columns, check_output_file, write_predictions
     from afield.experiments.runner import default_device
 
     if out is not None:
-        check_out(out)
+        check_output_file(out)
     loaded = load(model, device=device or default_device())
     _set_threads(threads, loaded)
     columns = Columns(
         threshold=None if abstain is None else loaded.threshold(abstain),
         classes=loaded.classes if probabilities else (),
     )
-    loaded.number_of(domain)
+    loaded.domain_index(domain)
     _tell_uncalibrated(loaded)
     counted = _Count()
     # A bar would get between the rows on a terminal.
-    with console.progress_shown():
+    with console.show_progress():
         answers: Iterator[Prediction] = counted.of(
             loaded.predictions(paths, domain=domain, batch=batch)
         )
@@ -306,17 +306,17 @@ def export(
     Scaling, temperature and softmax are in it: x (float32, as stored, at the network's size) goes
     in, logits and calibrated probabilities come out. It is kept only if it gives the same as here.
     """
-    from afield.deployment.exporting import BATCHES, TOLERANCE
+    from afield.deployment.exporting import CHECKED_BATCH_SIZES, TOLERANCE
     from afield.deployment.exporting import export as exported
     from afield.deployment.model_folder import read_description
 
-    with console.progress_shown():
+    with console.show_progress():
         path = exported(model, to, out, overwrite=force)  # type: ignore[arg-type]
     inputs = read_description(model.expanduser()).inputs
     form = " × ".join(("n", *map(str, inputs.shape)))
     level = ", 0 to 255" * (inputs.dtype == "uint8")
     console.out.print(f"{path}: x ({form}, float32{level}) to logits and probabilities")
-    batches = ", ".join(map(str, BATCHES))
+    batches = ", ".join(map(str, CHECKED_BATCH_SIZES))
     told = f"the same to {TOLERANCE:g} for batches of {batches}; files are not read in it"
     more = f", nor are pictures resized to {inputs.size} px" if inputs.kind == "pictures" else ""
     console.out.print(told + more, soft_wrap=True)

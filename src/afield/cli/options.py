@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from afield import registry
-from afield.cli.arguments import assignments
+from afield.cli.arguments import parse_assignments
 from afield.errors import UnknownNameError
 
 __all__ = [
@@ -16,7 +16,7 @@ __all__ = [
     "Methods",
     "Quiet",
     "Rules",
-    "Set",
+    "SetOption",
     "SkipBroken",
     "Steps",
     "StoreOption",
@@ -24,8 +24,8 @@ __all__ = [
     "Threads",
     "Weights",
     "check_format",
-    "settings_from",
-    "split",
+    "collect_settings",
+    "split_names",
 ]
 
 Methods = Annotated[
@@ -59,7 +59,7 @@ DomainsPerStep = Annotated[
     int | None, typer.Option(min=1, help="Source domains that a step draws from; by default all.")
 ]
 Steps = Annotated[int | None, typer.Option(help="Training steps; by default the dataset's.")]
-Set = Annotated[
+SetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
@@ -80,15 +80,15 @@ Tensorboard = Annotated[
 ]
 
 
-def split(names: str) -> list[str]:
+def split_names(names: str) -> list[str]:
     """Names that were separated by commas."""
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
-def settings_from(pairs: list[str] | None, **named: Any) -> dict[str, Any]:
+def collect_settings(pairs: list[str] | None, **named: Any) -> dict[str, Any]:
     """Settings from ``name=value`` and from options that were given."""
     found = {name: value for name, value in named.items() if value is not None}
-    return {**found, **assignments(pairs or [])}
+    return {**found, **parse_assignments(pairs or [])}
 
 
 def check_format(name: str) -> None:

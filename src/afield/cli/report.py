@@ -10,7 +10,7 @@ from afield.cli import console
 if TYPE_CHECKING:
     from afield.experiments.store import Store
 
-__all__ = ["leave_report", "report"]
+__all__ = ["report", "write_store_report"]
 
 
 def report(
@@ -31,7 +31,7 @@ def report(
     console.out.print(f"report in {path}", markup=False, soft_wrap=True)
 
 
-def leave_report(store: "Store", *, quiet: bool = False) -> None:
+def write_store_report(store: "Store", *, quiet: bool = False) -> None:
     """Write the page of a store into it, and say where; that it cannot be done is only a note."""
     from afield.reporting.page import write_report
 

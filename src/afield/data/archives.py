@@ -24,11 +24,11 @@ from filelock import FileLock
 from afield.errors import DataError
 from afield.progress import progress
 
-__all__ = ["CHUNK", "disk_errors_told", "unpack"]
+__all__ = ["CHUNK_BYTES", "translate_disk_errors", "unpack"]
 
-CHUNK = 1 << 17
+CHUNK_BYTES = 1 << 17
 # What is raised here and in the standard library for a broken, encrypted or hostile archive.
-UNREADABLE = (
+ARCHIVE_ERRORS = (
     *(zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error),
     *(EOFError, RuntimeError, ValueError),
 )
@@ -37,7 +37,7 @@ Member = tuple[str, int, Callable[[], Any] | str | None]
 
 
 @contextmanager
-def disk_errors_told(path: Path) -> Iterator[None]:
+def translate_disk_errors(path: Path) -> Iterator[None]:
     """What the disk refuses, in one line."""
     try:
         yield
@@ -58,7 +58,7 @@ def unpack(archive: Path, into: Path) -> None:
     # Either place is on the disk of the target, so that moving is renaming.
     place = into if into.is_dir() else into.parent
     folder = place / f".{archive.name}.unpacking"
-    with disk_errors_told(archive):
+    with translate_disk_errors(archive):
         place.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):
             # A process that was killed may have left one.
@@ -67,7 +67,7 @@ def unpack(archive: Path, into: Path) -> None:
                 _fill(folder, archive, members)
                 for source, target in list(_moves(folder, into)):
                     source.replace(target)
-            except UNREADABLE as error:
+            except ARCHIVE_ERRORS as error:
                 reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(":")
                 told = f"{reason}; nothing was unpacked: remove the file and get it again"
                 raise DataError(f"{archive}: {told}") from None
@@ -93,7 +93,7 @@ def _fill(folder: Path, archive: Path, members: Callable[[IO[bytes]], Iterator[M
                 links.append((target, content))
             elif content is not None:
                 with content() as source, target.open("wb") as file:
-                    while chunk := source.read(CHUNK):
+                    while chunk := source.read(CHUNK_BYTES):
                         file.write(chunk)
                         tell(raw.tell())
     for target, text in links:
@@ -136,7 +136,7 @@ def _zipped(raw: IO[bytes]) -> Iterator[Member]:
         for info in file.infolist():
             kind = stat.S_IFMT(info.external_attr >> 16)
             if kind == stat.S_IFLNK:
-                yield info.filename, info.file_size, os.fsdecode(file.open(info).read(CHUNK))
+                yield info.filename, info.file_size, os.fsdecode(file.open(info).read(CHUNK_BYTES))
             elif kind not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise ValueError(f"member {info.filename!r} is neither file, folder nor link")
             else:
@@ -165,7 +165,7 @@ def _tarred(raw: IO[bytes]) -> Iterator[Member]:
         if source.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
             raise EOFError("cut short or damaged in the middle")
         # The checksum of what is compressed comes last.
-        while source.read(CHUNK):
+        while source.read(CHUNK_BYTES):
             pass
 
 

@@ -27,19 +27,19 @@ from scipy.signal import get_window, resample_poly
 
 from afield.errors import SpecError
 
-__all__ = ["SUFFIXES", "LogMel", "sound"]
+__all__ = ["AUDIO_SUFFIXES", "LogMel", "read_audio"]
 
-SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
+AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
 # Just above what the rounding to 16 bits leaves in the widest bin, so all silences are alike.
-FLOOR = 1e-6
+POWER_FLOOR = 1e-6
 # Seconds and Hz: a broken header that promises more would have us fill the memory.
-LONGEST = 600.0
-FASTEST = 384_000
+MAX_SECONDS = 600.0
+MAX_RATE = 384_000
 # Samples in an MPEG frame: the length of an MP3 without a table of contents is an estimate.
 MPEG_FRAME = 1152
 # What a program that writes to a pipe puts for a length that it does not know.
-UNKNOWN = 0xFFFFFFFF
-OGG_PAGE = 65_307
+UNKNOWN_LENGTH = 0xFFFFFFFF
+MAX_OGG_PAGE_BYTES = 65_307
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class LogMel:
         frames = np.lib.stride_tricks.sliding_window_view(fitted, width)[:: self._samples(self.hop)]
         spectrum = rfft(frames * get_window("hann", width), n=self._transform)
         power = spectrum.real**2 + spectrum.imag**2
-        mel = np.log(np.maximum(np.einsum("bf,tf->bt", self._triangles(), power), FLOOR))
+        mel = np.log(np.maximum(np.einsum("bf,tf->bt", self._triangles(), power), POWER_FLOOR))
         return mel[None].astype(np.float16)
 
     @property
@@ -88,7 +88,7 @@ class LogMel:
         return _mel_triangles(rate=self.rate, bins=self.bins, transform=self._transform)
 
 
-def sound(path: Path, form: LogMel) -> NDArray[np.float16]:
+def read_audio(path: Path, mel: LogMel) -> NDArray[np.float16]:
     """Features of a sound file; a ValueError says in short what is wrong with a broken one."""
     _check_container(path)
     wave, rate = _read(path)
@@ -96,10 +96,10 @@ def sound(path: Path, form: LogMel) -> NDArray[np.float16]:
         raise ValueError("no samples")
     if not np.isfinite(wave).all():
         raise ValueError("NaN or infinity among the samples")
-    if rate != form.rate:
-        common = gcd(rate, form.rate)
-        wave = resample_poly(wave, form.rate // common, rate // common)
-    return form(wave)
+    if rate != mel.rate:
+        common = gcd(rate, mel.rate)
+        wave = resample_poly(wave, mel.rate // common, rate // common)
+    return mel(wave)
 
 
 @lru_cache(maxsize=8)
@@ -129,8 +129,10 @@ def _read(path: Path) -> tuple[NDArray[np.float32], int]:
     try:
         with soundfile.SoundFile(path) as file:
             rate, promised = file.samplerate, file.frames
-            if rate > FASTEST or promised > LONGEST * rate:
-                raise ValueError(f"{promised} samples at {rate} Hz; {LONGEST:.0f} s are the most")
+            if rate > MAX_RATE or promised > MAX_SECONDS * rate:
+                raise ValueError(
+                    f"{promised} samples at {rate} Hz; {MAX_SECONDS:.0f} s are the most"
+                )
             samples: NDArray[np.float32] = file.read(dtype="float32", always_2d=True)
     except soundfile.LibsndfileError as error:
         raise ValueError(f"no readable sound: {error.error_string.rstrip('.')}") from None
@@ -148,7 +150,7 @@ def _check_container(path: Path) -> None:
         if magic in (b"RIFF", b"RIFX"):
             _check_wav(file, size, "<" if magic == b"RIFF" else ">")
         elif magic == b"OggS":
-            file.seek(max(0, size - OGG_PAGE))
+            file.seek(max(0, size - MAX_OGG_PAGE_BYTES))
             _check_ogg(file.read())
 
 
@@ -160,7 +162,7 @@ def _check_wav(file: BinaryIO, size: int, order: str) -> None:
         name, length = struct.unpack(f"{order}4sI", file.read(8))
         place += 8
         if name == b"data":
-            if length != UNKNOWN and place + length > size:
+            if length != UNKNOWN_LENGTH and place + length > size:
                 raise ValueError(f"truncated: {size - place} of {length} bytes of sound")
             return
         place += length + length % 2

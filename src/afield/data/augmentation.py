@@ -42,18 +42,18 @@ from afield.data.stream import Scaling
 from afield.errors import SpecError
 from afield.registry import hint
 
-__all__ = ["LEVELS", "Augmented", "Resized"]
+__all__ = ["LEVELS", "Augmentation", "Resize"]
 
 # Luma of red, green and blue, as Pillow has it: torchvision's 0.2989 makes white a bit less white.
 LUMA = (0.299, 0.587, 0.114)
 # Crops are tried so often, then the whole picture is taken: as in torchvision.
-TRIES = 10
+CROP_TRIES = 10
 # Pictures of up to so many values are cropped at once on a CPU too: a call for each costs more.
-TINY = 2**12
+MAX_BATCHED_CROP_VALUES = 2**12
 # Floats worked on at a time on a CPU: about what stays in its cache from one pass to the next.
-PIECE = 2**20
+CPU_CHUNK_FLOATS = 2**20
 # Neighbouring pixels coloured by one row of a matrix product, which is slow for rows of three.
-NEIGHBOURS = 4
+PIXELS_PER_PRODUCT_ROW = 4
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,14 @@ class Level:
     grey: float
 
 
-KNOWN = {
+LEVEL_SETTINGS = {
     "light": Level((0.8, 1.0), (0.9, 1.1), jitter=(0.1, 0.1, 0.0, 0.0), flip=0.0, grey=0.0),
     "full": Level((0.7, 1.0), (3 / 4, 4 / 3), jitter=(0.3, 0.3, 0.3, 0.3), flip=0.5, grey=0.1),
 }
 LEVELS = ("light", "full")
 
 
-class Plan(NamedTuple):
+class AugmentParams(NamedTuple):
     """What is done to each picture.
 
     Its crop (top, left, height, width), whether it is flipped, and the matrices that its colours go
@@ -84,11 +84,11 @@ class Plan(NamedTuple):
     boxes: Tensor
     flips: Tensor
     matrices: Tensor
-    lifts: Tensor
+    mean_matrices: Tensor
 
 
 @dataclass(frozen=True)
-class Resized:
+class Resize:
     """Pictures for evaluation: brought to size where they are not, and scaled."""
 
     size: int
@@ -107,7 +107,7 @@ class Resized:
 
 
 @dataclass(frozen=True)
-class Augmented:
+class Augmentation:
     """Pictures for training: cropped, flipped and coloured at random, and scaled."""
 
     level: str
@@ -121,25 +121,27 @@ class Augmented:
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """Varied and scaled pictures, n x channels x size x size; `generator` is a CPU's."""
         n, channels, side, _ = x.shape
-        plan = drawn_plan(KNOWN[self.level], n, channels, side, generator)
-        return carried_out(plan, x, size=self.size, scaling=self.scaling)
+        plan = draw_params(LEVEL_SETTINGS[self.level], n, channels, side, generator)
+        return apply_params(plan, x, size=self.size, scaling=self.scaling)
 
 
-def drawn_plan(level: Level, n: int, channels: int, side: int, generator: torch.Generator) -> Plan:
+def draw_params(
+    level: Level, n: int, channels: int, side: int, generator: torch.Generator
+) -> AugmentParams:
     """What to do to each of `n` pictures; how many numbers are drawn depends on `n` only."""
-    u = torch.rand(n, 2 * TRIES + 8, generator=generator)
-    area, ratio, place, jitter, rest = u.split((TRIES, TRIES, 2, 4, 2), dim=1)
-    boxes = drawn_boxes(level, side, area, ratio, place)
+    u = torch.rand(n, 2 * CROP_TRIES + 8, generator=generator)
+    area, ratio, place, jitter, rest = u.split((CROP_TRIES, CROP_TRIES, 2, 4, 2), dim=1)
+    boxes = draw_boxes(level, side, area, ratio, place)
     grey, flip = rest.unbind(1)
     # As it is: brightness, contrast and saturation times one, hue turned by nothing.
     factors = torch.tensor((1.0, 1.0, 1.0, 0.0)) + torch.tensor(level.jitter) * (2 * jitter - 1)
     factors[:, 2] *= grey >= level.grey
     if channels != 3:
         factors[:, 2:] = torch.tensor((1.0, 0.0))
-    return Plan(boxes, flip < level.flip, *colour_maps(factors, channels=channels))
+    return AugmentParams(boxes, flip < level.flip, *color_matrices(factors, channels=channels))
 
 
-def drawn_boxes(level: Level, side: int, area: Tensor, ratio: Tensor, place: Tensor) -> Tensor:
+def draw_boxes(level: Level, side: int, area: Tensor, ratio: Tensor, place: Tensor) -> Tensor:
     """Crops from numbers between 0 and 1, the first of a row's tries that fits into the square.
 
     The area is uniform, and so is the logarithm of width over height.
@@ -155,7 +157,7 @@ def drawn_boxes(level: Level, side: int, area: Tensor, ratio: Tensor, place: Ten
     return torch.cat((corner, taken), dim=1).long()
 
 
-def colour_maps(factors: Tensor, *, channels: int) -> tuple[Tensor, Tensor]:
+def color_matrices(factors: Tensor, *, channels: int) -> tuple[Tensor, Tensor]:
     """A plan's matrices and lifts from factors of brightness, contrast, saturation, and hue.
 
     Hue is in turns. Without three channels there is none, and grey is the mean.
@@ -180,22 +182,26 @@ def hue_rotation(turns: Tensor) -> Tensor:
     return mean + angle.cos() * (torch.eye(3) - mean) + angle.sin() * aside
 
 
-def carried_out(plan: Plan, x: Tensor, *, size: int, scaling: Scaling) -> Tensor:
+def apply_params(plan: AugmentParams, x: Tensor, *, size: int, scaling: Scaling) -> Tensor:
     """Pictures with the plan applied to them, a piece of the batch at a time on a CPU."""
     n, channels, side, _ = x.shape
     on_cpu = x.device.type == "cpu"
-    crops = crops_one_by_one if on_cpu and channels * side * side > TINY else crops_at_once
-    step = max(1, PIECE // (channels * size * size)) if on_cpu else max(1, n)
-    plan = plan if on_cpu else Plan(*(_moved(part, x.device) for part in plan))
+    crops = (
+        crop_one_by_one
+        if on_cpu and channels * side * side > MAX_BATCHED_CROP_VALUES
+        else crop_batched
+    )
+    step = max(1, CPU_CHUNK_FLOATS // (channels * size * size)) if on_cpu else max(1, n)
+    plan = plan if on_cpu else AugmentParams(*(_moved(part, x.device) for part in plan))
     out = torch.empty(n, size, size, channels, device=x.device)
     for start in range(0, n, step):
         piece = slice(start, start + step)
         boxes, flips, matrices, lifts = (part[piece] for part in plan)
-        colour(crops(x[piece], boxes, flips, size), matrices, lifts, scaling, out[piece])
+        apply_colors(crops(x[piece], boxes, flips, size), matrices, lifts, scaling, out[piece])
     return out.permute(0, 3, 1, 2)
 
 
-def crops_one_by_one(x: Tensor, boxes: Tensor, flips: Tensor, size: int) -> Tensor:
+def crop_one_by_one(x: Tensor, boxes: Tensor, flips: Tensor, size: int) -> Tensor:
     """Crops brought to size, n x size x size x channels, by torch's kernel for bytes."""
     out = torch.empty(len(x), size, size, x.shape[1])
     rows = zip(x.split(1), boxes.tolist(), flips.tolist(), out, strict=True)
@@ -206,7 +212,7 @@ def crops_one_by_one(x: Tensor, boxes: Tensor, flips: Tensor, size: int) -> Tens
     return out
 
 
-def crops_at_once(x: Tensor, boxes: Tensor, flips: Tensor, size: int) -> Tensor:
+def crop_batched(x: Tensor, boxes: Tensor, flips: Tensor, size: int) -> Tensor:
     """Crops brought to size, n x size x size x channels, by a matrix product for each axis."""
     n, channels, side, _ = x.shape
     down, across = axis_weights(boxes, size=size, side=side).unbind(1)
@@ -227,13 +233,15 @@ def axis_weights(boxes: Tensor, *, size: int, side: int) -> Tensor:
     return weights.div_(weights.sum(3, keepdim=True))
 
 
-def colour(pixels: Tensor, matrices: Tensor, lifts: Tensor, scaling: Scaling, out: Tensor) -> None:
+def apply_colors(
+    pixels: Tensor, matrices: Tensor, mean_matrices: Tensor, scaling: Scaling, out: Tensor
+) -> None:
     """Write coloured, scaled and clamped pixels, n x height x width x channels, into `out`."""
     n, height, width, channels = pixels.shape
     mean, std = (_column(part, channels) for part in (scaling.mean, scaling.std))
     colours = pixels.flatten(2).mean(1).view(n, width, channels).mean(1)[:, :, None]
-    factor, offset = matrices / std, (lifts @ colours - mean) / std
-    k = gcd(height * width, NEIGHBOURS)
+    factor, offset = matrices / std, (mean_matrices @ colours - mean) / std
+    k = gcd(height * width, PIXELS_PER_PRODUCT_ROW)
     one = torch.eye(k, device=pixels.device)
     blocks = torch.einsum("ij,bcd->bidjc", one, factor).reshape(n, k * channels, k * channels)
     # A row of offsets at a time: the product would spread them a few pixels at a time.

@@ -10,19 +10,19 @@ from afield.data.downloads import fetch
 from afield.data.lookup import find_dataset
 from afield.errors import AfieldError, DataError
 
-__all__ = ["Stock", "get_dataset", "stock"]
+__all__ = ["Availability", "get_dataset", "list_availability"]
 
 
 @dataclass(frozen=True)
-class Stock:
+class Availability:
     """One dataset: whether its files are here, and where they come from otherwise."""
 
     name: str
-    here: bool
-    comes: str
+    available: bool
+    how_to_get: str
 
 
-def stock(root: Path | None = None) -> list[Stock]:
+def list_availability(root: Path | None = None) -> list[Availability]:
     """All datasets that come with afield, or with other packages."""
     return [_stocked(name, root or data_root()) for name in registry.names("datasets")]
 
@@ -33,9 +33,9 @@ def get_dataset(name: str, root: Path | None = None) -> DomainSet:
     dataset = find_dataset(name, place)
     if dataset.origin:
         raise DataError(f"{name}: these are your own data; there is nothing to get")
-    if dataset.missing(place):
+    if dataset.missing_files(place):
         if not dataset.source.archives:
-            by_hand = dataset.source.by_hand
+            by_hand = dataset.source.instructions
             raise DataError(f"{name}: cannot be fetched by afield; {by_hand} (data root: {place})")
         place.mkdir(parents=True, exist_ok=True)
         for archive in dataset.source.archives:
@@ -43,7 +43,7 @@ def get_dataset(name: str, root: Path | None = None) -> DomainSet:
             _put(file, place / archive.folder)
             file.unlink(missing_ok=True)
         dataset = find_dataset(name, place)
-        still = dataset.missing(place)
+        still = dataset.missing_files(place)
         if still:
             raise DataError(f"{name}: fetched and unpacked, but {still[0]} is not there")
     return dataset
@@ -58,13 +58,13 @@ def _put(file: Path, into: Path) -> None:
         file.replace(into / file.name)
 
 
-def _stocked(name: str, root: Path) -> Stock:
+def _stocked(name: str, root: Path) -> Availability:
     try:
         dataset = find_dataset(name, root)
     except (AfieldError, ImportError, AttributeError) as error:
         # Another package's dataset may fail to load; the others are there all the same.
-        return Stock(name, here=False, comes=str(error))
+        return Availability(name, available=False, how_to_get=str(error))
     source = dataset.source
     fetched = f"afield data get {name}"
-    comes = fetched if source.archives else source.by_hand or "comes with afield"
-    return Stock(name, here=not dataset.missing(root), comes=comes)
+    comes = fetched if source.archives else source.instructions or "comes with afield"
+    return Availability(name, available=not dataset.missing_files(root), how_to_get=comes)

@@ -31,26 +31,26 @@ from torch import Tensor
 
 from afield.compute import usable_cores
 from afield.errors import DataError
-from afield.progress import tracked
+from afield.progress import track
 
-__all__ = ["Decoded", "cache_root", "contents", "decoded", "kept"]
+__all__ = ["DecodedFiles", "cache_arrays", "cache_root", "contents_digest", "decode_files"]
 
 log = logging.getLogger(__name__)
 
 # Part of every state: changed when the same files would give other arrays.
 VERSION = 1
 # Errors of the system and not of a file: what they stop can be tried again.
-PASSING = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.EAGAIN)
+TRANSIENT_ERRNOS = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.EAGAIN)
 # Linux's MAP_NORESERVE, which Python names from 3.13 on.
-NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
+MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 # Files that are given to the threads at once.
-AHEAD = 4096
+DECODE_AHEAD = 4096
 # From here on the size of an entry is told before it is made.
-WORTH_TELLING = 16 * 2**20
+LARGE_ENTRY_BYTES = 16 * 2**20
 Arrays = dict[str, NDArray[Any]]
 
 
-class Decoded(NamedTuple):
+class DecodedFiles(NamedTuple):
     """One row for every file that could be read, in their order, and why others could not."""
 
     rows: Tensor
@@ -63,15 +63,15 @@ def cache_root() -> Path:
     return Path(os.environ.get("AFIELD_CACHE") or usual).expanduser()
 
 
-def decoded(
+def decode_files(
     root: Path,
     files: Sequence[Path],
     decode: Callable[[Path], NDArray[Any]],
     *,
-    form: str,
+    description: str,
     like: NDArray[Any],
-    refused: tuple[type[Exception], ...],
-) -> Decoded:
+    decode_errors: tuple[type[Exception], ...],
+) -> DecodedFiles:
     """What `decode` makes of every file, mapped into memory.
 
     Parameters
@@ -97,31 +97,39 @@ def decoded(
             number, file = place
             try:
                 rows[number] = decode(file)
-            except refused as error:
-                if getattr(error, "errno", None) in PASSING:
+            except decode_errors as error:
+                if getattr(error, "errno", None) in TRANSIENT_ERRNOS:
                     raise DataError(f"{file}: {error}; try again") from None
                 return (str(error).splitlines() or ["unreadable"])[0]
             return ""
 
         with ThreadPoolExecutor(usable_cores()) as threads:
             places = [*enumerate(files)]
-            pieces = (places[start : start + AHEAD] for start in range(0, len(places), AHEAD))
+            pieces = (
+                places[start : start + DECODE_AHEAD]
+                for start in range(0, len(places), DECODE_AHEAD)
+            )
             outcomes = (outcome for piece in pieces for outcome in threads.map(put, piece))
-            reasons = list(tracked(outcomes, f"decoding {root.name}", len(files)))
+            reasons = list(track(outcomes, f"decoding {root.name}", len(files)))
         _close_gaps(rows, [i for i, reason in enumerate(reasons) if not reason])
         rows.flush()
         broken = {str(files[i]): reason for i, reason in enumerate(reasons) if reason}
         (folder / "broken.json").write_text(json.dumps(broken), encoding="utf-8")
 
     needed = len(files) * like.nbytes
-    with _entry(root, form, state(files), needed, build) as folder:
+    with _entry(root, description, stat_digest(files), needed, build) as folder:
         broken = json.loads((folder / "broken.json").read_text(encoding="utf-8"))
         rows = _mapped(folder / "rows.npy")[: len(files) - len(broken)]
-        return Decoded(rows, {Path(file): reason for file, reason in broken.items()})
+        return DecodedFiles(rows, {Path(file): reason for file, reason in broken.items()})
 
 
-def kept(
-    root: Path, files: Sequence[Path], make: Callable[[], Arrays], *, form: str, needed: int
+def cache_arrays(
+    root: Path,
+    files: Sequence[Path],
+    make: Callable[[], Arrays],
+    *,
+    description: str,
+    needed_bytes: int,
 ) -> dict[str, Tensor]:
     """The arrays that `make` gives for these files, mapped into memory.
 
@@ -141,16 +149,16 @@ def kept(
         for name, array in make().items():
             np.save(folder / f"{name}.npy", array)
 
-    with _entry(root, form, state(files), needed, build) as folder:
+    with _entry(root, description, stat_digest(files), needed_bytes, build) as folder:
         return {path.stem: _mapped(path) for path in folder.glob("*.npy")}
 
 
-def contents(root: Path, files: Sequence[Path]) -> str:
+def contents_digest(root: Path, files: Sequence[Path]) -> str:
     """A digest of the names and contents of files; they are read only when something changed."""
 
     def build(folder: Path) -> None:
         digest = hashlib.sha256()
-        for file in tracked(files, f"reading {root.name}", len(files)):
+        for file in track(files, f"reading {root.name}", len(files)):
             try:
                 content = file.read_bytes()
             except OSError as error:
@@ -159,11 +167,11 @@ def contents(root: Path, files: Sequence[Path]) -> str:
             digest.update(content)
         (folder / "contents.json").write_text(json.dumps(digest.hexdigest()[:16]))
 
-    with _entry(root, "contents", state(files), 0, build) as folder:
+    with _entry(root, "contents", stat_digest(files), 0, build) as folder:
         return str(json.loads((folder / "contents.json").read_text()))
 
 
-def state(files: Sequence[Path]) -> str:
+def stat_digest(files: Sequence[Path]) -> str:
     """Changes when a file is added, removed, renamed, written to or made readable."""
     digest = hashlib.sha256(f"afield cache {VERSION}".encode())
     for file in files:
@@ -209,7 +217,7 @@ def _check_room(folder: Path, form: str, needed: int) -> None:
             f"{folder.parent}: {form} takes {_told(needed)}, and {_told(free)} are free; set "
             "AFIELD_CACHE to a place with more room, or make --set size=... smaller"
         )
-    if needed >= WORTH_TELLING:
+    if needed >= LARGE_ENTRY_BYTES:
         log.warning("%s: %s to be kept in %s", form, _told(needed), folder)
 
 
@@ -277,7 +285,7 @@ def _mapped(path: Path) -> Tensor:
     array = np.load(path, mmap_mode="r", allow_pickle=False)
     with path.open("rb") as file:
         if hasattr(mmap, "MAP_PRIVATE"):
-            pages = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE | NO_RESERVE)
+            pages = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE | MAP_NORESERVE)
         else:
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     whole = np.frombuffer(pages, array.dtype, count=array.size, offset=array.offset)

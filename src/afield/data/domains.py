@@ -19,23 +19,23 @@ from afield.data.downloads import Archive
 from afield.errors import DataError, SpecError, UnknownNameError
 from afield.hyperparameters import Around, LogUniform
 from afield.registry import hint
-from afield.seeds import seed
+from afield.seeds import derive_seed
 
 __all__ = [
-    "DOMAINBED",
+    "DOMAINBED_DEFAULTS",
     "PROBE_FRACTION",
     "Domain",
     "DomainSet",
+    "Download",
     "Parts",
+    "ReadOptions",
     "Reader",
-    "Reading",
-    "Source",
     "Training",
-    "checked_domain",
     "data_root",
-    "gaps",
     "listed_parts",
+    "missing_class_warnings",
     "parts",
+    "validate_domain",
 ]
 
 
@@ -68,7 +68,7 @@ class Domain:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadOptions:
     """How data are to be read: where datasets lie, and of pictures in files their stored side."""
 
     root: Path
@@ -76,15 +76,15 @@ class Reading:
     skip_broken: bool = False
 
 
-Reader = Callable[[Reading], Mapping[str, Domain]]
+Reader = Callable[[ReadOptions], Mapping[str, Domain]]
 
 
 @dataclass(frozen=True)
-class Source:
+class Download:
     """Where a dataset comes from: archives to fetch, or what a person has to do."""
 
     archives: tuple[Archive, ...] = ()
-    by_hand: str = ""
+    instructions: str = ""
     licence: str = ""
 
 
@@ -126,7 +126,9 @@ class Training:
 
 # DomainBed's defaults for photographs, with the weights of torchvision from which it starts; its
 # 5,001st step is the evaluation of the 5,000th.
-DOMAINBED = Training(steps=5000, every=300, batch=32, lr=5e-5, backbone="timm:resnet50.tv_in1k")
+DOMAINBED_DEFAULTS = Training(
+    steps=5000, every=300, batch=32, lr=5e-5, backbone="timm:resnet50.tv_in1k"
+)
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ class DomainSet:
     resizable: bool = False
     mel: LogMel | None = None
     needs: tuple[str, ...] = ()
-    source: Source = Source()
+    source: Download = Download()
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -163,25 +165,25 @@ class DomainSet:
         """What one writes to get this dataset again."""
         return self.origin or self.name
 
-    def missing(self, root: Path | None = None) -> list[Path]:
+    def missing_files(self, root: Path | None = None) -> list[Path]:
         """What the dataset needs and is not there."""
         paths = [(root or data_root()) / name for name in self.needs]
         return [path for path in paths if not path.exists()]
 
-    def check_here(self, root: Path | None = None) -> None:
+    def check_available(self, root: Path | None = None) -> None:
         """An error that says how to get what is not there."""
-        missing = self.missing(root)
+        missing = self.missing_files(root)
         if missing:
             get = f"`afield data get {self.name}` fetches it"
-            how = get if self.source.archives else self.source.by_hand
+            how = get if self.source.archives else self.source.instructions
             where = f"the data root is {root or data_root()}, set AFIELD_DATA for another"
             raise DataError(f"{self.name}: {missing[0]} is not there; {how} ({where})")
 
-    def load(self, reading: Reading | None = None) -> dict[str, Domain]:
+    def load(self, options: ReadOptions | None = None) -> dict[str, Domain]:
         """Read and check all domains, in the declared order."""
-        reading = reading or Reading(data_root())
-        self.check_here(reading.root)
-        found = self.reader(reading)
+        options = options or ReadOptions(data_root())
+        self.check_available(options.root)
+        found = self.reader(options)
         for name, size in self.sizes.items():
             whole = len(found[name].y) + len(found[name].broken)
             if whole != size:
@@ -189,7 +191,7 @@ class DomainSet:
                     f"{self.name}: domain {name!r} has {whole} samples, not {size}; some files are "
                     "missing or added: get the data anew, or give the folder's path as own data"
                 )
-        return {n: checked_domain(found[n], f"{self.name}: domain {n!r}") for n in self.domains}
+        return {n: validate_domain(found[n], f"{self.name}: domain {n!r}") for n in self.domains}
 
     def without(self, *left_out: str) -> tuple[str, ...]:
         """All domains but some."""
@@ -215,7 +217,7 @@ def parts(size: int, *, trial: int, domain: str, fraction: float = PROBE_FRACTIO
     """
     if size < 2:
         raise SpecError(f"domain {domain!r} has {size} sample; it takes two to train and validate")
-    order = np.random.default_rng(seed("parts", trial, domain)).permutation(size)
+    order = np.random.default_rng(derive_seed("parts", trial, domain)).permutation(size)
     probe = max(1, int(size * fraction))
     return Parts(main=torch.from_numpy(order[probe:]), probe=torch.from_numpy(order[:probe]))
 
@@ -229,7 +231,7 @@ def listed_parts(test: Tensor, *, seen: bool) -> Parts:
     return Parts(train, test) if seen else Parts(test, train)
 
 
-def gaps(domains: Mapping[str, Domain], classes: tuple[str, ...]) -> list[str]:
+def missing_class_warnings(domains: Mapping[str, Domain], classes: tuple[str, ...]) -> list[str]:
     """One sentence for every domain that lacks a class: allowed, but worth knowing."""
     found = []
     for name, domain in domains.items():
@@ -245,7 +247,7 @@ def data_root() -> Path:
     return Path(os.environ.get("AFIELD_DATA") or Path.home() / ".cache" / "afield").expanduser()
 
 
-def checked_domain(domain: Domain, where: str) -> Domain:
+def validate_domain(domain: Domain, where: str) -> Domain:
     """The domain, if its samples can be trained on."""
     if len(domain.x) != len(domain.y):
         raise DataError(f"{where}: {len(domain.x)} samples but {len(domain.y)} labels")

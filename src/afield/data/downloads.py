@@ -21,18 +21,18 @@ from urllib.request import FTPHandler, Request, build_opener
 
 from filelock import FileLock
 
-from afield.data.archives import CHUNK, disk_errors_told
+from afield.data.archives import CHUNK_BYTES, translate_disk_errors
 from afield.errors import DataError, SpecError
 from afield.progress import progress
 
 __all__ = ["Archive", "fetch"]
 
-DIGITS = {"md5": 32, "sha256": 64}
+DIGEST_LENGTHS = {"md5": 32, "sha256": 64}
 TIMEOUT = 30.0
 # Seconds before another try; the count starts anew when a try has brought more of the file.
-PAUSES = (1.0, 3.0, 9.0)
-BROKEN, PARTIAL, REDIRECTED, NOTHING_LEFT = 0, 206, 302, 416
-PASSING = (BROKEN, 408, 425, 429, 500, 502, 503, 504)
+RETRY_DELAYS = (1.0, 3.0, 9.0)
+CONNECTION_BROKEN, PARTIAL_CONTENT, REDIRECTED, RANGE_NOT_SATISFIABLE = 0, 206, 302, 416
+TRANSIENT_CODES = (CONNECTION_BROKEN, 408, 425, 429, 500, 502, 503, 504)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Archive:
         if PureWindowsPath(name).name != name or name in ("", ".."):
             raise SpecError(f"{self.url}: {name!r} is not the name of a file; give one as name=")
         kind, _, digest = self.checksum.partition(":")
-        if len(digest) != DIGITS.get(kind) or not set(digest) <= set(hexdigits):
+        if len(digest) != DIGEST_LENGTHS.get(kind) or not set(digest) <= set(hexdigits):
             raise SpecError(f"{name}: checksum {self.checksum!r}; give md5:… or sha256:… in hex")
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "checksum", self.checksum.lower())
@@ -67,7 +67,7 @@ class Archive:
 class _FetchError(Exception):
     """Why an address did not give the file, with the server's code."""
 
-    def __init__(self, reason: str, code: int = BROKEN) -> None:
+    def __init__(self, reason: str, code: int = CONNECTION_BROKEN) -> None:
         super().__init__(reason)
         self.code = code
 
@@ -82,7 +82,7 @@ class _NoFTP(FTPHandler):
 def fetch(archive: Archive, into: Path) -> Path:
     """The archive's file in this folder; downloaded, unless it is there with its checksum."""
     path = into / archive.name
-    with disk_errors_told(path):
+    with translate_disk_errors(path):
         if _checksum(path, archive) == archive.checksum:
             return path
         into.mkdir(parents=True, exist_ok=True)
@@ -119,18 +119,18 @@ def _download(archive: Archive, path: Path) -> None:
 def _complete(part: Path, url: str, archive: Archive) -> None:
     """Get what is missing of a part from one address, and check the whole."""
     start = best = part.stat().st_size
-    pauses = iter(PAUSES)
+    pauses = iter(RETRY_DELAYS)
     while True:
         try:
             _receive(part, url, archive)
             break
         except _FetchError as error:
-            if error.code == NOTHING_LEFT:
+            if error.code == RANGE_NOT_SATISFIABLE:
                 break
             if part.stat().st_size > best:
-                best, pauses = part.stat().st_size, iter(PAUSES)
+                best, pauses = part.stat().st_size, iter(RETRY_DELAYS)
             pause = next(pauses, None)
-            if error.code not in PASSING or pause is None:
+            if error.code not in TRANSIENT_CODES or pause is None:
                 raise
             time.sleep(pause)
     with part.open("rb+") as file:
@@ -152,7 +152,7 @@ def _receive(part: Path, url: str, archive: Archive) -> None:
     with _net_errors_told():
         response = build_opener(_NoFTP).open(Request(url, headers=headers), timeout=TIMEOUT)
     with response, part.open("ab") as file:
-        if response.status != PARTIAL:
+        if response.status != PARTIAL_CONTENT:
             done = 0
             file.truncate(done)
         total = done + response.length if response.length else archive.size
@@ -170,7 +170,7 @@ def _receive(part: Path, url: str, archive: Archive) -> None:
 
 def _read(response: IO[bytes]) -> bytes:
     with _net_errors_told():
-        return response.read(CHUNK)
+        return response.read(CHUNK_BYTES)
 
 
 @contextmanager
@@ -192,7 +192,7 @@ def _checksum(path: Path, archive: Archive) -> str:
     kind = archive.checksum.partition(":")[0]
     digest = hashlib.new(kind, usedforsecurity=False)
     with path.open("rb") as file, progress(f"check {archive.name}", path.stat().st_size) as tell:
-        while chunk := file.read(CHUNK):
+        while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
             tell(file.tell())
     return f"{kind}:{digest.hexdigest()}"

@@ -24,24 +24,24 @@ from PIL import Image, ImageDraw, ImageFont
 
 from afield import seeds
 
-__all__ = ["CHARACTERS", "SUFFIXES", "letters", "missing_characters"]
+__all__ = ["CHARACTERS", "FONT_SUFFIXES", "draw_glyphs", "missing_characters"]
 
-SUFFIXES = (".ttf", ".otf", ".woff", ".woff2")
+FONT_SUFFIXES = (".ttf", ".otf", ".woff", ".woff2")
 CHARACTERS = tuple(ascii_uppercase + digits)
 SIDE = 32
-FEWEST, MOST = 2, 18
-DEGREES = 15.0
-SMALLEST = 0.85
-NOISE = 16.0
+MIN_IMAGES, MAX_IMAGES = 2, 18
+MAX_DEGREES = 15.0
+MIN_SCALE = 0.85
+NOISE_STD = 16.0
 # Of the side: a square of this size, turned by 15 degrees, still fits in.
-FILL = 0.75
+FILL_FRACTION = 0.75
 # Glyphs are turned at this many times their final size and then averaged, for smooth edges.
-FINE = 2
+OVERSAMPLING = 2
 # An em is first drawn at this many times the side: the digits of some fonts are 0.3 em high.
-LARGE = 6
+EM_SCALE = 6
 
 
-def letters(
+def draw_glyphs(
     path: Path, *, side: int = SIDE, seed: int, characters: Sequence[str] = CHARACTERS
 ) -> tuple[NDArray[np.uint8], list[int]]:
     """Pictures of a font's characters, and of each picture the index of its character.
@@ -57,12 +57,12 @@ def letters(
     characters
         What is drawn. Those that the font lacks are left out, and the others keep their indices.
     """
-    inks = _inks(path, characters, em=LARGE * side)
+    inks = _inks(path, characters, em=EM_SCALE * side)
     pictures, classes = [np.empty((0, side, side), np.uint8)], []
     for index, character in enumerate(characters):
         if character in inks:
-            rng = np.random.default_rng(seeds.seed("letters", seed, character))
-            count = int(rng.integers(FEWEST, MOST + 1))
+            rng = np.random.default_rng(seeds.derive_seed("letters", seed, character))
+            count = int(rng.integers(MIN_IMAGES, MAX_IMAGES + 1))
             pictures.append(_varied(_framed(inks[character], side), count, rng))
             classes += [index] * count
     return np.concatenate(pictures), classes
@@ -75,7 +75,7 @@ def missing_characters(path: Path, characters: Sequence[str] = CHARACTERS) -> li
 
 
 def _inks(
-    path: Path, characters: Sequence[str], *, em: int = LARGE * SIDE
+    path: Path, characters: Sequence[str], *, em: int = EM_SCALE * SIDE
 ) -> dict[str, Image.Image]:
     """What the font draws for each of the characters at this size in pixels, cropped."""
     data = path.read_bytes()
@@ -144,21 +144,21 @@ def _first_line(error: Exception) -> str:
 
 
 def _framed(ink: Image.Image, side: int) -> Image.Image:
-    """The ink in the middle of a picture that is still `FINE` times too large."""
-    scale = FILL * FINE * side / max(ink.size)
+    """The ink in the middle of a picture that is still `OVERSAMPLING` times too large."""
+    scale = FILL_FRACTION * OVERSAMPLING * side / max(ink.size)
     width, height = (max(1, round(length * scale)) for length in ink.size)
     small = ink.resize((width, height), Image.Resampling.BOX)
-    frame = Image.new("L", (FINE * side, FINE * side))
-    frame.paste(small, ((FINE * side - width) // 2, (FINE * side - height) // 2))
+    frame = Image.new("L", (OVERSAMPLING * side, OVERSAMPLING * side))
+    frame.paste(small, ((OVERSAMPLING * side - width) // 2, (OVERSAMPLING * side - height) // 2))
     return frame
 
 
 def _varied(frame: Image.Image, count: int, rng: np.random.Generator) -> NDArray[np.uint8]:
     """Copies of a picture, each turned, made smaller and sprinkled with noise in its own way."""
-    angles = rng.uniform(-DEGREES, DEGREES, count)
-    sizes = rng.uniform(SMALLEST, 1.0, count)
+    angles = rng.uniform(-MAX_DEGREES, MAX_DEGREES, count)
+    sizes = rng.uniform(MIN_SCALE, 1.0, count)
     clean = np.stack([_turned(frame, *pair) for pair in zip(angles, sizes, strict=True)])
-    noisy = clean + rng.normal(0.0, NOISE, clean.shape)
+    noisy = clean + rng.normal(0.0, NOISE_STD, clean.shape)
     return noisy.round().clip(0, 255).astype(np.uint8)
 
 
@@ -169,4 +169,4 @@ def _turned(frame: Image.Image, degrees: float, size: float) -> NDArray[np.uint8
     shifts = centre * (1 - along - across), centre * (1 - along + across)
     matrix = (along, across, shifts[0], -across, along, shifts[1])
     turned = frame.transform(frame.size, Image.Transform.AFFINE, matrix, Image.Resampling.BICUBIC)
-    return np.asarray(turned.reduce(FINE))
+    return np.asarray(turned.reduce(OVERSAMPLING))

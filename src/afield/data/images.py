@@ -12,23 +12,23 @@ from PIL import Image
 from torch import Tensor
 
 __all__ = [
-    "BROKEN",
-    "PICTURES",
-    "colours",
-    "picture",
-    "quiet",
-    "shown_together",
-    "squeezed",
+    "IMAGE_ERRORS",
+    "IMAGE_SUFFIXES",
+    "compare_images",
+    "read_image",
+    "resize_square",
+    "silence_pillow",
     "stored_side",
+    "to_rgb",
 ]
 
-PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 # What Pillow raises for files that are no pictures, or broken ones.
-BROKEN = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
-DEEP = ("I;16", "I;16L", "I;16B", "I", "F")
+IMAGE_ERRORS = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
+HIGH_DEPTH_MODES = ("I;16", "I;16L", "I;16B", "I", "F")
 # How a camera was held, and what turns its picture upright.
-ORIENTATION = 0x0112
-UPRIGHT = {
+EXIF_ORIENTATION = 0x0112
+UPRIGHT_TRANSPOSES = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -38,7 +38,7 @@ UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 # Placeholders of web pages are smaller than that, pictures are not.
-LEAST = 4
+MIN_SIDE = 4
 
 
 def stored_side(size: int) -> int:
@@ -53,7 +53,7 @@ def stored_side(size: int) -> int:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_pillow() -> Iterator[None]:
     """Without Pillow's warnings: large is not yet a bomb, and odd metadata are of no matter.
 
     To be put around all threads that read pictures, not into them: warnings are the process's.
@@ -63,7 +63,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def picture(file: Path, side: int) -> NDArray[np.uint8]:
+def read_image(file: Path, side: int) -> NDArray[np.uint8]:
     """The picture as side × side × 3, squeezed to a square as in DomainBed's evaluation.
 
     One form for all, whatever the files are like: a form chosen by looking at them would let the
@@ -71,7 +71,7 @@ def picture(file: Path, side: int) -> NDArray[np.uint8]:
     """
     try:
         return _square(file, side)
-    except (*BROKEN, MemoryError):
+    except (*IMAGE_ERRORS, MemoryError):
         raise
     # What a broken header leads to may be struct's error, or another.
     except Exception as error:
@@ -80,16 +80,16 @@ def picture(file: Path, side: int) -> NDArray[np.uint8]:
 
 def _square(file: Path, side: int) -> NDArray[np.uint8]:
     with Image.open(file) as image:
-        if min(image.size) < LEAST:
+        if min(image.size) < MIN_SIDE:
             raise ValueError(f"{image.width} × {image.height} pixels, too small for a picture")
         image.draft("RGB", (side, side))
         plain = _eight_bits(_upright(image))
         # Transparency of a palette is only understood on the way to RGBA.
         plain = (plain.convert("RGBA") if plain.mode == "P" else plain).convert("RGB")
-    return squeezed(plain, side)
+    return resize_square(plain, side)
 
 
-def squeezed(image: Image.Image, side: int) -> NDArray[np.uint8]:
+def resize_square(image: Image.Image, side: int) -> NDArray[np.uint8]:
     """A picture in colour as a square."""
     return np.asarray(image.resize((side, side), Image.Resampling.BILINEAR))
 
@@ -98,13 +98,13 @@ def _upright(image: Image.Image) -> Image.Image:
     """Pillow's own function writes all metadata anew, and fails for those that are a bit odd."""
     # Of some formats, Pillow turns the pictures by itself, and drops the tag, when it reads them.
     image.load()
-    turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
+    turn = UPRIGHT_TRANSPOSES.get(image.getexif().get(EXIF_ORIENTATION, 1))
     return image if turn is None else image.transpose(turn)
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
     """Deeper grey as 8-bit grey: Pillow's own conversion would clip everything above 255."""
-    if image.mode not in DEEP:
+    if image.mode not in HIGH_DEPTH_MODES:
         return image
     values = np.asarray(image, dtype=np.float64)
     if not np.isfinite(values).all():
@@ -116,7 +116,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray(values.round().clip(0, 255).astype(np.uint8))
 
 
-def colours(x: Tensor) -> NDArray[np.float32]:
+def to_rgb(x: Tensor) -> NDArray[np.float32]:
     """A sample as height × width × red, green, blue; of two channels red and green."""
     values = x[:3].float()
     least, most = (0.0, 255.0)
@@ -131,7 +131,7 @@ def colours(x: Tensor) -> NDArray[np.float32]:
     return pixels
 
 
-def shown_together(
+def compare_images(
     before: NDArray[np.float32], after: NDArray[np.float32], added: NDArray[np.float32]
 ) -> NDArray[np.float32]:
     """Two versions of a sample on one scale, and their difference: blue below 0, red above."""

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from afield.data.domains import Domain, DomainSet, Reading, data_root
-from afield.data.images import colours, stored_side
+from afield.data.domains import Domain, DomainSet, ReadOptions, data_root
+from afield.data.images import stored_side, to_rgb
 from afield.data.lookup import find_dataset
 from afield.errors import DataError, SpecError
 from afield.progress import progress
@@ -25,15 +25,15 @@ from afield.progress import progress
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Inspection", "contact_sheet", "inspected"]
+__all__ = ["Inspection", "contact_sheet", "inspect_dataset"]
 
-SIZE = 64
+IMAGE_SIZE = 64
 # A class or a domain this many times as frequent as another is worth a word.
-UNEVEN = 3.0
+IMBALANCE_RATIO = 3.0
 # The most rows and columns of a contact sheet, and the grey around its cells.
-MOST, BETWEEN = 12, 0.8
+MAX_CELLS, GAP_GREY = 12, 0.8
 # The widths of a cell and of a letter, in inches.
-CELL, LETTER = 0.9, 0.06
+CELL_INCHES, CHARACTER_INCHES = 0.9, 0.06
 
 
 @dataclass(frozen=True)
@@ -44,27 +44,27 @@ class Inspection:
     domains: Mapping[str, Domain]
     counts: NDArray[np.int64]
     broken: Mapping[str, str]
-    copies: Sequence[tuple[str, str]]
+    duplicates: Sequence[tuple[str, str]]
 
     @property
     def remarks(self) -> list[str]:
         """What a person should know, one sentence each."""
         found = [f"broken: {name} ({reason})" for name, reason in self.broken.items()]
         found += _missing(self.dataset, self.counts) + _uneven(self.dataset, self.counts)
-        if self.copies:
-            first, second = self.copies[0]
+        if self.duplicates:
+            first, second = self.duplicates[0]
             found.append(
-                f"{len(self.copies)} sample(s) are in two domains, byte for byte once decoded: "
+                f"{len(self.duplicates)} sample(s) are in two domains, byte for byte once decoded: "
                 f"{first} is {second}"
             )
         return found
 
 
-def inspected(dataset: str | Path, root: Path | None = None) -> Inspection:
+def inspect_dataset(dataset: str | Path, root: Path | None = None) -> Inspection:
     """Read a dataset, leaving out what is broken, and look at it."""
     found = find_dataset(dataset, root)
-    side = stored_side(SIZE) if found.resizable else 0
-    reading = Reading(root or data_root(), side=side, skip_broken=True)
+    side = stored_side(IMAGE_SIZE) if found.resizable else 0
+    reading = ReadOptions(root or data_root(), side=side, skip_broken=True)
     try:
         domains = found.load(reading)
     except DataError:
@@ -77,7 +77,7 @@ def inspected(dataset: str | Path, root: Path | None = None) -> Inspection:
         domains=domains,
         counts=np.stack([row.numpy() for row in counts]),
         broken={name: why for domain in domains.values() for name, why in domain.broken.items()},
-        copies=_copies(domains),
+        duplicates=_copies(domains),
     )
 
 
@@ -106,7 +106,7 @@ def _drawn(inspection: Inspection) -> "Figure":
     """One picture of them all: a dozen by a dozen axes would take many seconds."""
     from matplotlib.figure import Figure
 
-    names, classes = inspection.dataset.domains[:MOST], inspection.dataset.classes[:MOST]
+    names, classes = inspection.dataset.domains[:MAX_CELLS], inspection.dataset.classes[:MAX_CELLS]
     first = inspection.domains[names[0]].x
     if first.ndim != 4:
         raise SpecError(f"{inspection.dataset.name}: no pictures or sounds; leave --out out")
@@ -114,17 +114,17 @@ def _drawn(inspection: Inspection) -> "Figure":
     gap = max(1, width // 24)
     tops = [row * (height + gap) for row in range(len(names))]
     lefts = [column * (width + gap) for column in range(len(classes))]
-    sheet = np.full((tops[-1] + height, lefts[-1] + width, 3), BETWEEN, np.float32)
+    sheet = np.full((tops[-1] + height, lefts[-1] + width, 3), GAP_GREY, np.float32)
     for top, name in zip(tops, names, strict=True):
         domain = inspection.domains[name]
         for number, left in enumerate(lefts):
             index = (domain.y == number).nonzero().flatten()
             if len(index):
-                sheet[top : top + height, left : left + width] = colours(domain.x[index[0]])
-    tall = CELL * len(names) * min(2.0, height / width)
+                sheet[top : top + height, left : left + width] = to_rgb(domain.x[index[0]])
+    tall = CELL_INCHES * len(names) * min(2.0, height / width)
     rows = [name[:18] for name in names]
-    aside = 0.2 + LETTER * max(len(name) for name in rows)
-    figure = Figure(figsize=(aside + CELL * len(classes), 0.5 + tall), dpi=120)
+    aside = 0.2 + CHARACTER_INCHES * max(len(name) for name in rows)
+    figure = Figure(figsize=(aside + CELL_INCHES * len(classes), 0.5 + tall), dpi=120)
     axes = figure.subplots()
     axes.imshow(sheet, aspect="auto")
     style: dict[str, Any] = {"fontsize": 7, "parse_math": False}
@@ -174,7 +174,7 @@ def _uneven(dataset: DomainSet, counts: NDArray[np.int64]) -> list[str]:
         ("class", dataset.classes, counts.sum(axis=0), of_classes),
     ):
         most, least = int(sums.argmax()), int(sums.argmin())
-        if sums[most] >= UNEVEN * max(1, sums[least]):
+        if sums[most] >= IMBALANCE_RATIO * max(1, sums[least]):
             told = f"has {sums[most]} samples, {names[least]!r} {sums[least]}"
             found.append(f"{what} {names[most]!r} {told}: uneven; {advice}")
     return found

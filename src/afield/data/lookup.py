@@ -8,9 +8,9 @@ from pathlib import Path
 
 from afield import registry
 from afield.data.domains import DomainSet, data_root
-from afield.data.sources.arrays import array_file
-from afield.data.sources.folders import tree_folder
-from afield.data.sources.fonts import font_folder, is_font
+from afield.data.sources.arrays import array_dataset
+from afield.data.sources.folders import folder_dataset
+from afield.data.sources.fonts import font_dataset, is_font
 from afield.errors import DataError, UnknownNameError
 
 __all__ = ["find_dataset"]
@@ -35,7 +35,7 @@ def find_dataset(spec: str | Path, root: Path | None = None) -> DomainSet:
     except (OSError, RuntimeError, ValueError) as error:
         raise DataError(f"no file or folder {name!r} ({error})") from None
     if exists:
-        return _folder(path) if path.is_dir() else array_file(path)
+        return _folder(path) if path.is_dir() else array_dataset(path)
     if "/" in name or "." in name:
         raise DataError(f"no file or folder {name}; give root/<domain>/<class>/<file> or an .npz")
     known = registry.hint(name, registry.names("datasets"))
@@ -46,7 +46,7 @@ def _named(name: str, root: Path) -> DomainSet:
     """A declared dataset; one that must look at its files is a function of the data's root."""
     found = registry.find("datasets", name)
     dataset = replace(found if isinstance(found, DomainSet) else found(root), name=name)
-    if dataset.sizes or dataset.fingerprint or not dataset.needs or dataset.missing(root):
+    if dataset.sizes or dataset.fingerprint or not dataset.needs or dataset.missing_files(root):
         return dataset
     # Nothing says how many files there should be: other files are other data.
     return replace(dataset, fingerprint=_listing(tuple(root / need for need in dataset.needs)))
@@ -68,4 +68,4 @@ def _folder(path: Path) -> DomainSet:
         fonts = any(is_font(child) for child in path.iterdir())
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-    return font_folder(path) if fonts else tree_folder(path)
+    return font_dataset(path) if fonts else folder_dataset(path)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from afield.data.domains import Domain
 from afield.data.samples import Rows
-from afield.seeds import seed
+from afield.seeds import derive_seed
 
 __all__ = [
     "Augment",
@@ -26,15 +26,15 @@ __all__ = [
     "Samples",
     "Scaling",
     "Stream",
-    "pooled_samples",
-    "unchanged",
+    "identity",
+    "pool_domains",
 ]
 
 # Steps whose samples are drawn at once, so that a step pays for one row of a table only.
-BLOCK = 64
+STEPS_PER_BLOCK = 64
 # Samples with so many values are made ready group by group: in smaller pieces, which the allocator
 # keeps at hand; smaller ones all at once, in fewer calls.
-LARGE = 2**15
+LARGE_SAMPLE_VALUES = 2**15
 
 
 class Batch(NamedTuple):
@@ -53,7 +53,7 @@ Prepare = Callable[[Tensor], Tensor]
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 
-def unchanged(x: Tensor) -> Tensor:
+def identity(x: Tensor) -> Tensor:
     """Stored values as they are."""
     return x
 
@@ -69,7 +69,7 @@ class Samples:
     x: Rows
     y: Tensor
     domain: Tensor
-    prepare: Prepare = unchanged
+    prepare: Prepare = identity
     augment: Augment | None = None
 
     def __len__(self) -> int:
@@ -117,16 +117,16 @@ class Scaling:
         if x.dtype == torch.uint8:
             half = torch.tensor(127.5, device=x.device)
             return cls(half, half)
-        if x.held is None:
+        if x.in_memory is None:
             mean, std = _moments(x)
         else:
-            dims = [d for d in range(x.held.ndim) if d != 1]
-            std, mean = torch.std_mean(x.held.float(), dim=dims, keepdim=True, correction=0)
+            dims = [d for d in range(x.in_memory.ndim) if d != 1]
+            std, mean = torch.std_mean(x.in_memory.float(), dim=dims, keepdim=True, correction=0)
             mean, std = mean[0], std[0]
         return cls(mean, torch.where(std > 0, std, 1.0))
 
     @classmethod
-    def of_pictures(
+    def for_images(
         cls, mean: Sequence[float], std: Sequence[float], *, channels: int, device: torch.device
     ) -> "Scaling":
         """The scaling of a network that was made for pictures, its numbers given for 0…1."""
@@ -135,10 +135,10 @@ class Scaling:
         return cls(centre[:, None, None], spread[:, None, None])
 
     @classmethod
-    def of_told(cls, told: Mapping[str, Any], like: "Scaling") -> "Scaling":
+    def from_dict(cls, values: Mapping[str, Any], like: "Scaling") -> "Scaling":
         """The scaling that was `told`, for the same kind of samples as another."""
         found = (
-            torch.tensor(told[name], device=like.mean.device).view_as(like.mean)
+            torch.tensor(values[name], device=like.mean.device).view_as(like.mean)
             for name in ("mean", "std")
         )
         return cls(*found)
@@ -166,7 +166,7 @@ def _moments(x: Rows) -> tuple[Tensor, Tensor]:
     return mean.float().view(shape), std.float().view(shape)
 
 
-def pooled_samples(
+def pool_domains(
     domains: Mapping[str, Domain],
     chosen: Mapping[str, Tensor] | None = None,
     device: torch.device | str = "cpu",
@@ -222,7 +222,7 @@ class Stream:
         self.groups = found
         self._start()
 
-    def afresh(self) -> "Stream":
+    def fresh_copy(self) -> "Stream":
         """Batches from the source domains, from the beginning; this stream stays where it is."""
         return Stream(
             self.samples,
@@ -236,16 +236,16 @@ class Stream:
         return self
 
     def __next__(self) -> list[Batch]:
-        block, row = divmod(self.drawn, BLOCK)
+        block, row = divmod(self.drawn, STEPS_PER_BLOCK)
         if row == 0 or self.table is None:
             drawn = self._drawn_block(block)
             self.table, self.group = (part.to(self.samples.y.device) for part in drawn)
         generator = None
         if self.samples.augment is not None:
-            place = seed(self.seed, "augment", self.generation, self.drawn)
+            place = derive_seed(self.seed, "augment", self.generation, self.drawn)
             generator = torch.Generator().manual_seed(place)
         self.drawn += 1
-        if self.samples.x.shape.numel() >= LARGE:
+        if self.samples.x.shape.numel() >= LARGE_SAMPLE_VALUES:
             parts = (part[row].split(self.sizes) for part in (self.table, self.group))
             return [self.samples.batch(i, generator, g) for i, g in zip(*parts, strict=True)]
         pooled = self.samples.batch(self.table[row], generator, self.group[row])
@@ -275,18 +275,20 @@ class Stream:
         """The indices of a block of batches and the groups they are of, one row a step."""
         if self.width == len(self.groups):
             columns = [
-                self._members(i, block * BLOCK * size, BLOCK * size).view(BLOCK, size)
+                self._members(i, block * STEPS_PER_BLOCK * size, STEPS_PER_BLOCK * size).view(
+                    STEPS_PER_BLOCK, size
+                )
                 for i, size in enumerate(self.sizes)
             ]
             group = torch.arange(self.width).repeat_interleave(torch.tensor(self.sizes))
-            return torch.cat(columns, dim=1), group.expand(BLOCK, -1)
+            return torch.cat(columns, dim=1), group.expand(STEPS_PER_BLOCK, -1)
         places, before = self._places(block), self._before(block)
         counts = enumerate(places.bincount().tolist())
         table = torch.empty_like(places)
         table[places.argsort(stable=True)] = torch.cat(
             [self._members(group, before[group], count) for group, count in counts if count]
         )
-        return table.view(BLOCK, -1), places.view(BLOCK, -1)
+        return table.view(STEPS_PER_BLOCK, -1), places.view(STEPS_PER_BLOCK, -1)
 
     def _places(self, block: int) -> Tensor:
         """The group of every sample of a block, in rounds through all of them.
@@ -298,7 +300,7 @@ class Stream:
         def round_of_all(number: int) -> Tensor:
             return self._order(groups, "groups", number)[: turns * self.width].view(turns, -1)
 
-        chosen = _endless(round_of_all, turns, block * BLOCK, BLOCK)
+        chosen = _endless(round_of_all, turns, block * STEPS_PER_BLOCK, STEPS_PER_BLOCK)
         return chosen.repeat_interleave(torch.tensor(self.sizes), dim=1).flatten()
 
     def _before(self, block: int) -> list[int]:
@@ -323,9 +325,11 @@ class Stream:
 
         def rounds(number: int) -> Tensor:
             generator = self._generator(group, "classes", number)
-            return torch.rand(BLOCK, classes, generator=generator).argsort(dim=1).flatten()
+            return (
+                torch.rand(STEPS_PER_BLOCK, classes, generator=generator).argsort(dim=1).flatten()
+            )
 
-        turns = _endless(rounds, BLOCK * classes, start, count)
+        turns = _endless(rounds, STEPS_PER_BLOCK * classes, start, count)
         found = torch.empty_like(turns)
         for number in turns.unique().tolist():
             places, members = ((part == number).nonzero().flatten() for part in (turns, label))
@@ -339,7 +343,7 @@ class Stream:
         return torch.randperm(size, generator=self._generator(*place))
 
     def _generator(self, *place: int | str) -> torch.Generator:
-        return torch.Generator().manual_seed(seed(self.seed, self.generation, *place))
+        return torch.Generator().manual_seed(derive_seed(self.seed, self.generation, *place))
 
 
 def _endless(order: Callable[[int], Tensor], size: int, start: int, count: int) -> Tensor:

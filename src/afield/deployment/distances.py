@@ -64,6 +64,6 @@ class Distances:
         return {"centres": self.centres.contiguous(), "whitening": self.whitening.contiguous()}
 
     @classmethod
-    def of_tensors(cls, tensors: Mapping[str, Tensor]) -> "Distances":
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "Distances":
         """What `tensors` gave."""
         return cls(tensors["centres"], tensors["whitening"])

@@ -17,23 +17,23 @@ from torch import Tensor, nn
 from afield.data.stream import Samples
 from afield.deployment.distances import Distances
 from afield.deployment.model_folder import Calibration, Estimate
-from afield.diagnosis.diagnosing import revived
-from afield.diagnosis.diagnostic import Subject
 from afield.errors import DataError
+from afield.experiments.finished import FinishedRun, reopen
 from afield.experiments.record import Record
-from afield.experiments.selection import on_sources, value_of
-from afield.networks.features import features_noted
-from afield.progress import tracked
-from afield.training.calibration import calibration_error, fitted_temperature, quantiles
-from afield.training.evaluation import Checkpoint, outputs
+from afield.experiments.selection import selection_value, source_accuracy
+from afield.networks.features import capture_features
+from afield.networks.inference import compute_outputs
+from afield.progress import track
+from afield.training.calibration import balanced_quantiles, calibration_error, fit_temperature
+from afield.training.evaluation import Checkpoint
 
-__all__ = ["calibrated", "distances_from", "estimated", "unseen_accuracies"]
+__all__ = ["calibrate", "estimate_accuracy", "fit_distances", "unseen_accuracies"]
 
 # Samples of all sources together that say where these lie.
-SAMPLES = 5000
+DISTANCE_SAMPLES = 5000
 
 
-class Reading(NamedTuple):
+class ModelOutputs(NamedTuple):
     """What one model makes of samples: features, logits, and their true classes."""
 
     features: Tensor
@@ -41,13 +41,13 @@ class Reading(NamedTuple):
     y: Tensor
 
 
-def estimated(records: Sequence[Record], *, recipes: int = 1) -> Estimate:
+def estimate_accuracy(records: Sequence[Record], *, recipes: int = 1) -> Estimate:
     """The accuracy on unseen domains that these records tell of, all of one recipe."""
     trials: dict[int, dict[str, float]] = {}
     home = []
     for record in records:
         trials.setdefault(record.run.trial, {}).update(unseen_accuracies(record))
-        home.append(on_sources(_picked(record), record.run.sources))
+        home.append(source_accuracy(_picked(record), record.run.sources))
     means = [_mean(own.values()) for own in trials.values()]
     domains: dict[str, list[float]] = {}
     for own in trials.values():
@@ -81,14 +81,14 @@ def unseen_accuracies(record: Record) -> dict[str, float]:
 
 
 def _picked(record: Record) -> Checkpoint:
-    return max(record.candidates, key=lambda checkpoint: value_of(checkpoint, record.run))
+    return max(record.candidates, key=lambda checkpoint: selection_value(checkpoint, record.run))
 
 
 def _mean(values: Iterable[float]) -> float:
     return float(np.mean(list(values)))
 
 
-def calibrated(
+def calibrate(
     folders: Sequence[Path],
     *,
     dataset: str = "",
@@ -97,50 +97,51 @@ def calibrated(
 ) -> Calibration:
     """The temperature and the quantiles of the runs in these folders, on what they did not see.
 
-    `dataset` is as in `revived`.
+    `dataset` is as in `reopen`.
     """
     logits: list[Tensor] = []
     labels: list[Tensor] = []
     far: list[NDArray[np.float64]] = []
-    for folder in tracked(folders, "calibrating", len(folders)):
-        subject = revived(folder, dataset=dataset, root=root, device=device)
-        distances = distances_from(subject)
+    for folder in track(folders, "calibrating", len(folders)):
+        subject = reopen(folder, dataset=dataset, root=root, device=device)
+        distances = fit_distances(subject)
         for name in subject.record.tests:
             probe = subject.probes[name]
             own = _read(subject.model, probe, torch.arange(len(probe)))
             logits.append(own.logits)
             labels.append(own.y)
             far.append(distances(own.features).double().numpy())
-    temperature = fitted_temperature(logits, labels)
+    temperature = fit_temperature(logits, labels)
     hits = [(x.argmax(dim=1) == y).numpy() for x, y in zip(logits, labels, strict=True)]
     sure = [_confidences(x, temperature) for x in logits]
     plain = [_confidences(x, 1.0) for x in logits]
     return Calibration(
         temperature=temperature,
-        confidences=quantiles(sure),
-        distances=quantiles(far),
+        confidences=balanced_quantiles(sure),
+        distances=balanced_quantiles(far),
         samples=sum(map(len, labels)),
         error_before=_mean(map(calibration_error, plain, hits)),
         error_after=_mean(map(calibration_error, sure, hits)),
     )
 
 
-def distances_from(subject: Subject) -> Distances:
+def fit_distances(finished: FinishedRun) -> Distances:
     """How far samples lie from the sources of a run, in the features of its model."""
-    sources = subject.record.run.sources
-    share = max(1, SAMPLES // len(sources))
+    sources = finished.record.run.sources
+    share = max(1, DISTANCE_SAMPLES // len(sources))
     found = [
-        _read(subject.model, subject.domains[name], subject.some(name, share)) for name in sources
+        _read(finished.model, finished.domains[name], finished.sample_indices(name, share))
+        for name in sources
     ]
     return Distances.fitted(
         torch.cat([each.features for each in found]), torch.cat([each.y for each in found])
     )
 
 
-def _read(model: nn.Module, samples: Samples, chosen: Tensor) -> Reading:
-    with features_noted(model) as noted:
-        logits = outputs(model, samples.x, samples.prepare, chosen=chosen).cpu()
-    return Reading(torch.cat(noted.features).float(), logits, samples.y.cpu()[chosen])
+def _read(model: nn.Module, samples: Samples, chosen: Tensor) -> ModelOutputs:
+    with capture_features(model) as noted:
+        logits = compute_outputs(model, samples.x, samples.prepare, indices=chosen).cpu()
+    return ModelOutputs(torch.cat(noted.features).float(), logits, samples.y.cpu()[chosen])
 
 
 def _confidences(logits: Tensor, temperature: float) -> NDArray[np.float64]:

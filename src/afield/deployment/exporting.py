@@ -24,20 +24,20 @@ from torch import Tensor, nn
 from afield.data.stream import Scaling
 from afield.deployment.model import Model, load
 from afield.errors import AfieldError, SpecError
-from afield.files import whole
+from afield.files import atomic_write
 
-__all__ = ["TOLERANCE", "Deployed", "Form", "export"]
+__all__ = ["TOLERANCE", "DeployedNetwork", "ExportFormat", "export"]
 
-Form = Literal["onnx", "torch"]
+ExportFormat = Literal["onnx", "torch"]
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 # How far what is exported may be off, and the batches with which that is tried.
 TOLERANCE = 1e-4
-BATCHES = (1, 2, 7)
+CHECKED_BATCH_SIZES = (1, 2, 7)
 
-Run = Callable[[Tensor], tuple[Tensor, Tensor]]
+ExportedForward = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
-class Deployed(nn.Module):
+class DeployedNetwork(nn.Module):
     """A network with what comes before and after it: scaling, temperature and softmax."""
 
     mean: Tensor
@@ -58,7 +58,7 @@ class Deployed(nn.Module):
 
 def export(
     model: str | Path | Model,
-    to: Form = "onnx",
+    to: ExportFormat = "onnx",
     out: str | Path | None = None,
     *,
     overwrite: bool = False,
@@ -76,14 +76,14 @@ def export(
     overwrite
         Whether a file that is there may be replaced.
     """
-    if to not in get_args(Form):
-        raise SpecError(f"cannot export to {to!r}; {' or '.join(get_args(Form))}")
+    if to not in get_args(ExportFormat):
+        raise SpecError(f"cannot export to {to!r}; {' or '.join(get_args(ExportFormat))}")
     path = _place(model, to, out, overwrite=overwrite)
     writer = {"onnx": _onnx, "torch": _program}[to]
     loaded = load(model) if isinstance(model, str | Path) else model
     # In their own memory layout and on the CPU, whatever the loaded model is used for.
     ready = _ready(loaded)
-    with whole(path) as part, _quiet(), torch.no_grad():
+    with atomic_write(path) as part, _quiet(), torch.no_grad():
         try:
             run = writer(ready, loaded, part)
         except AfieldError:
@@ -97,7 +97,9 @@ def export(
     return path
 
 
-def _place(model: str | Path | Model, to: Form, out: str | Path | None, *, overwrite: bool) -> Path:
+def _place(
+    model: str | Path | Model, to: ExportFormat, out: str | Path | None, *, overwrite: bool
+) -> Path:
     if out is None and isinstance(model, Model):
         raise SpecError("give `out`, a file to write: a loaded model has no folder")
     if out is None:
@@ -112,7 +114,7 @@ def _place(model: str | Path | Model, to: Form, out: str | Path | None, *, overw
     return path
 
 
-def _ready(model: Model) -> Deployed:
+def _ready(model: Model) -> DeployedNetwork:
     inputs = model.about.inputs
     scaling = Scaling(inputs.scale(inputs.mean), inputs.scale(inputs.std))
     # A copy: the loaded model stays where it computes.
@@ -121,7 +123,7 @@ def _ready(model: Model) -> Deployed:
         # In place or not, numbers are the same; torch takes several times as long to trace it.
         if getattr(each, "inplace", False):
             each.inplace = False  # type: ignore[assignment]
-    return Deployed(module, scaling, model.temperature).eval()
+    return DeployedNetwork(module, scaling, model.temperature).eval()
 
 
 def _example(model: Model, count: int) -> Tensor:
@@ -133,7 +135,7 @@ def _example(model: Model, count: int) -> Tensor:
     return x.clamp(0, 255).round() if inputs.dtype == "uint8" else x
 
 
-def _program(ready: Deployed, model: Model, part: Path) -> Run:
+def _program(ready: DeployedNetwork, model: Model, part: Path) -> ExportedForward:
     # The length of a batch of one would be taken for a constant.
     given = (_example(model, 2),)
     program = torch.export.export(ready, given, dynamic_shapes=_shapes())
@@ -144,7 +146,7 @@ def _program(ready: Deployed, model: Model, part: Path) -> Run:
     return again
 
 
-def _onnx(ready: Deployed, model: Model, part: Path) -> Run:
+def _onnx(ready: DeployedNetwork, model: Model, part: Path) -> ExportedForward:
     try:
         import onnxruntime
         import onnxscript  # noqa: F401  torch imports it on the way
@@ -187,9 +189,9 @@ def _told(model: Model) -> dict[str, str]:
     }
 
 
-def _compare(ready: Deployed, run: Run, model: Model, to: Form) -> None:
+def _compare(ready: DeployedNetwork, run: ExportedForward, model: Model, to: ExportFormat) -> None:
     """Refuse what is not the same network, or only for one length of a batch."""
-    for count in BATCHES:
+    for count in CHECKED_BATCH_SIZES:
         x = _example(model, count)
         try:
             pairs = list(zip(run(x), ready(x), strict=True))

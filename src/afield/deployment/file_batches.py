@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afield.compute import usable_cores
-from afield.data.images import BROKEN, quiet
+from afield.data.images import IMAGE_ERRORS, silence_pillow
 from afield.deployment.inputs import Inputs
 from afield.errors import DataError
 
-__all__ = ["Portion", "found_files", "portions"]
+__all__ = ["FileBatch", "find_files", "read_file_batches"]
 
 # Left behind by operating systems; hidden files are passed over as well.
-CLUTTER = ("thumbs.db", "desktop.ini", "__macosx")
+IGNORED_NAMES = ("thumbs.db", "desktop.ini", "__macosx")
 # Batches that are decoded ahead of the network.
-AHEAD = 3
+BATCHES_AHEAD = 3
 
 
 @dataclass(frozen=True)
-class Portion:
+class FileBatch:
     """One batch: what its samples are called, why some could not be read, and `x` of the others.
 
     `errors` has an entry for each name, empty where all is well. `files` is how many files are
@@ -41,7 +41,7 @@ class Portion:
     files: int = 0
 
 
-def found_files(paths: Iterable[str | Path], suffixes: Sequence[str]) -> list[Path]:
+def find_files(paths: Iterable[str | Path], suffixes: Sequence[str]) -> list[Path]:
     """The files that are named, and those of these suffixes in folders that are, at any depth."""
     found: list[Path] = []
     for path in map(Path, paths):
@@ -56,10 +56,10 @@ def found_files(paths: Iterable[str | Path], suffixes: Sequence[str]) -> list[Pa
 
 
 def _clutter(name: str) -> bool:
-    return name.startswith(".") or name.lower() in CLUTTER
+    return name.startswith(".") or name.lower() in IGNORED_NAMES
 
 
-def portions(inputs: Inputs, files: Sequence[Path], size: int) -> Iterator[Portion]:
+def read_file_batches(inputs: Inputs, files: Sequence[Path], size: int) -> Iterator[FileBatch]:
     """All files in their order, so many samples at a time."""
     if inputs.kind == "arrays":
         yield from _of_arrays(inputs, files, size)
@@ -67,14 +67,16 @@ def portions(inputs: Inputs, files: Sequence[Path], size: int) -> Iterator[Porti
         yield from _of_files(inputs, files, size)
 
 
-def _of_files(inputs: Inputs, files: Sequence[Path], size: int) -> Iterator[Portion]:
+def _of_files(inputs: Inputs, files: Sequence[Path], size: int) -> Iterator[FileBatch]:
     waiting: deque[tuple[Path, Future[tuple[NDArray[Any] | None, str]]]] = deque()
     rest = iter(files)
     done = 0
-    with quiet(), ThreadPoolExecutor(usable_cores()) as threads:
+    with silence_pillow(), ThreadPoolExecutor(usable_cores()) as threads:
         try:
             while True:
-                while len(waiting) < AHEAD * size and (file := next(rest, None)) is not None:
+                while (
+                    len(waiting) < BATCHES_AHEAD * size and (file := next(rest, None)) is not None
+                ):
                     waiting.append((file, threads.submit(_decoded, inputs, file)))
                 if not waiting:
                     return
@@ -82,10 +84,10 @@ def _of_files(inputs: Inputs, files: Sequence[Path], size: int) -> Iterator[Port
                 results = [future.result() for _, future in batch]
                 good = [sample for sample, _ in results if sample is not None]
                 done += len(batch)
-                yield Portion(
+                yield FileBatch(
                     names=[str(file) for file, _ in batch],
                     errors=[error for _, error in results],
-                    x=inputs.stacked(good) if good else None,
+                    x=inputs.stack(good) if good else None,
                     files=done,
                 )
         finally:
@@ -100,24 +102,24 @@ def _decoded(inputs: Inputs, file: Path) -> tuple[NDArray[Any] | None, str]:
         return inputs.decoded(file), ""
     except FileNotFoundError:
         return None, "no such file or folder"
-    except (*BROKEN, MemoryError) as error:
+    except (*IMAGE_ERRORS, MemoryError) as error:
         reason = (str(error).splitlines() or ["unreadable"])[0]
         reason = reason.replace(repr(str(file)), "").replace(str(file), "").strip(" :")
         more = "" if known else f" (this model takes {inputs.told})"
         return None, f"{reason or 'unreadable'}{more}"
 
 
-def _of_arrays(inputs: Inputs, files: Sequence[Path], size: int) -> Iterator[Portion]:
+def _of_arrays(inputs: Inputs, files: Sequence[Path], size: int) -> Iterator[FileBatch]:
     for number, file in enumerate(files, start=1):
         try:
             x, names = inputs.opened(file)
         except DataError as error:
             reason = str(error).removeprefix(f"{file}: ")
             reason = reason if file.exists() else "no such file or folder"
-            yield Portion([str(file)], [reason], None, number)
+            yield FileBatch([str(file)], [reason], None, number)
             continue
         for start in range(0, len(x), size):
             own = names[start : start + size]
             last = start + size >= len(x)
             rows = x[start : start + size]
-            yield Portion(own, [""] * len(own), rows, number if last else number - 1)
+            yield FileBatch(own, [""] * len(own), rows, number if last else number - 1)

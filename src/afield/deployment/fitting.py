@@ -15,34 +15,43 @@ from typing import Any
 
 from afield.data.domains import DomainSet
 from afield.data.lookup import find_dataset
-from afield.deployment.estimates import calibrated, distances_from, estimated, unseen_accuracies
+from afield.deployment.estimates import (
+    calibrate,
+    estimate_accuracy,
+    fit_distances,
+    unseen_accuracies,
+)
 from afield.deployment.inputs import Inputs
 from afield.deployment.model import Model, load
-from afield.deployment.model_card import card
-from afield.deployment.model_folder import Architecture, Description, check_place, write_model
-from afield.diagnosis.diagnosing import revived
-from afield.diagnosis.diagnostic import Subject
+from afield.deployment.model_card import render_card
+from afield.deployment.model_folder import (
+    Architecture,
+    Description,
+    check_output_folder,
+    write_model,
+)
 from afield.errors import DataError, SpecError
-from afield.experiments.benchmarking import planned
+from afield.experiments.benchmarking import plan_run
+from afield.experiments.finished import FinishedRun, reopen
 from afield.experiments.protocol import hold_out as held_out_runs
 from afield.experiments.protocol import leave_one_out
 from afield.experiments.record import DEFAULT_RULES, Failure, Record, Run
-from afield.experiments.remote_store import opened
-from afield.experiments.runner import execute, loaded, steady, versions
-from afield.experiments.store import Store, stored_inputs
+from afield.experiments.remote_store import open_store
+from afield.experiments.runner import deterministic, execute, load_domains, versions
+from afield.experiments.store import Store, read_run_inputs
 from afield.experiments.sweep import Local, Pool, complete
 from afield.networks.backbone import Classifier
-from afield.progress import progress, tracked
+from afield.progress import progress, track
 
-__all__ = ["BEST", "described", "fit"]
+__all__ = ["BEST", "describe_model", "fit"]
 
 # The method that a benchmark in the store has shown to be best.
 BEST = "best"
 # Of more domains than that, a share is held out at once.
-EACH = 12
-SHARE = 0.25
+LEAVE_ONE_OUT_LIMIT = 12
+HELD_OUT_SHARE = 0.25
 # Trials that are looked for in a store.
-MOST_TRIALS = 100
+MAX_TRIALS = 100
 
 
 @dataclass(frozen=True)
@@ -107,30 +116,30 @@ def fit(
     ['turn0', 'turn10', 'turn20', 'turn30']
     """
     place = Path(out).expanduser()
-    check_place(place, replace=overwrite)
-    keep = opened(store)
+    check_output_folder(place, overwrite=overwrite)
+    keep = open_store(store)
     asked = _Asked(str(dataset), method, average, dict(settings or {}), trials, hold_out)
     plan = _best(asked, keep) if method == BEST else _planned(asked, keep, estimate=estimate)
     options: dict[str, Any] = {"threads": threads, "device": device}
     records = _held_out(plan.held_out, keep, pool or Local(), options) if estimate else []
     _trained(plan.run, keep, options)
-    keep.bring(plan.run.key, *(record.run.key for record in records))
-    with steady(threads):
+    keep.fetch(plan.run.key, *(record.run.key for record in records))
+    with deterministic(threads):
         # Not where the data lay for whoever did a run: the same may be elsewhere here.
         here: dict[str, Any] = {"dataset": plan.run.dataset, "device": device}
-        subject = revived(keep.folder(plan.run), **here)
-        distances = distances_from(subject)
+        subject = reopen(keep.folder(plan.run), **here)
+        distances = fit_distances(subject)
         folders = [keep.folder(record.run) for record in records]
-        calibration = calibrated(folders, **here) if folders else None
+        calibration = calibrate(folders, **here) if folders else None
     about = replace(
-        described(subject, keep.folder(plan.run)),
+        describe_model(subject, keep.folder(plan.run)),
         command=asked.command(place, keep.where(), estimate=estimate),
         licence=licence,
-        estimate=estimated(records, recipes=plan.recipes) if records else None,
+        estimate=estimate_accuracy(records, recipes=plan.recipes) if records else None,
         calibration=calibration,
     )
     weights = subject.model.state_dict()
-    write_model(place, about, weights, distances, card(about), replace=overwrite)
+    write_model(place, about, weights, distances, render_card(about), overwrite=overwrite)
     return load(place, device=device)
 
 
@@ -164,12 +173,12 @@ class _Asked:
         return shlex.join(words)
 
 
-def described(subject: Subject, folder: Path) -> Description:
+def describe_model(finished: FinishedRun, folder: Path) -> Description:
     """What a finished run says of its model; nothing yet of what it is worth."""
-    run = subject.record.run
+    run = finished.record.run
     dataset = find_dataset(run.dataset)
-    wrapped = type(subject.model) is not Classifier
-    told = stored_inputs(folder)
+    wrapped = type(finished.model) is not Classifier
+    told = read_run_inputs(folder)
     average = f"-{run.average}" if run.average != "last" else ""
     return Description(
         name=f"{dataset.name}-{run.method}{average}",
@@ -195,7 +204,7 @@ def described(subject: Subject, folder: Path) -> Description:
 
 
 def _inputs(dataset: DomainSet, run: Run, told: Mapping[str, Any]) -> Inputs:
-    x = loaded(dataset, run)[run.sources[0]].x
+    x = load_domains(dataset, run)[run.sources[0]].x
     kind: Any = "pictures" if dataset.resizable else "sounds" if dataset.mel else "arrays"
     dtype: Any = str(x.dtype).removeprefix("torch.")
     return Inputs(
@@ -210,14 +219,16 @@ def _inputs(dataset: DomainSet, run: Run, told: Mapping[str, Any]) -> Inputs:
 
 
 def _planned(asked: _Asked, store: Store, *, estimate: bool) -> _Plan:
-    run = planned(asked.dataset, asked.method, average=asked.average, settings=dict(asked.settings))
+    run = plan_run(
+        asked.dataset, asked.method, average=asked.average, settings=dict(asked.settings)
+    )
     if not estimate:
         return _Plan(run, ())
     if asked.trials < 1:
         raise SpecError(f"trials={asked.trials}: at least one is needed; or use --no-estimate")
     dataset = find_dataset(asked.dataset)
     held_out: list[Run] = []
-    for trial in range(MOST_TRIALS):
+    for trial in range(MAX_TRIALS):
         runs = [_known(each, store) for each in _of_trial(asked, dataset, trial)]
         if trial >= asked.trials and not all(store.get(each) for each in runs):
             break
@@ -228,8 +239,8 @@ def _planned(asked: _Asked, store: Store, *, estimate: bool) -> _Plan:
 def _of_trial(asked: _Asked, dataset: DomainSet, trial: int) -> list[Run]:
     """The runs of a trial: each domain left out, or a share of them."""
     share = asked.hold_out
-    if not share and len(dataset.domains) > EACH:
-        share = SHARE
+    if not share and len(dataset.domains) > LEAVE_ONE_OUT_LIMIT:
+        share = HELD_OUT_SHARE
     options: dict[str, Any] = {"average": asked.average, "settings": asked.settings}
     options["trials"] = trial + 1
     if share:
@@ -251,7 +262,7 @@ def _held_out(
     """The records of all of these runs; one that fails stops it all."""
     outcomes = complete(runs, store, pool=pool, **options)
     found = []
-    for outcome in tracked(outcomes, "holding domains out", len(runs)):
+    for outcome in track(outcomes, "holding domains out", len(runs)):
         if isinstance(outcome, Failure):
             raise DataError(
                 f"{outcome.run.key}: held out, a domain could not be read ({outcome.error}); mend "
@@ -272,14 +283,14 @@ def _best(asked: _Asked, store: Store) -> _Plan:
     if asked.settings or asked.average != "last":
         raise SpecError("best takes a recipe as it is in the store; give no other setting")
     dataset = find_dataset(asked.dataset)
-    dataset.check_here()
+    dataset.check_available()
     recipes = _whole_trials(store, dataset)
     if not recipes:
         raise DataError(
             f"{store.where()}: no benchmark of {dataset.name} there that has left out each domain; "
             f"run `afield bench {asked.dataset} --store {store.where()}` first, or name a method"
         )
-    worth = {key: estimated(records).accuracy for key, records in recipes.items()}
+    worth = {key: estimate_accuracy(records).accuracy for key, records in recipes.items()}
     chosen = recipes[max(worth, key=lambda key: worth[key])]
     # The data may lie elsewhere now.
     held_out = tuple(replace(record.run, dataset=dataset.spec) for record in chosen)

@@ -4,7 +4,7 @@
     sounds     log-mel features of one form, scaled
     arrays     samples × features, or samples × (channels ×) height × width, scaled
 
-The line is that of `read_files`, `Scaling` and `Resized`; nothing here is done in another way.
+The line is that of `read_files`, `Scaling` and `Resize`; nothing here is done in another way.
 """
 
 import math
@@ -19,20 +19,19 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from afield.data.audio import SUFFIXES as SOUNDS
-from afield.data.audio import LogMel, sound
-from afield.data.augmentation import Resized
-from afield.data.images import PICTURES, picture, squeezed
-from afield.data.sources.arrays import channels_first, readable_arrays
+from afield.data.audio import AUDIO_SUFFIXES, LogMel, read_audio
+from afield.data.augmentation import Resize
+from afield.data.images import IMAGE_SUFFIXES, read_image, resize_square
+from afield.data.sources.arrays import to_channels_first, translate_numpy_errors
 from afield.data.stream import Prepare, Scaling
 from afield.errors import DataError, SpecError
 
-__all__ = ["ARRAYS", "Inputs"]
+__all__ = ["ARRAY_SUFFIXES", "Inputs"]
 
-ARRAYS = (".npz", ".npy")
+ARRAY_SUFFIXES = (".npz", ".npy")
 DTYPES = {"uint8": torch.uint8, "float16": torch.float16, "float32": torch.float32}
 # The most numbers in a sample: a description that asks for more is not one of ours.
-MOST = 2**26
+MAX_SAMPLE_SIZE = 2**26
 
 
 @dataclass(frozen=True)
@@ -53,9 +52,12 @@ class Inputs:
     mel: LogMel | None = None
 
     def __post_init__(self) -> None:
-        if len(self.stored) not in (1, 3) or not 1 <= min(self.stored) <= max(self.stored) <= MOST:
+        if (
+            len(self.stored) not in (1, 3)
+            or not 1 <= min(self.stored) <= max(self.stored) <= MAX_SAMPLE_SIZE
+        ):
             raise SpecError(f"stored={self.stored}: no shape of a sample")
-        if self.shape.numel() > MOST or not 0 <= self.size <= MOST:
+        if self.shape.numel() > MAX_SAMPLE_SIZE or not 0 <= self.size <= MAX_SAMPLE_SIZE:
             raise SpecError(f"stored={self.stored}, size={self.size}: too large for a sample")
         if any(len(part) not in (1, self.stored[0]) for part in (self.mean, self.std)):
             raise SpecError("mean and std must have a number for each channel, or one for all")
@@ -74,7 +76,9 @@ class Inputs:
     @property
     def suffixes(self) -> tuple[str, ...]:
         """How the names of files that can be read end."""
-        return {"pictures": PICTURES, "sounds": SOUNDS, "arrays": ARRAYS}[self.kind]
+        return {"pictures": IMAGE_SUFFIXES, "sounds": AUDIO_SUFFIXES, "arrays": ARRAY_SUFFIXES}[
+            self.kind
+        ]
 
     @property
     def told(self) -> str:
@@ -88,7 +92,7 @@ class Inputs:
     def prepare(self) -> Prepare:
         """From stored samples to what the network sees, as in evaluation."""
         scaling = Scaling(*(self.scale(part) for part in (self.mean, self.std)))
-        return Resized(self.size, scaling) if self.size and len(self.stored) == 3 else scaling
+        return Resize(self.size, scaling) if self.size and len(self.stored) == 3 else scaling
 
     def scale(self, part: Sequence[float]) -> Tensor:
         """Numbers of channels or features, shaped so that they go along these."""
@@ -99,10 +103,10 @@ class Inputs:
     def decoded(self, file: Path) -> NDArray[Any]:
         """One picture or sound as it is stored; what is wrong with a broken one is raised."""
         if self.mel is not None:
-            return sound(file, self.mel)
-        return picture(file, self.stored[1])
+            return read_audio(file, self.mel)
+        return read_image(file, self.stored[1])
 
-    def stacked(self, samples: Sequence[NDArray[Any]]) -> Tensor:
+    def stack(self, samples: Sequence[NDArray[Any]]) -> Tensor:
         """Decoded samples as one batch, in the memory layout of the cache."""
         rows = torch.from_numpy(np.stack(samples))
         return rows.permute(0, 3, 1, 2) if self.kind == "pictures" else rows
@@ -113,7 +117,7 @@ class Inputs:
         before = f"{where}: " if where else ""
         if array.dtype.kind not in "fiub" or array.ndim not in (2, 3, 4) or not len(array):
             raise DataError(f"{before}{array.dtype} of shape {array.shape}; give {self._wanted}")
-        x = channels_first(self._squeezed(array))
+        x = to_channels_first(self._squeezed(array))
         if tuple(x.shape[1:]) != self.stored:
             raise DataError(f"{before}samples of shape {array.shape[1:]}; give {self._wanted}")
         if not x.isfinite().all():
@@ -130,7 +134,7 @@ class Inputs:
         side = self.stored[1]
         if array.ndim != 4 or array.shape[1:3] == (side, side):
             return array
-        return np.stack([squeezed(Image.fromarray(each), side) for each in array])
+        return np.stack([resize_square(Image.fromarray(each), side) for each in array])
 
     @property
     def _wanted(self) -> str:
@@ -143,7 +147,7 @@ class Inputs:
         Of an ``.npz`` it is the array X (or x), or the only one.
         """
         names: list[str] | None = None
-        with readable_arrays(file):
+        with translate_numpy_errors(file):
             found = np.load(file, allow_pickle=False)
             if isinstance(found, np.lib.npyio.NpzFile):
                 with found as archive:

@@ -16,24 +16,24 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from afield.deployment.fitting import described
-from afield.deployment.model import Model, built_network, fill, load
-from afield.deployment.model_card import card
+from afield.deployment.fitting import describe_model
+from afield.deployment.model import Model, build_network, load, load_weights
+from afield.deployment.model_card import render_card
 from afield.deployment.model_folder import (
-    WEIGHTS,
+    WEIGHTS_FILE,
     Description,
-    check_place,
+    check_output_folder,
     is_model_folder,
     read_description,
     write_model,
 )
-from afield.diagnosis.diagnosing import revived
 from afield.errors import MergeError
-from afield.experiments.store import read_record, stored_inputs
+from afield.experiments.finished import reopen
+from afield.experiments.store import read_record, read_run_inputs
 from afield.merging.files import FileMerge
-from afield.merging.job import Job
+from afield.merging.job import MergeJob
 
-__all__ = ["merge_model", "write_merged"]
+__all__ = ["merge_model", "write_merged_model"]
 
 
 def merge_model(
@@ -64,34 +64,36 @@ def merge_model(
         Whether the folder of another model may be replaced; processes, as in `merge_files`.
     """
     asked = FileMerge(how, Path(base), tuple(map(Path, experts)), scale, (), params)
-    write_merged(asked, Path(out).expanduser(), Path(like or base), overwrite=overwrite,
+    write_merged_model(asked, Path(out).expanduser(), Path(like or base), overwrite=overwrite,
                  workers=workers)  # fmt: skip
     return load(out)
 
 
-def write_merged(
-    asked: FileMerge, out: Path, like: Path, *, overwrite: bool = False, workers: int = 1
-) -> Job:
+def write_merged_model(
+    request: FileMerge, out: Path, like: Path, *, overwrite: bool = False, workers: int = 1
+) -> MergeJob:
     """Merge, and write the folder of a model."""
-    check_place(out, replace=overwrite)
+    check_output_folder(out, overwrite=overwrite)
     about = _like(like)
-    paths = (asked.base, *asked.experts)
+    paths = (request.base, *request.experts)
     known = [told for path in paths if (told := _known(path)) is not None]
     _check_alike(about, known, like)
-    plain = replace(asked, base=_weights(asked.base), experts=tuple(map(_weights, asked.experts)))
+    plain = replace(
+        request, base=_weights(request.base), experts=tuple(map(_weights, request.experts))
+    )
     with tempfile.TemporaryDirectory() as place:
-        file = Path(place) / WEIGHTS
+        file = Path(place) / WEIGHTS_FILE
         job = plain.write(file, workers=workers)
         weights = load_file(file)
         with safe_open(file, "pt") as opened:
             account = json.loads(opened.metadata()["afield"])
-        network = built_network(about)
-        fill(network, weights, out)
+        network = build_network(about)
+        load_weights(network, weights, out)
     bad = next((name for name, value in weights.items() if not torch.isfinite(value).all()), None)
     if bad is not None:
         raise MergeError(f"{bad}: NaN or infinity in the merged model; nothing is written")
-    merged = _described(about, asked, account, known, out, like)
-    write_model(out, merged, network.state_dict(), None, card(merged), replace=overwrite)
+    merged = _described(about, request, account, known, out, like)
+    write_model(out, merged, network.state_dict(), None, render_card(merged), overwrite=overwrite)
     return job
 
 
@@ -103,7 +105,7 @@ def _like(path: Path) -> Description:
             f"{path}: says neither classes nor inputs; give --like and the folder of a model, or "
             "of a run in a store"
         )
-    return described(revived(path), path)
+    return describe_model(reopen(path), path)
 
 
 def _known(path: Path) -> dict[str, Any] | None:
@@ -113,7 +115,7 @@ def _known(path: Path) -> dict[str, Any] | None:
         told = {"classes": about.classes, "mean": about.inputs.mean, "std": about.inputs.std}
         return {**told, "sources": about.sources, "path": path}
     if (path / "record.json").exists():
-        told = {key: tuple(stored_inputs(path)[key]) for key in ("classes", "mean", "std")}
+        told = {key: tuple(read_run_inputs(path)[key]) for key in ("classes", "mean", "std")}
         return {**told, "sources": read_record(path).run.sources, "path": path}
     return None
 
@@ -130,7 +132,7 @@ def _check_alike(about: Description, known: list[dict[str, Any]], like: Path) ->
 def _weights(path: Path) -> Path:
     """The file of weights in a folder of ours; others are as they are."""
     ours = is_model_folder(path) or (path / "record.json").exists()
-    return path / WEIGHTS if ours else path
+    return path / WEIGHTS_FILE if ours else path
 
 
 def _described(

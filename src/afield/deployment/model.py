@@ -19,26 +19,26 @@ from torch import Tensor, nn
 from afield import registry
 from afield.data.stream import Prepare
 from afield.deployment.distances import Distances
-from afield.deployment.file_batches import Portion, found_files, portions
-from afield.deployment.model_folder import JSON, WEIGHTS, Description, read_model
+from afield.deployment.file_batches import FileBatch, find_files, read_file_batches
+from afield.deployment.model_folder import DESCRIPTION_FILE, WEIGHTS_FILE, Description, read_model
 from afield.errors import AfieldError, DataError, SpecError
 from afield.hyperparameters import build, with_neutral
 from afield.networks.backbone import network
-from afield.networks.features import features_noted
+from afield.networks.features import capture_features
 from afield.progress import progress
 from afield.registry import hint
-from afield.training.calibration import percentiles
+from afield.training.calibration import percentile_ranks
 from afield.training.method import Method, Task
-from afield.training.optimizers import optimizer_of
+from afield.training.optimizers import optimizer_factory
 
-__all__ = ["Model", "Prediction", "built_network", "fill", "load"]
+__all__ = ["Model", "Prediction", "build_network", "load", "load_weights"]
 
 # Samples that go through the network at once.
-BATCH = 64
+BATCH_SIZE = 64
 # Numbers may be finite, and yet too large to be scaled, or for the network.
-OVERFLOW = "the network gives no finite number for it; its values are too large"
+OVERFLOW_MESSAGE = "the network gives no finite number for it; its values are too large"
 
-Given = str | Path | NDArray[Any] | Tensor | Sequence[str | Path]
+ModelInput = str | Path | NDArray[Any] | Tensor | Sequence[str | Path]
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,14 @@ class Model:
         return tuple(getattr(self.module, "domains", ()))
 
     def predict(
-        self, what: Given, *, domain: str | None = None, batch: int = BATCH
+        self, what: ModelInput, *, domain: str | None = None, batch: int = BATCH_SIZE
     ) -> NDArray[np.str_]:
         """The class of every sample; `what` are paths of files or folders, or an array."""
         best = self.predict_proba(what, domain=domain, batch=batch).argmax(axis=1)
         return np.array(self.classes)[best]
 
     def predict_proba(
-        self, what: Given, *, domain: str | None = None, batch: int = BATCH
+        self, what: ModelInput, *, domain: str | None = None, batch: int = BATCH_SIZE
     ) -> NDArray[np.float64]:
         """The probability of every class for every sample, calibrated for unseen domains."""
         found = []
@@ -112,7 +112,7 @@ class Model:
         return np.array(found).reshape(-1, len(self.classes))
 
     def predictions(
-        self, what: Given, *, domain: str | None = None, batch: int = BATCH
+        self, what: ModelInput, *, domain: str | None = None, batch: int = BATCH_SIZE
     ) -> Iterator[Prediction]:
         """One answer after the other, as batches are done.
 
@@ -125,7 +125,7 @@ class Model:
         batch
             Samples that go through the network at once.
         """
-        number = self.number_of(domain)
+        number = self.domain_index(domain)
         if batch < 1:
             raise SpecError(f"batch={batch}: at least one sample")
         if isinstance(what, np.ndarray | Tensor):
@@ -133,15 +133,15 @@ class Model:
             for start in range(0, len(x), batch):
                 rows = x[start : start + batch]
                 names = [f"[{start + i}]" for i in range(len(rows))]
-                yield from self._answers(Portion(names, [""] * len(rows), rows), number)
+                yield from self._answers(FileBatch(names, [""] * len(rows), rows), number)
             return
-        files = found_files(_paths(what), self.about.inputs.suffixes)
+        files = find_files(_paths(what), self.about.inputs.suffixes)
         with progress("predicting", len(files)) as advance:
-            for portion in portions(self.about.inputs, files, batch):
+            for portion in read_file_batches(self.about.inputs, files, batch):
                 yield from self._answers(portion, number)
                 advance(portion.files)
 
-    def number_of(self, domain: str | None) -> int | None:
+    def domain_index(self, domain: str | None) -> int | None:
         """The number of a source domain that the model can be told."""
         if domain is None:
             return None
@@ -167,11 +167,11 @@ class Model:
     def logits_and_features(self, x: Tensor, domain: int | None = None) -> tuple[Tensor, Tensor]:
         """What the network makes of stored samples: its outputs, and what its head takes."""
         told = () if domain is None else (domain,)
-        with features_noted(self.module) as noted, torch.inference_mode():
+        with capture_features(self.module) as noted, torch.inference_mode():
             logits = self.module(self._prepare(x).to(self.device), *told).float().cpu()
         return logits, torch.cat(noted.features).float()
 
-    def _answers(self, portion: Portion, domain: int | None) -> Iterator[Prediction]:
+    def _answers(self, portion: FileBatch, domain: int | None) -> Iterator[Prediction]:
         rows: Iterator[tuple[Any, ...]] = iter(())
         if portion.x is not None:
             logits, features = self.logits_and_features(portion.x, domain)
@@ -187,7 +187,7 @@ class Model:
             number, confidence, distance, place, every = next(rows)
             if not math.isfinite(confidence):
                 # It would be an answer, and not even below a threshold.
-                yield Prediction(name, error=OVERFLOW)
+                yield Prediction(name, error=OVERFLOW_MESSAGE)
                 continue
             yield Prediction(name, self.classes[number], confidence, distance, place, tuple(every))
 
@@ -199,7 +199,7 @@ class Model:
         found = self.distances(features).double().numpy()
         if self.about.calibration is None:
             return found.tolist(), nothing
-        return found.tolist(), percentiles(found, self.about.calibration.distances).tolist()
+        return found.tolist(), percentile_ranks(found, self.about.calibration.distances).tolist()
 
 
 def load(folder: str | Path, *, device: str | None = None) -> Model:
@@ -220,10 +220,10 @@ def load(folder: str | Path, *, device: str | None = None) -> Model:
     path = Path(folder).expanduser()
     about, weights, distances = read_model(path)
     try:
-        module = built_network(about)
+        module = build_network(about)
     except AfieldError as error:
-        raise DataError(f"{path / JSON}: {error}") from None
-    fill(module, weights, path / WEIGHTS)
+        raise DataError(f"{path / DESCRIPTION_FILE}: {error}") from None
+    load_weights(module, weights, path / WEIGHTS_FILE)
     try:
         return Model(about, module, distances, device=device or "cpu")
     # What torch raises for a device that it does not know, was not built for, or does not find.
@@ -233,7 +233,7 @@ def load(folder: str | Path, *, device: str | None = None) -> Model:
         ) from None
 
 
-def built_network(about: Description) -> nn.Module:
+def build_network(about: Description) -> nn.Module:
     """The network that is described, with random weights; nothing is downloaded."""
     told, shape = about.architecture, tuple(about.inputs.shape)
     # The caller's random numbers stay as they are.
@@ -247,14 +247,14 @@ def built_network(about: Description) -> nn.Module:
                 classes=about.classes,
                 steps=1,
                 network=lambda outputs: network(told.backbone, shape, outputs),
-                optimizer=optimizer_of("", lr=1e-3, weight_decay=0.0),
+                optimizer=optimizer_factory("", lr=1e-3, weight_decay=0.0),
                 shape=shape,
             )
             net = method.setup(net, task).model
     return net.eval()
 
 
-def fill(module: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
+def load_weights(module: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
     """Put the weights in, if they are those of this very network."""
     own = module.state_dict()
     missing = [name for name in own if name not in weights]
@@ -263,8 +263,8 @@ def fill(module: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
     for names, told in ((missing, "lacks"), (more, "has besides"), (other, "has in another shape")):
         if names:
             raise DataError(
-                f"{path}: not the weights of the network in {JSON}; it {told} {names[0]}"
-                + f" and {len(names) - 1} more" * (len(names) > 1)
+                f"{path}: not the weights of the network in {DESCRIPTION_FILE}; it "
+                f"{told} {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1)
             )
     module.load_state_dict(weights)
 

@@ -8,18 +8,18 @@ from pathlib import Path
 
 from afield.deployment.model_folder import Description, Estimate
 
-__all__ = ["card"]
+__all__ = ["render_card"]
 
-TASKS = {
+PIPELINE_TAGS = {
     "pictures": "image-classification",
     "sounds": "audio-classification",
     "arrays": "tabular-classification",
 }
 # So many classes, or domains, are named.
-NAMED = 30
+MAX_NAMES = 30
 
 
-def card(about: Description) -> str:
+def render_card(about: Description) -> str:
     """README.md: facts for programs, then the same for people."""
     parts = [
         _front(about),
@@ -34,7 +34,7 @@ def card(about: Description) -> str:
 
 def _front(about: Description) -> str:
     """YAML; strings are written as JSON has them, which is YAML as well."""
-    task = TASKS[about.inputs.kind]
+    task = PIPELINE_TAGS[about.inputs.kind]
     lines = [
         "---",
         f"license: {json.dumps(about.licence or 'unknown')}",
@@ -107,7 +107,7 @@ def _first(about: Description) -> str:
 
 def _table(found: Estimate) -> str:
     rows = [f"| {_cell(name)} | {100 * value:.1f} |" for name, value in found.domains.items()]
-    if len(rows) > NAMED:
+    if len(rows) > MAX_NAMES:
         spread = 100 * (found.spread or 0.0)
         return f"{len(rows)} domains were held out; their standard deviation is {spread:.1f}."
     return "\n".join(["| domain left out | accuracy (%) |", "| --- | --- |", *rows])
@@ -150,8 +150,8 @@ def _use(about: Description) -> str:
 
 
 def _made(about: Description) -> str:
-    classes = ", ".join(about.classes[:NAMED]) + ", …" * (len(about.classes) > NAMED)
-    sources = ", ".join(about.sources[:NAMED]) + ", …" * (len(about.sources) > NAMED)
+    classes = ", ".join(about.classes[:MAX_NAMES]) + ", …" * (len(about.classes) > MAX_NAMES)
+    sources = ", ".join(about.sources[:MAX_NAMES]) + ", …" * (len(about.sources) > MAX_NAMES)
     told = [
         f"- classes ({len(about.classes)}): {_cell(classes)}",
         f"- trained on ({len(about.sources)} domains): {_cell(sources)}",

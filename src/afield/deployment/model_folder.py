@@ -29,32 +29,32 @@ from afield.deployment.distances import Distances
 from afield.deployment.inputs import Inputs
 from afield.errors import DataError, SpecError
 from afield.experiments.record import Run
-from afield.files import whole
-from afield.training.calibration import TEMPERATURES
+from afield.files import atomic_write
+from afield.training.calibration import TEMPERATURE_RANGE
 
 __all__ = [
     "Architecture",
     "Calibration",
     "Description",
     "Estimate",
-    "check_place",
+    "check_output_folder",
     "is_model_folder",
     "read_description",
     "read_model",
     "write_model",
 ]
 
-FORMAT = 1
-JSON, WEIGHTS, DISTANCE, CARD = (
+FORMAT_VERSION = 1
+DESCRIPTION_FILE, WEIGHTS_FILE, DISTANCES_FILE, CARD_FILE = (
     "model.json",
     "model.safetensors",
     "distance.safetensors",
     "README.md",
 )
 # No description of ours comes near to so many bytes.
-LARGEST = 64 * 2**20
+MAX_DESCRIPTION_BYTES = 64 * 2**20
 # Files of weights that only unpickling could read.
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Calibration:
     error_after: float
 
     def __post_init__(self) -> None:
-        least, most = TEMPERATURES
+        least, most = TEMPERATURE_RANGE
         if not 0.99 * least <= self.temperature <= 1.01 * most:
             raise SpecError(f"temperature={self.temperature}: must be between {least} and {most}")
         for known in (self.confidences, self.distances):
@@ -131,7 +131,7 @@ class Description:
     estimate: Estimate | None = None
     calibration: Calibration | None = None
     files: Mapping[str, str] = field(default_factory=dict)
-    format: int = FORMAT
+    format: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2 or len(set(self.classes)) != len(self.classes):
@@ -144,13 +144,13 @@ _DESCRIPTION = TypeAdapter(Description)
 def is_model_folder(path: Path) -> bool:
     """Whether this looks like a folder that `write_model` has written."""
     try:
-        told = json.loads((path / JSON).read_text(encoding="utf-8"))
+        told = json.loads((path / DESCRIPTION_FILE).read_text(encoding="utf-8"))
         return isinstance(told, dict) and {"format", "architecture", "files"} <= told.keys()
     except (OSError, ValueError, RecursionError):
         return False
 
 
-def check_place(out: Path, *, replace: bool = False) -> None:
+def check_output_folder(out: Path, *, overwrite: bool = False) -> None:
     """Refuse a place where something would be lost, before any work."""
     if out.name in ("", ".."):
         raise SpecError(f"{out}: has no name of its own to be written under; give a new folder")
@@ -159,7 +159,7 @@ def check_place(out: Path, *, replace: bool = False) -> None:
     if out.exists() and any(out.iterdir()):
         if not is_model_folder(out):
             raise SpecError(f"{out}: is there, and not the folder of a model; give a new one")
-        if not replace:
+        if not overwrite:
             raise SpecError(f"{out}: is there already; give a new folder, or --force to replace it")
     there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     if not os.access(there, os.W_OK):
@@ -173,22 +173,22 @@ def write_model(
     distances: Distances | None,
     card: str,
     *,
-    replace: bool = False,
+    overwrite: bool = False,
 ) -> Description:
     """Write the folder, whole or not at all; returns the description with its hashes."""
-    check_place(out, replace=replace)
-    tensors = {WEIGHTS: {name: value.cpu().contiguous() for name, value in weights.items()}}
+    check_output_folder(out, overwrite=overwrite)
+    tensors = {WEIGHTS_FILE: {name: value.cpu().contiguous() for name, value in weights.items()}}
     if distances is not None:
-        tensors[DISTANCE] = distances.tensors()
+        tensors[DISTANCES_FILE] = distances.tensors()
     try:
-        with whole(out) as part:
+        with atomic_write(out) as part:
             part.mkdir()
             for name, content in tensors.items():
                 (part / name).write_bytes(save(content, metadata={"format": "pt"}))
             told = _with_hashes(description, {name: _sha256(part / name) for name in tensors})
             text = json.dumps(_DESCRIPTION.dump_python(told, mode="json"), indent=1)
-            (part / JSON).write_text(text + "\n", encoding="utf-8")
-            (part / CARD).write_text(card, encoding="utf-8")
+            (part / DESCRIPTION_FILE).write_text(text + "\n", encoding="utf-8")
+            (part / CARD_FILE).write_text(card, encoding="utf-8")
             for file in part.iterdir():
                 _flush(file)
     except OSError as error:
@@ -203,31 +203,33 @@ def read_model(folder: Path) -> tuple[Description, dict[str, Tensor], Distances 
     if not folder.is_dir():
         raise DataError(f"{folder}: no folder of a model there; `afield fit … --out` writes one")
     description = read_description(folder)
-    if WEIGHTS not in description.files:
-        raise DataError(f"{folder / JSON}: no hash of {WEIGHTS} in it; get the folder anew")
-    weights = _tensors(folder, WEIGHTS, description.files[WEIGHTS])
-    if DISTANCE not in description.files:
+    if WEIGHTS_FILE not in description.files:
+        raise DataError(
+            f"{folder / DESCRIPTION_FILE}: no hash of {WEIGHTS_FILE} in it; get the folder anew"
+        )
+    weights = _tensors(folder, WEIGHTS_FILE, description.files[WEIGHTS_FILE])
+    if DISTANCES_FILE not in description.files:
         return description, weights, None
-    found = _tensors(folder, DISTANCE, description.files[DISTANCE])
-    return description, weights, _distances(folder / DISTANCE, found)
+    found = _tensors(folder, DISTANCES_FILE, description.files[DISTANCES_FILE])
+    return description, weights, _distances(folder / DISTANCES_FILE, found)
 
 
 def read_description(folder: Path) -> Description:
     """What the folder of a model says of it, checked."""
-    path = _inside(folder, JSON)
-    if path.stat().st_size > LARGEST:
+    path = _inside(folder, DESCRIPTION_FILE)
+    if path.stat().st_size > MAX_DESCRIPTION_BYTES:
         raise DataError(f"{path}: too large to describe a model; get the folder anew")
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: not readable JSON ({error}); get the folder anew") from None
     version = told.get("format") if isinstance(told, dict) else None
-    if version != FORMAT:
-        later = isinstance(version, int) and version > FORMAT
+    if version != FORMAT_VERSION:
+        later = isinstance(version, int) and version > FORMAT_VERSION
         what = (
             f"of format {version}, by a later afield" if later else "not the model.json of afield"
         )
-        raise DataError(f"{path}: {what}; this one reads format {FORMAT}")
+        raise DataError(f"{path}: {what}; this one reads format {FORMAT_VERSION}")
     try:
         return _DESCRIPTION.validate_python(told)
     except (ValidationError, RecursionError) as error:
@@ -243,7 +245,8 @@ def _tensors(folder: Path, name: str, known: str) -> dict[str, Tensor]:
     try:
         if _sha256(path) != known:
             raise DataError(
-                f"{path}: not the file that {JSON} tells of (another SHA-256): it was changed or "
+                f"{path}: not the file that {DESCRIPTION_FILE} tells of (another SHA-256): it "
+                "was changed or "
                 "cut short; get the folder anew"
             )
         found = load_file(path)
@@ -262,7 +265,7 @@ def _distances(path: Path, tensors: Mapping[str, Tensor]) -> Distances:
     centres, whitening = shapes.get("centres", ()), shapes.get("whitening", ())
     if len(centres) != 2 or whitening != (centres[1], centres[1]) or not centres[0]:
         raise DataError(f"{path}: not the distances of a model; get the folder anew")
-    return Distances.of_tensors(tensors)
+    return Distances.from_tensors(tensors)
 
 
 def _inside(folder: Path, name: str) -> Path:
@@ -271,7 +274,7 @@ def _inside(folder: Path, name: str) -> Path:
     if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
         raise DataError(f"{path}: a link that leads out of the folder; put the file itself there")
     if not path.is_file():
-        there = next((file for file in folder.iterdir() if file.suffix in PICKLES), None)
+        there = next((file for file in folder.iterdir() if file.suffix in PICKLE_SUFFIXES), None)
         more = f" ({there.name} is not read: it could run code)" if there else ""
         raise DataError(f"{folder}: no {name} in it{more}; give the folder of a model of afield")
     return path

@@ -17,17 +17,17 @@ from typing import IO, Any
 
 from afield.deployment.model import Prediction
 from afield.errors import SpecError
-from afield.files import whole
+from afield.files import atomic_write
 
-__all__ = ["FORMATS", "Columns", "check_out", "csv_lines", "write_predictions"]
+__all__ = ["OUTPUT_SUFFIXES", "Columns", "check_output_file", "csv_lines", "write_predictions"]
 
-FORMATS = (".csv", ".jsonl", ".parquet")
+OUTPUT_SUFFIXES = (".csv", ".jsonl", ".parquet")
 # What a spreadsheet would take for a formula.
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
+FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r")
 # The percentile of what lies further away than all that was held out.
-BEYOND = 100
+OUT_OF_RANGE_PERCENTILE = 100
 # Rows of a Parquet file that are written at once.
-GROUP = 4096
+ROW_GROUP_SIZE = 4096
 
 Row = dict[str, Any]
 
@@ -53,7 +53,7 @@ class Columns:
     def row(self, prediction: Prediction) -> Row:
         """One prediction, under the names of the columns."""
         found: Row = {
-            "file": plain_name(prediction.file),
+            "file": safe_name(prediction.file),
             "class": prediction.label or None,
             "confidence": prediction.confidence,
             "distance": prediction.distance,
@@ -69,24 +69,26 @@ class Columns:
     def _abstain(self, prediction: Prediction, threshold: float) -> bool | None:
         if prediction.confidence is None:
             return None
-        beyond = prediction.percentile is not None and prediction.percentile >= BEYOND
+        beyond = (
+            prediction.percentile is not None and prediction.percentile >= OUT_OF_RANGE_PERCENTILE
+        )
         return beyond or prediction.confidence < threshold
 
 
-def plain_name(file: str) -> str:
+def safe_name(file: str) -> str:
     """A file's name that can be written, and that no spreadsheet takes for a formula.
 
     >>> plain_name("=1+1.png")
     './=1+1.png'
     """
     name = os.fsencode(file).decode("utf-8", "backslashreplace")
-    return f"./{name}" if name.startswith(FORMULA) else name
+    return f"./{name}" if name.startswith(FORMULA_PREFIXES) else name
 
 
-def check_out(out: Path) -> None:
+def check_output_file(out: Path) -> None:
     """Refuse what cannot be written, before any work."""
-    if out.suffix not in FORMATS:
-        raise SpecError(f"{out}: predictions are one of {', '.join(FORMATS)}; name it so")
+    if out.suffix not in OUTPUT_SUFFIXES:
+        raise SpecError(f"{out}: predictions are one of {', '.join(OUTPUT_SUFFIXES)}; name it so")
     if out.is_dir():
         raise SpecError(f"{out}: is a folder; give a file to write")
     if out.suffix == ".parquet":
@@ -95,11 +97,11 @@ def check_out(out: Path) -> None:
 
 def write_predictions(predictions: Iterable[Prediction], out: Path, columns: Columns) -> None:
     """Write all rows to a file of the form that its name says."""
-    check_out(out)
+    check_output_file(out)
     writer = {".csv": _csv, ".jsonl": _json_lines, ".parquet": _parquet}[out.suffix]
     rows = (columns.row(prediction) for prediction in predictions)
     try:
-        with whole(out) as part:
+        with atomic_write(out) as part:
             writer(rows, part, columns)
     except OSError as error:
         raise SpecError(
@@ -162,7 +164,7 @@ def _parquet(rows: Iterable[Row], part: Path, columns: Columns) -> None:
         waiting: list[Row] = []
         for row in rows:
             waiting.append(row)
-            if len(waiting) == GROUP:
+            if len(waiting) == ROW_GROUP_SIZE:
                 writer.write_table(arrow.Table.from_pylist(waiting, schema=schema))
                 waiting = []
         if waiting:

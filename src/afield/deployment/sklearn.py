@@ -24,20 +24,26 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from afield.data.augmentation import Resized
+from afield.data.augmentation import Resize
 from afield.data.domains import Domain, DomainSet, Training
 from afield.data.samples import Rows
-from afield.data.sources.arrays import channels_first
-from afield.errors import SpecError, UnfitError
-from afield.experiments.protocol import planned_run
+from afield.data.sources.arrays import to_channels_first
+from afield.errors import IncompatibleMethodError, SpecError
+from afield.experiments.protocol import resolve_run
 from afield.experiments.record import Run
-from afield.experiments.runner import Place, begun_on, checkpoints_of, default_device, steady
-from afield.training.evaluation import outputs
+from afield.experiments.runner import (
+    Machine,
+    default_device,
+    deterministic,
+    remaining_checkpoints,
+    set_up_on,
+)
+from afield.networks.inference import compute_outputs
 
 __all__ = ["DomainClassifier"]
 
 # What the only domain is called where none are given.
-ONLY = "all"
+SINGLE_DOMAIN = "all"
 
 
 class DomainClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sklearn is untyped
@@ -144,9 +150,9 @@ class DomainClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
             training=Training(backbone="small:mlp" if x.ndim == 2 else "small:cnn"),
         )
         run, device = self._run(dataset), torch.device(self.device or default_device())
-        with steady(self.threads):
-            work = begun_on(dataset, known, run, Place(device, self.threads, Path()))
-            self.checkpoints_ = tuple(checkpoints_of(work))
+        with deterministic(self.threads):
+            work = set_up_on(dataset, known, run, Machine(device, self.threads, Path()))
+            self.checkpoints_ = tuple(remaining_checkpoints(work))
         self.model_ = work.average.model
         self.model_.load_state_dict(work.best)
         self.model_.eval().cpu()
@@ -167,8 +173,10 @@ class DomainClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         # So exact that a row of features has the same result whatever rows stand beside it.
         exact = torch.float64 if x.ndim == 2 else torch.float32
         model = copy.deepcopy(self.model_).to(device, exact)
-        with steady(self.threads):
-            logits = outputs(model, Rows([x]), lambda part: self.prepare_(part).to(device, exact))
+        with deterministic(self.threads):
+            logits = compute_outputs(
+                model, Rows([x]), lambda part: self.prepare_(part).to(device, exact)
+            )
         probabilities: NDArray[np.float64] = logits.double().softmax(dim=1).cpu().numpy()
         return probabilities
 
@@ -192,7 +200,7 @@ class DomainClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         settings = {name: _plain(v) for name, v in (own | given).items() if v is not None}
         trial = int(check_random_state(self.random_state).randint(2**31 - 1))
         try:
-            return planned_run(
+            return resolve_run(
                 dataset,
                 self.method,
                 dataset.domains,
@@ -200,8 +208,10 @@ class DomainClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
                 average=self.average,
                 settings=settings,
             )
-        except UnfitError as error:
-            raise UnfitError(f"{error}; give fit the domain of each sample", error.method) from None
+        except IncompatibleMethodError as error:
+            raise IncompatibleMethodError(
+                f"{error}; give fit the domain of each sample", error.method
+            ) from None
 
 
 def _kept(x: Any) -> Any:
@@ -212,13 +222,13 @@ def _kept(x: Any) -> Any:
 
 def _samples(values: NDArray[Any]) -> Tensor:
     # Torch shares the memory, and says so where it may not be written to.
-    return channels_first(np.require(values, requirements="W"))
+    return to_channels_first(np.require(values, requirements="W"))
 
 
 def _numbered(domains: ArrayLike | None, x: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """The names of the domains, and for each sample the number of its own."""
     if domains is None:
-        return np.array([ONLY]), np.zeros(len(x), dtype=int)
+        return np.array([SINGLE_DOMAIN]), np.zeros(len(x), dtype=int)
     check_consistent_length(x, domains)
     found = column_or_1d(domains)
     missing = np.flatnonzero(pd.isna(found))
@@ -229,7 +239,7 @@ def _numbered(domains: ArrayLike | None, x: NDArray[Any]) -> tuple[NDArray[Any],
 
 def _on_cpu(prepare: Any) -> Any:
     """How inputs are scaled, to be used and unpickled on any machine."""
-    if isinstance(prepare, Resized):
+    if isinstance(prepare, Resize):
         return replace(prepare, scaling=_on_cpu(prepare.scaling))
     return replace(prepare, mean=prepare.mean.cpu(), std=prepare.std.cpu())
 

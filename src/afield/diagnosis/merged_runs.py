@@ -6,40 +6,41 @@ import torch
 from torch import Tensor
 
 from afield import registry
-from afield.diagnosis.diagnostic import Subject
 from afield.errors import SpecError
-from afield.merging.checks import MERGED, Spec
-from afield.merging.state_dicts import rule_of
+from afield.experiments.finished import FinishedRun
+from afield.merging.checks import MERGED, TensorSpec
+from afield.merging.state_dicts import tensor_action
 
-__all__ = ["check_matrices", "check_merged", "matrix_deltas", "moved_matrices"]
+__all__ = ["changed_matrices", "check_matrices", "check_merged", "matrix_deltas"]
 
 
-def check_merged(subject: Subject, name: str, *, experts: int = 1) -> None:
+def check_merged(finished: FinishedRun, name: str, *, experts: int = 1) -> None:
     """Refuse runs that are not merged, or of fewer experts."""
-    method = subject.record.run.method
-    if not subject.experts:
+    method = finished.record.run.method
+    if not finished.experts:
         raise SpecError(
             f"{name} looks at merged runs, as `afield bench DATA --merges score` makes them; this "
             f"is one of {method}"
         )
-    if len(subject.experts) < experts:
+    if len(finished.experts) < experts:
         raise SpecError(
-            f"{name} compares experts, and {method} has {len(subject.experts)}; look at a merge of "
+            f"{name} compares experts, and {method} has {len(finished.experts)}; look at a "
+            "merge of "
             "the same store"
         )
 
 
-def moved_matrices(subject: Subject) -> list[str]:
+def changed_matrices(finished: FinishedRun) -> list[str]:
     """The tensors that a merge of matrices merges, and that some expert has changed.
 
     In the order of the network: files have theirs by name.
     """
-    order = {name: place for place, name in enumerate(subject.model.state_dict())}
+    order = {name: place for place, name in enumerate(finished.model.state_dict())}
     found = [
         name
-        for name, value in subject.base.items()
-        if rule_of("matrix", name, Spec(value.dtype, tuple(value.shape))) == MERGED
-        and any(not torch.equal(expert[name], value) for expert in subject.experts.values())
+        for name, value in finished.base.items()
+        if tensor_action("matrix", name, TensorSpec(value.dtype, tuple(value.shape))) == MERGED
+        and any(not torch.equal(expert[name], value) for expert in finished.experts.values())
     ]
     if not found:
         raise SpecError("no expert has changed a matrix: there is nothing to compare")
@@ -54,10 +55,10 @@ def check_matrices(names: Sequence[str], wanted: Sequence[str], where: str) -> N
             raise SpecError(f"{where}: no changed matrix is called {name!r}; {known}")
 
 
-def matrix_deltas(subject: Subject, names: Sequence[str]) -> Iterator[Tensor]:
+def matrix_deltas(finished: FinishedRun, names: Sequence[str]) -> Iterator[Tensor]:
     """What each expert changed in each of these matrices, [experts, m, n], in float32 at least."""
     for name in names:
-        base = subject.base[name]
+        base = finished.base[name]
         precise = base if base.dtype == torch.float64 else base.float()
-        experts = [expert[name].to(precise.dtype) for expert in subject.experts.values()]
+        experts = [expert[name].to(precise.dtype) for expert in finished.experts.values()]
         yield torch.stack(experts) - precise

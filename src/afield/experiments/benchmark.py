@@ -22,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from afield.data.domains import Training
 from afield.errors import DataError, SpecError, UnknownNameError
-from afield.experiments.benchmarking import plan
+from afield.experiments.benchmarking import plan_runs
 from afield.experiments.pools import Ray
 from afield.experiments.record import Run
 from afield.experiments.sweep import Local, Pool, default_workers
@@ -73,7 +73,7 @@ class Benchmark:
         """All runs of it, after reading and checking the data."""
         found = []
         for dataset in self.dataset:
-            found += plan(
+            found += plan_runs(
                 dataset,
                 list(self.methods),
                 trials=self.trials,

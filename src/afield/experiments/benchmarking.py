@@ -10,28 +10,28 @@ from typing import Any
 import torch
 
 from afield import registry
-from afield.data.domains import DomainSet, gaps
+from afield.data.domains import DomainSet, missing_class_warnings
 from afield.data.lookup import find_dataset
-from afield.errors import SpecError, UnfitError
+from afield.errors import IncompatibleMethodError, SpecError
 from afield.experiments.merge_protocol import NEED_STATISTICS, merging_runs
 from afield.experiments.protocol import (
     check_settings,
     hold_out,
     leave_one_out,
-    planned_run,
+    resolve_run,
     settings_of,
 )
 from afield.experiments.record import DEFAULT_RULES, Failure, Record, Run
-from afield.experiments.remote_store import opened
-from afield.experiments.run_data import Material
-from afield.experiments.runner import execute, loaded
-from afield.experiments.selection import RULES, checked_rules
+from afield.experiments.remote_store import open_store
+from afield.experiments.run_data import RunData
+from afield.experiments.runner import execute, load_domains
+from afield.experiments.selection import RULES, resolve_rules
 from afield.experiments.store import Store
-from afield.experiments.sweep import Local, Pool, complete, in_order
+from afield.experiments.sweep import Local, Pool, complete, sort_outcomes
 from afield.networks.backbone import HUB, network
 from afield.progress import progress
 
-__all__ = ["DEFAULT_METHODS", "bench", "plan", "planned", "train"]
+__all__ = ["DEFAULT_METHODS", "bench", "plan_run", "plan_runs", "train"]
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 DEFAULT_METHODS = ("erm", "groupdro", "arith")
 
 
-def plan(
+def plan_runs(
     dataset: str | Path,
     methods: str | Sequence[str] | None = None,
     *,
@@ -84,7 +84,7 @@ def plan(
     for name in names:
         registry.find("methods", name)
     found = find_dataset(dataset)
-    found.check_here()
+    found.check_available()
     names = list(dict.fromkeys(names))
     asked = [rules] if isinstance(rules, str) else rules
     wanted = asked if asked is None else _fitting_rules(asked, found, test, validate)
@@ -139,7 +139,8 @@ def bench(
     threads, device
         As in `execute`.
     options
-        As in `plan` and `leave_one_out`: rules, test, validate, trials, draws, average, settings.
+        As in `plan_runs` and `leave_one_out`: rules, test, validate, trials, draws, average,
+        settings.
 
     Examples
     --------
@@ -149,10 +150,10 @@ def bench(
     >>> [record.unseen for record in records]
     [('turn0',), ('turn10',), ('turn20',), ('turn30',)]
     """
-    place = opened(store)
-    runs = plan(dataset, methods, **options)
+    place = open_store(store)
+    runs = plan_runs(dataset, methods, **options)
     found = complete(runs, place, pool=pool or Local(workers), threads=threads, device=device)
-    outcomes = in_order(runs, found)
+    outcomes = sort_outcomes(runs, found)
     for failure in outcomes:
         if isinstance(failure, Failure):
             log.error("%s failed: %s", failure.run.key, failure.error)
@@ -182,7 +183,7 @@ def train(
     store
         The folder of the records.
     trial, draw, average, settings
-        As in `planned_run`.
+        As in `resolve_run`.
     options
         As in `execute`.
 
@@ -194,7 +195,7 @@ def train(
     >>> record.checkpoints[-1].scores["turn10"].main.accuracy > 0.9
     True
     """
-    run = planned(
+    run = plan_run(
         dataset,
         method,
         target=target,
@@ -203,18 +204,18 @@ def train(
         average=average,
         settings=settings,
     )
-    place = opened(store)
+    place = open_store(store)
     return execute(run, place, **options)
 
 
-def planned(
+def plan_run(
     dataset: str | Path, method: str, *, target: str | Sequence[str] = (), **options: Any
 ) -> Run:
-    """The run that trains on all domains but the target; `options` as in `planned_run`."""
+    """The run that trains on all domains but the target; `options` as in `resolve_run`."""
     found = find_dataset(dataset)
-    found.check_here()
+    found.check_available()
     left_out = (target,) if isinstance(target, str) else tuple(target)
-    run = planned_run(found, method, found.without(*left_out), **options)
+    run = resolve_run(found, method, found.without(*left_out), **options)
     _check(found, run)
     return run
 
@@ -224,7 +225,7 @@ def _of_fitting_methods(planner: Callable[[list[str]], list[Run]], names: list[s
     while True:
         try:
             return planner(names)
-        except UnfitError as error:
+        except IncompatibleMethodError as error:
             names = [name for name in names if name != error.method]
             log.warning("left out: %s", error)
 
@@ -246,7 +247,7 @@ def _fitting_rules(
     asked: Sequence[str], dataset: DomainSet, test: float, validate: float
 ) -> tuple[str, ...]:
     """The rules that were asked for; ``all`` are those that can read such a benchmark."""
-    found, fitting = checked_rules(asked), tuple(rule for rule in RULES if rule != "validation")
+    found, fitting = resolve_rules(asked), tuple(rule for rule in RULES if rule != "validation")
     if test:
         # Only the checkpoint that is deployed is read on the unseen domains.
         fitting = ("validation" if round(validate * len(dataset.domains)) else "sources", "target")
@@ -263,17 +264,17 @@ def _fitting_rules(
 
 def _check(dataset: DomainSet, run: Run) -> None:
     """Read the data and build the network before anything is trained; tell what is odd."""
-    domains = loaded(dataset, run)
-    for gap in gaps(domains, dataset.classes):
+    domains = load_domains(dataset, run)
+    for gap in missing_class_warnings(domains, dataset.classes):
         log.warning("%s: %s", dataset.name, gap)
     dropped = sum(len(domain.broken) for domain in domains.values())
     if dropped:
         log.warning("%s: %d broken file(s) left out", dataset.name, dropped)
-    shape = Material.of(run, dataset, domains, torch.device("cpu")).shape
+    shape = RunData.of(run, dataset, domains, torch.device("cpu")).shape
     if run.size and len(shape) != 3:
         raise SpecError(f"size={run.size}: {dataset.name} has no pictures; leave it out")
     # What comes from the hub may take its time. The caller's random numbers stay as they are.
     waiting = progress(f"weights of {run.backbone}") if run.weights == HUB else nullcontext()
     with waiting, torch.random.fork_rng(devices=[]):
         classes = dataset.classes
-        network(run.backbone, shape, len(classes), weights=run.weights, names=classes)
+        network(run.backbone, shape, len(classes), weights=run.weights, class_names=classes)

@@ -16,23 +16,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from afield.data.augmentation import Resized
-from afield.data.domains import Domain, DomainSet, Reading, Training, data_root
+from afield.data.augmentation import Resize
+from afield.data.domains import Domain, DomainSet, ReadOptions, Training, data_root
 from afield.data.images import stored_side
 from afield.data.lookup import find_dataset
 from afield.data.samples import Rows
 from afield.data.stream import Scaling
 from afield.errors import SpecError
-from afield.experiments.protocol import settled
+from afield.experiments.protocol import resolve_settings
 from afield.experiments.runner import default_device
-from afield.hyperparameters import checked
-from afield.networks.backbone import Classifier, form_of, network
+from afield.hyperparameters import validate_values
+from afield.networks.backbone import Classifier, input_form, network
 from afield.progress import progress
-from afield.seeds import seed
+from afield.seeds import derive_seed
 
 __all__ = ["embed"]
 
-USUAL = "timm:resnet18"
+DEFAULT_BACKBONE = "timm:resnet18"
 # Samples that go through the network at once.
 CHUNK = 64
 
@@ -71,13 +71,15 @@ def embed(
     found = find_dataset(dataset)
     if found.origin == str(path.resolve()):
         raise SpecError(f"{path}: the data themselves; give another --out")
-    usual = found.training.backbone if form_of(found.training.backbone) else USUAL
+    usual = found.training.backbone if input_form(found.training.backbone) else DEFAULT_BACKBONE
     given = {"backbone": backbone or usual, "size": size}
-    known = checked(Training, {name: value for name, value in given.items() if value is not None})
+    known = validate_values(
+        Training, {name: value for name, value in given.items() if value is not None}
+    )
     known["weights"] = weights or found.training.weights
-    settings = settled({**vars(found.training), **known}, found)
+    settings = resolve_settings({**vars(found.training), **known}, found)
     side = stored_side(settings["size"]) if found.resizable else 0
-    domains = found.load(Reading(data_root(), side=side, skip_broken=skip_broken))
+    domains = found.load(ReadOptions(data_root(), side=side, skip_broken=skip_broken))
     torch.set_num_threads(threads or before)
     try:
         x = _features(found, domains, settings, torch.device(device or default_device()))
@@ -104,15 +106,15 @@ def _features(
     device: torch.device,
 ) -> NDArray[np.float32]:
     rows = Rows([domain.x for domain in domains.values()], device=device)
-    form = form_of(settings["backbone"])
+    form = input_form(settings["backbone"])
     if form is None or rows.dtype != torch.uint8:
         raise SpecError(
             f"{dataset.name} with {settings['backbone']}: features come from a pretrained network "
             "that sees pictures; use --backbone timm:NAME and a dataset of pictures"
         )
     channels, size = rows.shape[0], settings["size"] or rows.shape[-1]
-    scaling = Scaling.of_pictures(form.mean, form.std, channels=channels, device=device)
-    prepare = Resized(size, scaling)
+    scaling = Scaling.for_images(form.mean, form.std, channels=channels, device=device)
+    prepare = Resize(size, scaling)
     net = _network(settings, (channels, size, size)).to(device).eval()
     found = []
     with torch.inference_mode(), progress(f"embedding {dataset.name}", len(rows)) as advance:
@@ -126,7 +128,7 @@ def _network(settings: Mapping[str, Any], shape: tuple[int, ...]) -> Classifier:
     """The network; random weights are the same ones every time."""
     name = settings["backbone"]
     with torch.random.fork_rng(devices=[]), progress(f"weights of {name}"):
-        torch.manual_seed(seed("embedding", name))
+        torch.manual_seed(derive_seed("embedding", name))
         return network(name, shape, 1, weights=settings["weights"])
 
 

@@ -22,24 +22,24 @@ import torch
 
 from afield import registry
 from afield.data.domains import DomainSet
-from afield.errors import MergeError, SpecError, UnfitError, UnknownNameError
-from afield.experiments.merge_runner import COMPARISONS
-from afield.experiments.protocol import Settings, check_settings, planned_run, settings_of
+from afield.errors import IncompatibleMethodError, MergeError, SpecError, UnknownNameError
+from afield.experiments.merge_runner import MERGE_BASELINES
+from afield.experiments.protocol import Settings, check_settings, resolve_run, settings_of
 from afield.experiments.record import DEFAULT_RULES, Run
-from afield.hyperparameters import build, checked, defaults, draw_values, without_neutral
+from afield.hyperparameters import build, defaults, draw_values, validate_values, without_neutral
 from afield.merging.state_dicts import merge as merge_by
 from afield.networks.backbone import network
 from afield.training.method import Task
-from afield.training.optimizers import optimizer_of
+from afield.training.optimizers import optimizer_factory
 
 __all__ = ["NEED_STATISTICS", "merging_runs"]
 
 # A warm-up of a network without pretraining takes so much of an expert's steps.
-WARM_UP = 0.2
+WARM_UP_SHARE = 0.2
 # Statistics of data that are at hand when one has data, and not only models.
 NEED_STATISTICS = ("fisher", "regmean")
 # What methods are tried on before they are trusted to leave a network as it is.
-TINY = (4,)
+TINY_SHAPE = (4,)
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class _Plan:
 
     def base(self, sources: tuple[str, ...], trial: int) -> Run:
         """What experts start from."""
-        own = planned_run(self.dataset, "erm", sources, trial=trial, settings=self.common)
+        own = resolve_run(self.dataset, "erm", sources, trial=trial, settings=self.common)
         if own.backbone.startswith("clip:"):
             return self._fitted(self.dataset.domains[:1], trial)
         if own.weights:
@@ -66,13 +66,13 @@ class _Plan:
             raise SpecError(f"{unused}: nothing is pretrained here, so the base is warmed up")
         steps = self.base_steps or _warm_up(own.steps)
         warm = {**self.common, "steps": steps, "every": None}
-        run = planned_run(self.dataset, "erm", sources, trial=trial, settings=warm)
+        run = resolve_run(self.dataset, "erm", sources, trial=trial, settings=warm)
         return replace(run, role="base", given={})
 
     def _fitted(self, sources: tuple[str, ...], trial: int) -> Run:
         own = settings_of(self.settings, "linear_probe")
         once = {**own, "steps": 1, "every": 1}
-        run = planned_run(self.dataset, "linear_probe", sources, trial=trial, settings=once)
+        run = resolve_run(self.dataset, "linear_probe", sources, trial=trial, settings=once)
         return replace(run, role="base", given={})
 
     @property
@@ -82,7 +82,7 @@ class _Plan:
 
     def expert(self, method: str, sources: tuple[str, ...], base: Run) -> Run:
         """A model that is fine-tuned from a base."""
-        run = planned_run(
+        run = resolve_run(
             self.dataset,
             method,
             sources,
@@ -139,7 +139,7 @@ def merging_runs(
         for target in dataset.domains:
             for run in _of_target(plan, target, trial, merges, draws, reading):
                 found.setdefault(run.key, run)
-    return sorted(found.values(), key=lambda run: (run.trial, run.stage))
+    return sorted(found.values(), key=lambda run: (run.trial, run.order))
 
 
 def _of_target(
@@ -162,9 +162,9 @@ def _of_target(
         rules=rules,
         given=_told(plan, base, experts),
     )
-    merged = [replace(like, method=name) for name in COMPARISONS[:-1]]
+    merged = [replace(like, method=name) for name in MERGE_BASELINES[:-1]]
     both = tuple(dict.fromkeys((*rules, "target")))
-    merged.append(replace(like, method=COMPARISONS[-1], experts=(bound.key,), rules=both))
+    merged.append(replace(like, method=MERGE_BASELINES[-1], experts=(bound.key,), rules=both))
     for name in merges:
         merged += [_merged(plan, like, name, draw) for draw in range(draws)]
     return [base, *experts, bound, *merged]
@@ -175,7 +175,7 @@ def _bound(plan: _Plan, target: str, base: Run) -> Run:
     for method in plan.methods:
         try:
             return plan.expert(method, (target,), base)
-        except UnfitError:
+        except IncompatibleMethodError:
             continue
     return plan.expert("erm", (target,), base)
 
@@ -184,7 +184,7 @@ def _merged(plan: _Plan, like: Run, name: str, draw: int) -> Run:
     merge = registry.find("merges", name)
     asked = {k.partition(".")[2]: v for k, v in plan.settings.items() if k.startswith(f"{name}.")}
     scale = _scale(name, asked.pop("scale", 1.0))
-    chosen = checked(merge, asked)
+    chosen = validate_values(merge, asked)
     _try(name, chosen)
     params = {**draw_values(merge, draw=draw, trial=like.trial), **chosen}
     usual = {**defaults(merge), "scale": 1.0}
@@ -232,7 +232,7 @@ def _told(plan: _Plan, base: Run, experts: Sequence[Run]) -> dict[str, Any]:
 
 
 def _warm_up(steps: int) -> int:
-    return max(1, round(WARM_UP * steps))
+    return max(1, round(WARM_UP_SHARE * steps))
 
 
 def _check(
@@ -259,7 +259,7 @@ def _check(
 
 
 def _check_merge(name: str) -> None:
-    if name in COMPARISONS:
+    if name in MERGE_BASELINES:
         raise UnknownNameError(f"{name} stands beside every merge already; leave it out")
     registry.find("merges", name)
     if name in NEED_STATISTICS:
@@ -275,12 +275,14 @@ def _check_plain(method: str, settings: Settings, *, domains: int) -> None:
     made = build(registry.find("methods", method), own)
     names = tuple(str(i) for i in range(domains))
     with torch.random.fork_rng(devices=[]):
-        make = partial(network, "small:mlp", TINY)
-        optimizer = optimizer_of("", lr=1e-3, weight_decay=0.0)
+        make = partial(network, "small:mlp", TINY_SHAPE)
+        optimizer = optimizer_factory("", lr=1e-3, weight_decay=0.0)
         model = make(2)
         before = {name: value.shape for name, value in model.state_dict().items()}
         try:
-            learner = made.setup(model, Task(names, ("a", "b"), 1, make, optimizer, shape=TINY))
+            learner = made.setup(
+                model, Task(names, ("a", "b"), 1, make, optimizer, shape=TINY_SHAPE)
+            )
         except SpecError:
             # What this small network lacks, the real one may have.
             return

@@ -27,24 +27,24 @@ from afield.data.lookup import find_dataset
 from afield.errors import DataError, SpecError
 from afield.experiments.record import Record, Run
 from afield.experiments.runner import (
-    Place,
-    Work,
-    begun,
+    Machine,
+    TrainingState,
     default_device,
-    loaded,
-    memory_of,
-    steady,
+    deterministic,
+    load_domains,
+    set_up,
+    track_peak_memory,
     versions,
 )
-from afield.experiments.store import Store, read_record, stored_weights
+from afield.experiments.store import Store, read_record, read_run_weights
 from afield.hyperparameters import with_neutral
 from afield.merging.state_dicts import merge
 from afield.training.evaluation import Checkpoint, Scores
 
-__all__ = ["COMPARISONS", "Ensemble", "assemble"]
+__all__ = ["MERGE_BASELINES", "Ensemble", "execute_merge"]
 
 # What stands beside the merges in every table of them.
-COMPARISONS = ("base", "best_expert", "logit_ensemble", "target_expert")
+MERGE_BASELINES = ("base", "best_expert", "logit_ensemble", "target_expert")
 
 State = Mapping[str, Tensor]
 
@@ -61,7 +61,7 @@ class Ensemble(nn.Module):
         return torch.stack([network(x) for network in self.networks]).mean(dim=0)
 
 
-def assemble(
+def execute_merge(
     run: Run,
     store: Store,
     *,
@@ -83,18 +83,18 @@ def assemble(
         What else `execute` takes: there is nothing to train.
     """
     del training
-    place = Place(
+    place = Machine(
         torch.device(device or default_device()), threads, root or data_root(), store.root
     )
     with store.claim(run, wait=wait):
         known = store.get(run)
         if known is not None:
             return known
-        run = store.widened(run)
-        store.bring(*filter(None, [run.base]), *run.experts)
-        with steady(threads), memory_of(place.device) as peak:
+        run = store.with_stored_rules(run)
+        store.fetch(*filter(None, [run.base]), *run.experts)
+        with deterministic(threads), track_peak_memory(place.device) as peak:
             started = time.monotonic()
-            work = begun(run, place)
+            work = set_up(run, place)
             model = _made(run, work, store)
             checkpoint = _scored(run, work, model)
         record = Record(
@@ -112,14 +112,14 @@ def assemble(
 
 def _weights(store: Store, key: str) -> State:
     try:
-        return stored_weights(store.root / key)
+        return read_run_weights(store.root / key)
     except DataError:
         raise DataError(
             f"{key}: this expert has no weights in {store.root}; see its failure"
         ) from None
 
 
-def _made(run: Run, work: Work, store: Store) -> nn.Module:
+def _made(run: Run, work: TrainingState, store: Store) -> nn.Module:
     """The model that the run asks for; the network at hand has the base's weights."""
     network = work.learner.model
     if run.method == "base":
@@ -156,13 +156,13 @@ def _check_alike(run: Run, network: nn.Module, experts: Sequence[State]) -> None
             )
 
 
-def _best(run: Run, work: Work, experts: Sequence[State]) -> nn.Module:
+def _best(run: Run, work: TrainingState, experts: Sequence[State]) -> nn.Module:
     """The expert that does best on sources that it was not trained on, where there are any."""
     networks = [_with(work.learner.model, each) for each in experts]
     values = []
     for key, network in zip(run.experts, networks, strict=True):
         seen = read_record(work.place.store / key).run.sources
-        scores = work.exams.take(network)
+        scores = work.evaluations.take(network)
         others = [name for name in run.sources if name not in seen] or list(run.sources)
         values.append(sum(_accuracy(scores[name]) for name in others) / len(others))
     return networks[values.index(max(values))]
@@ -172,9 +172,9 @@ def _accuracy(scores: Scores) -> float:
     return scores.probe.accuracy if scores.probe else 0.0
 
 
-def _scored(run: Run, work: Work, model: nn.Module) -> Checkpoint:
+def _scored(run: Run, work: TrainingState, model: nn.Module) -> Checkpoint:
     """One checkpoint: what every rule reads, and nothing of the target decided it."""
-    exams = work.exams
+    exams = work.evaluations
     found = Checkpoint(run.steps, exams.take(model), {})
     found = exams.completed(found, model, exams.last)
     # Both mostly read the same of the target; it is one model.
@@ -182,7 +182,7 @@ def _scored(run: Run, work: Work, model: nn.Module) -> Checkpoint:
         found = exams.completed(found, model, exams.best)
     if run.method != "target_expert":
         return found
-    domains = loaded(find_dataset(run.dataset, work.place.root), run, work.place.root)
+    domains = load_domains(find_dataset(run.dataset, work.place.root), run, work.place.root)
     # By official lists it has learned the train list, and the main part of an unseen domain is the
     # test list.
     cut = [n for n in found.scores if n not in run.sources and domains[n].test is None]

@@ -21,11 +21,11 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 # A run with these came to no end of its own.
-LOST = ("WorkerCrashedError", "NodeDiedError", "OutOfMemoryError", "ObjectLostError")
+LOST_ERRORS = ("WorkerCrashedError", "NodeDiedError", "OutOfMemoryError", "ObjectLostError")
 # How often to ask for the end of what is under way, a second apart.
-CANCELS = 10
+CANCEL_ATTEMPTS = 10
 # A cluster that is started for a sweep sends nothing to anybody.
-OWN = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class Ray:
 
     def map(
         self,
-        work: Callable[[Item], Result],
+        function: Callable[[Item], Result],
         items: Iterable[Item],
-        lost: Callable[[Item], Result],
+        on_lost: Callable[[Item], Result],
     ) -> Iterator[Result]:
         """Yield results as they come; what is under way when the caller stops is stopped too."""
         waiting = list(items)
@@ -62,15 +62,15 @@ class Ray:
         ray = self._connected()
         resources = {"num_cpus": self.cpus, "num_gpus": self.gpus}
         task = ray.remote(max_retries=self.retries, **resources)(_done)
-        at_work = {task.remote(work, item, gpu=self.gpus > 0): item for item in waiting}
+        at_work = {task.remote(function, item, gpu=self.gpus > 0): item for item in waiting}
         try:
             while at_work:
                 for reference in ray.wait(list(at_work))[0]:
                     item = at_work.pop(reference)
                     try:
                         result = ray.get(reference)
-                    except tuple(getattr(ray.exceptions, name) for name in LOST):
-                        result = lost(item)
+                    except tuple(getattr(ray.exceptions, name) for name in LOST_ERRORS):
+                        result = on_lost(item)
                     yield result
         finally:
             _stop(ray, list(at_work))
@@ -82,7 +82,7 @@ class Ray:
         except ImportError:
             raise SpecError("Ray is not installed; do so with: pip install 'afield[ray]'") from None
         if not ray.is_initialized():
-            for name, value in OWN.items():
+            for name, value in RAY_ENVIRONMENT.items():
                 os.environ.setdefault(name, value)
             try:
                 ray.init(
@@ -112,7 +112,7 @@ class Ray:
 
 def _stop(ray: Any, references: list[Any]) -> None:
     """Stop what is under way, and what waits; Ray may miss a task that is about to begin."""
-    for _ in range(CANCELS):
+    for _ in range(CANCEL_ATTEMPTS):
         if not references:
             return
         # The last first: none that waits may take the place of one that is stopped.

@@ -9,38 +9,38 @@ import numpy as np
 
 from afield import registry
 from afield.data.domains import DomainSet, Training
-from afield.errors import SpecError, UnfitError, UnknownNameError
+from afield.errors import IncompatibleMethodError, SpecError, UnknownNameError
 from afield.experiments.record import DEFAULT_RULES, Run
 from afield.experiments.selection import RULES
-from afield.hyperparameters import build, checked, defaults, draw_values, without_neutral
-from afield.networks.backbone import HUB, form_of, full_name, has_weights
+from afield.hyperparameters import build, defaults, draw_values, validate_values, without_neutral
+from afield.networks.backbone import HUB, has_pretrained_weights, input_form, tagged_name
 from afield.registry import hint
-from afield.seeds import seed
-from afield.training.optimizers import plain_name, plain_schedule
+from afield.seeds import derive_seed
+from afield.training.optimizers import canonical_optimizer, canonical_schedule
 from afield.weights import file_digest
 
 __all__ = [
-    "CHECKPOINTS",
+    "CHECKPOINTS_PER_RUN",
     "Settings",
     "check_settings",
     "hold_out",
     "leave_one_out",
-    "planned_run",
+    "resolve_run",
+    "resolve_settings",
     "settings_of",
-    "settled",
 ]
 
 # A checkpoint every 2 % of the steps, unless somebody says otherwise.
-CHECKPOINTS = 50
+CHECKPOINTS_PER_RUN = 50
 # For networks whose backbone has no size of its own, and files that have any.
-SMALL_SIZE = 64
-LEAST_SIZE = 8
+DEFAULT_SIZE = 64
+MIN_SIZE = 8
 # From this size on pictures are taken for photographs, which may be flipped and recoloured.
-LARGE = 96
+PHOTOGRAPH_SIZE = 96
 # The learning rate at which the field fine-tunes, where a dataset's own is meant for a small net.
-FINE_TUNING = 5e-5
+FINE_TUNING_LR = 5e-5
 # How a CLIP is fine-tuned in the paper on SCORE; its warm-up of 500 steps is a share here.
-CLIP_TUNING = {
+CLIP_SETTINGS = {
     "lr": 1e-5,
     "weight_decay": 0.1,
     "optimizer": "adamw",
@@ -49,7 +49,7 @@ CLIP_TUNING = {
 }
 
 # Settings that may be left open.
-LEFT_OPEN = ("every", "weights", "freeze_bn", "size", "augment", "optimizer", "lr_schedule")
+OPTIONAL_SETTINGS = ("every", "weights", "freeze_bn", "size", "augment", "optimizer", "lr_schedule")
 
 Settings = Mapping[str, Any]
 
@@ -161,7 +161,7 @@ def hold_out(
         raise SpecError(f"{dataset.name}: no domain to validate on; hold out a larger share for it")
     of_trials = []
     for trial in range(trials):
-        order = np.random.default_rng(seed("hold-out", trial)).permutation(count)
+        order = np.random.default_rng(derive_seed("hold-out", trial)).permutation(count)
         mixed = [names[i] for i in order]
         unseen, others = mixed[: tested + validated], mixed[tested + validated :]
         fold = Fold(dataset.without(*unseen), wanted, dataset.without(*mixed[tested:]))
@@ -203,7 +203,7 @@ def _runs(
             raise SpecError(f"{name}={count}: at least one is needed")
     return [
         _folded(
-            planned_run(
+            resolve_run(
                 dataset,
                 method,
                 fold.sources,
@@ -228,7 +228,7 @@ def _folded(run: Run, fold: Fold) -> Run:
     return replace(run, unused=fold.unused, given={**run.given, **fold.given})
 
 
-def planned_run(
+def resolve_run(
     dataset: DomainSet,
     method: str,
     sources: tuple[str, ...],
@@ -262,14 +262,14 @@ def planned_run(
             known = hint(owner, [method, average])
             raise UnknownNameError(f"{name}: {owner!r} is not in this run; {known}")
         asked[owner][own] = value
-    chosen = {owner: checked(owners[owner], values) for owner, values in asked.items()}
+    chosen = {owner: validate_values(owners[owner], values) for owner, values in asked.items()}
     start = {"": _start(dataset, chosen[""])}
     usual = {owner: defaults(kind) | start.get(owner, {}) for owner, kind in owners.items()}
     drawn = {
         owner: draw_values(kind, draw=draw, trial=trial, start=start.get(owner)) | chosen[owner]
         for owner, kind in owners.items()
     }
-    training = settled(drawn[""], dataset)
+    training = resolve_settings(drawn[""], dataset)
     per_step = min(training["domains_per_step"], len(sources)) or len(sources)
     built = build(owners[method], drawn[method])
     try:
@@ -278,13 +278,13 @@ def planned_run(
         told = (
             f"{error} (to be trained on {', '.join(sources)})" if len(sources) < 9 else str(error)
         )
-        raise UnfitError(told, method) from None
+        raise IncompatibleMethodError(told, method) from None
     build(owners[average], drawn[average])
     # What was asked for by hand and would be chosen anyway is not worth a word.
     fitting = {
         name
-        for name in LEFT_OPEN
-        if settled({**drawn[""], name: None}, dataset)[name] == training[name]
+        for name in OPTIONAL_SETTINGS
+        if resolve_settings({**drawn[""], name: None}, dataset)[name] == training[name]
     }
     return Run(
         dataset=dataset.spec,
@@ -312,38 +312,38 @@ def _start(dataset: DomainSet, chosen: Mapping[str, Any]) -> dict[str, Any]:
     """The dataset's defaults; a pretrained network in place of a small one is tuned gently."""
     usual = dict(vars(dataset.training))
     backbone = chosen.get("backbone", dataset.training.backbone)
-    tuned = form_of(backbone) is not None and chosen.get("weights") != "none"
+    tuned = input_form(backbone) is not None and chosen.get("weights") != "none"
     if tuned and backbone.startswith("clip:"):
-        usual |= CLIP_TUNING
-    elif tuned and form_of(dataset.training.backbone) is None:
-        usual["lr"] = FINE_TUNING
+        usual |= CLIP_SETTINGS
+    elif tuned and input_form(dataset.training.backbone) is None:
+        usual["lr"] = FINE_TUNING_LR
     return usual
 
 
-def settled(training: dict[str, Any], dataset: DomainSet) -> dict[str, Any]:
+def resolve_settings(training: dict[str, Any], dataset: DomainSet) -> dict[str, Any]:
     """The settings with nothing left open: what fits the network and the data."""
     found = dict(training)
-    form = form_of(training["backbone"])
+    form = input_form(training["backbone"])
     if training["every"] is None:
-        found["every"] = max(1, training["steps"] // CHECKPOINTS)
-    usual = HUB if form and has_weights(training["backbone"]) else "none"
+        found["every"] = max(1, training["steps"] // CHECKPOINTS_PER_RUN)
+    usual = HUB if form and has_pretrained_weights(training["backbone"]) else "none"
     weights = training["weights"] if training["weights"] is not None else usual
     found["weights"] = "" if weights == "none" else weights
     if weights == HUB:
-        found["backbone"] = full_name(training["backbone"])
-    found["optimizer"] = plain_name(training["optimizer"] or "")
-    found["lr_schedule"] = plain_schedule(training["lr_schedule"] or "")
+        found["backbone"] = tagged_name(training["backbone"])
+    found["optimizer"] = canonical_optimizer(training["optimizer"] or "")
+    found["lr_schedule"] = canonical_schedule(training["lr_schedule"] or "")
     found["start"] = file_digest(weights) if weights not in (HUB, "none") else ""
     if training["freeze_bn"] is None:
         found["freeze_bn"] = bool(found["weights"])
     if training["size"] is None:
-        own = form.size if form else SMALL_SIZE
+        own = form.size if form else DEFAULT_SIZE
         found["size"] = own if dataset.resizable else 0
-    if dataset.resizable and found["size"] < LEAST_SIZE:
-        raise SpecError(f"size={found['size']}: pictures need {LEAST_SIZE} pixels a side or more")
+    if dataset.resizable and found["size"] < MIN_SIZE:
+        raise SpecError(f"size={found['size']}: pictures need {MIN_SIZE} pixels a side or more")
     augment = training["augment"]
     if augment is None:
-        augment = "full" if found["size"] >= LARGE else "light"
+        augment = "full" if found["size"] >= PHOTOGRAPH_SIZE else "light"
         augment = augment if dataset.resizable else "none"
     found["augment"] = "" if augment == "none" else augment
     return found

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from afield.errors import SpecError
-from afield.seeds import seed
+from afield.seeds import derive_seed
 from afield.training.evaluation import Checkpoint
 
 __all__ = ["DEFAULT_RULES", "Failure", "Plan", "Progress", "Record", "Run"]
@@ -126,7 +126,7 @@ class Run:
         return f"{self.method}-{_digest(self, NOT_IN_KEY)}"
 
     @property
-    def stage(self) -> int:
+    def order(self) -> int:
         """When a run can be done: after its base, and after the experts that it merges."""
         return 2 if self.experts else 1 if self.base else 0
 
@@ -142,7 +142,7 @@ class Run:
         Methods share it, so that they start from the same weights and see the same batches. It does
         not depend on the data's fingerprint: labels of an unseen domain must not reach training.
         """
-        return seed("run", self.sources, self.trial, self.draw)
+        return derive_seed("run", self.sources, self.trial, self.draw)
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from afield.errors import AfieldError, DataError, SpecError
 from afield.experiments.record import Record, Run
 from afield.experiments.store import Store
 
-__all__ = ["RemoteStore", "brought", "opened"]
+__all__ = ["RemoteStore", "fetch_run", "open_store"]
 
 
-def opened(place: str | Path | Store) -> Store:
+def open_store(location: str | Path | Store) -> Store:
     """The store at a place: a folder, or an address such as s3://bucket/runs.
 
     >>> opened("runs").where()
@@ -32,18 +32,18 @@ def opened(place: str | Path | Store) -> Store:
     >>> opened("memory://bucket/runs").where()
     'memory://bucket/runs'
     """
-    if isinstance(place, Store):
-        return place
-    return RemoteStore(str(place)) if "://" in str(place) else Store(place)
+    if isinstance(location, Store):
+        return location
+    return RemoteStore(str(location)) if "://" in str(location) else Store(location)
 
 
-def brought(run: str) -> Path:
+def fetch_run(location: str) -> Path:
     """The folder of a finished run, which may be at an address."""
-    if "://" not in run:
-        return Path(run)
-    address, _, key = run.rstrip("/").rpartition("/")
+    if "://" not in location:
+        return Path(location)
+    address, _, key = location.rstrip("/").rpartition("/")
     store = RemoteStore(address)
-    store.bring(key)
+    store.fetch(key)
     return store.root / key
 
 

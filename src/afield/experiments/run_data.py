@@ -12,49 +12,49 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from afield.data.augmentation import Augmented, Resized
+from afield.data.augmentation import Augmentation, Resize
 from afield.data.domains import Domain, DomainSet, Parts, listed_parts, parts
-from afield.data.stream import Prepare, Samples, Scaling, pooled_samples
+from afield.data.stream import Prepare, Samples, Scaling, pool_domains
 from afield.errors import SpecError
 from afield.experiments.record import Run
 from afield.experiments.selection import RULES
-from afield.networks.backbone import form_of
-from afield.seeds import seed
-from afield.training.evaluation import Checkpoint, Exam, Scores, merged_scores
+from afield.networks.backbone import input_form
+from afield.seeds import derive_seed
+from afield.training.evaluation import Checkpoint, Evaluator, Scores, combine_scores
 
-__all__ = ["Exams", "Material", "cut_parts"]
+__all__ = ["Evaluations", "RunData", "split_domains"]
 
 # How many samples of all unseen domains together are read for the curves at a checkpoint, but of
 # each at least so many.
-CURVE_SAMPLES, CURVE_LEAST = 64, 8
+CURVE_SAMPLES, MIN_CURVE_SAMPLES = 64, 8
 
 
 @dataclass(frozen=True)
-class Exams:
+class Evaluations:
     """What is read at every checkpoint, at the last one, and at the best on the sources."""
 
-    regular: Exam
-    last: Exam
-    best: Exam
+    regular: Evaluator
+    last: Evaluator
+    best: Evaluator
     order: tuple[str, ...]
 
     def take(self, model: nn.Module) -> dict[str, Scores]:
         """What is read at every checkpoint."""
-        return merged_scores(self.regular.take(model), {}, self.order)
+        return combine_scores(self.regular.take(model), {}, self.order)
 
-    def completed(self, checkpoint: Checkpoint, model: nn.Module, exam: Exam) -> Checkpoint:
+    def completed(self, checkpoint: Checkpoint, model: nn.Module, exam: Evaluator) -> Checkpoint:
         """A checkpoint with what is read of it in another exam as well."""
         return replace(
-            checkpoint, scores=merged_scores(checkpoint.scores, exam.take(model), self.order)
+            checkpoint, scores=combine_scores(checkpoint.scores, exam.take(model), self.order)
         )
 
 
 @dataclass(frozen=True)
-class Material:
+class RunData:
     """The samples to train on, the exams, how inputs are scaled, and the shape a network sees."""
 
     samples: Samples
-    exams: Exams
+    evaluations: Evaluations
     scaling: Scaling
     shape: tuple[int, ...]
     dropped: int = 0
@@ -66,20 +66,20 @@ class Material:
         dataset: DomainSet,
         domains: Mapping[str, Domain],
         device: torch.device,
-        told: Mapping[str, Any] | None = None,
-    ) -> "Material":
+        start_inputs: Mapping[str, Any] | None = None,
+    ) -> "RunData":
         """Cut the domains; inputs are scaled as the network expects, or as the sources suggest.
 
         Or as is `told`, by the run from whose weights this one starts.
         """
         cuts = {name: _cut(name, domain, run) for name, domain in domains.items()}
         chosen = {name: _limited(name, domains[name], cuts[name].main, run) for name in run.sources}
-        samples = pooled_samples(domains, chosen, device)
+        samples = pool_domains(domains, chosen, device)
         scaling = _scaling(run, samples, device)
-        if told is not None:
-            scaling = Scaling.of_told(told, scaling)
+        if start_inputs is not None:
+            scaling = Scaling.from_dict(start_inputs, scaling)
         unseen = dataset.without(*run.sources, *run.unused)
-        share = max(CURVE_LEAST, CURVE_SAMPLES // max(1, len(unseen)))
+        share = max(MIN_CURVE_SAMPLES, CURVE_SAMPLES // max(1, len(unseen)))
         rows = {(name, "probe"): cuts[name].probe for name in dataset.domains}
         for name in unseen:
             main = cuts[name].main
@@ -88,8 +88,8 @@ class Material:
         prepare: Prepare = scaling
         if len(shape) == 3 and run.size:
             shape = (shape[0], run.size, run.size)
-            prepare = Resized(run.size, scaling)
-        augment = Augmented(run.augment, shape[-1], scaling) if run.augment else None
+            prepare = Resize(run.size, scaling)
+        augment = Augmentation(run.augment, shape[-1], scaling) if run.augment else None
         if augment and not _square_pictures(samples):
             raise SpecError(
                 f"augment={run.augment}: {dataset.name} has no square pictures; use none"
@@ -97,14 +97,14 @@ class Material:
         exam = partial(_exam, domains=domains, rows=rows, prepare=prepare, device=device)
         return cls(
             samples=replace(samples, prepare=prepare, augment=augment),
-            exams=_exams(run, dataset.domains, exam),
+            evaluations=_exams(run, dataset.domains, exam),
             scaling=scaling,
             shape=shape,
             dropped=sum(len(domain.broken) for domain in domains.values()),
         )
 
 
-def cut_parts(run: Run, domains: Mapping[str, Domain]) -> dict[str, Parts]:
+def split_domains(run: Run, domains: Mapping[str, Domain]) -> dict[str, Parts]:
     """The rows of every domain's two parts, as this run cuts them."""
     return {name: _cut(name, domain, run) for name, domain in domains.items()}
 
@@ -121,7 +121,7 @@ def _limited(name: str, domain: Domain, main: Tensor, run: Run) -> Tensor:
     if not run.limit:
         return main
     labels = domain.y[main]
-    order = np.random.default_rng(seed("limit", run.trial, name)).permutation(len(main))
+    order = np.random.default_rng(derive_seed("limit", run.trial, name)).permutation(len(main))
     kept = [
         torch.from_numpy(order)[labels[order] == label][: run.limit] for label in labels.unique()
     ]
@@ -141,11 +141,11 @@ def _square_pictures(samples: Samples) -> bool:
 
 def _scaling(run: Run, samples: Samples, device: torch.device) -> Scaling:
     """As the network was made for, if it was made for pictures and gets them."""
-    form = form_of(run.backbone)
+    form = input_form(run.backbone)
     if form is None or samples.x.dtype != torch.uint8:
         return Scaling.fitted(samples.x)
     channels = samples.x.shape[0]
-    return Scaling.of_pictures(form.mean, form.std, channels=channels, device=device)
+    return Scaling.for_images(form.mean, form.std, channels=channels, device=device)
 
 
 def _exam(
@@ -156,18 +156,18 @@ def _exam(
     prepare: Prepare,
     device: torch.device,
     confidence: bool = True,
-) -> Exam:
-    return Exam(
+) -> Evaluator:
+    return Evaluator(
         {key: domains[key[0]] for key in keys},
         prepare,
         # In the order in which they lie on the disk.
-        chosen={key: rows[key].sort().values for key in keys},
+        indices={key: rows[key].sort().values for key in keys},
         device=device,
         confidence=confidence,
     )
 
 
-def _exams(run: Run, order: tuple[str, ...], exam: Callable[..., Exam]) -> Exams:
+def _exams(run: Run, order: tuple[str, ...], exam: Callable[..., Evaluator]) -> Evaluations:
     rules = [RULES[name] for name in run.rules]
     often = {part for rule in rules for part in rule.at_every} or {"sample"}
     unseen = [name for name in order if name not in (*run.sources, *run.unused)]
@@ -179,7 +179,7 @@ def _exams(run: Run, order: tuple[str, ...], exam: Callable[..., Exam]) -> Exams
 
     regular = [(name, "probe") for name in run.sources] + of_tests(often)
     regular += [(name, part) for name in validated for part in ("main", "probe")]
-    return Exams(
+    return Evaluations(
         # Tables show how confident a model is where it is reported on, which is mostly not here.
         regular=exam(regular, confidence="main" in often),
         last=exam(of_tests({part for rule in rules for part in rule.at_last} - often)),

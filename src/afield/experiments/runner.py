@@ -20,59 +20,59 @@ import torch
 from torch import Tensor
 
 from afield import registry
-from afield.compute import forget_peak, host, peak_memory
-from afield.data.domains import Domain, DomainSet, Reading, data_root
+from afield.compute import hostname, peak_memory, reset_peak_memory
+from afield.data.domains import Domain, DomainSet, ReadOptions, data_root
 from afield.data.images import stored_side
 from afield.data.lookup import find_dataset
 from afield.data.stream import Samples, Stream
 from afield.errors import AfieldError, DataError, SpecError
 from afield.experiments.record import Progress, Record, Run
-from afield.experiments.run_data import Exams, Material
-from afield.experiments.selection import value_of
-from afield.experiments.store import Store, stored_inputs, stored_weights
+from afield.experiments.run_data import Evaluations, RunData
+from afield.experiments.selection import selection_value
+from afield.experiments.store import Store, read_run_inputs, read_run_weights
 from afield.hyperparameters import build, with_neutral
 from afield.networks.backbone import network
-from afield.seeds import restore_state, saved_state
+from afield.seeds import capture_rng_state, restore_rng_state
 from afield.training.average import Average
 from afield.training.evaluation import Checkpoint
-from afield.training.loop import fit
+from afield.training.loop import checkpoints
 from afield.training.method import Learner, Method, Task
-from afield.training.optimizers import optimizer_of, schedule_of
+from afield.training.optimizers import make_schedule, optimizer_factory
 from afield.weights import file_digest
 
 __all__ = [
-    "Place",
-    "Work",
-    "begun",
-    "begun_on",
-    "checkpoints_of",
+    "Machine",
+    "TrainingState",
     "default_device",
+    "deterministic",
     "execute",
-    "loaded",
-    "memory_of",
-    "steady",
-    "stream_of",
+    "load_domains",
+    "make_stream",
+    "remaining_checkpoints",
+    "set_up",
+    "set_up_on",
+    "track_peak_memory",
     "versions",
 ]
 
 log = logging.getLogger(__name__)
 
-Watch = Callable[[Run, Checkpoint], None]
+CheckpointCallback = Callable[[Run, Checkpoint], None]
 # A snapshot may take a twentieth of the time: a large one comes less often.
-WORTH = 20
+SNAPSHOT_INTERVAL_FACTOR = 20
 # Whose networks they are.
-LIBRARIES = {
+BACKBONE_PACKAGES = {
     "timm:": "timm",
     "torchvision:": "torchvision",
     "clip:": "open_clip_torch",
     "small:vit": "timm",
 }
 # Seconds between two words on how far a run is.
-TELL = 1.0
+PROGRESS_SECONDS = 1.0
 # The value of a checkpoint that cannot be chosen.
 NOT_DEPLOYED = -1.0
 # The method that stands for a merge where a network is built.
-MERGED = "erm"
+PLACEHOLDER_METHOD = "erm"
 
 
 def execute(
@@ -84,7 +84,7 @@ def execute(
     threads: int = 1,
     snapshot_seconds: float = 10.0,
     wait: bool = True,
-    watch: Watch | None = None,
+    watch: CheckpointCallback | None = None,
 ) -> Record:
     """Do a run, or return its record if it is done.
 
@@ -114,10 +114,10 @@ def execute(
         known = store.get(run)
         if known is not None:
             return known
-        run = store.widened(run)
-        store.bring(*filter(None, [run.base]))
-        with steady(threads), memory_of(place) as peak:
-            work = _continued(run, store, Place(place, threads, root or data_root(), store.root))
+        run = store.with_stored_rules(run)
+        store.fetch(*filter(None, [run.base]))
+        with deterministic(threads), track_peak_memory(place) as peak:
+            work = _continued(run, store, Machine(place, threads, root or data_root(), store.root))
             _train(work, store, snapshot_seconds, watch)
             _read_unseen(work)
         record = Record(
@@ -138,15 +138,15 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def loaded(dataset: DomainSet, run: Run, root: Path | None = None) -> dict[str, Domain]:
+def load_domains(dataset: DomainSet, run: Run, root: Path | None = None) -> dict[str, Domain]:
     """The dataset's domains as a run needs them, kept in memory from one run to the next."""
     side = stored_side(run.size) if dataset.resizable else 0
-    reading = Reading(root or data_root(), side=side, skip_broken=run.skip_broken)
+    reading = ReadOptions(root or data_root(), side=side, skip_broken=run.skip_broken)
     return _loaded(dataset.spec, dataset.fingerprint, reading)
 
 
 @dataclass(frozen=True)
-class Place:
+class Machine:
     """Where a run is done, and where the runs lie from whose weights it may start."""
 
     device: torch.device
@@ -163,16 +163,16 @@ class Place:
 
 
 @dataclass
-class Work:
+class TrainingState:
     """The pieces of one training, and what is known of it so far."""
 
     run: Run
-    place: Place
+    place: Machine
     method: Method
     learner: Learner
     average: Average
     stream: Stream
-    exams: Exams
+    evaluations: Evaluations
     inputs: dict[str, Any]
     dropped: int = 0
     checkpoints: list[Checkpoint] = field(default_factory=list)
@@ -181,22 +181,24 @@ class Work:
     seconds: float = 0.0
 
 
-def begun(run: Run, place: Place) -> Work:
+def set_up(run: Run, machine: Machine) -> TrainingState:
     """Everything read and built, nothing trained."""
-    dataset = find_dataset(run.dataset, place.root)
+    dataset = find_dataset(run.dataset, machine.root)
     if dataset.fingerprint != run.data:
         raise DataError(f"{run.dataset}: the data have changed since the run was asked; ask again")
     if run.start and file_digest(run.weights) != run.start:
         raise DataError(f"{run.weights}: the file has changed since the run was asked; ask again")
-    return begun_on(dataset, loaded(dataset, run, place.root), run, place)
+    return set_up_on(dataset, load_domains(dataset, run, machine.root), run, machine)
 
 
-def begun_on(dataset: DomainSet, domains: Mapping[str, Domain], run: Run, place: Place) -> Work:
+def set_up_on(
+    dataset: DomainSet, domains: Mapping[str, Domain], run: Run, machine: Machine
+) -> TrainingState:
     """Everything built for domains that are in memory, nothing trained."""
     torch.manual_seed(run.seed)
     # What base, experts and merged model see must be the same numbers.
-    told = stored_inputs(place.store / run.base) if run.base else None
-    material = Material.of(run, dataset, domains, place.device, told)
+    told = read_run_inputs(machine.store / run.base) if run.base else None
+    material = RunData.of(run, dataset, domains, machine.device, told)
     build_network = partial(
         network, run.backbone, material.shape, weights=run.weights, freeze_bn=run.freeze_bn
     )
@@ -204,19 +206,19 @@ def begun_on(dataset: DomainSet, domains: Mapping[str, Domain], run: Run, place:
         sources=run.sources,
         classes=dataset.classes,
         steps=run.steps,
-        network=lambda outputs: build_network(outputs).to(place.device),
-        optimizer=optimizer_of(run.optimizer, lr=run.lr, weight_decay=run.weight_decay),
+        network=lambda outputs: build_network(outputs).to(machine.device),
+        optimizer=optimizer_factory(run.optimizer, lr=run.lr, weight_decay=run.weight_decay),
         shape=material.shape,
-        schedule=schedule_of(run.lr_schedule, run.steps),
+        schedule=make_schedule(run.lr_schedule, run.steps),
         clip_norm=run.clip_norm,
     )
     # Of a merged run there is nothing to train, but all else is as in training.
-    name, params = (MERGED, {}) if run.experts else (run.method, run.params)
+    name, params = (PLACEHOLDER_METHOD, {}) if run.experts else (run.method, run.params)
     kind = registry.find("methods", name)
     method: Method = build(kind, with_neutral(kind, params))
-    model = build_network(len(dataset.classes), names=dataset.classes).to(place.device)
+    model = build_network(len(dataset.classes), class_names=dataset.classes).to(machine.device)
     if run.base:
-        model.load_state_dict(stored_weights(place.store / run.base))
+        model.load_state_dict(read_run_weights(machine.store / run.base))
     if run.freeze_head:
         model.head.requires_grad_(requires_grad=False)
     learner = method.setup(model, task)
@@ -224,20 +226,20 @@ def begun_on(dataset: DomainSet, domains: Mapping[str, Domain], run: Run, place:
     average: Average = build(kind, with_neutral(kind, run.average_params))
     average.follow(learner.model, steps=learner.task.steps)
     inputs = {"classes": dataset.classes, "shape": material.shape, **material.scaling.told()}
-    return Work(
+    return TrainingState(
         run=run,
-        place=place,
+        place=machine,
         method=method,
         learner=learner,
         average=average,
-        stream=stream_of(run, material.samples, times=method.times),
-        exams=material.exams,
+        stream=make_stream(run, material.samples, times=method.times),
+        evaluations=material.evaluations,
         inputs=inputs,
         dropped=material.dropped,
     )
 
 
-def stream_of(run: Run, samples: Samples, *, times: int = 1) -> Stream:
+def make_stream(run: Run, samples: Samples, *, times: int = 1) -> Stream:
     """The batches of a run, whose method takes them so many at a time."""
     return Stream(
         samples,
@@ -249,63 +251,67 @@ def stream_of(run: Run, samples: Samples, *, times: int = 1) -> Stream:
 
 
 def _train(
-    work: Work,
+    work: TrainingState,
     store: Store,
     snapshot_seconds: float,
-    watch: Watch | None,
+    watch: CheckpointCallback | None,
 ) -> None:
     """The rest of the steps, with a snapshot now and then, and a word on how far it is."""
     run, before = work.run, work.seconds
     started = saved = told = time.monotonic()
     _tell(work, store)
     pause = snapshot_seconds
-    for checkpoint in checkpoints_of(work):
+    for checkpoint in remaining_checkpoints(work):
         now = time.monotonic()
         work.seconds = before + now - started
         if now - saved >= pause:
             store.put_snapshot(run, _state(work), work.checkpoints)
             saved = time.monotonic()
             # None at all between two is what tests ask for.
-            pause = max(snapshot_seconds, WORTH * (saved - now)) if snapshot_seconds else 0.0
-        if now - told >= TELL:
+            pause = (
+                max(snapshot_seconds, SNAPSHOT_INTERVAL_FACTOR * (saved - now))
+                if snapshot_seconds
+                else 0.0
+            )
+        if now - told >= PROGRESS_SECONDS:
             _tell(work, store)
             told = now
         if watch is not None:
             watch(run, checkpoint)
 
 
-def _tell(work: Work, store: Store) -> None:
+def _tell(work: TrainingState, store: Store) -> None:
     """Say how far the run is; that it cannot be said is no reason to stop."""
     last = work.checkpoints[-1] if work.checkpoints else None
     progress = Progress(
         run=work.run,
-        unseen=tuple(name for name in work.exams.order if name not in work.run.sources),
+        unseen=tuple(name for name in work.evaluations.order if name not in work.run.sources),
         step=last.step if last else 0,
-        accuracy=value_of(last, work.run) if last else None,
+        accuracy=selection_value(last, work.run) if last else None,
         seconds=work.seconds,
-        host=host(),
+        host=hostname(),
         pid=os.getpid(),
     )
     with suppress(OSError, AfieldError):
         store.put_progress(progress)
 
 
-def checkpoints_of(work: Work) -> Iterator[Checkpoint]:
+def remaining_checkpoints(state: TrainingState) -> Iterator[Checkpoint]:
     """The rest of the steps; the work keeps all checkpoints, and the weights of the best."""
-    for checkpoint in fit(
-        work.method,
-        work.learner,
-        work.average,
-        work.stream,
-        work.exams.take,
-        steps=work.run.steps,
-        every=work.run.every,
+    for checkpoint in checkpoints(
+        state.method,
+        state.learner,
+        state.average,
+        state.stream,
+        state.evaluations.take,
+        steps=state.run.steps,
+        every=state.run.every,
     ):
-        _keep(work, checkpoint)
+        _keep(state, checkpoint)
         yield checkpoint
 
 
-def _keep(work: Work, checkpoint: Checkpoint) -> None:
+def _keep(work: TrainingState, checkpoint: Checkpoint) -> None:
     """Add a checkpoint, and remember its weights if it is the best so far."""
     best = max(_values(work), default=NOT_DEPLOYED)
     work.checkpoints.append(checkpoint)
@@ -316,16 +322,16 @@ def _keep(work: Work, checkpoint: Checkpoint) -> None:
         )
 
 
-def _values(work: Work) -> list[float]:
+def _values(work: TrainingState) -> list[float]:
     return [
-        value_of(checkpoint, work.run) if checkpoint.deployed else NOT_DEPLOYED
+        selection_value(checkpoint, work.run) if checkpoint.deployed else NOT_DEPLOYED
         for checkpoint in work.checkpoints
     ]
 
 
-def _read_unseen(work: Work) -> None:
+def _read_unseen(work: TrainingState) -> None:
     """Read unseen domains at the last checkpoint and where the first rule picks, not everywhere."""
-    model, done, exams = work.average.model, work.checkpoints, work.exams
+    model, done, exams = work.average.model, work.checkpoints, work.evaluations
     done[-1] = exams.completed(done[-1], model, exams.last)
     values = _values(work)
     best = values.index(max(values))
@@ -333,12 +339,12 @@ def _read_unseen(work: Work) -> None:
     done[best] = exams.completed(done[best], model, exams.best)
 
 
-def _state(work: Work) -> dict[str, Any]:
+def _state(work: TrainingState) -> dict[str, Any]:
     return {
         "learner": work.learner.state_dict(),
         "average": work.average.state_dict(),
         "stream": work.stream.state_dict(),
-        "random": saved_state(),
+        "random": capture_rng_state(),
         "best": work.best,
         "best_parts": work.best_parts,
         "seconds": work.seconds,
@@ -346,7 +352,7 @@ def _state(work: Work) -> dict[str, Any]:
     }
 
 
-def _made(work: Work) -> dict[str, Any]:
+def _made(work: TrainingState) -> dict[str, Any]:
     """What a snapshot must share with the run that goes on from it, to end in the same bytes."""
     return {"device": work.place.told, "rules": list(work.run.rules), **versions(work.run)}
 
@@ -360,7 +366,7 @@ def _made_otherwise(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 def versions(run: Run) -> dict[str, str]:
     """What a run is made with now: packages, and the files of its method and average."""
     packages = {name: version(name) for name in ("afield", "torch", "numpy")}
-    for family, package in LIBRARIES.items():
+    for family, package in BACKBONE_PACKAGES.items():
         if run.backbone.startswith(family):
             packages[package] = version(package)
     if run.size:
@@ -376,9 +382,9 @@ def _code(run: Run) -> str:
     return f"{registry.digest('methods', run.method)}-{registry.digest('averages', run.average)}"
 
 
-def _continued(run: Run, store: Store, place: Place) -> Work:
+def _continued(run: Run, store: Store, place: Machine) -> TrainingState:
     """The work as its last snapshot has it, or from the beginning."""
-    work, found = begun(run, place), store.snapshot(run)
+    work, found = set_up(run, place), store.snapshot(run)
     if found is None:
         return work
     state, checkpoints = found
@@ -392,8 +398,8 @@ def _continued(run: Run, store: Store, place: Place) -> Work:
     except (KeyError, ValueError, RuntimeError) as error:  # the method's code has changed since
         log.warning("%s: the snapshot does not fit (%s); starting again", run.key, error)
         store.drop_snapshot(run)
-        return begun(run, place)
-    restore_state(state["random"])
+        return set_up(run, place)
+    restore_rng_state(state["random"])
     work.checkpoints, work.seconds = checkpoints, state["seconds"]
     # Those of an earlier version have no parts.
     work.best, work.best_parts = state["best"], state.get("best_parts", {})
@@ -401,24 +407,24 @@ def _continued(run: Run, store: Store, place: Place) -> Work:
 
 
 @contextmanager
-def memory_of(device: torch.device) -> Iterator[Callable[[], int]]:
+def track_peak_memory(device: torch.device) -> Iterator[Callable[[], int]]:
     """Yields a function that says how much memory was in use since, at most, in bytes."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         yield lambda: torch.cuda.max_memory_allocated(device)
     else:
-        forget_peak()
+        reset_peak_memory()
         yield peak_memory
 
 
 @lru_cache(maxsize=1)
-def _loaded(spec: str, fingerprint: str, reading: Reading) -> dict[str, Domain]:
+def _loaded(spec: str, fingerprint: str, reading: ReadOptions) -> dict[str, Domain]:
     del fingerprint  # only so that changed data are read again
     return find_dataset(spec, reading.root).load(reading)
 
 
 @contextmanager
-def steady(threads: int) -> Iterator[None]:
+def deterministic(threads: int) -> Iterator[None]:
     """One number of threads, deterministic kernels, float32; afterwards all is as before."""
     before, dtype = torch.get_num_threads(), torch.get_default_dtype()
     strict = torch.are_deterministic_algorithms_enabled()

@@ -28,9 +28,9 @@ __all__ = [
     "by_sources",
     "by_target",
     "by_validation",
-    "checked_rules",
-    "on_sources",
-    "value_of",
+    "resolve_rules",
+    "selection_value",
+    "source_accuracy",
 ]
 
 
@@ -70,7 +70,7 @@ def by_sources(records: Sequence[Record], target: str) -> Pick | None:
     return _best(
         target,
         (
-            (on_sources(checkpoint, record.run.sources), record, checkpoint)
+            (source_accuracy(checkpoint, record.run.sources), record, checkpoint)
             for record in _left_out(records, target)
             # Where domains validate, it is their pick that was read on the targets.
             if record.tests == record.unseen
@@ -121,13 +121,13 @@ def by_target(records: Sequence[Record], target: str) -> Pick | None:
     )
 
 
-def value_of(checkpoint: Checkpoint, run: Run) -> float:
+def selection_value(checkpoint: Checkpoint, run: Run) -> float:
     """By what the deployed checkpoint is chosen: validation domains, or else the sources."""
     value = _on_validation(checkpoint, run)
-    return on_sources(checkpoint, run.sources) if value is None else value
+    return source_accuracy(checkpoint, run.sources) if value is None else value
 
 
-def on_sources(checkpoint: Checkpoint, sources: Sequence[str]) -> float:
+def source_accuracy(checkpoint: Checkpoint, sources: Sequence[str]) -> float:
     """Mean accuracy on the sources' probe parts; the first best checkpoint is deployed."""
     scores = [checkpoint.scores[source].probe for source in sources]
     accuracies = [score.accuracy for score in scores if score is not None]
@@ -136,7 +136,7 @@ def on_sources(checkpoint: Checkpoint, sources: Sequence[str]) -> float:
     return sum(accuracies) / len(accuracies)
 
 
-def checked_rules(names: Sequence[str]) -> tuple[str, ...]:
+def resolve_rules(names: Sequence[str]) -> tuple[str, ...]:
     """The names of rules, in their own order; ``all`` stands for all of them."""
     for name in names:
         if name not in (*RULES, "all"):
@@ -226,7 +226,7 @@ def _best(target: str, candidates: Iterable[tuple[float, Record, Checkpoint]]) -
         step=checkpoint.step,
         value=value,
         accuracy=outcome.accuracy,
-        in_domain=on_sources(checkpoint, sources),
+        in_domain=source_accuracy(checkpoint, sources),
         known=sum(told) / len(told) if told else None,
         calibration_error=outcome.calibration_error,
         accuracy_at_90=outcome.accuracy_at_90,

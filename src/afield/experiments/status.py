@@ -9,11 +9,11 @@
 import time
 from dataclasses import dataclass
 
-from afield.compute import lives
+from afield.compute import is_alive
 from afield.experiments.record import Failure, Plan, Progress
 from afield.experiments.store import Store
 
-__all__ = ["Status", "duration", "follow", "statuses"]
+__all__ = ["Status", "format_duration", "plan_status", "statuses"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Status:
     running: tuple[Progress, ...]
     stopped: tuple[Progress, ...]
     failed: tuple[Failure, ...]
-    at_work: bool | None
+    process_alive: bool | None
 
     @property
     def total(self) -> int:
@@ -37,12 +37,12 @@ class Status:
         return len(self.plan.keys)
 
     @property
-    def rest(self) -> int:
+    def remaining(self) -> int:
         """How many have neither ended nor failed."""
         return self.total - self.done - len(self.failed)
 
     @property
-    def begun(self) -> bool:
+    def has_started(self) -> bool:
         """Whether anything has happened since it was asked for."""
         ended = self.done + len(self.failed) - self.plan.known
         return bool(ended or self.running or self.stopped)
@@ -59,7 +59,7 @@ class Status:
         return (time.time() - self.plan.started) * max(0.0, rest) / new
 
 
-def follow(store: Store, plan: Plan) -> Status:
+def plan_status(store: Store, plan: Plan) -> Status:
     """How far a plan is now."""
     keys = set(plan.keys)
     done = store.done() & keys
@@ -69,23 +69,23 @@ def follow(store: Store, plan: Plan) -> Status:
     failed = [
         each for each in store.failures() if each.run.key in waiting and each.at >= plan.started
     ]
-    running = [lives(each.host, each.pid) is not False for each in begun]
+    running = [is_alive(each.host, each.pid) is not False for each in begun]
     return Status(
         plan=plan,
         done=len(done),
         running=tuple(each for each, runs in zip(begun, running, strict=True) if runs),
         stopped=tuple(each for each, runs in zip(begun, running, strict=True) if not runs),
         failed=tuple(failed),
-        at_work=lives(plan.host, plan.pid),
+        process_alive=is_alive(plan.host, plan.pid),
     )
 
 
 def statuses(store: Store) -> list[Status]:
     """How far each plan of a store is, the latest last."""
-    return [follow(store, plan) for plan in store.plans()]
+    return [plan_status(store, plan) for plan in store.plans()]
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A time in words, as exact as an estimate deserves.
 
     >>> [duration(each) for each in (0.2, 42, 61, 3599, 3600, 100_000)]

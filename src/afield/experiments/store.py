@@ -33,7 +33,7 @@ from afield.errors import DataError, SpecError
 from afield.experiments.record import Failure, Plan, Progress, Record, Run
 from afield.training.evaluation import Checkpoint
 
-__all__ = ["BusyError", "Store", "read_record", "stored_inputs", "stored_weights"]
+__all__ = ["BusyError", "Store", "read_record", "read_run_inputs", "read_run_weights"]
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ _FAILURE = TypeAdapter(Failure)
 _PROGRESS = TypeAdapter(Progress)
 _PLAN = TypeAdapter(Plan)
 # What a finished run no longer needs.
-LEFTOVERS = ("snapshot.pt", "progress.json", "failure.json")
+TEMPORARY_FILES = ("snapshot.pt", "progress.json", "failure.json")
 _CHECKPOINTS = TypeAdapter(tuple[Checkpoint, ...])
 
 
@@ -83,7 +83,7 @@ class Store:
         record = _read(_RECORD, path)
         return replace(record, run=run) if set(run.rules) <= set(record.run.rules) else None
 
-    def widened(self, run: Run) -> Run:
+    def with_stored_rules(self, run: Run) -> Run:
         """The run with the rules of its present record as well, so that nothing known is lost."""
         path = self.folder(run) / "record.json"
         known: tuple[str, ...] = _read(_RECORD, path).run.rules if path.exists() else ()
@@ -110,13 +110,13 @@ class Store:
             self._keep(folder / "parts.safetensors", save(_plain(parts)))
         self._keep(folder / "model.safetensors", save(_plain(weights), metadata=metadata))
         self._keep(folder / "record.json", _as_json(_RECORD, record))
-        for leftover in LEFTOVERS:
+        for leftover in TEMPORARY_FILES:
             self._forget(folder / leftover)
 
     def weights(self, run: Run) -> dict[str, Tensor]:
         """The deployed weights of a finished run."""
-        self.bring(run.key)
-        return stored_weights(self.folder(run))
+        self.fetch(run.key)
+        return read_run_weights(self.folder(run))
 
     def put_failure(self, failure: Failure) -> None:
         """Keep the reason of a failure, unless another process has done the run since."""
@@ -159,7 +159,7 @@ class Store:
         """The records of many runs, as `get` has them."""
         return [self.get(run) for run in runs]
 
-    def bring(self, *keys: str) -> None:
+    def fetch(self, *keys: str) -> None:
         """Make the files of finished runs be in the folder, for a run that starts from them."""
         for key in keys:
             for name in ("record.json", "model.safetensors", "parts.safetensors"):
@@ -244,16 +244,16 @@ class Store:
             lock.release()
 
 
-def stored_weights(folder: Path, what: str = "model") -> dict[str, Tensor]:
+def read_run_weights(folder: Path, name: str = "model") -> dict[str, Tensor]:
     """The deployed weights in the folder of a finished run, or those of its `parts`."""
-    path = folder / f"{what}.safetensors"
+    path = folder / f"{name}.safetensors"
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path}: no readable weights ({error}); run it again") from None
 
 
-def stored_inputs(folder: Path) -> dict[str, Any]:
+def read_run_inputs(folder: Path) -> dict[str, Any]:
     """What the deployed weights of a finished run say of its inputs: classes, shape, scaling."""
     path = folder / "model.safetensors"
     try:

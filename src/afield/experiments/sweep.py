@@ -18,12 +18,12 @@ from typing import Any, Protocol, TypeVar
 from afield import registry
 from afield.compute import end_with_parent, usable_cores
 from afield.errors import AfieldError, SpecError
-from afield.experiments.merge_runner import assemble
+from afield.experiments.merge_runner import execute_merge
 from afield.experiments.record import Failure, Record, Run
 from afield.experiments.runner import default_device, execute, versions
 from afield.experiments.store import BusyError, Store
 
-__all__ = ["Local", "Pool", "complete", "default_workers", "in_order"]
+__all__ = ["Local", "Pool", "complete", "default_workers", "sort_outcomes"]
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +36,9 @@ class Pool(Protocol):
 
     def map(
         self,
-        work: Callable[[Item], Result],
+        function: Callable[[Item], Result],
         items: Iterable[Item],
-        lost: Callable[[Item], Result],
+        on_lost: Callable[[Item], Result],
     ) -> Iterator[Result]:
         """Yield results as they come; `lost` makes the result of an item whose worker died."""
 
@@ -55,9 +55,9 @@ class Local:
 
     def map(
         self,
-        work: Callable[[Item], Result],
+        function: Callable[[Item], Result],
         items: Iterable[Item],
-        lost: Callable[[Item], Result],
+        on_lost: Callable[[Item], Result],
     ) -> Iterator[Result]:
         """Yield results as they come.
 
@@ -65,7 +65,7 @@ class Local:
         run that it was at, and that run is known.
         """
         if self.workers == 1:
-            yield from map(work, items)
+            yield from map(function, items)
             return
         waiting = deque(items)
         idle = _workers(min(self.workers, len(waiting)))
@@ -74,12 +74,12 @@ class Local:
             while waiting or at_work:
                 while idle and waiting:
                     worker, item = idle.pop(), waiting.popleft()
-                    at_work[worker.submit(work, item)] = worker, item
+                    at_work[worker.submit(function, item)] = worker, item
                 for future in wait(at_work, return_when=FIRST_COMPLETED).done:
                     worker, item = at_work.pop(future)
                     died = isinstance(future.exception(), BrokenProcessPool)
                     idle.append(_worker() if died else worker)
-                    yield lost(item) if died else future.result()
+                    yield on_lost(item) if died else future.result()
         finally:
             for worker, _ in at_work.values():
                 _end(worker)
@@ -110,9 +110,9 @@ def complete(
     missing.sort(key=lambda run: (run.trial, run.draw))
     attempt = partial(_attempt, store=store, options=options)
     lost = partial(_lost, store=store)
-    for stage in sorted({run.stage for run in missing}):
+    for stage in sorted({run.order for run in missing}):
         elsewhere = []
-        ready = [run for run in missing if run.stage == stage]
+        ready = [run for run in missing if run.order == stage]
         for outcome in pool.map(partial(attempt, wait=False), ready, lost):
             if isinstance(outcome, Run):
                 elsewhere.append(outcome)
@@ -134,7 +134,9 @@ def _known(records: Iterable[Record]) -> Iterator[Record]:
         log.warning("%s: its code has changed since these records; use another --store", method)
 
 
-def in_order(runs: Sequence[Run], outcomes: Iterable[Record | Failure]) -> list[Record | Failure]:
+def sort_outcomes(
+    runs: Sequence[Run], outcomes: Iterable[Record | Failure]
+) -> list[Record | Failure]:
     """Outcomes in the order in which their runs were asked for, not in that of their end."""
     place = {run.key: i for i, run in enumerate(runs)}
     return sorted(outcomes, key=lambda outcome: place[outcome.run.key])
@@ -145,7 +147,7 @@ def _attempt(
 ) -> Record | Failure | Run:
     """The record, the failure, or the run itself if another process is at it."""
     try:
-        return (assemble if run.experts else execute)(run, store, wait=wait, **options)
+        return (execute_merge if run.experts else execute)(run, store, wait=wait, **options)
     except BusyError:
         return run
     except Exception as error:  # noqa: BLE001  a failing run, whatever the reason, stops no other

@@ -9,10 +9,10 @@ from afield.errors import SpecError
 from afield.experiments.record import Run
 from afield.training.evaluation import PARTS, Checkpoint
 
-__all__ = ["Scalars"]
+__all__ = ["TensorBoardWriter"]
 
 
-class Scalars:
+class TensorBoardWriter:
     """To be told of every checkpoint: writes its scores and logs below a folder, a run in each."""
 
     def __init__(self, folder: str) -> None:
@@ -27,7 +27,7 @@ class Scalars:
         self._open: tuple[str, Any] = ("", None)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Scalars, (self.folder,)
+        return TensorBoardWriter, (self.folder,)
 
     def __call__(self, run: Run, checkpoint: Checkpoint) -> None:
         """Write what is known of a run at a checkpoint."""

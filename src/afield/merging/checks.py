@@ -10,18 +10,27 @@ from torch import Tensor
 
 from afield.errors import MergeError
 
-__all__ = ["KEPT", "MERGED", "Movement", "Source", "Spec", "check_alike", "doubts", "mended"]
+__all__ = [
+    "KEPT",
+    "MERGED",
+    "TensorChange",
+    "TensorSource",
+    "TensorSpec",
+    "check_compatible",
+    "merge_warnings",
+    "nonfinite_delta",
+]
 
 MERGED, KEPT = "merged", "kept"
 # Deltas of this share of the weights are doubtful: unrelated weights differ by about 1.4, those of
 # a fine-tuned model rarely by more than 0.2.
-FAR = 0.75
+DOUBTFUL_DELTA_RATIO = 0.75
 # Counts steps, not knowledge: it may differ.
-COUNTER = "num_batches_tracked"
+STEP_COUNTER_SUFFIX = "num_batches_tracked"
 
 
 @dataclass(frozen=True)
-class Spec:
+class TensorSpec:
     """What is known of a tensor before it is read."""
 
     dtype: torch.dtype
@@ -33,7 +42,7 @@ class Spec:
         return math.prod(self.shape)
 
 
-class Source(Protocol):
+class TensorSource(Protocol):
     """Named tensors, to be read whole or in pieces: a state dict, or files."""
 
     @property
@@ -41,7 +50,7 @@ class Source(Protocol):
         """How it is called in messages."""
 
     @property
-    def specs(self) -> Mapping[str, Spec]:
+    def specs(self) -> Mapping[str, TensorSpec]:
         """The tensors by name."""
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
@@ -49,7 +58,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Movement:
+class TensorChange:
     """How large a tensor and each expert's change of it are, as Euclidean norms.
 
     Of a tensor that is kept, as integers are, in how many entries each expert differs. `alike` are
@@ -63,9 +72,11 @@ class Movement:
     alike: frozenset[tuple[int, int]] = frozenset()
 
 
-def check_alike(base: Source, expert: Source, rules: Mapping[str, str]) -> Iterator[str]:
+def check_compatible(
+    base: TensorSource, expert: TensorSource, actions: Mapping[str, str]
+) -> Iterator[str]:
     """What is doubtful about an expert's tensors, before they are read; or an error."""
-    needed = [name for name, rule in rules.items() if not rule.startswith(KEPT)]
+    needed = [name for name, rule in actions.items() if not rule.startswith(KEPT)]
     missing = [name for name in needed if name not in expert.specs]
     if len(missing) == len(needed):
         theirs = next(iter(expert.specs), "nothing")
@@ -99,13 +110,13 @@ def check_alike(base: Source, expert: Source, rules: Mapping[str, str]) -> Itera
         yield f"{expert.told}: {_listed(other)} {' instead of '.join(types)}, as the result will be"
 
 
-def mended(name: str, base: Tensor, expert: Tensor, told: Sequence[str]) -> Tensor:
+def nonfinite_delta(name: str, base: Tensor, expert: Tensor, labels: Sequence[str]) -> Tensor:
     """The delta of two vectors that are not finite: none where they are the same.
 
     So a mask of -inf stays what it is; anything else, and NaN anywhere, is an error.
     """
     same = base == expert
-    for source, values in zip(told, (base, expert), strict=True):
+    for source, values in zip(labels, (base, expert), strict=True):
         wrong = values[~same & ~values.isfinite()]
         if len(wrong):
             what = "NaN" if wrong.isnan().any() else "an infinite number"
@@ -113,7 +124,9 @@ def mended(name: str, base: Tensor, expert: Tensor, told: Sequence[str]) -> Tens
     return torch.where(same, torch.zeros_like(base), expert - base)
 
 
-def doubts(movements: Sequence[Movement], base: str, experts: Sequence[str]) -> Iterator[str]:
+def merge_warnings(
+    movements: Sequence[TensorChange], base: str, experts: Sequence[str]
+) -> Iterator[str]:
     """What is doubtful about the experts now that they have been read."""
     moved = [movement for movement in movements if not movement.kept]
     rows = [[movement.experts[i] for movement in moved] for i in range(len(experts))]
@@ -126,26 +139,26 @@ def doubts(movements: Sequence[Movement], base: str, experts: Sequence[str]) -> 
             yield f"{told}: all its weights are those of {base}; as an expert it adds nothing"
         elif i in twins:
             yield f"{told}: the same weights as {experts[twins[i]]}; they count twice"
-        elif size and math.hypot(*row) >= FAR * size:
+        elif size and math.hypot(*row) >= DOUBTFUL_DELTA_RATIO * size:
             name, ratio = _farthest(moved, i)
             yield (
                 f"{told}: differs from {base} by {math.hypot(*row) / size:.2f} times its size, "
                 f"most in {name} ({ratio}); is that its base?"
             )
     changed = [m.name for m in movements if m.kept and any(m.experts)]
-    if changed := [name for name in changed if not name.endswith(COUNTER)]:
+    if changed := [name for name in changed if not name.endswith(STEP_COUNTER_SUFFIX)]:
         yield f"{_listed(changed)} changed by the experts, but not floating point: the base's kept"
 
 
-def _always_alike(moved: Sequence[Movement]) -> frozenset[tuple[int, int]]:
+def _always_alike(moved: Sequence[TensorChange]) -> frozenset[tuple[int, int]]:
     """The pairs of experts that are the same in every tensor."""
     return frozenset.intersection(*(movement.alike for movement in moved))
 
 
-def _farthest(moved: Sequence[Movement], expert: int) -> tuple[str, str]:
+def _farthest(moved: Sequence[TensorChange], expert: int) -> tuple[str, str]:
     """The tensor that an expert has changed most for its size, and by how many times that."""
 
-    def change(each: Movement) -> tuple[float, float]:
+    def change(each: TensorChange) -> tuple[float, float]:
         # Without a size there is no ratio: such a tensor is named if nothing else has moved.
         return each.experts[expert] / each.base if each.base else 0.0, each.experts[expert]
 

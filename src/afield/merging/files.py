@@ -24,19 +24,29 @@ import torch
 from afield import registry
 from afield.compute import end_with_parent
 from afield.errors import DataError, MergeError
-from afield.files import whole
-from afield.merging.checks import Movement
-from afield.merging.job import Job, merged_pieces, scope_of
-from afield.merging.state_dicts import planned, tell_doubts
+from afield.files import atomic_write
+from afield.merging.checks import TensorChange
+from afield.merging.job import MergeJob, merge_pieces, scope_of
+from afield.merging.state_dicts import log_merge_warnings, plan_merge
 from afield.merging.tensor_files import TensorFiles, write_header
-from afield.progress import tracked
+from afield.progress import track
 from afield.weights import file_digest
 
 __all__ = ["FileMerge", "merge_files"]
 
 # Files beside a base's weights that are not copied: weights in other forms, and its description.
-NOT_COPIED = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf"}
-OWN = ("README.md", "model.json")
+SKIPPED_SUFFIXES = {
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".h5",
+    ".msgpack",
+    ".onnx",
+    ".gguf",
+}
+DESCRIPTION_FILES = ("README.md", "model.json")
 
 
 def merge_files(
@@ -92,26 +102,26 @@ class FileMerge:
     statistics: tuple[Path, ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict)
 
-    def job(self) -> Job:
+    def open_job(self) -> MergeJob:
         """Open the files and decide what will happen to each tensor."""
         return self._opened()[0]
 
-    def plan(self, out: Path, *, overwrite: bool = False) -> Job:
+    def plan(self, out: Path, *, overwrite: bool = False) -> MergeJob:
         """What `write` would do, and its errors; nothing is written."""
         return self._checked(out.expanduser(), overwrite=overwrite)[0]
 
-    def _checked(self, out: Path, *, overwrite: bool) -> tuple[Job, list[TensorFiles]]:
+    def _checked(self, out: Path, *, overwrite: bool) -> tuple[MergeJob, list[TensorFiles]]:
         self._check_out(out, overwrite=overwrite)
         job, sources = self._opened()
         _check_no_input(out, [shard for source in sources for shard in source.shards])
         return job, sources
 
-    def _opened(self) -> tuple[Job, list[TensorFiles]]:
+    def _opened(self) -> tuple[MergeJob, list[TensorFiles]]:
         registry.find("merges", self.how)
         sources = [TensorFiles(path) for path in (self.base, *self.experts, *self.statistics)]
         base, *others = sources
         experts, statistics = others[: len(self.experts)], others[len(self.experts) :]
-        job = planned(
+        job = plan_merge(
             self.how, base, experts, scale=self.scale, statistics=statistics, params=self.params
         )
         return job, sources
@@ -133,26 +143,26 @@ class FileMerge:
                 f"{out}: the result is a safetensors file; name it {out.stem}.safetensors"
             )
 
-    def write(self, out: Path, *, overwrite: bool = False, workers: int = 1) -> Job:
+    def write(self, out: Path, *, overwrite: bool = False, workers: int = 1) -> MergeJob:
         """Merge into a file or folder, which is there at the end whole or not at all."""
         out = out.expanduser()
         job, sources = self._checked(out, overwrite=overwrite)
         _check_space(job, out)
         account = json.dumps(self._account(job, sources))
         metadata = {"format": "pt", **sources[0].metadata, "afield": account}
-        with _one_thread(), whole(out) as part:
+        with _one_thread(), atomic_write(out) as part:
             places = _prepared(sources[0], part, metadata)
             movements = list(_written(self, job, places, workers))
             for file in {file for file, _ in places.values()}:
                 with file.open("rb+") as opened:
                     os.fsync(opened.fileno())
-        tell_doubts(job, movements)
+        log_merge_warnings(job, movements)
         return job
 
-    def _account(self, job: Job, sources: Sequence[TensorFiles]) -> dict[str, Any]:
+    def _account(self, job: MergeJob, sources: Sequence[TensorFiles]) -> dict[str, Any]:
         """How the result is made."""
         paths = [shard for source in sources for shard in source.shards]
-        digests = {path: file_digest(path) for path in tracked(paths, "checksums", len(paths))}
+        digests = {path: file_digest(path) for path in track(paths, "checksums", len(paths))}
         told = [{shard.name: digests[shard] for shard in source.shards} for source in sources]
         last = 1 + len(self.experts)
         return {
@@ -173,7 +183,7 @@ def _check_no_input(out: Path, inputs: Iterable[Path]) -> None:
             raise MergeError(f"{out}: is one of the inputs; give another place for the result")
 
 
-def _check_space(job: Job, out: Path) -> None:
+def _check_space(job: MergeJob, out: Path) -> None:
     needed = sum(spec.size * spec.dtype.itemsize for spec in job.base.specs.values())
     there = next(folder for folder in out.absolute().parents if folder.exists())
     free = shutil.disk_usage(there).free
@@ -191,7 +201,11 @@ def _prepared(
     if base.is_folder:
         part.mkdir()
         for file in base.path.iterdir():
-            if file.is_file() and file.suffix not in NOT_COPIED and file.name not in OWN:
+            if (
+                file.is_file()
+                and file.suffix not in SKIPPED_SUFFIXES
+                and file.name not in DESCRIPTION_FILES
+            ):
                 shutil.copyfile(file, part / file.name)
     places = {}
     for shard, names in base.shards.items():
@@ -202,11 +216,11 @@ def _prepared(
 
 
 def _written(
-    asked: FileMerge, job: Job, places: Mapping[str, tuple[Path, int]], workers: int
-) -> Iterator[Movement]:
+    asked: FileMerge, job: MergeJob, places: Mapping[str, tuple[Path, int]], workers: int
+) -> Iterator[TensorChange]:
     """Merge and write all tensors; yields how far the experts have moved in each."""
     if workers == 1 or scope_of(job.merge) in ("entry", "model"):
-        for name, (file, place) in tracked(places.items(), job.how, len(places)):
+        for name, (file, place) in track(places.items(), job.how, len(places)):
             yield _merge_tensor(job, name, file, place)
         return
     # Spawned, not forked: torch's threads do not survive a fork.
@@ -214,21 +228,21 @@ def _written(
     pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(asked,))
     try:
         tasks = ((name, file, place) for name, (file, place) in places.items())
-        yield from tracked(pool.map(_work, tasks), job.how, len(places))
+        yield from track(pool.map(_work, tasks), job.how, len(places))
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _merge_tensor(job: Job, name: str, file: Path, place: int) -> Movement:
-    movements: list[Movement] = []
+def _merge_tensor(job: MergeJob, name: str, file: Path, place: int) -> TensorChange:
+    movements: list[TensorChange] = []
     with file.open("rb+") as opened:
         opened.seek(place)
-        for piece in merged_pieces(job, name, movements.append):
+        for piece in merge_pieces(job, name, movements.append):
             opened.write(piece.contiguous().view(torch.uint8).numpy().data)
     return movements[0]
 
 
-_job: Job | None = None
+_job: MergeJob | None = None
 
 
 def _begin(asked: FileMerge) -> None:
@@ -238,10 +252,10 @@ def _begin(asked: FileMerge) -> None:
     # The parent has told what is doubtful about the files.
     logging.getLogger("afield").setLevel(logging.CRITICAL)
     torch.set_num_threads(1)
-    _job = asked.job()
+    _job = asked.open_job()
 
 
-def _work(task: tuple[str, Path, int]) -> Movement:
+def _work(task: tuple[str, Path, int]) -> TensorChange:
     if _job is None:
         raise RuntimeError("a worker that has not begun")
     return _merge_tensor(_job, *task)

@@ -16,19 +16,33 @@ import torch
 from torch import Tensor
 
 from afield.errors import MergeError, SpecError
-from afield.merging.checks import KEPT, MERGED, Movement, Source, Spec, mended
+from afield.merging.checks import (
+    KEPT,
+    MERGED,
+    TensorChange,
+    TensorSource,
+    TensorSpec,
+    nonfinite_delta,
+)
 from afield.merging.order_statistics import Deltas
-from afield.progress import tracked
+from afield.progress import track
 
-__all__ = ["InMemory", "Job", "Merge", "merged_pieces", "needs", "scope_of"]
+__all__ = [
+    "MergeFunction",
+    "MergeJob",
+    "StateDictSource",
+    "merge_pieces",
+    "required_keywords",
+    "scope_of",
+]
 
-Merge = Callable[..., Any]
+MergeFunction = Callable[..., Any]
 # Entries that are worked on at once where a tensor may come in pieces: what fits in a CPU's cache.
-PIECE = 1 << 18
-HANDED = ("base", "name", "statistics")
+ENTRIES_PER_PIECE = 1 << 18
+PASSED_KEYWORDS = ("base", "name", "statistics")
 
 
-class InMemory:
+class StateDictSource:
     """A state dict as a source."""
 
     def __init__(self, tensors: Mapping[str, Tensor], told: str) -> None:
@@ -39,7 +53,7 @@ class InMemory:
         wrong = next((k for k, v in tensors.items() if not isinstance(v, Tensor)), None)
         if wrong is not None:
             raise MergeError(f"{told}: {wrong} is not a tensor; give a state dict")
-        self.specs = {name: Spec(v.dtype, tuple(v.shape)) for name, v in tensors.items()}
+        self.specs = {name: TensorSpec(v.dtype, tuple(v.shape)) for name, v in tensors.items()}
         self._last: tuple[str, Tensor] | None = None
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
@@ -51,18 +65,18 @@ class InMemory:
 
 
 @dataclass
-class Job:
+class MergeJob:
     """All that is known of a merge before its first number is read."""
 
     how: str
-    merge: Merge
+    merge: MergeFunction
     params: dict[str, Any]
     scale: float
-    base: Source
-    experts: Sequence[Source]
-    statistics: Sequence[Source]
+    base: TensorSource
+    experts: Sequence[TensorSource]
+    statistics: Sequence[TensorSource]
     rules: dict[str, str]
-    _of_pieces: Merge | None = field(default=None, repr=False)
+    _of_pieces: MergeFunction | None = field(default=None, repr=False)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -78,7 +92,7 @@ class Job:
             return dict.fromkeys(found, torch.float64)
         return found
 
-    def function(self, name: str) -> tuple[Merge, bool]:
+    def merge_function(self, name: str) -> tuple[MergeFunction, bool]:
         """What merges the deltas of one tensor, and whether these may come in pieces."""
         if self.rules[name] != MERGED:
             return _mean, True
@@ -91,7 +105,7 @@ class Job:
             self._of_pieces = self.merge(deltas, **self.params)
         return self._of_pieces, True
 
-    def rehearse(self) -> None:
+    def check_on_zeros(self) -> None:
         """Merge zeros: settings and numbers of experts that cannot work fail before reading."""
         zeros = torch.zeros(len(self.experts), 2, 2)
         if scope_of(self.merge) == "model":
@@ -99,23 +113,27 @@ class Job:
             self.merge(Deltas(len(zeros), flat.shape[1], lambda: [flat]), **self.params)
             return
         handed = {"base": zeros[0], "name": "", "statistics": zeros}
-        self.merge(zeros, **self.params, **{need: handed[need] for need in needs(self.merge)})
+        self.merge(
+            zeros, **self.params, **{need: handed[need] for need in required_keywords(self.merge)}
+        )
 
 
-def merged_pieces(job: Job, name: str, tell: Callable[[Movement], None]) -> Iterator[Tensor]:
+def merge_pieces(
+    job: MergeJob, name: str, on_change: Callable[[TensorChange], None]
+) -> Iterator[Tensor]:
     """The result's entries of one tensor, in the base's type, as vectors one after the other.
 
     At the end it tells how far the experts have moved.
     """
     if job.rules[name].startswith(KEPT):
-        yield from _kept_pieces(job, name, tell)
+        yield from _kept_pieces(job, name, on_change)
         return
-    spec, (merge, cut) = job.base.specs[name], job.function(name)
+    spec, (merge, cut) = job.base.specs[name], job.merge_function(name)
     # A running variance may not leave the range of those of base and experts.
     scale = job.scale if "running" not in job.rules[name] else min(max(job.scale, 0.0), 1.0)
     sizes = torch.zeros(1 + len(job.experts), dtype=torch.float64)
     alike = frozenset(combinations(range(len(job.experts)), 2))
-    step = PIECE if cut else spec.size
+    step = ENTRIES_PER_PIECE if cut else spec.size
     shape = (-1,) if cut else spec.shape or (1,)
     for start in range(0, spec.size, step):
         base, deltas, squares = _read(job, name, start, start + step)
@@ -133,17 +151,19 @@ def merged_pieces(job: Job, name: str, tell: Callable[[Movement], None]) -> Iter
             raise MergeError(f"{name}: {error}") from None
         yield _moved(job, name, base, merged.reshape(-1), scale)
     norm, *norms = sizes.sqrt().tolist()
-    tell(Movement(name, norm, tuple(norms), alike=alike))
+    on_change(TensorChange(name, norm, tuple(norms), alike=alike))
 
 
-def _kept_pieces(job: Job, name: str, tell: Callable[[Movement], None]) -> Iterator[Tensor]:
+def _kept_pieces(
+    job: MergeJob, name: str, tell: Callable[[TensorChange], None]
+) -> Iterator[Tensor]:
     """The base's own entries; in how many an expert has others is told."""
     base, changed = job.base.read(name), []
     for expert in job.experts:
         alike = expert.specs.get(name) == job.base.specs[name]
         changed.append(float((expert.read(name).to(base.device) != base).sum()) if alike else 0.0)
     yield base.clone()
-    tell(Movement(name, float(len(base)), tuple(changed), kept=True))
+    tell(TensorChange(name, float(len(base)), tuple(changed), kept=True))
 
 
 def _still_alike(
@@ -157,14 +177,14 @@ def _still_alike(
     )
 
 
-def _stream(job: Job, names: Sequence[str]) -> Iterator[Tensor]:
+def _stream(job: MergeJob, names: Sequence[str]) -> Iterator[Tensor]:
     """All deltas of these tensors, in pieces."""
-    for name in tracked(names, f"{job.how}: all deltas", len(names)):
-        for start in range(0, job.base.specs[name].size, PIECE):
-            yield _read(job, name, start, start + PIECE)[1]
+    for name in track(names, f"{job.how}: all deltas", len(names)):
+        for start in range(0, job.base.specs[name].size, ENTRIES_PER_PIECE):
+            yield _read(job, name, start, start + ENTRIES_PER_PIECE)[1]
 
 
-def _read(job: Job, name: str, start: int, stop: int) -> tuple[Tensor, Tensor, list[float]]:
+def _read(job: MergeJob, name: str, start: int, stop: int) -> tuple[Tensor, Tensor, list[float]]:
     """Entries of the base, the experts' deltas and their squares, in the type to compute in."""
     number = job.numbers[name]
     base = job.base.read(name, start, stop).to(number)
@@ -174,12 +194,12 @@ def _read(job: Job, name: str, start: int, stop: int) -> tuple[Tensor, Tensor, l
         torch.sub(entries, base, out=delta)
         squares.append(_size(delta))
         if not math.isfinite(squares[-1]):
-            delta.copy_(mended(name, base, entries, (job.base.told, expert.told)))
+            delta.copy_(nonfinite_delta(name, base, entries, (job.base.told, expert.told)))
             squares[-1] = _size(delta)
     return base, deltas, squares
 
 
-def _moved(job: Job, name: str, base: Tensor, merged: Tensor, scale: float) -> Tensor:
+def _moved(job: MergeJob, name: str, base: Tensor, merged: Tensor, scale: float) -> Tensor:
     """Base plus so much of the merged delta, in the base's type."""
     if not math.isfinite(_size(merged)) and not merged.isfinite().all():
         raise MergeError(f"{name}: {job.how} gives numbers that are not finite for it")
@@ -193,7 +213,7 @@ def _moved(job: Job, name: str, base: Tensor, merged: Tensor, scale: float) -> T
     return found
 
 
-def _handed(job: Job, name: str, base: Tensor, start: int, step: int) -> dict[str, Any]:
+def _handed(job: MergeJob, name: str, base: Tensor, start: int, step: int) -> dict[str, Any]:
     """What the merge asks for by a keyword without a default."""
     if job.rules[name] != MERGED or scope_of(job.merge) == "model":
         return {}
@@ -202,10 +222,10 @@ def _handed(job: Job, name: str, base: Tensor, start: int, step: int) -> dict[st
         "name": lambda: name,
         "statistics": lambda: _stacked(job, name, start, start + step, base.device),
     }
-    return {need: known[need]() for need in needs(job.merge)}
+    return {need: known[need]() for need in required_keywords(job.merge)}
 
 
-def _stacked(job: Job, name: str, start: int, stop: int, device: torch.device) -> Tensor:
+def _stacked(job: MergeJob, name: str, start: int, stop: int, device: torch.device) -> Tensor:
     """The experts' statistics of one tensor, or of some entries of it."""
     parts = []
     for source in job.statistics:
@@ -221,23 +241,24 @@ def _stacked(job: Job, name: str, start: int, stop: int, device: torch.device) -
 
 
 @lru_cache
-def needs(merge: Merge) -> tuple[str, ...]:
+def required_keywords(merge: MergeFunction) -> tuple[str, ...]:
     """The keywords without a default of a merge: what is to be handed over."""
     keywords = inspect.signature(merge).parameters.values()
     found = tuple(p.name for p in keywords if p.kind is p.KEYWORD_ONLY and p.default is p.empty)
-    if not set(found) <= set(HANDED):
+    if not set(found) <= set(PASSED_KEYWORDS):
         raise SpecError(
-            f"{merge.__name__}: a setting needs a default; handed over are {', '.join(HANDED)}"
+            f"{merge.__name__}: a setting needs a default; handed over are "
+            f"{', '.join(PASSED_KEYWORDS)}"
         )
     return found
 
 
-def scope_of(merge: Merge) -> Any:
+def scope_of(merge: MergeFunction) -> Any:
     """What a merge is a function of."""
     return merge.scope  # type: ignore[attr-defined]
 
 
-def _number(name: str, sources: Sequence[Source]) -> torch.dtype:
+def _number(name: str, sources: Sequence[TensorSource]) -> torch.dtype:
     wide = any(s.specs[name].dtype == torch.float64 for s in sources if name in s.specs)
     return torch.float64 if wide else torch.float32
 

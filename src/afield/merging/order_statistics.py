@@ -15,9 +15,9 @@ from torch import Tensor
 
 __all__ = ["Deltas", "sorted_entries"]
 
-BITS = 16
-VALUES = 1 << BITS
-WHOLE = {torch.float32: torch.int32, torch.float64: torch.int64}
+BITS_PER_PASS = 16
+BUCKETS = 1 << BITS_PER_PASS
+INTEGER_DTYPES = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -68,18 +68,20 @@ def sorted_entries(pieces: Iterable[Tensor], ranks: Sequence[int]) -> Tensor:
     first = next(iter(pieces))
     rows, width = len(first), first.element_size() * 8
     searches = [[_Search(rank) for rank in ranks] for _ in range(rows)]
-    for shift in range(width - BITS, -1, -BITS):
-        top = shift == width - BITS
+    for shift in range(width - BITS_PER_PASS, -1, -BITS_PER_PASS):
+        top = shift == width - BITS_PER_PASS
         counts = [{s.prefix: _counts(first) for s in row} for row in searches]
         for piece in pieces:
             for keys, found in zip(_ordered(piece), counts, strict=True):
                 for prefix, count in found.items():
                     digits = _digits(keys, shift, None if top else prefix)
-                    count.add_(torch.bincount(digits, minlength=VALUES))
+                    count.add_(torch.bincount(digits, minlength=BUCKETS))
         for row, found in zip(searches, counts, strict=True):
             for search in row:
                 search.narrow(found[search.prefix], top=top)
-    keys = torch.tensor([[s.prefix for s in row] for row in searches], dtype=WHOLE[first.dtype])
+    keys = torch.tensor(
+        [[s.prefix for s in row] for row in searches], dtype=INTEGER_DTYPES[first.dtype]
+    )
     return _turned(keys).view(first.dtype).to(first.device)
 
 
@@ -95,23 +97,23 @@ class _Search:
         digit = int((below <= self.rank).sum())
         self.rank -= int(below[digit - 1]) if digit else 0
         # The highest bits carry the sign.
-        self.prefix = digit - VALUES // 2 if top else self.prefix << BITS | digit
+        self.prefix = digit - BUCKETS // 2 if top else self.prefix << BITS_PER_PASS | digit
 
 
 def _counts(like: Tensor) -> Tensor:
-    return torch.zeros(VALUES, dtype=torch.int64, device=like.device)
+    return torch.zeros(BUCKETS, dtype=torch.int64, device=like.device)
 
 
 def _digits(keys: Tensor, shift: int, prefix: int | None) -> Tensor:
     """The bits to look at next, of those keys that agree in the higher ones."""
     if prefix is None:
-        return (keys >> shift).add_(VALUES // 2)
-    return (keys[(keys >> shift + BITS) == prefix] >> shift).bitwise_and_(VALUES - 1)
+        return (keys >> shift).add_(BUCKETS // 2)
+    return (keys[(keys >> shift + BITS_PER_PASS) == prefix] >> shift).bitwise_and_(BUCKETS - 1)
 
 
 def _ordered(values: Tensor) -> Tensor:
     """Whole numbers of the same order as the values."""
-    bits = values.contiguous().view(WHOLE[values.dtype])
+    bits = values.contiguous().view(INTEGER_DTYPES[values.dtype])
     return bits if bits.min() >= 0 else _turned(bits)
 
 

@@ -20,7 +20,14 @@ from scipy.linalg import LinAlgError, blas, lapack
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-__all__ = ["Triplets", "full_precision", "leading", "polar", "shared_basis", "side_by_side"]
+__all__ = [
+    "Triplets",
+    "concatenate_triplets",
+    "full_precision",
+    "leading_triplets",
+    "polar_factor",
+    "shared_basis",
+]
 
 # Below this share of the largest, a singular value is rounding: weights are float32 at best, and
 # what a LoRA of rank 16 leaves beside its 16 directions, stored so, is about 1e-6 of the largest.
@@ -33,14 +40,14 @@ SIGNAL = 128 * torch.finfo(torch.float32).eps
 DIRECTION, CHANCE, COINCIDENCE = 1e-4, 256, 1e-6
 
 # Products in float32 leave a direction, at this share of the largest, as right as an SVD would.
-RANGE = 1e-3
+FLOAT32_RANGE = 1e-3
 # Eigenvalues of a Gram matrix of unit vectors above this share of the largest are right to 1e-4 in
 # float32; those below are found again by themselves, while they are fewer than one in four.
 # More than one in 64 at 1e-6 are no chance: experts are alike, and float64 has to tell them apart.
 BULK, FEW, ALIKE = 1e-3, 4, 64
 
 # Below this size nothing takes long enough to be done in a quicker way.
-SMALL = 128
+QUICK_MIN_SIZE = 128
 
 
 class Triplets(NamedTuple):
@@ -58,25 +65,29 @@ def shared_basis(matrices: Tensor, *, exact: bool) -> Triplets:
     signal, there is no column.
     """
     share = max(1, min(matrices.shape[1:]) // len(matrices))
-    quick = not exact and matrices.dtype == torch.float32 and min(matrices.shape[1:]) >= SMALL
-    left, values, right = side_by_side([leading(each, share, quick=quick) for each in matrices])
+    quick = (
+        not exact and matrices.dtype == torch.float32 and min(matrices.shape[1:]) >= QUICK_MIN_SIZE
+    )
+    left, values, right = concatenate_triplets(
+        [leading_triplets(each, share, quick=quick) for each in matrices]
+    )
     if left.dtype == torch.float32:
         factors = _quick_polar(left), _quick_polar(right)
         if factors[0] is None or factors[1] is None:
             return shared_basis(matrices, exact=True)
         return Triplets(factors[0], values, factors[1])
     if len(values):
-        left, right = polar(left), polar(right)
+        left, right = polar_factor(left), polar_factor(right)
     return Triplets(*(part.to(matrices.dtype) for part in (left, values, right)))
 
 
-def side_by_side(triplets: Sequence[Triplets]) -> Triplets:
+def concatenate_triplets(triplets: Sequence[Triplets]) -> Triplets:
     """The triplets of several matrices, one after the other."""
     left, values, right = zip(*triplets, strict=True)
     return Triplets(torch.cat(left, dim=1), torch.cat(values), torch.cat(right, dim=1))
 
 
-def leading(
+def leading_triplets(
     matrix: Tensor, count: int, *, scale: Tensor | None = None, quick: bool = False
 ) -> Triplets:
     """The first so many singular triplets that carry a signal, in float64.
@@ -101,7 +112,7 @@ def leading(
     precise = tall.double()
     squares, inner = _eigh(_gram(precise), count)
     inner = inner.flip(1)
-    if not (quick and squares[0] > RANGE**2 * squares[-1]):
+    if not (quick and squares[0] > FLOAT32_RANGE**2 * squares[-1]):
         tall = precise
     image = tall @ inner.to(tall.dtype)
     values = image.norm(dim=0)
@@ -112,7 +123,7 @@ def leading(
     return _signed(matrix, image, values, inner.to(tall.dtype))
 
 
-def polar(columns: Tensor) -> Tensor:
+def polar_factor(columns: Tensor) -> Tensor:
     """The nearest orthonormal columns: P Qᵀ where P Σ Qᵀ is the thin SVD of the columns.
 
     Where they are dependent, or so nearly that it is rounding (Σ below 1e-4 of the largest),
@@ -176,7 +187,7 @@ def _eigh(gram: Tensor, count: int | None = None) -> tuple[Tensor, Tensor]:
     """The largest eigenvalues of a symmetric matrix and their vectors, rising; all, if not told."""
     n = len(gram)
     first = 0 if count is None else n - count
-    if gram.device.type != "cpu" or n < SMALL:
+    if gram.device.type != "cpu" or n < QUICK_MIN_SIZE:
         values, vectors = torch.linalg.eigh(gram)
         return values[first:], vectors[:, first:]
     array = gram.numpy()

@@ -12,7 +12,7 @@ Its settings are keywords with a default. Keywords without one are handed over: 
 entries, shaped as one delta), ``name`` (of the tensor), ``statistics`` (one for each expert,
 stacked; a matrix that has none is averaged).
 
-What happens to which tensor is decided in `rule_of`, and nowhere else.
+What happens to which tensor is decided in `tensor_action`, and nowhere else.
 """
 
 import logging
@@ -25,12 +25,36 @@ from torch import Tensor
 
 from afield import registry
 from afield.errors import MergeError, SpecError
-from afield.hyperparameters import checked, defaults
-from afield.merging.checks import KEPT, MERGED, Movement, Source, Spec, check_alike, doubts
-from afield.merging.job import InMemory, Job, Merge, merged_pieces, needs, scope_of
+from afield.hyperparameters import defaults, validate_values
+from afield.merging.checks import (
+    KEPT,
+    MERGED,
+    TensorChange,
+    TensorSource,
+    TensorSpec,
+    check_compatible,
+    merge_warnings,
+)
+from afield.merging.job import (
+    MergeFunction,
+    MergeJob,
+    StateDictSource,
+    merge_pieces,
+    required_keywords,
+    scope_of,
+)
 from afield.merging.order_statistics import Deltas
 
-__all__ = ["Deltas", "Scope", "merge", "planned", "rule_of", "scope", "share", "tell_doubts"]
+__all__ = [
+    "Deltas",
+    "Scope",
+    "log_merge_warnings",
+    "merge",
+    "plan_merge",
+    "scope",
+    "share",
+    "tensor_action",
+]
 
 Scope = Literal["matrix", "tensor", "entry", "model"]
 F = TypeVar("F", bound=Callable[..., object])
@@ -55,7 +79,7 @@ def share(name: str, value: float) -> float:
     return value
 
 
-def rule_of(kind: Scope, name: str, spec: Spec, *, known: bool = True) -> str:
+def tensor_action(kind: Scope, name: str, spec: TensorSpec, *, has_statistics: bool = True) -> str:
     """What happens to a tensor: "merged", or "averaged: …" or "kept: …" with the reason.
 
     Averaged is base + scale · mean of the deltas, kept is the base's. Running statistics of
@@ -88,23 +112,23 @@ def rule_of(kind: Scope, name: str, spec: Spec, *, known: bool = True) -> str:
         return f"{AVERAGED}: not a matrix"
     if kind == "matrix" and "text_projection" in name:
         return f"{AVERAGED}: text_projection"
-    if kind == "matrix" and not known:
+    if kind == "matrix" and not has_statistics:
         return f"{AVERAGED}: no statistics"
     return MERGED
 
 
-def planned(
+def plan_merge(
     how: str,
-    base: Source,
-    experts: Sequence[Source],
+    base: TensorSource,
+    experts: Sequence[TensorSource],
     *,
     scale: float = 1.0,
-    statistics: Sequence[Source] = (),
+    statistics: Sequence[TensorSource] = (),
     params: Mapping[str, Any] | None = None,
-) -> Job:
+) -> MergeJob:
     """Decide what will happen to each tensor; what cannot work is an error, before reading."""
-    merge: Merge = registry.find("merges", how)
-    settings = {**defaults(merge), **checked(merge, params or {})}
+    merge: MergeFunction = registry.find("merges", how)
+    settings = {**defaults(merge), **validate_values(merge, params or {})}
     settings = {name: settings[name] for name in defaults(merge)}
     if not math.isfinite(scale):
         raise SpecError(f"scale={scale}: not a finite number")
@@ -114,12 +138,12 @@ def planned(
     rules = _rules(merge, base, statistics)
     _check_names(merge, base, statistics, rules)
     for expert in experts:
-        for doubt in check_alike(base, expert, rules):
+        for doubt in check_compatible(base, expert, rules):
             log.warning("%s", doubt)
     if MERGED not in rules.values():
         log.warning("%s: nothing in %s is for it to merge: all is averaged", how, base.told)
-    job = Job(how, merge, settings, scale, base, experts, statistics, rules)
-    job.rehearse()
+    job = MergeJob(how, merge, settings, scale, base, experts, statistics, rules)
+    job.check_on_zeros()
     return job
 
 
@@ -153,44 +177,50 @@ def merge(
     params
         Settings of the merge.
     """
-    job = planned(
+    job = plan_merge(
         how,
-        InMemory(base, "base"),
-        [InMemory(each, f"expert {i}") for i, each in enumerate(experts, start=1)],
+        StateDictSource(base, "base"),
+        [StateDictSource(each, f"expert {i}") for i, each in enumerate(experts, start=1)],
         scale=scale,
-        statistics=[InMemory(s, f"statistics {i}") for i, s in enumerate(statistics or (), 1)],
+        statistics=[
+            StateDictSource(s, f"statistics {i}") for i, s in enumerate(statistics or (), 1)
+        ],
         params=params,
     )
     found: dict[str, Tensor] = {}
-    movements: list[Movement] = []
+    movements: list[TensorChange] = []
     for name, spec in job.base.specs.items():
-        pieces = list(merged_pieces(job, name, movements.append))
+        pieces = list(merge_pieces(job, name, movements.append))
         found[name] = (torch.cat(pieces) if len(pieces) != 1 else pieces[0]).view(spec.shape)
-    tell_doubts(job, movements)
+    log_merge_warnings(job, movements)
     return found
 
 
-def tell_doubts(job: Job, movements: Sequence[Movement]) -> None:
+def log_merge_warnings(job: MergeJob, movements: Sequence[TensorChange]) -> None:
     """Warn of what is doubtful about the experts now that they have been read."""
-    for doubt in doubts(movements, job.base.told, [expert.told for expert in job.experts]):
+    for doubt in merge_warnings(movements, job.base.told, [expert.told for expert in job.experts]):
         log.warning("%s", doubt)
 
 
-def _rules(merge: Merge, base: Source, statistics: Sequence[Source]) -> dict[str, str]:
+def _rules(
+    merge: MergeFunction, base: TensorSource, statistics: Sequence[TensorSource]
+) -> dict[str, str]:
     """What happens to each tensor of the base; to one at least, something."""
     if not base.specs:
         raise MergeError(f"{base.told}: no tensors in it")
     rules = {}
     for name, spec in base.specs.items():
         known = all(name in each.specs for each in statistics)
-        rules[name] = rule_of(scope_of(merge), name, spec, known=known)
+        rules[name] = tensor_action(scope_of(merge), name, spec, has_statistics=known)
     if all(rule.startswith(KEPT) for rule in rules.values()):
         raise MergeError(f"{base.told}: nothing to merge, for no floating-point numbers are in it")
     return rules
 
 
-def _check_statistics(how: str, merge: Merge, experts: int, given: Sequence[Source]) -> None:
-    needed = "statistics" in needs(merge)
+def _check_statistics(
+    how: str, merge: MergeFunction, experts: int, given: Sequence[TensorSource]
+) -> None:
+    needed = "statistics" in required_keywords(merge)
     if needed and len(given) != experts:
         raise MergeError(
             f"{how} needs statistics, one file or mapping for each of the {experts} experts "
@@ -201,7 +231,10 @@ def _check_statistics(how: str, merge: Merge, experts: int, given: Sequence[Sour
 
 
 def _check_names(
-    merge: Merge, base: Source, statistics: Sequence[Source], rules: Mapping[str, str]
+    merge: MergeFunction,
+    base: TensorSource,
+    statistics: Sequence[TensorSource],
+    rules: Mapping[str, str],
 ) -> None:
     """Statistics are there for all that is merged, and of its shape where entries need them."""
     for name in (name for name, rule in rules.items() if rule == MERGED):

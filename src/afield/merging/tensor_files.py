@@ -19,22 +19,22 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from afield.errors import DataError
-from afield.merging.checks import Spec
-from afield.merging.job import InMemory
+from afield.merging.checks import TensorSpec
+from afield.merging.job import StateDictSource
 from afield.weights import read_weights
 
 __all__ = ["TensorFiles", "write_header"]
 
 SUFFIX = ".safetensors"
-INDEX = f"{SUFFIX}.index.json"
+INDEX_SUFFIX = f"{SUFFIX}.index.json"
 # No tensor's name: under it, safetensors keep what is no tensor.
-METADATA = "__metadata__"
+METADATA_KEY = "__metadata__"
 # Bytes that may be read before a mapping is made anew.
-LIMIT = 32 << 20
+REMAP_BYTES = 32 << 20
 # Under one of these names some programs keep the state dict in a checkpoint.
-NESTED = ("state_dict", "model")
-Read = Callable[[str, int, int | None], Tensor]
-NAMES = {
+STATE_DICT_KEYS = ("state_dict", "model")
+ReadEntries = Callable[[str, int, int | None], Tensor]
+DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -84,19 +84,19 @@ class _File:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metadata: dict[str, str] = {}
-        self.specs: dict[str, Spec] = {}
+        self.specs: dict[str, TensorSpec] = {}
         self._mapped, self._touched = True, 0
         self._read = self._opened()
 
     def read(self, name: str, start: int, stop: int | None) -> Tensor:
         """Entries of one tensor; those read some time ago leave the memory."""
-        if self._mapped and self._touched > LIMIT:
+        if self._mapped and self._touched > REMAP_BYTES:
             self._read, self._touched = self._opened(), 0
         found = self._read(name, start, stop)
         self._touched += found.nbytes
         return found
 
-    def _opened(self) -> Read:
+    def _opened(self) -> ReadEntries:
         if self.path.suffix == SUFFIX:
             return self._safetensors()
         if not zipfile.is_zipfile(self.path):
@@ -117,7 +117,7 @@ class _File:
             ) from None
         return self._mapping(state)
 
-    def _safetensors(self) -> Read:
+    def _safetensors(self) -> ReadEntries:
         try:
             handle = safe_open(self.path, "pt")
             if not self.specs:
@@ -132,26 +132,26 @@ class _File:
 
         return read
 
-    def _mapping(self, state: Any) -> Read:
-        for key in NESTED:
+    def _mapping(self, state: Any) -> ReadEntries:
+        for key in STATE_DICT_KEYS:
             if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
                 state = state[key]
         if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
             raise DataError(f"{self.path}: not a dict of tensors; save model.state_dict()")
-        if METADATA in state:
-            raise DataError(f"{self.path}: a tensor is called {METADATA}; give it another name")
-        found = InMemory(state, str(self.path))
+        if METADATA_KEY in state:
+            raise DataError(f"{self.path}: a tensor is called {METADATA_KEY}; give it another name")
+        found = StateDictSource(state, str(self.path))
         self.specs = found.specs
         return found.read
 
 
-def _spec(tensor: Tensor) -> Spec:
-    return Spec(tensor.dtype, tuple(tensor.shape))
+def _spec(tensor: Tensor) -> TensorSpec:
+    return TensorSpec(tensor.dtype, tuple(tensor.shape))
 
 
 def _shards(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
     """The safetensors of a folder, and which tensor is in which where an index says so."""
-    indices = list(folder.glob(f"*{INDEX}"))
+    indices = list(folder.glob(f"*{INDEX_SUFFIX}"))
     if len(indices) == 1:
         index = _index(indices[0])
         return [folder / name for name in sorted(set(index.values()))], index
@@ -185,23 +185,23 @@ def _is_plain(file: object) -> bool:
 
 
 def write_header(
-    path: Path, specs: Mapping[str, Spec], metadata: Mapping[str, str]
+    path: Path, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]
 ) -> dict[str, int]:
     """Begin a safetensors file of these tensors; returns at which byte each is to be written.
 
     The same tensors and metadata give the same bytes; as in files of the library itself, wide types
     come first, so that every tensor lies where its type wants it.
     """
-    header: dict[str, Any] = {METADATA: dict(sorted(metadata.items()))}
+    header: dict[str, Any] = {METADATA_KEY: dict(sorted(metadata.items()))}
     places, end = {}, 0
     for name in sorted(specs, key=lambda each: (-specs[each].dtype.itemsize, each)):
         spec = specs[name]
-        if spec.dtype not in NAMES:
+        if spec.dtype not in DTYPE_NAMES:
             raise DataError(f"{name}: safetensors has no type for {spec.dtype}")
         places[name], end = end, end + spec.size * spec.dtype.itemsize
         offsets = [places[name], end]
         header[name] = {
-            "dtype": NAMES[spec.dtype],
+            "dtype": DTYPE_NAMES[spec.dtype],
             "shape": list(spec.shape),
             "data_offsets": offsets,
         }

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from afield.errors import AfieldError, DataError, SpecError, UnknownNameError
-from afield.networks.backbones.clip import checked_tag, clip_form, clip_parts, has_clip_weights
-from afield.networks.backbones.small import SMALL, Shape, check_pictures
+from afield.networks.backbones.clip import build_clip, clip_form, has_clip_weights, require_tag
+from afield.networks.backbones.small import SMALL_BACKBONES, Shape, check_images
 from afield.registry import hint
 from afield.weights import check_complete, read_weights
 
@@ -32,19 +32,18 @@ __all__ = [
     "HUB",
     "Classifier",
     "Form",
-    "evaluating",
-    "form_of",
-    "full_name",
-    "has_free_statistics",
-    "has_weights",
+    "has_pretrained_weights",
+    "has_unfrozen_batchnorm",
+    "input_form",
     "network",
-    "renew_statistics",
+    "tagged_name",
+    "update_batchnorm",
 ]
 
 HUB = "hub"
 # What networks raise for inputs or weights that they cannot take, or packages that they lack.
-UNFIT = (RuntimeError, AssertionError, TypeError, ValueError, ImportError)
-KNOWN = [*SMALL, "timm:NAME", "torchvision:NAME", "clip:MODEL/TAG"]
+BUILD_ERRORS = (RuntimeError, AssertionError, TypeError, ValueError, ImportError)
+BACKBONE_PATTERNS = [*SMALL_BACKBONES, "timm:NAME", "torchvision:NAME", "clip:MODEL/TAG"]
 
 
 @dataclass(frozen=True)
@@ -85,19 +84,7 @@ class Classifier(nn.Module):
         return self
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and every module back in the mode that it was in: some may be frozen."""
-    before = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
-
-
-def has_free_statistics(model: nn.Module) -> bool:
+def has_unfrozen_batchnorm(model: nn.Module) -> bool:
     """Whether there are BatchNorm layers that follow the data when the model trains."""
     before = model.training
     model.train()
@@ -108,7 +95,7 @@ def has_free_statistics(model: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def renew_statistics(model: nn.Module, batches: Iterable[Tensor]) -> None:
+def update_batchnorm(model: nn.Module, batches: Iterable[Tensor]) -> None:
     """Measure the statistics of BatchNorm layers that are not frozen, each batch alike.
 
     Averaged weights have none of their own: those of the trained model belong to other weights.
@@ -136,7 +123,7 @@ def _free(module: nn.Module) -> bool:
     return isinstance(module, _BatchNorm) and module.training and module.track_running_stats
 
 
-def form_of(name: str) -> Form | None:
+def input_form(name: str) -> Form | None:
     """What the network was made for, if it was made for pictures of a certain form."""
     family, _, model = name.partition(":")
     if family == "timm":
@@ -147,12 +134,12 @@ def form_of(name: str) -> Form | None:
         return Form(usual.crop_size[0], tuple(usual.mean), tuple(usual.std))
     if family == "clip":
         return Form(*clip_form(model))
-    if name not in SMALL:
-        raise UnknownNameError(f"no backbone {name!r}; {hint(name, KNOWN)}")
+    if name not in SMALL_BACKBONES:
+        raise UnknownNameError(f"no backbone {name!r}; {hint(name, BACKBONE_PATTERNS)}")
     return None
 
 
-def has_weights(name: str) -> bool:
+def has_pretrained_weights(name: str) -> bool:
     """Whether the hub has weights for the network."""
     family, _, model = name.partition(":")
     if family == "clip":
@@ -160,11 +147,11 @@ def has_weights(name: str) -> bool:
     return family == "torchvision" or (family == "timm" and bool(_timm_config(model).has_weights))
 
 
-def full_name(name: str) -> str:
+def tagged_name(name: str) -> str:
     """The name with that of its weights on the hub: what is usual may change with timm."""
     family, _, model = name.partition(":")
     if family == "clip":
-        checked_tag(model)
+        require_tag(model)
     tag = _timm_config(model).tag if family == "timm" and "." not in model else ""
     return f"{name}.{tag}" if tag else name
 
@@ -176,7 +163,7 @@ def network(
     *,
     weights: str = "",
     freeze_bn: bool = False,
-    names: Sequence[str] = (),
+    class_names: Sequence[str] = (),
 ) -> Classifier:
     """A network for inputs of this shape (without the batch dimension).
 
@@ -193,16 +180,16 @@ def network(
         Those of the classes: of a CLIP, the head is then made of them and does not train. Every
         other head is fresh.
     """
-    form_of(name)
+    input_form(name)
     head = None
-    if name in SMALL:
+    if name in SMALL_BACKBONES:
         if weights:
             raise SpecError(f"{name} starts from random weights; leave --weights {weights} out")
-        features, width = SMALL[name](shape)
+        features, width = SMALL_BACKBONES[name](shape)
     else:
-        check_pictures(name, shape)
+        check_images(name, shape)
         with _told(name, shape, weights):
-            features, head = _parts(name, shape, weights, names)
+            features, head = _parts(name, shape, weights, class_names)
         width = _width(name, features, shape)
     found = Classifier(features, width, classes, freeze_bn=freeze_bn)
     if head is not None:
@@ -220,7 +207,7 @@ def _parts(
     family, _, model = name.partition(":")
     if family == "clip":
         hub = weights == HUB
-        return clip_parts(model, shape, "" if hub else weights, names, hub=hub)
+        return build_clip(model, shape, "" if hub else weights, names, hub=hub)
     return (_timm if family == "timm" else _torchvision)(model, shape, weights), None
 
 
@@ -233,7 +220,7 @@ def _told(name: str, shape: Shape, weights: str) -> Iterator[None]:
         raise
     except OSError as error:
         raise _not_reached(name, error) from None
-    except UNFIT as error:
+    except BUILD_ERRORS as error:
         raise _unfit(name, shape, error, weights) from None
 
 
@@ -302,7 +289,7 @@ def _width(name: str, net: nn.Module, shape: Shape) -> int:
     try:
         with torch.no_grad():
             found = net(torch.zeros(1, *shape))
-    except UNFIT as error:
+    except BUILD_ERRORS as error:
         raise _unfit(name, shape, error) from None
     if found.ndim != 2 or not found.numel():
         raise SpecError(f"{name} gives no row of features for a picture; use another network")

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from afield.data.stream import Samples
 from afield.errors import SpecError
 from afield.networks.backbone import Classifier
-from afield.networks.stages import channel_means, found_stages, watched
-from afield.training.evaluation import outputs
+from afield.networks.inference import compute_outputs
+from afield.networks.stages import channel_means, find_stages, hook_outputs
 
-__all__ = ["Noted", "Views", "features_noted", "inner_classifier", "viewed"]
+__all__ = ["CapturedFeatures", "Views", "capture_features", "inner_classifier", "view_samples"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Views:
     y: Tensor
 
     @classmethod
-    def joined(cls, several: Sequence["Views"]) -> "Views":
+    def concatenate(cls, several: Sequence["Views"]) -> "Views":
         """All samples of several views, one after the other."""
         columns = zip(*((v.features, v.path, v.logits, v.y) for v in several), strict=True)
         return cls(*(torch.cat(column) for column in columns))
@@ -48,7 +48,7 @@ class Views:
         return F.cross_entropy(self.logits, self.y, reduction="none")
 
 
-class Noted:
+class CapturedFeatures:
     """The features that have passed, a tensor for each batch, and how large the last one was."""
 
     def __init__(self) -> None:
@@ -61,9 +61,9 @@ class Noted:
 
 
 @contextmanager
-def features_noted(model: nn.Module) -> Iterator[Noted]:
+def capture_features(model: nn.Module) -> Iterator[CapturedFeatures]:
     """Note what the head takes, whenever samples pass the network."""
-    noted = Noted()
+    noted = CapturedFeatures()
 
     def begin(_: nn.Module, inputs: tuple[Any, ...]) -> None:
         noted.size = len(inputs[0])
@@ -90,26 +90,26 @@ def inner_classifier(model: nn.Module) -> Classifier:
     return inner
 
 
-def viewed(model: nn.Module, samples: Samples, chosen: Tensor) -> Views:
+def view_samples(model: nn.Module, samples: Samples, indices: Tensor) -> Views:
     """The chosen samples, not augmented, as the network sees them in evaluation mode.
 
     A network in a wrapper is looked at within it; where a sample passes it in several forms, as
     with the masks of several domains, it is their mean that counts.
     """
     inner = inner_classifier(model)
-    stages = found_stages(inner, samples.prepare(next(samples.x.chunks(1, chosen[:1]))))
+    stages = find_stages(inner, samples.prepare(next(samples.x.chunks(1, indices[:1]))))
     path: dict[str, list[Tensor]] = {name: [] for name in stages}
-    with features_noted(model) as noted:
+    with capture_features(model) as noted:
 
         def note(name: str, output: Tensor) -> None:
             means = noted.mean(channel_means(output, stages[name]))
             path[name].append(means.argmax(dim=1).cpu())
 
-        with watched(inner, note, *stages):
-            logits = outputs(model, samples.x, samples.prepare, chosen=chosen)
+        with hook_outputs(inner, note, *stages):
+            logits = compute_outputs(model, samples.x, samples.prepare, indices=indices)
     return Views(
         features=torch.cat(noted.features).float(),
         path=torch.stack([torch.cat(parts) for parts in path.values()], dim=1),
         logits=logits.cpu(),
-        y=samples.y.cpu()[chosen.cpu()],
+        y=samples.y.cpu()[indices.cpu()],
     )

@@ -19,17 +19,17 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from afield.errors import SpecError
-from afield.networks.backbone import evaluating
-from afield.networks.stages import channel_axis, channel_means, late_entrances
+from afield.networks.inference import eval_mode
+from afield.networks.stages import channel_axis, channel_means, late_modules
 from afield.registry import hint
 
-__all__ = ["Combine", "Masked", "folded", "hard_overlap", "soft_overlap"]
+__all__ = ["Combine", "MaskedNetwork", "fold_masks", "hard_overlap", "soft_overlap"]
 
 Combine = Literal["predictions", "masks", "guessed"]
 SMOOTH = 1e-6
 
 
-class Masked(nn.Module):
+class MaskedNetwork(nn.Module):
     """A network with masks for each of some domains; in evaluation mode a plain module.
 
     It then gives the mean of the `predictions` (logits) with every domain's masks; what comes
@@ -66,7 +66,7 @@ class Masked(nn.Module):
         self.net = net
         self.domains = tuple(domains)
         self.combine = combine
-        shapes = _given(net, x, list(layers) or late_entrances(net, x))
+        shapes = _given(net, x, list(layers) or late_modules(net, x))
         self.layers = tuple(shapes)
         self.axes = [channel_axis(shape, tuple(x.shape)) for shape in shapes.values()]
         widths = [shape[axis] for shape, axis in zip(shapes.values(), self.axes, strict=True)]
@@ -90,7 +90,7 @@ class Masked(nn.Module):
         They do not where something goes around the first masked layer, as a skip connection.
         """
         try:
-            with evaluating(self), torch.no_grad():
+            with eval_mode(self), torch.no_grad():
                 self(x)
         except RuntimeError:
             told = f"{self.layers[0]!r} is passed by: a skip connection goes around it"
@@ -110,17 +110,17 @@ class Masked(nn.Module):
         each = logits.unflatten(0, (len(self.domains), -1))
         if self.guessed is None:
             return each.mean(dim=0)
-        odds = self.taken_guess().softmax(dim=1).T
+        odds = self.pop_domain_logits().softmax(dim=1).T
         return (odds[:, :, None] * each).sum(dim=0)
 
-    def taken_guess(self) -> Tensor:
+    def pop_domain_logits(self) -> Tensor:
         """Which domains the samples of the last pass are guessed to be from (logits), once."""
         guessed, self.guessed = self.guessed, None
         if guessed is None:
             raise ValueError("domains are guessed in a pass with combine='guessed'")
         return guessed
 
-    def train(self, mode: bool = True) -> "Masked":  # noqa: FBT001, FBT002  torch's signature
+    def train(self, mode: bool = True) -> "MaskedNetwork":  # noqa: FBT001, FBT002  torch's signature
         """Training or evaluation mode, but for dropout."""
         super().train(mode)
         for module in self.net.modules():
@@ -178,7 +178,7 @@ def hard_overlap(p: Tensor) -> Tensor:
     return soft_overlap((p > 0.5).to(p.dtype))
 
 
-def folded(masked: Masked, x: Tensor) -> dict[str, Tensor]:
+def fold_masks(masked: MaskedNetwork, x: Tensor) -> dict[str, Tensor]:
     """Weights with which the bare network gives what one pass with the mean of the masks gives.
 
     A mask goes into the layers that take what it masks. That is exact where these are linear ones
@@ -206,7 +206,7 @@ def folded(masked: Masked, x: Tensor) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in twin.net.state_dict().items()}
 
 
-def _taking(masked: Masked, x: Tensor) -> dict[str, list[nn.Module]]:
+def _taking(masked: MaskedNetwork, x: Tensor) -> dict[str, list[nn.Module]]:
     """For every masked layer the innermost modules in it that take just what is masked."""
     found: dict[str, list[nn.Module]] = {}
     for name in masked.layers:
@@ -246,7 +246,10 @@ def _detach(net: nn.Module) -> None:
     for module in net.modules():
         hooks = module._forward_pre_hooks
         for key, hook in list(hooks.items()):
-            if isinstance(hook, partial) and getattr(hook.func, "__func__", None) is Masked._masked:
+            if (
+                isinstance(hook, partial)
+                and getattr(hook.func, "__func__", None) is MaskedNetwork._masked
+            ):
                 del hooks[key]
 
 
@@ -279,7 +282,7 @@ def _given(net: nn.Module, x: Tensor, names: list[str]) -> dict[str, tuple[int, 
             raise SpecError(f"layer {name!r} takes no row for each sample; mask another")
         found[name] = tuple(inputs[0].shape)
 
-    with ExitStack() as stack, evaluating(net), torch.no_grad():
+    with ExitStack() as stack, eval_mode(net), torch.no_grad():
         for name in names:
             hook = net.get_submodule(name).register_forward_pre_hook(partial(noted, name))
             stack.callback(hook.remove)

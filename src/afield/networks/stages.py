@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from afield.networks.backbone import evaluating
+from afield.networks.inference import eval_mode
 
-__all__ = ["channel_axis", "channel_means", "found_stages", "late_entrances", "watched"]
+__all__ = ["channel_axis", "channel_means", "find_stages", "hook_outputs", "late_modules"]
 
 # Of a transformer, so many of the last blocks are late.
 LATE_BLOCKS = 2
@@ -42,7 +42,7 @@ class _Passing:
         return next(self.module.children(), None) is not None
 
 
-def found_stages(model: nn.Module, x: Tensor) -> dict[str, int]:
+def find_stages(model: nn.Module, x: Tensor) -> dict[str, int]:
     """The modules whose outputs are the stages, as samples pass them, and their channels' axis.
 
     Parameters
@@ -65,14 +65,14 @@ def found_stages(model: nn.Module, x: Tensor) -> dict[str, int]:
     return {name: channel_axis(shapes[name], sample) for name in dict.fromkeys(names)}
 
 
-def late_entrances(model: nn.Module, x: Tensor) -> list[str]:
+def late_modules(model: nn.Module, x: Tensor) -> list[str]:
     """The modules whose inputs are late in the network, in order; the last is the classifier.
 
     Where hidden layers of units precede the classifier (as in AlexNet) these layers; of a
     transformer its last blocks; of others the last stage of maps. Never the first module: its input
     is the sample.
     """
-    passed, stages = _passed(model, x), found_stages(model, x)
+    passed, stages = _passed(model, x), find_stages(model, x)
     shapes = {each.name: each.shape for each in passed}
     *hidden, last = [each.name for each in passed if _layer(each)]
     blocks = [name for name in stages if len(shapes[name]) == 3][-LATE_BLOCKS:]
@@ -83,13 +83,15 @@ def late_entrances(model: nn.Module, x: Tensor) -> list[str]:
 
 
 @contextmanager
-def watched(model: nn.Module, note: Callable[[str, Tensor], None], *names: str) -> Iterator[None]:
+def hook_outputs(
+    model: nn.Module, callback: Callable[[str, Tensor], None], *names: str
+) -> Iterator[None]:
     """Tell what the named modules give, whenever something passes them."""
     with ExitStack() as stack:
         for name in names:
 
             def told(_: nn.Module, __: Any, output: Tensor, name: str = name) -> None:
-                note(name, output)
+                callback(name, output)
 
             stack.callback(model.get_submodule(name).register_forward_hook(told).remove)
         yield
@@ -133,7 +135,7 @@ def _passed(model: nn.Module, x: Tensor) -> list[_Passing]:
         for name, module in model.named_modules():
             if name:
                 stack.callback(module.register_forward_hook(noted(name, module)).remove)
-        with evaluating(model), torch.inference_mode():
+        with eval_mode(model), torch.inference_mode():
             model(x)
     return [each for name, each in found.items() if name not in twice]
 

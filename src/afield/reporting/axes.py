@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Axis", "Mark", "Tick", "axis", "words_axis"]
+__all__ = ["Axis", "Mark", "Tick", "category_axis", "numeric_axis"]
 
 # From here on orders of magnitude matter more than differences.
-WIDE = 30
+LOG_SCALE_RATIO = 30
 COLOURS, SHAPES = 5, 4
 
 
@@ -59,7 +59,7 @@ class Mark:
         return self.number % SHAPES
 
 
-def axis(
+def numeric_axis(
     values: Iterable[float], *, ticks: int = 5, log: bool | None = None, sign: bool = False
 ) -> Axis:
     """An axis on which all values have room, with round numbers as ticks.
@@ -84,7 +84,7 @@ def axis(
     """
     known = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
     low, high = min(known), max(known)
-    logarithmic = low > 0 and high > WIDE * low if log is None else log
+    logarithmic = low > 0 and high > LOG_SCALE_RATIO * low if log is None else log
     if logarithmic:
         return _log_axis(low, high)
     step = _round_step((high - low) or max(abs(high), 1.0) / 10, ticks)
@@ -96,7 +96,7 @@ def axis(
     return Axis(bare.low, bare.high, [Tick(bare.place(v), text) for v, text in places])
 
 
-def words_axis(words: Sequence[str]) -> Axis:
+def category_axis(words: Sequence[str]) -> Axis:
     """An axis with a place for each word, in their order; the n-th lies at n + 0.5."""
     bare = Axis(0.0, float(len(words)))
     return Axis(0.0, bare.high, [Tick(bare.place(n + 0.5), word) for n, word in enumerate(words)])

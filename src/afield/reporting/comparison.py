@@ -16,14 +16,14 @@ import numpy as np
 from scipy import stats
 
 from afield.experiments.record import Run
-from afield.reporting.results import BOUND, Benchmark, Picks, chosen_settings
+from afield.reporting.results import UPPER_BOUND, Picks, Results, chosen_settings
 
-__all__ = ["REFERENCE", "Comparison", "compared", "comparisons", "interval", "references"]
+__all__ = ["REFERENCE", "Comparison", "bootstrap_interval", "compare", "comparisons", "references"]
 
 REFERENCE = "erm"
-LEVEL, RESAMPLES = 0.95, 4000
+CONFIDENCE_LEVEL, RESAMPLES = 0.95, 4000
 # Of fewer, not even all wins would be more than chance (two-sided, at 5 %).
-FEWEST = 6
+MIN_PAIRS = 6
 
 
 @dataclass(frozen=True)
@@ -49,26 +49,26 @@ class Comparison:
         """What may be said of it: better, worse, unclear, level throughout, or too few pairs."""
         if self.ties == self.pairs:
             return "level"
-        if self.trials < 2 or self.pairs < FEWEST:
+        if self.trials < 2 or self.pairs < MIN_PAIRS:
             return "too few"
         if self.low > 0:
             return "better"
         return "worse" if self.high < 0 else "unclear"
 
 
-def comparisons(benchmark: Benchmark, rule: str) -> list[Comparison]:
+def comparisons(results: Results, rule: str) -> list[Comparison]:
     """Every method that there is something to compare with, the best difference first."""
-    picks, against = benchmark.picks(rule), references(benchmark)
+    picks, against = results.picks(rule), references(results)
     found = [
-        compared(picks[method], picks[other], method, other) for method, other in against.items()
+        compare(picks[method], picks[other], method, other) for method, other in against.items()
     ]
     known = [each for each in found if each is not None]
     return sorted(known, key=lambda each: -each.difference)
 
 
-def references(benchmark: Benchmark) -> dict[str, str]:
+def references(results: Results) -> dict[str, str]:
     """What each method is compared with: erm with the same settings, or else the plainest erm."""
-    first = {name: records[0].run for name, records in benchmark.methods.items()}
+    first = {name: records[0].run for name, records in results.methods.items()}
     known = {name: run for name, run in first.items() if run.method == REFERENCE and not run.role}
     if not known:
         return {}
@@ -77,7 +77,7 @@ def references(benchmark: Benchmark) -> dict[str, str]:
     found = {}
     for name, run in first.items():
         other = alike.get(_shared(run), plain)
-        if name != plain and not name.startswith(BOUND):
+        if name != plain and not name.startswith(UPPER_BOUND):
             # A variant of erm has itself for the like: it is compared with the plain one.
             found[name] = plain if other == name else other
     return found
@@ -89,7 +89,7 @@ def _shared(run: Run) -> tuple[object, ...]:
     return run.average, *sorted((name, str(value)) for name, value in general.items())
 
 
-def compared(one: Picks, other: Picks, method: str, reference: str) -> Comparison | None:
+def compare(one: Picks, other: Picks, method: str, reference: str) -> Comparison | None:
     """The comparison of what was picked for two methods; None where they share no pair."""
     by_run: dict[str, list[float]] = {}
     trials = set()
@@ -103,7 +103,7 @@ def compared(one: Picks, other: Picks, method: str, reference: str) -> Compariso
                 )
     if not by_run:
         return None
-    low, high = interval(by_run)
+    low, high = bootstrap_interval(by_run)
     every = np.concatenate([np.asarray(own) for own in by_run.values()])
     return Comparison(
         method=method,
@@ -119,7 +119,7 @@ def compared(one: Picks, other: Picks, method: str, reference: str) -> Compariso
     )
 
 
-def interval(by_run: Mapping[str, Sequence[float]]) -> tuple[float, float]:
+def bootstrap_interval(by_run: Mapping[str, Sequence[float]]) -> tuple[float, float]:
     """The ends of the interval of the mean over runs of their mean differences."""
     runs = [np.asarray(own, dtype=np.float64) for own in by_run.values()]
     independent = len(runs) if len(runs) > 1 else len(runs[0])
@@ -134,7 +134,7 @@ def interval(by_run: Mapping[str, Sequence[float]]) -> tuple[float, float]:
         anew = (RESAMPLES, len(runs))
         means = [generator.choice(own, size=(*anew, len(own))).mean(axis=2) for own in runs]
         resampled = np.take_along_axis(np.stack(means), drawn[None], axis=0)[0].mean(axis=1)
-    student = stats.t.ppf((1 - LEVEL) / 2, independent - 1)
+    student = stats.t.ppf((1 - CONFIDENCE_LEVEL) / 2, independent - 1)
     outside = float(stats.norm.cdf(student * math.sqrt(independent / (independent - 1))))
     low, high = np.quantile(resampled, [outside, 1 - outside])
     return float(low), float(high)

@@ -9,11 +9,11 @@ from statistics import median
 
 from afield.experiments.record import Record
 from afield.reporting.comparison import references
-from afield.reporting.results import BOUND, Benchmark
+from afield.reporting.results import UPPER_BOUND, Results
 
-__all__ = ["Cost", "costs"]
+__all__ = ["Cost", "method_costs"]
 
-BASE = "base"
+BASE_METHOD = "base"
 
 
 @dataclass(frozen=True)
@@ -28,21 +28,21 @@ class Cost:
     seconds: float
     memory: int
     times: float | None = None
-    least: float | None = None
+    min_time_ratio: float | None = None
     most: float | None = None
-    memory_times: float | None = None
+    memory_ratio: float | None = None
 
 
-def costs(benchmark: Benchmark, records: Iterable[Record]) -> list[Cost]:
+def method_costs(results: Results, records: Iterable[Record]) -> list[Cost]:
     """The cost of every method; `records` are all of the store, with bases and experts."""
     known = {record.run.key: record for record in records}
-    against = references(benchmark)
+    against = references(results)
     found = []
-    for method, own in benchmark.methods.items():
-        if not method.startswith(BOUND):
+    for method, own in results.methods.items():
+        if not method.startswith(UPPER_BOUND):
             # The reference is weighed against itself.
             other = against.get(method, method if method in against.values() else "")
-            found.append(_cost(method, own, benchmark.methods.get(other, []), known))
+            found.append(_cost(method, own, results.methods.get(other, []), known))
     return found
 
 
@@ -60,9 +60,9 @@ def _cost(
         seconds=median(_seconds(record, known) for record in own),
         memory=max(memory, default=0),
         times=median(times) if times else None,
-        least=min(times, default=None),
+        min_time_ratio=min(times, default=None),
         most=max(times, default=None),
-        memory_times=median(room) if room else None,
+        memory_ratio=median(room) if room else None,
     )
 
 
@@ -77,7 +77,7 @@ def _seconds(record: Record, known: Mapping[str, Record]) -> float:
     """The time of a run, and of the runs that it is made of."""
     run = record.run
     # The row of the base is the base itself; its experts stand in its record all the same.
-    made_of = (run.base,) if run.method == BASE else (run.base, *run.experts)
+    made_of = (run.base,) if run.method == BASE_METHOD else (run.base, *run.experts)
     return record.seconds + sum(known[key].seconds for key in made_of if key in known)
 
 

@@ -9,27 +9,35 @@ from statistics import fmean
 from typing import Any
 
 from afield.experiments.record import Record
-from afield.reporting.axes import Mark, axis
-from afield.reporting.curves import Case, Choice, Curve, cases, choices, curve, gap
-from afield.reporting.results import BOUND, Benchmark
+from afield.reporting.axes import Mark, numeric_axis
+from afield.reporting.curves import (
+    Curve,
+    PickedCheckpoint,
+    SelectionCase,
+    curve,
+    gap,
+    picked_checkpoints,
+    selection_cases,
+)
+from afield.reporting.results import UPPER_BOUND, Results
 
 __all__ = ["curve_data", "gap_means"]
 
 # Points of a curve, and of all curves together.
-MOST, ALL = 120, 60_000
+MAX_CURVE_POINTS, MAX_TOTAL_POINTS = 120, 60_000
 
 
 def curve_data(
-    benchmark: Benchmark, rules: Sequence[str], numbers: Mapping[str, Mark]
+    results: Results, rules: Sequence[str], marks: Mapping[str, Mark]
 ) -> dict[str, Any] | None:
     """The curves of all runs that have one, what rules picked, and the best there was."""
-    known = [case for case in cases(benchmark) if not case.method.startswith(BOUND)]
+    known = [case for case in selection_cases(results) if not case.method.startswith(UPPER_BOUND)]
     shown = [(case, r) for case in known for r in case.records if len(r.checkpoints) > 1]
     if not shown:
         return None
-    picked = {rule: choices(benchmark, rule) for rule in rules}
+    picked = {rule: picked_checkpoints(results, rule) for rule in rules}
     targets = list(dict.fromkeys(case.target for case, _ in shown))
-    most = max(12, min(MOST, ALL // len(shown)))
+    most = max(12, min(MAX_CURVE_POINTS, MAX_TOTAL_POINTS // len(shown)))
     steps: list[Sequence[int]] = []
     runs, values = [], []
     for case, record in shown:
@@ -39,21 +47,21 @@ def curve_data(
         if thin.steps not in steps:
             steps.append(thin.steps)
         run = record.run
-        place = {"m": numbers[case.method].number, "t": targets.index(case.target)}
+        place = {"m": marks[case.method].number, "t": targets.index(case.target)}
         lines = {"a": thin.sources, "v": thin.validation, "u": thin.unseen}
         runs.append(
             {**place, "i": run.trial, "d": run.draw, "k": run.key, "p": thin.part}
             | {"s": steps.index(thin.steps)}
             | {name: [_thousandths(v) for v in own] for name, own in lines.items() if own}
         )
-    across = axis([100 * value for value in values], ticks=5, log=False)
+    across = numeric_axis([100 * value for value in values], ticks=5, log=False)
     return {
-        "methods": {str(mark.number): name for name, mark in numbers.items()},
+        "methods": {str(mark.number): name for name, mark in marks.items()},
         "targets": targets,
         "rules": list(rules),
         "steps": steps,
         "runs": runs,
-        "picks": _picks(known, rules, picked, numbers, targets),
+        "picks": _picks(known, rules, picked, marks, targets),
         "y": {
             "low": across.low,
             "high": across.high,
@@ -63,14 +71,14 @@ def curve_data(
 
 
 def gap_means(
-    benchmark: Benchmark, rules: Sequence[str]
+    results: Results, rules: Sequence[str]
 ) -> tuple[dict[str, dict[str, float]], set[bool]]:
     """The mean gap of every method and rule, over cases; and whether they are exact."""
     found: dict[str, dict[str, list[float]]] = {}
     exact = set()
-    known = [case for case in cases(benchmark) if not case.method.startswith(BOUND)]
+    known = [case for case in selection_cases(results) if not case.method.startswith(UPPER_BOUND)]
     for rule in rules:
-        picked = choices(benchmark, rule)
+        picked = picked_checkpoints(results, rule)
         for case in known:
             choice = picked.get(_place(case))
             own = gap(case, choice) if choice else None
@@ -85,9 +93,9 @@ def gap_means(
 
 
 def _picks(
-    known: Sequence[Case],
+    known: Sequence[SelectionCase],
     rules: Sequence[str],
-    picked: Mapping[str, Mapping[tuple[str, int, str], Choice]],
+    picked: Mapping[str, Mapping[tuple[str, int, str], PickedCheckpoint]],
     numbers: Mapping[str, Mark],
     targets: Sequence[str],
 ) -> list[dict[str, Any]]:
@@ -118,7 +126,7 @@ def _picks(
     return found
 
 
-def _place(case: Case) -> tuple[str, int, str]:
+def _place(case: SelectionCase) -> tuple[str, int, str]:
     return case.method, case.trial, case.target
 
 

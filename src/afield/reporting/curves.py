@@ -13,29 +13,29 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from afield.experiments.record import Record
-from afield.experiments.selection import on_sources, value_of
-from afield.reporting.results import Benchmark
+from afield.experiments.selection import selection_value, source_accuracy
+from afield.reporting.results import Results
 from afield.training.evaluation import Checkpoint
 
 __all__ = [
-    "HELD_OUT",
-    "Case",
-    "Choice",
+    "HELD_OUT_TARGET",
     "Curve",
     "Gap",
-    "at_best",
-    "cases",
-    "choices",
+    "PickedCheckpoint",
+    "SelectionCase",
+    "best_checkpoint_accuracies",
     "curve",
     "gap",
+    "picked_checkpoints",
+    "selection_cases",
 ]
 
 # What stands for all tested domains where many are held out.
-HELD_OUT = "held-out domains"
+HELD_OUT_TARGET = "held-out domains"
 
 
 @dataclass(frozen=True)
-class Choice:
+class PickedCheckpoint:
     """A checkpoint of a run, by the run's key, and its accuracy on what is unseen."""
 
     key: str
@@ -44,7 +44,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Case:
+class SelectionCase:
     """The runs of one method that a rule picks from, for one trial and target."""
 
     method: str
@@ -60,7 +60,7 @@ class Gap:
     Both are read off the whole main part (`exact`), or off the sample.
     """
 
-    best: Choice
+    best: PickedCheckpoint
     behind: float
     exact: bool
 
@@ -79,44 +79,48 @@ class Curve:
     part: str
 
 
-def cases(benchmark: Benchmark) -> list[Case]:
+def selection_cases(results: Results) -> list[SelectionCase]:
     """All cases of a benchmark, by method, trial and target; without the twins of runs."""
     found: dict[tuple[str, int, str], list[Record]] = {}
-    for method, records in benchmark.methods.items():
+    for method, records in results.methods.items():
         for record in records:
             alone = bool(record.run.tested) or len(record.unseen) == 1
             if alone:
-                target = HELD_OUT if record.run.tested else record.unseen[0]
+                target = HELD_OUT_TARGET if record.run.tested else record.unseen[0]
                 found.setdefault((method, record.run.trial, target), []).append(record)
-    order = {domain: place for place, domain in enumerate(benchmark.domains)}
+    order = {domain: place for place, domain in enumerate(results.domains)}
     return [
-        Case(*key, sorted(own, key=lambda record: (record.run.draw, record.run.key)))
+        SelectionCase(*key, sorted(own, key=lambda record: (record.run.draw, record.run.key)))
         for key, own in sorted(
             found.items(), key=lambda each: (each[0][1], order.get(each[0][2], 0))
         )
     ]
 
 
-def choices(benchmark: Benchmark, rule: str) -> dict[tuple[str, int, str], Choice]:
+def picked_checkpoints(results: Results, rule: str) -> dict[tuple[str, int, str], PickedCheckpoint]:
     """What a rule picked for each case, by method, trial and target, where it could."""
     found = {}
-    for method, picks in benchmark.picks(rule).items():
+    for method, picks in results.picks(rule).items():
         for trial, of_trial in picks.items():
             known = {domain: pick for domain, pick in of_trial.items() if pick is not None}
-            if benchmark.many and known:
+            if results.many and known:
                 # One choice for all: their own accuracies are averaged.
                 pick = next(iter(known.values()))
                 accuracy = fmean(each.accuracy for each in known.values())
-                found[method, trial, HELD_OUT] = Choice(pick.run.key, pick.step, accuracy)
-            elif not benchmark.many:
+                found[method, trial, HELD_OUT_TARGET] = PickedCheckpoint(
+                    pick.run.key, pick.step, accuracy
+                )
+            elif not results.many:
                 found |= {
-                    (method, trial, domain): Choice(pick.run.key, pick.step, pick.accuracy)
+                    (method, trial, domain): PickedCheckpoint(
+                        pick.run.key, pick.step, pick.accuracy
+                    )
                     for domain, pick in known.items()
                 }
     return found
 
 
-def gap(case: Case, choice: Choice) -> Gap | None:
+def gap(case: SelectionCase, picked: PickedCheckpoint) -> Gap | None:
     """How far a choice is from the best of its case; None where that was not read."""
     for part in ("main", "sample"):
         readings = {
@@ -125,11 +129,11 @@ def gap(case: Case, choice: Choice) -> Gap | None:
             for checkpoint in record.candidates
         }
         known = {place: value for place, value in readings.items() if value is not None}
-        if 1 < len(known) == len(readings) and (choice.key, choice.step) in known:
+        if 1 < len(known) == len(readings) and (picked.key, picked.step) in known:
             # Of equals the first, as rules have it.
             place = max(known, key=lambda each: known[each])
-            behind = known[place] - known[choice.key, choice.step]
-            return Gap(Choice(*place, known[place]), behind, part == "main")
+            behind = known[place] - known[picked.key, picked.step]
+            return Gap(PickedCheckpoint(*place, known[place]), behind, part == "main")
     return None
 
 
@@ -140,18 +144,18 @@ def curve(record: Record) -> Curve:
     unseen, part = _throughout(record)
     return Curve(
         steps=[point.step for point in points],
-        sources=[on_sources(point, run.sources) for point in points],
-        validation=[value_of(point, run) for point in points] if validated else [],
+        sources=[source_accuracy(point, run.sources) for point in points],
+        validation=[selection_value(point, run) for point in points] if validated else [],
         unseen=unseen,
         part=part,
     )
 
 
-def at_best(record: Record) -> tuple[float, float] | None:
+def best_checkpoint_accuracies(record: Record) -> tuple[float, float] | None:
     """Validation and unseen accuracy of the checkpoint that is deployed, if both were read."""
-    best = max(record.candidates, key=lambda checkpoint: value_of(checkpoint, record.run))
+    best = max(record.candidates, key=lambda checkpoint: selection_value(checkpoint, record.run))
     accuracy = _unseen(record, best, "main")
-    return None if accuracy is None else (value_of(best, record.run), accuracy)
+    return None if accuracy is None else (selection_value(best, record.run), accuracy)
 
 
 def _throughout(record: Record) -> tuple[list[float], str]:

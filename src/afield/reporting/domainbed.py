@@ -17,7 +17,7 @@ from typing import Any
 from afield import registry
 from afield.data.domains import PROBE_FRACTION
 from afield.experiments.record import Record, Run
-from afield.reporting.results import common_settings, label
+from afield.reporting.results import common_settings, row_label
 from afield.training.evaluation import Checkpoint
 
 __all__ = ["export_domainbed"]
@@ -80,6 +80,6 @@ def _line(
 def _algorithm(run: Run, common: set[str]) -> str:
     """The class name, which is DomainBed's own for the methods that both have."""
     if run.experts:
-        return label(run, but=common)
+        return row_label(run, exclude=common)
     name = registry.find("methods", run.method).__name__
-    return label(run, but=common).replace(run.method, name, 1)
+    return row_label(run, exclude=common).replace(run.method, name, 1)

@@ -13,16 +13,16 @@ from typing import Any
 from scipy import stats
 
 from afield.experiments.record import Record
-from afield.reporting.axes import Axis, axis, words_axis
-from afield.reporting.curves import at_best, cases
-from afield.reporting.results import BOUND, Benchmark
+from afield.reporting.axes import Axis, category_axis, numeric_axis
+from afield.reporting.curves import best_checkpoint_accuracies, selection_cases
+from afield.reporting.results import UPPER_BOUND, Results
 
-__all__ = ["Panel", "Point", "agreement", "setting_panels", "validation_panels"]
+__all__ = ["Panel", "Point", "setting_panels", "validation_panels", "validation_rank_correlation"]
 
 # Beyond so many domains, one panel has them all.
-MOST_PANELS = 12
+MAX_PANELS = 12
 # Settings of training that draws choose, beside those of methods and averages.
-TRAINING = ("lr", "batch", "weight_decay")
+TRAINING_SETTINGS = ("lr", "batch", "weight_decay")
 
 
 @dataclass(frozen=True)
@@ -57,29 +57,29 @@ class _Read:
     accuracy: float
 
 
-def validation_panels(benchmark: Benchmark) -> list[Panel]:
+def validation_panels(results: Results) -> list[Panel]:
     """Accuracy in validation against that on what is unseen, a panel for each unseen domain."""
-    reads = list(_reads(benchmark))
+    reads = list(_reads(results))
     by_target: dict[str, list[_Read]] = {}
     for read in reads:
         by_target.setdefault(read.target, []).append(read)
-    if len(by_target) > MOST_PANELS:
+    if len(by_target) > MAX_PANELS:
         by_target = {"all unseen domains": reads}
-    x = axis([100 * read.validation for read in reads], ticks=4, log=False)
-    y = axis([100 * read.accuracy for read in reads], ticks=4, log=False)
+    x = numeric_axis([100 * read.validation for read in reads], ticks=4, log=False)
+    y = numeric_axis([100 * read.accuracy for read in reads], ticks=4, log=False)
     return [
         Panel(target, x, y, [_point(read, x, y) for read in own])
         for target, own in by_target.items()
     ]
 
 
-def agreement(benchmark: Benchmark) -> float | None:
+def validation_rank_correlation(results: Results) -> float | None:
     """The rank correlation of validation with unseen accuracy, a mean over cases of three draws.
 
     Only draws of one method, trial and target are compared: all else is alike.
     """
     groups: dict[tuple[str, int, str], list[_Read]] = {}
-    for read in _reads(benchmark):
+    for read in _reads(results):
         groups.setdefault((read.method, read.record.run.trial, read.target), []).append(read)
     found = []
     for own in groups.values():
@@ -89,10 +89,10 @@ def agreement(benchmark: Benchmark) -> float | None:
     return fmean(found) if found else None
 
 
-def setting_panels(benchmark: Benchmark) -> dict[str, list[Panel]]:
+def setting_panels(results: Results) -> dict[str, list[Panel]]:
     """For each method with several draws: every drawn setting against the unseen accuracy."""
     by_method: dict[str, dict[tuple[int, int], list[_Read]]] = {}
-    for read in _reads(benchmark):
+    for read in _reads(results):
         run = read.record.run
         draws = by_method.setdefault(read.method, {})
         draws.setdefault((run.trial, run.draw), []).append(read)
@@ -103,11 +103,11 @@ def setting_panels(benchmark: Benchmark) -> dict[str, list[Panel]]:
     return {method: panels for method, panels in found.items() if panels}
 
 
-def _reads(benchmark: Benchmark) -> Iterator[_Read]:
-    for case in cases(benchmark):
+def _reads(benchmark: Results) -> Iterator[_Read]:
+    for case in selection_cases(benchmark):
         for record in case.records:
-            best = at_best(record)
-            if best is not None and not case.method.startswith(BOUND):
+            best = best_checkpoint_accuracies(record)
+            if best is not None and not case.method.startswith(UPPER_BOUND):
                 yield _Read(record, case.method, case.target, *best)
 
 
@@ -125,7 +125,7 @@ def _of_settings(method: str, draws: Mapping[tuple[int, int], Sequence[_Read]]) 
     """A panel for each setting that has several values; a point is the mean over targets."""
     means = {key: fmean(read.accuracy for read in own) for key, own in draws.items()}
     settings = {key: _settings(own[0].record) for key, own in draws.items()}
-    y = axis([100 * mean for mean in means.values()], ticks=4, log=False)
+    y = numeric_axis([100 * mean for mean in means.values()], ticks=4, log=False)
     panels = []
     for name in dict.fromkeys(name for own in settings.values() for name in own):
         values = {key: own[name] for key, own in settings.items() if name in own}
@@ -148,16 +148,16 @@ def _of_settings(method: str, draws: Mapping[tuple[int, int], Sequence[_Read]]) 
 
 def _settings(record: Record) -> dict[str, Any]:
     run = record.run
-    return {**{n: getattr(run, n) for n in TRAINING}, **run.average_params, **run.params}
+    return {**{n: getattr(run, n) for n in TRAINING_SETTINGS}, **run.average_params, **run.params}
 
 
 def _places(values: Mapping[tuple[int, int], Any]) -> tuple[Axis, dict[tuple[int, int], float]]:
     """An axis for the values of a setting, and where each lies on it: numbers, or else words."""
     if all(_is_number(value) for value in values.values()):
-        x = axis(values.values(), ticks=3)
+        x = numeric_axis(values.values(), ticks=3)
         return x, {key: x.place(value) for key, value in values.items()}
     words = sorted({_written(value) for value in values.values()})
-    x = words_axis(words)
+    x = category_axis(words)
     return x, {key: x.place(words.index(_written(v)) + 0.5) for key, v in values.items()}
 
 

@@ -14,16 +14,16 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-__all__ = ["FOLDER", "Exhibit", "exhibits", "kept_at", "note"]
+__all__ = ["FINDINGS_FOLDER", "KeptFinding", "finding_path", "keep", "kept_findings"]
 
 log = logging.getLogger(__name__)
 
-FOLDER = "diagnostics"
-PNG = b"\x89PNG\r\n\x1a\n"
+FINDINGS_FOLDER = "diagnostics"
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass(frozen=True)
-class Exhibit:
+class KeptFinding:
     """What a diagnostic has said of runs, or of a whole store, where `runs` is empty."""
 
     diagnostic: str
@@ -32,10 +32,10 @@ class Exhibit:
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
-_EXHIBIT = TypeAdapter(Exhibit)
+_EXHIBIT = TypeAdapter(KeptFinding)
 
 
-def kept_at(name: str, paths: Sequence[Path], settings: Mapping[str, Any]) -> Path:
+def finding_path(name: str, paths: Sequence[Path], settings: Mapping[str, Any]) -> Path:
     """Where the picture of a finding is kept: in the store of the first run, or of the records.
 
     Other runs and settings give another name.
@@ -47,30 +47,32 @@ def kept_at(name: str, paths: Sequence[Path], settings: Mapping[str, Any]) -> Pa
     if settings or len(keys) > 1:
         told = json.dumps([keys, settings], sort_keys=True, default=str)
         stem += f"-{hashlib.sha256(told.encode()).hexdigest()[:6]}"
-    return (first.parent if keys else first) / FOLDER / f"{stem}.png"
+    return (first.parent if keys else first) / FINDINGS_FOLDER / f"{stem}.png"
 
 
-def note(
-    picture: Path, told: str, name: str, paths: Sequence[Path], settings: Mapping[str, Any]
+def keep(
+    image_path: Path, message: str, name: str, paths: Sequence[Path], settings: Mapping[str, Any]
 ) -> Path:
     """Keep what was found beside its picture."""
-    kept = Exhibit(name, told, _keys(paths), {key: str(value) for key, value in settings.items()})
-    path = picture.with_suffix(".json")
+    kept = KeptFinding(
+        name, message, _keys(paths), {key: str(value) for key, value in settings.items()}
+    )
+    path = image_path.with_suffix(".json")
     part = path.with_suffix(".json.part")
     part.write_text(json.dumps(asdict(kept), indent=1), encoding="utf-8")
     part.replace(path)
     return path
 
 
-def exhibits(store: Path) -> list[tuple[Path, Exhibit]]:
+def kept_findings(store: Path) -> list[tuple[Path, KeptFinding]]:
     """All findings of a store with the paths of their pictures, in the order of their names."""
     found = []
-    for path in sorted((store / FOLDER).glob("*.json")):
+    for path in sorted((store / FINDINGS_FOLDER).glob("*.json")):
         picture = path.with_suffix(".png")
         try:
             exhibit = _EXHIBIT.validate_json(path.read_bytes())
             with picture.open("rb") as file:
-                whole = file.read(len(PNG)) == PNG
+                whole = file.read(len(PNG_SIGNATURE)) == PNG_SIGNATURE
         except (OSError, ValidationError):
             whole = False
         if whole:

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from afield.reporting.axes import Axis, axis
+from afield.reporting.axes import Axis, numeric_axis
 from afield.reporting.comparison import REFERENCE, Comparison, comparisons
-from afield.reporting.headline import points
-from afield.reporting.results import BOUND, Benchmark
+from afield.reporting.headline import format_points
+from afield.reporting.results import UPPER_BOUND, Results
 
-__all__ = ["Bar", "Forest", "forest"]
+__all__ = ["ForestPlot", "ForestRow", "build_forest_plot"]
 
 
 @dataclass(frozen=True)
-class Bar:
+class ForestRow:
     """A method: where its dot is and its bar ends (None where there is none), and it in words."""
 
     name: str
@@ -32,45 +32,49 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Forest:
+class ForestPlot:
     """Rows on one axis; `zero` is where the reference lies, if there is one."""
 
     caption: str
     what: str
     unit: str
     axis: Axis
-    rows: Sequence[Bar]
+    rows: Sequence[ForestRow]
     zero: float | None = None
 
 
-def forest(benchmark: Benchmark, frame: pd.DataFrame, rule: str, best: str) -> Forest | None:
+def build_forest_plot(
+    results: Results, frame: pd.DataFrame, rule: str, best: str
+) -> ForestPlot | None:
     """The picture by one rule; None where no method has a number."""
-    known = comparisons(benchmark, rule)
+    known = comparisons(results, rule)
     if known:
         return _differences(known, best)
     own = frame[(frame["rule"] == rule) & (frame["domain"] == "mean")].dropna(subset="accuracy")
-    own = own[~own["method"].str.startswith(BOUND)].sort_values("accuracy", ascending=False)
+    own = own[~own["method"].str.startswith(UPPER_BOUND)].sort_values("accuracy", ascending=False)
     return None if own.empty else _means(own, best)
 
 
-def _differences(known: Sequence[Comparison], best: str) -> Forest:
+def _differences(known: Sequence[Comparison], best: str) -> ForestPlot:
     ends = [end for each in known for end in (each.difference, each.low, each.high)]
-    across = axis([0.0, *(100 * end for end in ends)], log=False, sign=True)
+    across = numeric_axis([0.0, *(100 * end for end in ends)], log=False, sign=True)
     several = len({each.reference for each in known}) > 1
     against = f"{REFERENCE} with the same settings" if several else REFERENCE
-    return Forest(
+    return ForestPlot(
         caption=f"Accuracy on unseen domains over that of {against}, in percentage points; bars "
         "are 95 % intervals, and those that cross the line at 0 may be chance",
         what="difference",
         unit="points",
         axis=across,
         rows=[
-            Bar(
+            ForestRow(
                 each.method,
                 across.place(100 * each.difference),
                 *_ends(across, each.low, each.high),
-                points(each.difference),
-                "" if math.isnan(each.low) else f"{points(each.low)} to {points(each.high)}",
+                format_points(each.difference),
+                ""
+                if math.isnan(each.low)
+                else f"{format_points(each.low)} to {format_points(each.high)}",
                 "first" if each.method == best else "",
             )
             for each in known
@@ -79,20 +83,20 @@ def _differences(known: Sequence[Comparison], best: str) -> Forest:
     )
 
 
-def _means(own: pd.DataFrame, best: str) -> Forest:
+def _means(own: pd.DataFrame, best: str) -> ForestPlot:
     rows = [
         (str(method), float(mean), float(error))
         for method, mean, error in zip(own["method"], own["accuracy"], own["stderr"], strict=True)
     ]
     ends = [mean + part for _, mean, error in rows for part in (0.0, -error, error)]
-    across = axis([100 * end for end in ends], log=False)
-    return Forest(
+    across = numeric_axis([100 * end for end in ends], log=False)
+    return ForestPlot(
         caption="Mean accuracy on unseen domains, per cent, ± standard error over trials",
         what="accuracy",
         unit="per cent",
         axis=across,
         rows=[
-            Bar(
+            ForestRow(
                 method,
                 across.place(100 * mean),
                 *_ends(across, mean - error, mean + error),

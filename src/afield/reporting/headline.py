@@ -9,14 +9,21 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from afield.reporting.comparison import REFERENCE, Comparison, compared, comparisons
-from afield.reporting.results import BOUND, Benchmark
+from afield.reporting.comparison import REFERENCE, Comparison, compare, comparisons
+from afield.reporting.results import UPPER_BOUND, Results
 
-__all__ = ["Headline", "headline", "isolated", "leading_rule", "points", "visible"]
+__all__ = [
+    "Headline",
+    "bidi_isolate",
+    "build_headline",
+    "escape_invisible",
+    "format_points",
+    "leading_rule",
+]
 
 ORACLE = "target"
 # A blank at which no line ends.
-NARROW = "\N{NO-BREAK SPACE}"
+NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 
 
 @dataclass(frozen=True)
@@ -28,34 +35,34 @@ class Headline:
     best: str = ""
 
 
-def headline(benchmark: Benchmark, frame: pd.DataFrame) -> Headline:
+def build_headline(results: Results, frame: pd.DataFrame) -> Headline:
     """What the table of a benchmark says, in words; `frame` is what `tabulate` made of it."""
     rule = leading_rule(frame)
     ranked = _ranked(frame, rule) if rule else []
     if frame.empty:
         return Headline("No table can be made of these records: no rule has all that it reads.")
     if not ranked:
-        return Headline(f"No method has all its runs on {_of(benchmark)} yet: no mean is known.")
+        return Headline(f"No method has all its runs on {_of(results)} yet: no mean is known.")
     (best, accuracy), *others = ranked
-    known = comparisons(benchmark, rule)
-    remarks = [_basis(frame, rule), *_sorted_out(known), *_unranked(benchmark, ranked)]
+    known = comparisons(results, rule)
+    remarks = [_basis(frame, rule), *_sorted_out(known), *_unranked(results, ranked)]
     if not others:
-        told = f"{isolated(best)} has {_percent(accuracy)} on the unseen domains of"
+        told = f"{bidi_isolate(best)} has {_percent(accuracy)} on the unseen domains of"
         alone = "One method was run: there is nothing to compare it with."
-        return Headline(f"{told} {_of(benchmark)}.", [alone, *remarks], best)
+        return Headline(f"{told} {_of(results)}.", [alone, *remarks], best)
     own = next((each for each in known if each.method == best), None)
     if own is not None:
-        told = f"{_leads(best, benchmark)}: {_percent(accuracy)}, {_over(own)}. {_weighed(own)}"
+        told = f"{_leads(best, results)}: {_percent(accuracy)}, {_over(own)}. {_weighed(own)}"
         return Headline(told, remarks, best)
-    picks = benchmark.picks(rule)
+    picks = results.picks(rule)
     second, _ = others[0]
-    rival = compared(picks[best], picks[second], best, second)
+    rival = compare(picks[best], picks[second], best, second)
     gap = "" if rival is None else f", {_over(rival)}. {_weighed(rival)}"
     if any(name == REFERENCE or name.startswith(f"{REFERENCE} ") for name, _ in ranked):
-        told = f"No method beats {isolated(best)} on the unseen domains of {_of(benchmark)}: "
+        told = f"No method beats {bidi_isolate(best)} on the unseen domains of {_of(results)}: "
         return Headline(f"{told}it has {_percent(accuracy)}{gap or '.'}", remarks, best)
     missing = f"{REFERENCE} was not run: nothing says whether this is better than plain training."
-    told = f"{_leads(best, benchmark)}: {_percent(accuracy)}{gap or '.'}"
+    told = f"{_leads(best, results)}: {_percent(accuracy)}{gap or '.'}"
     return Headline(told, [missing, *remarks], best)
 
 
@@ -66,7 +73,7 @@ def leading_rule(frame: pd.DataFrame) -> str:
     return min(rules, key=lambda rule: rule == ORACLE, default="")
 
 
-def visible(name: str) -> str:
+def escape_invisible(name: str) -> str:
     r"""A name with nothing in it that acts instead of being seen: line ends, marks of direction.
 
     >>> visible("photo\u202e")
@@ -78,12 +85,12 @@ def visible(name: str) -> str:
     )
 
 
-def isolated(name: str) -> str:
+def bidi_isolate(name: str) -> str:
     """A name to stand in a sentence: letters from right to left turn nothing but themselves."""
-    return f"\u2068{visible(name)}\u2069"
+    return f"\u2068{escape_invisible(name)}\u2069"
 
 
-def points(share: float, *, sign: bool = True) -> str:
+def format_points(share: float, *, sign: bool = True) -> str:
     """A difference of accuracies in percentage points.
 
     >>> points(-0.0123), points(0.0123), points(0.0)
@@ -97,30 +104,30 @@ def _ranked(frame: pd.DataFrame, rule: str) -> list[tuple[str, float]]:
     """Methods and their means, the best first; without what has seen the target."""
     own = frame[(frame["rule"] == rule) & (frame["domain"] == "mean")].dropna(subset="accuracy")
     pairs = zip(own["method"], own["accuracy"], strict=True)
-    fair = [(str(m), float(a)) for m, a in pairs if not str(m).startswith(BOUND)]
+    fair = [(str(m), float(a)) for m, a in pairs if not str(m).startswith(UPPER_BOUND)]
     # Of equals the reference stands first: it is the simpler one.
     return sorted(fair, key=lambda pair: (-pair[1], pair[0] != REFERENCE, pair[0]))
 
 
-def _leads(best: str, benchmark: Benchmark) -> str:
-    return f"{isolated(best)} does best on the unseen domains of {_of(benchmark)}"
+def _leads(best: str, benchmark: Results) -> str:
+    return f"{bidi_isolate(best)} does best on the unseen domains of {_of(benchmark)}"
 
 
-def _of(benchmark: Benchmark) -> str:
-    return isolated(benchmark.name)
+def _of(benchmark: Results) -> str:
+    return bidi_isolate(benchmark.name)
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.1f}{NARROW}%"
+    return f"{100 * share:.1f}{NO_BREAK_SPACE}%"
 
 
 def _over(own: Comparison) -> str:
     """How far above or below the other, in words."""
-    size = points(own.difference, sign=False)
+    size = format_points(own.difference, sign=False)
     if size == "0.0":
-        return f"level with {isolated(own.reference)}"
+        return f"level with {bidi_isolate(own.reference)}"
     where = "above" if own.difference > 0 else "below"
-    return f"{size} points {where} {isolated(own.reference)}"
+    return f"{size} points {where} {bidi_isolate(own.reference)}"
 
 
 def _weighed(own: Comparison) -> str:
@@ -129,7 +136,7 @@ def _weighed(own: Comparison) -> str:
         return "Both do the same on every trial and domain."
     if own.trials < 2:
         return "With one trial no spread is known: this may be chance."
-    over = f"95{NARROW}% interval {points(own.low)} to {points(own.high)}"
+    over = f"95{NO_BREAK_SPACE}% interval {format_points(own.low)} to {format_points(own.high)}"
     if own.verdict == "too few":
         return f"{own.pairs} pairs of trial and domain are too few to tell that from chance."
     clear = own.verdict in ("better", "worse")
@@ -137,13 +144,13 @@ def _weighed(own: Comparison) -> str:
     return f"{word} than the spread over trials ({over})."
 
 
-def _unranked(benchmark: Benchmark, ranked: Sequence[tuple[str, float]]) -> list[str]:
+def _unranked(benchmark: Results, ranked: Sequence[tuple[str, float]]) -> list[str]:
     """What has no mean yet, and so no place."""
     known = {name for name, _ in ranked}
-    missing = [m for m in benchmark.methods if m not in known and not m.startswith(BOUND)]
+    missing = [m for m in benchmark.methods if m not in known and not m.startswith(UPPER_BOUND)]
     if not missing:
         return []
-    return [f"Not ranked, because runs are missing: {', '.join(map(isolated, missing))}."]
+    return [f"Not ranked, because runs are missing: {', '.join(map(bidi_isolate, missing))}."]
 
 
 def _basis(frame: pd.DataFrame, rule: str) -> str:
@@ -162,7 +169,7 @@ def _sorted_out(known: Sequence[Comparison]) -> list[str]:
         return []
     told = []
     for verdict in ("better", "worse"):
-        names = [isolated(each.method) for each in judged if each.verdict == verdict]
+        names = [bidi_isolate(each.method) for each in judged if each.verdict == verdict]
         if names:
             told.append(f"{verdict} than {REFERENCE}: {', '.join(names)}")
     if not told:

@@ -19,23 +19,23 @@ from markupsafe import Markup
 from afield import registry
 from afield.errors import DataError, SpecError
 from afield.experiments.record import Failure, Record
-from afield.experiments.remote_store import opened
+from afield.experiments.remote_store import open_store
 from afield.experiments.store import Store
-from afield.files import whole
+from afield.files import atomic_write
 from afield.reporting.comparison import REFERENCE
-from afield.reporting.findings import Exhibit, exhibits
-from afield.reporting.headline import points, visible
-from afield.reporting.reproduce import quoted
-from afield.reporting.results import benchmarks
-from afield.reporting.sections import Section, section
-from afield.reporting.table import TRUST
+from afield.reporting.findings import KeptFinding, kept_findings
+from afield.reporting.headline import escape_invisible, format_points
+from afield.reporting.reproduce import shell_quote
+from afield.reporting.results import group_records
+from afield.reporting.sections import Section, build_section
+from afield.reporting.table import CONFIDENCE_COLUMNS
 
-__all__ = ["FILE", "rendered", "write_report"]
+__all__ = ["REPORT_FILE", "render_page", "write_report"]
 
-FILE = "report.html"
-PAGE = Path(__file__).parent / "templates"
+REPORT_FILE = "report.html"
+TEMPLATE_FOLDER = Path(__file__).parent / "templates"
 # Bytes of all pictures together: the page shall open at once.
-ROOM = 3_000_000
+MAX_IMAGE_BYTES = 3_000_000
 
 
 def write_report(store: str | Path | Store, out: str | Path | None = None) -> str:
@@ -49,38 +49,40 @@ def write_report(store: str | Path | Store, out: str | Path | None = None) -> st
     ...     afield.write_report(folder) == f"{folder}/report.html"
     True
     """
-    place = opened(store)
+    place = open_store(store)
     records, failures = list(place), place.failures()
     if not records and not failures:
         where = place.where()
         raise DataError(f"{where}: no records there; run `afield bench --store {where}`")
-    text = rendered(records, failures, store=place.where(), gallery=exhibits(place.root))
-    path = Path(out) if out is not None else Path(place.where()) / FILE
+    text = render_page(records, failures, store=place.where(), findings=kept_findings(place.root))
+    path = Path(out) if out is not None else Path(place.where()) / REPORT_FILE
     try:
         if out is None:
-            return place.put_file(FILE, text.encode())
-        with whole(path) as part:
+            return place.put_file(REPORT_FILE, text.encode())
+        with atomic_write(path) as part:
             part.write_text(text, encoding="utf-8")
     except OSError as error:
         raise SpecError(f"cannot write {path} ({error.strerror}); use another --out") from None
     return str(path)
 
 
-def rendered(
+def render_page(
     records: Sequence[Record],
     failures: Sequence[Failure] = (),
     *,
     store: str = "runs",
-    gallery: Sequence[tuple[Path, Exhibit]] = (),
+    findings: Sequence[tuple[Path, KeptFinding]] = (),
 ) -> str:
     """The page of records and failures; `store` is where they lie, `gallery` has findings."""
     again = f"{store}-again" if Path(store).name else "again"
     sections = [
-        section(number, benchmark, records, again)
-        for number, benchmark in enumerate(benchmarks(records))
+        build_section(number, benchmark, records, again)
+        for number, benchmark in enumerate(group_records(records))
     ]
-    shown, left_out = _shown(gallery)
-    style, script = ((PAGE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    shown, left_out = _shown(findings)
+    style, script = (
+        (TEMPLATE_FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
+    )
     return (
         _environment()
         .get_template("page.html.jinja")
@@ -98,7 +100,7 @@ def rendered(
             made=_made(records),
             warnings=_warnings(records, sections),
             runs=[_listed(record) for record in records],
-            repeat=f"afield train --like {quoted(store)}/KEY --store {quoted(again)}",
+            repeat=f"afield train --like {shell_quote(store)}/KEY --store {shell_quote(again)}",
             failures=failures,
         )
     )
@@ -106,7 +108,7 @@ def rendered(
 
 def _environment() -> Environment:
     made: Any = Environment(
-        loader=FileSystemLoader(PAGE),
+        loader=FileSystemLoader(TEMPLATE_FOLDER),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -116,14 +118,14 @@ def _environment() -> Environment:
     # NaN is no JSON: a browser would refuse the whole of it.
     made.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     made.filters |= {
-        "visible": visible,
-        "points": lambda share: "–" if _unknown(share) else points(share),
-        "points_plain": lambda share: "–" if _unknown(share) else points(share, sign=False),
+        "visible": escape_invisible,
+        "points": lambda share: "–" if _unknown(share) else format_points(share),
+        "points_plain": lambda share: "–" if _unknown(share) else format_points(share, sign=False),
         "number": lambda value: "" if _unknown(value) else f"{value:.6g}",
         "time": _time,
         "times": lambda ratio: "–" if _unknown(ratio) else f"{ratio:.2f}",
         "bytes": _bytes,
-        "lines": lambda text: "\n".join(visible(line) for line in text.splitlines()),
+        "lines": lambda text: "\n".join(escape_invisible(line) for line in text.splitlines()),
     }
     return made
 
@@ -144,14 +146,14 @@ def _policy(style: str, script: str) -> str:
     )
 
 
-def _shown(gallery: Iterable[tuple[Path, Exhibit]]) -> tuple[list[dict[str, Any]], list[str]]:
+def _shown(gallery: Iterable[tuple[Path, KeptFinding]]) -> tuple[list[dict[str, Any]], list[str]]:
     """The findings with their pictures, as long as there is room; and the paths of the others."""
     shown: list[dict[str, Any]] = []
     left_out, used = [], 0
     for path, exhibit in gallery:
         content = path.read_bytes()
         picture = base64.b64encode(content).decode()
-        if used + len(picture) > ROOM:
+        if used + len(picture) > MAX_IMAGE_BYTES:
             left_out.append(str(path))
             continue
         used += len(picture)
@@ -201,7 +203,7 @@ def _warnings(records: Sequence[Record], sections: Sequence[Section]) -> list[st
         found.append(f"Broken files were left out: up to {dropped} in a run.")
     missing = [each.title for each in sections if _holes(each)]
     if missing:
-        told = ", ".join(visible(title) for title in missing)
+        told = ", ".join(escape_invisible(title) for title in missing)
         found.append(f"Runs are missing, and so are their numbers (–): {told}.")
     return found
 
@@ -213,7 +215,7 @@ def _holes(of: Section) -> bool:
         for row in rule["rows"]
         for column, cell in zip(rule["columns"], row["cells"], strict=True)
         # These may lack in runs that are whole: those of an older version, or of most methods.
-        if column not in ("known domain", *TRUST)
+        if column not in ("known domain", *CONFIDENCE_COLUMNS)
     )
 
 

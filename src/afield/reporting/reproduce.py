@@ -5,14 +5,14 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from afield.experiments.merge_runner import COMPARISONS
+from afield.experiments.merge_runner import MERGE_BASELINES
 from afield.experiments.record import DEFAULT_RULES, Record, Run
 from afield.experiments.selection import RULES
 
-__all__ = ["quoted", "row_command", "run_command"]
+__all__ = ["row_command", "run_command", "shell_quote"]
 
 # Settings with an option of their own; the others go by --set.
-OPTIONS = ("backbone", "weights", "steps", "domains_per_step")
+OPTION_SETTINGS = ("backbone", "weights", "steps", "domains_per_step")
 
 
 def row_command(records: Sequence[Record], *, store: str, merge: str = "average") -> str:
@@ -31,7 +31,7 @@ def row_command(records: Sequence[Record], *, store: str, merge: str = "average"
     first = runs[0]
     words = ["afield", "bench", first.dataset]
     if first.role:
-        words += ["--merges", merge if first.method in COMPARISONS else first.method]
+        words += ["--merges", merge if first.method in MERGE_BASELINES else first.method]
     else:
         words += ["--methods", first.method]
     words += ["--trials", str(1 + max(run.trial for run in runs))]
@@ -42,19 +42,19 @@ def row_command(records: Sequence[Record], *, store: str, merge: str = "average"
         words += ["--average", first.average]
     words += _settings(first.given, first)
     words += _threads(records[0].device)
-    return " ".join(quoted(word) for word in [*words, "--store", store])
+    return " ".join(shell_quote(word) for word in [*words, "--store", store])
 
 
-def run_command(run: Run, *, place: str, store: str) -> str:
+def run_command(run: Run, *, from_store: str, store: str) -> str:
     """The command that does one run again, from its record in the store `place`.
 
     A merged model is made by the command of its row.
     """
-    words = ["afield", "train", "--like", f"{place}/{run.key}", "--store", store]
-    return " ".join(quoted(word) for word in words)
+    words = ["afield", "train", "--like", f"{from_store}/{run.key}", "--store", store]
+    return " ".join(shell_quote(word) for word in words)
 
 
-def quoted(word: str) -> str:
+def shell_quote(word: str) -> str:
     r"""A word as a shell reads it; what cannot be seen is written out, as bash has it.
 
     >>> print(quoted("own data"), quoted("a\u202eb"))
@@ -108,7 +108,7 @@ def _settings(given: Mapping[str, Any], run: Run) -> list[str]:
             words += ["--base-steps", str(value)]
         elif name == "experts" and run.role:
             words += ["--expert-method", str(value).replace("+", ",")]
-        elif name in OPTIONS:
+        elif name in OPTION_SETTINGS:
             words += [f"--{name.replace('_', '-')}", str(value)]
         else:
             # Of experts, a method's own settings are kept with a blank.

@@ -12,24 +12,24 @@ from afield.experiments.record import Record, Run
 from afield.experiments.selection import RULES, Pick
 
 __all__ = [
-    "BOUND",
-    "Benchmark",
+    "UPPER_BOUND",
     "Picks",
-    "benchmarks",
+    "Results",
     "chosen_settings",
     "common_settings",
-    "label",
+    "group_records",
+    "row_label",
 ]
 
 # It has seen the target: a yardstick, not to be marked as best.
-BOUND = "target_expert"
+UPPER_BOUND = "target_expert"
 
 # What was picked for each trial and unseen domain, if anything could be.
 Picks = dict[int, dict[str, Pick | None]]
 
 
 @dataclass(frozen=True)
-class Benchmark:
+class Results:
     """The records of one dataset, by the label of their row; `many` domains are held out, or each.
 
     `domains` are those that are tested on; the `title` says of the `name` how many are held out.
@@ -56,7 +56,7 @@ class Benchmark:
         return found
 
 
-def benchmarks(records: Iterable[Record]) -> list[Benchmark]:
+def group_records(records: Iterable[Record]) -> list[Results]:
     """One for each dataset, and for each way to hold out many domains of it."""
     datasets: dict[str, list[Record]] = {}
     for record in records:
@@ -65,7 +65,7 @@ def benchmarks(records: Iterable[Record]) -> list[Benchmark]:
             datasets.setdefault(known, []).append(record)
     names = _names([of_dataset[0] for of_dataset in datasets.values()])
     return [
-        Benchmark(
+        Results(
             name=name,
             title=name + _held_out(own[0]),
             domains=_targets(own),
@@ -76,11 +76,11 @@ def benchmarks(records: Iterable[Record]) -> list[Benchmark]:
     ]
 
 
-def label(run: Run, *, but: Iterable[str] = ()) -> str:
+def row_label(run: Run, *, exclude: Iterable[str] = ()) -> str:
     """The row of a run: its method, what is deployed, and what was chosen by hand."""
     words = [run.method] if run.average == "last" else [run.method, f"+ {run.average}"]
     for name, value in chosen_settings(run).items():
-        if name not in but:
+        if name not in exclude:
             short = name.removeprefix(f"{run.method}.").removeprefix(f"{run.average}.")
             words.append(f"{short}={value}")
     return " ".join(words)
@@ -133,5 +133,5 @@ def _by_label(records: Sequence[Record]) -> dict[str, list[Record]]:
     found: dict[str, list[Record]] = {}
     common = common_settings(record.run for record in records)
     for record in records:
-        found.setdefault(label(record.run, but=common), []).append(record)
+        found.setdefault(row_label(record.run, exclude=common), []).append(record)
     return found

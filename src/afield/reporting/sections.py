@@ -12,26 +12,47 @@ from typing import Any
 
 import pandas as pd
 
-from afield.experiments.merge_runner import COMPARISONS
+from afield.experiments.merge_runner import MERGE_BASELINES
 from afield.experiments.record import Record
 from afield.experiments.selection import RULES
 from afield.reporting.axes import Mark
 from afield.reporting.comparison import REFERENCE, Comparison, comparisons, references
-from afield.reporting.costs import Cost, costs
+from afield.reporting.costs import Cost, method_costs
 from afield.reporting.curve_data import curve_data, gap_means
-from afield.reporting.draws import Panel, agreement, setting_panels, validation_panels
-from afield.reporting.forest_plot import Forest, forest
-from afield.reporting.headline import ORACLE, Headline, headline, leading_rule
+from afield.reporting.draws import (
+    Panel,
+    setting_panels,
+    validation_panels,
+    validation_rank_correlation,
+)
+from afield.reporting.forest_plot import ForestPlot, build_forest_plot
+from afield.reporting.headline import ORACLE, Headline, build_headline, leading_rule
 from afield.reporting.reproduce import row_command
-from afield.reporting.results import BOUND, Benchmark
-from afield.reporting.table import LOW, TRUST, as_csv, as_latex, measured, ranks, tabulate
+from afield.reporting.results import UPPER_BOUND, Results
+from afield.reporting.table import (
+    CONFIDENCE_COLUMNS,
+    LOWER_IS_BETTER,
+    as_csv,
+    as_latex,
+    ranks,
+    table_caption,
+    tabulate,
+)
 
-__all__ = ["Section", "section"]
+__all__ = ["Section", "build_section"]
 
 # Columns that sum up the others.
-SUMMARIES = ("mean", "worst", "worst 10 %", "spread", "in-domain", "known domain", *TRUST)
+SUMMARY_COLUMNS = (
+    "mean",
+    "worst",
+    "worst 10 %",
+    "spread",
+    "in-domain",
+    "known domain",
+    *CONFIDENCE_COLUMNS,
+)
 # Beyond so many points none of them says what it is.
-TITLED = 1500
+MAX_TITLED_POINTS = 1500
 VERDICTS = {
     "better": ("better", "good"),
     "worse": ("worse", "bad"),
@@ -46,15 +67,15 @@ class Section:
     """All that is shown of one benchmark."""
 
     id: str
-    benchmark: Benchmark
+    benchmark: Results
     headline: Headline
     frame: pd.DataFrame
     numbers: Mapping[str, Mark]
     rules: Sequence[Mapping[str, Any]] = ()
-    forest: Forest | None = None
+    forest: ForestPlot | None = None
     curves: Mapping[str, Any] | None = None
     gaps: Mapping[str, Any] | None = None
-    gaps_told: str = ""
+    gaps_note: str = ""
     panels: Sequence[Panel] = ()
     agreement: str = ""
     settings: Mapping[str, Sequence[Panel]] = field(default_factory=dict)
@@ -62,9 +83,9 @@ class Section:
     one: float = 0.0
     commands: Sequence[Mapping[str, Any]] = ()
     reference: str = ""
-    several: bool = False
-    summaries: Sequence[str] = SUMMARIES
-    low: Sequence[str] = LOW
+    several_references: bool = False
+    summaries: Sequence[str] = SUMMARY_COLUMNS
+    low: Sequence[str] = LOWER_IS_BETTER
 
     @property
     def title(self) -> str:
@@ -84,7 +105,7 @@ class Section:
     @property
     def bound(self) -> str:
         """The name of what has seen the target, if it is there."""
-        return BOUND if any(mark.bound for mark in self.methods) else ""
+        return UPPER_BOUND if any(mark.bound for mark in self.methods) else ""
 
     @property
     def memory(self) -> bool:
@@ -100,7 +121,7 @@ class Section:
     def titled(self) -> bool:
         """Whether there are so few points that each can say what it is."""
         panels = [*self.panels, *(each for own in self.settings.values() for each in own)]
-        return sum(len(panel.points) for panel in panels) <= TITLED
+        return sum(len(panel.points) for panel in panels) <= MAX_TITLED_POINTS
 
     @property
     def file(self) -> str:
@@ -131,7 +152,7 @@ class Section:
         return ", ".join(f"{n} {what}{'s' * (n != 1)}" for what, n in counts.items()) + "."
 
     @property
-    def curves_told(self) -> str:
+    def curves_note(self) -> str:
         """What the lines are."""
         runs = self.curves["runs"] if self.curves else []
         if any(run["p"] == "sample" for run in runs):
@@ -142,53 +163,55 @@ class Section:
         return "Sources: their probe parts. Unseen: the main part."
 
 
-def section(number: int, benchmark: Benchmark, records: Sequence[Record], again: str) -> Section:
+def build_section(
+    number: int, results: Results, records: Sequence[Record], rerun_store: str
+) -> Section:
     """What is shown of a benchmark; `records` are all of the store, `again` another store."""
-    frame = tabulate([record for own in benchmark.methods.values() for record in own])
+    frame = tabulate([record for own in results.methods.values() for record in own])
     # Titles of several datasets may need more than a table of one alone would say.
-    frame = frame.assign(dataset=benchmark.title)
+    frame = frame.assign(dataset=results.title)
     rule = leading_rule(frame)
-    numbers = _marks(benchmark, frame, rule)
-    against = references(benchmark)
-    told = headline(benchmark, frame)
+    numbers = _marks(results, frame, rule)
+    against = references(results)
+    told = build_headline(results, frame)
     rules = sorted(dict.fromkeys(frame["rule"]), key=lambda each: each != rule)
-    curves = curve_data(benchmark, rules, numbers)
-    gaps, gaps_told = _gaps(benchmark, rules, numbers)
-    panels, drawn = validation_panels(benchmark), setting_panels(benchmark)
-    weighed, one = _costs(benchmark, records, numbers)
+    curves = curve_data(results, rules, numbers)
+    gaps, gaps_told = _gaps(results, rules, numbers)
+    panels, drawn = validation_panels(results), setting_panels(results)
+    weighed, one = _costs(results, records, numbers)
     return Section(
         id=f"d{number}",
-        benchmark=benchmark,
+        benchmark=results,
         headline=told,
         frame=frame,
         numbers=numbers,
-        rules=[_rule(each, benchmark, frame, numbers) for each in rules],
-        forest=forest(benchmark, frame, rule, told.best) if rule else None,
+        rules=[_rule(each, results, frame, numbers) for each in rules],
+        forest=build_forest_plot(results, frame, rule, told.best) if rule else None,
         curves=curves,
         gaps=gaps,
-        gaps_told=gaps_told,
+        gaps_note=gaps_told,
         panels=panels if any(panel.points for panel in panels) else [],
-        agreement=_agreement(benchmark),
+        agreement=_agreement(results),
         settings={name: drawn[name] for name in numbers if name in drawn},
         costs=weighed,
         one=one,
-        commands=_commands(benchmark, numbers, again),
+        commands=_commands(results, numbers, rerun_store),
         reference=REFERENCE if against else "",
-        several=len(set(against.values())) > 1,
+        several_references=len(set(against.values())) > 1,
     )
 
 
-def _marks(benchmark: Benchmark, frame: pd.DataFrame, rule: str) -> dict[str, Mark]:
+def _marks(benchmark: Results, frame: pd.DataFrame, rule: str) -> dict[str, Mark]:
     """Rows by their mean under the leading rule, the best first; what has none, last."""
     own = frame[(frame["rule"] == rule) & (frame["domain"] == "mean")]
     means = dict(zip(own["method"], own["accuracy"], strict=True))
     ranked = {name: means.get(name, math.nan) for name in benchmark.methods}
     names = sorted(ranked, key=lambda name: (math.isnan(ranked[name]), -ranked[name], name))
-    return {name: Mark(name, n, bound=name.startswith(BOUND)) for n, name in enumerate(names)}
+    return {name: Mark(name, n, bound=name.startswith(UPPER_BOUND)) for n, name in enumerate(names)}
 
 
 def _rule(
-    rule: str, benchmark: Benchmark, frame: pd.DataFrame, numbers: Mapping[str, Mark]
+    rule: str, benchmark: Results, frame: pd.DataFrame, numbers: Mapping[str, Mark]
 ) -> dict[str, Any]:
     """The table of one rule, and its comparisons."""
     part = frame[frame["rule"] == rule]
@@ -212,7 +235,7 @@ def _rule(
         "oracle": rule == ORACLE,
         "columns": columns,
         "rows": rows,
-        "measured": measured(part),
+        "measured": table_caption(part),
         "comparisons": [_compared(each, numbers) for each in comparisons(benchmark, rule)],
     }
 
@@ -232,7 +255,7 @@ def _compared(own: Comparison, numbers: Mapping[str, Mark]) -> dict[str, Any]:
 
 
 def _gaps(
-    benchmark: Benchmark, rules: Sequence[str], numbers: Mapping[str, Mark]
+    benchmark: Results, rules: Sequence[str], numbers: Mapping[str, Mark]
 ) -> tuple[dict[str, Any] | None, str]:
     """How far picks are from the best there was, by method and rule; and what it was read off."""
     means, exact = gap_means(benchmark, rules)
@@ -253,8 +276,8 @@ def _gaps(
     return {"rules": known, "rows": rows}, told.get(frozenset(exact), mixed)
 
 
-def _agreement(benchmark: Benchmark) -> str:
-    found = agreement(benchmark)
+def _agreement(benchmark: Results) -> str:
+    found = validation_rank_correlation(benchmark)
     if found is None:
         return ""
     told = f"{found:+.2f}".replace("-", "−")
@@ -265,10 +288,10 @@ def _agreement(benchmark: Benchmark) -> str:
 
 
 def _costs(
-    benchmark: Benchmark, records: Sequence[Record], numbers: Mapping[str, Mark]
+    benchmark: Results, records: Sequence[Record], numbers: Mapping[str, Mark]
 ) -> tuple[list[dict[str, Any]], float]:
     """The costs with a bar for each, the dearest last; and where bars of the reference end."""
-    known = sorted(costs(benchmark, records), key=lambda each: (_ratio(each), each.seconds))
+    known = sorted(method_costs(benchmark, records), key=lambda each: (_ratio(each), each.seconds))
     longest = max((each.times for each in known if each.times), default=1.0)
     rows = [
         {
@@ -285,11 +308,11 @@ def _ratio(cost: Cost) -> float:
     return math.inf if cost.times is None else cost.times
 
 
-def _commands(
-    benchmark: Benchmark, numbers: Mapping[str, Mark], again: str
-) -> list[dict[str, Any]]:
+def _commands(benchmark: Results, numbers: Mapping[str, Mark], again: str) -> list[dict[str, Any]]:
     first = {name: own[0].run for name, own in benchmark.methods.items()}
-    merges = [run.method for run in first.values() if run.role and run.method not in COMPARISONS]
+    merges = [
+        run.method for run in first.values() if run.role and run.method not in MERGE_BASELINES
+    ]
     beside = merges[0] if merges else "average"
     return [
         {

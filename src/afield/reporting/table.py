@@ -20,34 +20,34 @@ from rich.table import Table
 from rich.text import Text
 
 from afield.experiments.record import Record
-from afield.experiments.selection import RULES, checked_rules
-from afield.reporting.results import BOUND, Picks, benchmarks
+from afield.experiments.selection import RULES, resolve_rules
+from afield.reporting.results import UPPER_BOUND, Picks, group_records
 
 __all__ = [
+    "CONFIDENCE_COLUMNS",
     "FORMATS",
-    "LOW",
-    "TRUST",
+    "LOWER_IS_BETTER",
     "as_csv",
     "as_latex",
     "as_markdown",
     "as_rich",
-    "measured",
     "ranks",
+    "table_caption",
     "tabulate",
 ]
 
 MISSING = "–"
 _OTHER = {"method": "domain", "domain": "method"}
 # What is a mean over the targets of a trial, and what a pick calls it.
-MEANS = {
+MEAN_COLUMNS = {
     "in-domain": "in_domain",
     "known domain": "known",
     "calibration error": "calibration_error",
     "accuracy at 90 %": "accuracy_at_90",
 }
-TRUST = ("calibration error", "accuracy at 90 %")
+CONFIDENCE_COLUMNS = ("calibration error", "accuracy at 90 %")
 # Of these the least is best.
-LOW = ("spread", "calibration error")
+LOWER_IS_BETTER = ("spread", "calibration error")
 COLUMNS = ["dataset", "rule", "method", "domain", "accuracy", "stderr", "trials", "draws"]
 
 
@@ -61,15 +61,15 @@ def tabulate(
     >>> list(tabulate([]).columns)
     ['dataset', 'rule', 'method', 'domain', 'accuracy', 'stderr', 'trials', 'draws']
     """
-    wanted = checked_rules([rules] if isinstance(rules, str) else rules or list(RULES))
+    wanted = resolve_rules([rules] if isinstance(rules, str) else rules or list(RULES))
     rows: list[tuple[object, ...]] = []
-    for benchmark in benchmarks(records):
+    for benchmark in group_records(records):
         summarised = _of_many if benchmark.many else _summarised
         for rule in wanted:
             picks = benchmark.picks(rule)
             means = {
                 name: what
-                for name, what in MEANS.items()
+                for name, what in MEAN_COLUMNS.items()
                 if any(_values(own, what).notna().any(axis=None) for own in picks.values())
             }
             for method, own in picks.items():
@@ -99,7 +99,9 @@ def as_markdown(frame: pd.DataFrame) -> str:
         lines = [["method", *domains], ["---"] * (len(domains) + 1)]
         lines += [[method, *row] for method, row in cells.items()]
         rows = ["| " + " | ".join(_piped(line)) + " |" for line in lines]
-        blocks.append("\n".join([f"**{title}**, {RULES[rule].told}: {measured(part)}", "", *rows]))
+        blocks.append(
+            "\n".join([f"**{title}**, {RULES[rule].told}: {table_caption(part)}", "", *rows])
+        )
     return "\n\n".join(blocks)
 
 
@@ -112,11 +114,12 @@ def as_latex(frame: pd.DataFrame) -> str:
         )
         head = " & ".join(["method", *map(_escaped, domains)])
         body = [" & ".join([_escaped(method), *row]) + r" \\" for method, row in cells.items()]
+        caption = f"{title}, {RULES[rule].told}: {table_caption(part)}"
         blocks.append(
             "\n".join(
                 [
                     r"\begin{table}",
-                    rf"\caption{{{_escaped(f'{title}, {RULES[rule].told}: {measured(part)}')}.}}",
+                    rf"\caption{{{_escaped(caption)}.}}",
                     r"\centering",
                     rf"\begin{{tabular}}{{l{'c' * len(domains)}}}",
                     r"\toprule",
@@ -137,20 +140,20 @@ def as_csv(frame: pd.DataFrame) -> str:
     return frame.to_csv(index=False).rstrip("\n")
 
 
-def measured(frame: pd.DataFrame) -> str:
+def table_caption(frame: pd.DataFrame) -> str:
     """What the numbers of a table are."""
     # Not every method can use a known domain, and older records lack some numbers.
-    there = frame[~frame["domain"].isin(("known domain", *TRUST))]
+    there = frame[~frame["domain"].isin(("known domain", *CONFIDENCE_COLUMNS))]
     trials, draws = _counted(there["trials"], "trial"), _counted(frame["draws"], "draw")
     several = frame["trials"].max() > 1
     spread = f"± standard error over {trials}" if several else f"{trials}: no spread known"
     best = f", best of {draws}" if frame["draws"].max() > 1 else ""
     home = "; in-domain: on the sources' probe parts"
-    if frame["method"].str.startswith(BOUND).any():
-        home += f"; {BOUND}: trained on the target, read on its probe part"
+    if frame["method"].str.startswith(UPPER_BOUND).any():
+        home += f"; {UPPER_BOUND}: trained on the target, read on its probe part"
     trust = ""
-    if frame["domain"].isin(TRUST).any():
-        trust = f", with {' (least is best) and '.join(TRUST)} coverage"
+    if frame["domain"].isin(CONFIDENCE_COLUMNS).any():
+        trust = f", with {' (least is best) and '.join(CONFIDENCE_COLUMNS)} coverage"
     return f"accuracy (%) on unseen domains, {spread}{best}{trust}{home}"
 
 
@@ -161,7 +164,7 @@ FORMATS: dict[str, Callable[[pd.DataFrame], str]] = {
 }
 
 
-Cells = tuple[str, float, float, int]
+SummaryCells = tuple[str, float, float, int]
 
 
 def _values(picks: Picks, what: str) -> pd.DataFrame:
@@ -173,7 +176,7 @@ def _values(picks: Picks, what: str) -> pd.DataFrame:
     return pd.DataFrame.from_dict(numbers, orient="index").astype(float)
 
 
-def _summarised(outcomes: pd.DataFrame, domains: Sequence[str]) -> list[Cells]:
+def _summarised(outcomes: pd.DataFrame, domains: Sequence[str]) -> list[SummaryCells]:
     """Mean, standard error and number of trials for each domain, for their mean and the worst."""
     whole = outcomes.dropna()
     columns: dict[str, pd.Series[float]]
@@ -186,7 +189,7 @@ def _summarised(outcomes: pd.DataFrame, domains: Sequence[str]) -> list[Cells]:
     ]
 
 
-def _of_many(outcomes: pd.DataFrame, domains: Sequence[str]) -> list[Cells]:
+def _of_many(outcomes: pd.DataFrame, domains: Sequence[str]) -> list[SummaryCells]:
     """The same for a share of many domains: mean, worst tenth and spread over those of a trial."""
     del domains
     known = [row.dropna().sort_values() for _, row in outcomes.iterrows() if row.notna().any()]
@@ -203,7 +206,7 @@ def _of_many(outcomes: pd.DataFrame, domains: Sequence[str]) -> list[Cells]:
     ]
 
 
-def _means(picks: Picks, columns: Mapping[str, str], *, many: bool) -> list[Cells]:
+def _means(picks: Picks, columns: Mapping[str, str], *, many: bool) -> list[SummaryCells]:
     """The same for other numbers of the picks, each a mean over the targets of a trial."""
     there = _values(picks, "accuracy").notna()
     # Of many domains, some are targets in each trial.
@@ -248,9 +251,9 @@ def ranks(part: pd.DataFrame) -> dict[tuple[str, str], int]:
         numbers = {
             str(method): float(_number(accuracy, math.nan, ""))
             for method, accuracy in zip(column["method"], column["accuracy"], strict=True)
-            if not math.isnan(accuracy) and not str(method).startswith(BOUND)
+            if not math.isnan(accuracy) and not str(method).startswith(UPPER_BOUND)
         }
-        ranked = sorted(set(numbers.values()), reverse=domain not in LOW)
+        ranked = sorted(set(numbers.values()), reverse=domain not in LOWER_IS_BETTER)
         if len(ranked) > 1:
             places = {number: place for place, number in enumerate(ranked[:2], start=1)}
             found |= {(m, str(domain)): places[n] for m, n in numbers.items() if n in places}
@@ -296,13 +299,13 @@ def _rich_table(title: str, frame: pd.DataFrame, width: int | None) -> Group:
     if width is not None and wide(table) > width:
         # As it is, a narrow terminal would cut the numbers; turned, it may be wider still.
         table = min(table, _grid(rules, turned=True), key=wide)
-    trusted = frame["domain"].isin(TRUST)
+    trusted = frame["domain"].isin(CONFIDENCE_COLUMNS)
     if width is not None and wide(table) > width and trusted.any():
         rest = _rich_table(title, frame[~trusted], width)
-        more = f"wider, or with --format md: {' and '.join(TRUST)}"
+        more = f"wider, or with --format md: {' and '.join(CONFIDENCE_COLUMNS)}"
         return Group(*rest.renderables, Text(more, style="italic"))
     told = Text("\n".join(f"{rule}: {RULES[rule].told}" for rule, _ in rules), style="italic")
-    return Group(Text(f"{title}: {measured(frame)}", style="italic"), table, told)
+    return Group(Text(f"{title}: {table_caption(frame)}", style="italic"), table, told)
 
 
 def _grid(rules: Sequence[tuple[str, pd.DataFrame]], *, turned: bool) -> Table:
@@ -313,7 +316,7 @@ def _grid(rules: Sequence[tuple[str, pd.DataFrame]], *, turned: bool) -> Table:
     table.add_column(what, min_width=min(longest, 24))
     for name in dict.fromkeys(name for _, part in rules for name in part[_OTHER[what]]):
         # Two lines take the width of the numbers below them.
-        table.add_column(Text(name.replace(" ", "\n", name in TRUST)), justify="right")
+        table.add_column(Text(name.replace(" ", "\n", name in CONFIDENCE_COLUMNS)), justify="right")
     for rule, part in rules:
         # No space after the sign: a narrow terminal breaks the cell before it.
         cells, domains = _cells(

@@ -27,7 +27,7 @@ class Average:
     early by setting `done`.
     """
 
-    final: ClassVar[bool] = False
+    deploys_at_end: ClassVar[bool] = False
 
     @property
     def done(self) -> bool:

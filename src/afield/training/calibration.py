@@ -22,25 +22,25 @@ from torch import Tensor
 
 __all__ = [
     "BINS",
-    "TEMPERATURES",
+    "TEMPERATURE_RANGE",
+    "balanced_quantiles",
     "calibration_error",
     "calibration_errors",
-    "covered_accuracies",
-    "covered_accuracy",
-    "fitted_temperature",
-    "percentiles",
-    "quantiles",
-    "reliability",
+    "fit_temperature",
+    "percentile_ranks",
+    "reliability_bins",
+    "selective_accuracies",
+    "selective_accuracy",
 ]
 
 BINS = 15
 # Where nothing, or everything, is right, the best temperature is infinite, or zero.
-TEMPERATURES = (0.05, 20.0)
+TEMPERATURE_RANGE = (0.05, 20.0)
 # Percentiles in steps of a half.
-POINTS = 201
+QUANTILE_POINTS = 201
 
 
-def fitted_temperature(logits: Sequence[Tensor], labels: Sequence[Tensor]) -> float:
+def fit_temperature(logits: Sequence[Tensor], labels: Sequence[Tensor]) -> float:
     """The temperature that fits several domains best, each with the same weight.
 
     Among all samples one more is imagined, of each class alike: where all answers are right, more
@@ -62,7 +62,7 @@ def fitted_temperature(logits: Sequence[Tensor], labels: Sequence[Tensor]) -> fl
         return float(torch.stack(losses).mean())
 
     # Convex in 1 / T, so it has one valley in log T.
-    bounds = [float(np.log(end)) for end in TEMPERATURES]
+    bounds = [float(np.log(end)) for end in TEMPERATURE_RANGE]
     found = minimize_scalar(risk, bounds=bounds, method="bounded", options={"xatol": 1e-6})
     return float(np.exp(found.x))
 
@@ -73,16 +73,16 @@ def calibration_error(confidence: NDArray[Any], hits: NDArray[Any]) -> float:
 
 
 def calibration_errors(
-    confidence: NDArray[Any], hits: NDArray[Any], portion: NDArray[Any]
+    confidence: NDArray[Any], hits: NDArray[Any], split_index: NDArray[Any]
 ) -> NDArray[Any]:
     """The same for several portions at once; `portion` is the number of each sample's own."""
-    sizes = np.bincount(portion)
-    cells = portion * BINS + _bins(confidence)
+    sizes = np.bincount(split_index)
+    cells = split_index * BINS + _bins(confidence)
     gaps = np.bincount(cells, hits - confidence, minlength=len(sizes) * BINS)
     return np.abs(gaps).reshape(-1, BINS).sum(axis=1) / sizes
 
 
-def reliability(
+def reliability_bins(
     confidence: NDArray[np.float64], hits: NDArray[np.bool_]
 ) -> list[tuple[float, float, int]]:
     """Of every bin that has samples: mean confidence, accuracy, and how many there are."""
@@ -98,25 +98,25 @@ def _bins(confidence: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
 
 
-def covered_accuracy(confidence: NDArray[Any], hits: NDArray[Any]) -> float:
+def selective_accuracy(confidence: NDArray[Any], hits: NDArray[Any]) -> float:
     """The accuracy on the most confident 90 % of the samples, rounded up.
 
     Those that are as confident as the last of them count alike, so that their order is nothing.
     """
-    return float(covered_accuracies(confidence, hits, _one_portion(hits))[0])
+    return float(selective_accuracies(confidence, hits, _one_portion(hits))[0])
 
 
-def covered_accuracies(
-    confidence: NDArray[Any], hits: NDArray[Any], portion: NDArray[Any]
+def selective_accuracies(
+    confidence: NDArray[Any], hits: NDArray[Any], split_index: NDArray[Any]
 ) -> NDArray[Any]:
     """The same for several portions at once; `portion` is the number of each sample's own."""
-    sizes = np.bincount(portion)
+    sizes = np.bincount(split_index)
     kept = -(-9 * sizes // 10)
-    order = np.argsort(portion - confidence.astype(np.float64))
-    last = confidence[order][np.cumsum(sizes) - sizes + kept - 1][portion]
+    order = np.argsort(split_index - confidence.astype(np.float64))
+    last = confidence[order][np.cumsum(sizes) - sizes + kept - 1][split_index]
     surer, equal = confidence > last, confidence == last
-    places = (kept - np.bincount(portion, surer)) / np.bincount(portion, equal)
-    right = np.bincount(portion, hits & surer) + places * np.bincount(portion, hits & equal)
+    places = (kept - np.bincount(split_index, surer)) / np.bincount(split_index, equal)
+    right = np.bincount(split_index, hits & surer) + places * np.bincount(split_index, hits & equal)
     return right / kept
 
 
@@ -124,24 +124,26 @@ def _one_portion(hits: NDArray[Any]) -> NDArray[np.int64]:
     return np.zeros(len(hits), dtype=np.int64)
 
 
-def quantiles(domains: Sequence[NDArray[np.float64]]) -> tuple[float, ...]:
+def balanced_quantiles(domains: Sequence[NDArray[np.float64]]) -> tuple[float, ...]:
     """The quantiles of values of several domains, each with the same weight, from least to most."""
     values = np.concatenate(domains)
     weights = np.concatenate([np.full(len(each), 1 / len(each)) for each in domains])
     order = np.argsort(values, kind="stable")
     # A sample stands for the middle of its share.
     heights = (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum()
-    found = np.interp(np.linspace(0, 1, POINTS), heights, values[order])
+    found = np.interp(np.linspace(0, 1, QUANTILE_POINTS), heights, values[order])
     return tuple(found.tolist())
 
 
-def percentiles(values: NDArray[np.float64], known: Sequence[float]) -> NDArray[np.float64]:
+def percentile_ranks(
+    values: NDArray[np.float64], reference_quantiles: Sequence[float]
+) -> NDArray[np.float64]:
     """Where values lie among quantiles that are known, from 0 to 100.
 
     >>> percentiles(np.array([-1.0, 5.0, 99.0]), range(11)).tolist()
     [0.0, 50.0, 100.0]
     """
-    ends = np.asarray(known, dtype=np.float64)
+    ends = np.asarray(reference_quantiles, dtype=np.float64)
     heights = np.linspace(0, 100, len(ends))
     # Where quantiles are alike, the value lies in the middle of them.
     low, high = (np.searchsorted(ends, values, side=side) for side in ("left", "right"))

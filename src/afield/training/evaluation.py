@@ -12,16 +12,22 @@ from torch import Tensor, nn
 
 from afield.data.domains import Domain
 from afield.data.samples import Rows
-from afield.data.stream import Prepare, unchanged
-from afield.networks.backbone import evaluating
-from afield.training.calibration import calibration_errors, covered_accuracies
+from afield.data.stream import Prepare, identity
+from afield.networks.inference import (
+    compute_outputs,
+)
+from afield.training.calibration import calibration_errors, selective_accuracies
 
-__all__ = ["PARTS", "Checkpoint", "Exam", "Score", "Scores", "merged_scores", "outputs"]
+__all__ = [
+    "PARTS",
+    "Checkpoint",
+    "Evaluator",
+    "Score",
+    "Scores",
+    "combine_scores",
+]
 
 PARTS = ("main", "probe", "sample", "known")
-# Large enough to keep the cores busy, small enough for the caches and for memory: samples, and
-# numbers in all of them together.
-CHUNK, CHUNK_NUMBERS = 512, 2**23
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ class Checkpoint:
         return getattr(found, part) if found else None
 
 
-class Exam:
+class Evaluator:
     """A fixed set of portions (domain, part), taken by one model after the other.
 
     Whether their `confidence` is looked at as well is a matter of time: it takes sorting.
@@ -87,32 +93,32 @@ class Exam:
 
     def __init__(
         self,
-        portions: Mapping[tuple[str, str], Domain],
-        prepare: Prepare = unchanged,
+        splits: Mapping[tuple[str, str], Domain],
+        prepare: Prepare = identity,
         *,
-        chosen: Mapping[tuple[str, str], Tensor] | None = None,
+        indices: Mapping[tuple[str, str], Tensor] | None = None,
         device: torch.device | str = "cpu",
         confidence: bool = True,
     ) -> None:
-        self.keys = list(portions)
+        self.keys = list(splits)
         self.prepare = prepare
         self.confidence = confidence
-        if portions:
+        if splits:
             rows = [
-                chosen[key] if chosen else torch.arange(len(domain.y))
-                for key, domain in portions.items()
+                indices[key] if indices else torch.arange(len(domain.y))
+                for key, domain in splits.items()
             ]
-            domains = list(portions.values())
+            domains = list(splits.values())
             self.x = Rows([domain.x for domain in domains], rows, device=device)
             y = torch.cat([d.y[index] for d, index in zip(domains, rows, strict=True)])
-            self.portion = np.repeat(np.arange(len(rows)), [len(index) for index in rows])
+            self.split_index = np.repeat(np.arange(len(rows)), [len(index) for index in rows])
             self.labels, self.y = y.numpy(), y.to(device)
 
     def take(self, model: nn.Module) -> dict[str, Scores]:
         """The model's scores, with the model in evaluation mode and no gradient kept."""
         if not self.keys:
             return {}
-        logits = outputs(model, self.x, self.prepare)
+        logits = compute_outputs(model, self.x, self.prepare)
         found: dict[str, dict[str, Score]] = {}
         for (domain, part), score in zip(self.keys, self._scores(logits), strict=True):
             found.setdefault(domain, {})[part] = score
@@ -128,9 +134,9 @@ class Exam:
         found = logits.clone()
         for number, name in enumerate(_domains(model)):
             if (name, "probe") in self.keys:
-                portion = self.portion == self.keys.index((name, "probe"))
+                portion = self.split_index == self.keys.index((name, "probe"))
                 chosen = torch.from_numpy(np.flatnonzero(portion))
-                own = outputs(model, self.x, self.prepare, chosen=chosen, domain=number)
+                own = compute_outputs(model, self.x, self.prepare, indices=chosen, domain=number)
                 found[chosen.to(found.device)] = own
         return found
 
@@ -139,7 +145,7 @@ class Exam:
         losses = F.cross_entropy(logits, self.y, reduction="none").cpu().numpy()
         hits = (logits.argmax(dim=1) == self.y).cpu().numpy()
         classes = int(self.labels.max()) + 1
-        cell = self.portion * classes + self.labels
+        cell = self.split_index * classes + self.labels
 
         def per_class(weights: NDArray[Any] | None = None) -> NDArray[Any]:
             counts = np.bincount(cell, weights, minlength=len(self.keys) * classes)
@@ -151,35 +157,16 @@ class Exam:
         columns = [
             right.sum(axis=1) / sizes,
             np.nanmean(recall, axis=1),
-            np.bincount(self.portion, losses) / sizes,
+            np.bincount(self.split_index, losses) / sizes,
             sizes,
         ]
         if self.confidence:
             surest = logits.softmax(dim=1).amax(dim=1).nan_to_num().cpu().numpy()
             columns += [
-                calibration_errors(surest, hits, self.portion),
-                covered_accuracies(surest, hits, self.portion),
+                calibration_errors(surest, hits, self.split_index),
+                selective_accuracies(surest, hits, self.split_index),
             ]
         return [Score(*row) for row in zip(*(c.tolist() for c in columns), strict=True)]
-
-
-def outputs(
-    model: nn.Module,
-    x: Rows,
-    prepare: Prepare = unchanged,
-    *,
-    chosen: Tensor | None = None,
-    most: int = CHUNK,
-    domain: int | None = None,
-) -> Tensor:
-    """What a network in evaluation mode makes of all rows, or of the chosen, so many at a time.
-
-    Where it can use that, it may be told the source domain that they are of, by its number.
-    """
-    told = () if domain is None else (domain,)
-    with evaluating(model), torch.inference_mode():
-        size = max(1, min(most, CHUNK_NUMBERS // x.shape.numel()))
-        return torch.cat([model(prepare(chunk), *told) for chunk in x.chunks(size, chosen)]).float()
 
 
 def _domains(model: nn.Module) -> tuple[str, ...]:
@@ -187,7 +174,7 @@ def _domains(model: nn.Module) -> tuple[str, ...]:
     return tuple(getattr(model, "domains", ()))
 
 
-def merged_scores(
+def combine_scores(
     first: Mapping[str, Scores], second: Mapping[str, Scores], order: Sequence[str]
 ) -> dict[str, Scores]:
     """What was read on either occasion, domains in the given order."""

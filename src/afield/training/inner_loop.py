@@ -19,16 +19,16 @@ from torch import Tensor
 
 from afield.errors import SpecError
 from afield.hyperparameters import LogUniform, Variant
-from afield.tensors import add, assign, copies, mix
+from afield.tensors import add, assign, clone_tensors, mix
 from afield.training.method import Batch, Batches, Learner, Logs, Method, pool
 
-__all__ = ["Outer", "Walk", "pieces"]
+__all__ = ["InnerLoop", "Outer", "split_batch"]
 
 Outer = Literal["divided", "raw", "plain"]
 
 
 @dataclass(frozen=True)
-class Walk(Method):
+class InnerLoop(Method):
     """What a walk can be: its settings, and one step of training with it.
 
     `steps_per_domain` is k, each step on a batch of its own, and `inner_rate` is α as a multiple of
@@ -69,9 +69,9 @@ class Walk(Method):
         """Walk over the domains, go back, and step along the weighted sum of what was met."""
         parameters = learner.parameters()
         rate = self.inner_rate * learner.rate
-        start = copies(parameters)
+        start = clone_tensors(parameters)
         slope = learner.level()
-        stages = self.stages(batches)
+        stages = self.rounds(batches)
         last = stages[-1][-1]
         losses = []
         for stage, weight in zip(stages, self.weights(len(stages)), strict=True):
@@ -93,17 +93,17 @@ class Walk(Method):
             learner.follow(slope)
         return {"loss": torch.stack(losses).mean()}
 
-    def stages(self, batches: Batches, *, mixed: bool = True) -> list[list[Batch]]:
+    def rounds(self, batches: Batches, *, shuffle: bool = True) -> list[list[Batch]]:
         """For each domain its batches; domains come in a random order unless not `mixed`."""
         n = len(batches)
         if not self.by_domain:
             together = pool(batches)
             order = torch.randperm(len(together.y), device=together.y.device)
             shuffled = Batch(*(part[order] for part in together))
-            batches = pieces(shuffled, n)
-        elif mixed:
+            batches = split_batch(shuffled, n)
+        elif shuffle:
             batches = [batches[i] for i in torch.randperm(n).tolist()]
-        return [pieces(batch, self.steps_per_domain) for batch in batches]
+        return [split_batch(batch, self.steps_per_domain) for batch in batches]
 
     def _direction(
         self, learner: Learner, loss: Tensor, parameters: Sequence[Tensor]
@@ -120,7 +120,7 @@ class Walk(Method):
         return velocity
 
 
-def pieces(batch: Batch, count: int) -> list[Batch]:
+def split_batch(batch: Batch, count: int) -> list[Batch]:
     """A batch in so many parts, as equal as can be; fewer if it has fewer samples."""
     count = min(count, len(batch.y))
     return [Batch(*parts) for parts in zip(*(p.tensor_split(count) for p in batch), strict=True)]

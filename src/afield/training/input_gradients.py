@@ -11,10 +11,16 @@ from torch import Tensor
 
 from afield.errors import SpecError
 
-__all__ = ["check_perturbation", "checked_inputs", "input_slope", "mixed_in", "moved"]
+__all__ = [
+    "backward_perturbed_loss",
+    "check_perturbation",
+    "input_gradient",
+    "perturb_inputs",
+    "require_float_inputs",
+]
 
 
-def checked_inputs(x: Tensor, name: str) -> Tensor:
+def require_float_inputs(x: Tensor, name: str) -> Tensor:
     """The inputs, if they can be moved at all."""
     if not x.is_floating_point():
         kind = str(x.dtype).removeprefix("torch.")
@@ -25,7 +31,7 @@ def checked_inputs(x: Tensor, name: str) -> Tensor:
     return x.detach()
 
 
-def input_slope(loss: Tensor, x: Tensor, *, share: float) -> Tensor:
+def input_gradient(loss: Tensor, x: Tensor, *, share: float) -> Tensor:
     """The gradient of a loss on the inputs; so large a share of it goes to the weights as well."""
     if share == 0:
         return torch.autograd.grad(loss, x)[0]
@@ -35,12 +41,12 @@ def input_slope(loss: Tensor, x: Tensor, *, share: float) -> Tensor:
     return x.grad.div_(share)
 
 
-def moved(x: Tensor, slope: Tensor, *, by: float, clip: float) -> Tensor:
+def perturb_inputs(x: Tensor, slope: Tensor, *, epsilon: float, clip: float) -> Tensor:
     """Inputs a step up the slope, each entry of it cut to `clip`, in place; 0: as it is."""
-    return torch.add(x.detach(), slope.clamp_(-clip, clip) if clip else slope, alpha=by)
+    return torch.add(x.detach(), slope.clamp_(-clip, clip) if clip else slope, alpha=epsilon)
 
 
-def mixed_in(loss: Tensor, again: Tensor, share: float) -> Tensor:
+def backward_perturbed_loss(loss: Tensor, again: Tensor, share: float) -> Tensor:
     """Add a share of the loss on moved inputs to the gradients; both losses together, to log."""
     (share * again).backward()
     return (1 - share) * loss + share * again.detach()

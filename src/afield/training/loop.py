@@ -10,20 +10,20 @@ from torch import nn
 
 from afield.data.stream import Stream
 from afield.errors import DivergedError
-from afield.networks.backbone import has_free_statistics, renew_statistics
+from afield.networks.backbone import has_unfrozen_batchnorm, update_batchnorm
 from afield.training.average import Average
 from afield.training.evaluation import Checkpoint, Scores
 from afield.training.method import Learner, Logs, Method, pool
 
-__all__ = ["fit"]
+__all__ = ["checkpoints"]
 
 # From how many batches at most the statistics of BatchNorm layers are measured, as SWAD does it.
-STATISTICS = 500
+MAX_BATCHNORM_BATCHES = 500
 
 Evaluate = Callable[[nn.Module], Mapping[str, Scores]]
 
 
-def fit(
+def checkpoints(
     method: Method,
     learner: Learner,
     average: Average,
@@ -53,17 +53,19 @@ def fit(
         if groups is not None:
             stream.regroup(groups)
         if learner.task.schedule is not None:
-            learner.keep_time()
+            learner.apply_schedule()
         recent.append(method.update(learner, next(stream)))
         average.after_step(learner.model)
         learner.step += 1
         if learner.step % every == 0 or learner.step == steps:
-            model = learner.model if average.final else _ready(average, learner, stream, every)
+            model = (
+                learner.model if average.deploys_at_end else _ready(average, learner, stream, every)
+            )
             checkpoint = Checkpoint(learner.step, evaluate(model), _means(recent))
             recent = []
             _check(method, checkpoint, learner.task.sources)
             average.after_checkpoint(_of_sources(checkpoint, learner.task.sources))
-            if average.final:
+            if average.deploys_at_end:
                 over = average.done or learner.step == steps
                 scores = evaluate(_ready(average, learner, stream)) if over else checkpoint.scores
                 logs = {**checkpoint.logs, **(average.logs() if over else {})}
@@ -72,12 +74,14 @@ def fit(
             yield checkpoint
 
 
-def _ready(average: Average, learner: Learner, stream: Stream, most: int = STATISTICS) -> nn.Module:
+def _ready(
+    average: Average, learner: Learner, stream: Stream, most: int = MAX_BATCHNORM_BATCHES
+) -> nn.Module:
     """What is deployed, with statistics of its own where its BatchNorm layers are not frozen."""
-    if average.model is not learner.model and has_free_statistics(average.model):
+    if average.model is not learner.model and has_unfrozen_batchnorm(average.model):
         once = -(-len(stream.samples) // stream.total)
-        batches = islice(stream.afresh(), min(once, most, STATISTICS))
-        renew_statistics(average.model, (pool(each).x for each in batches))
+        batches = islice(stream.fresh_copy(), min(once, most, MAX_BATCHNORM_BATCHES))
+        update_batchnorm(average.model, (pool(each).x for each in batches))
     return average.model
 
 

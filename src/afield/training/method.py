@@ -65,11 +65,11 @@ class Learner:
         model: nn.Module,
         task: Task,
         parts: Mapping[str, nn.Module] | None = None,
-        rates: Mapping[str, float] | None = None,
+        lr_multipliers: Mapping[str, float] | None = None,
     ) -> None:
         self.model = model
         self.task = task
-        self.rates = dict(rates or {})
+        self.lr_multipliers = dict(lr_multipliers or {})
         self.parts = nn.ModuleDict(dict(parts or {})).to(next(model.parameters()).device)
         self.memory: dict[str, Tensor] = {}
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
@@ -88,7 +88,7 @@ class Learner:
         return rate
 
     @property
-    def first_rate(self) -> float:
+    def initial_lr(self) -> float:
         """The learning rate of the run before any schedule."""
         group = self.optimizer.param_groups[0]
         rate: float = group.get("first_lr", group["lr"])
@@ -96,24 +96,24 @@ class Learner:
 
     def reset_optimizer(self) -> None:
         """Start the optimiser afresh, without its memory of earlier gradients."""
-        groups = [[*self.model.get_submodule(name).parameters()] for name in self.rates]
+        groups = [[*self.model.get_submodule(name).parameters()] for name in self.lr_multipliers]
         apart = {id(parameter) for group in groups for parameter in group}
         groups.insert(0, [each for each in self.parameters() if id(each) not in apart])
         self.optimizer = self.task.optimizer([{"params": group} for group in groups])
         for group, rate in zip(
-            self.optimizer.param_groups, (1.0, *self.rates.values()), strict=True
+            self.optimizer.param_groups, (1.0, *self.lr_multipliers.values()), strict=True
         ):
             group["lr"] *= rate
         if self.task.schedule is not None:
-            self.keep_time()
+            self.apply_schedule()
 
-    def pace(self, *shares: float) -> None:
+    def scale_lr(self, *shares: float) -> None:
         """Set learning rates to a share of what they are at first, each in the order of `rates`."""
         for group, share in zip(self.optimizer.param_groups, shares, strict=True):
             group["share"] = share
-        self.keep_time()
+        self.apply_schedule()
 
-    def keep_time(self) -> None:
+    def apply_schedule(self) -> None:
         """Set learning rates to what the run's schedule and the method's pace have at this step."""
         share = 1.0 if self.task.schedule is None else self.task.schedule(self.step)
         for optimizer in (self.optimizer, *self.optimizers.values()):
@@ -121,7 +121,7 @@ class Learner:
                 first = group.setdefault("first_lr", group["lr"])
                 group["lr"] = share * group.get("share", 1.0) * first
 
-    def advance(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+    def step_optimizer(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """One step of the optimiser, or of another, along the gradients that are there."""
         if self.task.clip_norm:
             nn.utils.clip_grad_norm_(self.parameters(), self.task.clip_norm)
@@ -131,7 +131,7 @@ class Learner:
         """One step of the optimiser on a loss."""
         self.optimizer.zero_grad()
         loss.backward()
-        self.advance()
+        self.step_optimizer()
 
     def level(self) -> list[Tensor]:
         """A slope of zeros to add gradients to, in the memory of the last ones if there are any.
@@ -150,7 +150,7 @@ class Learner:
         """One step of the optimiser along a slope that was begun with `level`."""
         for parameter, gradient in zip(self.parameters(), slope, strict=True):
             parameter.grad = gradient
-        self.advance()
+        self.step_optimizer()
 
     def train(self) -> None:
         """Put the networks in training mode."""

@@ -23,16 +23,16 @@ from torch.optim import Optimizer
 from afield.errors import SpecError, UnknownNameError
 from afield.registry import hint
 
-__all__ = ["optimizer_of", "plain_name", "plain_schedule", "schedule_of"]
+__all__ = ["canonical_optimizer", "canonical_schedule", "make_schedule", "optimizer_factory"]
 
-USUAL = "adam"
+DEFAULT_OPTIMIZER = "adam"
 # One call for all parameters at once, instead of several.
 FUSED = ("adam", "adamw", "sgd")
 # The one with which CrossGrad was trained; it is not in torch, but in timm.
-TENSORFLOW = "rmsproptf"
+RMSPROP_TF = "rmsproptf"
 
 
-def optimizer_of(text: str, *, lr: float, weight_decay: float) -> Callable[..., Optimizer]:
+def optimizer_factory(text: str, *, lr: float, weight_decay: float) -> Callable[..., Optimizer]:
     """What makes an optimiser of parameters, with these settings unless others are given.
 
     >>> made = optimizer_of("sgd:momentum=0.9", lr=0.1, weight_decay=0.0)
@@ -45,7 +45,7 @@ def optimizer_of(text: str, *, lr: float, weight_decay: float) -> Callable[..., 
 
 
 @lru_cache
-def plain_name(text: str) -> str:
+def canonical_optimizer(text: str) -> str:
     """The one way to write an optimiser, after a look whether it can be made; adam is nothing.
 
     >>> plain_name("SGD: nesterov=true, momentum=0.90")
@@ -53,16 +53,16 @@ def plain_name(text: str) -> str:
     """
     name, options = _parsed(text)
     try:
-        optimizer_of(text, lr=1e-3, weight_decay=0.0)([torch.zeros(1, requires_grad=True)])
+        optimizer_factory(text, lr=1e-3, weight_decay=0.0)([torch.zeros(1, requires_grad=True)])
     except (TypeError, ValueError, RuntimeError) as error:
         raise SpecError(f"optimizer={text}: {error}") from None
     told = [f"{key}={json.dumps(value)}" for key, value in sorted(options.items())]
-    if name == USUAL and not told:
+    if name == DEFAULT_OPTIMIZER and not told:
         return ""
     return name + (":" + ",".join(told).replace(" ", "") if told else "")
 
 
-def schedule_of(text: str, steps: int) -> Callable[[int], float] | None:
+def make_schedule(text: str, steps: int) -> Callable[[int], float] | None:
     """The share of the learning rate at every step; None is all of it, always.
 
     >>> share = schedule_of("cosine:warmup=2", steps=6)
@@ -83,7 +83,7 @@ def schedule_of(text: str, steps: int) -> Callable[[int], float] | None:
 
 
 @lru_cache
-def plain_schedule(text: str) -> str:
+def canonical_schedule(text: str) -> str:
     """The one way to write a schedule; constant is nothing.
 
     >>> plain_schedule("Cosine: warmup=500.0")
@@ -103,7 +103,7 @@ def plain_schedule(text: str) -> str:
 
 def _parsed(text: str) -> tuple[str, dict[str, Any]]:
     """The name and the options."""
-    name, _, rest = (text or USUAL).partition(":")
+    name, _, rest = (text or DEFAULT_OPTIMIZER).partition(":")
     name, known = name.strip().lower(), _known()
     if name not in known:
         raise UnknownNameError(f"no optimizer {name!r}; {hint(name, list(known))}")
@@ -131,7 +131,7 @@ def _refused(value: str) -> None:
 @lru_cache
 def _known() -> dict[str, Any]:
     kinds = {name.lower(): kind for name, kind in vars(torch.optim).items() if _fits(kind)}
-    return dict(sorted({**kinds, TENSORFLOW: _of_tensorflow}.items()))
+    return dict(sorted({**kinds, RMSPROP_TF: _of_tensorflow}.items()))
 
 
 def _of_tensorflow(*parameters: Any, **options: Any) -> Optimizer:

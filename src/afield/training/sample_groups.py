@@ -13,34 +13,34 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 __all__ = [
-    "clusters",
+    "assign_to_seeds",
     "consistency",
-    "divided",
-    "joined_seeds",
-    "members",
-    "ranked",
-    "seeds",
+    "find_seed_points",
+    "indices_by_label",
+    "kmeans_labels",
+    "quantile_bins",
+    "subdivide",
 ]
 
 # More points than these are clustered in small batches.
-LARGE = 10_000
+MINIBATCH_THRESHOLD = 10_000
 # How many distances are held at once: never those between all points of a large set.
-DISTANCES = 2**22
+MAX_DISTANCES = 2**22
 
 
-def members(labels: Tensor) -> list[Tensor]:
+def indices_by_label(labels: Tensor) -> list[Tensor]:
     """The indices of the samples of every label that occurs, labels in ascending order."""
     labels = labels.cpu()
     counts: list[int] = labels.unique(return_counts=True)[1].tolist()
     return list(labels.argsort(stable=True).split(counts))
 
 
-def divided(units: Sequence[Tensor], label: Callable[[Tensor], Tensor]) -> list[Tensor]:
+def subdivide(units: Sequence[Tensor], label: Callable[[Tensor], Tensor]) -> list[Tensor]:
     """The groups of every unit, by labels that a function gives its samples."""
-    return [unit[group] for unit in units for group in members(label(unit))]
+    return [unit[group] for unit in units for group in indices_by_label(label(unit))]
 
 
-def ranked(values: Tensor, count: int) -> Tensor:
+def quantile_bins(values: Tensor, count: int) -> Tensor:
     """Which of `count` equal parts of the ranking, from below, each value is in.
 
     >>> ranked(torch.tensor([3.0, 1.0, 2.0, 0.5]), 2)
@@ -52,13 +52,13 @@ def ranked(values: Tensor, count: int) -> Tensor:
     return torch.empty_like(order).scatter_(0, order, ranks.to(order.device))
 
 
-def clusters(points: NDArray[np.float32], count: int, *, seed: int) -> Tensor:
+def kmeans_labels(points: NDArray[np.float32], count: int, *, seed: int) -> Tensor:
     """Which of at most `count` clusters of K-means each point is in."""
     from sklearn.cluster import KMeans, MiniBatchKMeans
     from sklearn.exceptions import ConvergenceWarning
     from threadpoolctl import threadpool_limits
 
-    kind = KMeans if len(points) <= LARGE else MiniBatchKMeans
+    kind = KMeans if len(points) <= MINIBATCH_THRESHOLD else MiniBatchKMeans
     found = kind(n_clusters=min(count, len(points)), n_init=3, random_state=seed)
     # Sums over threads come in no fixed order; fewer distinct points than clusters are no error.
     with threadpool_limits(1, user_api="openmp"), warnings.catch_warnings():
@@ -66,7 +66,7 @@ def clusters(points: NDArray[np.float32], count: int, *, seed: int) -> Tensor:
         return torch.from_numpy(found.fit_predict(points).astype(np.int64))
 
 
-def seeds(points: Tensor, radius: float) -> Tensor:
+def find_seed_points(points: Tensor, radius: float) -> Tensor:
     """A small set of points such that every other one is nearer than `radius` to one of them.
 
     The greedy dominating set of the graph of neighbours: always the point with the most neighbours
@@ -90,7 +90,7 @@ def seeds(points: Tensor, radius: float) -> Tensor:
     return torch.stack(found)
 
 
-def joined_seeds(points: Tensor, chosen: Tensor, radius: float) -> Tensor:
+def assign_to_seeds(points: Tensor, chosen: Tensor, radius: float) -> Tensor:
     """For every point the number of a seed: its own, or a random one among those near it."""
     found = []
     for distance in _distances(points, points[chosen]):
@@ -110,7 +110,7 @@ def _neighbours(rows: Tensor, points: Tensor, radius: float) -> Iterator[Tensor]
 
 def _distances(rows: Tensor, points: Tensor) -> Iterator[Tensor]:
     """Distances from some rows at a time to all points."""
-    return (torch.cdist(part, points) for part in rows.split(max(1, DISTANCES // len(points))))
+    return (torch.cdist(part, points) for part in rows.split(max(1, MAX_DISTANCES // len(points))))
 
 
 def consistency(first: Tensor, second: Tensor, group: Tensor) -> float:
@@ -119,7 +119,7 @@ def consistency(first: Tensor, second: Tensor, group: Tensor) -> float:
     Pairs are of two different samples of one group; the mean is over groups that have any.
     """
     shares = []
-    for index in members(group):
+    for index in indices_by_label(group):
         pairs = _pairs(first[index])
         if pairs:
             both = torch.stack([first[index], second[index]])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from afield.data.datasets.cifar10 import CLASSES, FOLDER, PARTS, RECORD, cifar10
-from afield.data.domains import Reading
+from afield.data.domains import ReadOptions
 from afield.errors import DataError
 
 EACH = 7
@@ -30,7 +30,7 @@ def root(tmp_path):
 
 
 def loaded(root):
-    return replace(cifar10, sizes={}).load(Reading(root))
+    return replace(cifar10, sizes={}).load(ReadOptions(root))
 
 
 def test_the_parts_are_the_domains_and_pictures_come_in_the_order_of_the_files(root):
@@ -75,7 +75,7 @@ def test_a_missing_file_is_told_with_what_to_do(root):
 
 def test_another_number_of_pictures_is_told(root):
     with pytest.raises(DataError, match="domain 'train' has 35 samples, not 50000"):
-        cifar10.load(Reading(root))
+        cifar10.load(ReadOptions(root))
 
 
 def test_the_archive_is_the_binary_version():

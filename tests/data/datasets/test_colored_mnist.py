@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from afield.data.datasets.colored_mnist import colored_mnist
-from afield.data.domains import Reading
-from afield.data.sources.mnist import mnist
+from afield.data.domains import ReadOptions
+from afield.data.sources.mnist import read_mnist
 from afield.errors import DataError
 from tests.data.datasets.digits import KINDS, RAW, made_up_mnist, root_of
 
@@ -24,12 +24,12 @@ def case(request, tmp_path_factory):
     dataset = colored_mnist(root)
     if request.param == "made-up":
         dataset = replace(dataset, sizes={})
-    return root, dataset.load(Reading(root))
+    return root, dataset.load(ReadOptions(root))
 
 
 def digits_of(root, domains):
     """The true digits of every domain, in the order of its samples."""
-    _, labels = mnist(root)
+    _, labels = read_mnist(root)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     return {name: labels[order[i::3]] for i, name in enumerate(domains)}
 
@@ -46,7 +46,7 @@ def assert_rate(found, expected):
 
 def test_it_is_what_domainbed_makes_of_its_seed_0(case):
     root, domains = case
-    images, labels = mnist(root)
+    images, labels = read_mnist(root)
     torch.manual_seed(0)
     shuffle = torch.randperm(len(images))
     images, labels = images[shuffle], labels[shuffle]
@@ -67,7 +67,7 @@ def test_domains_are_of_equal_size_and_share_no_picture(case):
     seen = [domain.x.sum(dim=1, dtype=torch.uint8).flatten(1) for domain in domains.values()]
     pictures = {bytes(row) for row in torch.cat(seen).numpy()}
     # No two digits are alike to the last pixel, so as many are left when each counts once.
-    assert pictures == {bytes(row) for row in mnist(root)[0].flatten(1).numpy()}
+    assert pictures == {bytes(row) for row in read_mnist(root)[0].flatten(1).numpy()}
     assert len(pictures) == sum(sizes)
 
 
@@ -106,12 +106,12 @@ def test_given_the_label_the_colour_says_nothing_about_the_digit(case):
 def test_another_number_of_digits_is_told(tmp_path):
     root = made_up_mnist(tmp_path, train=50, t10k=13)
     with pytest.raises(DataError, match="has 21 samples, not 23334"):
-        colored_mnist(root).load(Reading(root))
+        colored_mnist(root).load(ReadOptions(root))
 
 
 def test_without_files_the_error_says_what_to_do(tmp_path):
     with pytest.raises(DataError) as told:
-        colored_mnist(tmp_path).load(Reading(tmp_path))
+        colored_mnist(tmp_path).load(ReadOptions(tmp_path))
     first = tmp_path / RAW / "train-images-idx3-ubyte.gz"
     assert str(told.value).startswith(
         f"colored_mnist: {first} is not there; `afield data get colored_mnist` fetches it"

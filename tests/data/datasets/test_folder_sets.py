@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from afield import registry
-from afield.data.domains import DOMAINBED
+from afield.data.domains import DOMAINBED_DEFAULTS
 from afield.data.lookup import find_dataset
 from afield.errors import DataError
 from tests.data.datasets.trees import assert_labels_fit, loaded, painted, tree
@@ -66,7 +66,7 @@ def test_a_missing_domain_is_told_with_what_to_do(tmp_path, name):
     with pytest.raises(DataError) as told:
         loaded(dataset, tmp_path)
     assert f"{folder}/{dataset.domains[-1]} is not there" in str(told.value)
-    assert dataset.source.by_hand in str(told.value)
+    assert dataset.source.instructions in str(told.value)
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -88,10 +88,10 @@ def test_without_files_the_error_says_what_to_do_in_one_line(tmp_path, name):
     with pytest.raises(DataError) as told:
         loaded(dataset, tmp_path)
     assert str(told.value) == (
-        f"{name}: {tmp_path / dataset.needs[0]} is not there; {dataset.source.by_hand} "
+        f"{name}: {tmp_path / dataset.needs[0]} is not there; {dataset.source.instructions} "
         f"(the data root is {tmp_path}, set AFIELD_DATA for another)"
     )
-    assert len(dataset.source.by_hand) > 40
+    assert len(dataset.source.instructions) > 40
     assert "\n" not in str(told.value)
 
 
@@ -104,5 +104,5 @@ def test_sizes_add_up_to_the_number_in_the_first_line(tmp_path, name):
 @pytest.mark.parametrize("name", [name for name in ALL if name != "camelyon17"])
 def test_the_network_and_its_training_are_those_of_the_field(tmp_path, name):
     training = find_dataset(name, tmp_path).training
-    assert (training.backbone, training.lr) == (DOMAINBED.backbone, DOMAINBED.lr)
+    assert (training.backbone, training.lr) == (DOMAINBED_DEFAULTS.backbone, DOMAINBED_DEFAULTS.lr)
     assert training.size is None

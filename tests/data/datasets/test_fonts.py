@@ -3,10 +3,10 @@
 import pytest
 
 from afield.data.datasets.fonts import fonts
-from afield.data.domains import Reading, data_root
+from afield.data.domains import ReadOptions, data_root
 from afield.data.glyphs import CHARACTERS
 from afield.data.lookup import find_dataset
-from afield.data.sources.fonts import font_folder
+from afield.data.sources.fonts import font_dataset
 from afield.errors import DataError
 from tests import files
 
@@ -16,14 +16,14 @@ def test_the_fonts_of_the_folder_are_the_domains(tmp_path):
     dataset = fonts(tmp_path)
     assert (dataset.name, dataset.domains) == ("fonts", ("ann", "bob"))
     assert dataset.classes == CHARACTERS
-    found = dataset.load(Reading(tmp_path))
+    found = dataset.load(ReadOptions(tmp_path))
     assert tuple(found) == ("ann", "bob")
     assert all(domain.x.shape[1:] == (1, 32, 32) for domain in found.values())
 
 
 def test_it_is_known_by_its_name_and_by_what_is_in_the_folder(tmp_path):
     folder = files.fonts(tmp_path / "fonts")
-    before, own = fonts(tmp_path), font_folder(folder)
+    before, own = fonts(tmp_path), font_dataset(folder)
     assert (before.spec, before.origin) == ("fonts", "")
     assert before.fingerprint == own.fingerprint != ""
     assert before.training == own.training
@@ -35,10 +35,10 @@ def test_it_is_known_by_its_name_and_by_what_is_in_the_folder(tmp_path):
 
 def test_without_the_folder_it_is_declared_and_says_what_to_do(tmp_path):
     dataset = fonts(tmp_path)
-    assert dataset.missing(tmp_path) == [tmp_path / "fonts"]
+    assert dataset.missing_files(tmp_path) == [tmp_path / "fonts"]
     assert dataset.classes == CHARACTERS
     with pytest.raises(DataError) as told:
-        dataset.load(Reading(tmp_path))
+        dataset.load(ReadOptions(tmp_path))
     assert "fonts is not there; make it and put font files" in str(told.value)
     assert "https://fonts.google.com/" in str(told.value)
     assert "\n" not in str(told.value)
@@ -48,7 +48,7 @@ def test_a_folder_that_appears_later_needs_a_fresh_start(tmp_path):
     dataset = fonts(tmp_path)
     files.fonts(tmp_path / "fonts")
     with pytest.raises(DataError, match="start again"):
-        dataset.load(Reading(tmp_path))
+        dataset.load(ReadOptions(tmp_path))
 
 
 def test_one_font_is_too_few(tmp_path):

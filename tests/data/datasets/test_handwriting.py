@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from afield.data.datasets.handwriting import FOLDER, NAMES, PLACES, handwriting
-from afield.data.domains import Reading, data_root
+from afield.data.domains import ReadOptions, data_root
 from afield.errors import DataError
 
 SMALL = "images_background_small2"
@@ -44,7 +44,7 @@ def archive(root, drawings=DRAWINGS, *, name=SMALL):
 
 
 def loaded(root):
-    return handwriting(root).load(Reading(root))
+    return handwriting(root).load(ReadOptions(root))
 
 
 def refusal(root):

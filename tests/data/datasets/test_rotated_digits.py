@@ -5,7 +5,7 @@ from scipy import ndimage
 from sklearn.datasets import load_digits
 
 from afield.data.datasets.rotated_digits import ANGLES, rotated_digits
-from afield.data.domains import gaps
+from afield.data.domains import missing_class_warnings
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def test_it_has_all_1797_digits_in_six_domains_of_about_equal_size(domains):
 
 
 def test_no_domain_lacks_a_digit(domains):
-    assert gaps(domains, rotated_digits.classes) == []
+    assert missing_class_warnings(domains, rotated_digits.classes) == []
 
 
 def test_the_labels_of_all_domains_are_those_of_the_digits(domains):

@@ -11,8 +11,8 @@ from torchvision.transforms.functional import rotate
 
 from afield.data.cache import cache_root
 from afield.data.datasets.rotated_mnist import ANGLES, rotated_mnist
-from afield.data.domains import Reading
-from afield.data.sources.mnist import mnist
+from afield.data.domains import ReadOptions
+from afield.data.sources.mnist import read_mnist
 from afield.errors import DataError
 from tests.data.datasets.digits import KINDS, RAW, made_up_mnist, root_of
 
@@ -28,12 +28,12 @@ def case(request, tmp_path_factory):
     dataset = rotated_mnist(root)
     if request.param == "made-up":
         dataset = replace(dataset, sizes={})
-    return root, dataset.load(Reading(root))
+    return root, dataset.load(ReadOptions(root))
 
 
 def dealt(root):
     """The digits shuffled as by DomainBed with its seed 0, and dealt out."""
-    images, labels = mnist(root)
+    images, labels = read_mnist(root)
     torch.manual_seed(0)
     shuffle = torch.randperm(len(images))
     images, labels = images[shuffle], labels[shuffle]
@@ -55,7 +55,7 @@ def test_the_digits_are_dealt_out_to_the_angles_as_in_domainbed(case):
 
 def test_every_digit_is_in_one_domain(case):
     root, domains = case
-    images, labels = mnist(root)
+    images, labels = read_mnist(root)
     found = torch.cat([domain.y for domain in domains.values()])
     assert torch.equal(found.bincount(), labels.bincount())
     # Turned or not, a digit that does not reach the frame has nearly the same ink.
@@ -66,11 +66,11 @@ def test_every_digit_is_in_one_domain(case):
 def test_it_is_the_same_whatever_was_drawn_before(tmp_path):
     root = made_up_mnist(tmp_path, train=50, t10k=13)
     dataset = replace(rotated_mnist(root), sizes={})
-    first = dataset.load(Reading(root))
+    first = dataset.load(ReadOptions(root))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AFIELD_CACHE", str(tmp_path / "cache"))
         torch.manual_seed(5)
-        again = dataset.load(Reading(root))
+        again = dataset.load(ReadOptions(root))
     assert all(torch.equal(again[name].x, first[name].x) for name in first)
 
 
@@ -78,23 +78,23 @@ def test_it_is_made_once_and_anew_when_the_files_change(tmp_path, monkeypatch):
     monkeypatch.setenv("AFIELD_CACHE", str(tmp_path / "cache"))
     root = made_up_mnist(tmp_path, train=50, t10k=13)
     dataset = replace(rotated_mnist(root), sizes={})
-    dataset.load(Reading(root))
+    dataset.load(ReadOptions(root))
     (kept,) = cache_root().glob("MNIST-*/x0.npy")
     made = kept.stat().st_mtime_ns
-    dataset.load(Reading(root))
+    dataset.load(ReadOptions(root))
     assert kept.stat().st_mtime_ns == made
     for file in (root / RAW).iterdir():
         file.unlink()
     (root / RAW).rmdir()
     (root / "MNIST").rmdir()
     made_up_mnist(root, train=60, t10k=13)
-    assert len(dataset.load(Reading(root))["0deg"].y) == 13
+    assert len(dataset.load(ReadOptions(root))["0deg"].y) == 13
 
 
 def test_another_number_of_digits_is_told(tmp_path):
     root = made_up_mnist(tmp_path, train=50, t10k=13)
     with pytest.raises(DataError, match="domain '0deg' has 11 samples, not 11667"):
-        rotated_mnist(root).load(Reading(root))
+        rotated_mnist(root).load(ReadOptions(root))
 
 
 def test_the_declared_sizes_are_those_of_70000_digits(tmp_path):
@@ -104,7 +104,7 @@ def test_the_declared_sizes_are_those_of_70000_digits(tmp_path):
 
 def test_without_files_the_error_says_what_to_do(tmp_path):
     with pytest.raises(DataError) as told:
-        rotated_mnist(tmp_path).load(Reading(tmp_path))
+        rotated_mnist(tmp_path).load(ReadOptions(tmp_path))
     first = tmp_path / RAW / "train-images-idx3-ubyte.gz"
     assert str(told.value).startswith(
         f"rotated_mnist: {first} is not there; `afield data get rotated_mnist` fetches it"

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from afield.data.datasets.rotated_mnist_1k import ANGLES, rotated_mnist_1k
-from afield.data.domains import Reading
-from afield.data.sources.mnist import mnist, turned
+from afield.data.domains import ReadOptions
+from afield.data.sources.mnist import read_mnist, rotate_images
 from afield.errors import DataError
 from tests.data.datasets.digits import KINDS, RAW, made_up_mnist, root_of
 
@@ -20,7 +20,7 @@ def case(request, tmp_path_factory):
     """The root, and the domains that are made of its digits."""
     train, t10k = COUNTS[request.param]
     root = root_of(request.param, tmp_path_factory.mktemp("data"), train=train, t10k=t10k)
-    return root, rotated_mnist_1k(root).load(Reading(root))
+    return root, rotated_mnist_1k(root).load(ReadOptions(root))
 
 
 def test_every_domain_has_100_of_each_digit(case):
@@ -37,13 +37,13 @@ def test_the_same_digits_are_in_every_domain_turned_by_its_angle(case):
     upright = domains["0deg"]
     for angle, domain in zip(ANGLES, domains.values(), strict=True):
         assert torch.equal(domain.y, upright.y)
-        assert torch.equal(domain.x[:, 0], turned(upright.x[:, 0], angle))
+        assert torch.equal(domain.x[:, 0], rotate_images(upright.x[:, 0], angle))
     assert not torch.equal(domains["15deg"].x, upright.x)
 
 
 def test_the_digits_are_of_the_training_part_and_no_one_comes_twice(case):
     root, domains = case
-    images, labels = mnist(root, ["train"])
+    images, labels = read_mnist(root, ["train"])
     known = {bytes(row): int(y) for row, y in zip(images.flatten(1).numpy(), labels, strict=True)}
     drawn = [bytes(row) for row in domains["0deg"].x.flatten(1).numpy()]
     assert len(set(drawn)) == 1_000
@@ -52,7 +52,7 @@ def test_the_digits_are_of_the_training_part_and_no_one_comes_twice(case):
 
 def test_the_digits_are_drawn_and_not_the_first_ones(case):
     root, domains = case
-    images, labels = mnist(root, ["train"])
+    images, labels = read_mnist(root, ["train"])
     first = images[labels == 0][:100]
     drawn = domains["0deg"].x[domains["0deg"].y == 0, 0]
     assert not np.isin(first.sum(dim=(1, 2)), drawn.sum(dim=(1, 2))).all()
@@ -62,17 +62,17 @@ def test_the_test_part_is_not_needed(tmp_path):
     root = made_up_mnist(tmp_path, train=1_500, t10k=20)
     for file in (root / RAW).glob("t10k-*"):
         file.unlink()
-    assert len(rotated_mnist_1k(root).load(Reading(root))) == 6
+    assert len(rotated_mnist_1k(root).load(ReadOptions(root))) == 6
 
 
 def test_it_is_the_same_whatever_was_drawn_before(tmp_path):
     root = made_up_mnist(tmp_path, train=1_500, t10k=20)
-    first = rotated_mnist_1k(root).load(Reading(root))
+    first = rotated_mnist_1k(root).load(ReadOptions(root))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AFIELD_CACHE", str(tmp_path / "cache"))
         torch.manual_seed(5)
         np.random.seed(5)  # noqa: NPY002  what a user may have done
-        again = rotated_mnist_1k(root).load(Reading(root))
+        again = rotated_mnist_1k(root).load(ReadOptions(root))
     assert all(torch.equal(again[name].x, first[name].x) for name in first)
 
 
@@ -80,9 +80,9 @@ def test_too_few_digits_are_told(tmp_path):
     root = made_up_mnist(tmp_path, train=995, t10k=20)
     dataset = replace(rotated_mnist_1k(root), sizes={})
     with pytest.raises(DataError, match="99 images of the digit 5, 100 are needed"):
-        dataset.load(Reading(root))
+        dataset.load(ReadOptions(root))
 
 
 def test_without_files_the_error_says_what_to_do(tmp_path):
     with pytest.raises(DataError, match="`afield data get rotated_mnist_1k` fetches it"):
-        rotated_mnist_1k(tmp_path).load(Reading(tmp_path))
+        rotated_mnist_1k(tmp_path).load(ReadOptions(tmp_path))

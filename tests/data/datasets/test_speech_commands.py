@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from afield.data.datasets.speech_commands import FOLDER, LEAST, WORDS, speech_commands
-from afield.data.domains import Reading
+from afield.data.domains import ReadOptions
 from afield.data.lookup import find_dataset
 from afield.errors import DataError
 from tests.files import spoken, tone
@@ -48,7 +48,7 @@ def test_domains_are_the_speakers_who_said_all_words_often_enough(made):
 
 
 def test_a_domain_has_the_clips_of_its_speaker_by_word_and_take(made):
-    found = speech_commands(made).load(Reading(made))
+    found = speech_commands(made).load(ReadOptions(made))
     assert found[ANN].y.tolist() == [label for label in range(10) for _ in range(2)]
     assert found[BOB].y.tolist() == [label for label in range(10) for _ in range(3)]
     assert found[BOB].names[:3] == [f"yes/{BOB}_nohash_{take}.wav" for take in range(3)]
@@ -63,7 +63,7 @@ def test_takes_are_ordered_by_number(copy):
     for word in WORDS:
         folder = copy / FOLDER / word
         shutil.copy(folder / f"{ANN}_nohash_1.wav", folder / f"{ANN}_nohash_10.wav")
-    names = speech_commands(copy).load(Reading(copy))[ANN].names
+    names = speech_commands(copy).load(ReadOptions(copy))[ANN].names
     assert [name.rpartition("_")[2] for name in names[:3]] == ["0.wav", "1.wav", "10.wav"]
 
 
@@ -77,9 +77,9 @@ def test_it_is_known_by_the_names_of_its_clips(copy):
 def test_without_files_it_is_declared_and_says_what_to_do(tmp_path):
     dataset = speech_commands(tmp_path)
     assert dataset.domains == ()
-    assert dataset.missing(tmp_path) == [tmp_path / FOLDER]
+    assert dataset.missing_files(tmp_path) == [tmp_path / FOLDER]
     with pytest.raises(DataError, match="`afield data get speech_commands` fetches it"):
-        dataset.load(Reading(tmp_path))
+        dataset.load(ReadOptions(tmp_path))
 
 
 def test_too_few_speakers_are_told(copy):
@@ -99,7 +99,7 @@ def test_a_broken_clip_is_named_or_left_out(copy):
     (copy / FOLDER / "go" / f"{ANN}_nohash_0.wav").write_bytes(b"RIFF")
     dataset = speech_commands(copy)
     with pytest.raises(DataError, match=rf"go/{ANN}_nohash_0\.wav \(truncated"):
-        dataset.load(Reading(copy))
-    found = dataset.load(Reading(copy, skip_broken=True))
+        dataset.load(ReadOptions(copy))
+    found = dataset.load(ReadOptions(copy, skip_broken=True))
     assert len(found[ANN].y) == 19
     assert list(found[ANN].broken) == [f"go/{ANN}_nohash_0.wav"]

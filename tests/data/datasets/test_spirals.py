@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from afield.data.datasets.spirals import TURNS, spirals
-from afield.data.domains import gaps
+from afield.data.domains import missing_class_warnings
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def off_the_arm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def test_every_domain_has_two_arms_of_100_points(domains):
     assert tuple(domains) == spirals.domains == tuple(TURNS)
-    assert gaps(domains, spirals.classes) == []
+    assert missing_class_warnings(domains, spirals.classes) == []
     for domain in domains.values():
         assert domain.x.shape == (200, 2)
         assert domain.y.bincount().tolist() == [100, 100]

@@ -8,7 +8,7 @@ import soundfile
 import torch
 
 from afield.data.datasets.spoken_digits import DIGITS, FOLDER, SOUND, SPEAKERS, spoken_digits
-from afield.data.domains import Reading, data_root
+from afield.data.domains import ReadOptions, data_root
 from afield.errors import DataError
 from tests.files import spoken, tone
 
@@ -42,7 +42,7 @@ def folders(root, published):
 
 def loaded(root, size=30):
     dataset = replace(spoken_digits, sizes=dict.fromkeys(SPEAKERS, size))
-    return dataset.load(Reading(root))
+    return dataset.load(ReadOptions(root))
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_a_broken_recording_is_named(copy):
 
 def test_without_files_the_error_says_what_to_do(tmp_path):
     with pytest.raises(DataError) as told:
-        spoken_digits.load(Reading(tmp_path))
+        spoken_digits.load(ReadOptions(tmp_path))
     assert f"{tmp_path / FOLDER} is not there; make it and put into it" in str(told.value)
     assert "https://github.com/Jakobovski/free-spoken-digit-dataset" in str(told.value)
 
@@ -128,7 +128,7 @@ def real():
 @pytest.mark.data
 @pytest.mark.slow
 def test_the_real_speakers_have_500_recordings_each(real):
-    found = spoken_digits.load(Reading(real.parent))
+    found = spoken_digits.load(ReadOptions(real.parent))
     for domain in found.values():
         assert domain.x.shape == (500, 1, 40, 78)
         assert domain.y.bincount().tolist() == [50] * len(DIGITS)

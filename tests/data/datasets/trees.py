@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from afield.data.domains import Domain, DomainSet, Reading
+from afield.data.domains import Domain, DomainSet, ReadOptions
 
 SIDE = 8
 # Importing the package to see whether it is there would start its question to the network.
@@ -32,7 +32,7 @@ def tree(root: Path, dataset: DomainSet, *, classes: int | None = None) -> Path:
 
 
 def loaded(dataset: DomainSet, root: Path) -> dict[str, Domain]:
-    return dataset.load(Reading(root, side=SIDE))
+    return dataset.load(ReadOptions(root, side=SIDE))
 
 
 def assert_labels_fit(domains: dict[str, Domain]) -> None:

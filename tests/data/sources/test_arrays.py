@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from afield.data.sources.arrays import array_file
+from afield.data.sources.arrays import array_dataset
 from afield.errors import DataError
 from tests.files import arrays, common, forbidden, npz, refusal
 
 
 def test_arrays_are_read_domain_by_domain(tmp_path):
     content = arrays()
-    found = array_file(npz(tmp_path, **content))
+    found = array_dataset(npz(tmp_path, **content))
     assert (found.name, found.domains, found.classes) == ("mine", ("art", "photo"), ("0", "1", "2"))
     assert found.training.backbone == "small:mlp"
     for name, domain in found.load().items():
@@ -38,7 +38,7 @@ def test_arrays_are_read_domain_by_domain(tmp_path):
 def test_labels_and_domains_may_be_names_or_numbers(tmp_path, labels, classes):
     labels = np.array(labels)
     file = npz(tmp_path, X=np.eye(8, 3), y=np.tile(labels, 2), domain=np.repeat([20, 7], 4))
-    found = array_file(file)
+    found = array_dataset(file)
     assert found.domains == ("7", "20")
     assert found.classes == classes
     for domain in found.load().values():
@@ -54,7 +54,7 @@ def test_pictures_may_have_their_channels_first_or_last(tmp_path, dtype, channel
     first = first.astype(dtype)
     both = []
     for x in (first, first.transpose(0, 2, 3, 1)):
-        found = array_file(npz(tmp_path, **arrays(X=x)))
+        found = array_dataset(npz(tmp_path, **arrays(X=x)))
         assert found.training.backbone == "small:cnn"
         both.append(torch.cat([domain.x for domain in found.load().values()]))
     assert torch.equal(*both)
@@ -64,12 +64,12 @@ def test_pictures_may_have_their_channels_first_or_last(tmp_path, dtype, channel
 
 def test_pictures_without_channels_get_one(tmp_path):
     x = np.arange(12 * 5 * 6, dtype=np.uint8).reshape(12, 5, 6)
-    loaded = array_file(npz(tmp_path, **arrays(X=x))).load()
+    loaded = array_dataset(npz(tmp_path, **arrays(X=x))).load()
     assert torch.equal(torch.cat([d.x for d in loaded.values()])[:, 0], torch.from_numpy(x))
 
 
 def test_features_in_bytes_are_numbers_and_no_picture(tmp_path):
-    loaded = array_file(npz(tmp_path, **arrays(X=np.ones((12, 4), np.uint8)))).load()
+    loaded = array_dataset(npz(tmp_path, **arrays(X=np.ones((12, 4), np.uint8)))).load()
     assert loaded["art"].x.dtype == torch.float32
 
 
@@ -123,23 +123,23 @@ def test_nothing_in_an_archive_is_ever_unpickled(tmp_path):
     trace = tmp_path / "trace"
     file = npz(tmp_path, **arrays(domain=np.array([Trap(trace)] * 12)))
     with pytest.raises(DataError):
-        array_file(file)
+        array_dataset(file)
     assert not trace.exists()
     np.load(file, allow_pickle=True)["domain"]
     assert trace.exists()
 
 
 def test_the_fingerprint_of_an_archive_changes_with_a_single_number(tmp_path):
-    before = array_file(npz(tmp_path, **arrays())).fingerprint
-    assert array_file(npz(tmp_path, **arrays())).fingerprint == before != ""
+    before = array_dataset(npz(tmp_path, **arrays())).fingerprint
+    assert array_dataset(npz(tmp_path, **arrays())).fingerprint == before != ""
     changed = npz(tmp_path, **arrays(X=with_value(0.0)))
     # Written within one tick of the file system's clock, it would look unchanged.
     os.utime(changed, (1, 1))
-    assert array_file(changed).fingerprint != before
+    assert array_dataset(changed).fingerprint != before
 
 
 def test_an_archive_that_changes_after_it_was_opened_is_noticed(tmp_path):
-    found = array_file(npz(tmp_path, **arrays()))
+    found = array_dataset(npz(tmp_path, **arrays()))
     npz(tmp_path, **arrays(y=np.arange(12) % 2))
     with pytest.raises(DataError, match="changed since it was opened"):
         found.load()
@@ -207,7 +207,7 @@ def test_numbers_too_large_for_half_the_digits_are_told(tmp_path):
 
 def test_arrays_of_the_other_byte_order_are_read(tmp_path):
     x = arrays()["X"].astype(">f4")
-    assert array_file(npz(tmp_path, **arrays(X=x))).load()["art"].x.shape == (6, 4)
+    assert array_dataset(npz(tmp_path, **arrays(X=x))).load()["art"].x.shape == (6, 4)
 
 
 def test_a_domain_of_one_sample_is_refused_when_it_is_read(tmp_path):
@@ -222,7 +222,7 @@ HALF = np.isin(np.arange(12), (0, 1, 4, 8, 11))
 @pytest.mark.parametrize("kind", [bool, np.uint8, np.int64])
 def test_an_archive_may_mark_test_samples(tmp_path, kind):
     content = arrays(test=HALF.astype(kind))
-    for name, domain in array_file(npz(tmp_path, **content)).load().items():
+    for name, domain in array_dataset(npz(tmp_path, **content)).load().items():
         assert domain.test.dtype == torch.bool
         assert domain.test.tolist() == HALF[content["domain"] == name].tolist()
 
@@ -231,7 +231,7 @@ def test_an_archive_may_mark_test_samples(tmp_path, kind):
 def test_an_archive_may_name_its_samples(tmp_path, kind):
     names = np.array([f"{i}.png" for i in range(12)]).astype(kind)
     content = arrays(names=names, domain=np.array(["art", "photo"] * 6))
-    loaded = array_file(npz(tmp_path, **content)).load()
+    loaded = array_dataset(npz(tmp_path, **content)).load()
     assert loaded["art"].names == [f"{i}.png" for i in range(0, 12, 2)]
     assert loaded["photo"].names == [f"{i}.png" for i in range(1, 12, 2)]
     for domain in loaded.values():
@@ -239,7 +239,7 @@ def test_an_archive_may_name_its_samples(tmp_path, kind):
 
 
 def test_an_archive_without_them_has_no_test_samples_and_no_names(tmp_path):
-    for domain in array_file(npz(tmp_path, **arrays())).load().values():
+    for domain in array_dataset(npz(tmp_path, **arrays())).load().values():
         assert domain.test is None
         assert not domain.names
 

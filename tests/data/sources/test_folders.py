@@ -9,16 +9,16 @@ import torch
 from PIL import Image
 
 from afield.data.audio import LogMel
-from afield.data.domains import Domain, DomainSet, Reading, gaps
+from afield.data.domains import Domain, DomainSet, ReadOptions, missing_class_warnings
 from afield.data.images import stored_side
 from afield.data.lookup import find_dataset
 from afield.data.sources.folders import (
-    PICTURE,
-    Entry,
+    IMAGE_TYPE,
+    LabeledFile,
+    audio_type,
+    folder_dataset,
     folder_reader,
     read_files,
-    sounds_as,
-    tree_folder,
 )
 from afield.errors import DataError
 from tests.files import (
@@ -43,11 +43,11 @@ SIDE = stored_side(64)
 
 
 def small(path: Path, *, skip_broken: bool = False) -> dict[str, Domain]:
-    return tree_folder(path).load(Reading(path, side=8, skip_broken=skip_broken))
+    return folder_dataset(path).load(ReadOptions(path, side=8, skip_broken=skip_broken))
 
 
 def test_domains_and_classes_are_read_off_the_tree(tmp_path):
-    found = tree_folder(tree(tmp_path / "mine", domains=("b", "a"), classes=("y", "x", "z")))
+    found = folder_dataset(tree(tmp_path / "mine", domains=("b", "a"), classes=("y", "x", "z")))
     assert (found.name, found.domains, found.classes) == ("mine", ("a", "b"), ("x", "y", "z"))
     assert found.resizable
     loaded = found.load()
@@ -66,9 +66,9 @@ def test_every_picture_has_the_label_of_its_folder_and_its_own_name(tmp_path):
 
 
 def test_a_picture_is_stored_at_the_side_that_is_asked_for(tmp_path):
-    found = tree_folder(tree(tmp_path))
+    found = folder_dataset(tree(tmp_path))
     for side in (8, 20):
-        assert found.load(Reading(tmp_path, side=side))["photo"].x.shape == (4, 3, side, side)
+        assert found.load(ReadOptions(tmp_path, side=side))["photo"].x.shape == (4, 3, side, side)
 
 
 def test_up_is_up_and_left_is_left(tmp_path):
@@ -91,41 +91,43 @@ def test_what_the_pictures_of_one_domain_are_like_changes_nothing_in_another(tmp
 
 def test_a_class_missing_in_one_domain_is_fine_and_reported(tmp_path):
     saved(plain(), tree(tmp_path) / "photo" / "jug" / "0.png")
-    found = tree_folder(tmp_path)
+    found = folder_dataset(tmp_path)
     loaded = found.load()
     assert found.classes == ("cup", "jug", "pot")
     assert loaded["sketch"].y.tolist() == [0, 0, 2, 2]
-    assert gaps(loaded, found.classes) == ["domain 'sketch' has no sample of class 'jug'"]
+    assert missing_class_warnings(loaded, found.classes) == [
+        "domain 'sketch' has no sample of class 'jug'"
+    ]
 
 
 def test_hidden_files_and_clutter_are_passed_over(tmp_path):
-    before = tree_folder(tree(tmp_path))
+    before = folder_dataset(tree(tmp_path))
     for name in ("Thumbs.db", ".DS_Store", "desktop.ini", ".hidden.png"):
         (tmp_path / "photo" / "cup" / name).write_bytes(b"clutter")
         (tmp_path / "photo" / name).write_bytes(b"clutter")
     (tmp_path / ".git" / "objects").mkdir(parents=True)
     (tmp_path / "photo" / ".cache").mkdir()
-    after = tree_folder(tmp_path)
+    after = folder_dataset(tmp_path)
     assert (after.domains, after.classes) == (before.domains, before.classes)
     assert after.fingerprint == before.fingerprint
     assert len(after.load()["photo"].y) == 4
 
 
 def test_the_fingerprint_of_a_tree_changes_with_its_files(tmp_path):
-    before = tree_folder(tree(tmp_path)).fingerprint
-    assert tree_folder(tmp_path).fingerprint == before != ""
+    before = folder_dataset(tree(tmp_path)).fingerprint
+    assert folder_dataset(tmp_path).fingerprint == before != ""
     extra = saved(plain(), tmp_path / "photo" / "cup" / "new.png")
-    added = tree_folder(tmp_path).fingerprint
+    added = folder_dataset(tmp_path).fingerprint
     extra.rename(tmp_path / "photo" / "pot" / "new.png")
-    assert len({before, added, tree_folder(tmp_path).fingerprint}) == 3
+    assert len({before, added, folder_dataset(tmp_path).fingerprint}) == 3
 
 
 def test_a_changed_picture_of_the_same_size_changes_the_fingerprint(tmp_path):
     file = saved(plain(), tree(tmp_path) / "photo" / "cup" / "1.bmp")
-    before, size = tree_folder(tmp_path).fingerprint, file.stat().st_size
+    before, size = folder_dataset(tmp_path).fingerprint, file.stat().st_size
     saved(plain(colour=(1, 2, 3)), file)
     assert file.stat().st_size == size
-    assert tree_folder(tmp_path).fingerprint != before
+    assert folder_dataset(tmp_path).fingerprint != before
 
 
 def test_a_domain_without_a_picture_is_named(tmp_path):
@@ -275,10 +277,10 @@ def test_a_file_that_may_not_be_read_is_named_until_it_may():
             found = small(root, skip_broken=True)
             assert list(found["photo"].broken) == ["photo/cup/2.png"]
             assert_rows_fit(found)
-            before = tree_folder(root).fingerprint
+            before = folder_dataset(root).fingerprint
         with powerless():
             assert_rows_fit(small(root))
-            assert tree_folder(root).fingerprint != before
+            assert folder_dataset(root).fingerprint != before
 
 
 @pytest.mark.parametrize("mode", [0o000, 0o444, 0o111])
@@ -442,10 +444,10 @@ def test_a_list_that_may_not_be_read_is_named():
 
 
 def test_another_split_of_the_same_files_is_another_fingerprint(tmp_path):
-    before = tree_folder(with_lists(tmp_path)).fingerprint
+    before = folder_dataset(with_lists(tmp_path)).fingerprint
     train, test = (tmp_path / f"photo_{part}.txt" for part in ("train", "test"))
     lists(tmp_path, {"photo_train": test.read_text(), "photo_test": train.read_text()})
-    assert tree_folder(tmp_path).fingerprint != before
+    assert folder_dataset(tmp_path).fingerprint != before
 
 
 def test_broken_files_leave_the_lists_in_step(tmp_path):
@@ -468,7 +470,7 @@ def declared(**changed) -> DomainSet:
 def test_a_declared_dataset_has_its_own_order_of_domains_and_classes(tmp_path):
     numbered(tmp_path / "here")
     dataset = declared(domains=("sketch", "photo"), classes=("pot", "cup", "jug"))
-    found = dataset.load(Reading(tmp_path, side=8))
+    found = dataset.load(ReadOptions(tmp_path, side=8))
     assert list(found) == ["sketch", "photo"]
     for domain in found.values():
         assert [dataset.classes[i] for i in domain.y] == [n.split("/")[1] for n in domain.names]
@@ -477,18 +479,18 @@ def test_a_declared_dataset_has_its_own_order_of_domains_and_classes(tmp_path):
 def test_a_declared_dataset_is_complete_and_has_nothing_else(tmp_path):
     numbered(tmp_path / "here")
     with pytest.raises(DataError, match="here: no folder 'clipart'; the dataset is not complete"):
-        declared(domains=("photo", "clipart")).load(Reading(tmp_path))
+        declared(domains=("photo", "clipart")).load(ReadOptions(tmp_path))
     with pytest.raises(DataError, match=r"here/photo/pot: not a class of this dataset"):
-        declared(classes=("cup", "jug")).load(Reading(tmp_path))
+        declared(classes=("cup", "jug")).load(ReadOptions(tmp_path))
 
 
 def test_files_of_any_arrangement_are_read(tmp_path):
     flat = [saved(plain(colour=(i, 0, 0)), tmp_path / f"{i}.png") for i in range(6)]
     plan = {
-        "odd": [Entry(flat[i], label=i // 2, test=i > 3) for i in (5, 1, 3)],
-        "even": [Entry(flat[i], label=i // 2) for i in (0, 2, 4)],
+        "odd": [LabeledFile(flat[i], label=i // 2, test=i > 3) for i in (5, 1, 3)],
+        "even": [LabeledFile(flat[i], label=i // 2) for i in (0, 2, 4)],
     }
-    found = read_files(tmp_path, plan, PICTURE, Reading(tmp_path, side=8))
+    found = read_files(tmp_path, plan, IMAGE_TYPE, ReadOptions(tmp_path, side=8))
     assert found["odd"].x[:, 0, 0, 0].tolist() == [5, 1, 3]
     assert found["odd"].y.tolist() == [2, 0, 1]
     assert found["odd"].test.tolist() == [True, False, False]
@@ -548,7 +550,7 @@ def test_broken_sounds_are_left_out_on_request(tmp_path):
     words(tmp_path)
     (tmp_path / "ann" / "no" / "1.wav").write_text("no")
     (tmp_path / "bob" / "yes" / "1.wav").touch()
-    found = tree_folder(tmp_path).load(Reading(tmp_path, skip_broken=True))
+    found = folder_dataset(tmp_path).load(ReadOptions(tmp_path, skip_broken=True))
     assert found["bob"].broken == {"bob/yes/1.wav": "empty file"}
     assert list(found["ann"].broken) == ["ann/no/1.wav"]
     for domain in found.values():
@@ -568,16 +570,16 @@ def test_pictures_and_sounds_in_one_tree_are_refused(tmp_path, first, what):
 
 def test_sounds_may_be_asked_for_in_another_form(tmp_path):
     form = LogMel(rate=8_000, bins=20)
-    kind = sounds_as(form)
+    kind = audio_type(form)
     names = {"domains": ("ann", "bob"), "classes": ("no", "yes")}
     words(tmp_path / "here")
-    found = folder_reader("here", **names, kind=kind)(Reading(tmp_path))
+    found = folder_reader("here", **names, kind=kind)(ReadOptions(tmp_path))
     assert found["ann"].x.shape == (2, *form.shape)
 
 
 def test_a_class_folder_without_files_changes_the_fingerprint_as_it_changes_the_classes(tmp_path):
-    before = tree_folder(tree(tmp_path))
+    before = folder_dataset(tree(tmp_path))
     (tmp_path / "photo" / "vase").mkdir()
-    after = tree_folder(tmp_path)
+    after = folder_dataset(tmp_path)
     assert after.classes == (*before.classes, "vase")
     assert after.fingerprint != before.fingerprint

@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from afield.data.cache import cache_root
-from afield.data.domains import gaps
-from afield.data.glyphs import CHARACTERS, letters
+from afield.data.domains import missing_class_warnings
+from afield.data.glyphs import CHARACTERS, draw_glyphs
 from afield.data.lookup import find_dataset
-from afield.data.sources.fonts import SIDE, font_folder, is_font
+from afield.data.sources.fonts import SIDE, font_dataset, is_font
 from afield.errors import DataError
-from afield.seeds import seed
+from afield.seeds import derive_seed
 from tests.files import common, font, fonts, forbidden, refusal
 
 
@@ -38,7 +38,9 @@ def test_every_font_is_a_domain_and_every_character_a_class(tmp_path):
     loaded = found.load()
     assert list(loaded) == ["ann", "bob"]
     for name, domain in loaded.items():
-        x, y = letters(tmp_path / "mine" / f"{name}.ttf", side=SIDE, seed=seed("letters", name))
+        x, y = draw_glyphs(
+            tmp_path / "mine" / f"{name}.ttf", side=SIDE, seed=derive_seed("letters", name)
+        )
         assert np.array_equal(domain.x[:, 0].numpy(), x)
         assert domain.y.tolist() == y
         assert domain.x.shape[1:] == (1, SIDE, SIDE)
@@ -46,27 +48,27 @@ def test_every_font_is_a_domain_and_every_character_a_class(tmp_path):
 
 
 def test_fonts_that_are_alike_are_drawn_each_in_its_own_way(tmp_path):
-    loaded = font_folder(fonts(tmp_path / "mine")).load()
+    loaded = font_dataset(fonts(tmp_path / "mine")).load()
     one, other = (loaded[name].x for name in ("ann", "bob"))
     assert one.shape != other.shape or not torch.equal(one, other)
 
 
 def test_letters_are_drawn_once(tmp_path):
     root = fonts(tmp_path / "mine")
-    first = drawn_pictures(font_folder(root).load())
+    first = drawn_pictures(font_dataset(root).load())
     (rows,) = cache_root().glob("mine-*/x.npy")
     made = rows.stat()
-    again = drawn_pictures(font_folder(root).load())
+    again = drawn_pictures(font_dataset(root).load())
     assert torch.equal(first, again)
     assert (rows.stat().st_ino, rows.stat().st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
 
 
 def test_a_font_more_is_a_domain_more_and_leaves_the_others_as_they_were(tmp_path):
     root = fonts(tmp_path / "mine")
-    before = font_folder(root)
+    before = font_dataset(root)
     first = before.load()
     font(root / "abe.ttf", "XYZ")
-    after = font_folder(root)
+    after = font_dataset(root)
     assert after.domains == ("abe", "ann", "bob")
     assert after.fingerprint != before.fingerprint
     second = after.load()
@@ -79,9 +81,11 @@ def test_a_character_that_a_font_lacks_is_a_gap_and_noted(tmp_path):
     everything = "".join(CHARACTERS)
     font(tmp_path / "mine" / "ann.ttf", everything)
     font(tmp_path / "mine" / "bob.ttf", everything.replace("Q", "").replace("7", ""))
-    found = font_folder(tmp_path / "mine")
+    found = font_dataset(tmp_path / "mine")
     loaded = found.load()
-    assert gaps(loaded, found.classes) == ["domain 'bob' has no sample of class 'Q', '7'"]
+    assert missing_class_warnings(loaded, found.classes) == [
+        "domain 'bob' has no sample of class 'Q', '7'"
+    ]
     # The other characters keep their numbers.
     assert set(loaded["bob"].y.tolist()) == set(range(36)) - {CHARACTERS.index(c) for c in "Q7"}
 

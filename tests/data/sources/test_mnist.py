@@ -10,7 +10,14 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import rotate
 
-from afield.data.sources.mnist import MNIST, PACKED, mnist, mnist_files, read_idx, turned
+from afield.data.sources.mnist import (
+    MNIST_DOWNLOAD,
+    PACKED_FILES,
+    mnist_files,
+    read_idx,
+    read_mnist,
+    rotate_images,
+)
 from afield.errors import DataError
 from tests.data.datasets.digits import RAW, digits, idx, made_up_mnist, real_mnist
 
@@ -84,7 +91,7 @@ def test_a_file_that_is_not_there_is_told(tmp_path):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_both_parts_are_read_one_after_the_other(tmp_path, packed):
-    images, labels = mnist(made_up_mnist(tmp_path, train=7, t10k=3, packed=packed))
+    images, labels = read_mnist(made_up_mnist(tmp_path, train=7, t10k=3, packed=packed))
     expected = [digits(7, seed=0), digits(3, seed=1)]
     assert (images.dtype, labels.dtype) == (torch.uint8, torch.int64)
     assert np.array_equal(images, np.concatenate([x for x, _ in expected]))
@@ -95,7 +102,7 @@ def test_one_part_does_not_need_the_other(tmp_path):
     root = made_up_mnist(tmp_path, train=7, t10k=3)
     for file in (root / RAW).glob("t10k-*"):
         file.unlink()
-    images, labels = mnist(root, ["train"])
+    images, labels = read_mnist(root, ["train"])
     assert (len(images), len(labels)) == (7, 7)
     assert all("train-" in name for name in mnist_files(root, ["train"]))
 
@@ -116,20 +123,20 @@ def test_labels_that_do_not_fit_the_images_are_refused(tmp_path):
     for wrong in (np.zeros(4, np.uint8), np.array([0, 1, 10], np.uint8), np.zeros((3, 1), "u1")):
         labels.write_bytes(idx(wrong))
         with pytest.raises(DataError, match=r"t10k-labels.*not one digit for each of 3 images"):
-            mnist(root)
+            read_mnist(root)
 
 
 def test_images_of_another_size_are_refused(tmp_path):
     root = made_up_mnist(tmp_path, train=7, t10k=3, packed=False)
     (root / RAW / "train-images-idx3-ubyte").write_bytes(idx(np.zeros((7, 28, 27), np.uint8)))
     with pytest.raises(DataError, match=r"train-images.*\(7, 28, 27\), not images of 28 × 28"):
-        mnist(root)
+        read_mnist(root)
 
 
 @pytest.mark.parametrize("degrees", [0, 15, 30, 45, 60, 75])
 def test_digits_are_turned_as_torchvision_turns_pictures(degrees):
     images = torch.from_numpy(np.random.default_rng(degrees).integers(0, 256, (20, 28, 28), "u1"))
-    found = turned(images, degrees)
+    found = rotate_images(images, degrees)
     assert found.dtype == torch.uint8
     for image, one in zip(images, found, strict=True):
         picture = Image.fromarray(image.numpy())
@@ -140,19 +147,21 @@ def test_digits_are_turned_as_torchvision_turns_pictures(degrees):
 def test_a_turn_is_counter_clockwise_and_none_changes_nothing():
     marked = torch.zeros(1, 28, 28, dtype=torch.uint8)
     marked[0, 3:6, 20:23] = 255
-    assert torch.equal(turned(marked, 0), marked)
-    row, column = (turned(marked, 75)[0] > 128).nonzero().float().mean(0).tolist()
+    assert torch.equal(rotate_images(marked, 0), marked)
+    row, column = (rotate_images(marked, 75)[0] > 128).nonzero().float().mean(0).tolist()
     # From the top right to the top left.
     assert row < 14
     assert column < 8
-    assert turned(marked[:0], 15).shape == (0, 28, 28)
+    assert rotate_images(marked[:0], 15).shape == (0, 28, 28)
 
 
 def test_the_archives_are_the_four_files_and_land_where_they_are_looked_for(tmp_path):
-    there = [f"{archive.folder}/{archive.name}" for archive in MNIST.archives]
+    there = [f"{archive.folder}/{archive.name}" for archive in MNIST_DOWNLOAD.archives]
     assert tuple(there) == mnist_files(tmp_path)
-    assert [archive.size for archive in MNIST.archives] == [size for size, _ in PACKED.values()]
-    assert all(archive.mirrors[0].endswith(archive.name) for archive in MNIST.archives)
+    assert [archive.size for archive in MNIST_DOWNLOAD.archives] == [
+        size for size, _ in PACKED_FILES.values()
+    ]
+    assert all(archive.mirrors[0].endswith(archive.name) for archive in MNIST_DOWNLOAD.archives)
 
 
 def test_the_header_is_written_as_the_format_has_it():
@@ -162,7 +171,7 @@ def test_the_header_is_written_as_the_format_has_it():
 @pytest.mark.data
 def test_the_real_digits_are_as_many_as_they_should_be():
     root = real_mnist()
-    images, labels = mnist(root)
+    images, labels = read_mnist(root)
     assert images.shape == (70_000, 28, 28)
     train = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     assert labels[:60_000].bincount().tolist() == train

@@ -6,7 +6,7 @@ import threading
 import pytest
 from PIL import Image
 
-from afield.data.domains import Reading
+from afield.data.domains import ReadOptions
 from afield.data.lookup import find_dataset
 from afield.data.sources.wilds import WildsSet
 from afield.errors import DataError
@@ -22,12 +22,12 @@ def test_without_the_package_the_error_says_what_to_install(tmp_path, monkeypatc
         (tmp_path / needed).parent.mkdir(exist_ok=True)
         (tmp_path / needed).write_text("location_remapped,y\n")
     with pytest.raises(DataError, match=r"wilds is needed .*`pip install afield\[wilds\]`"):
-        find_dataset(name, tmp_path).load(Reading(tmp_path))
+        find_dataset(name, tmp_path).load(ReadOptions(tmp_path))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_advice_is_a_command_that_python_understands(tmp_path, name):
-    command = find_dataset(name, tmp_path).source.by_hand.split("`")[3]
+    command = find_dataset(name, tmp_path).source.instructions.split("`")[3]
     code = command.removeprefix('python -c "').removesuffix('"')
     assert f"get_dataset('{name}', " in code
     compile(code, name, "exec")

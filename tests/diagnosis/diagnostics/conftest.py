@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from afield.diagnosis.diagnosing import revived
-from afield.diagnosis.diagnostic import Subject
 from afield.experiments.benchmarking import train
+from afield.experiments.finished import FinishedRun, reopen
 
 
 @pytest.fixture(scope="session")
@@ -18,6 +17,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def subject(folder: Path) -> Subject:
+def subject(folder: Path) -> FinishedRun:
     with torch.random.fork_rng():
-        return revived(folder)
+        return reopen(folder)

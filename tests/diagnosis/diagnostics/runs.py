@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from afield.diagnosis.diagnostic import Subject
 from afield.experiments.benchmarking import train
+from afield.experiments.finished import FinishedRun
 
 
 def spiral_runs(store: Path, methods: Mapping[str, Mapping[str, Any]]) -> dict[str, Path]:
@@ -27,7 +27,7 @@ def trained(data: Path, method: str, *, target: str | list[str] = (), **settings
     return store / record.run.key
 
 
-def everything(subject: Subject) -> list[object]:
+def everything(subject: FinishedRun) -> list[object]:
     """All weights, gradients and modes of a subject."""
     nets = [subject.model, subject.trained.model, subject.trained.parts]
     nets += [subject.learner.model, subject.learner.parts]

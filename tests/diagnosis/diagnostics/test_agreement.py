@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from afield.diagnosis.diagnostics.agreement import Agreement
-from afield.tensors import flat
+from afield.tensors import flatten
 
 
 def cosines(finding):
@@ -11,13 +11,15 @@ def cosines(finding):
 
 
 def test_it_is_the_mean_cosine_of_the_gradients_of_two_halves(subject):
-    found = cosines(Agreement(samples=40).look([subject]))
+    found = cosines(Agreement(samples=40).diagnose_runs([subject]))
     slopes = {}
     for name in ("turn0", "turn30"):
-        for half, index in enumerate(subject.some(name, 40).tensor_split(2)):
+        for half, index in enumerate(subject.sample_indices(name, 40).tensor_split(2)):
             batch = subject.domains[name].batch(index)
             loss = F.cross_entropy(subject.model(batch.x), batch.y)
-            slopes[name, half] = flat(torch.autograd.grad(loss, list(subject.model.parameters())))
+            slopes[name, half] = flatten(
+                torch.autograd.grad(loss, list(subject.model.parameters()))
+            )
     crossed = [
         F.cosine_similarity(slopes["turn0", a], slopes["turn30", b], dim=0)
         for a in (0, 1)
@@ -29,13 +31,13 @@ def test_it_is_the_mean_cosine_of_the_gradients_of_two_halves(subject):
 
 
 def test_it_does_not_matter_which_domain_comes_first(subject):
-    found = cosines(Agreement(samples=32).look([subject]))
+    found = cosines(Agreement(samples=32).diagnose_runs([subject]))
     assert all(found[a, b] == pytest.approx(found[b, a], abs=1e-6) for a, b in found.index)
     assert found.abs().max() <= 1 + 1e-6
 
 
 def test_sources_are_told_from_unseen_domains(subject):
-    finding = Agreement(samples=16).look([subject])
+    finding = Agreement(samples=16).diagnose_runs([subject])
     unseen = finding.data[
         (finding.data["first"] == "turn30") | (finding.data["second"] == "turn30")
     ]
@@ -45,13 +47,15 @@ def test_sources_are_told_from_unseen_domains(subject):
 
 
 def test_the_start_of_a_run_is_another_place_than_its_end(subject):
-    ends = [cosines(Agreement(at=at, samples=32).look([subject])) for at in ("start", "end")]
+    ends = [
+        cosines(Agreement(at=at, samples=32).diagnose_runs([subject])) for at in ("start", "end")
+    ]
     assert not ends[0].equals(ends[1])
 
 
 def test_gradients_in_pieces_are_those_of_all_samples(subject, monkeypatch):
-    whole = cosines(Agreement(samples=100).look([subject]))
+    whole = cosines(Agreement(samples=100).diagnose_runs([subject]))
     monkeypatch.setattr("afield.diagnosis.diagnostics.agreement.CHUNK", 7)
-    assert cosines(Agreement(samples=100).look([subject])).to_numpy() == pytest.approx(
+    assert cosines(Agreement(samples=100).diagnose_runs([subject])).to_numpy() == pytest.approx(
         whole.to_numpy(), abs=1e-5
     )

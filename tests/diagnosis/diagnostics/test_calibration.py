@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from afield.diagnosis.diagnosing import diagnose, revived
+from afield.diagnosis.diagnosing import diagnose
 from afield.errors import SpecError
 from afield.experiments.benchmarking import bench
+from afield.experiments.finished import reopen
 from afield.experiments.store import Store
-from afield.training.calibration import calibration_error, covered_accuracy, fitted_temperature
+from afield.training.calibration import calibration_error, fit_temperature, selective_accuracy
 
 SETTINGS = {"steps": 15, "every": 15}
 
@@ -28,7 +29,7 @@ def finding(store):
 def subject_without(store, *names):
     (record,) = [each for each in Store(store) if set(each.unseen) == set(names)]
     with torch.random.fork_rng():
-        return revived(store / record.run.key)
+        return reopen(store / record.run.key)
 
 
 def test_every_target_has_three_rows(finding):
@@ -48,14 +49,14 @@ def test_temperatures_come_from_where_they_say(finding, store):
     own = subject_without(store, "turn10")
     seen = [(own.logits(own.probes[name]), own.probes[name].y) for name in sources]
     assert found["turn10", "sources"] == pytest.approx(
-        fitted_temperature(*zip(*seen, strict=True)), rel=1e-4
+        fit_temperature(*zip(*seen, strict=True)), rel=1e-4
     )
     unseen = []
     for name in sources:
         twin = subject_without(store, "turn10", name)
         unseen.append((twin.logits(twin.probes[name]), twin.probes[name].y))
     assert found["turn10", "left out"] == pytest.approx(
-        fitted_temperature(*zip(*unseen, strict=True)), rel=1e-4
+        fit_temperature(*zip(*unseen, strict=True)), rel=1e-4
     )
 
 
@@ -66,13 +67,13 @@ def test_errors_are_of_the_targets_main_part(finding, store):
     best = (subject.logits(samples).double() / row["temperature"]).softmax(dim=1).max(dim=1)
     sure, hits = best.values.numpy(), (best.indices == samples.y).numpy()
     assert row["error"] == pytest.approx(calibration_error(sure, hits), abs=1e-6)
-    assert row["accuracy at 90 %"] == pytest.approx(covered_accuracy(sure, hits), abs=1e-6)
+    assert row["accuracy at 90 %"] == pytest.approx(selective_accuracy(sure, hits), abs=1e-6)
 
 
 def test_the_curves_have_every_sample_of_every_target(finding):
-    counted = finding.more["reliability"].groupby("temperature of")["samples"].sum()
+    counted = finding.extra_tables["reliability"].groupby("temperature of")["samples"].sum()
     assert set(counted) == {4 * 160}
-    assert np.isfinite(finding.more["reliability"]["accuracy"]).all()
+    assert np.isfinite(finding.extra_tables["reliability"]["accuracy"]).all()
 
 
 def test_without_twins_it_says_how_to_get_them(tmp_path):

@@ -60,22 +60,22 @@ def by_hand(matrices, width, center=None):
     ],
 )
 def test_the_shares_are_those_counted_by_hand(given, settings, width, center):
-    finding = Conflicts(**settings).look([given])
+    finding = Conflicts(**settings).diagnose_runs([given])
     data = finding.data.set_index("layer")[["kept", "energy kept", "on diagonal", "conflict"]]
     for name in ("w", "small"):
         expected = by_hand(squares(given, name), width, center)
         assert data.loc[name].tolist() == pytest.approx(expected, abs=1e-12)
-    each = finding.more["experts"].set_index(["layer", "expert"])
+    each = finding.extra_tables["experts"].set_index(["layer", "expert"])
     expected = by_hand(squares(given)[1:2], width, center)
     assert each.loc[("w", "expert1"), "kept"] == pytest.approx(expected[0])
 
 
 def test_a_threshold_beyond_all_keeps_everything_and_none_keeps_the_diagonal(given):
-    everything = Conflicts(tau=1e6).look([given]).data
+    everything = Conflicts(tau=1e6).diagnose_runs([given]).data
     assert (everything["kept"] == 1).all()
     assert (everything["energy kept"] == 1).all()
     assert (everything["conflict"] == 0).all()
-    nothing = Conflicts(tau=0.0, center="zero").look([given]).data
+    nothing = Conflicts(tau=0.0, center="zero").diagnose_runs([given]).data
     assert (nothing["kept"] == 0).all()
     assert nothing["conflict"].tolist() == pytest.approx((1 - nothing["on diagonal"]).tolist())
     diagonal = everything["on diagonal"].tolist()
@@ -85,7 +85,7 @@ def test_a_threshold_beyond_all_keeps_everything_and_none_keeps_the_diagonal(giv
 def test_what_is_kept_is_what_score_merges(given):
     # Where but one expert changed anything, nothing is summed: energies are those of the result.
     alone = replace(given, experts={**given.experts, "expert1": given.base, "expert2": given.base})
-    data = Conflicts(tau=0.9).look([alone]).data.set_index("layer")
+    data = Conflicts(tau=0.9).diagnose_runs([alone]).data.set_index("layer")
     deltas = torch.stack([expert["w"] for expert in alone.experts.values()])
     energies = [score(deltas, tau=0.9, keep=keep).square().sum() for keep in ("trimmed", "full")]
     share = float(energies[0] / energies[1])
@@ -95,7 +95,7 @@ def test_what_is_kept_is_what_score_merges(given):
 def test_experts_without_anything_in_common_have_no_conflict(subject):
     deltas = torch.zeros(2, 8, 8)
     deltas[0, 0, 0], deltas[1, 1, 1] = 3.0, 2.0
-    data = Conflicts().look([merged(subject, *deltas)]).data
+    data = Conflicts().diagnose_runs([merged(subject, *deltas)]).data
     assert data["on diagonal"].tolist() == pytest.approx([1])
     assert data["conflict"].tolist() == pytest.approx([0])
 
@@ -105,11 +105,11 @@ def test_a_run_of_score_is_looked_at_with_its_own_settings(given):
     params = {"tau": 0.7, "divide_by_domains": False, "center": "zero", "scale": 1.0}
     run = replace(record.run, method="score", params=params)
     own = replace(given, record=replace(record, run=run))
-    expected = Conflicts(tau=0.7, divide_by_domains=False, center="zero").look([given])
-    finding = Conflicts().look([own])
+    expected = Conflicts(tau=0.7, divide_by_domains=False, center="zero").diagnose_runs([given])
+    finding = Conflicts().diagnose_runs([own])
     pd.testing.assert_frame_equal(finding.data, expected.data)
     assert finding.told.startswith("SCORE within 0.7 σ of 0 keeps ")
-    assert "within 1 σ of the mean" in Conflicts(tau=1, center="mean").look([own]).told
+    assert "within 1 σ of the mean" in Conflicts(tau=1, center="mean").diagnose_runs([own]).told
 
 
 def drawn(finding):
@@ -125,14 +125,14 @@ def test_pictures_are_of_the_largest_matrix_and_of_the_worst_of_the_others(subje
     calm[0, 0, 0], calm[1, 1, 1] = 1.0, 1.0
     alike = [common, common + 0.1 * torch.randn(10, 10)]
     given = merged(subject, *calm, alike=alike, other=calm[:, :5, :5])
-    finding = Conflicts().look([given])
+    finding = Conflicts().diagnose_runs([given])
     titles = list(drawn(finding))
     assert [title for title in titles if title.endswith("Σ|M|")] == ["w: Σ|M|", "alike: Σ|M|"]
     assert "most in alike" in finding.told
 
 
 def test_a_picture_is_of_the_sums_before_and_after(given):
-    finding = Conflicts(layers=("small",)).look([given])
+    finding = Conflicts(layers=("small",)).diagnose_runs([given])
     assert finding.panels == 4
     before, after = drawn(finding).values()
     expected = np.abs(squares(given, "small")).sum(axis=0)
@@ -145,9 +145,9 @@ def test_unknown_layers_and_other_runs_are_refused(given, subject):
     with pytest.raises(
         SpecError, match=r"no changed matrix is called 'smal'; did you mean 'small'"
     ):
-        Conflicts(layers=("smal",)).look([given])
+        Conflicts(layers=("smal",)).diagnose_runs([given])
     with pytest.raises(SpecError, match=r"conflicts looks at merged runs, .* this is one of arith"):
-        Conflicts().look([subject])
+        Conflicts().diagnose_runs([subject])
     with pytest.raises(SpecError, match="8 are too many; at most 7"):
         Conflicts(layers=tuple("abcdefgh"))
     with pytest.raises(SpecError, match=r"conflicts.tau=-1: must not be below 0"):
@@ -158,7 +158,7 @@ def test_layers_are_in_the_order_of_the_network(subject):
     weights = subject.model.state_dict()
     base = dict(sorted(weights.items(), reverse=True))
     experts = {str(i): {k: v + torch.randn(v.shape) for k, v in base.items()} for i in range(2)}
-    data = Conflicts().look([replace(subject, base=base, experts=experts)]).data
+    data = Conflicts().diagnose_runs([replace(subject, base=base, experts=experts)]).data
     assert data["layer"].tolist() == [name for name, value in weights.items() if value.ndim == 2]
 
 
@@ -166,6 +166,6 @@ def test_layers_are_in_the_order_of_the_network(subject):
 def test_a_picture_can_be_drawn_of_many_layers(subject, tmp_path):
     names = {f"block{i}.{'long' * 10}": [torch.randn(4, 4) for _ in range(2)] for i in range(20)}
     given = merged(subject, torch.randn(1, 3), torch.randn(1, 3), **names)
-    paths = Conflicts().look([given]).save(tmp_path / "a.png")
+    paths = Conflicts().diagnose_runs([given]).save(tmp_path / "a.png")
     assert [path.name for path in paths] == ["a.png", "a.csv", "a.experts.csv"]
     assert len(pd.read_csv(paths[1])) == 21

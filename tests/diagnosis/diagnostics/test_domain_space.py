@@ -12,11 +12,11 @@ from sklearn.metrics import silhouette_samples
 from torch import nn
 
 from afield.data.domains import Domain
-from afield.data.stream import pooled_samples
-from afield.diagnosis.diagnosing import diagnose, revived
-from afield.diagnosis.diagnostic import Subject
-from afield.diagnosis.diagnostics.domain_space import MOST, DomainSpace
+from afield.data.stream import pool_domains
+from afield.diagnosis.diagnosing import diagnose
+from afield.diagnosis.diagnostics.domain_space import MAX_DOMAINS, DomainSpace
 from afield.errors import SpecError
+from afield.experiments.finished import FinishedRun, reopen
 from afield.networks.backbone import Classifier
 from tests.diagnosis.diagnostics.runs import everything, spiral_runs, trained
 from tests.files import npz, saved, spoken, tone, tree
@@ -38,30 +38,30 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return spiral_runs(tmp_path_factory.mktemp("runs"), METHODS)
 
 
-def back(folder: Path) -> Subject:
+def back(folder: Path) -> FinishedRun:
     with torch.random.fork_rng():
-        return revived(folder)
+        return reopen(folder)
 
 
 @pytest.fixture
-def moving(folders) -> Subject:
+def moving(folders) -> FinishedRun:
     return back(folders["crossgrad"])
 
 
-def batch(subject: Subject, name: str, count: int):
+def batch(subject: FinishedRun, name: str, count: int):
     """The samples that are shown of a domain, with the number of the source."""
-    found = subject.domains[name].batch(subject.some(name, count))
+    found = subject.domains[name].batch(subject.sample_indices(name, count))
     sources = subject.record.run.sources
     number = sources.index(name) if name in sources else -1
     return found._replace(domain=torch.full_like(found.y, number))
 
 
-def domain_features(subject: Subject, x: torch.Tensor) -> np.ndarray:
+def domain_features(subject: FinishedRun, x: torch.Tensor) -> np.ndarray:
     with torch.no_grad():
         return subject.trained.parts["domain"].features(x).double().numpy()
 
 
-def moved_by_hand(subject: Subject, name: str, count: int) -> torch.Tensor:
+def moved_by_hand(subject: FinishedRun, name: str, count: int) -> torch.Tensor:
     """X + ε ∇ J_d, of a mean over as many samples as a step of the training has."""
     (x, _, domain, _), run = batch(subject, name, count), subject.record.run
     x = x.requires_grad_()
@@ -77,7 +77,7 @@ def same_up_to_sign(found: np.ndarray, expected: np.ndarray) -> bool:
 
 
 def test_the_map_is_of_the_two_directions_in_which_domain_features_vary_most(moving):
-    data = DomainSpace(samples=50).look([moving]).data
+    data = DomainSpace(samples=50).diagnose_runs([moving]).data
     g = np.concatenate(
         [domain_features(moving, batch(moving, name, 50).x) for name in moving.domains]
     )
@@ -96,7 +96,7 @@ def test_the_map_is_of_the_two_directions_in_which_domain_features_vary_most(mov
 
 
 def test_moved_samples_are_those_of_a_batch_of_training_however_many_are_shown(moving):
-    finding = DomainSpace(samples=12, moved="turn10").look([moving])
+    finding = DomainSpace(samples=12, moved="turn10").diagnose_runs([moving])
     run = moving.record.run
     assert moving.stream.total == run.batch * len(run.sources) != 12
     away = moved_by_hand(moving, "turn10", 12)
@@ -115,18 +115,18 @@ def test_moved_samples_are_those_of_a_batch_of_training_however_many_are_shown(m
 
 
 def test_every_row_says_its_label_and_whether_its_domain_was_seen(moving):
-    data = DomainSpace(samples=20).look([moving]).data
+    data = DomainSpace(samples=20).diagnose_runs([moving]).data
     classes = moving.learner.task.classes
     for (name, _), own in data.groupby(["domain", "moved"]):
         assert list(own["label"]) == [classes[i] for i in batch(moving, name, 20).y.tolist()]
         assert set(own["seen"]) == {name != "turn30"}
 
 
-def lying(subject: Subject, means: dict[str, tuple[float, float]]) -> Subject:
+def lying(subject: FinishedRun, means: dict[str, tuple[float, float]]) -> FinishedRun:
     """The subject with two samples either side of these means, and features that are the inputs."""
     off = torch.tensor([[0.1, 0.0], [-0.1, 0.0]])
     domains = {
-        name: pooled_samples({name: Domain(torch.tensor(mean) + off, torch.tensor([0, 1]))})
+        name: pool_domains({name: Domain(torch.tensor(mean) + off, torch.tensor([0, 1]))})
         for name, mean in means.items()
     }
     return replace(subject, domains=domains, model=Classifier(nn.Identity(), 2, 2))
@@ -144,7 +144,7 @@ def lying(subject: Subject, means: dict[str, tuple[float, float]]) -> Subject:
 )
 def test_an_unseen_domain_lies_on_the_line_through_its_two_nearest_sources(folders, place, told):
     means = {"turn0": (0.0, 0.0), "turn10": (4.0, 0.0), "turn20": (0.0, 100.0), "turn30": place}
-    finding = DomainSpace(samples=3).look([lying(back(folders["erm"]), means)])
+    finding = DomainSpace(samples=3).diagnose_runs([lying(back(folders["erm"]), means)])
     assert f"turn30 (unseen) {told}" in finding.told
 
 
@@ -153,14 +153,16 @@ def test_the_source_that_is_shown_is_the_nearest_to_the_first_unseen_domain(fold
     for nearest in ("turn0", "turn10", "turn20"):
         means = {name: (10.0 * i, 0.0) for i, name in enumerate(subject.record.run.sources)}
         x = means[nearest][0]
-        finding = DomainSpace().look([lying(subject, means | {"turn30": (x, 1.0)})])
+        finding = DomainSpace().diagnose_runs([lying(subject, means | {"turn30": (x, 1.0)})])
         assert finding.figure().axes[1].get_title() == f"{nearest} (nothing moves)"
-    chosen = DomainSpace(moved="turn0").look([lying(subject, means | {"turn30": (x, 1.0)})])
+    chosen = DomainSpace(moved="turn0").diagnose_runs(
+        [lying(subject, means | {"turn30": (x, 1.0)})]
+    )
     assert chosen.figure().axes[1].get_title() == "turn0 (nothing moves)"
 
 
 def test_samples_are_counted_that_are_nearer_to_another_domains_mean(moving):
-    told = DomainSpace(samples=40, moved="turn20").look([moving]).told
+    told = DomainSpace(samples=40, moved="turn20").diagnose_runs([moving]).told
     g = {name: domain_features(moving, batch(moving, name, 40).x) for name in moving.domains}
     means = {name: points.mean(axis=0) for name, points in g.items()}
 
@@ -181,7 +183,7 @@ def test_samples_are_counted_that_are_nearer_to_another_domains_mean(moving):
 
 
 def test_silhouettes_are_of_domains_and_of_labels_within_a_domain(moving):
-    told = DomainSpace(samples=30).look([moving]).told
+    told = DomainSpace(samples=30).diagnose_runs([moving]).told
     batches = {name: batch(moving, name, 30) for name in moving.domains}
     g = {name: domain_features(moving, own.x) for name, own in batches.items()}
     origin = np.arange(len(g)).repeat(30)
@@ -193,9 +195,9 @@ def test_silhouettes_are_of_domains_and_of_labels_within_a_domain(moving):
 
 
 def test_in_pieces_the_features_are_the_same(moving, monkeypatch):
-    whole = DomainSpace(samples=50).look([moving]).data
+    whole = DomainSpace(samples=50).diagnose_runs([moving]).data
     monkeypatch.setattr("afield.diagnosis.diagnostics.domain_space.CHUNK", 7)
-    pieces = DomainSpace(samples=50).look([moving]).data
+    pieces = DomainSpace(samples=50).diagnose_runs([moving]).data
     assert pieces["first"].to_numpy() == pytest.approx(whole["first"].to_numpy(), abs=1e-5)
 
 
@@ -211,7 +213,7 @@ def test_in_pieces_the_features_are_the_same(moving, monkeypatch):
 )
 def test_features_are_those_of_the_domain_net_or_else_of_the_network(folders, name, net, moves):
     subject = back(folders[name])
-    finding = DomainSpace(samples=40).look([subject])
+    finding = DomainSpace(samples=40).diagnose_runs([subject])
     with torch.no_grad():
         g = torch.cat([net(subject).features(batch(subject, d, 40).x) for d in subject.domains])
     # The variances along the map's directions are the two largest of all.
@@ -226,23 +228,25 @@ def test_features_are_those_of_the_domain_net_or_else_of_the_network(folders, na
 def test_a_network_without_features_is_told(folders):
     told = "domain_space looks at features before a head; dmg has none"
     with pytest.raises(SpecError, match=told):
-        DomainSpace().look([back(folders["dmg"])])
+        DomainSpace().diagnose_runs([back(folders["dmg"])])
 
 
 @pytest.mark.parametrize("name", ["crossgrad", "guided", "labelgrad", "erm"])
 def test_looking_changes_nothing_and_finds_the_same_again(folders, name):
     subject = back(folders[name])
     before, state = everything(subject), torch.get_rng_state()
-    first, second = (DomainSpace(samples=30).look([subject]) for _ in range(2))
+    first, second = (DomainSpace(samples=30).diagnose_runs([subject]) for _ in range(2))
     assert everything(subject) == before
     assert torch.equal(torch.get_rng_state(), state)
     assert first.data.equals(second.data)
     assert first.told == second.told
-    assert DomainSpace(samples=30).look([back(folders[name])]).data.equals(first.data)
+    assert DomainSpace(samples=30).diagnose_runs([back(folders[name])]).data.equals(first.data)
 
 
 def test_domains_are_shown_as_they_are_asked_for_and_each_once(moving):
-    finding = DomainSpace(domains=("turn30", "turn10", "turn30"), samples=10).look([moving])
+    finding = DomainSpace(domains=("turn30", "turn10", "turn30"), samples=10).diagnose_runs(
+        [moving]
+    )
     assert list(dict.fromkeys(finding.data["domain"])) == ["turn30", "turn10"]
     assert "lies" not in finding.told, "one source is no line"
     labels = [text.get_text() for text in finding.figure().axes[0].get_legend().get_texts()]
@@ -250,10 +254,10 @@ def test_domains_are_shown_as_they_are_asked_for_and_each_once(moving):
 
 
 def test_one_domain_alone_has_no_neighbours(moving):
-    finding = DomainSpace(domains=("turn10",)).look([moving])
+    finding = DomainSpace(domains=("turn10",)).diagnose_runs([moving])
     assert finding.told.startswith("silhouette: ")
     assert "of domains" not in finding.told
-    unseen = DomainSpace(domains=("turn30",)).look([moving])
+    unseen = DomainSpace(domains=("turn30",)).diagnose_runs([moving])
     assert unseen.panels == 1
     assert not unseen.data["moved"].any()
     unseen.figure()
@@ -277,7 +281,7 @@ def test_what_cannot_be_shown_is_told(folders, settings, told):
 
 def test_one_run_is_looked_at(moving):
     with pytest.raises(SpecError, match="domain_space looks at one run, not at 2"):
-        DomainSpace().look([moving, moving])
+        DomainSpace().diagnose_runs([moving, moving])
 
 
 def numbers(folder: Path, *, domains: int, each: int, shape: tuple[int, ...] = (2,)) -> Path:
@@ -312,8 +316,8 @@ def test_of_many_domains_some_are_shown_unseen_ones_among_them(tmp_path):
     unseen = ["d10", "d11", "d12"]
     folder = trained(numbers(tmp_path, domains=13, each=10), "crossgrad", target=unseen)
     finding = diagnose("domain_space", folder)
-    assert finding.data["domain"].nunique() == MOST < 13
-    assert finding.data[~finding.data["seen"]]["domain"].nunique() == MOST // 3
+    assert finding.data["domain"].nunique() == MAX_DOMAINS < 13
+    assert finding.data[~finding.data["seen"]]["domain"].nunique() == MAX_DOMAINS // 3
     asked = diagnose("domain_space", folder, settings={"domains": "d12,d09,d08"})
     assert list(dict.fromkeys(asked.data["domain"])) == ["d12", "d09", "d08"]
     assert asked.told.count("(unseen) lies") == 1
@@ -337,10 +341,10 @@ def test_one_sample_a_domain_has_no_silhouette(tmp_path):
 def test_something_is_told_though_there_are_few_samples_of_one_kind(folders):
     subject = back(folders["erm"])
     (own,) = lying(subject, {"turn10": (0.0, 0.0)}).domains.values()
-    alike = replace(own, x=pooled_samples({"a": Domain(torch.eye(3)[:, :2], torch.zeros(3))}).x)
+    alike = replace(own, x=pool_domains({"a": Domain(torch.eye(3)[:, :2], torch.zeros(3))}).x)
     alike = replace(alike, y=torch.zeros(3).long(), domain=torch.zeros(3).long())
     found = replace(subject, domains={"turn10": alike}, model=Classifier(nn.Identity(), 2, 2))
-    assert DomainSpace().look([found]).told
+    assert DomainSpace().diagnose_runs([found]).told
 
 
 def test_domains_that_are_one_point_have_no_map(tmp_path):

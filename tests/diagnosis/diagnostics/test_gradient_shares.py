@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from afield.diagnosis.diagnosing import diagnose
 from afield.diagnosis.diagnostics.gradient_shares import GradientShares
-from afield.tensors import flat
+from afield.tensors import flatten
 
 
 def shares(finding):
@@ -25,26 +25,26 @@ def test_shares_are_those_of_adams_own_momentum(subject):
         batch = next(batches[sources[step % 3]])
         optimizer.zero_grad()
         F.cross_entropy(model(batch.x), batch.y).backward()
-        gradients.append(flat([parameter.grad for parameter in parameters]))
+        gradients.append(flatten([parameter.grad for parameter in parameters]))
         optimizer.step()
-    kept = flat([optimizer.state[parameter]["exp_avg"] for parameter in parameters])
+    kept = flatten([optimizer.state[parameter]["exp_avg"] for parameter in parameters])
     parts = [
         sum(0.1 * 0.9 ** (6 - s) * g for s, g in enumerate(gradients) if s % 3 == i)
         for i in range(3)
     ]
     torch.testing.assert_close(sum(parts), kept)
     norms = torch.stack([part.norm() for part in parts])
-    found = shares(GradientShares(steps=7).look([subject])).loc[7, list(sources)]
+    found = shares(GradientShares(steps=7).diagnose_runs([subject])).loc[7, list(sources)]
     assert found.to_numpy() == pytest.approx((norms / norms.sum()).numpy(), abs=1e-5)
 
 
 def test_without_momentum_a_step_has_its_own_domain_only(subject):
-    data = GradientShares(steps=6, beta=0.0).look([subject]).data
+    data = GradientShares(steps=6, beta=0.0).diagnose_runs([subject]).data
     assert (data["share"] == data["present"].astype(float)).all()
 
 
 def test_every_step_has_one_domain_and_shares_that_sum_to_one(subject):
-    finding = GradientShares().look([subject])
+    finding = GradientShares().diagnose_runs([subject])
     assert finding.data["step"].max() == 15
     assert shares(finding).sum(axis=1).to_numpy() == pytest.approx(1.0)
     turns = finding.data[finding.data["present"]].sort_values("step")["domain"].tolist()

@@ -5,11 +5,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from afield.diagnosis.diagnosing import diagnose, revived
+from afield.diagnosis.diagnosing import diagnose
 from afield.diagnosis.diagnostics.loss_surface import LossSurface
 from afield.errors import SpecError
 from afield.experiments.benchmarking import train
-from afield.tensors import flat, shaped
+from afield.experiments.finished import reopen
+from afield.tensors import flatten, unflatten
 
 QUICK = {"steps": 5, "points": 4, "samples": 24}
 
@@ -29,7 +30,7 @@ def walked(subject, *, steps):
             optimizer.zero_grad()
             F.cross_entropy(model(batch.x), batch.y).backward()
             optimizer.step()
-        found.append(flat(list(model.parameters())))
+        found.append(flatten(list(model.parameters())))
     return found
 
 
@@ -37,9 +38,9 @@ def loss_at(subject, weights, domain, samples):
     model = copy.deepcopy(subject.model)
     parameters = list(model.parameters())
     with torch.no_grad():
-        for parameter, value in zip(parameters, shaped(weights, parameters), strict=True):
+        for parameter, value in zip(parameters, unflatten(weights, parameters), strict=True):
             parameter.copy_(value)
-        batch = subject.domains[domain].batch(subject.some(domain, samples))
+        batch = subject.domains[domain].batch(subject.sample_indices(domain, samples))
         return float(F.cross_entropy(model(batch.x), batch.y))
 
 
@@ -90,9 +91,9 @@ def test_there_is_a_panel_and_a_whole_grid_for_every_domain(finding, subject):
 
 
 def test_the_network_is_as_it_was_when_only_its_experts_were_made(subject):
-    before = flat(list(subject.model.parameters()))
+    before = flatten(list(subject.model.parameters()))
     LossSurface(steps=3)._experts(subject)
-    assert torch.equal(flat(list(subject.model.parameters())), before)
+    assert torch.equal(flatten(list(subject.model.parameters())), before)
 
 
 @pytest.mark.parametrize("setting", ["steps", "rate", "inner", "samples", "margin", "points"])
@@ -119,8 +120,8 @@ def test_three_runs_are_a_plane_of_their_own(tmp_path):
     finding = diagnose("loss_surface", folders, settings={"points": 3, "samples": 16})
     own = finding.data[finding.data["domain"] == "turn0"].set_index("mark")
     for folder in folders:
-        subject = revived(folder)
-        weights = flat(list(subject.model.parameters()))
+        subject = reopen(folder)
+        weights = flatten(list(subject.model.parameters()))
         expected = loss_at(subject, weights, "turn0", 16)
         assert own.loc[folder.name, "loss"] == pytest.approx(expected, rel=1e-4)
     with pytest.raises(SpecError, match="three different runs"):

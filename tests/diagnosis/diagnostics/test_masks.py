@@ -5,13 +5,12 @@ import pytest
 import torch
 from torch import nn
 
-from afield.diagnosis.diagnosing import revived
-from afield.diagnosis.diagnostic import Subject
 from afield.diagnosis.diagnostics.gradient_shares import GradientShares
 from afield.diagnosis.diagnostics.loss_surface import LossSurface
-from afield.diagnosis.diagnostics.masks import ALL, Masks
+from afield.diagnosis.diagnostics.masks import ALL_MASKS, Masks
 from afield.errors import SpecError
 from afield.experiments.benchmarking import train
+from afield.experiments.finished import FinishedRun, reopen
 
 
 @pytest.fixture(scope="module")
@@ -23,13 +22,13 @@ def masked_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def masked(masked_folder: Path) -> Subject:
+def masked(masked_folder: Path) -> FinishedRun:
     with torch.random.fork_rng():
-        return revived(masked_folder)
+        return reopen(masked_folder)
 
 
 def test_overlaps_are_those_of_the_kept_channels(masked):
-    finding = Masks().look([masked])
+    finding = Masks().diagnose_runs([masked])
     iou = finding.data.set_index(["layer", "first", "second"])["iou"]
     assert len(iou) == 2 * 3
     for layer, p in zip(masked.model.layers, masked.model.probabilities(), strict=True):
@@ -47,19 +46,21 @@ def test_every_channel_is_shared_specific_or_useless(masked):
     with torch.no_grad():
         first[[0, 2], :20] = 1.0
         first[1, :5] = 1.0
-    finding = Masks().look([masked])
-    kinds = finding.more["kinds"]
+    finding = Masks().diagnose_runs([masked])
+    kinds = finding.extra_tables["kinds"]
     kinds = kinds[kinds["layer"] == masked.model.layers[0]].set_index("kind")
     assert kinds["channels"].to_dict() == {"shared": 5, "specific": 15, "useless": 44}
     assert kinds["share"].sum() == pytest.approx(1)
 
 
 def test_accuracies_are_those_of_each_domains_masks(masked):
-    accuracy = Masks().look([masked]).more["accuracy"].set_index(["masks", "domain"])
-    assert accuracy.loc[(ALL, "turn30"), "seen"] == False  # noqa: E712  a numpy bool
+    accuracy = (
+        Masks().diagnose_runs([masked]).extra_tables["accuracy"].set_index(["masks", "domain"])
+    )
+    assert accuracy.loc[(ALL_MASKS, "turn30"), "seen"] == False  # noqa: E712  a numpy bool
     for name, samples in (("turn30", masked.domains), ("turn10", masked.probes)):
         batch = samples[name].batch(torch.arange(len(samples[name])))
-        for number, masks in ((0, "turn0"), (2, "turn20"), (None, ALL)):
+        for number, masks in ((0, "turn0"), (2, "turn20"), (None, ALL_MASKS)):
             with torch.no_grad():
                 right = masked.model(batch.x, number).argmax(1) == batch.y
             expected = float(right.double().mean())
@@ -67,13 +68,15 @@ def test_accuracies_are_those_of_each_domains_masks(masked):
 
 
 def test_it_says_what_masks_share_and_whom_they_serve(masked):
-    told = Masks().look([masked]).told
+    told = Masks().diagnose_runs([masked]).told
     assert told.startswith("of 128 masked channels all sources keep ")
     assert "; on a source its own masks are " in told
 
 
 def test_fewer_samples_can_be_asked_for(masked):
-    whole, few = (Masks(samples=n).look([masked]).more["accuracy"] for n in (2000, 10))
+    whole, few = (
+        Masks(samples=n).diagnose_runs([masked]).extra_tables["accuracy"] for n in (2000, 10)
+    )
     assert not whole["accuracy"].equals(few["accuracy"])
     assert ((10 * few["accuracy"]).round(6) % 1 == 0).all()
     with pytest.raises(SpecError, match=r"masks.samples=0: must be above 0"):
@@ -82,10 +85,10 @@ def test_fewer_samples_can_be_asked_for(masked):
 
 def test_a_run_without_masks_is_refused(subject):
     with pytest.raises(SpecError, match="masks looks at runs of dmg; this is one of arith"):
-        Masks().look([subject])
+        Masks().diagnose_runs([subject])
 
 
 @pytest.mark.parametrize("diagnostic", [GradientShares(), LossSurface(points=2, steps=1)], ids=str)
 def test_what_trains_the_network_by_itself_refuses_masks(masked, diagnostic):
     with pytest.raises(SpecError, match="trains a network by itself; dmg trains masks with it"):
-        diagnostic.look([masked])
+        diagnostic.diagnose_runs([masked])

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from afield.data.lookup import find_dataset
-from afield.diagnosis.diagnosing import revived
-from afield.diagnosis.diagnostic import Subject
-from afield.diagnosis.diagnostics.merge_path import MergePath, along
+from afield.diagnosis.diagnostics.merge_path import MergePath, interpolate_weights
 from afield.errors import SpecError
+from afield.experiments.finished import FinishedRun, reopen
 from afield.experiments.merge_protocol import merging_runs
 from afield.experiments.store import Store, read_record
 from afield.experiments.sweep import complete
@@ -31,9 +30,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def given(folders: dict[str, Path]) -> Subject:
+def given(folders: dict[str, Path]) -> FinishedRun:
     with torch.random.fork_rng():
-        return revived(folders["score"])
+        return reopen(folders["score"])
 
 
 def accuracies(finding, scale):
@@ -49,7 +48,7 @@ def recorded(folder):
 
 
 def test_its_ends_are_the_base_and_the_merged_run_of_the_records(given, folders):
-    finding = MergePath(points=3).look([given])
+    finding = MergePath(points=3).diagnose_runs([given])
     assert accuracies(finding, 0.0) == pytest.approx(recorded(folders["base"]))
     assert accuracies(finding, 1.0) == pytest.approx(recorded(folders["score"]))
     assert sorted(finding.data["scale"].unique()) == [0, 1, 2]
@@ -63,7 +62,7 @@ def test_its_ends_are_the_base_and_the_merged_run_of_the_records(given, folders)
 
 def test_between_and_beyond_it_is_the_base_and_a_multiple_of_the_merged_delta(given):
     before = {name: value.clone() for name, value in given.model.state_dict().items()}
-    found = accuracies(MergePath(points=5, furthest=3.0).look([given]), 2.25)
+    found = accuracies(MergePath(points=5, furthest=3.0).diagnose_runs([given]), 2.25)
     samples = given.domains["turn30"]
     x = samples.batch(torch.arange(len(samples))).x
     delta = {name: value - given.base[name] for name, value in before.items()}
@@ -74,7 +73,7 @@ def test_between_and_beyond_it_is_the_base_and_a_multiple_of_the_merged_delta(gi
 
 def test_the_network_stays_as_it_is(given):
     before = {name: value.clone() for name, value in given.model.state_dict().items()}
-    MergePath(points=2).look([given])
+    MergePath(points=2).diagnose_runs([given])
     assert all(torch.equal(before[k], v) for k, v in given.model.state_dict().items())
 
 
@@ -82,19 +81,21 @@ def test_where_one_goes_is_exact_at_both_ends_and_integers_stay():
     torch.manual_seed(0)
     base = {"w": torch.randn(50), "running_var": torch.tensor([1.0]), "count": torch.tensor(3)}
     merged = {"w": torch.randn(50), "running_var": torch.tensor([0.2]), "count": torch.tensor(9)}
-    assert torch.equal(along(base, merged, 0.0)["w"], base["w"])
-    assert torch.equal(along(base, merged, 1.0)["w"], merged["w"])
-    beyond = along(base, merged, 2.0)
+    assert torch.equal(interpolate_weights(base, merged, 0.0)["w"], base["w"])
+    assert torch.equal(interpolate_weights(base, merged, 1.0)["w"], merged["w"])
+    beyond = interpolate_weights(base, merged, 2.0)
     torch.testing.assert_close(beyond["w"], 2 * merged["w"] - base["w"])
     # Statistics stay within those that were measured.
     assert float(beyond["running_var"]) == float(merged["running_var"])
     assert int(beyond["count"]) == 9
-    half = along({"w": torch.zeros(1)}, {"w": torch.ones(1, dtype=torch.float16)}, 0.5)
+    half = interpolate_weights(
+        {"w": torch.zeros(1)}, {"w": torch.ones(1, dtype=torch.float16)}, 0.5
+    )
     assert half["w"].dtype == torch.float16
 
 
 def test_it_says_where_it_is_best_on_the_sources_and_what_the_unseen_domain_has_there(given):
-    finding = MergePath(points=11).look([given])
+    finding = MergePath(points=11).diagnose_runs([given])
     data = finding.data
     mean = data[data["seen"]].groupby("scale")["accuracy"].mean().round(9)
     best = min(mean[mean == mean.max()].index, key=lambda scale: abs(scale - 1))
@@ -107,20 +108,20 @@ def test_it_says_where_it_is_best_on_the_sources_and_what_the_unseen_domain_has_
 
 
 def test_the_merged_model_is_marked_though_it_is_between_the_points(given):
-    scales = MergePath(points=2, furthest=1.5).look([given]).data["scale"].unique()
+    scales = MergePath(points=2, furthest=1.5).diagnose_runs([given]).data["scale"].unique()
     assert sorted(scales) == [0, 1, 1.5]
 
 
 def test_fewer_samples_can_be_asked_for(given):
-    few = MergePath(points=2, samples=10).look([given]).data
+    few = MergePath(points=2, samples=10).diagnose_runs([given]).data
     assert ((10 * few["accuracy"]).round(6) % 1 == 0).all()
 
 
 def test_other_runs_and_settings_are_refused(subject, folders):
     with pytest.raises(SpecError, match=r"merge_path looks at merged runs, as `afield bench DATA"):
-        MergePath().look([subject])
+        MergePath().diagnose_runs([subject])
     with pytest.raises(SpecError, match="merge_path: base is where its base is"):
-        MergePath().look([revived(folders["base"])])
+        MergePath().diagnose_runs([reopen(folders["base"])])
     for settings in ({"points": 1}, {"furthest": 0.0}, {"samples": 0}):
         with pytest.raises(SpecError, match=f"merge_path.{next(iter(settings))}="):
             MergePath(**settings)

@@ -6,11 +6,12 @@ import pytest
 import torch
 from PIL import Image
 
-from afield.diagnosis.diagnosing import diagnose, revived
+from afield.diagnosis.diagnosing import diagnose
 from afield.diagnosis.diagnostics.patterns import Patterns
 from afield.errors import SpecError
 from afield.experiments.benchmarking import train
-from afield.experiments.selection import value_of
+from afield.experiments.finished import reopen
+from afield.experiments.selection import selection_value
 from tests.files import saved
 
 QUICK = {"samples": 60, "clusters": 4, "history": False}
@@ -19,16 +20,16 @@ QUICK = {"samples": 60, "clusters": 4, "history": False}
 @pytest.fixture(autouse=True)
 def small_maps(monkeypatch):
     """Maps of many samples take seconds."""
-    monkeypatch.setattr("afield.diagnosis.diagnostics.patterns.POINTS", 50)
+    monkeypatch.setattr("afield.diagnosis.diagnostics.patterns.MAX_MAP_POINTS", 50)
 
 
 @pytest.fixture
 def finding(subject):
-    return Patterns(**QUICK).look([subject])
+    return Patterns(**QUICK).diagnose_runs([subject])
 
 
 def test_categories_are_equal_parts_of_the_ranking_by_loss(subject, finding):
-    samples = finding.more["samples"]
+    samples = finding.extra_tables["samples"]
     for name, own in samples.groupby("domain"):
         sizes = own["category"].value_counts()
         assert sorted(sizes.index) == [1, 2, 3, 4]
@@ -40,7 +41,7 @@ def test_categories_are_equal_parts_of_the_ranking_by_loss(subject, finding):
 
 
 def test_numbers_of_a_category_are_those_of_its_samples(finding):
-    samples, data = finding.more["samples"], finding.data
+    samples, data = finding.extra_tables["samples"], finding.data
     assert len(data) == 4 * samples["domain"].nunique()
     for row in data.itertuples():
         own = samples[(samples["domain"] == row.domain) & (samples["category"] == row.category)]
@@ -52,9 +53,9 @@ def test_numbers_of_a_category_are_those_of_its_samples(finding):
 
 
 def test_samples_are_called_as_in_the_data(subject, finding):
-    samples = finding.more["samples"]
+    samples = finding.extra_tables["samples"]
     row = samples[samples["domain"] == "turn30"].iloc[7]
-    place = subject.called["turn30"].index(row["sample"])
+    place = subject.sample_names["turn30"].index(row["sample"])
     x = subject.domains["turn30"].batch(torch.tensor([place])).x
     classes = subject.learner.task.classes
     assert classes[subject.model(x).argmax()] == row["answer"]
@@ -62,7 +63,7 @@ def test_samples_are_called_as_in_the_data(subject, finding):
 
 
 def test_unseen_domains_are_told_from_those_that_were_trained_on(subject, finding):
-    for frame in (finding.data, finding.more["samples"]):
+    for frame in (finding.data, finding.extra_tables["samples"]):
         assert set(frame[~frame["seen"]]["domain"]) == {"turn30"}
     step, first, second, _ = finding.told.splitlines()
     assert step == f"the weights of step {subject.step}:"
@@ -75,14 +76,14 @@ def test_unseen_domains_are_told_from_those_that_were_trained_on(subject, findin
 def test_random_divisions_agree_as_often_as_there_are_clusters(subject):
     for clusters in (2, 5):
         settings = QUICK | {"clusters": clusters, "samples": 1000}
-        cct = Patterns(**settings).look([subject]).more["cct"]
+        cct = Patterns(**settings).diagnose_runs([subject]).extra_tables["cct"]
         random = cct[cct["first"] == "random"].iloc[0]
         assert random["cct"] == pytest.approx(1 / clusters, abs=0.03)
         assert random["chance"] == pytest.approx(1 / clusters, abs=0.03)
 
 
 def test_every_pair_of_views_is_there_both_ways_with_its_chance(finding):
-    cct = finding.more["cct"].set_index(["first", "second"])
+    cct = finding.extra_tables["cct"].set_index(["first", "second"])
     pairs = [*permutations(("features", "path", "loss"), 2), ("random", "random")]
     assert list(cct.index) == pairs
     assert cct[["cct", "chance"]].to_numpy().min() >= 0
@@ -93,10 +94,10 @@ def test_every_pair_of_views_is_there_both_ways_with_its_chance(finding):
 
 def test_trained_once_more_the_model_is_the_one_that_is_deployed(subject):
     record = subject.record
-    best = max(record.candidates, key=lambda checkpoint: value_of(checkpoint, record.run))
+    best = max(record.candidates, key=lambda checkpoint: selection_value(checkpoint, record.run))
     weights = subject.model.state_dict()
     shown = []
-    for step, model in subject.again(record.run.steps):
+    for step, model in subject.retrain(record.run.steps):
         shown.append(step)
         if step == best.step:
             assert all(torch.equal(weights[name], w) for name, w in model.state_dict().items())
@@ -104,14 +105,14 @@ def test_trained_once_more_the_model_is_the_one_that_is_deployed(subject):
 
 
 def test_the_history_ends_in_the_accuracy_of_the_last_weights(subject):
-    finding = Patterns(**QUICK | {"history": True}).look([subject])
-    history = finding.more["history"]
+    finding = Patterns(**QUICK | {"history": True}).diagnose_runs([subject])
+    history = finding.extra_tables["history"]
     assert sorted(set(history["step"])) == list(range(0, 61, 5))
     last = history[history["step"] == 60].set_index(["domain", "category"])["accuracy"]
-    samples = finding.more["samples"].set_index(["domain", "sample"])
+    samples = finding.extra_tables["samples"].set_index(["domain", "sample"])
     for name in subject.domains:
         own = samples.loc[name]
-        places = [subject.called[name].index(called) for called in own.index]
+        places = [subject.sample_names[name].index(called) for called in own.index]
         batch = subject.domains[name].batch(torch.tensor(places))
         hits = (subject.learner.model(batch.x).argmax(1) == batch.y).numpy()
         for category in (1, 4):
@@ -125,10 +126,10 @@ def test_the_history_ends_in_the_accuracy_of_the_last_weights(subject):
 def test_a_long_run_is_trained_once_more_on_request_only(
     subject, monkeypatch, wanted, patience, there
 ):
-    monkeypatch.setattr("afield.diagnosis.diagnostics.patterns.PATIENCE", patience)
+    monkeypatch.setattr("afield.diagnosis.diagnostics.patterns.MAX_RETRAIN_SECONDS", patience)
     history = None if wanted is None else bool(wanted)
-    finding = Patterns(**QUICK | {"history": history}).look([subject])
-    assert ("history" in finding.more) == bool(there)
+    finding = Patterns(**QUICK | {"history": history}).diagnose_runs([subject])
+    assert ("history" in finding.extra_tables) == bool(there)
     assert finding.panels == 3 + there
 
 
@@ -136,13 +137,13 @@ def test_a_long_run_is_trained_once_more_on_request_only(
     ("setting", "value"), [("samples", 40), ("count", 2), ("clusters", 6), ("within", "domain")]
 )
 def test_every_setting_matters(subject, finding, setting, value):
-    other = Patterns(**QUICK | {setting: value}).look([subject])
-    numbers = [pd.concat([each.data, each.more["cct"]]) for each in (finding, other)]
+    other = Patterns(**QUICK | {setting: value}).diagnose_runs([subject])
+    numbers = [pd.concat([each.data, each.extra_tables["cct"]]) for each in (finding, other)]
     assert not numbers[0].equals(numbers[1])
 
 
 def test_only_some_samples_are_on_the_maps_and_the_same_on_both(finding):
-    samples = finding.more["samples"]
+    samples = finding.extra_tables["samples"]
     there = samples[["features_x", "features_y", "path_x", "path_y"]].notna()
     assert there["features_x"].sum() == 50
     assert (there.sum(axis=1) % 4 == 0).all()
@@ -151,20 +152,22 @@ def test_only_some_samples_are_on_the_maps_and_the_same_on_both(finding):
 def test_looking_twice_finds_the_same(folder):
     first, second = (diagnose("patterns", folder, settings=QUICK) for _ in range(2))
     assert first.told == second.told
-    assert all(first.more[name].equals(second.more[name]) for name in first.more)
+    assert all(
+        first.extra_tables[name].equals(second.extra_tables[name]) for name in first.extra_tables
+    )
 
 
 def test_with_too_few_samples_for_the_clusters_all_but_the_comparison_is_there(subject):
-    finding = Patterns(clusters=200, within="domain_class", history=False).look([subject])
+    finding = Patterns(clusters=200, within="domain_class", history=False).diagnose_runs([subject])
     told = "no domain and class has 400 samples for 200 clusters; use --set clusters or within"
     assert finding.told.splitlines()[-1] == f"views are not compared: {told}"
-    assert "cct" not in finding.more
+    assert "cct" not in finding.extra_tables
     assert finding.panels == 2
     assert len(finding.data)
 
 
 def test_groups_that_are_too_small_are_left_out_and_counted(subject):
-    whole = Patterns(clusters=4, history=False).look([subject]).more["cct"]
+    whole = Patterns(clusters=4, history=False).diagnose_runs([subject]).extra_tables["cct"]
     assert set(whole["groups"]) == {len(subject.learner.task.classes)}
     assert set(whole["samples"]) == {sum(map(len, subject.domains.values()))}
 
@@ -195,7 +198,7 @@ def test_a_run_of_every_method_can_be_looked_at(tmp_path):
     for method in ("dmg", "multi_head"):
         record = train("spirals", method, target="turn30", store=tmp_path, settings={"steps": 5})
         finding = diagnose("patterns", tmp_path / record.run.key, settings=QUICK)
-        samples = finding.more["samples"]
+        samples = finding.extra_tables["samples"]
         assert set(samples["domain"]) == {"turn0", "turn10", "turn20", "turn30"}
 
 
@@ -227,7 +230,7 @@ def test_it_tells_people_what_is_hard_in_their_own_folder(own_folder, tmp_path):
     finding = diagnose("patterns", own_folder, settings={"clusters": 3, "samples": 30})
     unseen = finding.told.splitlines()[2]
     # Counted by hand: 30 of the 39 pictures of the main part are looked at.
-    samples = finding.more["samples"]
+    samples = finding.extra_tables["samples"]
     worst = samples[(samples["domain"] == "$west_") & (samples["category"] == 4)]
     assert not worst["right"].any()
     assert f"hardest quarter of $west_ is worst: {len(worst)} samples, 0.0 % right" in unseen
@@ -242,15 +245,15 @@ def test_it_tells_people_what_is_hard_in_their_own_folder(own_folder, tmp_path):
 
 @pytest.mark.slow
 def test_the_sheet_shows_the_pictures_with_the_highest_losses_first(own_folder):
-    subject = revived(own_folder)
-    finding = Patterns(clusters=3, history=False).look([subject])
+    subject = reopen(own_folder)
+    finding = Patterns(clusters=3, history=False).diagnose_runs([subject])
     title = "highest losses in $west_ (unseen)"
     (axes,) = (each for each in finding.figure().axes if each.get_title() == title)
-    own = finding.more["samples"]
+    own = finding.extra_tables["samples"]
     own = own[own["domain"] == "$west_"].nlargest(15, "loss")
     shown = axes.get_images()
     assert len(shown) == len(own)
-    place = subject.called["$west_"].index(own.iloc[0]["sample"])
+    place = subject.sample_names["$west_"].index(own.iloc[0]["sample"])
     x = subject.domains["$west_"].x.take(torch.tensor([place]))[0]
     assert np.allclose(shown[0].get_array(), x.permute(1, 2, 0) / 255, atol=1e-6)
     first = axes.texts[0].get_text()

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from matplotlib.colors import to_rgba
 from PIL import Image
 
-from afield.diagnosis.diagnosing import diagnose, revived
-from afield.diagnosis.diagnostic import Subject
-from afield.diagnosis.diagnostics.perturbations import MOST, Perturbations
+from afield.diagnosis.diagnosing import diagnose
+from afield.diagnosis.diagnostics.perturbations import MAX_DOMAINS, Perturbations
 from afield.errors import SpecError
+from afield.experiments.finished import FinishedRun, reopen
 from tests.diagnosis.diagnostics.runs import everything, spiral_runs, trained
 from tests.files import npz, saved, spoken, tone
 
@@ -45,18 +45,18 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(root / "own", "crossgrad", target="$y$", size=16)
 
 
-def back(folder: Path) -> Subject:
+def back(folder: Path) -> FinishedRun:
     with torch.random.fork_rng():
-        return revived(folder)
+        return reopen(folder)
 
 
-def batch(subject: Subject, name: str, count: int):
-    found = subject.domains[name].batch(subject.some(name, count))
+def batch(subject: FinishedRun, name: str, count: int):
+    found = subject.domains[name].batch(subject.sample_indices(name, count))
     number = subject.record.run.sources.index(name)
     return found._replace(domain=torch.full_like(found.y, number))
 
 
-def moved_by_hand(subject: Subject, own, *, net, answers, epsilon: float, clip: float):
+def moved_by_hand(subject: FinishedRun, own, *, net, answers, epsilon: float, clip: float):
     """X + ε c(∇ J), J a mean over as many samples as a step of the training has."""
     run = subject.record.run
     x = own.x.clone().requires_grad_()
@@ -65,7 +65,7 @@ def moved_by_hand(subject: Subject, own, *, net, answers, epsilon: float, clip: 
     return (x + epsilon * slope.clamp(-clip, clip)).detach()
 
 
-def domain_net(name: str, subject: Subject):
+def domain_net(name: str, subject: FinishedRun):
     return subject.model.guide if name == "guided" else subject.trained.parts["domain"]
 
 
@@ -75,7 +75,7 @@ def domain_net(name: str, subject: Subject):
 )
 def test_shifts_and_answers_are_those_of_a_batch_of_training(folders, name, epsilon, clip):
     subject = back(folders[name])
-    data = Perturbations(samples=20).look([subject]).data
+    data = Perturbations(samples=20).diagnose_runs([subject]).data
     of_labels = name == "labelgrad"
     net = subject.model if of_labels else domain_net(name, subject)
     classes, clipped = subject.learner.task.classes, []
@@ -101,7 +101,7 @@ def test_shifts_and_answers_are_those_of_a_batch_of_training(folders, name, epsi
 
 def test_how_many_are_shown_does_not_change_how_far_one_is_moved(folders):
     subject = back(folders["labelgrad"])
-    few, more = (Perturbations(samples=n).look([subject]).data for n in (5, 50))
+    few, more = (Perturbations(samples=n).diagnose_runs([subject]).data for n in (5, 50))
     first = more.groupby("domain", sort=False).head(5)
     assert few["sample"].tolist() == first["sample"].tolist()
     assert few["mean shift"].tolist() == pytest.approx(first["mean shift"].tolist(), rel=1e-4)
@@ -111,17 +111,17 @@ def test_how_many_are_shown_does_not_change_how_far_one_is_moved(folders):
 @pytest.mark.parametrize("name", ["crossgrad", "labelgrad"])
 def test_it_is_what_the_method_imagines_in_a_batch_of_that_size(folders, name):
     subject = back(folders[name])
-    data = Perturbations(samples=16).look([subject]).data
+    data = Perturbations(samples=16).diagnose_runs([subject]).data
     for source, rows in data.groupby("domain"):
         own = batch(subject, source, 16)
         size = subject.record.run.batch * len(subject.record.run.sources)
-        away = subject.method.imagined(subject.trained, own, size)
+        away = subject.method.perturbed_inputs(subject.trained, own, size)
         shift = (away - own.x).abs().mean(1)
         assert rows["mean shift"].tolist() == pytest.approx(shift.tolist(), rel=1e-5)
 
 
 def test_what_is_told_are_the_means_over_all_samples(folders):
-    finding = Perturbations(samples=30).look([back(folders["crossgrad"])])
+    finding = Perturbations(samples=30).diagnose_runs([back(folders["crossgrad"])])
     data = finding.data
     right, then = ((data["label"] == data[c]).sum() / 0.9 for c in ("answer", "answer moved"))
     own, away = (data[c].sum() / 0.9 for c in ("domain right", "domain right moved"))
@@ -131,15 +131,15 @@ def test_what_is_told_are_the_means_over_all_samples(folders):
         f"labels are told right {right:.1f} % of the time, {then:.1f} % when moved; "
         f"domains {own:.1f} %, and {away:.1f} %"
     )
-    alone = Perturbations().look([back(folders["labelgrad"])]).told
+    alone = Perturbations().diagnose_runs([back(folders["labelgrad"])]).told
     assert "domains" not in alone
 
 
 def test_samples_are_called_by_their_names(folders, pictures):
     subject = back(folders["crossgrad"])
-    data = Perturbations(samples=4).look([subject]).data
+    data = Perturbations(samples=4).diagnose_runs([subject]).data
     for name, rows in data.groupby("domain"):
-        called = [subject.called[name][i] for i in subject.some(name, 4).tolist()]
+        called = [subject.sample_names[name][i] for i in subject.sample_indices(name, 4).tolist()]
         assert rows["sample"].tolist() == called
     assert list(data)[:3] == ["domain", "sample", "label"]
     named = diagnose("perturbations", pictures).data
@@ -151,11 +151,11 @@ def test_samples_are_called_by_their_names(folders, pictures):
 def test_looking_changes_nothing_and_finds_the_same_again(folders, name):
     subject = back(folders[name])
     before, state = everything(subject), torch.get_rng_state()
-    first, second = (Perturbations(samples=30).look([subject]) for _ in range(2))
+    first, second = (Perturbations(samples=30).diagnose_runs([subject]) for _ in range(2))
     assert everything(subject) == before
     assert torch.equal(torch.get_rng_state(), state)
     assert first.data.equals(second.data)
-    assert Perturbations(samples=30).look([back(folders[name])]).data.equals(first.data)
+    assert Perturbations(samples=30).diagnose_runs([back(folders[name])]).data.equals(first.data)
 
 
 @pytest.mark.parametrize("name", ["erm", "dann"])
@@ -176,7 +176,7 @@ def test_settings_that_cannot_be_are_told(folders, settings):
 
 def test_arrays_are_drawn_as_lines_before_and_after(folders):
     subject = back(folders["labelgrad"])
-    figure = Perturbations(samples=4).look([subject]).figure()
+    figure = Perturbations(samples=4).diagnose_runs([subject]).figure()
     shown = [axes for axes in figure.axes if axes.axison]
     assert len(shown) == 3
     for axes, source in zip(shown, subject.record.run.sources, strict=True):
@@ -233,8 +233,10 @@ def test_one_source_gives_a_domain_net_nothing_to_move_along(tmp_path):
 def test_of_many_sources_some_are_shown(tmp_path):
     folder = trained(numbers(tmp_path, domains=9, each=10), "labelgrad", target="d00")
     finding = diagnose("perturbations", folder)
-    assert list(dict.fromkeys(finding.data["domain"])) == [f"d{i:02}" for i in range(1, MOST + 1)]
-    assert finding.panels == MOST
+    assert list(dict.fromkeys(finding.data["domain"])) == [
+        f"d{i:02}" for i in range(1, MAX_DOMAINS + 1)
+    ]
+    assert finding.panels == MAX_DOMAINS
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 5])

@@ -95,7 +95,7 @@ def test_a_value_whose_runs_are_not_all_there_is_left_out(store, tmp_path):
 
 def test_the_accuracy_on_the_sources_stands_beside_it(store):
     finding = diagnose("sensitivity", store)
-    home = finding.more["in_domain"]
+    home = finding.extra_tables["in_domain"]
     table = tabulate(Store(store), rules="sources")
     means = table[table["domain"] == "in-domain"].set_index("method")
     (row,) = home[(home["method"] == "arith") & (home["value"] == 3)].itertuples()
@@ -108,7 +108,7 @@ def test_of_masks_what_they_share_is_shown_layer_by_layer(tmp_path):
         settings = {"steps": 12, "dmg.mask_rate": 100.0, "dmg.overlap": overlap}
         bench("spirals", ["dmg"], store=tmp_path, trials=1, settings=settings)
     finding = diagnose("sensitivity", tmp_path)
-    shared = finding.more["shared"]
+    shared = finding.extra_tables["shared"]
     assert set(shared["layer"]) == {"features.3", "head"}
     assert finding.panels == 3
     records = [r for r in Store(tmp_path) if r.run.params["overlap"] == 10]

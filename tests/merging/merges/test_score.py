@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from afield.merging.merges.score import kept, score
+from afield.merging.merges.score import keep_entries, score
 from tests.merging.merges.test_tsv import (
     MATRICES,
     STABILITY,
@@ -57,7 +57,7 @@ def test_the_diagonal_alone_is_the_authors_whatever_their_signs(matrix):
 )
 def test_the_trim_is_the_authors_exactly(name, keep, width, matrix):
     squares = numbers("merging_D2")[f"inter/{matrix}/changed_basis"]
-    found = sum(kept(square, keep=keep, width=width) for square in squares)
+    found = sum(keep_entries(square, keep=keep, width=width) for square in squares)
     assert torch.equal(found, numbers("merging_D2")[f"inter/{matrix}/{name}"])
 
 
@@ -111,8 +111,8 @@ def test_measured_from_zero_the_trim_does_not_depend_on_signs():
     turned = signs[:, None] * square * signs
 
     def changes(center):
-        here = kept(square, keep="trimmed", width=1.0, center=center)
-        there = kept(turned, keep="trimmed", width=1.0, center=center)
+        here = keep_entries(square, keep="trimmed", width=1.0, center=center)
+        there = keep_entries(turned, keep="trimmed", width=1.0, center=center)
         return not torch.equal(signs[:, None] * here * signs, there)
 
     assert changes("mean")
@@ -167,9 +167,9 @@ def test_tf32_is_off_in_it_and_as_before_after_it(monkeypatch):
 
     def watched(square, **settings):
         seen.append(products.fp32_precision)
-        return kept(square, **settings)
+        return keep_entries(square, **settings)
 
-    monkeypatch.setattr("afield.merging.merges.score.kept", watched)
+    monkeypatch.setattr("afield.merging.merges.score.keep_entries", watched)
     products.fp32_precision = "tf32"
     try:
         score(normal(2, 8, 6).float())

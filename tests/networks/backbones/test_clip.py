@@ -11,16 +11,16 @@ from safetensors.torch import save_file
 from torch import nn
 
 from afield.data.lookup import find_dataset
-from afield.diagnosis.diagnosing import revived
 from afield.errors import DataError, SpecError, UnknownNameError
-from afield.experiments.protocol import planned_run, settled
+from afield.experiments.finished import reopen
+from afield.experiments.protocol import resolve_run, resolve_settings
 from afield.experiments.runner import execute
 from afield.experiments.store import Store
-from afield.networks.backbone import Form, form_of, full_name, has_weights, network
+from afield.networks.backbone import Form, has_pretrained_weights, input_form, network, tagged_name
 from afield.networks.backbones import clip
 from afield.networks.backbones.clip import TEMPLATES
-from afield.networks.masks import Masked
-from afield.networks.stages import late_entrances
+from afield.networks.masks import MaskedNetwork
+from afield.networks.stages import late_modules
 
 # Importing open_clip takes some seconds: whichever test is the first.
 pytestmark = pytest.mark.slow
@@ -122,7 +122,7 @@ def test_logits_are_those_of_open_clip_for_the_names_of_the_classes(name, form, 
         # As open_clip's training writes it.
         wrapped = {f"module.{key}": value for key, value in state.items()}
         torch.save({"epoch": 3, "name": "x", "state_dict": wrapped}, path)
-    model = network(f"clip:{name}", (3, 32, 32), 3, weights=str(path), names=NAMES).eval()
+    model = network(f"clip:{name}", (3, 32, 32), 3, weights=str(path), class_names=NAMES).eval()
     x = pictures()
     with torch.no_grad():
         found = model(x)
@@ -134,14 +134,14 @@ def test_logits_are_those_of_open_clip_for_the_names_of_the_classes(name, form, 
 
 def test_with_one_template_logits_are_what_the_whole_model_says(file, monkeypatch):
     monkeypatch.setattr(clip, "TEMPLATES", ("a drawing of {}",))
-    model = network("clip:little-vit", (3, 32, 32), 3, weights=file, names=NAMES).eval()
+    model = network("clip:little-vit", (3, 32, 32), 3, weights=file, class_names=NAMES).eval()
     texts = tokens(["a drawing of big dog", "a drawing of cat", "a drawing of guitar"])
     x = pictures()
     torch.testing.assert_close(model(x), peer().get_logits(x, texts)[0], rtol=1e-5, atol=1e-5)
 
 
 def test_the_head_is_frozen_and_has_no_bias_and_the_text_encoder_is_not_kept(file):
-    model = network("clip:little-vit", (3, 32, 32), 3, weights=file, names=NAMES)
+    model = network("clip:little-vit", (3, 32, 32), 3, weights=file, class_names=NAMES)
     assert not any(part.requires_grad for part in model.head.parameters())
     assert all(part.requires_grad for part in model.features.parameters())
     assert not model.head.bias.any()
@@ -163,14 +163,14 @@ def test_without_names_the_head_is_fresh_and_trains(file):
     assert first.head.weight.shape == (5, 16)
     assert torch.equal(first.head.weight, again.head.weight)
     assert not torch.equal(first.head.weight, other.head.weight)
-    named = network("clip:little-vit", (3, 32, 32), 3, weights=file, names=NAMES)
+    named = network("clip:little-vit", (3, 32, 32), 3, weights=file, class_names=NAMES)
     torch.testing.assert_close(first.eval().features(pictures()), named.features(pictures()))
 
 
 def test_random_weights_are_drawn_from_the_generator_of_torch():
     def weights(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
-        model = network("clip:little-vit", (3, 32, 32), 3, names=NAMES)
+        model = network("clip:little-vit", (3, 32, 32), 3, class_names=NAMES)
         return torch.cat([part.flatten() for part in model.parameters()])
 
     assert torch.equal(weights(0), weights(0))
@@ -178,15 +178,15 @@ def test_random_weights_are_drawn_from_the_generator_of_torch():
 
 
 def test_a_picture_without_colours_is_seen_as_one_whose_colours_are_equal(file):
-    grey = network("clip:little-vit", (1, 32, 32), 3, weights=file, names=NAMES).eval()
-    colours = network("clip:little-vit", (3, 32, 32), 3, weights=file, names=NAMES).eval()
+    grey = network("clip:little-vit", (1, 32, 32), 3, weights=file, class_names=NAMES).eval()
+    colours = network("clip:little-vit", (3, 32, 32), 3, weights=file, class_names=NAMES).eval()
     x = pictures(channels=1)
     torch.testing.assert_close(grey(x), colours(x.repeat(1, 3, 1, 1)))
 
 
 @pytest.mark.parametrize("side", [16, 64])
 def test_positions_are_interpolated_for_pictures_of_another_size(file, side):
-    model = network("clip:little-vit", (3, side, side), 3, weights=file, names=NAMES)
+    model = network("clip:little-vit", (3, side, side), 3, weights=file, class_names=NAMES)
     own = peer().visual.positional_embedding
     found = model.features.visual.positional_embedding
     assert found.shape == (1 + (side // 8) ** 2, 32)
@@ -224,38 +224,38 @@ def test_statistics_of_convolutions_stay_where_they_are_frozen(tmp_path):
 def test_a_tag_says_which_weights_colours_and_activation(tag, file):
     from open_clip.transformer import QuickGELU
 
-    assert form_of(tag) == Form(32, (0.5, 0.4, 0.3), (0.1, 0.2, 0.3))
-    assert has_weights(tag)
-    assert full_name(tag) == tag
+    assert input_form(tag) == Form(32, (0.5, 0.4, 0.3), (0.1, 0.2, 0.3))
+    assert has_pretrained_weights(tag)
+    assert tagged_name(tag) == tag
     for weights in ("hub", file):
-        model = network(tag, (3, 32, 32), 3, weights=weights, names=NAMES).eval()
+        model = network(tag, (3, 32, 32), 3, weights=weights, class_names=NAMES).eval()
         assert torch.equal(model.state_dict()["features.visual.proj"], peer().visual.proj)
         assert sum(isinstance(module, QuickGELU) for module in model.modules()) == 2
-    plain = network("clip:little-vit", (3, 32, 32), 3, weights=file, names=NAMES).eval()
+    plain = network("clip:little-vit", (3, 32, 32), 3, weights=file, class_names=NAMES).eval()
     assert not any(isinstance(module, QuickGELU) for module in plain.modules())
     assert not torch.allclose(plain(pictures()), model(pictures()), atol=1e-4)
 
 
 def test_known_models_have_the_forms_that_they_were_published_with():
     mean, std = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-    assert form_of("clip:ViT-B-32/openai") == form_of("clip:ViT-B-32") == Form(224, mean, std)
-    assert form_of("clip:ViT-L-14-336/openai").size == 336
-    assert form_of("clip:ViT-B-16-SigLIP/webli") == Form(224, (0.5,) * 3, (0.5,) * 3)
+    assert input_form("clip:ViT-B-32/openai") == input_form("clip:ViT-B-32") == Form(224, mean, std)
+    assert input_form("clip:ViT-L-14-336/openai").size == 336
+    assert input_form("clip:ViT-B-16-SigLIP/webli") == Form(224, (0.5,) * 3, (0.5,) * 3)
 
 
 def test_weights_of_the_hub_are_never_guessed(tag):
     for name in ("clip:ViT-B-32", "clip:little-vit"):
-        assert has_weights(name)
+        assert has_pretrained_weights(name)
         with pytest.raises(SpecError, match=rf"{name}: which weights .* write {name}/\w+, or give"):
-            full_name(name)
+            tagged_name(name)
     with pytest.raises(SpecError, match="which weights of the hub"):
         network("clip:little-vit", (3, 32, 32), 2, weights="hub")
-    assert not has_weights("clip:little-rn")
+    assert not has_pretrained_weights("clip:little-rn")
     dataset = find_dataset("rotated_digits")
     training = {**vars(dataset.training), "backbone": "clip:ViT-B-32"}
     with pytest.raises(SpecError, match="which weights of the hub"):
-        settled(training, dataset)
-    assert not settled({**training, "weights": "none"}, dataset)["weights"]
+        resolve_settings(training, dataset)
+    assert not resolve_settings({**training, "weights": "none"}, dataset)["weights"]
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_weights_of_the_hub_are_never_guessed(tag):
     ],
 )
 def test_unknown_models_and_tags_are_answered_with_a_hint(name, told):
-    for asked in (form_of, lambda name: network(name, (3, 32, 32), 2)):
+    for asked in (input_form, lambda name: network(name, (3, 32, 32), 2)):
         with pytest.raises(UnknownNameError, match=f"no backbone '{name}'; {told}") as error:
             asked(name)
         assert len(str(error.value)) < 400
@@ -278,7 +278,7 @@ def test_unknown_models_and_tags_are_answered_with_a_hint(name, told):
 
 def test_without_the_package_it_is_told_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "open_clip", None)
-    for asked in (form_of, has_weights, lambda name: network(name, (3, 32, 32), 2)):
+    for asked in (input_form, has_pretrained_weights, lambda name: network(name, (3, 32, 32), 2)):
         with pytest.raises(SpecError, match=r"pip install 'afield\[clip\]'$") as error:
             asked("clip:ViT-B-32/openai")
         assert "\n" not in str(error.value)
@@ -308,7 +308,7 @@ def test_files_of_something_else_are_refused_in_one_line(tmp_path, file):
     for name in ("visual", "lacking", "other", "broken"):
         weights = str(tmp_path / f"{name}.pt")
         with pytest.raises(DataError, match=told.get(name, "no readable weights")) as error:
-            network("clip:little-vit", (3, 32, 32), 3, weights=weights, names=NAMES)
+            network("clip:little-vit", (3, 32, 32), 3, weights=weights, class_names=NAMES)
         assert str(error.value).startswith(weights)
         assert "\n" not in str(error.value)
         assert len(str(error.value)) < 500
@@ -317,16 +317,16 @@ def test_files_of_something_else_are_refused_in_one_line(tmp_path, file):
 def test_building_says_nothing_and_leaves_the_root_logger_as_it_is(caplog):
     root = logging.getLogger()
     before = list(root.handlers), list(root.filters)
-    network("clip:little-vit", (3, 32, 32), 3, names=NAMES)
+    network("clip:little-vit", (3, 32, 32), 3, class_names=NAMES)
     assert (list(root.handlers), list(root.filters)) == before
     assert not caplog.records
 
 
 def test_masks_go_before_the_last_blocks_and_the_head(file):
-    model = network("clip:little-vit", (3, 32, 32), 3, weights=file, names=NAMES)
+    model = network("clip:little-vit", (3, 32, 32), 3, weights=file, class_names=NAMES)
     blocks = [f"features.visual.transformer.resblocks.{i}" for i in range(2)]
-    assert late_entrances(model, pictures(1)) == [*blocks, "head"]
-    masked = Masked(model, pictures(1), ("a", "b")).eval()
+    assert late_modules(model, pictures(1)) == [*blocks, "head"]
+    masked = MaskedNetwork(model, pictures(1), ("a", "b")).eval()
     with torch.no_grad():
         each = [masked(pictures(), domain) for domain in range(2)]
         torch.testing.assert_close(masked(pictures()), torch.stack(each).mean(dim=0))
@@ -349,14 +349,14 @@ def test_a_run_trains_the_image_encoder_alone_and_keeps_the_head_to_the_byte(
         "every": 2,
     }
     sources = ("0deg", "30deg", "60deg")
-    run = planned_run(dataset, method, sources, average=average, settings=settings)
+    run = resolve_run(dataset, method, sources, average=average, settings=settings)
     store = Store(tmp_path / "runs")
     record = execute(run, store)
     assert "open_clip_torch" in record.versions
     prefix = "net." if method == "dmg" else ""
     state = store.weights(run)
     start = network(
-        "clip:little-vit", (1, 16, 16), 10, weights=file, names=dataset.classes
+        "clip:little-vit", (1, 16, 16), 10, weights=file, class_names=dataset.classes
     ).state_dict()
     assert torch.equal(state[f"{prefix}head.weight"], start["head.weight"])
     assert not state[f"{prefix}head.bias"].any()
@@ -364,7 +364,7 @@ def test_a_run_trains_the_image_encoder_alone_and_keeps_the_head_to_the_byte(
     still = [key for key in trained if torch.equal(state[prefix + key], start[key])]
     assert not still
     # Brought back, it is what was kept.
-    again = revived(store.folder(run)).model
+    again = reopen(store.folder(run)).model
     for key, value in again.state_dict().items():
         assert torch.equal(value, state[key])
     assert again(pictures(side=16, channels=1)).shape == (4, 10)

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from afield.errors import SpecError
-from afield.networks.backbone import form_of, network
-from afield.networks.backbones.small import SMALL, Quadrants
+from afield.networks.backbone import input_form, network
+from afield.networks.backbones.small import SMALL_BACKBONES, Quadrants
 
 # Importing timm takes two seconds: whichever test is the first.
 heavy = pytest.mark.slow
@@ -158,9 +158,9 @@ def test_pictures_that_lenet_cannot_halve_three_times_are_refused():
         network("small:lenet", (1, 8, 7), 2)
 
 
-@pytest.mark.parametrize("name", sorted(SMALL))
+@pytest.mark.parametrize("name", sorted(SMALL_BACKBONES))
 def test_small_networks_have_no_form_and_no_weights_to_start_from(name):
-    assert form_of(name) is None
+    assert input_form(name) is None
     with pytest.raises(SpecError, match=f"{name} starts from random weights; leave --weights hub"):
         network(name, (1, 16, 16), 2, weights="hub")
 

@@ -60,7 +60,7 @@ def test_before_the_start_it_is_the_model_itself():
 
 
 def test_every_checkpoint_of_it_may_be_deployed():
-    assert not SWA().final
+    assert not SWA().deploys_at_end
     assert not SWA().done
 
 

@@ -7,9 +7,9 @@ import torch
 from torch.optim import SGD, Adam
 
 from afield.errors import SpecError
-from afield.experiments.benchmarking import bench, plan, planned
+from afield.experiments.benchmarking import bench, plan_run, plan_runs
 from afield.hyperparameters import build
-from afield.training.inner_loop import pieces
+from afield.training.inner_loop import split_batch
 from afield.training.method import risks
 from afield.training.methods.arith import Arith
 from afield.training.methods.erm import ERM
@@ -172,7 +172,7 @@ def test_the_step_ends_in_the_centroid_of_what_was_visited(n, eps, k, model, tas
     order = seeded_order(n + k, n)
     visited, walk = [], start.clone()
     for i in order:
-        for piece in pieces(batches[i], k):
+        for piece in split_batch(batches[i], k):
             walk = walk - 0.07 * slope(model, walk, piece)
         visited.append(walk)
     weight = n * (n - 1) / 2 if eps is None else eps
@@ -257,8 +257,8 @@ def test_any_number_of_domains_will_do_without_weights_of_ones_own():
     ids=str,
 )
 def test_what_cannot_be_is_told_before_anything_is_trained(settings, told, tmp_path):
-    for job in (partial(plan, "spirals", "arith"), partial(planned, "spirals", "arith")):
-        options = {} if job.func is plan else {"target": "turn0"}
+    for job in (partial(plan_runs, "spirals", "arith"), partial(plan_run, "spirals", "arith")):
+        options = {} if job.func is plan_runs else {"target": "turn0"}
         with pytest.raises(SpecError, match=told):
             job(settings=settings, **options)
     with pytest.raises(SpecError, match=told):
@@ -268,9 +268,9 @@ def test_what_cannot_be_is_told_before_anything_is_trained(settings, told, tmp_p
 
 def test_twins_have_a_domain_less_and_weights_for_all_do_not_fit_them():
     settings = {"arith.shares": "0.5,0.3,0.2"}
-    assert len(plan("spirals", "arith", trials=1, settings=settings)) == 4
+    assert len(plan_runs("spirals", "arith", trials=1, settings=settings)) == 4
     with pytest.raises(SpecError, match="3 weights for 2 source domain"):
-        plan("spirals", "arith", trials=1, settings=settings, rules="all")
+        plan_runs("spirals", "arith", trials=1, settings=settings, rules="all")
 
 
 def test_weights_in_a_record_are_found_again(tmp_path):

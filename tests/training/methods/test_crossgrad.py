@@ -74,7 +74,7 @@ def of_case(case: str) -> CrossGrad:
 def test_the_reference_step(case):
     method = of_case(case)
     learner = begun(method)
-    agree(method.imagined(learner, batch()), number(f"{case}/Xd"))
+    agree(method.perturbed_inputs(learner, batch()), number(f"{case}/Xd"))
     logs = method.update(learner, [batch()])
     agree(learner.model.weight.detach(), number(f"{case}/Wl1"))
     agree(learner.model.bias.detach(), number(f"{case}/bl1"))
@@ -93,7 +93,7 @@ def test_the_reference_gradients_on_the_inputs(case):
     """With ε 1 and no clip, the shift is the gradient; the label's is seen by the domain net."""
     learner = begun(CrossGrad(domain_net="same"))
     bare = CrossGrad(epsilon_label=1.0, clip=0.0, domain_net="same")
-    shift = bare.imagined(learner, batch()) - number("X")
+    shift = bare.perturbed_inputs(learner, batch()) - number("X")
     agree(shift, number(f"{case}/grad_x_Jd"))
 
 
@@ -170,18 +170,22 @@ def test_one_source_domain_has_nothing_to_move_along():
     learner = method.setup(nn.Linear(5, 4), task_of(4, 1))
     x = torch.randn(6, 5)
     only = Batch(x, torch.arange(6) % 4, torch.zeros(6).long(), torch.zeros(6).long())
-    assert torch.equal(method.imagined(learner, only), x)
+    assert torch.equal(method.perturbed_inputs(learner, only), x)
 
 
 def test_moved_inputs_have_a_higher_domain_loss_and_clipping_bounds_them():
     torch.manual_seed(0)
     learner = begun(CrossGrad(domain_net="same"))
     net = learner.parts["domain"]
-    near = CrossGrad(epsilon_label=0.5, clip=0.0, domain_net="same").imagined(learner, batch())
+    near = CrossGrad(epsilon_label=0.5, clip=0.0, domain_net="same").perturbed_inputs(
+        learner, batch()
+    )
     assert F.cross_entropy(net(near), batch().domain) > F.cross_entropy(
         net(batch().x), batch().domain
     )
-    far = CrossGrad(epsilon_label=100.0, clip=0.02, domain_net="same").imagined(learner, batch())
+    far = CrossGrad(epsilon_label=100.0, clip=0.02, domain_net="same").perturbed_inputs(
+        learner, batch()
+    )
     assert (far - batch().x).abs().max() == pytest.approx(2.0)
 
 

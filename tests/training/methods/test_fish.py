@@ -9,9 +9,9 @@ from torch import nn
 from torch.optim import SGD, Adam
 
 from afield.errors import SpecError
-from afield.experiments.benchmarking import bench, plan, planned
+from afield.experiments.benchmarking import bench, plan_run, plan_runs
 from afield.hyperparameters import build
-from afield.training.inner_loop import pieces
+from afield.training.inner_loop import split_batch
 from afield.training.methods.fish import Fish
 from tests.training.methods.reference import (
     agree,
@@ -53,7 +53,7 @@ def by_hand(model: nn.Module, task, steps, *, meta_lr: float, k: int = 1) -> nn.
     for domains in steps:
         walker.load_state_dict(model.state_dict())
         for batch in domains:
-            for piece in pieces(batch, k):
+            for piece in split_batch(batch, k):
                 optimizer.zero_grad()
                 F.cross_entropy(walker(piece.x), piece.y).backward()
                 optimizer.step()
@@ -161,7 +161,7 @@ def test_with_plain_steps_it_goes_part_of_the_way_to_the_end_of_the_walk(k, mode
     domains, start = random_batches(3), theta(model)
     learner, at = method.setup(copy.deepcopy(model), task), start
     for i in seeded_order(1, 3):
-        for piece in pieces(domains[i], k):
+        for piece in split_batch(domains[i], k):
             at = at - 0.2 * slope(model, at, piece)
     method.update(learner, domains)
     agree(theta(learner.model), start + 0.4 * (at - start), atol=1e-13)
@@ -198,9 +198,9 @@ def test_what_goes_with_plain_steps_only_is_refused_without_them(options):
 def test_what_cannot_be_is_told_before_anything_is_trained(setting, tmp_path):
     told = "go with fish.inner=sgd"
     with pytest.raises(SpecError, match=told):
-        plan("spirals", "fish", settings=setting)
+        plan_runs("spirals", "fish", settings=setting)
     with pytest.raises(SpecError, match=told):
-        planned("spirals", "fish", target="turn0", settings=setting)
+        plan_run("spirals", "fish", target="turn0", settings=setting)
     with pytest.raises(SpecError, match=told):
         bench("spirals", ["erm", "fish"], settings=setting, store=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
@@ -212,5 +212,5 @@ def test_the_inner_rate_follows_the_schedule_once(model, task):
     learner = Fish(inner_rate=2.0).setup(model, shares)
     inner = learner.optimizers["inner"].param_groups[0]
     for learner.step in (0, 4, 9):
-        learner.keep_time()
+        learner.apply_schedule()
         assert inner["lr"] == pytest.approx(2 * learner.rate)

@@ -37,7 +37,7 @@ def test_the_reference_step(case):
 
 def test_the_reference_gradient_on_the_inputs():
     bare = LabelGrad(epsilon=1.0, clip=0.0)
-    shift = bare.imagined(begun(bare), batch()) - number("X")
+    shift = bare.perturbed_inputs(begun(bare), batch()) - number("X")
     agree(shift, number("paper_eps1_noclip_a0.5/grad_x_Jl"))
 
 
@@ -53,7 +53,7 @@ def test_without_moved_inputs_it_is_erm(settings):
 def test_a_share_of_one_follows_moved_inputs_only():
     method = LabelGrad(alpha=1.0, epsilon=3.0)
     ours, plain = begun(method), begun(method)
-    moved = batch()._replace(x=method.imagined(plain, batch()))
+    moved = batch()._replace(x=method.perturbed_inputs(plain, batch()))
     method.update(ours, [batch()])
     ERM().update(plain, [moved])
     agree(theta(ours.model), theta(plain.model))
@@ -68,7 +68,7 @@ def test_where_labels_are_the_domains_crossgrad_moves_inputs_in_the_same_way():
     twin = batch()._replace(y=batch().domain)
     own = LabelGrad(epsilon=7.0, clip=0.0)
     learner = own.setup(copy.deepcopy(model), task_of(4, 4))
-    agree(own.imagined(learner, twin), method.imagined(both, twin))
+    agree(own.perturbed_inputs(learner, twin), method.perturbed_inputs(both, twin))
     method.update(both, [twin])
     own.update(learner, [twin])
     agree(theta(learner.model), theta(both.model))

@@ -13,14 +13,14 @@ from torch.autograd.functional import hessian, jacobian
 
 from afield.data.stream import Samples
 from afield.errors import SpecError
-from afield.experiments.benchmarking import planned
-from afield.experiments.runner import Place, begun, execute
+from afield.experiments.benchmarking import plan_run
+from afield.experiments.runner import Machine, execute, set_up
 from afield.experiments.store import Store
 from afield.hyperparameters import build
 from afield.training.averages.last import Last
-from afield.training.loop import fit
+from afield.training.loop import checkpoints
 from afield.training.methods import linear_probe
-from afield.training.methods.linear_probe import NEVER, LinearProbe
+from afield.training.methods.linear_probe import ABSENT_CLASS_MARGIN, LinearProbe
 
 
 def probed(model, task, samples: Samples, **settings) -> nn.Module:
@@ -32,7 +32,7 @@ def probed(model, task, samples: Samples, **settings) -> nn.Module:
 
 def standardised(model, samples: Samples) -> torch.Tensor:
     with torch.no_grad():
-        features = model.features(samples.x.held).double()
+        features = model.features(samples.x.in_memory).double()
     std, mean = torch.std_mean(features, dim=0, correction=0)
     return (features - mean) / torch.where(std > 0, std, 1.0)
 
@@ -40,7 +40,7 @@ def standardised(model, samples: Samples) -> torch.Tensor:
 def of_standardised(found: nn.Module, samples: Samples) -> tuple[torch.Tensor, torch.Tensor]:
     """The head as it is on standardised features, on which the objective is stated."""
     with torch.no_grad():
-        features = found.features(samples.x.held).double()
+        features = found.features(samples.x.in_memory).double()
     std, mean = torch.std_mean(features, dim=0, correction=0)
     weight, bias = found.head.weight.detach().double(), found.head.bias.detach().double()
     return weight * std, bias + weight @ mean
@@ -53,7 +53,9 @@ def objective(weight, bias, x, y, l2) -> torch.Tensor:
 def of_classes(samples: Samples, *labels: int) -> Samples:
     """Those samples that have one of these labels."""
     rows = torch.isin(samples.y, torch.tensor(labels)).nonzero().flatten()
-    return Samples(type(samples.x)([samples.x.held], [rows]), samples.y[rows], samples.domain[rows])
+    return Samples(
+        type(samples.x)([samples.x.in_memory], [rows]), samples.y[rows], samples.domain[rows]
+    )
 
 
 @pytest.mark.parametrize("labels", [(0, 1, 2, 3), (0, 2, 3), (1, 3)], ids=str)
@@ -95,10 +97,10 @@ def test_an_independent_solver_ends_at_the_same_head(model, task, samples, label
 
 
 def test_nothing_but_the_head_changes_in_a_whole_run(tmp_path):
-    run = planned("spirals", "linear_probe", target="turn0", settings={"steps": 4, "every": 1})
+    run = plan_run("spirals", "linear_probe", target="turn0", settings={"steps": 4, "every": 1})
     store = Store(tmp_path)
     record = execute(run, store)
-    first = begun(run, Place(torch.device("cpu"), 1, tmp_path, tmp_path)).learner.model
+    first = set_up(run, Machine(torch.device("cpu"), 1, tmp_path, tmp_path)).learner.model
     after = store.weights(run)
     for name, value in first.state_dict().items():
         assert torch.equal(after[name], value) == (not name.startswith("head.")), name
@@ -112,7 +114,7 @@ def test_batch_statistics_stay_as_they_came(model, task, stream):
     before = copy.deepcopy(model.features.state_dict())
     learner, average = LinearProbe().setup(model, task), Last()
     average.follow(learner.model, steps=3)
-    list(fit(LinearProbe(), learner, average, stream, lambda _: {}, steps=3, every=1))
+    list(checkpoints(LinearProbe(), learner, average, stream, lambda _: {}, steps=3, every=1))
     after = learner.model.features.state_dict()
     assert all(torch.equal(value, before[name]) for name, value in after.items())
 
@@ -121,22 +123,22 @@ def test_the_loss_that_is_logged_is_that_of_the_head(model, task, samples, strea
     learner = LinearProbe().setup(model, task)
     LinearProbe().regroup(learner, samples)
     logs = LinearProbe().update(learner, next(stream))
-    expected = F.cross_entropy(learner.model.eval()(samples.x.held), samples.y)
+    expected = F.cross_entropy(learner.model.eval()(samples.x.in_memory), samples.y)
     torch.testing.assert_close(logs["loss"], expected.detach())
 
 
 def test_a_class_that_no_sample_has_is_never_said(model, task, samples):
     chosen = of_classes(samples, 0, 1, 3)
     found = probed(model, task, chosen)
-    logits = found(samples.x.held).detach()
+    logits = found(samples.x.in_memory).detach()
     assert not (logits.argmax(1) == 2).any()
     assert torch.equal(found.head.weight[2], torch.zeros(8))
     _, bias = of_standardised(found, chosen)
-    assert bias[[0, 1, 3]].min() - bias[2] == pytest.approx(NEVER, abs=1e-4)
+    assert bias[[0, 1, 3]].min() - bias[2] == pytest.approx(ABSENT_CLASS_MARGIN, abs=1e-4)
     # Nor are the others moved by it: the loss is that without the class, but for e⁻¹⁰.
     y = torch.searchsorted(torch.tensor([0, 1, 3]), chosen.y)
     whole, without = (
-        F.cross_entropy(found(chosen.x.held).detach()[:, columns], labels)
+        F.cross_entropy(found(chosen.x.in_memory).detach()[:, columns], labels)
         for columns, labels in (([0, 1, 2, 3], chosen.y), ([0, 1, 3], y))
     )
     assert 0 <= whole - without < 1e-4
@@ -144,7 +146,7 @@ def test_a_class_that_no_sample_has_is_never_said(model, task, samples):
 
 def test_of_one_class_it_always_says_that(model, task, samples):
     found = probed(model, task, of_classes(samples, 2))
-    assert (found(samples.x.held).argmax(1) == 2).all()
+    assert (found(samples.x.in_memory).argmax(1) == 2).all()
     assert torch.equal(found.head.weight, torch.zeros(4, 8))
 
 
@@ -179,7 +181,7 @@ def test_the_unit_of_the_features_is_nothing(model, task, samples, times):
     with torch.no_grad():
         other.features[0].weight.mul_(times)
         other.features[0].bias.mul_(times)
-    expected, found = (probed(net, task, samples)(samples.x.held) for net in (model, other))
+    expected, found = (probed(net, task, samples)(samples.x.in_memory) for net in (model, other))
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
@@ -189,7 +191,7 @@ def test_a_feature_that_never_changes_is_no_trouble(model, task, samples):
         model.features[0].bias[0] = 3.0
     found = probed(model, task, samples)
     assert torch.isfinite(found.head.weight).all()
-    assert (found(samples.x.held).argmax(1) == samples.y).float().mean() > 0.9
+    assert (found(samples.x.in_memory).argmax(1) == samples.y).float().mean() > 0.9
 
 
 def test_the_mode_of_the_network_is_left_alone_and_augmentation_takes_no_part(model, task, samples):
@@ -202,11 +204,11 @@ def test_the_mode_of_the_network_is_left_alone_and_augmentation_takes_no_part(mo
     LinearProbe().regroup(learner, replace(samples, augment=wrong))
     assert model.training
     # With nine tenths of the features dropped it would not.
-    assert (model.eval()(samples.x.held).argmax(1) == samples.y).float().mean() > 0.9
+    assert (model.eval()(samples.x.in_memory).argmax(1) == samples.y).float().mean() > 0.9
 
 
 def test_too_few_iterations_are_one_note_and_no_warning(model, task, samples, monkeypatch, caplog):
-    monkeypatch.setattr(linear_probe, "FITTING", 2)
+    monkeypatch.setattr(linear_probe, "MAX_ITERATIONS", 2)
     with caplog.at_level(logging.WARNING), warnings.catch_warnings():
         warnings.simplefilter("error")
         probed(model, task, samples)

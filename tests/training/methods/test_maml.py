@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from afield.training.inner_loop import pieces
+from afield.training.inner_loop import split_batch
 from afield.training.methods.arith import Arith
 from afield.training.methods.erm import ERM
 from afield.training.methods.maml import MAML
@@ -40,7 +40,7 @@ def test_with_several_steps_a_domain_it_gets_those_of_the_last_domain(k, model, 
     order, last = seeded_order(4, 3), 0
     for i in order:
         last = torch.zeros_like(at)
-        for piece in pieces(batches[i], k):
+        for piece in split_batch(batches[i], k):
             gradient = slope(model, at, piece)
             at, last = at - 0.2 * gradient, last + gradient
     method.update(learner, batches)

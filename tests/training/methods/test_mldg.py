@@ -10,9 +10,9 @@ from torch import nn
 from torch.optim import SGD
 
 from afield.errors import SpecError
-from afield.experiments.benchmarking import bench, plan, planned
+from afield.experiments.benchmarking import bench, plan_run, plan_runs
 from afield.hyperparameters import build
-from afield.tensors import flat
+from afield.tensors import flatten
 from afield.training.method import Task
 from afield.training.methods.erm import ERM
 from afield.training.methods.mldg import MLDG
@@ -330,7 +330,7 @@ def test_what_does_not_go_together_is_refused():
 )
 def test_one_run_that_cannot_be_is_told_when_it_is_planned(target, settings, told):
     with pytest.raises(SpecError, match=told):
-        planned("spirals", "mldg", target=target, settings=settings)
+        plan_run("spirals", "mldg", target=target, settings=settings)
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_one_run_that_cannot_be_is_told_when_it_is_planned(target, settings, tol
 )
 def test_a_benchmark_that_cannot_be_is_told_before_anything_is_trained(options, told, tmp_path):
     with pytest.raises(SpecError, match=told):
-        plan("spirals", ["erm", "mldg"], **options)
+        plan_runs("spirals", ["erm", "mldg"], **options)
     with pytest.raises(SpecError, match=told):
         bench("spirals", ["erm", "mldg"], store=tmp_path / "runs", **options)
     assert not (tmp_path / "runs").exists()
@@ -353,9 +353,9 @@ def test_a_benchmark_that_cannot_be_is_told_before_anything_is_trained(options, 
 
 def test_what_can_be_is_planned():
     settings = {"mldg.tests": 2, "mldg.inner": "sgd", "mldg.second_order": True}
-    assert planned("spirals", "mldg", target="turn0", settings=settings).params["tests"] == 2
+    assert plan_run("spirals", "mldg", target="turn0", settings=settings).params["tests"] == 2
     # The twins of the second rule have two source domains: enough for a ring.
-    assert len(plan("spirals", "mldg", trials=1, rules="all")) == 4 + 6
+    assert len(plan_runs("spirals", "mldg", trials=1, rules="all")) == 4 + 6
 
 
 def test_gradients_reach_the_inner_optimiser_in_the_layout_of_the_weights():
@@ -385,7 +385,7 @@ def test_gradients_reach_the_inner_optimiser_in_the_layout_of_the_weights():
         torch.manual_seed(0)
         for _ in range(3):
             MLDG().update(learner, batches)
-        ends.append(flat(list(learner.model.parameters())))
+        ends.append(flatten(list(learner.model.parameters())))
     torch.testing.assert_close(*ends)
 
 

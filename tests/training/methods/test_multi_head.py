@@ -9,8 +9,8 @@ from torch import nn
 from afield.data.domains import Domain
 from afield.errors import SpecError
 from afield.networks.backbone import Classifier
-from afield.networks.features import viewed
-from afield.training.evaluation import Exam
+from afield.networks.features import view_samples
+from afield.training.evaluation import Evaluator
 from afield.training.method import pool
 from afield.training.methods.erm import ERM
 from afield.training.methods.multi_head import MultiHead
@@ -39,7 +39,7 @@ def test_one_source_domain_is_erm_to_the_bit(task, stream):
         for step in range(5):
             stream.drawn = step
             method.update(learner, next(stream)[:1])
-        ends.append(learner.model.eval()(stream.samples.x.held))
+        ends.append(learner.model.eval()(stream.samples.x.in_memory))
     assert torch.equal(*ends)
 
 
@@ -88,8 +88,8 @@ def test_a_known_domain_gets_its_own_head(headed, batches):
 
 def test_checkpoints_have_the_score_of_the_known_domain_beside_that_of_the_mean(headed, samples):
     one = samples.domain == 1
-    portion = Domain(x=samples.x.held[one], y=samples.y[one])
-    found = Exam({("domain1", "probe"): portion, ("other", "main"): portion}).take(headed)
+    portion = Domain(x=samples.x.in_memory[one], y=samples.y[one])
+    found = Evaluator({("domain1", "probe"): portion, ("other", "main"): portion}).take(headed)
     expected = F.cross_entropy(headed(portion.x, 1), portion.y).item()
     assert found["domain1"].known.loss == pytest.approx(expected, rel=1e-5)
     assert found["domain1"].probe == found["other"].main != found["domain1"].known
@@ -129,7 +129,7 @@ def test_frozen_statistics_stay_frozen(task):
 
 
 def test_it_can_be_viewed_like_any_classifier(headed, samples):
-    found = viewed(headed, samples, torch.arange(5))
+    found = view_samples(headed, samples, torch.arange(5))
     torch.testing.assert_close(headed.head(found.features), found.logits)
     assert torch.equal(found.path[:, -1], found.answers)
 

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from afield.training.inner_loop import pieces
+from afield.training.inner_loop import split_batch
 from afield.training.methods.erm import ERM
 from afield.training.methods.reptile import Reptile
 from tests.training.methods.reference import (
@@ -47,7 +47,7 @@ def test_the_plain_step_ends_in_the_mean_of_the_domains_own_weights(n, k, model,
     batches, start, ends = random_batches(n), theta(model), []
     for batch in batches:
         at = start
-        for piece in pieces(batch, k):
+        for piece in split_batch(batch, k):
             at = at - 0.2 * slope(model, at, piece)
         ends.append(at)
     learner = method.setup(copy.deepcopy(model), task)
@@ -71,7 +71,7 @@ def test_several_steps_a_domain_are_more_than_erm(model, task):
     descent = replace(task, optimizer=partial(torch.optim.SGD, lr=0.1))
     model.double()
     batches, missed = random_batches(3), []
-    halves = [piece for batch in batches for piece in pieces(batch, 2)]
+    halves = [piece for batch in batches for piece in split_batch(batch, 2)]
     total = sum(slope(model, theta(model), half) for half in halves) / 3
     for inner_rate in (0.01, 0.1, 1.0):
         method = Reptile(inner_rate=inner_rate)

@@ -16,14 +16,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from afield.data.domains import Domain
-from afield.data.stream import Stream, pooled_samples
+from afield.data.stream import Stream, pool_domains
 from afield.errors import SpecError
-from afield.experiments.benchmarking import planned
+from afield.experiments.benchmarking import plan_run
 from afield.experiments.runner import execute
 from afield.experiments.store import Store
 from afield.networks.backbone import Classifier
 from afield.training.averages.last import Last
-from afield.training.loop import fit
+from afield.training.loop import checkpoints
 from afield.training.method import Task, risks
 from afield.training.methods.groupdro import GroupDRO
 from afield.training.methods.seed_category import Grouping, SeedCategory
@@ -49,7 +49,7 @@ def walked(method, model, task, samples, *, steps, **settings):
     learner, average = method.setup(copy.deepcopy(model), task), Last()
     average.follow(learner.model, steps=task.steps)
     stream = Stream(samples, seed=0, **{"batch": 8} | settings)
-    steps_done = fit(method, learner, average, stream, lambda _: {}, steps=steps, every=1)
+    steps_done = checkpoints(method, learner, average, stream, lambda _: {}, steps=steps, every=1)
     found = [(theta(learner.model), learner.memory["q"].clone()) for _ in steps_done]
     return found, learner
 
@@ -58,7 +58,7 @@ def loss_of(model, samples):
     """The loss of every sample, as the groups should see it."""
     model = copy.deepcopy(model).eval()
     with torch.no_grad():
-        logits = model(samples.prepare(samples.x.held))
+        logits = model(samples.prepare(samples.x.in_memory))
         return F.cross_entropy(logits, samples.y, reduction="none")
 
 
@@ -92,7 +92,7 @@ def given_samples():
     made = {
         str(d): Domain(x=x[:, None], y=torch.zeros(len(x)).long()) for d, x in enumerate(losses)
     }
-    return pooled_samples(made)
+    return pool_domains(made)
 
 
 def test_groups_by_loss_equal_the_reference():
@@ -216,7 +216,7 @@ def test_groups_by_class_are_the_classes_and_those_of_every_domain(model, task, 
 def test_small_domains_and_classes_that_are_missing_leave_no_empty_group(grouping, task):
     torch.manual_seed(0)
     labels = {"a": [0], "b": [3, 3, 1], "c": [1] * 9}
-    samples = pooled_samples(
+    samples = pool_domains(
         {name: Domain(x=torch.randn(len(y), 6), y=torch.tensor(y)) for name, y in labels.items()}
     )
     method = SeedCategory(grouping=grouping, count=4)
@@ -246,7 +246,7 @@ def test_kmeans_finds_what_lies_apart_in_each_domain(task):
     domains = {
         str(d): Domain(x=50 * torch.randn(4, 6)[y] + torch.randn(60, 6), y=y) for d in range(3)
     }
-    samples = pooled_samples(domains)
+    samples = pool_domains(domains)
     kmeans = grouped(SeedCategory(grouping="kmeans"), identity(), task, samples)
     classes = grouped(SeedCategory(grouping="domain_class"), identity(), task, samples)
     assert sorted(kmeans) == sorted(classes)
@@ -264,9 +264,9 @@ def test_clusters_and_seeds_are_of_features_as_they_are_in_evaluation(task, samp
 
     far, plain = Classifier(Far(), 6, 4).train(), identity()
     # What is stored has one large number, which is not what the network sees.
-    stored = samples.x.held * torch.tensor([1.0, 1, 1, 1, 1, 100])
-    ready = pooled_samples({"all": Domain(x=prepare(stored), y=samples.y)})
-    raw = pooled_samples({"all": Domain(x=stored, y=samples.y)})
+    stored = samples.x.in_memory * torch.tensor([1.0, 1, 1, 1, 1, 100])
+    ready = pool_domains({"all": Domain(x=prepare(stored), y=samples.y)})
+    raw = pool_domains({"all": Domain(x=stored, y=samples.y)})
     for method in (SeedCategory(grouping="kmeans"), SeedCategory(grouping="graph", radius=0.7)):
         torch.manual_seed(0)
         found = grouped(method, far, task, replace(samples, x=raw.x, prepare=prepare))
@@ -301,8 +301,8 @@ def adjacent(x, radius):
 def test_every_group_has_a_sample_to_which_all_others_of_it_are_adjacent(
     offset, radius, task, samples
 ):
-    x = samples.x.held + offset
-    moved = replace(samples, x=pooled_samples({"all": Domain(x=x, y=samples.y)}).x)
+    x = samples.x.in_memory + offset
+    moved = replace(samples, x=pool_domains({"all": Domain(x=x, y=samples.y)}).x)
     groups = grouped(SeedCategory(grouping="graph", radius=radius), identity(), task, moved)
     assert_all_once(groups, samples)
     for group in map(torch.tensor, groups):
@@ -328,7 +328,7 @@ def test_the_radius_is_in_root_mean_square_distances_from_the_mean(radius, count
     # Two places at a distance of two, thus one from their mean, in one of six features.
     x = torch.zeros(40, 6)
     x[:, 2] = 7.0 + 2 * (torch.arange(40) % 2)
-    samples = pooled_samples({"only": Domain(x=x, y=torch.zeros(40).long())})
+    samples = pool_domains({"only": Domain(x=x, y=torch.zeros(40).long())})
     method = SeedCategory(grouping="graph", radius=radius)
     groups = grouped(method, identity(), replace(task, sources=("only",)), samples)
     assert sorted(groups) == (
@@ -485,7 +485,7 @@ def test_the_weights_follow_the_groups_that_a_step_draws_from(
 ):
     learner, method = SeedCategory().setup(model, task), SeedCategory(eta=0.3, period=6)
     stream = Stream(samples, batch=batch, seed=0, per_step=per_step)
-    rows = {tuple(x): i for i, x in enumerate(samples.x.held.tolist())}
+    rows = {tuple(x): i for i, x in enumerate(samples.x.in_memory.tolist())}
     for learner.step in range(11):
         groups = method.regroup(learner, samples)
         if groups is not None:
@@ -547,7 +547,7 @@ def regrouping_run(grouping):
         "seed_category.grouping": grouping,
         "seed_category.radius": 0.7,
     }
-    return planned("spirals", "seed_category", target="turn0", settings=settings)
+    return plan_run("spirals", "seed_category", target="turn0", settings=settings)
 
 
 @pytest.mark.parametrize("grouping", ["loss", "kmeans", "graph", "class"])

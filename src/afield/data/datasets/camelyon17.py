@@ -13,7 +13,7 @@ from DomainBed: patches keep their size, there they are enlarged to 224 × 224.
 
 from dataclasses import replace
 
-from afield.data.domains import DOMAINBED, DomainSet
+from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet
 from afield.data.sources.wilds import WildsSet
 
 __all__ = ["camelyon17"]
@@ -32,9 +32,9 @@ camelyon17 = DomainSet(
     domains=tuple(SIZES),
     classes=("normal", "tumor"),
     reader=WILDS.reader(tuple(SIZES)),
-    training=replace(DOMAINBED, every=100, size=96),
+    training=replace(DOMAINBED_DEFAULTS, every=100, size=96),
     resizable=True,
     needs=WILDS.needs,
-    source=WILDS.source("11 GB", licence="CC0 1.0"),
+    source=WILDS.source("11 GB", license_name="CC0 1.0"),
     sizes=SIZES,
 )

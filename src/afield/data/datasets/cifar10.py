@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from afield.data.domains import Domain, DomainSet, Reading, Source, Training
+from afield.data.domains import Domain, DomainSet, Download, ReadOptions, Training
 from afield.data.downloads import Archive
 from afield.errors import DataError
 
@@ -30,7 +30,7 @@ SHAPE = (3, 32, 32)
 RECORD = 1 + 3 * 32 * 32
 
 
-def _read(reading: Reading) -> dict[str, Domain]:
+def _read(reading: ReadOptions) -> dict[str, Domain]:
     domains = {}
     for name, files in PARTS.items():
         records = np.concatenate([_records(reading.root / file) for file in files])
@@ -58,7 +58,7 @@ cifar10 = DomainSet(
     reader=_read,
     training=Training(steps=3000, batch=128),
     needs=tuple(file for files in PARTS.values() for file in files),
-    source=Source(
+    source=Download(
         archives=(
             Archive(
                 url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",

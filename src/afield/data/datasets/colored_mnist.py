@@ -20,8 +20,8 @@ from pathlib import Path
 
 import torch
 
-from afield.data.domains import Domain, DomainSet, Reading, Training
-from afield.data.sources.mnist import MNIST, mnist, mnist_files
+from afield.data.domains import Domain, DomainSet, ReadOptions, Training
+from afield.data.sources.mnist import MNIST_DOWNLOAD, mnist_files, read_mnist
 
 __all__ = ["colored_mnist"]
 
@@ -42,13 +42,13 @@ def colored_mnist(root: Path) -> DomainSet:
         # DomainBed's defaults for small images.
         training=Training(steps=5000, every=100, batch=64, lr=1e-3, backbone="small:mnist_cnn"),
         needs=mnist_files(root),
-        source=MNIST,
+        source=MNIST_DOWNLOAD,
         sizes=SIZES,
     )
 
 
-def _read(reading: Reading) -> dict[str, Domain]:
-    images, digits = mnist(reading.root)
+def _read(reading: ReadOptions) -> dict[str, Domain]:
+    images, digits = read_mnist(reading.root)
     generator = torch.Generator().manual_seed(SEED)
     order = torch.randperm(len(images), generator=generator)
     domains = {}

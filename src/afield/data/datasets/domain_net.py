@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from afield.data.domains import DOMAINBED, Domain, DomainSet, Reading, Source
+from afield.data.domains import DOMAINBED_DEFAULTS, Domain, DomainSet, Download, ReadOptions
 from afield.data.sources.folders import folder_reader
 from afield.errors import DataError
 
@@ -44,11 +44,12 @@ def domain_net(root: Path) -> DomainSet:
         domains=tuple(SIZES),
         classes=classes,
         reader=partial(_read, classes),
-        training=replace(DOMAINBED, every=1000),
+        training=replace(DOMAINBED_DEFAULTS, every=1000),
         resizable=True,
         needs=tuple(f"domain_net/{needed}" for needed in NEEDS),
-        source=Source(
-            by_hand=f"unpack clipart.zip and painting.zip of {WEB}/groundtruth/ and infograph.zip, "
+        source=Download(
+            instructions=f"unpack clipart.zip and painting.zip of {WEB}/groundtruth/ and "
+            "infograph.zip, "
             f"quickdraw.zip, real.zip and sketch.zip of {WEB}/ in domain_net in the data root, and "
             f"put the 12 lists <domain>_train.txt, _test.txt of {WEB}/domainnet/txt/ beside them",
             licence="non-commercial research and education (http://ai.bu.edu/M3SDA/)",
@@ -57,7 +58,7 @@ def domain_net(root: Path) -> DomainSet:
     )
 
 
-def _read(classes: tuple[str, ...], reading: Reading) -> dict[str, Domain]:
+def _read(classes: tuple[str, ...], reading: ReadOptions) -> dict[str, Domain]:
     if len(classes) != CLASSES:
         told = f"class folders have {len(classes)} different names, not {CLASSES}"
         raise DataError(f"{reading.root / 'domain_net'}: {told}; unpack the zips anew")

@@ -17,8 +17,8 @@ they are.
 
 import csv
 
-from afield.data.domains import DOMAINBED, Domain, DomainSet, Reading, Source
-from afield.data.sources.folders import PICTURE, Entry, read_files
+from afield.data.domains import DOMAINBED_DEFAULTS, Domain, DomainSet, Download, ReadOptions
+from afield.data.sources.folders import IMAGE_TYPE, LabeledFile, read_files
 from afield.errors import DataError
 
 __all__ = ["fed_isic"]
@@ -37,15 +37,17 @@ CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 PARTS = {"train": False, "test": True}
 
 
-def _read(reading: Reading) -> dict[str, Domain]:
+def _read(reading: ReadOptions) -> dict[str, Domain]:
     root = reading.root.resolve()
-    files: dict[str, list[Entry]] = {name: [] for name in SIZES}
+    files: dict[str, list[LabeledFile]] = {name: [] for name in SIZES}
     with (root / TABLE).open(newline="", encoding="utf-8") as lines:
         for number, row in enumerate(csv.DictReader(lines), start=2):
             try:
                 file = root / PICTURES / f"{row['image']}.jpg"
                 centre = tuple(SIZES)[_number(row["center"], len(SIZES))]
-                entry = Entry(file, _number(row["target"], len(CLASSES)), test=PARTS[row["fold"]])
+                entry = LabeledFile(
+                    file, _number(row["target"], len(CLASSES)), test=PARTS[row["fold"]]
+                )
             except (LookupError, TypeError, ValueError):
                 told = "not a line of FLamby's table; get the file anew"
                 raise DataError(f"{root / TABLE}, line {number}: {told}") from None
@@ -53,7 +55,7 @@ def _read(reading: Reading) -> dict[str, Domain]:
                 told = "in the table, but not there; unpack all of ISIC_2019_Training_Input.zip"
                 raise DataError(f"{file}: {told}")
             files[centre].append(entry)
-    return read_files(root / PICTURES, files, PICTURE, reading)
+    return read_files(root / PICTURES, files, IMAGE_TYPE, reading)
 
 
 def _number(text: str, below: int) -> int:
@@ -69,11 +71,12 @@ fed_isic = DomainSet(
     domains=tuple(SIZES),
     classes=CLASSES,
     reader=_read,
-    training=DOMAINBED,
+    training=DOMAINBED_DEFAULTS,
     resizable=True,
     needs=(TABLE, PICTURES),
-    source=Source(
-        by_hand="accept the terms at https://challenge.isic-archive.com/data/#2019, unpack its "
+    source=Download(
+        instructions="accept the terms at https://challenge.isic-archive.com/data/#2019, unpack "
+        "its "
         "ISIC_2019_Training_Input.zip (9 GB) in fed_isic in the data root, and put "
         "https://raw.githubusercontent.com/owkin/FLamby/main/flamby/datasets/fed_isic2019/"
         "dataset_creation_scripts/train_test_split beside it",

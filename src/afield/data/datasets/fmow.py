@@ -13,7 +13,7 @@ so sizes are not checked.
 
 from dataclasses import replace
 
-from afield.data.domains import DOMAINBED, DomainSet
+from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet
 from afield.data.sources.wilds import WildsSet
 
 __all__ = ["fmow"]
@@ -43,8 +43,8 @@ fmow = DomainSet(
     domains=REGIONS,
     classes=tuple(NAMES.split()),
     reader=WILDS.reader(REGIONS),
-    training=replace(DOMAINBED, every=100),
+    training=replace(DOMAINBED_DEFAULTS, every=100),
     resizable=True,
     needs=WILDS.needs,
-    source=WILDS.source("54 GB", licence="FMoW Challenge Public License"),
+    source=WILDS.source("54 GB", license_name="FMoW Challenge Public License"),
 )

@@ -14,16 +14,17 @@ apart. Licence: each font's own.
 from dataclasses import replace
 from pathlib import Path
 
-from afield.data.domains import Domain, DomainSet, Reading, Source
+from afield.data.domains import Domain, DomainSet, Download, ReadOptions
 from afield.data.glyphs import CHARACTERS
-from afield.data.sources.fonts import font_folder
+from afield.data.sources.fonts import font_dataset
 from afield.errors import DataError
 
 __all__ = ["fonts"]
 
 FOLDER = "fonts"
-SOURCE = Source(
-    by_hand="make it and put font files (.ttf, .otf, .woff, .woff2) into it, at least two; the "
+SOURCE = Download(
+    instructions="make it and put font files (.ttf, .otf, .woff, .woff2) into it, at least two; "
+    "the "
     "paper's are of https://fonts.google.com/?category=Handwriting&subset=latin",
     licence="each font's own",
 )
@@ -41,9 +42,9 @@ def fonts(root: Path) -> DomainSet:
             needs=(FOLDER,),
             source=SOURCE,
         )
-    found = font_folder(folder)
+    found = font_dataset(folder)
     return replace(found, name="fonts", origin="", needs=(FOLDER,), source=SOURCE)
 
 
-def _read_nothing(reading: Reading) -> dict[str, Domain]:
+def _read_nothing(reading: ReadOptions) -> dict[str, Domain]:
     raise DataError(f"{reading.root / FOLDER}: was not there at first; start again")

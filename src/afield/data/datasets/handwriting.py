@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from afield.data.domains import Domain, DomainSet, Reading, Source, Training
+from afield.data.domains import Domain, DomainSet, Download, ReadOptions, Training
 from afield.data.downloads import Archive
 from afield.errors import DataError
 
@@ -47,7 +47,7 @@ DRAWN, SIDE = (105, 105), 32
 LARGEST = 10_000
 BROKEN = (OSError, ValueError, SyntaxError, RuntimeError, EOFError, BadZipFile, zlib.error)
 
-SOURCE = Source(
+SOURCE = Download(
     archives=(
         Archive(
             url="https://raw.githubusercontent.com/brendenlake/omniglot/master/python/"
@@ -81,7 +81,7 @@ def _place(root: Path) -> str:
     return next((place for place in PLACES if (root / place).exists()), PLACES[0])
 
 
-def _read(reading: Reading) -> dict[str, Domain]:
+def _read(reading: ReadOptions) -> dict[str, Domain]:
     place = where = reading.root / _place(reading.root)
     grey: dict[tuple[int, int], NDArray[np.uint8]] = {}
     try:

@@ -12,8 +12,8 @@ are not told apart.
 from functools import partial
 from pathlib import Path
 
-from afield.data.domains import DOMAINBED, Domain, DomainSet, Reading, Source
-from afield.data.sources.folders import PICTURE, Entry, read_files
+from afield.data.domains import DOMAINBED_DEFAULTS, Domain, DomainSet, Download, ReadOptions
+from afield.data.sources.folders import IMAGE_TYPE, LabeledFile, read_files
 from afield.errors import DataError
 
 __all__ = ["imagenet_r"]
@@ -35,28 +35,29 @@ def imagenet_r(root: Path) -> DomainSet:
         domains=STYLES,
         classes=classes,
         reader=partial(_read, classes),
-        training=DOMAINBED,
+        training=DOMAINBED_DEFAULTS,
         resizable=True,
         needs=(FOLDER,),
-        source=Source(
-            by_hand="get https://people.eecs.berkeley.edu/~hendrycks/imagenet-r.tar (2.2 GB) and "
+        source=Download(
+            instructions="get https://people.eecs.berkeley.edu/~hendrycks/imagenet-r.tar (2.2 GB) "
+            "and "
             f"unpack it in the data root, as {FOLDER}",
             licence="the pictures belong to their owners; research use",
         ),
     )
 
 
-def _read(classes: tuple[str, ...], reading: Reading) -> dict[str, Domain]:
+def _read(classes: tuple[str, ...], reading: ReadOptions) -> dict[str, Domain]:
     root = reading.root.resolve() / FOLDER
     if len(classes) != CLASSES:
         told = f"{len(classes)} class folders, not {CLASSES}"
         raise DataError(f"{root}: {told}; unpack the archive anew")
-    files: dict[str, list[Entry]] = {style: [] for style in STYLES}
+    files: dict[str, list[LabeledFile]] = {style: [] for style in STYLES}
     for label, name in enumerate(classes):
         for file in sorted((root / name).glob("[!.]*")):
             style = file.name.rpartition("_")[0]
             if style not in files:
                 known = ", ".join(STYLES)
                 raise DataError(f"{file}: not <style>_<number>; styles are {known}; move it")
-            files[style].append(Entry(file, label))
-    return read_files(root, files, PICTURE, reading)
+            files[style].append(LabeledFile(file, label))
+    return read_files(root, files, IMAGE_TYPE, reading)

@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from afield.data.domains import DOMAINBED, DomainSet
+from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet
 from afield.data.sources.wilds import WildsSet
 from afield.errors import DataError
 
@@ -43,10 +43,10 @@ def iwildcam(root: Path) -> DomainSet:
         domains=domains,
         classes=tuple(str(number) for number in range(classes)),
         reader=WILDS.reader(domains),
-        training=replace(DOMAINBED, batch=4, domains_per_step=16),
+        training=replace(DOMAINBED_DEFAULTS, batch=4, domains_per_step=16),
         resizable=True,
         needs=WILDS.needs,
-        source=WILDS.source("12 GB", licence="CDLA-Permissive 1.0"),
+        source=WILDS.source("12 GB", license_name="CDLA-Permissive 1.0"),
     )
 
 

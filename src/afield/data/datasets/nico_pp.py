@@ -11,7 +11,7 @@ and has lists of its own, which are not used. The whole of NICO++ has 80 classes
 surroundings.
 """
 
-from afield.data.domains import DOMAINBED, DomainSet, Source
+from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet, Download
 from afield.data.sources.folders import folder_reader
 
 __all__ = ["nico_pp"]
@@ -33,11 +33,12 @@ nico_pp = DomainSet(
     domains=DOMAINS,
     classes=CLASSES,
     reader=folder_reader(FOLDER, DOMAINS, CLASSES),
-    training=DOMAINBED,
+    training=DOMAINBED_DEFAULTS,
     resizable=True,
     needs=tuple(f"{FOLDER}/{domain}" for domain in DOMAINS),
-    source=Source(
-        by_hand="get the training part of track 1 from https://nicochallenge.com/dataset and unpack"
+    source=Download(
+        instructions="get the training part of track 1 from https://nicochallenge.com/dataset and "
+        "unpack"
         f" it as {FOLDER} in the data root",
         licence="research, no economic purposes (https://nicochallenge.com/dataset)",
     ),

@@ -8,7 +8,7 @@ renamed. Classes are in the order of their folders' names, capitals first. The a
 the terms of use; it is used for research.
 """
 
-from afield.data.domains import DOMAINBED, DomainSet, Source
+from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet, Download
 from afield.data.sources.folders import folder_reader
 
 __all__ = ["office_home"]
@@ -29,11 +29,11 @@ office_home = DomainSet(
     domains=tuple(SIZES),
     classes=CLASSES,
     reader=folder_reader("office_home", tuple(SIZES), CLASSES),
-    training=DOMAINBED,
+    training=DOMAINBED_DEFAULTS,
     resizable=True,
     needs=tuple(f"office_home/{domain}" for domain in SIZES),
-    source=Source(
-        by_hand="get OfficeHomeDataset_10072016.zip from "
+    source=Download(
+        instructions="get OfficeHomeDataset_10072016.zip from "
         "https://www.hemanthdv.org/officeHomeDataset.html, unpack it in the data root and rename "
         "its folder to office_home (the domain 'Real World' is written with a space)",
         licence="see the authors' page; research use",

@@ -8,7 +8,7 @@ Differs from the original: its lists of training and validation files are not us
 cut in two like any other.
 """
 
-from afield.data.domains import DOMAINBED, DomainSet, Source
+from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet, Download
 from afield.data.sources.folders import folder_reader
 
 __all__ = ["pacs"]
@@ -21,11 +21,12 @@ pacs = DomainSet(
     domains=tuple(SIZES),
     classes=CLASSES,
     reader=folder_reader("PACS", tuple(SIZES), CLASSES),
-    training=DOMAINBED,
+    training=DOMAINBED_DEFAULTS,
     resizable=True,
     needs=tuple(f"PACS/{domain}" for domain in SIZES),
-    source=Source(
-        by_hand="get PACS.zip (https://drive.google.com/uc?id=1JFr8f805nMUelQWWmfnJR3y4_SYoN5Pd, "
+    source=Download(
+        instructions="get PACS.zip "
+        "(https://drive.google.com/uc?id=1JFr8f805nMUelQWWmfnJR3y4_SYoN5Pd, "
         "as DomainBed does), unpack it in the data root and rename its folder kfold to PACS",
         licence="none stated; research use",
     ),

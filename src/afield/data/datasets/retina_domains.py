@@ -20,7 +20,7 @@ al., MICCAI 2023), and classes are in the order of the grades.
 How many files there are depends on this sorting, so sizes are not checked.
 """
 
-from afield.data.domains import DOMAINBED, DomainSet, Source
+from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet, Download
 from afield.data.sources.folders import folder_reader
 
 __all__ = ["retina_domains"]
@@ -33,11 +33,12 @@ retina_domains = DomainSet(
     domains=DOMAINS,
     classes=GRADES,
     reader=folder_reader("retina_domains", DOMAINS, GRADES),
-    training=DOMAINBED,
+    training=DOMAINBED_DEFAULTS,
     resizable=True,
     needs=tuple(f"retina_domains/{domain}" for domain in DOMAINS),
-    source=Source(
-        by_hand="get APTOS 2019, DDR, IDRiD and Messidor-2 from their pages and sort the pictures "
+    source=Download(
+        instructions="get APTOS 2019, DDR, IDRiD and Messidor-2 from their pages and sort the "
+        "pictures "
         "into retina_domains/<domain>/<grade> in the data root, with the grades "
         f"{', '.join(GRADES)} (`afield explain retina_domains` says more)",
         licence="four different ones; Messidor: research and education, no redistribution",

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from scipy import ndimage
 from sklearn.datasets import load_digits
 
-from afield.data.domains import Domain, DomainSet, Reading, Training
+from afield.data.domains import Domain, DomainSet, ReadOptions, Training
 
 __all__ = ["rotated_digits"]
 
@@ -20,7 +20,7 @@ ANGLES = (0, 15, 30, 45, 60, 75)
 FRAME, DIGIT = 16, 12
 
 
-def _read(reading: Reading) -> dict[str, Domain]:
+def _read(reading: ReadOptions) -> dict[str, Domain]:
     del reading
     digits = load_digits()
     enlarged = F.interpolate(

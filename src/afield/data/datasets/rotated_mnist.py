@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from afield.data.cache import Arrays, kept
-from afield.data.domains import Domain, DomainSet, Reading, Training
-from afield.data.sources.mnist import MNIST, mnist, mnist_files, turned
+from afield.data.cache import Arrays, cache_arrays
+from afield.data.domains import Domain, DomainSet, ReadOptions, Training
+from afield.data.sources.mnist import MNIST_DOWNLOAD, mnist_files, read_mnist, rotate_images
 
 __all__ = ["rotated_mnist"]
 
@@ -42,29 +42,29 @@ def rotated_mnist(root: Path) -> DomainSet:
         # DomainBed's defaults for small images.
         training=Training(steps=5000, every=100, batch=64, lr=1e-3, backbone="small:mnist_cnn"),
         needs=mnist_files(root),
-        source=MNIST,
+        source=MNIST_DOWNLOAD,
         sizes=dict(zip(NAMES, SIZES, strict=True)),
     )
 
 
-def _read(reading: Reading) -> dict[str, Domain]:
+def _read(reading: ReadOptions) -> dict[str, Domain]:
     root = reading.root.resolve()
-    found = kept(
+    found = cache_arrays(
         root / "MNIST",
         [root / name for name in mnist_files(root)],
         partial(_made, root),
-        form="rotated_mnist, construction 1",
-        needed=sum(SIZES) * 28 * 28,
+        description="rotated_mnist, construction 1",
+        needed_bytes=sum(SIZES) * 28 * 28,
     )
     return {name: Domain(x=found[f"x{i}"], y=found[f"y{i}"]) for i, name in enumerate(NAMES)}
 
 
 def _made(root: Path) -> Arrays:
-    images, digits = mnist(root)
+    images, digits = read_mnist(root)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(SEED))
     arrays: Arrays = {}
     for i, angle in enumerate(ANGLES):
         rows = order[i :: len(ANGLES)]
-        arrays[f"x{i}"] = np.asarray(turned(images[rows], angle)[:, None])
+        arrays[f"x{i}"] = np.asarray(rotate_images(images[rows], angle)[:, None])
         arrays[f"y{i}"] = np.asarray(digits[rows])
     return arrays

@@ -25,11 +25,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from afield.data.cache import Arrays, kept
-from afield.data.domains import Domain, DomainSet, Reading, Training
-from afield.data.sources.mnist import MNIST, mnist, mnist_files, turned
+from afield.data.cache import Arrays, cache_arrays
+from afield.data.domains import Domain, DomainSet, ReadOptions, Training
+from afield.data.sources.mnist import MNIST_DOWNLOAD, mnist_files, read_mnist, rotate_images
 from afield.errors import DataError
-from afield.seeds import seed
+from afield.seeds import derive_seed
 
 __all__ = ["rotated_mnist_1k"]
 
@@ -48,26 +48,26 @@ def rotated_mnist_1k(root: Path) -> DomainSet:
         reader=_read,
         training=Training(steps=600, batch=16),
         needs=mnist_files(root, PART),
-        source=MNIST,
+        source=MNIST_DOWNLOAD,
         sizes=dict.fromkeys(NAMES, CLASSES * EACH),
     )
 
 
-def _read(reading: Reading) -> dict[str, Domain]:
+def _read(reading: ReadOptions) -> dict[str, Domain]:
     root = reading.root.resolve()
-    found = kept(
+    found = cache_arrays(
         root / "MNIST",
         [root / name for name in mnist_files(root, PART)],
         partial(_made, root),
-        form="rotated_mnist_1k, construction 1",
-        needed=len(ANGLES) * CLASSES * EACH * 28 * 28,
+        description="rotated_mnist_1k, construction 1",
+        needed_bytes=len(ANGLES) * CLASSES * EACH * 28 * 28,
     )
     return {name: Domain(x=found[f"x{i}"], y=found["y"]) for i, name in enumerate(NAMES)}
 
 
 def _made(root: Path) -> Arrays:
-    images, digits = mnist(root, PART)
-    order = np.random.default_rng(seed("rotated_mnist_1k")).permutation(len(digits))
+    images, digits = read_mnist(root, PART)
+    order = np.random.default_rng(derive_seed("rotated_mnist_1k")).permutation(len(digits))
     of_each = [order[(digits[order] == digit).numpy()][:EACH] for digit in range(CLASSES)]
     for digit, rows in enumerate(of_each):
         if len(rows) < EACH:
@@ -76,5 +76,5 @@ def _made(root: Path) -> Arrays:
     chosen = torch.from_numpy(np.concatenate(of_each))
     arrays: Arrays = {"y": np.asarray(digits[chosen])}
     for i, angle in enumerate(ANGLES):
-        arrays[f"x{i}"] = np.asarray(turned(images[chosen], angle)[:, None])
+        arrays[f"x{i}"] = np.asarray(rotate_images(images[chosen], angle)[:, None])
     return arrays

@@ -22,11 +22,11 @@ from functools import partial
 from pathlib import Path
 
 from afield.data.audio import LogMel
-from afield.data.domains import Domain, DomainSet, Reading, Source, Training
+from afield.data.domains import Domain, DomainSet, Download, ReadOptions, Training
 from afield.data.downloads import Archive
-from afield.data.sources.folders import Entry, read_files, sounds_as
+from afield.data.sources.folders import LabeledFile, audio_type, read_files
 from afield.errors import DataError
-from afield.seeds import seed
+from afield.seeds import derive_seed
 
 __all__ = ["speech_commands"]
 
@@ -34,8 +34,8 @@ FOLDER = "SpeechCommands/speech_commands_v0.02"
 WORDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
 LEAST = 20
 CLIP = re.compile(r"([0-9a-f]+)_nohash_(\d+)\.wav")
-SOUND = sounds_as(LogMel())
-SOURCE = Source(
+SOUND = audio_type(LogMel())
+SOURCE = Download(
     archives=(
         Archive(
             url="http://download.tensorflow.org/data/speech_commands_v0.02.tar.gz",
@@ -60,25 +60,25 @@ def speech_commands(root: Path) -> DomainSet:
         reader=partial(_read, clips),
         training=Training(steps=3000, batch=8, domains_per_step=16),
         mel=SOUND.mel,
-        fingerprint=f"{seed(*names):016x}" if names else "",
+        fingerprint=f"{derive_seed(*names):016x}" if names else "",
         needs=(FOLDER,),
         source=SOURCE,
     )
 
 
-def _read(clips: Mapping[str, list[Entry]], reading: Reading) -> dict[str, Domain]:
+def _read(clips: Mapping[str, list[LabeledFile]], reading: ReadOptions) -> dict[str, Domain]:
     return read_files(reading.root.resolve() / FOLDER, clips, SOUND, reading)
 
 
-def _speakers(folder: Path) -> dict[str, list[Entry]]:
+def _speakers(folder: Path) -> dict[str, list[LabeledFile]]:
     """The clips of every speaker who has enough of them, by word and take."""
-    clips: dict[str, list[Entry]] = {}
+    clips: dict[str, list[LabeledFile]] = {}
     for label, word in enumerate(WORDS):
         for file in (folder / word).glob("[!.]*.wav"):
             named = CLIP.fullmatch(file.name)
             if named is None:
                 raise DataError(f"{file}: not called SPEAKER_nohash_TAKE.wav; move it elsewhere")
-            clips.setdefault(named[1], []).append(Entry(file, label))
+            clips.setdefault(named[1], []).append(LabeledFile(file, label))
     found = {
         name: sorted(clips[name], key=_by_word_and_take)
         for name in sorted(clips)
@@ -90,5 +90,5 @@ def _speakers(folder: Path) -> dict[str, list[Entry]]:
     return found
 
 
-def _by_word_and_take(clip: Entry) -> tuple[int, int]:
+def _by_word_and_take(clip: LabeledFile) -> tuple[int, int]:
     return clip.label, int(clip.file.stem.rpartition("_")[2])

@@ -7,8 +7,8 @@ import math
 
 import torch
 
-from afield.data.domains import Domain, DomainSet, Reading, Training
-from afield.seeds import seed
+from afield.data.domains import Domain, DomainSet, ReadOptions, Training
+from afield.seeds import derive_seed
 
 __all__ = ["spirals"]
 
@@ -16,13 +16,13 @@ TURNS = {"turn0": 0.0, "turn10": 10.0, "turn20": 20.0, "turn30": 30.0}
 SIZE = 200
 
 
-def _read(reading: Reading) -> dict[str, Domain]:
+def _read(reading: ReadOptions) -> dict[str, Domain]:
     del reading
     return {name: _arms(name, math.radians(degrees)) for name, degrees in TURNS.items()}
 
 
 def _arms(name: str, turn: float) -> Domain:
-    generator = torch.Generator().manual_seed(seed("spirals", name))
+    generator = torch.Generator().manual_seed(derive_seed("spirals", name))
     y = torch.arange(SIZE) % 2
     along = torch.rand(SIZE, generator=generator)
     angle = 1.5 * math.pi * along + math.pi * y + turn

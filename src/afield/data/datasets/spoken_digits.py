@@ -17,8 +17,8 @@ import re
 from collections.abc import Mapping
 
 from afield.data.audio import LogMel
-from afield.data.domains import Domain, DomainSet, Reading, Source, Training
-from afield.data.sources.folders import Entry, folder_reader, read_files, sounds_as
+from afield.data.domains import Domain, DomainSet, Download, ReadOptions, Training
+from afield.data.sources.folders import LabeledFile, audio_type, folder_reader, read_files
 from afield.errors import DataError
 
 __all__ = ["spoken_digits"]
@@ -27,25 +27,25 @@ FOLDER = "spoken_digits"
 SPEAKERS = ("george", "jackson", "lucas", "nicolas", "theo", "yweweler")
 DIGITS = tuple(str(digit) for digit in range(10))
 RECORDING = re.compile(r"(\d)_([a-z]+)_(\d+)\.wav")
-SOUND = sounds_as(LogMel(rate=8_000, seconds=0.8))
+SOUND = audio_type(LogMel(rate=8_000, seconds=0.8))
 
 
-def _read(reading: Reading) -> Mapping[str, Domain]:
+def _read(reading: ReadOptions) -> Mapping[str, Domain]:
     folder = reading.root.resolve() / FOLDER
     if not (folder / "recordings").is_dir():
         return folder_reader(FOLDER, SPEAKERS, DIGITS, SOUND)(reading)
-    files: dict[str, list[Entry]] = {name: [] for name in SPEAKERS}
+    files: dict[str, list[LabeledFile]] = {name: [] for name in SPEAKERS}
     for file in (folder / "recordings").glob("[!.]*.wav"):
         named = RECORDING.fullmatch(file.name)
         if named is None:
             raise DataError(f"{file}: not called DIGIT_SPEAKER_TAKE.wav; move it elsewhere")
         if named[2] in files:
-            files[named[2]].append(Entry(file, label=int(named[1])))
+            files[named[2]].append(LabeledFile(file, label=int(named[1])))
     ordered = {name: sorted(entries, key=_by_digit_and_take) for name, entries in files.items()}
     return read_files(folder, ordered, SOUND, reading)
 
 
-def _by_digit_and_take(entry: Entry) -> tuple[int, int]:
+def _by_digit_and_take(entry: LabeledFile) -> tuple[int, int]:
     return entry.label, int(entry.file.stem.rpartition("_")[2])
 
 
@@ -57,8 +57,8 @@ spoken_digits = DomainSet(
     training=Training(steps=600, batch=16),
     mel=SOUND.mel,
     needs=(FOLDER,),
-    source=Source(
-        by_hand="make it and put into it the folder recordings of "
+    source=Download(
+        instructions="make it and put into it the folder recordings of "
         "https://github.com/Jakobovski/free-spoken-digit-dataset",
         licence="CC BY-SA 4.0",
     ),

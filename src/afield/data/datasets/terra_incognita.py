@@ -9,7 +9,7 @@ mostly on 24,788 pictures (4,879 at location_100, 9,767 at location_38, 4,020 at
 6,122 at location_46); annotations of 2021 give 24,330. Say which one was used.
 """
 
-from afield.data.domains import DOMAINBED, DomainSet, Source
+from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet, Download
 from afield.data.sources.folders import folder_reader
 
 __all__ = ["terra_incognita"]
@@ -25,11 +25,12 @@ terra_incognita = DomainSet(
     domains=DOMAINS,
     classes=CLASSES,
     reader=folder_reader("terra_incognita", DOMAINS, CLASSES),
-    training=DOMAINBED,
+    training=DOMAINBED_DEFAULTS,
     resizable=True,
     needs=tuple(f"terra_incognita/{domain}" for domain in DOMAINS),
-    source=Source(
-        by_hand="let DomainBed's scripts/download.py make it in the data root (take the comment "
+    source=Download(
+        instructions="let DomainBed's scripts/download.py make it in the data root (take the "
+        "comment "
         "sign off its line for Terra Incognita); the pictures are the CCT20 subset of "
         "https://lila.science/datasets/caltech-camera-traps",
         licence="see https://lila.science/datasets/caltech-camera-traps",

@@ -9,7 +9,7 @@ Copies with folders CALTECH, LABELME, PASCAL and SUN, cut into train, crossval a
 out in another way and are not read.
 """
 
-from afield.data.domains import DOMAINBED, DomainSet, Source
+from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet, Download
 from afield.data.sources.folders import folder_reader
 
 __all__ = ["vlcs"]
@@ -22,11 +22,11 @@ vlcs = DomainSet(
     domains=tuple(SIZES),
     classes=CLASSES,
     reader=folder_reader("VLCS", tuple(SIZES), CLASSES),
-    training=DOMAINBED,
+    training=DOMAINBED_DEFAULTS,
     resizable=True,
     needs=tuple(f"VLCS/{domain}" for domain in SIZES),
-    source=Source(
-        by_hand="get VLCS.tar.gz (https://drive.google.com/uc?id=1skwblH1_okBwxWxmRsp9_qi15hyPpxg8,"
+    source=Download(
+        instructions="get VLCS.tar.gz (https://drive.google.com/uc?id=1skwblH1_okBwxWxmRsp9_qi15hyPpxg8,"
         " as DomainBed does) and unpack it in the data root",
         licence="none for the whole; the terms of Caltech101, LabelMe, SUN09 and VOC2007",
     ),

@@ -17,17 +17,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afield.data.domains import Domain, DomainSet, Reading, Training
+from afield.data.domains import Domain, DomainSet, ReadOptions, Training
 from afield.errors import DataError
 from afield.weights import file_digest
 
-__all__ = ["array_file", "channels_first", "readable_arrays"]
+__all__ = ["array_dataset", "to_channels_first", "translate_numpy_errors"]
 
-CHANNELS = (1, 3, 4)
-NEEDED, OPTIONAL = ("X", "y", "domain"), ("test", "names")
+CHANNEL_COUNTS = (1, 3, 4)
+REQUIRED_KEYS, OPTIONAL_KEYS = ("X", "y", "domain"), ("test", "names")
 
 
-def array_file(path: Path) -> DomainSet:
+def array_dataset(path: Path) -> DomainSet:
     """An ``.npz`` file with arrays X, y and domain; nothing in it is ever unpickled."""
     path = path.resolve()
     state = path.stat()
@@ -56,7 +56,7 @@ def _array_file(path: Path, state: tuple[int, int]) -> DomainSet:
 
 
 @contextmanager
-def readable_arrays(path: Path) -> Iterator[None]:
+def translate_numpy_errors(path: Path) -> Iterator[None]:
     """What numpy raises for a file that is no archive of plain arrays, in our words."""
     try:
         yield
@@ -72,11 +72,11 @@ def readable_arrays(path: Path) -> Iterator[None]:
 
 
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:
-    with readable_arrays(path), path.open("rb") as file:
+    with translate_numpy_errors(path), path.open("rb") as file:
         archive = np.load(file, allow_pickle=False)
         have = archive.files if isinstance(archive, np.lib.npyio.NpzFile) else []
-        missing = [key for key in NEEDED if key not in have]
-        wanted = [] if missing else [key for key in (*NEEDED, *OPTIONAL) if key in have]
+        missing = [key for key in REQUIRED_KEYS if key not in have]
+        wanted = [] if missing else [key for key in (*REQUIRED_KEYS, *OPTIONAL_KEYS) if key in have]
         arrays = {key: archive[key] for key in wanted}
     if missing:
         told = ", ".join(have) or "no named arrays"
@@ -133,11 +133,11 @@ def _text(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _read_arrays(
-    path: Path, names: tuple[str, ...], classes: tuple[str, ...], reading: Reading
+    path: Path, names: tuple[str, ...], classes: tuple[str, ...], reading: ReadOptions
 ) -> dict[str, Domain]:
     del reading
     arrays = _arrays(path)
-    x = channels_first(arrays["X"])
+    x = to_channels_first(arrays["X"])
     y = torch.from_numpy(np.unique(_text(arrays["y"]), return_inverse=True)[1])
     domain = np.unique(_text(arrays["domain"]), return_inverse=True)[1]
     if (_labels(arrays["domain"]), _labels(arrays["y"])) != (names, classes):
@@ -156,11 +156,11 @@ def _read_arrays(
     return found
 
 
-def channels_first(x: NDArray[Any]) -> Tensor:
+def to_channels_first(x: NDArray[Any]) -> Tensor:
     """Pictures as samples × channels × height × width, bytes as they are, all else as float32."""
     if x.ndim == 3:
         x = x[:, None]
-    elif x.ndim == 4 and x.shape[-1] in CHANNELS and x.shape[1] not in CHANNELS:
+    elif x.ndim == 4 and x.shape[-1] in CHANNEL_COUNTS and x.shape[1] not in CHANNEL_COUNTS:
         x = x.transpose(0, 3, 1, 2)
     kept = np.uint8 if x.dtype == np.uint8 and x.ndim == 4 else np.float32
     # What is too large for float32 becomes infinity, and is told of with the domain's name.

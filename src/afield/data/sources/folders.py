@@ -20,23 +20,30 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afield.data.audio import SUFFIXES as SOUNDS
-from afield.data.audio import LogMel, sound
-from afield.data.cache import contents, decoded
-from afield.data.domains import Domain, DomainSet, Reader, Reading
-from afield.data.images import BROKEN, PICTURES, picture, quiet, stored_side
+from afield.data.audio import AUDIO_SUFFIXES, LogMel, read_audio
+from afield.data.cache import contents_digest, decode_files
+from afield.data.domains import Domain, DomainSet, Reader, ReadOptions
+from afield.data.images import IMAGE_ERRORS, IMAGE_SUFFIXES, read_image, silence_pillow, stored_side
 from afield.errors import DataError
 
-__all__ = ["PICTURE", "Entry", "Kind", "folder_reader", "read_files", "sounds_as", "tree_folder"]
+__all__ = [
+    "IMAGE_TYPE",
+    "FileType",
+    "LabeledFile",
+    "audio_type",
+    "folder_dataset",
+    "folder_reader",
+    "read_files",
+]
 
 # Left behind by operating systems; hidden files are passed over as well.
-CLUTTER = ("thumbs.db", "desktop.ini", "__macosx")
+IGNORED_NAMES = ("thumbs.db", "desktop.ini", "__macosx")
 # How many broken files are named in one error.
-NAMED = 5
+MAX_NAMED_FILES = 5
 
 
 @dataclass(frozen=True)
-class Entry:
+class LabeledFile:
     """One file: its class, and whether it is on the test list where there are lists."""
 
     file: Path
@@ -44,11 +51,11 @@ class Entry:
     test: bool | None = None
 
 
-Files = Mapping[str, Sequence[Entry]]
+DomainFiles = Mapping[str, Sequence[LabeledFile]]
 
 
 @dataclass(frozen=True)
-class Kind:
+class FileType:
     """A kind of file: its suffixes, and what it is decoded to for a given side."""
 
     what: str
@@ -60,30 +67,30 @@ class Kind:
     mel: LogMel | None = None
 
 
-PICTURE = Kind(
+IMAGE_TYPE = FileType(
     what="picture",
-    suffixes=PICTURES,
+    suffixes=IMAGE_SUFFIXES,
     form=lambda side: f"pictures of {side} × {side}",
-    decode=picture,
+    decode=read_image,
     like=lambda side: np.empty((side, side, 3), np.uint8),
     resizable=True,
 )
 
 
-def sounds_as(mel: LogMel) -> Kind:
+def audio_type(mel: LogMel) -> FileType:
     """Sound files as log-mel features of this form."""
-    return Kind(
+    return FileType(
         what="sound",
-        suffixes=SOUNDS,
+        suffixes=AUDIO_SUFFIXES,
         form=lambda _: f"sounds as {mel}",
-        decode=lambda file, _: sound(file, mel),
+        decode=lambda file, _: read_audio(file, mel),
         like=lambda _: np.empty(mel.shape, np.float16),
         resizable=False,
         mel=mel,
     )
 
 
-def tree_folder(path: Path) -> DomainSet:
+def folder_dataset(path: Path) -> DomainSet:
     """A user's own ``root/<domain>/<class>/<file>``; domains and classes are read off the tree."""
     path = path.resolve()
     kind = _kind_of(path)
@@ -105,7 +112,9 @@ def tree_folder(path: Path) -> DomainSet:
         classes=tuple(classes),
         reader=partial(read_files, path, files, kind),
         origin=str(path),
-        fingerprint=_fingerprint(contents(path, [*every, *_lists(path, names)]), names, classes),
+        fingerprint=_fingerprint(
+            contents_digest(path, [*every, *_lists(path, names)]), names, classes
+        ),
         resizable=kind.resizable,
         mel=kind.mel,
     )
@@ -117,31 +126,33 @@ def _fingerprint(*parts: object) -> str:
 
 
 def folder_reader(
-    folder: str, domains: Sequence[str], classes: Sequence[str], kind: Kind = PICTURE
+    folder: str, domains: Sequence[str], classes: Sequence[str], kind: FileType = IMAGE_TYPE
 ) -> Reader:
     """Reads ``<root of all data>/folder/<domain>/<class>/<file>``, for a declared dataset."""
 
-    def read(reading: Reading) -> dict[str, Domain]:
+    def read(reading: ReadOptions) -> dict[str, Domain]:
         path = reading.root.resolve() / folder
         return read_files(path, _tree(path, domains, classes, kind), kind, reading)
 
     return read
 
 
-def read_files(root: Path, files: Files, kind: Kind, reading: Reading) -> dict[str, Domain]:
+def read_files(
+    root: Path, files: DomainFiles, kind: FileType, options: ReadOptions
+) -> dict[str, Domain]:
     """The domains that these files make, decoded and mapped into memory."""
-    side = reading.side or stored_side(64)
+    side = options.side or stored_side(64)
     every = [entry.file for entries in files.values() for entry in entries]
-    with quiet():
-        found = decoded(
+    with silence_pillow():
+        found = decode_files(
             root,
             every,
             partial(_decoded, kind.decode, side),
-            form=kind.form(side),
+            description=kind.form(side),
             like=kind.like(side),
-            refused=BROKEN,
+            decode_errors=IMAGE_ERRORS,
         )
-    if found.broken and not reading.skip_broken:
+    if found.broken and not options.skip_broken:
         raise DataError(_told(root, found.broken, kind))
     domains, start = {}, 0
     for name, entries in files.items():
@@ -159,7 +170,7 @@ def _decoded(decode: Callable[[Path, int], NDArray[Any]], side: int, file: Path)
 
 
 def _domain(
-    root: Path, rows: Tensor, entries: Sequence[Entry], broken: Mapping[str, str]
+    root: Path, rows: Tensor, entries: Sequence[LabeledFile], broken: Mapping[str, str]
 ) -> Domain:
     tests = [entry.test for entry in entries]
     return Domain(
@@ -171,12 +182,13 @@ def _domain(
     )
 
 
-def _told(root: Path, broken: Mapping[Path, str], kind: Kind) -> str:
+def _told(root: Path, broken: Mapping[Path, str], kind: FileType) -> str:
     """All broken files in one line, relative to their folder."""
     named = [f"{file.relative_to(root)} ({_plain(why, file)})" for file, why in broken.items()]
-    more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
+    more = f" and {len(named) - MAX_NAMED_FILES} more" if len(named) > MAX_NAMED_FILES else ""
     what = f"{len(named)} of its files are no {kind.what}s, or broken ones"
-    return f"{root}: {what}: {'; '.join(named[:NAMED])}{more}; replace them, or use --skip-broken"
+    listed = "; ".join(named[:MAX_NAMED_FILES])
+    return f"{root}: {what}: {listed}{more}; replace them, or use --skip-broken"
 
 
 def _plain(reason: str, file: Path) -> str:
@@ -184,21 +196,21 @@ def _plain(reason: str, file: Path) -> str:
     return reason.replace(repr(str(file)), "").replace(str(file), "").strip(" :") or "unreadable"
 
 
-def _kind_of(path: Path) -> Kind:
+def _kind_of(path: Path) -> FileType:
     """Pictures or sounds: what the first file in a class folder is."""
     for domain in _folders(path):
         for label in _folders(domain):
             for file in _files(label):
-                if file.suffix.lower() in SOUNDS:
-                    return sounds_as(LogMel())
-                if file.suffix.lower() in PICTURES:
-                    return PICTURE
-    return PICTURE
+                if file.suffix.lower() in AUDIO_SUFFIXES:
+                    return audio_type(LogMel())
+                if file.suffix.lower() in IMAGE_SUFFIXES:
+                    return IMAGE_TYPE
+    return IMAGE_TYPE
 
 
 def _tree(
-    root: Path, domains: Sequence[str], classes: Sequence[str], kind: Kind
-) -> dict[str, list[Entry]]:
+    root: Path, domains: Sequence[str], classes: Sequence[str], kind: FileType
+) -> dict[str, list[LabeledFile]]:
     """The files of all domains, with the numbers of their classes."""
     _check_stray(root, kind, "a domain folder", f"{root}/<domain>/<class>")
     number = {label: i for i, label in enumerate(classes)}
@@ -211,7 +223,7 @@ def _tree(
         if unknown:
             raise DataError(f"{unknown[0]}: not a class of this dataset; move it elsewhere")
         entries = [
-            Entry(file, number[label.name])
+            LabeledFile(file, number[label.name])
             for label in _folders(root / domain)
             for file in _class_files(label, kind)
         ]
@@ -221,7 +233,7 @@ def _tree(
     return _listed(root, found)
 
 
-def _class_files(label: Path, kind: Kind) -> list[Path]:
+def _class_files(label: Path, kind: FileType) -> list[Path]:
     deeper = _folders(label)
     if deeper:
         raise DataError(f"{deeper[0]}: a folder inside a class folder; move its {kind.what}s up")
@@ -233,14 +245,14 @@ def _class_files(label: Path, kind: Kind) -> list[Path]:
     return files
 
 
-def _listed(root: Path, found: dict[str, list[Entry]]) -> dict[str, list[Entry]]:
+def _listed(root: Path, found: dict[str, list[LabeledFile]]) -> dict[str, list[LabeledFile]]:
     """The files that are on a list, if every domain has its two lists; otherwise all."""
     if not _lists(root, list(found)):
         return found
     listed = {}
     for domain, entries in found.items():
         known = {entry.file: entry for entry in entries}
-        chosen: dict[Path, Entry] = {}
+        chosen: dict[Path, LabeledFile] = {}
         for part in ("train", "test"):
             where = root / f"{domain}_{part}.txt"
             for line in _lines(where):
@@ -250,7 +262,7 @@ def _listed(root: Path, found: dict[str, list[Entry]]) -> dict[str, list[Entry]]
                     raise DataError(f"{where}: {line!r} is not a file of domain {domain!r}")
                 if file in chosen:
                     raise DataError(f"{where}: {line!r} is listed twice, or in both lists")
-                chosen[file] = Entry(file, known[file].label, test=part == "test")
+                chosen[file] = LabeledFile(file, known[file].label, test=part == "test")
         listed[domain] = [chosen[entry.file] for entry in entries if entry.file in chosen]
         if len({entry.test for entry in listed[domain]}) < 2:
             raise DataError(f"{root / domain}_train.txt, _test.txt: one of the lists is empty")
@@ -275,7 +287,7 @@ def _lines(path: Path) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def _check_stray(path: Path, kind: Kind, outside: str, instead: str) -> None:
+def _check_stray(path: Path, kind: FileType, outside: str, instead: str) -> None:
     stray = [file for file in _files(path) if file.suffix.lower() in kind.suffixes]
     if stray:
         raise DataError(f"{stray[0]}: outside {outside}; move it to {instead}")
@@ -295,7 +307,7 @@ def _children(path: Path) -> list[Path]:
         found = [
             child
             for child in path.iterdir()
-            if not child.name.startswith(".") and child.name.lower() not in CLUTTER
+            if not child.name.startswith(".") and child.name.lower() not in IGNORED_NAMES
         ]
         dead = [child for child in found if child.is_symlink() and not child.exists()]
     except OSError as error:

@@ -5,26 +5,26 @@ from pathlib import Path
 
 import numpy as np
 
-from afield.data.cache import Arrays, contents, kept
-from afield.data.domains import Domain, DomainSet, Reading, Training
-from afield.data.glyphs import CHARACTERS, SUFFIXES, letters
+from afield.data.cache import Arrays, cache_arrays, contents_digest
+from afield.data.domains import Domain, DomainSet, ReadOptions, Training
+from afield.data.glyphs import CHARACTERS, FONT_SUFFIXES, draw_glyphs
 from afield.errors import DataError
-from afield.progress import tracked
-from afield.seeds import seed
+from afield.progress import track
+from afield.seeds import derive_seed
 
-__all__ = ["font_folder", "is_font"]
+__all__ = ["font_dataset", "is_font"]
 
 SIDE = 32
 # Images of a font, about; for the room on disk.
-ABOUT = 10 * len(CHARACTERS)
+APPROX_IMAGES_PER_FONT = 10 * len(CHARACTERS)
 
 
 def is_font(path: Path) -> bool:
     """Whether a file's name is that of a font."""
-    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+    return path.suffix.lower() in FONT_SUFFIXES and not path.name.startswith(".")
 
 
-def font_folder(path: Path) -> DomainSet:
+def font_dataset(path: Path) -> DomainSet:
     """A folder of font files; two to eighteen images of each character and font are drawn."""
     path = path.resolve()
     try:
@@ -44,18 +44,18 @@ def font_folder(path: Path) -> DomainSet:
         reader=partial(_read, path, files),
         training=Training(steps=1000, batch=8, backbone="small:lenet", domains_per_step=16),
         origin=str(path),
-        fingerprint=contents(path, files),
+        fingerprint=contents_digest(path, files),
     )
 
 
-def _read(path: Path, files: list[Path], reading: Reading) -> dict[str, Domain]:
+def _read(path: Path, files: list[Path], reading: ReadOptions) -> dict[str, Domain]:
     del reading
-    found = kept(
+    found = cache_arrays(
         path,
         files,
         partial(_drawn, path, files),
-        form=f"letters of {SIDE} × {SIDE}",
-        needed=len(files) * ABOUT * SIDE * SIDE,
+        description=f"letters of {SIDE} × {SIDE}",
+        needed_bytes=len(files) * APPROX_IMAGES_PER_FONT * SIDE * SIDE,
     )
     sizes = found["sizes"].tolist()
     columns = found["x"].split(sizes), found["y"].split(sizes)
@@ -64,9 +64,9 @@ def _read(path: Path, files: list[Path], reading: Reading) -> dict[str, Domain]:
 
 def _drawn(path: Path, files: list[Path]) -> Arrays:
     pictures, labels = [], []
-    for file in tracked(files, f"drawing {path.name}", len(files)):
+    for file in track(files, f"drawing {path.name}", len(files)):
         try:
-            x, y = letters(file, side=SIDE, seed=seed("letters", file.stem))
+            x, y = draw_glyphs(file, side=SIDE, seed=derive_seed("letters", file.stem))
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise DataError(f"{file}: {why}; remove it from the folder") from None

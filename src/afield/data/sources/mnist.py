@@ -21,28 +21,28 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from afield.data.domains import Source
+from afield.data.domains import Download
 from afield.data.downloads import Archive
 from afield.errors import DataError
 
-__all__ = ["MNIST", "mnist", "mnist_files", "read_idx", "turned"]
+__all__ = ["MNIST_DOWNLOAD", "mnist_files", "read_idx", "read_mnist", "rotate_images"]
 
 FOLDER = "MNIST/raw"
 MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")
 # Bytes and checksums of the packed files, as torchvision knows them.
-PACKED = {
+PACKED_FILES = {
     "train-images-idx3-ubyte": (9_912_422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
     "train-labels-idx1-ubyte": (28_881, "d53e105ee54ea40749a09fcbcd1e9432"),
     "t10k-images-idx3-ubyte": (1_648_877, "9fb629c4189551a2d022fa330f9573f3"),
     "t10k-labels-idx1-ubyte": (4_542, "ec29112dd5afa0611ce80d1b7f02629c"),
 }
-PARTS = ("train", "t10k")
+SPLITS = ("train", "t10k")
 SIDE, CLASSES = 28, 10
-BYTES = b"\0\0\x08"
+IDX_MAGIC = b"\0\0\x08"
 # A broken header that promises more would have us fill the memory.
-LARGEST = 2**30
+MAX_BYTES = 2**30
 
-MNIST = Source(
+MNIST_DOWNLOAD = Download(
     archives=tuple(
         Archive(
             url=f"{MIRRORS[0]}{name}.gz",
@@ -51,20 +51,20 @@ MNIST = Source(
             folder=FOLDER,
             mirrors=(f"{MIRRORS[1]}{name}.gz",),
         )
-        for name, (size, digest) in PACKED.items()
+        for name, (size, digest) in PACKED_FILES.items()
     )
 )
 
 
-def mnist_files(root: Path, parts: Sequence[str] = PARTS) -> tuple[str, ...]:
+def mnist_files(root: Path, splits: Sequence[str] = SPLITS) -> tuple[str, ...]:
     """The files of some parts by their paths under the root of all data, packed unless unpacked."""
-    plain = [f"{FOLDER}/{name}" for name in PACKED if name.startswith(tuple(parts))]
+    plain = [f"{FOLDER}/{name}" for name in PACKED_FILES if name.startswith(tuple(splits))]
     return tuple(name if (root / name).exists() else f"{name}.gz" for name in plain)
 
 
-def mnist(root: Path, parts: Sequence[str] = PARTS) -> tuple[Tensor, Tensor]:
+def read_mnist(root: Path, splits: Sequence[str] = SPLITS) -> tuple[Tensor, Tensor]:
     """Images (bytes, samples × 28 × 28) and digits of some parts, one after the other."""
-    files = [root / name for name in mnist_files(root, parts)]
+    files = [root / name for name in mnist_files(root, splits)]
     images, digits = [], []
     for image_file, label_file in zip(files[::2], files[1::2], strict=True):
         x, y = read_idx(image_file), read_idx(label_file)
@@ -78,7 +78,7 @@ def mnist(root: Path, parts: Sequence[str] = PARTS) -> tuple[Tensor, Tensor]:
     return torch.cat(images), torch.cat(digits)
 
 
-def turned(images: Tensor, degrees: float) -> Tensor:
+def rotate_images(images: Tensor, degrees: float) -> Tensor:
     """Grey images turned counter-clockwise about their centre, black where nothing was.
 
     Pillow's bilinear rotation, image by image: it is what torchvision does with pictures, byte for
@@ -107,14 +107,14 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 def _values(file: BinaryIO | gzip.GzipFile) -> NDArray[np.uint8]:
     kind = file.read(4)
-    if len(kind) < 4 or kind[:3] != BYTES or kind[3] not in (1, 2, 3):
+    if len(kind) < 4 or kind[:3] != IDX_MAGIC or kind[3] not in (1, 2, 3):
         raise ValueError(f"not an idx file of bytes (it starts with {kind.hex(' ') or 'nothing'})")
     sizes = file.read(4 * kind[3])
     if len(sizes) < 4 * kind[3]:
         raise ValueError("ends in its header")
     shape = struct.unpack(f">{kind[3]}I", sizes)
     promised = int(np.prod(shape, dtype=object))
-    if promised > LARGEST:
+    if promised > MAX_BYTES:
         raise ValueError(f"its header promises {promised:,} bytes")
     content = file.read(promised + 1)
     if len(content) != promised:

@@ -16,14 +16,14 @@ from typing import Any
 
 from PIL import Image
 
-from afield.data.domains import Domain, Reader, Reading, Source
-from afield.data.sources.folders import PICTURE, Entry, read_files
+from afield.data.domains import Domain, Download, Reader, ReadOptions
+from afield.data.sources.folders import IMAGE_TYPE, LabeledFile, read_files
 from afield.errors import DataError
 
 __all__ = ["WildsSet"]
 
 # What the package raises for tables that are not what they should be.
-UNREADABLE = (OSError, ValueError, LookupError, AssertionError, TypeError)
+WILDS_ERRORS = (OSError, ValueError, LookupError, AssertionError, TypeError)
 
 
 @dataclass(frozen=True)
@@ -50,46 +50,46 @@ class WildsSet:
         """What has to be there; the package takes data without a release note for half loaded."""
         return f"{self.folder}/{self.table}", f"{self.folder}/RELEASE_v{self.version}.txt"
 
-    def source(self, size: str, *, licence: str) -> Source:
+    def source(self, size: str, *, license_name: str) -> Download:
         """Where it comes from: the package has its own download."""
         code = (
             "import wilds, afield.data.domains as d; "
             f"wilds.get_dataset('{self.name}', root_dir=d.data_root(), download=True)"
         )
         how = f'`pip install afield[wilds]`, then `python -c "{code}"` ({size})'
-        return Source(by_hand=how, licence=licence)
+        return Download(instructions=how, licence=license_name)
 
     def reader(self, domains: Sequence[str]) -> Reader:
         """Reads exactly these domains."""
         return partial(self._read, domains)
 
-    def files(self, root: Path) -> dict[str, list[Entry]]:
+    def files(self, root: Path) -> dict[str, list[LabeledFile]]:
         """The files of all domains that have more than one."""
         whole, folder = self._opened(root), root / self.folder
         column = whole.metadata_array[:, whole.metadata_fields.index(self.field)].tolist()
         names = (whole.metadata_map or {}).get(self.field)
         rows = zip(column, self.pictures(whole), whole.y_array.tolist(), strict=True)
-        found: dict[int, list[Entry]] = {}
+        found: dict[int, list[LabeledFile]] = {}
         for number, name, label in rows:
             file = folder / name
             if not file.is_file():
                 told = "in the metadata, but not there; remove the folder and get the data anew"
                 raise DataError(f"{file}: {told}")
-            found.setdefault(number, []).append(Entry(file, label))
+            found.setdefault(number, []).append(LabeledFile(file, label))
         return {
             str(names[number]) if names else f"{self.field}_{number}": entries
             for number, entries in found.items()
             if len(entries) > 1
         }
 
-    def _read(self, domains: Sequence[str], reading: Reading) -> dict[str, Domain]:
+    def _read(self, domains: Sequence[str], reading: ReadOptions) -> dict[str, Domain]:
         root = reading.root.resolve()
         files = self.files(root)
         odd = sorted(set(files) ^ set(domains))
         if odd:
             told = f"{self.field} {odd[0]!r} is only in one of metadata and declaration"
             raise DataError(f"{root / self.folder}: {told}; get the data anew")
-        return read_files(root / self.folder, files, PICTURE, reading)
+        return read_files(root / self.folder, files, IMAGE_TYPE, reading)
 
     def _opened(self, root: Path) -> Any:
         """The package's own object for these data."""
@@ -101,7 +101,7 @@ class WildsSet:
         except ImportError as error:
             told = f"the package wilds is needed to read it ({error})"
             raise DataError(f"{self.name}: {told}; `pip install afield[wilds]`") from None
-        except UNREADABLE as error:
+        except WILDS_ERRORS as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             told = f"the package wilds cannot read it ({reason})"
             raise DataError(f"{root / self.folder}: {told}; get the data anew") from None

@@ -15,11 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from afield.diagnosis.diagnostic import Diagnostic, Finding, Subject, only
+from afield.diagnosis.diagnostic import Diagnostic, Finding, single_run
 from afield.errors import SpecError
+from afield.experiments.finished import FinishedRun
 from afield.hyperparameters import LogUniform, Variant
-from afield.progress import tracked
-from afield.tensors import flat
+from afield.progress import track
+from afield.tensors import flatten
 from afield.training.method import Samples
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ __all__ = ["Agreement"]
 
 CHUNK = 64
 # Domains that are shown: each has two gradients in memory.
-MOST = 12
+MAX_DOMAINS = 12
 
 
 @dataclass(frozen=True)
@@ -43,14 +44,14 @@ class Agreement(Diagnostic):
         if self.samples < 2:
             raise SpecError(f"samples={self.samples}: at least 2 are needed, one for each half")
 
-    def look(self, subjects: Sequence[Subject]) -> Finding:
+    def diagnose_runs(self, subjects: Sequence[FinishedRun]) -> Finding:
         """Two gradients of each domain, of one half of its samples each."""
-        subject = only(subjects, "agreement")
+        subject = single_run(subjects, "agreement")
         model = subject.model if self.at == "end" else subject.learner.model.eval()
-        names = subject.shown(MOST)
+        names = subject.shown(MAX_DOMAINS)
         halves = {}
-        for name in tracked(names, "gradients", len(names)):
-            both = subject.some(name, self.samples).tensor_split(2)
+        for name in track(names, "gradients", len(names)):
+            both = subject.sample_indices(name, self.samples).tensor_split(2)
             halves[name] = [_gradient(model, subject.domains[name], index) for index in both]
         seen = set(subject.record.run.sources)
         rows = [
@@ -65,11 +66,11 @@ class Agreement(Diagnostic):
 def _gradient(model: nn.Module, samples: Samples, index: Tensor) -> Tensor:
     """The gradient of the mean loss, as a vector of length one."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    total = torch.zeros_like(flat(parameters))
+    total = torch.zeros_like(flatten(parameters))
     for part in index.split(CHUNK):
         batch = samples.batch(part.to(samples.y.device))
         loss = F.cross_entropy(model(batch.x), batch.y, reduction="sum")
-        total += flat(torch.autograd.grad(loss, parameters, materialize_grads=True))
+        total += flatten(torch.autograd.grad(loss, parameters, materialize_grads=True))
     return F.normalize(total, dim=0)
 
 

@@ -24,16 +24,17 @@ import pandas as pd
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afield.diagnosis.diagnostic import Diagnostic, Finding, Revive, Subject
+from afield.diagnosis.diagnostic import Diagnostic, Finding, Reopen
 from afield.errors import SpecError
+from afield.experiments.finished import FinishedRun
 from afield.experiments.record import Record
-from afield.progress import tracked
-from afield.reporting.results import common_settings, label
+from afield.progress import track
+from afield.reporting.results import common_settings, row_label
 from afield.training.calibration import (
     calibration_error,
-    covered_accuracy,
-    fitted_temperature,
-    reliability,
+    fit_temperature,
+    reliability_bins,
+    selective_accuracy,
 )
 
 if TYPE_CHECKING:
@@ -45,16 +46,16 @@ KINDS = ("none", "sources", "left out")
 COLUMNS = ["method", "trial", "target", "temperature of", "temperature", "error", "accuracy",
            "accuracy at 90 %"]  # fmt: skip
 
-Portion = tuple[Tensor, Tensor]
+LogitsAndLabels = tuple[Tensor, Tensor]
 
 
 @dataclass
 class _Readings:
     """Logits and classes: a trial's targets, their sources, and sources that twins left out."""
 
-    targets: dict[str, Portion] = field(default_factory=dict)
-    sources: dict[str, list[Portion]] = field(default_factory=dict)
-    left_out: dict[str, list[Portion]] = field(default_factory=dict)
+    targets: dict[str, LogitsAndLabels] = field(default_factory=dict)
+    sources: dict[str, list[LogitsAndLabels]] = field(default_factory=dict)
+    left_out: dict[str, list[LogitsAndLabels]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Calibration(Diagnostic):
 
     takes: ClassVar[Literal["runs", "records", "store"]] = "store"
 
-    def study(self, records: Sequence[Record], revive: Revive) -> Finding:
+    def diagnose_store(self, records: Sequence[Record], revive: Reopen) -> Finding:
         """Every recipe and trial of which each target has all its twins."""
         trials = _trials(records)
         if not trials:
@@ -72,7 +73,7 @@ class Calibration(Diagnostic):
                 "`afield bench … --rules all` makes them"
             )
         needed = sum(len(own) for own in trials.values())
-        revived = iter(tracked(_revived(trials, revive), "reading", needed))
+        revived = iter(track(_revived(trials, revive), "reading", needed))
         rows: list[tuple[object, ...]] = []
         bins: dict[tuple[str, str], list[tuple[NDArray[np.float64], NDArray[np.bool_]]]] = {}
         for (method, trial), own in trials.items():
@@ -99,7 +100,7 @@ def _trials(records: Sequence[Record]) -> dict[tuple[str, int], list[Record]]:
         if not run.role and not run.tested and len(record.unseen) in (1, 2):
             recipe = replace(run, trial=0).recipe
             draw = f" draw={run.draw}" if run.draw else ""
-            names.setdefault(recipe, label(run, but=common) + draw)
+            names.setdefault(recipe, row_label(run, exclude=common) + draw)
             found.setdefault((recipe, run.trial), {})[frozenset(record.unseen)] = record
     whole = {}
     for (recipe, trial), own in sorted(found.items(), key=lambda item: item[0][1]):
@@ -111,13 +112,15 @@ def _trials(records: Sequence[Record]) -> dict[tuple[str, int], list[Record]]:
     return whole
 
 
-def _revived(trials: Mapping[tuple[str, int], list[Record]], revive: Revive) -> Iterator[Subject]:
+def _revived(
+    trials: Mapping[tuple[str, int], list[Record]], revive: Reopen
+) -> Iterator[FinishedRun]:
     """One after the other: they would not all fit into memory."""
     for records in trials.values():
         yield from map(revive, records)
 
 
-def _read(subjects: Sequence[Subject]) -> _Readings:
+def _read(subjects: Sequence[FinishedRun]) -> _Readings:
     found = _Readings()
     for subject in subjects:
         unseen = subject.record.unseen
@@ -133,18 +136,22 @@ def _read(subjects: Sequence[Subject]) -> _Readings:
     return found
 
 
-def _portion(subject: Subject, part: Literal["domains", "probes"], name: str) -> Portion:
+def _portion(
+    subject: FinishedRun, part: Literal["domains", "probes"], name: str
+) -> LogitsAndLabels:
     samples = getattr(subject, part)[name]
     return subject.logits(samples), samples.y.cpu()
 
 
 def _temperatures(readings: _Readings, target: str) -> dict[str, float]:
     seen, unseen = readings.sources[target], readings.left_out[target]
-    values = (1.0, *(fitted_temperature(*zip(*own, strict=True)) for own in (seen, unseen)))
+    values = (1.0, *(fit_temperature(*zip(*own, strict=True)) for own in (seen, unseen)))
     return dict(zip(KINDS, values, strict=True))
 
 
-def _judged(portion: Portion, temperature: float) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def _judged(
+    portion: LogitsAndLabels, temperature: float
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     logits, y = portion
     best = (logits.double() / temperature).softmax(dim=1).max(dim=1)
     return best.values.numpy(), (best.indices == y).numpy()
@@ -152,7 +159,7 @@ def _judged(portion: Portion, temperature: float) -> tuple[NDArray[np.float64], 
 
 def _numbers(confidence: NDArray[np.float64], hits: NDArray[np.bool_]) -> tuple[float, ...]:
     error = calibration_error(confidence, hits)
-    return error, float(hits.mean()), covered_accuracy(confidence, hits)
+    return error, float(hits.mean()), selective_accuracy(confidence, hits)
 
 
 def _curves(
@@ -162,7 +169,7 @@ def _curves(
     rows = [
         (method, kind, *cells)
         for (method, kind), parts in bins.items()
-        for cells in reliability(*map(np.concatenate, zip(*parts, strict=True)))
+        for cells in reliability_bins(*map(np.concatenate, zip(*parts, strict=True)))
     ]
     columns = ["method", "temperature of", "confidence", "accuracy", "samples"]
     return pd.DataFrame(rows, columns=columns)

@@ -22,13 +22,19 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from afield.diagnosis.diagnostic import Diagnostic, Finding, Subject, only
-from afield.diagnosis.merged_runs import check_matrices, check_merged, matrix_deltas, moved_matrices
+from afield.diagnosis.diagnostic import Diagnostic, Finding, single_run
+from afield.diagnosis.merged_runs import (
+    changed_matrices,
+    check_matrices,
+    check_merged,
+    matrix_deltas,
+)
 from afield.errors import SpecError
+from afield.experiments.finished import FinishedRun
 from afield.hyperparameters import Uniform, Variant, defaults
-from afield.merging.merges.score import Center, agreeing, score
+from afield.merging.merges.score import Center, agreement_mask, score
 from afield.merging.spectral import full_precision, shared_basis
-from afield.progress import tracked
+from afield.progress import track
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,9 +42,9 @@ if TYPE_CHECKING:
 __all__ = ["Conflicts"]
 
 # Layers that are shown at most, and those that have their names at the bars.
-SHOWN, NAMED = 7, 14
+MAX_LAYERS_SHOWN, MAX_LAYERS_NAMED = 7, 14
 # Experts that have their names at the pictures, letters of these in a line, and of a layer's name.
-LABELLED, ROOM, LONG = 6, 24, 28
+MAX_EXPERTS_NAMED, LABEL_LINE_LENGTH, LAYER_NAME_LENGTH = 6, 24, 28
 # Colours go over so many orders of magnitude.
 DECADES = 3
 COUNTS = ("entries", "kept entries", "diagonal", "beside", "kept beside")
@@ -73,18 +79,20 @@ class Conflicts(Diagnostic):
     def __post_init__(self) -> None:
         if self.tau is not None and self.tau < 0:
             raise SpecError(f"conflicts.tau={self.tau}: must not be below 0")
-        if len(self.layers) > SHOWN:
-            raise SpecError(f"conflicts.layers: {len(self.layers)} are too many; at most {SHOWN}")
+        if len(self.layers) > MAX_LAYERS_SHOWN:
+            raise SpecError(
+                f"conflicts.layers: {len(self.layers)} are too many; at most {MAX_LAYERS_SHOWN}"
+            )
 
     @full_precision()
-    def look(self, subjects: Sequence[Subject]) -> Finding:
+    def diagnose_runs(self, subjects: Sequence[FinishedRun]) -> Finding:
         """The numbers of every matrix, and pictures of some."""
-        subject = only(subjects, "conflicts")
+        subject = single_run(subjects, "conflicts")
         check_merged(subject, "conflicts", experts=2)
-        names, trim = moved_matrices(subject), self._trim(subject)
+        names, trim = changed_matrices(subject), self._trim(subject)
         check_matrices(names, self.layers, "conflicts.layers")
         rows = []
-        for name, deltas in tracked(
+        for name, deltas in track(
             zip(names, matrix_deltas(subject, names), strict=True), "conflicts", len(names)
         ):
             rows += [(name, *row) for row in _counted(deltas, list(subject.experts), trim)]
@@ -107,7 +115,7 @@ class Conflicts(Diagnostic):
         told = _told(data, _shares(counts.assign(all=1), ["all"]).iloc[0], trim)
         return Finding(data, told, paint, 2 + 2 * len(shown), more)
 
-    def _trim(self, subject: Subject) -> _Trim:
+    def _trim(self, subject: FinishedRun) -> _Trim:
         """The settings: those given, the run's own where it is of score, and the usual ones."""
         run = subject.record.run
         values = {**defaults(score), **(run.params if run.method == "score" else {})}
@@ -130,7 +138,7 @@ def _agreeing(square: Tensor, trim: _Trim) -> tuple[Tensor, Tensor]:
     beside = ~torch.eye(len(square), dtype=torch.bool, device=square.device)
     if len(square) < 2:
         return beside, beside
-    return beside, beside & agreeing(square * beside, width=trim.width, center=trim.center)
+    return beside, beside & agreement_mask(square * beside, width=trim.width, center=trim.center)
 
 
 def _counted(
@@ -218,7 +226,7 @@ def _paint_energy(axes: "Axes", data: pd.DataFrame) -> None:
 
 
 def _settle(axes: "Axes", data: pd.DataFrame, title: str) -> None:
-    if len(data) <= NAMED:
+    if len(data) <= MAX_LAYERS_NAMED:
         axes.set_yticks(range(len(data)), map(_short, data["layer"]), fontsize=7, parse_math=False)
     else:
         axes.set_ylabel("matrix, in the network's order")
@@ -233,14 +241,14 @@ def _paint_pair(axes: Sequence["Axes"], picture: _Picture, experts: list[str]) -
     largest = float(picture.before.max())
     norm = LogNorm(largest / 10**DECADES, largest)
     titles = (f"{_short(picture.layer)}: Σ|M|", "after the trim (grey: all taken away)")
-    crowded = len("".join(experts)) > ROOM
+    crowded = len("".join(experts)) > LABEL_LINE_LENGTH
     for each, square, title in zip(axes, (picture.before, picture.after), titles, strict=True):
         shown = square.clamp(min=norm.vmin).where(square > 0, torch.nan)
         image = each.imshow(shown.numpy(), cmap="magma", norm=norm, interpolation="nearest")
         each.set_facecolor("lightgrey")
         each.set_title(title, fontsize=9, parse_math=False)
         middles = [picture.blocks * (number + 0.5) - 0.5 for number in range(len(experts))]
-        if picture.blocks and len(experts) <= LABELLED:
+        if picture.blocks and len(experts) <= MAX_EXPERTS_NAMED:
             turned: dict[str, Any] = {"rotation": 45, "ha": "right"} if crowded else {}
             each.set_xticks(middles, experts, fontsize=7, parse_math=False, **turned)
             each.set_yticks(middles, experts, fontsize=7, parse_math=False)
@@ -248,4 +256,4 @@ def _paint_pair(axes: Sequence["Axes"], picture: _Picture, experts: list[str]) -
 
 
 def _short(layer: str) -> str:
-    return layer if len(layer) <= LONG else f"…{layer[1 - LONG :]}"
+    return layer if len(layer) <= LAYER_NAME_LENGTH else f"…{layer[1 - LAYER_NAME_LENGTH :]}"

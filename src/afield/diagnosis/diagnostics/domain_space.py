@@ -26,14 +26,14 @@ from torch import Tensor, nn
 from afield.diagnosis.diagnostic import (
     Diagnostic,
     Finding,
-    Subject,
-    checked_domains,
-    further_networks,
-    only,
+    choose_domains,
+    single_run,
+    trained_learner,
 )
 from afield.errors import SpecError
+from afield.experiments.finished import FinishedRun
 from afield.hyperparameters import LogUniform, Variant
-from afield.progress import tracked
+from afield.progress import track
 from afield.training.method import Batch
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 __all__ = ["DomainSpace"]
 
 # Domains that are shown, and samples that go through a network at once.
-MOST, CHUNK = 8, 256
+MAX_DOMAINS, CHUNK = 8, 256
 # As far beside the line as from its middle to an end is not between any more.
-BESIDE = 0.5
+MAX_OFFSET_RATIO = 0.5
 
 Points = NDArray[np.float64]
 
@@ -65,13 +65,13 @@ class DomainSpace(Diagnostic):
         if self.samples < 3:
             raise SpecError(f"domain_space.samples={self.samples}: at least 3 are needed")
 
-    def look(self, subjects: Sequence[Subject]) -> Finding:
+    def diagnose_runs(self, subjects: Sequence[FinishedRun]) -> Finding:
         """The features of all domains, and of one source's moved samples."""
-        subject = only(subjects, "domain_space")
-        names = checked_domains(subject, self.domains, MOST)
+        subject = single_run(subjects, "domain_space")
+        names = choose_domains(subject, self.domains, MAX_DOMAINS)
         features = _feature_net(subject)
         batches = {name: _batch(subject, name, self.samples) for name in names}
-        g = {name: _through(features, batches[name].x) for name in tracked(names, "g", len(names))}
+        g = {name: _through(features, batches[name].x) for name in track(names, "g", len(names))}
         every = np.concatenate(list(g.values()))
         if len(every) < 3 or not every.std(axis=0).any():
             raise SpecError("domain_space needs three samples, and features that differ")
@@ -91,7 +91,7 @@ class DomainSpace(Diagnostic):
 
         return Finding(data, "; ".join(told), paint, 3 if source else 1)
 
-    def _source(self, subject: Subject, centres: dict[str, Points]) -> str:
+    def _source(self, subject: FinishedRun, centres: dict[str, Points]) -> str:
         """The source whose samples are moved."""
         sources = [name for name in centres if name in subject.record.run.sources]
         if self.moved and self.moved not in sources:
@@ -103,11 +103,11 @@ class DomainSpace(Diagnostic):
         return _nearest(centres, unseen[0], sources)[0]
 
 
-def _feature_net(subject: Subject) -> nn.Module:
+def _feature_net(subject: FinishedRun) -> nn.Module:
     """What gives g: the domain net's features, or the network's own."""
     method: Any = subject.method
     own = hasattr(method, "domain_classifier")
-    net = method.domain_classifier(further_networks(subject)) if own else subject.model
+    net = method.domain_classifier(trained_learner(subject)) if own else subject.model
     features = getattr(net, "features", None)
     if features is None:
         raise SpecError(
@@ -116,10 +116,10 @@ def _feature_net(subject: Subject) -> nn.Module:
     return cast(nn.Module, features)
 
 
-def _batch(subject: Subject, name: str, count: int) -> Batch:
+def _batch(subject: FinishedRun, name: str, count: int) -> Batch:
     """Samples of a domain, ready for a network; a source's with its number."""
     samples, sources = subject.domains[name], subject.record.run.sources
-    batch = samples.batch(subject.some(name, count).to(samples.y.device))
+    batch = samples.batch(subject.sample_indices(name, count).to(samples.y.device))
     number = sources.index(name) if name in sources else -1
     return batch._replace(domain=torch.full_like(batch.y, number))
 
@@ -130,16 +130,18 @@ def _through(features: nn.Module, x: Tensor) -> Points:
     return cast(Points, torch.cat(parts).numpy())
 
 
-def _moved(subject: Subject, batch: Batch) -> Tensor | None:
+def _moved(subject: FinishedRun, batch: Batch) -> Tensor | None:
     """The inputs as the method moves them in a batch of training, if it does."""
     method: Any = subject.method
     if not hasattr(method, "imagined"):
         return None
-    return cast(Tensor, method.imagined(further_networks(subject), batch, subject.stream.total))
+    return cast(
+        Tensor, method.perturbed_inputs(trained_learner(subject), batch, subject.stream.total)
+    )
 
 
 def _table(
-    subject: Subject,
+    subject: FinishedRun,
     batches: dict[str, Batch],
     g: dict[str, Points],
     source: str,
@@ -164,7 +166,7 @@ def _nearest(centres: dict[str, Points], name: str, others: Sequence[str]) -> li
     return sorted(others, key=lambda other: float(np.linalg.norm(centres[other] - centres[name])))
 
 
-def _between(subject: Subject, centres: dict[str, Points]) -> Iterator[str]:
+def _between(subject: FinishedRun, centres: dict[str, Points]) -> Iterator[str]:
     """Where unseen domains lie between their nearest sources."""
     sources = [name for name in centres if name in subject.record.run.sources]
     if len(sources) < 2:
@@ -178,7 +180,7 @@ def _between(subject: Subject, centres: dict[str, Points]) -> Iterator[str]:
             continue
         share = float(own @ line / (line @ line))
         beside = float(np.linalg.norm(own - share * line) / np.linalg.norm(line))
-        where = "between" if 0 < share < 1 and beside < BESIDE else "not between"
+        where = "between" if 0 < share < 1 and beside < MAX_OFFSET_RATIO else "not between"
         yield (
             f"{name} (unseen) lies {where} {first} and {second}, at {share:.2f} of the way and "
             f"{beside:.2f} of it beside"
@@ -219,7 +221,7 @@ def _clustered(g: dict[str, Points], batches: dict[str, Batch]) -> Iterator[str]
     yield f"silhouette: {told}" if told else "too few samples for a silhouette"
 
 
-def _paint_domains(axes: "Axes", data: pd.DataFrame, subject: Subject) -> None:
+def _paint_domains(axes: "Axes", data: pd.DataFrame, subject: FinishedRun) -> None:
     clean = data[~data["moved"]]
     for number, name in enumerate(dict.fromkeys(clean["domain"])):
         own = clean[clean["domain"] == name]

@@ -15,11 +15,12 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 
-from afield.diagnosis.diagnostic import Diagnostic, Finding, Subject, check_plain, only
+from afield.diagnosis.diagnostic import Diagnostic, Finding, check_unmasked, single_run
 from afield.errors import SpecError
+from afield.experiments.finished import FinishedRun
 from afield.hyperparameters import LogUniform, Uniform
-from afield.progress import tracked
-from afield.tensors import flat, set_gradients
+from afield.progress import track
+from afield.tensors import flatten, set_gradients
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["GradientShares"]
 
 # Bars in so many colours can be told apart.
-MOST = 10
+MAX_DOMAINS = 10
 
 
 @dataclass(frozen=True)
@@ -43,25 +44,25 @@ class GradientShares(Diagnostic):
         if not 0 <= self.beta < 1:
             raise SpecError(f"beta={self.beta:g}: from 0 to below 1")
 
-    def look(self, subjects: Sequence[Subject]) -> Finding:
+    def diagnose_runs(self, subjects: Sequence[FinishedRun]) -> Finding:
         """Train for a few steps, and keep each domain's part of the momentum apart."""
-        subject = only(subjects, "gradient_shares")
-        check_plain(subject, "gradient_shares")
+        subject = single_run(subjects, "gradient_shares")
+        check_unmasked(subject, "gradient_shares")
         learner, run = subject.learner, subject.record.run
-        names = list(run.sources[:MOST])
+        names = list(run.sources[:MAX_DOMAINS])
         if len(names) < 2:
             raise SpecError("gradient_shares is about two source domains or more; this run has one")
         parameters, model = learner.parameters(), learner.model.train()
         optimizer = torch.optim.Adam(parameters, lr=run.lr, betas=(self.beta, 0.999))
-        parts = [torch.zeros_like(flat(parameters)) for _ in names]
+        parts = [torch.zeros_like(flatten(parameters)) for _ in names]
         rows, batches = [], [subject.batches(name) for name in names]
-        for step in tracked(range(self.steps), "steps", self.steps):
+        for step in track(range(self.steps), "steps", self.steps):
             present = step % len(names)
             batch = next(batches[present])
             loss = F.cross_entropy(model(batch.x), batch.y)
             gradient = torch.autograd.grad(loss, parameters, materialize_grads=True)
             parts = [self.beta * part for part in parts]
-            parts[present] += (1 - self.beta) * flat(gradient)
+            parts[present] += (1 - self.beta) * flatten(gradient)
             set_gradients(parameters, gradient)
             optimizer.step()
             norms = torch.stack([part.norm() for part in parts])

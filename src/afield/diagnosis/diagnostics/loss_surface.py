@@ -23,12 +23,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afield.diagnosis.diagnostic import Diagnostic, Finding, Subject, check_plain
+from afield.diagnosis.diagnostic import Diagnostic, Finding, check_unmasked
 from afield.errors import SpecError
+from afield.experiments.finished import FinishedRun
 from afield.hyperparameters import LogUniform, Uniform, Variant
-from afield.networks.backbone import has_free_statistics, renew_statistics
-from afield.progress import tracked
-from afield.tensors import add, assign, flat, set_gradients, shaped
+from afield.networks.backbone import has_unfrozen_batchnorm, update_batchnorm
+from afield.progress import track
+from afield.tensors import add, assign, flatten, set_gradients, unflatten
 from afield.training.method import pool
 
 if TYPE_CHECKING:
@@ -38,10 +39,10 @@ __all__ = ["LossSurface"]
 
 START, CENTROID = "start", "centroid"
 # Samples that go through the network at once, and batches for BatchNorm's statistics at a point.
-CHUNK, STATISTICS = 128, 8
+CHUNK, STATISTICS_BATCHES = 128, 8
 LEVELS = 16
 # Domains that have a panel.
-MOST = 9
+MAX_PANELS = 9
 
 
 @dataclass(frozen=True)
@@ -65,18 +66,18 @@ class LossSurface(Diagnostic):
             if getattr(self, name) < least:
                 raise SpecError(f"{name}={getattr(self, name)}: must not be below {least}")
 
-    def look(self, subjects: Sequence[Subject]) -> Finding:
+    def diagnose_runs(self, subjects: Sequence[FinishedRun]) -> Finding:
         """Find the plane, then the loss of every domain at every place of it."""
         if len(subjects) not in (1, 3):
             raise SpecError(f"loss_surface looks at one run or at three, not at {len(subjects)}")
-        first, names = subjects[0], subjects[0].shown(MOST)
+        first, names = subjects[0], subjects[0].shown(MAX_PANELS)
         marks = self._experts(first) if len(subjects) == 1 else _of_runs(subjects)
         plane = _Plane.through(list(marks.values())[-3:])
         experts = [weights for name, weights in marks.items() if name != START]
         marks[CENTROID] = torch.stack(experts).mean(0)
         placed = {name: plane.place(weights) for name, weights in marks.items()}
         grid = self._grid(np.array(list(placed.values())))
-        losses = _Losses(first, {name: first.some(name, self.samples) for name in names})
+        losses = _Losses(first, {name: first.sample_indices(name, self.samples) for name in names})
         rows = [
             (name, *placed[name], domain, loss)
             for name, weights in marks.items()
@@ -84,7 +85,7 @@ class LossSurface(Diagnostic):
         ]
         rows += [
             ("", x, y, domain, loss)
-            for x, y in tracked(grid, "loss surface", len(grid))
+            for x, y in track(grid, "loss surface", len(grid))
             for domain, loss in losses.at(plane.at(x, y))
         ]
         data = pd.DataFrame(rows, columns=["mark", "x", "y", "domain", "loss"])
@@ -96,17 +97,17 @@ class LossSurface(Diagnostic):
 
         return Finding(data, _told(data), paint, panels=len(names))
 
-    def _experts(self, subject: Subject) -> dict[str, Tensor]:
+    def _experts(self, subject: FinishedRun) -> dict[str, Tensor]:
         """The weights on a walk over the first source domains, and where it starts."""
-        check_plain(subject, "loss_surface")
+        check_unmasked(subject, "loss_surface")
         sources = subject.record.run.sources[:3]
         if len(sources) < 2:
             raise SpecError("loss_surface walks over two source domains or more; this run has one")
         model, task = copy.deepcopy(subject.model).train(), subject.learner.task
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         rate = self.rate * subject.learner.rate
-        found = {START: flat(parameters)}
-        for source in tracked(sources, "experts", len(sources)):
+        found = {START: flatten(parameters)}
+        for source in track(sources, "experts", len(sources)):
             optimizer = task.optimizer(parameters, lr=rate)
             for batch in islice(subject.batches(source), self.steps):
                 loss = F.cross_entropy(model(batch.x), batch.y)
@@ -116,7 +117,7 @@ class LossSurface(Diagnostic):
                 else:
                     set_gradients(parameters, slope)
                     optimizer.step()
-            found[f"after {source}"] = flat(parameters)
+            found[f"after {source}"] = flatten(parameters)
         return found
 
     def _grid(self, places: NDArray[np.float64]) -> list[list[float]]:
@@ -130,7 +131,7 @@ class LossSurface(Diagnostic):
 class _Losses:
     """Losses of domains at any weights of a run's network; their samples are made ready once."""
 
-    def __init__(self, subject: Subject, chosen: Mapping[str, Tensor]) -> None:
+    def __init__(self, subject: FinishedRun, chosen: Mapping[str, Tensor]) -> None:
         self.model = subject.model
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.batches = {
@@ -141,16 +142,16 @@ class _Losses:
             for name, index in chosen.items()
         }
         self.statistics: list[Tensor] = []
-        if has_free_statistics(self.model):
-            batches = islice(subject.stream.afresh(), STATISTICS)
+        if has_unfrozen_batchnorm(self.model):
+            batches = islice(subject.stream.fresh_copy(), STATISTICS_BATCHES)
             self.statistics = [pool(each).x for each in batches]
 
     @torch.no_grad()
     def at(self, weights: Tensor) -> Iterator[tuple[str, float]]:
         """Each domain's mean loss with these weights."""
-        assign(self.parameters, shaped(weights, self.parameters))
+        assign(self.parameters, unflatten(weights, self.parameters))
         if self.statistics:
-            renew_statistics(self.model, self.statistics)
+            update_batchnorm(self.model, self.statistics)
         self.model.eval()
         for name, batches in self.batches.items():
             losses = [F.cross_entropy(self.model(b.x), b.y, reduction="none") for b in batches]
@@ -186,12 +187,12 @@ class _Plane:
         return self.origin + x * self.u + y * self.v
 
 
-def _of_runs(subjects: Sequence[Subject]) -> dict[str, Tensor]:
+def _of_runs(subjects: Sequence[FinishedRun]) -> dict[str, Tensor]:
     """The deployed weights of three runs that saw the same samples in the same form."""
     found = {}
     for subject in subjects:
         parameters = [p for p in subject.model.parameters() if p.requires_grad]
-        found[subject.record.run.key] = flat(parameters)
+        found[subject.record.run.key] = flatten(parameters)
     for name in ("dataset", "data", "backbone", "size", "sources", "trial"):
         if len({getattr(subject.record.run, name) for subject in subjects}) > 1:
             raise SpecError(f"three runs on one plane must have the same {name}")

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pandas as pd
 import torch
 
-from afield.diagnosis.diagnostic import Diagnostic, Finding, Subject, only
+from afield.diagnosis.diagnostic import Diagnostic, Finding, single_run
 from afield.errors import SpecError
+from afield.experiments.finished import FinishedRun
 from afield.hyperparameters import LogUniform
-from afield.networks.masks import Masked, hard_overlap
-from afield.progress import tracked
+from afield.networks.masks import MaskedNetwork, hard_overlap
+from afield.progress import track
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["Masks"]
 
 # Domains that are shown.
-MOST = 10
-ALL = "all masks"
+MAX_DOMAINS = 10
+ALL_MASKS = "all masks"
 KINDS = ("shared", "specific", "useless")
 
 
@@ -42,10 +43,10 @@ class Masks(Diagnostic):
         if self.samples < 1:
             raise SpecError(f"masks.samples={self.samples}: must be above 0")
 
-    def look(self, subjects: Sequence[Subject]) -> Finding:
+    def diagnose_runs(self, subjects: Sequence[FinishedRun]) -> Finding:
         """Overlaps, kinds of channels, and accuracies."""
-        subject = only(subjects, "masks")
-        if not isinstance(subject.model, Masked):
+        subject = single_run(subjects, "masks")
+        if not isinstance(subject.model, MaskedNetwork):
             raise SpecError(
                 f"masks looks at runs of dmg; this is one of {subject.record.run.method}"
             )
@@ -65,28 +66,31 @@ class Masks(Diagnostic):
         return Finding(overlap, told, paint, 3, {"kinds": kinds, "accuracy": accuracy})
 
     def _accuracies(
-        self, subject: Subject, model: Masked
+        self, subject: FinishedRun, model: MaskedNetwork
     ) -> Iterator[tuple[str, str, bool, float]]:
-        names = subject.shown(MOST)
-        for name in tracked(names, "accuracies", len(names)):
+        names = subject.shown(MAX_DOMAINS)
+        for name in track(names, "accuracies", len(names)):
             seen = name in model.domains
             chosen = (subject.probes if seen else subject.domains)[name]
             generator = torch.Generator().manual_seed(subject.record.run.seed)
             index = torch.randperm(len(chosen), generator=generator)[: self.samples]
-            for masks, domain in (*zip(model.domains, range(MOST), strict=False), (ALL, None)):
+            for masks, domain in (
+                *zip(model.domains, range(MAX_DOMAINS), strict=False),
+                (ALL_MASKS, None),
+            ):
                 answers = subject.answers(model, chosen, index, domain=domain)
                 right = (answers == chosen.y.cpu()[index]).double().mean()
                 yield masks, name, seen, float(right)
 
 
-def _overlaps(model: Masked) -> Iterator[tuple[str, str, str, float]]:
+def _overlaps(model: MaskedNetwork) -> Iterator[tuple[str, str, str, float]]:
     pairs = list(combinations(model.domains, 2))
     for layer, p in zip(model.layers, model.probabilities(), strict=True):
         for (first, second), value in zip(pairs, hard_overlap(p).tolist(), strict=True):
             yield layer, first, second, value
 
 
-def _kinds(model: Masked) -> Iterator[tuple[str, str, int, float]]:
+def _kinds(model: MaskedNetwork) -> Iterator[tuple[str, str, int, float]]:
     for layer, p in zip(model.layers, model.probabilities(), strict=True):
         kept = (p > 0.5).sum(dim=0)
         shared, useless = int((kept == len(p)).sum()), int((kept == 0).sum())
@@ -106,8 +110,8 @@ def _told(overlap: pd.DataFrame, kinds: pd.DataFrame, accuracy: pd.DataFrame) ->
         parts.append(f"two masks share {100 * overlap['iou'].mean():.0f} % of what either keeps")
     home = accuracy[accuracy["seen"]]
     own = home[home["masks"] == home["domain"]]["accuracy"].mean()
-    others = home[(home["masks"] != home["domain"]) & (home["masks"] != ALL)]["accuracy"]
-    together = home[home["masks"] == ALL]["accuracy"].mean()
+    others = home[(home["masks"] != home["domain"]) & (home["masks"] != ALL_MASKS)]["accuracy"]
+    together = home[home["masks"] == ALL_MASKS]["accuracy"].mean()
     told = f"on a source its own masks are {100 * own:.1f} % right"
     told += f", another source's {100 * others.mean():.1f} %" if len(others) else ""
     parts.append(f"{told}, all together {100 * together:.1f} %")

@@ -17,11 +17,12 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from afield.diagnosis.diagnostic import Diagnostic, Finding, Subject, only
+from afield.diagnosis.diagnostic import Diagnostic, Finding, single_run
 from afield.diagnosis.merged_runs import check_merged
 from afield.errors import SpecError
+from afield.experiments.finished import FinishedRun
 from afield.hyperparameters import LogUniform, Uniform
-from afield.progress import tracked
+from afield.progress import track
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["MergePath"]
 
 # Unseen domains that are told, and sources that have a curve of their own.
-MOST, CURVES = 3, 10
+MAX_UNSEEN_LISTED, MAX_SOURCE_CURVES = 3, 10
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,9 @@ class MergePath(Diagnostic):
         if self.samples < 1:
             raise SpecError(f"merge_path.samples={self.samples}: must be above 0")
 
-    def look(self, subjects: Sequence[Subject]) -> Finding:
+    def diagnose_runs(self, subjects: Sequence[FinishedRun]) -> Finding:
         """Accuracies on all domains at every scale, the merged model's own included."""
-        subject = only(subjects, "merge_path")
+        subject = single_run(subjects, "merge_path")
         check_merged(subject, "merge_path")
         merged = {
             name: value.to("cpu", copy=True) for name, value in subject.model.state_dict().items()
@@ -61,8 +62,8 @@ class MergePath(Diagnostic):
         even = [self.furthest * point / (self.points - 1) for point in range(self.points)]
         scales = sorted({*even, 1.0})
         model, rows = copy.deepcopy(subject.model), []
-        for scale in tracked(scales, "scales", len(scales)):
-            model.load_state_dict(along(subject.base, merged, scale))
+        for scale in track(scales, "scales", len(scales)):
+            model.load_state_dict(interpolate_weights(subject.base, merged, scale))
             rows += [(scale, *row) for row in self._accuracies(subject, model)]
         data = pd.DataFrame(rows, columns=["scale", "domain", "seen", "accuracy"])
         sources = data[data["seen"]].groupby("scale")["accuracy"].mean()
@@ -70,7 +71,9 @@ class MergePath(Diagnostic):
         told = _told(data, sources, best)
         return Finding(data, told, lambda axes: _paint(axes[0], data, sources, best))
 
-    def _accuracies(self, subject: Subject, model: nn.Module) -> Iterator[tuple[str, bool, float]]:
+    def _accuracies(
+        self, subject: FinishedRun, model: nn.Module
+    ) -> Iterator[tuple[str, bool, float]]:
         for name in subject.domains:
             seen = name in subject.record.run.sources
             samples = (subject.probes if seen else subject.domains)[name]
@@ -80,7 +83,7 @@ class MergePath(Diagnostic):
             yield name, seen, float(right.double().mean())
 
 
-def along(
+def interpolate_weights(
     base: Mapping[str, Tensor], merged: Mapping[str, Tensor], scale: float
 ) -> dict[str, Tensor]:
     """The weights at a scale: at 0 those of the base, at 1 the merged ones, to the bit."""
@@ -107,8 +110,10 @@ def _told(data: pd.DataFrame, sources: "pd.Series[float]", best: float) -> str:
             f"{name} (unseen) there: {_compared(own, best)}; its own best, {100 * own.max():.1f} % "
             f"at {_best(own):g}, is not for the sources to know"
         )
-    rest = len(told) - 1 - MOST
-    return "; ".join(told[: 1 + MOST]) + f"; and {rest} more unseen domains" * (rest > 0)
+    rest = len(told) - 1 - MAX_UNSEEN_LISTED
+    return "; ".join(told[: 1 + MAX_UNSEEN_LISTED]) + f"; and {rest} more unseen domains" * (
+        rest > 0
+    )
 
 
 def _compared(own: "pd.Series[float]", best: float) -> str:
@@ -120,7 +125,7 @@ def _compared(own: "pd.Series[float]", best: float) -> str:
 def _paint(axes: "Axes", data: pd.DataFrame, sources: "pd.Series[float]", best: float) -> None:
     axes.plot(sources.index, 100 * sources, color="k", label=" sources (mean)", zorder=3)
     home = dict(iter(data[data["seen"]].groupby("domain", sort=False)))
-    for number, own in enumerate(list(home.values())[:CURVES]):
+    for number, own in enumerate(list(home.values())[:MAX_SOURCE_CURVES]):
         label = "" if number else " each source"
         thin: dict[str, Any] = {"color": "grey", "alpha": 0.5, "linewidth": 0.8, "label": label}
         axes.plot(own["scale"], 100 * own["accuracy"], **thin)

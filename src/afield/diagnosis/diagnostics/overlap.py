@@ -24,12 +24,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from afield.diagnosis.diagnostic import Diagnostic, Finding, Subject, only
-from afield.diagnosis.merged_runs import check_merged, matrix_deltas, moved_matrices
+from afield.diagnosis.diagnostic import Diagnostic, Finding, single_run
+from afield.diagnosis.merged_runs import changed_matrices, check_merged, matrix_deltas
 from afield.errors import SpecError
+from afield.experiments.finished import FinishedRun
 from afield.hyperparameters import LogUniform, Uniform, Variant
-from afield.merging.spectral import leading
-from afield.progress import tracked
+from afield.merging.spectral import leading_triplets
+from afield.progress import track
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +39,7 @@ __all__ = ["Overlap"]
 
 RankRule = Literal["paper", "code"]
 # Random subspaces are drawn so often; more pairs than so many have no legend.
-DRAWS, LEGEND = 8, 10
+RANDOM_DRAWS, MAX_LEGEND_PAIRS = 8, 10
 
 
 class _Matrix(NamedTuple):
@@ -68,13 +69,13 @@ class Overlap(Diagnostic):
         if self.dimension < 1:
             raise SpecError(f"overlap.dimension={self.dimension}: must be above 0")
 
-    def look(self, subjects: Sequence[Subject]) -> Finding:
+    def diagnose_runs(self, subjects: Sequence[FinishedRun]) -> Finding:
         """The matrix of SAR, and the angles of every pair."""
-        subject = only(subjects, "overlap")
+        subject = single_run(subjects, "overlap")
         check_merged(subject, "overlap", experts=2)
-        names, experts = moved_matrices(subject), list(subject.experts)
+        names, experts = changed_matrices(subject), list(subject.experts)
         matrices = []
-        for name, deltas in tracked(
+        for name, deltas in track(
             zip(names, matrix_deltas(subject, names), strict=True), "overlaps", len(names)
         ):
             if deltas.flatten(1).any(dim=1).all():
@@ -97,7 +98,7 @@ class Overlap(Diagnostic):
 
     def _compared(self, name: str, deltas: Tensor, experts: list[str]) -> _Matrix:
         _, rows, columns = deltas.shape
-        triplets = [leading(delta, min(rows, columns)) for delta in deltas]
+        triplets = [leading_triplets(delta, min(rows, columns)) for delta in deltas]
         ranks = [kept_rank(found.values, self.energy, self.rank_rule) for found in triplets]
         shares = [
             (name, first, second, rank, sar(delta, found.left[:, :rank]), (rank / rows) ** 0.5)
@@ -156,7 +157,7 @@ def _angles(matrices: list[_Matrix], experts: list[str], dimension: int) -> pd.D
 def _random_angles(rows: int, dimension: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     found = []
-    for _ in range(DRAWS):
+    for _ in range(RANDOM_DRAWS):
         pair = torch.randn(2, rows, dimension, generator=generator, dtype=torch.float64)
         found.append(principal_angles(*torch.linalg.qr(pair).Q))
     return torch.stack(found).mean(dim=0)
@@ -191,7 +192,7 @@ def _paint_sar(axes: "Axes", data: pd.DataFrame, experts: list[str]) -> None:
 def _paint_angles(axes: "Axes", angles: pd.DataFrame, of: str) -> None:
     pairs = angles.groupby(["first", "second"], sort=False)
     for (first, second), own in pairs:
-        label = f" {first} and {second}" if pairs.ngroups <= LEGEND else None
+        label = f" {first} and {second}" if pairs.ngroups <= MAX_LEGEND_PAIRS else None
         axes.plot(own["number"], own["angle"], marker="o", markersize=3, label=label)
     own = angles[: int(angles["number"].max())]
     axes.plot(own["number"], own["chance"], "--", color="grey", label=" at random")

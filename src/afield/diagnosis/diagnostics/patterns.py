@@ -24,13 +24,19 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from afield.data.images import colours
-from afield.diagnosis.diagnostic import Diagnostic, Finding, Subject, only
+from afield.data.images import to_rgb
+from afield.diagnosis.diagnostic import Diagnostic, Finding, single_run
 from afield.errors import SpecError
+from afield.experiments.finished import FinishedRun
 from afield.hyperparameters import LogUniform, Variant
-from afield.networks.features import Views, viewed
-from afield.progress import tracked
-from afield.training.sample_groups import clusters, consistency, members, ranked
+from afield.networks.features import Views, view_samples
+from afield.progress import track
+from afield.training.sample_groups import (
+    consistency,
+    indices_by_label,
+    kmeans_labels,
+    quantile_bins,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,15 +44,15 @@ if TYPE_CHECKING:
 __all__ = ["Patterns"]
 
 # Domains with a contact sheet, points in a map of samples, and moments of the training.
-MOST, POINTS, MOMENTS = 6, 1500, 12
+MAX_SHEETS, MAX_MAP_POINTS, MAX_MOMENTS = 6, 1500, 12
 # Categories with fewer samples than these are called the worst only if there are no others.
-FEW = 10
+MIN_CATEGORY_SAMPLES = 10
 # Over so many pairs of random divisions their agreement is averaged.
-DICE = 10
+RANDOM_PAIRS = 10
 # A run that took more seconds than these is trained once more on request only.
-PATIENCE = 600
+MAX_RETRAIN_SECONDS = 600
 # Pictures on a contact sheet, across and down, and what a row of them takes with its captions.
-SHEET, ROW = (5, 3), 1.3
+SHEET_GRID, ROW_HEIGHT = (5, 3), 1.3
 
 Within = Literal["class", "domain", "domain_class"]
 Painter = Callable[["Axes"], None]
@@ -56,7 +62,7 @@ Painter = Callable[["Axes"], None]
 class Patterns(Diagnostic):
     """What is hard, of at most so many `samples` a domain, in `count` seed categories each.
 
-    K-means has so many `clusters` of the samples `within` a class, a domain, or a class of a
+    K-means has so many `kmeans_labels` of the samples `within` a class, a domain, or a class of a
     domain. With `history` the run is trained once more, for the accuracy of each category over
     training; none means: if that took ten minutes at most.
     """
@@ -72,11 +78,14 @@ class Patterns(Diagnostic):
             if getattr(self, name) < 2:
                 raise SpecError(f"patterns.{name}={getattr(self, name)}: must be at least 2")
 
-    def look(self, subjects: Sequence[Subject]) -> Finding:
+    def diagnose_runs(self, subjects: Sequence[FinishedRun]) -> Finding:
         """Views, categories, their history, the agreement of the views, and pictures of it all."""
-        subject = only(subjects, "patterns")
-        chosen = {name: subject.some(name, self.samples).sort().values for name in subject.domains}
-        views = Views.joined(list(_looked_at(subject, chosen)))
+        subject = single_run(subjects, "patterns")
+        chosen = {
+            name: subject.sample_indices(name, self.samples).sort().values
+            for name in subject.domains
+        }
+        views = Views.concatenate(list(_looked_at(subject, chosen)))
         table = _table(subject, chosen, views, self.count)
         seed = subject.record.run.seed % 2**31
         agreement = self._agreement(table, views, seed)
@@ -88,7 +97,11 @@ class Patterns(Diagnostic):
             lambda axes: _paint_map(axes, table, "path", "activation paths (t-SNE)"),
             *([lambda axes: _paint_agreement(axes, agreement)] if len(agreement) else []),
             *([lambda axes: _paint_history(axes, history, subject.step)] if len(history) else []),
-            *(_sheet(subject, name, table) for name in subject.shown(MOST) if _pictures(subject)),
+            *(
+                _sheet(subject, name, table)
+                for name in subject.shown(MAX_SHEETS)
+                if _pictures(subject)
+            ),
         ]
 
         def paint(axes: Sequence["Axes"]) -> None:
@@ -107,14 +120,16 @@ class Patterns(Diagnostic):
         return f"views are not compared: no {unit} has {need}; use --set clusters or within"
 
     def _history(
-        self, subject: Subject, chosen: Mapping[str, Tensor], table: pd.DataFrame
+        self, subject: FinishedRun, chosen: Mapping[str, Tensor], table: pd.DataFrame
     ) -> pd.DataFrame:
         """The accuracy of every category at a few moments of the training."""
-        quick = subject.record.seconds <= PATIENCE
+        quick = subject.record.seconds <= MAX_RETRAIN_SECONDS
         if not (quick if self.history is None else self.history):
             return pd.DataFrame()
         found = []
-        for step, model in tracked(subject.again(MOMENTS), "training once more", MOMENTS + 1):
+        for step, model in track(
+            subject.retrain(MAX_MOMENTS), "training once more", MAX_MOMENTS + 1
+        ):
             parts = [
                 subject.answers(model, subject.domains[name], index)
                 for name, index in chosen.items()
@@ -130,7 +145,7 @@ class Patterns(Diagnostic):
         """CCT of every pair of views, and of two random divisions; nothing if samples are few."""
         columns = {"class": ["label"], "domain": ["domain"], "domain_class": ["domain", "label"]}
         group = torch.tensor(table.groupby(columns[self.within]).ngroup().tolist())
-        large = [index for index in members(group) if len(index) >= 2 * self.clusters]
+        large = [index for index in indices_by_label(group) if len(index) >= 2 * self.clusters]
         if not large:
             return pd.DataFrame()
         points = {
@@ -139,11 +154,11 @@ class Patterns(Diagnostic):
             "loss": views.losses[:, None],
         }
         labels = {name: torch.full_like(group, -1) for name in points}
-        for index in tracked(large, "clusters", len(large)):
+        for index in track(large, "clusters", len(large)):
             for name, view in points.items():
-                labels[name][index] = clusters(view[index].numpy(), self.clusters, seed=seed)
+                labels[name][index] = kmeans_labels(view[index].numpy(), self.clusters, seed=seed)
         generator = torch.Generator().manual_seed(seed)
-        dice = torch.randint(self.clusters, (2, DICE, len(group)), generator=generator)
+        dice = torch.randint(self.clusters, (2, RANDOM_PAIRS, len(group)), generator=generator)
         kept, together = torch.cat(large), torch.zeros_like(group)
 
         def agree(first: Tensor, second: Tensor) -> float:
@@ -159,13 +174,13 @@ class Patterns(Diagnostic):
         return found.assign(groups=len(large), samples=len(kept))
 
 
-def _looked_at(subject: Subject, chosen: Mapping[str, Tensor]) -> Iterator[Views]:
-    for name, index in tracked(chosen.items(), "views", len(chosen)):
-        yield viewed(subject.model, subject.domains[name], index)
+def _looked_at(subject: FinishedRun, chosen: Mapping[str, Tensor]) -> Iterator[Views]:
+    for name, index in track(chosen.items(), "views", len(chosen)):
+        yield view_samples(subject.model, subject.domains[name], index)
 
 
 def _table(
-    subject: Subject, chosen: Mapping[str, Tensor], views: Views, count: int
+    subject: FinishedRun, chosen: Mapping[str, Tensor], views: Views, count: int
 ) -> pd.DataFrame:
     """One row a sample: where it is from, what it is, what the model says, and its category."""
     classes = np.array(subject.learner.task.classes)
@@ -175,14 +190,14 @@ def _table(
         {
             "domain": [name for name, _ in rows],
             "seen": [name in subject.record.run.sources for name, _ in rows],
-            "sample": [subject.called[name][i] for name, i in rows],
+            "sample": [subject.sample_names[name][i] for name, i in rows],
             "place": [i for _, i in rows],
             "label": views.y.numpy(),
             "class": classes[views.y.numpy()],
             "answer": classes[views.answers.numpy()],
             "right": (views.answers == views.y).numpy(),
             "loss": views.losses.numpy(),
-            "category": torch.cat([ranked(part, count) + 1 for part in losses]).numpy(),
+            "category": torch.cat([quantile_bins(part, count) + 1 for part in losses]).numpy(),
         }
     )
 
@@ -210,11 +225,11 @@ def _maps(views: Views, seed: int) -> dict[str, Any]:
     from sklearn.manifold import TSNE
 
     size = len(views.y)
-    kept = np.sort(np.random.default_rng(seed).permutation(size)[:POINTS])
+    kept = np.sort(np.random.default_rng(seed).permutation(size)[:MAX_MAP_POINTS])
     width = min(30.0, (len(kept) - 1) / 3)
     found: dict[str, Any] = {}
     kinds = (("features", "euclidean"), ("path", "hamming"))
-    for view, metric in tracked(kinds, "maps", len(kinds)):
+    for view, metric in track(kinds, "maps", len(kinds)):
         tsne = TSNE(metric=metric, init="random", perplexity=width, random_state=seed)
         places = np.full((size, 2), np.nan)
         places[kept] = tsne.fit_transform(getattr(views, view)[kept].double().numpy())
@@ -228,7 +243,7 @@ def _told(categories: pd.DataFrame, table: pd.DataFrame) -> Iterator[str]:
     for seen, what in ((True, "of the samples it was trained on"), (False, "of unseen domains")):
         own = categories[categories["seen"] == seen]
         if len(own):
-            large = own[own["samples"] >= FEW]
+            large = own[own["samples"] >= MIN_CATEGORY_SAMPLES]
             own = large if len(large) else own
             worst = own.sort_values(["accuracy", "loss"], ascending=[True, False]).index[0]
             yield f"{what}, {_sentence(categories.loc[worst].to_dict(), table, count)}"
@@ -264,16 +279,16 @@ def _agreed(agreement: pd.DataFrame) -> str:
     )
 
 
-def _pictures(subject: Subject) -> bool:
+def _pictures(subject: FinishedRun) -> bool:
     return len(subject.stream.samples.x.shape) == 3
 
 
-def _sheet(subject: Subject, name: str, table: pd.DataFrame) -> Painter:
+def _sheet(subject: FinishedRun, name: str, table: pd.DataFrame) -> Painter:
     """The pictures of a domain with the highest losses, what they are and are taken for."""
-    own = table[table["domain"] == name].nlargest(SHEET[0] * SHEET[1], "loss")
+    own = table[table["domain"] == name].nlargest(SHEET_GRID[0] * SHEET_GRID[1], "loss")
     x = subject.domains[name].x
     (taken,) = x.chunks(len(own), torch.tensor(own["place"].tolist()))
-    pictures = [colours(each) for each in taken.cpu()]
+    pictures = [to_rgb(each) for each in taken.cpu()]
     unseen = "" if name in subject.record.run.sources else " (unseen)"
     title = f"highest losses in {_short(name, 24)}{unseen}"
     return lambda axes: _paint_sheet(axes, title, pictures, own)
@@ -338,16 +353,16 @@ def _paint_history(axes: "Axes", history: pd.DataFrame, deployed: int) -> None:
 
 
 def _paint_sheet(axes: "Axes", title: str, pictures: Sequence[Any], own: pd.DataFrame) -> None:
-    across, down = SHEET
+    across, down = SHEET_GRID
     style: dict[str, Any] = {"fontsize": 6, "ha": "center", "va": "top", "parse_math": False}
     rows = zip(pictures, own["class"], own["answer"], own["right"], strict=True)
     for i, (picture, label, answer, right) in enumerate(rows):
-        top, left = ROW * (i // across), i % across
+        top, left = ROW_HEIGHT * (i // across), i % across
         extent = (left, left + 0.94, top + 0.94, top)
         axes.imshow(picture, cmap="gray", vmin=0, vmax=1, extent=extent)
         told = _short(label, 13) + ("" if right else f"\n→ {_short(answer, 12)}")
         colour = "black" if right else "tab:red"
         axes.text(left + 0.47, top + 0.97, told, color=colour, **style)
-    axes.set(xlim=(0, across), ylim=(ROW * down, 0), aspect="auto")
+    axes.set(xlim=(0, across), ylim=(ROW_HEIGHT * down, 0), aspect="auto")
     axes.set_axis_off()
     axes.set_title(title, fontsize=10, parse_math=False)

@@ -17,11 +17,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afield.data.images import shown_together
-from afield.diagnosis.diagnostic import Diagnostic, Finding, Subject, further_networks, only
+from afield.data.images import compare_images
+from afield.diagnosis.diagnostic import (
+    Diagnostic,
+    Finding,
+    single_run,
+    trained_learner,
+)
 from afield.errors import SpecError
+from afield.experiments.finished import FinishedRun
 from afield.hyperparameters import LogUniform
-from afield.progress import tracked
+from afield.progress import track
 from afield.training.method import Batch
 
 if TYPE_CHECKING:
@@ -30,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Perturbations"]
 
 # Domains that are shown.
-MOST = 6
+MAX_DOMAINS = 6
 
 
 @dataclass(frozen=True)
@@ -45,22 +51,24 @@ class Perturbations(Diagnostic):
             if getattr(self, name) < 1:
                 raise SpecError(f"perturbations.{name}={getattr(self, name)}: must be above 0")
 
-    def look(self, subjects: Sequence[Subject]) -> Finding:
+    def diagnose_runs(self, subjects: Sequence[FinishedRun]) -> Finding:
         """Move samples of the sources."""
-        subject = only(subjects, "perturbations")
+        subject = single_run(subjects, "perturbations")
         method: Any = subject.method
         if not hasattr(method, "imagined"):
             raise SpecError(
                 f"perturbations looks at runs of crossgrad or labelgrad; "
                 f"{subject.record.run.method} moves no inputs"
             )
-        names = [name for name in subject.record.run.sources if name in subject.domains][:MOST]
+        names = [name for name in subject.record.run.sources if name in subject.domains][
+            :MAX_DOMAINS
+        ]
         rows, strips = [], []
-        for name in tracked(names, "moved inputs", len(names)):
-            index = subject.some(name, max(self.samples, self.strips))
+        for name in track(names, "moved inputs", len(names)):
+            index = subject.sample_indices(name, max(self.samples, self.strips))
             batch = _batch(subject, name, index)
-            moved = method.imagined(further_networks(subject), batch, subject.stream.total)
-            called = [subject.called[name][i] for i in index.tolist()]
+            moved = method.perturbed_inputs(trained_learner(subject), batch, subject.stream.total)
+            called = [subject.sample_names[name][i] for i in index.tolist()]
             rows.append(_numbers(subject, batch, moved).assign(domain=name, sample=called))
             # Sounds are kept as half-precision numbers: low tones belong below.
             up = -2 if subject.domains[name].x.dtype == torch.float16 else ()
@@ -91,7 +99,7 @@ class _Strips:
         scales = [f"±{np.abs(each).max():.2g}" for each in added]
         if self.before.ndim == 4:
             rows = zip(self.before, self.after, added, strict=True)
-            axes.imshow(np.concatenate([shown_together(*row) for row in rows]))
+            axes.imshow(np.concatenate([compare_images(*row) for row in rows]))
             axes.set_axis_off()
         else:
             scales = scales[:1]
@@ -102,14 +110,14 @@ class _Strips:
         axes.set_title(title, fontsize=9, parse_math=False)
 
 
-def _batch(subject: Subject, name: str, index: Tensor) -> Batch:
+def _batch(subject: FinishedRun, name: str, index: Tensor) -> Batch:
     samples, sources = subject.domains[name], subject.record.run.sources
     batch = samples.batch(index.to(samples.y.device))
     return batch._replace(domain=torch.full_like(batch.y, sources.index(name)))
 
 
 @torch.no_grad()
-def _numbers(subject: Subject, batch: Batch, moved: Tensor) -> pd.DataFrame:
+def _numbers(subject: FinishedRun, batch: Batch, moved: Tensor) -> pd.DataFrame:
     """A row for each sample: how far it is moved, and what is read before and after."""
     method: Any = subject.method
     classes = subject.learner.task.classes
@@ -122,7 +130,7 @@ def _numbers(subject: Subject, batch: Batch, moved: Tensor) -> pd.DataFrame:
     for when, x in (("answer", batch.x), ("answer moved", moved)):
         found[when] = [classes[i] for i in subject.model(x).argmax(dim=1).tolist()]
     if hasattr(method, "domain_classifier"):
-        net = method.domain_classifier(further_networks(subject))
+        net = method.domain_classifier(trained_learner(subject))
         for when, x in (("domain right", batch.x), ("domain right moved", moved)):
             found[when] = (net(x).argmax(dim=1) == batch.domain).tolist()
     return pd.DataFrame(found)

@@ -29,9 +29,18 @@ if TYPE_CHECKING:
 __all__ = ["Sensitivity"]
 
 # At most so many values are all named on the axis.
-TICKS = 8
+MAX_TICKS = 8
 # Settings of runs that are worth a curve, beside those of methods.
-OF_RUNS = ("lr", "weight_decay", "batch", "steps", "size", "limit", "domains_per_step", "domains")
+RUN_SETTINGS = (
+    "lr",
+    "weight_decay",
+    "batch",
+    "steps",
+    "size",
+    "limit",
+    "domains_per_step",
+    "domains",
+)
 
 
 @dataclass(frozen=True)
@@ -111,7 +120,7 @@ def _varied(runs: Sequence[Run]) -> str:
     """The setting that has several values among the runs of one method."""
     found: dict[str, set[tuple[str, str]]] = {}
     for run in runs:
-        for name in (*run.params, *OF_RUNS):
+        for name in (*run.params, *RUN_SETTINGS):
             found.setdefault(name, set()).add((run.method, str(_value(run, name))))
     several = [
         name for name, pairs in found.items() if len(pairs) > len({method for method, _ in pairs})
@@ -128,7 +137,7 @@ def _value(run: Run, name: str) -> str | float | None:
     """A run's value of a setting, a number where it is one; None where the run has no such."""
     if name == "domains":
         return len(run.sources) if run.tested else None
-    if name not in run.params and name not in OF_RUNS:
+    if name not in run.params and name not in RUN_SETTINGS:
         return None
     value = run.params.get(name, getattr(run, name, None))
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -192,7 +201,7 @@ def _settle(axes: "Axes", data: pd.DataFrame, name: str) -> None:
         # From zero on to the least other value the axis is linear.
         scale: dict[str, Any] = {"linthresh": least} if values[0] <= 0 else {}
         axes.set_xscale("symlog" if scale else "log", **scale)
-    if not words and len(set(values)) <= TICKS:
+    if not words and len(set(values)) <= MAX_TICKS:
         axes.set_xticks(sorted(set(values)), [f"{value:g}" for value in sorted(set(values))])
         axes.minorticks_off()
     axes.set_xlabel(name, parse_math=False)

@@ -16,7 +16,7 @@ from torch import Tensor
 from afield.errors import MergeError
 from afield.hyperparameters import Choice, Uniform
 from afield.merging.state_dicts import scope, share
-from afield.seeds import seed as seed_of
+from afield.seeds import derive_seed
 
 __all__ = ["dare"]
 
@@ -35,7 +35,7 @@ def dare(
     found = torch.zeros_like(deltas[0])
     for i, delta in enumerate(deltas):
         # Drawn on the CPU, so that the result does not depend on the device.
-        generator = torch.Generator().manual_seed(seed_of("dare", seed, name, i))
+        generator = torch.Generator().manual_seed(derive_seed("dare", seed, name, i))
         kept = torch.rand(delta.shape, generator=generator) >= drop
         found += delta * kept.to(delta.device)
     return found / (1 - drop)

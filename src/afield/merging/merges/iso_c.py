@@ -12,7 +12,7 @@ low rank. Scaled by 1, not tuned on validation data.
 
 from torch import Tensor
 
-from afield.merging.spectral import full_precision, leading
+from afield.merging.spectral import full_precision, leading_triplets
 from afield.merging.state_dicts import scope
 
 __all__ = ["iso_c"]
@@ -23,7 +23,7 @@ __all__ = ["iso_c"]
 def iso_c(deltas: Tensor) -> Tensor:
     """Sum of the deltas, all of whose directions weigh the same."""
     total = deltas.double().sum(dim=0)
-    left, values, right = leading(total, min(total.shape))
+    left, values, right = leading_triplets(total, min(total.shape))
     if not len(values):
         return deltas[0] * 0
     return (values.mean() * left @ right.mT).to(deltas.dtype)

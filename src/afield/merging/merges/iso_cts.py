@@ -19,7 +19,13 @@ from typing import Annotated
 from torch import Tensor
 
 from afield.hyperparameters import Uniform
-from afield.merging.spectral import Triplets, full_precision, leading, polar, side_by_side
+from afield.merging.spectral import (
+    Triplets,
+    concatenate_triplets,
+    full_precision,
+    leading_triplets,
+    polar_factor,
+)
 from afield.merging.state_dicts import scope, share
 
 __all__ = ["iso_cts"]
@@ -32,15 +38,15 @@ def iso_cts(deltas: Tensor, *, common: Annotated[float, Uniform(0.5, 0.95)] = 0.
     rank = min(deltas.shape[1:])
     specific_rank = rank - int(share("common", common) * rank)
     own = min(round(specific_rank / len(deltas)), rank // len(deltas))
-    shared = leading(deltas.double().sum(dim=0), rank - own * len(deltas))
+    shared = leading_triplets(deltas.double().sum(dim=0), rank - own * len(deltas))
     specific = [_specific(delta.double(), shared, own) for delta in deltas] if own else []
-    left, values, right = side_by_side([*specific, shared])
+    left, values, right = concatenate_triplets([*specific, shared])
     if not len(values):
         return deltas[0] * 0
-    return (values.mean() * polar(left) @ polar(right).mT).to(deltas.dtype)
+    return (values.mean() * polar_factor(left) @ polar_factor(right).mT).to(deltas.dtype)
 
 
 def _specific(delta: Tensor, shared: Triplets, count: int) -> Triplets:
     """The leading directions of what one expert does outside the shared ones."""
     rest = delta - shared.left @ (shared.left.mT @ delta)
-    return leading(rest, count, scale=shared.values[:1].sum())
+    return leading_triplets(rest, count, scale=shared.values[:1].sum())

@@ -82,12 +82,12 @@ def score(
     width = tau / len(deltas) if divide_by_domains else tau
     total = long.new_zeros(len(values), len(values))
     for delta in deltas:
-        total += kept(long.mT @ delta @ short, keep=keep, width=width, center=center)
+        total += keep_entries(long.mT @ delta @ short, keep=keep, width=width, center=center)
     merged = long @ (total @ short.mT)
     return merged.mT if wide else merged
 
 
-def kept(square: Tensor, *, keep: Keep, width: float, center: Center = "mean") -> Tensor:
+def keep_entries(square: Tensor, *, keep: Keep, width: float, center: Center = "mean") -> Tensor:
     """What is kept of a delta in the shared basis, for a threshold in standard deviations."""
     if keep == "full":
         return square
@@ -95,12 +95,12 @@ def kept(square: Tensor, *, keep: Keep, width: float, center: Center = "mean") -
     if keep == "diagonal" or len(square) == 1:
         return torch.diag(diagonal)
     off = square.clone().fill_diagonal_(0.0)
-    off *= agreeing(off, width=width, center=center)
+    off *= agreement_mask(off, width=width, center=center)
     off.diagonal().copy_(diagonal)
     return off
 
 
-def agreeing(off: Tensor, *, width: float, center: Center = "mean") -> Tensor:
+def agreement_mask(off: Tensor, *, width: float, center: Center = "mean") -> Tensor:
     """Where entries beside a diagonal of zeros are within the threshold."""
     n, zero = off.numel(), torch.zeros((), dtype=torch.float64, device=off.device)
     middle = off.mean(dtype=torch.float64) if center == "mean" else zero

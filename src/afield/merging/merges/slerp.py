@@ -19,7 +19,7 @@ from afield.merging.state_dicts import scope, share
 __all__ = ["slerp"]
 
 # Beyond this cosine the sphere is flat: the formula would divide by nearly nothing.
-STRAIGHT = 0.9995
+COLLINEAR_COSINE = 0.9995
 
 
 @scope("tensor")
@@ -31,7 +31,7 @@ def slerp(deltas: Tensor, *, base: Tensor, t: Annotated[float, Uniform(0.0, 1.0)
     first, second = (base + delta for delta in deltas)
     lengths = first.norm() * second.norm()
     cosine = (first * second).sum() / lengths.clamp(min=torch.finfo(base.dtype).tiny)
-    if cosine.abs() > STRAIGHT or lengths == 0:
+    if cosine.abs() > COLLINEAR_COSINE or lengths == 0:
         return deltas[0].lerp(deltas[1], t)
     angle = cosine.acos()
     parts = ((1 - t) * angle).sin() * first + (t * angle).sin() * second

@@ -23,7 +23,7 @@ from afield.errors import DataError, SpecError, UnknownNameError
 from afield.registry import hint
 from afield.weights import read_weights
 
-__all__ = ["TEMPLATES", "checked_tag", "clip_form", "clip_parts", "has_clip_weights"]
+__all__ = ["TEMPLATES", "build_clip", "clip_form", "has_clip_weights", "require_tag"]
 
 TEMPLATES = (
     "a photo of a {}.",
@@ -32,7 +32,7 @@ TEMPLATES = (
     "an image of a {}.",
 )
 # The sides of pictures where an architecture does not say, as in open_clip.
-SIZE, PATCH = 224, 16
+DEFAULT_IMAGE_SIZE, DEFAULT_PATCH_SIZE = 224, 16
 
 
 class Encoder(nn.Module):
@@ -55,7 +55,11 @@ def clip_form(model: str) -> tuple[int, tuple[float, ...], tuple[float, ...]]:
     made = clip.get_pretrained_cfg(architecture, tag)
     mean = made.get("mean", clip.OPENAI_DATASET_MEAN)
     std = made.get("std", clip.OPENAI_DATASET_STD)
-    return _vision(clip, architecture).get("image_size", SIZE), tuple(mean), tuple(std)
+    return (
+        _vision(clip, architecture).get("image_size", DEFAULT_IMAGE_SIZE),
+        tuple(mean),
+        tuple(std),
+    )
 
 
 def has_clip_weights(model: str) -> bool:
@@ -64,7 +68,7 @@ def has_clip_weights(model: str) -> bool:
     return bool(clip.list_pretrained_tags_by_model(architecture))
 
 
-def checked_tag(model: str) -> str:
+def require_tag(model: str) -> str:
     """Which weights of the hub are meant: none are the usual ones."""
     clip, architecture, tag = _known(model)
     if not tag:
@@ -75,8 +79,13 @@ def checked_tag(model: str) -> str:
     return tag
 
 
-def clip_parts(
-    model: str, shape: tuple[int, ...], weights: str, names: Sequence[str], *, hub: bool = False
+def build_clip(
+    model: str,
+    shape: tuple[int, ...],
+    weights: str,
+    class_names: Sequence[str],
+    *,
+    hub: bool = False,
 ) -> tuple[nn.Module, Tensor | None]:
     """The image encoder for pictures of this shape, and the head for classes of these names.
 
@@ -94,7 +103,7 @@ def clip_parts(
     _check_shape(clip, model, shape, fixed=bool(weights) or hub)
     made = clip.get_pretrained_cfg(architecture, tag)
     if hub:
-        made = clip.get_pretrained_cfg(architecture, checked_tag(model))
+        made = clip.get_pretrained_cfg(architecture, require_tag(model))
         weights = clip.download_pretrained(made)
     elif weights:
         _check_whole(weights)
@@ -110,7 +119,9 @@ def clip_parts(
             force_image_size=None if side == own else side,
             pretrained_text=False,
         ).eval()
-        head = _head(clip, net, clip.get_tokenizer(architecture), names) if names else None
+        head = (
+            _head(clip, net, clip.get_tokenizer(architecture), class_names) if class_names else None
+        )
     return Encoder(net.visual), head
 
 
@@ -153,7 +164,10 @@ def _check_shape(clip: Any, model: str, shape: tuple[int, ...], *, fixed: bool) 
             f"clip:{model} takes pictures in colour or in grey, not {shape[0]} channels"
         )
     vision = _vision(clip, model.partition("/")[0])
-    own, patch = vision.get("image_size", SIZE), vision.get("patch_size", PATCH)
+    own, patch = (
+        vision.get("image_size", DEFAULT_IMAGE_SIZE),
+        vision.get("patch_size", DEFAULT_PATCH_SIZE),
+    )
     if "timm_model_name" in vision:
         return
     if not isinstance(vision["layers"], int):

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from afield.errors import SpecError
 
-__all__ = ["SMALL", "Shape", "check_pictures"]
+__all__ = ["SMALL_BACKBONES", "Shape", "check_images"]
 
 Shape = tuple[int, ...]
 # Of how many patches a small transformer may see a picture.
-PATCHES = (16, 64)
+PATCH_COUNTS = (16, 64)
 
 
 class Quadrants(nn.Module):
@@ -42,7 +42,7 @@ class Quadrants(nn.Module):
         return torch.stack(means, dim=2).unflatten(2, (2, 2))
 
 
-def check_pictures(name: str, shape: Shape) -> None:
+def check_images(name: str, shape: Shape) -> None:
     """Refuse samples that are no pictures."""
     if len(shape) != 3:
         raise SpecError(f"{name} takes pictures, not samples of shape {shape}; use small:mlp")
@@ -54,7 +54,7 @@ def _cnn(shape: Shape) -> tuple[nn.Module, int]:
     One group: over all channels it is the fastest norm here in the channels_last layout, and like
     every norm per sample it keeps no statistics of the source domains.
     """
-    check_pictures("small:cnn", shape)
+    check_images("small:cnn", shape)
     widths = (shape[0], 16, 32, 64)
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):
@@ -80,7 +80,7 @@ def _mlp(shape: Shape) -> tuple[nn.Module, int]:
 
 def _lenet(shape: Shape) -> tuple[nn.Module, int]:
     """The network of CrossGrad's characters; the head is its last layer."""
-    check_pictures("small:lenet", shape)
+    check_images("small:lenet", shape)
     if min(shape[1:]) < 8:
         raise SpecError(f"small:lenet halves a picture three times; {shape[1:]} is too small")
     layers: list[nn.Module] = []
@@ -95,7 +95,7 @@ def _lenet(shape: Shape) -> tuple[nn.Module, int]:
 
 def _mnist_cnn(shape: Shape) -> tuple[nn.Module, int]:
     """DomainBed's network for MNIST: each convolution, ReLU, norm in eight groups; mean pixel."""
-    check_pictures("small:mnist_cnn", shape)
+    check_images("small:mnist_cnn", shape)
     layers: list[nn.Module] = []
     for before, after, stride in ((shape[0], 64, 1), (64, 128, 2), (128, 128, 1), (128, 128, 1)):
         layers += [
@@ -134,9 +134,9 @@ def _vit(shape: Shape) -> tuple[nn.Module, int]:
 
 def _patch(shape: Shape) -> int:
     """The side of the largest squares of which a picture has as many as it should."""
-    check_pictures("small:vit", shape)
+    check_images("small:vit", shape)
     height, width = shape[1:]
-    least, most = PATCHES
+    least, most = PATCH_COUNTS
     for side in range(min(height, width), 0, -1):
         if height % side == width % side == 0 and least <= height * width // side**2 <= most:
             return side
@@ -146,7 +146,7 @@ def _patch(shape: Shape) -> int:
     )
 
 
-SMALL: dict[str, Callable[[Shape], tuple[nn.Module, int]]] = {
+SMALL_BACKBONES: dict[str, Callable[[Shape], tuple[nn.Module, int]]] = {
     "small:cnn": _cnn,
     "small:mlp": _mlp,
     "small:lenet": _lenet,

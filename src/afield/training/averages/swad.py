@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from afield.errors import SpecError
 from afield.hyperparameters import Variant
-from afield.tensors import assign, copies, mix
+from afield.tensors import assign, clone_tensors, mix
 from afield.training.average import Average, Checkpoint
 
 __all__ = ["SWAD"]
@@ -45,7 +45,7 @@ class SWAD(Average):
     slack: Annotated[float, Variant((0.05, 0.2, 0.3))] = 0.3
     form: Annotated[Literal["code", "paper"], Variant(("code", "paper"))] = "code"
 
-    final: ClassVar[bool] = True
+    deploys_at_end: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name, least in (("converge", 1), ("patience", 1), ("slack", 0)):
@@ -61,7 +61,7 @@ class SWAD(Average):
         """Begin with nothing."""
         del steps
         self.model = copy.deepcopy(model)
-        self.segment = copies(list(model.parameters()))
+        self.segment = clone_tensors(list(model.parameters()))
         self.steps = 0
         # The last segments, each with how many steps are in it, and the losses of all.
         self.recent: list[tuple[list[Tensor], int]] = []
@@ -73,7 +73,7 @@ class SWAD(Average):
         self.bound = 0.0
         self.over = False
         # What has been added so far, and its weight.
-        self.total = copies(self.segment), 0
+        self.total = clone_tensors(self.segment), 0
 
     def after_step(self, model: nn.Module) -> None:
         """Take the weights into the present segment."""
@@ -90,7 +90,7 @@ class SWAD(Average):
         self.losses.append(fmean(score.loss for score in scores if score is not None))
         self.recent.append((self.segment, self.steps))
         self.recent = self.recent[-max(self.converge, self.patience + 1) :]
-        self.segment, self.steps = copies(self.segment), 0
+        self.segment, self.steps = clone_tensors(self.segment), 0
         for i in self._entered(opened=self.begin is None and self._opens()):
             self.total = self._with(self.total, i)
             self.added.append(i)
@@ -183,7 +183,7 @@ class SWAD(Average):
         """The mean with one segment more; in the paper's form each of its steps weighs alike."""
         (segment, steps), (mean, weight) = self._segment(i), total
         own = steps if self.form == "paper" else 1
-        longer = copies(mean)
+        longer = clone_tensors(mean)
         mix(longer, segment, share=own / (weight + own))
         return longer, weight + own
 

@@ -17,13 +17,13 @@ from typing import Annotated
 
 from afield.errors import SpecError
 from afield.hyperparameters import Variant
-from afield.training.inner_loop import Walk
+from afield.training.inner_loop import InnerLoop
 
 __all__ = ["Arith"]
 
 
 @dataclass(frozen=True)
-class Arith(Walk):
+class Arith(InnerLoop):
     """Arithmetic meta-learning; `eps` is ε, and `shares` takes the place of all its weights."""
 
     eps: Annotated[float | None, Variant((0.0, 6.0))] = None

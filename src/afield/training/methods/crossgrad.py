@@ -32,13 +32,13 @@ from torch import Tensor, nn
 
 from afield.errors import SpecError
 from afield.hyperparameters import Choice, LogUniform, Variant
-from afield.networks.backbone import Classifier, form_of, network
+from afield.networks.backbone import Classifier, input_form, network
 from afield.training.input_gradients import (
+    backward_perturbed_loss,
     check_perturbation,
-    checked_inputs,
-    input_slope,
-    mixed_in,
-    moved,
+    input_gradient,
+    perturb_inputs,
+    require_float_inputs,
 )
 from afield.training.method import Batch, Batches, Learner, Logs, Method, Task, pool
 
@@ -91,7 +91,7 @@ class CrossGrad(Method):
             alphas={"alpha_label": self.alpha_label, "alpha_domain": self.shares[1]},
         )
         if self.domain_net not in ("small", "same"):
-            form_of(self.domain_net)
+            input_form(self.domain_net)
 
     @property
     def shares(self) -> tuple[float, float]:
@@ -111,25 +111,27 @@ class CrossGrad(Method):
     def update(self, learner: Learner, batches: Batches) -> Logs:
         """One descent of both networks, both from the weights before it."""
         pooled, (share, domain_share) = pool(batches), self.shares
-        x = checked_inputs(pooled.x, "crossgrad")
+        x = require_float_inputs(pooled.x, "crossgrad")
         label_x, domain_x = x.detach().requires_grad_(), x.detach().requires_grad_()
         learner.optimizer.zero_grad()
         net = self.domain_classifier(learner)
         g = (cast(Classifier, net).features(domain_x),) if self.guided else ()
         scores = cast(Classifier, net).head(*g) if g else net(domain_x)
         domain_loss = F.cross_entropy(scores, pooled.domain)
-        toward_domain = input_slope(domain_loss, domain_x, share=1 - domain_share)
+        toward_domain = input_gradient(domain_loss, domain_x, share=1 - domain_share)
         loss = F.cross_entropy(learner.model(label_x, *(each.detach() for each in g)), pooled.y)
-        toward_label = input_slope(loss, label_x, share=1 - share)
+        toward_label = input_gradient(loss, label_x, share=1 - share)
         loss, domain_loss = loss.detach(), domain_loss.detach()
-        shifted = moved(x, toward_domain, by=self.epsilon_label, clip=self.clip)
+        shifted = perturb_inputs(x, toward_domain, epsilon=self.epsilon_label, clip=self.clip)
         if share:
-            loss = mixed_in(loss, F.cross_entropy(learner.model(shifted), pooled.y), share)
+            loss = backward_perturbed_loss(
+                loss, F.cross_entropy(learner.model(shifted), pooled.y), share
+            )
         if domain_share:
-            other = moved(x, toward_label, by=self.epsilon_domain, clip=self.clip)
+            other = perturb_inputs(x, toward_label, epsilon=self.epsilon_domain, clip=self.clip)
             again = F.cross_entropy(net(other), pooled.domain)
-            domain_loss = mixed_in(domain_loss, again, domain_share)
-        learner.advance()
+            domain_loss = backward_perturbed_loss(domain_loss, again, domain_share)
+        learner.step_optimizer()
         told = (scores.detach().argmax(dim=1) == pooled.domain).float().mean()
         shift = F.l1_loss(shifted, x)
         return {"loss": loss, "domain loss": domain_loss, "domain accuracy": told, "shift": shift}
@@ -140,13 +142,13 @@ class CrossGrad(Method):
             return cast(_Guided, learner.model).guide
         return learner.parts["domain"]
 
-    def imagined(self, learner: Learner, batch: Batch, size: int | None = None) -> Tensor:
+    def perturbed_inputs(self, learner: Learner, batch: Batch, size: int | None = None) -> Tensor:
         """The inputs as moved for the net for labels, in a batch of this `size` or of their own."""
-        x = checked_inputs(batch.x, "crossgrad").requires_grad_()
+        x = require_float_inputs(batch.x, "crossgrad").requires_grad_()
         scores = self.domain_classifier(learner)(x)
         loss = F.cross_entropy(scores, batch.domain, reduction="sum") / (size or len(x))
-        slope = input_slope(loss, x, share=0)
-        return moved(x, slope, by=self.epsilon_label, clip=self.clip)
+        slope = input_gradient(loss, x, share=0)
+        return perturb_inputs(x, slope, epsilon=self.epsilon_label, clip=self.clip)
 
     def _domain_net(self, task: Task) -> nn.Module:
         outputs, usual = len(task.sources), "small:cnn" if len(task.shape) == 3 else "small:mlp"

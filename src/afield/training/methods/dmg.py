@@ -30,14 +30,14 @@ from torch import Tensor, nn
 
 from afield.errors import SpecError
 from afield.hyperparameters import LogUniform, Variant
-from afield.networks.masks import Combine, Masked, hard_overlap, soft_overlap
+from afield.networks.masks import Combine, MaskedNetwork, hard_overlap, soft_overlap
 from afield.training.method import Batches, Learner, Logs, Method, Task, pool
 
 __all__ = ["DMG"]
 
 Schedule = Literal["constant", "exponential", "inverse"]
 # The paper's: ×0.99 an epoch for 50 epochs, over a run; γ and the power of the inverse schedule.
-LEFT, GAMMA, POWER = 0.99**50, 1e-4, 0.75
+EXPONENTIAL_END, GAMMA, POWER = 0.99**50, 1e-4, 0.75
 
 
 @dataclass(frozen=True)
@@ -70,18 +70,18 @@ class DMG(Method):
         """Attach the masks."""
         place = next(model.parameters()).device
         x = torch.zeros(1, *task.shape, device=place)
-        masked = Masked(model, x, task.sources, layers=self.layers, combine=self.combine)
-        return Learner(masked.to(place), task, rates={"logits": self.mask_rate})
+        masked = MaskedNetwork(model, x, task.sources, layers=self.layers, combine=self.combine)
+        return Learner(masked.to(place), task, lr_multipliers={"logits": self.mask_rate})
 
     def loss(self, learner: Learner, batches: Batches) -> tuple[Tensor, Logs]:
         """Cross-entropy through drawn masks, and what the masks have in common."""
-        pooled, model = pool(batches), cast(Masked, learner.model)
+        pooled, model = pool(batches), cast(MaskedNetwork, learner.model)
         loss = F.cross_entropy(model(pooled.x, pooled.domain), pooled.y)
         p = model.probabilities()
         common, kept = self._common(p), torch.cat(p, dim=1)
         loss = loss + self.overlap * common + self.sparsity * kept.sum()
         if model.guess is not None:
-            loss = loss + F.cross_entropy(model.taken_guess(), pooled.domain)
+            loss = loss + F.cross_entropy(model.pop_domain_logits(), pooled.domain)
         logs = {"overlap": common.detach(), "kept": kept.detach().mean()}
         if len(model.domains) > 1:
             names = (f"iou {layer}" for layer in model.layers)
@@ -92,7 +92,9 @@ class DMG(Method):
         """One descent, at the schedule's pace."""
         schedules = self.schedule, self.mask_schedule or self.schedule
         if schedules != ("constant", "constant"):
-            learner.pace(*(_share(each, learner.step, learner.task.steps) for each in schedules))
+            learner.scale_lr(
+                *(_share(each, learner.step, learner.task.steps) for each in schedules)
+            )
         return super().update(learner, batches)
 
     def _common(self, p: Sequence[Tensor]) -> Tensor:
@@ -107,5 +109,5 @@ class DMG(Method):
 def _share(schedule: Schedule, step: int, steps: int) -> float:
     """What is left of a learning rate at a step."""
     if schedule == "exponential":
-        return LEFT ** (step / steps)
+        return EXPONENTIAL_END ** (step / steps)
     return (1 + GAMMA * step) ** -POWER if schedule == "inverse" else 1.0

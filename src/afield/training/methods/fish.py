@@ -21,15 +21,15 @@ from torch import nn
 
 from afield.errors import SpecError
 from afield.hyperparameters import LogUniform, Variant
-from afield.tensors import copies, mix
-from afield.training.inner_loop import Outer, Walk
+from afield.tensors import clone_tensors, mix
+from afield.training.inner_loop import InnerLoop, Outer
 from afield.training.method import Batches, Learner, Logs, Task
 
 __all__ = ["Fish"]
 
 
 @dataclass(frozen=True)
-class Fish(Walk):
+class Fish(InnerLoop):
     """Gradient matching; `inner` is what walks: the run's `optimizer`, or plain `sgd`."""
 
     inner_rate: Annotated[float, Variant((0.1, 1.0, 10.0))] = 1.0
@@ -48,7 +48,7 @@ class Fish(Walk):
         """The optimiser of the walk keeps its state."""
         learner = super().setup(model, task)
         if self.inner == "optimizer":
-            rate = self.inner_rate * learner.first_rate
+            rate = self.inner_rate * learner.initial_lr
             learner.optimizers["inner"] = task.optimizer(learner.parameters(), lr=rate)
         return learner
 
@@ -62,14 +62,14 @@ class Fish(Walk):
             return super().update(learner, batches)
         buffers = [each for each in learner.model.buffers() if each.is_floating_point()]
         moved = [*learner.parameters(), *buffers]
-        start, optimizer = copies(moved), learner.optimizers["inner"]
+        start, optimizer = clone_tensors(moved), learner.optimizers["inner"]
         losses = []
-        for stage in self.stages(batches, mixed=False):
+        for stage in self.rounds(batches, shuffle=False):
             for batch in stage:
                 loss = F.cross_entropy(learner.model(batch.x), batch.y)
                 optimizer.zero_grad()
                 loss.backward()
-                learner.advance(optimizer)
+                learner.step_optimizer(optimizer)
                 losses.append(loss.detach())
         mix(moved, start, share=1 - self.meta_lr)
         return {"loss": torch.stack(losses).mean()}

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from afield.hyperparameters import Choice, LogUniform, Variant
 from afield.training.input_gradients import (
+    backward_perturbed_loss,
     check_perturbation,
-    checked_inputs,
-    input_slope,
-    mixed_in,
-    moved,
+    input_gradient,
+    perturb_inputs,
+    require_float_inputs,
 )
 from afield.training.method import Batch, Batches, Learner, Logs, Method, pool
 
@@ -50,20 +50,22 @@ class LabelGrad(Method):
     def update(self, learner: Learner, batches: Batches) -> Logs:
         """One descent on the inputs as they are and as moved."""
         pooled = pool(batches)
-        x = checked_inputs(pooled.x, "labelgrad").requires_grad_()
+        x = require_float_inputs(pooled.x, "labelgrad").requires_grad_()
         learner.optimizer.zero_grad()
         loss = F.cross_entropy(learner.model(x), pooled.y)
-        slope = input_slope(loss, x, share=1 - self.alpha)
-        shifted = moved(x, slope, by=self.epsilon, clip=self.clip)
+        slope = input_gradient(loss, x, share=1 - self.alpha)
+        shifted = perturb_inputs(x, slope, epsilon=self.epsilon, clip=self.clip)
         loss = loss.detach()
         if self.alpha:
-            loss = mixed_in(loss, F.cross_entropy(learner.model(shifted), pooled.y), self.alpha)
-        learner.advance()
+            loss = backward_perturbed_loss(
+                loss, F.cross_entropy(learner.model(shifted), pooled.y), self.alpha
+            )
+        learner.step_optimizer()
         return {"loss": loss, "shift": (shifted - x.detach()).abs().mean()}
 
-    def imagined(self, learner: Learner, batch: Batch, size: int | None = None) -> Tensor:
+    def perturbed_inputs(self, learner: Learner, batch: Batch, size: int | None = None) -> Tensor:
         """The inputs as moved, in a batch of this `size` or of their own."""
-        x = checked_inputs(batch.x, "labelgrad").requires_grad_()
+        x = require_float_inputs(batch.x, "labelgrad").requires_grad_()
         loss = F.cross_entropy(learner.model(x), batch.y, reduction="sum") / (size or len(x))
-        slope = input_slope(loss, x, share=0)
-        return moved(x, slope, by=self.epsilon, clip=self.clip)
+        slope = input_gradient(loss, x, share=0)
+        return perturb_inputs(x, slope, epsilon=self.epsilon, clip=self.clip)

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from afield.errors import SpecError
 from afield.hyperparameters import LogUniform
 from afield.networks.backbone import Classifier
-from afield.training.evaluation import outputs
+from afield.networks.inference import compute_outputs
 from afield.training.method import Batches, Learner, Logs, Method, Samples, Task
 
 __all__ = ["LinearProbe"]
@@ -37,9 +37,9 @@ __all__ = ["LinearProbe"]
 log = logging.getLogger(__name__)
 
 # How unlikely a class is that no sample of the sources has, against the least likely other one.
-NEVER = 10.0
+ABSENT_CLASS_MARGIN = 10.0
 # No entry of the gradient is larger at the end, or so many iterations were made.
-SLOPE, FITTING = 1e-7, 2000
+GRADIENT_TOLERANCE, MAX_ITERATIONS = 1e-7, 2000
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class LinearProbe(Method):
         model = cast(Classifier, learner.model)
         if learner.step or not model.head.weight.requires_grad:
             return
-        features = outputs(model.features, samples.x, samples.prepare).double().cpu()
+        features = compute_outputs(model.features, samples.x, samples.prepare).double().cpu()
         mean, std = features.mean(dim=0), features.std(dim=0, correction=0)
         std = torch.where(std > 0, std, 1.0)
         y = samples.y.cpu()
@@ -97,16 +97,16 @@ def _fitted(
             rows, offsets = (torch.cat([-each, each]) / 2 for each in (rows, offsets))
         weight[present], bias[present] = rows.double(), offsets.double()
     absent = np.setdiff1d(np.arange(classes), present)
-    bias[absent] = bias[present].min() - NEVER
+    bias[absent] = bias[present].min() - ABSENT_CLASS_MARGIN
     return weight, bias
 
 
 def _solved(x: NDArray[np.float64], y: NDArray[np.int64], *, strength: float) -> LogisticRegression:
     """The optimum; its last digits depend on threads, so they are as many as the run has."""
-    fit = LogisticRegression(C=strength, tol=SLOPE, max_iter=FITTING)
+    fit = LogisticRegression(C=strength, tol=GRADIENT_TOLERANCE, max_iter=MAX_ITERATIONS)
     with threadpool_limits(torch.get_num_threads(), user_api="blas"), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         fit.fit(x, y)
-    if max(fit.n_iter_) >= FITTING:
-        log.warning("linear_probe: %d iterations do not suffice; a larger l2 may", FITTING)
+    if max(fit.n_iter_) >= MAX_ITERATIONS:
+        log.warning("linear_probe: %d iterations do not suffice; a larger l2 may", MAX_ITERATIONS)
     return fit

@@ -10,13 +10,13 @@ in Arith's ablation, which does not say more; `afield.training.inner_loop` has t
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from afield.training.inner_loop import Walk
+from afield.training.inner_loop import InnerLoop
 
 __all__ = ["MAML"]
 
 
 @dataclass(frozen=True)
-class MAML(Walk):
+class MAML(InnerLoop):
     """First-order model-agnostic meta-learning over domains."""
 
     def weights(self, n: int) -> Sequence[float]:

@@ -27,7 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from afield.errors import SpecError
 from afield.hyperparameters import LogUniform, Variant
-from afield.tensors import add, assign, copies, set_gradients
+from afield.tensors import add, assign, clone_tensors, set_gradients
 from afield.training.method import Batch, Batches, Learner, Logs, Method
 
 __all__ = ["MLDG"]
@@ -89,7 +89,7 @@ class MLDG(Method):
         self, learner: Learner, parameters: Sequence[Tensor], train: Batch, test: Batch
     ) -> tuple[Tensor, list[Tensor]]:
         """The loss of a pair and its gradient, without that of the step between the two."""
-        start, rate = copies(parameters), self.inner_rate * learner.rate
+        start, rate = clone_tensors(parameters), self.inner_rate * learner.rate
         before, first = _slope(learner, parameters, train)
         if self.inner == "sgd":
             add(parameters, first, times=-rate)

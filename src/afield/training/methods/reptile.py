@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from afield.hyperparameters import Variant
-from afield.training.inner_loop import Walk
+from afield.training.inner_loop import InnerLoop
 
 __all__ = ["Reptile"]
 
 
 @dataclass(frozen=True)
-class Reptile(Walk):
+class Reptile(InnerLoop):
     """First-order meta-learning by averaging the domains' own walks."""
 
     steps_per_domain: Annotated[int, Variant((2, 3, 5))] = 2

@@ -32,20 +32,27 @@ from torch import Tensor
 from afield.errors import SpecError
 from afield.hyperparameters import Choice, LogUniform, Variant
 from afield.networks.backbone import Classifier
-from afield.training.evaluation import outputs
+from afield.networks.inference import compute_outputs
 from afield.training.method import Learner, Samples
 from afield.training.methods.groupdro import GroupDRO
-from afield.training.sample_groups import clusters, divided, joined_seeds, members, ranked, seeds
+from afield.training.sample_groups import (
+    assign_to_seeds,
+    find_seed_points,
+    indices_by_label,
+    kmeans_labels,
+    quantile_bins,
+    subdivide,
+)
 
 __all__ = ["SeedCategory"]
 
 Grouping = Literal["loss", "kmeans", "graph", "domain", "class", "domain_class"]
 # Samples that are read at once: as fast as more, and no more memory than a training step takes.
-AT_ONCE = 128
+CHUNK_SAMPLES = 128
 # Features that spread less than this, as a share of their size, are all the same.
-SPREAD = 1e-5
+MIN_SPREAD = 1e-5
 # Those that follow the model; the others stay.
-MADE_ANEW = ("loss", "kmeans", "graph")
+MODEL_DEPENDENT = ("loss", "kmeans", "graph")
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,7 @@ class SeedCategory(GroupDRO):
 
     def _steps(self, whole: int) -> int:
         """From one grouping to the next; groups that would come out the same are made once."""
-        if self.grouping not in MADE_ANEW or self._whole:
+        if self.grouping not in MODEL_DEPENDENT or self._whole:
             return whole
         return max(1, round(self.period if self.period >= 1 else self.period * whole))
 
@@ -93,31 +100,35 @@ class SeedCategory(GroupDRO):
     def _groups(self, learner: Learner, samples: Samples) -> list[Tensor]:
         y, domain = samples.y.cpu(), samples.domain.cpu()
         if self.grouping == "class":
-            return members(y)
+            return indices_by_label(y)
         if self.grouping == "domain_class":
-            return members(domain * len(learner.task.classes) + y)
-        domains = members(domain)
+            return indices_by_label(domain * len(learner.task.classes) + y)
+        domains = indices_by_label(domain)
         if self.grouping == "domain" or self._whole:
             return domains
         if self.grouping == "loss":
-            logits = outputs(learner.model, samples.x, samples.prepare, most=AT_ONCE)
+            logits = compute_outputs(
+                learner.model, samples.x, samples.prepare, max_batch_size=CHUNK_SAMPLES
+            )
             losses = F.cross_entropy(logits, samples.y.to(logits.device), reduction="none").cpu()
-            return divided(domains, lambda unit: ranked(losses[unit], self.count))
-        features = outputs(_features(learner), samples.x, samples.prepare, most=AT_ONCE)
+            return subdivide(domains, lambda unit: quantile_bins(losses[unit], self.count))
+        features = compute_outputs(
+            _features(learner), samples.x, samples.prepare, max_batch_size=CHUNK_SAMPLES
+        )
         label = self._clusters if self.grouping == "kmeans" else self._seeds
-        return divided(domains, lambda unit: label(features[unit.to(features.device)]))
+        return subdivide(domains, lambda unit: label(features[unit.to(features.device)]))
 
     def _clusters(self, points: Tensor) -> Tensor:
         seed = int(torch.randint(2**31, ()))
-        return clusters(points.cpu().numpy(), self.count, seed=seed)
+        return kmeans_labels(points.cpu().numpy(), self.count, seed=seed)
 
     def _seeds(self, points: Tensor) -> Tensor:
         centred = points - points.mean(dim=0)
         spread, size = (float(each.square().sum(dim=1).mean().sqrt()) for each in (centred, points))
-        if spread <= SPREAD * size:
+        if spread <= MIN_SPREAD * size:
             return torch.zeros(len(points), dtype=torch.int64)
         radius = self.radius * spread
-        return joined_seeds(centred, seeds(centred, radius), radius)
+        return assign_to_seeds(centred, find_seed_points(centred, radius), radius)
 
 
 def _features(learner: Learner) -> torch.nn.Module:
