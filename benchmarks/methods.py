@@ -31,7 +31,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from afield import registry
 from afield.data.domains import Domain
-from afield.data.stream import Scaling, Stream, pool_domains
+from afield.data.samples import pool_domains
+from afield.data.scaling import Scaling
+from afield.data.stream import Stream
 from afield.hyperparameters import build
 from afield.networks.backbone import network
 from afield.training.method import Batches, Learner, Method, Task
@@ -59,7 +61,7 @@ def stream_of(pixels: int, batch: int, size: int | None = None) -> Stream:
         y = torch.randint(CLASSES, shape[:1], generator=generator)
         domains[f"domain{i}"] = Domain(x.to(torch.uint8), y)
     samples = pool_domains(domains)
-    scaled = type(samples)(samples.x, samples.y, samples.domain, Scaling.fitted(samples.x))
+    scaled = type(samples)(samples.x, samples.y, samples.domain, Scaling.fit(samples.x))
     return Stream(scaled, batch=batch, seed=0)
 
 

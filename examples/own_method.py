@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from afield.data.lookup import find_dataset
-from afield.data.stream import Stream, pool_domains
+from afield.data.samples import pool_domains
+from afield.data.stream import Stream
 from afield.networks.backbone import network
 from afield.training.averages.last import Last
 from afield.training.evaluation import Evaluator

@@ -12,7 +12,8 @@ from PIL import Image
 from torch import nn
 
 from afield.data.domains import Domain
-from afield.data.stream import Samples, Stream, pool_domains
+from afield.data.samples import Samples, pool_domains
+from afield.data.stream import Stream
 from afield.deployment.fitting import fit
 from afield.networks.backbone import Classifier
 from afield.training.method import Task

@@ -23,7 +23,7 @@ from afield.data.augmentation import (
     crop_one_by_one,
     draw_params,
 )
-from afield.data.stream import Scaling
+from afield.data.scaling import Scaling
 from afield.errors import SpecError
 
 HALF = Scaling(torch.tensor(127.5), torch.tensor(127.5))

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from afield.data import samples as module
-from afield.data.samples import Rows
+from afield.data.domains import Domain
+from afield.data.samples import Rows, Samples, pool_domains
 
 MUCH = 2**30
 LAYOUTS = ("features", "bytes", "pictures", "channels_last", "half")
@@ -35,7 +36,7 @@ def test_held_or_not_the_rows_are_the_same(layout, chosen):
     x = arrays(layout)
     index = chosen and [torch.tensor(part, dtype=torch.int64) for part in chosen]
     whole = torch.cat([a[i] for a, i in zip(x, index, strict=True)] if index else x)
-    held, read = Rows(x, index, most=MUCH), Rows(x, index, most=0)
+    held, read = Rows(x, index, max_bytes=MUCH), Rows(x, index, max_bytes=0)
     assert held.in_memory is not None
     assert read.in_memory is None
     generator = torch.Generator().manual_seed(0)
@@ -54,17 +55,17 @@ def test_held_or_not_the_rows_are_the_same(layout, chosen):
 def test_held_or_not_the_memory_layout_is_that_of_the_arrays(layout):
     x = arrays(layout)
     colours_last = layout == "channels_last"
-    for most in (MUCH, 0):
-        found = Rows(x, most=most).take(torch.tensor([3, 0, 9]))
+    for max_bytes in (MUCH, 0):
+        found = Rows(x, max_bytes=max_bytes).take(torch.tensor([3, 0, 9]))
         assert found.is_contiguous() != colours_last
         assert found.ndim < 4 or not colours_last or found.permute(0, 2, 3, 1).is_contiguous()
 
 
-@pytest.mark.parametrize("most", [MUCH, 0])
+@pytest.mark.parametrize("max_bytes", [MUCH, 0])
 @pytest.mark.parametrize(("size", "lengths"), [(6, [6, 6, 6, 2]), (20, [20]), (99, [20])])
-def test_chunks_are_all_rows_in_order(most, size, lengths):
+def test_chunks_are_all_rows_in_order(max_bytes, size, lengths):
     x = arrays("features")
-    chunks = list(Rows(x, most=most).chunks(size))
+    chunks = list(Rows(x, max_bytes=max_bytes).chunks(size))
     assert [len(chunk) for chunk in chunks] == lengths
     assert torch.equal(torch.cat(chunks), torch.cat(x))
 
@@ -72,12 +73,12 @@ def test_chunks_are_all_rows_in_order(most, size, lengths):
 def test_rows_as_large_as_what_may_be_held_are_held_and_larger_ones_are_not():
     x = [torch.zeros(10, 4), torch.zeros(6, 4)]
     size = 16 * 4 * 4
-    assert Rows(x, most=size).in_memory is not None
-    assert Rows(x, most=size - 1).in_memory is None
+    assert Rows(x, max_bytes=size).in_memory is not None
+    assert Rows(x, max_bytes=size - 1).in_memory is None
     # What is chosen counts, not what there is.
     chosen = [torch.arange(3), torch.arange(2)]
-    assert Rows(x, chosen, most=5 * 4 * 4).in_memory is not None
-    assert Rows(x, chosen, most=5 * 4 * 4 - 1).in_memory is None
+    assert Rows(x, chosen, max_bytes=5 * 4 * 4).in_memory is not None
+    assert Rows(x, chosen, max_bytes=5 * 4 * 4 - 1).in_memory is None
 
 
 def test_how_much_is_held_by_default_is_the_module_s_to_say(monkeypatch):
@@ -89,13 +90,13 @@ def test_how_much_is_held_by_default_is_the_module_s_to_say(monkeypatch):
 
 def test_rows_in_memory_are_asked_for_where_they_are_and_others_on_the_cpu():
     x = [torch.zeros(10, 4)]
-    assert Rows(x, device="meta", most=MUCH).place == torch.device("meta")
-    assert Rows(x, device="meta", most=0).place == torch.device("cpu")
+    assert Rows(x, device="meta", max_bytes=MUCH).index_device == torch.device("meta")
+    assert Rows(x, device="meta", max_bytes=0).index_device == torch.device("cpu")
 
 
 def test_what_is_held_does_not_change_with_the_arrays():
     x = torch.zeros(4, 2)
-    rows = Rows([x], most=MUCH)
+    rows = Rows([x], max_bytes=MUCH)
     x += 1
     assert not rows.take(torch.arange(4)).any()
 
@@ -117,3 +118,25 @@ def test_of_a_map_larger_than_memory_only_what_is_asked_for_is_read(tmp_path):
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     # An index for every row is all that there is: 8 bytes for each of 2.8 million.
     assert grown < 256 * 2**10, f"{grown} KB"
+
+
+def test_domains_are_pooled_and_numbered_in_their_order():
+    mains = {
+        "b": Domain(torch.tensor([[1.0], [2.0]]), torch.tensor([1, 0])),
+        "a": Domain(torch.tensor([[3.0], [4.0], [5.0]]), torch.tensor([0, 1, 1])),
+    }
+    pooled = pool_domains(mains)
+    assert pooled.x.take(torch.arange(5)).flatten().tolist() == [1, 2, 3, 4, 5]
+    assert pooled.y.tolist() == [1, 0, 0, 1, 1]
+    assert pooled.domain.tolist() == [0, 0, 1, 1, 1]
+    assert [index.tolist() for index in pooled.by_domain()] == [[0, 1], [2, 3, 4]]
+    assert len(pooled) == 5
+
+
+def test_samples_stay_as_stored_and_batches_are_prepared():
+    x = torch.arange(10, dtype=torch.uint8).view(10, 1)
+    nothing = torch.zeros(10).long()
+    samples = Samples(Rows([x]), nothing, nothing, prepare=lambda x: x / 2)
+    found = samples.batch(torch.tensor([3, 8])).x
+    assert found.tolist() == [[1.5], [4.0]]
+    assert samples.x.dtype == torch.uint8

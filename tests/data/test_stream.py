@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from afield.data.domains import Domain
-from afield.data.samples import MAX_BYTES_CPU, Rows
-from afield.data.stream import STEPS_PER_BLOCK, Samples, Scaling, Stream, pool_domains
+from afield.data.samples import Samples, pool_domains
+from afield.data.stream import STEPS_PER_BLOCK, Stream
 
 
 def numbered(*sizes: int) -> Samples:
@@ -25,19 +25,6 @@ def numbered(*sizes: int) -> Samples:
 def drawn(stream: Stream, steps: int) -> list[list[list[int]]]:
     """The indices of every batch of every step."""
     return [[batch.x.flatten().int().tolist() for batch in next(stream)] for _ in range(steps)]
-
-
-def test_domains_are_pooled_and_numbered_in_their_order():
-    mains = {
-        "b": Domain(torch.tensor([[1.0], [2.0]]), torch.tensor([1, 0])),
-        "a": Domain(torch.tensor([[3.0], [4.0], [5.0]]), torch.tensor([0, 1, 1])),
-    }
-    pooled = pool_domains(mains)
-    assert pooled.x.take(torch.arange(5)).flatten().tolist() == [1, 2, 3, 4, 5]
-    assert pooled.y.tolist() == [1, 0, 0, 1, 1]
-    assert pooled.domain.tolist() == [0, 0, 1, 1, 1]
-    assert [index.tolist() for index in pooled.by_domain()] == [[0, 1], [2, 3, 4]]
-    assert len(pooled) == 5
 
 
 @pytest.mark.parametrize("batch", [1, 3, 8])
@@ -170,46 +157,6 @@ def test_a_restored_stream_regroups_as_the_first_would_have():
     assert drawn(again, 9) == drawn(stream, 9)
 
 
-def test_bytes_of_pictures_go_from_minus_one_to_one():
-    x = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
-    scaling = Scaling.fitted(Rows([x[..., :3]]))
-    torch.testing.assert_close(scaling(x).flatten(), torch.linspace(-1, 1, 256))
-
-
-@pytest.mark.parametrize("most", [MAX_BYTES_CPU, 0])
-@pytest.mark.parametrize("shape", [(3,), (3, 4, 5)])
-def test_numbers_are_standardised_per_feature_or_channel_over_all_that_is_given(shape, most):
-    torch.manual_seed(0)
-    scale = torch.tensor([1.0, 10.0, 0.01]).view(3, *[1] * (len(shape) - 1))
-    x = [scale * torch.randn(n, *shape) + 5 * scale for n in (40, 60)]
-    scaled = Scaling.fitted(Rows(x, most=most))(torch.cat(x))
-    by_feature = scaled.transpose(0, 1).flatten(1).double()
-    torch.testing.assert_close(by_feature.mean(1), torch.zeros(3).double(), atol=1e-5, rtol=0)
-    torch.testing.assert_close(by_feature.std(1, correction=0), torch.ones(3).double())
-
-
-def test_scaling_changes_nothing_but_scale_and_origin_of_what_it_was_not_fitted_to():
-    scaling = Scaling.fitted(Rows([torch.tensor([[0.0, 2.0], [2.0, 6.0]])]))
-    found = scaling(torch.tensor([[1.0, 4.0], [11.0, 4.0], [1.0, -16.0]]))
-    torch.testing.assert_close(found, torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, -10.0]]))
-
-
-@pytest.mark.parametrize("value", [0.0, 0.1, -12345.678])
-def test_a_constant_feature_does_not_divide_by_zero(value):
-    x = torch.stack([torch.full((1000,), value), torch.arange(1000.0)], dim=1)
-    scaling = Scaling.fitted(Rows([x]))
-    assert (scaling(x)[:, 0].abs() < 1e-2).all()
-    # Where it is not constant, it is not blown up either.
-    assert scaling(x + 1)[:, 0].sub(1).abs().max() < 1e-2
-
-
-def test_scaled_pictures_keep_their_values_in_the_layout_of_convolutions():
-    x = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
-    scaled = Scaling(torch.tensor(0.5), torch.tensor(2.0))(x)
-    assert scaled.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(scaled, (x - 0.5) / 2)
-
-
 @pytest.mark.parametrize(("size", "batch"), [(30, 7), (1000, 8)])
 def test_every_sample_of_a_group_is_drawn_once_before_any_comes_again_across_blocks(size, batch):
     steps = drawn(Stream(numbered(size), batch=batch, seed=0), 5 * STEPS_PER_BLOCK)
@@ -222,15 +169,6 @@ def test_a_group_without_samples_is_refused():
     stream = Stream(numbered(10), batch=4, seed=0)
     with pytest.raises(ValueError, match="without samples"):
         stream.regroup([[0, 1, 2], []])
-
-
-def test_samples_stay_as_stored_and_batches_are_prepared():
-    x = torch.arange(10, dtype=torch.uint8).view(10, 1)
-    nothing = torch.zeros(10).long()
-    samples = Samples(Rows([x]), nothing, nothing, prepare=lambda x: x / 2)
-    found = samples.batch(torch.tensor([3, 8])).x
-    assert found.tolist() == [[1.5], [4.0]]
-    assert samples.x.dtype == torch.uint8
 
 
 def groups_of(step: list[list[int]], *sizes: int) -> list[int]:
@@ -463,17 +401,6 @@ def test_after_regrouping_and_with_another_seed_the_augmentation_is_another():
 
     cases = [(seed, regrouped) for seed in (0, 1) for regrouped in (False, True)]
     assert len({first(seed=seed, regrouped=regrouped) for seed, regrouped in cases}) == 4
-
-
-def test_the_scaling_of_a_network_is_given_for_pictures_from_zero_to_one():
-    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    scaling = Scaling.for_images(mean, std, channels=3, device=torch.device("cpu"))
-    x = torch.randint(256, (5, 3, 4, 6), dtype=torch.uint8, generator=torch.Generator())
-    column = (torch.tensor(part)[:, None, None] for part in (mean, std))
-    torch.testing.assert_close(scaling(x), (x / 255 - next(column)) / next(column))
-    grey = Scaling.for_images(mean, std, channels=1, device=torch.device("cpu"))
-    expected = (x[:, :1] / 255 - sum(mean) / 3) / (sum(std) / 3)
-    torch.testing.assert_close(grey(x[:, :1]), expected)
 
 
 @pytest.mark.parametrize(

@@ -408,11 +408,13 @@ def test_pictures_are_scaled_as_the_network_was_made_for_and_numbers_as_the_sour
 ):
     asked = replace(run(), backbone="timm:resnet18")
     found = pictures(shape=(channels, 18, 18))
-    assert material(asked, found).scaling.told()["mean"] == pytest.approx([255 * m for m in mean])
-    assert material(run(), found).scaling.told() == {"mean": [127.5], "std": [127.5]}
+    assert material(asked, found).scaling.to_dict()["mean"] == pytest.approx(
+        [255 * m for m in mean]
+    )
+    assert material(run(), found).scaling.to_dict() == {"mean": [127.5], "std": [127.5]}
     numbers = {name: Domain(d.x.float() * 7, d.y) for name, d in found.items()}
-    told = material(asked, numbers).scaling.told()
-    assert told == material(run(), numbers).scaling.told()
+    told = material(asked, numbers).scaling.to_dict()
+    assert told == material(run(), numbers).scaling.to_dict()
     assert told["mean"][0] > 500
 
 

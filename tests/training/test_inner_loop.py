@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from afield.data.lookup import find_dataset
-from afield.data.stream import Batch
+from afield.data.samples import Batch
 from afield.errors import SpecError
 from afield.experiments.protocol import resolve_run
 from afield.experiments.runner import make_stream

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch.nn.utils import parameters_to_vector
 
 from afield import registry
-from afield.data.stream import Batch, Stream
+from afield.data.samples import Batch
+from afield.data.stream import Stream
 from afield.experiments.record import Run
 from afield.hyperparameters import build, defaults, draw_values, extremes, ranges
 from afield.training.averages.last import Last

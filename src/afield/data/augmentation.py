@@ -38,7 +38,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from afield.data.stream import Scaling
+from afield.data.scaling import Scaling
 from afield.errors import SpecError
 from afield.registry import hint
 

@@ -1,22 +1,45 @@
-"""Chosen rows of several arrays as one: a little is held in memory, much is read when asked for.
+"""Samples of several domains behind one index, held in memory or read from disk when needed.
 
-Arrays that the cache maps from disk may be larger than memory; of these a batch takes what it
-needs, and the system keeps what is used often. What is small lies on the device from the start.
+Arrays that the cache maps from disk may be larger than memory. A batch reads only the rows it
+needs, and the operating system caches the rows that are used often. Small arrays are copied to the
+device once, at the start.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["MAX_BYTES_CPU", "Rows", "take_rows"]
+from afield.data.domains import Domain
 
-# The most bytes that are copied to the memory of a CPU, where a map is nearly as good, or a GPU.
+__all__ = [
+    "MAX_BYTES_CPU",
+    "Augment",
+    "Batch",
+    "Prepare",
+    "Rows",
+    "Samples",
+    "identity",
+    "pool_domains",
+    "take_rows",
+]
+
+# Rows of up to this many bytes are copied to the device. A CPU reads a memory map nearly as fast.
 MAX_BYTES_CPU, MAX_BYTES_GPU = 64 * 2**20, 512 * 2**20
+
+Prepare = Callable[[Tensor], Tensor]
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+
+
+def identity(x: Tensor) -> Tensor:
+    """Return the stored values unchanged."""
+    return x
 
 
 class Rows:
-    """Rows `chosen` of each of the `arrays`, one after the other; `take` gives some of them."""
+    """The `chosen` rows of each of the `arrays`, concatenated; `take` reads some of them."""
 
     def __init__(
         self,
@@ -45,40 +68,113 @@ class Rows:
         return int(self.ends[-1])
 
     @property
-    def place(self) -> torch.device:
-        """Where indices should be: reading from disk needs them on this side."""
+    def index_device(self) -> torch.device:
+        """Device on which `take` expects its index: the CPU for rows that are read from disk."""
         return self.device if self.in_memory is not None else torch.device("cpu")
 
     def take(self, index: Tensor) -> Tensor:
-        """The rows with these numbers, on the device."""
+        """Rows at the given indices, on the device."""
         if self.in_memory is not None:
             return take_rows(self.in_memory, index)
-        array = torch.bucketize(index, self.ends, right=True)
-        pieces, places = [], []
-        for number in array.unique().tolist():
-            where = (array == number).nonzero().flatten()
+        array_of_row = torch.bucketize(index, self.ends, right=True)
+        pieces, positions = [], []
+        for number in array_of_row.unique().tolist():
+            position = (array_of_row == number).nonzero().flatten()
             start = self.ends[number - 1] if number else 0
-            pieces.append(take_rows(self.arrays[number], self.chosen[number][index[where] - start]))
-            places.append(where)
-        found = pieces[0]
+            row = self.chosen[number][index[position] - start]
+            pieces.append(take_rows(self.arrays[number], row))
+            positions.append(position)
+        rows = pieces[0]
         if len(pieces) > 1:
-            found = take_rows(torch.cat(pieces), torch.cat(places).argsort())
+            rows = take_rows(torch.cat(pieces), torch.cat(positions).argsort())
         if self.device.type == "cuda":
-            found = found.pin_memory()
-        return found.to(self.device, non_blocking=True)
+            rows = rows.pin_memory()
+        return rows.to(self.device, non_blocking=True)
 
     def chunks(self, size: int, chosen: Tensor | None = None) -> Iterator[Tensor]:
-        """All rows, or those with the chosen numbers, so many at a time."""
+        """Iterate over all rows, or over the `chosen` indices, in chunks of up to `size` rows."""
         if self.in_memory is not None and chosen is None:
             yield from self.in_memory.split(size)
             return
         index = torch.arange(len(self)) if chosen is None else chosen
-        for part in index.to(self.place).split(size):
-            yield self.take(part)
+        for chunk in index.to(self.index_device).split(size):
+            yield self.take(chunk)
 
 
 def take_rows(array: Tensor, index: Tensor) -> Tensor:
-    """Rows of an array, in its own memory layout."""
+    """Rows of an array, in the array's memory layout."""
     if array.ndim == 4 and not array.is_contiguous():
         return array.permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2)
     return array.index_select(0, index)
+
+
+class Batch(NamedTuple):
+    """Inputs, class indices, and for each sample the index of its source domain and its group.
+
+    Groups are the source domains, unless a method regroups.
+    """
+
+    x: Tensor
+    y: Tensor
+    domain: Tensor
+    group: Tensor
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The training splits of the source domains, concatenated: everything that training may see.
+
+    `x` holds values as stored (images as bytes, which take a quarter of the memory of floats).
+    `prepare` turns a batch of them into the input of a network, `augment` into its input in
+    training.
+    """
+
+    x: Rows
+    y: Tensor
+    domain: Tensor
+    prepare: Prepare = identity
+    augment: Augment | None = None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def batch(
+        self,
+        index: Tensor,
+        generator: torch.Generator | None = None,
+        group: Tensor | None = None,
+    ) -> Batch:
+        """Samples at the given indices as input of a network; a generator turns on augmentation."""
+        y, domain = (column.index_select(0, index) for column in (self.y, self.domain))
+        x = self.x.take(index)
+        if self.augment is not None and generator is not None:
+            inputs = self.augment(x, generator)
+        else:
+            inputs = self.prepare(x)
+        group = domain if group is None else group
+        if y.device != x.device:
+            columns = (column.to(x.device, non_blocking=True) for column in (y, domain, group))
+            y, domain, group = columns
+        return Batch(inputs, y, domain, group)
+
+    def by_domain(self) -> list[Tensor]:
+        """Indices of the samples of each source domain."""
+        counts: list[int] = self.domain.bincount().tolist()
+        return list(torch.arange(len(self)).split(counts))
+
+
+def pool_domains(
+    domains: Mapping[str, Domain],
+    chosen: Mapping[str, Tensor] | None = None,
+    device: torch.device | str = "cpu",
+) -> Samples:
+    """Concatenate domains, or the `chosen` samples of each.
+
+    Domains are numbered in the order of `chosen` if it is given, else in that of `domains`.
+    """
+    rows = chosen or {name: torch.arange(len(domain.y)) for name, domain in domains.items()}
+    x = Rows([domains[name].x for name in rows], list(rows.values()), device=device)
+    y = torch.cat([domains[name].y[index] for name, index in rows.items()])
+    counts = torch.tensor([len(index) for index in rows.values()])
+    domain = torch.repeat_interleave(torch.arange(len(rows)), counts)
+    return Samples(x, y.to(x.index_device), domain.to(x.index_device))

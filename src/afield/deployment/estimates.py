@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from afield.data.stream import Samples
+from afield.data.samples import Samples
 from afield.deployment.distances import Distances
 from afield.deployment.model_folder import Calibration, Estimate
 from afield.errors import DataError

@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from afield.data.stream import Scaling
+from afield.data.scaling import Scaling
 from afield.deployment.model import Model, load
 from afield.errors import AfieldError, SpecError
 from afield.files import atomic_write

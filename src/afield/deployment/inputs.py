@@ -22,8 +22,9 @@ from torch import Tensor
 from afield.data.audio import AUDIO_SUFFIXES, LogMel, read_audio
 from afield.data.augmentation import Resize
 from afield.data.images import IMAGE_SUFFIXES, read_image, resize_square
+from afield.data.samples import Prepare
+from afield.data.scaling import Scaling
 from afield.data.sources.arrays import to_channels_first, translate_numpy_errors
-from afield.data.stream import Prepare, Scaling
 from afield.errors import DataError, SpecError
 
 __all__ = ["ARRAY_SUFFIXES", "Inputs"]

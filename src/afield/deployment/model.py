@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from afield import registry
-from afield.data.stream import Prepare
+from afield.data.samples import Prepare
 from afield.deployment.distances import Distances
 from afield.deployment.file_batches import FileBatch, find_files, read_file_batches
 from afield.deployment.model_folder import DESCRIPTION_FILE, WEIGHTS_FILE, Description, read_model

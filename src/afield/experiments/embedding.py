@@ -21,7 +21,7 @@ from afield.data.domains import Domain, DomainSet, ReadOptions, Training, data_r
 from afield.data.images import stored_side
 from afield.data.lookup import find_dataset
 from afield.data.samples import Rows
-from afield.data.stream import Scaling
+from afield.data.scaling import Scaling
 from afield.errors import SpecError
 from afield.experiments.protocol import resolve_settings
 from afield.experiments.runner import default_device

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from afield import registry
 from afield.data.domains import Domain, data_root
 from afield.data.lookup import find_dataset
-from afield.data.stream import Batch, Samples, Stream, pool_domains
+from afield.data.samples import Batch, Samples, pool_domains
+from afield.data.stream import Stream
 from afield.errors import SpecError
 from afield.experiments.record import Record, Run
 from afield.experiments.run_data import split_domains

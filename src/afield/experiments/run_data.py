@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from afield.data.augmentation import Augmentation, Resize
 from afield.data.domains import Domain, DomainSet, Parts, listed_parts, parts
-from afield.data.stream import Prepare, Samples, Scaling, pool_domains
+from afield.data.samples import Prepare, Samples, pool_domains
+from afield.data.scaling import Scaling
 from afield.errors import SpecError
 from afield.experiments.record import Run
 from afield.experiments.selection import RULES
@@ -143,7 +144,7 @@ def _scaling(run: Run, samples: Samples, device: torch.device) -> Scaling:
     """As the network was made for, if it was made for pictures and gets them."""
     form = input_form(run.backbone)
     if form is None or samples.x.dtype != torch.uint8:
-        return Scaling.fitted(samples.x)
+        return Scaling.fit(samples.x)
     channels = samples.x.shape[0]
     return Scaling.for_images(form.mean, form.std, channels=channels, device=device)
 

@@ -24,7 +24,8 @@ from afield.compute import hostname, peak_memory, reset_peak_memory
 from afield.data.domains import Domain, DomainSet, ReadOptions, data_root
 from afield.data.images import stored_side
 from afield.data.lookup import find_dataset
-from afield.data.stream import Samples, Stream
+from afield.data.samples import Samples
+from afield.data.stream import Stream
 from afield.errors import AfieldError, DataError, SpecError
 from afield.experiments.record import Progress, Record, Run
 from afield.experiments.run_data import Evaluations, RunData
@@ -225,7 +226,7 @@ def set_up_on(
     kind = registry.find("averages", run.average)
     average: Average = build(kind, with_neutral(kind, run.average_params))
     average.follow(learner.model, steps=learner.task.steps)
-    inputs = {"classes": dataset.classes, "shape": material.shape, **material.scaling.told()}
+    inputs = {"classes": dataset.classes, "shape": material.shape, **material.scaling.to_dict()}
     return TrainingState(
         run=run,
         place=machine,

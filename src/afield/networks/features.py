@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from afield.data.stream import Samples
+from afield.data.samples import Samples
 from afield.errors import SpecError
 from afield.networks.backbone import Classifier
 from afield.networks.inference import compute_outputs

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from afield.data.samples import Rows
-from afield.data.stream import Prepare, identity
+from afield.data.samples import Prepare, Rows, identity
 
 __all__ = ["MAX_CHUNK_NUMBERS", "MAX_CHUNK_SAMPLES", "compute_outputs", "eval_mode"]
 

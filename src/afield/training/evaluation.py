@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from afield.data.domains import Domain
-from afield.data.samples import Rows
-from afield.data.stream import Prepare, identity
+from afield.data.samples import Prepare, Rows, identity
 from afield.networks.inference import (
     compute_outputs,
 )

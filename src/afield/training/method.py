@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from afield.data.stream import Batch, Samples
+from afield.data.samples import Batch, Samples
 
 __all__ = [
     "Batch",

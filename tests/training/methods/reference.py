@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.utils import parameters_to_vector
 
-from afield.data.stream import Batch
+from afield.data.samples import Batch
 from afield.training.method import Learner, Method, Task
 from tests.files import GOLDEN
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from afield.data.stream import Batch
+from afield.data.samples import Batch
 from afield.errors import SpecError, UnknownNameError
 from afield.networks.backbone import Classifier
 from afield.training.method import Learner, Task

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.functional import hessian, jacobian
 
-from afield.data.stream import Samples
+from afield.data.samples import Samples
 from afield.errors import SpecError
 from afield.experiments.benchmarking import plan_run
 from afield.experiments.runner import Machine, execute, set_up

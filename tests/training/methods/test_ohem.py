@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from afield.data.stream import Batch, Stream
+from afield.data.samples import Batch
+from afield.data.stream import Stream
 from afield.errors import SpecError
 from afield.hyperparameters import build
 from afield.training.method import pool

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from afield.data.domains import Domain
-from afield.data.stream import Stream, pool_domains
+from afield.data.samples import pool_domains
+from afield.data.stream import Stream
 from afield.errors import SpecError
 from afield.experiments.benchmarking import plan_run
 from afield.experiments.runner import execute

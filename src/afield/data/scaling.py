@@ -1,0 +1,79 @@
+"""Scaling of stored values to the input of a network."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from afield.data.samples import Rows
+
+__all__ = ["Scaling"]
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Map stored values to the input of a network: (x - mean) / std.
+
+    Images go from 0…255 to -1…1. Other values are standardized, per feature or channel, with the
+    mean and standard deviation of the training splits of the sources. An unseen domain has no
+    influence on them.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    @classmethod
+    def fit(cls, x: Rows) -> "Scaling":
+        """Compute the scaling for these samples, on their device."""
+        if x.dtype == torch.uint8:
+            half = torch.tensor(127.5, device=x.device)
+            return cls(half, half)
+        if x.in_memory is None:
+            mean, std = _moments(x)
+        else:
+            dims = [d for d in range(x.in_memory.ndim) if d != 1]
+            std, mean = torch.std_mean(x.in_memory.float(), dim=dims, keepdim=True, correction=0)
+            mean, std = mean[0], std[0]
+        return cls(mean, torch.where(std > 0, std, 1.0))
+
+    @classmethod
+    def for_images(
+        cls, mean: Sequence[float], std: Sequence[float], *, channels: int, device: torch.device
+    ) -> "Scaling":
+        """Scaling of a pretrained image network, whose `mean` and `std` refer to values 0…1."""
+        columns = (torch.tensor(values, device=device) * 255 for values in (mean, std))
+        center, spread = (c if len(c) == channels else c.mean().expand(channels) for c in columns)
+        return cls(center[:, None, None], spread[:, None, None])
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], like: "Scaling") -> "Scaling":
+        """Restore a scaling from `to_dict`, with the shapes and the device of `like`."""
+        mean, std = (
+            torch.tensor(values[name], device=like.mean.device).view_as(like.mean)
+            for name in ("mean", "std")
+        )
+        return cls(mean, std)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Mean and standard deviation as plain numbers, to store beside the weights."""
+        return {"mean": self.mean.flatten().tolist(), "std": self.std.flatten().tolist()}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Scale a batch; images are returned in the channels-last layout convolutions prefer."""
+        scaled = x.float().sub(self.mean).div_(self.std)
+        return scaled.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else scaled
+
+
+def _moments(x: Rows) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation per channel of rows that do not fit into memory at once."""
+    count, total, squares = 0, torch.zeros(()), torch.zeros(())
+    for chunk in x.chunks(1024):
+        values = chunk.double().movedim(1, 0).flatten(1)
+        count += values.shape[1]
+        total, squares = total + values.sum(1), squares + values.square().sum(1)
+    mean = total / count
+    std = (squares / count - mean.square()).clamp(min=0).sqrt()
+    shape = (-1, *(1 for _ in x.shape[1:]))
+    return mean.float().view(shape), std.float().view(shape)

@@ -1,0 +1,58 @@
+"""Scaling of stored values to the input of a network."""
+
+import pytest
+import torch
+
+from afield.data.samples import MAX_BYTES_CPU, Rows
+from afield.data.scaling import Scaling
+
+
+def test_bytes_of_pictures_go_from_minus_one_to_one():
+    x = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
+    scaling = Scaling.fit(Rows([x[..., :3]]))
+    torch.testing.assert_close(scaling(x).flatten(), torch.linspace(-1, 1, 256))
+
+
+@pytest.mark.parametrize("max_bytes", [MAX_BYTES_CPU, 0])
+@pytest.mark.parametrize("shape", [(3,), (3, 4, 5)])
+def test_numbers_are_standardised_per_feature_or_channel_over_all_that_is_given(shape, max_bytes):
+    torch.manual_seed(0)
+    scale = torch.tensor([1.0, 10.0, 0.01]).view(3, *[1] * (len(shape) - 1))
+    x = [scale * torch.randn(n, *shape) + 5 * scale for n in (40, 60)]
+    scaled = Scaling.fit(Rows(x, max_bytes=max_bytes))(torch.cat(x))
+    by_feature = scaled.transpose(0, 1).flatten(1).double()
+    torch.testing.assert_close(by_feature.mean(1), torch.zeros(3).double(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(by_feature.std(1, correction=0), torch.ones(3).double())
+
+
+def test_scaling_changes_nothing_but_scale_and_origin_of_what_it_was_not_fitted_to():
+    scaling = Scaling.fit(Rows([torch.tensor([[0.0, 2.0], [2.0, 6.0]])]))
+    found = scaling(torch.tensor([[1.0, 4.0], [11.0, 4.0], [1.0, -16.0]]))
+    torch.testing.assert_close(found, torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, -10.0]]))
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -12345.678])
+def test_a_constant_feature_does_not_divide_by_zero(value):
+    x = torch.stack([torch.full((1000,), value), torch.arange(1000.0)], dim=1)
+    scaling = Scaling.fit(Rows([x]))
+    assert (scaling(x)[:, 0].abs() < 1e-2).all()
+    # Where it is not constant, it is not blown up either.
+    assert scaling(x + 1)[:, 0].sub(1).abs().max() < 1e-2
+
+
+def test_scaled_pictures_keep_their_values_in_the_layout_of_convolutions():
+    x = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
+    scaled = Scaling(torch.tensor(0.5), torch.tensor(2.0))(x)
+    assert scaled.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(scaled, (x - 0.5) / 2)
+
+
+def test_the_scaling_of_a_network_is_given_for_pictures_from_zero_to_one():
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    scaling = Scaling.for_images(mean, std, channels=3, device=torch.device("cpu"))
+    x = torch.randint(256, (5, 3, 4, 6), dtype=torch.uint8, generator=torch.Generator())
+    column = (torch.tensor(part)[:, None, None] for part in (mean, std))
+    torch.testing.assert_close(scaling(x), (x / 255 - next(column)) / next(column))
+    grey = Scaling.for_images(mean, std, channels=1, device=torch.device("cpu"))
+    expected = (x[:, :1] / 255 - sum(mean) / 3) / (sum(std) / 3)
+    torch.testing.assert_close(grey(x[:, :1]), expected)
