@@ -12,7 +12,8 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from afield import Local, Ray, Run, Store, complete
+from afield import Local, Ray, Run, Store
+from afield.experiments import complete
 from afield.experiments.benchmarking import plan_run
 from afield.experiments.record import Record
 from afield.experiments.sweep import Pool

@@ -11,14 +11,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from afield.data.lookup import find_dataset
-from afield.data.samples import pool_domains
-from afield.data.stream import Stream
-from afield.networks.backbone import network
-from afield.training.averages.last import Last
-from afield.training.evaluation import Evaluator
-from afield.training.loop import checkpoints
-from afield.training.method import Batches, Learner, Logs, Method, Task, risks
+from afield import find
+from afield.data import Stream, find_dataset, pool_domains
+from afield.networks import network
+from afield.training import Batches, Evaluator, Learner, Logs, Method, Task, checkpoints, risks
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,7 @@ def main() -> None:
         network=lambda outputs: network("small:mlp", (2,), outputs),
         optimizer=partial(torch.optim.Adam, lr=3e-3),
     )
-    method, average = Worst(), Last()
+    method, average = Worst(), find("averages", "last")()
     learner = method.setup(task.network(len(dataset.classes)), task)
     average.follow(learner.model, steps=task.steps)
     stream = Stream(pool_domains(domains), batch=32, seed=0)

@@ -1,1 +1,5 @@
-"""A model to use: fit, model folder, prediction, export, scikit-learn."""
+"""Models for use: fitting, model folders, prediction, export and scikit-learn."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,1 +1,5 @@
-"""Merging: the weights of several models become those of one, without data."""
+"""Merging: combine the weights of several models into one model, without data."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,1 +1,5 @@
-"""Backbones by name, and ways to look into any network."""
+"""Backbones by name, and functions that look into any network."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

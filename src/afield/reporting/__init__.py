@@ -1,1 +1,5 @@
-"""From records to tables and one report page; functions of files only."""
+"""Tables and the report page, computed from stored records alone."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

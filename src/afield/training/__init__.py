@@ -1,1 +1,5 @@
-"""What a method is, what an average is, the training loop, and how a model is scored."""
+"""Methods, weight averages, the training loop and the scores of a model."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,40 @@
+from . import (
+    cli as cli,
+    data as data,
+    deployment as deployment,
+    diagnosis as diagnosis,
+    errors as errors,
+    experiments as experiments,
+    hyperparameters as hyperparameters,
+    merging as merging,
+    networks as networks,
+    reporting as reporting,
+    sklearn as sklearn,
+    training as training,
+)
+from .data import find_dataset as find_dataset
+from .data import get_dataset as get_dataset
+from .data import inspect_dataset as inspect_dataset
+from .deployment import Model as Model
+from .deployment import export as export
+from .deployment import fit as fit
+from .deployment import load as load
+from .deployment import merge_model as merge_model
+from .diagnosis import diagnose as diagnose
+from .errors import AfieldError as AfieldError
+from .experiments import Failure as Failure
+from .experiments import Local as Local
+from .experiments import Pick as Pick
+from .experiments import Ray as Ray
+from .experiments import Record as Record
+from .experiments import Run as Run
+from .experiments import Store as Store
+from .experiments import bench as bench
+from .experiments import embed as embed
+from .experiments import train as train
+from .merging import merge as merge
+from .merging import merge_files as merge_files
+from .registry import find as find
+from .registry import names as names
+from .reporting import tabulate as tabulate
+from .reporting import write_report as write_report

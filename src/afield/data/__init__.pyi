@@ -1,0 +1,16 @@
+from .availability import get_dataset as get_dataset
+from .availability import list_availability as list_availability
+from .cache import cache_root as cache_root
+from .domains import Domain as Domain
+from .domains import DomainSet as DomainSet
+from .domains import Download as Download
+from .domains import ReadOptions as ReadOptions
+from .domains import Training as Training
+from .domains import data_root as data_root
+from .inspection import inspect_dataset as inspect_dataset
+from .lookup import find_dataset as find_dataset
+from .samples import Batch as Batch
+from .samples import Samples as Samples
+from .scaling import Scaling as Scaling
+from .stream import Stream as Stream
+from .samples import pool_domains as pool_domains

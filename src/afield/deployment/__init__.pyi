@@ -1,0 +1,7 @@
+from .exporting import export as export
+from .fitting import fit as fit
+from .merged_model import merge_model as merge_model
+from .model import Model as Model
+from .model import Prediction as Prediction
+from .model import load as load
+from .sklearn import DomainClassifier as DomainClassifier

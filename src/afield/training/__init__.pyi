@@ -1,0 +1,16 @@
+from .average import Average as Average
+from .evaluation import Checkpoint as Checkpoint
+from .evaluation import Evaluator as Evaluator
+from .evaluation import Score as Score
+from .evaluation import Scores as Scores
+from .inner_loop import InnerLoop as InnerLoop
+from .loop import checkpoints as checkpoints
+from .method import Batch as Batch
+from .method import Batches as Batches
+from .method import Learner as Learner
+from .method import Logs as Logs
+from .method import Method as Method
+from .method import Task as Task
+from .method import origins as origins
+from .method import pool as pool
+from .method import risks as risks
