@@ -10,7 +10,7 @@ __all__ = ["parse_assignments"]
 def parse_assignments(pairs: Sequence[str]) -> dict[str, str]:
     """Settings that were written as ``name=value``.
 
-    >>> assignments(["tau=1.5", "keep = full"])
+    >>> parse_assignments(["tau=1.5", "keep = full"])
     {'tau': '1.5', 'keep': 'full'}
     """
     found = {}

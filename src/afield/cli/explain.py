@@ -19,7 +19,7 @@ MAX_NAMES = 20
 def explanation_text(name: str) -> str:
     """The explanation of the one thing that has this name.
 
-    >>> print(explained("groupdro").splitlines()[-1])
+    >>> print(explanation_text("groupdro").splitlines()[-1])
       eta = 0.01    LogUniform(low=0.001, high=0.1)
     """
     for kind in registry.KINDS:

@@ -78,7 +78,7 @@ class Columns:
 def safe_name(file: str) -> str:
     """A file's name that can be written, and that no spreadsheet takes for a formula.
 
-    >>> plain_name("=1+1.png")
+    >>> safe_name("=1+1.png")
     './=1+1.png'
     """
     name = os.fsencode(file).decode("utf-8", "backslashreplace")

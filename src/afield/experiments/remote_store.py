@@ -27,9 +27,9 @@ __all__ = ["RemoteStore", "fetch_run", "open_store"]
 def open_store(location: str | Path | Store) -> Store:
     """The store at a place: a folder, or an address such as s3://bucket/runs.
 
-    >>> opened("runs").where()
+    >>> open_store("runs").where()
     'runs'
-    >>> opened("memory://bucket/runs").where()
+    >>> open_store("memory://bucket/runs").where()
     'memory://bucket/runs'
     """
     if isinstance(location, Store):

@@ -1,8 +1,8 @@
 """How far a benchmark is, from what its store says: for those who wait for it, here or elsewhere.
 
->>> duration(75)
+>>> format_duration(75)
 '1 min'
->>> duration(7500)
+>>> format_duration(7500)
 '2 h 5 min'
 """
 
@@ -88,7 +88,7 @@ def statuses(store: Store) -> list[Status]:
 def format_duration(seconds: float) -> str:
     """A time in words, as exact as an estimate deserves.
 
-    >>> [duration(each) for each in (0.2, 42, 61, 3599, 3600, 100_000)]
+    >>> [format_duration(each) for each in (0.2, 42, 61, 3599, 3600, 100_000)]
     ['1 s', '42 s', '1 min', '59 min', '1 h', '27 h 46 min']
     """
     if seconds < 60:

@@ -86,9 +86,9 @@ def tensor_action(kind: Scope, name: str, spec: TensorSpec, *, has_statistics: b
     normalisation layers are averaged by every merge, with a scale below 0 taken as 0 and one above
     1 as 1: a sum of changes, or a long step, can make a variance negative.
 
-    >>> rule_of("matrix", "visual.conv1.weight", Spec(torch.float32, (768, 3, 32, 32)))
+    >>> tensor_action("matrix", "visual.conv1.weight", TensorSpec(torch.float32, (768, 3, 32, 32)))
     'averaged: not a matrix'
-    >>> rule_of("entry", "visual.conv1.weight", Spec(torch.float32, (768, 3, 32, 32)))
+    >>> tensor_action("entry", "visual.conv1.weight", TensorSpec(torch.float32, (768, 3, 32, 32)))
     'merged'
 
     Parameters

@@ -77,9 +77,9 @@ def numeric_axis(
 
     Examples
     --------
-    >>> [tick.text for tick in axis([61.0, 93.5]).ticks]
+    >>> [tick.text for tick in numeric_axis([61.0, 93.5]).ticks]
     ['60', '70', '80', '90', '100']
-    >>> [tick.text for tick in axis([1e-4, 0.3]).ticks]
+    >>> [tick.text for tick in numeric_axis([1e-4, 0.3]).ticks]
     ['0.0001', '0.001', '0.01', '0.1', '1']
     """
     known = [value for value in values if math.isfinite(value)] or [0.0, 1.0]

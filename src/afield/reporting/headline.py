@@ -76,7 +76,7 @@ def leading_rule(frame: pd.DataFrame) -> str:
 def escape_invisible(name: str) -> str:
     r"""A name with nothing in it that acts instead of being seen: line ends, marks of direction.
 
-    >>> visible("photo\u202e")
+    >>> escape_invisible("photo\u202e")
     'photo\\u202e'
     """
     return "".join(
@@ -93,7 +93,7 @@ def bidi_isolate(name: str) -> str:
 def format_points(share: float, *, sign: bool = True) -> str:
     """A difference of accuracies in percentage points.
 
-    >>> points(-0.0123), points(0.0123), points(0.0)
+    >>> format_points(-0.0123), format_points(0.0123), format_points(0.0)
     ('−1.2', '+1.2', '0.0')
     """
     text = f"{100 * share:+.1f}" if sign else f"{100 * abs(share):.1f}"

@@ -57,7 +57,7 @@ def run_command(run: Run, *, from_store: str, store: str) -> str:
 def shell_quote(word: str) -> str:
     r"""A word as a shell reads it; what cannot be seen is written out, as bash has it.
 
-    >>> print(quoted("own data"), quoted("a\u202eb"))
+    >>> print(shell_quote("own data"), shell_quote("a\u202eb"))
     'own data' $'a\u202eb'
     """
     if all(unicodedata.category(c)[0] != "C" and unicodedata.category(c) != "Zl" for c in word):

@@ -47,7 +47,7 @@ def fit_temperature(logits: Sequence[Tensor], labels: Sequence[Tensor]) -> float
     of them are needed to be sure that this will go on.
 
     >>> sure, y = torch.tensor([[9.0, 0.0]]).repeat(1000, 1), torch.arange(1000) // 900
-    >>> round(float((sure / fitted_temperature([sure], [y])).softmax(1)[0, 0]), 2)
+    >>> round(float((sure / fit_temperature([sure], [y])).softmax(1)[0, 0]), 2)
     0.9
     """
     double = [each.double() for each in logits]
@@ -140,7 +140,7 @@ def percentile_ranks(
 ) -> NDArray[np.float64]:
     """Where values lie among quantiles that are known, from 0 to 100.
 
-    >>> percentiles(np.array([-1.0, 5.0, 99.0]), range(11)).tolist()
+    >>> percentile_ranks(np.array([-1.0, 5.0, 99.0]), range(11)).tolist()
     [0.0, 50.0, 100.0]
     """
     ends = np.asarray(reference_quantiles, dtype=np.float64)

@@ -35,7 +35,7 @@ RMSPROP_TF = "rmsproptf"
 def optimizer_factory(text: str, *, lr: float, weight_decay: float) -> Callable[..., Optimizer]:
     """What makes an optimiser of parameters, with these settings unless others are given.
 
-    >>> made = optimizer_of("sgd:momentum=0.9", lr=0.1, weight_decay=0.0)
+    >>> made = optimizer_factory("sgd:momentum=0.9", lr=0.1, weight_decay=0.0)
     >>> made([torch.zeros(1)], lr=0.2).defaults["momentum"]
     0.9
     """
@@ -48,7 +48,7 @@ def optimizer_factory(text: str, *, lr: float, weight_decay: float) -> Callable[
 def canonical_optimizer(text: str) -> str:
     """The one way to write an optimiser, after a look whether it can be made; adam is nothing.
 
-    >>> plain_name("SGD: nesterov=true, momentum=0.90")
+    >>> canonical_optimizer("SGD: nesterov=true, momentum=0.90")
     'sgd:momentum=0.9,nesterov=true'
     """
     name, options = _parsed(text)
@@ -65,7 +65,7 @@ def canonical_optimizer(text: str) -> str:
 def make_schedule(text: str, steps: int) -> Callable[[int], float] | None:
     """The share of the learning rate at every step; None is all of it, always.
 
-    >>> share = schedule_of("cosine:warmup=2", steps=6)
+    >>> share = make_schedule("cosine:warmup=2", steps=6)
     >>> [round(share(step), 2) for step in range(6)]
     [0.5, 1.0, 1.0, 0.85, 0.5, 0.15]
     """
@@ -86,7 +86,7 @@ def make_schedule(text: str, steps: int) -> Callable[[int], float] | None:
 def canonical_schedule(text: str) -> str:
     """The one way to write a schedule; constant is nothing.
 
-    >>> plain_schedule("Cosine: warmup=500.0")
+    >>> canonical_schedule("Cosine: warmup=500.0")
     'cosine:warmup=500'
     """
     words = text.replace(" ", "").lower()

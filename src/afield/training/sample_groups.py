@@ -43,7 +43,7 @@ def subdivide(units: Sequence[Tensor], label: Callable[[Tensor], Tensor]) -> lis
 def quantile_bins(values: Tensor, count: int) -> Tensor:
     """Which of `count` equal parts of the ranking, from below, each value is in.
 
-    >>> ranked(torch.tensor([3.0, 1.0, 2.0, 0.5]), 2)
+    >>> quantile_bins(torch.tensor([3.0, 1.0, 2.0, 0.5]), 2)
     tensor([1, 0, 1, 0])
     """
     order = values.argsort(stable=True)
