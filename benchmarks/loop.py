@@ -36,7 +36,7 @@ def main() -> None:
     )
     method, average = ERM(), Last()
     learner = method.setup(task.network(len(classes)), task)
-    average.follow(learner.model, steps=learner.task.steps)
+    average.setup(learner.model, steps=learner.task.steps)
     ours, yardstick = Stopwatch(), Stopwatch()
     for _ in range(TURN):
         next(bare)

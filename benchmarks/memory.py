@@ -66,12 +66,12 @@ def main() -> None:
             optimizer=torch.optim.Adam,
         )
         learner = method.setup(task.network(2), task)
-        average.follow(learner.model, steps=learner.task.steps)
+        average.setup(learner.model, steps=learner.task.steps)
         stream, read = make_stream(run, material.samples), 0
         for _ in checkpoints(method, learner, average, stream, lambda _: {}, steps=STEPS, every=1):
             most = max(most, kilobytes("/proc/self/status", "RssAnon"))
         exam: Evaluator = material.evaluations.regular
-        exam.take(average.model)
+        exam.evaluate(average.model)
         for chunk in material.samples.x.chunks(64):
             read += int(chunk.sum() == 0) * chunk.numel()
             most = max(most, kilobytes("/proc/self/status", "RssAnon"))

@@ -101,7 +101,7 @@ def time_ratio(name: str, backbone: str, pixels: int, steps: int) -> float:
     """The median over blocks of the method's time over erm's, taking turns."""
     method, erm = (build(registry.find("methods", each), {}) for each in (name, "erm"))
     return median_ratio(
-        *(stepping(m, backbone, pixels, method.times) for m in (method, erm)), steps
+        *(stepping(m, backbone, pixels, method.batches_per_group) for m in (method, erm)), steps
     )
 
 
@@ -233,7 +233,7 @@ def main() -> None:
     for (backbone, pixels, steps), whole in zip(CASES, WHOLE, strict=True):
         for name in names:
             kind = registry.find("methods", name)
-            times = build(kind, {}).times
+            times = build(kind, {}).batches_per_group
             time = time_ratio(name, backbone, pixels, steps)
             memory, plain = (peak_bytes(n, backbone, pixels, times) for n in (name, "erm"))
             rows.append((backbone, name, time, memory / plain))

@@ -41,10 +41,12 @@ def main() -> None:
     )
     method, average = Worst(), find("averages", "last")()
     learner = method.setup(task.network(len(dataset.classes)), task)
-    average.follow(learner.model, steps=task.steps)
+    average.setup(learner.model, steps=task.steps)
     stream = Stream(pool_domains(domains), batch=32, seed=0)
     exam = Evaluator({("turn20", "main"): target})
-    for checkpoint in checkpoints(method, learner, average, stream, exam.take, steps=200, every=50):
+    for checkpoint in checkpoints(
+        method, learner, average, stream, exam.evaluate, steps=200, every=50
+    ):
         score = checkpoint.score("turn20", "main")
         if score is not None:
             print(f"step {checkpoint.step}: {100 * score.accuracy:.1f} % on the unseen domain")

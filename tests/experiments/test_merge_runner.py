@@ -264,13 +264,13 @@ def judged(tmp_path):
             keys.append(run.key)
         merged = Run("toy", "best_expert", ("a", "b", "c"), role="merged", experts=tuple(keys))
 
-        def take(network):
+        def evaluate(network):
             accuracies = table[int(network.weight)]
             return {n: Scores(probe=Score(v, v, 1.0, 5)) for n, v in accuracies.items()}
 
         work = SimpleNamespace(
             learner=SimpleNamespace(model=nn.Linear(1, 1, bias=False)),
-            evaluations=SimpleNamespace(take=take),
+            evaluations=SimpleNamespace(evaluate=evaluate),
             place=SimpleNamespace(store=tmp_path),
         )
         experts = [{"weight": torch.full((1, 1), float(i))} for i in range(len(table))]

@@ -132,9 +132,9 @@ def test_of_the_target_is_read_what_the_rules_ask_and_no_more(rules, always, at_
     def target(read_parts: set[str]) -> set[tuple[str, str]]:
         return {("sketch", part) for part in read_parts}
 
-    assert read(exams.take(model())) == PROBES | target(always)
-    assert read(exams.last.take(model())) == target(at_last)
-    assert read(exams.best.take(model())) == target(at_best)
+    assert read(exams.evaluate(model())) == PROBES | target(always)
+    assert read(exams.last.evaluate(model())) == target(at_last)
+    assert read(exams.best.evaluate(model())) == target(at_best)
     completed = exams.completed(unread_best(), model(), exams.best)
     assert read(completed.scores) == {("art", "probe")} | target(at_best)
 
@@ -142,13 +142,13 @@ def test_of_the_target_is_read_what_the_rules_ask_and_no_more(rules, always, at_
 def test_with_two_unseen_domains_both_are_read():
     exams = material(run(("photo",), rules=("left-out-source",)), domains()).evaluations
     expected = {("photo", "probe"), ("art", "main"), ("sketch", "main")}
-    assert read(exams.take(model())) == expected
+    assert read(exams.evaluate(model())) == expected
 
 
 def test_with_no_unseen_domain_the_sources_alone_are_read():
     exams = material(run(NAMES), domains()).evaluations
-    assert read(exams.take(model())) == {(name, "probe") for name in NAMES}
-    assert exams.last.take(model()) == exams.best.take(model()) == {}
+    assert read(exams.evaluate(model())) == {(name, "probe") for name in NAMES}
+    assert exams.last.evaluate(model()) == exams.best.evaluate(model()) == {}
 
 
 @pytest.mark.parametrize("rules", [("sources", "target"), ("left-out-source",), tuple(RULES)])
@@ -159,13 +159,13 @@ def test_scores_are_those_of_the_parts_cut_and_scaled_by_hand(rules):
     raw = torch.cat([found[name].x[cuts[name].main] for name in ("art", "photo")])
     mean, std = raw.mean(0), raw.std(0, correction=0)
     exams = prepared.evaluations
-    taken = combine_scores(exams.take(model()), exams.last.take(model()), NAMES)
+    taken = combine_scores(exams.evaluate(model()), exams.last.evaluate(model()), NAMES)
     for name, part in sorted(read(taken) - {("sketch", "sample")}):
         index = getattr(cuts[name], part)
         portion = Domain((found[name].x[index] - mean) / std, found[name].y[index])
         # The sources' probe parts are read at every checkpoint; their confidence is in no table.
         looked = name not in ("art", "photo") or "left-out-source" in rules
-        expected = getattr(Evaluator({(name, part): portion}).take(model())[name], part)
+        expected = getattr(Evaluator({(name, part): portion}).evaluate(model())[name], part)
         score = dict(vars(getattr(taken[name], part)))
         if not looked:
             assert score.pop("calibration_error") is score.pop("accuracy_at_90") is None
@@ -175,7 +175,7 @@ def test_scores_are_those_of_the_parts_cut_and_scaled_by_hand(rules):
 @pytest.mark.parametrize(("sources", "unseen"), [(("art", "photo"), 1), (("art",), 2)])
 def test_curves_read_a_bounded_sample_of_the_unseen_domains(sources, unseen):
     exams = material(run(sources, rules=("sources",)), domains(size=300)).evaluations
-    taken = exams.take(model())
+    taken = exams.evaluate(model())
     sizes = [scores.sample.size for scores in taken.values() if scores.sample]
     assert sizes == [CURVE_SAMPLES // unseen] * unseen
 
@@ -191,7 +191,7 @@ def test_a_completed_checkpoint_keeps_what_it_had():
 
 def test_scores_come_in_the_order_of_the_dataset():
     exams = material(run(("sketch", "art")), domains()).evaluations
-    assert tuple(exams.take(model())) == NAMES
+    assert tuple(exams.evaluate(model())) == NAMES
 
 
 def listed(found: dict[str, Domain]) -> dict[str, Domain]:
@@ -256,7 +256,7 @@ def test_sources_train_on_their_train_lists_and_validate_on_their_test_lists():
     for source in ("art", "photo"):
         on_train = (~found[source].test).nonzero().flatten().tolist()
         assert sorted(in_samples(prepared.samples, found, source)) == on_train
-    taken = prepared.evaluations.take(model())
+    taken = prepared.evaluations.evaluate(model())
     for source in ("art", "photo"):
         assert taken[source].probe.size == int(found[source].test.sum())
 
@@ -265,10 +265,10 @@ def test_an_unseen_domain_reports_on_its_test_list():
     found = listed(domains())
     prepared = material(run(rules=("target",)), found)
     mean, std = prepared.scaling.mean, prepared.scaling.std
-    (taken,) = prepared.evaluations.last.take(model()).values()
+    (taken,) = prepared.evaluations.last.evaluate(model()).values()
     for part, index in (("main", found["sketch"].test), ("probe", ~found["sketch"].test)):
         portion = Domain((found["sketch"].x[index] - mean) / std, found["sketch"].y[index])
-        expected = getattr(Evaluator({("sketch", part): portion}).take(model())["sketch"], part)
+        expected = getattr(Evaluator({("sketch", part): portion}).evaluate(model())["sketch"], part)
         assert vars(getattr(taken, part)) == pytest.approx(vars(expected), rel=1e-5)
 
 
@@ -316,22 +316,22 @@ def test_validation_domains_are_read_whole_at_every_checkpoint_and_test_domains_
     sources = {(name, "probe") for name in MANY[:4]}
     validated = {(name, part) for name in "ef" for part in ("main", "probe")}
     sampled = {(name, "sample") for name in "gh"}
-    assert read(exams.take(model())) == sources | validated | sampled
+    assert read(exams.evaluate(model())) == sources | validated | sampled
     tests = {(name, part) for name in "gh" for part in ("main", "probe")}
-    assert read(exams.last.take(model())) == tests
-    assert read(exams.best.take(model())) == {("g", "main"), ("h", "main")}
+    assert read(exams.last.evaluate(model())) == tests
+    assert read(exams.best.evaluate(model())) == {("g", "main"), ("h", "main")}
     sizes = {name: len(domain.y) for name, domain in domains(MANY).items()}
-    for name, scores in exams.take(model()).items():
+    for name, scores in exams.evaluate(model()).items():
         if name in "ef":
             assert scores.main.size + scores.probe.size == sizes[name]
 
 
 def test_where_no_domain_validates_all_unseen_ones_are_tested():
     exams = material(held_out(rules=("sources",), tested=MANY[4:]), domains(MANY)).evaluations
-    assert read(exams.take(model())) == {(name, "probe") for name in MANY[:4]} | {
+    assert read(exams.evaluate(model())) == {(name, "probe") for name in MANY[:4]} | {
         (name, "sample") for name in MANY[4:]
     }
-    assert read(exams.best.take(model())) == {(name, "main") for name in MANY[4:]}
+    assert read(exams.best.evaluate(model())) == {(name, "main") for name in MANY[4:]}
 
 
 def test_of_validation_and_test_domains_nothing_is_in_the_samples():
@@ -435,17 +435,17 @@ def test_nothing_of_an_unused_domain_is_read(rules):
     exams = material(some_unused(rules=rules), domains(MANY)).evaluations
     sources = {(name, "probe") for name in MANY[:2]}
     validated = {(name, part) for name in "ef" for part in ("main", "probe")}
-    assert read(exams.take(model())) == sources | validated | {("g", "sample"), ("h", "sample")}
+    assert read(exams.evaluate(model())) == sources | validated | {("g", "sample"), ("h", "sample")}
     for exam in (exams.regular, exams.last, exams.best):
         assert not {name for name, _ in exam.keys} & set(MANY[2:4])
 
 
 def test_where_no_domain_validates_unused_ones_are_not_tested_either():
     exams = material(some_unused(rules=("sources",), tested=MANY[4:]), domains(MANY)).evaluations
-    assert read(exams.take(model())) == {(name, "probe") for name in MANY[:2]} | {
+    assert read(exams.evaluate(model())) == {(name, "probe") for name in MANY[:2]} | {
         (name, "sample") for name in MANY[4:]
     }
-    assert read(exams.best.take(model())) == {(name, "main") for name in MANY[4:]}
+    assert read(exams.best.evaluate(model())) == {(name, "main") for name in MANY[4:]}
 
 
 def test_unused_domains_change_neither_samples_nor_scaling_nor_scores():
@@ -455,12 +455,14 @@ def test_unused_domains_change_neither_samples_nor_scaling_nor_scores():
     assert torch.equal(seen(before.samples), seen(after.samples))
     assert torch.equal(before.scaling.mean, after.scaling.mean)
     for exam in ("regular", "last", "best"):
-        first, second = (getattr(each.evaluations, exam).take(model()) for each in (before, after))
+        first, second = (
+            getattr(each.evaluations, exam).evaluate(model()) for each in (before, after)
+        )
         assert first == second
 
 
 def test_unused_domains_leave_room_on_the_curves_to_others():
     exams = material(some_unused(rules=("target",)), domains(MANY, size=300)).evaluations
-    taken = exams.take(model())
+    taken = exams.evaluate(model())
     # Two are tested and two validate.
     assert [taken[name].sample.size for name in "gh"] == [CURVE_SAMPLES // 4] * 2

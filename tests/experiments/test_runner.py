@@ -414,11 +414,11 @@ def test_what_is_deployed_is_the_best_on_the_validation_domains(tmp_path):
     material = RunData.of(run, dataset, load_domains(dataset, run), torch.device("cpu"))
     model = network(run.backbone, material.shape, len(dataset.classes))
     model.load_state_dict(store.weights(run))
-    deployed = Checkpoint(0, material.evaluations.take(model), {})
+    deployed = Checkpoint(0, material.evaluations.evaluate(model), {})
     assert selection_value(deployed, run) == values[best]
     pick = by_validation([record], run.tested[0])
     assert pick.step == record.checkpoints[best].step
-    assert pick.accuracy == material.evaluations.best.take(model)[run.tested[0]].main.accuracy
+    assert pick.accuracy == material.evaluations.best.evaluate(model)[run.tested[0]].main.accuracy
 
 
 @pytest.mark.slow
@@ -482,9 +482,9 @@ def test_what_swad_has_at_the_end_of_the_valley_is_deployed(tmp_path):
     assert [checkpoint.deployed for checkpoint in record.checkpoints] == [False] * 5 + [True]
     model, stream, task, material = begun_by_hand(run, partial(torch.optim.Adam, fused=True))
     average, learner = SWAD(converge=2, patience=2, slack=0.2), ERM().setup(model, task)
-    average.follow(learner.model, steps=run.steps)
+    average.setup(learner.model, steps=run.steps)
     (*_, last) = checkpoints(
-        ERM(), learner, average, stream, material.evaluations.take, steps=60, every=2
+        ERM(), learner, average, stream, material.evaluations.evaluate, steps=60, every=2
     )
     weights, expected = store.weights(run), average.model.state_dict()
     assert weights.keys() == expected.keys()
@@ -492,7 +492,7 @@ def test_what_swad_has_at_the_end_of_the_valley_is_deployed(tmp_path):
     assert not torch.equal(weights["head.weight"], learner.model.head.weight)
     for source in run.sources:
         assert record.checkpoints[-1].scores[source] == last.scores[source]
-    on_target = material.evaluations.best.take(average.model)["turn0"].main
+    on_target = material.evaluations.best.evaluate(average.model)["turn0"].main
     assert record.checkpoints[-1].score("turn0", "main") == on_target
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from afield.errors import SpecError
 from afield.networks.features import Views, view_samples
-from afield.training.evaluation import MAX_CHUNK_SAMPLES
+from afield.networks.inference import MAX_CHUNK_SAMPLES
 
 
 def test_views_are_those_of_the_layers_of_the_network(model, samples):
@@ -21,7 +21,7 @@ def test_views_are_those_of_the_layers_of_the_network(model, samples):
     torch.testing.assert_close(found.logits, model.head(features))
     assert torch.equal(found.path, torch.stack([features.argmax(1), found.logits.argmax(1)], 1))
     assert torch.equal(found.y, samples.y[chosen])
-    assert torch.equal(found.answers, found.logits.argmax(1))
+    assert torch.equal(found.predictions, found.logits.argmax(1))
     torch.testing.assert_close(
         found.losses, F.cross_entropy(found.logits, found.y, reduction="none")
     )

@@ -31,7 +31,7 @@ def checkpoint(task, step):
 
 def begun(average, model, task, *, steps=100):
     learner = ERM().setup(copy.deepcopy(model), task)
-    average.follow(learner.model, steps=steps)
+    average.setup(learner.model, steps=steps)
     return learner
 
 
@@ -62,7 +62,7 @@ def again(average):
 
 def test_over_a_constant_model_it_is_that_model(average, model, task):
     expected = weights(model)
-    average.follow(model, steps=100)
+    average.setup(model, steps=100)
     for step in range(1, len(LOSSES) * EVERY + 1):
         average.after_step(model)
         if step % EVERY == 0:
@@ -170,7 +170,7 @@ def test_it_combines_with_every_method(name, method, model, task, samples):
         trained = build(registry.find("methods", method), {})
         learner = trained.setup(copy.deepcopy(model), task)
         stream, each = Stream(samples, batch=8, seed=0), kind()
-        each.follow(learner.model, steps=12)
+        each.setup(learner.model, steps=12)
         for _ in checkpoints(trained, learner, each, stream, lambda _: scores, steps=12, every=3):
             pass
         assert weights(each.model).isfinite().all()

@@ -10,8 +10,8 @@ from sklearn.metrics import accuracy_score, log_loss, recall_score
 from torch import nn
 
 from afield.data.domains import Domain
+from afield.networks.inference import MAX_CHUNK_SAMPLES
 from afield.training.evaluation import (
-    MAX_CHUNK_SAMPLES,
     Checkpoint,
     Evaluator,
     Score,
@@ -80,7 +80,7 @@ def test_scores_are_those_of_a_slow_computation():
         ("sketch", "sample"): domain(1, seed=3),
     }
     model = linear()
-    scores = Evaluator(portions).take(model)
+    scores = Evaluator(portions).evaluate(model)
     assert set(scores) == {"photo", "sketch"}
     for (name, part), portion in portions.items():
         assert_close(getattr(scores[name], part), slow(model, portion))
@@ -92,7 +92,7 @@ def test_scores_are_those_of_a_slow_computation():
 def test_a_class_missing_from_a_portion_does_not_count_in_its_balanced_accuracy(classes):
     portion = domain(40, classes=classes)
     model = linear()
-    scores = Evaluator({("a", "main"): domain(20, seed=5), ("b", "main"): portion}).take(model)
+    scores = Evaluator({("a", "main"): domain(20, seed=5), ("b", "main"): portion}).evaluate(model)
     assert_close(scores["b"].main, slow(model, portion))
 
 
@@ -101,7 +101,7 @@ def test_balanced_accuracy_counts_classes_and_accuracy_counts_samples():
     nn.init.zeros_(always_zero.weight)
     always_zero.bias.data = torch.tensor([1.0, 0.0, 0.0, 0.0])
     portion = Domain(torch.zeros(10, FEATURES), torch.tensor([0] * 9 + [1]))
-    (score,) = Evaluator({("a", "main"): portion}).take(always_zero).values()
+    (score,) = Evaluator({("a", "main"): portion}).evaluate(always_zero).values()
     assert score.main.accuracy == pytest.approx(0.9)
     assert score.main.balanced_accuracy == pytest.approx(0.5)
 
@@ -112,7 +112,7 @@ def test_many_samples_at_once_are_scored_like_a_few():
         ("b", "main"): domain(MAX_CHUNK_SAMPLES - 1, seed=1),
     }
     model = linear()
-    together = Evaluator(portions).take(model)
+    together = Evaluator(portions).evaluate(model)
     for name, part in portions:
         assert_close(together[name].main, slow(model, portions[name, part]))
 
@@ -125,7 +125,7 @@ def test_a_model_is_examined_in_evaluation_mode_and_left_as_it_was(training):
     expected = slow(copy.deepcopy(model).eval(), portion)
     model.train(training)
     before = copy.deepcopy(model.state_dict())
-    scores = Evaluator({("a", "main"): portion}).take(model)
+    scores = Evaluator({("a", "main"): portion}).evaluate(model)
     assert_close(scores["a"].main, expected)
     assert all(module.training is training for module in model.modules())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -134,7 +134,7 @@ def test_a_model_is_examined_in_evaluation_mode_and_left_as_it_was(training):
 def test_an_exam_keeps_no_gradient_and_does_not_keep_a_model_from_training():
     model = linear()
     exam = Evaluator({("a", "main"): domain(50)})
-    exam.take(model)
+    exam.evaluate(model)
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
     nn.functional.cross_entropy(model(exam.x.in_memory), exam.y).backward()
     assert all(p.grad is not None for p in model.parameters())
@@ -146,7 +146,7 @@ def test_an_exam_of_nothing_asks_the_model_nothing():
 
     model = linear()
     model.register_forward_hook(never)
-    assert Evaluator({}).take(model) == {}
+    assert Evaluator({}).evaluate(model) == {}
 
 
 def test_merged_scores_keep_what_was_read_on_either_occasion():
@@ -179,7 +179,7 @@ def test_a_checkpoint_has_no_score_for_what_was_not_read():
 def test_a_frozen_part_in_evaluation_mode_stays_so():
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
     model[0].eval()
-    Evaluator({("a", "main"): Domain(torch.randn(8, 2), torch.arange(8) % 2)}).take(model)
+    Evaluator({("a", "main"): Domain(torch.randn(8, 2), torch.arange(8) % 2)}).evaluate(model)
     assert not model[0].training
 
 
@@ -194,7 +194,7 @@ def test_a_model_that_can_be_told_the_domain_is_read_on_its_sources_both_ways():
 
     x, y = torch.zeros(6, 2), torch.tensor([0, 1, 1, 1, 0, 1])
     names = [("first", "probe"), ("other", "probe"), ("second", "probe"), ("other", "main")]
-    found = Evaluator({key: Domain(x, y) for key in names}).take(Telling())
+    found = Evaluator({key: Domain(x, y) for key in names}).evaluate(Telling())
     assert found["first"].probe.accuracy == found["first"].known.accuracy == pytest.approx(1 / 3)
     assert found["second"].probe.accuracy == pytest.approx(1 / 3)
     assert found["second"].known.accuracy == pytest.approx(2 / 3)
@@ -204,7 +204,7 @@ def test_a_model_that_can_be_told_the_domain_is_read_on_its_sources_both_ways():
 
 def test_a_plain_model_is_told_nothing():
     found = Evaluator({("first", "probe"): Domain(torch.zeros(4, 2), torch.zeros(4).long())})
-    assert found.take(nn.Linear(2, 3))["first"].known is None
+    assert found.evaluate(nn.Linear(2, 3))["first"].known is None
 
 
 class Saying(nn.Module):
@@ -222,7 +222,7 @@ def said(confidences: list[float], hits: list[bool]) -> Domain:
 
 
 def told(portion: Domain) -> Score:
-    return Evaluator({("a", "main"): portion}).take(Saying())["a"].main
+    return Evaluator({("a", "main"): portion}).evaluate(Saying())["a"].main
 
 
 def test_the_calibration_error_is_the_one_computed_by_hand():
@@ -269,7 +269,7 @@ def test_confidence_is_that_of_each_portion_alone():
         ("a", "main"): said([0.9] * 10, [True] * 9 + [False]),
         ("b", "main"): said([0.6] * 5 + [0.99] * 5, [False] * 5 + [True] * 5),
     }
-    together = Evaluator(portions).take(Saying())
+    together = Evaluator(portions).evaluate(Saying())
     for (name, _), portion in portions.items():
         assert_close(together[name].main, told(portion))
 
@@ -283,7 +283,7 @@ def test_outputs_that_are_no_numbers_give_scores_all_the_same():
 
 def test_confidence_is_not_looked_at_where_nobody_reads_it():
     portion = {("a", "main"): domain(20)}
-    found = Evaluator(portion, confidence=False).take(linear())["a"].main
+    found = Evaluator(portion, confidence=False).evaluate(linear())["a"].main
     assert found.calibration_error is None
     assert found.accuracy_at_90 is None
-    assert found.accuracy == Evaluator(portion).take(linear())["a"].main.accuracy
+    assert found.accuracy == Evaluator(portion).evaluate(linear())["a"].main.accuracy

@@ -156,7 +156,7 @@ def test_a_run_draws_a_batch_for_each_step_of_the_walk(k, samples):
     spirals = find_dataset("spirals")
     settings = {"batch": 5, "arith.steps_per_domain": k}
     run = resolve_run(spirals, "arith", spirals.domains[:3], settings=settings)
-    stream = make_stream(run, samples, times=Arith(steps_per_domain=k).times)
+    stream = make_stream(run, samples, times=Arith(steps_per_domain=k).batches_per_group)
     stages = Arith(steps_per_domain=k).rounds(next(stream))
     assert [[len(batch.y) for batch in stage] for stage in stages] == [[5] * k] * 3
 
@@ -408,7 +408,7 @@ def test_a_step_may_be_over_a_few_of_many_domains(method, model, task):
 
 
 def test_a_walk_without_weights_says_so():
-    with pytest.raises(NotImplementedError, match="Walk does not say its weights"):
+    with pytest.raises(NotImplementedError, match="InnerLoop does not say its weights"):
         InnerLoop().weights(3)
 
 

@@ -21,7 +21,7 @@ from afield.training.methods.erm import ERM
 
 def begun(model, task):
     learner, average = ERM().setup(model, task), Last()
-    average.follow(learner.model, steps=learner.task.steps)
+    average.setup(learner.model, steps=learner.task.steps)
     return learner, average
 
 
@@ -104,7 +104,7 @@ def test_an_average_sees_nothing_of_unseen_domains(model, task, stream):
 
     seen = []
     learner, average = ERM().setup(model, task), Watching()
-    average.follow(learner.model, steps=learner.task.steps)
+    average.setup(learner.model, steps=learner.task.steps)
     score = Scores(probe=Score(0.5, 0.5, 1.0, 8))
     everything = dict.fromkeys((*task.sources, "target"), score)
     (checkpoint,) = checkpoints(
@@ -150,7 +150,7 @@ def exam(learner, losses, *, every=2):
 def trained(average, model, task, stream, *, losses, steps=20):
     """All checkpoints of a training with an average, and its learner; every second step is one."""
     learner = ERM().setup(copy.deepcopy(model), task)
-    average.follow(learner.model, steps=steps)
+    average.setup(learner.model, steps=steps)
     evaluate = exam(learner, losses)
     return list(
         checkpoints(ERM(), learner, average, stream, evaluate, steps=steps, every=2)
@@ -205,7 +205,7 @@ def test_an_average_that_chooses_itself_is_told_of_the_trained_model_and_the_sou
 def test_the_losses_of_the_target_do_not_reach_the_choice(model, task, samples):
     def weights(target_loss):
         learner, average = ERM().setup(copy.deepcopy(model), task), SWAD(**SHORT)
-        average.follow(learner.model, steps=20)
+        average.setup(learner.model, steps=20)
         known = exam(learner, ENDING)
 
         def evaluate(model):
@@ -237,7 +237,7 @@ def test_a_learner_resumed_where_the_average_was_done_makes_no_further_step(
     state = {name: part.state_dict() for name, part in parts.items()}
     torch.save(state, tmp_path / "state.pt")
     again, average_again = ERM().setup(task.network(4), task), SWAD(**SHORT)
-    average_again.follow(again.model, steps=20)
+    average_again.setup(again.model, steps=20)
     stream_again = Stream(samples, batch=8, seed=0)
     saved = torch.load(tmp_path / "state.pt", weights_only=True)
     for name, part in (("learner", again), ("average", average_again), ("stream", stream_again)):
@@ -258,7 +258,7 @@ def test_checkpoints_of_other_averages_are_all_deployed_and_show_them(
     found, _ = trained(average, model, task, Stream(samples, batch=8, seed=0), losses=[1.0] * 10)
     assert [checkpoint.deployed for checkpoint in found] == [True] * 10
     learner, stream = ERM().setup(copy.deepcopy(model), task), Stream(samples, batch=8, seed=0)
-    average.follow(learner.model, steps=20)
+    average.setup(learner.model, steps=20)
     expected = []
     for step in range(20):
         ERM().update(learner, next(stream))
@@ -298,7 +298,7 @@ def by_hand(model, samples, count):
 )
 def test_what_is_deployed_has_statistics_of_its_own(average, every, batches, task, samples):
     learner = ERM().setup(normed(task), task)
-    average.follow(learner.model, steps=20)
+    average.setup(learner.model, steps=20)
     stream = Stream(samples, batch=8, seed=0)
     score = Scores(probe=Score(0.5, 0.5, 1.0, 8))
     seen = []
@@ -323,7 +323,7 @@ def test_new_statistics_disturb_neither_the_training_nor_the_random_numbers(aver
     found = []
     for each in (Last(), average):
         learner = ERM().setup(normed(task), task)
-        each.follow(learner.model, steps=20)
+        each.setup(learner.model, steps=20)
         stream = Stream(samples, batch=8, seed=0)
         score = Scores(probe=Score(0.5, 0.5, 1.0, 8))
         told = dict.fromkeys(task.sources, score)
@@ -357,7 +357,7 @@ def test_nothing_is_computed_where_there_are_no_statistics_to_measure(
 ):
     network = model if kind == "none" else normed(task, freeze_bn=kind == "frozen")
     learner, average = ERM().setup(network, task), EMA()
-    average.follow(learner.model, steps=20)
+    average.setup(learner.model, steps=20)
     seen = []
     average.model.register_forward_hook(lambda *_: seen.append(1))
     stream = Stream(samples, batch=8, seed=0)
@@ -367,7 +367,7 @@ def test_nothing_is_computed_where_there_are_no_statistics_to_measure(
 
 def test_the_statistics_of_the_last_weights_are_those_of_their_training(task, samples):
     learner, average = ERM().setup(normed(task), task), Last()
-    average.follow(learner.model, steps=20)
+    average.setup(learner.model, steps=20)
     mirror = ERM().setup(normed(task), task)
     stream, second = (Stream(samples, batch=8, seed=0) for _ in range(2))
     torch.manual_seed(3)

@@ -31,7 +31,7 @@ def learned(method: Method, model, task, stream: Stream, *, steps: int = STEPS) 
     torch.manual_seed(1)
     learner = method.setup(copy.deepcopy(model), task)
     average = Last()
-    average.follow(learner.model, steps=learner.task.steps)
+    average.setup(learner.model, steps=learner.task.steps)
     for _ in checkpoints(method, learner, average, stream, lambda _: {}, steps=steps, every=steps):
         pass
     return learner
@@ -104,7 +104,7 @@ def test_its_state_survives_a_round_trip(method, model, task, stream, tmp_path):
     rest.load_state_dict(state["stream"])
     torch.set_rng_state(state["rng"])
     average = Last()
-    average.follow(learner.model, steps=learner.task.steps)
+    average.setup(learner.model, steps=learner.task.steps)
     for _ in checkpoints(method, learner, average, rest, lambda _: {}, steps=STEPS, every=STEPS):
         pass
     assert torch.equal(weights(learner), weights(straight))
@@ -192,7 +192,7 @@ def test_learning_rates_keep_the_time_of_the_schedule(model, task):
         learner.apply_schedule()
         # Twice is once.
         learner.apply_schedule()
-        rates.append(learner.rate)
+        rates.append(learner.lr)
     expected = [0.005, 0.01, 0.01, 0.00853553, 0.005, 0.00146447]
     assert rates == pytest.approx(expected, abs=1e-8)
 
@@ -222,16 +222,16 @@ def test_learning_rates_come_back_with_the_state(model, task):
         other.step = learner.step
         learner.apply_schedule()
         other.apply_schedule()
-        assert other.rate == learner.rate
+        assert other.lr == learner.lr
 
 
 def test_an_optimiser_that_starts_afresh_in_the_middle_keeps_the_time(model, task):
     learner = Learner(model, scheduled(replace(task, steps=8), "cosine"))
     learner.step = 7
     learner.apply_schedule()
-    before = learner.rate
+    before = learner.lr
     learner.reset_optimizer()
-    assert learner.rate == before
+    assert learner.lr == before
 
 
 def test_a_gradient_that_is_too_long_is_cut_and_no_other(model, task):

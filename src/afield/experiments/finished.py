@@ -80,7 +80,7 @@ class FinishedRun:
         restore_rng_state(self.random)
         learner, last = self.learner, self.record.checkpoints[-1].step
         average = registry.find("averages", "last")()
-        average.follow(learner.model, steps=last)
+        average.setup(learner.model, steps=last)
         yield 0, learner.model
         every = -(-last // moments)
         steps = {"steps": last, "every": every}

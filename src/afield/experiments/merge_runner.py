@@ -162,7 +162,7 @@ def _best(run: Run, work: TrainingState, experts: Sequence[State]) -> nn.Module:
     values = []
     for key, network in zip(run.experts, networks, strict=True):
         seen = read_record(work.place.store / key).run.sources
-        scores = work.evaluations.take(network)
+        scores = work.evaluations.evaluate(network)
         others = [name for name in run.sources if name not in seen] or list(run.sources)
         values.append(sum(_accuracy(scores[name]) for name in others) / len(others))
     return networks[values.index(max(values))]
@@ -175,7 +175,7 @@ def _accuracy(scores: Scores) -> float:
 def _scored(run: Run, work: TrainingState, model: nn.Module) -> Checkpoint:
     """One checkpoint: what every rule reads, and nothing of the target decided it."""
     exams = work.evaluations
-    found = Checkpoint(run.steps, exams.take(model), {})
+    found = Checkpoint(run.steps, exams.evaluate(model), {})
     found = exams.completed(found, model, exams.last)
     # Both mostly read the same of the target; it is one model.
     if not set(exams.best.keys) <= set(exams.last.keys):

@@ -39,14 +39,14 @@ class Evaluations:
     best: Evaluator
     order: tuple[str, ...]
 
-    def take(self, model: nn.Module) -> dict[str, Scores]:
+    def evaluate(self, model: nn.Module) -> dict[str, Scores]:
         """What is read at every checkpoint."""
-        return combine_scores(self.regular.take(model), {}, self.order)
+        return combine_scores(self.regular.evaluate(model), {}, self.order)
 
     def completed(self, checkpoint: Checkpoint, model: nn.Module, exam: Evaluator) -> Checkpoint:
         """A checkpoint with what is read of it in another exam as well."""
         return replace(
-            checkpoint, scores=combine_scores(checkpoint.scores, exam.take(model), self.order)
+            checkpoint, scores=combine_scores(checkpoint.scores, exam.evaluate(model), self.order)
         )
 
 

@@ -225,7 +225,7 @@ def set_up_on(
     learner = method.setup(model, task)
     kind = registry.find("averages", run.average)
     average: Average = build(kind, with_neutral(kind, run.average_params))
-    average.follow(learner.model, steps=learner.task.steps)
+    average.setup(learner.model, steps=learner.task.steps)
     inputs = {"classes": dataset.classes, "shape": material.shape, **material.scaling.to_dict()}
     return TrainingState(
         run=run,
@@ -233,7 +233,7 @@ def set_up_on(
         method=method,
         learner=learner,
         average=average,
-        stream=make_stream(run, material.samples, times=method.times),
+        stream=make_stream(run, material.samples, times=method.batches_per_group),
         evaluations=material.evaluations,
         inputs=inputs,
         dropped=material.dropped,
@@ -304,7 +304,7 @@ def remaining_checkpoints(state: TrainingState) -> Iterator[Checkpoint]:
         state.learner,
         state.average,
         state.stream,
-        state.evaluations.take,
+        state.evaluations.evaluate,
         steps=state.run.steps,
         every=state.run.every,
     ):

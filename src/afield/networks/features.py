@@ -38,7 +38,7 @@ class Views:
         return cls(*(torch.cat(column) for column in columns))
 
     @property
-    def answers(self) -> Tensor:
+    def predictions(self) -> Tensor:
         """The classes that the network names."""
         return self.logits.argmax(dim=1)
 

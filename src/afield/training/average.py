@@ -20,7 +20,7 @@ class Average:
     """Follows a model through training; `model` is what would be deployed now.
 
     The fields of a subclass are its settings. A subclass that keeps its own copy of the weights
-    overrides `follow`, `after_step` and the two that save and load its state.
+    overrides `setup`, `after_step` and the two that save and load its state.
 
     Where `final` is set, the average itself chooses among the steps: only what it has at the end is
     deployed, and until then checkpoints show the model that is trained. It may end the training
@@ -34,7 +34,7 @@ class Average:
         """Whether further training would change nothing."""
         return False
 
-    def follow(self, model: nn.Module, *, steps: int) -> None:
+    def setup(self, model: nn.Module, *, steps: int) -> None:
         """Begin with a model that has not been trained yet, and will be for so many steps."""
         del steps
         self.model = model

@@ -113,7 +113,7 @@ class Evaluator:
             self.split_index = np.repeat(np.arange(len(rows)), [len(index) for index in rows])
             self.labels, self.y = y.numpy(), y.to(device)
 
-    def take(self, model: nn.Module) -> dict[str, Scores]:
+    def evaluate(self, model: nn.Module) -> dict[str, Scores]:
         """The model's scores, with the model in evaluation mode and no gradient kept."""
         if not self.keys:
             return {}

@@ -57,7 +57,7 @@ class InnerLoop(Method):
             raise SpecError(f"{name}.momentum={self.momentum:g}: from 0 to below 1")
 
     @property
-    def times(self) -> int:
+    def batches_per_group(self) -> int:
         """As many batches of a domain as there are steps on it."""
         return self.steps_per_domain
 
@@ -68,9 +68,9 @@ class InnerLoop(Method):
     def update(self, learner: Learner, batches: Batches) -> Logs:
         """Walk over the domains, go back, and step along the weighted sum of what was met."""
         parameters = learner.parameters()
-        rate = self.inner_rate * learner.rate
+        rate = self.inner_rate * learner.lr
         start = clone_tensors(parameters)
-        slope = learner.level()
+        slope = learner.zero_gradients()
         stages = self.rounds(batches)
         last = stages[-1][-1]
         losses = []
@@ -90,7 +90,7 @@ class InnerLoop(Method):
         else:
             if self.outer == "raw":
                 torch._foreach_mul_(slope, rate)
-            learner.follow(slope)
+            learner.apply_gradients(slope)
         return {"loss": torch.stack(losses).mean()}
 
     def rounds(self, batches: Batches, *, shuffle: bool = True) -> list[list[Batch]]:

@@ -82,10 +82,10 @@ class Learner:
         return [parameter for parameter in both if parameter.requires_grad]
 
     @property
-    def rate(self) -> float:
-        """The learning rate of the run."""
-        rate: float = self.optimizer.param_groups[0]["lr"]
-        return rate
+    def lr(self) -> float:
+        """Learning rate of the run at this step."""
+        lr: float = self.optimizer.param_groups[0]["lr"]
+        return lr
 
     @property
     def initial_lr(self) -> float:
@@ -133,7 +133,7 @@ class Learner:
         loss.backward()
         self.step_optimizer()
 
-    def level(self) -> list[Tensor]:
+    def zero_gradients(self) -> list[Tensor]:
         """A slope of zeros to add gradients to, in the memory of the last ones if there are any.
 
         It has the memory layout of the parameters, which fused optimisers count on.
@@ -146,7 +146,7 @@ class Learner:
         torch._foreach_zero_(slope)
         return slope
 
-    def follow(self, slope: Sequence[Tensor]) -> None:
+    def apply_gradients(self, slope: Sequence[Tensor]) -> None:
         """One step of the optimiser along a slope that was begun with `level`."""
         for parameter, gradient in zip(self.parameters(), slope, strict=True):
             parameter.grad = gradient
@@ -186,7 +186,7 @@ class Method:
     """A training algorithm. Most methods override `loss` and nothing else."""
 
     @property
-    def times(self) -> int:
+    def batches_per_group(self) -> int:
         """How often a run's batch one step takes from every group, in one; mostly once."""
         return 1
 

@@ -9,7 +9,7 @@ from afield.training.averages.ema import EMA
 
 def test_it_is_the_formula(model):
     average = EMA(decay=0.6)
-    average.follow(model, steps=100)
+    average.setup(model, steps=100)
     expected = parameters_to_vector(model.parameters()).detach().clone()
     for t in range(12):
         with torch.no_grad():
@@ -25,7 +25,7 @@ def test_it_is_the_formula(model):
 
 def test_the_random_start_is_forgotten(model):
     average = EMA(decay=0.999)
-    average.follow(copy.deepcopy(model), steps=100)
+    average.setup(copy.deepcopy(model), steps=100)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(1.0)
@@ -38,7 +38,7 @@ def test_the_random_start_is_forgotten(model):
 def test_buffers_are_those_of_the_trained_model():
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     average = EMA()
-    average.follow(model, steps=100)
+    average.setup(model, steps=100)
     for _ in range(3):
         model(torch.randn(4, 2))
         average.after_step(model)

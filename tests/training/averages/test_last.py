@@ -3,6 +3,6 @@ from afield.training.averages.last import Last
 
 def test_the_deployed_model_is_the_trained_one(model):
     average = Last()
-    average.follow(model, steps=100)
+    average.setup(model, steps=100)
     average.after_step(model)
     assert average.model is model

@@ -12,7 +12,7 @@ def follow(average, steps):
     """After every step, what is trained and what is deployed; each step has weights of its own."""
     torch.manual_seed(0)
     model = nn.Linear(3, 2).double()
-    average.follow(copy.deepcopy(model), steps=steps)
+    average.setup(copy.deepcopy(model), steps=steps)
     found = []
     for _ in range(steps):
         with torch.no_grad():
@@ -80,10 +80,10 @@ def test_a_saved_mean_goes_on_as_if_nothing_had_happened():
 
     for cut in range(12):
         average, again = SWA(start=0.25, period=3), SWA(start=0.25, period=3)
-        average.follow(model(-1.0), steps=12)
+        average.setup(model(-1.0), steps=12)
         for step in range(12):
             if step == cut:
-                again.follow(model(7.0), steps=12)
+                again.setup(model(7.0), steps=12)
                 again.load_state_dict(copy.deepcopy(average.state_dict()))
             for each in (average, again) if step >= cut else (average,):
                 each.after_step(model(step**1.5))
@@ -107,7 +107,7 @@ def test_settings_without_a_meaning_are_refused(wrong, told):
 
 def test_however_late_it_starts_the_last_step_is_in_it(model):
     average = SWA(start=0.99)
-    average.follow(model, steps=10)
+    average.setup(model, steps=10)
     for _ in range(10):
         average.after_step(model)
     assert average.taken == 1

@@ -40,7 +40,7 @@ def checkpoint(*losses, step=1):
 def begun(average, count):
     """The average and what it follows, a model with as many weights as there will be steps."""
     model = nn.Linear(count, 1, bias=False, dtype=torch.float64)
-    average.follow(model, steps=count)
+    average.setup(model, steps=count)
     return model
 
 
@@ -224,7 +224,7 @@ def test_the_valley_does_not_end_before_it_has_begun():
 def test_over_a_constant_model_it_is_that_model_wherever_the_valley_is(form, setting):
     average = SWAD(form=form, **SETTINGS[setting])
     model = nn.Linear(4, 3)
-    average.follow(nn.Linear(4, 3), steps=100)
+    average.setup(nn.Linear(4, 3), steps=100)
     for loss in VALLEY:
         for _ in range(3):
             average.after_step(model)
@@ -285,7 +285,7 @@ def test_the_loss_is_the_mean_over_the_domains_of_their_probe_parts(form):
 def test_buffers_are_those_of_the_trained_model():
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     average = SWAD()
-    average.follow(model, steps=100)
+    average.setup(model, steps=100)
     for loss in VALLEY[:5]:
         model(torch.randn(4, 2))
         average.after_step(model)
@@ -318,7 +318,7 @@ def test_the_record_says_which_steps_are_in_the_mean(form, sequence):
     every = 4
     model = nn.Linear(every * len(sequence), 1, bias=False).double()
     average = SWAD(form=form)
-    average.follow(model, steps=every * len(sequence))
+    average.setup(model, steps=every * len(sequence))
     for step in range(every * len(sequence)):
         with torch.no_grad():
             model.weight.zero_()

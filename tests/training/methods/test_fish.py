@@ -213,4 +213,4 @@ def test_the_inner_rate_follows_the_schedule_once(model, task):
     inner = learner.optimizers["inner"].param_groups[0]
     for learner.step in (0, 4, 9):
         learner.apply_schedule()
-        assert inner["lr"] == pytest.approx(2 * learner.rate)
+        assert inner["lr"] == pytest.approx(2 * learner.lr)

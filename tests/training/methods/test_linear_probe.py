@@ -113,7 +113,7 @@ def test_batch_statistics_stay_as_they_came(model, task, stream):
     model.features.append(nn.BatchNorm1d(8))
     before = copy.deepcopy(model.features.state_dict())
     learner, average = LinearProbe().setup(model, task), Last()
-    average.follow(learner.model, steps=3)
+    average.setup(learner.model, steps=3)
     list(checkpoints(LinearProbe(), learner, average, stream, lambda _: {}, steps=3, every=1))
     after = learner.model.features.state_dict()
     assert all(torch.equal(value, before[name]) for name, value in after.items())

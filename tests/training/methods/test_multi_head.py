@@ -89,7 +89,7 @@ def test_a_known_domain_gets_its_own_head(headed, batches):
 def test_checkpoints_have_the_score_of_the_known_domain_beside_that_of_the_mean(headed, samples):
     one = samples.domain == 1
     portion = Domain(x=samples.x.in_memory[one], y=samples.y[one])
-    found = Evaluator({("domain1", "probe"): portion, ("other", "main"): portion}).take(headed)
+    found = Evaluator({("domain1", "probe"): portion, ("other", "main"): portion}).evaluate(headed)
     expected = F.cross_entropy(headed(portion.x, 1), portion.y).item()
     assert found["domain1"].known.loss == pytest.approx(expected, rel=1e-5)
     assert found["domain1"].probe == found["other"].main != found["domain1"].known
@@ -131,7 +131,7 @@ def test_frozen_statistics_stay_frozen(task):
 def test_it_can_be_viewed_like_any_classifier(headed, samples):
     found = view_samples(headed, samples, torch.arange(5))
     torch.testing.assert_close(headed.head(found.features), found.logits)
-    assert torch.equal(found.path[:, -1], found.answers)
+    assert torch.equal(found.path[:, -1], found.predictions)
 
 
 def test_other_networks_are_refused(task):

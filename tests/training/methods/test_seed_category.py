@@ -48,7 +48,7 @@ def grouped(method, model, task, samples):
 def walked(method, model, task, samples, *, steps, **settings):
     """The weights of the network and of the groups after every step, and at last the learner."""
     learner, average = method.setup(copy.deepcopy(model), task), Last()
-    average.follow(learner.model, steps=task.steps)
+    average.setup(learner.model, steps=task.steps)
     stream = Stream(samples, seed=0, **{"batch": 8} | settings)
     steps_done = checkpoints(method, learner, average, stream, lambda _: {}, steps=steps, every=1)
     found = [(theta(learner.model), learner.memory["q"].clone()) for _ in steps_done]

@@ -105,7 +105,7 @@ class LossSurface(Diagnostic):
             raise SpecError("loss_surface walks over two source domains or more; this run has one")
         model, task = copy.deepcopy(subject.model).train(), subject.learner.task
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        rate = self.rate * subject.learner.rate
+        rate = self.rate * subject.learner.lr
         found = {START: flatten(parameters)}
         for source in track(sources, "experts", len(sources)):
             optimizer = task.optimizer(parameters, lr=rate)

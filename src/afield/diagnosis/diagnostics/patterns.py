@@ -194,8 +194,8 @@ def _table(
             "place": [i for _, i in rows],
             "label": views.y.numpy(),
             "class": classes[views.y.numpy()],
-            "answer": classes[views.answers.numpy()],
-            "right": (views.answers == views.y).numpy(),
+            "answer": classes[views.predictions.numpy()],
+            "right": (views.predictions == views.y).numpy(),
             "loss": views.losses.numpy(),
             "category": torch.cat([quantile_bins(part, count) + 1 for part in losses]).numpy(),
         }

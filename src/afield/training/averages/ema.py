@@ -26,7 +26,7 @@ class EMA(Average):
 
     decay: Annotated[float, Choice((0.9, 0.99, 0.999))] = 0.999
 
-    def follow(self, model: nn.Module, *, steps: int) -> None:
+    def setup(self, model: nn.Module, *, steps: int) -> None:
         """Begin with a copy of the model."""
         del steps
         self.steps = 0

@@ -36,7 +36,7 @@ class SWA(Average):
         if self.period < 1:
             raise SpecError(f"swa.period={self.period}: must be above 0")
 
-    def follow(self, model: nn.Module, *, steps: int) -> None:
+    def setup(self, model: nn.Module, *, steps: int) -> None:
         """Begin with a copy of the model."""
         self.first = min(steps - 1, round(self.start * steps))
         self.steps = self.taken = 0

@@ -57,7 +57,7 @@ class SWAD(Average):
         """The valley has ended."""
         return self.over
 
-    def follow(self, model: nn.Module, *, steps: int) -> None:
+    def setup(self, model: nn.Module, *, steps: int) -> None:
         """Begin with nothing."""
         del steps
         self.model = copy.deepcopy(model)

@@ -109,7 +109,7 @@ class MetaReg(Method):
             _joined(*heads),
             passed[a],
             batches[a].y,
-            rate=self.inner_rate * learner.rate,
+            rate=self.inner_rate * learner.lr,
         )
         unseen = F.cross_entropy(_scores(passed[b], beta), batches[b].y)
         (slope,) = torch.autograd.grad(unseen, phi)

@@ -68,14 +68,14 @@ class MLDG(Method):
         """The gradient of every pair, then one step of the optimiser."""
         self.check(len(batches))
         parameters = learner.parameters()
-        total = learner.level()
+        total = learner.zero_gradients()
         through = self._through if self.second_order else self._apart
         losses = []
         for i, j in self.pairs(torch.randperm(len(batches)).tolist()):
             loss, gradient = through(learner, parameters, batches[i], batches[j])
             add(total, gradient, times=1 / len(batches))
             losses.append(loss / len(batches))
-        learner.follow(total)
+        learner.apply_gradients(total)
         return {"loss": torch.stack(losses).sum()}
 
     def pairs(self, order: list[int]) -> list[tuple[int, int]]:
@@ -89,7 +89,7 @@ class MLDG(Method):
         self, learner: Learner, parameters: Sequence[Tensor], train: Batch, test: Batch
     ) -> tuple[Tensor, list[Tensor]]:
         """The loss of a pair and its gradient, without that of the step between the two."""
-        start, rate = clone_tensors(parameters), self.inner_rate * learner.rate
+        start, rate = clone_tensors(parameters), self.inner_rate * learner.lr
         before, first = _slope(learner, parameters, train)
         if self.inner == "sgd":
             add(parameters, first, times=-rate)
@@ -105,7 +105,7 @@ class MLDG(Method):
         self, learner: Learner, parameters: Sequence[Tensor], train: Batch, test: Batch
     ) -> tuple[Tensor, list[Tensor]]:
         """The loss of a pair and its whole gradient."""
-        model, rate = learner.model, self.inner_rate * learner.rate
+        model, rate = learner.model, self.inner_rate * learner.lr
         names = [n for n, p in model.named_parameters() if p.requires_grad]
         # The faster forms of attention have no second derivative.
         with sdpa_kernel(SDPBackend.MATH):
