@@ -12,7 +12,7 @@ from afield import registry
 from afield.data.domains import DomainSet
 from afield.diagnosis.diagnostic import Diagnostic
 from afield.errors import AfieldError, UnknownNameError
-from afield.merging.state_dicts import Scope
+from afield.merging.scopes import Scope
 from afield.training.average import Average
 from afield.training.method import Method
 

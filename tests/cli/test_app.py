@@ -658,7 +658,7 @@ def test_the_setting_of_a_merge_has_a_curve(afield):
         (["--merges", "scor"], "did you mean 'score'"),
         (["--merges", "base"], "base stands beside every merge already"),
         (["--merges", "fisher"], "fisher needs statistics of every expert"),
-        (["--merges", "slerp"], "slerp merges two experts"),
+        (["--merges", "slerp"], "slerp merges 2 experts, but there are 3"),
         (["--merges", "score", "--hold-out", "0.5"], "leave --hold-out out"),
         (["--merges", "score", "--expert-method", "emr"], "did you mean 'erm'"),
         (["--merges", "score", "--expert-method", ","], "no method to make the experts"),

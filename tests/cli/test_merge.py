@@ -119,7 +119,7 @@ def test_doubts_are_warned_of(afield, caplog):
     words = ("base.safetensors", "base.safetensors", "e0.safetensors")
     code, _, _ = afield("merge", "average", *words, "--out", "out.safetensors")
     assert code == 0
-    assert "base.safetensors: all its weights are those of base.safetensors" in caplog.text
+    assert "base.safetensors: has the same weights as base.safetensors" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -129,9 +129,9 @@ def test_doubts_are_warned_of(afield, caplog):
         (("ties", *INPUTS, "--set", "density"), "--set density: write name=value"),
         (("ties", *INPUTS, "--set", "tau=1"), "ties has no setting 'tau'"),
         (("ties", *INPUTS, "--set", "density=much"), "ties.density='much'"),
-        (("ties", *INPUTS, "--set", "density=2"), "density=2.0: a share from 0 to 1"),
+        (("ties", *INPUTS, "--set", "density=2"), "density=2.0: must be a share from 0 to 1"),
         (("ties", *INPUTS, "--scale", "nan"), "scale=nan"),
-        (("slerp", *INPUTS[:2]), "slerp is between two experts, not 1"),
+        (("slerp", *INPUTS[:2]), "slerp takes exactly 2 experts, not 1"),
         (("fisher", *INPUTS), "fisher needs statistics"),
         (("ties", "base.safetensors", "no.safetensors"), "no.safetensors: not readable"),
         (("ties", "base.safetensors", "no.pt"), "no.pt: no readable weights"),

@@ -16,9 +16,8 @@ import afield
 from afield import registry
 from afield.errors import DataError, MergeError
 from afield.merging import files
-from afield.merging.job import required_keywords
 from afield.merging.state_dicts import merge
-from tests.merging.test_state_dicts import count_for, family, statistics_for
+from tests.merging.families import count_for, family, statistics_for
 from tests.merging.test_tensor_files import sharded
 
 merge_files = afield.merge_files
@@ -118,7 +117,7 @@ def test_workers_do_not_repeat_what_is_doubtful(tmp_path, capfd, caplog):
     save_file(experts[0] | {"extra": torch.ones(2)}, paths[1])
     merge_files("dare", paths[0], paths[1:], tmp_path / "out.safetensors", workers=2)
     assert [record.message.split(": ")[1] for record in caplog.records] == [
-        f"extra not in {paths[0]}, and so not in the result"
+        f"extra not in {paths[0]}, so not in the result"
     ]
     assert "extra" not in capfd.readouterr().err
 
@@ -199,7 +198,7 @@ def test_no_file_in_a_folder_of_an_input_is_overwritten(tmp_path):
     for out in (*shards, tmp_path / "one" / "model.safetensors", tmp_path / "link.safetensors"):
         before = out.read_bytes()
         asked = files.FileMerge("average", paths[0], (folder, tmp_path / "one"))
-        for act in (asked.plan, asked.write):
+        for act in (asked.preview, asked.write):
             with pytest.raises(MergeError, match="is one of the inputs"):
                 act(out, overwrite=True)
         assert out.read_bytes() == before
@@ -284,8 +283,8 @@ def test_errors_and_doubts_name_the_file_and_the_tensor(tmp_path, caplog):
     _, experts, paths = written(tmp_path)
     merge_files("average", paths[0], [paths[1], paths[0], paths[1]], tmp_path / "a.safetensors")
     first, second = [record.message for record in caplog.records]
-    assert first.startswith(f"{paths[0]}: all its weights are those of {paths[0]}")
-    assert second == f"{paths[1]}: the same weights as {paths[1]}; they count twice"
+    assert first.startswith(f"{paths[0]}: has the same weights as {paths[0]}")
+    assert second == f"{paths[1]}: has the same weights as {paths[1]}, so they count twice"
     save_file(experts[0] | {"a.weight": torch.ones(2, 2)}, paths[1])
     with pytest.raises(MergeError, match=r"e0.safetensors: a.weight has the shape \[2, 2\]"):
         merge_files("average", paths[0], paths[1:], tmp_path / "b.safetensors")
@@ -365,15 +364,6 @@ def test_a_merged_folder_loads_into_transformers(tmp_path):
     out = merge_files("ties", tmp_path / "base", [tmp_path / "1", tmp_path / "2"], tmp_path / "out")
     _, told = transformers.BertModel.from_pretrained(out, output_loading_info=True)
     assert not any(told.values())
-
-
-def test_needs_of_all_merges_are_known():
-    for name in registry.names("merges"):
-        assert set(required_keywords(registry.find("merges", name))) <= {
-            "base",
-            "name",
-            "statistics",
-        }
 
 
 @pytest.mark.slow

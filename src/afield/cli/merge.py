@@ -93,7 +93,7 @@ def merge(
         _tell(job, out)
         return
     if dry_run:
-        _print_plan(asked.plan(out, overwrite=force))
+        _print_plan(asked.preview(out, overwrite=force))
         return
     with console.show_progress():
         job = asked.write(out, overwrite=force, workers=workers)
@@ -109,10 +109,10 @@ def _print_plan(job: "MergeJob") -> None:
     table = Table(box=None, pad_edge=False)
     for column in ("tensor", "type", "shape", "what happens"):
         table.add_column(column, overflow="fold")
-    for name, rule in job.rules.items():
+    for name, action in job.actions.items():
         spec = job.base.specs[name]
         shape = " × ".join(map(str, spec.shape)) or "one number"
-        table.add_row(Text(name), str(spec.dtype).removeprefix("torch."), shape, Text(rule))
+        table.add_row(Text(name), str(spec.dtype).removeprefix("torch."), shape, Text(action))
     console.out.print(table)
     console.err.print(f"{_counted(job)}; nothing is written", markup=False, soft_wrap=True)
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from afield import registry
 from afield.errors import SpecError
 from afield.experiments.finished import FinishedRun
-from afield.merging.checks import MERGED, TensorSpec
-from afield.merging.state_dicts import tensor_action
+from afield.merging.scopes import MERGED, tensor_action
+from afield.merging.tensor_source import TensorSpec
 
 __all__ = ["changed_matrices", "check_matrices", "check_merged", "matrix_deltas"]
 

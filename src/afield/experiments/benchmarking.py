@@ -13,7 +13,7 @@ from afield import registry
 from afield.data.domains import DomainSet, missing_class_warnings
 from afield.data.lookup import find_dataset
 from afield.errors import IncompatibleMethodError, SpecError
-from afield.experiments.merge_protocol import NEED_STATISTICS, merging_runs
+from afield.experiments.merge_protocol import can_benchmark, merging_runs
 from afield.experiments.protocol import (
     check_settings,
     hold_out,
@@ -239,8 +239,7 @@ def _fitting_merges(dataset: DomainSet, asked: Sequence[str], methods: int) -> l
     if "all" not in asked:
         return list(dict.fromkeys(asked))
     experts = len(dataset.domains) - 1 if methods == 1 else methods
-    unfit = {*NEED_STATISTICS, *(("slerp",) if experts != 2 else ())}
-    return [name for name in registry.names("merges") if name not in unfit]
+    return [name for name in registry.names("merges") if can_benchmark(name, experts)]
 
 
 def _fitting_rules(

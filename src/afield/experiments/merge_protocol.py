@@ -27,17 +27,16 @@ from afield.experiments.merge_runner import MERGE_BASELINES
 from afield.experiments.protocol import Settings, check_settings, resolve_run, settings_of
 from afield.experiments.record import DEFAULT_RULES, Run
 from afield.hyperparameters import build, defaults, draw_values, validate_values, without_neutral
+from afield.merging.scopes import expert_count, needs_statistics
 from afield.merging.state_dicts import merge as merge_by
 from afield.networks.backbone import network
 from afield.training.method import Task
 from afield.training.optimizers import optimizer_factory
 
-__all__ = ["NEED_STATISTICS", "merging_runs"]
+__all__ = ["can_benchmark", "merging_runs"]
 
 # A warm-up of a network without pretraining takes so much of an expert's steps.
 WARM_UP_SHARE = 0.2
-# Statistics of data that are at hand when one has data, and not only models.
-NEED_STATISTICS = ("fisher", "regmean")
 # What methods are tried on before they are trusted to leave a network as it is.
 TINY_SHAPE = (4,)
 
@@ -247,22 +246,32 @@ def _check(
             f"{dataset.name} has {len(dataset.domains)} domains: merging takes three, so that two "
             "experts are left beside the target"
         )
-    for name in merges:
-        _check_merge(name)
     if not methods:
         raise SpecError("no method to make the experts; leave --expert-method out for erm")
-    if "slerp" in merges and (len(methods) if len(methods) > 1 else len(dataset.domains) - 1) != 2:
-        raise SpecError("slerp merges two experts: take a dataset of three domains, or two methods")
+    for name in merges:
+        _check_merge(name, len(methods) if len(methods) > 1 else len(dataset.domains) - 1)
     check_settings(settings, [*merges, *methods, average, "linear_probe"])
     for method in methods:
         _check_plain(method, settings, domains=1 if len(methods) == 1 else 2)
 
 
-def _check_merge(name: str) -> None:
+def can_benchmark(name: str, experts: int) -> bool:
+    """Whether a benchmark with this many experts can include a merge."""
+    merge = registry.find("merges", name)
+    return not needs_statistics(merge) and expert_count(merge) in (None, experts)
+
+
+def _check_merge(name: str, experts: int) -> None:
     if name in MERGE_BASELINES:
         raise UnknownNameError(f"{name} stands beside every merge already; leave it out")
-    registry.find("merges", name)
-    if name in NEED_STATISTICS:
+    merge = registry.find("merges", name)
+    required = expert_count(merge)
+    if required is not None and required != experts:
+        raise SpecError(
+            f"{name} merges {required} experts, but there are {experts}: use a dataset of "
+            f"{required + 1} domains, or {required} methods"
+        )
+    if needs_statistics(merge):
         raise SpecError(
             f"{name} needs statistics of every expert, which a benchmark does not make; use "
             f"`afield merge {name} … --statistics FILE`, or leave it out"

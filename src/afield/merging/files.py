@@ -26,8 +26,8 @@ from afield.compute import end_with_parent
 from afield.errors import DataError, MergeError
 from afield.files import atomic_write
 from afield.merging.checks import TensorChange
-from afield.merging.job import MergeJob, merge_pieces, scope_of
-from afield.merging.state_dicts import log_merge_warnings, plan_merge
+from afield.merging.job import MergeJob, log_merge_warnings, merge_pieces, plan_merge
+from afield.merging.scopes import scope_of
 from afield.merging.tensor_files import TensorFiles, write_header
 from afield.progress import track
 from afield.weights import file_digest
@@ -106,7 +106,7 @@ class FileMerge:
         """Open the files and decide what will happen to each tensor."""
         return self._opened()[0]
 
-    def plan(self, out: Path, *, overwrite: bool = False) -> MergeJob:
+    def preview(self, out: Path, *, overwrite: bool = False) -> MergeJob:
         """What `write` would do, and its errors; nothing is written."""
         return self._checked(out.expanduser(), overwrite=overwrite)[0]
 

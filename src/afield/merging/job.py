@@ -1,72 +1,53 @@
-"""A merge at work: tensor by tensor, piece by piece, from whatever holds the tensors.
+"""Planning a merge and carrying it out: tensor by tensor, piece by piece, from any `TensorSource`.
 
-Nothing here knows whether they are in memory or in files. What is held at once is the deltas of one
-tensor, or of a piece of it where the merge allows that.
+Nothing here depends on whether tensors are in memory or in files. At any time only the deltas of
+one tensor are held, or of a piece of it if the merge allows that.
 """
 
-import inspect
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from itertools import combinations
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from afield import registry
 from afield.errors import MergeError, SpecError
+from afield.hyperparameters import defaults, validate_values
 from afield.merging.checks import (
-    KEPT,
-    MERGED,
     TensorChange,
-    TensorSource,
-    TensorSpec,
+    check_compatible,
+    check_counts,
+    check_statistics,
+    merge_warnings,
     nonfinite_delta,
 )
 from afield.merging.order_statistics import Deltas
+from afield.merging.scopes import (
+    KEPT,
+    MERGED,
+    MergeFunction,
+    required_keywords,
+    scope_of,
+    tensor_action,
+)
+from afield.merging.tensor_source import TensorSource
 from afield.progress import track
 
-__all__ = [
-    "MergeFunction",
-    "MergeJob",
-    "StateDictSource",
-    "merge_pieces",
-    "required_keywords",
-    "scope_of",
-]
+__all__ = ["MergeJob", "log_merge_warnings", "merge_pieces", "plan_merge"]
 
-MergeFunction = Callable[..., Any]
-# Entries that are worked on at once where a tensor may come in pieces: what fits in a CPU's cache.
+# Entries merged at once if a tensor may be split: few enough to fit in a CPU's cache.
 ENTRIES_PER_PIECE = 1 << 18
-PASSED_KEYWORDS = ("base", "name", "statistics")
-
-
-class StateDictSource:
-    """A state dict as a source."""
-
-    def __init__(self, tensors: Mapping[str, Tensor], told: str) -> None:
-        self.told, self._tensors = told, tensors
-        nameless = next((repr(k) for k in tensors if not isinstance(k, str)), None)
-        if nameless is not None:
-            raise MergeError(f"{told}: the name {nameless} is not a string; give a state dict")
-        wrong = next((k for k, v in tensors.items() if not isinstance(v, Tensor)), None)
-        if wrong is not None:
-            raise MergeError(f"{told}: {wrong} is not a tensor; give a state dict")
-        self.specs = {name: TensorSpec(v.dtype, tuple(v.shape)) for name, v in tensors.items()}
-        self._last: tuple[str, Tensor] | None = None
-
-    def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
-        """Entries of one tensor."""
-        if self._last is None or self._last[0] != name:
-            # Kept for its other pieces: where entries lie in another order, this is a copy.
-            self._last = name, self._tensors[name].detach().reshape(-1)
-        return self._last[1][start:stop]
+log = logging.getLogger(__name__)
 
 
 @dataclass
 class MergeJob:
-    """All that is known of a merge before its first number is read."""
+    """A merge with its inputs, its settings and what happens to each tensor."""
 
     how: str
     merge: MergeFunction
@@ -75,101 +56,153 @@ class MergeJob:
     base: TensorSource
     experts: Sequence[TensorSource]
     statistics: Sequence[TensorSource]
-    rules: dict[str, str]
-    _of_pieces: MergeFunction | None = field(default=None, repr=False)
+    actions: dict[str, str]
+    _merge_model_piece: MergeFunction | None = field(default=None, repr=False)
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many tensors each rule is for."""
-        found = list(self.rules.values())
-        return {rule: found.count(rule) for rule in sorted(set(found))}
+        """The number of tensors for each action."""
+        actions = list(self.actions.values())
+        return {action: actions.count(action) for action in sorted(set(actions))}
 
     @cached_property
-    def numbers(self) -> dict[str, torch.dtype]:
-        """What each tensor is computed in; order statistics of a model need one for all."""
-        found = {name: _number(name, (self.base, *self.experts)) for name in self.rules}
-        if scope_of(self.merge) == "model" and torch.float64 in found.values():
-            return dict.fromkeys(found, torch.float64)
-        return found
+    def compute_dtypes(self) -> dict[str, torch.dtype]:
+        """The type each tensor is computed in; order statistics of a model need one for all."""
+        dtypes = {name: _compute_dtype(name, (self.base, *self.experts)) for name in self.actions}
+        if scope_of(self.merge) == "model" and torch.float64 in dtypes.values():
+            return dict.fromkeys(dtypes, torch.float64)
+        return dtypes
 
     def merge_function(self, name: str) -> tuple[MergeFunction, bool]:
-        """What merges the deltas of one tensor, and whether these may come in pieces."""
-        if self.rules[name] != MERGED:
+        """The function that merges the deltas of a tensor, and whether it accepts pieces."""
+        if self.actions[name] != MERGED:
             return _mean, True
         if scope_of(self.merge) != "model":
             return partial(self.merge, **self.params), scope_of(self.merge) == "entry"
-        if self._of_pieces is None:
-            names = [name for name, rule in self.rules.items() if rule == MERGED]
+        if self._merge_model_piece is None:
+            names = [name for name, action in self.actions.items() if action == MERGED]
             size = sum(self.base.specs[name].size for name in names)
-            deltas = Deltas(len(self.experts), size, partial(_stream, self, names))
-            self._of_pieces = self.merge(deltas, **self.params)
-        return self._of_pieces, True
+            deltas = Deltas(len(self.experts), size, partial(_stream_deltas, self, names))
+            self._merge_model_piece = self.merge(deltas, **self.params)
+        return self._merge_model_piece, True
 
     def check_on_zeros(self) -> None:
-        """Merge zeros: settings and numbers of experts that cannot work fail before reading."""
+        """Merge zeros, so that settings that cannot work fail before anything is read."""
         zeros = torch.zeros(len(self.experts), 2, 2)
         if scope_of(self.merge) == "model":
-            flat = zeros.flatten(1)
-            self.merge(Deltas(len(zeros), flat.shape[1], lambda: [flat]), **self.params)
+            rows = zeros.flatten(1)
+            self.merge(Deltas(len(zeros), rows.shape[1], lambda: [rows]), **self.params)
             return
-        handed = {"base": zeros[0], "name": "", "statistics": zeros}
-        self.merge(
-            zeros, **self.params, **{need: handed[need] for need in required_keywords(self.merge)}
-        )
+        supplied = {"base": zeros[0], "name": "", "statistics": zeros}
+        keywords = {name: supplied[name] for name in required_keywords(self.merge)}
+        self.merge(zeros, **self.params, **keywords)
+
+
+def plan_merge(
+    how: str,
+    base: TensorSource,
+    experts: Sequence[TensorSource],
+    *,
+    scale: float = 1.0,
+    statistics: Sequence[TensorSource] = (),
+    params: Mapping[str, Any] | None = None,
+) -> MergeJob:
+    """Decide what happens to each tensor; raise before reading if the merge cannot work."""
+    merge: MergeFunction = registry.find("merges", how)
+    settings = {**defaults(merge), **validate_values(merge, params or {})}
+    settings = {name: settings[name] for name in defaults(merge)}
+    if not math.isfinite(scale):
+        raise SpecError(f"scale={scale}: not a finite number")
+    check_counts(how, merge, experts=len(experts), statistics=len(statistics))
+    actions = _actions(merge, base, statistics)
+    check_statistics(base, statistics, actions, same_shape=scope_of(merge) == "entry")
+    for expert in experts:
+        for warning in check_compatible(base, expert, actions):
+            log.warning("%s", warning)
+    if MERGED not in actions.values():
+        log.warning("%s: no tensor of %s fits this merge: all are averaged", how, base.label)
+    job = MergeJob(how, merge, settings, scale, base, experts, statistics, actions)
+    job.check_on_zeros()
+    return job
+
+
+def _actions(
+    merge: MergeFunction, base: TensorSource, statistics: Sequence[TensorSource]
+) -> dict[str, str]:
+    """What happens to each tensor of the base; at least one must be merged or averaged."""
+    if not base.specs:
+        raise MergeError(f"{base.label}: no tensors in it")
+    actions = {}
+    for name, spec in base.specs.items():
+        has_statistics = all(name in source.specs for source in statistics)
+        actions[name] = tensor_action(scope_of(merge), name, spec, has_statistics=has_statistics)
+    if all(action.startswith(KEPT) for action in actions.values()):
+        raise MergeError(f"{base.label}: nothing to merge, it has no floating-point numbers")
+    return actions
 
 
 def merge_pieces(
     job: MergeJob, name: str, on_change: Callable[[TensorChange], None]
 ) -> Iterator[Tensor]:
-    """The result's entries of one tensor, in the base's type, as vectors one after the other.
+    """Yield the merged entries of a tensor, in the base's type, as consecutive vectors.
 
-    At the end it tells how far the experts have moved.
+    At the end `on_change` receives how far the experts have moved from the base.
     """
-    if job.rules[name].startswith(KEPT):
+    if job.actions[name].startswith(KEPT):
         yield from _kept_pieces(job, name, on_change)
         return
-    spec, (merge, cut) = job.base.specs[name], job.merge_function(name)
-    # A running variance may not leave the range of those of base and experts.
-    scale = job.scale if "running" not in job.rules[name] else min(max(job.scale, 0.0), 1.0)
-    sizes = torch.zeros(1 + len(job.experts), dtype=torch.float64)
-    alike = frozenset(combinations(range(len(job.experts)), 2))
-    step = ENTRIES_PER_PIECE if cut else spec.size
-    shape = (-1,) if cut else spec.shape or (1,)
+    spec, (merge, splits) = job.base.specs[name], job.merge_function(name)
+    # A running variance may not leave the range of the base's and the experts' variances.
+    scale = job.scale if "running" not in job.actions[name] else min(max(job.scale, 0.0), 1.0)
+    squares = torch.zeros(1 + len(job.experts), dtype=torch.float64)
+    identical = frozenset(combinations(range(len(job.experts)), 2))
+    step = ENTRIES_PER_PIECE if splits else spec.size
+    shape = (-1,) if splits else spec.shape or (1,)
     for start in range(0, spec.size, step):
-        base, deltas, squares = _read(job, name, start, start + step)
-        finite = math.isfinite(_size(base))
-        sizes += torch.tensor([_size(base) if finite else 0.0, *squares], dtype=sizes.dtype)
-        alike = _still_alike(alike, deltas, squares)
+        base, deltas, delta_squares = _read_deltas(job, name, start, start + step)
+        base_square = _sum_of_squares(base)
+        finite = math.isfinite(base_square)
+        finite_square = base_square if finite else 0.0
+        squares += torch.tensor([finite_square, *delta_squares], dtype=squares.dtype)
+        identical = _still_identical(identical, deltas, delta_squares)
         if not finite and not deltas.any():
-            # A mask of -inf, say, which no merge can compute with, nor has to.
+            # For example a mask of -inf, which no merge can or needs to compute with.
             yield base.to(spec.dtype, copy=True)
             continue
         try:
-            handed = _handed(job, name, base.view(shape), start, step)
-            merged = merge(deltas.view(len(deltas), *shape), **handed)
+            supplied = _supplied_keywords(job, name, base.view(shape), start, step)
+            merged = merge(deltas.view(len(deltas), *shape), **supplied)
         except MergeError as error:
             raise MergeError(f"{name}: {error}") from None
-        yield _moved(job, name, base, merged.reshape(-1), scale)
-    norm, *norms = sizes.sqrt().tolist()
-    on_change(TensorChange(name, norm, tuple(norms), alike=alike))
+        yield _add_delta(job, name, base, merged.reshape(-1), scale)
+    base_norm, *norms = squares.sqrt().tolist()
+    on_change(TensorChange(name, base_norm, tuple(norms), identical_pairs=identical))
+
+
+def log_merge_warnings(job: MergeJob, changes: Sequence[TensorChange]) -> None:
+    """Log what is doubtful about the experts, after they were read."""
+    labels = [expert.label for expert in job.experts]
+    for warning in merge_warnings(changes, job.base.label, labels):
+        log.warning("%s", warning)
 
 
 def _kept_pieces(
-    job: MergeJob, name: str, tell: Callable[[TensorChange], None]
+    job: MergeJob, name: str, on_change: Callable[[TensorChange], None]
 ) -> Iterator[Tensor]:
-    """The base's own entries; in how many an expert has others is told."""
+    """The base's entries; `on_change` receives in how many of them each expert differs."""
     base, changed = job.base.read(name), []
     for expert in job.experts:
-        alike = expert.specs.get(name) == job.base.specs[name]
-        changed.append(float((expert.read(name).to(base.device) != base).sum()) if alike else 0.0)
+        comparable = expert.specs.get(name) == job.base.specs[name]
+        differs = expert.read(name).to(base.device) != base if comparable else torch.zeros(1)
+        changed.append(float(differs.sum()))
     yield base.clone()
-    tell(TensorChange(name, float(len(base)), tuple(changed), kept=True))
+    on_change(TensorChange(name, float(len(base)), tuple(changed), kept=True))
 
 
-def _still_alike(
+def _still_identical(
     pairs: frozenset[tuple[int, int]], deltas: Tensor, squares: Sequence[float]
 ) -> frozenset[tuple[int, int]]:
-    """Those pairs of experts that are the same in these entries too."""
+    """The pairs of experts that are identical in these entries too."""
     return frozenset(
         (i, j)
         for i, j in pairs
@@ -177,88 +210,76 @@ def _still_alike(
     )
 
 
-def _stream(job: MergeJob, names: Sequence[str]) -> Iterator[Tensor]:
-    """All deltas of these tensors, in pieces."""
+def _stream_deltas(job: MergeJob, names: Sequence[str]) -> Iterator[Tensor]:
+    """The deltas of several tensors, in pieces."""
     for name in track(names, f"{job.how}: all deltas", len(names)):
         for start in range(0, job.base.specs[name].size, ENTRIES_PER_PIECE):
-            yield _read(job, name, start, start + ENTRIES_PER_PIECE)[1]
+            yield _read_deltas(job, name, start, start + ENTRIES_PER_PIECE)[1]
 
 
-def _read(job: MergeJob, name: str, start: int, stop: int) -> tuple[Tensor, Tensor, list[float]]:
-    """Entries of the base, the experts' deltas and their squares, in the type to compute in."""
-    number = job.numbers[name]
-    base = job.base.read(name, start, stop).to(number)
+def _read_deltas(
+    job: MergeJob, name: str, start: int, stop: int
+) -> tuple[Tensor, Tensor, list[float]]:
+    """The base's entries, the experts' deltas and the sums of their squares, in compute type."""
+    dtype = job.compute_dtypes[name]
+    base = job.base.read(name, start, stop).to(dtype)
     deltas, squares = base.new_empty(len(job.experts), len(base)), []
     for delta, expert in zip(deltas, job.experts, strict=True):
-        entries = expert.read(name, start, stop).to(base.device, number)
+        entries = expert.read(name, start, stop).to(base.device, dtype)
         torch.sub(entries, base, out=delta)
-        squares.append(_size(delta))
+        squares.append(_sum_of_squares(delta))
         if not math.isfinite(squares[-1]):
-            delta.copy_(nonfinite_delta(name, base, entries, (job.base.told, expert.told)))
-            squares[-1] = _size(delta)
+            delta.copy_(nonfinite_delta(name, base, entries, (job.base.label, expert.label)))
+            squares[-1] = _sum_of_squares(delta)
     return base, deltas, squares
 
 
-def _moved(job: MergeJob, name: str, base: Tensor, merged: Tensor, scale: float) -> Tensor:
-    """Base plus so much of the merged delta, in the base's type."""
-    if not math.isfinite(_size(merged)) and not merged.isfinite().all():
-        raise MergeError(f"{name}: {job.how} gives numbers that are not finite for it")
+def _add_delta(job: MergeJob, name: str, base: Tensor, merged: Tensor, scale: float) -> Tensor:
+    """Base + scale · merged delta, in the base's type."""
+    if not math.isfinite(_sum_of_squares(merged)) and not merged.isfinite().all():
+        raise MergeError(f"{name}: {job.how} gives numbers that are not finite")
     dtype = job.base.specs[name].dtype
     moved = base.add(merged, alpha=scale)
     if dtype == moved.dtype:
         return moved
-    found = moved.to(dtype)
-    if (~found.isfinite() & moved.isfinite()).any():
-        raise MergeError(f"{name}: the result is too large for {dtype}; take a smaller scale")
-    return found
+    rounded = moved.to(dtype)
+    if (~rounded.isfinite() & moved.isfinite()).any():
+        raise MergeError(f"{name}: the result is too large for {dtype}; use a smaller scale")
+    return rounded
 
 
-def _handed(job: MergeJob, name: str, base: Tensor, start: int, step: int) -> dict[str, Any]:
-    """What the merge asks for by a keyword without a default."""
-    if job.rules[name] != MERGED or scope_of(job.merge) == "model":
+def _supplied_keywords(
+    job: MergeJob, name: str, base: Tensor, start: int, step: int
+) -> dict[str, Any]:
+    """The values of the merge's keywords without a default."""
+    if job.actions[name] != MERGED or scope_of(job.merge) == "model":
         return {}
-    known = {
+    values = {
         "base": lambda: base,
         "name": lambda: name,
-        "statistics": lambda: _stacked(job, name, start, start + step, base.device),
+        "statistics": lambda: _stack_statistics(job, name, start, start + step, base.device),
     }
-    return {need: known[need]() for need in required_keywords(job.merge)}
+    return {keyword: values[keyword]() for keyword in required_keywords(job.merge)}
 
 
-def _stacked(job: MergeJob, name: str, start: int, stop: int, device: torch.device) -> Tensor:
-    """The experts' statistics of one tensor, or of some entries of it."""
-    parts = []
+def _stack_statistics(
+    job: MergeJob, name: str, start: int, stop: int, device: torch.device
+) -> Tensor:
+    """The experts' statistics of a tensor, or of some of its entries."""
+    rows = []
     for source in job.statistics:
         if scope_of(job.merge) == "entry":
-            part = source.read(name, start, stop)
+            values = source.read(name, start, stop)
         else:
-            part = source.read(name).view(source.specs[name].shape)
-        parts.append(part.to(device, job.numbers[name]))
+            values = source.read(name).view(source.specs[name].shape)
+        rows.append(values.to(device, job.compute_dtypes[name]))
     try:
-        return torch.stack(parts)
+        return torch.stack(rows)
     except RuntimeError:
-        raise MergeError("its statistics have different shapes") from None
+        raise MergeError("the experts' statistics have different shapes") from None
 
 
-@lru_cache
-def required_keywords(merge: MergeFunction) -> tuple[str, ...]:
-    """The keywords without a default of a merge: what is to be handed over."""
-    keywords = inspect.signature(merge).parameters.values()
-    found = tuple(p.name for p in keywords if p.kind is p.KEYWORD_ONLY and p.default is p.empty)
-    if not set(found) <= set(PASSED_KEYWORDS):
-        raise SpecError(
-            f"{merge.__name__}: a setting needs a default; handed over are "
-            f"{', '.join(PASSED_KEYWORDS)}"
-        )
-    return found
-
-
-def scope_of(merge: MergeFunction) -> Any:
-    """What a merge is a function of."""
-    return merge.scope  # type: ignore[attr-defined]
-
-
-def _number(name: str, sources: Sequence[TensorSource]) -> torch.dtype:
+def _compute_dtype(name: str, sources: Sequence[TensorSource]) -> torch.dtype:
     wide = any(s.specs[name].dtype == torch.float64 for s in sources if name in s.specs)
     return torch.float64 if wide else torch.float32
 
@@ -267,6 +288,6 @@ def _mean(deltas: Tensor) -> Tensor:
     return deltas.mean(0)
 
 
-def _size(values: Tensor) -> float:
-    """Sum of the squares; it is finite if all of them are, and not too large."""
+def _sum_of_squares(values: Tensor) -> float:
+    """It is finite if all values are finite and not too large."""
     return float(torch.dot(values, values))

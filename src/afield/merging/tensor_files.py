@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from afield.errors import DataError
-from afield.merging.checks import TensorSpec
-from afield.merging.job import StateDictSource
+from afield.merging.state_dicts import StateDictSource
+from afield.merging.tensor_source import TensorSpec
 from afield.weights import read_weights
 
 __all__ = ["TensorFiles", "write_header"]
@@ -58,7 +58,7 @@ class TensorFiles:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()
-        self.told = str(path)
+        self.label = str(path)
         self.is_folder = self.path.is_dir()
         files, index = _shards(self.path) if self.is_folder else ([self.path], None)
         opened = {file: _File(file) for file in files}

@@ -37,5 +37,5 @@ def test_nothing_is_left_where_the_shares_overlap():
 
 
 def test_what_is_no_share_is_refused():
-    with pytest.raises(MergeError, match=r"high=-0.1: a share"):
+    with pytest.raises(MergeError, match=r"high=-0.1: must be a share"):
         breadcrumbs(random(2, 10), high=-0.1)

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from afield.merging.merges.pcb import pcb
-from afield.merging.state_dicts import Deltas, merge
+from afield.merging.order_statistics import Deltas
+from afield.merging.state_dicts import merge
 from tests.merging.merges.numbers import random, reference
 
 

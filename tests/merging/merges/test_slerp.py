@@ -5,6 +5,7 @@ import torch
 
 from afield.errors import MergeError
 from afield.merging.merges.slerp import slerp
+from afield.merging.state_dicts import merge
 from tests.merging.merges.numbers import random
 
 
@@ -44,5 +45,6 @@ def test_opposite_experts_give_finite_numbers():
 
 @pytest.mark.parametrize("experts", [1, 3])
 def test_other_than_two_experts_are_refused(experts):
-    with pytest.raises(MergeError, match=f"two experts, not {experts}"):
-        slerp(random(experts, 4), base=random(4))
+    base = {"w": random(4)}
+    with pytest.raises(MergeError, match=f"slerp takes exactly 2 experts, not {experts}"):
+        merge("slerp", base, [{"w": random(4)}] * experts)

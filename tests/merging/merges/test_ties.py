@@ -3,7 +3,8 @@ import torch
 
 from afield.errors import MergeError
 from afield.merging.merges.ties import ties
-from afield.merging.state_dicts import Deltas, merge
+from afield.merging.order_statistics import Deltas
+from afield.merging.state_dicts import merge
 from tests.merging.merges.numbers import random, reference
 
 
@@ -58,5 +59,5 @@ def test_unchanged_tensors_count_so_more_of_the_others_is_kept():
 
 
 def test_what_is_no_share_is_refused():
-    with pytest.raises(MergeError, match=r"density=1.5: a share"):
+    with pytest.raises(MergeError, match=r"density=1.5: must be a share"):
         merged(random(2, 10), density=1.5)

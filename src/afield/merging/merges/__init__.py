@@ -1,1 +1,1 @@
-"""Merges of fine-tuned models, one a file; `afield.merging.state_dicts` says what they are."""
+"""Merges of fine-tuned models, one a file; `afield.merging.scopes` says what they are."""

@@ -7,7 +7,7 @@ Differs from the paper: the uniform soup only; the greedy one needs data to choo
 
 from torch import Tensor
 
-from afield.merging.state_dicts import scope
+from afield.merging.scopes import scope
 
 __all__ = ["average"]
 

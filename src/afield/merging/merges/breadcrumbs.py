@@ -14,7 +14,7 @@ from torch import Tensor
 
 from afield.hyperparameters import LogUniform, Uniform
 from afield.merging.order_statistics import sorted_entries
-from afield.merging.state_dicts import scope, share
+from afield.merging.scopes import scope, share
 
 __all__ = ["breadcrumbs"]
 

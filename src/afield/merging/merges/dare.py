@@ -15,7 +15,7 @@ from torch import Tensor
 
 from afield.errors import MergeError
 from afield.hyperparameters import Choice, Uniform
-from afield.merging.state_dicts import scope, share
+from afield.merging.scopes import scope, share
 from afield.seeds import derive_seed
 
 __all__ = ["dare"]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from afield.errors import MergeError
 from afield.hyperparameters import LogUniform
-from afield.merging.state_dicts import scope
+from afield.merging.scopes import scope
 
 __all__ = ["fisher"]
 

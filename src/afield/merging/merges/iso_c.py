@@ -12,8 +12,8 @@ low rank. Scaled by 1, not tuned on validation data.
 
 from torch import Tensor
 
+from afield.merging.scopes import scope
 from afield.merging.spectral import full_precision, leading_triplets
-from afield.merging.state_dicts import scope
 
 __all__ = ["iso_c"]
 

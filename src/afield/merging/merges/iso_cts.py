@@ -19,6 +19,7 @@ from typing import Annotated
 from torch import Tensor
 
 from afield.hyperparameters import Uniform
+from afield.merging.scopes import scope, share
 from afield.merging.spectral import (
     Triplets,
     concatenate_triplets,
@@ -26,7 +27,6 @@ from afield.merging.spectral import (
     leading_triplets,
     polar_factor,
 )
-from afield.merging.state_dicts import scope, share
 
 __all__ = ["iso_cts"]
 

@@ -9,7 +9,7 @@ after the other. The order of the experts matters only where two changes are exa
 import torch
 from torch import Tensor
 
-from afield.merging.state_dicts import scope
+from afield.merging.scopes import scope
 
 __all__ = ["magmax"]
 

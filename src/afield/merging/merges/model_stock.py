@@ -11,7 +11,7 @@ this once, at the end.
 
 from torch import Tensor
 
-from afield.merging.state_dicts import scope
+from afield.merging.scopes import scope
 
 __all__ = ["model_stock"]
 

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from afield.hyperparameters import Uniform
-from afield.merging.state_dicts import Deltas, scope, share
+from afield.merging.order_statistics import Deltas
+from afield.merging.scopes import scope, share
 
 __all__ = ["pcb"]
 

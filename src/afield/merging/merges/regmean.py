@@ -16,7 +16,7 @@ from torch import Tensor
 
 from afield.errors import MergeError
 from afield.hyperparameters import Uniform
-from afield.merging.state_dicts import scope, share
+from afield.merging.scopes import scope, share
 
 __all__ = ["regmean"]
 

@@ -35,8 +35,8 @@ from torch import Tensor
 
 from afield.errors import MergeError
 from afield.hyperparameters import Uniform, Variant
+from afield.merging.scopes import scope
 from afield.merging.spectral import full_precision, shared_basis
-from afield.merging.state_dicts import scope
 
 __all__ = ["score"]
 

@@ -12,9 +12,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from afield.errors import MergeError
 from afield.hyperparameters import Uniform
-from afield.merging.state_dicts import scope, share
+from afield.merging.scopes import scope, share
 
 __all__ = ["slerp"]
 
@@ -22,11 +21,9 @@ __all__ = ["slerp"]
 COLLINEAR_COSINE = 0.9995
 
 
-@scope("tensor")
+@scope("tensor", experts=2)
 def slerp(deltas: Tensor, *, base: Tensor, t: Annotated[float, Uniform(0.0, 1.0)] = 0.5) -> Tensor:
     """From the first expert (t = 0) to the second (t = 1)."""
-    if len(deltas) != 2:
-        raise MergeError(f"slerp is between two experts, not {len(deltas)}")
     share("t", t)
     first, second = (base + delta for delta in deltas)
     lengths = first.norm() * second.norm()

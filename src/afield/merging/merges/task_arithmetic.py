@@ -8,7 +8,7 @@ chooses it on validation data, about 0.3 to 0.4 (unverified). Give ``scale`` to 
 
 from torch import Tensor
 
-from afield.merging.state_dicts import scope
+from afield.merging.scopes import scope
 
 __all__ = ["task_arithmetic"]
 

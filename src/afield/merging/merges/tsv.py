@@ -18,8 +18,8 @@ from typing import Annotated
 from torch import Tensor
 
 from afield.hyperparameters import Variant
+from afield.merging.scopes import scope
 from afield.merging.spectral import full_precision, shared_basis
-from afield.merging.state_dicts import scope
 
 __all__ = ["tsv"]
 

@@ -1,0 +1,137 @@
+"""What a merge is: a pure function of the changes that experts made to a common base.
+
+A merge takes the experts' deltas (expert minus base), stacked along the first dimension, and
+returns the merged delta. The merged model is base + scale · merged delta. The `scope` of a merge
+says what it is a function of:
+
+    matrix    of each matrix separately, [D, m, n] -> [m, n]; all other tensors are averaged
+    tensor    of each tensor separately, [D, ...] -> [...]
+    entry     of each entry separately, [D, n] -> [n], so tensors may be split into pieces
+    model     of the whole model: it takes the `Deltas` and returns a function of their pieces
+
+Settings are keywords with a default. Keywords without a default are supplied by the caller:
+
+    base         the entries of the base, shaped like one delta
+    name         the name of the tensor
+    statistics   statistics of data, one tensor per expert, stacked; a merge with the scope matrix
+                 averages the matrices that have none
+
+So a merge itself states whether it needs statistics, through its signature, and whether it takes a
+fixed number of experts, through ``@scope("tensor", experts=2)``.
+
+`tensor_action` alone decides what happens to each tensor.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Literal, TypeVar
+
+from afield.errors import MergeError, SpecError
+from afield.merging.tensor_source import TensorSpec
+
+__all__ = [
+    "AVERAGED",
+    "KEPT",
+    "MERGED",
+    "MergeFunction",
+    "Scope",
+    "expert_count",
+    "needs_statistics",
+    "required_keywords",
+    "scope",
+    "scope_of",
+    "share",
+    "tensor_action",
+]
+
+Scope = Literal["matrix", "tensor", "entry", "model"]
+MergeFunction = Callable[..., Any]
+F = TypeVar("F", bound=Callable[..., object])
+MERGED, AVERAGED, KEPT = "merged", "averaged", "kept"
+SUPPLIED_KEYWORDS = ("base", "name", "statistics")
+
+
+def scope(kind: Scope, *, experts: int | None = None) -> Callable[[F], F]:
+    """Declare what a merge is a function of, and how many experts it takes if that is fixed."""
+
+    def declare(merge: F) -> F:
+        merge.scope, merge.experts = kind, experts  # type: ignore[attr-defined]
+        return merge
+
+    return declare
+
+
+def scope_of(merge: MergeFunction) -> Scope:
+    """The declared scope of a merge."""
+    return merge.scope  # type: ignore[attr-defined]
+
+
+def expert_count(merge: MergeFunction) -> int | None:
+    """How many experts a merge takes; None if any number will do."""
+    return merge.experts  # type: ignore[attr-defined]
+
+
+def needs_statistics(merge: MergeFunction) -> bool:
+    """Whether a merge needs statistics of data for every expert."""
+    return "statistics" in required_keywords(merge)
+
+
+@lru_cache
+def required_keywords(merge: MergeFunction) -> tuple[str, ...]:
+    """The keywords of a merge that have no default, which the caller supplies."""
+    parameters = inspect.signature(merge).parameters.values()
+    names = tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty)
+    unknown = [name for name in names if name not in SUPPLIED_KEYWORDS]
+    if unknown:
+        raise SpecError(
+            f"{merge.__name__}: the setting {unknown[0]} needs a default; only "
+            f"{', '.join(SUPPLIED_KEYWORDS)} may go without one"
+        )
+    return names
+
+
+def share(name: str, value: float) -> float:
+    """Return the value of a setting that must lie between 0 and 1, or raise."""
+    if not 0 <= value <= 1:
+        raise MergeError(f"{name}={value}: must be a share from 0 to 1")
+    return value
+
+
+def tensor_action(kind: Scope, name: str, spec: TensorSpec, *, has_statistics: bool = True) -> str:
+    """What happens to a tensor: "merged", or "averaged: …" or "kept: …" with the reason.
+
+    An averaged tensor is base + scale · mean of the deltas; a kept tensor is the base's. Every
+    merge averages the running statistics of normalization layers, with the scale clipped to the
+    range from 0 to 1: a sum of changes, or a long step, could make a variance negative.
+
+    >>> import torch
+    >>> tensor_action("matrix", "visual.conv1.weight", TensorSpec(torch.float32, (768, 3, 32, 32)))
+    'averaged: not a matrix'
+    >>> tensor_action("entry", "visual.conv1.weight", TensorSpec(torch.float32, (768, 3, 32, 32)))
+    'merged'
+
+    Parameters
+    ----------
+    kind
+        Scope of the merge.
+    name
+        Name of the tensor.
+    spec
+        Its type and shape.
+    has_statistics
+        Whether the statistics that the merge needs exist for this tensor.
+    """
+    if not spec.dtype.is_floating_point:
+        return f"{KEPT}: not floating point"
+    if spec.size == 0:
+        return f"{KEPT}: empty"
+    if name.endswith(("running_mean", "running_var")):
+        return f"{AVERAGED}: running statistics, scale within 0 and 1"
+    if kind == "matrix" and len(spec.shape) != 2:
+        return f"{AVERAGED}: not a matrix"
+    if kind == "matrix" and "text_projection" in name:
+        return f"{AVERAGED}: text_projection"
+    if kind == "matrix" and not has_statistics:
+        return f"{AVERAGED}: no statistics"
+    return MERGED

@@ -1,0 +1,66 @@
+"""Small families of models to merge: a base, experts, and statistics."""
+
+import torch
+
+from afield import registry
+from afield.merging.scopes import expert_count, needs_statistics, scope_of
+from afield.merging.state_dicts import merge
+
+NAMES = registry.names("merges")
+SHAPES = {
+    "a.weight": (12, 8),
+    "b.weight": (8, 12),
+    "square.weight": (9, 9),
+    "conv.weight": (4, 3, 2, 2),
+    "a.bias": (12,),
+    "logit_scale": (),
+    "text_projection": (6, 6),
+}
+
+
+def state(seed, *, spread=1.0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    found = {n: spread * torch.randn(shape, generator=generator) for n, shape in SHAPES.items()}
+    return {name: tensor.to(dtype) for name, tensor in found.items()}
+
+
+def family(count, *, dtype=torch.float32, spread=0.05):
+    """A base, and experts not far from it that have something in common."""
+    base, common = state(0), state(99, spread=spread)
+    experts = []
+    for seed in range(1, count + 1):
+        own = state(seed, spread=spread)
+        experts.append({n: (base[n] + own[n] + common[n]).to(dtype) for n in base})
+    return {name: tensor.to(dtype) for name, tensor in base.items()}, experts
+
+
+def count_for(name):
+    return expert_count(registry.find("merges", name)) or 3
+
+
+def statistics_for(name, experts):
+    """What fisher and regmean need, made up."""
+    if not needs_statistics(registry.find("merges", name)):
+        return None
+    found = []
+    for expert in experts:
+        wide = {key: tensor.double() for key, tensor in expert.items()}
+        if scope_of(registry.find("merges", name)) == "entry":
+            found.append({key: tensor.square() for key, tensor in wide.items()})
+        else:
+            found.append({k: t.mT @ t for k, t in wide.items() if t.ndim == 2})
+    return found
+
+
+def merged(name, base, experts, **settings):
+    return merge(name, base, experts, statistics=statistics_for(name, experts), **settings)
+
+
+def assert_close(found, expected, **tolerance):
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, **tolerance, msg=lambda m, n=name: n + m)
+
+
+def distance(first, second):
+    return sum(float((first[name].double() - second[name].double()).norm()) for name in first)

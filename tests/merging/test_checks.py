@@ -1,0 +1,178 @@
+"""What is wrong with a base, experts or statistics: errors and warnings."""
+
+import logging
+
+import pytest
+import torch
+
+from afield import registry
+from afield.errors import MergeError
+from afield.merging.scopes import expert_count
+from afield.merging.state_dicts import merge
+from tests.merging.families import NAMES, family, state, statistics_for
+
+# Merges that take any number of experts.
+ANY_COUNT = [name for name in NAMES if expert_count(registry.find("merges", name)) is None]
+
+
+def doubts(caplog, base, experts):
+    with caplog.at_level(logging.WARNING):
+        merge("average", base, experts)
+    found = [record.message for record in caplog.records]
+    caplog.clear()
+    return found
+
+
+def test_an_ordinary_family_is_not_doubted(caplog):
+    assert doubts(caplog, *family(3)) == []
+
+
+def test_an_expert_identical_to_the_base_is_doubted(caplog):
+    base, experts = family(1)
+    (told,) = doubts(caplog, base, [experts[0], base])
+    assert told.startswith("expert 2: has the same weights as base, so as an expert it adds")
+
+
+def test_the_same_expert_twice_is_doubted(caplog):
+    base, experts = family(2)
+    (told,) = doubts(caplog, base, [*experts, experts[0]])
+    assert told == "expert 3: has the same weights as expert 1, so they count twice"
+
+
+def test_opposite_experts_and_equally_large_ones_are_not_the_same(caplog):
+    base = {"a": 9 * torch.eye(3), "b": 9 * torch.eye(3)}
+    forth, back = ({name: w + sign for name, w in base.items()} for sign in (1, -1))
+    assert doubts(caplog, base, [forth, back]) == []
+    # Alike in one tensor, opposite in the other.
+    assert doubts(caplog, base, [forth, {"a": forth["a"], "b": back["b"]}]) == []
+
+
+def test_of_three_experts_the_pair_that_is_the_same_throughout_is_named(caplog):
+    base = {"a": 9 * torch.eye(3), "b": 9 * torch.eye(3)}
+    first = {"a": base["a"] + 1, "b": base["b"] + 1}
+    second = {"a": base["a"] + 1, "b": base["b"] - 1}
+    (told,) = doubts(caplog, base, [first, second, second])
+    assert told == "expert 3: has the same weights as expert 2, so they count twice"
+
+
+def test_experts_that_differ_in_one_piece_only_are_not_the_same(caplog, monkeypatch):
+    monkeypatch.setattr("afield.merging.job.ENTRIES_PER_PIECE", 4)
+    base = {"w": torch.full((12,), 9.0)}
+    first, second = torch.full((12,), 9.5), torch.full((12,), 9.5)
+    second[5] = 8.5
+    assert doubts(caplog, base, [{"w": first}, {"w": second}]) == []
+
+
+def test_a_base_of_zeros_is_doubted_in_plain_words(caplog):
+    base, experts = family(2)
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in base.items()}
+    assert doubts(caplog, zeros, experts) == [
+        "base: all its weights are 0; is it the experts' base?"
+    ]
+
+
+def test_where_only_zeros_have_moved_they_are_named(caplog):
+    base = {"a": torch.ones(4), "b": torch.zeros(4)}
+    (told,) = doubts(caplog, base, [{"a": torch.ones(4), "b": torch.ones(4)}])
+    assert told == (
+        "expert 1: differs from base by 1.00 times its norm, most in b (0 in the base); "
+        "is that its base?"
+    )
+
+
+def test_a_base_that_is_not_the_experts_base_is_doubted_with_the_tensor(caplog):
+    base, _ = family(0)
+    far = dict(base) | {name: state(5)[name] for name in ("a.weight", "b.weight", "square.weight")}
+    far["b.weight"] = 3 * far["b.weight"]
+    (told,) = doubts(caplog, base, [far])
+    assert told.startswith("expert 1: differs from base by ")
+    assert "most in b.weight" in told
+    assert told.endswith("is that its base?")
+
+
+def test_integers_that_an_expert_has_changed_are_doubted_but_counters_are_not(caplog):
+    base, experts = family(1)
+    base["ids"] = torch.arange(3)
+    base["bn.num_batches_tracked"] = torch.tensor(1)
+    experts[0] |= {"ids": torch.ones(3).long(), "bn.num_batches_tracked": torch.tensor(7)}
+    (told,) = doubts(caplog, base, experts)
+    assert told.startswith("ids changed by the experts")
+
+
+def test_extra_tensors_and_other_types_are_doubted_with_the_tensor(caplog):
+    base, experts = family(1)
+    experts[0]["head.weight"] = torch.ones(2, 2)
+    experts[0]["a.bias"] = experts[0]["a.bias"].half()
+    first, second = doubts(caplog, base, experts)
+    assert first == "expert 1: head.weight not in base, so not in the result"
+    assert second == "expert 1: a.bias stored as float16; the result is float32, like base"
+
+
+def test_a_missing_tensor_is_an_error_but_a_missing_integer_is_not():
+    base, experts = family(1)
+    base["position_ids"] = torch.arange(4)
+    assert torch.equal(merge("average", base, experts)["position_ids"], torch.arange(4))
+    del experts[0]["a.weight"]
+    with pytest.raises(MergeError, match=r"expert 1: lacks a.weight of base"):
+        merge("average", base, experts)
+    del experts[0]["a.bias"]
+    with pytest.raises(MergeError, match=r"2 tensors \(e.g. a.weight\)"):
+        merge("average", base, experts)
+
+
+def test_other_names_altogether_are_an_error_that_shows_both():
+    base, experts = family(1)
+    renamed = {f"module.{name}": tensor for name, tensor in experts[0].items()}
+    with pytest.raises(MergeError, match=r"none .*base has a.weight, this has module.a.weight"):
+        merge("average", base, [renamed])
+
+
+def test_another_shape_is_an_error_with_the_tensor():
+    base, experts = family(2)
+    experts[1]["b.weight"] = torch.ones(8, 11)
+    with pytest.raises(MergeError, match=r"expert 2: b.weight has the shape \[8, 11\].*\[8, 12\]"):
+        merge("average", base, experts)
+
+
+def test_quantised_weights_are_an_error():
+    base, experts = family(1)
+    experts[0]["a.weight"] = torch.zeros(12, 8, dtype=torch.int8)
+    with pytest.raises(MergeError, match=r"expert 1: a.weight is int8, but float32"):
+        merge("average", base, experts)
+
+
+@pytest.mark.parametrize("name", ANY_COUNT)
+@pytest.mark.parametrize(("bad", "told"), [(torch.nan, "NaN"), (torch.inf, "an infinite number")])
+def test_numbers_that_are_not_finite_are_an_error_with_source_and_tensor(name, bad, told):
+    base, experts = family(2)
+    broken = dict(experts[1])
+    broken["a.weight"] = broken["a.weight"].clone()
+    broken["a.weight"][3, 2] = bad
+    made = statistics_for(name, experts)
+    with pytest.raises(MergeError, match=f"expert 2: {told} in a.weight"):
+        merge(name, base, [experts[0], broken], statistics=made)
+    with pytest.raises(MergeError, match=f"base: {told} in a.weight"):
+        merge(name, broken, experts, statistics=made)
+
+
+def test_nan_in_base_and_experts_alike_is_an_error_too():
+    base, experts = family(1)
+    base["a.bias"] = experts[0]["a.bias"] = torch.full((12,), torch.nan)
+    with pytest.raises(MergeError, match=r"base: NaN in a.bias"):
+        merge("average", base, experts)
+
+
+def test_statistics_are_needed_by_some_and_used_by_no_other():
+    base, experts = family(2)
+    for name in ("fisher", "regmean"):
+        with pytest.raises(MergeError, match=f"{name} needs statistics, one .* 2 experts .0 given"):
+            merge(name, base, experts)
+    with pytest.raises(MergeError, match="ties uses no statistics"):
+        merge("ties", base, experts, statistics=[{}, {}])
+    made = statistics_for("fisher", experts)
+    del made[1]["a.bias"]
+    with pytest.raises(MergeError, match=r"a.bias: not in statistics 2"):
+        merge("fisher", base, experts, statistics=made)
+    made[1]["a.bias"] = torch.ones(3)
+    with pytest.raises(MergeError, match=r"a.bias: has the shape \[3\] in statistics 2"):
+        merge("fisher", base, experts, statistics=made)
