@@ -33,30 +33,34 @@ def other_package(folder: Path, kind: str, name: str, target: str, source: str) 
     (info / "entry_points.txt").write_text(f"[afield.{kind}]\n{name} = {target}\n")
 
 
-@pytest.mark.parametrize("kind", registry.KINDS)
-def test_every_file_of_a_folder_is_a_name(kind):
-    folder = Path(registry.__file__).parent / registry.ROOMS[kind] / kind
-    files = {path.stem for path in folder.iterdir() if path.suffix == ".py"} - {"__init__"}
-    assert files
-    assert files <= set(registry.names(kind))
-    assert registry.names(kind) == sorted(registry.names(kind))
+def test_every_file_of_a_folder_is_a_name():
+    for kind in registry.KINDS:
+        folder = Path(registry.__file__).parent / registry.ROOMS[kind] / kind
+        files = {path.stem for path in folder.iterdir() if path.suffix == ".py"} - {"__init__"}
+        assert files, kind
+        assert files <= set(registry.names(kind)), kind
+        assert registry.names(kind) == sorted(registry.names(kind)), kind
 
 
-@pytest.mark.parametrize(("kind", "name"), list(MODULES))
-def test_a_file_has_one_public_name_and_find_returns_it(kind, name, tmp_path):
-    (public,) = MODULES[kind, name].__all__
-    found = registry.find(kind, name)
-    assert found is getattr(MODULES[kind, name], public)
-    if kind == "datasets":
-        declared = found if isinstance(found, DomainSet) else found(tmp_path)
-        assert isinstance(declared, DomainSet)
-        assert declared.name == name
-    elif kind == "merges":
-        assert found.__name__ == name
-        assert found.scope in get_args(Scope)
-    else:
-        bases = {"methods": Method, "averages": Average, "diagnostics": Diagnostic}
-        assert issubclass(found, bases[kind])
+def test_a_file_has_one_public_name_and_find_returns_it():
+    for (kind, name), module in MODULES.items():
+        assert len(module.__all__) == 1, f"{kind}/{name}: {module.__all__}"
+        assert registry.find(kind, name) is getattr(module, module.__all__[0]), f"{kind}/{name}"
+
+
+def test_a_name_of_a_kind_is_an_instance_of_its_idea(tmp_path):
+    bases = {"methods": Method, "averages": Average, "diagnostics": Diagnostic}
+    for kind, name in MODULES:
+        found, where = registry.find(kind, name), f"{kind}/{name}"
+        if kind == "datasets":
+            declared = found if isinstance(found, DomainSet) else found(tmp_path)
+            assert isinstance(declared, DomainSet), where
+            assert declared.name == name, where
+        elif kind == "merges":
+            assert found.__name__ == name, where
+            assert found.scope in get_args(Scope), where
+        else:
+            assert issubclass(found, bases[kind]), where
 
 
 @pytest.mark.parametrize(
@@ -78,10 +82,10 @@ def test_a_hint_without_anything_known_says_none():
     assert registry.hint("x", []) == "known: none"
 
 
-@pytest.mark.parametrize(("kind", "name"), list(MODULES))
-def test_the_summary_is_the_first_line_of_the_docstring(kind, name):
-    first = MODULES[kind, name].__doc__.splitlines()[0]
-    assert registry.summary(kind, name) == first != ""
+def test_the_summary_is_the_first_line_of_the_docstring():
+    for (kind, name), module in MODULES.items():
+        first = module.__doc__.splitlines()[0]
+        assert registry.summary(kind, name) == first != "", f"{kind}/{name}"
 
 
 def test_names_and_summaries_import_neither_torch_nor_the_module():
