@@ -1,9 +1,12 @@
 """Made-up files of all kinds, who may read them, and in which words they are refused."""
 
+import io
 import os
+import stat
 import struct
 import tempfile
 import wave
+import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -208,3 +211,34 @@ def fonts(root: Path) -> Path:
     for name in ("ann", "bob"):
         font(root / f"{name}.ttf")
     return root
+
+
+def other_package(folder: Path, kind: str, name: str, target: str, source: str) -> None:
+    """An installed package, as an installer would leave it, that adds one name to a kind."""
+    module = target.partition(":")[0]
+    (folder / f"{module}.py").write_text(source)
+    info = folder / f"{module}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[afield.{kind}]\n{name} = {target}\n")
+
+
+CONTENT = bytes(range(256)) * 4096  # 1 MiB
+
+
+def there(folder: Path) -> list[str]:
+    """All that lies in a folder and below, but for locks."""
+    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+    return sorted(name for name in names if not name.endswith(".lock"))
+
+
+def zip_of(entries) -> bytes:
+    found = io.BytesIO()
+    with zipfile.ZipFile(found, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in entries.items():
+            info = zipfile.ZipInfo(name + "/" * (content is None))
+            if isinstance(content, str):
+                info.external_attr = (stat.S_IFLNK | 0o777) << 16
+            text = content.removeprefix("->") if isinstance(content, str) else content
+            file.writestr(info, text or b"", zipfile.ZIP_DEFLATED)
+    return found.getvalue()

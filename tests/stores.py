@@ -1,6 +1,6 @@
 """Records of benchmarks that were never run, with curves, for tests of what is made of records."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -172,3 +172,14 @@ __all__ = [
     "record",
     "score",
 ]
+
+
+@dataclass(frozen=True)
+class Weighed(Record):
+    memory: int = 0
+
+
+def weighed(of: Record, memory: int) -> Record:
+    plain = {name: value for name, value in vars(of).items() if name != "memory"}
+    kind = Record if "memory" in vars(of) else Weighed
+    return kind(**plain, memory=memory)

@@ -15,22 +15,13 @@ from afield.errors import AfieldError, UnknownNameError
 from afield.merging.scopes import Scope
 from afield.training.average import Average
 from afield.training.method import Method
+from tests.files import other_package
 
 MODULES = {
     (kind, name): import_module(f"afield.{registry.ROOMS[kind]}.{kind}.{name}")
     for kind in registry.KINDS
     for name in registry.names(kind)
 }
-
-
-def other_package(folder: Path, kind: str, name: str, target: str, source: str) -> None:
-    """An installed package, as an installer would leave it, that adds one name to a kind."""
-    module = target.partition(":")[0]
-    (folder / f"{module}.py").write_text(source)
-    info = folder / f"{module}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[afield.{kind}]\n{name} = {target}\n")
 
 
 def test_every_file_of_a_folder_is_a_name():

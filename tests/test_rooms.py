@@ -112,15 +112,6 @@ def test_tests_mirror_the_rooms():
     assert folders == {*MAY_IMPORT, "docs"}
 
 
-def test_tests_import_helpers_and_no_other_tests():
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests"):
-                modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-                found = [name for name in modules if name.split(".")[-1].startswith("test_")]
-                assert not found, f"{path}: {found}"
-
-
 def test_every_module_says_what_is_public_and_what_it_is():
     for path in FILES:
         tree = ast.parse(path.read_text())

@@ -15,30 +15,12 @@ import pytest
 from afield.data.archives import unpack
 from afield.errors import DataError
 from afield.progress import report_progress_to
+from tests.files import CONTENT, there, zip_of
 
-CONTENT = bytes(range(256)) * 4096  # 1 MiB
 HALF = len(CONTENT) // 2
 
 
-def there(folder: Path) -> list[str]:
-    """All that lies in a folder and below, but for locks."""
-    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*"))
-    return sorted(name for name in names if not name.endswith(".lock"))
-
-
 # An entry is content, None for a folder, or a link as its text with an arrow before it.
-
-
-def zip_of(entries) -> bytes:
-    found = io.BytesIO()
-    with zipfile.ZipFile(found, "w", zipfile.ZIP_DEFLATED) as file:
-        for name, content in entries.items():
-            info = zipfile.ZipInfo(name + "/" * (content is None))
-            if isinstance(content, str):
-                info.external_attr = (stat.S_IFLNK | 0o777) << 16
-            text = content.removeprefix("->") if isinstance(content, str) else content
-            file.writestr(info, text or b"", zipfile.ZIP_DEFLATED)
-    return found.getvalue()
 
 
 def tar_of(entries, mode: str = "w") -> bytes:

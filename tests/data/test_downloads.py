@@ -19,7 +19,7 @@ from afield.data import downloads
 from afield.data.downloads import Archive, fetch
 from afield.errors import DataError, SpecError
 from afield.progress import report_progress_to
-from tests.data.test_archives import CONTENT, there, zip_of
+from tests.files import CONTENT, there, zip_of
 
 HALF = len(CONTENT) // 2
 

@@ -40,25 +40,7 @@ from afield.training.loop import checkpoints
 from afield.training.method import Learner, Task, pool
 from afield.training.methods.erm import ERM
 from afield.training.optimizers import make_schedule
-
-
-class StopHereError(Exception):
-    """Raised in the middle of a run."""
-
-
-def outcome(store, run):
-    """What must be the same: the weights' bytes, further networks' too, and all scores and logs."""
-    files = sorted(store.folder(run).glob("*.safetensors"))
-    return {file.name: file.read_bytes() for file in files}, store.get(run).checkpoints
-
-
-def interrupted(run, store, *, after):
-    def watch(_, checkpoint):
-        if checkpoint.step >= after:
-            raise StopHereError
-
-    with pytest.raises(StopHereError):
-        execute(run, store, snapshot_seconds=0.0, watch=watch)
+from tests.experiments.interruption import interrupted, outcome
 
 
 def test_the_same_run_gives_the_same_bytes(tmp_path):

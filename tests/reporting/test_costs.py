@@ -1,13 +1,10 @@
 """Costs over those of erm on the same domains and trials."""
 
-from dataclasses import dataclass
-
 import pytest
 
-from afield.experiments.record import Record
 from afield.reporting.costs import method_costs
 from afield.reporting.results import group_records
-from tests.stores import DOMAINS, record
+from tests.stores import DOMAINS, record, weighed
 
 
 def found(records):
@@ -43,17 +40,6 @@ def test_a_merged_model_costs_its_base_and_its_experts():
     assert by_method["score"].seconds == pytest.approx(11.5)
     assert by_method["score"].times == pytest.approx(5.75)
     assert by_method["base"].seconds == pytest.approx(1.1)
-
-
-@dataclass(frozen=True)
-class Weighed(Record):
-    memory: int = 0
-
-
-def weighed(of: Record, memory: int) -> Record:
-    plain = {name: value for name, value in vars(of).items() if name != "memory"}
-    kind = Record if "memory" in vars(of) else Weighed
-    return kind(**plain, memory=memory)
 
 
 def test_memory_is_compared_where_it_is_known():

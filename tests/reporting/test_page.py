@@ -15,8 +15,17 @@ from afield.experiments.store import Store
 from afield.registry import CODE_FORM
 from afield.reporting.findings import FINDINGS_FOLDER, keep
 from afield.reporting.page import MAX_IMAGE_BYTES, render_page, write_report
-from tests.reporting.test_costs import weighed
-from tests.stores import HOSTILE, benchmark_records, held_out, kept, large, noisy, record, trusted
+from tests.stores import (
+    HOSTILE,
+    benchmark_records,
+    held_out,
+    kept,
+    large,
+    noisy,
+    record,
+    trusted,
+    weighed,
+)
 
 VOID = {"meta", "link", "input", "img", "path", "use", "line", "circle", "rect", "br"}
 

@@ -58,7 +58,7 @@ def test_the_command_of_a_row_plans_the_same_runs(options, expected, afield, mon
         planned.extend(plan_runs(*args, **kwargs))
         raise SystemExit(0)
 
-    monkeypatch.setattr("afield.experiments.benchmark.plan", caught)
+    monkeypatch.setattr("afield.experiments.benchmark.plan_runs", caught)
     code, _, err = afield(*shlex.split(command)[1:])
     assert (code, err) == (0, "")
     assert {run.key for run in planned} == {run.key for run in runs}
@@ -83,7 +83,7 @@ def test_the_command_of_a_merged_row_plans_its_runs_too(options, afield, monkeyp
         planned.extend(plan_runs(*args, **kwargs))
         raise SystemExit(0)
 
-    monkeypatch.setattr("afield.experiments.benchmark.plan", caught)
+    monkeypatch.setattr("afield.experiments.benchmark.plan_runs", caught)
     for name, command in rows(runs).items():
         planned.clear()
         afield(*shlex.split(command)[1:])

@@ -2,8 +2,11 @@
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from afield.experiments.benchmarking import train
 from afield.experiments.finished import FinishedRun
@@ -37,3 +40,14 @@ def everything(subject: FinishedRun) -> list[object]:
         found += [parameter.grad for parameter in net.parameters()]
         found += [module.training for module in net.modules()]
     return found
+
+
+def merged(subject, *deltas, **more):
+    """A merged run whose experts have changed the matrix `w` of a base by these deltas."""
+    base = {"w": torch.zeros_like(deltas[0]), "bias": torch.zeros(3)}
+    experts = {f"expert{i}": {**base, "w": delta} for i, delta in enumerate(deltas)}
+    for name, values in more.items():
+        base[name] = torch.zeros_like(values[0])
+        for own, value in zip(experts.values(), values, strict=True):
+            own[name] = value
+    return replace(subject, base=base, experts=experts)

@@ -11,7 +11,7 @@ from afield.diagnosis.diagnostics.conflicts import Conflicts
 from afield.errors import SpecError
 from afield.merging.merges.score import score
 from afield.merging.spectral import shared_basis
-from tests.diagnosis.diagnostics.test_overlap import merged
+from tests.diagnosis.diagnostics.runs import merged
 
 
 @pytest.fixture

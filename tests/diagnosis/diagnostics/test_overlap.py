@@ -1,7 +1,5 @@
 """SAR and principal angles: the reference numbers, and where they are known without any."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -9,22 +7,12 @@ import torch
 from afield.diagnosis.diagnostics.overlap import Overlap, kept_rank, principal_angles, sar
 from afield.errors import SpecError
 from afield.merging.spectral import leading_triplets
+from tests.diagnosis.diagnostics.runs import merged
 from tests.files import GOLDEN
 
 REFERENCE = dict(np.load(GOLDEN / "subspace_overlap.npz"))
 EXPERTS = [f"expert{i}" for i in range(5)]
 DELTAS = [torch.from_numpy(REFERENCE[f"a.weight/delta{i}"]) for i in range(5)]
-
-
-def merged(subject, *deltas, **more):
-    """A merged run whose experts have changed the matrix `w` of a base by these deltas."""
-    base = {"w": torch.zeros_like(deltas[0]), "bias": torch.zeros(3)}
-    experts = {f"expert{i}": {**base, "w": delta} for i, delta in enumerate(deltas)}
-    for name, values in more.items():
-        base[name] = torch.zeros_like(values[0])
-        for own, value in zip(experts.values(), values, strict=True):
-            own[name] = value
-    return replace(subject, base=base, experts=experts)
 
 
 def square(finding):

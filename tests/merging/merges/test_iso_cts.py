@@ -6,7 +6,7 @@ import torch
 from afield.errors import MergeError
 from afield.merging.merges.iso_c import iso_c
 from afield.merging.merges.iso_cts import iso_cts
-from tests.merging.merges.test_tsv import (
+from tests.merging.merges.matrices import (
     MATRICES,
     STABILITY,
     change,

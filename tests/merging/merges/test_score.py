@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from afield.merging.merges.score import keep_entries, score
-from tests.merging.merges.test_tsv import (
+from tests.merging.merges.matrices import (
     MATRICES,
     STABILITY,
     change,

@@ -3,7 +3,6 @@
 import copy
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,35 +14,20 @@ from afield.networks.backbone import Classifier
 from afield.training.method import Learner, Task
 from afield.training.methods.crossgrad import CrossGrad
 from afield.training.methods.erm import ERM
-from tests.files import GOLDEN
+from tests.training.methods.gradient_reference import (
+    CASES,
+    REFERENCE,
+    batch,
+    linear,
+    number,
+    task_of,
+)
 from tests.training.methods.reference import agree, random_batches, theta
-
-REFERENCE = np.load(GOLDEN / "crossgrad.npz")
-CASES = {
-    "paper_eps1_noclip_a0.5": 0.0,
-    "paper_eps2_0.5_noclip_a0.25": 0.0,
-    "code_eps10_clip0.1_a0.5": 0.1,
-    "clip_active_eps10_clip0.02_a0.5": 0.02,
-}
-
-
-def number(name: str) -> torch.Tensor:
-    return torch.from_numpy(REFERENCE[name])
-
-
-def linear(outputs: int) -> nn.Linear:
-    return nn.Linear(5, outputs).double()
 
 
 def net_of(inputs: int, outputs: int) -> Classifier:
     features = nn.Sequential(nn.Linear(inputs, 8), nn.Tanh())
     return Classifier(features, 8, outputs).double()
-
-
-def task_of(outputs: int, domains: int, network=linear, rate: float = 0.1) -> Task:
-    optimizer = partial(torch.optim.SGD, lr=rate)
-    names = tuple(f"d{i}" for i in range(domains)), tuple(f"c{i}" for i in range(outputs))
-    return Task(*names, 3, network, optimizer, shape=(5,))
 
 
 def begun(method: CrossGrad) -> Learner:
@@ -52,11 +36,6 @@ def begun(method: CrossGrad) -> Learner:
     learner = method.setup(model, task_of(3, 4, rate=float(REFERENCE["eta"])))
     learner.parts["domain"].load_state_dict({"weight": number("Wd"), "bias": number("bd")})
     return learner
-
-
-def batch() -> Batch:
-    domain = number("D")
-    return Batch(number("X"), number("Y"), domain, domain)
 
 
 def of_case(case: str) -> CrossGrad:

@@ -12,8 +12,8 @@ from afield.errors import SpecError
 from afield.training.method import Learner, pool
 from afield.training.methods.dann import DANN
 from afield.training.methods.erm import ERM
+from tests.training.methods.gradient_reference import REFERENCE
 from tests.training.methods.reference import agree, followed, theta
-from tests.training.methods.test_crossgrad import REFERENCE
 
 STEPS = 50_000
 

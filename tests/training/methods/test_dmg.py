@@ -14,7 +14,9 @@ from afield.networks.masks import MaskedNetwork, soft_overlap
 from afield.training.method import pool
 from afield.training.methods.dmg import DMG
 from afield.training.methods.erm import ERM
-from tests.networks.test_masks import REFERENCE
+from tests.files import GOLDEN
+
+REFERENCE = np.load(GOLDEN / "dmg.npz")
 
 
 @pytest.fixture

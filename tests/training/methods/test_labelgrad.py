@@ -12,8 +12,15 @@ from afield.training.method import Learner, Task
 from afield.training.methods.crossgrad import CrossGrad
 from afield.training.methods.erm import ERM
 from afield.training.methods.labelgrad import LabelGrad
+from tests.training.methods.gradient_reference import (
+    CASES,
+    REFERENCE,
+    batch,
+    linear,
+    number,
+    task_of,
+)
 from tests.training.methods.reference import agree, theta
-from tests.training.methods.test_crossgrad import CASES, REFERENCE, batch, linear, number, task_of
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 

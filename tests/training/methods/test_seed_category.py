@@ -28,7 +28,7 @@ from afield.training.loop import checkpoints
 from afield.training.method import Task, risks
 from afield.training.methods.groupdro import GroupDRO
 from afield.training.methods.seed_category import Grouping, SeedCategory
-from tests.experiments.test_runner import interrupted, outcome
+from tests.experiments.interruption import interrupted, outcome
 from tests.files import GOLDEN
 from tests.training.methods.reference import batch_of, theta
 
