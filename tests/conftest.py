@@ -1,7 +1,8 @@
 """What the tests of several files share: a small learning problem and runs on it."""
 
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 from torch import nn
 
+from afield.cli import console, main
 from afield.data.domains import Domain
 from afield.data.samples import Samples, pool_domains
 from afield.data.stream import Stream
@@ -101,3 +104,29 @@ def two_colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 pixels = (level + tint + noise).clip(0, 255).astype(np.uint8)
                 Image.fromarray(pixels).save(folder / f"{number}.png")
     return root
+
+
+@pytest.fixture
+def afield(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
+    """A function that types a command in an empty folder.
+
+    It returns the exit code and what the command wrote to standard output and standard error.
+    """
+    monkeypatch.chdir(tmp_path)
+
+    def type_(*words: object, width: int = 200) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["afield", *map(str, words)])
+        # The consoles were made at import, for the streams of that moment.
+        monkeypatch.setattr(console, "out", Console(width=width, highlight=False))
+        monkeypatch.setattr(console, "err", Console(stderr=True, width=width, highlight=False))
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        written = capsys.readouterr()
+        return code, written.out, written.err
+
+    return type_

@@ -8,7 +8,7 @@ import tempfile
 import wave
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -67,6 +67,18 @@ def tree(root: Path, *, domains=("photo", "sketch"), classes=("cup", "pot"), eac
         for label in classes:
             for i in range(each):
                 saved(plain(), root / domain / label / f"{i}.png")
+    return root
+
+
+def pictures(root: Path, *, domains: Sequence[str] = ("home", "away office")) -> Path:
+    """A folder of images of two classes, dark and bright; no two images are alike."""
+    generator = np.random.default_rng(0)
+    for domain in domains:
+        for label, level in (("dark", 40), ("bright", 200)):
+            for i in range(6):
+                noise = generator.integers(-30, 30, (12, 12, 3))
+                image = Image.fromarray((level + noise).astype(np.uint8))
+                saved(image, root / domain / label / f"{i}.png")
     return root
 
 

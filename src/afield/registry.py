@@ -18,7 +18,17 @@ from typing import Any
 
 from afield.errors import SpecError, UnknownNameError
 
-__all__ = ["CODE_FORM", "KINDS", "code_differs", "digest", "find", "hint", "names", "summary"]
+__all__ = [
+    "CODE_FORM",
+    "KINDS",
+    "code_differs",
+    "digest",
+    "docstring",
+    "find",
+    "hint",
+    "names",
+    "summary",
+]
 
 # What all of a kind extend: a change there is a change of afield itself, which has a version.
 BASE_MODULES = ("afield.training.method", "afield.training.average")
@@ -58,13 +68,18 @@ def find(kind: str, name: str) -> Any:
     raise UnknownNameError(f"no {name!r} in {kind}; {hint(name, names(kind))}")
 
 
-def summary(kind: str, name: str) -> str:
-    """First line of the module's docstring, read without running the module."""
+def docstring(kind: str, name: str) -> str:
+    """Docstring of the module behind a name, read without running the module."""
     try:
         tree = ast.parse(_source(kind, name))
     except SyntaxError as error:
         return f"(line {error.lineno} is not Python)"
-    return (ast.get_docstring(tree) or "").partition("\n")[0]
+    return ast.get_docstring(tree) or ""
+
+
+def summary(kind: str, name: str) -> str:
+    """First line of the docstring of the module behind a name."""
+    return docstring(kind, name).partition("\n")[0]
 
 
 def digest(kind: str, name: str) -> str:

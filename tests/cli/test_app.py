@@ -12,39 +12,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import timm
-from PIL import Image
-from rich.console import Console
 from safetensors.torch import save_file
 
-from afield.cli import console, main
 from afield.experiments.store import Store
+from tests.files import pictures
 
 QUICK = ("--steps", "10", "--workers", "1", "--trials", "2")
-
-
-def typed(monkeypatch, capsys):
-    """A function that types a command, and gives its exit code, standard output and error."""
-
-    def type_(*words, width=200):
-        monkeypatch.setattr(sys, "argv", ["afield", *map(str, words)])
-        # Made when the module was imported, for the streams of that moment.
-        monkeypatch.setattr(console, "out", Console(width=width, highlight=False))
-        monkeypatch.setattr(console, "err", Console(stderr=True, width=width, highlight=False))
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return type_
-
-
-@pytest.fixture
-def afield(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    return typed(monkeypatch, capsys)
 
 
 def test_bench_prints_one_table_and_the_place_of_the_records(afield, tmp_path):
@@ -128,14 +101,7 @@ def test_failures_are_shown_with_their_reason_and_the_exit_code_tells(afield):
 
 
 def test_own_pictures_in_folders(afield, tmp_path):
-    generator = np.random.default_rng(0)
-    for domain in ("home", "away office"):
-        for label, level in (("dark", 40), ("bright", 200)):
-            folder = tmp_path / "own" / domain / label
-            folder.mkdir(parents=True)
-            for i in range(6):
-                noise = generator.integers(-30, 30, (12, 14, 3))
-                Image.fromarray((level + noise).astype(np.uint8)).save(folder / f"{i}.png")
+    pictures(tmp_path / "own")
     code, out, _ = afield("bench", "own", "--methods", "erm", *QUICK)
     assert code == 0
     assert "away office" in out
@@ -262,18 +228,6 @@ def test_settings_of_the_draws_reach_the_run_and_the_label(afield, tmp_path, wor
         assert {getattr(run, name) for run in runs} == {value, type(value)(0)}
     _, out, _ = afield("table", "runs")
     assert f"erm {told}" in out
-
-
-def pictures(root, *, side=12, domains=("home", "away office")):
-    generator = np.random.default_rng(0)
-    for domain in domains:
-        for label, level in (("dark", 40), ("bright", 200)):
-            folder = root / domain / label
-            folder.mkdir(parents=True)
-            for i in range(6):
-                noise = generator.integers(-30, 30, (side, side, 3))
-                Image.fromarray((level + noise).astype(np.uint8)).save(folder / f"{i}.png")
-    return root
 
 
 def test_broken_pictures_stop_a_benchmark_unless_they_are_left_out(afield, tmp_path, caplog):

@@ -8,15 +8,9 @@ import time
 import pytest
 
 from afield.experiments.store import Store
-from tests.cli.test_app import QUICK, typed
 
+QUICK = ("--steps", "10", "--workers", "1", "--trials", "2")
 FILE = 'dataset = "spirals"\nmethods = ["erm", "vrex"]\ntrials = 1\nworkers = 1\nsteps = 10\n'
-
-
-@pytest.fixture
-def afield(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    return typed(monkeypatch, capsys)
 
 
 def test_sweep_prints_the_table_that_bench_would(afield, tmp_path):

@@ -6,18 +6,15 @@ from PIL import Image
 
 from afield import registry
 from afield.cli.data import MAX_CLASS_COLUMNS, MAX_REMARKS
-from tests.cli.test_app import pictures, typed
 from tests.data.test_availability import NAME, archive_of, declare, served
+from tests.files import pictures
 
 __all__ = ["declare"]
 
 
-@pytest.fixture
-def afield(monkeypatch, capsys, tmp_path):
-    """Commands, typed in an empty folder with an empty data root."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def empty_data_root(monkeypatch, tmp_path):
     monkeypatch.setenv("AFIELD_DATA", str(tmp_path / "data"))
-    return typed(monkeypatch, capsys)
 
 
 def numbers(path, *, domains, classes, each=2):

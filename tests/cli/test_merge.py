@@ -11,23 +11,16 @@ from safetensors.torch import load_file, save_file
 
 from afield import registry
 from afield.merging.state_dicts import merge
-from tests.cli.test_app import typed
 from tests.merging.test_files import written
 from tests.merging.test_tensor_files import sharded
 
 INPUTS = ("base.safetensors", "e0.safetensors", "e1.safetensors")
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def models(tmp_path):
+    """A base and two experts, in the folder in which commands are typed."""
     return written(tmp_path, 2)
-
-
-@pytest.fixture
-def afield(monkeypatch, capsys, tmp_path, models):
-    """Commands, typed in a folder with a base and two experts."""
-    monkeypatch.chdir(tmp_path)
-    return typed(monkeypatch, capsys)
 
 
 def test_it_writes_the_merged_model_and_says_what_was_done(afield, tmp_path, models):

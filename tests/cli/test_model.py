@@ -10,15 +10,8 @@ import pytest
 import torch
 
 from afield.data.lookup import find_dataset
-from tests.cli.test_app import typed
 
 QUICK = ("--steps", "5", "--workers", "1")
-
-
-@pytest.fixture
-def afield(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    return typed(monkeypatch, capsys)
 
 
 @pytest.fixture

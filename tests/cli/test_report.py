@@ -1,17 +1,10 @@
 """`afield report`, and the page that a bench leaves."""
 
-import pytest
-
 from afield.experiments.store import Store
 from afield.reporting import page
-from tests.cli.test_app import QUICK, typed
 from tests.stores import benchmark_records, kept
 
-
-@pytest.fixture
-def afield(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    return typed(monkeypatch, capsys)
+QUICK = ("--steps", "10", "--workers", "1", "--trials", "2")
 
 
 def test_report_writes_one_page_and_says_where(afield, tmp_path):

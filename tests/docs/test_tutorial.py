@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_app import typed
-
 TEXT = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
 SCRIPT, USE = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?|\d+")
@@ -41,11 +39,9 @@ def command(words: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_tutorial_prints_what_it_shows(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_the_tutorial_prints_what_it_shows(afield, tmp_path):
     (tmp_path / "make_scans.py").write_text(SCRIPT)
     runpy.run_path("make_scans.py")
-    afield = typed(monkeypatch, capsys)
 
     def said(words: str, *more: str) -> str:
         code, out, err = afield(*shlex.split(command(words))[1:], *more)

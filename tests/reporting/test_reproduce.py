@@ -9,14 +9,7 @@ from afield.data.lookup import find_dataset
 from afield.experiments.benchmarking import plan_runs
 from afield.reporting.reproduce import row_command, run_command, shell_quote
 from afield.reporting.results import group_records
-from tests.cli.test_app import typed
 from tests.stores import held_out, record
-
-
-@pytest.fixture
-def afield(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    return typed(monkeypatch, capsys)
 
 
 def rows(runs):

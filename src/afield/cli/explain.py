@@ -1,69 +1,97 @@
-"""What a method, a dataset and the like is, in words: its docstring, settings and ranges."""
+"""The commands ``afield list`` and ``afield explain``: what is available, and what it does."""
 
 import inspect
-import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
 
 from afield import registry
-from afield.data.lookup import find_dataset
+from afield.cli import console
 from afield.errors import UnknownNameError
-from afield.hyperparameters import defaults, ranges
 
-__all__ = ["explanation_text"]
+__all__ = ["explain", "explanation_text", "list_"]
 
-# How many domains or classes are listed.
+# How many names of domains or classes are listed.
 MAX_NAMES = 20
 
 
+def list_(
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            help=f"What to list: {', '.join(registry.KINDS)}. By default, all of these.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """List the available methods, datasets and so on, with one line about each."""
+    if kind is not None and kind not in registry.KINDS:
+        raise UnknownNameError(f"cannot list {kind!r}; {registry.hint(kind, registry.KINDS)}")
+    for title in [kind] if kind else registry.KINDS:
+        table = Table(title=title, title_justify="left", show_header=False, box=None)
+        for name in registry.names(title):
+            table.add_row(Text(name, style="bold"), Text(registry.summary(title, name)))
+        console.out.print(table)
+
+
+def explain(
+    name: Annotated[
+        str,
+        typer.Argument(help="Name of a method, merge, average, dataset or diagnostic."),
+    ],
+) -> None:
+    """Explain one method, merge, average, dataset or diagnostic.
+
+    Shows its description and its settings, with their defaults and search ranges.
+    """
+    console.out.print(explanation_text(name), markup=False, soft_wrap=True)
+
+
 def explanation_text(name: str) -> str:
-    """The explanation of the one thing that has this name.
+    """Description, settings and search ranges of whatever has this name.
 
     >>> print(explanation_text("groupdro").splitlines()[-1])
       eta = 0.01    LogUniform(low=0.001, high=0.1)
     """
     for kind in registry.KINDS:
         if name in registry.names(kind):
-            if kind == "datasets":
-                return _told(f"{name} ({kind})", name, _of_dataset(name))
-            found = registry.find(kind, name)
-            return _told(
-                f"{name} ({kind})", found.__module__, [_of_class(found), *_of_settings(found)]
-            )
-    known = [each for kind in registry.KINDS for each in registry.names(kind)]
-    raise UnknownNameError(f"nothing is called {name!r}; {registry.hint(name, known)}")
+            facts = _dataset_facts(name) if kind == "datasets" else _settings_facts(kind, name)
+            return "\n".join([f"{name} ({kind})", "", registry.docstring(kind, name), "", *facts])
+    names = [name for kind in registry.KINDS for name in registry.names(kind)]
+    raise UnknownNameError(f"nothing is called {name!r}; {registry.hint(name, names)}")
 
 
-def _of_dataset(name: str) -> list[str]:
-    found = find_dataset(name)
-    source, here = found.source, not found.missing_files()
-    comes = f"`afield data get {name}`" if source.archives else source.instructions
+def _dataset_facts(name: str) -> list[str]:
+    from afield.data.lookup import find_dataset
+
+    dataset = find_dataset(name)
+    download, training = dataset.source, vars(dataset.training)
+    how_to_get = f"`afield data get {name}`" if download.archives else download.instructions
     facts = [
-        f"domains: {_listed(found.domains)}",
-        f"classes: {_listed(found.classes)}",
-        "training: " + ", ".join(f"{k} {v}" for k, v in vars(found.training).items() if v),
-        "here: yes" if here else f"here: no; {comes}",
+        f"domains: {_format_names(dataset.domains)}",
+        f"classes: {_format_names(dataset.classes)}",
+        "training: " + ", ".join(f"{name} {value}" for name, value in training.items() if value),
+        f"here: no; {how_to_get}" if dataset.missing_files() else "here: yes",
     ]
-    return [*facts, f"licence: {source.licence}"] if source.licence else facts
+    return [*facts, f"license: {download.licence}"] if download.licence else facts
 
 
-def _listed(names: Sequence[str]) -> str:
+def _format_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return (", ".join(names[:MAX_NAMES]) + more) or "known when the files are here"
+    return (", ".join(names[:MAX_NAMES]) + more) or "known once the files are here"
 
 
-def _of_class(found: Any) -> str:
-    """What its settings mean stands in the docstring of the class."""
-    return f"{inspect.cleandoc(found.__doc__ or '')}\n"
+def _settings_facts(kind: str, name: str) -> list[str]:
+    """The docstring of the class or function, which explains its settings, and their ranges."""
+    from afield.hyperparameters import defaults, ranges
 
-
-def _of_settings(found: Any) -> list[str]:
-    known = ranges(found)
-    facts = ["settings:" if defaults(found) else "settings: none"]
-    return facts + [f"  {n} = {v}    {known.get(n, '')}" for n, v in defaults(found).items()]
-
-
-def _told(title: str, module: str, facts: list[str]) -> str:
-    found = sys.modules.get(module) or sys.modules.get(f"afield.datasets.{module}")
-    doc = (found.__doc__ or "").strip() if found else ""
-    return "\n".join([title, "", doc, "", *facts])
+    instance = registry.find(kind, name)
+    settings, limits = defaults(instance), ranges(instance)
+    return [
+        f"{inspect.cleandoc(instance.__doc__ or '')}\n",
+        "settings:" if settings else "settings: none",
+        *(f"  {name} = {value}    {limits.get(name, '')}" for name, value in settings.items()),
+    ]

@@ -10,7 +10,7 @@ from typer.core import TyperCommand
 
 from afield import registry
 from afield.cli import console
-from afield.cli.arguments import parse_assignments
+from afield.cli.options import parse_assignments
 
 if TYPE_CHECKING:
     from afield.merging.job import MergeJob

@@ -1,12 +1,13 @@
 """Options that several commands have."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from afield import registry
-from afield.cli.arguments import parse_assignments
-from afield.errors import UnknownNameError
+from afield.errors import SpecError, UnknownNameError
 
 __all__ = [
     "Average",
@@ -14,6 +15,7 @@ __all__ = [
     "DomainsPerStep",
     "Format",
     "Methods",
+    "ModelFolder",
     "Quiet",
     "Rules",
     "SetOption",
@@ -25,6 +27,7 @@ __all__ = [
     "Weights",
     "check_format",
     "collect_settings",
+    "parse_assignments",
     "split_names",
 ]
 
@@ -78,6 +81,9 @@ Tensorboard = Annotated[
     bool,
     typer.Option("--tensorboard", help="Write curves for TensorBoard into STORE/tensorboard."),
 ]
+ModelFolder = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="Folder that `afield fit` has written.")
+]
 
 
 def split_names(names: str) -> list[str]:
@@ -96,3 +102,18 @@ def check_format(name: str) -> None:
     known = ["console", "md", "latex", "csv"]
     if name not in known:
         raise UnknownNameError(f"no format {name!r}; {registry.hint(name, known)}")
+
+
+def parse_assignments(pairs: Sequence[str]) -> dict[str, str]:
+    """Settings that were written as ``name=value``.
+
+    >>> parse_assignments(["tau=1.5", "keep = full"])
+    {'tau': '1.5', 'keep': 'full'}
+    """
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise SpecError(f"--set {pair}: write name=value")
+        found[name.strip()] = value.strip()
+    return found

@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from afield.cli import console
+from afield.cli.options import Format, Rules, check_format, split_names
+from afield.errors import DataError
 
 if TYPE_CHECKING:
+    from afield.experiments.record import Failure, Record
     from afield.experiments.store import Store
 
-__all__ = ["report", "write_store_report"]
+__all__ = ["export_domainbed", "report", "table", "write_store_report"]
 
 
 def report(
@@ -43,3 +46,44 @@ def write_store_report(store: "Store", *, quiet: bool = False) -> None:
     else:
         if not quiet:
             console.err.print(f"report in {path}", markup=False, soft_wrap=True)
+
+
+def table(
+    store: Annotated[str, typer.Argument(help="Folder or address of the records.")] = "runs",
+    rules: Rules = "all",
+    format_: Format = "console",
+) -> None:
+    """Show what a store holds: one table a dataset, all selection rules for which it suffices."""
+    check_format(format_)
+    from afield.experiments.selection import resolve_rules
+
+    place, records = _records_of(store)
+    known: list[Record | Failure] = [*records, *place.failures()]
+    console.print_outcomes(
+        known, place, output_format=format_, rules=resolve_rules(split_names(rules))
+    )
+
+
+def export_domainbed(
+    runs: Annotated[str, typer.Argument(help="Folder or address of the records.")],
+    into: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")],
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="A dataset's name in DomainBed, whose script shows only those it knows."),
+    ] = None,
+) -> None:
+    """Write records as DomainBed's results.jsonl, for its collect_results script."""
+    from afield.reporting.domainbed import export_domainbed as export
+
+    folders = export(_records_of(runs)[1], into, dataset=dataset)
+    console.out.print(f"{len(folders)} runs written to {into}", markup=False)
+
+
+def _records_of(address: str) -> "tuple[Store, list[Record]]":
+    from afield.experiments.remote_store import open_store
+
+    store = open_store(address)
+    records = list(store)
+    if not records and not store.failures():
+        raise DataError(f"{address}: no records there; run `afield bench --store {address}` first")
+    return store, records
