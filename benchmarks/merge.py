@@ -34,8 +34,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from afield.files import file_digest
 from afield.merging.files import merge_files
-from afield.weights import file_digest
 
 EXPERTS = 3
 NAMES = ("base", *(f"expert{i}" for i in range(EXPERTS)))

@@ -1,29 +1,35 @@
-"""Processes: those that work for another one, whether one lives, and what memory it took."""
+"""Processes, devices, and the global state of torch that a computation must not disturb."""
 
 import multiprocessing
 import os
 import signal
 import socket
 import threading
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import torch
+
 __all__ = [
+    "default_device",
+    "deterministic",
     "end_with_parent",
     "hostname",
     "is_alive",
-    "peak_memory",
-    "reset_peak_memory",
+    "preserve_torch_state",
+    "track_peak_memory",
     "usable_cores",
 ]
 
-_STATUS, _REFERENCES = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+# Linux only: the peak of this process's memory, and where writing "5" resets it.
+_STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def end_with_parent() -> None:
-    """A worker ends when its parent does, however that ends; Ctrl-C is the parent's to handle.
+    """End this worker when its parent process ends, and leave Ctrl-C to the parent.
 
-    Without this, the workers of a process that is killed would wait for ever.
+    Without this, the workers of a killed process would wait forever.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
@@ -37,36 +43,85 @@ def end_with_parent() -> None:
 
 
 def usable_cores() -> int:
-    """How many cores this process may use, where the system tells."""
+    """Number of cores this process may use; all of them if the system sets no limit."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def hostname() -> str:
-    """The name of this machine."""
+    """Name of this machine."""
     return socket.gethostname()
 
 
 def is_alive(machine: str, pid: int) -> bool | None:
-    """Whether a process is there; of another machine's nothing is known, or on Windows."""
+    """Whether a process is alive; None if it runs on another machine or on Windows."""
     if machine != hostname() or os.name == "nt":
         return None
     try:
+        # Signal 0 is not delivered; it only reports whether the process exists.
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:
+    except (PermissionError, OverflowError):
         pass
     return True
 
 
-def reset_peak_memory() -> None:
-    """Let `peak_memory` be that from here on, where the system can do so (Linux)."""
-    with suppress(OSError):
-        _REFERENCES.write_text("5")
+def default_device() -> str:
+    """Name of the fastest device available: cuda or cpu."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def peak_memory() -> int:
-    """The most memory that this process has had, in bytes; 0 where the system does not say."""
+@contextmanager
+def preserve_torch_state(threads: int | None = None, *, cuda: bool = True) -> Iterator[None]:
+    """Run with `threads` threads; restore the caller's RNG state and thread count afterwards.
+
+    None keeps the number of threads. ``cuda=False`` is for work on the CPU: it leaves the
+    generators of GPUs alone, because reading their state would initialize every GPU.
+    """
+    before = torch.get_num_threads()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count() if cuda else 0)):
+        if threads is not None:
+            torch.set_num_threads(threads)
+        try:
+            yield
+        finally:
+            if threads is not None:
+                torch.set_num_threads(before)
+
+
+@contextmanager
+def deterministic(threads: int) -> Iterator[None]:
+    """Run with `threads` threads, deterministic kernels and float32; restore all of it afterwards.
+
+    The caller's RNG state is restored too.
+    """
+    dtype, strict = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+    has_cuda = torch.cuda.device_count() > 0
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    with preserve_torch_state(threads):
+        torch.set_default_dtype(torch.float32)
+        torch.use_deterministic_algorithms(mode=strict or has_cuda, warn_only=not strict)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(dtype)
+            torch.use_deterministic_algorithms(mode=strict)
+
+
+@contextmanager
+def track_peak_memory(device: torch.device) -> Iterator[Callable[[], int]]:
+    """Yield a function that returns the peak memory since then, in bytes; 0 if unknown."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        yield lambda: torch.cuda.max_memory_allocated(device)
+    else:
+        with suppress(OSError):
+            _CLEAR_REFS.write_text("5")
+        yield _peak_process_memory
+
+
+def _peak_process_memory() -> int:
+    """Peak memory of this process in bytes; 0 if the system does not report it."""
     with suppress(OSError):
         for line in _STATUS.read_text().splitlines():
             if line.startswith("VmHWM:"):

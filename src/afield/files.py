@@ -1,73 +1,131 @@
-"""Files and folders that are there whole or not at all: written beside their place, then renamed.
+"""Atomic writes, and digests of files.
 
-What a process that was killed has left behind is cleared away by the next that writes there.
+A file or folder is written under a temporary name beside its target and then renamed, so it is
+complete or absent. The next write to the same target removes what a killed process left behind.
 """
 
 import glob
+import hashlib
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 
-__all__ = ["atomic_write"]
+from afield.compute import hostname, is_alive
+from afield.errors import DataError
+
+__all__ = ["atomic_write", "file_digest", "flush_to_disk", "sha256"]
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
-    """A place beside it to write to; it takes its name at the end, or goes with its new folders.
+def atomic_write(path: Path, *, durable: bool = False, parents: bool = True) -> Iterator[Path]:
+    """Yield a temporary path; rename it to `path` on success, delete it on error.
 
-    A folder takes the place of one that is there, which is kept until then.
+    The caller creates a file or a folder at the temporary path. An existing folder at `path` is
+    kept until the new one is complete.
+
+    Parameters
+    ----------
+    path
+        The file or folder to write.
+    durable
+        Flush the contents to disk before the rename, so that they also survive a power failure.
+    parents
+        Create missing parent folders, and delete them again on error.
     """
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    made = [folder for folder in path.absolute().parents if not folder.exists()]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A process that was killed could not clear away.
-    for leftover in path.parent.glob(f"{glob.escape(path.name)}.*.part"):
-        if _is_left(leftover.name[len(path.name) + 1 : -len(".part")]):
-            _remove(leftover)
+    writer = _writer_name()
+    temporary = path.with_name(f"{path.name}.{writer}.part")
+    new_folders = []
+    if parents:
+        new_folders = [folder for folder in path.absolute().parents if not folder.exists()]
+        path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(path, ".part")
     try:
-        yield part
-        _put(part, path)
+        yield temporary
+        if durable:
+            flush_to_disk(temporary)
+        _rename(temporary, path, path.with_name(f"{path.name}.{writer}.old"))
     except BaseException:
-        _remove(part)
-        with suppress(OSError):  # Others may have put something in.
-            for folder in made:
+        _remove(temporary)
+        with suppress(OSError):  # another process may have written into them
+            for folder in new_folders:
                 folder.rmdir()
         raise
+    _remove_leftovers(path, ".old")
 
 
-def _put(part: Path, path: Path) -> None:
-    if part.is_dir() and path.is_dir():
-        # No folder can be renamed to one that has something in it.
-        old = path.with_name(f"{path.name}.{os.getpid()}.old")
-        path.rename(old)
-        try:
-            part.rename(path)
-        except OSError:
-            old.rename(path)
-            raise
-        shutil.rmtree(old)
-    else:
-        part.replace(path)
+def flush_to_disk(path: Path) -> None:
+    """Flush a file, or all files of a folder, from the caches of the system to the disk."""
+    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+    for file in files:
+        with file.open("rb+") as opened:
+            os.fsync(opened.fileno())
 
 
-def _is_left(process: str) -> bool:
-    """Whether this is the number of a process that is no more, or of this one, now to begin."""
-    if not process.isdecimal():
-        return False
+def sha256(path: Path) -> str:
+    """SHA-256 of a file's contents, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_digest(path: str | Path) -> str:
+    """Short digest of a file's contents; a file that did not change is read only once."""
+    file = Path(path).expanduser()
     try:
-        # Signal 0 is not sent; it only fails where there is nobody to get it.
-        os.kill(int(process), 0)
-    except ProcessLookupError:
+        state = file.stat()
+        return _cached_digest(file, state.st_size, state.st_mtime_ns)
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror})") from None
+
+
+@lru_cache(maxsize=8)
+def _cached_digest(file: Path, size: int, modified: int) -> str:
+    del size, modified
+    return sha256(file)[:16]
+
+
+def _writer_name() -> str:
+    """The number of this process and, in other threads than the main one, of the thread."""
+    if threading.current_thread() is threading.main_thread():
+        return str(os.getpid())
+    return f"{os.getpid()}-{threading.get_native_id()}"
+
+
+def _rename(temporary: Path, path: Path, old: Path) -> None:
+    if not (temporary.is_dir() and path.is_dir()):
+        temporary.replace(path)
+        return
+    # A folder cannot be renamed to one that is not empty.
+    path.rename(old)
+    try:
+        temporary.rename(path)
+    except OSError:
+        old.rename(path)
+        raise
+    _remove(old)
+
+
+def _remove_leftovers(path: Path, suffix: str) -> None:
+    """Remove temporary files and folders of writers that no longer exist."""
+    for leftover in path.parent.glob(f"{glob.escape(path.name)}.*{suffix}"):
+        if _is_abandoned(leftover.name[len(path.name) + 1 : -len(suffix)]):
+            _remove(leftover)
+
+
+def _is_abandoned(writer: str) -> bool:
+    """Whether this writer's process has ended; its number may since have become ours."""
+    if writer == _writer_name():
         return True
-    except (OSError, OverflowError):
-        return False
-    return int(process) == os.getpid()
+    process = writer.partition("-")[0]
+    return process.isdecimal() and is_alive(hostname(), int(process)) is False
 
 
-def _remove(part: Path) -> None:
-    if part.is_dir():
-        shutil.rmtree(part)
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
     else:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)

@@ -1,9 +1,7 @@
-"""Weights in files: read without unpickling, and known by their contents."""
+"""Read weights from files without unpickling code."""
 
-import hashlib
 import warnings
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -12,28 +10,17 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from afield.errors import DataError
+from afield.files import file_digest
 
-__all__ = ["check_complete", "file_digest", "read_weights"]
+__all__ = ["check_complete", "read_weights", "weights_digest"]
 
 
-def file_digest(path: str | Path) -> str:
-    """Changes when the contents of a file do; read once for a file in one state."""
-    file = Path(path).expanduser()
+def weights_digest(path: str) -> str:
+    """Digest of the file of weights that a run starts from."""
     try:
-        state = file.stat()
-        return _digest(file, state.st_size, state.st_mtime_ns)
-    except OSError as error:
-        reason = error.strerror
-        raise DataError(
-            f"{file}: no readable weights ({reason}); give hub, none or a file"
-        ) from None
-
-
-@lru_cache(maxsize=8)
-def _digest(file: Path, size: int, changed: int) -> str:
-    del size, changed
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()[:16]
+        return file_digest(path)
+    except DataError as error:
+        raise DataError(f"{error}; give hub, none or a file") from None
 
 
 def read_weights(path: str) -> dict[str, Tensor]:

@@ -348,7 +348,7 @@ MISTAKES = [
     (("explain", "vrx"), "did you mean 'vrex'"),
     (("list", "method"), "did you mean 'methods'"),
     (("export-domainbed", "nowhere", "out"), "no records there"),
-    (("bench", "spirals", "--weights", "no.pth"), "no.pth: no readable weights"),
+    (("bench", "spirals", "--weights", "no.pth"), "no.pth: cannot be read"),
     (("train", "spirals", "erm", "--weights", "no.pth"), "give hub, none or a file"),
     (("bench", "spirals", "--weights", "hub"), "leave --weights hub out"),
     (("bench", "spirals", "--set", "augment=wild"), "'none', 'light' or 'full'"),

@@ -66,9 +66,9 @@ def predict(
 
     A file that cannot be read has a row with its error, and stops nothing.
     """
+    from afield.compute import default_device
     from afield.deployment.model import load
     from afield.deployment.predictions import Columns, check_output_file, write_predictions
-    from afield.experiments.runner import default_device
 
     if out is not None:
         check_output_file(out)

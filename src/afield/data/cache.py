@@ -10,6 +10,7 @@ Everything in the cache can be made again, so it may be deleted at any time.
 """
 
 import errno
+import glob
 import hashlib
 import json
 import logging
@@ -31,6 +32,7 @@ from torch import Tensor
 
 from afield.compute import usable_cores
 from afield.errors import DataError
+from afield.files import atomic_write
 from afield.progress import track
 
 __all__ = ["DecodedFiles", "cache_arrays", "cache_root", "contents_digest", "decode_files"]
@@ -223,26 +225,24 @@ def _check_room(folder: Path, form: str, needed: int) -> None:
 
 def _make(folder: Path, form: str, state: str, needed: int, build: Callable[[Path], None]) -> None:
     _check_room(folder, form, needed)
-    part, old = folder.with_name(f"{folder.name}.part"), folder.with_name(f"{folder.name}.old")
-    for leftover in (part, old):
-        shutil.rmtree(leftover, ignore_errors=True)
+    _remove_leftovers(folder)
     try:
-        part.mkdir()
-        build(part)
-        sizes = {file.name: file.stat().st_size for file in part.iterdir()}
-        told = {"state": state, "form": form, "sizes": sizes}
-        (part / "state.json").write_text(json.dumps(told))
-        for file in part.iterdir():
-            _flush(file)
-        if folder.exists():
-            folder.rename(old)
-        part.rename(folder)
+        with atomic_write(folder, durable=True) as temporary:
+            temporary.mkdir()
+            build(temporary)
+            sizes = {file.name: file.stat().st_size for file in temporary.iterdir()}
+            metadata = {"state": state, "form": form, "sizes": sizes}
+            (temporary / "state.json").write_text(json.dumps(metadata))
     except DataError:
         raise
     except OSError as error:
-        raise DataError(f"{part}: {error}; set AFIELD_CACHE to another place") from None
-    finally:
-        for leftover in (part, old):
+        raise DataError(f"{folder}: {error}; set AFIELD_CACHE to another place") from None
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what killed processes left, also those of other machines: this one has the lock."""
+    for suffix in (".part", ".old"):
+        for leftover in folder.parent.glob(f"{glob.escape(folder.name)}*{suffix}"):
             shutil.rmtree(leftover, ignore_errors=True)
 
 
@@ -270,11 +270,6 @@ def _state_of(folder: Path) -> str:
         return str(told["state"]) if sizes == told["sizes"] else ""
     except (OSError, ValueError, KeyError):
         return ""
-
-
-def _flush(file: Path) -> None:
-    with file.open("rb") as opened:
-        os.fsync(opened.fileno())
 
 
 def _mapped(path: Path) -> Tensor:

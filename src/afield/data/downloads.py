@@ -23,6 +23,7 @@ from filelock import FileLock
 
 from afield.data.archives import CHUNK_BYTES, translate_disk_errors
 from afield.errors import DataError, SpecError
+from afield.files import flush_to_disk
 from afield.progress import progress
 
 __all__ = ["Archive", "fetch"]
@@ -133,8 +134,7 @@ def _complete(part: Path, url: str, archive: Archive) -> None:
             if error.code not in TRANSIENT_CODES or pause is None:
                 raise
             time.sleep(pause)
-    with part.open("rb+") as file:
-        os.fsync(file.fileno())
+    flush_to_disk(part)
     found = _checksum(part, archive)
     if found == archive.checksum:
         return

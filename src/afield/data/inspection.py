@@ -5,10 +5,8 @@ harmless but for the probe part; across domains a model is tested on what it was
 """
 
 import hashlib
-import os
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +18,7 @@ from afield.data.domains import Domain, DomainSet, ReadOptions, data_root
 from afield.data.images import stored_side, to_rgb
 from afield.data.lookup import find_dataset
 from afield.errors import DataError, SpecError
+from afield.files import atomic_write
 from afield.progress import progress
 
 if TYPE_CHECKING:
@@ -85,20 +84,16 @@ def contact_sheet(inspection: Inspection, out: str | Path) -> Path:
     """Draw one sample of every domain (rows) and class (columns); of many, the first dozen."""
     path = Path(out).expanduser()
     path = path if path.suffix else path.with_name(f"{path.name}.png")
-    part = path.with_name(f"{path.stem}.{os.getpid()}.part{path.suffix}")
     with warnings.catch_warnings():
         # A letter that the font lacks is drawn as a box.
         warnings.filterwarnings("ignore", message="Glyph")
         figure = _drawn(inspection)
         try:
-            figure.savefig(part)
-            part.replace(path)
+            with atomic_write(path, parents=False) as temporary:
+                figure.savefig(temporary, format=path.suffix[1:])
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise SpecError(f"{path}: the picture cannot be written ({reason})") from None
-        finally:
-            with suppress(OSError):
-                part.unlink()
     return path
 
 

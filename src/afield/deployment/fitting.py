@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from afield.compute import deterministic
 from afield.data.domains import DomainSet
 from afield.data.lookup import find_dataset
 from afield.deployment.estimates import (
@@ -37,7 +38,7 @@ from afield.experiments.protocol import hold_out as held_out_runs
 from afield.experiments.protocol import leave_one_out
 from afield.experiments.record import DEFAULT_RULES, Failure, Record, Run
 from afield.experiments.remote_store import open_store
-from afield.experiments.runner import deterministic, execute, load_domains, versions
+from afield.experiments.runner import execute, load_domains, versions
 from afield.experiments.store import Store, read_run_inputs
 from afield.experiments.sweep import Local, Pool, complete
 from afield.networks.backbone import Classifier

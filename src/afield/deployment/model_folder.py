@@ -11,7 +11,6 @@ changed a file and not its hash. Whoever changes both still cannot have code run
 safetensors are read, and the network is one of ours, built by its name.
 """
 
-import hashlib
 import json
 import math
 import os
@@ -29,7 +28,7 @@ from afield.deployment.distances import Distances
 from afield.deployment.inputs import Inputs
 from afield.errors import DataError, SpecError
 from afield.experiments.record import Run
-from afield.files import atomic_write
+from afield.files import atomic_write, sha256
 from afield.training.calibration import TEMPERATURE_RANGE
 
 __all__ = [
@@ -181,16 +180,14 @@ def write_model(
     if distances is not None:
         tensors[DISTANCES_FILE] = distances.tensors()
     try:
-        with atomic_write(out) as part:
+        with atomic_write(out, durable=True) as part:
             part.mkdir()
             for name, content in tensors.items():
                 (part / name).write_bytes(save(content, metadata={"format": "pt"}))
-            told = _with_hashes(description, {name: _sha256(part / name) for name in tensors})
+            told = _with_hashes(description, {name: sha256(part / name) for name in tensors})
             text = json.dumps(_DESCRIPTION.dump_python(told, mode="json"), indent=1)
             (part / DESCRIPTION_FILE).write_text(text + "\n", encoding="utf-8")
             (part / CARD_FILE).write_text(card, encoding="utf-8")
-            for file in part.iterdir():
-                _flush(file)
     except OSError as error:
         raise SpecError(
             f"{out}: cannot be written ({error.strerror}); give another place"
@@ -243,7 +240,7 @@ def read_description(folder: Path) -> Description:
 def _tensors(folder: Path, name: str, known: str) -> dict[str, Tensor]:
     path = _inside(folder, name)
     try:
-        if _sha256(path) != known:
+        if sha256(path) != known:
             raise DataError(
                 f"{path}: not the file that {DESCRIPTION_FILE} tells of (another SHA-256): it "
                 "was changed or "
@@ -282,13 +279,3 @@ def _inside(folder: Path, name: str) -> Path:
 
 def _with_hashes(description: Description, hashes: Mapping[str, str]) -> Description:
     return replace(description, files=hashes)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(file: Path) -> None:
-    with file.open("rb") as opened:
-        os.fsync(opened.fileno())

@@ -10,10 +10,9 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from afield.deployment.model import Prediction
 from afield.errors import SpecError
@@ -101,7 +100,7 @@ def write_predictions(predictions: Iterable[Prediction], out: Path, columns: Col
     writer = {".csv": _csv, ".jsonl": _json_lines, ".parquet": _parquet}[out.suffix]
     rows = (columns.row(prediction) for prediction in predictions)
     try:
-        with atomic_write(out) as part:
+        with atomic_write(out, durable=True) as part:
             writer(rows, part, columns)
     except OSError as error:
         raise SpecError(
@@ -133,22 +132,14 @@ def _cell(value: Any) -> Any:
 
 
 def _csv(rows: Iterable[Row], part: Path, columns: Columns) -> None:
-    with _text(part) as file:
+    with part.open("w", encoding="utf-8", newline="") as file:
         file.writelines(csv_lines(rows, columns))
 
 
 def _json_lines(rows: Iterable[Row], part: Path, columns: Columns) -> None:
     del columns
-    with _text(part) as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-
-
-@contextmanager
-def _text(part: Path) -> Iterator[IO[str]]:
     with part.open("w", encoding="utf-8", newline="") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def _parquet(rows: Iterable[Row], part: Path, columns: Columns) -> None:

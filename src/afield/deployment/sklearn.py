@@ -24,6 +24,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
+from afield.compute import default_device, deterministic
 from afield.data.augmentation import Resize
 from afield.data.domains import Domain, DomainSet, Training
 from afield.data.samples import Rows
@@ -33,8 +34,6 @@ from afield.experiments.protocol import resolve_run
 from afield.experiments.record import Run
 from afield.experiments.runner import (
     Machine,
-    default_device,
-    deterministic,
     remaining_checkpoints,
     set_up_on,
 )

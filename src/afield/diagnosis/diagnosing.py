@@ -1,14 +1,12 @@
 """Bring finished runs back from their folders, and let a diagnostic look at them."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from afield import registry
+from afield.compute import preserve_torch_state
 from afield.diagnosis.diagnostic import Diagnostic, Finding
 from afield.errors import DataError, SpecError
 from afield.experiments.finished import reopen
@@ -58,7 +56,7 @@ def diagnose(
     if diagnostic.takes == "store":
         found = _recorded(folders, name)
         homes = {record.run.key: home for record, home in found}
-        with _undisturbed(threads):
+        with preserve_torch_state(threads):
             return diagnostic.diagnose_store(
                 [record for record, _ in found], lambda record: again(homes[record.run.key])
             )
@@ -66,7 +64,7 @@ def diagnose(
         runs = sorted(path.parent for path in folder.glob("*/record.json"))
         if runs and not (folder / "record.json").exists():
             raise SpecError(f"{folder} is a store; {name} looks at one run of it, as {runs[0]}")
-    with _undisturbed(threads):
+    with preserve_torch_state(threads):
         return diagnostic.diagnose_runs([again(each) for each in folders])
 
 
@@ -76,15 +74,3 @@ def _recorded(stores: Sequence[Path], name: str) -> list[tuple[Record, Path]]:
     if not found:
         raise DataError(f"{stores[0]}: no records there; {name} reads the store of a bench")
     return found
-
-
-@contextmanager
-def _undisturbed(threads: int) -> Iterator[None]:
-    """So many threads; random numbers of the caller stay as they are, also where one builds."""
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)

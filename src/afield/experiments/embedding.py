@@ -7,7 +7,6 @@ lists, and `provenance`: with what the features were made, as JSON.
 import json
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from afield.compute import default_device, preserve_torch_state
 from afield.data.augmentation import Resize
 from afield.data.domains import Domain, DomainSet, ReadOptions, Training, data_root
 from afield.data.images import stored_side
@@ -24,7 +24,7 @@ from afield.data.samples import Rows
 from afield.data.scaling import Scaling
 from afield.errors import SpecError
 from afield.experiments.protocol import resolve_settings
-from afield.experiments.runner import default_device
+from afield.files import atomic_write
 from afield.hyperparameters import validate_values
 from afield.networks.backbone import Classifier, input_form, network
 from afield.progress import progress
@@ -65,7 +65,6 @@ def embed(
         Whether to leave out files that cannot be read.
     """
     path = _writable(Path(out).expanduser())
-    before = torch.get_num_threads()
     if threads is not None and not 1 <= threads <= (os.cpu_count() or 1):
         raise SpecError(f"threads={threads}: this machine has {os.cpu_count()} cores")
     found = find_dataset(dataset)
@@ -80,11 +79,8 @@ def embed(
     settings = resolve_settings({**vars(found.training), **known}, found)
     side = stored_side(settings["size"]) if found.resizable else 0
     domains = found.load(ReadOptions(data_root(), side=side, skip_broken=skip_broken))
-    torch.set_num_threads(threads or before)
-    try:
+    with preserve_torch_state(threads, cuda=False):
         x = _features(found, domains, settings, torch.device(device or default_device()))
-    finally:
-        torch.set_num_threads(before)
     _write(path, x, found, domains, settings)
     return path
 
@@ -127,7 +123,7 @@ def _features(
 def _network(settings: Mapping[str, Any], shape: tuple[int, ...]) -> Classifier:
     """The network; random weights are the same ones every time."""
     name = settings["backbone"]
-    with torch.random.fork_rng(devices=[]), progress(f"weights of {name}"):
+    with progress(f"weights of {name}"):
         torch.manual_seed(derive_seed("embedding", name))
         return network(name, shape, 1, weights=settings["weights"])
 
@@ -156,17 +152,10 @@ def _write(
         arrays["names"] = np.array(files)
     if len(tests) == len(domains):
         arrays["test"] = torch.cat(tests).numpy()
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        with part.open("wb") as file:
+        with atomic_write(path, durable=True) as temporary, temporary.open("wb") as file:
             np.savez(file, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
     except OSError as error:
         raise SpecError(
             f"{path}: cannot be written ({error.strerror}); give another --out"
         ) from None
-    finally:
-        with suppress(OSError):
-            part.unlink()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from afield import registry
+from afield.compute import default_device
 from afield.data.domains import Domain, data_root
 from afield.data.lookup import find_dataset
 from afield.data.samples import Batch, Samples, pool_domains
@@ -17,7 +18,7 @@ from afield.data.stream import Stream
 from afield.errors import SpecError
 from afield.experiments.record import Record, Run
 from afield.experiments.run_data import split_domains
-from afield.experiments.runner import Machine, default_device, load_domains, set_up
+from afield.experiments.runner import Machine, load_domains, set_up
 from afield.experiments.selection import selection_value
 from afield.experiments.store import read_record, read_run_weights
 from afield.networks.inference import compute_outputs

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from afield import registry
+from afield.compute import default_device, deterministic, track_peak_memory
 from afield.data.domains import data_root
 from afield.data.lookup import find_dataset
 from afield.errors import DataError, SpecError
@@ -29,11 +30,8 @@ from afield.experiments.record import Record, Run
 from afield.experiments.runner import (
     Machine,
     TrainingState,
-    default_device,
-    deterministic,
     load_domains,
     set_up,
-    track_peak_memory,
     versions,
 )
 from afield.experiments.store import Store, read_record, read_run_weights

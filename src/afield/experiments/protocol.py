@@ -17,7 +17,7 @@ from afield.networks.backbone import HUB, has_pretrained_weights, input_form, ta
 from afield.registry import hint
 from afield.seeds import derive_seed
 from afield.training.optimizers import canonical_optimizer, canonical_schedule
-from afield.weights import file_digest
+from afield.weights import weights_digest
 
 __all__ = [
     "CHECKPOINTS_PER_RUN",
@@ -333,7 +333,7 @@ def resolve_settings(training: dict[str, Any], dataset: DomainSet) -> dict[str, 
         found["backbone"] = tagged_name(training["backbone"])
     found["optimizer"] = canonical_optimizer(training["optimizer"] or "")
     found["lr_schedule"] = canonical_schedule(training["lr_schedule"] or "")
-    found["start"] = file_digest(weights) if weights not in (HUB, "none") else ""
+    found["start"] = weights_digest(weights) if weights not in (HUB, "none") else ""
     if training["freeze_bn"] is None:
         found["freeze_bn"] = bool(found["weights"])
     if training["size"] is None:

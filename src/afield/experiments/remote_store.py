@@ -20,6 +20,7 @@ import fsspec
 from afield.errors import AfieldError, DataError, SpecError
 from afield.experiments.record import Record, Run
 from afield.experiments.store import Store
+from afield.files import atomic_write
 
 __all__ = ["RemoteStore", "fetch_run", "open_store"]
 
@@ -92,7 +93,8 @@ class RemoteStore(Store):
             contents = self.files.cat(list(changed), on_error="omit") if changed else {}
         for path, content in contents.items():
             here = changed[path]
-            _write(here, content)
+            with atomic_write(here) as temporary:
+                temporary.write_bytes(content)
             self._states[here] = states[here]
         for path in set(self.root.glob(pattern)) - set(states):
             path.unlink(missing_ok=True)
@@ -106,10 +108,8 @@ class RemoteStore(Store):
                 path.unlink(missing_ok=True)
                 return path
             if self._states.get(path) != state or not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
-                self.files.get_file(self._there(path), str(part))
-                part.replace(path)
+                with atomic_write(path) as temporary:
+                    self.files.get_file(self._there(path), str(temporary))
                 self._states[path] = state
         return path
 
@@ -164,10 +164,3 @@ def _mirror(address: str) -> "tempfile.TemporaryDirectory[str]":
     """One mirror of an address in a process, removed at its end."""
     del address
     return tempfile.TemporaryDirectory(prefix="afield-")
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
-    part.write_bytes(content)
-    part.replace(path)

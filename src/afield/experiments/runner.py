@@ -9,7 +9,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from importlib.metadata import version
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from afield import registry
-from afield.compute import hostname, peak_memory, reset_peak_memory
+from afield.compute import default_device, deterministic, hostname, track_peak_memory
 from afield.data.domains import Domain, DomainSet, ReadOptions, data_root
 from afield.data.images import stored_side
 from afield.data.lookup import find_dataset
@@ -31,6 +31,7 @@ from afield.experiments.record import Progress, Record, Run
 from afield.experiments.run_data import Evaluations, RunData
 from afield.experiments.selection import selection_value
 from afield.experiments.store import Store, read_run_inputs, read_run_weights
+from afield.files import file_digest
 from afield.hyperparameters import build, with_neutral
 from afield.networks.backbone import network
 from afield.seeds import capture_rng_state, restore_rng_state
@@ -39,20 +40,16 @@ from afield.training.evaluation import Checkpoint
 from afield.training.loop import checkpoints
 from afield.training.method import Learner, Method, Task
 from afield.training.optimizers import make_schedule, optimizer_factory
-from afield.weights import file_digest
 
 __all__ = [
     "Machine",
     "TrainingState",
-    "default_device",
-    "deterministic",
     "execute",
     "load_domains",
     "make_stream",
     "remaining_checkpoints",
     "set_up",
     "set_up_on",
-    "track_peak_memory",
     "versions",
 ]
 
@@ -132,11 +129,6 @@ def execute(
         )
         store.put(record, work.best, parts=work.best_parts, inputs=work.inputs)
         return record
-
-
-def default_device() -> str:
-    """The fastest device there is."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def load_domains(dataset: DomainSet, run: Run, root: Path | None = None) -> dict[str, Domain]:
@@ -407,37 +399,7 @@ def _continued(run: Run, store: Store, place: Machine) -> TrainingState:
     return work
 
 
-@contextmanager
-def track_peak_memory(device: torch.device) -> Iterator[Callable[[], int]]:
-    """Yields a function that says how much memory was in use since, at most, in bytes."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        yield lambda: torch.cuda.max_memory_allocated(device)
-    else:
-        reset_peak_memory()
-        yield peak_memory
-
-
 @lru_cache(maxsize=1)
 def _loaded(spec: str, fingerprint: str, reading: ReadOptions) -> dict[str, Domain]:
     del fingerprint  # only so that changed data are read again
     return find_dataset(spec, reading.root).load(reading)
-
-
-@contextmanager
-def deterministic(threads: int) -> Iterator[None]:
-    """One number of threads, deterministic kernels, float32; afterwards all is as before."""
-    before, dtype = torch.get_num_threads(), torch.get_default_dtype()
-    strict = torch.are_deterministic_algorithms_enabled()
-    cuda = range(torch.cuda.device_count())
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    with torch.random.fork_rng(devices=cuda):
-        torch.set_num_threads(threads)
-        torch.set_default_dtype(torch.float32)
-        torch.use_deterministic_algorithms(mode=strict or bool(cuda), warn_only=not strict)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
-            torch.set_default_dtype(dtype)
-            torch.use_deterministic_algorithms(mode=strict)

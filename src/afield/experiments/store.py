@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
@@ -31,6 +31,7 @@ from torch import Tensor
 
 from afield.errors import DataError, SpecError
 from afield.experiments.record import Failure, Plan, Progress, Record, Run
+from afield.files import atomic_write
 from afield.training.evaluation import Checkpoint
 
 __all__ = ["BusyError", "Store", "read_record", "read_run_inputs", "read_run_weights"]
@@ -175,8 +176,8 @@ class Store:
         return f"{self.where()}/{name}"
 
     def _keep(self, path: Path, content: bytes, *, lasting: bool = True) -> None:
-        with _written(path, lasting=lasting) as file:
-            file.write(content)
+        with atomic_write(path, durable=lasting, parents=False) as temporary:
+            temporary.write_bytes(content)
         self._sent(path)
 
     # What a store that is not a folder does otherwise.
@@ -200,7 +201,9 @@ class Store:
         """Keep all that is needed to go on with a run."""
         checkpoints = _as_json(_CHECKPOINTS, tuple(done)).decode()
         path = self.folder(run) / "snapshot.pt"
-        with _written(path) as file:
+        written = atomic_write(path, durable=True, parents=False)
+        # Given a path, torch would report a full disk as a RuntimeError.
+        with written as temporary, temporary.open("wb") as file:
             torch.save({**state, "checkpoints": checkpoints}, file)
         self._sent(path)
 
@@ -280,23 +283,6 @@ def _plain(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _as_json(adapter: TypeAdapter[Any], value: Any) -> bytes:
     """JSON that keeps NaN and infinity, as an unseen domain's loss may be."""
     return json.dumps(adapter.dump_python(value, exclude_none=True)).encode()
-
-
-@contextmanager
-def _written(path: Path, *, lasting: bool = True) -> Iterator[BinaryIO]:
-    """A file that is there whole or not at all, if it is `lasting` also when the machine stops."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            yield file
-            file.flush()
-            if lasting:
-                os.fsync(file.fileno())
-        part.replace(path)
-    except OSError:
-        # On a full disk, the others need the room.
-        part.unlink(missing_ok=True)
-        raise
 
 
 def _readable(adapter: TypeAdapter[Any], paths: Iterable[Path]) -> Iterator[Any]:

@@ -16,11 +16,11 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from afield import registry
-from afield.compute import end_with_parent, usable_cores
+from afield.compute import default_device, end_with_parent, usable_cores
 from afield.errors import AfieldError, SpecError
 from afield.experiments.merge_runner import execute_merge
 from afield.experiments.record import Failure, Record, Run
-from afield.experiments.runner import default_device, execute, versions
+from afield.experiments.runner import execute, versions
 from afield.experiments.store import BusyError, Store
 
 __all__ = ["Local", "Pool", "complete", "default_workers", "sort_outcomes"]

@@ -9,11 +9,9 @@ kept, and why. The same merge gives the same bytes.
 import json
 import logging
 import multiprocessing
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -22,15 +20,14 @@ from typing import Any
 import torch
 
 from afield import registry
-from afield.compute import end_with_parent
+from afield.compute import end_with_parent, preserve_torch_state
 from afield.errors import DataError, MergeError
-from afield.files import atomic_write
+from afield.files import atomic_write, file_digest
 from afield.merging.checks import TensorChange
 from afield.merging.job import MergeJob, log_merge_warnings, merge_pieces, plan_merge
 from afield.merging.scopes import scope_of
 from afield.merging.tensor_files import TensorFiles, write_header
 from afield.progress import track
-from afield.weights import file_digest
 
 __all__ = ["FileMerge", "merge_files"]
 
@@ -150,12 +147,10 @@ class FileMerge:
         _check_space(job, out)
         account = json.dumps(self._account(job, sources))
         metadata = {"format": "pt", **sources[0].metadata, "afield": account}
-        with _one_thread(), atomic_write(out) as part:
+        # With more threads the last digits would depend on the machine; they are not faster here.
+        with preserve_torch_state(threads=1, cuda=False), atomic_write(out, durable=True) as part:
             places = _prepared(sources[0], part, metadata)
             movements = list(_written(self, job, places, workers))
-            for file in {file for file, _ in places.values()}:
-                with file.open("rb+") as opened:
-                    os.fsync(opened.fileno())
         log_merge_warnings(job, movements)
         return job
 
@@ -259,14 +254,3 @@ def _work(task: tuple[str, Path, int]) -> TensorChange:
     if _job is None:
         raise RuntimeError("a worker that has not begun")
     return _merge_tensor(_job, *task)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """More threads would make the last digits depend on the machine, and are not faster here."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -14,6 +14,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from afield.files import atomic_write
+
 __all__ = ["FINDINGS_FOLDER", "KeptFinding", "finding_path", "keep", "kept_findings"]
 
 log = logging.getLogger(__name__)
@@ -58,9 +60,8 @@ def keep(
         name, message, _keys(paths), {key: str(value) for key, value in settings.items()}
     )
     path = image_path.with_suffix(".json")
-    part = path.with_suffix(".json.part")
-    part.write_text(json.dumps(asdict(kept), indent=1), encoding="utf-8")
-    part.replace(path)
+    with atomic_write(path) as temporary:
+        temporary.write_text(json.dumps(asdict(kept), indent=1), encoding="utf-8")
     return path
 
 

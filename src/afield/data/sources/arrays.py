@@ -19,7 +19,7 @@ from torch import Tensor
 
 from afield.data.domains import Domain, DomainSet, ReadOptions, Training
 from afield.errors import DataError
-from afield.weights import file_digest
+from afield.files import file_digest
 
 __all__ = ["array_dataset", "to_channels_first", "translate_numpy_errors"]
 

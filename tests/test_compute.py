@@ -1,0 +1,99 @@
+"""Computations leave the state of torch as it was, and processes are told apart."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from afield.compute import (
+    default_device,
+    deterministic,
+    hostname,
+    is_alive,
+    preserve_torch_state,
+    track_peak_memory,
+    usable_cores,
+)
+
+
+def torch_state():
+    return (
+        torch.get_num_threads(),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_rng_state().tolist(),
+    )
+
+
+@pytest.mark.parametrize(
+    "guard", [preserve_torch_state, lambda threads: preserve_torch_state(threads, cuda=False)]
+)
+def test_threads_and_random_state_are_restored(guard):
+    def work():
+        assert torch.get_num_threads() == 2
+        torch.manual_seed(3)
+        raise ValueError("stop")
+
+    before = torch_state()
+    with pytest.raises(ValueError, match="stop"), guard(2):
+        work()
+    assert torch_state() == before
+
+
+def test_without_a_number_of_threads_it_stays():
+    before = torch.get_num_threads()
+    with preserve_torch_state():
+        assert torch.get_num_threads() == before
+
+
+def test_deterministic_work_is_in_float32_whatever_the_caller_uses():
+    def work():
+        assert torch.get_num_threads() == 2
+        assert torch.ones(1).dtype == torch.float32
+        torch.manual_seed(3)
+        raise ValueError("stop")
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        before = torch_state()
+        with pytest.raises(ValueError, match="stop"), deterministic(2):
+            work()
+        assert torch_state() == before
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_caller_who_is_strict_stays_so():
+    torch.use_deterministic_algorithms(mode=True)
+    try:
+        with deterministic(1):
+            assert torch.are_deterministic_algorithms_enabled()
+            assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+
+
+def test_a_process_is_alive_until_it_ends_and_unknown_on_another_machine():
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert is_alive(hostname(), process.pid) is True
+    assert is_alive("elsewhere", process.pid) is None
+    process.communicate(b"\n")
+    assert is_alive(hostname(), process.pid) is False
+    assert is_alive(hostname(), os.getpid()) is True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not report it")
+def test_the_peak_of_memory_is_counted_from_the_start_of_the_block():
+    with track_peak_memory(torch.device("cpu")) as peak:
+        before = peak()
+        block = bytearray(64 * 2**20)
+        block[::4096] = b"x" * len(block[::4096])
+        assert peak() - before > 32 * 2**20
+
+
+def test_there_is_a_device_and_a_core():
+    assert default_device() in ("cpu", "cuda")
+    assert 1 <= usable_cores() <= (os.cpu_count() or 1)
