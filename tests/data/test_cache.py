@@ -355,15 +355,19 @@ def test_too_little_room_is_told_before_anything_is_made(tmp_path, place, monkey
     free = shutil.disk_usage(tmp_path)._replace(free=3 * 2**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
     wanted = partial(
-        cache_arrays, tmp_path / "mine", sorted((tmp_path / "mine").iterdir()), dict, form="numbers"
+        cache_arrays,
+        tmp_path / "mine",
+        sorted((tmp_path / "mine").iterdir()),
+        dict,
+        description="numbers",
     )
     with pytest.raises(DataError) as caught:
-        wanted(needed=5 * 2**30 + 2**29)
+        wanted(needed_bytes=5 * 2**30 + 2**29)
     told = str(caught.value)
     assert "\n" not in told
     assert told.startswith(f"{place}: numbers takes 5.5 GB, and 3 MB are free; set AFIELD_CACHE to")
     assert entries(place) == []
-    wanted(needed=2 * 2**20)
+    wanted(needed_bytes=2 * 2**20)
 
 
 def test_a_cache_that_may_not_be_written_to_is_named():
@@ -524,8 +528,8 @@ def test_an_error_of_the_system_is_not_kept_as_a_broken_file(tmp_path):
         return np.ones(2, np.uint8)
 
     def read() -> cache.DecodedFiles:
-        form = {"form": "ones", "like": np.empty(2, np.uint8), "refused": (OSError,)}
-        return cache.decode_files(tmp_path, files, decode, **form)
+        form = {"description": "ones", "like": np.empty(2, np.uint8)}
+        return cache.decode_files(tmp_path, files, decode, decode_errors=(OSError,), **form)
 
     with pytest.raises(DataError, match=r"1\.png: .*Input/output error; try again"):
         read()
