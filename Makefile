@@ -4,7 +4,7 @@ VENV := .venv
 STAMP := $(VENV)/.current
 ARGS ?=
 
-.PHONY: bench test lint types format clean
+.PHONY: bench test lint types format docs clean
 
 bench: $(STAMP)
 	$(VENV)/bin/afield bench $(ARGS)
@@ -22,6 +22,10 @@ types: $(STAMP)
 format: $(STAMP)
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+# The documentation site, in build/site; a broken link or reference is an error.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
 # Made anew when pyproject.toml changes; otherwise a no-op.
 $(STAMP): pyproject.toml
