@@ -39,8 +39,10 @@ ROOMS = {
     "averages": "training",
     "datasets": "data",
     "diagnostics": "diagnosis",
+    "backbones": "networks",
 }
-KINDS = tuple(ROOMS)
+# Kinds that have hyperparameters or a description of their own; backbones are families of names.
+KINDS = tuple(kind for kind in ROOMS if kind != "backbones")
 # How a code digest is computed. A digest with another prefix, or none, cannot be compared.
 CODE_FORM = "ast1:"
 

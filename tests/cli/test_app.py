@@ -350,7 +350,7 @@ MISTAKES = [
     (("export-domainbed", "nowhere", "out"), "no records there"),
     (("bench", "spirals", "--weights", "no.pth"), "no.pth: cannot be read"),
     (("train", "spirals", "erm", "--weights", "no.pth"), "give hub, none or a file"),
-    (("bench", "spirals", "--weights", "hub"), "leave --weights hub out"),
+    (("bench", "spirals", "--weights", "hub"), "omit --weights hub"),
     (("bench", "spirals", "--set", "augment=wild"), "'none', 'light' or 'full'"),
     (("bench", "spirals", "--set", "augment=light"), "pictures; use none"),
     (("bench", "spirals", "--set", "size=32"), "spirals has no pictures; leave it out"),

@@ -105,7 +105,7 @@ def test_a_pickle_beside_no_safetensors_is_refused_and_not_run(model_folder, tmp
 @pytest.mark.parametrize(
     ("backbone", "told"),
     [
-        ("timm:resnet18", "takes pictures"),
+        ("timm:resnet18", "takes images"),
         ("small:cnn", "pictures"),
         ("evil:net", "no backbone 'evil:net'"),
         ("timm:hf-hub:evil/net", "no backbone"),

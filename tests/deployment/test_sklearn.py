@@ -270,7 +270,7 @@ def test_pictures_can_be_brought_to_size_and_come_back_from_a_pickle(pictures):
 
 def test_a_named_backbone_sees_the_samples(data):
     x, y, place = data
-    with pytest.raises(SpecError, match="takes pictures"):
+    with pytest.raises(SpecError, match="takes images"):
         quick(backbone="small:cnn").fit(x, y, domains=place)
     assert quick(backbone="small:mlp").fit(x, y, domains=place).model_.width == 64
 

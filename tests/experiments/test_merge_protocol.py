@@ -13,9 +13,10 @@ from afield.errors import AfieldError, IncompatibleMethodError, SpecError, Unkno
 from afield.experiments.benchmarking import plan_runs
 from afield.experiments.merge_protocol import can_benchmark, merging_runs
 from afield.experiments.merge_runner import MERGE_BASELINES
-from afield.experiments.protocol import CLIP_SETTINGS, leave_one_out
+from afield.experiments.protocol import leave_one_out
 from afield.experiments.record import Run
 from afield.hyperparameters import defaults
+from afield.networks.backbones.clip import CLIP
 from afield.reporting.results import row_label
 from tests.files import tree
 
@@ -136,7 +137,8 @@ def test_the_experts_of_a_clip_are_the_same_for_all_targets(tmp_path):
     assert base.method == "linear_probe"
     for run in of_role(runs, "expert"):
         assert run.freeze_head
-        assert {name: getattr(run, name) for name in CLIP_SETTINGS} == CLIP_SETTINGS
+        settings = CLIP.fine_tuning_settings
+        assert {name: getattr(run, name) for name in settings} == settings
     bounds = {run.experts[0] for run in runs if run.method == "target_expert"}
     others = {key for run in runs if run.method == "score" for key in run.experts}
     assert bounds == others

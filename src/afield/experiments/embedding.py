@@ -26,7 +26,7 @@ from afield.errors import SpecError
 from afield.experiments.protocol import resolve_settings
 from afield.files import atomic_write
 from afield.hyperparameters import validate_values
-from afield.networks.backbone import Classifier, input_form, network
+from afield.networks.backbone import Classifier, find_backbone, network
 from afield.progress import progress
 from afield.seeds import derive_seed
 
@@ -70,7 +70,9 @@ def embed(
     found = find_dataset(dataset)
     if found.origin == str(path.resolve()):
         raise SpecError(f"{path}: the data themselves; give another --out")
-    usual = found.training.backbone if input_form(found.training.backbone) else DEFAULT_BACKBONE
+    usual = found.training.backbone
+    if find_backbone(usual).input_form() is None:
+        usual = DEFAULT_BACKBONE
     given = {"backbone": backbone or usual, "size": size}
     known = validate_values(
         Training, {name: value for name, value in given.items() if value is not None}
@@ -102,7 +104,7 @@ def _features(
     device: torch.device,
 ) -> NDArray[np.float32]:
     rows = Rows([domain.x for domain in domains.values()], device=device)
-    form = input_form(settings["backbone"])
+    form = find_backbone(settings["backbone"]).input_form()
     if form is None or rows.dtype != torch.uint8:
         raise SpecError(
             f"{dataset.name} with {settings['backbone']}: features come from a pretrained network "

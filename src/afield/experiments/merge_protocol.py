@@ -29,7 +29,7 @@ from afield.experiments.record import DEFAULT_RULES, Run
 from afield.hyperparameters import build, defaults, draw_values, validate_values, without_neutral
 from afield.merging.scopes import expert_count, needs_statistics
 from afield.merging.state_dicts import merge as merge_by
-from afield.networks.backbone import network
+from afield.networks.backbone import find_backbone, network
 from afield.training.method import Task
 from afield.training.optimizers import optimizer_factory
 
@@ -56,7 +56,7 @@ class _Plan:
     def base(self, sources: tuple[str, ...], trial: int) -> Run:
         """What experts start from."""
         own = resolve_run(self.dataset, "erm", sources, trial=trial, settings=self.common)
-        if own.backbone.startswith("clip:"):
+        if find_backbone(own.backbone).zero_shot:
             return self._fitted(self.dataset.domains[:1], trial)
         if own.weights:
             return self._fitted(sources, trial)

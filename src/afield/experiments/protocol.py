@@ -13,7 +13,7 @@ from afield.errors import IncompatibleMethodError, SpecError, UnknownNameError
 from afield.experiments.record import DEFAULT_RULES, Run
 from afield.experiments.selection import RULES
 from afield.hyperparameters import build, defaults, draw_values, validate_values, without_neutral
-from afield.networks.backbone import HUB, has_pretrained_weights, input_form, tagged_name
+from afield.networks.backbone import HUB, find_backbone
 from afield.registry import hint
 from afield.seeds import derive_seed
 from afield.training.optimizers import canonical_optimizer, canonical_schedule
@@ -39,14 +39,6 @@ MIN_SIZE = 8
 PHOTOGRAPH_SIZE = 96
 # The learning rate at which the field fine-tunes, where a dataset's own is meant for a small net.
 FINE_TUNING_LR = 5e-5
-# How a CLIP is fine-tuned in the paper on SCORE; its warm-up of 500 steps is a share here.
-CLIP_SETTINGS = {
-    "lr": 1e-5,
-    "weight_decay": 0.1,
-    "optimizer": "adamw",
-    "lr_schedule": "cosine:warmup=0.1",
-    "clip_norm": 1.0,
-}
 
 # Settings that may be left open.
 OPTIONAL_SETTINGS = ("every", "weights", "freeze_bn", "size", "augment", "optimizer", "lr_schedule")
@@ -311,11 +303,11 @@ def resolve_run(
 def _start(dataset: DomainSet, chosen: Mapping[str, Any]) -> dict[str, Any]:
     """The dataset's defaults; a pretrained network in place of a small one is tuned gently."""
     usual = dict(vars(dataset.training))
-    backbone = chosen.get("backbone", dataset.training.backbone)
-    tuned = input_form(backbone) is not None and chosen.get("weights") != "none"
-    if tuned and backbone.startswith("clip:"):
-        usual |= CLIP_SETTINGS
-    elif tuned and input_form(dataset.training.backbone) is None:
+    backbone = find_backbone(chosen.get("backbone", dataset.training.backbone))
+    tuned = backbone.input_form() is not None and chosen.get("weights") != "none"
+    if tuned and backbone.fine_tuning_settings:
+        usual |= backbone.fine_tuning_settings
+    elif tuned and find_backbone(dataset.training.backbone).input_form() is None:
         usual["lr"] = FINE_TUNING_LR
     return usual
 
@@ -323,14 +315,15 @@ def _start(dataset: DomainSet, chosen: Mapping[str, Any]) -> dict[str, Any]:
 def resolve_settings(training: dict[str, Any], dataset: DomainSet) -> dict[str, Any]:
     """The settings with nothing left open: what fits the network and the data."""
     found = dict(training)
-    form = input_form(training["backbone"])
+    backbone = find_backbone(training["backbone"])
+    form = backbone.input_form()
     if training["every"] is None:
         found["every"] = max(1, training["steps"] // CHECKPOINTS_PER_RUN)
-    usual = HUB if form and has_pretrained_weights(training["backbone"]) else "none"
+    usual = HUB if form and backbone.has_pretrained_weights() else "none"
     weights = training["weights"] if training["weights"] is not None else usual
     found["weights"] = "" if weights == "none" else weights
     if weights == HUB:
-        found["backbone"] = tagged_name(training["backbone"])
+        found["backbone"] = backbone.tagged_name()
     found["optimizer"] = canonical_optimizer(training["optimizer"] or "")
     found["lr_schedule"] = canonical_schedule(training["lr_schedule"] or "")
     found["start"] = weights_digest(weights) if weights not in (HUB, "none") else ""

@@ -19,7 +19,7 @@ from afield.data.scaling import Scaling
 from afield.errors import SpecError
 from afield.experiments.record import Run
 from afield.experiments.selection import RULES
-from afield.networks.backbone import input_form
+from afield.networks.backbone import find_backbone
 from afield.seeds import derive_seed
 from afield.training.evaluation import Checkpoint, Evaluator, Scores, combine_scores
 
@@ -142,7 +142,7 @@ def _square_pictures(samples: Samples) -> bool:
 
 def _scaling(run: Run, samples: Samples, device: torch.device) -> Scaling:
     """As the network was made for, if it was made for pictures and gets them."""
-    form = input_form(run.backbone)
+    form = find_backbone(run.backbone).input_form()
     if form is None or samples.x.dtype != torch.uint8:
         return Scaling.fit(samples.x)
     channels = samples.x.shape[0]

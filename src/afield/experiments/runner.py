@@ -33,7 +33,7 @@ from afield.experiments.selection import selection_value
 from afield.experiments.store import Store, read_run_inputs, read_run_weights
 from afield.files import file_digest
 from afield.hyperparameters import build, with_neutral
-from afield.networks.backbone import network
+from afield.networks.backbone import find_backbone, network
 from afield.seeds import capture_rng_state, restore_rng_state
 from afield.training.average import Average
 from afield.training.evaluation import Checkpoint
@@ -58,13 +58,6 @@ log = logging.getLogger(__name__)
 CheckpointCallback = Callable[[Run, Checkpoint], None]
 # A snapshot may take a twentieth of the time: a large one comes less often.
 SNAPSHOT_INTERVAL_FACTOR = 20
-# Whose networks they are.
-BACKBONE_PACKAGES = {
-    "timm:": "timm",
-    "torchvision:": "torchvision",
-    "clip:": "open_clip_torch",
-    "small:vit": "timm",
-}
 # Seconds between two words on how far a run is.
 PROGRESS_SECONDS = 1.0
 # The value of a checkpoint that cannot be chosen.
@@ -359,9 +352,9 @@ def _made_otherwise(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 def versions(run: Run) -> dict[str, str]:
     """What a run is made with now: packages, and the files of its method and average."""
     packages = {name: version(name) for name in ("afield", "torch", "numpy")}
-    for family, package in BACKBONE_PACKAGES.items():
-        if run.backbone.startswith(family):
-            packages[package] = version(package)
+    package = find_backbone(run.backbone).package
+    if package:
+        packages[package] = version(package)
     if run.size:
         packages["pillow"] = version("pillow")
     return {**packages, "python": platform.python_version(), "code": _code(run)}

@@ -1,5 +1,7 @@
+from .backbone import Backbone as Backbone
 from .backbone import Classifier as Classifier
 from .backbone import Form as Form
+from .backbone import find_backbone as find_backbone
 from .backbone import network as network
 from .features import view_samples as view_samples
 from .inference import compute_outputs as compute_outputs

@@ -1,54 +1,44 @@
-"""Networks by name. Every backbone is a `Classifier`: features, then one linear head.
+"""Backbones by name. Every network is a `Classifier`: features, followed by one linear head.
 
-    small:cnn, small:mlp        for small pictures, for arrays
-    small:lenet                 CrossGrad's: three 5 × 5 convolutions and two hidden layers
-    small:mnist_cnn             DomainBed's: four 3 × 3 convolutions, pooled to one pixel
+    small:cnn, small:mlp        for small images, for arrays
+    small:lenet                 CrossGrad's network: three 5 × 5 convolutions, two hidden layers
+    small:mnist_cnn             DomainBed's network: four 3 × 3 convolutions, pooled to one pixel
     small:vit                   a transformer: four blocks on 16 to 64 patches
     timm:NAME                   any network of timm, e.g. timm:resnet50
     torchvision:NAME            any classifier of torchvision, e.g. torchvision:alexnet
     clip:MODEL/TAG              any image encoder of open_clip, e.g. clip:ViT-B-32/openai
 
-The latter three start from weights of the hub, of a file, or from random ones; with weights their
-BatchNorm layers keep the statistics that came with these, as the field's protocol has it. Heads are
-fresh, but that of a CLIP with names of classes is made of these, and frozen.
+The part before the colon is a family, which is a file in `backbones/`. Networks of the last three
+families start from pretrained weights (from the hub or from a file) or from random weights. With
+pretrained weights, BatchNorm layers keep the statistics that come with them, as is customary in
+the field. The head is new, except for CLIP with class names: there the names define the head, and
+the head is frozen.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from afield import registry
 from afield.errors import AfieldError, DataError, SpecError, UnknownNameError
-from afield.networks.backbones.clip import build_clip, clip_form, has_clip_weights, require_tag
-from afield.networks.backbones.small import SMALL_BACKBONES, Shape, check_images
-from afield.registry import hint
-from afield.weights import check_complete, read_weights
 
-__all__ = [
-    "HUB",
-    "Classifier",
-    "Form",
-    "has_pretrained_weights",
-    "has_unfrozen_batchnorm",
-    "input_form",
-    "network",
-    "tagged_name",
-    "update_batchnorm",
-]
+__all__ = ["HUB", "Backbone", "Classifier", "Form", "Shape", "find_backbone", "network"]
 
+Shape = tuple[int, ...]
+# The value of `weights` that stands for the family's own download.
 HUB = "hub"
-# What networks raise for inputs or weights that they cannot take, or packages that they lack.
+# What libraries raise for inputs or weights that do not fit, or if a package is missing.
 BUILD_ERRORS = (RuntimeError, AssertionError, TypeError, ValueError, ImportError)
-BACKBONE_PATTERNS = [*SMALL_BACKBONES, "timm:NAME", "torchvision:NAME", "clip:MODEL/TAG"]
 
 
 @dataclass(frozen=True)
 class Form:
-    """The pictures that a network was made for: pixels a side, mean and deviation of 0…1."""
+    """Images that a network expects: side in pixels, mean and standard deviation of 0…1 values."""
 
     size: int
     mean: tuple[float, ...]
@@ -58,7 +48,7 @@ class Form:
 class Classifier(nn.Module):
     """Features and a linear head; `width` is the number of features.
 
-    With `freeze_bn` the BatchNorm layers stay in evaluation mode, whatever mode is asked for.
+    With `freeze_bn`, BatchNorm layers always stay in evaluation mode.
     """
 
     def __init__(
@@ -75,7 +65,7 @@ class Classifier(nn.Module):
         return self.head(self.features(x))
 
     def train(self, mode: bool = True) -> "Classifier":  # noqa: FBT001, FBT002  torch's signature
-        """Training or evaluation mode, but for frozen BatchNorm layers."""
+        """Set training or evaluation mode; frozen BatchNorm layers stay in evaluation mode."""
         super().train(mode)
         if self.freeze_bn:
             for module in self.modules():
@@ -84,76 +74,103 @@ class Classifier(nn.Module):
         return self
 
 
-def has_unfrozen_batchnorm(model: nn.Module) -> bool:
-    """Whether there are BatchNorm layers that follow the data when the model trains."""
-    before = model.training
-    model.train()
-    try:
-        return any(_free(module) for module in model.modules())
-    finally:
-        model.train(before)
+@dataclass(frozen=True)
+class Backbone:
+    """A network before it is built. A subclass is a family; its file name is the family's name.
 
+    A family overrides `check` and `build`, and the other methods if its networks are pretrained.
 
-@torch.no_grad()
-def update_batchnorm(model: nn.Module, batches: Iterable[Tensor]) -> None:
-    """Measure the statistics of BatchNorm layers that are not frozen, each batch alike.
-
-    Averaged weights have none of their own: those of the trained model belong to other weights.
+    Attributes
+    ----------
+    name
+        Full name, ``FAMILY:MODEL``.
+    patterns
+        Names that a user can write, for hints.
+    zero_shot
+        Whether class names define the head, so that pretrained networks need no fitted head.
+    fine_tuning_settings
+        Training settings that replace a dataset's defaults when pretrained weights are fine-tuned.
     """
-    before = model.training
-    model.train()
-    layers: list[Any] = [module for module in model.modules() if _free(module)]
-    rates = [layer.momentum for layer in layers]
-    model.eval()
+
+    name: str
+
+    patterns: ClassVar[tuple[str, ...]] = ()
+    zero_shot: ClassVar[bool] = False
+    fine_tuning_settings: ClassVar[Mapping[str, Any]] = {}
+
+    @property
+    def model(self) -> str:
+        """Name within the family."""
+        return self.name.partition(":")[2]
+
+    @property
+    def package(self) -> str:
+        """Distribution that defines the network; records keep its version. Empty means afield."""
+        return ""
+
+    def check(self) -> None:
+        """Raise `UnknownNameError` if the family has no such model."""
+        raise NotImplementedError(f"{type(self).__name__} does not override check")
+
+    def input_form(self) -> Form | None:
+        """Images that the network expects, None if any; checks the name first."""
+        self.check()
+        return None
+
+    def has_pretrained_weights(self) -> bool:
+        """Whether the hub has weights for the network."""
+        return False
+
+    def tagged_name(self) -> str:
+        """Full name including the tag of its hub weights: a library may change the default tag."""
+        return self.name
+
+    def build(
+        self, shape: Shape, *, weights: str, class_names: Sequence[str]
+    ) -> tuple[nn.Module, Tensor | None]:
+        """Build the features for inputs of this shape, and a head if class names define one.
+
+        Parameters
+        ----------
+        shape
+            Shape of a sample.
+        weights
+            `HUB`, a file, or empty for random weights.
+        class_names
+            May be empty. A family without text encoder ignores them.
+
+        Returns
+        -------
+        tuple
+            The features, and a tensor of classes × features or None for a new head.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not override build")
+
+    def require_images(self, shape: Shape) -> None:
+        """Raise `SpecError` unless samples of this shape are images."""
+        if len(shape) != 3:
+            raise SpecError(
+                f"{self.name} takes images, not samples of shape {shape}; use small:mlp"
+            )
+
+    def unknown(self, choices: Sequence[str]) -> UnknownNameError:
+        """Error for a model that is not among the family's full names."""
+        return _unknown(self.name, choices)
+
+
+def find_backbone(name: str) -> Backbone:
+    """Return the backbone of a name; the name's family must exist, its model need not.
+
+    >>> find_backbone("small:cnn").model
+    'cnn'
+    """
+    family, colon, _ = name.partition(":")
     try:
-        for layer in layers:
-            layer.reset_running_stats()
-            # None: the mean over all batches.
-            layer.momentum = None
-            layer.train()
-        for x in batches:
-            model(x)
-    finally:
-        for layer, rate in zip(layers, rates, strict=True):
-            layer.momentum = rate
-        model.train(before)
-
-
-def _free(module: nn.Module) -> bool:
-    return isinstance(module, _BatchNorm) and module.training and module.track_running_stats
-
-
-def input_form(name: str) -> Form | None:
-    """What the network was made for, if it was made for pictures of a certain form."""
-    family, _, model = name.partition(":")
-    if family == "timm":
-        config = _timm_config(model)
-        return Form(config.input_size[-1], tuple(config.mean), tuple(config.std))
-    if family == "torchvision":
-        usual = _torchvision_weights(model).transforms()
-        return Form(usual.crop_size[0], tuple(usual.mean), tuple(usual.std))
-    if family == "clip":
-        return Form(*clip_form(model))
-    if name not in SMALL_BACKBONES:
-        raise UnknownNameError(f"no backbone {name!r}; {hint(name, BACKBONE_PATTERNS)}")
-    return None
-
-
-def has_pretrained_weights(name: str) -> bool:
-    """Whether the hub has weights for the network."""
-    family, _, model = name.partition(":")
-    if family == "clip":
-        return has_clip_weights(model)
-    return family == "torchvision" or (family == "timm" and bool(_timm_config(model).has_weights))
-
-
-def tagged_name(name: str) -> str:
-    """The name with that of its weights on the hub: what is usual may change with timm."""
-    family, _, model = name.partition(":")
-    if family == "clip":
-        require_tag(model)
-    tag = _timm_config(model).tag if family == "timm" and "." not in model else ""
-    return f"{name}.{tag}" if tag else name
+        kind: type[Backbone] = registry.find("backbones", family if colon else "")
+    except UnknownNameError:
+        kinds = [registry.find("backbones", each) for each in registry.names("backbones")]
+        raise _unknown(name, [pattern for each in kinds for pattern in each.patterns]) from None
+    return kind(name)
 
 
 def network(
@@ -165,150 +182,79 @@ def network(
     freeze_bn: bool = False,
     class_names: Sequence[str] = (),
 ) -> Classifier:
-    """A network for inputs of this shape (without the batch dimension).
+    """Build a network for inputs of this shape.
 
     Parameters
     ----------
     name, shape, classes
-        Which network, for which inputs, with how many outputs.
+        Backbone, shape of a sample (without the batch dimension), and number of outputs.
     weights
-        Where its features start: ``hub``, a file (safetensors, or torch weights), or nothing for
-        random ones.
+        Where the features start: ``hub``, a file (safetensors, or torch weights), or empty for
+        random weights.
     freeze_bn
         Whether BatchNorm layers keep their statistics.
-    names
-        Those of the classes: of a CLIP, the head is then made of them and does not train. Every
-        other head is fresh.
+    class_names
+        Names of the classes. For CLIP they define the head, which is then frozen; other families
+        ignore them and start with a random head.
     """
-    input_form(name)
-    head = None
-    if name in SMALL_BACKBONES:
-        if weights:
-            raise SpecError(f"{name} starts from random weights; leave --weights {weights} out")
-        features, width = SMALL_BACKBONES[name](shape)
-    else:
-        check_images(name, shape)
-        with _told(name, shape, weights):
-            features, head = _parts(name, shape, weights, class_names)
-        width = _width(name, features, shape)
-    found = Classifier(features, width, classes, freeze_bn=freeze_bn)
+    backbone = find_backbone(name)
+    backbone.check()
+    with _explain_errors(name, shape, weights):
+        features, head = backbone.build(shape, weights=weights, class_names=class_names)
+    net = Classifier(features, _feature_count(name, features, shape), classes, freeze_bn=freeze_bn)
     if head is not None:
-        found.head.load_state_dict({"weight": head, "bias": torch.zeros(classes)})
-        found.head.requires_grad_(requires_grad=False)
+        net.head.load_state_dict({"weight": head, "bias": torch.zeros(classes)})
+        net.head.requires_grad_(requires_grad=False)
     if len(shape) == 3:
-        return found.to(memory_format=torch.channels_last)
-    return found
+        return net.to(memory_format=torch.channels_last)
+    return net
 
 
-def _parts(
-    name: str, shape: Shape, weights: str, names: Sequence[str]
-) -> tuple[nn.Module, Tensor | None]:
-    """The features of a library's network, and its head if it has one for these classes."""
-    family, _, model = name.partition(":")
-    if family == "clip":
-        hub = weights == HUB
-        return build_clip(model, shape, "" if hub else weights, names, hub=hub)
-    return (_timm if family == "timm" else _torchvision)(model, shape, weights), None
+def _unknown(name: str, choices: Sequence[str]) -> UnknownNameError:
+    return UnknownNameError(f"no backbone {name!r}; {registry.hint(name, choices)[:300]}")
 
 
 @contextmanager
-def _told(name: str, shape: Shape, weights: str) -> Iterator[None]:
-    """What a library raises, in our words."""
+def _explain_errors(name: str, shape: Shape, weights: str) -> Iterator[None]:
+    """Turn a library's exceptions into errors that say what to do instead."""
     try:
         yield
     except AfieldError:
         raise
     except OSError as error:
-        raise _not_reached(name, error) from None
+        raise _download_error(name, error) from None
     except BUILD_ERRORS as error:
-        raise _unfit(name, shape, error, weights) from None
+        raise _build_error(name, shape, error, weights) from None
 
 
-def _timm_config(model: str) -> Any:
-    from timm.models import get_pretrained_cfg, is_model, list_models
-
-    if not is_model(model):
-        name, known = f"timm:{model}", [f"timm:{each}" for each in list_models()]
-        raise UnknownNameError(f"no backbone {name!r}; {hint(name, known)[:300]}")
-    try:
-        return get_pretrained_cfg(model, allow_unregistered=False)
-    except RuntimeError as error:
-        raise UnknownNameError(f"no backbone 'timm:{model}'; {error}") from None
-
-
-def _timm(model: str, shape: Shape, weights: str) -> nn.Module:
-    import timm
-
-    # Not all networks of a fixed size take both sides of it.
-    side = shape[1] if shape[1] == shape[2] else shape[1:]
-    options: dict[str, Any] = {"img_size": side} if _timm_config(model).fixed_input_size else {}
-    if weights not in ("", HUB):
-        options["pretrained_cfg_overlay"] = {"state_dict": read_weights(weights)}
-    net: nn.Module = timm.create_model(
-        model, pretrained=bool(weights), num_classes=0, in_chans=shape[0], **options
-    )
-    if weights not in ("", HUB):
-        check_complete(weights, net, options["pretrained_cfg_overlay"]["state_dict"])
-    return net
-
-
-def _torchvision_weights(model: str) -> Any:
-    import torchvision
-    from torchvision.models import get_model_weights, list_models
-
-    name = f"torchvision:{model}"
-    known = [f"torchvision:{each}" for each in list_models(module=torchvision.models)]
-    if name not in known:
-        raise UnknownNameError(f"no backbone {name!r}; {hint(name, known)[:300]}")
-    return get_model_weights(model).DEFAULT
-
-
-def _torchvision(model: str, shape: Shape, weights: str) -> nn.Module:
-    from torchvision.models import get_model
-
-    if shape[0] != 3:
-        raise SpecError(f"torchvision:{model} takes pictures in colour, not {shape[0]} channel(s)")
-    net = get_model(model, weights=_torchvision_weights(model) if weights == HUB else None)
-    linear = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
-    if not linear:
-        raise SpecError(f"torchvision:{model} does not end in a linear layer; use another network")
-    parent, _, own = linear[-1].rpartition(".")
-    setattr(net.get_submodule(parent), own, nn.Identity())
-    # GoogLeNet and Inception would give further outputs in training.
-    net.aux_logits = False
-    if weights not in ("", HUB):
-        state = read_weights(weights)
-        check_complete(weights, net, state)
-        net.load_state_dict({key: state[key] for key in net.state_dict() if key in state})
-    return net
-
-
-def _width(name: str, net: nn.Module, shape: Shape) -> int:
-    """The number of features of one picture: if none goes through, it is told before training."""
-    net.eval()
+def _feature_count(name: str, features: nn.Module, shape: Shape) -> int:
+    """Number of features of a sample; a sample that does not fit fails here, before training."""
+    features.eval()
     try:
         with torch.no_grad():
-            found = net(torch.zeros(1, *shape))
+            output = features(torch.zeros(1, *shape))
     except BUILD_ERRORS as error:
-        raise _unfit(name, shape, error) from None
-    if found.ndim != 2 or not found.numel():
-        raise SpecError(f"{name} gives no row of features for a picture; use another network")
-    net.train()
-    return found.shape[1]
+        raise _build_error(name, shape, error) from None
+    if output.ndim != 2 or not output.numel():
+        raise SpecError(f"{name} does not give one row of features per image; use another network")
+    features.train()
+    return output.shape[1]
 
 
-def _not_reached(name: str, error: Exception) -> DataError:
+def _download_error(name: str, error: Exception) -> DataError:
     reason = str(error).partition("\n")[0][:100]
     return DataError(
         f"{name}: its weights could not be fetched from the hub ({reason}); give --weights FILE, "
-        "or --weights none to start from random ones"
+        "or --weights none to start from random weights"
     )
 
 
-def _unfit(name: str, shape: Shape, error: Exception, weights: str = "") -> AfieldError:
+def _build_error(name: str, shape: Shape, error: Exception, weights: str = "") -> AfieldError:
     reason = " ".join(str(error).split())[:160]
     if weights not in ("", HUB) and "state_dict" in reason:
-        instead = "give those of the same architecture"
-        return DataError(f"{weights}: not the weights of {name} ({reason}); {instead}")
+        return DataError(
+            f"{weights}: not the weights of {name} ({reason}); give weights of the same "
+            "architecture"
+        )
     instead = "use another --set size or network" + ", or --weights none" * (weights == HUB)
     return SpecError(f"{name}: cannot be built for inputs of shape {shape} ({reason}); {instead}")

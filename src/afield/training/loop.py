@@ -10,7 +10,7 @@ from torch import nn
 
 from afield.data.stream import Stream
 from afield.errors import DivergedError
-from afield.networks.backbone import has_unfrozen_batchnorm, update_batchnorm
+from afield.networks.batchnorm import has_unfrozen_batchnorm, update_batchnorm
 from afield.training.average import Average
 from afield.training.evaluation import Checkpoint, Scores
 from afield.training.method import Learner, Logs, Method, pool

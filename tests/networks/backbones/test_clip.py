@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from afield.experiments.finished import reopen
 from afield.experiments.protocol import resolve_run, resolve_settings
 from afield.experiments.runner import execute
 from afield.experiments.store import Store
-from afield.networks.backbone import Form, has_pretrained_weights, input_form, network, tagged_name
+from afield.networks.backbone import Form, find_backbone, network
 from afield.networks.backbones import clip
 from afield.networks.backbones.clip import TEMPLATES
 from afield.networks.masks import MaskedNetwork
@@ -199,13 +200,13 @@ def test_positions_are_interpolated_for_pictures_of_another_size(file, side):
 def test_sizes_that_cannot_be_are_refused_with_one_that_can(tmp_path):
     torch.save(peer("little-rn").state_dict(), tmp_path / "rn.pt")
     weights = str(tmp_path / "rn.pt")
-    with pytest.raises(SpecError, match=r"squares of 8 × 8, which 30 × 32 .*--set size=32"):
+    with pytest.raises(SpecError, match=r"squares of 8 × 8, which do not fill 30 × 32; .*size=32"):
         network("clip:little-vit", (3, 30, 32), 2)
-    with pytest.raises(SpecError, match=r"weights for pictures of 32 × 32, not 64 × 64; .*size=32"):
+    with pytest.raises(SpecError, match=r"weights for images of 32 × 32, not 64 × 64; .*size=32"):
         network("clip:little-rn", (3, 64, 64), 2, weights=weights)
-    with pytest.raises(SpecError, match="in colour or in grey, not 2 channels"):
+    with pytest.raises(SpecError, match="takes color or gray images, not 2 channels"):
         network("clip:little-vit", (2, 32, 32), 2)
-    with pytest.raises(SpecError, match=r"takes pictures, .* use small:mlp"):
+    with pytest.raises(SpecError, match=r"takes images, .* use small:mlp"):
         network("clip:little-vit", (7,), 2)
     # Random ones have no size of their own.
     assert network("clip:little-rn", (3, 64, 64), 2)(pictures(side=64)).shape == (4, 2)
@@ -224,9 +225,9 @@ def test_statistics_of_convolutions_stay_where_they_are_frozen(tmp_path):
 def test_a_tag_says_which_weights_colours_and_activation(tag, file):
     from open_clip.transformer import QuickGELU
 
-    assert input_form(tag) == Form(32, (0.5, 0.4, 0.3), (0.1, 0.2, 0.3))
-    assert has_pretrained_weights(tag)
-    assert tagged_name(tag) == tag
+    assert find_backbone(tag).input_form() == Form(32, (0.5, 0.4, 0.3), (0.1, 0.2, 0.3))
+    assert find_backbone(tag).has_pretrained_weights()
+    assert find_backbone(tag).tagged_name() == tag
     for weights in ("hub", file):
         model = network(tag, (3, 32, 32), 3, weights=weights, class_names=NAMES).eval()
         assert torch.equal(model.state_dict()["features.visual.proj"], peer().visual.proj)
@@ -238,19 +239,25 @@ def test_a_tag_says_which_weights_colours_and_activation(tag, file):
 
 def test_known_models_have_the_forms_that_they_were_published_with():
     mean, std = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-    assert input_form("clip:ViT-B-32/openai") == input_form("clip:ViT-B-32") == Form(224, mean, std)
-    assert input_form("clip:ViT-L-14-336/openai").size == 336
-    assert input_form("clip:ViT-B-16-SigLIP/webli") == Form(224, (0.5,) * 3, (0.5,) * 3)
+    assert (
+        find_backbone("clip:ViT-B-32/openai").input_form()
+        == find_backbone("clip:ViT-B-32").input_form()
+        == Form(224, mean, std)
+    )
+    assert find_backbone("clip:ViT-L-14-336/openai").input_form().size == 336
+    assert find_backbone("clip:ViT-B-16-SigLIP/webli").input_form() == Form(
+        224, (0.5,) * 3, (0.5,) * 3
+    )
 
 
 def test_weights_of_the_hub_are_never_guessed(tag):
     for name in ("clip:ViT-B-32", "clip:little-vit"):
-        assert has_pretrained_weights(name)
+        assert find_backbone(name).has_pretrained_weights()
         with pytest.raises(SpecError, match=rf"{name}: which weights .* write {name}/\w+, or give"):
-            tagged_name(name)
+            find_backbone(name).tagged_name()
     with pytest.raises(SpecError, match="which weights of the hub"):
         network("clip:little-vit", (3, 32, 32), 2, weights="hub")
-    assert not has_pretrained_weights("clip:little-rn")
+    assert not find_backbone("clip:little-rn").has_pretrained_weights()
     dataset = find_dataset("rotated_digits")
     training = {**vars(dataset.training), "backbone": "clip:ViT-B-32"}
     with pytest.raises(SpecError, match="which weights of the hub"):
@@ -270,17 +277,21 @@ def test_weights_of_the_hub_are_never_guessed(tag):
     ],
 )
 def test_unknown_models_and_tags_are_answered_with_a_hint(name, told):
-    for asked in (input_form, lambda name: network(name, (3, 32, 32), 2)):
+    backbone = find_backbone(name)
+    for call in (backbone.input_form, partial(network, name, (3, 32, 32), 2)):
         with pytest.raises(UnknownNameError, match=f"no backbone '{name}'; {told}") as error:
-            asked(name)
+            call()
         assert len(str(error.value)) < 400
 
 
 def test_without_the_package_it_is_told_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "open_clip", None)
-    for asked in (input_form, has_pretrained_weights, lambda name: network(name, (3, 32, 32), 2)):
+    name = "clip:ViT-B-32/openai"
+    backbone = find_backbone(name)
+    build = partial(network, name, (3, 32, 32), 2)
+    for call in (backbone.input_form, backbone.has_pretrained_weights, build):
         with pytest.raises(SpecError, match=r"pip install 'afield\[clip\]'$") as error:
-            asked("clip:ViT-B-32/openai")
+            call()
         assert "\n" not in str(error.value)
 
 
@@ -300,7 +311,11 @@ def test_files_of_something_else_are_refused_in_one_line(tmp_path, file):
     state = peer().state_dict()
     visual = {key: value for key, value in state.items() if key.startswith("visual.")}
     lacking = {key: value for key, value in state.items() if "resblocks.1.mlp" not in key}
-    told = {"visual": "no whole CLIP", "lacking": "same architecture", "other": "same architecture"}
+    told = {
+        "visual": "not a complete CLIP",
+        "lacking": "same architecture",
+        "other": "same architecture",
+    }
     for name, kept in (("visual", visual), ("lacking", lacking)):
         torch.save(kept, tmp_path / f"{name}.pt")
     torch.save(peer("little-rn").state_dict(), tmp_path / "other.pt")

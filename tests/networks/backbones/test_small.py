@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from afield.errors import SpecError
-from afield.networks.backbone import input_form, network
-from afield.networks.backbones.small import SMALL_BACKBONES, Quadrants
+from afield.networks.backbone import find_backbone, network
+from afield.networks.backbones.small import Quadrants, Small
 
 # Importing timm takes two seconds: whichever test is the first.
 heavy = pytest.mark.slow
@@ -109,7 +109,7 @@ def test_the_memory_layout_of_a_picture_does_not_change_its_logits(name):
 @pytest.mark.parametrize("name", ["small:cnn", pytest.param("small:vit", marks=heavy)])
 @pytest.mark.parametrize("shape", [(4,), (8, 8)])
 def test_arrays_are_no_pictures_and_are_told_what_to_use_instead(name, shape):
-    with pytest.raises(SpecError, match=rf"{name} takes pictures, .* use small:mlp"):
+    with pytest.raises(SpecError, match=rf"{name} takes images, .* use small:mlp"):
         network(name, shape, 2)
 
 
@@ -154,14 +154,14 @@ def test_mnist_cnn_is_domainbeds_network_layer_for_layer():
 
 
 def test_pictures_that_lenet_cannot_halve_three_times_are_refused():
-    with pytest.raises(SpecError, match=r"halves a picture three times; \(8, 7\) is too small"):
+    with pytest.raises(SpecError, match=r"halves an image three times; \(8, 7\) is too small"):
         network("small:lenet", (1, 8, 7), 2)
 
 
-@pytest.mark.parametrize("name", sorted(SMALL_BACKBONES))
+@pytest.mark.parametrize("name", Small.patterns)
 def test_small_networks_have_no_form_and_no_weights_to_start_from(name):
-    assert input_form(name) is None
-    with pytest.raises(SpecError, match=f"{name} starts from random weights; leave --weights hub"):
+    assert find_backbone(name).input_form() is None
+    with pytest.raises(SpecError, match=f"{name} starts from random weights; omit --weights hub"):
         network(name, (1, 16, 16), 2, weights="hub")
 
 
@@ -187,7 +187,7 @@ def test_a_transformer_sees_sixteen_patches_or_as_few_more_as_can_be(size, side,
 @heavy
 @pytest.mark.parametrize("size", [(23, 23), (22, 22), (3, 3), (16, 23)])
 def test_pictures_that_cannot_be_cut_into_patches_are_refused_with_sizes_that_can(size):
-    with pytest.raises(SpecError, match=r"16 to 64 equal squares; .* cannot be") as error:
+    with pytest.raises(SpecError, match=r"16 to 64 equal squares, which is impossible") as error:
         network("small:vit", (1, *size), 2)
     assert str(size) in str(error.value)
     assert "--set size, such as 16, 28, 32 or 64" in str(error.value)

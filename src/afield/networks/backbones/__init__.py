@@ -1,1 +1,1 @@
-"""Sources of backbones: one file for each prefix of a backbone's name."""
+"""Families of backbones, one per file; `afield.networks.backbone` defines what a family is."""

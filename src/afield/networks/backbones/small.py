@@ -1,28 +1,26 @@
-"""Small networks, for small pictures and for arrays, that start from random weights.
+"""Small networks for small images and for arrays; they start from random weights."""
 
-Each is made for inputs of a shape, and comes with the number of its features.
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from afield.errors import SpecError
+from afield.networks.backbone import Backbone, Shape
 
-__all__ = ["SMALL_BACKBONES", "Shape", "check_images"]
+__all__ = ["Small"]
 
-Shape = tuple[int, ...]
-# Of how many patches a small transformer may see a picture.
+# Least and greatest number of patches into which the small transformer cuts an image.
 PATCH_COUNTS = (16, 64)
 
 
 class Quadrants(nn.Module):
-    """Means over the four quadrants of a picture, overlapping where a side is odd.
+    """Means over the four quadrants of an image; they overlap if a side is odd.
 
-    It is `nn.AdaptiveAvgPool2d(2)`, whose gradient on a GPU is not the same twice.
+    Computes the same as `nn.AdaptiveAvgPool2d(2)`, whose gradient is not deterministic on a GPU.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -42,19 +40,12 @@ class Quadrants(nn.Module):
         return torch.stack(means, dim=2).unflatten(2, (2, 2))
 
 
-def check_images(name: str, shape: Shape) -> None:
-    """Refuse samples that are no pictures."""
-    if len(shape) != 3:
-        raise SpecError(f"{name} takes pictures, not samples of shape {shape}; use small:mlp")
+def _cnn(shape: Shape) -> nn.Module:
+    """Three convolutions that halve the image, each normalized per sample, pooled to 2 × 2.
 
-
-def _cnn(shape: Shape) -> tuple[nn.Module, int]:
-    """Three convolutions that halve the picture, each normalised per sample, pooled to 2 × 2.
-
-    One group: over all channels it is the fastest norm here in the channels_last layout, and like
-    every norm per sample it keeps no statistics of the source domains.
+    GroupNorm with one group is the fastest normalization here in the channels_last layout. Like
+    every normalization per sample, it keeps no statistics of the source domains.
     """
-    check_images("small:cnn", shape)
     widths = (shape[0], 16, 32, 64)
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):
@@ -63,10 +54,10 @@ def _cnn(shape: Shape) -> tuple[nn.Module, int]:
             nn.ReLU(inplace=True),
             nn.GroupNorm(1, after),
         ]
-    return nn.Sequential(*layers, Quadrants(), nn.Flatten()), 4 * widths[-1]
+    return nn.Sequential(*layers, Quadrants(), nn.Flatten())
 
 
-def _mlp(shape: Shape) -> tuple[nn.Module, int]:
+def _mlp(shape: Shape) -> nn.Module:
     """Two hidden layers of 64 units on the flattened input."""
     inputs = torch.Size(shape).numel()
     hidden = [
@@ -75,14 +66,16 @@ def _mlp(shape: Shape) -> tuple[nn.Module, int]:
         nn.Linear(64, 64),
         nn.ReLU(inplace=True),
     ]
-    return nn.Sequential(nn.Flatten(), *hidden), 64
+    return nn.Sequential(nn.Flatten(), *hidden)
 
 
-def _lenet(shape: Shape) -> tuple[nn.Module, int]:
-    """The network of CrossGrad's characters; the head is its last layer."""
-    check_images("small:lenet", shape)
+def _lenet(shape: Shape) -> nn.Module:
+    """CrossGrad's network for characters; the head is its last layer."""
     if min(shape[1:]) < 8:
-        raise SpecError(f"small:lenet halves a picture three times; {shape[1:]} is too small")
+        raise SpecError(
+            f"small:lenet halves an image three times; {shape[1:]} is too small, use --set size=8 "
+            "or more"
+        )
     layers: list[nn.Module] = []
     for before, after in pairwise((shape[0], 32, 64, 128)):
         layers += [nn.Conv2d(before, after, kernel_size=5, padding=2), nn.ReLU(inplace=True)]
@@ -90,12 +83,11 @@ def _lenet(shape: Shape) -> tuple[nn.Module, int]:
     inputs = 128 * (shape[1] // 8) * (shape[2] // 8)
     hidden = [nn.Linear(inputs, 128), nn.ReLU(inplace=True), nn.Dropout(0.5)]
     hidden += [nn.Linear(128, 64), nn.ReLU(inplace=True)]
-    return nn.Sequential(*layers, nn.Flatten(), *hidden), 64
+    return nn.Sequential(*layers, nn.Flatten(), *hidden)
 
 
-def _mnist_cnn(shape: Shape) -> tuple[nn.Module, int]:
-    """DomainBed's network for MNIST: each convolution, ReLU, norm in eight groups; mean pixel."""
-    check_images("small:mnist_cnn", shape)
+def _mnist_cnn(shape: Shape) -> nn.Module:
+    """DomainBed's network for MNIST: convolutions, each with ReLU and GroupNorm(8); mean pixel."""
     layers: list[nn.Module] = []
     for before, after, stride in ((shape[0], 64, 1), (64, 128, 2), (128, 128, 1), (128, 128, 1)):
         layers += [
@@ -103,21 +95,20 @@ def _mnist_cnn(shape: Shape) -> tuple[nn.Module, int]:
             nn.ReLU(inplace=True),
             nn.GroupNorm(8, after),
         ]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()), 128
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
-def _vit(shape: Shape) -> tuple[nn.Module, int]:
-    """A transformer of timm: four blocks of width 64 on 16 to 64 patches, of which it is the mean.
+def _vit(shape: Shape) -> nn.Module:
+    """Timm's vision transformer: four blocks of width 64 on 16 to 64 patches, averaged at the end.
 
-    Weights and positions start larger than in large ones, which would take many more steps to tell
-    one place from another.
+    Weights and position embeddings start larger than in large transformers. With the usual small
+    values, it would take many more steps to distinguish positions.
     """
     from timm.models.vision_transformer import VisionTransformer
 
-    patch = _patch(shape)
     net: Any = VisionTransformer(
         img_size=(shape[1], shape[2]),
-        patch_size=patch,
+        patch_size=_patch_size(shape),
         in_chans=shape[0],
         num_classes=0,
         global_pool="avg",
@@ -129,27 +120,54 @@ def _vit(shape: Shape) -> tuple[nn.Module, int]:
         weight_init="moco",
     )
     nn.init.normal_(net.pos_embed, std=0.5)
-    return net, 64
+    return net
 
 
-def _patch(shape: Shape) -> int:
-    """The side of the largest squares of which a picture has as many as it should."""
-    check_images("small:vit", shape)
+def _patch_size(shape: Shape) -> int:
+    """Side of the largest patches that divide an image into an allowed number of them."""
     height, width = shape[1:]
     least, most = PATCH_COUNTS
     for side in range(min(height, width), 0, -1):
         if height % side == width % side == 0 and least <= height * width // side**2 <= most:
             return side
     raise SpecError(
-        f"small:vit cuts a picture into {least} to {most} equal squares; {(height, width)} cannot "
-        "be; use another --set size, such as 16, 28, 32 or 64, or another network"
+        f"small:vit cuts an image into {least} to {most} equal squares, which is impossible for "
+        f"{(height, width)}; use another --set size, such as 16, 28, 32 or 64, or another network"
     )
 
 
-SMALL_BACKBONES: dict[str, Callable[[Shape], tuple[nn.Module, int]]] = {
-    "small:cnn": _cnn,
-    "small:mlp": _mlp,
-    "small:lenet": _lenet,
-    "small:mnist_cnn": _mnist_cnn,
-    "small:vit": _vit,
+BUILDERS: dict[str, Callable[[Shape], nn.Module]] = {
+    "cnn": _cnn,
+    "mlp": _mlp,
+    "lenet": _lenet,
+    "mnist_cnn": _mnist_cnn,
+    "vit": _vit,
 }
+
+
+@dataclass(frozen=True)
+class Small(Backbone):
+    """A small network with random weights."""
+
+    patterns: ClassVar[tuple[str, ...]] = tuple(f"small:{model}" for model in BUILDERS)
+
+    @property
+    def package(self) -> str:
+        """Timm for the transformer; the other networks are defined here."""
+        return "timm" if self.model == "vit" else ""
+
+    def check(self) -> None:
+        """Raise `UnknownNameError` if there is no such network."""
+        if self.model not in BUILDERS:
+            raise self.unknown(self.patterns)
+
+    def build(
+        self, shape: Shape, *, weights: str, class_names: Sequence[str]
+    ) -> tuple[nn.Module, Tensor | None]:
+        """The network without its head."""
+        del class_names
+        if weights:
+            raise SpecError(f"{self.name} starts from random weights; omit --weights {weights}")
+        if self.model != "mlp":
+            self.require_images(shape)
+        return BUILDERS[self.model](shape), None

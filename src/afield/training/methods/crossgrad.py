@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from afield.errors import SpecError
 from afield.hyperparameters import Choice, LogUniform, Variant
-from afield.networks.backbone import Classifier, input_form, network
+from afield.networks.backbone import Classifier, find_backbone, network
 from afield.training.input_gradients import (
     backward_perturbed_loss,
     check_perturbation,
@@ -91,7 +91,7 @@ class CrossGrad(Method):
             alphas={"alpha_label": self.alpha_label, "alpha_domain": self.shares[1]},
         )
         if self.domain_net not in ("small", "same"):
-            input_form(self.domain_net)
+            find_backbone(self.domain_net).check()
 
     @property
     def shares(self) -> tuple[float, float]:
