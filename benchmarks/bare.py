@@ -15,7 +15,7 @@ from afield.data.stream import Stream
 from afield.experiments.benchmarking import plan_run
 from afield.experiments.record import Run
 from afield.experiments.run_data import RunData
-from afield.experiments.runner import load_domains
+from afield.experiments.run_setup import load_domains
 from afield.networks.backbone import network
 from afield.training.method import pool
 

@@ -20,7 +20,7 @@ from afield.data.cache import _mapped
 from afield.data.domains import Domain, DomainSet
 from afield.experiments.record import Run
 from afield.experiments.run_data import RunData
-from afield.experiments.runner import make_stream
+from afield.experiments.run_setup import make_stream
 from afield.networks.backbone import network
 from afield.training.averages.last import Last
 from afield.training.evaluation import Evaluator

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from afield import Local, Ray, Run, Store
 from afield.experiments import complete
 from afield.experiments.benchmarking import plan_run
+from afield.experiments.pools import Pool
 from afield.experiments.record import Record
-from afield.experiments.sweep import Pool
 
 
 def asked(count: int, steps: int) -> list[Run]:

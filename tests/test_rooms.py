@@ -36,8 +36,6 @@ TOO_LONG = {
     "data/stream.py",
     "deployment/fitting.py",
     "diagnosis/diagnostics/patterns.py",
-    "experiments/protocol.py",
-    "experiments/runner.py",
     "experiments/store.py",
     "networks/backbone.py",
     "reporting/sections.py",

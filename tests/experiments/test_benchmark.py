@@ -4,8 +4,7 @@ import pytest
 
 from afield.errors import AfieldError
 from afield.experiments.benchmark import Benchmark, read_benchmark
-from afield.experiments.pools import Ray
-from afield.experiments.sweep import Local
+from afield.experiments.pools import Local, Ray
 
 FILE = """
 dataset = "spirals"

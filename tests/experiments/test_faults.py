@@ -8,9 +8,10 @@ from functools import partial
 import pytest
 
 from afield.experiments.benchmarking import plan_run
+from afield.experiments.pools import Local
 from afield.experiments.record import Failure, Record
 from afield.experiments.store import Store, read_record
-from afield.experiments.sweep import Local, complete
+from afield.experiments.sweep import complete
 
 TARGETS = ("turn0", "turn10", "turn20")
 

@@ -26,11 +26,13 @@ from afield.experiments import sweep
 from afield.experiments.benchmarking import plan_runs
 from afield.experiments.finished import reopen
 from afield.experiments.merge_runner import MERGE_BASELINES, Ensemble, _best, execute_merge
+from afield.experiments.pools import Local
 from afield.experiments.record import Failure, Record, Run
-from afield.experiments.runner import Machine, execute, set_up
+from afield.experiments.run_setup import Machine, set_up
+from afield.experiments.runner import execute
 from afield.experiments.selection import selection_value
 from afield.experiments.store import Store, read_run_weights
-from afield.experiments.sweep import Local, complete
+from afield.experiments.sweep import complete
 from afield.reporting.table import tabulate
 from afield.training.evaluation import Checkpoint, Score, Scores
 from tests.files import GOLDEN

@@ -1,153 +1,63 @@
-"""Ray: a lost machine loses no run, and results are those of local processes, byte for byte."""
+"""Processes of this machine: a killed worker loses one item, and no worker outlives its parent."""
 
 import os
 import signal
-import time
-from functools import partial
+import subprocess
+import sys
 
 import pytest
 
 from afield.errors import SpecError
-from afield.experiments.benchmarking import plan_run
-from afield.experiments.pools import Ray
-from afield.experiments.record import Failure, Record
-from afield.experiments.store import Store
-from afield.experiments.sweep import Local, complete
-
-ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'afield[ray]'")
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.slow,
-    # Ray leaves sockets and files to the end of the process.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+from afield.experiments.pools import Local
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    """Two machines of one CPU each, and a third that only has the driver."""
-    from ray.cluster_utils import Cluster
-
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-    found.add_node(num_cpus=1)
-    found.add_node(num_cpus=1)
-    found.wait_for_nodes()
-    yield found
-    ray.shutdown()
-    found.shutdown()
-
-
-def doubled_unless_killed(number, *, notes):
-    with (notes / "tries").open("a") as file:
-        file.write(f"{number}\n")
+def doubled_unless_killed(number):
     if number == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     return 2 * number
 
 
-def test_a_process_that_is_killed_again_and_again_is_given_up(cluster, tmp_path):
-    pool = Ray(cluster.address, retries=1)
-    found = pool.map(
-        partial(doubled_unless_killed, notes=tmp_path), range(4), lost=lambda i: f"lost {i}"
+def test_a_killed_worker_loses_only_its_own_item():
+    found = Local(2).map(doubled_unless_killed, range(6), on_lost=lambda number: f"lost {number}")
+    assert sorted(map(str, found)) == ["0", "10", "2", "6", "8", "lost 2"]
+
+
+@pytest.mark.slow
+def test_workers_end_when_their_parent_is_killed(tmp_path):
+    script = tmp_path / "sleepers.py"
+    script.write_text(
+        "import os, time\n"
+        "from afield.experiments.pools import Local\n"
+        "def nap(number):\n"
+        "    os.write(1, b'at it\\n')\n"
+        "    time.sleep(60)\n"
+        "if __name__ == '__main__':\n"
+        "    list(Local(2).map(nap, range(2), on_lost=lambda number: None))\n"
     )
-    assert sorted(map(str, found)) == ["0", "2", "6", "lost 2"]
-    assert (tmp_path / "tries").read_text().split().count("2") == 2
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE) as parent:
+        try:
+            assert [parent.stdout.readline() for _ in range(2)] == [b"at it\n"] * 2
+        finally:
+            parent.kill()
+        # The pipe ends only when every worker has let go of it; their naps last a minute.
+        parent.communicate(timeout=20)
 
 
-class Noting:
-    """A pool that lets its work write down what it finishes."""
-
-    def __init__(self, pool, path):
-        self.pool, self.path = pool, path
-
-    def map(self, work, items, lost):
-        return self.pool.map(partial(noted, work, self.path), items, lost)
+@pytest.mark.parametrize("workers", [0, -1])
+def test_less_than_one_worker_is_refused(workers):
+    with pytest.raises(SpecError, match="at least one"):
+        Local(workers)
 
 
-def noted(work, path, run):
-    outcome = work(run)
-    if isinstance(outcome, Record):
-        with path.open("a") as file:
-            file.write(f"{run.key}\n")
-    return outcome
-
-
-def bytes_of(store, runs):
-    return [(store.folder(run) / "model.safetensors").read_bytes() for run in runs]
-
-
-def test_a_lost_machine_loses_no_run(cluster, tmp_path):
-    """One of two goes while it is at a run: all finish, none twice, with the same bytes."""
-    settings = {"steps": 1000, "every": 20, "batch": 64}
-    runs = [
-        plan_run("spirals", method, target=target, settings=settings)
-        for target in ("turn0", "turn10", "turn20")
-        for method in ("erm", "vrex")
-    ]
-    store, notes = Store(tmp_path / "ray"), tmp_path / "finished"
-    pool = Noting(Ray(cluster.address), notes)
-    found, lost = [], None
-    for outcome in complete(runs, store, pool=pool, snapshot_seconds=0.2):
-        found.append(outcome)
-        if lost is None:
-            # In the middle of a run, a machine goes without a word.
-            while not list(store.root.glob("*/snapshot.pt")):
-                time.sleep(0.05)
-            lost = next(iter(cluster.worker_nodes))
-            cluster.remove_node(lost, allow_graceful=False)
-            cluster.add_node(num_cpus=1)
-    assert [type(outcome) for outcome in found] == [Record] * len(runs)
-    assert sorted(record.run.key for record in found) == sorted(run.key for run in runs)
-    assert sorted(notes.read_text().split()) == sorted(run.key for run in runs)
-    straight = Store(tmp_path / "local")
-    here = {record.run.key: record for record in complete(runs, straight, pool=Local())}
-    assert bytes_of(store, runs) == bytes_of(straight, runs)
-    for record in found:
-        assert record.checkpoints == here[record.run.key].checkpoints
-
-
-def test_a_run_that_fails_stops_no_other(cluster, tmp_path):
-    bad = plan_run("spirals", "erm", target="turn0", settings={"steps": 10, "lr": 1e30})
-    good = plan_run("spirals", "erm", target="turn0", settings={"steps": 10})
-    found = list(complete([bad, good], Store(tmp_path), pool=Ray(cluster.address)))
-    assert {outcome.run.lr: type(outcome) for outcome in found} == {1e30: Failure, good.lr: Record}
-
-
-def slow(number):
-    time.sleep(0 if number == 0 else 600)
-    return number
-
-
-def test_what_is_under_way_is_stopped_when_the_caller_stops(cluster):
-    found = Ray(cluster.address).map(slow, range(4), on_lost=lambda _: None)
-    assert next(found) == 0
-    found.close()
-    end = time.monotonic() + 60
-    while ray.available_resources().get("CPU", 0) < 2 and time.monotonic() < end:
-        time.sleep(0.2)
-    assert ray.available_resources()["CPU"] == ray.cluster_resources()["CPU"] == 2
-
-
-def test_a_cluster_without_room_is_told(cluster, caplog):
-    Ray(cluster.address, cpus=64)._connected()
-    assert "no machine of the cluster has 64 CPUs and 0 GPUs" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("wrong", "told"),
-    [
-        ({"cpus": 0}, "a run needs some of either"),
-        ({"cpus": -1}, "a run needs some of either"),
-        ({"gpus": 1.5}, "a part of one GPU, or whole ones"),
-        ({"retries": -1}, "must not be below 0"),
-    ],
-)
-def test_resources_that_cannot_be_are_refused(wrong, told):
-    with pytest.raises(SpecError, match=told):
-        Ray(**wrong)
-
-
-def test_nothing_to_do_starts_no_cluster():
-    assert list(Ray("nowhere:1").map(slow, [], on_lost=lambda _: None)) == []
+@pytest.mark.slow
+def test_a_script_without_a_guard_is_told_so(tmp_path):
+    script = tmp_path / "careless.py"
+    script.write_text(
+        "import afield\n"
+        "afield.bench('spirals', ['erm'], trials=1, settings={'steps': 5}, workers=2)\n"
+    )
+    command = [sys.executable, script]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode != 0
+    assert '__name__ == "__main__"' in ended.stderr.strip().splitlines()[-1]
+    assert not list(tmp_path.glob("runs/*/failure.json"))

@@ -4,18 +4,13 @@ from itertools import combinations
 
 import pytest
 
-from afield.data.domains import DomainSet, Training
+from afield.data.domains import DomainSet
 from afield.data.lookup import find_dataset
-from afield.errors import DataError, SpecError, UnknownNameError
-from afield.experiments.protocol import (
-    CHECKPOINTS_PER_RUN,
-    hold_out,
-    leave_one_out,
-    resolve_run,
-    resolve_settings,
-)
+from afield.errors import SpecError, UnknownNameError
+from afield.experiments.protocol import hold_out, leave_one_out
 from afield.experiments.record import Run
 from afield.experiments.selection import RULES
+from afield.experiments.settings import resolve_run
 
 DIGITS = find_dataset("rotated_digits")
 
@@ -74,11 +69,6 @@ def test_what_is_given_is_given_in_every_draw():
     assert len({run.params["warmup"] for run in runs}) == 3
 
 
-def test_a_checkpoint_comes_every_two_per_cent_of_the_steps():
-    assert resolve_run(DIGITS, "erm", ("0deg",), settings={"steps": 5000}).every == 100
-    assert resolve_run(DIGITS, "erm", ("0deg",), settings={"steps": 7}).every == 1
-
-
 @pytest.mark.parametrize(
     ("settings", "error", "told"),
     [
@@ -108,7 +98,6 @@ def test_two_domains_are_too_few_for_twins():
 
 
 MANY = DomainSet("many", tuple(f"w{i:02}" for i in range(20)), ("x", "y"), reader=lambda _: {})
-PHOTOS = replace(MANY, name="photos", resizable=True)
 
 
 def divided(runs: list[Run]) -> list[tuple[set[str], set[str], set[str]]]:
@@ -220,212 +209,6 @@ def test_what_cannot_be_read_of_held_out_shares_is_refused(options, told):
 
 def test_leaving_one_out_tests_on_all_that_is_unseen():
     assert {run.tested for run in leave_one_out(DIGITS, ["erm"])} == {()}
-
-
-def planned(dataset: DomainSet, **settings: object) -> Run:
-    return resolve_run(dataset, "erm", dataset.domains[:2], settings=settings)
-
-
-def test_a_small_network_on_arrays_starts_from_nothing_and_sees_them_as_they_are():
-    run = planned(MANY)
-    assert (run.weights, run.start, run.freeze_bn, run.size, run.augment) == ("", "", False, 0, "")
-    assert run.lr == MANY.training.lr
-    assert run.given == {}
-
-
-@pytest.mark.parametrize(
-    ("settings", "size", "augment"),
-    [
-        ({}, 64, "light"),
-        ({"size": 95}, 95, "light"),
-        ({"size": 96}, 96, "full"),
-        ({"augment": "none"}, 64, ""),
-        ({"augment": "full"}, 64, "full"),
-        ({"size": 224, "augment": "light"}, 224, "light"),
-    ],
-    ids=str,
-)
-def test_pictures_in_files_have_a_size_and_the_augmentation_that_suits_it(settings, size, augment):
-    run = planned(PHOTOS, **settings)
-    assert (run.size, run.augment) == (size, augment)
-    assert set(run.given) == set(settings)
-
-
-def test_an_augmentation_that_there_is_not_is_refused():
-    with pytest.raises(SpecError, match="augment"):
-        planned(PHOTOS, augment="heavy")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({}, ("hub", True, 224, "full", 5e-5)),
-        ({"weights": "none"}, ("", False, 224, "full", 1e-3)),
-        ({"weights": "none", "freeze_bn": True}, ("", True, 224, "full", 1e-3)),
-        ({"freeze_bn": False, "size": 64}, ("hub", False, 64, "light", 5e-5)),
-        ({"lr": 0.3}, ("hub", True, 224, "full", 0.3)),
-    ],
-    ids=str,
-)
-def test_a_pretrained_network_in_place_of_a_small_one_is_tuned_gently(settings, expected):
-    run = planned(PHOTOS, backbone="timm:resnet18", **settings)
-    assert (run.weights, run.freeze_bn, run.size, run.augment, run.lr) == expected
-    assert set(run.given) == {"backbone", *settings}
-
-
-@pytest.mark.slow
-def test_the_rate_of_a_dataset_that_is_meant_for_a_pretrained_network_is_its_own():
-    own = Training(backbone="timm:resnet50", lr=3e-4)
-    dataset = replace(PHOTOS, training=own)
-    assert planned(dataset).lr == planned(dataset, backbone="timm:resnet18").lr == 3e-4
-    assert planned(dataset).weights == "hub"
-    # Pictures that are no files keep their size, and are not augmented.
-    plain = planned(replace(dataset, resizable=False))
-    assert (plain.size, plain.augment, plain.weights) == (0, "", "hub")
-
-
-@pytest.mark.slow
-def test_draws_are_taken_around_the_gentle_rate():
-    settings = {"backbone": "timm:resnet18"}
-    runs = [
-        resolve_run(PHOTOS, "erm", PHOTOS.domains[:2], draw=draw, settings=settings)
-        for draw in range(1, 6)
-    ]
-    assert len({run.lr for run in runs}) == 5
-    assert all(0.1 * 5e-5 <= run.lr <= 3 * 5e-5 for run in runs)
-
-
-@pytest.mark.slow
-def test_a_file_of_weights_is_known_by_its_contents_wherever_it_lies(tmp_path):
-    for name, content in (("a.pth", b"one"), ("b.pth", b"one"), ("c.pth", b"two")):
-        (tmp_path / name).write_bytes(content)
-    first, second, other, hub = (
-        planned(PHOTOS, backbone="timm:resnet18", weights=weights)
-        for weights in (*(str(tmp_path / f"{name}.pth") for name in "abc"), "hub")
-    )
-    assert first.weights == str(tmp_path / "a.pth")
-    assert first.freeze_bn
-    assert first.start == second.start != ""
-    assert first.key == second.key
-    assert len({first.key, other.key, hub.key}) == 3
-    assert hub.start == ""
-
-
-@pytest.mark.slow
-def test_a_file_of_weights_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(DataError, match="give hub, none or a file"):
-        planned(PHOTOS, backbone="timm:resnet18", weights=str(tmp_path / "none.pth"))
-
-
-def test_what_is_settled_has_nothing_open():
-    found = resolve_settings(vars(Training()), PHOTOS)
-    assert None not in found.values()
-    assert found["every"] == Training().steps // CHECKPOINTS_PER_RUN
-
-
-def test_what_would_be_chosen_anyway_does_not_label_a_row():
-    asked = planned(PHOTOS, backbone="timm:resnet18", weights="hub", size=224, freeze_bn=True)
-    plain = planned(PHOTOS, backbone="timm:resnet18")
-    assert asked == plain
-    assert set(plain.given) == {"backbone"}
-
-
-def test_weights_of_the_hub_are_named_in_full():
-    assert planned(PHOTOS, backbone="timm:resnet18").backbone == "timm:resnet18.a1_in1k"
-    tagged = planned(PHOTOS, backbone="timm:resnet50.tv_in1k")
-    assert tagged.backbone == "timm:resnet50.tv_in1k"
-    assert planned(PHOTOS, backbone="timm:resnet18", weights="none").backbone == "timm:resnet18"
-
-
-TWO, THREE = DIGITS.domains[:2], DIGITS.domains[:3]
-
-
-@pytest.mark.parametrize(
-    ("method", "sources", "settings", "told"),
-    [
-        ("mldg", DIGITS.domains[:1], {}, "mldg takes 2 source domains .* not 1"),
-        ("mldg", TWO, {"mldg.tests": 2}, "mldg takes 3 source domains .* not 2"),
-        ("mldg", THREE, {"domains_per_step": 1}, "mldg takes 2 source domains .* not 1"),
-        ("mldg", THREE, {"mldg.second_order": True}, "goes with mldg.inner=sgd"),
-        ("arith", THREE, {"arith.shares": "0.5,0.5"}, "2 weights for 3 source domain"),
-        (
-            "arith",
-            THREE,
-            {"arith.shares": "1,0,0", "domains_per_step": 2},
-            "3 weights for 2 source domain",
-        ),
-        ("arith", TWO, {"arith.eps": -0.5}, "arith.eps=-0.5: must not be below 0"),
-        ("fish", TWO, {"fish.momentum": 0.9}, "go with fish.inner=sgd"),
-        ("fish", TWO, {"fish.outer": "raw"}, "go with fish.inner=sgd"),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("draw", [0, 1])
-def test_what_a_method_refuses_is_told_when_a_run_is_planned(method, sources, settings, told, draw):
-    with pytest.raises(SpecError, match=told):
-        resolve_run(DIGITS, method, sources, draw=draw, settings=settings)
-
-
-@pytest.mark.parametrize(
-    ("sources", "per_step"), [(THREE, 0), (THREE, 3), (THREE, 9), (DIGITS.domains, 3)], ids=str
-)
-def test_a_method_is_asked_about_the_domains_of_a_step(sources, per_step):
-    settings = {"arith.shares": "0.5,0.3,0.2", "domains_per_step": per_step}
-    run = resolve_run(DIGITS, "arith", sources, settings=settings)
-    assert run.params["shares"] == (0.5, 0.3, 0.2)
-    assert run.given["arith.shares"] == (0.5, 0.3, 0.2)
-
-
-@pytest.mark.parametrize("method", ["arith", "fish", "mldg", "maml", "reptile"])
-def test_draws_keep_the_form_of_a_method(method):
-    runs = [resolve_run(DIGITS, method, THREE, draw=draw) for draw in range(6)]
-    forms = ("outer", "momentum", "by_domain", "shares", "inner", "tests", "second_order")
-    assert len({tuple(run.params.get(form) for form in forms) for run in runs}) == 1
-    drawn = "meta_lr" if method == "fish" else "inner_rate"
-    assert len({run.params[drawn] for run in runs}) == 6
-
-
-@pytest.mark.parametrize("asked", ["adam", ""])
-def test_the_usual_optimiser_and_none_are_one_run(asked):
-    run, plain = planned(MANY, optimizer=asked), planned(MANY)
-    assert run == plain
-    assert run.key == plain.key
-    assert run.optimizer == ""
-    assert run.given == {}
-
-
-def test_another_optimiser_is_another_run_and_labels_its_row():
-    run = planned(MANY, optimizer="sgd:momentum=0.9")
-    assert run.optimizer == "sgd:momentum=0.9"
-    assert run.key != planned(MANY).key
-    assert run.given == {"optimizer": "sgd:momentum=0.9"}
-    assert planned(MANY, optimizer="sgd").key not in (run.key, planned(MANY).key)
-
-
-def test_a_dataset_may_have_an_optimiser_of_its_own():
-    own = replace(MANY, training=Training(optimizer="sgd:momentum=0.9"))
-    assert planned(own).optimizer == "sgd:momentum=0.9"
-    assert planned(own).given == {}
-    back = planned(own, optimizer="adam")
-    assert back.optimizer == ""
-    assert back.key == planned(MANY).key
-
-
-@pytest.mark.parametrize(
-    ("asked", "error", "told"),
-    [
-        ("sgdd", UnknownNameError, "no optimizer 'sgdd'; did you mean 'sgd'"),
-        ("sgd:momentun=0.9", SpecError, "optimizer=sgd:momentun=0.9: .*'momentun'"),
-        ("sgd:momentum=-1", SpecError, "optimizer=sgd:momentum=-1: "),
-        ("sgd:lr=0.1", SpecError, "lr has its own --set"),
-        ("sgd:momentum=lots", SpecError, "'lots' is neither a number"),
-    ],
-)
-def test_an_optimiser_that_cannot_be_is_refused_before_anything_is_done(asked, error, told):
-    for plan in (leave_one_out, hold_out):
-        with pytest.raises(error, match=told):
-            plan(MANY, ["erm"], settings={"optimizer": asked})
 
 
 def divisions(runs: list[Run]) -> dict[tuple[int, int], Run]:

@@ -9,11 +9,12 @@ import torch
 
 from afield.errors import DataError, SpecError
 from afield.experiments.benchmarking import bench, plan_run
+from afield.experiments.pools import Local
 from afield.experiments.record import Failure, Plan, Progress, Record
 from afield.experiments.remote_store import RemoteStore, fetch_run, open_store
 from afield.experiments.runner import execute
 from afield.experiments.store import Store, read_record
-from afield.experiments.sweep import Local, complete
+from afield.experiments.sweep import complete
 
 
 @pytest.fixture(params=["memory", "file"])

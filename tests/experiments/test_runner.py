@@ -21,7 +21,8 @@ from afield.errors import DataError
 from afield.experiments.benchmarking import plan_run
 from afield.experiments.protocol import hold_out, leave_one_out
 from afield.experiments.run_data import RunData
-from afield.experiments.runner import execute, load_domains
+from afield.experiments.run_setup import load_domains
+from afield.experiments.runner import execute
 from afield.experiments.selection import (
     RULES,
     by_left_out_source,

@@ -1,7 +1,6 @@
 """Many runs: nothing is done twice, nothing is lost, no failure stops the others."""
 
 import os
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from afield.errors import SpecError
 from afield.experiments.benchmarking import plan_run
+from afield.experiments.pools import Local
 from afield.experiments.record import Failure, Record, Run
 from afield.experiments.runner import execute
 from afield.experiments.store import BusyError, Store
-from afield.experiments.sweep import Local, complete, sort_outcomes
+from afield.experiments.sweep import complete, sort_outcomes
 
 TARGETS = ("turn0", "turn10", "turn20", "turn30")
 
@@ -57,23 +56,12 @@ def test_one_bad_run_does_not_stop_the_others(tmp_path):
 def test_a_failure_that_is_not_ours_keeps_its_kind_and_is_tried_again(tmp_path, monkeypatch):
     run, store = runs_of()[0], Store(tmp_path)
     with monkeypatch.context() as broken:
-        broken.setattr("afield.experiments.runner.fit", lambda *_, **__: 1 / 0)
+        broken.setattr("afield.experiments.runner.checkpoints", lambda *_, **__: 1 / 0)
         (failure,) = complete([run], store)
     assert failure.error == "ZeroDivisionError: division by zero"
     (record,) = complete([run], store)
     assert isinstance(record, Record)
     assert store.failures() == []
-
-
-def doubled_unless_killed(number):
-    if number == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return 2 * number
-
-
-def test_a_killed_worker_loses_only_its_own_item():
-    found = Local(2).map(doubled_unless_killed, range(6), on_lost=lambda number: f"lost {number}")
-    assert sorted(map(str, found)) == ["0", "10", "2", "6", "8", "lost 2"]
 
 
 def test_more_workers_give_the_same_bytes(tmp_path):
@@ -157,33 +145,6 @@ def test_two_starts_at_the_same_time_do_no_run_twice(tmp_path):
     assert len(list(Store(tmp_path / "runs"))) == 12
 
 
-@pytest.mark.slow
-def test_workers_end_when_their_parent_is_killed(tmp_path):
-    script = tmp_path / "sleepers.py"
-    script.write_text(
-        "import os, time\n"
-        "from afield.experiments.sweep import Local\n"
-        "def nap(number):\n"
-        "    os.write(1, b'at it\\n')\n"
-        "    time.sleep(60)\n"
-        "if __name__ == '__main__':\n"
-        "    list(Local(2).map(nap, range(2), lost=lambda number: None))\n"
-    )
-    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE) as parent:
-        try:
-            assert [parent.stdout.readline() for _ in range(2)] == [b"at it\n"] * 2
-        finally:
-            parent.kill()
-        # The pipe ends only when every worker has let go of it; their naps last a minute.
-        parent.communicate(timeout=20)
-
-
-@pytest.mark.parametrize("workers", [0, -1])
-def test_less_than_one_worker_is_refused(workers):
-    with pytest.raises(SpecError, match="at least one"):
-        Local(workers)
-
-
 def test_records_of_code_that_has_changed_since_are_reported(tmp_path, monkeypatch, caplog):
     runs, store = runs_of()[:1], Store(tmp_path)
     list(complete(runs, store))
@@ -192,20 +153,6 @@ def test_records_of_code_that_has_changed_since_are_reported(tmp_path, monkeypat
     monkeypatch.setattr("afield.registry._source", lambda kind, name: "another = 1")
     list(complete(runs, store))
     assert "erm: its code has changed" in caplog.text
-
-
-@pytest.mark.slow
-def test_a_script_without_a_guard_is_told_so(tmp_path):
-    script = tmp_path / "careless.py"
-    script.write_text(
-        "import afield\n"
-        "afield.bench('spirals', ['erm'], trials=1, settings={'steps': 5}, workers=2)\n"
-    )
-    command = [sys.executable, script]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ended.returncode != 0
-    assert '__name__ == "__main__"' in ended.stderr.strip().splitlines()[-1]
-    assert not list(tmp_path.glob("runs/*/failure.json"))
 
 
 def staged() -> dict[str, Run]:

@@ -82,7 +82,7 @@ def fit(
     calibrate confidences for it; what the store has already is not done again.
     """
     from afield.deployment.fitting import fit as fitted
-    from afield.experiments.sweep import Local, default_workers
+    from afield.experiments.pools import Local, default_workers
 
     if method and method_ and method != method_:
         raise SpecError(f"METHOD is {method}, but --method {method_}; give one of them")

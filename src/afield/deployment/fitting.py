@@ -34,13 +34,15 @@ from afield.deployment.model_folder import (
 from afield.errors import DataError, SpecError
 from afield.experiments.benchmarking import plan_run
 from afield.experiments.finished import FinishedRun, reopen
+from afield.experiments.pools import Local, Pool
 from afield.experiments.protocol import hold_out as held_out_runs
 from afield.experiments.protocol import leave_one_out
 from afield.experiments.record import DEFAULT_RULES, Failure, Record, Run
 from afield.experiments.remote_store import open_store
-from afield.experiments.runner import execute, load_domains, versions
+from afield.experiments.run_setup import load_domains
+from afield.experiments.runner import execute, versions
 from afield.experiments.store import Store, read_run_inputs
-from afield.experiments.sweep import Local, Pool, complete
+from afield.experiments.sweep import complete
 from afield.networks.backbone import Classifier
 from afield.progress import progress, track
 

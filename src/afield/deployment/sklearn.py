@@ -30,13 +30,10 @@ from afield.data.domains import Domain, DomainSet, Training
 from afield.data.samples import Rows
 from afield.data.sources.arrays import to_channels_first
 from afield.errors import IncompatibleMethodError, SpecError
-from afield.experiments.protocol import resolve_run
 from afield.experiments.record import Run
-from afield.experiments.runner import (
-    Machine,
-    remaining_checkpoints,
-    set_up_on,
-)
+from afield.experiments.run_setup import Machine, set_up_on
+from afield.experiments.runner import remaining_checkpoints
+from afield.experiments.settings import resolve_run
 from afield.networks.inference import compute_outputs
 
 __all__ = ["DomainClassifier"]

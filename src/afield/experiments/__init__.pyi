@@ -17,6 +17,6 @@ from .selection import RULES as RULES
 from .selection import Pick as Pick
 from .selection import Rule as Rule
 from .store import Store as Store
-from .sweep import Local as Local
-from .sweep import Pool as Pool
+from .pools import Local as Local
+from .pools import Pool as Pool
 from .sweep import complete as complete

@@ -23,9 +23,8 @@ from pydantic import TypeAdapter, ValidationError
 from afield.data.domains import Training
 from afield.errors import DataError, SpecError, UnknownNameError
 from afield.experiments.benchmarking import plan_runs
-from afield.experiments.pools import Ray
+from afield.experiments.pools import Local, Pool, Ray, default_workers
 from afield.experiments.record import Run
-from afield.experiments.sweep import Local, Pool, default_workers
 from afield.registry import hint
 
 __all__ = ["Benchmark", "read_benchmark"]

@@ -14,20 +14,17 @@ from afield.data.domains import DomainSet, missing_class_warnings
 from afield.data.lookup import find_dataset
 from afield.errors import IncompatibleMethodError, SpecError
 from afield.experiments.merge_protocol import can_benchmark, merging_runs
-from afield.experiments.protocol import (
-    check_settings,
-    hold_out,
-    leave_one_out,
-    resolve_run,
-    settings_of,
-)
+from afield.experiments.pools import Local, Pool
+from afield.experiments.protocol import hold_out, leave_one_out
 from afield.experiments.record import DEFAULT_RULES, Failure, Record, Run
 from afield.experiments.remote_store import open_store
 from afield.experiments.run_data import RunData
-from afield.experiments.runner import execute, load_domains
+from afield.experiments.run_setup import load_domains
+from afield.experiments.runner import execute
 from afield.experiments.selection import RULES, resolve_rules
+from afield.experiments.settings import check_settings, resolve_run, settings_of
 from afield.experiments.store import Store
-from afield.experiments.sweep import Local, Pool, complete, sort_outcomes
+from afield.experiments.sweep import complete, sort_outcomes
 from afield.networks.backbone import HUB, network
 from afield.progress import progress
 

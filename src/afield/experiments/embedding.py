@@ -23,7 +23,7 @@ from afield.data.lookup import find_dataset
 from afield.data.samples import Rows
 from afield.data.scaling import Scaling
 from afield.errors import SpecError
-from afield.experiments.protocol import resolve_settings
+from afield.experiments.settings import resolve_settings
 from afield.files import atomic_write
 from afield.hyperparameters import validate_values
 from afield.networks.backbone import Classifier, find_backbone, network

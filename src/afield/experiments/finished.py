@@ -18,7 +18,7 @@ from afield.data.stream import Stream
 from afield.errors import SpecError
 from afield.experiments.record import Record, Run
 from afield.experiments.run_data import split_domains
-from afield.experiments.runner import Machine, load_domains, set_up
+from afield.experiments.run_setup import Machine, load_domains, set_up
 from afield.experiments.selection import selection_value
 from afield.experiments.store import read_record, read_run_weights
 from afield.networks.inference import compute_outputs

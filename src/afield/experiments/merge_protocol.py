@@ -24,8 +24,14 @@ from afield import registry
 from afield.data.domains import DomainSet
 from afield.errors import IncompatibleMethodError, MergeError, SpecError, UnknownNameError
 from afield.experiments.merge_runner import MERGE_BASELINES
-from afield.experiments.protocol import Settings, check_settings, resolve_run, settings_of
 from afield.experiments.record import DEFAULT_RULES, Run
+from afield.experiments.settings import (
+    Settings,
+    check_counts,
+    check_settings,
+    resolve_run,
+    settings_of,
+)
 from afield.hyperparameters import build, defaults, draw_values, validate_values, without_neutral
 from afield.merging.scopes import expert_count, needs_statistics
 from afield.merging.state_dicts import merge as merge_by
@@ -124,11 +130,7 @@ def merging_runs(
         ``score.scale`` for how far to go.
     """
     _check(dataset, merges, expert_methods, settings or {}, average)
-    for what, count in (("trials", trials), ("draws", draws)):
-        if count < 1:
-            raise SpecError(f"{what}={count}: at least one is needed")
-    if base_steps is not None and base_steps < 1:
-        raise SpecError(f"base_steps={base_steps}: at least one is needed")
+    check_counts(trials=trials, draws=draws, base_steps=base_steps)
     reading = tuple(rule for rule in rules if rule in DEFAULT_RULES) or DEFAULT_RULES
     if set(rules) - set(reading):
         log.warning("merges are read by %s: other rules would need twins", " and ".join(reading))

@@ -27,13 +27,8 @@ from afield.data.domains import data_root
 from afield.data.lookup import find_dataset
 from afield.errors import DataError, SpecError
 from afield.experiments.record import Record, Run
-from afield.experiments.runner import (
-    Machine,
-    TrainingState,
-    load_domains,
-    set_up,
-    versions,
-)
+from afield.experiments.run_setup import Machine, TrainingState, load_domains, set_up
+from afield.experiments.runner import versions
 from afield.experiments.store import Store, read_record, read_run_weights
 from afield.hyperparameters import with_neutral
 from afield.merging.state_dicts import merge

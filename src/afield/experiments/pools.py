@@ -1,31 +1,132 @@
-"""Runs on a Ray cluster: one task a run; a task whose machine is lost is begun again elsewhere.
+"""Where runs are done: in processes of this machine, or on a Ray cluster.
 
-Ray is the scheduler, and an extra: ``pip install 'afield[ray]'``. Machines share the store (a
-folder that all of them see, or an address), so a run that is begun again goes on from its snapshot.
-Each finds the data by its own ``AFIELD_DATA``.
+On Ray, every run is one task; a task whose machine is lost is started again elsewhere. Ray is an
+extra: ``pip install 'afield[ray]'``. All machines share the store, a folder that they all see or an
+address, so a run that is started again continues from its snapshot. Each machine finds the data
+through its own ``AFIELD_DATA``.
 """
 
 import logging
+import multiprocessing
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from afield.compute import default_device, end_with_parent, usable_cores
 from afield.errors import SpecError
 
-__all__ = ["Ray"]
+__all__ = [
+    "Local",
+    "Pool",
+    "Ray",
+    "default_workers",
+]
+
 
 log = logging.getLogger(__name__)
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
 # A run with these came to no end of its own.
 LOST_ERRORS = ("WorkerCrashedError", "NodeDiedError", "OutOfMemoryError", "ObjectLostError")
 # How often to ask for the end of what is under way, a second apart.
 CANCEL_ATTEMPTS = 10
 # A cluster that is started for a sweep sends nothing to anybody.
 RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+
+
+class Pool(Protocol):
+    """Something that maps a function over items, in any order, wherever it likes."""
+
+    def map(
+        self,
+        function: Callable[[Item], Result],
+        items: Iterable[Item],
+        on_lost: Callable[[Item], Result],
+    ) -> Iterator[Result]:
+        """Yield results as they come; `lost` makes the result of an item whose worker died."""
+
+
+@dataclass(frozen=True)
+class Local:
+    """Processes on this machine, one run in each at a time; with one worker, this process."""
+
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise SpecError(f"workers={self.workers}: at least one is needed")
+
+    def map(
+        self,
+        function: Callable[[Item], Result],
+        items: Iterable[Item],
+        on_lost: Callable[[Item], Result],
+    ) -> Iterator[Result]:
+        """Yield results as they come.
+
+        Every worker is a pool of its own, so that a worker that is killed takes down exactly the
+        run that it was at, and that run is known.
+        """
+        if self.workers == 1:
+            yield from map(function, items)
+            return
+        waiting = deque(items)
+        idle = _workers(min(self.workers, len(waiting)))
+        at_work: dict[Future[Result], tuple[ProcessPoolExecutor, Item]] = {}
+        try:
+            while waiting or at_work:
+                while idle and waiting:
+                    worker, item = idle.pop(), waiting.popleft()
+                    at_work[worker.submit(function, item)] = worker, item
+                for future in wait(at_work, return_when=FIRST_COMPLETED).done:
+                    worker, item = at_work.pop(future)
+                    died = isinstance(future.exception(), BrokenProcessPool)
+                    idle.append(_worker() if died else worker)
+                    yield on_lost(item) if died else future.result()
+        finally:
+            for worker, _ in at_work.values():
+                _end(worker)
+            for worker in idle:
+                worker.shutdown(wait=False)
+
+
+def default_workers(threads: int) -> int:
+    """As many as the cores that this process may use can carry; one where there is a GPU."""
+    if default_device() != "cpu":
+        return 1
+    return max(1, usable_cores() // threads)
+
+
+def _workers(count: int) -> list[ProcessPoolExecutor]:
+    """Workers that have started."""
+    started = [_worker() for _ in range(count)]
+    try:
+        wait([worker.submit(os.getpid) for worker in started])
+        for worker in started:
+            worker.submit(os.getpid).result()
+    except BrokenProcessPool:
+        raise SpecError(
+            "worker processes cannot start; in a script, start from below "
+            'if __name__ == "__main__":, or use workers=1'
+        ) from None
+    return started
+
+
+def _end(worker: ProcessPoolExecutor) -> None:
+    """Stop in the middle of a run: it can go on from its snapshot."""
+    for process in list((worker._processes or {}).values()):
+        process.kill()
+    worker.shutdown(wait=False, cancel_futures=True)
+
+
+def _worker() -> ProcessPoolExecutor:
+    # Spawned, not forked: torch's threads do not survive a fork.
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(1, mp_context=context, initializer=end_with_parent)
 
 
 @dataclass(frozen=True)

@@ -10,51 +10,33 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from afield import registry
 from afield.compute import default_device, deterministic, hostname, track_peak_memory
-from afield.data.domains import Domain, DomainSet, ReadOptions, data_root
-from afield.data.images import stored_side
-from afield.data.lookup import find_dataset
-from afield.data.samples import Samples
-from afield.data.stream import Stream
-from afield.errors import AfieldError, DataError, SpecError
+from afield.data.domains import data_root
+from afield.errors import AfieldError, SpecError
 from afield.experiments.record import Progress, Record, Run
-from afield.experiments.run_data import Evaluations, RunData
+from afield.experiments.run_setup import Machine, TrainingState, set_up
 from afield.experiments.selection import selection_value
-from afield.experiments.store import Store, read_run_inputs, read_run_weights
-from afield.files import file_digest
-from afield.hyperparameters import build, with_neutral
-from afield.networks.backbone import find_backbone, network
+from afield.experiments.store import Store
+from afield.networks.backbone import find_backbone
 from afield.seeds import capture_rng_state, restore_rng_state
-from afield.training.average import Average
 from afield.training.evaluation import Checkpoint
 from afield.training.loop import checkpoints
-from afield.training.method import Learner, Method, Task
-from afield.training.optimizers import make_schedule, optimizer_factory
 
 __all__ = [
-    "Machine",
-    "TrainingState",
     "execute",
-    "load_domains",
-    "make_stream",
     "remaining_checkpoints",
-    "set_up",
-    "set_up_on",
     "versions",
 ]
 
-log = logging.getLogger(__name__)
 
+log = logging.getLogger(__name__)
 CheckpointCallback = Callable[[Run, Checkpoint], None]
 # A snapshot may take a twentieth of the time: a large one comes less often.
 SNAPSHOT_INTERVAL_FACTOR = 20
@@ -62,8 +44,6 @@ SNAPSHOT_INTERVAL_FACTOR = 20
 PROGRESS_SECONDS = 1.0
 # The value of a checkpoint that cannot be chosen.
 NOT_DEPLOYED = -1.0
-# The method that stands for a merge where a network is built.
-PLACEHOLDER_METHOD = "erm"
 
 
 def execute(
@@ -122,118 +102,6 @@ def execute(
         )
         store.put(record, work.best, parts=work.best_parts, inputs=work.inputs)
         return record
-
-
-def load_domains(dataset: DomainSet, run: Run, root: Path | None = None) -> dict[str, Domain]:
-    """The dataset's domains as a run needs them, kept in memory from one run to the next."""
-    side = stored_side(run.size) if dataset.resizable else 0
-    reading = ReadOptions(root or data_root(), side=side, skip_broken=run.skip_broken)
-    return _loaded(dataset.spec, dataset.fingerprint, reading)
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Where a run is done, and where the runs lie from whose weights it may start."""
-
-    device: torch.device
-    threads: int
-    root: Path
-    store: Path = Path()
-
-    @property
-    def told(self) -> str:
-        """The device in words, as far as results depend on it."""
-        if self.device.type == "cpu":
-            return f"cpu, {self.threads} thread(s)"
-        return torch.cuda.get_device_name(self.device)
-
-
-@dataclass
-class TrainingState:
-    """The pieces of one training, and what is known of it so far."""
-
-    run: Run
-    place: Machine
-    method: Method
-    learner: Learner
-    average: Average
-    stream: Stream
-    evaluations: Evaluations
-    inputs: dict[str, Any]
-    dropped: int = 0
-    checkpoints: list[Checkpoint] = field(default_factory=list)
-    best: dict[str, Tensor] = field(default_factory=dict)
-    best_parts: dict[str, Tensor] = field(default_factory=dict)
-    seconds: float = 0.0
-
-
-def set_up(run: Run, machine: Machine) -> TrainingState:
-    """Everything read and built, nothing trained."""
-    dataset = find_dataset(run.dataset, machine.root)
-    if dataset.fingerprint != run.data:
-        raise DataError(f"{run.dataset}: the data have changed since the run was asked; ask again")
-    if run.start and file_digest(run.weights) != run.start:
-        raise DataError(f"{run.weights}: the file has changed since the run was asked; ask again")
-    return set_up_on(dataset, load_domains(dataset, run, machine.root), run, machine)
-
-
-def set_up_on(
-    dataset: DomainSet, domains: Mapping[str, Domain], run: Run, machine: Machine
-) -> TrainingState:
-    """Everything built for domains that are in memory, nothing trained."""
-    torch.manual_seed(run.seed)
-    # What base, experts and merged model see must be the same numbers.
-    told = read_run_inputs(machine.store / run.base) if run.base else None
-    material = RunData.of(run, dataset, domains, machine.device, told)
-    build_network = partial(
-        network, run.backbone, material.shape, weights=run.weights, freeze_bn=run.freeze_bn
-    )
-    task = Task(
-        sources=run.sources,
-        classes=dataset.classes,
-        steps=run.steps,
-        network=lambda outputs: build_network(outputs).to(machine.device),
-        optimizer=optimizer_factory(run.optimizer, lr=run.lr, weight_decay=run.weight_decay),
-        shape=material.shape,
-        schedule=make_schedule(run.lr_schedule, run.steps),
-        clip_norm=run.clip_norm,
-    )
-    # Of a merged run there is nothing to train, but all else is as in training.
-    name, params = (PLACEHOLDER_METHOD, {}) if run.experts else (run.method, run.params)
-    kind = registry.find("methods", name)
-    method: Method = build(kind, with_neutral(kind, params))
-    model = build_network(len(dataset.classes), class_names=dataset.classes).to(machine.device)
-    if run.base:
-        model.load_state_dict(read_run_weights(machine.store / run.base))
-    if run.freeze_head:
-        model.head.requires_grad_(requires_grad=False)
-    learner = method.setup(model, task)
-    kind = registry.find("averages", run.average)
-    average: Average = build(kind, with_neutral(kind, run.average_params))
-    average.setup(learner.model, steps=learner.task.steps)
-    inputs = {"classes": dataset.classes, "shape": material.shape, **material.scaling.to_dict()}
-    return TrainingState(
-        run=run,
-        place=machine,
-        method=method,
-        learner=learner,
-        average=average,
-        stream=make_stream(run, material.samples, times=method.batches_per_group),
-        evaluations=material.evaluations,
-        inputs=inputs,
-        dropped=material.dropped,
-    )
-
-
-def make_stream(run: Run, samples: Samples, *, times: int = 1) -> Stream:
-    """The batches of a run, whose method takes them so many at a time."""
-    return Stream(
-        samples,
-        batch=run.batch * times,
-        seed=run.seed,
-        per_step=run.domains_per_step,
-        balance=run.balance,
-    )
 
 
 def _train(
@@ -390,9 +258,3 @@ def _continued(run: Run, store: Store, place: Machine) -> TrainingState:
     # Those of an earlier version have no parts.
     work.best, work.best_parts = state["best"], state.get("best_parts", {})
     return work
-
-
-@lru_cache(maxsize=1)
-def _loaded(spec: str, fingerprint: str, reading: ReadOptions) -> dict[str, Domain]:
-    del fingerprint  # only so that changed data are read again
-    return find_dataset(spec, reading.root).load(reading)

@@ -14,8 +14,8 @@ from torch import nn
 from afield.data.lookup import find_dataset
 from afield.errors import DataError, SpecError, UnknownNameError
 from afield.experiments.finished import reopen
-from afield.experiments.protocol import resolve_run, resolve_settings
 from afield.experiments.runner import execute
+from afield.experiments.settings import resolve_run, resolve_settings
 from afield.experiments.store import Store
 from afield.networks.backbone import Form, find_backbone, network
 from afield.networks.backbones import clip

@@ -14,7 +14,8 @@ from torch.autograd.functional import hessian, jacobian
 from afield.data.samples import Samples
 from afield.errors import SpecError
 from afield.experiments.benchmarking import plan_run
-from afield.experiments.runner import Machine, execute, set_up
+from afield.experiments.run_setup import Machine, set_up
+from afield.experiments.runner import execute
 from afield.experiments.store import Store
 from afield.hyperparameters import build
 from afield.training.averages.last import Last
