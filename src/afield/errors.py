@@ -1,4 +1,4 @@
-"""The errors raised on purpose: each says what, where, and what to do instead."""
+"""Errors raised on purpose. A message says what is wrong, where, and what to do instead."""
 
 __all__ = [
     "AfieldError",
@@ -12,19 +12,19 @@ __all__ = [
 
 
 class AfieldError(Exception):
-    """Something the user can mend; the command line prints it in one line."""
+    """An error that the user can fix; the command line prints it in one line."""
 
 
 class UnknownNameError(AfieldError, LookupError):
-    """A name that no file and no entry point has."""
+    """A name that no file of the registry and no entry point has."""
 
 
 class SpecError(AfieldError, ValueError):
-    """A setting that is not understood or cannot be."""
+    """A setting that is unknown, malformed or not possible here."""
 
 
 class IncompatibleMethodError(SpecError):
-    """A method cannot be trained on so many source domains."""
+    """A method that cannot be trained on this number of source domains."""
 
     def __init__(self, message: str, method: str = "") -> None:
         super().__init__(message)
@@ -32,12 +32,12 @@ class IncompatibleMethodError(SpecError):
 
 
 class DataError(AfieldError, FileNotFoundError):
-    """Data that are missing, broken or not what they should be."""
+    """Data that are missing, broken or not in the expected form."""
 
 
 class DivergedError(AfieldError, ArithmeticError):
-    """Training that left the finite numbers."""
+    """Training whose loss or weights became NaN or infinite."""
 
 
 class MergeError(AfieldError, ValueError):
-    """Models that cannot be merged, or not in this way."""
+    """Models that cannot be merged, at all or by this merge."""

@@ -1,14 +1,17 @@
-"""Hyperparameters: a default for people, a range for sweeps and a type for checks, on one line.
+"""Hyperparameters: default, search range and type, declared in one place.
 
-A hyperparameter is ``name: Annotated[type, Range] = default``, as a field of a method or as a
-keyword of a merge. Draw 0 is the defaults; in every other draw each name has its own generator, so
-that adding a hyperparameter changes none of the others.
+A hyperparameter is a field of a method or a keyword of a merge::
+
+    name: Annotated[type, Range] = default
+
+Draw 0 consists of the defaults. In every other draw each hyperparameter has its own random
+generator, so adding a hyperparameter does not change the values of the others.
 """
 
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -42,82 +45,82 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Uniform:
-    """Between two ends, every value equally likely."""
+    """Uniform distribution between `low` and `high`."""
 
     low: float
     high: float
 
     def draw(self, generator: np.random.Generator, default: Any) -> Any:
-        """A value between the ends."""
+        """Draw a value between the ends."""
         del default
         return float(generator.uniform(self.low, self.high))
 
     def ends(self, default: Any) -> tuple[Any, Any]:
-        """The smallest and the largest value."""
+        """Smallest and largest value."""
         del default
         return self.low, self.high
 
 
 @dataclasses.dataclass(frozen=True)
 class LogUniform(Uniform):
-    """Between two ends, every order of magnitude equally likely."""
+    """Log-uniform distribution: every order of magnitude is equally likely."""
 
     def draw(self, generator: np.random.Generator, default: Any) -> Any:
-        """A value between the ends."""
+        """Draw a value between the ends."""
         del default
         return math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Around:
-    """Log-uniform between two multiples of the default: for what depends on the dataset."""
+    """Log-uniform between two multiples of the default, which may depend on the dataset."""
 
     low: float
     high: float
 
     def draw(self, generator: np.random.Generator, default: Any) -> Any:
-        """A multiple of the default."""
+        """Draw a multiple of the default."""
         return LogUniform(*self.ends(default)).draw(generator, default)
 
     def ends(self, default: Any) -> tuple[Any, Any]:
-        """The smallest and the largest value."""
+        """Smallest and largest value."""
         return self.low * default, self.high * default
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """One of a few values."""
+    """One of several values, all equally likely."""
 
     options: tuple[Any, ...]
 
     def draw(self, generator: np.random.Generator, default: Any) -> Any:
-        """One of the options."""
+        """Draw one of the options."""
         del default
         return self.options[int(generator.integers(len(self.options)))]
 
     def ends(self, default: Any) -> tuple[Any, Any]:
-        """The first and the last option."""
+        """First and last option."""
         del default
         return self.options[0], self.options[-1]
 
 
 @dataclasses.dataclass(frozen=True)
 class Variant(Choice):
-    """One of several forms of a method, for ablations: sweeps keep the default."""
+    """A variant of a method, for ablations: draws keep the default."""
 
     def draw(self, generator: np.random.Generator, default: Any) -> Any:
-        """The default."""
+        """Return the default."""
         del generator
         return default
 
 
 @dataclasses.dataclass(frozen=True)
 class Added:
-    """Marks a hyperparameter that was added after its kind had been in use.
+    """Marks a hyperparameter that was added to a method or merge after its release.
 
-    While it has its `neutral` value, the kind computes what it did before, and the value stays out
-    of the parameters of a run: the run keeps its key. The neutral value never changes, even when
-    the default does.
+    With the `neutral` value, results are as before the addition. Such a value is left out of the
+    parameters of a run, so the run keeps its key. The neutral value never changes, even if the
+    default does.
     """
 
     neutral: Any
@@ -127,19 +130,19 @@ Range = Uniform | LogUniform | Around | Choice | Variant
 
 
 def ranges(kind: Callable[..., Any]) -> dict[str, Range]:
-    """The ranges of a dataclass's fields or of a function's keywords.
+    """Ranges of the fields of a dataclass or the keywords of a function.
 
     >>> from afield.training.methods.vrex import VREx
     >>> ranges(VREx)["penalty"]
     LogUniform(low=0.1, high=100000.0)
     """
     hints = get_type_hints(kind, include_extras=True)
-    found = {name: [a for a in get_args(hints[name])[1:] if isinstance(a, Range)] for name in hints}
-    return {name: found[name][0] for name in defaults(kind) if found.get(name)}
+    marks = {name: [a for a in get_args(hints[name])[1:] if isinstance(a, Range)] for name in hints}
+    return {name: marks[name][0] for name in defaults(kind) if marks.get(name)}
 
 
 def defaults(kind: Callable[..., Any]) -> dict[str, Any]:
-    """The hyperparameters of a dataclass or function with their default values."""
+    """Default values of the hyperparameters of a dataclass or function."""
     parameters = inspect.signature(kind).parameters.values()
     return {p.name: p.default for p in parameters if p.default is not p.empty}
 
@@ -147,18 +150,18 @@ def defaults(kind: Callable[..., Any]) -> dict[str, Any]:
 def draw_values(
     kind: Callable[..., Any], *, draw: int, trial: int, start: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The hyperparameters of one draw.
+    """Values of all hyperparameters in one draw.
 
     Parameters
     ----------
     kind
-        A dataclass or a function whose hyperparameters carry their ranges.
+        A dataclass, or a function with keywords, whose annotations carry the ranges.
     draw
-        Which draw; 0 is the defaults.
+        Number of the draw; draw 0 consists of the defaults.
     trial
-        Which trial: as in DomainBed, every trial has its own draws.
+        Number of the trial: as in DomainBed, every trial has its own draws.
     start
-        Values that take the place of the defaults.
+        Values to use instead of the defaults.
     """
     values = {**defaults(kind), **(start or {})}
     if draw == 0:
@@ -166,12 +169,12 @@ def draw_values(
     for name, range_ in ranges(kind).items():
         generator = np.random.default_rng(derive_seed(seed_name(kind), name, draw, trial))
         value = range_.draw(generator, values[name])
-        values[name] = _typed(kind, name, value, range_.ends(values[name]))
+        values[name] = _round_integer(kind, name, value, range_.ends(values[name]))
     return values
 
 
 def without_neutral(kind: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values without later additions that are at their neutral value."""
+    """Leave out the later additions that have their neutral value."""
     neutral = _neutral(kind)
     return {
         name: value
@@ -181,7 +184,7 @@ def without_neutral(kind: Callable[..., Any], values: Mapping[str, Any]) -> dict
 
 
 def with_neutral(kind: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a run, with the neutral value of what was added to the kind since."""
+    """Add the neutral values of hyperparameters that are newer than these values."""
     return {**_neutral(kind), **values}
 
 
@@ -196,63 +199,60 @@ def _neutral(kind: Callable[..., Any]) -> dict[str, Any]:
 
 
 def seed_name(kind: Callable[..., Any]) -> str:
-    """Name that seeds the draws of a kind: its `seed_name`, or the name of the class or function.
+    """Name that seeds the draws of a class or function: its `seed_name`, else its own name.
 
-    A class that is renamed keeps its draws by declaring its former name as `seed_name`.
+    A renamed class keeps its draws if it declares its former name as `seed_name`.
     """
     return str(getattr(kind, "seed_name", kind.__name__))
 
 
 def extremes(kind: Callable[..., Any], name: str) -> tuple[Any, Any]:
-    """The least and the greatest value of a hyperparameter."""
+    """Smallest and largest value of a hyperparameter."""
     ends = ranges(kind)[name].ends(defaults(kind)[name])
-    return _typed(kind, name, ends[0], ends), _typed(kind, name, ends[1], ends)
+    return _round_integer(kind, name, ends[0], ends), _round_integer(kind, name, ends[1], ends)
 
 
 def build(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
-    """Construct strictly: unknown names and wrong types are errors that say what is known."""
+    """Construct from checked values; unknown names and wrong types are errors."""
     return kind(**validate_values(kind, values))
 
 
 def validate_values(kind: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values in the types that the dataclass or function declares."""
-    hints, known = get_type_hints(kind, include_extras=True), list(defaults(kind))
-    name = kind.__name__
+    """Convert values to the declared types; unknown names and wrong types are errors."""
+    hints, names = get_type_hints(kind, include_extras=True), list(defaults(kind))
+    owner = kind.__name__
     for key in values:
-        if key not in known:
-            raise SpecError(f"{name} has no setting {key!r}; {hint(key, known)}")
-    return {key: _converted(value, hints[key], f"{name}.{key}") for key, value in values.items()}
+        if key not in names:
+            raise SpecError(f"{owner} has no setting {key!r}; {hint(key, names)}")
+    return {key: _convert(value, hints[key], f"{owner}.{key}") for key, value in values.items()}
 
 
-def _converted(value: Any, type_: Any, where: str) -> Any:
+def _convert(value: Any, type_: Any, where: str) -> Any:
     adapter = TypeAdapter(type_)
-    if isinstance(value, str) and value.lower() != "none" and _listed(type_):
-        value = [part.strip() for part in value.split(",") if part.strip()]
+    if isinstance(value, str) and value.lower() != "none" and _allows_tuple(type_):
+        value = [item.strip() for item in value.split(",") if item.strip()]
     try:
         result = adapter.validate_python(value)
     except ValidationError as error:
         if value in ("none", "None"):
-            return _converted(None, type_, where)
+            return _convert(None, type_, where)
         reason = error.errors()[0]["msg"]
         raise SpecError(f"{where}={value!r}: {reason[0].lower()}{reason[1:]}") from None
-    if any(isinstance(v, float) and not math.isfinite(v) for v in _flat(result)):
+    numbers = result if isinstance(result, (list, tuple)) else (result,)
+    if any(isinstance(n, float) and not math.isfinite(n) for n in numbers):
         raise SpecError(f"{where}={value!r}: not a finite number")
     return result
 
 
-def _listed(type_: Any) -> bool:
-    """Whether a type is, or may be, a row of values."""
-    return get_origin(type_) is tuple or any(_listed(part) for part in get_args(type_))
+def _allows_tuple(type_: Any) -> bool:
+    """Whether a type is a tuple or a union with one."""
+    return get_origin(type_) is tuple or any(_allows_tuple(option) for option in get_args(type_))
 
 
-def _flat(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, (list, tuple)) else (value,)
-
-
-def _typed(kind: Callable[..., Any], name: str, value: Any, ends: tuple[Any, Any]) -> Any:
-    """A number drawn for a whole hyperparameter is rounded, and stays between the ends."""
+def _round_integer(kind: Callable[..., Any], name: str, value: Any, ends: tuple[Any, Any]) -> Any:
+    """Round a number drawn for an integer hyperparameter; the result stays in the range."""
     type_ = get_type_hints(kind)[name]
-    whole = int in (type_, *get_args(type_)) and float not in get_args(type_)
-    if not whole or not isinstance(value, float):
+    is_integer = int in (type_, *get_args(type_)) and float not in get_args(type_)
+    if not is_integer or not isinstance(value, float):
         return value
     return max(math.ceil(ends[0]), min(math.floor(ends[1]), round(value)))

@@ -1,4 +1,4 @@
-"""How far a long job is, told to whoever listens: the library itself shows nothing."""
+"""Progress of long jobs, reported to a listener; without one, nothing is shown."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +17,7 @@ _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 @contextmanager
 def report_progress_to(listener: Listener) -> Iterator[None]:
-    """Let this listener show all progress of the block; other threads stay silent."""
+    """Send all progress of the block to this listener; other threads report nothing."""
     token = _listener.set(listener)
     try:
         yield
@@ -25,28 +25,28 @@ def report_progress_to(listener: Listener) -> Iterator[None]:
         _listener.reset(token)
 
 
-def progress(what: str, total: int | None = None) -> AbstractContextManager[Advance]:
-    """Yields a function that takes how much is done so far, of a total if that is known."""
+def progress(task: str, total: int | None = None) -> AbstractContextManager[Advance]:
+    """Yield a function to call with the amount done so far; `total` is None if unknown."""
     listener = _listener.get()
-    return listener(what, total) if listener else nullcontext(lambda _: None)
+    return listener(task, total) if listener else nullcontext(lambda _: None)
 
 
-def track(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
-    """The items, one by one; each counts as done when the next is asked for."""
-    with progress(what, total) as advance:
+def track(items: Iterable[T], task: str, total: int | None = None) -> Iterator[T]:
+    """Iterate over the items and report progress; an item is done when the next is requested."""
+    with progress(task, total) as advance:
         for done, item in enumerate(items, start=1):
             yield item
             advance(done)
 
 
 @contextmanager
-def repeat_every(act: Callable[[], None], seconds: float) -> Iterator[None]:
-    """Do something again and again, beside the block, with so many seconds between."""
+def repeat_every(action: Callable[[], None], seconds: float) -> Iterator[None]:
+    """Call `action` every `seconds` seconds in another thread while the block runs."""
     ended = threading.Event()
 
     def repeat() -> None:
         while not ended.wait(seconds):
-            act()
+            action()
 
     thread = threading.Thread(target=repeat, daemon=True)
     thread.start()

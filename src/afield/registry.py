@@ -1,8 +1,8 @@
-"""The folder is the registry: a file's name is its name everywhere.
+"""Names of methods, merges, averages, datasets and diagnostics: a folder is a registry.
 
-Another package adds its own through the entry points ``afield.methods``, ``afield.merges``,
-``afield.averages``, ``afield.datasets`` and ``afield.diagnostics``. Nothing here imports torch
-until an object is asked for.
+The name of a file is the name of the one public object in it. Other packages add names through the
+entry points ``afield.methods``, ``afield.merges``, ``afield.averages``, ``afield.datasets`` and
+``afield.diagnostics``. This module imports neither torch nor the files until `find` is called.
 """
 
 import ast
@@ -30,9 +30,9 @@ __all__ = [
     "summary",
 ]
 
-# What all of a kind extend: a change there is a change of afield itself, which has a version.
+# Base classes of all methods and averages; the version of afield covers changes to them.
 BASE_MODULES = ("afield.training.method", "afield.training.average")
-# The room in which each kind lives.
+# Subpackage of each kind.
 ROOMS = {
     "methods": "training",
     "merges": "merging",
@@ -41,32 +41,32 @@ ROOMS = {
     "diagnostics": "diagnosis",
     "backbones": "networks",
 }
-# Kinds that have hyperparameters or a description of their own; backbones are families of names.
+# Kinds that users list and explain; a backbone is a family of names, not one object.
 KINDS = tuple(kind for kind in ROOMS if kind != "backbones")
-# How a code digest is computed. A digest with another prefix, or none, cannot be compared.
+# Names the way code digests are computed; digests with another prefix cannot be compared.
 CODE_FORM = "ast1:"
 
 
 def names(kind: str) -> list[str]:
-    """All names of a kind: the files of its folder, and what other packages add.
+    """All names of a kind: files of its folder and entry points of other packages.
 
     >>> "erm" in names("methods")
     True
     """
-    return sorted({*_files(kind), *_added(kind)})
+    return sorted({*_file_names(kind), *_entry_points(kind)})
 
 
 def find(kind: str, name: str) -> Any:
-    """Return the one public object of ``afield/<kind>/<name>.py``."""
-    if name in _files(kind):
-        module = import_module(_path(kind, name))
+    """Import and return the object with this name, e.g. ``find("methods", "vrex")``."""
+    if name in _file_names(kind):
+        module = import_module(_module_name(kind, name))
         public = getattr(module, "__all__", [])
         if len(public) != 1:
-            raise SpecError(f"{module.__file__}: __all__ must name its one public object")
+            raise SpecError(f"{module.__file__}: __all__ must contain exactly one name")
         return getattr(module, public[0])
-    added = _added(kind)
-    if name in added:
-        return added[name].load()
+    points = _entry_points(kind)
+    if name in points:
+        return points[name].load()
     raise UnknownNameError(f"no {name!r} in {kind}; {hint(name, names(kind))}")
 
 
@@ -75,7 +75,7 @@ def docstring(kind: str, name: str) -> str:
     try:
         tree = ast.parse(_source(kind, name))
     except SyntaxError as error:
-        return f"(line {error.lineno} is not Python)"
+        return f"(syntax error in line {error.lineno})"
     return ast.get_docstring(tree) or ""
 
 
@@ -85,40 +85,37 @@ def summary(kind: str, name: str) -> str:
 
 
 def digest(kind: str, name: str) -> str:
-    """Digest of the code behind a name and of the classes it extends.
+    """Digest of the code of an object and of the classes it extends.
 
-    Imports, docstrings, comments and formatting do not count, so a file may be moved or documented
-    without making its records look outdated. The prefix names the form of the digest.
+    Imports, docstrings, comments and formatting do not count: moving or documenting a file does
+    not make existing records look outdated.
     """
     bases = [base.__module__ for base in getattr(find(kind, name), "__mro__", ())[1:]]
-    ours = [base for base in bases if base.startswith("afield.") and base not in BASE_MODULES]
-    sources = [_source(kind, name), *(inspect.getsource(import_module(each)) for each in ours)]
-    code = "\n".join(_bare(source) for source in sources)
+    modules = [base for base in bases if base.startswith("afield.") and base not in BASE_MODULES]
+    sources = [_source(kind, name), *(inspect.getsource(import_module(m)) for m in modules)]
+    code = "\n".join(_dump_code(source) for source in sources)
     return CODE_FORM + hashlib.sha256(code.encode()).hexdigest()[:12]
 
 
 def code_differs(first: str, second: str) -> bool:
-    """Whether two code digests are of different code.
-
-    False where one of them is of another form: then nothing is known about it.
-    """
+    """Whether two digests belong to different code; False if they cannot be compared."""
     return first != second and first.startswith(CODE_FORM) and second.startswith(CODE_FORM)
 
 
 def hint(name: str, choices: Sequence[str]) -> str:
-    """What to write instead of an unknown name."""
+    """Suggest the closest choice for an unknown name, or list all choices."""
     guess = get_close_matches(name, choices, n=1)
     return f"did you mean {guess[0]!r}?" if guess else f"known: {', '.join(choices) or 'none'}"
 
 
-def _bare(source: str) -> str:
-    """Syntax tree of a source file without its imports and docstrings, as text."""
+def _dump_code(source: str) -> str:
+    """Text of a syntax tree without imports and docstrings."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         for block in ("body", "orelse", "finalbody"):
-            kept = getattr(node, block, None)
-            if isinstance(kept, list):
-                setattr(node, block, [n for n in kept if not _is_import_or_text(n)])
+            statements = getattr(node, block, None)
+            if isinstance(statements, list):
+                setattr(node, block, [s for s in statements if not _is_import_or_text(s)])
     return ast.dump(tree)
 
 
@@ -128,23 +125,22 @@ def _is_import_or_text(node: ast.AST) -> bool:
 
 
 def _source(kind: str, name: str) -> str:
-    module = (
-        f"afield.{ROOMS[kind]}.{kind}.{name}" if name in _files(kind) else _added(kind)[name].module
-    )
-    found = find_spec(module)
-    if found is None or found.origin is None:
+    spec = find_spec(_module_name(kind, name))
+    if spec is None or spec.origin is None:
         return ""
-    return Path(found.origin).read_text(encoding="utf-8")
+    return Path(spec.origin).read_text(encoding="utf-8")
 
 
-def _path(kind: str, name: str) -> str:
-    return f"afield.{ROOMS[kind]}.{kind}.{name}"
+def _module_name(kind: str, name: str) -> str:
+    if name in _file_names(kind):
+        return f"afield.{ROOMS[kind]}.{kind}.{name}"
+    return _entry_points(kind)[name].module
 
 
-def _files(kind: str) -> list[str]:
+def _file_names(kind: str) -> list[str]:
     folder = Path(__file__).parent / ROOMS[kind] / kind
     return [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
 
 
-def _added(kind: str) -> dict[str, EntryPoint]:
+def _entry_points(kind: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=f"afield.{kind}")}

@@ -1,7 +1,7 @@
-"""Seeds that depend only on names, and the state of torch's generators.
+"""Seeds derived from names, and the state of torch's global generators.
 
-Everything random in a run is drawn from torch's global generators, seeded once, or from a generator
-seeded by `derive_seed`; so saving torch's state is saving all of it.
+A run draws its random numbers from torch's global generators, seeded once, or from generators
+seeded by `derive_seed`. So the state of torch's generators is the whole random state of a run.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ __all__ = ["capture_rng_state", "derive_seed", "restore_rng_state"]
 
 
 def derive_seed(*words: Any) -> int:
-    """A number that is the same for the same words on every machine.
+    """Seed that depends only on these words: the same on every machine.
 
     >>> derive_seed("a", 1) == derive_seed("a", 1) != derive_seed("a", 2)
     True
@@ -31,7 +31,7 @@ def capture_rng_state() -> dict[str, Any]:
 
 
 def restore_rng_state(state: Mapping[str, Any]) -> None:
-    """Put torch's generators back to a saved state."""
+    """Set torch's generators to a saved state."""
     torch.set_rng_state(state["cpu"])
     if state["cuda"]:
         torch.cuda.set_rng_state_all(state["cuda"])

@@ -24,7 +24,7 @@ def weights_digest(path: str) -> str:
 
 
 def read_weights(path: str) -> dict[str, Tensor]:
-    """The tensors of a file by name; nothing is ever unpickled."""
+    """Read the tensors of a file by name; no pickled code is run."""
     file = Path(path).expanduser()
     try:
         if file.suffix == ".safetensors":
@@ -33,11 +33,11 @@ def read_weights(path: str) -> dict[str, Tensor]:
             warnings.simplefilter("ignore")
             state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001  a broken file makes torch raise nearly anything
-        own = isinstance(error, (OSError, SafetensorError))
-        reason = str(error)[:120] if own else "broken, or other things than tensors in it"
+        is_clear = isinstance(error, (OSError, SafetensorError))
+        reason = str(error)[:120] if is_clear else "broken, or contains other things than tensors"
         raise DataError(
-            f"{file}: no readable weights ({reason}); safetensors, or a dict of tensors that "
-            "torch.save has written"
+            f"{file}: no readable weights ({reason}); use safetensors, or a dict of tensors "
+            "saved with torch.save"
         ) from None
     if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
         state = state["state_dict"]
@@ -47,11 +47,11 @@ def read_weights(path: str) -> dict[str, Tensor]:
 
 
 def check_complete(path: str, net: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """A file that lacks a tensor is another network's: loading the rest would hide it."""
-    wanted = [name for name in net.state_dict() if not name.endswith("num_batches_tracked")]
-    missing = [name for name in wanted if name not in state]
+    """Raise an error if the file lacks a tensor of the network, as that of another network does."""
+    names = [name for name in net.state_dict() if not name.endswith("num_batches_tracked")]
+    missing = [name for name in names if name not in state]
     if missing:
         raise DataError(
-            f"{path}: {len(missing)} of the {len(wanted)} tensors of this network are not in it "
-            f"(e.g. {missing[0]}); give the weights of the same architecture, under its own names"
+            f"{path}: lacks {len(missing)} of the {len(names)} tensors of this network "
+            f"(e.g. {missing[0]}); give weights of the same architecture, with the same names"
         )
