@@ -62,7 +62,7 @@ def test_a_dry_run_fails_where_the_merge_would(afield, tmp_path):
     (tmp_path / "out.safetensors").write_text("dear")
     code, _, err = afield("merge", "ties", *INPUTS, "--out", "out.safetensors", "--dry-run")
     assert (code, err.count("\n")) == (2, 1)
-    assert "is there already" in err
+    assert "exists already" in err
 
 
 def test_force_replaces_a_file(afield, tmp_path):

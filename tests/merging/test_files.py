@@ -177,7 +177,7 @@ def test_nothing_is_overwritten_unasked_and_no_input_ever(tmp_path):
     _, _, (base, *experts) = written(tmp_path)
     out = tmp_path / "out.safetensors"
     out.write_text("dear")
-    with pytest.raises(MergeError, match=r"out.safetensors: is there already"):
+    with pytest.raises(MergeError, match=r"out.safetensors: exists already"):
         merge_files("average", base, experts, out)
     assert out.read_text() == "dear"
     merge_files("average", base, experts, out, overwrite=True)
@@ -241,7 +241,7 @@ def test_a_full_disk_is_told_before_anything_is_written(tmp_path, monkeypatch):
     _, _, paths = written(tmp_path)
     usage = files.shutil.disk_usage(tmp_path)._replace(free=100)
     monkeypatch.setattr(files.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(DataError, match="are free; make room"):
+    with pytest.raises(DataError, match="are free; free some space"):
         merge_files("average", paths[0], paths[1:], tmp_path / "out.safetensors")
 
 

@@ -1,9 +1,9 @@
-"""Merging models that lie in files, into a file: memory does not grow with the model.
+"""Merging models that are stored in files, into a file, with memory that does not grow with them.
 
-The result has the form of the base: a safetensors file, or a folder with the base's config and
-shards. In its metadata, under ``afield``, is how it was made, as JSON: the merge, its settings and
-the scale, the first digits of the inputs' SHA-256, and how many tensors were merged, averaged and
-kept, and why. The same merge gives the same bytes.
+The result has the layout of the base: a safetensors file, or a folder with the base's config and
+shards. Its metadata hold, under ``afield``, a JSON object that says how it was made: the merge, its
+settings and the scale, the first digits of the inputs' SHA-256, and how many tensors were merged,
+averaged and kept, and why. The same merge gives the same bytes.
 """
 
 import json
@@ -31,7 +31,7 @@ from afield.progress import track
 
 __all__ = ["FileMerge", "merge_files"]
 
-# Files beside a base's weights that are not copied: weights in other forms, and its description.
+# Files beside a base's weights that are not copied: weights in other formats, and its description.
 SKIPPED_SUFFIXES = {
     ".safetensors",
     ".bin",
@@ -44,6 +44,8 @@ SKIPPED_SUFFIXES = {
     ".gguf",
 }
 DESCRIPTION_FILES = ("README.md", "model.json")
+# For each tensor of the result: its file, and the byte at which its entries start.
+Offsets = Mapping[str, tuple[Path, int]]
 
 
 def merge_files(
@@ -58,39 +60,40 @@ def merge_files(
     workers: int = 1,
     **params: Any,
 ) -> Path:
-    """Merge models in files, tensor by tensor, and return where the result is.
+    """Merge models in files, tensor by tensor, and return the path of the result.
 
     Parameters
     ----------
     how
         Name of the merge; see ``afield list merges``.
     base
-        A safetensors file, a folder of Hugging Face's form, or a torch checkpoint.
+        A safetensors file, a folder in the layout of Hugging Face, or a torch checkpoint.
     experts
-        Likewise, of the models that were fine-tuned from the base.
+        The models that were fine-tuned from the base, in the same formats.
     out
-        File (.safetensors) to write; a folder if the base is one.
+        The file to write (.safetensors), or a folder if the base is one.
     scale
-        How far to go from the base along the merged delta.
+        How far to move from the base along the merged delta.
     statistics
-        For fisher and regmean, one file an expert.
+        For merges that need statistics of data (`fisher`, `regmean`): one file for each expert.
     overwrite
-        Whether a file that is there already may be replaced.
+        Whether an existing file may be replaced.
     workers
-        Processes, for merges of matrices or of whole tensors; the result is the same.
+        Number of processes, used by merges of matrices or of whole tensors; the result does not
+        depend on it.
     params
         Settings of the merge.
     """
-    asked = FileMerge(
+    request = FileMerge(
         how, Path(base), tuple(map(Path, experts)), scale, tuple(map(Path, statistics)), params
     )
-    asked.write(Path(out), overwrite=overwrite, workers=workers)
+    request.write(Path(out), overwrite=overwrite, workers=workers)
     return Path(out).expanduser()
 
 
 @dataclass(frozen=True)
 class FileMerge:
-    """Which files are to be merged, and how."""
+    """Which files to merge, and how."""
 
     how: str
     base: Path
@@ -100,20 +103,37 @@ class FileMerge:
     params: Mapping[str, Any] = field(default_factory=dict)
 
     def open_job(self) -> MergeJob:
-        """Open the files and decide what will happen to each tensor."""
-        return self._opened()[0]
+        """Open the files and decide what happens to each tensor."""
+        return self._open()[0]
 
     def preview(self, out: Path, *, overwrite: bool = False) -> MergeJob:
-        """What `write` would do, and its errors; nothing is written."""
-        return self._checked(out.expanduser(), overwrite=overwrite)[0]
+        """Return the job that `write` would carry out, or raise its errors; write nothing."""
+        return self._open_checked(out.expanduser(), overwrite=overwrite)[0]
 
-    def _checked(self, out: Path, *, overwrite: bool) -> tuple[MergeJob, list[TensorFiles]]:
+    def write(self, out: Path, *, overwrite: bool = False, workers: int = 1) -> MergeJob:
+        """Merge into a file or folder, which appears only once it is complete."""
+        out = out.expanduser()
+        job, sources = self._open_checked(out, overwrite=overwrite)
+        _check_free_space(job, out)
+        provenance = json.dumps(self._provenance(job, sources))
+        metadata = {"format": "pt", **sources[0].metadata, "afield": provenance}
+        # More than one thread is not faster here, and makes the last digits depend on the machine.
+        with (
+            preserve_torch_state(threads=1, cuda=False),
+            atomic_write(out, durable=True) as temporary,
+        ):
+            offsets = _create_files(sources[0], temporary, metadata)
+            changes = list(_write_tensors(self, job, offsets, workers))
+        log_merge_warnings(job, changes)
+        return job
+
+    def _open_checked(self, out: Path, *, overwrite: bool) -> tuple[MergeJob, list[TensorFiles]]:
         self._check_out(out, overwrite=overwrite)
-        job, sources = self._opened()
-        _check_no_input(out, [shard for source in sources for shard in source.shards])
+        job, sources = self._open()
+        _check_not_an_input(out, [shard for source in sources for shard in source.shards])
         return job, sources
 
-    def _opened(self) -> tuple[MergeJob, list[TensorFiles]]:
+    def _open(self) -> tuple[MergeJob, list[TensorFiles]]:
         registry.find("merges", self.how)
         sources = [TensorFiles(path) for path in (self.base, *self.experts, *self.statistics)]
         base, *others = sources
@@ -124,133 +144,112 @@ class FileMerge:
         return job, sources
 
     def _check_out(self, out: Path, *, overwrite: bool) -> None:
-        """What is there already is not lost, and the form is that of the base."""
-        folder = self.base.expanduser().is_dir()
-        _check_no_input(out, (self.base, *self.experts, *self.statistics))
-        if folder and out.exists():
-            raise MergeError(f"{out}: is there already; give a new folder, or remove it yourself")
+        """Raise if something would be lost, or if the layout differs from the base's."""
+        base_is_folder = self.base.expanduser().is_dir()
+        _check_not_an_input(out, (self.base, *self.experts, *self.statistics))
+        if base_is_folder and out.exists():
+            raise MergeError(f"{out}: exists already; give a new folder, or remove it yourself")
         if out.is_dir():
             raise MergeError(f"{out}: is a folder, but the base is a file; give a file to write")
         if out.exists() and not overwrite:
-            raise MergeError(
-                f"{out}: is there already; give another name, or --force to replace it"
-            )
-        if not folder and out.suffix != ".safetensors":
+            raise MergeError(f"{out}: exists already; give another name, or --force to replace it")
+        if not base_is_folder and out.suffix != ".safetensors":
             raise MergeError(
                 f"{out}: the result is a safetensors file; name it {out.stem}.safetensors"
             )
 
-    def write(self, out: Path, *, overwrite: bool = False, workers: int = 1) -> MergeJob:
-        """Merge into a file or folder, which is there at the end whole or not at all."""
-        out = out.expanduser()
-        job, sources = self._checked(out, overwrite=overwrite)
-        _check_space(job, out)
-        account = json.dumps(self._account(job, sources))
-        metadata = {"format": "pt", **sources[0].metadata, "afield": account}
-        # With more threads the last digits would depend on the machine; they are not faster here.
-        with preserve_torch_state(threads=1, cuda=False), atomic_write(out, durable=True) as part:
-            places = _prepared(sources[0], part, metadata)
-            movements = list(_written(self, job, places, workers))
-        log_merge_warnings(job, movements)
-        return job
-
-    def _account(self, job: MergeJob, sources: Sequence[TensorFiles]) -> dict[str, Any]:
-        """How the result is made."""
+    def _provenance(self, job: MergeJob, sources: Sequence[TensorFiles]) -> dict[str, Any]:
+        """How the result is made, for its metadata."""
         paths = [shard for source in sources for shard in source.shards]
         digests = {path: file_digest(path) for path in track(paths, "checksums", len(paths))}
-        told = [{shard.name: digests[shard] for shard in source.shards} for source in sources]
+        inputs = [{shard.name: digests[shard] for shard in source.shards} for source in sources]
         last = 1 + len(self.experts)
         return {
             "merge": self.how,
             "params": job.params,
             "scale": self.scale,
             "tensors": job.counts,
-            "base": told[0],
-            "experts": told[1:last],
-            **({"statistics": told[last:]} if self.statistics else {}),
+            "base": inputs[0],
+            "experts": inputs[1:last],
+            **({"statistics": inputs[last:]} if self.statistics else {}),
             "version": version("afield"),
         }
 
 
-def _check_no_input(out: Path, inputs: Iterable[Path]) -> None:
+def _check_not_an_input(out: Path, inputs: Iterable[Path]) -> None:
     for path in map(Path.expanduser, inputs):
         if out.exists() and path.exists() and out.samefile(path):
-            raise MergeError(f"{out}: is one of the inputs; give another place for the result")
+            raise MergeError(f"{out}: is one of the inputs; give another path for the result")
 
 
-def _check_space(job: MergeJob, out: Path) -> None:
+def _check_free_space(job: MergeJob, out: Path) -> None:
     needed = sum(spec.size * spec.dtype.itemsize for spec in job.base.specs.values())
-    there = next(folder for folder in out.absolute().parents if folder.exists())
-    free = shutil.disk_usage(there).free
+    existing = next(folder for folder in out.absolute().parents if folder.exists())
+    free = shutil.disk_usage(existing).free
     if needed > free:
         raise DataError(
-            f"{out}: {needed / 1e9:.1f} GB to write, but {free / 1e9:.1f} GB are free; "
-            "make room, or write elsewhere"
+            f"{out}: the result needs {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free; "
+            "free some space, or write elsewhere"
         )
 
 
-def _prepared(
-    base: TensorFiles, part: Path, metadata: Mapping[str, str]
-) -> dict[str, tuple[Path, int]]:
-    """Make all files of the result, without numbers; returns where each tensor's belong."""
+def _create_files(base: TensorFiles, temporary: Path, metadata: Mapping[str, str]) -> Offsets:
+    """Create all files of the result without entries; return where each tensor's entries belong."""
     if base.is_folder:
-        part.mkdir()
+        temporary.mkdir()
         for file in base.path.iterdir():
-            if (
-                file.is_file()
-                and file.suffix not in SKIPPED_SUFFIXES
-                and file.name not in DESCRIPTION_FILES
-            ):
-                shutil.copyfile(file, part / file.name)
-    places = {}
+            skipped = file.suffix in SKIPPED_SUFFIXES or file.name in DESCRIPTION_FILES
+            if file.is_file() and not skipped:
+                shutil.copyfile(file, temporary / file.name)
+    offsets = {}
     for shard, names in base.shards.items():
-        file = part / shard.name if base.is_folder else part
-        found = write_header(file, {name: base.specs[name] for name in names}, metadata)
-        places.update({name: (file, place) for name, place in found.items()})
-    return places
+        file = temporary / shard.name if base.is_folder else temporary
+        starts = write_header(file, {name: base.specs[name] for name in names}, metadata)
+        offsets.update({name: (file, start) for name, start in starts.items()})
+    return offsets
 
 
-def _written(
-    asked: FileMerge, job: MergeJob, places: Mapping[str, tuple[Path, int]], workers: int
+def _write_tensors(
+    request: FileMerge, job: MergeJob, offsets: Offsets, workers: int
 ) -> Iterator[TensorChange]:
-    """Merge and write all tensors; yields how far the experts have moved in each."""
+    """Merge and write all tensors; yield how far the experts have moved in each."""
     if workers == 1 or scope_of(job.merge) in ("entry", "model"):
-        for name, (file, place) in track(places.items(), job.how, len(places)):
-            yield _merge_tensor(job, name, file, place)
+        for name, (file, start) in track(offsets.items(), job.how, len(offsets)):
+            yield _merge_tensor(job, name, file, start)
         return
     # Spawned, not forked: torch's threads do not survive a fork.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(asked,))
+    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(request,))
     try:
-        tasks = ((name, file, place) for name, (file, place) in places.items())
-        yield from track(pool.map(_work, tasks), job.how, len(places))
+        tasks = ((name, file, start) for name, (file, start) in offsets.items())
+        yield from track(pool.map(_merge_in_worker, tasks), job.how, len(offsets))
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _merge_tensor(job: MergeJob, name: str, file: Path, place: int) -> TensorChange:
-    movements: list[TensorChange] = []
-    with file.open("rb+") as opened:
-        opened.seek(place)
-        for piece in merge_pieces(job, name, movements.append):
-            opened.write(piece.contiguous().view(torch.uint8).numpy().data)
-    return movements[0]
+def _merge_tensor(job: MergeJob, name: str, path: Path, start: int) -> TensorChange:
+    changes: list[TensorChange] = []
+    with path.open("rb+") as file:
+        file.seek(start)
+        for piece in merge_pieces(job, name, changes.append):
+            file.write(piece.contiguous().view(torch.uint8).numpy().data)
+    return changes[0]
 
 
-_job: MergeJob | None = None
+_worker_job: MergeJob | None = None
 
 
-def _begin(asked: FileMerge) -> None:
-    """Open the files in a worker, which ends when its parent does, however that ends."""
-    global _job  # noqa: PLW0603  a worker has one job, and no other way to keep it
+def _start_worker(request: FileMerge) -> None:
+    """Open the files in a worker process, which ends when its parent does."""
+    global _worker_job  # noqa: PLW0603  a worker has one job and no other way to keep it
     end_with_parent()
-    # The parent has told what is doubtful about the files.
+    # The parent process has logged the warnings about the files.
     logging.getLogger("afield").setLevel(logging.CRITICAL)
     torch.set_num_threads(1)
-    _job = asked.open_job()
+    _worker_job = request.open_job()
 
 
-def _work(task: tuple[str, Path, int]) -> TensorChange:
-    if _job is None:
-        raise RuntimeError("a worker that has not begun")
-    return _merge_tensor(_job, *task)
+def _merge_in_worker(task: tuple[str, Path, int]) -> TensorChange:
+    if _worker_job is None:
+        raise RuntimeError("this worker process was not started with its job")
+    return _merge_tensor(_worker_job, *task)

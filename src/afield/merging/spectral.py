@@ -1,13 +1,13 @@
-"""The leading directions of matrices: singular triplets, and orthonormal ones nearest to several.
+"""Leading directions of matrices: singular triplets, and the nearest orthonormal vectors.
 
-As they are in exact arithmetic, whatever LAPACK would have chosen where nothing determines the
-choice. Through Gram matrices and their eigenvectors, which take less time than an SVD; in float64,
-for the condition of a Gram matrix is the square of the matrix's: in float32, directions at 1/100 of
-the largest would be wrong by tens of percent. The polar factor of unit vectors is found in float32
-where that is as right as an SVD in float32.
+The results are those of exact arithmetic; they do not depend on what LAPACK chooses where the
+mathematics leaves a choice. They come from eigenvectors of Gram matrices, which take less time than
+an SVD. The Gram matrices are in float64, because their condition number is the square of the
+matrix's: in float32, directions at 1/100 of the largest would be wrong by tens of percent. The
+polar factor of unit vectors is computed in float32 if that is as accurate as an SVD in float32.
 
-On a CPU, LAPACK's steps are called one by one through scipy: for a third of the eigenvectors they
-take two thirds of the time that torch takes for all.
+On a CPU, LAPACK's steps are called one by one through scipy: a third of the eigenvectors takes two
+thirds of the time that torch takes for all.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,29 +29,37 @@ __all__ = [
     "shared_basis",
 ]
 
-# Below this share of the largest, a singular value is rounding: weights are float32 at best, and
-# what a LoRA of rank 16 leaves beside its 16 directions, stored so, is about 1e-6 of the largest.
-# In float64 the same, so that the same numbers have the same directions in either.
-SIGNAL = 128 * torch.finfo(torch.float32).eps
-# Below this share of the largest, a direction that unit vectors span together is what nearly equal
-# vectors happen to differ in. A few fall below by chance, too: of n random ones in n dimensions
-# about n in 10,000. While they are no more than one in 256, they count, unless they are so small
-# that they would be rounding in float64: it squares them in the Gram matrix.
-DIRECTION, CHANCE, COINCIDENCE = 1e-4, 256, 1e-6
+# A singular value below this share of the largest is rounding: weights are float32 at best, and a
+# LoRA of rank 16 that is stored as float32 leaves about 1e-6 of the largest beside its 16
+# directions. The share is the same in float64, so that equal numbers have equal directions in both.
+SIGNAL_FLOOR = 128 * torch.finfo(torch.float32).eps
 
-# Products in float32 leave a direction, at this share of the largest, as right as an SVD would.
+# A direction spanned by unit vectors, below this share of the largest, is the small difference
+# between nearly equal vectors.
+DIRECTION_FLOOR = 1e-4
+# A few directions fall below that floor by chance: of n random ones in n dimensions about n in
+# 10,000. So while they are at most one in this many, they count ...
+CHANCE_ONE_IN = 256
+# ... unless they are so small that they are rounding in float64, since a Gram matrix squares them.
+ROUNDING_FLOOR = 1e-6
+
+# Products in float32 are as accurate as an SVD for a direction at this share of the largest.
 FLOAT32_RANGE = 1e-3
-# Eigenvalues of a Gram matrix of unit vectors above this share of the largest are right to 1e-4 in
-# float32; those below are found again by themselves, while they are fewer than one in four.
-# More than one in 64 at 1e-6 are no chance: experts are alike, and float64 has to tell them apart.
-BULK, FEW, ALIKE = 1e-3, 4, 64
+# In float32, eigenvalues of a Gram matrix of unit vectors are accurate to 1e-4 if they are above
+# this share of the largest. The others are computed again separately ...
+BULK_FLOOR = 1e-3
+# ... while they are at most one in this many.
+SMALL_ONE_IN = 4
+# More than one in this many at `ROUNDING_FLOOR` are not chance: experts are alike, and only float64
+# can tell them apart.
+ALIKE_ONE_IN = 64
 
-# Below this size nothing takes long enough to be done in a quicker way.
+# Smaller matrices take so little time that the quick computation is not worthwhile.
 QUICK_MIN_SIZE = 128
 
 
 class Triplets(NamedTuple):
-    """Singular triplets of a matrix: vectors in columns, the largest value first."""
+    """Singular triplets of a matrix: vectors as columns, the largest value first."""
 
     left: Tensor
     values: Tensor
@@ -59,17 +67,17 @@ class Triplets(NamedTuple):
 
 
 def shared_basis(matrices: Tensor, *, exact: bool) -> Triplets:
-    """Each matrix's leading triplets, an equal share of the rank, with vectors made orthonormal.
+    """Leading triplets of each matrix, an equal share of the rank, with vectors made orthonormal.
 
-    In the matrices' own type; `exact`, or of float64, found in float64. Where no matrix has a
-    signal, there is no column.
+    The result has the type of the matrices. It is computed in float64 if `exact`, or if the
+    matrices are float64. If no matrix has a signal, the result has no columns.
     """
     share = max(1, min(matrices.shape[1:]) // len(matrices))
     quick = (
         not exact and matrices.dtype == torch.float32 and min(matrices.shape[1:]) >= QUICK_MIN_SIZE
     )
     left, values, right = concatenate_triplets(
-        [leading_triplets(each, share, quick=quick) for each in matrices]
+        [leading_triplets(matrix, share, quick=quick) for matrix in matrices]
     )
     if left.dtype == torch.float32:
         factors = _quick_polar(left), _quick_polar(right)
@@ -78,11 +86,11 @@ def shared_basis(matrices: Tensor, *, exact: bool) -> Triplets:
         return Triplets(factors[0], values, factors[1])
     if len(values):
         left, right = polar_factor(left), polar_factor(right)
-    return Triplets(*(part.to(matrices.dtype) for part in (left, values, right)))
+    return Triplets(*(tensor.to(matrices.dtype) for tensor in (left, values, right)))
 
 
 def concatenate_triplets(triplets: Sequence[Triplets]) -> Triplets:
-    """The triplets of several matrices, one after the other."""
+    """Join the triplets of several matrices, in their order."""
     left, values, right = zip(*triplets, strict=True)
     return Triplets(torch.cat(left, dim=1), torch.cat(values), torch.cat(right, dim=1))
 
@@ -90,20 +98,21 @@ def concatenate_triplets(triplets: Sequence[Triplets]) -> Triplets:
 def leading_triplets(
     matrix: Tensor, count: int, *, scale: Tensor | None = None, quick: bool = False
 ) -> Triplets:
-    """The first so many singular triplets that carry a signal, in float64.
+    """The leading singular triplets of a matrix that carry a signal, in float64.
 
     The largest entry of each left vector is positive.
 
     Parameters
     ----------
     matrix
-        Any shape; float32 is enough.
+        A matrix of any shape, in float32 or float64.
     count
-        How many at most: there are fewer where the rest is rounding.
+        The largest number of triplets; there are fewer if the rest is rounding.
     scale
-        What else the values have to stand out against than the largest of them.
+        A value that counts as the largest singular value if it is larger, when rounding is told
+        from signal.
     quick
-        In float32 where that is as right as an SVD in float32.
+        Compute in float32 where that is as accurate as an SVD in float32.
     """
     tall = _tall(matrix)
     if count < 1:
@@ -117,119 +126,126 @@ def leading_triplets(
     image = tall @ inner.to(tall.dtype)
     values = image.norm(dim=0)
     largest = values.max() if scale is None else torch.maximum(values.max(), scale)
-    signal = values > SIGNAL * largest
+    signal = values > SIGNAL_FLOOR * largest
     if not signal.all():
         image, values, inner = image[:, signal], values[signal], inner[:, signal]
-    return _signed(matrix, image, values, inner.to(tall.dtype))
+    return _fix_signs(matrix, image, values, inner.to(tall.dtype))
 
 
 def polar_factor(columns: Tensor) -> Tensor:
     """The nearest orthonormal columns: P Qᵀ where P Σ Qᵀ is the thin SVD of the columns.
 
-    Where they are dependent, or so nearly that it is rounding (Σ below 1e-4 of the largest),
-    nothing is made up to fill the space: P and Q are those of the other directions. In float64.
+    If the columns are dependent, or so nearly that the difference is rounding (Σ below 1e-4 of the
+    largest), no directions are invented to fill the space: P and Q are those of the other
+    directions. In float64.
     """
     columns = columns.double()
     squares, vectors = _eigh(_gram(columns))
     roots = _inverse_roots(squares, squares[-1], len(squares))
-    return _turned(columns, vectors, roots)
+    return _multiply_symmetric(columns, vectors, roots)
 
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Products of float32 in float32: not in TF32, though it may be switched on for training."""
-    products = torch.backends.cuda.matmul
-    before = products.fp32_precision
-    products.fp32_precision = "ieee"
+    """Multiply float32 matrices in float32 and not in TF32, which may be enabled for training."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "ieee"
     try:
         yield
     finally:
-        products.fp32_precision = before
+        matmul.fp32_precision = before
 
 
 def _quick_polar(columns: Tensor) -> Tensor | None:
-    """The polar factor from float32, its small part found again; None where that is not enough."""
+    """The polar factor from float32, with its small part refined; None if that is not enough."""
     squares, vectors = _eigh(_gram(columns))
-    n, small = len(squares), int((squares <= BULK * squares[-1]).sum())
-    if small * FEW > n:
+    n, small = len(squares), int((squares <= BULK_FLOOR * squares[-1]).sum())
+    if small * SMALL_ONE_IN > n:
         return None
     bulk, squares = vectors[:, small:], squares[small:]
-    factor = _turned(columns, bulk, squares.rsqrt())
+    factor = _multiply_symmetric(columns, bulk, squares.rsqrt())
     if not small:
         return factor
     precise, rest = columns.double(), vectors[:, :small].double()
-    # What float32 left of the bulk in the rest, to first order: it weighs the more, the smaller.
+    # To first order, what float32 left of the bulk in the rest. Its weight grows as the rest's
+    # eigenvalues shrink, so it is subtracted.
     mixed = (bulk.mT @ (precise.mT @ (precise @ rest)).float()) / squares[:, None]
     rest -= bulk @ mixed
     image = precise @ rest
-    own, turn = torch.linalg.eigh(image.mT @ image)
-    if (own <= COINCIDENCE * squares[-1]).sum() * ALIKE > n:
+    rest_squares, rotation = torch.linalg.eigh(image.mT @ image)
+    if (rest_squares <= ROUNDING_FLOOR * squares[-1]).sum() * ALIKE_ONE_IN > n:
         return None
-    turned = turn * _inverse_roots(own, squares[-1], n)
-    return factor.addmm_((image @ turned).float(), (rest @ turn).mT.float())
+    weighted = rotation * _inverse_roots(rest_squares, squares[-1], n)
+    return factor.addmm_((image @ weighted).float(), (rest @ rotation).mT.float())
 
 
-def _turned(columns: Tensor, vectors: Tensor, weights: Tensor) -> Tensor:
-    """C V diag(w) Vᵀ, for weights of at least 0."""
+def _multiply_symmetric(columns: Tensor, vectors: Tensor, weights: Tensor) -> Tensor:
+    """C V diag(w) Vᵀ, for nonnegative weights."""
     half = _gram((vectors * weights.sqrt()).mT)
-    # A product with an odd number of rows is quicker than one with an odd number of columns.
+    # A product with an odd number of rows is faster than one with an odd number of columns.
     return ((half.tril() + half.tril(-1).mT) @ columns.mT).mT
 
 
 def _inverse_roots(squares: Tensor, largest: Tensor, n: int) -> Tensor:
-    """One over the roots of eigenvalues; 0 for those that stand for no direction."""
-    weak = (squares <= DIRECTION**2 * largest).sum()
-    floor = torch.where(weak <= n // CHANCE, COINCIDENCE**2, DIRECTION**2) * largest
+    """One over the square roots of eigenvalues; 0 for eigenvalues that are no direction."""
+    weak = (squares <= DIRECTION_FLOOR**2 * largest).sum()
+    by_chance = weak <= n // CHANCE_ONE_IN
+    floor = torch.where(by_chance, ROUNDING_FLOOR**2, DIRECTION_FLOOR**2) * largest
     return torch.where(squares > floor, squares, torch.inf).rsqrt()
 
 
 def _eigh(gram: Tensor, count: int | None = None) -> tuple[Tensor, Tensor]:
-    """The largest eigenvalues of a symmetric matrix and their vectors, rising; all, if not told."""
+    """The `count` largest eigenvalues of a symmetric matrix and their vectors, in rising order.
+
+    None means all of them.
+    """
     n = len(gram)
     first = 0 if count is None else n - count
     if gram.device.type != "cpu" or n < QUICK_MIN_SIZE:
         values, vectors = torch.linalg.eigh(gram)
         return values[first:], vectors[:, first:]
     array = gram.numpy()
-    reduce, solve, turn = lapack.get_lapack_funcs(("sytrd", "stevd", "ormqr"), (array,))
+    reduce, solve, rotate = lapack.get_lapack_funcs(("sytrd", "stevd", "ormqr"), (array,))
     with _blas_threads():
-        reflectors, diagonal, beside, factors, _ = reduce(array, lower=1, lwork=64 * n)
-        values, vectors, failed = solve(diagonal, beside)
+        reflectors, diagonal, off_diagonal, factors, _ = reduce(array, lower=1, lwork=64 * n)
+        values, vectors, failed = solve(diagonal, off_diagonal)
         if failed:
-            raise LinAlgError(f"the eigenvalues of {n} × {n} numbers do not converge")
+            raise LinAlgError(f"the eigenvalues of a {n} × {n} matrix do not converge")
         vectors = vectors[:, first:]
-        vectors[1:], *_ = turn("L", "N", reflectors[1:, :-1], factors, vectors[1:], lwork=64 * n)
+        vectors[1:], *_ = rotate("L", "N", reflectors[1:, :-1], factors, vectors[1:], lwork=64 * n)
     return torch.from_numpy(values[first:]), torch.from_numpy(vectors)
 
 
 def _gram(matrix: Tensor) -> Tensor:
-    """The lower triangle of MᵀM, which is all that `eigh` reads; of the other half, anything."""
+    """MᵀM; only its lower triangle is valid, which is all that `_eigh` reads."""
     if matrix.device.type != "cpu":
         return matrix.mT @ matrix
     array = matrix.numpy()
-    rows = array.flags.f_contiguous
+    by_columns = array.flags.f_contiguous
     product = blas.get_blas_funcs("syrk", (array,))
     with _blas_threads():
-        return torch.from_numpy(product(1.0, array if rows else array.T, trans=int(rows), lower=1))
+        operand = array if by_columns else array.T
+        return torch.from_numpy(product(1.0, operand, trans=int(by_columns), lower=1))
 
 
 @cache
 def _controller() -> ThreadpoolController:
-    """Of the threads of scipy's own library."""
+    """The controller of the threads that scipy's BLAS uses."""
     return ThreadpoolController()
 
 
 def _blas_threads() -> AbstractContextManager[object]:
-    """As many threads in scipy as in torch."""
+    """Let scipy use as many threads as torch."""
     return _controller().limit(limits=torch.get_num_threads(), user_api="blas")
 
 
 def _tall(matrix: Tensor) -> Tensor:
-    """The matrix or its transpose: a Gram matrix of the short side is the small one."""
+    """The matrix or its transpose, whichever has the smaller Gram matrix."""
     return matrix.mT if matrix.shape[0] < matrix.shape[1] else matrix
 
 
-def _signed(matrix: Tensor, image: Tensor, values: Tensor, inner: Tensor) -> Triplets:
+def _fix_signs(matrix: Tensor, image: Tensor, values: Tensor, inner: Tensor) -> Triplets:
     """Triplets with the largest entry of every left vector positive."""
     outer = image / values
     left, right = (outer, inner) if matrix.shape[0] >= matrix.shape[1] else (inner, outer)

@@ -1,9 +1,9 @@
-"""Tensors in files: looked at where they lie, piece by piece, and written one after the other.
+"""Tensors in files: read piece by piece through memory maps, and written one after the other.
 
-Read are safetensors, folders as Hugging Face keeps them (config.json and safetensors, maybe in
-shards with an index), and checkpoints that torch.save has written. They are mapped into memory; a
-mapping is let go of and made anew every so often, so that what has been read does not stay. Only
-checkpoints in the form that torch had before 1.6 cannot be mapped, and are held whole.
+Readable are safetensors files, folders in the layout of Hugging Face (config.json and safetensors,
+possibly in shards with an index), and checkpoints written by torch.save. Files are mapped into
+memory. A mapping is renewed every now and then, so that pages that were read do not stay in memory.
+Only checkpoints in the format that torch had before 1.6 cannot be mapped; they are loaded whole.
 """
 
 import json
@@ -27,11 +27,11 @@ __all__ = ["TensorFiles", "write_header"]
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = f"{SUFFIX}.index.json"
-# No tensor's name: under it, safetensors keep what is no tensor.
+# The entry of a safetensors header that is not a tensor.
 METADATA_KEY = "__metadata__"
-# Bytes that may be read before a mapping is made anew.
+# Bytes to read before a mapping is renewed.
 REMAP_BYTES = 32 << 20
-# Under one of these names some programs keep the state dict in a checkpoint.
+# Keys under which some programs store the state dict in a checkpoint.
 STATE_DICT_KEYS = ("state_dict", "model")
 ReadEntries = Callable[[str, int, int | None], Tensor]
 DTYPE_NAMES = {
@@ -54,70 +54,71 @@ DTYPE_NAMES = {
 
 
 class TensorFiles:
-    """The tensors of a file or a folder, by name."""
+    """The tensors of a file or folder, as a `TensorSource`."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()
         self.label = str(path)
         self.is_folder = self.path.is_dir()
-        files, index = _shards(self.path) if self.is_folder else ([self.path], None)
-        opened = {file: _File(file) for file in files}
+        paths, index = _find_shards(self.path) if self.is_folder else ([self.path], None)
+        files = {path: _TensorFile(path) for path in paths}
         self.shards = {
-            file: [name for name in found.specs if index is None or index.get(name) == file.name]
-            for file, found in opened.items()
+            path: [name for name in file.specs if index is None or index.get(name) == path.name]
+            for path, file in files.items()
         }
-        self.metadata = opened[files[0]].metadata
-        self._homes = {name: opened[file] for file, names in self.shards.items() for name in names}
-        self.specs = {name: home.specs[name] for name, home in self._homes.items()}
+        self.metadata = files[paths[0]].metadata
+        self._files = {name: files[path] for path, names in self.shards.items() for name in names}
+        self.specs = {name: file.specs[name] for name, file in self._files.items()}
         lost = next((name for name in index or () if name not in self.specs), None)
         if lost is not None:
             raise DataError(f"{self.path}: {lost} is in the index, but not in its file")
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
-        """Entries of one tensor, in their order, as a vector that is only to be looked at."""
-        return self._homes[name].read(name, start, stop)
+        """Entries `start` to `stop` of a tensor, flattened; a view that must not be modified."""
+        return self._files[name].read(name, start, stop)
 
 
-class _File:
-    """One file, mapped if its form allows that."""
+class _TensorFile:
+    """One file, mapped into memory if its format allows that."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metadata: dict[str, str] = {}
         self.specs: dict[str, TensorSpec] = {}
-        self._mapped, self._touched = True, 0
-        self._read = self._opened()
+        self._mapped, self._bytes_read = True, 0
+        self._read = self._open()
 
     def read(self, name: str, start: int, stop: int | None) -> Tensor:
-        """Entries of one tensor; those read some time ago leave the memory."""
-        if self._mapped and self._touched > REMAP_BYTES:
-            self._read, self._touched = self._opened(), 0
-        found = self._read(name, start, stop)
-        self._touched += found.nbytes
-        return found
+        """Entries of a tensor; entries read long ago are released from memory."""
+        if self._mapped and self._bytes_read > REMAP_BYTES:
+            self._read, self._bytes_read = self._open(), 0
+        entries = self._read(name, start, stop)
+        self._bytes_read += entries.nbytes
+        return entries
 
-    def _opened(self) -> ReadEntries:
+    def _open(self) -> ReadEntries:
         if self.path.suffix == SUFFIX:
-            return self._safetensors()
+            return self._open_safetensors()
         if not zipfile.is_zipfile(self.path):
-            # In a cache of downloads, safetensors have no suffix.
+            # Safetensors files in a download cache have no suffix.
             with suppress(DataError):
-                return self._safetensors()
-            # An old form, which cannot be mapped; it also says what is wrong with other files.
+                return self._open_safetensors()
+            # The format before torch 1.6, which cannot be mapped. `read_weights` also explains
+            # what is wrong with any other file.
             self._mapped = False
-            return self._mapping(read_weights(str(self.path)))
+            return self._open_state_dict(read_weights(str(self.path)))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 state = torch.load(self.path, map_location="cpu", weights_only=True, mmap=True)
         except Exception:  # noqa: BLE001  a broken file makes torch raise nearly anything
             raise DataError(
-                f"{self.path}: not read, for it is broken or needs code to be run; give safetensors"
-                ", or a state dict that torch.save has written"
+                f"{self.path}: not read, because it is broken or needs code to be run; give "
+                "safetensors, or a state dict written by torch.save"
             ) from None
-        return self._mapping(state)
+        return self._open_state_dict(state)
 
-    def _safetensors(self) -> ReadEntries:
+    def _open_safetensors(self) -> ReadEntries:
         try:
             handle = safe_open(self.path, "pt")
             if not self.specs:
@@ -127,33 +128,33 @@ class _File:
             raise DataError(f"{self.path}: not readable safetensors ({error})") from None
 
         def read(name: str, start: int, stop: int | None) -> Tensor:
-            found: Tensor = handle.get_tensor(name).view(-1)
-            return found[start:stop]
+            entries: Tensor = handle.get_tensor(name).view(-1)
+            return entries[start:stop]
 
         return read
 
-    def _mapping(self, state: Any) -> ReadEntries:
+    def _open_state_dict(self, state: Any) -> ReadEntries:
         for key in STATE_DICT_KEYS:
             if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
                 state = state[key]
         if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
             raise DataError(f"{self.path}: not a dict of tensors; save model.state_dict()")
         if METADATA_KEY in state:
-            raise DataError(f"{self.path}: a tensor is called {METADATA_KEY}; give it another name")
-        found = StateDictSource(state, str(self.path))
-        self.specs = found.specs
-        return found.read
+            raise DataError(f"{self.path}: a tensor is called {METADATA_KEY}; rename it")
+        source = StateDictSource(state, str(self.path))
+        self.specs = source.specs
+        return source.read
 
 
 def _spec(tensor: Tensor) -> TensorSpec:
     return TensorSpec(tensor.dtype, tuple(tensor.shape))
 
 
-def _shards(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
-    """The safetensors of a folder, and which tensor is in which where an index says so."""
+def _find_shards(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
+    """The safetensors files of a folder, and from its index, if any, the file of each tensor."""
     indices = list(folder.glob(f"*{INDEX_SUFFIX}"))
     if len(indices) == 1:
-        index = _index(indices[0])
+        index = _read_index(indices[0])
         return [folder / name for name in sorted(set(index.values()))], index
     files = list(folder.glob(f"*{SUFFIX}"))
     if folder / "model.safetensors" in files:
@@ -166,19 +167,22 @@ def _shards(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
     return files, None
 
 
-def _index(path: Path) -> dict[str, str]:
+def _read_index(path: Path) -> dict[str, str]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-        plain = all(map(_is_plain, found.values()))
+        index = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        valid = bool(index) and all(map(_is_file_name, index.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        plain = False
-    if not plain or not found:
+        valid = False
+    if not valid:
         raise DataError(f"{path}: not an index of safetensors (weight_map: tensor to file)")
-    return dict(found)
+    return dict(index)
 
 
-def _is_plain(file: object) -> bool:
-    """A name that leads elsewhere would be read, and written, there; so would a config."""
+def _is_file_name(file: object) -> bool:
+    """Whether an index entry names a safetensors file in its own folder.
+
+    Any other path would be read from, and written to, another folder or a config file.
+    """
     if not isinstance(file, str):
         return False
     return Path(file).name == file and Path(file).suffix == SUFFIX
@@ -187,27 +191,26 @@ def _is_plain(file: object) -> bool:
 def write_header(
     path: Path, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]
 ) -> dict[str, int]:
-    """Begin a safetensors file of these tensors; returns at which byte each is to be written.
+    """Start a safetensors file with these tensors; return the byte at which each one begins.
 
-    The same tensors and metadata give the same bytes; as in files of the library itself, wide types
-    come first, so that every tensor lies where its type wants it.
+    The same tensors and metadata give the same bytes. As in files of the safetensors library, wide
+    types come first, so that every tensor is aligned to its type.
     """
     header: dict[str, Any] = {METADATA_KEY: dict(sorted(metadata.items()))}
-    places, end = {}, 0
-    for name in sorted(specs, key=lambda each: (-specs[each].dtype.itemsize, each)):
+    starts, end = {}, 0
+    for name in sorted(specs, key=lambda name: (-specs[name].dtype.itemsize, name)):
         spec = specs[name]
         if spec.dtype not in DTYPE_NAMES:
             raise DataError(f"{name}: safetensors has no type for {spec.dtype}")
-        places[name], end = end, end + spec.size * spec.dtype.itemsize
-        offsets = [places[name], end]
+        starts[name], end = end, end + spec.size * spec.dtype.itemsize
         header[name] = {
             "dtype": DTYPE_NAMES[spec.dtype],
             "shape": list(spec.shape),
-            "data_offsets": offsets,
+            "data_offsets": [starts[name], end],
         }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + end)
-    return {name: 8 + len(text) + place for name, place in places.items()}
+    return {name: 8 + len(text) + start for name, start in starts.items()}

@@ -1,1 +1,1 @@
-"""Merges of fine-tuned models, one a file; `afield.merging.scopes` says what they are."""
+"""Merges of fine-tuned models, one per file; `afield.merging.scopes` defines what a merge is."""

@@ -1,8 +1,8 @@
-"""The mean of the experts: a model soup (Wortsman et al., 2022).
+"""Average: the mean of the experts, a model soup (Wortsman et al., 2022).
 
     merged = mean_d Δ_d
 
-Differs from the paper: the uniform soup only; the greedy one needs data to choose by.
+Differs from the paper: this is the uniform soup only; the greedy soup needs data to choose by.
 """
 
 from torch import Tensor

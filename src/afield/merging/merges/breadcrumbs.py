@@ -1,11 +1,12 @@
-"""Model breadcrumbs: neither the smallest changes nor the outliers (Davari and Belilovsky, 2024).
+"""Model breadcrumbs: drop the smallest changes and the outliers (Davari and Belilovsky, 2024).
 
     merged = Σ_d m_d Δ_d,   m_d = 0 for the int(low · n) smallest and the int(high · n) largest
                             magnitudes of a tensor of n entries, else 1
 
-Entries that equal the last one kept are kept too.
-Differs from the paper: the scale is 1, the paper's 0.3 (unverified, like the defaults of `low` and
-`high`, which are after the paper's 85 % and 99.3 %).
+Entries equal to the last kept entry are kept too.
+
+Differs from the paper: the scale is 1, where the paper has 0.3. That value is unverified, like the
+defaults of `low` and `high`, which follow the paper's 85 % and 99.3 %.
 """
 
 from typing import Annotated
@@ -26,12 +27,12 @@ def breadcrumbs(
     low: Annotated[float, Uniform(0.5, 0.95)] = 0.85,
     high: Annotated[float, LogUniform(0.001, 0.1)] = 0.007,
 ) -> Tensor:
-    """Sum over the experts; `low` and `high` are the shares dropped at either end."""
+    """Sum over the experts; `low` and `high` are the shares of entries dropped at either end."""
     rows = deltas.flatten(1)
-    sizes, n = rows.abs(), rows.shape[1]
+    magnitudes, n = rows.abs(), rows.shape[1]
     first, last = int(share("low", low) * n), n - 1 - int(share("high", high) * n)
     if last < first:
         return deltas[0] * 0
-    ends = sorted_entries([sizes], [first, last])
-    kept = (sizes >= ends[:, :1]) & (sizes <= ends[:, 1:])
+    ends = sorted_entries([magnitudes], [first, last])
+    kept = (magnitudes >= ends[:, :1]) & (magnitudes <= ends[:, 1:])
     return (rows * kept).sum(0).view(deltas.shape[1:])

@@ -1,11 +1,12 @@
-"""DARE: drop changes at random, and rescale those that stay (Yu et al., 2024).
+"""DARE: drop changes at random and rescale the rest (Yu et al., 2024).
 
     merged = Σ_d m_d Δ_d / (1 - drop),   m_d = 0 with probability `drop`, else 1, entry by entry
 
-Differs from the paper: the paper puts it before several merges, this is DARE before task
-arithmetic. The paper drops 0.9 and more of large language models; as default that is our choice.
-What is dropped depends on `seed`, on the tensor's name and on the place of the expert among the
-experts, and so on their order; on nothing else.
+Which entries are dropped depends on `seed`, on the name of the tensor and on the index of the
+expert, and therefore on the order of the experts; on nothing else.
+
+Differs from the paper: the paper applies DARE before several merges; this is DARE before task
+arithmetic. The paper drops 0.9 and more of large language models; 0.9 as the default is our choice.
 """
 
 from typing import Annotated
@@ -29,13 +30,13 @@ def dare(
     drop: Annotated[float, Uniform(0.1, 0.99)] = 0.9,
     seed: Annotated[int, Choice((0, 1, 2))] = 0,
 ) -> Tensor:
-    """Sum over the experts of what is not dropped."""
+    """Sum over the experts of the entries that are not dropped."""
     if share("drop", drop) == 1:
-        raise MergeError("drop=1 leaves nothing; a share below 1 is needed")
-    found = torch.zeros_like(deltas[0])
+        raise MergeError("drop=1 leaves nothing; give a share below 1")
+    total = torch.zeros_like(deltas[0])
     for i, delta in enumerate(deltas):
         # Drawn on the CPU, so that the result does not depend on the device.
         generator = torch.Generator().manual_seed(derive_seed("dare", seed, name, i))
         kept = torch.rand(delta.shape, generator=generator) >= drop
-        found += delta * kept.to(delta.device)
-    return found / (1 - drop)
+        total += delta * kept.to(delta.device)
+    return total / (1 - drop)

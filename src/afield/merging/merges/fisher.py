@@ -1,10 +1,11 @@
-"""Fisher merging: each entry as its expert is sure of it (Matena and Raffel, 2022).
+"""Fisher merging: weight each entry by its expert's certainty (Matena and Raffel, 2022).
 
     merged = Σ_d F_d Δ_d / Σ_d F_d,   F_d at least `floor`
 
 `statistics` are the experts' diagonal Fisher matrices: the mean over samples of the squared
-gradient of the log-likelihood, one mapping or file an expert, with the names and shapes of the
-weights. Where none of the experts is sure of anything, that is the mean.
+gradient of the log-likelihood, in one mapping or file per expert, with the names and shapes of the
+weights. Where the Fisher information of all experts is at the floor, the result is the mean.
+
 Differs from the paper: experts have equal weights; the floor is as in the authors' code
 (unverified).
 """
@@ -26,8 +27,8 @@ def fisher(
 ) -> Tensor:
     """Mean over the experts, weighted by their Fisher information."""
     if not statistics.min() >= 0 or not statistics.sum().isfinite():
-        raise MergeError("Fisher information is a mean of squares; there are other numbers")
+        raise MergeError("Fisher information must be finite and at least 0: a mean of squares")
     if floor <= 0:
-        raise MergeError(f"floor={floor}: a number above 0 is needed")
+        raise MergeError(f"floor={floor}: must be above 0")
     weights = statistics.clamp(min=floor)
     return (weights * deltas).sum(0) / weights.sum(0)

@@ -2,12 +2,12 @@
 
     Σ_d Δ_d = U S Vᵀ,   merged = mean(S) U Vᵀ
 
-Of one expert alone, and of identical ones up to the factor D, it is the expert with all its
-singular values replaced by their mean. The order of the experts is nothing.
+For a single expert, the result is that expert with all its singular values replaced by their mean;
+for D identical experts, it is D times that. The order of the experts does not matter.
 
-Differs from the authors' code: directions without signal (`spectral.SIGNAL`) take no
-part, neither in the mean nor in the result. Theirs raises rounding to the mean where the sum is of
-low rank. Scaled by 1, not tuned on validation data.
+Differs from the authors' code: directions without signal (`SIGNAL_FLOOR` in
+`afield.merging.spectral`) take no part, neither in the mean nor in the result. Their code raises
+rounding to the mean if the sum has low rank. The scale is 1, not tuned on validation data.
 """
 
 from torch import Tensor
@@ -21,7 +21,7 @@ __all__ = ["iso_c"]
 @scope("matrix")
 @full_precision()
 def iso_c(deltas: Tensor) -> Tensor:
-    """Sum of the deltas, all of whose directions weigh the same."""
+    """Sum of the deltas with equal singular values."""
     total = deltas.double().sum(dim=0)
     left, values, right = leading_triplets(total, min(total.shape))
     if not len(values):

@@ -6,12 +6,12 @@
     U⊥, V⊥ = polar factors of [U_1 … U_D U_c] and [V_1 … V_D V_c]
     merged = mean of all S · U⊥ V⊥ᵀ
 
-Of one expert alone it is Iso-C. The order of the experts is nothing.
+For a single expert, it is Iso-C. The order of the experts does not matter.
 
-Differs from the authors' code in nothing where that is well defined. Directions without signal
-(`spectral.SIGNAL`, against the largest singular value of the sum as well) take no part,
-neither in the mean nor in the result; and neither does what is left of directions that coincide.
-Scaled by 1, not tuned on validation data.
+Differs from the authors' code in nothing where their result is well defined. Directions without
+signal (`SIGNAL_FLOOR` in `afield.merging.spectral`, relative to the largest singular value of the
+sum as well) take no part, neither in the mean nor in the result; nor does what is left of
+directions that coincide. The scale is 1, not tuned on validation data.
 """
 
 from typing import Annotated
@@ -34,12 +34,12 @@ __all__ = ["iso_cts"]
 @scope("matrix")
 @full_precision()
 def iso_cts(deltas: Tensor, *, common: Annotated[float, Uniform(0.5, 0.95)] = 0.8) -> Tensor:
-    """Sum of common and specific parts, all of whose directions weigh the same."""
+    """Sum of common and specific parts with equal singular values."""
     rank = min(deltas.shape[1:])
     specific_rank = rank - int(share("common", common) * rank)
-    own = min(round(specific_rank / len(deltas)), rank // len(deltas))
-    shared = leading_triplets(deltas.double().sum(dim=0), rank - own * len(deltas))
-    specific = [_specific(delta.double(), shared, own) for delta in deltas] if own else []
+    count = min(round(specific_rank / len(deltas)), rank // len(deltas))
+    shared = leading_triplets(deltas.double().sum(dim=0), rank - count * len(deltas))
+    specific = [_specific(delta.double(), shared, count) for delta in deltas] if count else []
     left, values, right = concatenate_triplets([*specific, shared])
     if not len(values):
         return deltas[0] * 0
@@ -47,6 +47,6 @@ def iso_cts(deltas: Tensor, *, common: Annotated[float, Uniform(0.5, 0.95)] = 0.
 
 
 def _specific(delta: Tensor, shared: Triplets, count: int) -> Triplets:
-    """The leading directions of what one expert does outside the shared ones."""
+    """The leading directions of an expert's delta outside the shared directions."""
     rest = delta - shared.left @ (shared.left.mT @ delta)
     return leading_triplets(rest, count, scale=shared.values[:1].sum())

@@ -1,9 +1,11 @@
-"""MagMax: of every entry, the largest change (Marczak et al., 2024).
+"""MagMax: the largest change of every entry (Marczak et al., 2024).
 
-    merged = Δ_d of the d with the largest |Δ_d|, entry by entry; of equals the later expert
+    merged = Δ_d of the d with the largest |Δ_d|, entry by entry; among equals, the later expert
 
-Differs from the paper: the scale is 1, the paper's 0.5; and there the experts are fine-tuned one
-after the other. The order of the experts matters only where two changes are exactly opposite.
+The order of the experts matters only where two changes are exactly opposite.
+
+Differs from the paper: the scale is 1, where the paper has 0.5; and in the paper the experts are
+fine-tuned one after the other.
 """
 
 import torch
@@ -16,8 +18,8 @@ __all__ = ["magmax"]
 
 @scope("entry")
 def magmax(deltas: Tensor) -> Tensor:
-    """Largest magnitude over the experts."""
-    found = deltas[0]
+    """The entry of largest magnitude over the experts."""
+    largest = deltas[0]
     for delta in deltas[1:]:
-        found = torch.where(delta.abs() >= found.abs(), delta, found)
-    return found
+        largest = torch.where(delta.abs() >= largest.abs(), delta, largest)
+    return largest

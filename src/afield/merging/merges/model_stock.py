@@ -1,12 +1,13 @@
-"""Model Stock: how far to go from the base to the mean, by the experts' angle (Jang et al., 2024).
+"""Model Stock: the mean, shortened by the angle between the experts (Jang et al., 2024).
 
     merged = t · mean_d Δ_d,   t = D cos θ / (1 + (D - 1) cos θ),   tensor by tensor
 
-cos θ is the mean cosine between the deltas of two experts: where they agree t is 1, where they are
-at right angles 0.
+cos θ is the mean cosine between the deltas of two experts: t is 1 where they agree, and 0 where
+they are orthogonal.
+
 Differs from the paper: a cosine below 0, which the paper does not consider, counts as 0; it would
-lead away from the mean. One expert alone has t = 1. The paper merges again and again in training,
-this once, at the end.
+lead away from the mean. A single expert has t = 1. The paper merges repeatedly during training;
+this merges once, at the end.
 """
 
 from torch import Tensor
@@ -18,11 +19,11 @@ __all__ = ["model_stock"]
 
 @scope("tensor")
 def model_stock(deltas: Tensor) -> Tensor:
-    """Mean over the experts, shortened as they disagree."""
+    """Mean over the experts, shortened the more they disagree."""
     rows, count = deltas.flatten(1), len(deltas)
     if count == 1:
         return deltas[0]
-    # The sum of all cosines of two is that of all, ‖Σ u‖², less those of each with itself.
+    # The sum of the cosines over pairs is ‖Σ u‖² less the products of each vector with itself.
     norms = rows.norm(dim=1)
     units = rows / norms.where(norms > 0, norms.new_ones(())).unsqueeze(1)
     pairs = units.sum(0).square().sum() - units.square().sum()

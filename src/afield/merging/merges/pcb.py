@@ -1,15 +1,17 @@
 """PCB: entries compete within their expert and between experts (Du et al., 2024).
 
     a      |Δ_i| of expert i, clipped to its sorted entries int(.01 d) and int(.99 d - 1)
-    ν      a, from 0 to 1 over the whole model;  N = sign(Δ) ν;  Δ̂ = sign(Δ) a
+    ν      a, scaled to 0 … 1 over the whole model;  N = sign(Δ) ν;  Δ̂ = sign(Δ) a
     β      exp(D ν²) · Σ_j tanh(N_i N_j), clipped below at its sorted entry int((1 - ratio) d)
-    w      β, from 0 to 1 over the whole model
+    w      β, scaled to 0 … 1 over the whole model
     merged Σ_i w_i Δ̂_i / Σ_i w_i
 
-d is the number of entries of the whole model, D that of experts.
-Differs from the authors' code (their pcb_ES): the scale is 1, there 1.2 or searched; a row whose
-entries are all equal gets ν = 0 or w = 0, there NaN. exp(D ν²) is taken as exp(D (ν² - 1)): the
-factor cancels in w, and many experts do not overflow.
+d is the number of entries of the whole model, D the number of experts.
+
+Differs from the authors' code (their pcb_ES): the scale is 1, there it is 1.2 or searched; a row
+whose entries are all equal gets ν = 0 or w = 0, there NaN. exp(D ν²) is computed as
+exp(D (ν² - 1)): the factor cancels in w, and many experts do not overflow.
+
 Differs from the paper: it writes softmaxes (unverified), the code has none.
 """
 
@@ -30,13 +32,13 @@ __all__ = ["pcb"]
 def pcb(
     deltas: Deltas, *, ratio: Annotated[float, Uniform(0.01, 0.5)] = 0.05
 ) -> Callable[[Tensor], Tensor]:
-    """Weighted mean of the deltas; `ratio` is the share of entries with a weight."""
+    """Weighted mean of the deltas; `ratio` is the share of entries with a nonzero weight."""
     d = deltas.size
     low, high = int(0.01 * d), max(int(0.01 * d), int(0.99 * d - 1))
     ends = deltas.sorted_entries([low, high])
 
     def balance(piece: Tensor) -> Tensor:
-        strength = _scaled(piece.abs(), ends)
+        strength = _scale_to_unit(piece.abs(), ends)
         signed = piece.sign().mul_(strength)
         between = torch.zeros_like(signed)
         for other in signed:
@@ -47,7 +49,7 @@ def pcb(
     bounds = deltas.sorted_entries([kept, d - 1], of=balance)
 
     def merged(piece: Tensor) -> Tensor:
-        weights = _scaled(balance(piece), bounds)
+        weights = _scale_to_unit(balance(piece), bounds)
         total = weights.sum(0).clamp_(min=1e-12)
         clipped = piece.abs().clamp(ends[:, :1], ends[:, 1:]).mul_(piece.sign())
         return weights.mul_(clipped).sum(0).div_(total)
@@ -55,8 +57,8 @@ def pcb(
     return merged
 
 
-def _scaled(values: Tensor, ends: Tensor) -> Tensor:
-    """Values, clipped to a least and a greatest of each row, from 0 to 1."""
+def _scale_to_unit(values: Tensor, ends: Tensor) -> Tensor:
+    """Clip each row to its two ends, and scale it to the range from 0 to 1."""
     low, high = ends[:, :1], ends[:, 1:]
     span = high - low
     return (

@@ -1,12 +1,13 @@
-"""RegMean: what the experts' linear layers would answer, in the least squares (Jin et al., 2023).
+"""RegMean: least-squares fit to the outputs of the experts' linear layers (Jin et al., 2023).
 
     merged = (Σ_d Δ_d G_d) (Σ_d G_d)⁻¹,   G_d = Σ x xᵀ over the layer's inputs x,
                                           its off-diagonal entries times `off_diagonal`
 
-`statistics` are these Gram matrices, one mapping or file an expert: under the name of a weight
-[m, n], as torch's linear layers have it, a matrix [n, n]. Weights without one are averaged.
-Differs from the paper: computed in float64; and an input that was 0 in all samples, for which every
-weight is as good, gets the mean.
+`statistics` are these Gram matrices, in one mapping or file per expert: a matrix [n, n] under the
+name of a weight [m, n], as in torch's linear layers. Weights without a Gram matrix are averaged.
+
+Differs from the paper: it is computed in float64; and an input that was 0 in all samples, for which
+any weight fits equally well, gets the mean.
 """
 
 from typing import Annotated
@@ -31,16 +32,16 @@ def regmean(
     """Least-squares mean over the experts."""
     n = deltas.shape[-1]
     if statistics.shape[1:] != (n, n):
-        found = list(statistics.shape[1:])
-        raise MergeError(f"its Gram matrices have the shape {found}, not {[n, n]}")
+        shape = list(statistics.shape[1:])
+        raise MergeError(f"its Gram matrices have the shape {shape}, not {[n, n]}")
     if not statistics.sum().isfinite():
         raise MergeError("its Gram matrices are not finite")
     gram = share("off_diagonal", off_diagonal) * statistics.double()
     diagonal = statistics.double().diagonal(dim1=1, dim2=2)
     gram.diagonal(dim1=1, dim2=2).copy_(diagonal)
-    # So little of the mean that it shows only where there is nothing else.
-    little = torch.finfo(torch.float64).eps * diagonal.sum(0).max().clamp(min=1e-200)
+    # Adds a tiny multiple of the mean, which matters only where the Gram matrices are 0.
+    ridge = torch.finfo(torch.float64).eps * diagonal.sum(0).max().clamp(min=1e-200)
     wide = deltas.double()
-    left = (wide @ gram).sum(0) + little * wide.mean(0)
-    whole = gram.sum(0) + little * torch.eye(n, dtype=gram.dtype, device=gram.device)
-    return torch.linalg.solve(whole, left, left=False).to(deltas.dtype)
+    left = (wide @ gram).sum(0) + ridge * wide.mean(0)
+    total = gram.sum(0) + ridge * torch.eye(n, dtype=gram.dtype, device=gram.device)
+    return torch.linalg.solve(total, left, left=False).to(deltas.dtype)

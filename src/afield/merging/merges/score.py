@@ -4,28 +4,30 @@
     M_d = U⊥ᵀ Δ_d V⊥
     merged = U⊥ Σ_d trim(M_d) V⊥ᵀ
 
-The diagonal of M_d, on which experts agree, is kept. Entries beside it are kept where they are no
-further from the mean μ than `tau` σ / D; μ and σ (n - 1) are over the whole of M_d with a diagonal
-of zeros. `keep` leaves parts out: diagonal, off_diagonal (trimmed), or full, without any trimming,
-which is the sum of the deltas within the basis. `center` zero puts 0 in the place of μ, in σ too:
-the result then no longer depends on the signs of singular vectors.
+The diagonal of M_d, on which experts agree, is kept. Off-diagonal entries are kept if they are
+within `tau` σ / D of the mean μ; μ and σ (with n - 1) are over all entries of M_d with its diagonal
+set to zero.
 
-Of one expert alone it is that expert (off_diagonal: zero). Of identical experts the diagonal is
-one expert's own rank-k part, k = ⌊min(m, n) / D⌋, and full is D times it. Trimmed is that rank-k
-part too, but for directions so weak that their twins beside the diagonal are within the threshold:
-they come D times, and change it by a share of at most about 2 / √k. The order of the experts is
-nothing.
+`keep` selects parts: diagonal, off_diagonal (trimmed), or full, which is the sum of the deltas
+within the basis without any trimming. `center` zero replaces μ by 0, also in σ: the result then no
+longer depends on the signs of the singular vectors.
+
+For a single expert, the result is that expert (off_diagonal: zero). For identical experts, the
+diagonal is the rank-k part of one expert, k = ⌊min(m, n) / D⌋, and full is D times that. Trimmed is
+that rank-k part too, except for directions so weak that their off-diagonal twins are within the
+threshold: these count D times, and change the result by a share of at most about 2 / √k. The order
+of the experts does not matter.
 
 Differs from the paper: its text divides the threshold by D for medical images and not for natural
-ones, its authors' code the other way round; `divide_by_domains` follows the code for natural ones.
-It takes μ and σ over the entries beside the diagonal only, does not trim off_diagonal, and has <
-for ≤. All as the code has it here.
+ones, its authors' code does the opposite; `divide_by_domains` follows the code for natural images.
+The paper takes μ and σ over the off-diagonal entries only, does not trim off_diagonal, and has <
+instead of ≤. Here all of this is as in the code.
 
 Differs from the authors' code: signs are fixed (the largest entry of each left vector is positive),
-where theirs, and with them μ, are LAPACK's choice (1-2 % of the result at 768 × 768). The basis has
-no columns to fill it up where D does not divide min(m, n). A direction without signal (`SIGNAL` in
-`afield.merging.spectral`) takes no part, and neither does what is left of directions that coincide
-(`DIRECTION`). Full does not add 1 to every entry.
+where theirs, and with them μ, are LAPACK's choice (1-2 % of the result at 768 × 768). The basis is
+not filled up with further columns if D does not divide min(m, n). A direction without signal
+(`SIGNAL_FLOOR` in `afield.merging.spectral`) takes no part, nor does what is left of directions
+that coincide (`DIRECTION_FLOOR`). Full does not add 1 to every entry.
 """
 
 from typing import Annotated, Literal
@@ -60,24 +62,24 @@ def score(
     Parameters
     ----------
     deltas
-        What each expert changed in one matrix: [experts, m, n].
+        The experts' changes to one matrix: [experts, m, n].
     keep
-        What to keep of a delta in the shared basis.
+        Which entries of a delta in the shared basis to keep.
     tau
-        How many standard deviations an entry beside the diagonal may be away.
+        How many standard deviations an off-diagonal entry may be away from the center.
     divide_by_domains
-        Whether so many are divided by the number of experts.
+        Whether to divide `tau` by the number of experts.
     center
-        What it may be away from.
+        The center that entries are compared with: their mean, or zero.
     exact
-        The basis in float64 (1.3 times the time); always so for float64 deltas.
+        Compute the basis in float64, which takes 1.3 times as long; always so for float64 deltas.
     """
     if tau < 0:
-        raise MergeError(f"score.tau={tau:g}: must not be below 0")
+        raise MergeError(f"tau={tau:g}: must be at least 0")
     long, values, short = shared_basis(deltas, exact=exact)
     wide = deltas.shape[1] < deltas.shape[2]
     if wide:
-        # The other way round is the same, and products with the long side first are quicker.
+        # The transposed merge is the same, and products with the long side first are faster.
         deltas, long, short = deltas.mT, short, long
     width = tau / len(deltas) if divide_by_domains else tau
     total = long.new_zeros(len(values), len(values))
@@ -88,7 +90,7 @@ def score(
 
 
 def keep_entries(square: Tensor, *, keep: Keep, width: float, center: Center = "mean") -> Tensor:
-    """What is kept of a delta in the shared basis, for a threshold in standard deviations."""
+    """Keep the selected entries of a delta in the shared basis; `width` is the threshold in σ."""
     if keep == "full":
         return square
     diagonal = square.diagonal() * (keep != "off_diagonal")
@@ -101,7 +103,7 @@ def keep_entries(square: Tensor, *, keep: Keep, width: float, center: Center = "
 
 
 def agreement_mask(off: Tensor, *, width: float, center: Center = "mean") -> Tensor:
-    """Where entries beside a diagonal of zeros are within the threshold."""
+    """Whether each entry of a matrix with a zero diagonal is within the threshold."""
     n, zero = off.numel(), torch.zeros((), dtype=torch.float64, device=off.device)
     middle = off.mean(dtype=torch.float64) if center == "mean" else zero
     squares = torch.linalg.vector_norm(off, dtype=torch.float64) ** 2

@@ -1,10 +1,11 @@
-"""Slerp: between two experts along the sphere (Shoemake, 1985), tensor by tensor.
+"""Slerp: spherical interpolation between two experts (Shoemake, 1985), tensor by tensor.
 
     merged = (sin((1 - t) Ω) θ_1 + sin(t Ω) θ_2) / sin Ω - θ_base,   Ω the angle of θ_1 and θ_2
 
-Where the two have nearly one direction (|cos Ω| > 0.9995), the straight line instead.
-Differs from the paper, which is about rotations: as done with models, every tensor is one vector.
-The order of the two experts matters unless t = 0.5.
+If the two are nearly parallel (|cos Ω| > 0.9995), the interpolation is linear. The order of the two
+experts matters unless t = 0.5.
+
+Differs from the paper, which is about rotations: as usual for models, every tensor is one vector.
 """
 
 from typing import Annotated
@@ -17,13 +18,13 @@ from afield.merging.scopes import scope, share
 
 __all__ = ["slerp"]
 
-# Beyond this cosine the sphere is flat: the formula would divide by nearly nothing.
+# Beyond this cosine the formula would divide by nearly zero.
 COLLINEAR_COSINE = 0.9995
 
 
 @scope("tensor", experts=2)
 def slerp(deltas: Tensor, *, base: Tensor, t: Annotated[float, Uniform(0.0, 1.0)] = 0.5) -> Tensor:
-    """From the first expert (t = 0) to the second (t = 1)."""
+    """Interpolate from the first expert (t = 0) to the second (t = 1)."""
     share("t", t)
     first, second = (base + delta for delta in deltas)
     lengths = first.norm() * second.norm()
@@ -31,5 +32,5 @@ def slerp(deltas: Tensor, *, base: Tensor, t: Annotated[float, Uniform(0.0, 1.0)
     if cosine.abs() > COLLINEAR_COSINE or lengths == 0:
         return deltas[0].lerp(deltas[1], t)
     angle = cosine.acos()
-    parts = ((1 - t) * angle).sin() * first + (t * angle).sin() * second
-    return parts / angle.sin() - base
+    total = ((1 - t) * angle).sin() * first + (t * angle).sin() * second
+    return total / angle.sin() - base

@@ -1,9 +1,9 @@
-"""Task arithmetic: the sum of what the experts have learned (Ilharco et al., 2023).
+"""Task arithmetic: the sum of the experts' changes (Ilharco et al., 2023).
 
     merged = Σ_d Δ_d
 
-Differs from the paper: the scale is 1, as where no data are there to choose it by; the paper
-chooses it on validation data, about 0.3 to 0.4 (unverified). Give ``scale`` to set it.
+Differs from the paper: the scale is 1, because there are no data to choose it by; the paper chooses
+it on validation data, about 0.3 to 0.4 (unverified). Give ``scale`` to set it.
 """
 
 from torch import Tensor

@@ -4,13 +4,14 @@
     U⊥, V⊥ = polar factors of [U_1 … U_D] and [V_1 … V_D]
     merged = U⊥ diag(S_1, …, S_D) V⊥ᵀ
 
-Of one expert alone it is that expert. Of identical experts it is one expert's own rank-k part: the
-copies of a direction share it. The order of the experts is nothing.
+For a single expert, the result is that expert. For identical experts, it is the rank-k part of one
+expert: the copies of a direction share it. The order of the experts does not matter.
 
-Differs from the authors' code in nothing where that is well defined. A direction without signal
-(`spectral.SIGNAL`: of low-rank, nearly equal or zero deltas) takes no part, and neither
-does what is left of directions that coincide (`DIRECTION`); there, theirs takes what LAPACK makes
-of rounding. Where D > min(m, n), one direction of each (theirs: none). Scaled by 1, not tuned.
+Differs from the authors' code in nothing where their result is well defined. A direction without
+signal (`SIGNAL_FLOOR` in `afield.merging.spectral`; of low-rank, nearly equal or zero deltas) takes
+no part, nor does what is left of directions that coincide (`DIRECTION_FLOOR`); in these cases,
+their code takes what LAPACK makes of rounding. If D > min(m, n), one direction of each expert is
+kept (theirs: none). The scale is 1, not tuned.
 """
 
 from typing import Annotated
@@ -27,14 +28,15 @@ __all__ = ["tsv"]
 @scope("matrix")
 @full_precision()
 def tsv(deltas: Tensor, *, exact: Annotated[bool, Variant((False, True))] = False) -> Tensor:
-    """Sum of the leading parts of the deltas, in directions that do not overlap.
+    """Sum of the leading parts of the deltas, in orthogonal directions.
 
     Parameters
     ----------
     deltas
-        What each expert changed in one matrix: [experts, m, n].
+        The experts' changes to one matrix: [experts, m, n].
     exact
-        The shared directions in float64 (1.3 times the time); always so for float64 deltas.
+        Compute the directions in float64, which takes 1.3 times as long; always so for float64
+        deltas.
     """
     left, values, right = shared_basis(deltas, exact=exact)
     return (left * values) @ right.mT
