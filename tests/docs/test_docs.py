@@ -1,7 +1,6 @@
 """Commands in the docs can be typed: they are planned here, on a small dataset."""
 
 import re
-import textwrap
 from itertools import pairwise
 from pathlib import Path
 
@@ -60,8 +59,8 @@ def test_every_grouping_of_seed_categories_is_in_the_table_of_them():
 
 @pytest.mark.slow
 def test_the_page_on_scikit_learn_runs_as_it_stands():
-    blocks = re.findall(r"^ {4}.*(?:\n(?: {4}.*|$))*", TEXTS["sklearn.md"], flags=re.MULTILINE)
+    blocks = re.findall(r"```python\n(.*?)```", TEXTS["sklearn.md"], flags=re.DOTALL)
     assert len(blocks) == 4
     with sklearn.config_context():
-        exec("\n".join(map(textwrap.dedent, blocks)), names := {})
+        exec("\n".join(blocks), names := {})
     assert names["search"].best_score_ > 0.8

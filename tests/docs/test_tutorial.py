@@ -17,12 +17,11 @@ CLOSE = {"rel": 0.3, "abs": 8}
 
 
 def shown(after: str) -> str:
-    """The block that the tutorial shows after a command or a text, without its indent."""
+    """The output that the tutorial shows below a command, or in the block after some text."""
     rest = TEXT[TEXT.index(after) + len(after) :]
-    block = re.match(r"\n+((?:(?:    .*)?\n)+)", rest)
+    block = re.match(r"\n+(?:```text\n)?(.*?)```", rest, flags=re.DOTALL)
     assert block, after
-    lines = block[1].rstrip().splitlines()
-    return "\n".join(line[4:].rstrip() for line in lines)
+    return "\n".join(line.rstrip() for line in block[1].rstrip().splitlines())
 
 
 def assert_alike(found: str, expected: str) -> None:
@@ -34,7 +33,7 @@ def assert_alike(found: str, expected: str) -> None:
 
 
 def command(words: str) -> str:
-    assert f"    $ {words}\n" in TEXT
+    assert f"\n$ {words}\n" in TEXT
     return words
 
 
