@@ -19,6 +19,7 @@ NAME = "their_set"
 SOURCE = '''"""Theirs: four pictures of two things in two places."""
 from afield.data.domains import Download, DomainSet
 from afield.data.downloads import Archive
+from afield.data.modality import IMAGE
 from afield.data.sources.folders import folder_reader
 
 DOMAINS, CLASSES = ("here", "there"), ("cup", "pot")
@@ -27,9 +28,9 @@ theirs = DomainSet(
     domains=DOMAINS,
     classes=CLASSES,
     reader=folder_reader("theirs/set", DOMAINS, CLASSES),
-    resizable=True,
+    modality=IMAGE,
     needs=("theirs/set/here", "theirs/set/there"),
-    source=Download(
+    download=Download(
         archives={archives}, instructions="write to [them] and unpack their disk in theirs"
     ),
 )

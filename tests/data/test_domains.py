@@ -142,5 +142,5 @@ def test_one_gets_a_dataset_again_by_its_origin_or_else_by_its_name():
 
 @pytest.mark.parametrize("name", ["mean", "worst"])
 def test_no_domain_may_have_the_name_of_a_column_of_tables(name):
-    with pytest.raises(SpecError, match=f"called '{name}'"):
+    with pytest.raises(SpecError, match=f"named '{name}'"):
         DomainSet("things", (name, "photo"), ("cup", "dog"), reader=lambda root: {})

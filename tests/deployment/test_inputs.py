@@ -8,6 +8,7 @@ from afield.data.audio import LogMel
 from afield.data.domains import ReadOptions
 from afield.data.images import stored_side
 from afield.data.lookup import find_dataset
+from afield.data.modality import AUDIO
 from afield.deployment.inputs import Inputs
 from afield.errors import DataError, SpecError
 from tests.files import noise, saved, words
@@ -39,8 +40,8 @@ def test_sounds_are_decoded_as_the_cache_does(tmp_path):
         )
     words(tmp_path / "root")
     dataset = find_dataset(tmp_path / "root")
-    assert dataset.mel == LogMel()
-    inputs = Inputs("sounds", "float16", (1, 40, 98), (0.0,), (1.0,), mel=dataset.mel)
+    assert dataset.modality == AUDIO
+    inputs = Inputs("sounds", "float16", (1, 40, 98), (0.0,), (1.0,), mel=LogMel())
     for domain in dataset.load().values():
         files = [tmp_path / "root" / name for name in domain.names]
         assert torch.equal(inputs.stack([inputs.decoded(file) for file in files]), domain.x)

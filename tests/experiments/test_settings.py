@@ -6,6 +6,7 @@ import pytest
 
 from afield.data.domains import DomainSet, Training
 from afield.data.lookup import find_dataset
+from afield.data.modality import ARRAY, IMAGE
 from afield.errors import DataError, SpecError, UnknownNameError
 from afield.experiments.protocol import hold_out, leave_one_out
 from afield.experiments.record import Run
@@ -13,7 +14,7 @@ from afield.experiments.settings import CHECKPOINTS_PER_RUN, resolve_run, resolv
 
 DIGITS = find_dataset("rotated_digits")
 MANY = DomainSet("many", tuple(f"w{i:02}" for i in range(20)), ("x", "y"), reader=lambda _: {})
-PHOTOS = replace(MANY, name="photos", resizable=True)
+PHOTOS = replace(MANY, name="photos", modality=IMAGE)
 
 
 def planned(dataset: DomainSet, **settings: object) -> Run:
@@ -75,7 +76,7 @@ def test_the_rate_of_a_dataset_that_is_meant_for_a_pretrained_network_is_its_own
     assert planned(dataset).lr == planned(dataset, backbone="timm:resnet18").lr == 3e-4
     assert planned(dataset).weights == "hub"
     # Pictures that are no files keep their size, and are not augmented.
-    plain = planned(replace(dataset, resizable=False))
+    plain = planned(replace(dataset, modality=ARRAY))
     assert (plain.size, plain.augment, plain.weights) == (0, "", "hub")
 
 

@@ -68,7 +68,7 @@ def _dataset_facts(name: str) -> list[str]:
     from afield.data.lookup import find_dataset
 
     dataset = find_dataset(name)
-    download, training = dataset.source, vars(dataset.training)
+    download, training = dataset.download, vars(dataset.training)
     how_to_get = f"`afield data get {name}`" if download.archives else download.instructions
     facts = [
         f"domains: {_format_names(dataset.domains)}",
@@ -76,7 +76,7 @@ def _dataset_facts(name: str) -> list[str]:
         "training: " + ", ".join(f"{name} {value}" for name, value in training.items() if value),
         f"here: no; {how_to_get}" if dataset.missing_files() else "here: yes",
     ]
-    return [*facts, f"license: {download.licence}"] if download.licence else facts
+    return [*facts, f"license: {download.license}"] if download.license else facts
 
 
 def _format_names(names: Sequence[str]) -> str:

@@ -162,5 +162,5 @@ def export(
     console.out.print(f"{path}: x ({form}, float32{level}) to logits and probabilities")
     batches = ", ".join(map(str, CHECKED_BATCH_SIZES))
     told = f"the same to {TOLERANCE:g} for batches of {batches}; files are not read in it"
-    more = f", nor are pictures resized to {inputs.size} px" if inputs.kind == "pictures" else ""
+    more = f", nor are pictures resized to {inputs.size} px" if inputs.modality.resizable else ""
     console.out.print(told + more, soft_wrap=True)

@@ -34,11 +34,11 @@ def get_dataset(name: str, root: Path | None = None) -> DomainSet:
     if dataset.origin:
         raise DataError(f"{name}: these are your own data; there is nothing to get")
     if dataset.missing_files(place):
-        if not dataset.source.archives:
-            by_hand = dataset.source.instructions
+        if not dataset.download.archives:
+            by_hand = dataset.download.instructions
             raise DataError(f"{name}: cannot be fetched by afield; {by_hand} (data root: {place})")
         place.mkdir(parents=True, exist_ok=True)
-        for archive in dataset.source.archives:
+        for archive in dataset.download.archives:
             file = fetch(archive, place / "downloads")
             _put(file, place / archive.folder)
             file.unlink(missing_ok=True)
@@ -64,7 +64,7 @@ def _stocked(name: str, root: Path) -> Availability:
     except (AfieldError, ImportError, AttributeError) as error:
         # Another package's dataset may fail to load; the others are there all the same.
         return Availability(name, available=False, how_to_get=str(error))
-    source = dataset.source
+    source = dataset.download
     fetched = f"afield data get {name}"
     comes = fetched if source.archives else source.instructions or "comes with afield"
     return Availability(name, available=not dataset.missing_files(root), how_to_get=comes)

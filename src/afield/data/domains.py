@@ -1,7 +1,8 @@
-"""A dataset of domains: what it is called, how it is read, and how a domain is cut in two.
+"""Datasets of domains: their names, how they are read, and how a domain is split.
 
-Each domain is cut once per trial into `main` (80 %) and `probe` (20 %). Sources train on main and
-validate on probe; an unseen domain reports on main, and only the rule named for it looks at probe.
+Each domain is split once per trial into `main` (80 %) and `probe` (20 %). A source domain trains on
+`main` and validates on `probe`. An unseen domain is tested on `main`; only test-domain validation
+(the rule `target`) looks at its `probe`.
 """
 
 import os
@@ -14,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from afield.data.audio import LogMel
 from afield.data.downloads import Archive
+from afield.data.modality import ARRAY, FileModality, Modality
 from afield.errors import DataError, SpecError, UnknownNameError
 from afield.hyperparameters import Around, LogUniform
 from afield.registry import hint
@@ -24,6 +25,7 @@ from afield.seeds import derive_seed
 __all__ = [
     "DOMAINBED_DEFAULTS",
     "PROBE_FRACTION",
+    "RESERVED_NAMES",
     "Domain",
     "DomainSet",
     "Download",
@@ -38,12 +40,12 @@ __all__ = [
     "validate_domain",
 ]
 
-
 PROBE_FRACTION = 0.2
-# What tables call their other columns.
-TABLE_COLUMNS = (
+# Result tables use these names for columns that summarize domains.
+RESERVED_NAMES = (
     "mean",
     "worst",
+    "worst 10 %",
     "spread",
     "in-domain",
     "known domain",
@@ -54,10 +56,10 @@ TABLE_COLUMNS = (
 
 @dataclass(frozen=True)
 class Domain:
-    """Samples of one domain: `x` (uint8 pictures, or numbers) and class indices `y`.
+    """Samples of one domain: `x` (images as uint8, or other numbers) and class indices `y`.
 
-    `test` marks the samples of an official test list, where there is one, `names` are those of the
-    files, and `broken` says of files that were left out on request why they could not be read.
+    `test` marks the samples of an official test list, if there is one. `names` are the names of the
+    files. `broken` maps each unreadable file that was skipped on request to the reason.
     """
 
     x: Tensor
@@ -69,7 +71,11 @@ class Domain:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How data are to be read: where datasets lie, and of pictures in files their stored side."""
+    """How to read a dataset.
+
+    `root` is the folder that contains all datasets, `side` the side in pixels at which image files
+    are decoded (0: the default), and `skip_broken` leaves out files that cannot be read.
+    """
 
     root: Path
     side: int = 0
@@ -81,26 +87,45 @@ Reader = Callable[[ReadOptions], Mapping[str, Domain]]
 
 @dataclass(frozen=True)
 class Download:
-    """Where a dataset comes from: archives to fetch, or what a person has to do."""
+    """Where a dataset comes from: archives to fetch, or instructions for getting it by hand."""
 
     archives: tuple[Archive, ...] = ()
     instructions: str = ""
-    licence: str = ""
+    license: str = ""
 
 
 @dataclass(frozen=True)
 class Training:
-    """A dataset's own defaults, for what no method should know; ranges are multiples of them.
+    """Default training settings of a dataset, independent of the method.
 
-    `optimizer` is one of torch.optim's, with options as in sgd:momentum=0.9; nothing is adam. Its
-    rate follows the `lr_schedule` (cosine:warmup=500; nothing is constant), and gradients longer
-    than `clip_norm` are cut to it (0: none). A checkpoint comes `every` so many steps; None is
-    every 2 % of them. `size` is that of the pictures that the network sees, `augment` is none,
-    light or full; None is what fits. `weights` are the network's first ones (hub, none or a file),
-    and `freeze_bn` says whether its BatchNorm layers keep their statistics. A step takes its
-    batches from so many `domains_per_step` (0: all), with `balance` from all classes alike; `limit`
-    is the most samples of a class and a domain that are trained on (0: all), and `skip_broken`
-    leaves files out that cannot be read.
+    Hyperparameter samples are drawn from ranges that are multiples of these defaults.
+
+    steps, every
+        Number of training steps, and of steps between checkpoints; None means 2 % of all steps.
+    batch, lr, weight_decay
+        Samples per domain in a step, learning rate and weight decay.
+    optimizer
+        Name of a torch.optim class with options, e.g. ``sgd:momentum=0.9``; empty means Adam.
+    lr_schedule
+        Learning-rate schedule, e.g. ``cosine:warmup=500``; empty keeps the rate constant.
+    clip_norm
+        Largest norm of the gradients, which are scaled down to it; 0 means no limit.
+    backbone, weights
+        Name of the network, and its first weights: hub, none or a file; None means hub if the
+        backbone has pretrained weights.
+    freeze_bn
+        Whether BatchNorm layers keep their statistics; None means only with given weights.
+    size, augment
+        Side in pixels of the images that the network sees, and the level of augmentation (none,
+        light or full); None means what suits the data and the network.
+    domains_per_step
+        Number of source domains that a step draws from; 0 means all.
+    balance
+        Whether all classes of a domain are drawn equally often.
+    limit
+        Largest number of training samples per class and domain; 0 means all.
+    skip_broken
+        Whether to leave out files that cannot be read.
     """
 
     seed_name: ClassVar[str] = "Training"
@@ -124,8 +149,8 @@ class Training:
     skip_broken: bool = False
 
 
-# DomainBed's defaults for photographs, with the weights of torchvision from which it starts; its
-# 5,001st step is the evaluation of the 5,000th.
+# DomainBed's defaults for photographs, starting as there from torchvision's weights. DomainBed
+# counts 5,001 steps because it evaluates the 5,000th in the next.
 DOMAINBED_DEFAULTS = Training(
     steps=5000, every=300, batch=32, lr=5e-5, backbone="timm:resnet50.tv_in1k"
 )
@@ -135,11 +160,10 @@ DOMAINBED_DEFAULTS = Training(
 class DomainSet:
     """A dataset of domains, before any file is read.
 
-    `origin` is the path of a user's own data, and `fingerprint` changes when those data do; both
-    are empty for the datasets that come with afield. These say which files they need under the
-    root of all data, where these come from, and how many samples each domain must then have.
-    `resizable` are pictures in files, which can be read at any size; `mel` is the form that sounds
-    in files are brought into. Where there is neither, samples are arrays.
+    `modality` is the kind of its samples. For a user's own data, `origin` is their path and
+    `fingerprint` changes when they change. Both are empty for the datasets that come with afield;
+    those list in `needs` the files they require under the data root, in `download` where these come
+    from, and in `sizes` how many samples each domain must have.
     """
 
     name: str
@@ -149,114 +173,124 @@ class DomainSet:
     training: Training = Training()
     origin: str = ""
     fingerprint: str = ""
-    resizable: bool = False
-    mel: LogMel | None = None
+    modality: Modality = ARRAY
     needs: tuple[str, ...] = ()
-    source: Download = Download()
+    download: Download = Download()
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        taken = [name for name in self.domains if name in TABLE_COLUMNS]
-        if taken:
-            raise SpecError(f"{self.name}: no domain may be called {taken[0]!r}, tables use it")
+        reserved = [name for name in self.domains if name in RESERVED_NAMES]
+        if reserved:
+            raise SpecError(
+                f"{self.name}: a domain cannot be named {reserved[0]!r}, which is a column of the "
+                "result tables; rename it"
+            )
 
     @property
     def spec(self) -> str:
-        """What one writes to get this dataset again."""
+        """Name or path with which `find_dataset` finds this dataset again."""
         return self.origin or self.name
 
     def missing_files(self, root: Path | None = None) -> list[Path]:
-        """What the dataset needs and is not there."""
+        """Required files and folders that do not exist."""
         paths = [(root or data_root()) / name for name in self.needs]
         return [path for path in paths if not path.exists()]
 
     def check_available(self, root: Path | None = None) -> None:
-        """An error that says how to get what is not there."""
+        """Raise an error that says how to get the dataset if files are missing."""
         missing = self.missing_files(root)
         if missing:
-            get = f"`afield data get {self.name}` fetches it"
-            how = get if self.source.archives else self.source.instructions
-            where = f"the data root is {root or data_root()}, set AFIELD_DATA for another"
-            raise DataError(f"{self.name}: {missing[0]} is not there; {how} ({where})")
+            fetch = f"`afield data get {self.name}` downloads it"
+            advice = fetch if self.download.archives else self.download.instructions
+            where = f"the data root is {root or data_root()}; set AFIELD_DATA for another"
+            raise DataError(f"{self.name}: {missing[0]} is missing; {advice} ({where})")
 
     def load(self, options: ReadOptions | None = None) -> dict[str, Domain]:
-        """Read and check all domains, in the declared order."""
+        """Read and validate all domains, in the declared order."""
         options = options or ReadOptions(data_root())
         self.check_available(options.root)
-        found = self.reader(options)
+        domains = self.reader(options)
         for name, size in self.sizes.items():
-            whole = len(found[name].y) + len(found[name].broken)
-            if whole != size:
+            count = len(domains[name].y) + len(domains[name].broken)
+            if count != size:
                 raise DataError(
-                    f"{self.name}: domain {name!r} has {whole} samples, not {size}; some files are "
-                    "missing or added: get the data anew, or give the folder's path as own data"
+                    f"{self.name}: domain {name!r} has {count} samples, not {size}; files "
+                    "are missing or were added: download the data again, or pass the path of the "
+                    "folder to use it as your own data"
                 )
-        return {n: validate_domain(found[n], f"{self.name}: domain {n!r}") for n in self.domains}
+        for name in self.domains:
+            validate_domain(domains[name], f"{self.name}: domain {name!r}", self.modality)
+        return {name: domains[name] for name in self.domains}
 
     def without(self, *left_out: str) -> tuple[str, ...]:
-        """All domains but some."""
+        """Names of all domains except those that are left out."""
         for name in left_out:
             if name not in self.domains:
-                known = hint(name, self.domains)
-                raise UnknownNameError(f"{self.name} has no domain {name!r}; {known}")
+                advice = hint(name, self.domains)
+                raise UnknownNameError(f"{self.name} has no domain {name!r}; {advice}")
         return tuple(name for name in self.domains if name not in left_out)
 
 
 class Parts(NamedTuple):
-    """Indices of a domain's two parts."""
+    """Indices of the two splits of a domain."""
 
     main: Tensor
     probe: Tensor
 
 
 def parts(size: int, *, trial: int, domain: str, fraction: float = PROBE_FRACTION) -> Parts:
-    """Cut a domain in two; the cut depends on nothing but the trial and the domain's name.
+    """Split a domain; the split depends only on its size, the trial and the domain's name.
 
     >>> [len(part) for part in parts(10, trial=0, domain="sketch")]
     [8, 2]
     """
     if size < 2:
-        raise SpecError(f"domain {domain!r} has {size} sample; it takes two to train and validate")
+        raise SpecError(
+            f"domain {domain!r} has {size} sample(s); training and validation need at least two"
+        )
     order = np.random.default_rng(derive_seed("parts", trial, domain)).permutation(size)
     probe = max(1, int(size * fraction))
     return Parts(main=torch.from_numpy(order[probe:]), probe=torch.from_numpy(order[:probe]))
 
 
 def listed_parts(test: Tensor, *, seen: bool) -> Parts:
-    """The parts of a domain with official lists: a source trains on one, validates on the other.
+    """Split a domain by its official lists.
 
-    An unseen domain reports on its test list, as the lists' authors meant it.
+    A source domain trains on its train list and validates on its test list. An unseen domain is
+    tested on its test list, as the authors of the lists intended.
     """
     train, test = (~test).nonzero().flatten(), test.nonzero().flatten()
     return Parts(train, test) if seen else Parts(test, train)
 
 
 def missing_class_warnings(domains: Mapping[str, Domain], classes: tuple[str, ...]) -> list[str]:
-    """One sentence for every domain that lacks a class: allowed, but worth knowing."""
-    found = []
+    """One warning for every domain without samples of a class, which is allowed."""
+    warnings = []
     for name, domain in domains.items():
         present = set(domain.y.unique().tolist())
         missing = [repr(label) for i, label in enumerate(classes) if i not in present]
         if missing:
-            found.append(f"domain {name!r} has no sample of class {', '.join(missing)}")
-    return found
+            warnings.append(f"domain {name!r} has no sample of class {', '.join(missing)}")
+    return warnings
 
 
 def data_root() -> Path:
-    """Where datasets lie: ``AFIELD_DATA``, or a cache folder in the user's home."""
+    """Folder of all datasets: ``AFIELD_DATA``, or a cache folder in the user's home."""
     return Path(os.environ.get("AFIELD_DATA") or Path.home() / ".cache" / "afield").expanduser()
 
 
-def validate_domain(domain: Domain, where: str) -> Domain:
-    """The domain, if its samples can be trained on."""
+def validate_domain(domain: Domain, where: str, modality: Modality = ARRAY) -> None:
+    """Raise an error, which begins with `where`, if a domain cannot be trained on."""
     if len(domain.x) != len(domain.y):
         raise DataError(f"{where}: {len(domain.x)} samples but {len(domain.y)} labels")
     if len(domain.y) < 2:
-        raise DataError(f"{where}: {len(domain.y)} sample; it takes two to train and to validate")
+        raise DataError(
+            f"{where}: {len(domain.y)} sample(s); training and validation need at least two"
+        )
     if domain.test is not None and domain.test.all() == domain.test.any():
-        raise DataError(f"{where}: its train or its test list is empty; both are needed")
-    # Half precision is what afield itself has computed from sounds, and checked.
-    if domain.x.dtype == torch.float32 and not domain.x.isfinite().all():
+        raise DataError(f"{where}: its train list or its test list is empty; both need samples")
+    # Values decoded from files are finite: the decoders check that.
+    decoded = isinstance(modality, FileModality) or not domain.x.is_floating_point()
+    if not decoded and not domain.x.isfinite().all():
         row = int((~domain.x.isfinite()).flatten(1).any(1).nonzero()[0])
         raise DataError(f"{where}: NaN or infinity in sample {row}; remove or fill such samples")
-    return domain

@@ -123,9 +123,6 @@ def to_rgb(x: Tensor) -> NDArray[np.float32]:
     if x.dtype != torch.uint8:
         least, most = values.min().item(), values.max().item()
     pixels = ((values - least) / max(1e-6, most - least)).permute(1, 2, 0).numpy()
-    if x.dtype == torch.float16:
-        # That is what afield makes of sounds: low tones belong below.
-        pixels = pixels[::-1]
     if pixels.shape[2] == 2:
         return np.pad(pixels, ((0, 0), (0, 0), (0, 1)))
     return pixels

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afield.data.domains import Domain, DomainSet, ReadOptions, data_root
-from afield.data.images import stored_side, to_rgb
+from afield.data.images import to_rgb
 from afield.data.lookup import find_dataset
 from afield.errors import DataError, SpecError
 from afield.files import atomic_write
@@ -62,7 +62,7 @@ class Inspection:
 def inspect_dataset(dataset: str | Path, root: Path | None = None) -> Inspection:
     """Read a dataset, leaving out what is broken, and look at it."""
     found = find_dataset(dataset, root)
-    side = stored_side(IMAGE_SIZE) if found.resizable else 0
+    side = found.modality.stored_side(IMAGE_SIZE)
     reading = ReadOptions(root or data_root(), side=side, skip_broken=True)
     try:
         domains = found.load(reading)
@@ -103,6 +103,7 @@ def _drawn(inspection: Inspection) -> "Figure":
 
     names, classes = inspection.dataset.domains[:MAX_CELLS], inspection.dataset.classes[:MAX_CELLS]
     first = inspection.domains[names[0]].x
+    modality = inspection.dataset.modality
     if first.ndim != 4:
         raise SpecError(f"{inspection.dataset.name}: no pictures or sounds; leave --out out")
     height, width = first.shape[2:]
@@ -115,7 +116,8 @@ def _drawn(inspection: Inspection) -> "Figure":
         for number, left in enumerate(lefts):
             index = (domain.y == number).nonzero().flatten()
             if len(index):
-                sheet[top : top + height, left : left + width] = to_rgb(domain.x[index[0]])
+                cell = to_rgb(modality.upright(domain.x[index[0]]))
+                sheet[top : top + height, left : left + width] = cell
     tall = CELL_INCHES * len(names) * min(2.0, height / width)
     rows = [name[:18] for name in names]
     aside = 0.2 + CHARACTER_INCHES * max(len(name) for name in rows)

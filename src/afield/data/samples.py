@@ -68,6 +68,11 @@ class Rows:
         return int(self.ends[-1])
 
     @property
+    def is_pixels(self) -> bool:
+        """Whether the values are bytes, which stand for the pixels of images in every modality."""
+        return self.dtype == torch.uint8
+
+    @property
     def index_device(self) -> torch.device:
         """Device on which `take` expects its index: the CPU for rows that are read from disk."""
         return self.device if self.in_memory is not None else torch.device("cpu")

@@ -27,7 +27,7 @@ class Scaling:
     @classmethod
     def fit(cls, x: Rows) -> "Scaling":
         """Compute the scaling for these samples, on their device."""
-        if x.dtype == torch.uint8:
+        if x.is_pixels:
             half = torch.tensor(127.5, device=x.device)
             return cls(half, half)
         if x.in_memory is None:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afield.compute import usable_cores
-from afield.data.images import IMAGE_ERRORS, silence_pillow
+from afield.data.images import silence_pillow
+from afield.data.modality import FileModality
 from afield.deployment.inputs import Inputs
 from afield.errors import DataError
 
@@ -61,10 +62,10 @@ def _clutter(name: str) -> bool:
 
 def read_file_batches(inputs: Inputs, files: Sequence[Path], size: int) -> Iterator[FileBatch]:
     """All files in their order, so many samples at a time."""
-    if inputs.kind == "arrays":
-        yield from _of_arrays(inputs, files, size)
-    else:
+    if isinstance(inputs.modality, FileModality):
         yield from _of_files(inputs, files, size)
+    else:
+        yield from _of_arrays(inputs, files, size)
 
 
 def _of_files(inputs: Inputs, files: Sequence[Path], size: int) -> Iterator[FileBatch]:
@@ -98,11 +99,12 @@ def _of_files(inputs: Inputs, files: Sequence[Path], size: int) -> Iterator[File
 def _decoded(inputs: Inputs, file: Path) -> tuple[NDArray[Any] | None, str]:
     """The sample, or why there is none."""
     known = file.suffix.lower() in inputs.suffixes
+    errors: tuple[type[Exception], ...] = (*inputs.file_modality.decode_errors, MemoryError)
     try:
         return inputs.decoded(file), ""
     except FileNotFoundError:
         return None, "no such file or folder"
-    except (*IMAGE_ERRORS, MemoryError) as error:
+    except errors as error:
         reason = (str(error).splitlines() or ["unreadable"])[0]
         reason = reason.replace(repr(str(file)), "").replace(str(file), "").strip(" :")
         more = "" if known else f" (this model takes {inputs.told})"

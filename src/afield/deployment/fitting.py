@@ -208,16 +208,15 @@ def describe_model(finished: FinishedRun, folder: Path) -> Description:
 
 def _inputs(dataset: DomainSet, run: Run, told: Mapping[str, Any]) -> Inputs:
     x = load_domains(dataset, run)[run.sources[0]].x
-    kind: Any = "pictures" if dataset.resizable else "sounds" if dataset.mel else "arrays"
     dtype: Any = str(x.dtype).removeprefix("torch.")
     return Inputs(
-        kind=kind,
+        kind=dataset.modality.name,
         dtype=dtype,
         stored=tuple(x.shape[1:]),
         mean=tuple(told["mean"]),
         std=tuple(told["std"]),
         size=run.size,
-        mel=dataset.mel,
+        **dataset.modality.settings,
     )
 
 

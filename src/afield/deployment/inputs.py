@@ -19,17 +19,17 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from afield.data.audio import AUDIO_SUFFIXES, LogMel, read_audio
+from afield.data.audio import LogMel
 from afield.data.augmentation import Resize
-from afield.data.images import IMAGE_SUFFIXES, read_image, resize_square
+from afield.data.images import resize_square
+from afield.data.modality import FileModality, Modality, ModalityName, find_modality
 from afield.data.samples import Prepare
 from afield.data.scaling import Scaling
 from afield.data.sources.arrays import to_channels_first, translate_numpy_errors
 from afield.errors import DataError, SpecError
 
-__all__ = ["ARRAY_SUFFIXES", "Inputs"]
+__all__ = ["Inputs"]
 
-ARRAY_SUFFIXES = (".npz", ".npy")
 DTYPES = {"uint8": torch.uint8, "float16": torch.float16, "float32": torch.float32}
 # The most numbers in a sample: a description that asks for more is not one of ours.
 MAX_SAMPLE_SIZE = 2**26
@@ -44,7 +44,7 @@ class Inputs:
     one for all.
     """
 
-    kind: Literal["pictures", "sounds", "arrays"]
+    kind: ModalityName
     dtype: Literal["uint8", "float16", "float32"]
     stored: tuple[int, ...]
     mean: tuple[float, ...]
@@ -64,8 +64,8 @@ class Inputs:
             raise SpecError("mean and std must have a number for each channel, or one for all")
         if not all(map(math.isfinite, (*self.mean, *self.std))) or min(self.std) <= 0:
             raise SpecError("mean and std must be numbers, std above 0")
-        if (self.kind == "sounds") != (self.mel is not None):
-            raise SpecError(f"kind={self.kind}: `mel` is the form of sounds, and goes with them")
+        if self.modality.settings != self._settings:
+            raise SpecError(f"kind={self.kind}: {', '.join(self.modality.settings)} is missing")
 
     @property
     def shape(self) -> torch.Size:
@@ -75,17 +75,24 @@ class Inputs:
         return torch.Size(self.stored)
 
     @property
+    def modality(self) -> Modality:
+        """Kind of samples, with the settings of its decoder."""
+        return find_modality(self.kind, **self._settings)
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {"mel": self.mel} if self.mel else {}
+
+    @property
     def suffixes(self) -> tuple[str, ...]:
         """How the names of files that can be read end."""
-        return {"pictures": IMAGE_SUFFIXES, "sounds": AUDIO_SUFFIXES, "arrays": ARRAY_SUFFIXES}[
-            self.kind
-        ]
+        return self.modality.suffixes
 
     @property
     def told(self) -> str:
         """What is taken, in words."""
         form = " × ".join(map(str, self.stored))
-        if self.kind != "arrays":
+        if isinstance(self.modality, FileModality):
             return f"{self.kind} ({', '.join(self.suffixes)})"
         return f"arrays of n × {form} numbers" + " from 0 to 255" * (self.dtype == "uint8")
 
@@ -103,14 +110,19 @@ class Inputs:
 
     def decoded(self, file: Path) -> NDArray[Any]:
         """One picture or sound as it is stored; what is wrong with a broken one is raised."""
-        if self.mel is not None:
-            return read_audio(file, self.mel)
-        return read_image(file, self.stored[1])
+        return self.file_modality.decode(file, self.stored[1])
 
     def stack(self, samples: Sequence[NDArray[Any]]) -> Tensor:
         """Decoded samples as one batch, in the memory layout of the cache."""
-        rows = torch.from_numpy(np.stack(samples))
-        return rows.permute(0, 3, 1, 2) if self.kind == "pictures" else rows
+        return self.file_modality.to_samples(torch.from_numpy(np.stack(samples)))
+
+    @property
+    def file_modality(self) -> FileModality:
+        """The same of a model that takes a file for each sample."""
+        modality = self.modality
+        if not isinstance(modality, FileModality):
+            raise SpecError(f"kind={self.kind}: one file has many samples")
+        return modality
 
     def samples(self, values: Any, where: str = "") -> Tensor:
         """Samples of an array or a tensor, checked, as they are stored."""
@@ -130,7 +142,7 @@ class Inputs:
 
     def _squeezed(self, array: NDArray[Any]) -> NDArray[Any]:
         """Pictures in colour of another size, squeezed to a square as those in files are."""
-        if self.kind != "pictures" or array.dtype != np.uint8 or array.shape[-1] != 3:
+        if not self.modality.resizable or array.dtype != np.uint8 or array.shape[-1] != 3:
             return array
         side = self.stored[1]
         if array.ndim != 4 or array.shape[1:3] == (side, side):

@@ -10,11 +10,6 @@ from afield.deployment.model_folder import Description, Estimate
 
 __all__ = ["render_card"]
 
-PIPELINE_TAGS = {
-    "pictures": "image-classification",
-    "sounds": "audio-classification",
-    "arrays": "tabular-classification",
-}
 # So many classes, or domains, are named.
 MAX_NAMES = 30
 
@@ -34,7 +29,7 @@ def render_card(about: Description) -> str:
 
 def _front(about: Description) -> str:
     """YAML; strings are written as JSON has them, which is YAML as well."""
-    task = PIPELINE_TAGS[about.inputs.kind]
+    task = about.inputs.modality.task
     lines = [
         "---",
         f"license: {json.dumps(about.licence or 'unknown')}",
@@ -138,13 +133,13 @@ def _trust(about: Description) -> str:
 
 
 def _use(about: Description) -> str:
-    example = {"pictures": "new/*.jpg", "sounds": "new/*.wav", "arrays": "new.npz"}
+    example = about.inputs.modality.example
     return (
         "## Use\n\n"
-        f"    afield predict . {example[about.inputs.kind]} --out predictions.csv --abstain 0.1\n\n"
+        f"    afield predict . {example} --out predictions.csv --abstain 0.1\n\n"
         "```python\nimport afield\n\n"
         'model = afield.load("path/to/this/folder")      # runs no code from it\n'
-        f'model.predict(["{example[about.inputs.kind].replace("*", "1")}"])\n```\n\n'
+        f'model.predict(["{example.replace("*", "1")}"])\n```\n\n'
         f"It takes {about.inputs.told}."
     )
 

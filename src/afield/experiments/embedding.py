@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from afield.compute import default_device, preserve_torch_state
 from afield.data.augmentation import Resize
 from afield.data.domains import Domain, DomainSet, ReadOptions, Training, data_root
-from afield.data.images import stored_side
 from afield.data.lookup import find_dataset
 from afield.data.samples import Rows
 from afield.data.scaling import Scaling
@@ -79,7 +78,7 @@ def embed(
     )
     known["weights"] = weights or found.training.weights
     settings = resolve_settings({**vars(found.training), **known}, found)
-    side = stored_side(settings["size"]) if found.resizable else 0
+    side = found.modality.stored_side(settings["size"])
     domains = found.load(ReadOptions(data_root(), side=side, skip_broken=skip_broken))
     with preserve_torch_state(threads, cuda=False):
         x = _features(found, domains, settings, torch.device(device or default_device()))
@@ -105,7 +104,7 @@ def _features(
 ) -> NDArray[np.float32]:
     rows = Rows([domain.x for domain in domains.values()], device=device)
     form = find_backbone(settings["backbone"]).input_form()
-    if form is None or rows.dtype != torch.uint8:
+    if form is None or not rows.is_pixels:
         raise SpecError(
             f"{dataset.name} with {settings['backbone']}: features come from a pretrained network "
             "that sees pictures; use --backbone timm:NAME and a dataset of pictures"

@@ -13,6 +13,7 @@ from afield import registry
 from afield.compute import default_device
 from afield.data.domains import Domain, data_root
 from afield.data.lookup import find_dataset
+from afield.data.modality import ARRAY, Modality
 from afield.data.samples import Batch, Samples, pool_domains
 from afield.data.stream import Stream
 from afield.errors import SpecError
@@ -56,6 +57,7 @@ class FinishedRun:
     whole: bool = True
     base: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     experts: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict, repr=False)
+    modality: Modality = ARRAY
 
     def shown(self, limit: int) -> list[str]:
         """The domains to show, at most so many: the first sources, and at least a third unseen."""
@@ -133,7 +135,8 @@ def reopen(
         trained.parts.load_state_dict(read_run_weights(folder, "parts"))
     trained.model.eval()
     trained.parts.eval()
-    domains = load_domains(find_dataset(run.dataset, place.root), run, place.root)
+    found = find_dataset(run.dataset, place.root)
+    domains = load_domains(found, run, place.root)
     prepare = work.stream.samples.prepare
     cuts = split_domains(run, domains)
 
@@ -162,6 +165,7 @@ def reopen(
             _named(folder.parent / key, run): read_run_weights(folder.parent / key)
             for key in run.experts
         },
+        modality=found.modality,
     )
 
 

@@ -137,13 +137,13 @@ def _spread(rows: Tensor, count: int) -> Tensor:
 
 def _square_pictures(samples: Samples) -> bool:
     shape = samples.x.shape
-    return samples.x.dtype == torch.uint8 and len(shape) == 3 and shape[1] == shape[2]
+    return samples.x.is_pixels and len(shape) == 3 and shape[1] == shape[2]
 
 
 def _scaling(run: Run, samples: Samples, device: torch.device) -> Scaling:
     """As the network was made for, if it was made for pictures and gets them."""
     form = find_backbone(run.backbone).input_form()
-    if form is None or samples.x.dtype != torch.uint8:
+    if form is None or not samples.x.is_pixels:
         return Scaling.fit(samples.x)
     channels = samples.x.shape[0]
     return Scaling.for_images(form.mean, form.std, channels=channels, device=device)

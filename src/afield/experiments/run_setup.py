@@ -11,7 +11,6 @@ from torch import Tensor
 
 from afield import registry
 from afield.data.domains import Domain, DomainSet, ReadOptions, data_root
-from afield.data.images import stored_side
 from afield.data.lookup import find_dataset
 from afield.data.samples import Samples
 from afield.data.stream import Stream
@@ -137,7 +136,7 @@ def set_up_on(
 
 def load_domains(dataset: DomainSet, run: Run, root: Path | None = None) -> dict[str, Domain]:
     """The dataset's domains as a run needs them, kept in memory from one run to the next."""
-    side = stored_side(run.size) if dataset.resizable else 0
+    side = dataset.modality.stored_side(run.size)
     reading = ReadOptions(root or data_root(), side=side, skip_broken=run.skip_broken)
     return _loaded(dataset.spec, dataset.fingerprint, reading)
 

@@ -149,13 +149,13 @@ def resolve_settings(training: dict[str, Any], dataset: DomainSet) -> dict[str, 
         found["freeze_bn"] = bool(found["weights"])
     if training["size"] is None:
         own = form.size if form else DEFAULT_SIZE
-        found["size"] = own if dataset.resizable else 0
-    if dataset.resizable and found["size"] < MIN_SIZE:
+        found["size"] = own if dataset.modality.resizable else 0
+    if dataset.modality.resizable and found["size"] < MIN_SIZE:
         raise SpecError(f"size={found['size']}: pictures need {MIN_SIZE} pixels a side or more")
     augment = training["augment"]
     if augment is None:
         augment = "full" if found["size"] >= PHOTOGRAPH_SIZE else "light"
-        augment = augment if dataset.resizable else "none"
+        augment = augment if dataset.modality.resizable else "none"
     found["augment"] = "" if augment == "none" else augment
     return found
 

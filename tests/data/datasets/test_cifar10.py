@@ -70,7 +70,7 @@ def test_a_missing_file_is_told_with_what_to_do(root):
     path.unlink()
     with pytest.raises(DataError) as told:
         loaded(root)
-    assert f"{path} is not there; `afield data get cifar10` fetches it" in str(told.value)
+    assert f"{path} is missing; `afield data get cifar10` downloads it" in str(told.value)
 
 
 def test_another_number_of_pictures_is_told(root):
@@ -79,5 +79,5 @@ def test_another_number_of_pictures_is_told(root):
 
 
 def test_the_archive_is_the_binary_version():
-    (archive,) = cifar10.source.archives
+    (archive,) = cifar10.download.archives
     assert archive.name == "cifar-10-binary.tar.gz"

@@ -114,7 +114,7 @@ def test_without_files_the_error_says_what_to_do(tmp_path):
         colored_mnist(tmp_path).load(ReadOptions(tmp_path))
     first = tmp_path / RAW / "train-images-idx3-ubyte.gz"
     assert str(told.value).startswith(
-        f"colored_mnist: {first} is not there; `afield data get colored_mnist` fetches it"
+        f"colored_mnist: {first} is missing; `afield data get colored_mnist` downloads it"
     )
 
 

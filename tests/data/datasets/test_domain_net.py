@@ -50,7 +50,7 @@ def test_without_a_list_the_error_says_where_it_comes_from(tmp_path, whole):
     for needed in domain_net(tmp_path).needs:
         (tmp_path / needed).mkdir(parents=True)
     (tmp_path / "domain_net" / "real_test.txt").rmdir()
-    with pytest.raises(DataError, match=r"real_test\.txt is not there; .*domainnet/txt/"):
+    with pytest.raises(DataError, match=r"real_test\.txt is missing; .*domainnet/txt/"):
         loaded(domain_net(tmp_path), tmp_path)
 
 

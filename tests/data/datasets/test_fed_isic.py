@@ -71,5 +71,5 @@ def test_a_picture_of_the_table_that_is_not_there_is_named(root):
 
 def test_without_the_table_the_error_says_where_it_comes_from(root):
     (root / "fed_isic" / "train_test_split").unlink()
-    with pytest.raises(DataError, match=r"train_test_split is not there; .*owkin/FLamby"):
+    with pytest.raises(DataError, match=r"train_test_split is missing; .*owkin/FLamby"):
         loaded(MADE_UP, root)

@@ -7,6 +7,7 @@ import pytest
 from afield import registry
 from afield.data.domains import DOMAINBED_DEFAULTS
 from afield.data.lookup import find_dataset
+from afield.data.modality import IMAGE
 from afield.errors import DataError
 from tests.data.datasets.trees import assert_labels_fit, loaded, painted, tree
 
@@ -65,8 +66,8 @@ def test_a_missing_domain_is_told_with_what_to_do(tmp_path, name):
     tree(tmp_path / folder, lacking, classes=1)
     with pytest.raises(DataError) as told:
         loaded(dataset, tmp_path)
-    assert f"{folder}/{dataset.domains[-1]} is not there" in str(told.value)
-    assert dataset.source.instructions in str(told.value)
+    assert f"{folder}/{dataset.domains[-1]} is missing" in str(told.value)
+    assert dataset.download.instructions in str(told.value)
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -83,15 +84,15 @@ def test_a_folder_that_is_no_class_is_told(tmp_path, name):
 def test_without_files_the_error_says_what_to_do_in_one_line(tmp_path, name):
     dataset = find_dataset(name, tmp_path)
     assert dataset.domains
-    assert dataset.resizable
-    assert dataset.source.licence
+    assert dataset.modality is IMAGE
+    assert dataset.download.license
     with pytest.raises(DataError) as told:
         loaded(dataset, tmp_path)
     assert str(told.value) == (
-        f"{name}: {tmp_path / dataset.needs[0]} is not there; {dataset.source.instructions} "
-        f"(the data root is {tmp_path}, set AFIELD_DATA for another)"
+        f"{name}: {tmp_path / dataset.needs[0]} is missing; {dataset.download.instructions} "
+        f"(the data root is {tmp_path}; set AFIELD_DATA for another)"
     )
-    assert len(dataset.source.instructions) > 40
+    assert len(dataset.download.instructions) > 40
     assert "\n" not in str(told.value)
 
 

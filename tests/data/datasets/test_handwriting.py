@@ -104,11 +104,11 @@ def test_without_files_it_is_declared_and_says_what_to_do(tmp_path):
     dataset = handwriting(tmp_path)
     assert dataset.needs == PLACES[:1]
     assert len(dataset.classes) == 42
-    assert "`afield data get handwriting` fetches it" in refusal(tmp_path)
+    assert "`afield data get handwriting` downloads it" in refusal(tmp_path)
 
 
 def test_what_is_fetched_is_unpacked_to_where_it_is_looked_for(tmp_path):
-    (fetched,) = handwriting(tmp_path).source.archives
+    (fetched,) = handwriting(tmp_path).download.archives
     made = f"{fetched.folder}/{fetched.name.removesuffix('.zip')}"
     assert handwriting(tmp_path).needs == (made,)
 

@@ -107,7 +107,7 @@ def test_without_files_the_error_says_what_to_do(tmp_path):
         rotated_mnist(tmp_path).load(ReadOptions(tmp_path))
     first = tmp_path / RAW / "train-images-idx3-ubyte.gz"
     assert str(told.value).startswith(
-        f"rotated_mnist: {first} is not there; `afield data get rotated_mnist` fetches it"
+        f"rotated_mnist: {first} is missing; `afield data get rotated_mnist` downloads it"
     )
 
 

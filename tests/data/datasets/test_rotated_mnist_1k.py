@@ -84,5 +84,5 @@ def test_too_few_digits_are_told(tmp_path):
 
 
 def test_without_files_the_error_says_what_to_do(tmp_path):
-    with pytest.raises(DataError, match="`afield data get rotated_mnist_1k` fetches it"):
+    with pytest.raises(DataError, match="`afield data get rotated_mnist_1k` downloads it"):
         rotated_mnist_1k(tmp_path).load(ReadOptions(tmp_path))

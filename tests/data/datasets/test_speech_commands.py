@@ -78,7 +78,7 @@ def test_without_files_it_is_declared_and_says_what_to_do(tmp_path):
     dataset = speech_commands(tmp_path)
     assert dataset.domains == ()
     assert dataset.missing_files(tmp_path) == [tmp_path / FOLDER]
-    with pytest.raises(DataError, match="`afield data get speech_commands` fetches it"):
+    with pytest.raises(DataError, match="`afield data get speech_commands` downloads it"):
         dataset.load(ReadOptions(tmp_path))
 
 

@@ -7,7 +7,7 @@ import pytest
 import soundfile
 import torch
 
-from afield.data.datasets.spoken_digits import DIGITS, FOLDER, SOUND, SPEAKERS, spoken_digits
+from afield.data.datasets.spoken_digits import AUDIO, DIGITS, FOLDER, SPEAKERS, spoken_digits
 from afield.data.domains import ReadOptions, data_root
 from afield.errors import DataError
 from tests.files import spoken, tone
@@ -61,7 +61,7 @@ def test_speakers_are_domains_and_digits_are_classes(published):
     assert tuple(found) == SPEAKERS
     for domain in found.values():
         assert domain.y.tolist() == [digit for digit in range(10) for _ in TAKES]
-        assert domain.x.shape == (30, *SOUND.like(0).shape)
+        assert domain.x.shape == (30, *AUDIO.empty_row(0).shape)
         assert domain.test is None
 
 
@@ -113,7 +113,7 @@ def test_a_broken_recording_is_named(copy):
 def test_without_files_the_error_says_what_to_do(tmp_path):
     with pytest.raises(DataError) as told:
         spoken_digits.load(ReadOptions(tmp_path))
-    assert f"{tmp_path / FOLDER} is not there; make it and put into it" in str(told.value)
+    assert f"{tmp_path / FOLDER} is missing; make it and put into it" in str(told.value)
     assert "https://github.com/Jakobovski/free-spoken-digit-dataset" in str(told.value)
 
 

@@ -213,7 +213,7 @@ def test_arrays_of_the_other_byte_order_are_read(tmp_path):
 def test_a_domain_of_one_sample_is_refused_when_it_is_read(tmp_path):
     domain = np.array(["art"] * 11 + ["photo"])
     told = refusal(npz(tmp_path, **arrays(domain=domain)))
-    assert told == "mine: domain 'photo': 1 sample; it takes two to train and to validate"
+    assert told == "mine: domain 'photo': 1 sample(s); training and validation need at least two"
 
 
 HALF = np.isin(np.arange(12), (0, 1, 4, 8, 11))

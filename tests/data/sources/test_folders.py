@@ -12,10 +12,9 @@ from afield.data.audio import LogMel
 from afield.data.domains import Domain, DomainSet, ReadOptions, missing_class_warnings
 from afield.data.images import stored_side
 from afield.data.lookup import find_dataset
+from afield.data.modality import AUDIO, IMAGE, Audio
 from afield.data.sources.folders import (
-    IMAGE_TYPE,
     LabeledFile,
-    audio_type,
     folder_dataset,
     folder_reader,
     read_files,
@@ -49,7 +48,7 @@ def small(path: Path, *, skip_broken: bool = False) -> dict[str, Domain]:
 def test_domains_and_classes_are_read_off_the_tree(tmp_path):
     found = folder_dataset(tree(tmp_path / "mine", domains=("b", "a"), classes=("y", "x", "z")))
     assert (found.name, found.domains, found.classes) == ("mine", ("a", "b"), ("x", "y", "z"))
-    assert found.resizable
+    assert found.modality == IMAGE
     loaded = found.load()
     assert list(loaded) == ["a", "b"]
     for domain in loaded.values():
@@ -132,7 +131,7 @@ def test_a_changed_picture_of_the_same_size_changes_the_fingerprint(tmp_path):
 
 def test_a_domain_without_a_picture_is_named(tmp_path):
     (tree(tmp_path) / "clipart" / "cup").mkdir(parents=True)
-    assert "clipart: no picture in this domain" in refusal(tmp_path)
+    assert "clipart: no image in this domain" in refusal(tmp_path)
 
 
 def test_a_single_domain_is_too_few(tmp_path):
@@ -151,7 +150,7 @@ def test_a_folder_without_folders_is_refused(tmp_path):
 
 def test_a_stray_file_in_a_class_folder_is_named(tmp_path):
     (tree(tmp_path) / "photo" / "cup" / "labels.txt").write_text("cup")
-    assert "photo/cup/labels.txt: not a picture (.png, .jpg" in refusal(tmp_path)
+    assert "photo/cup/labels.txt: not an image (.png, .jpg" in refusal(tmp_path)
 
 
 def test_a_picture_outside_a_class_folder_is_named(tmp_path):
@@ -166,13 +165,13 @@ def test_a_picture_outside_a_domain_folder_is_named(tmp_path):
 
 def test_a_picture_below_a_class_folder_is_named(tmp_path):
     saved(plain(), tree(tmp_path) / "photo" / "cup" / "sub" / "lost.png")
-    assert "photo/cup/sub: a folder inside a class folder" in refusal(tmp_path)
+    assert "photo/cup/sub: a folder in a class folder" in refusal(tmp_path)
 
 
 def test_a_text_named_like_a_picture_is_named(tmp_path):
     (tree(tmp_path) / "photo" / "cup" / "notes.png").write_text("not a picture")
     told = refusal(tmp_path)
-    assert "1 of its files are no pictures, or broken ones" in told
+    assert "1 of its files are no images, or broken ones" in told
     # Once, and without the way to it.
     assert ": photo/cup/notes.png (cannot identify image file); replace them, or use" in told
 
@@ -256,7 +255,9 @@ def test_broken_files_are_left_out_and_counted_and_the_others_keep_label_and_nam
 def test_a_domain_of_nothing_but_broken_files_is_refused(tmp_path):
     for file in (tree(tmp_path) / "photo").rglob("*.png"):
         file.write_text("no")
-    with pytest.raises(DataError, match=r"domain 'photo': 0 sample; it takes two"):
+    with pytest.raises(
+        DataError, match=r"domain 'photo': 0 sample\(s\); training and validation need"
+    ):
         small(tmp_path, skip_broken=True)
 
 
@@ -309,7 +310,7 @@ def test_a_link_up_the_tree_is_not_followed_for_ever(tmp_path, name):
     (tree(tmp_path) / name).symlink_to(tmp_path)
     told = refusal(tmp_path)
     assert told.startswith(str(tmp_path / name))
-    assert ": a folder inside a class folder; move its pictures up" in told
+    assert ": a folder in a class folder; move its images up" in told
 
 
 def test_linked_files_and_folders_are_read_as_if_they_were_there(tmp_path):
@@ -490,7 +491,7 @@ def test_files_of_any_arrangement_are_read(tmp_path):
         "odd": [LabeledFile(flat[i], label=i // 2, test=i > 3) for i in (5, 1, 3)],
         "even": [LabeledFile(flat[i], label=i // 2) for i in (0, 2, 4)],
     }
-    found = read_files(tmp_path, plan, IMAGE_TYPE, ReadOptions(tmp_path, side=8))
+    found = read_files(tmp_path, plan, IMAGE, ReadOptions(tmp_path, side=8))
     assert found["odd"].x[:, 0, 0, 0].tolist() == [5, 1, 3]
     assert found["odd"].y.tolist() == [2, 0, 1]
     assert found["odd"].test.tolist() == [True, False, False]
@@ -507,7 +508,7 @@ def pitch(features: torch.Tensor) -> int:
 def test_a_folder_of_sounds_is_read_as_features(tmp_path):
     found = find_dataset(words(tmp_path))
     assert (found.domains, found.classes) == (("ann", "bob"), ("no", "yes"))
-    assert not found.resizable
+    assert found.modality == AUDIO
     for domain in found.load().values():
         assert domain.y.tolist() == [0, 1]
         assert domain.x.shape == (2, *LogMel().shape)
@@ -542,7 +543,7 @@ def test_a_truncated_sound_is_named(tmp_path):
     file = words(tmp_path) / "bob" / "yes" / "0.wav"
     file.write_bytes(file.read_bytes()[:-1000])
     told = refusal(tmp_path)
-    assert "1 of its files are no sounds, or broken ones" in told
+    assert "1 of its files are no audio files, or broken ones" in told
     assert "bob/yes/0.wav (truncated: 31000 of 32000 bytes of sound)" in told
 
 
@@ -558,22 +559,21 @@ def test_broken_sounds_are_left_out_on_request(tmp_path):
         assert pitch(domain.x[0]) < pitch(domain.x[1])
 
 
-@pytest.mark.parametrize(("first", "what"), [("a", "sound"), ("z", "picture")])
+@pytest.mark.parametrize(("first", "what"), [("a", "audio file"), ("z", "image")])
 def test_pictures_and_sounds_in_one_tree_are_refused(tmp_path, first, what):
     """Whichever comes first says what the others should be."""
     spoken(tree(tmp_path) / "photo" / "cup" / f"{first}.wav", tone(500.0))
     for file in (tmp_path / "photo" / "cup").glob("*.png"):
         file.rename(file.with_name(f"m{file.name}"))
     told = refusal(tmp_path)
-    assert f"photo/cup/{'m0.png' if what == 'sound' else 'z.wav'}: not a {what} (." in told
+    assert f"photo/cup/{'m0.png' if what == 'audio file' else 'z.wav'}: not an {what} (." in told
 
 
 def test_sounds_may_be_asked_for_in_another_form(tmp_path):
     form = LogMel(rate=8_000, bins=20)
-    kind = audio_type(form)
     names = {"domains": ("ann", "bob"), "classes": ("no", "yes")}
     words(tmp_path / "here")
-    found = folder_reader("here", **names, kind=kind)(ReadOptions(tmp_path))
+    found = folder_reader("here", **names, modality=Audio(form))(ReadOptions(tmp_path))
     assert found["ann"].x.shape == (2, *form.shape)
 
 

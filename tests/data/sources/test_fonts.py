@@ -8,6 +8,7 @@ from afield.data.cache import cache_root
 from afield.data.domains import missing_class_warnings
 from afield.data.glyphs import CHARACTERS, draw_glyphs
 from afield.data.lookup import find_dataset
+from afield.data.modality import ARRAY
 from afield.data.sources.fonts import SIDE, font_dataset, is_font
 from afield.errors import DataError
 from afield.seeds import derive_seed
@@ -34,7 +35,7 @@ def test_a_font_is_known_by_its_name(tmp_path, name, known):
 def test_every_font_is_a_domain_and_every_character_a_class(tmp_path):
     found = find_dataset(fonts(tmp_path / "mine"))
     assert (found.name, found.domains, found.classes) == ("mine", ("ann", "bob"), CHARACTERS)
-    assert not found.resizable
+    assert found.modality is ARRAY
     loaded = found.load()
     assert list(loaded) == ["ann", "bob"]
     for name, domain in loaded.items():

@@ -27,7 +27,7 @@ def test_without_the_package_the_error_says_what_to_install(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_advice_is_a_command_that_python_understands(tmp_path, name):
-    command = find_dataset(name, tmp_path).source.instructions.split("`")[3]
+    command = find_dataset(name, tmp_path).download.instructions.split("`")[3]
     code = command.removeprefix('python -c "').removesuffix('"')
     assert f"get_dataset('{name}', " in code
     compile(code, name, "exec")

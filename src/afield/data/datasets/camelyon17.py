@@ -14,6 +14,7 @@ from DomainBed: patches keep their size, there they are enlarged to 224 × 224.
 from dataclasses import replace
 
 from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet
+from afield.data.modality import IMAGE
 from afield.data.sources.wilds import WildsSet
 
 __all__ = ["camelyon17"]
@@ -33,8 +34,8 @@ camelyon17 = DomainSet(
     classes=("normal", "tumor"),
     reader=WILDS.reader(tuple(SIZES)),
     training=replace(DOMAINBED_DEFAULTS, every=100, size=96),
-    resizable=True,
+    modality=IMAGE,
     needs=WILDS.needs,
-    source=WILDS.source("11 GB", license_name="CC0 1.0"),
+    download=WILDS.source("11 GB", license_name="CC0 1.0"),
     sizes=SIZES,
 )

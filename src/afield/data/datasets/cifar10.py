@@ -58,14 +58,14 @@ cifar10 = DomainSet(
     reader=_read,
     training=Training(steps=3000, batch=128),
     needs=tuple(file for files in PARTS.values() for file in files),
-    source=Download(
+    download=Download(
         archives=(
             Archive(
                 url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
                 checksum="md5:c32a1d4ab5d03f1284b67883e8d87530",
             ),
         ),
-        licence="none stated",
+        license="none stated",
     ),
     sizes={"train": 50_000, "test": 10_000},
 )

@@ -42,7 +42,7 @@ def colored_mnist(root: Path) -> DomainSet:
         # DomainBed's defaults for small images.
         training=Training(steps=5000, every=100, batch=64, lr=1e-3, backbone="small:mnist_cnn"),
         needs=mnist_files(root),
-        source=MNIST_DOWNLOAD,
+        download=MNIST_DOWNLOAD,
         sizes=SIZES,
     )
 

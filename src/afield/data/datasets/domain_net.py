@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from afield.data.domains import DOMAINBED_DEFAULTS, Domain, DomainSet, Download, ReadOptions
+from afield.data.modality import IMAGE
 from afield.data.sources.folders import folder_reader
 from afield.errors import DataError
 
@@ -45,14 +46,14 @@ def domain_net(root: Path) -> DomainSet:
         classes=classes,
         reader=partial(_read, classes),
         training=replace(DOMAINBED_DEFAULTS, every=1000),
-        resizable=True,
+        modality=IMAGE,
         needs=tuple(f"domain_net/{needed}" for needed in NEEDS),
-        source=Download(
+        download=Download(
             instructions=f"unpack clipart.zip and painting.zip of {WEB}/groundtruth/ and "
             "infograph.zip, "
             f"quickdraw.zip, real.zip and sketch.zip of {WEB}/ in domain_net in the data root, and "
             f"put the 12 lists <domain>_train.txt, _test.txt of {WEB}/domainnet/txt/ beside them",
-            licence="non-commercial research and education (http://ai.bu.edu/M3SDA/)",
+            license="non-commercial research and education (http://ai.bu.edu/M3SDA/)",
         ),
         sizes=SIZES,
     )

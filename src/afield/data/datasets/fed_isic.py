@@ -18,7 +18,8 @@ they are.
 import csv
 
 from afield.data.domains import DOMAINBED_DEFAULTS, Domain, DomainSet, Download, ReadOptions
-from afield.data.sources.folders import IMAGE_TYPE, LabeledFile, read_files
+from afield.data.modality import IMAGE
+from afield.data.sources.folders import LabeledFile, read_files
 from afield.errors import DataError
 
 __all__ = ["fed_isic"]
@@ -55,7 +56,7 @@ def _read(reading: ReadOptions) -> dict[str, Domain]:
                 told = "in the table, but not there; unpack all of ISIC_2019_Training_Input.zip"
                 raise DataError(f"{file}: {told}")
             files[centre].append(entry)
-    return read_files(root / PICTURES, files, IMAGE_TYPE, reading)
+    return read_files(root / PICTURES, files, IMAGE, reading)
 
 
 def _number(text: str, below: int) -> int:
@@ -72,15 +73,15 @@ fed_isic = DomainSet(
     classes=CLASSES,
     reader=_read,
     training=DOMAINBED_DEFAULTS,
-    resizable=True,
+    modality=IMAGE,
     needs=(TABLE, PICTURES),
-    source=Download(
+    download=Download(
         instructions="accept the terms at https://challenge.isic-archive.com/data/#2019, unpack "
         "its "
         "ISIC_2019_Training_Input.zip (9 GB) in fed_isic in the data root, and put "
         "https://raw.githubusercontent.com/owkin/FLamby/main/flamby/datasets/fed_isic2019/"
         "dataset_creation_scripts/train_test_split beside it",
-        licence="CC BY-NC 4.0",
+        license="CC BY-NC 4.0",
     ),
     sizes=SIZES,
 )

@@ -14,6 +14,7 @@ so sizes are not checked.
 from dataclasses import replace
 
 from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet
+from afield.data.modality import IMAGE
 from afield.data.sources.wilds import WildsSet
 
 __all__ = ["fmow"]
@@ -44,7 +45,7 @@ fmow = DomainSet(
     classes=tuple(NAMES.split()),
     reader=WILDS.reader(REGIONS),
     training=replace(DOMAINBED_DEFAULTS, every=100),
-    resizable=True,
+    modality=IMAGE,
     needs=WILDS.needs,
-    source=WILDS.source("54 GB", license_name="FMoW Challenge Public License"),
+    download=WILDS.source("54 GB", license_name="FMoW Challenge Public License"),
 )

@@ -26,7 +26,7 @@ SOURCE = Download(
     instructions="make it and put font files (.ttf, .otf, .woff, .woff2) into it, at least two; "
     "the "
     "paper's are of https://fonts.google.com/?category=Handwriting&subset=latin",
-    licence="each font's own",
+    license="each font's own",
 )
 
 
@@ -40,10 +40,10 @@ def fonts(root: Path) -> DomainSet:
             classes=CHARACTERS,
             reader=_read_nothing,
             needs=(FOLDER,),
-            source=SOURCE,
+            download=SOURCE,
         )
     found = font_dataset(folder)
-    return replace(found, name="fonts", origin="", needs=(FOLDER,), source=SOURCE)
+    return replace(found, name="fonts", origin="", needs=(FOLDER,), download=SOURCE)
 
 
 def _read_nothing(reading: ReadOptions) -> dict[str, Domain]:

@@ -57,7 +57,7 @@ SOURCE = Download(
             folder=FOLDER,
         ),
     ),
-    licence="MIT",
+    license="MIT",
 )
 
 
@@ -71,7 +71,7 @@ def handwriting(root: Path) -> DomainSet:
         # Crops and contrast vary the few drawings: without them half as many are recognised.
         training=Training(steps=1000, batch=8, lr=3e-3, augment="light", domains_per_step=8),
         needs=(_place(root),),
-        source=SOURCE,
+        download=SOURCE,
         sizes=dict.fromkeys(NAMES, CHARACTERS),
     )
 

@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from afield.data.domains import DOMAINBED_DEFAULTS, Domain, DomainSet, Download, ReadOptions
-from afield.data.sources.folders import IMAGE_TYPE, LabeledFile, read_files
+from afield.data.modality import IMAGE
+from afield.data.sources.folders import LabeledFile, read_files
 from afield.errors import DataError
 
 __all__ = ["imagenet_r"]
@@ -36,13 +37,13 @@ def imagenet_r(root: Path) -> DomainSet:
         classes=classes,
         reader=partial(_read, classes),
         training=DOMAINBED_DEFAULTS,
-        resizable=True,
+        modality=IMAGE,
         needs=(FOLDER,),
-        source=Download(
+        download=Download(
             instructions="get https://people.eecs.berkeley.edu/~hendrycks/imagenet-r.tar (2.2 GB) "
             "and "
             f"unpack it in the data root, as {FOLDER}",
-            licence="the pictures belong to their owners; research use",
+            license="the pictures belong to their owners; research use",
         ),
     )
 
@@ -60,4 +61,4 @@ def _read(classes: tuple[str, ...], reading: ReadOptions) -> dict[str, Domain]:
                 known = ", ".join(STYLES)
                 raise DataError(f"{file}: not <style>_<number>; styles are {known}; move it")
             files[style].append(LabeledFile(file, label))
-    return read_files(root, files, IMAGE_TYPE, reading)
+    return read_files(root, files, IMAGE, reading)

@@ -12,6 +12,7 @@ surroundings.
 """
 
 from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet, Download
+from afield.data.modality import IMAGE
 from afield.data.sources.folders import folder_reader
 
 __all__ = ["nico_pp"]
@@ -34,12 +35,12 @@ nico_pp = DomainSet(
     classes=CLASSES,
     reader=folder_reader(FOLDER, DOMAINS, CLASSES),
     training=DOMAINBED_DEFAULTS,
-    resizable=True,
+    modality=IMAGE,
     needs=tuple(f"{FOLDER}/{domain}" for domain in DOMAINS),
-    source=Download(
+    download=Download(
         instructions="get the training part of track 1 from https://nicochallenge.com/dataset and "
         "unpack"
         f" it as {FOLDER} in the data root",
-        licence="research, no economic purposes (https://nicochallenge.com/dataset)",
+        license="research, no economic purposes (https://nicochallenge.com/dataset)",
     ),
 )

@@ -9,6 +9,7 @@ the terms of use; it is used for research.
 """
 
 from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet, Download
+from afield.data.modality import IMAGE
 from afield.data.sources.folders import folder_reader
 
 __all__ = ["office_home"]
@@ -30,13 +31,13 @@ office_home = DomainSet(
     classes=CLASSES,
     reader=folder_reader("office_home", tuple(SIZES), CLASSES),
     training=DOMAINBED_DEFAULTS,
-    resizable=True,
+    modality=IMAGE,
     needs=tuple(f"office_home/{domain}" for domain in SIZES),
-    source=Download(
+    download=Download(
         instructions="get OfficeHomeDataset_10072016.zip from "
         "https://www.hemanthdv.org/officeHomeDataset.html, unpack it in the data root and rename "
         "its folder to office_home (the domain 'Real World' is written with a space)",
-        licence="see the authors' page; research use",
+        license="see the authors' page; research use",
     ),
     sizes=SIZES,
 )

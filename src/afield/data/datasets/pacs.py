@@ -9,6 +9,7 @@ cut in two like any other.
 """
 
 from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet, Download
+from afield.data.modality import IMAGE
 from afield.data.sources.folders import folder_reader
 
 __all__ = ["pacs"]
@@ -22,13 +23,13 @@ pacs = DomainSet(
     classes=CLASSES,
     reader=folder_reader("PACS", tuple(SIZES), CLASSES),
     training=DOMAINBED_DEFAULTS,
-    resizable=True,
+    modality=IMAGE,
     needs=tuple(f"PACS/{domain}" for domain in SIZES),
-    source=Download(
+    download=Download(
         instructions="get PACS.zip "
         "(https://drive.google.com/uc?id=1JFr8f805nMUelQWWmfnJR3y4_SYoN5Pd, "
         "as DomainBed does), unpack it in the data root and rename its folder kfold to PACS",
-        licence="none stated; research use",
+        license="none stated; research use",
     ),
     sizes=SIZES,
 )

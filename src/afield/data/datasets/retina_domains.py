@@ -21,6 +21,7 @@ How many files there are depends on this sorting, so sizes are not checked.
 """
 
 from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet, Download
+from afield.data.modality import IMAGE
 from afield.data.sources.folders import folder_reader
 
 __all__ = ["retina_domains"]
@@ -34,13 +35,13 @@ retina_domains = DomainSet(
     classes=GRADES,
     reader=folder_reader("retina_domains", DOMAINS, GRADES),
     training=DOMAINBED_DEFAULTS,
-    resizable=True,
+    modality=IMAGE,
     needs=tuple(f"retina_domains/{domain}" for domain in DOMAINS),
-    source=Download(
+    download=Download(
         instructions="get APTOS 2019, DDR, IDRiD and Messidor-2 from their pages and sort the "
         "pictures "
         "into retina_domains/<domain>/<grade> in the data root, with the grades "
         f"{', '.join(GRADES)} (`afield explain retina_domains` says more)",
-        licence="four different ones; Messidor: research and education, no redistribution",
+        license="four different ones; Messidor: research and education, no redistribution",
     ),
 )

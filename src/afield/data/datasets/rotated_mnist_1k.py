@@ -48,7 +48,7 @@ def rotated_mnist_1k(root: Path) -> DomainSet:
         reader=_read,
         training=Training(steps=600, batch=16),
         needs=mnist_files(root, PART),
-        source=MNIST_DOWNLOAD,
+        download=MNIST_DOWNLOAD,
         sizes=dict.fromkeys(NAMES, CLASSES * EACH),
     )
 

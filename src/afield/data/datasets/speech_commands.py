@@ -21,10 +21,10 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from afield.data.audio import LogMel
 from afield.data.domains import Domain, DomainSet, Download, ReadOptions, Training
 from afield.data.downloads import Archive
-from afield.data.sources.folders import LabeledFile, audio_type, read_files
+from afield.data.modality import AUDIO
+from afield.data.sources.folders import LabeledFile, read_files
 from afield.errors import DataError
 from afield.seeds import derive_seed
 
@@ -34,7 +34,6 @@ FOLDER = "SpeechCommands/speech_commands_v0.02"
 WORDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
 LEAST = 20
 CLIP = re.compile(r"([0-9a-f]+)_nohash_(\d+)\.wav")
-SOUND = audio_type(LogMel())
 SOURCE = Download(
     archives=(
         Archive(
@@ -44,7 +43,7 @@ SOURCE = Download(
             folder=FOLDER,
         ),
     ),
-    licence="CC BY 4.0",
+    license="CC BY 4.0",
 )
 
 
@@ -59,15 +58,15 @@ def speech_commands(root: Path) -> DomainSet:
         classes=WORDS,
         reader=partial(_read, clips),
         training=Training(steps=3000, batch=8, domains_per_step=16),
-        mel=SOUND.mel,
+        modality=AUDIO,
         fingerprint=f"{derive_seed(*names):016x}" if names else "",
         needs=(FOLDER,),
-        source=SOURCE,
+        download=SOURCE,
     )
 
 
 def _read(clips: Mapping[str, list[LabeledFile]], reading: ReadOptions) -> dict[str, Domain]:
-    return read_files(reading.root.resolve() / FOLDER, clips, SOUND, reading)
+    return read_files(reading.root.resolve() / FOLDER, clips, AUDIO, reading)
 
 
 def _speakers(folder: Path) -> dict[str, list[LabeledFile]]:

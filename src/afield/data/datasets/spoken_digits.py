@@ -18,7 +18,8 @@ from collections.abc import Mapping
 
 from afield.data.audio import LogMel
 from afield.data.domains import Domain, DomainSet, Download, ReadOptions, Training
-from afield.data.sources.folders import LabeledFile, audio_type, folder_reader, read_files
+from afield.data.modality import Audio
+from afield.data.sources.folders import LabeledFile, folder_reader, read_files
 from afield.errors import DataError
 
 __all__ = ["spoken_digits"]
@@ -27,13 +28,13 @@ FOLDER = "spoken_digits"
 SPEAKERS = ("george", "jackson", "lucas", "nicolas", "theo", "yweweler")
 DIGITS = tuple(str(digit) for digit in range(10))
 RECORDING = re.compile(r"(\d)_([a-z]+)_(\d+)\.wav")
-SOUND = audio_type(LogMel(rate=8_000, seconds=0.8))
+AUDIO = Audio(LogMel(rate=8_000, seconds=0.8))
 
 
 def _read(reading: ReadOptions) -> Mapping[str, Domain]:
     folder = reading.root.resolve() / FOLDER
     if not (folder / "recordings").is_dir():
-        return folder_reader(FOLDER, SPEAKERS, DIGITS, SOUND)(reading)
+        return folder_reader(FOLDER, SPEAKERS, DIGITS, AUDIO)(reading)
     files: dict[str, list[LabeledFile]] = {name: [] for name in SPEAKERS}
     for file in (folder / "recordings").glob("[!.]*.wav"):
         named = RECORDING.fullmatch(file.name)
@@ -42,7 +43,7 @@ def _read(reading: ReadOptions) -> Mapping[str, Domain]:
         if named[2] in files:
             files[named[2]].append(LabeledFile(file, label=int(named[1])))
     ordered = {name: sorted(entries, key=_by_digit_and_take) for name, entries in files.items()}
-    return read_files(folder, ordered, SOUND, reading)
+    return read_files(folder, ordered, AUDIO, reading)
 
 
 def _by_digit_and_take(entry: LabeledFile) -> tuple[int, int]:
@@ -55,12 +56,12 @@ spoken_digits = DomainSet(
     classes=DIGITS,
     reader=_read,
     training=Training(steps=600, batch=16),
-    mel=SOUND.mel,
+    modality=AUDIO,
     needs=(FOLDER,),
-    source=Download(
+    download=Download(
         instructions="make it and put into it the folder recordings of "
         "https://github.com/Jakobovski/free-spoken-digit-dataset",
-        licence="CC BY-SA 4.0",
+        license="CC BY-SA 4.0",
     ),
     sizes=dict.fromkeys(SPEAKERS, 500),
 )

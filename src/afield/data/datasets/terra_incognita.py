@@ -10,6 +10,7 @@ mostly on 24,788 pictures (4,879 at location_100, 9,767 at location_38, 4,020 at
 """
 
 from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet, Download
+from afield.data.modality import IMAGE
 from afield.data.sources.folders import folder_reader
 
 __all__ = ["terra_incognita"]
@@ -26,13 +27,13 @@ terra_incognita = DomainSet(
     classes=CLASSES,
     reader=folder_reader("terra_incognita", DOMAINS, CLASSES),
     training=DOMAINBED_DEFAULTS,
-    resizable=True,
+    modality=IMAGE,
     needs=tuple(f"terra_incognita/{domain}" for domain in DOMAINS),
-    source=Download(
+    download=Download(
         instructions="let DomainBed's scripts/download.py make it in the data root (take the "
         "comment "
         "sign off its line for Terra Incognita); the pictures are the CCT20 subset of "
         "https://lila.science/datasets/caltech-camera-traps",
-        licence="see https://lila.science/datasets/caltech-camera-traps",
+        license="see https://lila.science/datasets/caltech-camera-traps",
     ),
 )

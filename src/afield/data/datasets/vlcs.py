@@ -10,6 +10,7 @@ out in another way and are not read.
 """
 
 from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet, Download
+from afield.data.modality import IMAGE
 from afield.data.sources.folders import folder_reader
 
 __all__ = ["vlcs"]
@@ -23,12 +24,12 @@ vlcs = DomainSet(
     classes=CLASSES,
     reader=folder_reader("VLCS", tuple(SIZES), CLASSES),
     training=DOMAINBED_DEFAULTS,
-    resizable=True,
+    modality=IMAGE,
     needs=tuple(f"VLCS/{domain}" for domain in SIZES),
-    source=Download(
+    download=Download(
         instructions="get VLCS.tar.gz (https://drive.google.com/uc?id=1skwblH1_okBwxWxmRsp9_qi15hyPpxg8,"
         " as DomainBed does) and unpack it in the data root",
-        licence="none for the whole; the terms of Caltech101, LabelMe, SUN09 and VOC2007",
+        license="none for the whole; the terms of Caltech101, LabelMe, SUN09 and VOC2007",
     ),
     sizes=SIZES,
 )

@@ -9,28 +9,22 @@ out.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from afield.data.audio import AUDIO_SUFFIXES, LogMel, read_audio
 from afield.data.cache import contents_digest, decode_files
 from afield.data.domains import Domain, DomainSet, Reader, ReadOptions
-from afield.data.images import IMAGE_ERRORS, IMAGE_SUFFIXES, read_image, silence_pillow, stored_side
+from afield.data.images import silence_pillow
+from afield.data.modality import IMAGE, FileModality, modality_of_file
 from afield.errors import DataError
 
 __all__ = [
-    "IMAGE_TYPE",
-    "FileType",
     "LabeledFile",
-    "audio_type",
     "folder_dataset",
     "folder_reader",
     "read_files",
@@ -54,54 +48,18 @@ class LabeledFile:
 DomainFiles = Mapping[str, Sequence[LabeledFile]]
 
 
-@dataclass(frozen=True)
-class FileType:
-    """A kind of file: its suffixes, and what it is decoded to for a given side."""
-
-    what: str
-    suffixes: tuple[str, ...]
-    form: Callable[[int], str]
-    decode: Callable[[Path, int], NDArray[Any]]
-    like: Callable[[int], NDArray[Any]]
-    resizable: bool
-    mel: LogMel | None = None
-
-
-IMAGE_TYPE = FileType(
-    what="picture",
-    suffixes=IMAGE_SUFFIXES,
-    form=lambda side: f"pictures of {side} × {side}",
-    decode=read_image,
-    like=lambda side: np.empty((side, side, 3), np.uint8),
-    resizable=True,
-)
-
-
-def audio_type(mel: LogMel) -> FileType:
-    """Sound files as log-mel features of this form."""
-    return FileType(
-        what="sound",
-        suffixes=AUDIO_SUFFIXES,
-        form=lambda _: f"sounds as {mel}",
-        decode=lambda file, _: read_audio(file, mel),
-        like=lambda _: np.empty(mel.shape, np.float16),
-        resizable=False,
-        mel=mel,
-    )
-
-
 def folder_dataset(path: Path) -> DomainSet:
     """A user's own ``root/<domain>/<class>/<file>``; domains and classes are read off the tree."""
     path = path.resolve()
-    kind = _kind_of(path)
+    modality = _modality_of(path)
     names = [child.name for child in _folders(path)]
     if len(names) < 2:
         raise DataError(
             f"{path}: {len(names)} domain folder(s); leaving one out takes at least two "
-            f"(root/<domain>/<class>/<{kind.what}>)"
+            f"(root/<domain>/<class>/<{modality.noun}>)"
         )
     classes = sorted({label.name for name in names for label in _folders(path / name)})
-    files = _tree(path, names, classes, kind)
+    files = _tree(path, names, classes, modality)
     if len(classes) < 2:
         known = f"only class {classes[0]!r}" if classes else "no class folders"
         raise DataError(f"{path}: {known}; a classifier needs two classes")
@@ -110,13 +68,12 @@ def folder_dataset(path: Path) -> DomainSet:
         name=path.name,
         domains=tuple(names),
         classes=tuple(classes),
-        reader=partial(read_files, path, files, kind),
+        reader=partial(read_files, path, files, modality),
         origin=str(path),
         fingerprint=_fingerprint(
             contents_digest(path, [*every, *_lists(path, names)]), names, classes
         ),
-        resizable=kind.resizable,
-        mel=kind.mel,
+        modality=modality,
     )
 
 
@@ -126,55 +83,51 @@ def _fingerprint(*parts: object) -> str:
 
 
 def folder_reader(
-    folder: str, domains: Sequence[str], classes: Sequence[str], kind: FileType = IMAGE_TYPE
+    folder: str, domains: Sequence[str], classes: Sequence[str], modality: FileModality = IMAGE
 ) -> Reader:
     """Reads ``<root of all data>/folder/<domain>/<class>/<file>``, for a declared dataset."""
 
     def read(reading: ReadOptions) -> dict[str, Domain]:
         path = reading.root.resolve() / folder
-        return read_files(path, _tree(path, domains, classes, kind), kind, reading)
+        return read_files(path, _tree(path, domains, classes, modality), modality, reading)
 
     return read
 
 
 def read_files(
-    root: Path, files: DomainFiles, kind: FileType, options: ReadOptions
+    root: Path, files: DomainFiles, modality: FileModality, options: ReadOptions
 ) -> dict[str, Domain]:
     """The domains that these files make, decoded and mapped into memory."""
-    side = options.side or stored_side(64)
+    side = options.side or modality.stored_side(64)
     every = [entry.file for entries in files.values() for entry in entries]
     with silence_pillow():
         found = decode_files(
             root,
             every,
-            partial(_decoded, kind.decode, side),
-            description=kind.form(side),
-            like=kind.like(side),
-            decode_errors=IMAGE_ERRORS,
+            partial(modality.decode, side=side),
+            description=modality.cache_form(side),
+            like=modality.empty_row(side),
+            decode_errors=modality.decode_errors,
         )
     if found.broken and not options.skip_broken:
-        raise DataError(_told(root, found.broken, kind))
+        raise DataError(_told(root, found.broken, modality))
     domains, start = {}, 0
     for name, entries in files.items():
         left = [entry for entry in entries if entry.file not in found.broken]
         rows = found.rows[start : start + len(left)]
         reasons = [(entry.file, found.broken.get(entry.file)) for entry in entries]
         broken = {str(f.relative_to(root)): _plain(why, f) for f, why in reasons if why}
-        domains[name] = _domain(root, rows, left, broken)
+        domains[name] = _domain(root, modality.to_samples(rows), left, broken)
         start += len(left)
     return domains
 
 
-def _decoded(decode: Callable[[Path, int], NDArray[Any]], side: int, file: Path) -> NDArray[Any]:
-    return decode(file, side)
-
-
 def _domain(
-    root: Path, rows: Tensor, entries: Sequence[LabeledFile], broken: Mapping[str, str]
+    root: Path, x: Tensor, entries: Sequence[LabeledFile], broken: Mapping[str, str]
 ) -> Domain:
     tests = [entry.test for entry in entries]
     return Domain(
-        x=rows.permute(0, 3, 1, 2) if rows.dtype == torch.uint8 else rows,
+        x=x,
         y=torch.tensor([entry.label for entry in entries]),
         test=None if None in tests or not tests else torch.tensor(tests),
         names=[str(entry.file.relative_to(root)) for entry in entries],
@@ -182,11 +135,11 @@ def _domain(
     )
 
 
-def _told(root: Path, broken: Mapping[Path, str], kind: FileType) -> str:
+def _told(root: Path, broken: Mapping[Path, str], modality: FileModality) -> str:
     """All broken files in one line, relative to their folder."""
     named = [f"{file.relative_to(root)} ({_plain(why, file)})" for file, why in broken.items()]
     more = f" and {len(named) - MAX_NAMED_FILES} more" if len(named) > MAX_NAMED_FILES else ""
-    what = f"{len(named)} of its files are no {kind.what}s, or broken ones"
+    what = f"{len(named)} of its files are no {modality.noun}s, or broken ones"
     listed = "; ".join(named[:MAX_NAMED_FILES])
     return f"{root}: {what}: {listed}{more}; replace them, or use --skip-broken"
 
@@ -196,52 +149,50 @@ def _plain(reason: str, file: Path) -> str:
     return reason.replace(repr(str(file)), "").replace(str(file), "").strip(" :") or "unreadable"
 
 
-def _kind_of(path: Path) -> FileType:
+def _modality_of(path: Path) -> FileModality:
     """Pictures or sounds: what the first file in a class folder is."""
     for domain in _folders(path):
         for label in _folders(domain):
             for file in _files(label):
-                if file.suffix.lower() in AUDIO_SUFFIXES:
-                    return audio_type(LogMel())
-                if file.suffix.lower() in IMAGE_SUFFIXES:
-                    return IMAGE_TYPE
-    return IMAGE_TYPE
+                if modality := modality_of_file(file):
+                    return modality
+    return IMAGE
 
 
 def _tree(
-    root: Path, domains: Sequence[str], classes: Sequence[str], kind: FileType
+    root: Path, domains: Sequence[str], classes: Sequence[str], modality: FileModality
 ) -> dict[str, list[LabeledFile]]:
     """The files of all domains, with the numbers of their classes."""
-    _check_stray(root, kind, "a domain folder", f"{root}/<domain>/<class>")
+    _check_stray(root, modality, "a domain folder", f"{root}/<domain>/<class>")
     number = {label: i for i, label in enumerate(classes)}
     found = {}
     for domain in domains:
         if not (root / domain).is_dir():
             raise DataError(f"{root}: no folder {domain!r}; the dataset is not complete")
-        _check_stray(root / domain, kind, "a class folder", f"{root / domain}/<class>")
+        _check_stray(root / domain, modality, "a class folder", f"{root / domain}/<class>")
         unknown = [label for label in _folders(root / domain) if label.name not in number]
         if unknown:
             raise DataError(f"{unknown[0]}: not a class of this dataset; move it elsewhere")
         entries = [
             LabeledFile(file, number[label.name])
             for label in _folders(root / domain)
-            for file in _class_files(label, kind)
+            for file in _class_files(label, modality)
         ]
         if not entries:
-            raise DataError(f"{root / domain}: no {kind.what} in this domain; add or remove it")
+            raise DataError(f"{root / domain}: no {modality.noun} in this domain; add or remove it")
         found[domain] = entries
     return _listed(root, found)
 
 
-def _class_files(label: Path, kind: FileType) -> list[Path]:
+def _class_files(label: Path, modality: FileModality) -> list[Path]:
     deeper = _folders(label)
     if deeper:
-        raise DataError(f"{deeper[0]}: a folder inside a class folder; move its {kind.what}s up")
+        raise DataError(f"{deeper[0]}: a folder in a class folder; move its {modality.noun}s up")
     files = _files(label)
     for file in files:
-        if file.suffix.lower() not in kind.suffixes:
-            known = ", ".join(kind.suffixes)
-            raise DataError(f"{file}: not a {kind.what} ({known}); move it elsewhere")
+        if file.suffix.lower() not in modality.suffixes:
+            known = ", ".join(modality.suffixes)
+            raise DataError(f"{file}: not an {modality.noun} ({known}); move it elsewhere")
     return files
 
 
@@ -287,8 +238,8 @@ def _lines(path: Path) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def _check_stray(path: Path, kind: FileType, outside: str, instead: str) -> None:
-    stray = [file for file in _files(path) if file.suffix.lower() in kind.suffixes]
+def _check_stray(path: Path, modality: FileModality, outside: str, instead: str) -> None:
+    stray = [file for file in _files(path) if file.suffix.lower() in modality.suffixes]
     if stray:
         raise DataError(f"{stray[0]}: outside {outside}; move it to {instead}")
 

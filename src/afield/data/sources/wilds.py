@@ -17,7 +17,8 @@ from typing import Any
 from PIL import Image
 
 from afield.data.domains import Domain, Download, Reader, ReadOptions
-from afield.data.sources.folders import IMAGE_TYPE, LabeledFile, read_files
+from afield.data.modality import IMAGE
+from afield.data.sources.folders import LabeledFile, read_files
 from afield.errors import DataError
 
 __all__ = ["WildsSet"]
@@ -57,7 +58,7 @@ class WildsSet:
             f"wilds.get_dataset('{self.name}', root_dir=d.data_root(), download=True)"
         )
         how = f'`pip install afield[wilds]`, then `python -c "{code}"` ({size})'
-        return Download(instructions=how, licence=license_name)
+        return Download(instructions=how, license=license_name)
 
     def reader(self, domains: Sequence[str]) -> Reader:
         """Reads exactly these domains."""
@@ -89,7 +90,7 @@ class WildsSet:
         if odd:
             told = f"{self.field} {odd[0]!r} is only in one of metadata and declaration"
             raise DataError(f"{root / self.folder}: {told}; get the data anew")
-        return read_files(root / self.folder, files, IMAGE_TYPE, reading)
+        return read_files(root / self.folder, files, IMAGE, reading)
 
     def _opened(self, root: Path) -> Any:
         """The package's own object for these data."""

@@ -288,7 +288,7 @@ def _sheet(subject: FinishedRun, name: str, table: pd.DataFrame) -> Painter:
     own = table[table["domain"] == name].nlargest(SHEET_GRID[0] * SHEET_GRID[1], "loss")
     x = subject.domains[name].x
     (taken,) = x.chunks(len(own), torch.tensor(own["place"].tolist()))
-    pictures = [to_rgb(each) for each in taken.cpu()]
+    pictures = [to_rgb(x) for x in subject.modality.upright(taken.cpu())]
     unseen = "" if name in subject.record.run.sources else " (unseen)"
     title = f"highest losses in {_short(name, 24)}{unseen}"
     return lambda axes: _paint_sheet(axes, title, pictures, own)

@@ -55,7 +55,7 @@ class Perturbations(Diagnostic):
         """Move samples of the sources."""
         subject = single_run(subjects, "perturbations")
         method: Any = subject.method
-        if not hasattr(method, "imagined"):
+        if not hasattr(method, "perturbed_inputs"):
             raise SpecError(
                 f"perturbations looks at runs of crossgrad or labelgrad; "
                 f"{subject.record.run.method} moves no inputs"
@@ -70,10 +70,8 @@ class Perturbations(Diagnostic):
             moved = method.perturbed_inputs(trained_learner(subject), batch, subject.stream.total)
             called = [subject.sample_names[name][i] for i in index.tolist()]
             rows.append(_numbers(subject, batch, moved).assign(domain=name, sample=called))
-            # Sounds are kept as half-precision numbers: low tones belong below.
-            up = -2 if subject.domains[name].x.dtype == torch.float16 else ()
-            shown = (x[: self.strips].float().cpu().flip(up) for x in (batch.x, moved))
-            pair = (x.numpy() for x in shown)
+            shown = (x[: self.strips].float().cpu() for x in (batch.x, moved))
+            pair = (subject.modality.upright(x).numpy() for x in shown)
             strips.append(_Strips(name, *pair))
         data = pd.concat(rows, ignore_index=True)
         data = data[["domain", "sample", *(c for c in data if c not in ("domain", "sample"))]]

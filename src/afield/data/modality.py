@@ -1,0 +1,188 @@
+"""What kind of samples a dataset has: images, audio or arrays, with all that depends on it.
+
+A new modality is a module with its decoder and one class here, listed in `MODALITIES`. The
+attribute `name` stands in stored models and `cache_form` names entries of the cache: neither may
+change.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from afield.data.audio import AUDIO_SUFFIXES, LogMel, read_audio
+from afield.data.images import IMAGE_ERRORS, IMAGE_SUFFIXES, read_image, stored_side
+from afield.errors import SpecError
+from afield.registry import hint
+
+__all__ = [
+    "ARRAY",
+    "AUDIO",
+    "IMAGE",
+    "MODALITIES",
+    "Array",
+    "Audio",
+    "FileModality",
+    "Image",
+    "Modality",
+    "ModalityName",
+    "find_modality",
+    "modality_of_file",
+]
+
+ModalityName = Literal["pictures", "sounds", "arrays"]
+
+
+class Modality:
+    """A kind of samples.
+
+    `name` is its name in stored models and `noun` what messages call one of its files, which end in
+    one of the `suffixes`. `task` is its pipeline tag on the Hugging Face hub, and `example` stands
+    for a user's files in a model card. `resizable` samples can be decoded at any size.
+    """
+
+    name: ClassVar[ModalityName]
+    noun: ClassVar[str]
+    suffixes: ClassVar[tuple[str, ...]]
+    task: ClassVar[str]
+    example: ClassVar[str]
+    resizable: ClassVar[bool] = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of the decoder, as a stored model names them."""
+        return {}
+
+    def stored_side(self, size: int) -> int:
+        """Side at which samples are stored for a network that sees `size` pixels; 0: no choice."""
+        return 0
+
+    def upright(self, x: Tensor) -> Tensor:
+        """Turn samples with rows and columns the way a person expects to see them."""
+        return x
+
+
+class FileModality(Modality, ABC):
+    """A modality whose samples are decoded from one file each."""
+
+    decode_errors: ClassVar[tuple[type[Exception], ...]] = (OSError, ValueError)
+
+    @abstractmethod
+    def decode(self, file: Path, side: int) -> NDArray[Any]:
+        """Decode a file to one row of the cache; one of `decode_errors` says what is wrong."""
+
+    @abstractmethod
+    def cache_form(self, side: int) -> str:
+        """Name of the decoded form in the cache."""
+
+    @abstractmethod
+    def empty_row(self, side: int) -> NDArray[Any]:
+        """Array with the shape and type of a row of the cache."""
+
+    def to_samples(self, rows: Tensor) -> Tensor:
+        """View rows of the cache as samples with channels first."""
+        return rows
+
+
+@dataclass(frozen=True)
+class Image(FileModality):
+    """Image files, as squares of bytes in red, green and blue."""
+
+    name = "pictures"
+    noun = "image"
+    suffixes = IMAGE_SUFFIXES
+    task = "image-classification"
+    example = "new/*.jpg"
+    resizable = True
+    decode_errors = IMAGE_ERRORS
+
+    def stored_side(self, size: int) -> int:
+        """Return a side a little above `size`, so that random crops have room to vary."""
+        return stored_side(size)
+
+    def decode(self, file: Path, side: int) -> NDArray[Any]:
+        """Decode an image to side × side × 3."""
+        return read_image(file, side)
+
+    def cache_form(self, side: int) -> str:
+        """Name of images of this side."""
+        return f"pictures of {side} × {side}"
+
+    def empty_row(self, side: int) -> NDArray[Any]:
+        """Bytes, side × side × 3."""
+        return np.empty((side, side, 3), np.uint8)
+
+    def to_samples(self, rows: Tensor) -> Tensor:
+        """Move the channels, which the cache keeps last, to the front."""
+        return rows.permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class Audio(FileModality):
+    """Audio files, as log-mel features."""
+
+    mel: LogMel = field(default_factory=LogMel)
+
+    name = "sounds"
+    noun = "audio file"
+    suffixes = AUDIO_SUFFIXES
+    task = "audio-classification"
+    example = "new/*.wav"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The log-mel transform."""
+        return {"mel": self.mel}
+
+    def upright(self, x: Tensor) -> Tensor:
+        """Put low frequencies at the bottom."""
+        return x.flip(-2)
+
+    def decode(self, file: Path, side: int) -> NDArray[Any]:
+        """Decode an audio file to its features; `side` does not matter."""
+        return read_audio(file, self.mel)
+
+    def cache_form(self, side: int) -> str:
+        """Name of features of this transform."""
+        return f"sounds as {self.mel}"
+
+    def empty_row(self, side: int) -> NDArray[Any]:
+        """Half-precision features, 1 × bins × frames."""
+        return np.empty(self.mel.shape, np.float16)
+
+
+@dataclass(frozen=True)
+class Array(Modality):
+    """Numbers, many samples to a file: feature vectors, or images as arrays."""
+
+    name = "arrays"
+    noun = "array file"
+    suffixes = (".npz", ".npy")
+    task = "tabular-classification"
+    example = "new.npz"
+
+
+IMAGE, AUDIO, ARRAY = Image(), Audio(), Array()
+MODALITIES: dict[str, type[Modality]] = {kind.name: kind for kind in (Image, Audio, Array)}
+
+
+def find_modality(name: str, **settings: Any) -> Modality:
+    """Return the modality with the name and settings of a stored model."""
+    if name not in MODALITIES:
+        raise SpecError(f"no kind of samples {name!r}; {hint(name, list(MODALITIES))}")
+    try:
+        return MODALITIES[name](**settings)
+    except TypeError:
+        raise SpecError(f"kind={name}: takes no {', '.join(settings)}") from None
+
+
+def modality_of_file(file: Path) -> FileModality | None:
+    """Return the modality, with its default settings, of a file's suffix; None if unknown."""
+    for kind in MODALITIES.values():
+        if issubclass(kind, FileModality) and file.suffix.lower() in kind.suffixes:
+            return kind()
+    return None
