@@ -7,6 +7,7 @@ from afield import registry
 from afield.errors import SpecError
 from afield.merging.scopes import (
     expert_count,
+    merges_weights,
     needs_statistics,
     required_keywords,
     scope,
@@ -66,6 +67,15 @@ def test_a_merge_states_its_scope_its_experts_and_its_needs():
     assert (scope_of(triple), expert_count(triple)) == ("tensor", 3)
     assert required_keywords(triple) == ("base", "statistics")
     assert needs_statistics(triple)
+    assert not merges_weights(triple, 3)
+
+
+def test_a_benchmark_can_merge_what_needs_only_the_weights_of_its_experts():
+    slerp, ties, fisher = (registry.find("merges", name) for name in ("slerp", "ties", "fisher"))
+    assert merges_weights(slerp, 2)
+    assert not merges_weights(slerp, 3)
+    assert merges_weights(ties, 3)
+    assert not merges_weights(fisher, 3)
 
 
 def test_fisher_and_regmean_need_statistics_and_slerp_takes_two_experts():

@@ -13,7 +13,7 @@ from afield import registry
 from afield.data.domains import DomainSet, missing_class_warnings
 from afield.data.lookup import find_dataset
 from afield.errors import IncompatibleMethodError, SpecError
-from afield.experiments.merge_protocol import can_benchmark, merging_runs
+from afield.experiments.merge_protocol import merging_runs
 from afield.experiments.pools import Local, Pool
 from afield.experiments.protocol import hold_out, leave_one_out
 from afield.experiments.record import DEFAULT_RULES, Failure, Record, Run
@@ -25,6 +25,7 @@ from afield.experiments.selection import RULES, resolve_rules
 from afield.experiments.settings import check_settings, resolve_run, settings_of
 from afield.experiments.store import Store
 from afield.experiments.sweep import complete, sort_outcomes
+from afield.merging.scopes import merges_weights
 from afield.networks.backbone import HUB, network
 from afield.progress import progress
 
@@ -236,7 +237,8 @@ def _fitting_merges(dataset: DomainSet, asked: Sequence[str], methods: int) -> l
     if "all" not in asked:
         return list(dict.fromkeys(asked))
     experts = len(dataset.domains) - 1 if methods == 1 else methods
-    return [name for name in registry.names("merges") if can_benchmark(name, experts)]
+    merges = {name: registry.find("merges", name) for name in registry.names("merges")}
+    return [name for name, merge in merges.items() if merges_weights(merge, experts)]
 
 
 def _fitting_rules(

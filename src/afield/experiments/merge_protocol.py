@@ -39,7 +39,7 @@ from afield.networks.backbone import find_backbone, network
 from afield.training.method import Task
 from afield.training.optimizers import optimizer_factory
 
-__all__ = ["can_benchmark", "merging_runs"]
+__all__ = ["merging_runs"]
 
 # A warm-up of a network without pretraining takes so much of an expert's steps.
 WARM_UP_SHARE = 0.2
@@ -255,12 +255,6 @@ def _check(
     check_settings(settings, [*merges, *methods, average, "linear_probe"])
     for method in methods:
         _check_plain(method, settings, domains=1 if len(methods) == 1 else 2)
-
-
-def can_benchmark(name: str, experts: int) -> bool:
-    """Whether a benchmark with this many experts can include a merge."""
-    merge = registry.find("merges", name)
-    return not needs_statistics(merge) and expert_count(merge) in (None, experts)
 
 
 def _check_merge(name: str, experts: int) -> None:

@@ -37,6 +37,7 @@ __all__ = [
     "MergeFunction",
     "Scope",
     "expert_count",
+    "merges_weights",
     "needs_statistics",
     "required_keywords",
     "scope",
@@ -75,6 +76,11 @@ def expert_count(merge: MergeFunction) -> int | None:
 def needs_statistics(merge: MergeFunction) -> bool:
     """Whether a merge needs statistics of data for every expert."""
     return "statistics" in required_keywords(merge)
+
+
+def merges_weights(merge: MergeFunction, experts: int) -> bool:
+    """Whether a merge takes this many experts and needs nothing but their weights."""
+    return not needs_statistics(merge) and expert_count(merge) in (None, experts)
 
 
 @lru_cache
