@@ -2,7 +2,9 @@
 
 import copy
 import random
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils import parameters_to_vector
 
-from afield import registry
+from afield import registry, training
 from afield.data.samples import Batch
 from afield.data.stream import Stream
 from afield.experiments.record import Run
@@ -282,3 +284,23 @@ def test_a_frozen_head_stays_with_every_method(name, model, task, stream):
         assert torch.equal(own, value)
     if hasattr(learner.model, "features") and name in STEPPING:
         assert not torch.equal(parameters_to_vector(learner.model.features.parameters()), features)
+
+
+def test_methods_get_gradients_from_the_learner_alone():
+    room = Path(training.__file__).parent
+    for path in room.rglob("*.py"):
+        if path != room / "method.py":
+            assert not re.search(r"\.backward\(|autograd\.grad\(", path.read_text()), path
+
+
+def test_gradients_are_those_that_descending_leaves_on_the_parameters(model, task):
+    learner = Learner(model, task, {"unused": torch.nn.Linear(2, 1)})
+    gradients = learner.gradients(model(torch.ones(3, 6)).square().mean())
+    learner.accumulate_gradients(model(torch.ones(3, 6)).square().mean())
+    for parameter, gradient in zip(learner.parameters(), gradients, strict=True):
+        expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        assert torch.equal(gradient, expected)
+    x = torch.ones(2, requires_grad=True)
+    (slope,) = learner.gradients((x**3).sum(), [x], create_graph=True)
+    (curvature,) = learner.gradients(slope.sum(), [x])
+    assert curvature.tolist() == [6.0, 6.0]

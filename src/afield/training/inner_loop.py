@@ -109,7 +109,7 @@ class InnerLoop(Method):
         self, learner: Learner, loss: Tensor, parameters: Sequence[Tensor]
     ) -> Sequence[Tensor]:
         """The gradient, or its average over the walk so far."""
-        gradient = torch.autograd.grad(loss, parameters, materialize_grads=True)
+        gradient = learner.gradients(loss, parameters)
         if not self.momentum:
             return gradient
         names = [f"velocity.{i}" for i in range(len(parameters))]

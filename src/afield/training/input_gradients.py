@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from afield.errors import SpecError
+from afield.training.method import Learner
 
 __all__ = [
     "backward_perturbed_loss",
@@ -31,11 +32,11 @@ def require_float_inputs(x: Tensor, name: str) -> Tensor:
     return x.detach()
 
 
-def input_gradient(loss: Tensor, x: Tensor, *, share: float) -> Tensor:
+def input_gradient(learner: Learner, loss: Tensor, x: Tensor, *, share: float) -> Tensor:
     """The gradient of a loss on the inputs; so large a share of it goes to the weights as well."""
     if share == 0:
-        return torch.autograd.grad(loss, x)[0]
-    (share * loss).backward()
+        return learner.gradients(loss, [x])[0]
+    learner.accumulate_gradients(share * loss)
     if x.grad is None:
         raise SpecError("the loss does not depend on the inputs; there is nothing to move along")
     return x.grad.div_(share)
@@ -46,9 +47,9 @@ def perturb_inputs(x: Tensor, slope: Tensor, *, epsilon: float, clip: float) -> 
     return torch.add(x.detach(), slope.clamp_(-clip, clip) if clip else slope, alpha=epsilon)
 
 
-def backward_perturbed_loss(loss: Tensor, again: Tensor, share: float) -> Tensor:
+def backward_perturbed_loss(learner: Learner, loss: Tensor, again: Tensor, share: float) -> Tensor:
     """Add a share of the loss on moved inputs to the gradients; both losses together, to log."""
-    (share * again).backward()
+    learner.accumulate_gradients(share * again)
     return (1 - share) * loss + share * again.detach()
 
 

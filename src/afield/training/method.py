@@ -127,11 +127,33 @@ class Learner:
             nn.utils.clip_grad_norm_(self.parameters(), self.task.clip_norm)
         (optimizer or self.optimizer).step()
 
-    def descend(self, loss: Tensor) -> None:
-        """One step of the optimiser on a loss."""
-        self.optimizer.zero_grad()
+    def gradients(
+        self,
+        loss: Tensor,
+        tensors: Sequence[Tensor] | None = None,
+        *,
+        create_graph: bool = False,
+    ) -> list[Tensor]:
+        """Gradients of a loss with respect to the trained parameters, or to other tensors.
+
+        A tensor on which the loss does not depend has a gradient of zeros. With `create_graph`,
+        the gradients can be differentiated again.
+        """
+        tensors = self.parameters() if tensors is None else tensors
+        return list(
+            torch.autograd.grad(loss, tensors, create_graph=create_graph, materialize_grads=True)
+        )
+
+    def accumulate_gradients(self, loss: Tensor) -> None:
+        """Add the gradients of a loss to `grad` of every tensor on which it depends."""
         loss.backward()
-        self.step_optimizer()
+
+    def descend(self, loss: Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Minimize a loss by one step of the run's optimizer, or of another one."""
+        optimizer = optimizer or self.optimizer
+        optimizer.zero_grad()
+        self.accumulate_gradients(loss)
+        self.step_optimizer(optimizer)
 
     def zero_gradients(self) -> list[Tensor]:
         """A slope of zeros to add gradients to, in the memory of the last ones if there are any.

@@ -118,19 +118,19 @@ class CrossGrad(Method):
         g = (cast(Classifier, net).features(domain_x),) if self.guided else ()
         scores = cast(Classifier, net).head(*g) if g else net(domain_x)
         domain_loss = F.cross_entropy(scores, pooled.domain)
-        toward_domain = input_gradient(domain_loss, domain_x, share=1 - domain_share)
+        toward_domain = input_gradient(learner, domain_loss, domain_x, share=1 - domain_share)
         loss = F.cross_entropy(learner.model(label_x, *(each.detach() for each in g)), pooled.y)
-        toward_label = input_gradient(loss, label_x, share=1 - share)
+        toward_label = input_gradient(learner, loss, label_x, share=1 - share)
         loss, domain_loss = loss.detach(), domain_loss.detach()
         shifted = perturb_inputs(x, toward_domain, epsilon=self.epsilon_label, clip=self.clip)
         if share:
             loss = backward_perturbed_loss(
-                loss, F.cross_entropy(learner.model(shifted), pooled.y), share
+                learner, loss, F.cross_entropy(learner.model(shifted), pooled.y), share
             )
         if domain_share:
             other = perturb_inputs(x, toward_label, epsilon=self.epsilon_domain, clip=self.clip)
             again = F.cross_entropy(net(other), pooled.domain)
-            domain_loss = backward_perturbed_loss(domain_loss, again, domain_share)
+            domain_loss = backward_perturbed_loss(learner, domain_loss, again, domain_share)
         learner.step_optimizer()
         told = (scores.detach().argmax(dim=1) == pooled.domain).float().mean()
         shift = F.l1_loss(shifted, x)
@@ -147,7 +147,7 @@ class CrossGrad(Method):
         x = require_float_inputs(batch.x, "crossgrad").requires_grad_()
         scores = self.domain_classifier(learner)(x)
         loss = F.cross_entropy(scores, batch.domain, reduction="sum") / (size or len(x))
-        slope = input_gradient(loss, x, share=0)
+        slope = input_gradient(learner, loss, x, share=0)
         return perturb_inputs(x, slope, epsilon=self.epsilon_label, clip=self.clip)
 
     def _domain_net(self, task: Task) -> nn.Module:

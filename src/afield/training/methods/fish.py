@@ -67,9 +67,7 @@ class Fish(InnerLoop):
         for stage in self.rounds(batches, shuffle=False):
             for batch in stage:
                 loss = F.cross_entropy(learner.model(batch.x), batch.y)
-                optimizer.zero_grad()
-                loss.backward()
-                learner.step_optimizer(optimizer)
+                learner.descend(loss, optimizer)
                 losses.append(loss.detach())
         mix(moved, start, share=1 - self.meta_lr)
         return {"loss": torch.stack(losses).mean()}

@@ -53,12 +53,12 @@ class LabelGrad(Method):
         x = require_float_inputs(pooled.x, "labelgrad").requires_grad_()
         learner.optimizer.zero_grad()
         loss = F.cross_entropy(learner.model(x), pooled.y)
-        slope = input_gradient(loss, x, share=1 - self.alpha)
+        slope = input_gradient(learner, loss, x, share=1 - self.alpha)
         shifted = perturb_inputs(x, slope, epsilon=self.epsilon, clip=self.clip)
         loss = loss.detach()
         if self.alpha:
             loss = backward_perturbed_loss(
-                loss, F.cross_entropy(learner.model(shifted), pooled.y), self.alpha
+                learner, loss, F.cross_entropy(learner.model(shifted), pooled.y), self.alpha
             )
         learner.step_optimizer()
         return {"loss": loss, "shift": (shifted - x.detach()).abs().mean()}
@@ -67,5 +67,5 @@ class LabelGrad(Method):
         """The inputs as moved, in a batch of this `size` or of their own."""
         x = require_float_inputs(batch.x, "labelgrad").requires_grad_()
         loss = F.cross_entropy(learner.model(x), batch.y, reduction="sum") / (size or len(x))
-        slope = input_gradient(loss, x, share=0)
+        slope = input_gradient(learner, loss, x, share=0)
         return perturb_inputs(x, slope, epsilon=self.epsilon, clip=self.clip)

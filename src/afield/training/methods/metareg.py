@@ -105,14 +105,14 @@ class MetaReg(Method):
         heads = (part.detach().unflatten(0, each)[one][0] for part in base.head.parameters())
         phi = learner.memory["phi"].detach().requires_grad_()
         beta = self._adapted(
+            learner,
             phi,
             _joined(*heads),
             passed[a],
             batches[a].y,
-            rate=self.inner_rate * learner.lr,
         )
         unseen = F.cross_entropy(_scores(passed[b], beta), batches[b].y)
-        (slope,) = torch.autograd.grad(unseen, phi)
+        (slope,) = learner.gradients(unseen, [phi])
         learner.memory["phi"] = phi.detach() - self.meta_rate * slope
         loss = F.cross_entropy(own, pooled.y)
         learner.descend(loss)
@@ -120,14 +120,14 @@ class MetaReg(Method):
         return {"base_loss": loss.detach(), "unseen": unseen.detach(), "phi": size}
 
     def _adapted(
-        self, phi: Tensor, beta: Tensor, features: Tensor, y: Tensor, *, rate: float
+        self, learner: Learner, phi: Tensor, beta: Tensor, features: Tensor, y: Tensor
     ) -> Tensor:
         """A head after some regularised steps on a domain, as a function of φ."""
         beta = beta.requires_grad_()
         for _ in range(self.inner_steps):
             loss = F.cross_entropy(_scores(features, beta), y) + _penalty(phi, beta)
-            (slope,) = torch.autograd.grad(loss, beta, create_graph=True)
-            beta = beta - rate * slope
+            (slope,) = learner.gradients(loss, [beta], create_graph=True)
+            beta = beta - self.inner_rate * learner.lr * slope
         return beta
 
 

@@ -110,14 +110,12 @@ class MLDG(Method):
         # The faster forms of attention have no second derivative.
         with sdpa_kernel(SDPBackend.MATH):
             before = F.cross_entropy(model(train.x), train.y)
-            slope = torch.autograd.grad(
-                before, parameters, create_graph=True, materialize_grads=True
-            )
+            slope = learner.gradients(before, parameters, create_graph=True)
             moved = torch._foreach_add(list(parameters), slope, alpha=-rate)
             logits = functional_call(model, dict(zip(names, moved, strict=True)), (test.x,))
             loss = before + self.beta * F.cross_entropy(logits, test.y)
-            found = torch.autograd.grad(loss, parameters, materialize_grads=True)
-        return loss.detach(), list(found)
+            gradient = learner.gradients(loss, parameters)
+        return loss.detach(), gradient
 
 
 def _slope(
@@ -125,4 +123,4 @@ def _slope(
 ) -> tuple[Tensor, list[Tensor]]:
     """The loss of a batch and its gradient."""
     loss = F.cross_entropy(learner.model(batch.x), batch.y)
-    return loss.detach(), list(torch.autograd.grad(loss, parameters, materialize_grads=True))
+    return loss.detach(), learner.gradients(loss, parameters)
