@@ -13,7 +13,7 @@ def test_every_value_lies_on_its_axis_and_ticks_are_few_and_in_order(seed):
     generator = np.random.default_rng(seed)
     values = generator.normal(size=5) * 10.0 ** generator.integers(-6, 7)
     found = numeric_axis(values.tolist(), log=False)
-    places = [found.place(value) for value in values]
+    places = [found.to_percent(value) for value in values]
     assert all(0 <= place <= 100 for place in places)
     ticks = [tick.place for tick in found.ticks]
     assert ticks == sorted(set(ticks))
@@ -23,13 +23,13 @@ def test_every_value_lies_on_its_axis_and_ticks_are_few_and_in_order(seed):
 
 def test_places_are_in_proportion():
     found = numeric_axis([0.0, 10.0])
-    assert [found.place(value) for value in (0, 2.5, 10)] == [0.0, 25.0, 100.0]
+    assert [found.to_percent(value) for value in (0, 2.5, 10)] == [0.0, 25.0, 100.0]
 
 
 def test_orders_of_magnitude_are_equally_wide_where_there_are_several():
     found = numeric_axis([1e-4, 1e-2])
     assert found.log
-    assert found.place(1e-3) == 50.0
+    assert found.to_percent(1e-3) == 50.0
     assert [tick.text for tick in found.ticks] == ["0.0001", "0.001", "0.01"]
     assert not numeric_axis([0.0, 1e-4, 1.0]).log
 
@@ -49,4 +49,4 @@ def test_ticks_may_have_a_sign_but_zero_never_has():
 def test_words_have_places_side_by_side():
     found = category_axis(["a", "b"])
     assert [(tick.text, tick.place) for tick in found.ticks] == [("a", 25.0), ("b", 75.0)]
-    assert found.place(0.5) == 25.0
+    assert found.to_percent(0.5) == 25.0

@@ -1,14 +1,18 @@
-"""Curves, picks and gaps of records that are made by hand."""
+"""Curves, picks and gaps of records that are made by hand; nothing that is shown is lost."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
+from afield.reporting.axes import Mark
 from afield.reporting.curves import (
     HELD_OUT_TARGET,
-    best_checkpoint_accuracies,
+    MAX_CURVE_POINTS,
     curve,
+    curve_data,
     gap,
+    gap_means,
     picked_checkpoints,
     selection_cases,
 )
@@ -42,7 +46,7 @@ def test_where_the_whole_was_not_read_the_sample_tells_and_says_so():
     found = gap(case, picked_checkpoints(one(records), "sources")["erm", 0, "art"])
     assert not found.exact
     assert found.behind == pytest.approx(0.2)
-    assert curve(records[0]).part == "sample"
+    assert curve(records[0]).split == "sample"
 
 
 def test_with_one_checkpoint_there_is_no_gap():
@@ -57,7 +61,7 @@ def test_a_curve_has_the_sources_mean_and_the_unseen_domain_at_every_step():
     assert found.sources == [0.5, 0.9]
     assert found.unseen == [0.2, 0.8]
     assert found.validation == []
-    assert found.part == "main"
+    assert found.split == "main"
 
 
 def test_held_out_domains_are_one_case_and_their_mean_is_its_accuracy():
@@ -83,5 +87,45 @@ def test_cases_are_in_the_order_of_trials_and_domains():
     assert found == [(i, t) for i in (0, 1) for t in DOMAINS]
 
 
-def test_where_a_run_is_best_in_validation_both_accuracies_are_known():
-    assert best_checkpoint_accuracies(record("art", [0.2, 0.8, 0.6], [0.5, 0.9, 0.7])) == (0.9, 0.8)
+def data(records, rules=("sources", "target")):
+    (benchmark,) = group_records(records)
+    numbers = {name: Mark(name, place) for place, name in enumerate(benchmark.methods)}
+    return curve_data(benchmark, list(rules), numbers), gap_means(benchmark, list(rules))
+
+
+def test_a_run_has_its_lines_in_thousandths_and_its_picks():
+    own = record("art", [0.2, 0.8, 0.6], [0.5, 0.9, 0.7])
+    found, (means, exact) = data([own])
+    (run,) = found["runs"]
+    assert (run["a"], run["u"], run["p"]) == ([500, 900, 700], [200, 800, 600], "main")
+    assert found["steps"][run["s"]] == [10, 20, 30]
+    picks = {
+        found["rules"][pick["r"]]: (pick["s"], pick["a"], pick["g"]) for pick in found["picks"]
+    }
+    assert picks == {"sources": (20, 800, 0), "target": (30, 600, 200)}
+    assert found["picks"][0]["b"] == {"k": own.run.key, "s": 20, "a": 800}
+    assert means["erm"] == {"sources": 0.0, "target": pytest.approx(0.2)}
+    assert exact == {True}
+    json.dumps(found, allow_nan=False)
+
+
+def test_long_curves_are_thinned_but_picks_and_ends_stay():
+    count = 1001
+    home = [0.5] * count
+    home[417] = 0.9
+    found, _ = data([record("art", [0.4] * count, home)])
+    (steps,) = found["steps"]
+    assert len(steps) <= MAX_CURVE_POINTS + 2
+    assert {4180, 10 * count} <= set(steps)
+
+
+def test_steps_that_runs_share_are_kept_once():
+    found, _ = data([record(target, [0.2, 0.8]) for target in DOMAINS])
+    assert found["steps"] == [[10, 20]]
+    assert [found["targets"][run["t"]] for run in found["runs"]] == list(DOMAINS)
+
+
+def test_runs_of_one_checkpoint_have_no_curve():
+    found, (means, _) = data([record("art", [0.5])])
+    assert found is None
+    assert means == {}

@@ -2,7 +2,12 @@
 
 import pytest
 
-from afield.reporting.draws import setting_panels, validation_panels, validation_rank_correlation
+from afield.reporting.draws import (
+    best_checkpoint_accuracies,
+    setting_panels,
+    validation_panels,
+    validation_rank_correlation,
+)
 from afield.reporting.results import group_records
 from tests.stores import DOMAINS, held_out, record
 
@@ -24,10 +29,10 @@ def test_a_point_lies_where_the_run_is_best_in_validation():
     (panel,) = validation_panels(one([record("art", [0.2, 0.8, 0.4], [0.5, 0.9, 0.6])]))
     (point,) = panel.points
     assert panel.title == "art"
-    assert panel.x.place(90.0) == point.x
-    assert panel.y.place(80.0) == point.y
-    assert point.usual
-    assert "validation 90.0 %, unseen 80.0 %" in point.told
+    assert panel.x.to_percent(90.0) == point.x
+    assert panel.y.to_percent(80.0) == point.y
+    assert point.is_default
+    assert "validation 90.0 %, unseen 80.0 %" in point.tooltip
 
 
 def test_every_unseen_domain_has_a_panel_on_the_same_axes():
@@ -81,9 +86,13 @@ def test_settings_that_vary_have_a_panel_and_others_have_none():
     panels = {panel.title: panel for panel in setting_panels(one(records))["erm"]}
     assert set(panels) == {"lr", "kind"}
     assert [tick.text for tick in panels["kind"].x.ticks] == ["a", "b"]
-    usual = [point.usual for point in panels["lr"].points]
+    usual = [point.is_default for point in panels["lr"].points]
     assert usual == [True, False]
 
 
 def test_one_draw_has_no_settings_to_show():
     assert setting_panels(one([record("art", [0.5])])) == {}
+
+
+def test_where_a_run_is_best_in_validation_both_accuracies_are_known():
+    assert best_checkpoint_accuracies(record("art", [0.2, 0.8, 0.6], [0.5, 0.9, 0.7])) == (0.9, 0.8)

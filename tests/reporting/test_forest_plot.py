@@ -2,6 +2,7 @@
 
 import pytest
 
+from afield.reporting.comparison import comparisons
 from afield.reporting.forest_plot import build_forest_plot
 from afield.reporting.results import group_records
 from afield.reporting.table import tabulate
@@ -11,7 +12,7 @@ from tests.stores import benchmark_records, noisy
 def drawn(*records, best="good"):
     every = [each for own in records for each in own]
     (benchmark,) = group_records(every)
-    return build_forest_plot(benchmark, tabulate(every), "sources", best)
+    return build_forest_plot(tabulate(every), "sources", comparisons(benchmark, "sources"), best)
 
 
 ERM = benchmark_records(noisy(0.7, 3, 3, seed=1))
@@ -24,7 +25,7 @@ def test_differences_stand_on_an_axis_with_the_reference_at_zero():
     good, bad = found.rows
     assert (good.name, good.tone, bad.name, bad.tone) == ("good", "first", "bad", "")
     assert bad.low < bad.at < bad.high < found.zero < good.low < good.at < good.high
-    assert found.axis.place(0.0) == found.zero
+    assert found.axis.to_percent(0.0) == found.zero
     assert good.value.startswith("+")
     assert " to +" in good.range
 
@@ -45,7 +46,7 @@ def test_without_a_reference_means_are_shown():
     found = drawn(GOOD, BAD)
     assert [row.name for row in found.rows] == ["good", "bad"]
     assert found.zero is None
-    assert found.rows[0].at == pytest.approx(found.axis.place(80.0), abs=10)
+    assert found.rows[0].at == pytest.approx(found.axis.to_percent(80.0), abs=10)
     assert found.rows[0].range.startswith("±")
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from afield.reporting.comparison import comparisons
 from afield.reporting.headline import (
     bidi_isolate,
     build_headline,
@@ -17,9 +18,12 @@ from tests.stores import HOSTILE, benchmark_records, held_out, noisy
 def told(*records):
     every = [record for own in records for record in own]
     (benchmark,) = group_records(every)
-    found = build_headline(benchmark, tabulate(every))
+    frame = tabulate(every)
+    rule = leading_rule(frame)
+    known = comparisons(benchmark, rule) if rule else []
+    found = build_headline(benchmark, frame, known)
     plain = str.maketrans({"\u2068": "", "\u2069": "", "\u00a0": " "})
-    return found.told.translate(plain), [each.translate(plain) for each in found.remarks], found
+    return found.sentence.translate(plain), [each.translate(plain) for each in found.remarks], found
 
 
 ERM = benchmark_records(noisy(0.7, 3, 3, seed=1))
@@ -109,7 +113,7 @@ def test_where_no_mean_is_known_none_is_said():
     assert text == "No method has all its runs on things yet: no mean is known."
     assert found.best == ""
     (benchmark,) = group_records(ERM)
-    assert build_headline(benchmark, tabulate([])).told.startswith("No table can be made")
+    assert build_headline(benchmark, tabulate([]), []).sentence.startswith("No table can be made")
 
 
 def test_the_oracle_leads_only_where_nothing_else_can():
@@ -119,7 +123,7 @@ def test_the_oracle_leads_only_where_nothing_else_can():
     many = [held_out("erm", [0.5, 0.6], trial=t) for t in range(2)]
     assert leading_rule(tabulate(many)) == "validation"
     (benchmark,) = group_records(ERM)
-    found = build_headline(benchmark, tabulate(ERM, rules="target"))
+    found = build_headline(benchmark, tabulate(ERM, rules="target"), [])
     assert "which looks at the target: an upper bound, not a result" in found.remarks[1]
 
 

@@ -1,12 +1,16 @@
 """Records as benchmarks; what tables make of them is tested with tables."""
 
+from afield.experiments.record import Run
 from afield.reporting.results import chosen_settings, common_settings, group_records, row_label
 from tests.stores import DOMAINS, benchmark_records, held_out, record
 
 
 def test_records_are_grouped_by_dataset_and_by_how_many_domains_are_held_out():
     found = group_records([*benchmark_records([[0.5] * 3]), held_out("erm", [0.5, 0.6])])
-    assert [(each.name, each.many) for each in found] == [("things", False), ("many", True)]
+    assert [(each.name, each.many_held_out) for each in found] == [
+        ("things", False),
+        ("many", True),
+    ]
     assert found[1].title == "many, 2 domains held out, 2 validating"
     assert list(found[0].domains) == list(DOMAINS)
 
@@ -39,3 +43,17 @@ def test_a_label_has_what_was_chosen_by_hand_unless_all_share_it():
     assert common == {"backbone", "steps"}
     assert [row_label(run, exclude=common) for run in runs] == ["vrex penalty=2.0", "erm"]
     assert chosen_settings(runs[1]) == {"backbone": "small:mlp", "steps": 10}
+
+
+def test_rows_are_labelled_by_what_was_chosen_by_hand():
+    usual = ("backbone", "steps")
+    assert row_label(Run("d", "vrex", ("a",)), exclude=usual) == "vrex"
+    chosen = Run("d", "vrex", ("a",), given={"vrex.penalty": 3.0, "lr": 0.1}, average="ema")
+    assert row_label(chosen, exclude=usual) == "vrex + ema penalty=3.0 lr=0.1"
+    assert row_label(chosen, exclude=[*usual, "lr"]) == "vrex + ema penalty=3.0"
+
+
+def test_a_file_of_weights_is_told_by_its_name_and_contents():
+    given = {"weights": "/far/away/net.safetensors"}
+    run = Run("d", "erm", ("a",), given=given, weights=given["weights"], start="123456789a")
+    assert row_label(run, exclude=("backbone", "steps")) == "erm weights=net.safetensors [123456]"

@@ -246,7 +246,8 @@ def print_outcomes(
     Returns whether nothing has failed.
     """
     from afield.experiments.record import Failure, Record
-    from afield.reporting.table import FORMATS, as_rich, tabulate
+    from afield.reporting.formats import FORMATS, as_rich
+    from afield.reporting.table import tabulate
 
     every = list(outcomes)
     records = [outcome for outcome in every if isinstance(outcome, Record)]

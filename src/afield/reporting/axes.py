@@ -31,7 +31,7 @@ class Axis:
     ticks: Sequence[Tick] = ()
     log: bool = False
 
-    def place(self, value: float) -> float:
+    def to_percent(self, value: float) -> float:
         """Where a value lies, in per cent of the axis."""
         low, high, at = (math.log(v) if self.log else v for v in (self.low, self.high, value))
         return round(100 * (at - low) / (high - low), 2)
@@ -93,13 +93,15 @@ def numeric_axis(
         first, last = first - 1, last + 1
     bare = Axis(first * step, last * step)
     places = [(n * step, _written(n * step, step, sign=sign)) for n in range(first, last + 1)]
-    return Axis(bare.low, bare.high, [Tick(bare.place(v), text) for v, text in places])
+    return Axis(bare.low, bare.high, [Tick(bare.to_percent(v), text) for v, text in places])
 
 
 def category_axis(words: Sequence[str]) -> Axis:
     """An axis with a place for each word, in their order; the n-th lies at n + 0.5."""
     bare = Axis(0.0, float(len(words)))
-    return Axis(0.0, bare.high, [Tick(bare.place(n + 0.5), word) for n, word in enumerate(words)])
+    return Axis(
+        0.0, bare.high, [Tick(bare.to_percent(n + 0.5), word) for n, word in enumerate(words)]
+    )
 
 
 def _log_axis(low: float, high: float) -> Axis:
@@ -107,7 +109,7 @@ def _log_axis(low: float, high: float) -> Axis:
     bare = Axis(10.0**first, 10.0**last, log=True)
     every = max(1, -(-(last - first) // 5))
     powers = [10.0**power for power in range(first, last + 1, every)]
-    ticks = [Tick(bare.place(power), f"{power:g}") for power in powers]
+    ticks = [Tick(bare.to_percent(power), f"{power:g}") for power in powers]
     return Axis(bare.low, bare.high, ticks, log=True)
 
 

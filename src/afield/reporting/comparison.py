@@ -2,10 +2,10 @@
 
     difference = mean over pairs of (accuracy of one - accuracy of the other)
 
-Its 95 % interval is a bootstrap: runs are drawn with replacement, then, where one run was tested on
-several domains, its domains. Percentiles of few runs lie too close together; they are taken so
-far out that for normal differences the interval is that of Student's t (Hesterberg, 2015: What
-teachers should know about the bootstrap).
+Its 95 % interval is a bootstrap: runs are resampled with replacement, and so are the domains of a
+run that was tested on several. Percentile intervals of few runs are too narrow, so the percentiles
+are moved outwards until the interval of normal differences is that of Student's t (Hesterberg,
+2015: What teachers should know about the bootstrap).
 """
 
 import math
@@ -22,7 +22,7 @@ __all__ = ["REFERENCE", "Comparison", "bootstrap_interval", "compare", "comparis
 
 REFERENCE = "erm"
 CONFIDENCE_LEVEL, RESAMPLES = 0.95, 4000
-# Of fewer, not even all wins would be more than chance (two-sided, at 5 %).
+# With fewer pairs, even a win in every pair is not significant (two-sided, at 5 %).
 MIN_PAIRS = 6
 
 
@@ -30,7 +30,7 @@ MIN_PAIRS = 6
 class Comparison:
     """A method against another on the same `pairs` of trial and domain; accuracies are shares.
 
-    `low` and `high` are the ends of the interval, NaN where there is one pair only.
+    `low` and `high` are the ends of the interval, NaN if there is only one pair.
     """
 
     method: str
@@ -46,7 +46,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """What may be said of it: better, worse, unclear, level throughout, or too few pairs."""
+        """One of "better", "worse", "unclear", "level" (in all pairs) and "too few" (pairs)."""
         if self.ties == self.pairs:
             return "level"
         if self.trials < 2 or self.pairs < MIN_PAIRS:
@@ -57,40 +57,44 @@ class Comparison:
 
 
 def comparisons(results: Results, rule: str) -> list[Comparison]:
-    """Every method that there is something to compare with, the best difference first."""
-    picks, against = results.picks(rule), references(results)
-    found = [
-        compare(picks[method], picks[other], method, other) for method, other in against.items()
+    """Every method against its reference, the greatest difference first.
+
+    Each comparison takes thousands of resamples: compute them once and pass them on.
+    """
+    picks = results.picks(rule)
+    compared = [
+        compare(picks[method], picks[reference], method, reference)
+        for method, reference in references(results).items()
     ]
-    known = [each for each in found if each is not None]
-    return sorted(known, key=lambda each: -each.difference)
+    known = [comparison for comparison in compared if comparison is not None]
+    return sorted(known, key=lambda comparison: -comparison.difference)
 
 
 def references(results: Results) -> dict[str, str]:
-    """What each method is compared with: erm with the same settings, or else the plainest erm."""
+    """The reference of each method: erm with the same settings, otherwise the plainest erm."""
     first = {name: records[0].run for name, records in results.methods.items()}
-    known = {name: run for name, run in first.items() if run.method == REFERENCE and not run.role}
-    if not known:
+    erms = {name: run for name, run in first.items() if run.method == REFERENCE and not run.role}
+    if not erms:
         return {}
-    plain = min(known, key=lambda name: (first[name].average != "last", len(name)))
-    alike = {_shared(run): name for name, run in known.items()}
+    plain = min(erms, key=lambda name: (first[name].average != "last", len(name)))
+    by_settings = {_shared_settings(run): name for name, run in erms.items()}
     found = {}
     for name, run in first.items():
-        other = alike.get(_shared(run), plain)
+        reference = by_settings.get(_shared_settings(run), plain)
         if name != plain and not name.startswith(UPPER_BOUND):
-            # A variant of erm has itself for the like: it is compared with the plain one.
-            found[name] = plain if other == name else other
+            # An erm variant would match itself, so compare it with plain erm.
+            found[name] = plain if reference == name else reference
     return found
 
 
-def _shared(run: Run) -> tuple[object, ...]:
-    """What a row has in common with those of other methods."""
+def _shared_settings(run: Run) -> tuple[object, ...]:
+    """The settings that a row can have in common with rows of other methods."""
     general = {name: value for name, value in chosen_settings(run).items() if "." not in name}
     return run.average, *sorted((name, str(value)) for name, value in general.items())
 
 
 def compare(one: Picks, other: Picks, method: str, reference: str) -> Comparison | None:
-    """The comparison of what was picked for two methods; None where they share no pair."""
+    """Compare the picks of two methods; None if they share no pair of trial and domain."""
     by_run: dict[str, list[float]] = {}
     trials = set()
     for trial, picks in one.items():
@@ -104,24 +108,24 @@ def compare(one: Picks, other: Picks, method: str, reference: str) -> Comparison
     if not by_run:
         return None
     low, high = bootstrap_interval(by_run)
-    every = np.concatenate([np.asarray(own) for own in by_run.values()])
+    differences = np.concatenate([np.asarray(of_run) for of_run in by_run.values()])
     return Comparison(
         method=method,
         reference=reference,
-        difference=float(np.mean([np.mean(own) for own in by_run.values()])),
+        difference=float(np.mean([np.mean(of_run) for of_run in by_run.values()])),
         low=low,
         high=high,
-        pairs=len(every),
+        pairs=len(differences),
         trials=len(trials),
-        wins=int((every > 0).sum()),
-        ties=int((every == 0).sum()),
-        losses=int((every < 0).sum()),
+        wins=int((differences > 0).sum()),
+        ties=int((differences == 0).sum()),
+        losses=int((differences < 0).sum()),
     )
 
 
 def bootstrap_interval(by_run: Mapping[str, Sequence[float]]) -> tuple[float, float]:
     """The ends of the interval of the mean over runs of their mean differences."""
-    runs = [np.asarray(own, dtype=np.float64) for own in by_run.values()]
+    runs = [np.asarray(of_run, dtype=np.float64) for of_run in by_run.values()]
     independent = len(runs) if len(runs) > 1 else len(runs[0])
     if independent < 2:
         return math.nan, math.nan
@@ -130,9 +134,9 @@ def bootstrap_interval(by_run: Mapping[str, Sequence[float]]) -> tuple[float, fl
     if max(map(len, runs)) == 1:
         resampled = np.concatenate(runs)[drawn].mean(axis=1)
     else:
-        # The domains of a run are drawn anew for every place that it has in a resample.
-        anew = (RESAMPLES, len(runs))
-        means = [generator.choice(own, size=(*anew, len(own))).mean(axis=2) for own in runs]
+        # The domains of a run are resampled anew each time the run is drawn.
+        shape = (RESAMPLES, len(runs))
+        means = [generator.choice(run, size=(*shape, len(run))).mean(axis=2) for run in runs]
         resampled = np.take_along_axis(np.stack(means), drawn[None], axis=0)[0].mean(axis=1)
     student = stats.t.ppf((1 - CONFIDENCE_LEVEL) / 2, independent - 1)
     outside = float(stats.norm.cdf(student * math.sqrt(independent / (independent - 1))))

@@ -1,6 +1,6 @@
-"""What methods cost: time and memory of their runs, over those of erm's on the same domains.
+"""What methods cost: time and memory of their runs, and relative to erm on the same domains.
 
-A merged model costs what its base and its experts have cost as well, where their records are there.
+A merged model also costs what its base and its experts cost, where the store has their records.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,67 +18,84 @@ BASE_METHOD = "base"
 
 @dataclass(frozen=True)
 class Cost:
-    """The median run of a method: its seconds, its bytes at the most (0: unknown), its ratios.
+    """The cost of a method.
 
-    Ratios are medians over the runs that erm has done as well; None where there is none.
+    Attributes
+    ----------
+    method
+        The label of its row.
+    runs
+        The number of its runs.
+    seconds
+        The median time of a run.
+    memory
+        The peak memory of any run in bytes; 0 if unknown.
+    time_ratio, min_time_ratio, max_time_ratio
+        Median and range of the time relative to the matching run of erm; None without any.
+    memory_ratio
+        Median of the memory relative to the matching run of erm; None without any.
     """
 
     method: str
     runs: int
     seconds: float
     memory: int
-    times: float | None = None
+    time_ratio: float | None = None
     min_time_ratio: float | None = None
-    most: float | None = None
+    max_time_ratio: float | None = None
     memory_ratio: float | None = None
 
 
 def method_costs(results: Results, records: Iterable[Record]) -> list[Cost]:
     """The cost of every method; `records` are all of the store, with bases and experts."""
-    known = {record.run.key: record for record in records}
+    by_key = {record.run.key: record for record in records}
     against = references(results)
-    found = []
+    costs = []
     for method, own in results.methods.items():
         if not method.startswith(UPPER_BOUND):
-            # The reference is weighed against itself.
+            # The reference is compared with itself.
             other = against.get(method, method if method in against.values() else "")
-            found.append(_cost(method, own, results.methods.get(other, []), known))
-    return found
+            costs.append(_cost(method, own, results.methods.get(other, []), by_key))
+    return costs
 
 
 def _cost(
-    method: str, own: Sequence[Record], other: Sequence[Record], known: Mapping[str, Record]
+    method: str,
+    records: Sequence[Record],
+    reference: Sequence[Record],
+    by_key: Mapping[str, Record],
 ) -> Cost:
-    rivals = {_task(record): record for record in other}
-    pairs = [(each, rivals[_task(each)]) for each in own if _task(each) in rivals]
-    times = [_seconds(one, known) / _seconds(two, known) for one, two in pairs if two.seconds > 0]
-    room = [_memory(one) / _memory(two) for one, two in pairs if _memory(one) and _memory(two)]
-    memory = [_memory(record) for record in own if _memory(record)]
+    by_task = {_task(record): record for record in reference}
+    pairs = [(each, by_task[_task(each)]) for each in records if _task(each) in by_task]
+    times = [_seconds(one, by_key) / _seconds(two, by_key) for one, two in pairs if two.seconds > 0]
+    memory_ratios = [
+        _memory(one) / _memory(two) for one, two in pairs if _memory(one) and _memory(two)
+    ]
     return Cost(
         method=method,
-        runs=len(own),
-        seconds=median(_seconds(record, known) for record in own),
-        memory=max(memory, default=0),
-        times=median(times) if times else None,
+        runs=len(records),
+        seconds=median(_seconds(record, by_key) for record in records),
+        memory=max((_memory(record) for record in records), default=0),
+        time_ratio=median(times) if times else None,
         min_time_ratio=min(times, default=None),
-        most=max(times, default=None),
-        memory_ratio=median(room) if room else None,
+        max_time_ratio=max(times, default=None),
+        memory_ratio=median(memory_ratios) if memory_ratios else None,
     )
 
 
 def _task(record: Record) -> tuple[object, ...]:
-    """What two runs of different methods share when one can be weighed against the other."""
+    """What two runs of different methods share if their costs can be compared."""
     run = record.run
-    # A merge has draws of its own settings, with the same experts.
+    # The draws of a merge are of its own settings, with the same experts.
     return run.sources, run.trial, 0 if run.experts else run.draw
 
 
-def _seconds(record: Record, known: Mapping[str, Record]) -> float:
-    """The time of a run, and of the runs that it is made of."""
+def _seconds(record: Record, by_key: Mapping[str, Record]) -> float:
+    """The time of a run and of the runs that it is made of."""
     run = record.run
-    # The row of the base is the base itself; its experts stand in its record all the same.
+    # The row of the base is the base itself, although its record names the experts as well.
     made_of = (run.base,) if run.method == BASE_METHOD else (run.base, *run.experts)
-    return record.seconds + sum(known[key].seconds for key in made_of if key in known)
+    return record.seconds + sum(by_key[key].seconds for key in made_of if key in by_key)
 
 
 def _memory(record: Record) -> int:

@@ -1,7 +1,7 @@
-"""What draws of hyperparameters tell: whether validation is a guide, and which settings matter.
+"""What hyperparameter draws show: whether validation is a guide, and which settings matter.
 
-Every run is a point, at the checkpoint that is best in validation: there its accuracy in
-validation, on the unseen main part, and its settings.
+Every run is a point, taken at its checkpoint with the best validation accuracy: that accuracy, the
+accuracy on the unseen main split, and the settings of the run.
 """
 
 import math
@@ -13,27 +13,38 @@ from typing import Any
 from scipy import stats
 
 from afield.experiments.record import Record
+from afield.experiments.selection import selection_value
 from afield.reporting.axes import Axis, category_axis, numeric_axis
-from afield.reporting.curves import best_checkpoint_accuracies, selection_cases
+from afield.reporting.curves import selection_cases, unseen_accuracy
 from afield.reporting.results import UPPER_BOUND, Results
 
-__all__ = ["Panel", "Point", "setting_panels", "validation_panels", "validation_rank_correlation"]
+__all__ = [
+    "Panel",
+    "Point",
+    "best_checkpoint_accuracies",
+    "setting_panels",
+    "validation_panels",
+    "validation_rank_correlation",
+]
 
-# Beyond so many domains, one panel has them all.
+# With more domains than this, one panel shows them all.
 MAX_PANELS = 12
-# Settings of training that draws choose, beside those of methods and averages.
+# Settings of training that draws choose, beside those of methods and weight averaging.
 TRAINING_SETTINGS = ("lr", "batch", "weight_decay")
+
+# Trial and draw.
+DrawKey = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Point:
-    """A run, or a draw's mean over runs, in per cent of a panel; `usual` are the defaults."""
+    """A run, or the mean of a draw over its runs; its position is in percent of the panel."""
 
     x: float
     y: float
     method: str
-    told: str
-    usual: bool
+    tooltip: str
+    is_default: bool
 
 
 @dataclass(frozen=True)
@@ -47,8 +58,8 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class _Read:
-    """Where a run is best in validation, and how it does there."""
+class _Validated:
+    """A run's accuracies at its checkpoint with the best validation accuracy."""
 
     record: Record
     method: str
@@ -57,86 +68,94 @@ class _Read:
     accuracy: float
 
 
+def best_checkpoint_accuracies(record: Record) -> tuple[float, float] | None:
+    """Validation and unseen accuracy of the checkpoint that is best in validation, if known."""
+    best = max(record.candidates, key=lambda checkpoint: selection_value(checkpoint, record.run))
+    accuracy = unseen_accuracy(record, best, "main")
+    return None if accuracy is None else (selection_value(best, record.run), accuracy)
+
+
 def validation_panels(results: Results) -> list[Panel]:
-    """Accuracy in validation against that on what is unseen, a panel for each unseen domain."""
-    reads = list(_reads(results))
-    by_target: dict[str, list[_Read]] = {}
-    for read in reads:
-        by_target.setdefault(read.target, []).append(read)
+    """Validation accuracy against unseen accuracy, one panel per unseen domain."""
+    runs = list(_validated_runs(results))
+    by_target: dict[str, list[_Validated]] = {}
+    for run in runs:
+        by_target.setdefault(run.target, []).append(run)
     if len(by_target) > MAX_PANELS:
-        by_target = {"all unseen domains": reads}
-    x = numeric_axis([100 * read.validation for read in reads], ticks=4, log=False)
-    y = numeric_axis([100 * read.accuracy for read in reads], ticks=4, log=False)
+        by_target = {"all unseen domains": runs}
+    x = numeric_axis([100 * run.validation for run in runs], ticks=4, log=False)
+    y = numeric_axis([100 * run.accuracy for run in runs], ticks=4, log=False)
     return [
-        Panel(target, x, y, [_point(read, x, y) for read in own])
-        for target, own in by_target.items()
+        Panel(target, x, y, [_point(run, x, y) for run in of_target])
+        for target, of_target in by_target.items()
     ]
 
 
 def validation_rank_correlation(results: Results) -> float | None:
-    """The rank correlation of validation with unseen accuracy, a mean over cases of three draws.
+    """Spearman's correlation of validation and unseen accuracy, averaged over cases.
 
-    Only draws of one method, trial and target are compared: all else is alike.
+    A case is the draws of one method, trial and target, at least three: all else is equal.
     """
-    groups: dict[tuple[str, int, str], list[_Read]] = {}
-    for read in _reads(results):
-        groups.setdefault((read.method, read.record.run.trial, read.target), []).append(read)
-    found = []
-    for own in groups.values():
-        first, second = [each.validation for each in own], [each.accuracy for each in own]
-        if len(own) > 2 and len(set(first)) > 1 and len(set(second)) > 1:
-            found.append(float(stats.spearmanr(first, second).statistic))
-    return fmean(found) if found else None
+    cases: dict[tuple[str, int, str], list[_Validated]] = {}
+    for run in _validated_runs(results):
+        cases.setdefault((run.method, run.record.run.trial, run.target), []).append(run)
+    correlations = []
+    for runs in cases.values():
+        validation, unseen = [run.validation for run in runs], [run.accuracy for run in runs]
+        if len(runs) > 2 and len(set(validation)) > 1 and len(set(unseen)) > 1:
+            correlations.append(float(stats.spearmanr(validation, unseen).statistic))
+    return fmean(correlations) if correlations else None
 
 
 def setting_panels(results: Results) -> dict[str, list[Panel]]:
     """For each method with several draws: every drawn setting against the unseen accuracy."""
-    by_method: dict[str, dict[tuple[int, int], list[_Read]]] = {}
-    for read in _reads(results):
-        run = read.record.run
-        draws = by_method.setdefault(read.method, {})
-        draws.setdefault((run.trial, run.draw), []).append(read)
-    found = {}
-    for method, draws in by_method.items():
-        if len({draw for _, draw in draws}) > 1:
-            found[method] = _of_settings(method, draws)
-    return {method: panels for method, panels in found.items() if panels}
+    by_method: dict[str, dict[DrawKey, list[_Validated]]] = {}
+    for validated in _validated_runs(results):
+        run = validated.record.run
+        draws = by_method.setdefault(validated.method, {})
+        draws.setdefault((run.trial, run.draw), []).append(validated)
+    panels = {
+        method: _setting_panels(method, draws)
+        for method, draws in by_method.items()
+        if len({draw for _, draw in draws}) > 1
+    }
+    return {method: own for method, own in panels.items() if own}
 
 
-def _reads(benchmark: Results) -> Iterator[_Read]:
-    for case in selection_cases(benchmark):
+def _validated_runs(results: Results) -> Iterator[_Validated]:
+    for case in selection_cases(results):
         for record in case.records:
-            best = best_checkpoint_accuracies(record)
-            if best is not None and not case.method.startswith(UPPER_BOUND):
-                yield _Read(record, case.method, case.target, *best)
+            accuracies = best_checkpoint_accuracies(record)
+            if accuracies is not None and not case.method.startswith(UPPER_BOUND):
+                yield _Validated(record, case.method, case.target, *accuracies)
 
 
-def _point(read: _Read, x: Axis, y: Axis) -> Point:
-    run = read.record.run
-    told = (
-        f"{read.method}, trial {run.trial}, draw {run.draw}: validation "
-        f"{100 * read.validation:.1f} %, unseen {100 * read.accuracy:.1f} %"
+def _point(validated: _Validated, x: Axis, y: Axis) -> Point:
+    run = validated.record.run
+    tooltip = (
+        f"{validated.method}, trial {run.trial}, draw {run.draw}: validation "
+        f"{100 * validated.validation:.1f} %, unseen {100 * validated.accuracy:.1f} %"
     )
-    places = x.place(100 * read.validation), y.place(100 * read.accuracy)
-    return Point(*places, read.method, told, run.draw == 0)
+    position = x.to_percent(100 * validated.validation), y.to_percent(100 * validated.accuracy)
+    return Point(*position, validated.method, tooltip, run.draw == 0)
 
 
-def _of_settings(method: str, draws: Mapping[tuple[int, int], Sequence[_Read]]) -> list[Panel]:
-    """A panel for each setting that has several values; a point is the mean over targets."""
-    means = {key: fmean(read.accuracy for read in own) for key, own in draws.items()}
-    settings = {key: _settings(own[0].record) for key, own in draws.items()}
+def _setting_panels(method: str, draws: Mapping[DrawKey, Sequence[_Validated]]) -> list[Panel]:
+    """A panel for each setting with several values; a point is the mean over targets."""
+    means = {key: fmean(run.accuracy for run in runs) for key, runs in draws.items()}
+    settings = {key: _settings(runs[0].record) for key, runs in draws.items()}
     y = numeric_axis([100 * mean for mean in means.values()], ticks=4, log=False)
     panels = []
     for name in dict.fromkeys(name for own in settings.values() for name in own):
         values = {key: own[name] for key, own in settings.items() if name in own}
         if len({str(value) for value in values.values()}) > 1:
-            x, places = _places(values)
+            x, positions = _positions(values)
             points = [
                 Point(
-                    places[trial, draw],
-                    y.place(100 * means[trial, draw]),
+                    positions[trial, draw],
+                    y.to_percent(100 * means[trial, draw]),
                     method,
-                    f"{name}={_written(value)}, trial {trial}, draw {draw}: "
+                    f"{name}={_format_value(value)}, trial {trial}, draw {draw}: "
                     f"{100 * means[trial, draw]:.1f} %",
                     draw == 0,
                 )
@@ -151,14 +170,14 @@ def _settings(record: Record) -> dict[str, Any]:
     return {**{n: getattr(run, n) for n in TRAINING_SETTINGS}, **run.average_params, **run.params}
 
 
-def _places(values: Mapping[tuple[int, int], Any]) -> tuple[Axis, dict[tuple[int, int], float]]:
-    """An axis for the values of a setting, and where each lies on it: numbers, or else words."""
+def _positions(values: Mapping[DrawKey, Any]) -> tuple[Axis, dict[DrawKey, float]]:
+    """An axis for the values of a setting and their positions: numbers, or else categories."""
     if all(_is_number(value) for value in values.values()):
         x = numeric_axis(values.values(), ticks=3)
-        return x, {key: x.place(value) for key, value in values.items()}
-    words = sorted({_written(value) for value in values.values()})
+        return x, {key: x.to_percent(value) for key, value in values.items()}
+    words = sorted({_format_value(value) for value in values.values()})
     x = category_axis(words)
-    return x, {key: x.place(words.index(_written(v)) + 0.5) for key, v in values.items()}
+    return x, {key: x.to_percent(words.index(_format_value(v)) + 0.5) for key, v in values.items()}
 
 
 def _is_number(value: Any) -> bool:
@@ -166,5 +185,5 @@ def _is_number(value: Any) -> bool:
     return number and math.isfinite(value)
 
 
-def _written(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)

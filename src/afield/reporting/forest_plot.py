@@ -1,7 +1,7 @@
-"""The picture of a benchmark's headline: a row for each method, a dot and a bar on one axis.
+"""The plot below the headline: a row for each method, with a dot and a bar on one axis.
 
-It shows differences from the reference with their intervals, or where there is none, means with
-their standard errors.
+It shows differences from the reference with their intervals. Without a reference, it shows means
+with their standard errors.
 """
 
 import math
@@ -11,16 +11,16 @@ from dataclasses import dataclass
 import pandas as pd
 
 from afield.reporting.axes import Axis, numeric_axis
-from afield.reporting.comparison import REFERENCE, Comparison, comparisons
+from afield.reporting.comparison import REFERENCE, Comparison
 from afield.reporting.headline import format_points
-from afield.reporting.results import UPPER_BOUND, Results
+from afield.reporting.results import UPPER_BOUND
 
 __all__ = ["ForestPlot", "ForestRow", "build_forest_plot"]
 
 
 @dataclass(frozen=True)
 class ForestRow:
-    """A method: where its dot is and its bar ends (None where there is none), and it in words."""
+    """A method: the position of its dot, the ends of its bar (None: no bar), and both in words."""
 
     name: str
     at: float
@@ -33,10 +33,10 @@ class ForestRow:
 
 @dataclass(frozen=True)
 class ForestPlot:
-    """Rows on one axis; `zero` is where the reference lies, if there is one."""
+    """Rows on one axis; `zero` is the position of the reference, if there is one."""
 
     caption: str
-    what: str
+    quantity: str
     unit: str
     axis: Axis
     rows: Sequence[ForestRow]
@@ -44,62 +44,73 @@ class ForestPlot:
 
 
 def build_forest_plot(
-    results: Results, frame: pd.DataFrame, rule: str, best: str
+    frame: pd.DataFrame, rule: str, comparisons: Sequence[Comparison], best: str
 ) -> ForestPlot | None:
-    """The picture by one rule; None where no method has a number."""
-    known = comparisons(results, rule)
-    if known:
-        return _differences(known, best)
-    own = frame[(frame["rule"] == rule) & (frame["domain"] == "mean")].dropna(subset="accuracy")
-    own = own[~own["method"].str.startswith(UPPER_BOUND)].sort_values("accuracy", ascending=False)
-    return None if own.empty else _means(own, best)
+    """The plot of one rule; None if no method has a mean.
+
+    Parameters
+    ----------
+    frame
+        The table of the results, from `tabulate`.
+    rule
+        The selection rule that is shown.
+    comparisons
+        The comparisons under this rule.
+    best
+        The method to highlight.
+    """
+    if comparisons:
+        return _differences(comparisons, best)
+    means = frame[(frame["rule"] == rule) & (frame["domain"] == "mean")].dropna(subset="accuracy")
+    fair = means[~means["method"].str.startswith(UPPER_BOUND)]
+    return None if fair.empty else _means(fair.sort_values("accuracy", ascending=False), best)
 
 
-def _differences(known: Sequence[Comparison], best: str) -> ForestPlot:
-    ends = [end for each in known for end in (each.difference, each.low, each.high)]
-    across = numeric_axis([0.0, *(100 * end for end in ends)], log=False, sign=True)
-    several = len({each.reference for each in known}) > 1
+def _differences(comparisons: Sequence[Comparison], best: str) -> ForestPlot:
+    ends = [end for each in comparisons for end in (each.difference, each.low, each.high)]
+    axis = numeric_axis([0.0, *(100 * end for end in ends)], log=False, sign=True)
+    several = len({each.reference for each in comparisons}) > 1
     against = f"{REFERENCE} with the same settings" if several else REFERENCE
     return ForestPlot(
         caption=f"Accuracy on unseen domains over that of {against}, in percentage points; bars "
         "are 95 % intervals, and those that cross the line at 0 may be chance",
-        what="difference",
+        quantity="difference",
         unit="points",
-        axis=across,
+        axis=axis,
         rows=[
             ForestRow(
                 each.method,
-                across.place(100 * each.difference),
-                *_ends(across, each.low, each.high),
+                axis.to_percent(100 * each.difference),
+                *_ends(axis, each.low, each.high),
                 format_points(each.difference),
                 ""
                 if math.isnan(each.low)
                 else f"{format_points(each.low)} to {format_points(each.high)}",
                 "first" if each.method == best else "",
             )
-            for each in known
+            for each in comparisons
         ],
-        zero=across.place(0.0),
+        zero=axis.to_percent(0.0),
     )
 
 
-def _means(own: pd.DataFrame, best: str) -> ForestPlot:
+def _means(means: pd.DataFrame, best: str) -> ForestPlot:
     rows = [
         (str(method), float(mean), float(error))
-        for method, mean, error in zip(own["method"], own["accuracy"], own["stderr"], strict=True)
+        for method, mean, error in means[["method", "accuracy", "stderr"]].itertuples(index=False)
     ]
-    ends = [mean + part for _, mean, error in rows for part in (0.0, -error, error)]
-    across = numeric_axis([100 * end for end in ends], log=False)
+    ends = [mean + shift for _, mean, error in rows for shift in (0.0, -error, error)]
+    axis = numeric_axis([100 * end for end in ends], log=False)
     return ForestPlot(
         caption="Mean accuracy on unseen domains, per cent, ± standard error over trials",
-        what="accuracy",
+        quantity="accuracy",
         unit="per cent",
-        axis=across,
+        axis=axis,
         rows=[
             ForestRow(
                 method,
-                across.place(100 * mean),
-                *_ends(across, mean - error, mean + error),
+                axis.to_percent(100 * mean),
+                *_ends(axis, mean - error, mean + error),
                 f"{100 * mean:.1f}",
                 "" if math.isnan(error) else f"±{100 * error:.1f}",
                 "first" if method == best else "",
@@ -109,7 +120,7 @@ def _means(own: pd.DataFrame, best: str) -> ForestPlot:
     )
 
 
-def _ends(across: Axis, low: float, high: float) -> tuple[float | None, float | None]:
+def _ends(axis: Axis, low: float, high: float) -> tuple[float | None, float | None]:
     if math.isnan(low):
         return None, None
-    return across.place(100 * low), across.place(100 * high)
+    return axis.to_percent(100 * low), axis.to_percent(100 * high)

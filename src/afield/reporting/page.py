@@ -28,7 +28,6 @@ from afield.reporting.headline import escape_invisible, format_points
 from afield.reporting.reproduce import shell_quote
 from afield.reporting.results import group_records
 from afield.reporting.sections import Section, build_section
-from afield.reporting.table import CONFIDENCE_COLUMNS
 
 __all__ = ["REPORT_FILE", "render_page", "write_report"]
 
@@ -125,6 +124,7 @@ def _environment() -> Environment:
         "time": _time,
         "times": lambda ratio: "–" if _unknown(ratio) else f"{ratio:.2f}",
         "bytes": _bytes,
+        "zip": lambda one, two: zip(one, two, strict=True),
         "lines": lambda text: "\n".join(escape_invisible(line) for line in text.splitlines()),
     }
     return made
@@ -201,22 +201,11 @@ def _warnings(records: Sequence[Record], sections: Sequence[Section]) -> list[st
     dropped = max((record.dropped for record in records), default=0)
     if dropped:
         found.append(f"Broken files were left out: up to {dropped} in a run.")
-    missing = [each.title for each in sections if _holes(each)]
+    missing = [each.title for each in sections if any(rule.incomplete for rule in each.rules)]
     if missing:
         told = ", ".join(escape_invisible(title) for title in missing)
         found.append(f"Runs are missing, and so are their numbers (–): {told}.")
     return found
-
-
-def _holes(of: Section) -> bool:
-    return any(
-        cell["number"] == "–"
-        for rule in of.rules
-        for row in rule["rows"]
-        for column, cell in zip(rule["columns"], row["cells"], strict=True)
-        # These may lack in runs that are whole: those of an older version, or of most methods.
-        if column not in ("known domain", *CONFIDENCE_COLUMNS)
-    )
 
 
 def _listed(record: Record) -> Mapping[str, Any]:

@@ -1,6 +1,6 @@
-"""Records as benchmarks: datasets, the rows that methods are, and what every rule picks for them.
+"""Records grouped into results: one table per dataset, one row per method and chosen settings.
 
-What was trained only to be merged (bases and experts) is no row of its own.
+Runs that were trained only to be merged (bases and experts) have no row of their own.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,63 +21,76 @@ __all__ = [
     "row_label",
 ]
 
-# It has seen the target: a yardstick, not to be marked as best.
+# It has seen the target: a yardstick that is never marked as best.
 UPPER_BOUND = "target_expert"
 
-# What was picked for each trial and unseen domain, if anything could be.
+# The pick for each trial and unseen domain; None where the rule could not pick.
 Picks = dict[int, dict[str, Pick | None]]
 
 
 @dataclass(frozen=True)
 class Results:
-    """The records of one dataset, by the label of their row; `many` domains are held out, or each.
+    """The records of one dataset by the label of their row.
 
-    `domains` are those that are tested on; the `title` says of the `name` how many are held out.
+    Attributes
+    ----------
+    name
+        The dataset.
+    title
+        The name, and how many domains are held out.
+    domains
+        The domains that are tested on.
+    methods
+        The records of every row.
+    many_held_out
+        Whether a share of many domains is held out, instead of leaving each out in turn.
     """
 
     name: str
     title: str
     domains: Sequence[str]
     methods: Mapping[str, Sequence[Record]]
-    many: bool
-    _known: dict[str, dict[str, Picks]] = field(default_factory=dict, repr=False, compare=False)
+    many_held_out: bool
+    _picks: dict[str, dict[str, Picks]] = field(default_factory=dict, repr=False, compare=False)
 
     def picks(self, rule: str) -> dict[str, Picks]:
-        """What the rule picks for every method, trial and domain, where it can."""
-        if rule not in self._known:
-            self._known[rule] = {m: self._picked(rule, own) for m, own in self.methods.items()}
-        return self._known[rule]
+        """The picks of a rule for every method, trial and domain."""
+        if rule not in self._picks:
+            self._picks[rule] = {
+                method: self._pick(rule, records) for method, records in self.methods.items()
+            }
+        return self._picks[rule]
 
-    def _picked(self, rule: str, records: Sequence[Record]) -> Picks:
-        found: Picks = {}
+    def _pick(self, rule: str, records: Sequence[Record]) -> Picks:
+        picks: Picks = {}
         for trial in sorted({record.run.trial for record in records}):
             of_trial = [record for record in records if record.run.trial == trial]
-            found[trial] = {domain: RULES[rule].pick(of_trial, domain) for domain in self.domains}
-        return found
+            picks[trial] = {domain: RULES[rule].pick(of_trial, domain) for domain in self.domains}
+        return picks
 
 
 def group_records(records: Iterable[Record]) -> list[Results]:
-    """One for each dataset, and for each way to hold out many domains of it."""
+    """Results for each dataset, and for each way to hold out many of its domains."""
     datasets: dict[str, list[Record]] = {}
     for record in records:
         if record.run.role not in ("base", "expert"):
-            known = f"{record.run.data or record.run.dataset}{_held_out(record)}"
-            datasets.setdefault(known, []).append(record)
-    names = _names([of_dataset[0] for of_dataset in datasets.values()])
+            identity = f"{record.run.data or record.run.dataset}{_held_out(record)}"
+            datasets.setdefault(identity, []).append(record)
+    names = _dataset_names([of_dataset[0] for of_dataset in datasets.values()])
     return [
         Results(
             name=name,
-            title=name + _held_out(own[0]),
-            domains=_targets(own),
-            methods=_by_label(own),
-            many=bool(own[0].run.tested),
+            title=name + _held_out(of_dataset[0]),
+            domains=_targets(of_dataset),
+            methods=_by_label(of_dataset),
+            many_held_out=bool(of_dataset[0].run.tested),
         )
-        for name, own in zip(names, datasets.values(), strict=True)
+        for name, of_dataset in zip(names, datasets.values(), strict=True)
     ]
 
 
 def row_label(run: Run, *, exclude: Iterable[str] = ()) -> str:
-    """The row of a run: its method, what is deployed, and what was chosen by hand."""
+    """The row of a run: its method, its weight averaging, and the settings chosen by hand."""
     words = [run.method] if run.average == "last" else [run.method, f"+ {run.average}"]
     for name, value in chosen_settings(run).items():
         if name not in exclude:
@@ -87,51 +100,51 @@ def row_label(run: Run, *, exclude: Iterable[str] = ()) -> str:
 
 
 def common_settings(runs: Iterable[Run]) -> set[str]:
-    """What is alike in all runs: it is not repeated in every label."""
+    """Names of the settings that are equal in all runs, so that labels need not repeat them."""
     chosen = [{(name, str(value)) for name, value in chosen_settings(run).items()} for run in runs]
     return {name for name, _ in set.intersection(*chosen)}
 
 
 def chosen_settings(run: Run) -> dict[str, Any]:
-    """What no draw changes: records that differ in it are different rows."""
-    known = {"backbone": run.backbone, "steps": run.steps, **run.given}
-    if "weights" in known and run.start:
-        known["weights"] = f"{Path(run.weights).name} [{run.start[:6]}]"
-    return known
+    """Settings that no draw changes: records that differ in them are different rows."""
+    settings = {"backbone": run.backbone, "steps": run.steps, **run.given}
+    if "weights" in settings and run.start:
+        settings["weights"] = f"{Path(run.weights).name} [{run.start[:6]}]"
+    return settings
 
 
 def _held_out(record: Record) -> str:
-    """How many domains are held out to test and to validate on, in words."""
+    """How many domains are held out for testing and for validation, in words."""
     if not record.run.tested:
         return ""
     tested, validating = len(record.run.tested), len(record.unseen) - len(record.run.tested)
-    told = f", {tested} domain{'s' * (tested > 1)} held out"
-    return told + f", {validating} validating" * bool(validating)
+    text = f", {tested} domain{'s' * (tested > 1)} held out"
+    return text + f", {validating} validating" * bool(validating)
 
 
-def _names(records: Sequence[Record]) -> list[str]:
-    """Names of datasets; of own data the file's, with path and state where two have the same."""
+def _dataset_names(records: Sequence[Record]) -> list[str]:
+    """Names of datasets; for files, the path and a digest where two have the same name."""
     runs = [record.run for record in records]
     names = [Path(run.dataset).name.removesuffix(".npz") for run in runs]
-    states = {(name, run.data) for name, run in zip(names, runs, strict=True)}
-    twice = {name for name in names if sum(name == known for known, _ in states) > 1}
+    contents = {(name, run.data) for name, run in zip(names, runs, strict=True)}
+    ambiguous = {name for name in names if sum(name == other for other, _ in contents) > 1}
     return [
-        f"{run.dataset} [{run.data[:6]}]" if run.data and name in twice else name
+        f"{run.dataset} [{run.data[:6]}]" if run.data and name in ambiguous else name
         for name, run in zip(names, runs, strict=True)
     ]
 
 
 def _targets(records: Sequence[Record]) -> list[str]:
-    """All domains, if one was left out alone: where one is missing, nobody shall overlook it."""
+    """The held-out domains; or all domains where one is left out, so that a gap is visible."""
     if records[0].run.tested:
         return list(dict.fromkeys(name for record in records for name in record.run.tested))
-    alone = any(len(record.unseen) == 1 for record in records)
-    return list(records[0].domains) if alone else []
+    leaves_one_out = any(len(record.unseen) == 1 for record in records)
+    return list(records[0].domains) if leaves_one_out else []
 
 
 def _by_label(records: Sequence[Record]) -> dict[str, list[Record]]:
-    found: dict[str, list[Record]] = {}
+    by_label: dict[str, list[Record]] = {}
     common = common_settings(record.run for record in records)
     for record in records:
-        found.setdefault(row_label(record.run, exclude=common), []).append(record)
-    return found
+        by_label.setdefault(row_label(record.run, exclude=common), []).append(record)
+    return by_label

@@ -1,0 +1,128 @@
+"""The table of one selection rule as the page shows it, with its comparisons."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from afield.experiments.selection import RULES
+from afield.reporting.axes import Mark
+from afield.reporting.comparison import Comparison
+from afield.reporting.headline import ORACLE
+from afield.reporting.table import Column, find_column, format_number, ranks, table_caption
+
+__all__ = ["Cell", "ComparisonRow", "RuleTable", "TableRow", "build_rule_table"]
+
+# The words for a verdict, and the class that colors them.
+VERDICTS = {
+    "better": ("better", "good"),
+    "worse": ("worse", "bad"),
+    "unclear": ("may be chance", ""),
+    "level": ("the same", ""),
+    "too few": ("too few to tell", ""),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number as it is sorted (`value`) and shown, its standard error, and its rank (0: none)."""
+
+    value: str = ""
+    number: str = format_number(math.nan)
+    stderr: str = ""
+    rank: int = 0
+
+    @property
+    def missing(self) -> bool:
+        """Whether there is no number."""
+        return not self.value
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A method and its numbers, in the order of the columns."""
+
+    method: Mark
+    cells: Sequence[Cell]
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """A comparison with its verdict in words and the class that colors it."""
+
+    method: Mark
+    comparison: Comparison
+    verdict: str
+    tone: str
+
+
+@dataclass(frozen=True)
+class RuleTable:
+    """All numbers that one rule gives; `columns` by name, None for the column of a domain."""
+
+    rule: str
+    description: str
+    oracle: bool
+    caption: str
+    columns: Mapping[str, Column | None]
+    rows: Sequence[TableRow]
+    comparisons: Sequence[ComparisonRow]
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether a number is missing that every complete run has."""
+        columns = enumerate(self.columns.values())
+        required = [i for i, column in columns if column is None or not column.optional]
+        return any(row.cells[i].missing for row in self.rows for i in required)
+
+
+def build_rule_table(
+    rule: str, frame: pd.DataFrame, comparisons: Sequence[Comparison], marks: Mapping[str, Mark]
+) -> RuleTable:
+    """The table of a rule, the best mean first; `frame` is what `tabulate` made of all rules."""
+    own = frame[frame["rule"] == rule]
+    names = list(dict.fromkeys(own["domain"]))
+    ranked = ranks(own)
+    rows = [
+        TableRow(marks[str(method)], _cells(str(method), cells, names, ranked))
+        for method, cells in own.groupby("method", sort=False)
+    ]
+    means = own[own["domain"] == "mean"].set_index("method")["accuracy"].fillna(-math.inf)
+    return RuleTable(
+        rule=rule,
+        description=RULES[rule].told,
+        oracle=rule == ORACLE,
+        caption=table_caption(own),
+        columns={name: find_column(name) for name in names},
+        rows=sorted(rows, key=lambda row: -means[row.method.name]),
+        comparisons=[
+            ComparisonRow(marks[each.method], each, *VERDICTS[each.verdict]) for each in comparisons
+        ],
+    )
+
+
+def _cells(
+    method: str,
+    frame: pd.DataFrame,
+    names: Sequence[str],
+    ranked: Mapping[tuple[str, str], int],
+) -> list[Cell]:
+    by_column = frame.set_index("domain")
+    return [
+        _cell(
+            by_column.loc[name, "accuracy"],
+            by_column.loc[name, "stderr"],
+            ranked.get((method, name), 0),
+        )
+        if name in by_column.index
+        else Cell()
+        for name in names
+    ]
+
+
+def _cell(accuracy: float, stderr: float, rank: int) -> Cell:
+    if math.isnan(accuracy):
+        return Cell()
+    error = "" if math.isnan(stderr) else format_number(stderr)
+    return Cell(f"{accuracy:.6f}", format_number(accuracy), error, rank)

@@ -1,0 +1,244 @@
+"""Tables in every format: what is marked, escaped and left out."""
+
+import math
+import re
+from dataclasses import replace
+from io import StringIO
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from afield.experiments.selection import RULES
+from afield.reporting.formats import FORMATS, as_csv, as_latex, as_markdown, as_rich
+from afield.reporting.table import tabulate
+from tests.reporting.tables import (
+    DOMAINS,
+    benchmark,
+    held_out,
+    markdown_rows,
+    trusting,
+)
+
+TOLD = RULES["sources"].told
+
+
+def shown(frame: pd.DataFrame) -> str:
+    console = Console(width=200, file=StringIO())
+    for table in as_rich(frame):
+        console.print(table)
+    # A title is broken where the table is narrow; that is not what is looked for here.
+    return " ".join(console.file.getvalue().split())
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_one_trial_has_no_spread(form):
+    frame = tabulate(benchmark([[0.9, 0.5, 0.7]]))
+    assert frame["stderr"].isna().all()
+    assert "±" not in FORMATS[form](frame)
+    assert r"\pm" not in FORMATS[form](frame)
+
+
+def test_one_trial_is_announced_on_the_terminal():
+    text = shown(tabulate(benchmark([[0.9, 0.5, 0.7]])))
+    assert "1 trial: no spread known" in text
+    assert "±" not in text
+
+
+def test_nothing_gives_an_empty_table_in_every_form():
+    frame = tabulate([])
+    assert frame.empty
+    assert as_markdown(frame) == as_latex(frame) == ""
+    assert as_rich(frame) == []
+    assert as_csv(frame) == ",".join(frame.columns)
+
+
+def test_a_missing_pick_is_a_dash():
+    records = benchmark([[0.9, 0.5, 0.7]]) + benchmark([[0.8, 0.6, 0.4]], method="vrex")
+    frame = tabulate(records, rules=["sources"])
+    gap = (frame["method"] == "erm") & (frame["domain"] == "photo")
+    frame.loc[gap, ["accuracy", "stderr"]] = math.nan
+    assert markdown_rows(as_markdown(frame))["erm"][1] == "–"
+    assert " & – & " in as_latex(frame)
+    assert "–" in shown(frame)
+
+
+def test_markdown_has_percent_with_errors_and_the_two_best_marked():
+    frame = tabulate(
+        benchmark([[0.9, 0.5, 0.7], [0.8, 0.6, 0.7]])
+        + benchmark([[0.95, 0.4, 0.7], [0.95, 0.5, 0.7]], method="vrex")
+        + benchmark([[0.1, 0.4, 0.6], [0.1, 0.4, 0.6]], method="groupdro"),
+        rules=["sources"],
+    )
+    text = as_markdown(frame)
+    assert text.startswith(f"**things**, {TOLD}: accuracy (%) on unseen domains, ± standard error")
+    rows = markdown_rows(text)
+    assert rows["method"] == [*DOMAINS, "mean", "worst", "in-domain"]
+    assert rows["erm"][:3] == ["*85.0 ± 5.0*", "**55.0 ± 5.0**", "**70.0 ± 0.0**"]
+    # Equal bests are both best, and the next value is the second.
+    assert rows["vrex"][:3] == ["**95.0 ± 0.0**", "*45.0 ± 5.0*", "**70.0 ± 0.0**"]
+    assert rows["groupdro"][:3] == ["10.0 ± 0.0", "40.0 ± 0.0", "*60.0 ± 0.0*"]
+
+
+@pytest.mark.parametrize("methods", [["erm"], ["erm", "vrex"]])
+def test_where_all_are_equal_nothing_is_marked(methods):
+    records = [r for method in methods for r in benchmark([[0.9, 0.5, 0.7]], method=method)]
+    frame = tabulate(records, rules=["sources"])
+    assert markdown_rows(as_markdown(frame))["erm"][:5] == ["90.0", "50.0", "70.0", "70.0", "50.0"]
+    assert "textbf" not in as_latex(frame)
+    assert "underline" not in as_latex(frame)
+
+
+def test_latex_has_the_best_in_bold_and_the_second_underlined():
+    frame = tabulate(
+        benchmark([[0.9, 0.5, 0.7], [0.8, 0.6, 0.7]])
+        + benchmark([[0.95, 0.4, 0.7], [0.95, 0.5, 0.7]], method="vrex"),
+        rules=["sources"],
+    )
+    lines = as_latex(frame).splitlines()
+    erm = r"erm & \underline{85.0 $\pm$ 5.0} & \textbf{55.0 $\pm$ 5.0} & 70.0 $\pm$ 0.0 & "
+    vrex = r"vrex & \textbf{95.0 $\pm$ 0.0} & \underline{45.0 $\pm$ 5.0} & 70.0 $\pm$ 0.0 & "
+    assert sum(line.startswith(erm) for line in lines) == 1
+    assert sum(line.startswith(vrex) for line in lines) == 1
+    assert all(line.endswith(r" \\") for line in lines if " & " in line)
+    assert r"\begin{tabular}{lcccccc}" in lines
+    (caption,) = [line for line in lines if r"\caption" in line]
+    assert caption.startswith(r"\caption{things, picked on the sources' probe parts: accuracy (\%)")
+    assert r"$\pm$ standard error over 2 trials; in-domain: on the sources' " in caption
+
+
+def test_latex_escapes_names():
+    domains = ("art_painting", "50%", "R&D", "{~^$#\\}")
+    records = benchmark([[0.9, 0.5, 0.7, 0.6]], domains=domains, dataset="my_data")
+    records += benchmark(
+        [[0.8, 0.6, 0.7, 0.6]], domains=domains, dataset="my_data", given={"a_b": "5%&"}
+    )
+    text = as_latex(tabulate(records, rules=["sources"]))
+    special = r"\{\textasciitilde{}\textasciicircum{}\$\#\textbackslash{}\}"
+    assert (
+        rf"method & art\_painting & 50\% & R\&D & {special} & mean & worst & in-domain \\" in text
+    )
+    assert r"\caption{my\_data, " in text
+    assert "\nerm a\\_b=5\\%\\& & " in text
+
+
+def test_markdown_escapes_the_bar_in_names():
+    domains = ("a|b", "c")
+    records = benchmark([[0.9, 0.5]], domains=domains)
+    records += benchmark([[0.8, 0.5]], domains=domains, given={"x": "1|2"})
+    lines = as_markdown(tabulate(records, rules=["sources"])).splitlines()[2:]
+    assert lines[0] == r"| method | a\|b | c | mean | worst | in-domain |"
+    assert lines[3].startswith(r"| erm x=1\|2 | ")
+    bars = [line.replace(r"\|", "").count("|") for line in lines]
+    assert bars == [7] * 4
+
+
+def test_the_terminal_shows_rules_methods_and_numbers():
+    records = benchmark([[0.9, 0.5, 0.7], [0.8, 0.6, 0.7]], given={"note": "[bold]x"})
+    records += benchmark([[0.7, 0.5, 0.7], [0.7, 0.6, 0.7]], method="vrex")
+    text = shown(tabulate(records))
+    assert "± standard error over 2 trials" in text
+    assert re.search("85.0 ± ?5.0", text)
+    # What looks like markup in a name is part of the name.
+    assert "erm note=[bold]x" in text
+    for rule in ("sources", "target"):
+        assert f"{rule}: {RULES[rule].told}" in text
+
+
+def test_csv_comes_back_through_pandas_as_it_was():
+    records = benchmark([[0.9, 1 / 3, 0.7], [0.8, 0.6, 2 / 3]], given={"note": 'a, "b"'})
+    records += benchmark([[0.7, 0.5, 0.7]], method="vrex")
+    frame = tabulate(records)
+    again = pd.read_csv(StringIO(as_csv(frame)))
+    pd.testing.assert_frame_equal(again, frame)
+
+
+def test_the_title_on_the_terminal_has_the_fingerprint():
+    records = [
+        r
+        for data in ("abcdef12", "fedcba21")
+        for r in benchmark([[0.9, 0.5, 0.7]], dataset="/data/mine.npz", data=data)
+    ]
+    assert "mine.npz [abcdef]" in shown(tabulate(records))
+
+
+def test_what_looks_equal_is_marked_alike():
+    records = benchmark([[0.3, 0.2, 0.1]]) + benchmark([[0.2, 0.2, 0.2]], method="vrex")
+    records += benchmark([[0.1, 0.1, 0.1]], method="groupdro")
+    rows = markdown_rows(as_markdown(tabulate(records, rules=["sources"])))
+    assert rows["erm"][3] == rows["vrex"][3] == "**20.0**"
+
+
+def test_the_number_of_draws_is_told():
+    records = benchmark([[0.9, 0.5, 0.7]])
+    more = [replace(r, run=replace(r.run, draw=1)) for r in records]
+    assert set(tabulate([*records, *more])["draws"]) == {2}
+    assert "best of 2 draws" in shown(tabulate([*records, *more]))
+    vrex = benchmark([[0.9, 0.5, 0.7]], method="vrex")
+    assert "best of 1–2 draws" in shown(tabulate([*records, *more, *vrex]))
+    assert "draw" not in shown(tabulate(records))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_held_out_shares_are_told_in_every_form(form):
+    text = FORMATS[form](tabulate([held_out({"w00": 0.9, "w01": 0.5})]))
+    assert "things, 2 domains held out" in text
+    assert "w00" not in text
+
+
+def test_a_table_that_is_too_wide_for_the_terminal_has_its_domains_as_rows():
+    frame = tabulate(benchmark([[0.1, 0.2, 0.3], [0.3, 0.4, 0.5]]), rules="sources")
+
+    def first_words(width: int) -> dict[str, str]:
+        console = Console(width=200, file=StringIO())
+        console.print(*as_rich(frame, width))
+        lines = console.file.getvalue().splitlines()
+        return {line.split()[0]: line for line in lines if line.split()}
+
+    assert "erm" in first_words(100)
+    narrow = first_words(30)
+    assert narrow["domain"].split() == ["domain", "erm"]
+    assert narrow["art"].split() == ["art", "20.0", "±10.0"]
+    assert narrow["worst"].split() == ["worst", "20.0", "±10.0"]
+
+
+def test_of_calibration_errors_the_least_is_best_of_accuracies_the_greatest():
+    records = [
+        *trusting(0.3, 0.7),
+        *trusting(0.1, 0.6, method="vrex"),
+        *trusting(0.2, 0.8, method="dmg"),
+    ]
+    rows = markdown_rows(as_markdown(tabulate(records, rules=["sources"])))
+    assert rows["method"][-2:] == ["calibration error", "accuracy at 90 %"]
+    told = "no spread known, with calibration error (least is best) and accuracy at 90 % coverage;"
+    assert told in as_markdown(tabulate(records, rules=["sources"]))
+    assert rows["erm"][-2:] == ["30.0", "*70.0*"]
+    assert rows["vrex"][-2:] == ["**10.0**", "60.0"]
+    assert rows["dmg"][-2:] == ["*20.0*", "**80.0**"]
+    latex = as_latex(tabulate(records, rules=["sources"]))
+    assert r"calibration error & accuracy at 90 \% \\" in latex
+    assert r"\textbf{10.0} & 60.0 \\" in latex
+
+
+def test_a_terminal_without_room_leaves_out_confidence_and_says_so():
+    records = [r for i in range(6) for r in trusting(0.1, 0.8, method=f"method{i}")]
+    frame = tabulate(records, rules=["sources"])
+
+    def shown_at(width: int) -> str:
+        console = Console(width=width, file=StringIO())
+        console.print(*as_rich(frame, width))
+        return console.file.getvalue()
+
+    assert "–" not in shown_at(100)
+    assert re.search(r"calibration +accuracy *\n.* in-domain +error +at 90 %", shown_at(100))
+    narrow = shown_at(70)
+    assert re.search(r"mean +worst +in-domain *\n", narrow)
+    assert "wider, or with --format md: calibration error and accuracy at 90 %" in " ".join(
+        narrow.split()
+    )
+
+
+def test_few_methods_on_a_narrow_terminal_have_confidence_as_rows():
+    console = Console(width=60, file=StringIO())
+    console.print(*as_rich(tabulate(trusting(0.1, 0.8), rules=["sources"]), 60))
+    assert re.search(r"calibration error +10.0", console.file.getvalue())

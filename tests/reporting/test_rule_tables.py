@@ -1,0 +1,71 @@
+"""The table of one rule as the page shows it."""
+
+import pytest
+
+from afield.reporting.axes import Mark
+from afield.reporting.comparison import comparisons
+from afield.reporting.results import group_records
+from afield.reporting.rule_tables import build_rule_table
+from afield.reporting.table import tabulate
+from tests.stores import DOMAINS, benchmark_records, noisy, trusted
+
+
+def built(*records, rule="sources"):
+    every = [each for own in records for each in own]
+    (results,) = group_records(every)
+    marks = {name: Mark(name, number) for number, name in enumerate(results.methods)}
+    return build_rule_table(rule, tabulate(every), comparisons(results, rule), marks)
+
+
+ERM = benchmark_records(noisy(0.7, 3, 3, seed=1))
+GOOD = benchmark_records(noisy(0.8, 3, 3, seed=2), method="good")
+
+
+def test_rows_stand_by_their_mean_and_the_best_are_marked():
+    table = built(ERM, GOOD)
+    assert table.rule == "sources"
+    assert list(table.columns) == [*DOMAINS, "mean", "worst", "in-domain"]
+    assert [row.method.name for row in table.rows] == ["good", "erm"]
+    mean = list(table.columns).index("mean")
+    assert [row.cells[mean].rank for row in table.rows] == [1, 2]
+    assert float(table.rows[0].cells[mean].value) == pytest.approx(0.8, abs=0.02)
+    assert table.rows[0].cells[mean].stderr
+
+
+def test_trust_stands_with_the_summaries_and_the_least_calibration_error_is_best():
+    table = built(trusted(ERM, 0.1), trusted(GOOD, 0.3))
+    trust = ["calibration error", "accuracy at 90 %"]
+    assert list(table.columns)[-2:] == trust
+    assert all(table.columns[name] for name in trust)
+    assert [name for name in trust if table.columns[name].lower_is_better] == ["calibration error"]
+    places = {row.method.name: [c.rank for c in row.cells[-2:]] for row in table.rows}
+    assert places == {"erm": [1, 1], "good": [2, 2]}
+
+
+def test_one_trial_has_no_spread():
+    table = built(benchmark_records([[0.5, 0.6, 0.7]], method="vrex"))
+    assert {cell.stderr for cell in table.rows[0].cells} == {""}
+
+
+def test_a_missing_number_is_a_dash_and_sorts_last():
+    table = built(ERM, GOOD[:4])
+    row = next(row for row in table.rows if row.method.name == "good")
+    cells = dict(zip(table.columns, row.cells, strict=True))
+    assert cells["art"].number != "–"
+    none = built(ERM, GOOD[:2])
+    assert [row.method.name for row in none.rows] == ["erm", "good"]
+    last = none.rows[-1].cells[-1]
+    assert (last.number, last.value) == ("–", "")
+
+
+def test_a_table_is_incomplete_where_a_number_is_missing_that_every_run_has():
+    assert not built(ERM, GOOD).incomplete
+    assert built(ERM, GOOD[:2]).incomplete
+    # Runs of an older version lack calibration errors.
+    assert not built(trusted(ERM, 0.1), GOOD).incomplete
+
+
+def test_verdicts_are_in_words():
+    (row,) = built(ERM, GOOD).comparisons
+    assert (row.method.name, row.verdict, row.tone) == ("good", "better", "good")
+    assert built(ERM, GOOD, rule="target").oracle
