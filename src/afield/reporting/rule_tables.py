@@ -108,20 +108,15 @@ def _cells(
     names: Sequence[str],
     ranked: Mapping[tuple[str, str], int],
 ) -> list[Cell]:
-    by_column = frame.set_index("domain")
+    columns = zip(frame["domain"], frame["accuracy"], frame["stderr"], strict=True)
+    numbers = {str(name): (float(accuracy), float(stderr)) for name, accuracy, stderr in columns}
+    unknown = (math.nan, math.nan)
     return [
-        _cell(
-            by_column.loc[name, "accuracy"],
-            by_column.loc[name, "stderr"],
-            ranked.get((method, name), 0),
-        )
-        if name in by_column.index
-        else Cell()
-        for name in names
+        _cell(*numbers.get(name, unknown), rank=ranked.get((method, name), 0)) for name in names
     ]
 
 
-def _cell(accuracy: float, stderr: float, rank: int) -> Cell:
+def _cell(accuracy: float, stderr: float, *, rank: int) -> Cell:
     if math.isnan(accuracy):
         return Cell()
     error = "" if math.isnan(stderr) else format_number(stderr)
