@@ -365,13 +365,15 @@ def test_too_little_room_is_told_before_anything_is_made(tmp_path, place, monkey
         wanted(needed_bytes=5 * 2**30 + 2**29)
     told = str(caught.value)
     assert "\n" not in told
-    assert told.startswith(f"{place}: numbers takes 5.5 GB, and 3 MB are free; set AFIELD_CACHE to")
+    assert told.startswith(f"{place}: the cache of numbers needs 5.5 GB, but only 3 MB are free")
     assert entries(place) == []
     wanted(needed_bytes=2 * 2**20)
 
 
 def test_a_cache_that_may_not_be_written_to_is_named():
-    told = pytest.raises(DataError, match=r"cache: Permission denied; set AFIELD_CACHE to another$")
+    told = pytest.raises(
+        DataError, match=r"cache: Permission denied; set AFIELD_CACHE to another folder$"
+    )
     with common() as folder, forbidden(folder / "cache", 0o555), told:
         contents_digest(folder, [])
 
@@ -409,7 +411,7 @@ def test_the_size_is_told_before_a_large_entry_is_made(tmp_path, place, monkeypa
         read(tmp_path / "mine", decode, form="large rows")
         read(tmp_path / "mine", decode, form="large rows")
     (told,) = caplog.messages
-    assert told.startswith(f"large rows: 0 MB to be kept in {place}/mine-")
+    assert told.startswith(f"large rows: caching 0 MB in {place}/mine-")
 
 
 def test_sixteen_megabytes_are_worth_telling():
@@ -511,7 +513,7 @@ def test_an_array_larger_than_memory_is_mapped(tmp_path):
     rows = int(1.25 * (sizes["MemTotal:"] + sizes["SwapTotal:"]) * 1024 / 2**20)
     # Sparse: it takes no room on the disk.
     np.lib.format.open_memmap(tmp_path / "rows.npy", "w+", np.uint8, (rows, 2**20)).flush()
-    mapped = cache._mapped(tmp_path / "rows.npy")
+    mapped = cache._map_tensor(tmp_path / "rows.npy")
     assert mapped.shape == (rows, 2**20)
     assert mapped[-1].sum() == 0
 

@@ -229,7 +229,7 @@ def test_a_connection_that_never_holds_is_told_and_the_part_kept(site, tmp_path)
         fetch(site.archive(), tmp_path)
     assert "a.bin" in str(told.value)
     assert site.address in str(told.value)
-    assert "the part is kept; run the command again to go on" in str(told.value)
+    assert "the partial file is kept; run the command again to resume" in str(told.value)
     assert "\n" not in str(told.value)
     assert len(site.asked) == 1 + len(downloads.RETRY_DELAYS)
     assert there(tmp_path) == ["a.bin.part"]
@@ -265,7 +265,7 @@ def test_a_wrong_checksum_is_told_with_both_and_the_file_removed(site, tmp_path)
     with pytest.raises(DataError) as told:
         fetch(site.archive(checksum=wrong), tmp_path)
     found = "md5:" + hashlib.md5(CONTENT).hexdigest()
-    for text in ("a.bin", wrong, found, f"put the right file at {tmp_path / 'a.bin'}"):
+    for text in ("a.bin", wrong, found, f"put the file at {tmp_path / 'a.bin'}"):
         assert text in str(told.value)
     assert "\n" not in str(told.value)
     assert there(tmp_path) == []
@@ -302,7 +302,7 @@ def test_when_all_mirrors_fail_each_is_named_with_its_reason(site, second, tmp_p
     with pytest.raises(DataError) as told:
         fetch(site.archive(mirrors=(second.address + "a.bin",)), tmp_path)
     assert f"{site.address}a.bin: checksum" in str(told.value)
-    assert f"{second.address}a.bin: the server answers 404" in str(told.value)
+    assert f"{second.address}a.bin: the server answered 404" in str(told.value)
 
 
 def test_a_redirection_is_followed_with_the_range(site, second, tmp_path):
@@ -323,7 +323,7 @@ def test_a_redirection_to_a_file_of_this_machine_is_not_followed(site, tmp_path)
 def test_a_redirection_to_ftp_is_not_followed(site, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         site.redirections["a.bin"] = f"ftp://127.0.0.1:{server.getsockname()[1]}/a.bin"
-        with pytest.raises(DataError, match=r"leads to ftp://.* not the web"):
+        with pytest.raises(DataError, match=r"redirects to ftp://.* not a web"):
             fetch(site.archive(), tmp_path)
         server.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -338,7 +338,7 @@ def test_a_file_that_does_not_fit_is_not_begun(site, tmp_path, monkeypatch, size
     usage = shutil._ntuple_diskusage(1 << 40, (1 << 40) - free, free)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     site.lengths = not size
-    with pytest.raises(DataError, match=f"{free:,} are free; make room"):
+    with pytest.raises(DataError, match=f"{free:,} are free; free some space"):
         fetch(site.archive(size=size), tmp_path)
     assert there(tmp_path) == []
 

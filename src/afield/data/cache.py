@@ -1,12 +1,12 @@
-"""Decode once: what files hold, as arrays on disk that are mapped into memory.
+"""Cache of decoded files: arrays on disk that are mapped into memory.
 
-    AFIELD_CACHE/<name>-<digest>/    one entry: what one folder gives in one form
-        state.json                   of which files (names, sizes, times) it was made
+    AFIELD_CACHE/<name>-<digest>/    one entry: a folder of files, decoded in one way
+        state.json                   digest of the files' names, sizes and times
         *.npy                        the arrays
 
-An entry is made in a folder beside it and then renamed: it is whole or not there. A lock lets one
-process make it while others wait. It is made anew when the files change, in place of the old one.
-Everything in the cache can be made again, so it may be deleted at any time.
+An entry is written atomically: it is complete or absent. One process writes it while others wait
+for a lock. When the files change, a new entry replaces the old one. The cache may be deleted at any
+time; it is then filled again.
 """
 
 import errno
@@ -39,30 +39,30 @@ __all__ = ["DecodedFiles", "cache_arrays", "cache_root", "contents_digest", "dec
 
 log = logging.getLogger(__name__)
 
-# Part of every state: changed when the same files would give other arrays.
+# Part of every state digest; increase it when the same files would give other arrays.
 VERSION = 1
-# Errors of the system and not of a file: what they stop can be tried again.
+# Errors of the system, not of a file: trying again may help.
 TRANSIENT_ERRNOS = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.EAGAIN)
 # Linux's MAP_NORESERVE, which Python names from 3.13 on.
 MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
-# Files that are given to the threads at once.
+# Files that are queued for the decoding threads at once.
 DECODE_AHEAD = 4096
-# From here on the size of an entry is told before it is made.
+# Entries of at least this size are announced in the log before they are written.
 LARGE_ENTRY_BYTES = 16 * 2**20
 Arrays = dict[str, NDArray[Any]]
 
 
 class DecodedFiles(NamedTuple):
-    """One row for every file that could be read, in their order, and why others could not."""
+    """One row per readable file, in the order of the files, and why the others are broken."""
 
     rows: Tensor
     broken: Mapping[Path, str]
 
 
 def cache_root() -> Path:
-    """Where decoded data are kept: ``AFIELD_CACHE``, or a folder in the user's home."""
-    usual = Path.home() / ".cache" / "afield" / "decoded"
-    return Path(os.environ.get("AFIELD_CACHE") or usual).expanduser()
+    """Folder of the cache: ``AFIELD_CACHE``, by default ``~/.cache/afield/decoded``."""
+    default = Path.home() / ".cache" / "afield" / "decoded"
+    return Path(os.environ.get("AFIELD_CACHE") or default).expanduser()
 
 
 def decode_files(
@@ -74,20 +74,20 @@ def decode_files(
     like: NDArray[Any],
     decode_errors: tuple[type[Exception], ...],
 ) -> DecodedFiles:
-    """What `decode` makes of every file, mapped into memory.
+    """Decode every file to one row of a tensor that is mapped into memory.
 
     Parameters
     ----------
     root, files
         The folder, and the files in it, in the order of the rows.
     decode
-        Gives an array for a file; called by several threads.
-    form
-        In words, what `decode` makes of a file: another form is another entry.
+        Returns the array of a file; called in several threads.
+    description
+        Describes the decoded form. It is part of the key of the entry.
     like
-        An array of the shape and type of a row.
-    refused
-        What `decode` raises for a file that is broken.
+        An array with the shape and dtype of a row.
+    decode_errors
+        Exceptions with which `decode` rejects a broken file.
     """
 
     def build(folder: Path) -> None:
@@ -95,8 +95,9 @@ def decode_files(
         rows = np.lib.format.open_memmap(folder / "rows.npy", "w+", like.dtype, shape)
         _reserve(folder / "rows.npy")
 
-        def put(place: tuple[int, Path]) -> str:
-            number, file = place
+        def write_row(item: tuple[int, Path]) -> str:
+            """Returns why the file is broken; empty if it is not."""
+            number, file = item
             try:
                 rows[number] = decode(file)
             except decode_errors as error:
@@ -106,13 +107,10 @@ def decode_files(
             return ""
 
         with ThreadPoolExecutor(usable_cores()) as threads:
-            places = [*enumerate(files)]
-            pieces = (
-                places[start : start + DECODE_AHEAD]
-                for start in range(0, len(places), DECODE_AHEAD)
-            )
-            outcomes = (outcome for piece in pieces for outcome in threads.map(put, piece))
-            reasons = list(track(outcomes, f"decoding {root.name}", len(files)))
+            items, starts = list(enumerate(files)), range(0, len(files), DECODE_AHEAD)
+            chunks = (items[start : start + DECODE_AHEAD] for start in starts)
+            results = (reason for chunk in chunks for reason in threads.map(write_row, chunk))
+            reasons = list(track(results, f"decoding {root.name}", len(files)))
         _close_gaps(rows, [i for i, reason in enumerate(reasons) if not reason])
         rows.flush()
         broken = {str(files[i]): reason for i, reason in enumerate(reasons) if reason}
@@ -121,7 +119,7 @@ def decode_files(
     needed = len(files) * like.nbytes
     with _entry(root, description, stat_digest(files), needed, build) as folder:
         broken = json.loads((folder / "broken.json").read_text(encoding="utf-8"))
-        rows = _mapped(folder / "rows.npy")[: len(files) - len(broken)]
+        rows = _map_tensor(folder / "rows.npy")[: len(files) - len(broken)]
         return DecodedFiles(rows, {Path(file): reason for file, reason in broken.items()})
 
 
@@ -133,18 +131,18 @@ def cache_arrays(
     description: str,
     needed_bytes: int,
 ) -> dict[str, Tensor]:
-    """The arrays that `make` gives for these files, mapped into memory.
+    """Arrays that `make` computes from these files, mapped into memory.
 
     Parameters
     ----------
     root, files
-        The folder, and the files in it of which the arrays are made.
+        The folder, and the files in it from which the arrays are computed.
     make
-        Gives the arrays by name.
-    form
-        In words, what `make` makes of the files: another form is another entry.
-    needed
-        About how many bytes that will be.
+        Returns the arrays by name.
+    description
+        Describes the arrays. It is part of the key of the entry.
+    needed_bytes
+        Approximate size of the arrays on disk.
     """
 
     def build(folder: Path) -> None:
@@ -152,11 +150,11 @@ def cache_arrays(
             np.save(folder / f"{name}.npy", array)
 
     with _entry(root, description, stat_digest(files), needed_bytes, build) as folder:
-        return {path.stem: _mapped(path) for path in folder.glob("*.npy")}
+        return {path.stem: _map_tensor(path) for path in folder.glob("*.npy")}
 
 
 def contents_digest(root: Path, files: Sequence[Path]) -> str:
-    """A digest of the names and contents of files; they are read only when something changed."""
+    """Digest of the names and contents of files, which are read only after a change."""
 
     def build(folder: Path) -> None:
         digest = hashlib.sha256()
@@ -174,108 +172,112 @@ def contents_digest(root: Path, files: Sequence[Path]) -> str:
 
 
 def stat_digest(files: Sequence[Path]) -> str:
-    """Changes when a file is added, removed, renamed, written to or made readable."""
+    """Digest of names, sizes, times and permissions; it changes whenever the files do."""
     digest = hashlib.sha256(f"afield cache {VERSION}".encode())
     for file in files:
         try:
-            found = file.stat()
+            status = file.stat()
         except OSError as error:
             raise DataError(f"{file}: cannot be read ({error.strerror})") from None
-        # Not all names are Unicode: old archives have others.
+        # fsencode: names from old archives may not be valid Unicode.
         digest.update(os.fsencode(file))
-        digest.update(f"\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_mode}\n".encode())
+        digest.update(f"\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_mode}\n".encode())
     return digest.hexdigest()
 
 
 @contextmanager
 def _entry(
-    root: Path, form: str, state: str, needed: int, build: Callable[[Path], None]
+    root: Path, description: str, state: str, needed: int, build: Callable[[Path], None]
 ) -> Iterator[Path]:
-    """The folder of an entry, made if there is none for this state, and kept from others' hands."""
-    digest = hashlib.sha256(os.fsencode(root) + f"\0{form}".encode()).hexdigest()[:12]
+    """Yield the folder of an entry, locked; write it first if there is none for this state."""
+    digest = hashlib.sha256(os.fsencode(root) + f"\0{description}".encode()).hexdigest()[:12]
     folder = cache_root() / f"{root.name[:40]}-{digest}"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder.with_name(f"{folder.name}.lock"))
         lock.acquire()
     except OSError as error:
-        if _state_of(folder) == state:
-            # A cache that others have filled may be read by all.
+        if _read_state(folder) == state:
+            # The cache is read-only, but another user has filled it.
             yield folder
             return
-        raise DataError(f"{folder.parent}: {error.strerror}; set AFIELD_CACHE to another") from None
+        raise DataError(
+            f"{folder.parent}: {error.strerror}; set AFIELD_CACHE to another folder"
+        ) from None
     try:
-        if _state_of(folder) != state:
-            _make(folder, form, state, needed, build)
+        if _read_state(folder) != state:
+            _check_space(folder, description, needed)
+            _write_entry(folder, description, state, build)
         yield folder
     finally:
         lock.release()
 
 
-def _check_room(folder: Path, form: str, needed: int) -> None:
+def _check_space(folder: Path, description: str, needed: int) -> None:
     free = shutil.disk_usage(folder.parent).free
     if needed > free:
+        sizes = f"needs {_format_bytes(needed)}, but only {_format_bytes(free)} are free"
         raise DataError(
-            f"{folder.parent}: {form} takes {_told(needed)}, and {_told(free)} are free; set "
-            "AFIELD_CACHE to a place with more room, or make --set size=... smaller"
+            f"{folder.parent}: the cache of {description} {sizes}; set AFIELD_CACHE to a folder "
+            "with more space, or use a smaller --set size=..."
         )
     if needed >= LARGE_ENTRY_BYTES:
-        log.warning("%s: %s to be kept in %s", form, _told(needed), folder)
+        log.warning("%s: caching %s in %s", description, _format_bytes(needed), folder)
 
 
-def _make(folder: Path, form: str, state: str, needed: int, build: Callable[[Path], None]) -> None:
-    _check_room(folder, form, needed)
+def _write_entry(folder: Path, description: str, state: str, build: Callable[[Path], None]) -> None:
     _remove_leftovers(folder)
     try:
         with atomic_write(folder, durable=True) as temporary:
             temporary.mkdir()
             build(temporary)
             sizes = {file.name: file.stat().st_size for file in temporary.iterdir()}
-            metadata = {"state": state, "form": form, "sizes": sizes}
+            metadata = {"state": state, "form": description, "sizes": sizes}
             (temporary / "state.json").write_text(json.dumps(metadata))
     except DataError:
         raise
     except OSError as error:
-        raise DataError(f"{folder}: {error}; set AFIELD_CACHE to another place") from None
+        raise DataError(f"{folder}: {error}; set AFIELD_CACHE to another folder") from None
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes left, also those of other machines: this one has the lock."""
+    """Remove what killed processes left, on any machine: only the holder of the lock writes."""
     for suffix in (".part", ".old"):
         for leftover in folder.parent.glob(f"{glob.escape(folder.name)}*{suffix}"):
             shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _reserve(path: Path) -> None:
-    """Room on the disk for all of a file: a map that finds none later would end the process."""
+    """Allocate a file's blocks: writing to a map on a full disk would kill the process."""
     if hasattr(os, "posix_fallocate"):
         with path.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
 
 def _close_gaps(rows: NDArray[Any], good: list[int]) -> None:
-    """Move the good rows to the front, a few at a time: the array may be larger than memory."""
+    """Move the good rows to the front, in chunks: the array may be larger than memory."""
     if len(good) == len(rows):
         return
     for start in range(0, len(good), 256):
-        chosen = good[start : start + 256]
-        rows[start : start + len(chosen)] = rows[chosen]
+        chunk = good[start : start + 256]
+        rows[start : start + len(chunk)] = rows[chunk]
 
 
-def _state_of(folder: Path) -> str:
-    """The state of which an entry was made; empty if there is none, or a part of it is gone."""
+def _read_state(folder: Path) -> str:
+    """State digest of an entry; empty if the entry is absent or incomplete."""
     try:
-        told = json.loads((folder / "state.json").read_text())
-        sizes = {name: (folder / name).stat().st_size for name in told["sizes"]}
-        return str(told["state"]) if sizes == told["sizes"] else ""
+        metadata = json.loads((folder / "state.json").read_text())
+        sizes = {name: (folder / name).stat().st_size for name in metadata["sizes"]}
+        return str(metadata["state"]) if sizes == metadata["sizes"] else ""
     except (OSError, ValueError, KeyError):
         return ""
 
 
-def _mapped(path: Path) -> Tensor:
-    """An array on disk as a tensor; nobody's writing to it would reach the disk.
+def _map_tensor(path: Path) -> Tensor:
+    """Map an array on disk to a tensor, copy-on-write: writing to it never reaches the disk.
 
-    Without a reserve: a private map is otherwise counted as memory, and refused beyond it.
+    MAP_NORESERVE: the system would otherwise count a private map as memory, and refuse one that is
+    larger than the memory.
     """
     array = np.load(path, mmap_mode="r", allow_pickle=False)
     with path.open("rb") as file:
@@ -283,9 +285,9 @@ def _mapped(path: Path) -> Tensor:
             pages = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE | MAP_NORESERVE)
         else:
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    whole = np.frombuffer(pages, array.dtype, count=array.size, offset=array.offset)
-    return torch.from_numpy(whole.reshape(array.shape))
+    values = np.frombuffer(pages, array.dtype, count=array.size, offset=array.offset)
+    return torch.from_numpy(values.reshape(array.shape))
 
 
-def _told(size: int) -> str:
+def _format_bytes(size: int) -> str:
     return f"{size / 2**20:,.0f} MB" if size < 2**30 else f"{size / 2**30:,.1f} GB"

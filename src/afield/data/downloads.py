@@ -1,7 +1,7 @@
-"""Files from the web: fetched once and checked.
+"""Downloads that can be resumed and are verified.
 
-A download is written to ``<name>.part``, goes on from there after a break, and gets its name when
-its checksum is right.
+A download is written to ``<name>.part``. An interrupted one is resumed there, and the file gets its
+name once its checksum is right.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ __all__ = ["Archive", "fetch"]
 
 DIGEST_LENGTHS = {"md5": 32, "sha256": 64}
 TIMEOUT = 30.0
-# Seconds before another try; the count starts anew when a try has brought more of the file.
+# Seconds before each retry; the list starts over when an attempt has received more of the file.
 RETRY_DELAYS = (1.0, 3.0, 9.0)
 CONNECTION_BROKEN, PARTIAL_CONTENT, REDIRECTED, RANGE_NOT_SATISFIABLE = 0, 206, 302, 416
 TRANSIENT_CODES = (CONNECTION_BROKEN, 408, 425, 429, 500, 502, 503, 504)
@@ -38,10 +38,22 @@ TRANSIENT_CODES = (CONNECTION_BROKEN, 408, 425, 429, 500, 502, 503, 504)
 
 @dataclass(frozen=True)
 class Archive:
-    """A file on the web: its address, its checksum as ``md5:…`` or ``sha256:…``, its bytes.
+    """A file on the web.
 
-    `name` is that of the file, by default the last part of the address; `folder` is where under a
-    target the archive is unpacked; `mirrors` are further addresses, tried in turn.
+    Parameters
+    ----------
+    url
+        Its address.
+    checksum
+        ``md5:…`` or ``sha256:…``, in hexadecimal.
+    size
+        Size in bytes; 0 if unknown.
+    name
+        Name of the file; by default the last part of the address.
+    folder
+        Folder below the data root into which the file is unpacked.
+    mirrors
+        Further addresses, tried in turn.
     """
 
     url: str
@@ -54,10 +66,12 @@ class Archive:
     def __post_init__(self) -> None:
         for url in (self.url, *self.mirrors):
             if not url.startswith(("https://", "http://")):
-                raise SpecError(f"{url}: not a web address; give one with https:// or http://")
+                raise SpecError(
+                    f"{url}: not a web address; use one that starts with https:// or http://"
+                )
         name = self.name or unquote(PurePosixPath(urlsplit(self.url).path).name)
         if PureWindowsPath(name).name != name or name in ("", ".."):
-            raise SpecError(f"{self.url}: {name!r} is not the name of a file; give one as name=")
+            raise SpecError(f"{self.url}: {name!r} is not a file name; give one as name=")
         kind, _, digest = self.checksum.partition(":")
         if len(digest) != DIGEST_LENGTHS.get(kind) or not set(digest) <= set(hexdigits):
             raise SpecError(f"{name}: checksum {self.checksum!r}; give md5:… or sha256:… in hex")
@@ -66,7 +80,7 @@ class Archive:
 
 
 class _FetchError(Exception):
-    """Why an address did not give the file, with the server's code."""
+    """Why the file could not be fetched from an address, with the status code of the server."""
 
     def __init__(self, reason: str, code: int = CONNECTION_BROKEN) -> None:
         super().__init__(reason)
@@ -74,28 +88,28 @@ class _FetchError(Exception):
 
 
 class _NoFTP(FTPHandler):
-    """Redirections lead to the web only; urllib itself refuses all others but this."""
+    """Rejects redirects to FTP; urllib rejects all other addresses that are not on the web."""
 
     def ftp_open(self, req: Request) -> NoReturn:
-        raise _FetchError(f"leads to {req.full_url}, which is not the web", REDIRECTED)
+        raise _FetchError(f"redirects to {req.full_url}, which is not a web address", REDIRECTED)
 
 
 def fetch(archive: Archive, into: Path) -> Path:
-    """The archive's file in this folder; downloaded, unless it is there with its checksum."""
+    """Download a file into a folder, unless it is there with the right checksum."""
     path = into / archive.name
     with translate_disk_errors(path):
         if _checksum(path, archive) == archive.checksum:
             return path
         into.mkdir(parents=True, exist_ok=True)
         with FileLock(into / f".{archive.name}.lock"):
-            # While this process waited, another may have done the work.
+            # Another process may have downloaded it while this one waited for the lock.
             if _checksum(path, archive) != archive.checksum:
                 _download(archive, path)
     return path
 
 
 def _download(archive: Archive, path: Path) -> None:
-    """Try all addresses, and give the file its name once it is right."""
+    """Try all addresses in turn, and rename the partial file once it is complete."""
     part = path.with_name(f"{path.name}.part")
     part.touch()
     problems = []
@@ -111,16 +125,16 @@ def _download(archive: Archive, path: Path) -> None:
     finally:
         if part.exists() and not part.stat().st_size:
             part.unlink()
-    advice = f"run the command again later, or put the right file at {path}"
+    advice = f"run the command again later, or put the file at {path} yourself"
     if part.exists():
-        advice = "the part is kept; run the command again to go on"
+        advice = "the partial file is kept; run the command again to resume"
     raise DataError(f"{archive.name}: {'; '.join(problems)}; {advice}")
 
 
 def _complete(part: Path, url: str, archive: Archive) -> None:
-    """Get what is missing of a part from one address, and check the whole."""
+    """Fetch the rest of a partial file from one address, and verify the file."""
     start = best = part.stat().st_size
-    pauses = iter(RETRY_DELAYS)
+    delays = iter(RETRY_DELAYS)
     while True:
         try:
             _receive(part, url, archive)
@@ -129,27 +143,29 @@ def _complete(part: Path, url: str, archive: Archive) -> None:
             if error.code == RANGE_NOT_SATISFIABLE:
                 break
             if part.stat().st_size > best:
-                best, pauses = part.stat().st_size, iter(RETRY_DELAYS)
-            pause = next(pauses, None)
-            if error.code not in TRANSIENT_CODES or pause is None:
+                best, delays = part.stat().st_size, iter(RETRY_DELAYS)
+            delay = next(delays, None)
+            if error.code not in TRANSIENT_CODES or delay is None:
                 raise
-            time.sleep(pause)
+            time.sleep(delay)
     flush_to_disk(part)
-    found = _checksum(part, archive)
-    if found == archive.checksum:
+    checksum = _checksum(part, archive)
+    if checksum == archive.checksum:
         return
     os.truncate(part, 0)
     if not start:
-        raise _FetchError(f"checksum {found} instead of {archive.checksum}, so it was removed")
-    # The beginning was of another address or another day; this address may well be right.
+        raise _FetchError(
+            f"checksum {checksum} instead of {archive.checksum}, so the file was removed"
+        )
+    # The beginning came from another address or an older version: start over at this address.
     _complete(part, url, archive)
 
 
 def _receive(part: Path, url: str, archive: Archive) -> None:
-    """Append what one request brings; start again where a server does not send parts."""
+    """Append the response of one request; start over if the server cannot resume."""
     done = part.stat().st_size
     headers = {"User-Agent": "afield"} | ({"Range": f"bytes={done}-"} if done else {})
-    with _net_errors_told():
+    with _translate_net_errors():
         response = build_opener(_NoFTP).open(Request(url, headers=headers), timeout=TIMEOUT)
     with response, part.open("ab") as file:
         if response.status != PARTIAL_CONTENT:
@@ -158,41 +174,41 @@ def _receive(part: Path, url: str, archive: Archive) -> None:
         total = done + response.length if response.length else archive.size
         free = shutil.disk_usage(part.parent).free
         if total - done > free:
-            told = f"{total - done:,} bytes are to come, {free:,} are free"
-            raise DataError(f"{part.parent}: {told}; make room or use another folder")
-        with progress(archive.name, total or None) as tell:
+            sizes = f"{total - done:,} bytes are needed, but only {free:,} are free"
+            raise DataError(f"{part.parent}: {sizes}; free some space or use another folder")
+        with progress(archive.name, total or None) as advance:
             while chunk := _read(response):
                 done += file.write(chunk)
-                tell(done)
+                advance(done)
         if response.length:
             raise _FetchError(f"the connection ended after {done:,} of {total:,} bytes")
 
 
 def _read(response: IO[bytes]) -> bytes:
-    with _net_errors_told():
+    with _translate_net_errors():
         return response.read(CHUNK_BYTES)
 
 
 @contextmanager
-def _net_errors_told() -> Iterator[None]:
-    """Errors of the net as reasons to try again or elsewhere; those of the disk are not."""
+def _translate_net_errors() -> Iterator[None]:
+    """Raise errors of the network as a `_FetchError`; the block must not touch the disk."""
     try:
         yield
     except HTTPError as error:
         error.close()
-        raise _FetchError(f"the server answers {error.code} {error.reason}", error.code) from None
+        raise _FetchError(f"the server answered {error.code} {error.reason}", error.code) from None
     except (OSError, HTTPException) as error:
         raise _FetchError(f"the connection broke ({error})") from None
 
 
 def _checksum(path: Path, archive: Archive) -> str:
-    """A file's checksum, of the kind that is known of the archive; empty where no file is."""
+    """Checksum of a file, computed as the archive's was; empty if there is no file."""
     if not path.is_file():
         return ""
     kind = archive.checksum.partition(":")[0]
     digest = hashlib.new(kind, usedforsecurity=False)
-    with path.open("rb") as file, progress(f"check {archive.name}", path.stat().st_size) as tell:
+    with path.open("rb") as file, progress(f"check {archive.name}", path.stat().st_size) as advance:
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
-            tell(file.tell())
+            advance(file.tell())
     return f"{kind}:{digest.hexdigest()}"
