@@ -197,12 +197,12 @@ def test_the_depth_of_the_samples_changes_little(tmp_path, subtype):
 
 
 @pytest.mark.parametrize("suffix", AUDIO_SUFFIXES)
-@pytest.mark.parametrize("part", [0.003, 0.1, 0.5, 0.9, 0.98])
-def test_a_truncated_file_is_refused(tmp_path, suffix, part):
+def test_a_truncated_file_is_refused(tmp_path, suffix):
     file = saved(tmp_path, noise(20 * RATE), name=f"a{suffix}")
     whole = file.read_bytes()
-    file.write_bytes(whole[: int(len(whole) * part)])
-    assert reason(file).startswith(("truncated", "no readable sound"))
+    for part in (0.003, 0.1, 0.5, 0.9, 0.98):
+        file.write_bytes(whole[: int(len(whole) * part)])
+        assert reason(file).startswith(("truncated", "no readable sound")), part
 
 
 @pytest.mark.parametrize("suffix", [".flac", ".ogg"])

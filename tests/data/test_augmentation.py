@@ -25,6 +25,7 @@ from afield.data.augmentation import (
 )
 from afield.data.scaling import Scaling
 from afield.errors import SpecError
+from tests.pairs import every_pair
 
 HALF = Scaling(torch.tensor(127.5), torch.tensor(127.5))
 PLAIN = Scaling(torch.tensor(0.0), torch.tensor(1.0))
@@ -344,10 +345,12 @@ def test_one_picture_in_ten_is_grey_in_full_and_none_in_light():
 # Whole
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("channels", [1, 2, 3])
-@pytest.mark.parametrize(("side", "size"), [(28, 28), (17, 15), (73, 64)])
-def test_any_pictures_become_inputs_of_the_right_form(level, channels, side, size):
+@pytest.mark.parametrize(
+    ("channels", "sizes", "level"),
+    every_pair([1, 2, 3], [(28, 28), (17, 15), (73, 64)], sorted(LEVELS)),
+)
+def test_any_pictures_become_inputs_of_the_right_form(channels, sizes, level):
+    side, size = sizes
     result = Augmentation(level, size, HALF)(smooth(5, channels, side), seeded())
     assert result.shape == (5, channels, size, size)
     assert result.dtype == torch.float32

@@ -69,8 +69,10 @@ def test_every_shape_is_squeezed_to_a_square(tmp_path, size):
     assert (x[:, -5:] == 0).all()
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.webp", "a.tif"])
+@pytest.mark.parametrize(
+    ("orientation", "name"),
+    [*((n, "a.jpg") for n in range(1, 9)), (6, "a.png"), (6, "a.webp"), (6, "a.tif")],
+)
 def test_pictures_of_a_turned_camera_are_upright(tmp_path, orientation, name):
     image = plain(size=(64, 48))
     image.paste((0, 0, 250), (0, 0, 32, 12))
@@ -172,11 +174,11 @@ def test_a_text_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", IMAGE_SUFFIXES)
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_half_a_file_is_refused(tmp_path, suffix, share):
-    file = saved(noise(), tmp_path / f"a{suffix}")
-    file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
-    reason(file)
+def test_half_a_file_is_refused(tmp_path, suffix):
+    for share in (0.1, 0.5, 0.9):
+        file = saved(noise(), tmp_path / f"{share}{suffix}")
+        file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
+        reason(file)
 
 
 @pytest.mark.parametrize("kind", [2, 5, 12])

@@ -10,6 +10,7 @@ import torch
 from afield.data.domains import Domain
 from afield.data.samples import Samples, pool_domains
 from afield.data.stream import STEPS_PER_BLOCK, Stream
+from tests.pairs import every_pair
 
 
 def numbered(*sizes: int) -> Samples:
@@ -263,10 +264,14 @@ def test_the_choice_of_domains_depends_on_the_seed_alone():
 
 
 @pytest.mark.parametrize(
-    "options", [{"per_step": 2}, {"balance": True}, {"per_step": 2, "balance": True}], ids=str
+    ("options", "position", "regrouped"),
+    every_pair(
+        [{"per_step": 2}, {"balance": True}, {"per_step": 2, "balance": True}],
+        [1, STEPS_PER_BLOCK, 2 * STEPS_PER_BLOCK + 7],
+        [False, True],
+    ),
+    ids=str,
 )
-@pytest.mark.parametrize("regrouped", [False, True])
-@pytest.mark.parametrize("position", [1, STEPS_PER_BLOCK, 2 * STEPS_PER_BLOCK + 7])
 def test_a_choosing_stream_goes_on_from_its_saved_place(tmp_path, position, regrouped, options):
     samples = numbered(7, 40, 13, 5, 11)
     stream = Stream(samples, batch=3, seed=4, **options)

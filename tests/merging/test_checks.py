@@ -141,8 +141,13 @@ def test_quantised_weights_are_an_error():
         merge("average", base, experts)
 
 
-@pytest.mark.parametrize("name", ANY_COUNT)
-@pytest.mark.parametrize(("bad", "told"), [(torch.nan, "NaN"), (torch.inf, "an infinite number")])
+@pytest.mark.parametrize(
+    ("name", "bad", "told"),
+    [
+        *((name, torch.nan, "NaN") for name in ANY_COUNT),
+        *((name, torch.inf, "an infinite number") for name in ("average", "ties", "score")),
+    ],
+)
 def test_numbers_that_are_not_finite_are_an_error_with_source_and_tensor(name, bad, told):
     base, experts = family(2)
     broken = dict(experts[1])

@@ -44,8 +44,13 @@ def equal(found, expected):
     return set(found) == set(expected) and all(torch.equal(found[k], expected[k]) for k in expected)
 
 
-@pytest.mark.parametrize("name", registry.names("merges"))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, torch.float32) for name in registry.names("merges")),
+        *((name, torch.bfloat16) for name in ("average", "ties", "score")),
+    ],
+)
 def test_files_give_what_memory_gives_to_the_bit(tmp_path, name, dtype):
     base, experts, paths = written(tmp_path, count_for(name), dtype=dtype)
     made, files = (

@@ -76,15 +76,15 @@ def test_ranked_groups_equal_the_reference(domain):
     assert torch.equal(quantile_bins(reference(f"{domain}/losses"), 4), expected)
 
 
-@pytest.mark.parametrize("n", [1, 2, 5, 7, 40, 41, 42, 43])
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 10])
-def test_ranked_parts_are_in_the_order_of_the_values_and_as_equal_as_can_be(n, count):
-    values = torch.rand(n, generator=torch.Generator().manual_seed(n))
-    label = quantile_bins(values, count)
-    sizes = label.bincount(minlength=count)
-    assert len(sizes) == count
-    assert sizes.max() - sizes.min() <= 1
-    assert (label[values.argsort()].diff() >= 0).all()
+def test_ranked_parts_are_in_the_order_of_the_values_and_as_equal_as_can_be(count):
+    for n in (1, 2, 5, 7, 40, 41, 42, 43):
+        values = torch.rand(n, generator=torch.Generator().manual_seed(n))
+        label = quantile_bins(values, count)
+        sizes = label.bincount(minlength=count)
+        assert len(sizes) == count, n
+        assert sizes.max() - sizes.min() <= 1, n
+        assert (label[values.argsort()].diff() >= 0).all(), n
 
 
 def test_fewer_values_than_parts_leave_the_last_parts_empty():
@@ -156,12 +156,12 @@ def test_fewer_distinct_points_than_clusters_are_no_error(large, monkeypatch):
 
 
 @pytest.mark.parametrize("radius", [0.05, 0.2, 0.4, 2.0])
-@pytest.mark.parametrize("seed", range(5))
-def test_every_other_point_is_near_a_seed_and_no_seed_comes_twice(seed, radius):
-    points = cloud(seed)
-    chosen = find_seed_points(points, radius)
-    assert len(set(chosen.tolist())) == len(chosen)
-    assert close(points, radius)[chosen].any(dim=0).all()
+def test_every_other_point_is_near_a_seed_and_no_seed_comes_twice(radius):
+    for seed in range(5):
+        points = cloud(seed)
+        chosen = find_seed_points(points, radius)
+        assert len(set(chosen.tolist())) == len(chosen), seed
+        assert close(points, radius)[chosen].any(dim=0).all(), seed
 
 
 @pytest.mark.parametrize("seed", range(5))

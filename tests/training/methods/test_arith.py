@@ -14,6 +14,7 @@ from afield.training.method import risks
 from afield.training.methods.arith import Arith
 from afield.training.methods.erm import ERM
 from afield.training.methods.fish import Fish
+from tests.pairs import every_pair
 from tests.training.methods.reference import (
     agree,
     arith,
@@ -160,9 +161,9 @@ def test_weights_sum_to_one_by_default_and_fall_evenly(n):
     assert [round(w / weights[-1]) for w in weights] == list(range(n, 0, -1))
 
 
-@pytest.mark.parametrize("k", [1, 2, 3])
-@pytest.mark.parametrize("eps", [None, 0.0, 1.0, 2.5])
-@pytest.mark.parametrize("n", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    ("n", "eps", "k"), every_pair([1, 2, 3, 5], [None, 0.0, 1.0, 2.5], [1, 2, 3])
+)
 def test_the_step_ends_in_the_centroid_of_what_was_visited(n, eps, k, model, task):
     """Eq. 5 of the paper is its Eq. 6."""
     model.double()

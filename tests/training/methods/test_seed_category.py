@@ -177,21 +177,20 @@ def assert_all_once(groups, samples):
 
 
 @pytest.mark.parametrize("grouping", get_args(Grouping))
-@pytest.mark.parametrize("count", [1, 3, 4])
-def test_every_sample_is_in_one_group_and_groups_are_of_one_domain(
-    grouping, count, model, task, samples
-):
-    groups = grouped(SeedCategory(grouping=grouping, count=count), model, task, samples)
-    assert_all_once(groups, samples)
-    domains = [samples.domain[group].unique().tolist() for group in groups]
-    if grouping == "class":
-        assert domains == [[0, 1, 2]] * 4
-    else:
-        assert sorted(domains) == domains
-        assert {len(each) for each in domains} == {1}
-        assert {each[0] for each in domains} == {0, 1, 2}
-    numbers = {"loss": 3 * count, "kmeans": 3 * count, "domain": 3, "class": 4, "domain_class": 12}
-    assert len(groups) == numbers.get(grouping, len(groups))
+def test_every_sample_is_in_one_group_and_groups_are_of_one_domain(grouping, model, task, samples):
+    for count in (1, 3, 4):
+        groups = grouped(SeedCategory(grouping=grouping, count=count), model, task, samples)
+        assert_all_once(groups, samples)
+        domains = [samples.domain[group].unique().tolist() for group in groups]
+        if grouping == "class":
+            assert domains == [[0, 1, 2]] * 4, count
+        else:
+            assert sorted(domains) == domains, count
+            assert {len(each) for each in domains} == {1}, count
+            assert {each[0] for each in domains} == {0, 1, 2}, count
+        parts = 3 * count
+        numbers = {"loss": parts, "kmeans": parts, "domain": 3, "class": 4, "domain_class": 12}
+        assert len(groups) == numbers.get(grouping, len(groups)), count
 
 
 def test_groups_by_loss_are_the_ranking_in_equal_parts(model, task, samples):
