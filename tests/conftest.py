@@ -20,6 +20,8 @@ from afield.data.stream import Stream
 from afield.deployment.fitting import fit
 from afield.networks.backbone import Classifier
 from afield.training.method import Task
+from tests.data.downloadable import NAME, SOURCE
+from tests.files import other_package
 
 DOMAINS, CLASSES, FEATURES = 3, 4, 6
 # Tests are small: more threads would wait for each other, not least where other programs run.
@@ -130,3 +132,18 @@ def afield(
         return code, written.out, written.err
 
     return type_
+
+
+@pytest.fixture
+def declare(tmp_path, monkeypatch):
+    """Installs the package with these archives, each an address, a checksum and a folder."""
+
+    def declared(*archives, source=SOURCE):
+        told = "".join(f"Archive({u!r}, {c!r}, folder={f!r}), " for u, c, f in archives)
+        (tmp_path / "site").mkdir()
+        text = source.format(name=NAME, archives=f"({told})")
+        other_package(tmp_path / "site", "datasets", NAME, "their_module:theirs", text)
+        monkeypatch.syspath_prepend(tmp_path / "site")
+
+    yield declared
+    sys.modules.pop("their_module", None)

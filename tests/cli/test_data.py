@@ -6,10 +6,8 @@ from PIL import Image
 
 from afield import registry
 from afield.cli.data import MAX_CLASS_COLUMNS, MAX_REMARKS
-from tests.data.test_availability import NAME, archive_of, declare, served
+from tests.data.downloadable import NAME, archive_of, served
 from tests.files import pictures
-
-__all__ = ["declare"]
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from afield import registry
 from afield.merging.state_dicts import merge
-from tests.merging.test_files import written
-from tests.merging.test_tensor_files import sharded
+from tests.merging.families import sharded, written
 
 INPUTS = ("base.safetensors", "e0.safetensors", "e1.safetensors")
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import sys
 import tarfile
 from contextlib import contextmanager
 from functools import partial
@@ -10,10 +9,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 import numpy as np
-import pytest
 from PIL import Image
-
-from tests.files import other_package
 
 NAME = "their_set"
 SOURCE = '''"""Theirs: four pictures of two things in two places."""
@@ -71,18 +67,3 @@ def archive_of(path, domains):
                     data.seek(0)
                     tar.addfile(info, data)
     return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
-
-
-@pytest.fixture
-def declare(tmp_path, monkeypatch):
-    """Installs the package with these archives, each an address, a checksum and a folder."""
-
-    def declared(*archives, source=SOURCE):
-        told = "".join(f"Archive({u!r}, {c!r}, folder={f!r}), " for u, c, f in archives)
-        (tmp_path / "site").mkdir()
-        text = source.format(name=NAME, archives=f"({told})")
-        other_package(tmp_path / "site", "datasets", NAME, "their_module:theirs", text)
-        monkeypatch.syspath_prepend(tmp_path / "site")
-
-    yield declared
-    sys.modules.pop("their_module", None)

@@ -10,9 +10,7 @@ from afield import registry
 from afield.data.availability import get_dataset, list_availability
 from afield.data.domains import DomainSet, ReadOptions
 from afield.errors import DataError, UnknownNameError
-from tests.data.downloadable import NAME, archive_of, declare, served
-
-__all__ = ["declare"]
+from tests.data.downloadable import NAME, archive_of, served
 
 
 def test_a_dataset_is_fetched_unpacked_and_can_be_read(tmp_path, declare):

@@ -2,7 +2,7 @@
 
 import json
 import logging
-import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -352,22 +352,23 @@ def test_a_start_that_was_broken_off_anywhere_goes_on_to_the_same_bytes(done, tm
 
 
 SWEEP = """
-import sys
+import pickle, sys
+from pathlib import Path
 from afield.experiments.store import Store
 from afield.experiments.sweep import complete
-from tests.experiments.test_merge_runner import runs_of
-list(complete(runs_of(sys.argv[1]), Store(sys.argv[2]), snapshot_seconds=0.0))
+runs = pickle.loads(Path(sys.argv[1]).read_bytes())
+list(complete(runs, Store(sys.argv[2]), snapshot_seconds=0.0))
 """
 
 
 @pytest.mark.slow
 def test_killed_at_some_moments_it_ends_in_the_same_bytes(done, tmp_path):
     (tmp_path / "sweep.py").write_text(SWEEP)
-    root = Path(__file__).parents[2]
-    command = [sys.executable, tmp_path / "sweep.py", done.folder / "own.npz", tmp_path / "runs"]
+    (tmp_path / "runs.pickle").write_bytes(pickle.dumps(done.runs))
+    command = [sys.executable, tmp_path / "sweep.py", tmp_path / "runs.pickle", tmp_path / "runs"]
     store, killed = Store(tmp_path / "runs"), 0
     for count in (1, 4, 8):
-        with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(root)}) as process:
+        with subprocess.Popen(command) as process:
             while process.poll() is None:
                 if len(list(store.root.glob("*/record.json"))) >= count:
                     process.send_signal(signal.SIGKILL)

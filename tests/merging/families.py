@@ -1,6 +1,9 @@
 """Small families of models to merge: a base, experts, and statistics."""
 
+import json
+
 import torch
+from safetensors.torch import save_file
 
 from afield import registry
 from afield.merging.scopes import expert_count, needs_statistics, scope_of
@@ -64,3 +67,42 @@ def assert_close(found, expected, **tolerance):
 
 def distance(first, second):
     return sum(float((first[name].double() - second[name].double()).norm()) for name in first)
+
+
+TENSORS = {
+    "a.weight": torch.arange(12.0).view(3, 4),
+    "a.bias": torch.arange(3).bfloat16(),
+    "conv": torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last),
+    "ids": torch.arange(5),
+    "one": torch.tensor(2.5),
+}
+
+
+def plain(tensors):
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
+
+
+def sharded(folder, tensors=TENSORS, *, shards=2):
+    """A folder as Hugging Face keeps a large model."""
+    folder.mkdir()
+    names, index = list(tensors), {}
+    for i in range(shards):
+        file = f"model-{i + 1:05}-of-{shards:05}.safetensors"
+        part = plain({name: tensors[name] for name in names[i::shards]})
+        save_file(part, folder / file, metadata={"format": "pt"})
+        index |= dict.fromkeys(part, file)
+    text = json.dumps({"metadata": {"total_size": 1}, "weight_map": index})
+    (folder / "model.safetensors.index.json").write_text(text)
+    return folder
+
+
+def written(folder, count=3, **options):
+    """A base and experts as safetensors files."""
+    base, experts = family(count, **options)
+    base["ids"] = torch.arange(4)
+    experts = [expert | {"ids": torch.arange(4)} for expert in experts]
+    paths = []
+    for name, state in [("base", base), *((f"e{i}", e) for i, e in enumerate(experts))]:
+        save_file(state, folder / f"{name}.safetensors", metadata={"format": "pt"})
+        paths.append(folder / f"{name}.safetensors")
+    return base, experts, paths

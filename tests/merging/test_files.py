@@ -17,22 +17,9 @@ from afield import registry
 from afield.errors import DataError, MergeError
 from afield.merging import files
 from afield.merging.state_dicts import merge
-from tests.merging.families import count_for, family, statistics_for
-from tests.merging.test_tensor_files import sharded
+from tests.merging.families import count_for, sharded, statistics_for, written
 
 merge_files = afield.merge_files
-
-
-def written(folder, count=3, **options):
-    """A base and experts as safetensors files."""
-    base, experts = family(count, **options)
-    base["ids"] = torch.arange(4)
-    experts = [expert | {"ids": torch.arange(4)} for expert in experts]
-    paths = []
-    for name, state in [("base", base), *((f"e{i}", e) for i, e in enumerate(experts))]:
-        save_file(state, folder / f"{name}.safetensors", metadata={"format": "pt"})
-        paths.append(folder / f"{name}.safetensors")
-    return base, experts, paths
 
 
 def account(path):

@@ -13,14 +13,7 @@ from afield.errors import AfieldError, DataError
 from afield.merging import tensor_files
 from afield.merging.tensor_files import TensorFiles, write_header
 from afield.merging.tensor_source import TensorSpec
-
-TENSORS = {
-    "a.weight": torch.arange(12.0).view(3, 4),
-    "a.bias": torch.arange(3).bfloat16(),
-    "conv": torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last),
-    "ids": torch.arange(5),
-    "one": torch.tensor(2.5),
-}
+from tests.merging.families import TENSORS, plain, sharded
 
 
 class Trap:
@@ -31,24 +24,6 @@ class Trap:
 
     def __reduce__(self):
         return os.mkdir, (str(self.victim),)
-
-
-def plain(tensors):
-    return {name: tensor.contiguous() for name, tensor in tensors.items()}
-
-
-def sharded(folder, tensors=TENSORS, *, shards=2):
-    """A folder as Hugging Face keeps a large model."""
-    folder.mkdir()
-    names, index = list(tensors), {}
-    for i in range(shards):
-        file = f"model-{i + 1:05}-of-{shards:05}.safetensors"
-        part = plain({name: tensors[name] for name in names[i::shards]})
-        save_file(part, folder / file, metadata={"format": "pt"})
-        index |= dict.fromkeys(part, file)
-    text = json.dumps({"metadata": {"total_size": 1}, "weight_map": index})
-    (folder / "model.safetensors.index.json").write_text(text)
-    return folder
 
 
 def assert_same(path, tensors=TENSORS):

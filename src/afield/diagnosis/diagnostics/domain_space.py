@@ -133,7 +133,7 @@ def _through(features: nn.Module, x: Tensor) -> Points:
 def _moved(subject: FinishedRun, batch: Batch) -> Tensor | None:
     """The inputs as the method moves them in a batch of training, if it does."""
     method: Any = subject.method
-    if not hasattr(method, "imagined"):
+    if not hasattr(method, "perturbed_inputs"):
         return None
     return cast(
         Tensor, method.perturbed_inputs(trained_learner(subject), batch, subject.stream.total)
