@@ -76,7 +76,7 @@ def test_broken_files_are_named_with_the_reason_and_not_counted(own):
 def test_a_domain_that_broken_files_have_emptied_is_an_error_that_names_them(own):
     for file in (own / "b").rglob("*.png"):
         file.write_bytes(b"no picture")
-    with pytest.raises(DataError, match=r"8 of its files .*b/cup/0\.png"):
+    with pytest.raises(DataError, match=r"8 broken file.*b/cup/0\.png"):
         inspect_dataset(own)
 
 

@@ -18,7 +18,8 @@ from PIL import Image
 
 from afield.data.domains import Domain, Download, Reader, ReadOptions
 from afield.data.modality import IMAGE
-from afield.data.sources.folders import LabeledFile, read_files
+from afield.data.sources.folders import read_files
+from afield.data.sources.labeled_files import LabeledFile
 from afield.errors import DataError
 
 __all__ = ["WildsSet"]

@@ -1,0 +1,146 @@
+"""Files with labels in a tree ``root/<domain>/<class>/<file>``, with optional split lists.
+
+A folder may have the lists ``<domain>_train.txt`` and ``<domain>_test.txt`` for all of its domains:
+one path per line, relative to the folder; what follows a space is ignored, as in DomainNet's lists.
+A source domain then trains on its training list and validates on its test list, an unseen domain is
+evaluated on its test list, and files on neither list are left out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from afield.data.modality import FileModality
+from afield.errors import DataError
+
+__all__ = ["LabeledFile", "find_files", "find_lists", "list_files", "list_folders"]
+
+# Created by operating systems; hidden files are ignored as well.
+IGNORED_NAMES = ("thumbs.db", "desktop.ini", "__macosx")
+
+
+@dataclass(frozen=True)
+class LabeledFile:
+    """A file, the index of its class, and whether it is on a test list; None without lists."""
+
+    file: Path
+    label: int
+    test: bool | None = None
+
+
+def find_files(
+    root: Path, domains: Sequence[str], classes: Sequence[str], modality: FileModality
+) -> dict[str, list[LabeledFile]]:
+    """Find the files of all domains, checked; with lists, only the files on them."""
+    _check_no_stray_files(root, modality, "a domain folder", f"{root}/<domain>/<class>")
+    label_of = {name: label for label, name in enumerate(classes)}
+    files = {domain: _domain_files(root / domain, label_of, modality) for domain in domains}
+    if not find_lists(root, domains):
+        return files
+    return {domain: _apply_lists(root, domain, entries) for domain, entries in files.items()}
+
+
+def find_lists(root: Path, domains: Sequence[str]) -> list[Path]:
+    """Training and test lists of all domains; empty if there are none."""
+    lists = [root / f"{name}_{split}.txt" for name in domains for split in ("train", "test")]
+    existing = [path for path in lists if path.is_file()]
+    if existing and len(existing) < len(lists):
+        missing = next(path for path in lists if path not in existing)
+        raise DataError(f"{missing}: missing, unlike {existing[0].name}; give all lists or none")
+    return existing
+
+
+def list_folders(path: Path) -> list[Path]:
+    """Folders in a folder, sorted, without hidden ones."""
+    return sorted(child for child in _children(path) if child.is_dir())
+
+
+def list_files(path: Path) -> list[Path]:
+    """Files in a folder, sorted, without hidden ones."""
+    return sorted(child for child in _children(path) if not child.is_dir())
+
+
+def _domain_files(
+    folder: Path, label_of: dict[str, int], modality: FileModality
+) -> list[LabeledFile]:
+    if not folder.is_dir():
+        raise DataError(f"{folder.parent}: no folder {folder.name!r}; the dataset is not complete")
+    _check_no_stray_files(folder, modality, "a class folder", f"{folder}/<class>")
+    class_folders = list_folders(folder)
+    unknown = [path for path in class_folders if path.name not in label_of]
+    if unknown:
+        raise DataError(f"{unknown[0]}: not a class of this dataset; move it elsewhere")
+    entries = [
+        LabeledFile(file, label_of[path.name])
+        for path in class_folders
+        for file in _class_files(path, modality)
+    ]
+    if not entries:
+        raise DataError(
+            f"{folder}: no {modality.noun} in this domain; add some or remove the folder"
+        )
+    return entries
+
+
+def _class_files(folder: Path, modality: FileModality) -> list[Path]:
+    subfolders = list_folders(folder)
+    if subfolders:
+        raise DataError(
+            f"{subfolders[0]}: a folder in a class folder; move its {modality.noun}s up"
+        )
+    files = list_files(folder)
+    for file in files:
+        if file.suffix.lower() not in modality.suffixes:
+            suffixes = ", ".join(modality.suffixes)
+            raise DataError(f"{file}: not an {modality.noun} ({suffixes}); move it elsewhere")
+    return files
+
+
+def _apply_lists(root: Path, domain: str, entries: Sequence[LabeledFile]) -> list[LabeledFile]:
+    """Keep the files of a domain that are on its lists, and mark those on the test list."""
+    labels = {entry.file: entry.label for entry in entries}
+    listed: dict[Path, LabeledFile] = {}
+    for split in ("train", "test"):
+        path = root / f"{domain}_{split}.txt"
+        for line in _read_lines(path):
+            # A name may contain spaces, and a number may follow it.
+            file = root / line if root / line in labels else root / line.rpartition(" ")[0]
+            if file not in labels:
+                raise DataError(f"{path}: {line!r} is not a file of domain {domain!r}")
+            if file in listed:
+                raise DataError(f"{path}: {line!r} is listed twice, or on both lists")
+            listed[file] = LabeledFile(file, labels[file], test=split == "test")
+    if len({entry.test for entry in listed.values()}) < 2:
+        raise DataError(f"{root / domain}_train.txt, _test.txt: one of the lists is empty")
+    return [listed[entry.file] for entry in entries if entry.file in listed]
+
+
+def _read_lines(path: Path) -> list[str]:
+    try:
+        # utf-8-sig: some editors write a BOM, which is not part of the first name.
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as a list ({error})") from None
+    return [line.strip() for line in lines if line.strip()]
+
+
+def _check_no_stray_files(path: Path, modality: FileModality, outside: str, target: str) -> None:
+    stray = [file for file in list_files(path) if file.suffix.lower() in modality.suffixes]
+    if stray:
+        raise DataError(f"{stray[0]}: outside {outside}; move it to {target}")
+
+
+def _children(path: Path) -> list[Path]:
+    """Entries of a folder, without hidden and ignored ones; a broken link is an error."""
+    try:
+        children = [
+            child
+            for child in path.iterdir()
+            if not child.name.startswith(".") and child.name.lower() not in IGNORED_NAMES
+        ]
+        broken = [child for child in children if child.is_symlink() and not child.exists()]
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    if broken:
+        raise DataError(f"{broken[0]}: a broken link; remove it")
+    return children
