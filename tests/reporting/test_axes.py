@@ -14,7 +14,7 @@ def test_every_value_lies_on_its_axis_and_ticks_are_few_and_in_order():
         found = numeric_axis(values.tolist(), log=False)
         places = [found.to_percent(value) for value in values]
         assert all(0 <= place <= 100 for place in places), seed
-        ticks = [tick.place for tick in found.ticks]
+        ticks = [tick.position for tick in found.ticks]
         assert ticks == sorted(set(ticks)), seed
         assert 2 <= len(ticks) <= 9, seed
         assert (ticks[0], ticks[-1]) == (0.0, 100.0), seed
@@ -37,7 +37,7 @@ def test_equal_values_and_none_have_an_axis_all_the_same():
     for values in ([0.7], [0.7, 0.7], [0.0], [], [math.nan], [math.inf, 1.0]):
         found = numeric_axis(values)
         assert found.low < found.high
-        assert all(math.isfinite(tick.place) for tick in found.ticks)
+        assert all(math.isfinite(tick.position) for tick in found.ticks)
 
 
 def test_ticks_may_have_a_sign_but_zero_never_has():
@@ -47,5 +47,5 @@ def test_ticks_may_have_a_sign_but_zero_never_has():
 
 def test_words_have_places_side_by_side():
     found = category_axis(["a", "b"])
-    assert [(tick.text, tick.place) for tick in found.ticks] == [("a", 25.0), ("b", 75.0)]
+    assert [(tick.text, tick.position) for tick in found.ticks] == [("a", 25.0), ("b", 75.0)]
     assert found.to_percent(0.5) == 25.0

@@ -18,11 +18,11 @@ def runs(tmp_path):
     return folders
 
 
-def keep_image(name, paths, told="x", settings=None, content=PNG_SIGNATURE):
+def keep_image(name, paths, summary="x", settings=None, content=PNG_SIGNATURE):
     picture = finding_path(name, paths, settings or {})
     picture.parent.mkdir(exist_ok=True)
     picture.write_bytes(content)
-    keep(picture, told, name, paths, settings or {})
+    keep(picture, summary, name, paths, settings or {})
     return picture
 
 
@@ -58,7 +58,7 @@ def test_what_is_kept_is_found_again(runs):
 
 
 @pytest.mark.parametrize("broken", ["picture", "json", "missing", "other"])
-def test_what_cannot_be_read_is_left_out_with_a_word(runs, broken, caplog):
+def test_what_cannot_be_read_is_skipped_with_a_warning(runs, broken, caplog):
     picture = keep_image("agreement", runs[:1])
     whole = keep_image("patterns", runs[:1])
     if broken == "picture":
@@ -69,4 +69,4 @@ def test_what_cannot_be_read_is_left_out_with_a_word(runs, broken, caplog):
         content = "{" if broken == "json" else json.dumps({"diagnostic": 3})
         picture.with_suffix(".json").write_text(content)
     assert [path for path, _ in kept_findings(runs[0].parent)] == [whole]
-    assert "left out: " in caplog.text
+    assert "skipped " in caplog.text

@@ -31,7 +31,7 @@ def test_differences_stand_on_an_axis_with_the_reference_at_zero():
 
 
 def test_several_references_are_told():
-    assert "over that of erm, in" in drawn(ERM, GOOD).caption
+    assert "minus that of erm, in" in drawn(ERM, GOOD).caption
     small = {"given": {"batch": 8}, "batch": 8}
     found = drawn(
         ERM,
@@ -39,7 +39,7 @@ def test_several_references_are_told():
         benchmark_records(noisy(0.7, 3, 3), **small),
         benchmark_records(noisy(0.8, 3, 3), method="good", **small),
     )
-    assert "over that of erm with the same settings" in found.caption
+    assert "minus that of erm with the same settings" in found.caption
 
 
 def test_without_a_reference_means_are_shown():

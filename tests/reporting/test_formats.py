@@ -41,7 +41,7 @@ def test_one_trial_has_no_spread(form):
 
 def test_one_trial_is_announced_on_the_terminal():
     text = shown(tabulate(benchmark([[0.9, 0.5, 0.7]])))
-    assert "1 trial: no spread known" in text
+    assert "1 trial, no standard error" in text
     assert "±" not in text
 
 
@@ -104,7 +104,7 @@ def test_latex_has_the_best_in_bold_and_the_second_underlined():
     assert r"\begin{tabular}{lcccccc}" in lines
     (caption,) = [line for line in lines if r"\caption" in line]
     assert caption.startswith(r"\caption{things, picked on the sources' probe parts: accuracy (\%)")
-    assert r"$\pm$ standard error over 2 trials; in-domain: on the sources' " in caption
+    assert r"$\pm$ standard error over 2 trials; in-domain: on the validation " in caption
 
 
 def test_latex_escapes_names():
@@ -173,10 +173,10 @@ def test_the_number_of_draws_is_told():
     records = benchmark([[0.9, 0.5, 0.7]])
     more = [replace(r, run=replace(r.run, draw=1)) for r in records]
     assert set(tabulate([*records, *more])["draws"]) == {2}
-    assert "best of 2 draws" in shown(tabulate([*records, *more]))
+    assert "best of 2 hyperparameter samples" in shown(tabulate([*records, *more]))
     vrex = benchmark([[0.9, 0.5, 0.7]], method="vrex")
-    assert "best of 1–2 draws" in shown(tabulate([*records, *more, *vrex]))
-    assert "draw" not in shown(tabulate(records))
+    assert "best of 1–2 hyperparameter samples" in shown(tabulate([*records, *more, *vrex]))
+    assert "hyperparameter" not in shown(tabulate(records))
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -210,8 +210,8 @@ def test_of_calibration_errors_the_least_is_best_of_accuracies_the_greatest():
     ]
     rows = markdown_rows(as_markdown(tabulate(records, rules=["sources"])))
     assert rows["method"][-2:] == ["calibration error", "accuracy at 90 %"]
-    told = "no spread known, with calibration error (least is best) and accuracy at 90 % coverage;"
-    assert told in as_markdown(tabulate(records, rules=["sources"]))
+    note = "; calibration error: lower is better; accuracy at 90 %: on the most confident"
+    assert note in as_markdown(tabulate(records, rules=["sources"]))
     assert rows["erm"][-2:] == ["30.0", "*70.0*"]
     assert rows["vrex"][-2:] == ["**10.0**", "60.0"]
     assert rows["dmg"][-2:] == ["*20.0*", "**80.0**"]
@@ -233,8 +233,9 @@ def test_a_terminal_without_room_leaves_out_confidence_and_says_so():
     assert re.search(r"calibration +accuracy *\n.* in-domain +error +at 90 %", shown_at(100))
     narrow = shown_at(70)
     assert re.search(r"mean +worst +in-domain *\n", narrow)
-    assert "wider, or with --format md: calibration error and accuracy at 90 %" in " ".join(
-        narrow.split()
+    assert (
+        "calibration error and accuracy at 90 %: in a wider terminal, or with --format md"
+        in " ".join(narrow.split())
     )
 
 

@@ -15,7 +15,7 @@ from afield.reporting.table import tabulate
 from tests.stores import HOSTILE, benchmark_records, held_out, noisy
 
 
-def told(*records):
+def headline(*records):
     every = [record for own in records for record in own]
     (benchmark,) = group_records(every)
     frame = tabulate(every)
@@ -31,89 +31,92 @@ ERM = benchmark_records(noisy(0.7, 3, 3, seed=1))
 
 def test_a_clear_winner_is_named_with_its_difference_and_interval():
     good = benchmark_records(noisy(0.8, 3, 3, seed=2), method="good")
-    text, remarks, found = told(ERM, good)
-    assert text.startswith("good does best on the unseen domains of things: 80.")
-    assert "points above erm. That is more than the spread over trials (95 % interval +" in text
+    text, remarks, found = headline(ERM, good)
+    assert text.startswith("good is best on the unseen domains of things: 80.")
+    assert (
+        "points above erm. The difference is larger than the variation over trials (95 % interval +"
+        in text
+    )
     assert found.best == "good"
-    assert remarks == ["Picked by the rule sources; mean over unseen domains and 3 trials."]
+    assert remarks == ["Selection rule: sources; mean over unseen domains and 3 trials."]
 
 
 def test_a_winner_by_chance_is_said_to_be_one():
     like = benchmark_records(noisy(0.701, 3, 3, seed=3), method="like")
-    text, _, _ = told(ERM, like)
-    assert "That is not more than the spread over trials (95 % interval −" in text
+    text, _, _ = headline(ERM, like)
+    assert "The difference may be chance (95 % interval −" in text
 
 
 def test_erm_may_be_the_best():
     bad = benchmark_records(noisy(0.5, 3, 3, seed=2), method="bad")
-    text, _, found = told(ERM, bad)
-    assert text.startswith("No method beats erm on the unseen domains of things: it has 7")
-    assert "points above bad. That is more than the spread" in text
+    text, _, found = headline(ERM, bad)
+    assert text.startswith("No method beats erm on the unseen domains of things: it reaches 7")
+    assert "points above bad. The difference is larger than" in text
     assert found.best == "erm"
 
 
 def test_of_equals_erm_is_named():
     same = benchmark_records(noisy(0.7, 3, 3, seed=1), method="a_copy")
-    text, _, _ = told(ERM, same)
+    text, _, _ = headline(ERM, same)
     assert text.startswith("No method beats erm")
     assert "level with a_copy" in text
-    assert "not more than the spread" not in text
+    assert "may be chance" not in text
 
 
 def test_with_one_trial_no_spread_is_known():
     erm, good = (benchmark_records([[a] * 3], method=m) for m, a in (("erm", 0.5), ("good", 0.9)))
-    text, _, _ = told(erm, good)
-    assert "40.0 points above erm. With one trial no spread is known: this may be chance." in text
-    assert "more than the spread" not in text
+    text, _, _ = headline(erm, good)
+    assert "40.0 points above erm. With only one trial, this may be chance." in text
+    assert "variation over trials" not in text
 
 
 def test_without_erm_nothing_is_said_of_plain_training():
     first = benchmark_records(noisy(0.8, 3, 3, seed=2), method="first")
     second = benchmark_records(noisy(0.6, 3, 3, seed=3), method="second")
-    text, remarks, _ = told(first, second)
-    assert text.startswith("first does best on the unseen domains of things: ")
+    text, remarks, _ = headline(first, second)
+    assert text.startswith("first is best on the unseen domains of things: ")
     assert "points above second" in text
     assert remarks[0].startswith("erm was not run")
 
 
 def test_one_method_alone_is_compared_with_nothing():
-    text, remarks, _ = told(ERM)
-    assert text.startswith("erm has ")
-    assert remarks[0] == "One method was run: there is nothing to compare it with."
+    text, remarks, _ = headline(ERM)
+    assert text.startswith("erm reaches ")
+    assert remarks[0] == "Only one method was run, so there is no comparison."
 
 
 def test_what_has_seen_the_target_is_never_the_best():
     bound = benchmark_records(
         noisy(0.99, 3, 3), method="target_expert", role="merged", experts=("x",)
     )
-    text, _, _ = told(ERM, bound)
-    assert text.startswith("erm has ")
+    text, _, _ = headline(ERM, bound)
+    assert text.startswith("erm reaches ")
 
 
 def test_methods_that_differ_from_erm_are_sorted_out():
     good = benchmark_records(noisy(0.8, 3, 3, seed=2), method="good")
     bad = benchmark_records(noisy(0.5, 3, 3, seed=3), method="bad")
     like = benchmark_records(noisy(0.7, 3, 3, seed=4), method="like")
-    _, remarks, _ = told(ERM, good, bad, like)
+    _, remarks, _ = headline(ERM, good, bad, like)
     assert remarks[1] == (
-        "Clearly better than erm: good; clearly worse than erm: bad; 1 cannot be told from it. By "
-        "chance alone one comparison in twenty looks like that; these are 3."
+        "Clearly better than erm: good; clearly worse than erm: bad; no clear difference: 1. By "
+        "chance alone, one comparison in twenty would look clear; there are 3."
     )
 
 
 def test_a_method_that_lacks_runs_has_no_place_and_is_named():
     part = benchmark_records(noisy(0.9, 3, 3, seed=2), method="part")[:2]
-    text, remarks, _ = told(ERM, part)
-    assert text.startswith("erm has ")
-    assert remarks[-1] == "Not ranked, because runs are missing: part."
+    text, remarks, _ = headline(ERM, part)
+    assert text.startswith("erm reaches ")
+    assert remarks[-1] == "Not ranked because runs are missing: part."
 
 
 def test_where_no_mean_is_known_none_is_said():
-    text, _, found = told(benchmark_records([[0.5, 0.5, 0.5]])[:1])
-    assert text == "No method has all its runs on things yet: no mean is known."
+    text, _, found = headline(benchmark_records([[0.5, 0.5, 0.5]])[:1])
+    assert text == "No method has finished all its runs on things yet."
     assert found.best == ""
     (benchmark,) = group_records(ERM)
-    assert build_headline(benchmark, tabulate([]), []).sentence.startswith("No table can be made")
+    assert build_headline(benchmark, tabulate([]), []).sentence.startswith("No table: ")
 
 
 def test_the_oracle_leads_only_where_nothing_else_can():
@@ -124,7 +127,7 @@ def test_the_oracle_leads_only_where_nothing_else_can():
     assert leading_rule(tabulate(many)) == "validation"
     (benchmark,) = group_records(ERM)
     found = build_headline(benchmark, tabulate(ERM, rules="target"), [])
-    assert "which looks at the target: an upper bound, not a result" in found.remarks[1]
+    assert "which uses the target: an upper bound, not a result" in found.remarks[1]
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -141,21 +141,21 @@ def test_failures_stand_with_their_reasons():
     assert "diverged: &lt;b&gt;loss&lt;/b&gt; is NaN" in text
     assert "Traceback\n  File &lt;x&gt;\nNaN" in text
     assert "1 failed" in text
-    assert "No finished run is in this store." in render_page([], [failure()])
+    assert "This store has no finished runs." in render_page([], [failure()])
 
 
 def test_every_dataset_has_a_section_of_its_own():
     text = render_page(several())
     assert text.count('<section class="dataset"') == 2
-    assert "good\u2069 does best on the unseen domains of \u2068things\u2069" in text
+    assert "good\u2069 is best on the unseen domains of \u2068things\u2069" in text
 
 
 def test_states_of_the_code_and_missing_runs_are_warned_of():
     records = several()
     changed = replace(records[0], versions={**records[0].versions, "code": f"{CODE_FORM}other"})
     text = render_page([changed, *records[1:11]])
-    assert "Made with several states of the code: erm." in text
-    assert "Runs are missing, and so are their numbers (–): things." in text
+    assert "Made with several versions of their code: erm." in text
+    assert "Some runs are missing, so their numbers are too (–): things." in text
     assert 'class="warning"' in text
     assert 'class="warning"' not in render_page(several())
 
@@ -167,17 +167,17 @@ def test_a_record_from_before_calibration_is_no_missing_run():
     assert 'class="warning"' not in text
 
 
-def picture(store, name, *, noise=False, told="told", size=(40, 20)):
+def add_finding(store, name, *, noise=False, summary="a summary", size=(40, 20)):
     path = store / FINDINGS_FOLDER / f"{name}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     image = Image.effect_noise(size, 90) if noise else Image.new("L", size)
     image.save(path)
-    keep(path, told, name, [], {})
+    keep(path, summary, name, [], {})
 
 
 def test_findings_are_shown_with_what_they_say(tmp_path):
     kept(Store(tmp_path), several()[:3])
-    picture(tmp_path, "agreement", told='mean "cosine" <0.1>')
+    add_finding(tmp_path, "agreement", summary='mean "cosine" <0.1>')
     page = Page(Path(write_report(tmp_path)).read_text())
     (image,) = page.all("img")
     assert image["alt"] == 'agreement: mean "cosine" <0.1>'
@@ -188,11 +188,11 @@ def test_findings_are_shown_with_what_they_say(tmp_path):
 def test_pictures_for_which_there_is_no_room_are_named(tmp_path):
     kept(Store(tmp_path), several()[:3])
     for name in ("first", "second", "third"):
-        picture(tmp_path, name, noise=True, size=(1000, 1000))
+        add_finding(tmp_path, name, noise=True, size=(1000, 1000))
     assert (tmp_path / FINDINGS_FOLDER / "first.png").stat().st_size * 4 / 3 < MAX_IMAGE_BYTES
     path = Path(write_report(tmp_path))
     assert path.stat().st_size < 5_000_000
-    assert "Left out, to keep this file small" in path.read_text()
+    assert "Omitted to keep this file small" in path.read_text()
     assert len(Page(path.read_text()).all("img")) == 2
 
 

@@ -58,11 +58,11 @@ def test_held_out_domains_have_their_own_columns_and_one_curve():
 
 def test_gaps_say_what_they_were_read_off():
     exact = shown([record(t, [0.2, 0.8, 0.6], [0.5, 0.6, 0.9]) for t in DOMAINS])
-    assert "the whole main part." in exact.gaps.note
+    assert "the whole test split." in exact.gaps.note
     assert exact.gaps.rows[0].gaps[0] == pytest.approx(0.2)
     guess = shown([record(t, [0.2, 0.8, 0.6], [0.5, 0.6, 0.9], exact=False) for t in DOMAINS])
     assert "partly luck" in guess.gaps.note
-    assert "a sample of at most 64" in guess.curves_note
+    assert "at most 64 samples" in guess.curves_note
 
 
 def test_costs_have_bars_on_one_scale():
@@ -81,7 +81,7 @@ def test_costs_have_bars_on_one_scale():
 def test_marks_tell_twenty_methods_apart():
     records = [benchmark_records([[0.5 + 0.01 * n] * 3], method=f"m{n:02}") for n in range(20)]
     marks = shown(*records).methods
-    assert len({(mark.colour, mark.shape) for mark in marks}) == 20
+    assert len({(mark.color, mark.shape) for mark in marks}) == 20
 
 
 def test_where_runs_are_missing_there_is_no_picture_but_all_numbers_that_are_known():
@@ -96,7 +96,7 @@ def test_a_run_that_no_rule_reads_is_still_shown_with_its_command():
     found = shown([twin])
     assert found.rules == []
     assert found.forest is None
-    assert found.headline.sentence.startswith("No table can be made")
+    assert found.headline.sentence.startswith("No table: ")
     assert found.commands
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from afield.data.domains import TABLE_COLUMNS
+from afield.data.domains import RESERVED_NAMES
 from afield.experiments.record import Record, Run
 from afield.reporting.formats import as_markdown, as_rich
 from afield.reporting.table import COLUMNS, tabulate
@@ -312,7 +312,7 @@ def test_a_known_domain_has_a_column_where_a_method_can_use_it_and_others_a_dash
     assert rows["dmg"][-2:] == ["*60.0*", "80.0"]
     assert rows["erm"][-2:] == ["**90.0**", "–"]
     # The dash is no reason to say that some have no trial.
-    assert "1 trial: no spread known" in as_markdown(tabulate(records, rules=["sources"]))
+    assert "1 trial, no standard error" in as_markdown(tabulate(records, rules=["sources"]))
 
 
 def smaller(record: Record, sources: tuple[str, ...]) -> Record:
@@ -418,7 +418,7 @@ def test_records_from_before_have_a_dash_beside_others_and_no_column_alone():
     rows = markdown_rows(as_markdown(tabulate([*trusting(0.1, 0.8), *old], rules=["sources"])))
     assert rows["erm"][-2:] == ["10.0", "80.0"]
     assert rows["vrex"][-2:] == ["–", "–"]
-    assert "1 trial: no spread known" in as_markdown(tabulate([*trusting(0.1, 0.8), *old]))
+    assert "1 trial, no standard error" in as_markdown(tabulate([*trusting(0.1, 0.8), *old]))
 
 
 def test_a_trial_that_was_read_in_part_is_in_no_mean_of_confidence():
@@ -446,4 +446,4 @@ def test_of_many_domains_confidence_is_a_mean_over_those_that_were_tested():
 
 
 def test_no_domain_may_have_the_name_of_a_column():
-    assert set(TABLE_COLUMNS) == {column.name for column in COLUMNS}
+    assert set(RESERVED_NAMES) == {column.name for column in COLUMNS}

@@ -1,6 +1,6 @@
-"""Where things lie on a chart, and how they are marked: round ticks, places in per cent.
+"""Layout of the page's charts: axes with round ticks, positions in percent, marks of methods.
 
-A chart that is laid out in per cent fits every screen, and its text stays as large as all other.
+A chart whose positions are percentages fits every screen, and its text keeps its size.
 """
 
 import math
@@ -9,22 +9,22 @@ from dataclasses import dataclass
 
 __all__ = ["Axis", "Mark", "Tick", "category_axis", "numeric_axis"]
 
-# From here on orders of magnitude matter more than differences.
+# Values that differ by a larger factor have a logarithmic axis.
 LOG_SCALE_RATIO = 30
-COLOURS, SHAPES = 5, 4
+COLORS, SHAPES = 5, 4
 
 
 @dataclass(frozen=True)
 class Tick:
-    """A place on an axis, in per cent, and what stands there."""
+    """A position on an axis, in percent, and its label."""
 
-    place: float
+    position: float
     text: str
 
 
 @dataclass(frozen=True)
 class Axis:
-    """From `low` to `high`; of words, from 0 to their number."""
+    """An axis from `low` to `high`; for categories, from 0 to their number."""
 
     low: float
     high: float
@@ -32,16 +32,16 @@ class Axis:
     log: bool = False
 
     def to_percent(self, value: float) -> float:
-        """Where a value lies, in per cent of the axis."""
+        """The position of a value in percent of the axis."""
         low, high, at = (math.log(v) if self.log else v for v in (self.low, self.high, value))
         return round(100 * (at - low) / (high - low), 2)
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A method's name and number on a page; `bound` is one that no other is compared with.
+    """The mark of a method: color and shape follow from its number and distinguish twenty methods.
 
-    Colour and shape come from the number, and tell twenty apart.
+    `bound` marks the upper bound, which no method is compared with.
     """
 
     name: str
@@ -49,31 +49,31 @@ class Mark:
     bound: bool = False
 
     @property
-    def colour(self) -> int:
-        """Which of the page's colours."""
-        return self.number % COLOURS
+    def color(self) -> int:
+        """The number of the color."""
+        return self.number % COLORS
 
     @property
     def shape(self) -> int:
-        """Which of the page's shapes."""
+        """The number of the shape."""
         return self.number % SHAPES
 
 
 def numeric_axis(
     values: Iterable[float], *, ticks: int = 5, log: bool | None = None, sign: bool = False
 ) -> Axis:
-    """An axis on which all values have room, with round numbers as ticks.
+    """An axis that covers all values, with round numbers as ticks.
 
     Parameters
     ----------
     values
-        What is to be shown; what is not finite has no place.
+        The values to show; those that are not finite are ignored.
     ticks
-        About how many.
+        The approximate number of ticks.
     log
-        Whether orders of magnitude are equally wide; by default where values differ by many.
+        Whether the axis is logarithmic; by default if values differ by a large factor.
     sign
-        Whether ticks above zero have a plus.
+        Whether positive ticks have a plus sign.
 
     Examples
     --------
@@ -82,8 +82,8 @@ def numeric_axis(
     >>> [tick.text for tick in numeric_axis([1e-4, 0.3]).ticks]
     ['0.0001', '0.001', '0.01', '0.1', '1']
     """
-    known = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
-    low, high = min(known), max(known)
+    finite = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
+    low, high = min(finite), max(finite)
     logarithmic = low > 0 and high > LOG_SCALE_RATIO * low if log is None else log
     if logarithmic:
         return _log_axis(low, high)
@@ -92,12 +92,12 @@ def numeric_axis(
     if first == last:
         first, last = first - 1, last + 1
     bare = Axis(first * step, last * step)
-    places = [(n * step, _written(n * step, step, sign=sign)) for n in range(first, last + 1)]
-    return Axis(bare.low, bare.high, [Tick(bare.to_percent(v), text) for v, text in places])
+    labels = [(n * step, _format_tick(n * step, step, sign=sign)) for n in range(first, last + 1)]
+    return Axis(bare.low, bare.high, [Tick(bare.to_percent(v), text) for v, text in labels])
 
 
 def category_axis(words: Sequence[str]) -> Axis:
-    """An axis with a place for each word, in their order; the n-th lies at n + 0.5."""
+    """An axis of categories in their order; the n-th is at n + 0.5."""
     bare = Axis(0.0, float(len(words)))
     return Axis(
         0.0, bare.high, [Tick(bare.to_percent(n + 0.5), word) for n, word in enumerate(words)]
@@ -114,13 +114,13 @@ def _log_axis(low: float, high: float) -> Axis:
 
 
 def _round_step(span: float, ticks: int) -> float:
-    """1, 2, 2.5 or 5 times a power of ten, so that about so many steps make the span."""
+    """1, 2, 2.5 or 5 times a power of ten that divides the span into about `ticks` steps."""
     rough = span / max(1, ticks - 1)
     power = 10.0 ** math.floor(math.log10(rough))
     return next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
 
 
-def _written(value: float, step: float, *, sign: bool) -> str:
+def _format_tick(value: float, step: float, *, sign: bool) -> str:
     digits = next(d for d in range(20) if math.isclose(round(step, d), step, rel_tol=1e-6))
     text = f"{value:{'+' if sign else ''}.{digits}f}"
     return ("0" if float(text) == 0 else text).replace("-", "−")

@@ -1,11 +1,11 @@
-"""Our records in DomainBed's format, so that its collect_results script can read them.
+"""Export records in DomainBed's format, so that its collect_results script can read them.
 
-    OUT/<key>/results.jsonl   one line a checkpoint
+    OUT/<key>/results.jsonl   one line per checkpoint
     OUT/<key>/done
 
-DomainBed calls a domain env, the main part in and the probe part out. It looks at every env's
-out-accuracy to count the envs; what no rule reads was not evaluated and is NaN. Its script shows
-datasets that it knows by name only: `dataset` gives ours such a name.
+DomainBed calls a domain env, the main split in and the probe split out. It counts the envs by their
+out-accuracies; those that no rule needs were not evaluated and are NaN. Its script shows only
+datasets whose name it knows: `dataset` gives the records such a name.
 """
 
 import json
@@ -22,18 +22,18 @@ from afield.training.evaluation import Checkpoint
 
 __all__ = ["export_domainbed"]
 
-# DomainBed's words for our parts.
+# DomainBed's names of the splits.
 SPLITS = {"in": "main", "out": "probe"}
 
 
 def export_domainbed(
     records: Iterable[Record], out: Path, *, dataset: str | None = None
 ) -> list[Path]:
-    """Write one folder a record; return the folders."""
-    known = [record for record in records if record.run.role not in ("base", "expert")]
-    common = common_settings(record.run for record in known)
+    """Write one folder per record and return the folders."""
+    exported = [record for record in records if record.run.role not in ("base", "expert")]
+    common = common_settings(record.run for record in exported)
     folders = []
-    for record in known:
+    for record in exported:
         folder = out / record.run.key
         folder.mkdir(parents=True, exist_ok=True)
         lines = [
@@ -50,10 +50,10 @@ def _line(
 ) -> dict[str, Any]:
     run, envs = record.run, list(enumerate(record.domains))
     accuracies = {
-        f"env{i}_{split}_acc": score.accuracy if score else math.nan
+        f"env{i}_{name}_acc": score.accuracy if score else math.nan
         for i, domain in envs
-        for split, part in SPLITS.items()
-        for score in [checkpoint.score(domain, part)]
+        for name, split in SPLITS.items()
+        for score in [checkpoint.score(domain, split)]
     }
     return {
         **accuracies,
@@ -78,7 +78,7 @@ def _line(
 
 
 def _algorithm(run: Run, common: set[str]) -> str:
-    """The class name, which is DomainBed's own for the methods that both have."""
+    """The row label with the name of the class, which is DomainBed's for methods that both have."""
     if run.experts:
         return row_label(run, exclude=common)
     name = registry.find("methods", run.method).__name__

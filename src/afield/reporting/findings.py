@@ -1,7 +1,7 @@
 """Findings of diagnostics that are kept in a store, so that its report shows them.
 
-store/diagnostics/<name>-<run>.png    the picture; beside it the numbers as .csv, and
-store/diagnostics/<name>-<run>.json   what was found, and in which runs
+store/diagnostics/<name>-<run>.png    the figure; beside it the numbers as .csv, and
+store/diagnostics/<name>-<run>.json   the summary, the runs and the settings
 """
 
 import hashlib
@@ -26,7 +26,7 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 @dataclass(frozen=True)
 class KeptFinding:
-    """What a diagnostic has said of runs, or of a whole store, where `runs` is empty."""
+    """A finding: the summary (`told`) of a diagnostic for `runs`, or for the store if empty."""
 
     diagnostic: str
     told: str
@@ -34,28 +34,28 @@ class KeptFinding:
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
-_EXHIBIT = TypeAdapter(KeptFinding)
+_ADAPTER = TypeAdapter(KeptFinding)
 
 
 def finding_path(name: str, paths: Sequence[Path], settings: Mapping[str, Any]) -> Path:
-    """Where the picture of a finding is kept: in the store of the first run, or of the records.
+    """The path of a finding's figure, in the store of the first run or of the records.
 
-    Other runs and settings give another name.
+    Different runs and settings give different names.
     """
-    # The folder of a run may be given as ".", from within.
+    # The folder of a run may be given as ".".
     first = paths[0] if paths[0].name else paths[0].resolve()
     keys = _keys(paths)
     stem = "-".join([name, *keys[:1]])
     if settings or len(keys) > 1:
-        told = json.dumps([keys, settings], sort_keys=True, default=str)
-        stem += f"-{hashlib.sha256(told.encode()).hexdigest()[:6]}"
+        identity = json.dumps([keys, settings], sort_keys=True, default=str)
+        stem += f"-{hashlib.sha256(identity.encode()).hexdigest()[:6]}"
     return (first.parent if keys else first) / FINDINGS_FOLDER / f"{stem}.png"
 
 
 def keep(
     image_path: Path, message: str, name: str, paths: Sequence[Path], settings: Mapping[str, Any]
 ) -> Path:
-    """Keep what was found beside its picture."""
+    """Keep a finding's summary beside its figure."""
     kept = KeptFinding(
         name, message, _keys(paths), {key: str(value) for key, value in settings.items()}
     )
@@ -66,23 +66,23 @@ def keep(
 
 
 def kept_findings(store: Path) -> list[tuple[Path, KeptFinding]]:
-    """All findings of a store with the paths of their pictures, in the order of their names."""
-    found = []
+    """All findings of a store with the paths of their figures, sorted by name."""
+    findings = []
     for path in sorted((store / FINDINGS_FOLDER).glob("*.json")):
-        picture = path.with_suffix(".png")
+        figure = path.with_suffix(".png")
         try:
-            exhibit = _EXHIBIT.validate_json(path.read_bytes())
-            with picture.open("rb") as file:
-                whole = file.read(len(PNG_SIGNATURE)) == PNG_SIGNATURE
+            finding = _ADAPTER.validate_json(path.read_bytes())
+            with figure.open("rb") as file:
+                readable = file.read(len(PNG_SIGNATURE)) == PNG_SIGNATURE
         except (OSError, ValidationError):
-            whole = False
-        if whole:
-            found.append((picture, exhibit))
+            readable = False
+        if readable:
+            findings.append((figure, finding))
         else:
-            log.warning("left out: %s: no readable finding, or no picture beside it", path)
-    return found
+            log.warning("skipped %s: it or the figure beside it cannot be read", path)
+    return findings
 
 
 def _keys(paths: Sequence[Path]) -> list[str]:
-    """The runs among the paths; a store is none."""
+    """The keys of the runs among the paths; a store has none."""
     return [path.resolve().name for path in paths if (path / "record.json").exists()]

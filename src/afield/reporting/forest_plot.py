@@ -72,8 +72,8 @@ def _differences(comparisons: Sequence[Comparison], best: str) -> ForestPlot:
     several = len({each.reference for each in comparisons}) > 1
     against = f"{REFERENCE} with the same settings" if several else REFERENCE
     return ForestPlot(
-        caption=f"Accuracy on unseen domains over that of {against}, in percentage points; bars "
-        "are 95 % intervals, and those that cross the line at 0 may be chance",
+        caption=f"Accuracy on unseen domains minus that of {against}, in percentage points; bars "
+        "are 95 % intervals, and a difference whose bar crosses 0 may be chance",
         quantity="difference",
         unit="points",
         axis=axis,
@@ -102,9 +102,9 @@ def _means(means: pd.DataFrame, best: str) -> ForestPlot:
     ends = [mean + shift for _, mean, error in rows for shift in (0.0, -error, error)]
     axis = numeric_axis([100 * end for end in ends], log=False)
     return ForestPlot(
-        caption="Mean accuracy on unseen domains, per cent, ± standard error over trials",
+        caption="Mean accuracy on unseen domains in percent, ± standard error over trials",
         quantity="accuracy",
-        unit="per cent",
+        unit="percent",
         axis=axis,
         rows=[
             ForestRow(

@@ -104,7 +104,7 @@ def _rich_table(title: str, frame: pd.DataFrame, width: int | None) -> Group:
     about_confidence = frame["domain"].isin(CONFIDENCE_COLUMNS)
     if width is not None and _width(table) > width and about_confidence.any():
         rest = _rich_table(title, frame[~about_confidence], width)
-        more = f"wider, or with --format md: {' and '.join(CONFIDENCE_COLUMNS)}"
+        more = f"{' and '.join(CONFIDENCE_COLUMNS)}: in a wider terminal, or with --format md"
         return Group(*rest.renderables, Text(more, style="italic"))
     legend = Text("\n".join(f"{rule}: {RULES[rule].told}" for rule, _ in rules), style="italic")
     return Group(Text(f"{title}: {table_caption(frame)}", style="italic"), table, legend)

@@ -51,14 +51,16 @@ def build_headline(
     rule = leading_rule(frame)
     ranked = _ranked(frame, rule) if rule else []
     if frame.empty:
-        return Headline("No table can be made of these records: no rule has all that it reads.")
+        return Headline(
+            "No table: no selection rule has all the evaluations it needs in these records."
+        )
     if not ranked:
-        return Headline(f"No method has all its runs on {_name(results)} yet: no mean is known.")
+        return Headline(f"No method has finished all its runs on {_name(results)} yet.")
     (best, accuracy), *others = ranked
     remarks = [_basis(frame, rule), *_clear_differences(comparisons), *_unranked(results, ranked)]
     if not others:
-        sentence = f"{bidi_isolate(best)} has {_percent(accuracy)} on the unseen domains of"
-        alone = "One method was run: there is nothing to compare it with."
+        sentence = f"{bidi_isolate(best)} reaches {_percent(accuracy)} on the unseen domains of"
+        alone = "Only one method was run, so there is no comparison."
         return Headline(f"{sentence} {_name(results)}.", [alone, *remarks], best)
     own = next((each for each in comparisons if each.method == best), None)
     if own is not None:
@@ -70,8 +72,8 @@ def build_headline(
     gap = "" if rival is None else f", {_distance(rival)}. {_weigh(rival)}"
     if any(name == REFERENCE or name.startswith(f"{REFERENCE} ") for name, _ in ranked):
         sentence = f"No method beats {bidi_isolate(best)} on the unseen domains of {_name(results)}"
-        return Headline(f"{sentence}: it has {_percent(accuracy)}{gap or '.'}", remarks, best)
-    missing = f"{REFERENCE} was not run: nothing says whether this is better than plain training."
+        return Headline(f"{sentence}: it reaches {_percent(accuracy)}{gap or '.'}", remarks, best)
+    missing = f"{REFERENCE} was not run, so it is unknown whether this beats plain training."
     sentence = f"{_leads(best, results)}: {_percent(accuracy)}{gap or '.'}"
     return Headline(sentence, [missing, *remarks], best)
 
@@ -122,7 +124,7 @@ def _ranked(frame: pd.DataFrame, rule: str) -> list[tuple[str, float]]:
 
 
 def _leads(best: str, results: Results) -> str:
-    return f"{bidi_isolate(best)} does best on the unseen domains of {_name(results)}"
+    return f"{bidi_isolate(best)} is best on the unseen domains of {_name(results)}"
 
 
 def _name(results: Results) -> str:
@@ -145,16 +147,15 @@ def _distance(comparison: Comparison) -> str:
 def _weigh(comparison: Comparison) -> str:
     """Whether the difference is larger than the variation over trials."""
     if comparison.verdict == "level":
-        return "Both do the same on every trial and domain."
+        return "Both have the same accuracy in every trial and domain."
     if comparison.trials < 2:
-        return "With one trial no spread is known: this may be chance."
+        return "With only one trial, this may be chance."
     if comparison.verdict == "too few":
-        return f"{comparison.pairs} pairs of trial and domain are too few to tell that from chance."
+        return f"{comparison.pairs} pairs of trial and domain are too few to rule out chance."
     low, high = format_points(comparison.low), format_points(comparison.high)
     clear = comparison.verdict in ("better", "worse")
-    word = "That is more" if clear else "That is not more"
-    interval = f"95{NO_BREAK_SPACE}% interval {low} to {high}"
-    return f"{word} than the spread over trials ({interval})."
+    verdict = "is larger than the variation over trials" if clear else "may be chance"
+    return f"The difference {verdict} (95{NO_BREAK_SPACE}% interval {low} to {high})."
 
 
 def _unranked(results: Results, ranked: Sequence[tuple[str, float]]) -> list[str]:
@@ -163,21 +164,22 @@ def _unranked(results: Results, ranked: Sequence[tuple[str, float]]) -> list[str
     missing = [m for m in results.methods if m not in names and not m.startswith(UPPER_BOUND)]
     if not missing:
         return []
-    return [f"Not ranked, because runs are missing: {', '.join(map(bidi_isolate, missing))}."]
+    return [f"Not ranked because runs are missing: {', '.join(map(bidi_isolate, missing))}."]
 
 
 def _basis(frame: pd.DataFrame, rule: str) -> str:
     """The rule, and the number of trials and draws."""
     means = frame[(frame["rule"] == rule) & (frame["domain"] == "mean")]
-    oracle = ", which looks at the target: an upper bound, not a result" * (rule == ORACLE)
-    draws = f", best of {means['draws'].max()} draws" * bool(means["draws"].max() > 1)
+    oracle = ", which uses the target: an upper bound, not a result" * (rule == ORACLE)
+    draws = means["draws"].max()
+    best = f", best of {draws} hyperparameter samples" * bool(draws > 1)
     trials = int(means["trials"].max())
-    text = f"Picked by the rule {rule}{oracle}; mean over unseen domains and {trials} trial"
-    return f"{text}{'s' * (trials > 1)}{draws}."
+    text = f"Selection rule: {rule}{oracle}; mean over unseen domains and {trials} trial"
+    return f"{text}{'s' * (trials > 1)}{best}."
 
 
 def _clear_differences(comparisons: Sequence[Comparison]) -> list[str]:
-    """Which methods clearly differ from the reference, if several are compared with it."""
+    """Which methods clearly differ from the reference, if several are compared."""
     judged = [each for each in comparisons if each.verdict != "too few"]
     if len(judged) < 2:
         return []
@@ -187,8 +189,8 @@ def _clear_differences(comparisons: Sequence[Comparison]) -> list[str]:
         if names:
             clear.append(f"{verdict} than {REFERENCE}: {', '.join(names)}")
     if not clear:
-        return [f"None of the {len(judged)} other methods can be told from {REFERENCE}."]
+        return [f"None of the {len(judged)} other methods differs clearly from {REFERENCE}."]
     rest = sum(each.verdict in ("unclear", "level") for each in judged)
-    others = f"; {rest} cannot be told from it" if rest else ""
-    chance = f"By chance alone one comparison in twenty looks like that; these are {len(judged)}."
+    others = f"; no clear difference: {rest}" if rest else ""
+    chance = f"By chance alone, one comparison in twenty would look clear; there are {len(judged)}."
     return [f"Clearly {'; clearly '.join(clear)}{others}. {chance}"]

@@ -1,7 +1,7 @@
-"""One page for a store: what does best, all tables, curves, costs, and what was run.
+"""The report page of a store: the best method, all tables, curves, costs, and what was run.
 
-The page is a single file that asks for nothing: style, script, data and pictures are in it, and a
-policy in its head forbids the rest. The same store gives the same bytes.
+The page is a single file that loads nothing: it contains its style, script, data and images, and
+its content security policy forbids anything else. The same store gives the same bytes.
 """
 
 import base64
@@ -33,12 +33,12 @@ __all__ = ["REPORT_FILE", "render_page", "write_report"]
 
 REPORT_FILE = "report.html"
 TEMPLATE_FOLDER = Path(__file__).parent / "templates"
-# Bytes of all pictures together: the page shall open at once.
+# Bytes of all images together, so that the page opens at once.
 MAX_IMAGE_BYTES = 3_000_000
 
 
 def write_report(store: str | Path | Store, out: str | Path | None = None) -> str:
-    """Write the page of a store; by default into it, as report.html. Returns where it is.
+    """Write the report page of a store and return its path; by default report.html in the store.
 
     Examples
     --------
@@ -48,18 +48,18 @@ def write_report(store: str | Path | Store, out: str | Path | None = None) -> st
     ...     afield.write_report(folder) == f"{folder}/report.html"
     True
     """
-    place = open_store(store)
-    records, failures = list(place), place.failures()
+    opened = open_store(store)
+    location = opened.where()
+    records, failures = list(opened), opened.failures()
     if not records and not failures:
-        where = place.where()
-        raise DataError(f"{where}: no records there; run `afield bench --store {where}`")
-    text = render_page(records, failures, store=place.where(), findings=kept_findings(place.root))
-    path = Path(out) if out is not None else Path(place.where()) / REPORT_FILE
+        raise DataError(f"{location}: no records there; run `afield bench --store {location}`")
+    text = render_page(records, failures, store=location, findings=kept_findings(opened.root))
+    path = Path(out) if out is not None else Path(location) / REPORT_FILE
     try:
         if out is None:
-            return place.put_file(REPORT_FILE, text.encode())
-        with atomic_write(path) as part:
-            part.write_text(text, encoding="utf-8")
+            return opened.put_file(REPORT_FILE, text.encode())
+        with atomic_write(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         raise SpecError(f"cannot write {path} ({error.strerror}); use another --out") from None
     return str(path)
@@ -72,18 +72,30 @@ def render_page(
     store: str = "runs",
     findings: Sequence[tuple[Path, KeptFinding]] = (),
 ) -> str:
-    """The page of records and failures; `store` is where they lie, `gallery` has findings."""
-    again = f"{store}-again" if Path(store).name else "again"
+    """The HTML of the page.
+
+    Parameters
+    ----------
+    records
+        All records of the store.
+    failures
+        The runs that failed.
+    store
+        The store's path or address, for its name and for commands.
+    findings
+        Findings of diagnostics with the paths of their images.
+    """
+    rerun_store = f"{store}-again" if Path(store).name else "again"
     sections = [
-        build_section(number, benchmark, records, again)
-        for number, benchmark in enumerate(group_records(records))
+        build_section(number, results, records, rerun_store)
+        for number, results in enumerate(group_records(records))
     ]
-    shown, left_out = _shown(findings)
+    shown, omitted = _embed_findings(findings)
     style, script = (
         (TEMPLATE_FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
     )
     return (
-        _environment()
+        _jinja_environment()
         .get_template("page.html.jinja")
         .render(
             policy=_policy(style, script),
@@ -93,20 +105,22 @@ def render_page(
             name=Path(store).name or str(Path(store).resolve()),
             sections=sections,
             reference=REFERENCE,
-            gallery=shown,
-            left_out=left_out,
-            counted=_counted(records, failures),
-            made=_made(records),
+            findings=shown,
+            omitted=omitted,
+            run_counts=_count_runs(records, failures),
+            environment=_environment_facts(records),
             warnings=_warnings(records, sections),
-            runs=[_listed(record) for record in records],
-            repeat=f"afield train --like {shell_quote(store)}/KEY --store {shell_quote(again)}",
+            runs=[_run_row(record) for record in records],
+            rerun_command=(
+                f"afield train --like {shell_quote(store)}/KEY --store {shell_quote(rerun_store)}"
+            ),
             failures=failures,
         )
     )
 
 
-def _environment() -> Environment:
-    made: Any = Environment(
+def _jinja_environment() -> Environment:
+    environment: Any = Environment(
         loader=FileSystemLoader(TEMPLATE_FOLDER),
         autoescape=True,
         undefined=StrictUndefined,
@@ -114,20 +128,20 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    # NaN is no JSON: a browser would refuse the whole of it.
-    made.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    made.filters |= {
+    # NaN is not valid JSON: a browser would reject all of the data.
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    environment.filters |= {
         "visible": escape_invisible,
         "points": lambda share: "–" if _unknown(share) else format_points(share),
         "points_plain": lambda share: "–" if _unknown(share) else format_points(share, sign=False),
         "number": lambda value: "" if _unknown(value) else f"{value:.6g}",
-        "time": _time,
-        "times": lambda ratio: "–" if _unknown(ratio) else f"{ratio:.2f}",
-        "bytes": _bytes,
+        "time": _format_time,
+        "ratio": lambda ratio: "–" if _unknown(ratio) else f"{ratio:.2f}",
+        "bytes": _format_bytes,
         "zip": lambda one, two: zip(one, two, strict=True),
         "lines": lambda text: "\n".join(escape_invisible(line) for line in text.splitlines()),
     }
-    return made
+    return environment
 
 
 def _unknown(value: float | None) -> bool:
@@ -135,7 +149,7 @@ def _unknown(value: float | None) -> bool:
 
 
 def _policy(style: str, script: str) -> str:
-    """What a browser may do with the page: run this script, use this style, show its pictures."""
+    """The content security policy: only this script, this style and embedded images."""
     hashes = [
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         for text in (style, script)
@@ -146,79 +160,81 @@ def _policy(style: str, script: str) -> str:
     )
 
 
-def _shown(gallery: Iterable[tuple[Path, KeptFinding]]) -> tuple[list[dict[str, Any]], list[str]]:
-    """The findings with their pictures, as long as there is room; and the paths of the others."""
+def _embed_findings(
+    findings: Iterable[tuple[Path, KeptFinding]],
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Findings with their images in base64, and the paths of those that are too large to embed."""
     shown: list[dict[str, Any]] = []
-    left_out, used = [], 0
-    for path, exhibit in gallery:
+    omitted, used = [], 0
+    for path, finding in findings:
         content = path.read_bytes()
-        picture = base64.b64encode(content).decode()
-        if used + len(picture) > MAX_IMAGE_BYTES:
-            left_out.append(str(path))
+        image = base64.b64encode(content).decode()
+        if used + len(image) > MAX_IMAGE_BYTES:
+            omitted.append(str(path))
             continue
-        used += len(picture)
-        # In a PNG they stand behind the signature and the header's length and name.
+        used += len(image)
+        # A PNG has its size after the signature and the header's length and name.
         width, height = struct.unpack(">II", content[16:24])
-        settings = ", ".join(f"{name}={value}" for name, value in exhibit.settings.items())
+        settings = ", ".join(f"{name}={value}" for name, value in finding.settings.items())
         shown.append(
-            {"name": exhibit.diagnostic, "told": exhibit.told, "runs": list(exhibit.runs),
-             "settings": settings, "picture": picture, "width": width, "height": height}
+            {"name": finding.diagnostic, "summary": finding.told, "runs": list(finding.runs),
+             "settings": settings, "image": image, "width": width, "height": height}
         )  # fmt: skip
-    return shown, left_out
+    return shown, omitted
 
 
-def _counted(records: Sequence[Record], failures: Sequence[Failure]) -> str:
-    told = f"{len(records)} finished run{'s' * (len(records) != 1)}, {len(failures)} failed"
-    helping = sum(record.run.role in ("base", "expert") for record in records)
-    return told + f"; {helping} of them bases and experts of merged models" * bool(helping)
+def _count_runs(records: Sequence[Record], failures: Sequence[Failure]) -> str:
+    text = f"{len(records)} finished run{'s' * (len(records) != 1)}, {len(failures)} failed"
+    auxiliary = sum(record.run.role in ("base", "expert") for record in records)
+    return text + f"; {auxiliary} of them bases and experts of merged models" * bool(auxiliary)
 
 
-def _made(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """What the records were made with: devices and versions, each kind with all its values."""
+def _environment_facts(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """The backbones, devices and versions of all records, by title."""
     versions: dict[str, set[str]] = {}
     for record in records:
         for name, value in record.versions.items():
             if name != "code":
                 versions.setdefault(name, set()).add(value)
-    known = {
-        "Network": {record.run.backbone for record in records},
+    facts = {
+        "Backbone": {record.run.backbone for record in records},
         "Device": {record.device for record in records},
-        "Versions": {f"{name} {' and '.join(sorted(own))}" for name, own in versions.items()},
+        "Versions": {f"{name} {' and '.join(sorted(values))}" for name, values in versions.items()},
     }
-    return [(name, ", ".join(sorted(values))) for name, values in known.items() if values]
+    return [(name, ", ".join(sorted(values))) for name, values in facts.items() if values]
 
 
 def _warnings(records: Sequence[Record], sections: Sequence[Section]) -> list[str]:
     """What makes rows less comparable than they look."""
-    found = []
+    warnings = []
     codes: dict[str, set[str]] = {}
     for record in records:
         if record.versions.get("code", "").startswith(registry.CODE_FORM):
             codes.setdefault(record.run.method, set()).add(record.versions["code"])
-    mixed = sorted(method for method, own in codes.items() if len(own) > 1)
+    mixed = sorted(method for method, digests in codes.items() if len(digests) > 1)
     if mixed:
-        found.append(f"Made with several states of the code: {', '.join(mixed)}.")
+        warnings.append(f"Made with several versions of their code: {', '.join(mixed)}.")
     dropped = max((record.dropped for record in records), default=0)
     if dropped:
-        found.append(f"Broken files were left out: up to {dropped} in a run.")
-    missing = [each.title for each in sections if any(rule.incomplete for rule in each.rules)]
-    if missing:
-        told = ", ".join(escape_invisible(title) for title in missing)
-        found.append(f"Runs are missing, and so are their numbers (–): {told}.")
-    return found
+        warnings.append(f"Broken files were skipped: up to {dropped} in a run.")
+    incomplete = [each.title for each in sections if any(rule.incomplete for rule in each.rules)]
+    if incomplete:
+        titles = ", ".join(escape_invisible(title) for title in incomplete)
+        warnings.append(f"Some runs are missing, so their numbers are too (–): {titles}.")
+    return warnings
 
 
-def _listed(record: Record) -> Mapping[str, Any]:
+def _run_row(record: Record) -> Mapping[str, Any]:
     run = record.run
     return {"key": run.key, "dataset": Path(run.dataset).name, "unseen": record.unseen[:4],
             "trial": run.trial, "draw": run.draw, "steps": record.checkpoints[-1].step,
             "seconds": record.seconds}  # fmt: skip
 
 
-def _time(seconds: float) -> str:
-    """A time as people say it.
+def _format_time(seconds: float) -> str:
+    """A duration in the largest unit that fits.
 
-    >>> _time(0.94), _time(75), _time(7200)
+    >>> _format_time(0.94), _format_time(75), _format_time(7200)
     ('0.9 s', '1.2 min', '2.0 h')
     """
     for size, unit in ((3600, "h"), (60, "min")):
@@ -227,5 +243,5 @@ def _time(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def _bytes(count: int) -> str:
+def _format_bytes(count: int) -> str:
     return "–" if not count else f"{count / 2**20:,.0f} MiB"

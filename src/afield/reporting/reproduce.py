@@ -1,4 +1,4 @@
-"""The commands that do again what a store holds: a row of a table, or one run."""
+"""The commands that reproduce a row of a table, or one run, from its records."""
 
 import shlex
 import unicodedata
@@ -11,21 +11,21 @@ from afield.experiments.selection import RULES
 
 __all__ = ["row_command", "run_command", "shell_quote"]
 
-# Settings with an option of their own; the others go by --set.
+# Settings with an option of their own; the others are passed with --set.
 OPTION_SETTINGS = ("backbone", "weights", "steps", "domains_per_step")
 
 
 def row_command(records: Sequence[Record], *, store: str, merge: str = "average") -> str:
-    """The command that makes the records of one row, in another store.
+    """The command that reproduces the records of one row in another store.
 
     Parameters
     ----------
     records
-        All records of a row, of one dataset.
+        All records of a row.
     store
-        The store for the runs that are done again.
+        The store for the new runs.
     merge
-        What to ask for where the row itself is made beside every merge.
+        The merge to ask for if the row is a baseline that comes with every merge.
     """
     runs = [record.run for record in records]
     first = runs[0]
@@ -46,16 +46,16 @@ def row_command(records: Sequence[Record], *, store: str, merge: str = "average"
 
 
 def run_command(run: Run, *, from_store: str, store: str) -> str:
-    """The command that does one run again, from its record in the store `place`.
+    """The command that repeats one run from its record in `from_store`.
 
-    A merged model is made by the command of its row.
+    A merged model needs the command of its row.
     """
     words = ["afield", "train", "--like", f"{from_store}/{run.key}", "--store", store]
     return " ".join(shell_quote(word) for word in words)
 
 
 def shell_quote(word: str) -> str:
-    r"""A word as a shell reads it; what cannot be seen is written out, as bash has it.
+    r"""Quote a word for a shell; invisible characters are escaped as in bash.
 
     >>> print(shell_quote("own data"), shell_quote("a\u202eb"))
     'own data' $'a\u202eb'
@@ -72,11 +72,11 @@ def _escape(character: str) -> str:
 
 
 def _held_out(record: Record) -> list[str]:
-    """The shares of the domains, in as few digits as name the same numbers of them."""
+    """The shares of held-out domains, with as few digits as give the same numbers of domains."""
     run = record.run
-    every = len(run.sources) + len(run.unused) + len(record.unseen)
+    total = len(run.sources) + len(run.unused) + len(record.unseen)
     validating = len(record.unseen) - len(run.tested)
-    words = ["--hold-out", _share(len(run.tested), every), "--validate", _share(validating, every)]
+    words = ["--hold-out", _share(len(run.tested), total), "--validate", _share(validating, total)]
     if run.unused:
         words += ["--train-on", str(len(run.sources))]
     if set(run.rules) == {"target"}:
@@ -84,20 +84,20 @@ def _held_out(record: Record) -> list[str]:
     return words
 
 
-def _share(count: int, every: int) -> str:
-    shares = (f"{count / every:.{digits}g}" for digits in range(1, 9))
-    return next(share for share in shares if round(float(share) * every) == count)
+def _share(count: int, total: int) -> str:
+    shares = (f"{count / total:.{digits}g}" for digits in range(1, 9))
+    return next(share for share in shares if round(float(share) * total) == count)
 
 
 def _rules(runs: Sequence[Run]) -> list[str]:
-    asked = {rule for run in runs for rule in run.rules}
-    if runs[0].role or asked == set(DEFAULT_RULES):
+    rules = {rule for run in runs for rule in run.rules}
+    if runs[0].role or rules == set(DEFAULT_RULES):
         return []
-    return ["--rules", ",".join(rule for rule in RULES if rule in asked)]
+    return ["--rules", ",".join(rule for rule in RULES if rule in rules)]
 
 
 def _settings(given: Mapping[str, Any], run: Run) -> list[str]:
-    """What was chosen by hand, as options."""
+    """The settings chosen by hand, as options."""
     words: list[str] = []
     for name, value in given.items():
         if name == "domains" and run.tested:
@@ -111,12 +111,12 @@ def _settings(given: Mapping[str, Any], run: Run) -> list[str]:
         elif name in OPTION_SETTINGS:
             words += [f"--{name.replace('_', '-')}", str(value)]
         else:
-            # Of experts, a method's own settings are kept with a blank.
+            # Records keep the settings of an expert's method with a space instead of a dot.
             words += ["--set", f"{name.replace(' ', '.') if run.role else name}={value}"]
     return words
 
 
 def _threads(device: str) -> list[str]:
-    """The number of threads, which the last digits of a sum depend on."""
+    """The number of threads, which changes the last digits of sums."""
     word = device.rpartition(", ")[2].partition(" ")[0]
     return ["--threads", word] if word.isdecimal() and word != "1" else []

@@ -19,8 +19,8 @@ VERDICTS = {
     "better": ("better", "good"),
     "worse": ("worse", "bad"),
     "unclear": ("may be chance", ""),
-    "level": ("the same", ""),
-    "too few": ("too few to tell", ""),
+    "level": ("equal", ""),
+    "too few": ("too few pairs", ""),
 }
 
 

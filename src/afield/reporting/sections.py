@@ -146,7 +146,7 @@ class Section:
             "method": len([mark for mark in self.methods if not mark.bound]),
             "unseen domain": len(self.results.domains),
             "trial": len({record.run.trial for record in records}),
-            "draw": len({record.run.draw for record in records}),
+            "hyperparameter sample": len({record.run.draw for record in records}),
             "run": len(records),
         }
         return ", ".join(f"{n} {noun}{'s' * (n != 1)}" for noun, n in counts.items()) + "."
@@ -157,10 +157,11 @@ class Section:
         runs = self.curves["runs"] if self.curves else []
         if any(run["p"] == "sample" for run in runs):
             return (
-                "Sources: their probe parts. Unseen*: a sample of at most 64 of the main part; "
-                "marks of picks stand at the whole of it, which is read where rules need it."
+                "Sources: mean over their validation splits. Unseen*: at most 64 samples of the "
+                "test split. Picked checkpoints are marked at their accuracy on the whole test "
+                "split, which is evaluated only where a rule needs it."
             )
-        return "Sources: their probe parts. Unseen: the main part."
+        return "Sources: mean over their validation splits. Unseen: the test split."
 
 
 def build_section(
@@ -232,11 +233,11 @@ def _gaps(results: Results, rules: Sequence[str], marks: Mapping[str, Mark]) -> 
         if means.get(name)
     ]
     notes = {
-        frozenset({True}): "Read off the whole main part.",
-        frozenset({False}): "Read off a sample of at most 64, whose best reading is partly luck: "
-        "the true gap is smaller.",
+        frozenset({True}): "Measured on the whole test split.",
+        frozenset({False}): "Measured on at most 64 samples of the test split: the best of many "
+        "such measurements is partly luck, so the true gap is smaller.",
     }
-    mixed = "Read off the whole main part, or where that was not read, off a sample of it."
+    mixed = "Measured on the whole test split, or on a sample of it where that is missing."
     return GapTable(known, rows, notes.get(frozenset(exact), mixed))
 
 
@@ -246,8 +247,8 @@ def _agreement(results: Results) -> str:
         return ""
     number = f"{correlation:+.2f}".replace("-", "−")
     return (
-        f"Among the draws of one method, trial and target, the ranks of the two agree by {number} "
-        "in the mean (Spearman’s correlation; 1 would be a perfect guide, 0 none)."
+        f"Among the draws of one method, trial and target, their mean rank correlation is {number} "
+        "(Spearman; 1 is a perfect guide, 0 none)."
     )
 
 

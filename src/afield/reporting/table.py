@@ -50,6 +50,8 @@ class Column:
     optional
         Whether complete runs may lack the value, such as those of an older version. The column
         appears if any method has it.
+    note
+        What captions say about it.
     confidence
         Whether it says how far the model's confidence can be trusted. Narrow terminals omit these
         columns.
@@ -61,6 +63,7 @@ class Column:
     many_held_out: bool | None = None
     lower_is_better: bool = False
     optional: bool = False
+    note: str = ""
     confidence: bool = False
 
 
@@ -87,17 +90,31 @@ COLUMNS = (
     Column("worst", _worst, many_held_out=False),
     Column("worst 10 %", _worst_tenth, many_held_out=True),
     Column("spread", _deviation, many_held_out=True, lower_is_better=True),
-    Column("in-domain", _mean, "in_domain"),
-    Column("known domain", _mean, "known", optional=True),
+    Column("in-domain", _mean, "in_domain", note="on the validation splits of the sources"),
+    Column(
+        "known domain",
+        _mean,
+        "known",
+        optional=True,
+        note="in-domain, with the domain label given",
+    ),
     Column(
         "calibration error",
         _mean,
         "calibration_error",
         lower_is_better=True,
         optional=True,
+        note="lower is better",
         confidence=True,
     ),
-    Column("accuracy at 90 %", _mean, "accuracy_at_90", optional=True, confidence=True),
+    Column(
+        "accuracy at 90 %",
+        _mean,
+        "accuracy_at_90",
+        optional=True,
+        note="on the most confident 90 % of the samples",
+        confidence=True,
+    ),
 )
 _BY_NAME = {column.name: column for column in COLUMNS}
 
@@ -176,25 +193,20 @@ def _stderr(values: "pd.Series[float]") -> float:
 
 
 def table_caption(frame: pd.DataFrame) -> str:
-    """What the numbers of a table are."""
+    """Describe the numbers of a table."""
     columns = [column for column in COLUMNS if column.name in set(frame["domain"])]
     # Values that complete runs may lack do not count as missing trials.
     optional = [column.name for column in columns if column.optional]
-    trials = _counted(frame["trials"][~frame["domain"].isin(optional)], "trial")
-    draws = _counted(frame["draws"], "draw")
+    trials = _count(frame["trials"][~frame["domain"].isin(optional)], "trial")
+    draws = _count(frame["draws"], "hyperparameter sample")
     several = frame["trials"].max() > 1
-    spread = f"± standard error over {trials}" if several else f"{trials}: no spread known"
+    error = f"± standard error over {trials}" if several else f"{trials}, no standard error"
     best = f", best of {draws}" if frame["draws"].max() > 1 else ""
-    home = "; in-domain: on the sources' probe parts"
+    notes = [f"accuracy (%) on unseen domains, {error}{best}"]
+    notes += [f"{column.name}: {column.note}" for column in columns if column.note]
     if frame["method"].str.startswith(UPPER_BOUND).any():
-        home += f"; {UPPER_BOUND}: trained on the target, read on its probe part"
-    shown = [
-        column.name + " (least is best)" * column.lower_is_better
-        for column in columns
-        if column.confidence
-    ]
-    trust = f", with {' and '.join(shown)} coverage" if shown else ""
-    return f"accuracy (%) on unseen domains, {spread}{best}{trust}{home}"
+        notes.append(f"{UPPER_BOUND}: trained on the target, tested on its validation split")
+    return "; ".join(notes)
 
 
 def ranks(frame: pd.DataFrame) -> dict[tuple[str, str], int]:
@@ -231,8 +243,8 @@ def format_number(share: float) -> str:
     return MISSING if math.isnan(share) else f"{100 * share:.1f}"
 
 
-def _counted(counts: "pd.Series[int]", noun: str) -> str:
-    """A number with its noun, or a range where rows differ: "3 trials", "1–2 draws"."""
+def _count(counts: "pd.Series[int]", noun: str) -> str:
+    """A number with its noun, or a range where rows differ: "3 trials", "1–2 samples"."""
     low, high = int(counts.min()), int(counts.max())
     number = str(high) if low == high else f"{low}–{high}"
     return f"{number} {noun}{'s' * (high > 1)}"

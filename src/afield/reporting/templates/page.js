@@ -1,9 +1,9 @@
 "use strict";
-// Sorting, switching and curves. Everything that is read is in the page without it.
+// Sorting, switching and curves. All text and tables are in the page without this script.
 
 for (const controls of document.querySelectorAll(".controls")) controls.hidden = false;
 
-// ── Tables: a click on a column's name sorts by it.
+// ── Tables: a click on a column header sorts by it.
 const collator = new Intl.Collator("en", { numeric: true });
 
 function valueOf(row, column) {
@@ -13,7 +13,7 @@ function valueOf(row, column) {
   return text === "" || Number.isNaN(number) ? text : number;
 }
 
-function compared(one, two) {
+function compare(one, two) {
   if (typeof one === "number" && typeof two === "number") return one - two;
   return collator.compare(one, two);
 }
@@ -21,7 +21,7 @@ function compared(one, two) {
 function sort(table, column, header) {
   const before = header.getAttribute("aria-sort");
   const numbers = typeof valueOf(table.tBodies[0].rows[0], column) === "number";
-  // Numbers start with the best, which may be the least; words with the first.
+  // Numbers start with the best, which may be the lowest; words start with the first.
   const first = numbers && !("low" in header.dataset) ? "descending" : "ascending";
   const order = before ? (before === "descending" ? "ascending" : "descending") : first;
   for (const each of table.tHead.rows[0].cells) each.removeAttribute("aria-sort");
@@ -29,9 +29,9 @@ function sort(table, column, header) {
   const sign = order === "ascending" ? 1 : -1;
   const rows = [...table.tBodies[0].rows].map((row) => [valueOf(row, column), row]);
   rows.sort(([one], [two]) => {
-    // What is missing stands last, however the rest is sorted.
+    // Missing values come last in either order.
     if (one === "" || two === "") return (one === "") - (two === "");
-    return sign * compared(one, two);
+    return sign * compare(one, two);
   });
   table.tBodies[0].append(...rows.map(([, row]) => row));
 }
@@ -63,7 +63,7 @@ for (const section of document.querySelectorAll(".dataset")) {
     const own = `[data-m="${box.value}"]`;
     const shown = [...section.querySelectorAll(own), ...document.querySelectorAll(`[data-of="${section.id}"]${own}`)];
     for (const each of shown) {
-      // What is drawn has no attribute `hidden`.
+      // SVG elements have no attribute `hidden`.
       if (each instanceof SVGElement) each.style.display = box.checked ? "" : "none";
       else each.hidden = !box.checked;
     }
@@ -72,35 +72,35 @@ for (const section of document.querySelectorAll(".dataset")) {
   const all = (checked) => () => boxes.forEach((box) => { box.checked = checked; toggle(box); });
   section.querySelector(".every")?.addEventListener("click", all(true));
   section.querySelector(".none")?.addEventListener("click", all(false));
-  // A page that is opened again may remember what was chosen.
+  // A reloaded page may remember which boxes were checked.
   boxes.filter((box) => !box.checked).forEach(toggle);
 }
 
 // ── Curves: drawn for one method, trial and draw at a time.
 const SVG = "http://www.w3.org/2000/svg";
 
-function drawn(name, attributes, ...children) {
+function svgElement(name, attributes, ...children) {
   const element = document.createElementNS(SVG, name);
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
   element.append(...children);
   return element;
 }
 
-function made(name, attributes, ...children) {
+function htmlElement(name, attributes, ...children) {
   const element = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
   element.append(...children);
   return element;
 }
 
-const per = (value) => `${value.toFixed(2)}%`;
+const percent = (value) => `${value.toFixed(2)}%`;
 const accuracy = (thousandths) => `${(thousandths / 10).toFixed(1)} %`;
 
 class Curves {
-  constructor(place) {
-    this.place = place;
-    this.data = JSON.parse(document.getElementById(place.dataset.curves).textContent);
-    const controls = place.parentElement.querySelector(".curves-controls");
+  constructor(container) {
+    this.container = container;
+    this.data = JSON.parse(document.getElementById(container.dataset.curves).textContent);
+    const controls = container.parentElement.querySelector(".curves-controls");
     const of = (key) => [...new Set(this.data.runs.map((run) => run[key]))].sort((a, b) => a - b);
     this.selects = {
       m: this.select(controls, "method", of("m").map((m) => [m, this.data.methods[m]])),
@@ -111,8 +111,8 @@ class Curves {
   }
 
   select(controls, label, options) {
-    const select = made("select", {}, ...options.map(([value, text]) => made("option", { value }, String(text))));
-    const shown = made("label", { class: "pick" }, label, select);
+    const select = htmlElement("select", {}, ...options.map(([value, text]) => htmlElement("option", { value }, String(text))));
+    const shown = htmlElement("label", { class: "pick" }, label, select);
     shown.hidden = options.length < 2;
     controls.append(shown);
     select.addEventListener("change", () => this.show());
@@ -123,28 +123,28 @@ class Curves {
     const wanted = Object.entries(this.selects).map(([key, select]) => [key, Number(select.value)]);
     const runs = this.data.runs.filter((run) => wanted.every(([key, value]) => run[key] === value));
     const panels = runs.map((run) => this.panel(run));
-    this.place.replaceChildren(...(panels.length ? panels : [made("p", { class: "lede" }, "No such run.")]));
+    this.container.replaceChildren(...(panels.length ? panels : [htmlElement("p", { class: "lede" }, "There is no such run.")]));
   }
 
   panel(run) {
     const target = this.data.targets[run.t];
-    const svg = drawn("svg", { class: "plot", role: "img" });
-    const told = `${this.data.methods[run.m]}, ${target}: accuracy over ${this.data.steps[run.s].at(-1)} steps`;
-    svg.append(drawn("title", {}, told));
+    const svg = svgElement("svg", { class: "plot", role: "img" });
+    const title = `${this.data.methods[run.m]}, ${target}: accuracy over ${this.data.steps[run.s].at(-1)} steps`;
+    svg.append(svgElement("title", {}, title));
     this.axes(svg, run);
     const lines = [["sources", run.a, 0], ["validation", run.v, 1], [run.p === "sample" ? "unseen*" : "unseen", run.u, 2]];
     const shown = lines.filter(([, values]) => values?.length);
-    const inner = drawn("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", width: "100%", height: "100%", overflow: "visible" });
+    const inner = svgElement("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", width: "100%", height: "100%", overflow: "visible" });
     for (const [, values, kind] of shown) {
       const points = values.map((value, n) => `${this.x(run, this.data.steps[run.s][n]).toFixed(2)} ${this.y(value).toFixed(2)}`);
-      inner.append(drawn("path", { class: `curve k${kind}`, d: `M${points.join("L")}` }));
+      inner.append(svgElement("path", { class: `curve k${kind}`, d: `M${points.join("L")}` }));
     }
     svg.append(inner);
     this.ends(svg, shown);
-    const said = this.picks(svg, run);
-    svg.append(drawn("desc", {}, said.map((line) => line.textContent).join(". ")));
-    const list = made("ul", { class: "said-picks" }, ...said, made("li", {}, made("code", {}, run.k)));
-    return made("figure", { class: "panel" }, made("figcaption", {}, made("bdi", {}, target)), svg, list);
+    const notes = this.picks(svg, run);
+    svg.append(svgElement("desc", {}, notes.map((line) => line.textContent).join(". ")));
+    const list = htmlElement("ul", { class: "picks" }, ...notes, htmlElement("li", {}, htmlElement("code", {}, run.k)));
+    return htmlElement("figure", { class: "panel" }, htmlElement("figcaption", {}, htmlElement("bdi", {}, target)), svg, list);
   }
 
   x(run, step) {
@@ -158,61 +158,61 @@ class Curves {
 
   axes(svg, run) {
     for (const tick of this.data.y.ticks) {
-      const y = per(100 - tick.place);
-      svg.append(drawn("line", { class: "grid", x1: 0, x2: "100%", y1: y, y2: y }));
-      svg.append(drawn("text", { class: "tick", x: -7, y, dy: ".35em", "text-anchor": "end" }, tick.text));
+      const y = percent(100 - tick.position);
+      svg.append(svgElement("line", { class: "grid", x1: 0, x2: "100%", y1: y, y2: y }));
+      svg.append(svgElement("text", { class: "tick", x: -7, y, dy: ".35em", "text-anchor": "end" }, tick.text));
     }
     const last = this.data.steps[run.s].at(-1);
     for (const [step, anchor] of [[0, "start"], [last / 2, "middle"], [last, "end"]]) {
-      const attributes = { class: "tick", x: per(this.x(run, step)), y: "100%", dy: "1.5em", "text-anchor": anchor };
-      if (Number.isInteger(step)) svg.append(drawn("text", attributes, anchor === "end" ? `${step} steps` : String(step)));
+      const attributes = { class: "tick", x: percent(this.x(run, step)), y: "100%", dy: "1.5em", "text-anchor": anchor };
+      if (Number.isInteger(step)) svg.append(svgElement("text", attributes, anchor === "end" ? `${step} steps` : String(step)));
     }
   }
 
   ends(svg, lines) {
     const placed = lines.map(([label, values, kind]) => ({ label, kind, at: this.y(values.at(-1)) })).sort((a, b) => a.at - b.at);
     placed.forEach((own, n) => {
-      // Two labels at one height would cover each other.
+      // Two labels at the same height would overlap.
       if (n && own.at - placed[n - 1].at < 9) own.at = placed[n - 1].at + 9;
     });
     for (const { label, kind, at } of placed) {
-      svg.append(drawn("text", { class: `end k${kind}`, x: "100%", dx: 6, y: per(at), dy: ".35em" }, label));
+      svg.append(svgElement("text", { class: `end k${kind}`, x: "100%", dx: 6, y: percent(at), dy: ".35em" }, label));
     }
   }
 
   picks(svg, run) {
-    const said = [];
+    const notes = [];
     const own = this.data.picks.filter((pick) => pick.m === run.m && pick.t === run.t && pick.i === run.i);
     for (const pick of own) {
       const shape = `#s${pick.r}`;
       const rule = this.data.rules[pick.r];
-      const mark = drawn("svg", { width: 12, height: 12, "aria-hidden": "true" }, drawn("use", { href: shape, x: "50%", y: "50%", class: "picked" }));
+      const mark = svgElement("svg", { width: 12, height: 12, "aria-hidden": "true" }, svgElement("use", { href: shape, x: "50%", y: "50%", class: "picked" }));
       if (pick.k !== run.k) {
         const other = this.data.runs.find((each) => each.k === pick.k);
-        said.push(made("li", {}, mark, `${rule} picked draw ${other ? other.d : "?"}`));
+        notes.push(htmlElement("li", {}, mark, `${rule} picked draw ${other ? other.d : "?"}`));
         continue;
       }
-      const x = per(this.x(run, pick.s));
-      svg.append(drawn("line", { class: "stem", x1: x, x2: x, y1: per(this.y(pick.a)), y2: "100%" }));
-      svg.append(drawn("use", { href: shape, x, y: per(this.y(pick.a)), class: "picked" }, drawn("title", {}, `${rule}: step ${pick.s}, ${accuracy(pick.a)}`)));
+      const x = percent(this.x(run, pick.s));
+      svg.append(svgElement("line", { class: "stem", x1: x, x2: x, y1: percent(this.y(pick.a)), y2: "100%" }));
+      svg.append(svgElement("use", { href: shape, x, y: percent(this.y(pick.a)), class: "picked" }, svgElement("title", {}, `${rule}: step ${pick.s}, ${accuracy(pick.a)}`)));
       const behind = pick.g === null ? "" : `, ${(pick.g / 10).toFixed(1)} below the best${pick.e ? "" : "*"}`;
-      said.push(made("li", {}, mark, `${rule}: step ${pick.s}, ${accuracy(pick.a)}${behind}`));
+      notes.push(htmlElement("li", {}, mark, `${rule}: step ${pick.s}, ${accuracy(pick.a)}${behind}`));
     }
     const best = own.find((pick) => pick.b)?.b;
     if (best && best.k === run.k) {
-      const at = { x: per(this.x(run, best.s)), y: per(this.y(best.a)) };
-      svg.append(drawn("use", { href: "#best", ...at, class: "top-mark" }, drawn("title", {}, `best there was: step ${best.s}, ${accuracy(best.a)}`)));
-      const ring = drawn("svg", { width: 14, height: 14, "aria-hidden": "true" }, drawn("use", { href: "#best", x: "50%", y: "50%", class: "top-mark", transform: "scale(.9)" }));
+      const at = { x: percent(this.x(run, best.s)), y: percent(this.y(best.a)) };
+      svg.append(svgElement("use", { href: "#best", ...at, class: "top-mark" }, svgElement("title", {}, `best checkpoint: step ${best.s}, ${accuracy(best.a)}`)));
+      const ring = svgElement("svg", { width: 14, height: 14, "aria-hidden": "true" }, svgElement("use", { href: "#best", x: "50%", y: "50%", class: "top-mark", transform: "scale(.9)" }));
       const read = own.some((pick) => pick.e === false) ? "*" : "";
-      said.push(made("li", {}, ring, `best there was${read}: step ${best.s}, ${accuracy(best.a)}`));
+      notes.push(htmlElement("li", {}, ring, `best checkpoint${read}: step ${best.s}, ${accuracy(best.a)}`));
     }
-    return said;
+    return notes;
   }
 }
 
-for (const place of document.querySelectorAll(".curves")) new Curves(place);
+for (const container of document.querySelectorAll(".curves")) new Curves(container);
 
-// ── Paper has no folds.
+// ── Printing opens all collapsed parts.
 let folded = [];
 addEventListener("beforeprint", () => {
   folded = [...document.querySelectorAll("details:not([open])")];
