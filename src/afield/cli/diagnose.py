@@ -1,10 +1,11 @@
-"""The command ``afield diagnose``: look into finished runs."""
+"""The command ``afield diagnose``: examine finished runs."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from afield import registry
 from afield.cli import console
 from afield.cli.options import Threads, collect_settings
 
@@ -12,39 +13,53 @@ __all__ = ["diagnose"]
 
 
 def diagnose(
-    name: Annotated[str, typer.Argument(help="A diagnostic; see `afield list diagnostics`.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help=f"Diagnostic: {', '.join(registry.names('diagnostics'))}. "
+            "See `afield explain NAME`.",
+        ),
+    ],
     paths: Annotated[
         list[Path],
         typer.Argument(
             metavar="RUN...",
-            help="Folder of a run, as runs/erm-…; for sensitivity and calibration the store, for "
-            "loss_surface one run or three.",
+            help="Folders of finished runs, e.g. runs/erm-…. Diagnostics that read all records of "
+            "a store take its folder instead.",
         ),
     ],
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Picture to write (png, svg, pdf); by default it goes to the store, as "
-            "runs/diagnostics/NAME-RUN.png, where the report finds it."
+            metavar="FILE",
+            help="Figure to write (.png, .svg or .pdf). Default: a file in STORE/diagnostics, "
+            "which `afield report` includes.",
         ),
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting of the diagnostic, as steps=10.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Change a setting of the diagnostic, e.g. samples=100; repeat the option for "
+            "several.",
+        ),
     ] = None,
     threads: Threads = 1,
 ) -> None:
-    """Look into finished runs: a picture, its numbers as CSV beside it, and what they say."""
-    from afield.diagnosis.diagnosing import diagnose as diagnosed
+    """Examine finished runs: draw a figure, write its numbers as CSV and print a summary."""
+    from afield.diagnosis.diagnosing import diagnose as find_out
     from afield.diagnosis.diagnostic import prepare_figure_path
     from afield.reporting.findings import finding_path, keep
 
     settings = collect_settings(set_)
     target = None if out is None else prepare_figure_path(out)
     with console.show_progress():
-        finding = diagnosed(name, paths, settings=settings, threads=threads)
-    picture, *tables = finding.save(target or finding_path(name, paths, settings))
+        finding = find_out(name, paths, settings=settings, threads=threads)
+    figure, *tables = finding.save(target or finding_path(name, paths, settings))
     if target is None:
-        keep(picture, finding.told, name, paths, settings)
+        keep(figure, finding.told, name, paths, settings)
     console.out.print(finding.told, markup=False, soft_wrap=True)
     numbers = ", ".join(map(str, tables))
-    console.err.print(f"picture in {picture}, numbers in {numbers}", markup=False, soft_wrap=True)
+    console.err.print(f"figure in {figure}, numbers in {numbers}", markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options that several commands share, and how their values are read."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,8 +10,12 @@ from afield import registry
 from afield.errors import SpecError, UnknownNameError
 
 __all__ = [
+    "OUTPUT",
+    "RUNNING",
+    "TRAINING",
     "Average",
     "Backbone",
+    "DatasetArgument",
     "DomainsPerStep",
     "Format",
     "Methods",
@@ -21,99 +25,201 @@ __all__ = [
     "SetOption",
     "SkipBroken",
     "Steps",
+    "StoreArgument",
     "StoreOption",
     "Tensorboard",
     "Threads",
     "Weights",
+    "Workers",
     "check_format",
     "collect_settings",
     "parse_assignments",
     "split_names",
 ]
 
+FORMATS = ("console", "md", "latex", "csv")
+# Headings under which the help of a command lists its options.
+TRAINING, RUNNING, OUTPUT = "Training", "Running", "Output"
+
+DatasetArgument = Annotated[
+    str,
+    typer.Argument(metavar="DATASET", help="Name or path of a dataset; see `afield data list`."),
+]
 Methods = Annotated[
     str,
     typer.Option(
-        help="Names, separated by commas, or 'all'; by default a short list. See `afield list`.",
+        metavar="NAMES",
+        help="Methods to compare, separated by commas, or 'all'. Default: a short list for a first "
+        "look. See `afield list methods`.",
         show_default=False,
     ),
 ]
 Rules = Annotated[
     str,
     typer.Option(
-        help="Selection rules: sources, left-out-source (more runs), validation (with --hold-out), "
-        "target; or 'all'. By default those that need no further runs.",
+        metavar="NAMES",
+        help="How to select a model, one table per rule; separate rules by commas, or use 'all'. "
+        "sources: training-domain validation. left-out-source: leave-one-domain-out validation "
+        "(trains more models). validation: separate validation domains (with --hold-out). target: "
+        "test-domain validation (an oracle). Default: the rules that need no additional runs.",
         show_default=False,
     ),
 ]
-StoreOption = Annotated[
-    str, typer.Option(help="Folder of the records, or an address such as s3://bucket/runs.")
+Average = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help=f"Weight averaging during training: {', '.join(registry.names('averages'))}. "
+        "'last' uses the last weights, without averaging.",
+        rich_help_panel=TRAINING,
+    ),
 ]
-Average = Annotated[str, typer.Option(help="What is deployed: last, ema, swa or swad.")]
-Backbone = Annotated[str | None, typer.Option(help="Network; by default what fits the data.")]
+Backbone = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Network, e.g. small:cnn, timm:resnet50, torchvision:resnet18 or "
+        "clip:ViT-B-32/openai. Default: the dataset's.",
+        rich_help_panel=TRAINING,
+    ),
+]
 Weights = Annotated[
     str | None,
-    typer.Option(help="First weights of the network: hub, none, or a file; by default what fits."),
+    typer.Option(
+        metavar="WEIGHTS",
+        help="Initial weights of the network: 'hub' (pretrained weights from the model hub), "
+        "'none' (random), or a file. Default: hub if the hub has weights for the network.",
+        rich_help_panel=TRAINING,
+    ),
 ]
 SkipBroken = Annotated[
-    bool, typer.Option("--skip-broken", help="Leave out files that cannot be read.")
+    bool,
+    typer.Option(
+        "--skip-broken",
+        help="Skip files that cannot be read. Default: stop with an error.",
+        rich_help_panel=TRAINING,
+    ),
 ]
 DomainsPerStep = Annotated[
-    int | None, typer.Option(min=1, help="Source domains that a step draws from; by default all.")
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Number of source domains in the batch of one step. Default: all.",
+        rich_help_panel=TRAINING,
+    ),
 ]
-Steps = Annotated[int | None, typer.Option(help="Training steps; by default the dataset's.")]
+Steps = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Number of training steps. Default: the dataset's.",
+        rich_help_panel=TRAINING,
+    ),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Another setting: lr, batch, weight_decay, optimizer (sgd:momentum=0.9), lr_schedule "
-        "(cosine:warmup=500), clip_norm, every, size, augment (none, light, full), freeze_bn, "
-        "balance, limit, or a method's own (vrex.penalty=1).",
+        help="Change another setting; repeat the option for several. Training: lr, batch (samples "
+        "per domain), weight_decay, optimizer (sgd:momentum=0.9), lr_schedule (cosine:warmup=500), "
+        "clip_norm, every (steps between evaluations), freeze_bn (true or false). Data: size "
+        "(pixels), augment (none, light, full), balance (classes; true or false), limit (samples "
+        "per class and domain). A method's own settings start with its name: vrex.penalty=1.",
+        rich_help_panel=TRAINING,
     ),
 ]
-Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each run.")]
-Format = Annotated[str, typer.Option("--format", help="console, md, latex or csv.")]
+Threads = Annotated[
+    int,
+    typer.Option(min=1, metavar="N", help="CPU threads per run.", rich_help_panel=RUNNING),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Number of runs at a time, in parallel processes. Default: one per CPU core.",
+        rich_help_panel=RUNNING,
+    ),
+]
+StoreOption = Annotated[
+    str,
+    typer.Option(
+        metavar="STORE",
+        help="Folder for records and weights, or an address such as s3://bucket/runs. Runs that "
+        "it already holds are not repeated.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+StoreArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="STORE", help="Folder or address of the records that `afield bench` has written."
+    ),
+]
+Format = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        help=f"Format of the table: {', '.join(FORMATS)}.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Say nothing but the result and what went wrong.")
+    bool,
+    typer.Option(
+        "--quiet",
+        "-q",
+        help="Print only the table, and errors.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 Tensorboard = Annotated[
     bool,
-    typer.Option("--tensorboard", help="Write curves for TensorBoard into STORE/tensorboard."),
+    typer.Option(
+        "--tensorboard",
+        help="Also write training curves for TensorBoard, to STORE/tensorboard.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 ModelFolder = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="Folder that `afield fit` has written.")
+    Path, typer.Argument(metavar="MODEL", help="Model folder that `afield fit` has written.")
 ]
 
 
 def split_names(names: str) -> list[str]:
-    """Names that were separated by commas."""
+    """Names from a list separated by commas.
+
+    >>> split_names("erm, vrex,")
+    ['erm', 'vrex']
+    """
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
-def collect_settings(pairs: list[str] | None, **named: Any) -> dict[str, Any]:
-    """Settings from ``name=value`` and from options that were given."""
-    found = {name: value for name, value in named.items() if value is not None}
-    return {**found, **parse_assignments(pairs or [])}
-
-
-def check_format(name: str) -> None:
-    """Refuse a format that no table has."""
-    known = ["console", "md", "latex", "csv"]
-    if name not in known:
-        raise UnknownNameError(f"no format {name!r}; {registry.hint(name, known)}")
-
-
 def parse_assignments(pairs: Sequence[str]) -> dict[str, str]:
-    """Settings that were written as ``name=value``.
+    """Settings from a list of ``name=value``.
 
     >>> parse_assignments(["tau=1.5", "keep = full"])
     {'tau': '1.5', 'keep': 'full'}
     """
-    found = {}
+    settings = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
-            raise SpecError(f"--set {pair}: write name=value")
-        found[name.strip()] = value.strip()
-    return found
+            raise SpecError(f"--set {pair}: no value; write NAME=VALUE, e.g. lr=0.001")
+        settings[name.strip()] = value.strip()
+    return settings
+
+
+def collect_settings(pairs: list[str] | None, **options: Any) -> dict[str, Any]:
+    """Settings from ``--set`` and from the options that were given; ``--set`` wins."""
+    given = {name: value for name, value in options.items() if value is not None}
+    return {**given, **parse_assignments(pairs or [])}
+
+
+def check_format(name: str) -> None:
+    """Raise an error if tables cannot be written in this format."""
+    if name not in FORMATS:
+        raise UnknownNameError(f"no table format {name!r}; {registry.hint(name, FORMATS)}")

@@ -1,4 +1,4 @@
-"""The command ``afield report``: one page for a store; a bench leaves one as well."""
+"""The commands that present records: ``afield table``, ``report`` and ``export-domainbed``."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from afield.cli import console
-from afield.cli.options import Format, Rules, check_format, split_names
+from afield.cli.options import Format, Rules, StoreArgument, check_format, split_names
 from afield.errors import DataError
 
 if TYPE_CHECKING:
@@ -16,17 +16,28 @@ if TYPE_CHECKING:
 __all__ = ["export_domainbed", "report", "table", "write_store_report"]
 
 
+def table(store: StoreArgument = "runs", rules: Rules = "all", format_: Format = "console") -> None:
+    """Print the results in a store: one table per dataset and selection rule."""
+    check_format(format_)
+    from afield.experiments.selection import resolve_rules
+
+    opened, records = _read_records(store)
+    outcomes: list[Record | Failure] = [*records, *opened.failures()]
+    console.print_outcomes(
+        outcomes, opened, output_format=format_, rules=resolve_rules(split_names(rules))
+    )
+
+
 def report(
-    store: Annotated[
-        str, typer.Argument(metavar="RUNS", help="Folder or address of the records.")
-    ] = "runs",
+    store: StoreArgument = "runs",
     out: Annotated[
-        Path | None, typer.Option(help="File to write; by default RUNS/report.html.")
+        Path | None,
+        typer.Option(metavar="FILE", help="HTML file to write. Default: STORE/report.html."),
     ] = None,
 ) -> None:
-    """Write one page on all runs of a store: what does best, tables, curves, cost.
+    """Write a web page about all runs in a store: best method, tables, curves, cost.
 
-    It is a single file that needs no network; send it as it is.
+    The page is a single file that works offline, ready to send to others.
     """
     from afield.reporting.page import write_report
 
@@ -35,55 +46,51 @@ def report(
 
 
 def write_store_report(store: "Store", *, quiet: bool = False) -> None:
-    """Write the page of a store into it, and say where; that it cannot be done is only a note."""
+    """Write the report of a store into it and print its path; a failure is only a note."""
     from afield.reporting.page import write_report
 
     try:
         path = write_report(store)
     except Exception as error:  # noqa: BLE001  hours of work are done: a page may be made later
-        told = f"no report: {' '.join(str(error).split())}; try `afield report {store.where()}`"
-        console.err.print(f"note: {told}", markup=False, soft_wrap=True)
+        reason = " ".join(str(error).split())
+        console.err.print(
+            f"note: the report could not be written ({reason}); "
+            f"try again with `afield report {store.where()}`",
+            markup=False,
+            soft_wrap=True,
+        )
     else:
         if not quiet:
             console.err.print(f"report in {path}", markup=False, soft_wrap=True)
 
 
-def table(
-    store: Annotated[str, typer.Argument(help="Folder or address of the records.")] = "runs",
-    rules: Rules = "all",
-    format_: Format = "console",
-) -> None:
-    """Show what a store holds: one table a dataset, all selection rules for which it suffices."""
-    check_format(format_)
-    from afield.experiments.selection import resolve_rules
-
-    place, records = _records_of(store)
-    known: list[Record | Failure] = [*records, *place.failures()]
-    console.print_outcomes(
-        known, place, output_format=format_, rules=resolve_rules(split_names(rules))
-    )
-
-
 def export_domainbed(
-    runs: Annotated[str, typer.Argument(help="Folder or address of the records.")],
-    into: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")],
+    store: StoreArgument,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")],
     dataset: Annotated[
         str | None,
-        typer.Option(help="A dataset's name in DomainBed, whose script shows only those it knows."),
+        typer.Option(
+            metavar="NAME",
+            help="DomainBed's name of the dataset, e.g. RotatedMNIST; its script skips names that "
+            "it does not know. Default: the name in afield.",
+        ),
     ] = None,
 ) -> None:
-    """Write records as DomainBed's results.jsonl, for its collect_results script."""
-    from afield.reporting.domainbed import export_domainbed as export
+    """Write records as results.jsonl files for DomainBed's collect_results script."""
+    from afield.reporting.domainbed import export_domainbed as write_results
 
-    folders = export(_records_of(runs)[1], into, dataset=dataset)
-    console.out.print(f"{len(folders)} runs written to {into}", markup=False)
+    folders = write_results(_read_records(store)[1], out, dataset=dataset)
+    console.out.print(f"{len(folders)} runs written to {out}", markup=False)
 
 
-def _records_of(address: str) -> "tuple[Store, list[Record]]":
+def _read_records(address: str) -> "tuple[Store, list[Record]]":
     from afield.experiments.remote_store import open_store
 
     store = open_store(address)
     records = list(store)
     if not records and not store.failures():
-        raise DataError(f"{address}: no records there; run `afield bench --store {address}` first")
+        raise DataError(
+            f"{address}: no records there; run `afield bench --store {address}` first, or give "
+            "the store of another bench"
+        )
     return store, records

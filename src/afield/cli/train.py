@@ -1,4 +1,4 @@
-"""The commands ``afield train`` and ``afield embed``: one run, and the features of a dataset."""
+"""The commands ``afield train`` (one run) and ``afield embed`` (features of a dataset)."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,8 +7,10 @@ import typer
 
 from afield.cli import console
 from afield.cli.options import (
+    TRAINING,
     Average,
     Backbone,
+    DatasetArgument,
     DomainsPerStep,
     SetOption,
     SkipBroken,
@@ -23,22 +25,46 @@ from afield.errors import SpecError
 
 if TYPE_CHECKING:
     from afield.experiments.record import Run
+    from afield.experiments.store import Store
     from afield.training.evaluation import Checkpoint
 
 __all__ = ["embed", "train"]
 
 
 def train(
-    dataset: Annotated[str | None, typer.Argument(help="A dataset's name or path.")] = None,
-    method: Annotated[str | None, typer.Argument(help="A method's name.")] = None,
+    dataset: Annotated[
+        str | None, typer.Argument(metavar="DATASET", help="Name or path of a dataset.")
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Argument(metavar="METHOD", help="Name of a method; see `afield list methods`."),
+    ] = None,
     target: Annotated[
-        list[str] | None, typer.Option(help="Domain to leave out; may be given several times.")
+        list[str] | None,
+        typer.Option(
+            metavar="DOMAIN",
+            help="Domain to leave out of training and to test on; repeat the option for several. "
+            "Default: none; train on all domains.",
+        ),
     ] = None,
     like: Annotated[
-        str | None, typer.Option(help="Repeat the run of this folder or address: runs/erm-….")
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="Repeat the run in this folder or at this address, e.g. runs/erm-…, with its own "
+            "settings. Replaces DATASET, METHOD and all settings.",
+        ),
     ] = None,
-    trial: Annotated[int, typer.Option(min=0, help="Which split and seed.")] = 0,
-    draw: Annotated[int, typer.Option(min=0, help="Which hyperparameters; 0: defaults.")] = 0,
+    trial: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="Number of the trial: it sets the split and seed."),
+    ] = 0,
+    draw: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="N", help="Number of the hyperparameter sample; 0 uses the defaults."
+        ),
+    ] = 0,
     average: Average = "last",
     backbone: Backbone = None,
     weights: Weights = None,
@@ -50,12 +76,9 @@ def train(
     store: StoreOption = "runs",
     tensorboard: Tensorboard = False,
 ) -> None:
-    """Train one model and say how it does on the domains that it has not seen."""
+    """Train one model and show its accuracy on the domains it has not seen."""
     from afield.experiments.benchmarking import plan_run
-    from afield.experiments.remote_store import fetch_run, open_store
-    from afield.experiments.runner import execute
-    from afield.experiments.store import read_record
-    from afield.experiments.tensorboard import TensorBoardWriter
+    from afield.experiments.remote_store import open_store
 
     settings = collect_settings(
         set_,
@@ -67,10 +90,13 @@ def train(
     )
     if like is not None:
         if dataset or target or settings or (trial, draw, average) != (0, 0, "last"):
-            raise SpecError("--like repeats a run as it is: give no other setting beside it")
-        run = read_record(fetch_run(like)).run
+            raise SpecError("--like repeats a run with its own settings; remove the other settings")
+        run = _read_run(like)
     elif dataset is None or method is None:
-        raise SpecError("give a dataset and a method, or --like and a run's folder")
+        raise SpecError(
+            "no dataset and method given; write `afield train DATASET METHOD` or "
+            "`afield train --like RUN`"
+        )
     else:
         with console.show_progress():
             run = plan_run(
@@ -82,35 +108,70 @@ def train(
                 average=average,
                 settings=settings,
             )
-    place = open_store(store)
-    written = TensorBoardWriter(f"{place.where()}/tensorboard") if tensorboard else None
+    _execute(run, open_store(store), threads=threads, tensorboard=tensorboard)
+
+
+def _read_run(address: str) -> "Run":
+    from afield.experiments.remote_store import fetch_run
+    from afield.experiments.store import read_record
+
+    return read_record(fetch_run(address)).run
+
+
+def _execute(run: "Run", store: "Store", *, threads: int, tensorboard: bool) -> None:
+    """Train with a progress bar, then print the accuracies."""
+    from afield.experiments.runner import execute
+    from afield.experiments.tensorboard import TensorBoardWriter
+
+    writer = TensorBoardWriter(f"{store.where()}/tensorboard") if tensorboard else None
     with console.progress_bar(f"{run.method} on {run.dataset}", run.steps) as advance:
 
         def watch(run: "Run", checkpoint: "Checkpoint") -> None:
             advance(checkpoint.step)
-            if written is not None:
-                written(run, checkpoint)
+            if writer is not None:
+                writer(run, checkpoint)
 
-        record = execute(run, place, threads=threads, watch=watch)
-    console.print_record(record, place.where(run))
+        record = execute(run, store, threads=threads, watch=watch)
+    console.print_record(record, store.where(run))
 
 
 def embed(
-    dataset: Annotated[str, typer.Argument(help="A dataset's name or path.")],
-    out: Annotated[Path, typer.Option(help="File to write; .npz is added.")],
+    dataset: DatasetArgument,
+    out: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="File to write; .npz is added if it is missing."),
+    ],
     backbone: Annotated[
-        str | None, typer.Option(help="Pretrained network; by default the dataset's, or resnet18.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Pretrained network that computes the features, e.g. timm:resnet50. Default: the "
+            "dataset's if it is pretrained, otherwise timm:resnet18.",
+        ),
     ] = None,
     weights: Weights = None,
-    size: Annotated[int | None, typer.Option(min=16, help="Pixels a side.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default all.")] = None,
+    size: Annotated[
+        int | None,
+        typer.Option(
+            min=16,
+            metavar="PIXELS",
+            help="Width and height of the images. Default: the network's.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="CPU threads. Default: all.")
+    ] = None,
     skip_broken: SkipBroken = False,
 ) -> None:
-    """Write the frozen features of all samples: a dataset that every command takes."""
-    from afield.experiments.embedding import embed as embedded
+    """Compute the features of all images once and save them as a dataset.
+
+    Every command takes the file as its dataset: training on features is fast.
+    """
+    from afield.experiments.embedding import embed as write_features
 
     with console.show_progress():
-        path = embedded(
+        path = write_features(
             dataset,
             out,
             backbone=backbone,
@@ -120,5 +181,5 @@ def embed(
             skip_broken=skip_broken,
         )
     console.out.print(
-        f"features in {path}; now `afield bench {path}`", markup=False, soft_wrap=True
+        f"features in {path}; next: `afield bench {path}`", markup=False, soft_wrap=True
     )
