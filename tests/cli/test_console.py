@@ -1,7 +1,10 @@
+"""Progress, notes and tables on the console."""
+
 import io
 import logging
 import os
 import time
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -30,6 +33,17 @@ def test_failures_name_method_sources_and_reason(tmp_path, monkeypatch, capsys):
     )
     said = capsys.readouterr().err
     assert "erm on turn10, turn20, turn30, trial 0, draw 0: no [bold]luck" in said
+
+
+def test_the_line_before_a_benchmark_names_network_size_and_weights(monkeypatch, capsys):
+    monkeypatch.setattr(console, "err", Console(stderr=True, width=20))
+    run = plan_run("spirals", "erm", target="turn0", settings={"steps": 5})
+    network = {"backbone": "timm:resnet18", "size": 64, "weights": "/away/mine.safetensors"}
+    console.print_plan([replace(run, role="base"), replace(run, **network)], done=1)
+    assert capsys.readouterr().err == (
+        "2 runs (1 already in the store): timm:resnet18 at 64 px from weights mine.safetensors, "
+        "5 steps of 3 × 32 samples\n"
+    )
 
 
 def test_no_table_is_explained(tmp_path, monkeypatch, capsys):
@@ -67,4 +81,4 @@ def test_a_store_out_of_reach_ends_no_work(tmp_path, monkeypatch, terminal):
             yield each
 
     assert list(console.follow_outcomes(slow(), Away(tmp_path), plan)) == [0, 1, 2]
-    assert "the store cannot be read now" in console.err.file.getvalue()
+    assert "the store cannot be read at the moment" in console.err.file.getvalue()

@@ -1,49 +1,54 @@
-"""What is told of a method, average or dataset."""
-
-from importlib import import_module
+"""`afield list` and `afield explain`: every method, merge, average, dataset and diagnostic."""
 
 import pytest
 
 from afield import registry
-from afield.cli.explain import explanation_text
+from afield.cli.explain import MAX_NAMES, explanation_text
 from afield.data.lookup import find_dataset
 from afield.errors import UnknownNameError
 from afield.hyperparameters import defaults, ranges
-from afield.registry import ROOMS
 
 EVERYTHING = [(kind, name) for kind in registry.KINDS for name in registry.names(kind)]
 
 
-@pytest.mark.parametrize(("kind", "name"), EVERYTHING)
-def test_an_explanation_begins_with_the_name_and_has_the_whole_docstring(kind, name):
-    told = explanation_text(name)
-    assert told.splitlines()[0] == f"{name} ({kind})"
-    assert import_module(f"afield.{ROOMS[kind]}.{kind}.{name}").__doc__.strip() in told
+def test_list_has_a_line_on_everything(afield):
+    code, out, _ = afield("list")
+    assert code == 0
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    for kind, name in EVERYTHING:
+        assert registry.summary(kind, name) in lines[name]
+    assert "rotated_digits" not in afield("list", "methods")[1]
 
 
-@pytest.mark.parametrize(("kind", "name"), [e for e in EVERYTHING if e[0] != "datasets"])
-def test_every_setting_is_told_with_its_default_and_range(kind, name):
-    found = registry.find(kind, name)
-    lines = explanation_text(name).splitlines()
-    for setting, default in defaults(found).items():
-        (line,) = [line for line in lines if line.startswith(f"  {setting} = {default}")]
-        assert line.endswith(str(ranges(found)[setting]))
+def test_explain_prints_formula_settings_and_ranges(afield):
+    code, out, _ = afield("explain", "vrex")
+    assert code == 0
+    for words in ("vrex (methods)", "penalty = 10.0    LogUniform", "Differs from"):
+        assert words in out
+    assert afield("explain", "erm")[1].endswith("\nsettings: none\n")
 
 
-def test_what_has_no_settings_says_so():
-    assert explanation_text("erm").splitlines()[-1] == "settings: none"
+def test_an_explanation_has_the_whole_docstring_and_every_setting():
+    for kind, name in EVERYTHING:
+        text = explanation_text(name)
+        assert text.startswith(f"{name} ({kind})\n\n{registry.docstring(kind, name)}")
+        instance = registry.find(kind, name)
+        for setting, default in defaults(instance).items() if kind != "datasets" else ():
+            (line,) = [x for x in text.splitlines() if x.startswith(f"  {setting} = {default}")]
+            assert line.endswith(str(ranges(instance)[setting]))
 
 
-@pytest.mark.parametrize("name", registry.names("datasets"))
-def test_a_dataset_is_told_with_its_domains_classes_and_defaults(name):
-    found = find_dataset(name)
-    told = dict(line.split(": ", 1) for line in explanation_text(name).splitlines() if ": " in line)
-    for names, listed in ((found.domains, told["domains"]), (found.classes, told["classes"])):
-        assert listed.startswith(", ".join(names[:20]))
-        assert (f"{len(names) - 20} more" in listed) == (len(names) > 20)
-    assert f"steps {found.training.steps}," in told["training"]
-    assert f"backbone {found.training.backbone}" in told["training"]
-    assert told["here"] == "yes" or told["here"].startswith("no; ")
+def test_a_dataset_is_explained_with_its_domains_classes_and_defaults():
+    for name in registry.names("datasets"):
+        dataset, lines = find_dataset(name), explanation_text(name).splitlines()
+        facts = dict(line.split(": ", 1) for line in lines if ": " in line)
+        for names, fact in ((dataset.domains, "domains"), (dataset.classes, "classes")):
+            assert facts[fact].startswith(", ".join(names[:MAX_NAMES]))
+            hidden = len(names) - MAX_NAMES
+            assert (f"{hidden} more" in facts[fact]) == (hidden > 0)
+        assert f"steps {dataset.training.steps}," in facts["training"]
+        assert f"backbone {dataset.training.backbone}" in facts["training"]
+        assert facts["here"] == "yes" or facts["here"].startswith("no; ")
 
 
 def test_an_unknown_name_is_answered_with_a_guess_among_all_kinds():

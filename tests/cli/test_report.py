@@ -1,10 +1,29 @@
-"""`afield report`, and the page that a bench leaves."""
+"""`afield table`, `report` and `export-domainbed`, and the report that a bench leaves."""
+
+import io
+import json
+
+import pandas as pd
 
 from afield.experiments.store import Store
 from afield.reporting import page
 from tests.stores import benchmark_records, kept
 
-QUICK = ("--steps", "10", "--workers", "1", "--trials", "2")
+QUICK = ("--methods", "erm", "--steps", "10", "--workers", "1", "--trials", "2")
+
+
+def test_table_prints_what_the_bench_printed_in_any_format(afield, tmp_path):
+    code, out, _ = afield("bench", "spirals", *QUICK, "--format", "csv")
+    assert code == 0
+    frame = pd.read_csv(io.StringIO(out))
+    assert set(frame["rule"]) == {"sources", "target"}
+    assert frame["accuracy"].between(0, 1).all()
+    code, again, err = afield("table", "runs", "--format", "csv")
+    assert (code, again, err) == (0, out, "8 records in runs\n")
+    for format_, sign in (("console", "turn30"), ("md", "| method |"), ("latex", r"\toprule")):
+        code, out, _ = afield("table", "--format", format_, "--rules", "target")
+        assert code == 0
+        assert sign in out
 
 
 def test_report_writes_one_page_and_says_where(afield, tmp_path):
@@ -17,26 +36,23 @@ def test_report_writes_one_page_and_says_where(afield, tmp_path):
     assert pages[0] == pages[1]
 
 
-def test_a_store_without_records_is_one_line(afield):
-    code, _, err = afield("report", "nowhere")
-    assert code == 2
-    assert err == "error: nowhere: no records there; run `afield bench --store nowhere`\n"
-
-
-def test_a_bench_leaves_a_page_in_its_store(afield, tmp_path):
-    code, out, err = afield("bench", "spirals", "--methods", "erm", *QUICK)
-    assert code == 0
-    assert "report in runs/report.html" in err
-    assert "report in" not in out
-    assert "spirals" in (tmp_path / "runs" / "report.html").read_text()
-
-
-def test_a_page_that_cannot_be_made_costs_neither_table_nor_exit_code(afield, monkeypatch):
+def test_a_report_that_cannot_be_made_costs_neither_table_nor_exit_code(afield, monkeypatch):
     def broken(*_):
         raise ZeroDivisionError("a bug\nof ours")
 
     monkeypatch.setattr(page, "write_report", broken)
-    code, out, err = afield("bench", "spirals", "--methods", "erm", *QUICK)
+    code, out, err = afield("bench", "spirals", *QUICK)
     assert code == 0
     assert "erm" in out
-    assert err.endswith("note: no report: a bug of ours; try `afield report runs`\n")
+    assert err.endswith("(a bug of ours); try again with `afield report runs`\n")
+
+
+def test_export_writes_what_domainbed_reads(afield, tmp_path):
+    kept(Store(tmp_path / "runs"), benchmark_records([[0.5, 0.6, 0.7]]))
+    code, out, _ = afield("export-domainbed", "runs", "out", "--dataset", "RotatedMNIST")
+    assert (code, out) == (0, "3 runs written to out\n")
+    first, *rest = sorted((tmp_path / "out").iterdir())
+    assert len(rest) == 2
+    assert (first / "done").exists()
+    line = json.loads((first / "results.jsonl").read_text().splitlines()[0])
+    assert line["args"]["dataset"] == "RotatedMNIST"

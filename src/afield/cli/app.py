@@ -1,4 +1,7 @@
-"""The command line: read arguments, call one function, print. Heavy imports are inside."""
+"""The command line: all commands, and the exit codes of errors.
+
+Commands import torch and other large packages inside their functions, so that help is fast.
+"""
 
 import logging
 import os
@@ -24,10 +27,9 @@ from afield.errors import AfieldError
 
 __all__ = ["app", "main"]
 
-_stopped = threading.Event()
+_interrupted = threading.Event()
 
 app = typer.Typer(
-    help="Domain generalization: trained at home, tested afield.",
     no_args_is_help=True,
     invoke_without_command=True,
     add_completion=False,
@@ -54,9 +56,12 @@ app.add_typer(data, name="data", rich_help_panel="Data")
 
 @app.callback()
 def afield(
-    version: Annotated[bool, typer.Option("--version", help="Say the version, and end.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
-    """Domain generalization: trained at home, tested afield."""
+    """Domain generalization: trained at home, tested afield.
+
+    Start with `afield bench`, which compares a few methods on a small dataset.
+    """
     if version:
         from importlib.metadata import version as installed
 
@@ -65,18 +70,18 @@ def afield(
 
 
 def main() -> None:
-    """Run the command line; errors of the user's making are one line and exit code 2."""
-    # The hub would tell of every try, twice; when it gives up, there is one error.
+    """Run the command line; an error that the user can correct is one line and exit code 2."""
+    # The hub logs every attempt, twice; we report one error when it gives up.
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     logging.basicConfig(
         level=logging.WARNING, format="note: %(message)s", handlers=[console.NoteHandler()]
     )
-    signal.signal(signal.SIGINT, _stop)
+    signal.signal(signal.SIGINT, _interrupt)
     try:
         app()
     except SystemExit as end:
-        # Whatever ends a call of Ray's has a code of Ray's.
-        sys.exit(130 if _stopped.is_set() else end.code)
+        # Ray replaces the exit code of what interrupts its calls.
+        sys.exit(130 if _interrupted.is_set() else end.code)
     except AfieldError as error:
         _fail(error)
     except BrokenPipeError:
@@ -90,8 +95,8 @@ def _fail(error: Exception) -> None:
     sys.exit(2)
 
 
-def _stop(*_: object) -> None:
-    """Ctrl-C: stop at once, workers too. What is finished is on disk, the rest can go on."""
-    _stopped.set()
-    console.err.print("stopped; start it again to go on")
+def _interrupt(*_: object) -> None:
+    """Handle Ctrl-C: exit at once. Finished runs are in the store, the others can be resumed."""
+    _interrupted.set()
+    console.err.print("stopped; run the same command again to continue")
     sys.exit(130)

@@ -1,4 +1,4 @@
-"""What the command line shows: tables on standard output, all else on standard error."""
+"""Output of the command line: results on standard output, everything else on standard error."""
 
 import logging
 import sys
@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import (
@@ -40,41 +39,40 @@ __all__ = [
     "out",
     "print_outcomes",
     "print_plan",
-    "print_record",
     "print_statuses",
     "progress_bar",
     "show_progress",
     "show_until_done",
 ]
 
-# Where there is no terminal, nothing is known of a width: tables must not be cut.
+# Without a terminal the width is unknown; choose one at which tables are not truncated.
 out = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
 err = Console(stderr=True, highlight=False)
-# How often a view of running work is drawn anew, and a log gets a line.
+# Time between updates of the live view on a terminal, and between lines in a log.
 REFRESH_SECONDS, LOG_SECONDS = 1.0, 30.0
 
 
 class NoteHandler(logging.Handler):
-    """What the library warns of, a line each on standard error, above the bar if there is one.
+    """Prints warnings of the library on standard error, one line each, above a progress bar.
 
-    The same line comes once: a view of running work would bring it every second.
+    A line is printed once: the live view would otherwise repeat it every second.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one line; the terminal breaks it, so that a path in it stays whole."""
+        """Print one line without wrapping it, so that a path in it can be copied."""
         line = self.format(record)
-        if line not in self._said:
-            self._said.add(line)
+        if line not in self._printed:
+            self._printed.add(line)
             err.print(line, markup=False, soft_wrap=True)
 
 
 @contextmanager
 def progress_bar(title: str, total: int | None) -> Iterator[Any]:
-    """A live bar on standard error; yields a function that takes how much is done."""
+    """Show a progress bar on standard error; yields a function that sets how much is done."""
     if not err.is_terminal:
         yield lambda done, note=title: None
         return
@@ -83,7 +81,7 @@ def progress_bar(title: str, total: int | None) -> Iterator[Any]:
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("left"),
+        TextColumn("remaining"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=err, transient=True) as progress:
@@ -92,63 +90,65 @@ def progress_bar(title: str, total: int | None) -> Iterator[Any]:
 
 
 def show_progress() -> AbstractContextManager[None]:
-    """Bars for what the library is at inside the block: decoding, downloading, embedding."""
+    """Show progress bars for decoding, downloading and embedding inside the block."""
     from afield.progress import report_progress_to
 
     return report_progress_to(progress_bar)
 
 
 def print_plan(runs: "Sequence[Run]", *, done: int) -> None:
-    """What is about to be trained, in one line on standard error."""
-    # Not the short training of a base.
-    first = next((run for run in runs if run.role != "base"), runs[0])
-    size = f" at {first.size} px" if first.size else ""
-    weights = {"": "from random weights", "hub": "from the hub's weights"}
-    start = weights.get(first.weights, f"from {Path(first.weights).name}")
-    drawn = min(first.domains_per_step, len(first.sources)) or len(first.sources)
-    told = (
-        f"{first.backbone}{size}, {start}; {first.steps} steps of {drawn} × {first.batch} samples"
+    """Describe the planned runs in one line on standard error."""
+    # The first run may be the short training of a base model, which is not typical.
+    typical = next((run for run in runs if run.role != "base"), runs[0])
+    size = f" at {typical.size} px" if typical.size else ""
+    weights = {"": "random weights", "hub": "pretrained weights"}
+    start = weights.get(typical.weights, f"weights {Path(typical.weights).name}")
+    domains = min(typical.domains_per_step, len(typical.sources)) or len(typical.sources)
+    count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
+    count += f" ({done} already in the store)" if done else ""
+    err.print(
+        f"{count}: {typical.backbone}{size} from {start}, {typical.steps} steps of "
+        f"{domains} × {typical.batch} samples",
+        markup=False,
+        soft_wrap=True,
     )
-    counted = f"{len(runs)} run{'s' * (len(runs) > 1)}"
-    counted += f" ({done} of them in the store already)" if done else ""
-    err.print(f"{counted} with {told}", markup=False, soft_wrap=True)
 
 
 def follow_outcomes(
     outcomes: "Iterable[Record | Failure]", store: "Store", plan: "Plan"
 ) -> "Iterator[Record | Failure]":
-    """The outcomes as they come, with a live view on a terminal and lines in a log."""
-    with _shown(store, plan):
+    """Pass outcomes on as they come, with a live view on a terminal and lines in a log."""
+    with _live_view(store, plan):
         yield from outcomes
 
 
 def show_until_done(store: "Store", plan: "Plan") -> None:
-    """The same view of a plan that another process is at, until that has ended."""
+    """Show the live view of a plan that another process works on, until that process ends."""
     from afield.experiments.status import plan_status
 
-    with _shown(store, plan):
+    with _live_view(store, plan):
         while (status := plan_status(store, plan)).remaining and status.process_alive is not False:
             time.sleep(REFRESH_SECONDS)
 
 
 def print_statuses(statuses: "Sequence[Status]") -> None:
-    """How far every plan is: those with something to do, and the latest."""
-    for status in [each for each in statuses if each.remaining or each is statuses[-1]]:
-        state = {True: "at work", False: "not at work", None: f"started on {status.plan.host}"}
-        told = state[status.process_alive] if status.remaining else "done"
-        out.print(f"{status.plan.command}  ({told})", style="bold", markup=False, soft_wrap=True)
+    """Print the progress of every unfinished plan, and of the latest."""
+    for status in [status for status in statuses if status.remaining or status is statuses[-1]]:
+        states = {True: "running", False: "not running", None: f"started on {status.plan.host}"}
+        state = states[status.process_alive] if status.remaining else "done"
+        out.print(f"{status.plan.command}  ({state})", style="bold", markup=False, soft_wrap=True)
         out.print(_running_view(status))
         for failure in status.failed:
             out.print(f"  failed: {describe_failure(failure)}", markup=False, soft_wrap=True)
 
 
 @contextmanager
-def _shown(store: "Store", plan: "Plan") -> Iterator[None]:
-    look = _looker(store, plan)
+def _live_view(store: "Store", plan: "Plan") -> Iterator[None]:
+    read_status = _status_reader(store, plan)
     if err.is_terminal:
-        view = partial(_running_view, most=max(1, err.height - 6))
+        view = partial(_running_view, max_lines=max(1, err.height - 6))
         live = Live(
-            get_renderable=lambda: _of(look(), view),
+            get_renderable=lambda: _render(read_status(), view),
             console=err,
             refresh_per_second=1 / REFRESH_SECONDS,
             transient=True,
@@ -156,60 +156,68 @@ def _shown(store: "Store", plan: "Plan") -> Iterator[None]:
         with live:
             yield
         return
-    with repeat_every(lambda: err.print(_of(look(), _log_line), soft_wrap=True), LOG_SECONDS):
+
+    def log() -> None:
+        err.print(_render(read_status(), _log_line), soft_wrap=True)
+
+    with repeat_every(log, LOG_SECONDS):
         yield
 
 
-def _looker(store: "Store", plan: "Plan") -> "Callable[[], Status | None]":
-    """A function that says how far a plan is, or was when the store could be read last.
+def _status_reader(store: "Store", plan: "Plan") -> "Callable[[], Status | None]":
+    """A function that returns the status of a plan, or the last one if the store cannot be read.
 
-    A view ends no work: a store that is out of reach for a moment is no reason to stop.
+    A store that is out of reach for a moment must not stop the work.
     """
     from afield.experiments.status import plan_status
 
     last: Status | None = None
 
-    def look() -> "Status | None":
+    def read_status() -> "Status | None":
         nonlocal last
         with suppress(AfieldError, OSError):
             last = plan_status(store, plan)
         return last
 
-    return look
+    return read_status
 
 
-def _of(status: "Status | None", view: "Callable[[Status], RenderableType]") -> RenderableType:
-    return Text("the store cannot be read now") if status is None else view(status)
+def _render(status: "Status | None", view: "Callable[[Status], RenderableType]") -> RenderableType:
+    return Text("the store cannot be read at the moment") if status is None else view(status)
 
 
-def _running_view(status: "Status", most: int = 40) -> Group:
-    """A bar for all runs, and a line for each that is under way."""
+def _running_view(status: "Status", max_lines: int = 40) -> Group:
+    """A progress bar for all runs, and a line for each run that has begun."""
     top = Table.grid(padding=(0, 1))
-    top.add_row(ProgressBar(status.total, status.done, width=30), Text(_counted(status)))
+    top.add_row(ProgressBar(status.total, status.done, width=30), Text(_format_counts(status)))
     lines = Table.grid(padding=(0, 2))
     begun = [*status.running, *status.stopped]
-    for each in begun[:most]:
-        run = each.run
-        accuracy = "" if each.accuracy is None else f"{100 * each.accuracy:.1f} % on sources"
-        step = f"step {each.step}/{run.steps}"
-        unseen = f"without {', '.join(each.unseen)}" if each.unseen else "on all domains"
-        state = "" if each in status.running else "stopped"
-        cells = (run.method, unseen, f"trial {run.trial}", step, accuracy, state)
+    for progress in begun[:max_lines]:
+        run, accuracy = progress.run, progress.accuracy
+        unseen = ", ".join(progress.unseen)
+        cells = (
+            run.method,
+            f"without {unseen}" if unseen else "on all domains",
+            f"trial {run.trial}",
+            f"step {progress.step}/{run.steps}",
+            "" if accuracy is None else f"{100 * accuracy:.1f} % on sources",
+            "" if progress in status.running else "stopped",
+        )
         lines.add_row("", *(Text(cell, overflow="ellipsis", no_wrap=True) for cell in cells))
-    more = [Text(f"    and {len(begun) - most} more")] if len(begun) > most else []
-    return Group(top, lines, *more)
+    hidden = len(begun) - max_lines
+    return Group(top, lines, *([Text(f"    and {hidden} more")] if hidden > 0 else []))
 
 
-def _counted(status: "Status") -> str:
+def _format_counts(status: "Status") -> str:
     from afield.experiments.status import format_duration
 
     words = [f"{status.done}/{status.total} runs done"]
-    for count, word in (
+    for count, state in (
         (len(status.running), "running"),
         (len(status.stopped), "stopped"),
         (len(status.failed), "failed"),
     ):
-        words += [f"{count} {word}"] * bool(count)
+        words += [f"{count} {state}"] * bool(count)
     if not status.has_started and status.process_alive:
         words.append("starting")
     if status.remaining and status.left is not None and status.process_alive is not False:
@@ -218,19 +226,19 @@ def _counted(status: "Status") -> str:
 
 
 def _log_line(status: "Status") -> Text:
-    begun = [
-        f"{each.run.method} {each.step}/{each.run.steps}"
-        + ("" if each.accuracy is None else f" {100 * each.accuracy:.1f} %")
-        for each in status.running
+    running = [
+        f"{progress.run.method} {progress.step}/{progress.run.steps}"
+        + ("" if progress.accuracy is None else f" {100 * progress.accuracy:.1f} %")
+        for progress in status.running
     ]
-    return Text("; ".join([_counted(status), *begun]))
+    return Text("; ".join([_format_counts(status), *running]))
 
 
 def describe_failure(failure: "Failure") -> str:
-    """A failed run and the reason."""
+    """Describe a failed run and the reason."""
     run = failure.run
-    told = f"{run.method} on {', '.join(run.sources)}, trial {run.trial}, draw {run.draw}"
-    return f"{told}: {failure.error}"
+    sources = ", ".join(run.sources)
+    return f"{run.method} on {sources}, trial {run.trial}, draw {run.draw}: {failure.error}"
 
 
 def print_outcomes(
@@ -241,20 +249,21 @@ def print_outcomes(
     rules: Sequence[str],
     quiet: bool = False,
 ) -> bool:
-    """The table on standard output, failures and the place of the records on standard error.
+    """Print the table on standard output; failures and the store's location on standard error.
 
-    Returns whether nothing has failed.
+    Returns whether all runs succeeded.
     """
     from afield.experiments.record import Failure, Record
     from afield.reporting.formats import FORMATS, as_rich
     from afield.reporting.table import tabulate
 
-    every = list(outcomes)
-    records = [outcome for outcome in every if isinstance(outcome, Record)]
-    failures = [outcome for outcome in every if isinstance(outcome, Failure)]
+    outcomes = list(outcomes)
+    records = [outcome for outcome in outcomes if isinstance(outcome, Record)]
+    failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
     frame = tabulate(records, rules=rules)
     if frame.empty and records:
-        err.print("no table: the records suffice for none of these rules: " + ", ".join(rules))
+        names = ", ".join(rules)
+        err.print(f"no table: too few runs for the selection rules {names}; try --rules all")
     if output_format == "console":
         for table in as_rich(frame, out.width):
             out.print(table)
@@ -263,31 +272,7 @@ def print_outcomes(
     for failure in failures:
         where = f"{store.where(failure.run)}/failure.json"
         err.print(f"failed: {describe_failure(failure)} ({where})", markup=False, soft_wrap=True)
-    counted = f"{len(records)} record{'s' * (len(records) != 1)}"
     if not quiet:
-        err.print(f"{counted} in {store.where()}", markup=False, soft_wrap=True)
+        count = f"{len(records)} record{'s' * (len(records) != 1)}"
+        err.print(f"{count} in {store.where()}", markup=False, soft_wrap=True)
     return not failures
-
-
-def print_record(record: "Record", folder: str) -> None:
-    """How one model does: on the sources' probe parts, and on what it has not seen."""
-    from afield.experiments.selection import selection_value
-
-    sources = record.run.sources
-    best = max(record.candidates, key=lambda checkpoint: selection_value(checkpoint, record.run))
-    size = f" at {record.run.size} px" if record.run.size else ""
-    title = f"{record.run.method} with {record.run.backbone}{size}: accuracy (%)"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE)
-    for column in ("domain", "part", f"best on sources (step {best.step})", "last"):
-        table.add_column(column, justify="left" if column in ("domain", "part") else "right")
-    for domain in record.domains:
-        seen = domain in sources
-        parts = {"probe": "probe", "known": "probe, told"} if seen else {"main": "unseen"}
-        for part, told in parts.items():
-            both = [checkpoint.score(domain, part) for checkpoint in (best, record.checkpoints[-1])]
-            # Few methods can be told the domain.
-            if part != "known" or any(both):
-                cells = [f"{100 * score.accuracy:.1f}" if score else "–" for score in both]
-                table.add_row(Text(domain, style="" if seen else "bold"), told, *cells)
-    out.print(table)
-    err.print(f"record and weights in {folder}", markup=False, soft_wrap=True)

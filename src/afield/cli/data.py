@@ -1,4 +1,4 @@
-"""The commands ``afield data …``: which datasets are here, get one, look into one."""
+"""The commands ``afield data list``, ``get`` and ``check``: list, download and check datasets."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,101 +10,119 @@ from rich.table import Table
 from rich.text import Text
 
 from afield.cli import console
+from afield.cli.options import DatasetArgument
 
 if TYPE_CHECKING:
     from afield.data.inspection import Inspection
 
 __all__ = ["data"]
 
-# Beyond so many columns a terminal is too narrow for one a class.
+# With more classes than this, `check` shows no column per class: terminals are too narrow.
 MAX_CLASS_COLUMNS = 12
-# How many remarks are printed.
+# How many remarks `check` prints.
 MAX_REMARKS = 20
 
-data = typer.Typer(help="Which datasets are here, get one, look into one.", no_args_is_help=True)
+data = typer.Typer(help="List, download and check datasets.", no_args_is_help=True)
 
 
 @data.command(name="list")
 def list_() -> None:
-    """Say which datasets are here, and where the others come from."""
+    """List all datasets: which ones are here, and how to get the others."""
     from afield.data.availability import list_availability
     from afield.data.domains import data_root
 
     title = Text(f"datasets in {data_root()}")
     table = Table(box=box.SIMPLE, title=title, title_justify="left")
-    for column in ("dataset", "here", "comes from"):
-        # An address that is cut is of no use.
+    for column in ("dataset", "here", "how to get it"):
+        # Fold long addresses: a truncated address is useless.
         table.add_column(column, overflow="fold")
-    for each in list_availability():
-        here = Text("yes", style="bold") if each.available else Text("no")
-        table.add_row(Text(each.name), here, Text("" if each.available else each.how_to_get))
+    for dataset in list_availability():
+        here = Text("yes", style="bold") if dataset.available else Text("no")
+        table.add_row(
+            Text(dataset.name), here, Text("" if dataset.available else dataset.how_to_get)
+        )
     console.out.print(table)
 
 
 @data.command()
 def get(
-    name: Annotated[str, typer.Argument(help="A dataset's name; see `afield data list`.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="Name of a dataset; see `afield data list`."),
+    ],
 ) -> None:
-    """Download a dataset, check it, and unpack it; a broken download goes on where it was."""
+    """Download, verify and unpack a dataset.
+
+    An interrupted download continues where it stopped.
+    """
     from afield.data.availability import get_dataset
     from afield.data.domains import data_root
 
     with console.show_progress():
         dataset = get_dataset(name)
-    told = f"{len(dataset.domains)} domains, {len(dataset.classes)} classes"
-    where = f"in {data_root()}" if dataset.needs else "comes with afield, nothing is to be fetched"
-    console.out.print(f"{name}: {where} ({told})", markup=False, soft_wrap=True)
+    where = f"in {data_root()}" if dataset.needs else "part of afield, nothing to download"
+    size = f"{len(dataset.domains)} domains, {len(dataset.classes)} classes"
+    console.out.print(f"{name}: {where} ({size})", markup=False, soft_wrap=True)
 
 
 @data.command()
 def check(
-    dataset: Annotated[str, typer.Argument(help="A dataset's name, a folder, or an .npz.")],
+    dataset: DatasetArgument,
     out: Annotated[
-        Path | None, typer.Option(help="Picture to draw: a sample of each domain and class.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also write an image with one sample of each domain and class, e.g. sheet.png.",
+        ),
     ] = None,
 ) -> None:
-    """Count what is in a dataset; name broken files, copies across domains, and imbalance.
+    """Count the samples of a dataset and report problems.
 
-    Ends with exit code 1 where files are broken.
+    Problems are broken files, the same sample in several domains, missing
+    classes and imbalance. The exit code is 1 if files are broken.
     """
     from afield.data.inspection import contact_sheet, inspect_dataset
 
     with console.show_progress():
-        found = inspect_dataset(dataset)
-    console.out.print(_counts(found))
-    remarks = found.remarks
+        inspection = inspect_dataset(dataset)
+    console.out.print(_count_table(inspection))
+    remarks = inspection.remarks
     for remark in remarks[:MAX_REMARKS]:
         console.out.print(f"- {remark}", markup=False, soft_wrap=True)
     if len(remarks) > MAX_REMARKS:
         console.out.print(f"- and {len(remarks) - MAX_REMARKS} more")
     if out is not None:
-        path = contact_sheet(found, out)
+        path = contact_sheet(inspection, out)
         console.err.print(f"contact sheet in {path}", markup=False, soft_wrap=True)
-    if found.broken:
+    if inspection.broken:
         raise typer.Exit(1)
 
 
-def _counts(found: "Inspection") -> Table:
-    """Samples of every domain and class; where these have no room, the least and the most."""
-    dataset, counts = found.dataset, found.counts
-    if len(dataset.classes) <= MAX_CLASS_COLUMNS:
-        table = _table(found, dataset.classes, counts.tolist())
+def _count_table(inspection: "Inspection") -> Table:
+    """Samples per domain and class; if the classes do not fit, the smallest and largest class."""
+    classes, counts = inspection.dataset.classes, inspection.counts
+    if len(classes) <= MAX_CLASS_COLUMNS:
+        table = _format_counts(inspection, classes, counts.tolist())
         unlimited = console.out.options.update(width=10_000)
         if console.out.measure(table, options=unlimited).maximum <= console.out.width:
             return table
-    ends = [(row.min(), row.max()) for row in counts]
-    return _table(found, ("least of a class", "most of a class"), ends)
+    extremes = [(row.min(), row.max()) for row in counts]
+    return _format_counts(inspection, ("smallest class", "largest class"), extremes)
 
 
-def _table(found: "Inspection", columns: Sequence[str], cells: Iterable[Sequence[int]]) -> Table:
-    shape = " × ".join(str(side) for side in next(iter(found.domains.values())).x.shape[1:])
-    title = Text(f"{found.dataset.name}: {found.counts.sum():,} samples ({shape})")
+def _format_counts(
+    inspection: "Inspection", columns: Sequence[str], rows: Iterable[Sequence[int]]
+) -> Table:
+    """A table with a row per domain, whose last column is the sum of the domain."""
+    dataset, counts = inspection.dataset, inspection.counts
+    shape = " × ".join(str(side) for side in next(iter(inspection.domains.values())).x.shape[1:])
+    title = Text(f"{dataset.name}: {counts.sum():,} samples ({shape})")
     table = Table(
         box=box.SIMPLE, title=title, title_justify="left", collapse_padding=True, pad_edge=False
     )
     table.add_column("domain", overflow="fold")
     for column in (*columns, "all"):
         table.add_column(Text(column), justify="right", overflow="fold")
-    for name, row, every in zip(found.dataset.domains, cells, found.counts.sum(1), strict=True):
-        table.add_row(Text(name), *(f"{cell:,}" for cell in (*row, every)))
+    for name, row, total in zip(dataset.domains, rows, counts.sum(1), strict=True):
+        table.add_row(Text(name), *(f"{count:,}" for count in (*row, total)))
     return table

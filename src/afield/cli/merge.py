@@ -1,4 +1,4 @@
-"""The command ``afield merge …``: many fine-tuned models in, one that generalises out."""
+"""The command ``afield merge``: merge fine-tuned models into one that generalizes."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +10,7 @@ from typer.core import TyperCommand
 
 from afield import registry
 from afield.cli import console
-from afield.cli.options import parse_assignments
+from afield.cli.options import OUTPUT, parse_assignments
 
 if TYPE_CHECKING:
     from afield.merging.job import MergeJob
@@ -19,10 +19,10 @@ __all__ = ["MergeCommand", "merge"]
 
 
 class MergeCommand(TyperCommand):
-    """A command whose help ends with the merges that there are."""
+    """A command whose help ends with the list of merges."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The usual help, then a line on every merge; read from their files, without torch."""
+        """Print the usual help, then one line per merge, read from its file without torch."""
         super().format_help(ctx, formatter)
         table = Table(title="merges", title_justify="left", show_header=False, box=None)
         for name in registry.names("merges"):
@@ -31,92 +31,126 @@ class MergeCommand(TyperCommand):
 
 
 def merge(
-    how: Annotated[str, typer.Argument(help="A merge; `afield explain HOW` says more of it.")],
+    how: Annotated[
+        str,
+        typer.Argument(
+            metavar="MERGE",
+            help="Name of a merge, from the list below; see `afield explain MERGE`.",
+        ),
+    ],
     base: Annotated[
         Path,
         typer.Argument(
-            help="The model that all experts were fine-tuned from: a safetensors file, a folder as "
-            "Hugging Face keeps it, or a state dict that torch.save has written."
+            metavar="BASE",
+            help="Model from which all experts were fine-tuned: a safetensors file, a Hugging Face "
+            "folder, a state dict saved by torch, or a model folder of `afield fit`.",
         ),
     ],
     experts: Annotated[
-        list[Path], typer.Argument(metavar="EXPERT...", help="The fine-tuned models, likewise.")
+        list[Path],
+        typer.Argument(metavar="EXPERT...", help="Fine-tuned models, in the same formats."),
     ],
     *,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Change a setting of the merge, e.g. tau=1.96; repeat the option for several.",
+        ),
+    ] = None,
+    scale: Annotated[
+        float,
+        typer.Option(
+            metavar="FACTOR",
+            help="Multiply the merged change by this factor before adding it to the base.",
+        ),
+    ] = 1.0,
+    statistics: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="For merges that need statistics of the experts: one file per expert, in their "
+            "order; repeat the option.",
+        ),
+    ] = None,
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Parallel processes, for merges of matrices. The result does not depend on it.",
+        ),
+    ] = 1,
     out: Annotated[
-        Path, typer.Option(help="File to write (.safetensors); a folder if BASE is one.")
+        Path,
+        typer.Option(
+            metavar="PATH",
+            help="File to write (.safetensors), or folder if BASE is a folder.",
+            rich_help_panel=OUTPUT,
+        ),
     ],
     like: Annotated[
         Path | None,
         typer.Option(
-            help="Write the folder of a model for `afield predict`: its classes and inputs are as "
-            "in this folder of a model, or of a run in a store; by default BASE, if it is one of a "
-            "model."
+            metavar="FOLDER",
+            help="Write a model folder for `afield predict`, with the classes and input format of "
+            "this model folder or run. Default: BASE, if it is a model folder.",
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="A setting of the merge, as tau=1.96."),
-    ] = None,
-    scale: Annotated[
-        float, typer.Option(help="How far to go from the base along the merged change.")
-    ] = 1.0,
-    statistics: Annotated[
-        list[Path] | None,
-        typer.Option(help="For fisher and regmean: a file for each expert, in their order."),
-    ] = None,
-    workers: Annotated[
-        int, typer.Option(min=1, help="Processes, for merges of matrices; the result is the same.")
-    ] = 1,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would happen to each tensor, and end.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Only show what would happen to each tensor; write nothing.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Overwrite an existing file.", rich_help_panel=OUTPUT),
+    ] = False,
 ) -> None:
     """Merge fine-tuned models of one base into one model, without data.
 
-    Memory does not grow with the model: tensor by tensor is read, merged and written. Only files
-    that torch before 1.6 has saved are read whole; save them anew if they are too large.
+    Tensors are read, merged and written one at a time, so a model may be
+    larger than the memory. Only files saved by torch before 1.6 are read at
+    once; save them again if they are too large.
     """
     from afield.deployment.merged_model import write_merged_model
     from afield.deployment.model_folder import is_model_folder
     from afield.merging.files import FileMerge
 
-    asked = FileMerge(
+    planned = FileMerge(
         how, base, tuple(experts), scale, tuple(statistics or ()), parse_assignments(set_ or [])
     )
+    if dry_run:
+        _print_preview(planned.preview(out, overwrite=force))
+        return
     if like is None and is_model_folder(base):
         like = base
-    if like is not None and not dry_run:
-        with console.show_progress():
-            job = write_merged_model(asked, out, like, overwrite=force, workers=workers)
-        _tell(job, out)
-        return
-    if dry_run:
-        _print_plan(asked.preview(out, overwrite=force))
-        return
     with console.show_progress():
-        job = asked.write(out, overwrite=force, workers=workers)
-    _tell(job, out)
-
-
-def _tell(job: "MergeJob", out: Path) -> None:
-    console.err.print(_counted(job), markup=False, soft_wrap=True)
+        if like is None:
+            job = planned.write(out, overwrite=force, workers=workers)
+        else:
+            job = write_merged_model(planned, out, like, overwrite=force, workers=workers)
+    console.err.print(_summary(job), markup=False, soft_wrap=True)
     console.out.print(f"merged model in {out}", markup=False, soft_wrap=True)
 
 
-def _print_plan(job: "MergeJob") -> None:
+def _print_preview(job: "MergeJob") -> None:
     table = Table(box=None, pad_edge=False)
     for column in ("tensor", "type", "shape", "what happens"):
         table.add_column(column, overflow="fold")
     for name, action in job.actions.items():
         spec = job.base.specs[name]
-        shape = " × ".join(map(str, spec.shape)) or "one number"
+        shape = " × ".join(map(str, spec.shape)) or "scalar"
         table.add_row(Text(name), str(spec.dtype).removeprefix("torch."), shape, Text(action))
     console.out.print(table)
-    console.err.print(f"{_counted(job)}; nothing is written", markup=False, soft_wrap=True)
+    console.err.print(f"{_summary(job)}; nothing was written", markup=False, soft_wrap=True)
 
 
-def _counted(job: "MergeJob") -> str:
-    told = ", ".join(f"{count} {rule}" for rule, count in job.counts.items())
-    return f"{job.how} of {len(job.experts)} experts: {told}"
+def _summary(job: "MergeJob") -> str:
+    counts = ", ".join(f"{count} {action}" for action, count in job.counts.items())
+    return f"{job.how} of {len(job.experts)} experts: tensors {counts}"

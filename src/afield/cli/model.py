@@ -1,4 +1,4 @@
-"""The commands ``afield fit``, ``predict`` and ``export``: a model in use, and what it answers."""
+"""The commands ``afield fit`` and ``afield export``: make a model, and convert it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,8 +7,10 @@ import typer
 
 from afield.cli import console
 from afield.cli.options import (
+    OUTPUT,
     Average,
     Backbone,
+    DatasetArgument,
     ModelFolder,
     SetOption,
     SkipBroken,
@@ -16,6 +18,7 @@ from afield.cli.options import (
     StoreOption,
     Threads,
     Weights,
+    Workers,
     collect_settings,
 )
 from afield.errors import SpecError
@@ -25,17 +28,25 @@ if TYPE_CHECKING:
 
 __all__ = ["export", "fit"]
 
+ESTIMATE = "Estimate for unseen domains"
+
 
 def fit(
-    dataset: Annotated[str, typer.Argument(help="A dataset's name or path.")],
+    dataset: DatasetArgument,
     method: Annotated[
         str | None,
-        typer.Argument(help="A method's name; or 'best': what the bench in the store shows."),
+        typer.Argument(
+            metavar="METHOD",
+            help="Name of a method (see `afield list methods`), or 'best': the method and settings "
+            "with the best result among the benchmarks in the store.",
+        ),
     ] = None,
     *,
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
     method_: Annotated[
-        str | None, typer.Option("--method", help="The same as METHOD.", show_default=False)
+        str | None,
+        typer.Option(
+            "--method", metavar="METHOD", help="Same as the argument METHOD.", show_default=False
+        ),
     ] = None,
     average: Average = "last",
     backbone: Backbone = None,
@@ -47,53 +58,75 @@ def fit(
         bool,
         typer.Option(
             "--no-estimate",
-            help="Hold no domain out: nothing is known of unseen domains then, and no confidence "
-            "is calibrated.",
+            help="Skip the estimate. The accuracy on unseen domains is then unknown, and "
+            "confidences are not calibrated.",
+            rich_help_panel=ESTIMATE,
         ),
     ] = False,
     trials: Annotated[
-        int, typer.Option(min=1, help="How often each domain is left out, for the estimate.")
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="How many times to leave each domain out, with different splits and seeds.",
+            rich_help_panel=ESTIMATE,
+        ),
     ] = 1,
     hold_out: Annotated[
         float,
         typer.Option(
             min=0.0,
             max=0.9,
-            help="Hold this share of the domains out at once; by default each in turn, or, of more "
-            "than twelve, a quarter.",
+            metavar="SHARE",
+            help="Leave out this share of the domains at once, e.g. 0.25. Default: one domain "
+            "after the other, or 0.25 if there are more than twelve.",
             show_default=False,
+            rich_help_panel=ESTIMATE,
         ),
     ] = 0.0,
-    licence: Annotated[
-        str, typer.Option("--license", help="Of the model, for its card.", show_default=False)
+    workers: Workers = None,
+    threads: Threads = 1,
+    out: Annotated[
+        Path,
+        typer.Option(metavar="FOLDER", help="Model folder to write.", rich_help_panel=OUTPUT),
+    ],
+    store: StoreOption = "runs",
+    license_: Annotated[
+        str,
+        typer.Option(
+            "--license",
+            metavar="NAME",
+            help="License of the model, for its model card.",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
     ] = "",
     force: Annotated[
-        bool, typer.Option("--force", help="Replace the folder of another model.")
+        bool,
+        typer.Option("--force", help="Overwrite an existing model folder.", rich_help_panel=OUTPUT),
     ] = False,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes; by default as many as there are cores.")
-    ] = None,
-    threads: Threads = 1,
-    store: StoreOption = "runs",
 ) -> None:
-    """Train on all domains, and write a folder that holds all that is needed to use the model.
+    """Train on all domains and write a model folder, ready for `afield predict`.
 
-    First each domain is left out once, to know what is to be expected of an unseen one, and to
-    calibrate confidences for it; what the store has already is not done again.
+    First, each domain is left out once. This estimates the accuracy on an
+    unseen domain and calibrates confidences for it. Runs that the store
+    already holds are not repeated.
     """
-    from afield.deployment.fitting import fit as fitted
+    from afield.deployment.fitting import fit as fit_model
     from afield.experiments.pools import Local, default_workers
 
     if method and method_ and method != method_:
-        raise SpecError(f"METHOD is {method}, but --method {method_}; give one of them")
+        raise SpecError(f"two methods given, {method} and --method {method_}; give only one")
     chosen = method or method_
     if chosen is None:
-        raise SpecError("which method? See `afield list methods`, or give 'best' after a bench")
+        raise SpecError(
+            "no method given; see `afield list methods`, or give 'best' after `afield bench`"
+        )
     settings = collect_settings(
         set_, steps=steps, backbone=backbone, weights=weights, skip_broken=skip_broken or None
     )
     with console.show_progress():
-        model = fitted(
+        model = fit_model(
             dataset,
             chosen,
             out,
@@ -103,7 +136,7 @@ def fit(
             estimate=not no_estimate,
             trials=trials,
             hold_out=hold_out,
-            licence=licence,
+            licence=license_,
             overwrite=force,
             pool=Local(workers or default_workers(threads)),
             threads=threads,
@@ -112,26 +145,32 @@ def fit(
 
 
 def _print_model(model: "Model", out: Path) -> None:
+    """Estimate and calibration of a model, and where it is."""
     from afield.reporting.results import row_label
 
-    found, calibration = model.about.estimate, model.about.calibration
-    if found is None:
-        console.out.print("unseen domains: not estimated")
+    about = model.about
+    if (estimate := about.estimate) is None:
+        console.out.print("accuracy on unseen domains: not estimated")
     else:
-        error = f" ± {100 * found.stderr:.1f}" if found.stderr is not None else ""
-        trials = f"{found.trials} trial{'s' * (found.trials > 1)}"
+        stderr = f" ± {100 * estimate.stderr:.1f}" if estimate.stderr is not None else ""
+        trials = f"{estimate.trials} trial{'s' * (estimate.trials > 1)}"
         console.out.print(
-            f"unseen domains: {100 * found.accuracy:.1f} %{error} right (worst "
-            f"{100 * found.worst:.1f} %; {len(found.domains)} domains left out, {trials})"
+            f"accuracy on unseen domains: {100 * estimate.accuracy:.1f} %{stderr} (worst "
+            f"{100 * estimate.worst:.1f} %; {len(estimate.domains)} domains left out, {trials})"
         )
-    if found is not None and found.recipes > 1 and model.about.run is not None:
-        told = f"chosen among {found.recipes} recipes by this number, which is a little too good"
-        console.out.print(f"{row_label(model.about.run)}: {told}", markup=False, soft_wrap=True)
-    if calibration is not None:
+        if estimate.recipes > 1 and about.run is not None:
+            console.out.print(
+                f"{row_label(about.run)}: best of {estimate.recipes} by this accuracy, which is "
+                "therefore slightly too high",
+                markup=False,
+                soft_wrap=True,
+            )
+    if (calibration := about.calibration) is not None:
         console.out.print(
-            f"confidence: temperature {calibration.temperature:.2f}, calibration error on them "
-            f"{100 * calibration.error_before:.1f} % before, {100 * calibration.error_after:.1f} % "
-            "after"
+            f"confidence: temperature {calibration.temperature:.2f}; calibration error on unseen "
+            f"domains {100 * calibration.error_before:.1f} % before, "
+            f"{100 * calibration.error_after:.1f} % after",
+            soft_wrap=True,
         )
     console.out.print(f"model in {out}", markup=False, soft_wrap=True)
 
@@ -139,28 +178,39 @@ def _print_model(model: "Model", out: Path) -> None:
 def export(
     model: ModelFolder,
     *,
-    to: Annotated[str, typer.Option(help="onnx, or torch (a program of torch.export).")] = "onnx",
+    to: Annotated[
+        str,
+        typer.Option(metavar="FORMAT", help="Format: onnx, or torch (a torch.export program)."),
+    ] = "onnx",
     out: Annotated[
-        Path | None, typer.Option(help="File to write; by default MODEL.onnx or MODEL.pt2.")
+        Path | None,
+        typer.Option(metavar="FILE", help="File to write. Default: MODEL.onnx or MODEL.pt2."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write the model for other programs, for batches of any length.
+    """Convert a model for other programs, for batches of any size.
 
-    Scaling, temperature and softmax are in it: x (float32, as stored, at the network's size) goes
-    in, logits and calibrated probabilities come out. It is kept only if it gives the same as here.
+    The file takes decoded samples x (float32, unscaled, at the network's
+    input size) and returns logits and calibrated probabilities: scaling,
+    temperature and softmax are included. It is written only if its outputs
+    equal those of the model.
     """
     from afield.deployment.exporting import CHECKED_BATCH_SIZES, TOLERANCE
-    from afield.deployment.exporting import export as exported
+    from afield.deployment.exporting import export as convert
     from afield.deployment.model_folder import read_description
 
     with console.show_progress():
-        path = exported(model, to, out, overwrite=force)  # type: ignore[arg-type]
+        path = convert(model, to, out, overwrite=force)  # type: ignore[arg-type]
     inputs = read_description(model.expanduser()).inputs
-    form = " × ".join(("n", *map(str, inputs.shape)))
-    level = ", 0 to 255" * (inputs.dtype == "uint8")
-    console.out.print(f"{path}: x ({form}, float32{level}) to logits and probabilities")
-    batches = ", ".join(map(str, CHECKED_BATCH_SIZES))
-    told = f"the same to {TOLERANCE:g} for batches of {batches}; files are not read in it"
-    more = f", nor are pictures resized to {inputs.size} px" if inputs.modality.resizable else ""
-    console.out.print(told + more, soft_wrap=True)
+    shape = " × ".join(("n", *map(str, inputs.shape)))
+    levels = ", 0 to 255" * (inputs.dtype == "uint8")
+    console.out.print(
+        f"{path}: from x ({shape}, float32{levels}) to logits and probabilities", soft_wrap=True
+    )
+    sizes = ", ".join(map(str, CHECKED_BATCH_SIZES))
+    resize = f" and resize images to {inputs.size} px" if inputs.kind == "pictures" else ""
+    console.out.print(
+        f"outputs checked for batches of {sizes} (equal within {TOLERANCE:g}); "
+        f"decode files{resize} before calling it",
+        soft_wrap=True,
+    )

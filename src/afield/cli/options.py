@@ -39,11 +39,15 @@ __all__ = [
 
 FORMATS = ("console", "md", "latex", "csv")
 # Headings under which the help of a command lists its options.
-TRAINING, RUNNING, OUTPUT = "Training", "Running", "Output"
+TRAINING, RUNNING, OUTPUT = "Data, network and training", "Running", "Output"
 
 DatasetArgument = Annotated[
     str,
-    typer.Argument(metavar="DATASET", help="Name or path of a dataset; see `afield data list`."),
+    typer.Argument(
+        metavar="DATASET",
+        help="Name of a dataset (see `afield data list`), a folder DATASET/<domain>/<class>/ of "
+        "files, or an .npz file.",
+    ),
 ]
 Methods = Annotated[
     str,

@@ -1,4 +1,4 @@
-"""The command ``afield predict``: what a model says of files."""
+"""The command ``afield predict``: predict the classes of files with a model."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -26,45 +26,61 @@ def predict(
     model: ModelFolder,
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE...", help="Files, or folders with files at any depth."),
+        typer.Argument(
+            metavar="FILE...", help="Files, or folders, which are searched for files at any depth."
+        ),
     ],
     *,
     out: Annotated[
         Path | None,
-        typer.Option(help="File to write: .csv, .jsonl or .parquet; by default standard output."),
+        typer.Option(
+            metavar="FILE",
+            help="File to write (.csv, .jsonl or .parquet). Default: print a table, or CSV if the "
+            "output is redirected.",
+        ),
     ] = None,
     domain: Annotated[
         str | None,
-        typer.Option(help="The source that all files are from, where the model can use that."),
+        typer.Option(
+            metavar="DOMAIN",
+            help="Source domain of all files, for models that use the domain label. Default: "
+            "unknown.",
+        ),
     ] = None,
     abstain: Annotated[
         float | None,
         typer.Option(
             min=0.0,
             max=1.0,
-            help="Mark the predictions that should go to a person: those below the confidence "
-            "below which this share of the samples of held-out domains lay, and those further "
-            "away than all of these. Of data that are harder than these domains, more than this "
-            "share is marked.",
+            metavar="SHARE",
+            help="Add a column that marks predictions a person should check: the least confident "
+            "ones, and samples farther from the sources than any sample of a held-out domain. The "
+            "threshold marks this share of the samples of held-out domains, e.g. 0.1; on harder "
+            "data it marks more.",
         ),
     ] = None,
     probabilities: Annotated[
-        bool, typer.Option("--probabilities", help="A column for every class.")
+        bool,
+        typer.Option("--probabilities", help="Add a column with the probability of each class."),
     ] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Samples at once.")] = 64,
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Samples per batch.")] = 64,
     threads: Annotated[
         int | None,
         typer.Option(
-            min=1, help="CPU threads of the network; by default all; one for a small: network."
+            min=1, metavar="N", help="CPU threads. Default: all, or 1 for small: networks."
         ),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="Where to compute, as cuda; by default the fastest.")
+        str | None,
+        typer.Option(
+            metavar="DEVICE", help="Device to compute on, e.g. cpu or cuda. Default: the fastest."
+        ),
     ] = None,
 ) -> None:
-    """Say for every file which class it is, how surely, and how far it is from the sources.
+    """Predict the class of every file, with confidence and distance from the sources.
 
-    A file that cannot be read has a row with its error, and stops nothing.
+    A file that cannot be read gets a row with its error; the other files are
+    predicted all the same. The exit code is 1 if no file could be read.
     """
     from afield.compute import default_device
     from afield.deployment.model import load
@@ -79,88 +95,84 @@ def predict(
         classes=loaded.classes if probabilities else (),
     )
     loaded.domain_index(domain)
-    _tell_uncalibrated(loaded)
-    counted = _Count()
-    # A bar would get between the rows on a terminal.
-    with console.show_progress():
-        answers: Iterator[Prediction] = counted.of(
-            loaded.predictions(paths, domain=domain, batch=batch)
+    if loaded.about.calibration is None:
+        console.err.print(
+            "note: the model was made without an estimate for unseen domains; its confidences are "
+            "not calibrated",
+            soft_wrap=True,
         )
-        first = next(answers, None)
+    counter = _Counter()
+    with console.show_progress():
+        predictions = counter.count(loaded.predictions(paths, domain=domain, batch=batch))
+        first = next(predictions, None)
         if first is None:
-            raise SpecError(f"no files there; {loaded.about.name} takes {loaded.about.inputs.told}")
-        answers = chain([first], answers)
+            raise SpecError(
+                f"no files to predict; {loaded.about.name} takes {loaded.about.inputs.told}"
+            )
+        predictions = chain([first], predictions)
         if out is not None:
-            write_predictions(answers, out, columns)
+            write_predictions(predictions, out, columns)
         else:
-            _print_predictions(answers, columns)
-    counted.tell(out)
+            _print_predictions(predictions, columns)
+    counter.print_summary(out)
 
 
 def _set_threads(threads: int | None, model: "Model") -> None:
     import torch
 
-    # Threads that share a small network mostly wait for each other, and keep the cores from those
-    # that read files.
+    # Threads that share a small network mostly wait for each other, and take cores away from the
+    # processes that read files.
     if threads is None and model.about.architecture.backbone.startswith("small:"):
         threads = 1
     if threads is not None:
         torch.set_num_threads(threads)
 
 
-def _tell_uncalibrated(model: "Model") -> None:
-    if model.about.calibration is None:
-        console.err.print(
-            "note: nothing is known of unseen domains; confidences are not calibrated",
-            soft_wrap=True,
-        )
-
-
-class _Count:
-    """How many predictions there are, and how many files could not be read."""
+class _Counter:
+    """Counts predictions, and files that could not be read."""
 
     def __init__(self) -> None:
-        self.every = self.broken = 0
+        self.total = self.broken = 0
 
-    def of(self, answers: "Iterable[Prediction]") -> "Iterator[Prediction]":
-        """The same, counted."""
-        for answer in answers:
-            self.every += 1
-            self.broken += bool(answer.error)
-            yield answer
+    def count(self, predictions: "Iterable[Prediction]") -> "Iterator[Prediction]":
+        """Pass predictions on and count them."""
+        for prediction in predictions:
+            self.total += 1
+            self.broken += bool(prediction.error)
+            yield prediction
 
-    def tell(self, out: Path | None) -> None:
-        """Say it; nothing but errors is a failure."""
-        where = f" in {out}" if out else ""
-        good = self.every - self.broken
-        told = f"{good} prediction{'s' * (good != 1)}{where}"
+    def print_summary(self, out: Path | None) -> None:
+        """Print the counts; exit with code 1 if no file could be read."""
+        good = self.total - self.broken
+        summary = f"{good} prediction{'s' * (good != 1)}" + (f" in {out}" if out else "")
         if self.broken:
-            told += f"; {self.broken} could not be read, see the column error"
-        console.err.print(told, markup=False, soft_wrap=True)
-        if self.broken == self.every:
+            files = f"{self.broken} file{'s' * (self.broken != 1)}"
+            summary += f"; {files} could not be read, see the column 'error'"
+        console.err.print(summary, markup=False, soft_wrap=True)
+        if not good:
             raise typer.Exit(1)
 
 
-def _print_predictions(answers: "Iterable[Prediction]", columns: "Columns") -> None:
-    """A table on a terminal, CSV elsewhere."""
+def _print_predictions(predictions: "Iterable[Prediction]", columns: "Columns") -> None:
+    """Print a table on a terminal, CSV elsewhere."""
     from afield.deployment.predictions import csv_lines
 
-    rows = (columns.row(answer) for answer in answers)
+    rows = (columns.row(prediction) for prediction in predictions)
     if not console.out.is_terminal:
         for line in csv_lines(rows, columns):
             sys.stdout.write(line)
         return
     table = Table(box=box.SIMPLE)
     for name in columns.names:
-        words = name in ("file", "class", "error")
-        table.add_column(name, justify="left" if words else "right", overflow="fold")
+        is_text = name in ("file", "class", "error")
+        table.add_column(name, justify="left" if is_text else "right", overflow="fold")
     for row in rows:
         style = "bold" if row.get("abstain") or row["error"] else ""
-        table.add_row(*(Text(_shown(row[name])) for name in columns.names), style=style)
+        table.add_row(*(Text(_format_cell(row[name])) for name in columns.names), style=style)
     console.out.print(table)
 
 
-def _shown(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from afield.cli import console
-from afield.cli.options import Format, Rules, StoreArgument, check_format, split_names
+from afield.cli.options import Format, StoreArgument, check_format, split_names
 from afield.errors import DataError
 
 if TYPE_CHECKING:
@@ -16,7 +16,18 @@ if TYPE_CHECKING:
 __all__ = ["export_domainbed", "report", "table", "write_store_report"]
 
 
-def table(store: StoreArgument = "runs", rules: Rules = "all", format_: Format = "console") -> None:
+def table(
+    store: StoreArgument = "runs",
+    rules: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="Selection rules, separated by commas; see `afield bench --help`. 'all' shows "
+            "every rule for which the store holds enough runs.",
+        ),
+    ] = "all",
+    format_: Format = "console",
+) -> None:
     """Print the results in a store: one table per dataset and selection rule."""
     check_format(format_)
     from afield.experiments.selection import resolve_rules

@@ -4,6 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
 
 from afield.cli import console
 from afield.cli.options import (
@@ -24,7 +27,7 @@ from afield.cli.options import (
 from afield.errors import SpecError
 
 if TYPE_CHECKING:
-    from afield.experiments.record import Run
+    from afield.experiments.record import Record, Run
     from afield.experiments.store import Store
     from afield.training.evaluation import Checkpoint
 
@@ -33,7 +36,10 @@ __all__ = ["embed", "train"]
 
 def train(
     dataset: Annotated[
-        str | None, typer.Argument(metavar="DATASET", help="Name or path of a dataset.")
+        str | None,
+        typer.Argument(
+            metavar="DATASET", help="Name or path of a dataset; see `afield data list`."
+        ),
     ] = None,
     method: Annotated[
         str | None,
@@ -57,7 +63,7 @@ def train(
     ] = None,
     trial: Annotated[
         int,
-        typer.Option(min=0, metavar="N", help="Number of the trial: it sets the split and seed."),
+        typer.Option(min=0, metavar="N", help="Number of the trial; sets the split and the seed."),
     ] = 0,
     draw: Annotated[
         int,
@@ -132,7 +138,31 @@ def _execute(run: "Run", store: "Store", *, threads: int, tensorboard: bool) -> 
                 writer(run, checkpoint)
 
         record = execute(run, store, threads=threads, watch=watch)
-    console.print_record(record, store.where(run))
+    _print_record(record, store.where(run))
+
+
+def _print_record(record: "Record", folder: str) -> None:
+    """Print accuracies on the validation splits of the sources, and on unseen domains."""
+    from afield.experiments.selection import selection_value
+
+    run, last = record.run, record.checkpoints[-1]
+    best = max(record.candidates, key=lambda checkpoint: selection_value(checkpoint, run))
+    size = f" at {run.size} px" if run.size else ""
+    title = f"{run.method} with {run.backbone}{size}: accuracy (%)"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE)
+    for column in ("domain", "split", f"best on sources (step {best.step})", "last"):
+        table.add_column(column, justify="left" if column in ("domain", "split") else "right")
+    of_source = {"probe": "validation", "known": "validation, domain label given"}
+    for domain in record.domains:
+        is_source = domain in run.sources
+        for part, split in (of_source if is_source else {"main": "unseen"}).items():
+            scores = [checkpoint.score(domain, part) for checkpoint in (best, last)]
+            # Few methods can use the domain label.
+            if part != "known" or any(scores):
+                cells = [f"{100 * score.accuracy:.1f}" if score else "–" for score in scores]
+                table.add_row(Text(domain, style="" if is_source else "bold"), split, *cells)
+    console.out.print(table)
+    console.err.print(f"record and weights in {folder}", markup=False, soft_wrap=True)
 
 
 def embed(

@@ -1,0 +1,100 @@
+"""`afield predict` as a user types it, with what can go wrong."""
+
+import csv
+import io
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from afield.data.lookup import find_dataset
+
+
+@pytest.fixture
+def new(tmp_path):
+    """Three files: two of the data, one broken."""
+    folder = tmp_path / "new" / "deep"
+    folder.mkdir(parents=True)
+    np.save(folder / "a.npy", find_dataset("spirals").load()["turn0"].x[:3].numpy())
+    np.save(tmp_path / "new" / "b.npy", np.full((1, 2), 50.0))
+    (tmp_path / "new" / "c.npy").write_text("text")
+    (tmp_path / "new" / "notes.txt").write_text("text")
+    return tmp_path / "new"
+
+
+def rows(text):
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_predict_has_a_row_for_every_sample_and_for_what_is_broken(afield, spiral_model, new):
+    code, out, err = afield("predict", spiral_model, "new", "--abstain", "0.1", "--probabilities")
+    assert code == 0
+    found = rows(out)
+    names = ["new/b.npy[0]", "new/c.npy", *(f"new/deep/a.npy[{i}]" for i in range(3))]
+    assert [row["file"] for row in found] == names
+    assert "not an .npy of plain arrays" in found[1]["error"]
+    assert found[0]["percentile"] == "100"
+    assert [row["abstain"] for row in found[:2]] == ["yes", ""]
+    for row in found[2:]:
+        assert row["class"] in ("first", "second")
+        assert float(row["p(first)"]) + float(row["p(second)"]) == pytest.approx(1, abs=1e-6)
+        assert float(row["confidence"]) >= 0.5
+    assert "4 predictions; 1 file could not be read, see the column 'error'" in err
+
+
+def test_predict_writes_a_file(afield, spiral_model, new, tmp_path):
+    code, out, err = afield("predict", spiral_model, new, "--out", "answers.parquet")
+    assert (code, out) == (0, "")
+    assert "4 predictions in answers.parquet" in err
+    assert len(pd.read_parquet(tmp_path / "answers.parquet")) == 5
+
+
+def test_a_small_network_leaves_the_cores_to_what_reads_files(afield, spiral_model, new):
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        afield("predict", spiral_model, new)
+        assert torch.get_num_threads() == 1
+        afield("predict", spiral_model, new, "--threads", "2")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_folder_without_files_and_broken_ones_only_are_told(afield, spiral_model, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "answers.csv").write_text("of yesterday")
+    for words in ((), ("--out", "answers.csv")):
+        code, out, err = afield("predict", spiral_model, "empty", *words)
+        assert (code, out) == (2, "")
+    assert (tmp_path / "answers.csv").read_text() == "of yesterday"
+    assert "no files to predict; spirals-erm takes arrays of n × 2 numbers" in err
+    code, out, _ = afield("predict", spiral_model, "nosuch.npy")
+    assert code == 1
+    assert rows(out)[0]["error"] == "no such file or folder"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--out", "a.xlsx"), ".csv, .jsonl, .parquet"),
+        (("--domain", "turn0"), "cannot use a known domain"),
+        (("--device", "nosuch"), "device 'nosuch' cannot be used"),
+    ],
+)
+def test_what_cannot_be_asked_is_told_in_one_line(afield, spiral_model, new, words, told):
+    code, out, err = afield("predict", spiral_model, new, *words)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_model_without_an_estimate_warns_and_cannot_abstain(afield, new):
+    afield("fit", "spirals", "erm", "--out", "m", "--no-estimate", "--steps", "5")
+    code, _, err = afield("predict", "m", new)
+    assert code == 0
+    assert "confidences are not calibrated" in err
+    code, _, err = afield("predict", "m", new, "--abstain", "0.1")
+    assert code == 2
+    assert "--no-estimate" in err
