@@ -1,16 +1,26 @@
-# Two commands: `make bench` (the main job) and `make test` (everything that CI runs).
+# `make bench` is the main job, `make test` everything that CI runs, `make quick` its quick tests.
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.current
 ARGS ?=
+PYTEST := $(VENV)/bin/pytest --numprocesses auto --dist worksteal
 
-.PHONY: bench test lint types format docs clean
+.PHONY: bench quick test coverage lint types format docs clean
 
 bench: $(STAMP)
 	$(VENV)/bin/afield bench $(ARGS)
 
+# Lint, and the tests that take no more than a second and need no cluster, browser or downloaded data.
+quick: lint
+	$(PYTEST) -m "not slow and not ray and not browser and not data" $(ARGS)
+
 test: lint types
-	$(VENV)/bin/pytest --numprocesses auto --dist loadfile $(ARGS)
+	$(PYTEST) $(ARGS)
+
+# All tests, and the share of each room that they execute; takes half as long again as the tests.
+coverage: $(STAMP)
+	$(PYTEST) --cov --cov-report json $(ARGS)
+	$(VENV)/bin/python -m tests.room_coverage build/coverage.json
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .

@@ -17,6 +17,7 @@ def doubled_unless_killed(number):
     return 2 * number
 
 
+@pytest.mark.slow
 def test_a_killed_worker_loses_only_its_own_item():
     found = Local(2).map(doubled_unless_killed, range(6), on_lost=lambda number: f"lost {number}")
     assert sorted(map(str, found)) == ["0", "10", "2", "6", "8", "lost 2"]

@@ -123,6 +123,7 @@ def test_plans_can_be_seen_elsewhere(address):
     assert other(store).plans() == [plan]
 
 
+@pytest.mark.slow
 def test_a_sweep_with_merged_models_finds_its_experts_there(address):
     options = {"merges": ["average"], "trials": 1, "settings": {"steps": 10}}
     records = bench("spirals", store=address, **options)

@@ -64,11 +64,12 @@ PAIRS = [(method, "last") for method in registry.names("methods")] + [
 
 @pytest.mark.parametrize(("method", "average"), PAIRS)
 def test_an_interrupted_run_ends_in_the_same_bytes(method, average, tmp_path):
-    settings = {"steps": 90, "every": 7}
+    settings = {"steps": 84, "every": 14}
     run = plan_run("spirals", method, target="turn0", average=average, settings=settings)
     straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")
     execute(run, straight)
-    for after in (21, 70):
+    # In a block of 64 steps of the stream, and after it.
+    for after in (28, 70):
         interrupted(run, broken, after=after)
         assert broken.snapshot(run) is not None
     execute(run, broken)

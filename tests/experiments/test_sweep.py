@@ -64,6 +64,7 @@ def test_a_failure_that_is_not_ours_keeps_its_kind_and_is_tried_again(tmp_path, 
     assert store.failures() == []
 
 
+@pytest.mark.slow
 def test_more_workers_give_the_same_bytes(tmp_path):
     runs = runs_of()[:2]
     for workers in (1, 2):

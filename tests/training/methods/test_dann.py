@@ -92,6 +92,7 @@ def test_one_source_domain_is_erm(model, task, stream):
     agree(theta(ours.model), theta(plain.model))
 
 
+@pytest.mark.slow
 def test_domains_are_harder_to_tell_from_its_features(model, task, stream):
     """After training, a fresh classifier of domains finds less in them than in ERM's."""
 
