@@ -17,7 +17,7 @@ OF_DATA = [command.name or command.callback.__name__ for command in data.registe
 MISTAKES = [
     (("bench", "rotated_digit"), "did you mean 'rotated_digits'"),
     (("bench", "no/such/folder"), "no file or folder no/such/folder"),
-    (("bench", ""), "no dataset and no file"),
+    (("bench", ""), "no dataset, file or folder is called"),
     (("bench", "pacs"), "set AFIELD_DATA for another"),
     (("bench", "spirals", "--methods", "ermm"), "did you mean 'erm'"),
     (("bench", "spirals", "--merges", "scor"), "did you mean 'score'"),

@@ -82,7 +82,7 @@ def test_features_are_what_the_definition_gives():
 
 @pytest.mark.parametrize(("rate", "bins"), [(16_000, 40), (8_000, 40), (16_000, 80), (44_100, 64)])
 def test_the_mel_bins_are_triangles_that_meet(rate, bins):
-    weights = _mel_triangles(rate=rate, bins=bins, transform=512)
+    weights = _mel_triangles(rate=rate, bins=bins, fft_length=512)
     at = np.arange(257) * rate / 512
     edges = hertz(np.linspace(0, mel(rate / 2), bins + 2))
     assert weights.shape == (bins, 257)
@@ -132,7 +132,7 @@ def test_rounding_to_half_precision_is_off_by_less_than_a_250th():
         window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(400) / 400)
         frames = np.stack([wave[i : i + 400] for i in range(0, RATE - 399, 160)]) * window
         power = abs(np.fft.rfft(frames, 512)) ** 2
-        exact = _mel_triangles(rate=RATE, bins=40, transform=512) @ power.T
+        exact = _mel_triangles(rate=RATE, bins=40, fft_length=512) @ power.T
         exact = np.log(np.maximum(exact, POWER_FLOOR))
         assert abs(log_power(LogMel()(wave)) - exact).max() < 0.004
 
@@ -202,14 +202,14 @@ def test_a_truncated_file_is_refused(tmp_path, suffix):
     whole = file.read_bytes()
     for part in (0.003, 0.1, 0.5, 0.9, 0.98):
         file.write_bytes(whole[: int(len(whole) * part)])
-        assert reason(file).startswith(("truncated", "no readable sound")), part
+        assert reason(file).startswith(("truncated", "not readable as audio")), part
 
 
 @pytest.mark.parametrize("suffix", [".flac", ".ogg"])
 def test_a_packed_file_that_lacks_one_byte_is_refused(tmp_path, suffix):
     file = saved(tmp_path, noise(20 * RATE), name=f"a{suffix}")
     file.write_bytes(file.read_bytes()[:-1])
-    assert reason(file).startswith(("truncated", "no readable sound"))
+    assert reason(file).startswith(("truncated", "not readable as audio"))
 
 
 def test_an_ogg_that_ends_after_a_whole_page_is_refused(tmp_path):
@@ -232,7 +232,7 @@ def test_an_ogg_whose_last_page_is_empty_is_whole(tmp_path):
 def test_a_wav_that_lacks_one_byte_says_how_much_there_is(tmp_path, order):
     file = saved(tmp_path, noise(1_000), endian=order)
     file.write_bytes(file.read_bytes()[:-1])
-    assert reason(file) == "truncated: 1999 of 2000 bytes of sound"
+    assert reason(file) == "truncated: 1999 of 2000 bytes of audio"
 
 
 def test_chunks_before_and_after_the_samples_are_passed_over(tmp_path):
@@ -261,7 +261,7 @@ def test_an_empty_file_is_refused(tmp_path, suffix):
 @pytest.mark.parametrize("suffix", AUDIO_SUFFIXES)
 def test_a_text_named_like_a_sound_is_refused(tmp_path, suffix):
     (tmp_path / f"a{suffix}").write_text("not a sound\n" * 100)
-    assert reason(tmp_path / f"a{suffix}").startswith("no readable sound: ")
+    assert reason(tmp_path / f"a{suffix}").startswith("not readable as audio: ")
 
 
 def test_a_file_without_samples_is_refused(tmp_path):
@@ -304,7 +304,7 @@ def test_a_missing_file_is_an_error_of_the_system(tmp_path):
         ({"window": 0.0}, "window"),
         ({"seconds": 0.02}, "window"),
         ({"seconds": -1.0}, "window"),
-        ({"bins": 200}, "bins narrower than the window resolves"),
+        ({"bins": 200}, "bins are finer than the window resolves"),
     ],
 )
 def test_a_form_that_cannot_be_is_refused(settings, told):

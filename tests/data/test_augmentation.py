@@ -289,7 +289,7 @@ def test_crops_are_distributed_as_torchvisions(level):
 
 
 def test_the_whole_picture_is_taken_when_no_try_fits():
-    level = LEVEL_SETTINGS["full"].__class__((1.0, 1.0), (1.2, 1.3), (0.0,) * 4, flip=0.0, grey=0.0)
+    level = LEVEL_SETTINGS["full"].__class__((1.0, 1.0), (1.2, 1.3), (0.0,) * 4, flip=0.0, gray=0.0)
     boxes = draw_params(level, 50, 3, 100, seeded()).boxes
     assert boxes.tolist() == [[0, 0, 100, 100]] * 50
 
@@ -462,7 +462,9 @@ def test_an_empty_batch_stays_empty():
 
 
 def test_an_unknown_level_is_told_with_a_guess():
-    with pytest.raises(SpecError, match=re.escape("no augmentation 'ful'; did you mean 'full'?")):
+    with pytest.raises(
+        SpecError, match=re.escape("no augmentation level 'ful'; did you mean 'full'?")
+    ):
         Augmentation("ful", 64, HALF)
     with pytest.raises(SpecError, match="known: light, full"):
         Augmentation("heavy", 64, HALF)

@@ -12,10 +12,10 @@ from afield.data.glyphs import (
     FONT_SUFFIXES,
     MAX_DEGREES,
     MIN_SCALE,
-    _framed,
-    _inks,
-    _turned,
-    _unpacked,
+    _center,
+    _draw_inks,
+    _transform,
+    _unpack_woff2,
     draw_glyphs,
     missing_characters,
 )
@@ -155,32 +155,32 @@ def test_the_sizes_of_copies_are_spread_over_their_range(tmp_path):
 @pytest.mark.parametrize("side", [16, 28, 32, 64])
 @pytest.mark.parametrize("character", ["L", "I", "O"])
 def test_a_glyph_is_centred_fills_three_quarters_and_is_never_cut(tmp_path, side, character):
-    frame = _framed(_inks(font(tmp_path), character, em=6 * side)[character], side)
+    frame = _center(_draw_inks(font(tmp_path), character, em=6 * side)[character], side)
     top, bottom, left, right = box(np.asarray(frame))
     assert abs(top + bottom + 1 - frame.height) <= 1
     assert abs(left + right + 1 - frame.width) <= 1
     assert max(bottom - top, right - left) + 1 == pytest.approx(0.75 * frame.width, abs=1)
     ink = np.asarray(frame, dtype=float).sum() / 4
     for degrees in np.linspace(-MAX_DEGREES, MAX_DEGREES, 7):
-        turned = _turned(frame, degrees, 1.0)
+        turned = _transform(frame, degrees, 1.0)
         assert turned.shape == (side, side)
         # What is cut off would be missing from the sum.
         assert turned.sum() == pytest.approx(ink, rel=0.01)
 
 
 def test_a_glyph_is_turned_by_the_angle_and_drawn_at_the_size_asked_for(tmp_path):
-    frame = _framed(_inks(font(tmp_path), "I")["I"], 64)
+    frame = _center(_draw_inks(font(tmp_path), "I")["I"], 64)
     for degrees in (-15.0, -4.0, 0.0, 9.0):
-        rows, columns = np.nonzero(_turned(frame, degrees, 1.0) > 128)
+        rows, columns = np.nonzero(_transform(frame, degrees, 1.0) > 128)
         slope = np.polyfit(columns - 31.5, rows - 31.5, 1)
         assert abs(np.degrees(np.arctan(slope[0]))) == pytest.approx(abs(degrees), abs=0.7)
         assert slope[1] == pytest.approx(0, abs=0.3)
-    widths = [np.ptp(np.nonzero(_turned(frame, 0.0, s) > 128)[1]) + 1 for s in (1.0, MIN_SCALE)]
+    widths = [np.ptp(np.nonzero(_transform(frame, 0.0, s) > 128)[1]) + 1 for s in (1.0, MIN_SCALE)]
     assert widths[1] / widths[0] == pytest.approx(MIN_SCALE, abs=0.03)
 
 
 def test_ink_outside_the_advance_of_a_glyph_is_drawn(tmp_path):
-    ink = _inks(font(tmp_path), "I")["I"]
+    ink = _draw_inks(font(tmp_path), "I")["I"]
     # 1,200 units wide and 100 high, in a glyph whose advance is 600.
     assert ink.width / ink.height == pytest.approx(12, rel=0.1)
 
@@ -219,7 +219,7 @@ def test_every_format_gives_the_same_pictures(tmp_path, suffix):
 def test_a_packed_font_can_be_unpacked_for_a_drawing_library_that_cannot(tmp_path):
     packed = font(tmp_path, name="packed.woff2", flavor="woff2")
     plain = tmp_path / "plain.ttf"
-    plain.write_bytes(_unpacked(packed.read_bytes()))
+    plain.write_bytes(_unpack_woff2(packed.read_bytes()))
     assert plain.read_bytes()[:4] == b"\x00\x01\x00\x00"
     assert np.array_equal(draw_glyphs(packed, seed=0)[0], draw_glyphs(plain, seed=0)[0])
 
@@ -287,15 +287,17 @@ def real_fonts():
 def test_every_real_font_has_36_characters_that_differ_and_are_not_cut(real_fonts):
     assert len(real_fonts) == 122
     for file in real_fonts:
-        inks = _inks(file, CHARACTERS)
+        inks = _draw_inks(file, CHARACTERS)
         assert tuple(inks) == CHARACTERS, file.stem
-        pictures = {c: _turned(_framed(ink, 32), 0.0, 1.0).astype(int) for c, ink in inks.items()}
+        pictures = {
+            c: _transform(_center(ink, 32), 0.0, 1.0).astype(int) for c, ink in inks.items()
+        }
         for one, other in combinations(CHARACTERS, 2):
             apart = abs(pictures[one] - pictures[other]).sum()
             both = np.maximum(pictures[one], pictures[other]).sum()
             assert apart > 0.05 * both, (file.stem, one, other)
         for ink in inks.values():
-            turned = _turned(_framed(ink, 32), MAX_DEGREES, 1.0)
+            turned = _transform(_center(ink, 32), MAX_DEGREES, 1.0)
             assert max(turned[[0, -1]].max(), turned[:, [0, -1]].max()) <= 2, file.stem
 
 

@@ -160,7 +160,7 @@ def test_pixels_that_are_no_numbers_are_refused(tmp_path):
 @pytest.mark.parametrize("size", [(1, 1), (1, 200), (200, 3)])
 def test_what_is_too_small_to_be_a_picture_is_refused(tmp_path, size):
     told = reason(saved(plain(size=size), tmp_path / "a.png"))
-    assert told == f"{size[0]} × {size[1]} pixels, too small for a picture"
+    assert told == f"{size[0]} × {size[1]} pixels, too small for an image"
 
 
 def test_an_empty_file_is_refused(tmp_path):

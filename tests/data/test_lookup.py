@@ -12,7 +12,9 @@ from tests.files import arrays, common, fonts, forbidden, npz, refusal, tree, wo
 
 @pytest.mark.parametrize("name", ["nothing", "nothing.npz", "no/thing"])
 def test_a_missing_path_is_named(tmp_path, name):
-    assert refusal(tmp_path / name).startswith(f"no file or folder {tmp_path / name}; give root/")
+    assert refusal(tmp_path / name).startswith(
+        f"no file or folder {tmp_path / name}; give a folder root/"
+    )
 
 
 def test_a_dataset_is_found_by_name_by_folder_and_by_file(tmp_path, monkeypatch):
@@ -65,7 +67,7 @@ def test_a_name_that_is_neither_dataset_nor_path_is_answered_with_a_guess():
 
 @pytest.mark.parametrize("spec", ["", "a\0b", "x" * 5000, "~nobody-of-this-name/mine"])
 def test_what_cannot_be_a_path_is_refused(spec):
-    with pytest.raises((DataError, UnknownNameError), match=r"no (dataset and no )?file or folder"):
+    with pytest.raises((DataError, UnknownNameError), match=r"no (dataset, )?file or folder"):
         find_dataset(spec)
 
 

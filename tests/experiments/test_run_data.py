@@ -397,7 +397,7 @@ def test_augmentation_of_what_is_no_square_picture_is_refused(found):
 
 
 def test_an_unknown_augmentation_is_answered_with_a_guess():
-    with pytest.raises(SpecError, match="no augmentation 'ful'; did you mean 'full'"):
+    with pytest.raises(SpecError, match="no augmentation level 'ful'; did you mean 'full'"):
         material(replace(run(), augment="ful"), pictures())
 
 

@@ -1,15 +1,17 @@
-"""From a sound file to log-mel features: a picture of a spoken word, low sounds at the top.
+"""Audio files as log-mel features: an image of a spoken word, with low frequencies at the top.
 
     wave → mono → one rate → one length → Hann frames → |FFT|² → mel triangles → log(max(·, floor))
 
-By default 40 bins, a window of 25 ms every 10 ms, as Sainath & Parada (2015) hear words. The mel
-scale is HTK's, 2595 log10(1 + f / 700), and as there the triangles are straight on that scale, so
-that neighbours add up to one. A clip that is too short gets silence before and after it in equal
-parts. Of one that is too long, the loudest stretch (largest sum of magnitudes) is kept: a word need
-not be in the middle of its recording.
+By default there are 40 bins and a window of 25 ms every 10 ms, as Sainath & Parada (2015) use for
+keyword spotting. The mel scale is HTK's, 2595 log10(1 + f / 700). As in HTK, the triangles are
+linear on that scale, so that neighbors add up to one.
 
-Features are float16: from -13.8 for silence to 10 for the loudest tone, rounding is off by 0.004 at
-most (0.02 dB), and half the memory is saved.
+A clip that is too short is padded with silence, half before and half after it. A clip that is too
+long is cut to its loudest stretch (the largest sum of magnitudes): a word need not be in the middle
+of its recording.
+
+Features are float16, which saves half the memory. They range from -13.8 for silence to 10 for the
+loudest tone, and rounding changes them by at most 0.004 (0.02 dB).
 """
 
 import struct
@@ -30,21 +32,21 @@ from afield.errors import SpecError
 __all__ = ["AUDIO_SUFFIXES", "LogMel", "read_audio"]
 
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
-# Just above what the rounding to 16 bits leaves in the widest bin, so all silences are alike.
+# Just above the power that 16-bit rounding noise has in the widest bin: all silence is alike.
 POWER_FLOOR = 1e-6
-# Seconds and Hz: a broken header that promises more would have us fill the memory.
+# Limits in seconds and Hz: a broken header that states more would exhaust the memory.
 MAX_SECONDS = 600.0
 MAX_RATE = 384_000
-# Samples in an MPEG frame: the length of an MP3 without a table of contents is an estimate.
+# Samples in an MPEG frame. The length of an MP3 without a table of contents is an estimate.
 MPEG_FRAME = 1152
-# What a program that writes to a pipe puts for a length that it does not know.
+# Length in a WAV header that was written to a pipe, before the length was known.
 UNKNOWN_LENGTH = 0xFFFFFFFF
 MAX_OGG_PAGE_BYTES = 65_307
 
 
 @dataclass(frozen=True)
 class LogMel:
-    """The form that all sounds of a dataset are brought into; lengths in seconds, rate in Hz."""
+    """Log-mel transform of all audio of a dataset; lengths are in seconds, the rate in Hz."""
 
     rate: int = 16_000
     seconds: float = 1.0
@@ -54,44 +56,46 @@ class LogMel:
 
     def __post_init__(self) -> None:
         if self.rate < 1 or self.bins < 1 or self._samples(self.hop) < 1:
-            raise SpecError(f"{self}: rate, bins and hop must be positive, the hop one sample long")
+            raise SpecError(f"{self}: rate, bins and hop must be at least 1 (Hz, bin, sample)")
         if not 2 <= self._samples(self.window) <= self._samples(self.seconds):
-            raise SpecError(f"{self}: no window fits; it must be two samples to `seconds` long")
+            raise SpecError(f"{self}: the window must be from two samples to `seconds` long")
         if not self._triangles().any(axis=1).all():
-            raise SpecError(f"{self}: bins narrower than the window resolves; use fewer, or longer")
+            raise SpecError(
+                f"{self}: bins are finer than the window resolves; use fewer, or a longer window"
+            )
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Channels (one), bins, frames."""
-        room = self._samples(self.seconds) - self._samples(self.window)
-        return 1, self.bins, 1 + room // self._samples(self.hop)
+        """Shape of the features: channels (one), bins, frames."""
+        spare = self._samples(self.seconds) - self._samples(self.window)
+        return 1, self.bins, 1 + spare // self._samples(self.hop)
 
     def __call__(self, wave: NDArray[np.float32]) -> NDArray[np.float16]:
-        """Features of a wave of this rate and any length."""
-        fitted = _fitted(wave, self._samples(self.seconds))
+        """Compute the features of a wave of this rate and any length."""
+        clip = _pad_or_cut(wave, self._samples(self.seconds))
         width = self._samples(self.window)
-        frames = np.lib.stride_tricks.sliding_window_view(fitted, width)[:: self._samples(self.hop)]
-        spectrum = rfft(frames * get_window("hann", width), n=self._transform)
+        frames = np.lib.stride_tricks.sliding_window_view(clip, width)[:: self._samples(self.hop)]
+        spectrum = rfft(frames * get_window("hann", width), n=self._fft_length)
         power = spectrum.real**2 + spectrum.imag**2
         mel = np.log(np.maximum(np.einsum("bf,tf->bt", self._triangles(), power), POWER_FLOOR))
         return mel[None].astype(np.float16)
 
     @property
-    def _transform(self) -> int:
-        """Length of the transform: the power of two that the window fits into."""
+    def _fft_length(self) -> int:
+        """Length of the Fourier transform: the window rounded up to a power of two."""
         return 1 << (self._samples(self.window) - 1).bit_length()
 
     def _samples(self, seconds: float) -> int:
         return round(seconds * self.rate)
 
     def _triangles(self) -> NDArray[np.float64]:
-        return _mel_triangles(rate=self.rate, bins=self.bins, transform=self._transform)
+        return _mel_triangles(rate=self.rate, bins=self.bins, fft_length=self._fft_length)
 
 
 def read_audio(path: Path, mel: LogMel) -> NDArray[np.float16]:
-    """Features of a sound file; a ValueError says in short what is wrong with a broken one."""
+    """Read an audio file as features; a ValueError says what is wrong with a broken file."""
     _check_container(path)
-    wave, rate = _read(path)
+    wave, rate = _read_wave(path)
     if not len(wave):
         raise ValueError("no samples")
     if not np.isfinite(wave).all():
@@ -103,46 +107,47 @@ def read_audio(path: Path, mel: LogMel) -> NDArray[np.float16]:
 
 
 @lru_cache(maxsize=8)
-def _mel_triangles(*, rate: int, bins: int, transform: int) -> NDArray[np.float64]:
-    """Weights of the frequencies of a transform in each bin."""
-    hertz = np.arange(transform // 2 + 1) * (rate / transform)
+def _mel_triangles(*, rate: int, bins: int, fft_length: int) -> NDArray[np.float64]:
+    """Weight of each frequency of the Fourier transform in each bin."""
+    hertz = np.arange(fft_length // 2 + 1) * (rate / fft_length)
     mel = 2595 * np.log10(1 + hertz / 700)
     step = mel[-1] / (bins + 1)
-    centres = step * np.arange(1, bins + 1)
-    weights: NDArray[np.float64] = np.maximum(0, 1 - abs(mel - centres[:, None]) / step)
+    centers = step * np.arange(1, bins + 1)
+    weights: NDArray[np.float64] = np.maximum(0, 1 - abs(mel - centers[:, None]) / step)
     weights.setflags(write=False)
     return weights
 
 
-def _fitted(wave: NDArray[np.float32], length: int) -> NDArray[np.float32]:
-    """The wave in silence, or its loudest stretch."""
+def _pad_or_cut(wave: NDArray[np.float32], length: int) -> NDArray[np.float32]:
+    """Pad a wave with silence, or cut it to its loudest stretch."""
     spare = length - len(wave)
     if spare >= 0:
         return np.pad(wave, (spare // 2, spare - spare // 2))
-    heard = np.cumsum(np.pad(abs(wave), (1, 0)), dtype=np.float64)
-    start = int(np.argmax(heard[length:] - heard[:-length]))
+    loudness = np.cumsum(np.pad(abs(wave), (1, 0)), dtype=np.float64)
+    start = int(np.argmax(loudness[length:] - loudness[:-length]))
     return wave[start : start + length]
 
 
-def _read(path: Path) -> tuple[NDArray[np.float32], int]:
-    """Samples, channels mixed, and their rate."""
+def _read_wave(path: Path) -> tuple[NDArray[np.float32], int]:
+    """Read the samples, with channels averaged, and their rate."""
     try:
         with soundfile.SoundFile(path) as file:
-            rate, promised = file.samplerate, file.frames
-            if rate > MAX_RATE or promised > MAX_SECONDS * rate:
+            rate, expected = file.samplerate, file.frames
+            if rate > MAX_RATE or expected > MAX_SECONDS * rate:
                 raise ValueError(
-                    f"{promised} samples at {rate} Hz; {MAX_SECONDS:.0f} s are the most"
+                    f"{expected} samples at {rate} Hz; the limits are {MAX_SECONDS:.0f} s "
+                    f"and {MAX_RATE} Hz"
                 )
             samples: NDArray[np.float32] = file.read(dtype="float32", always_2d=True)
     except soundfile.LibsndfileError as error:
-        raise ValueError(f"no readable sound: {error.error_string.rstrip('.')}") from None
-    if len(samples) + MPEG_FRAME < promised:
-        raise ValueError(f"truncated: {len(samples)} of {promised} samples")
+        raise ValueError(f"not readable as audio: {error.error_string.rstrip('.')}") from None
+    if len(samples) + MPEG_FRAME < expected:
+        raise ValueError(f"truncated: {len(samples)} of {expected} samples")
     return samples.mean(axis=1), rate
 
 
 def _check_container(path: Path) -> None:
-    """Refuse what libsndfile would read to its early end without a word."""
+    """Reject truncated files that libsndfile would read without an error."""
     with path.open("rb") as file:
         magic, size = file.read(4), path.stat().st_size
         if not size:
@@ -155,22 +160,22 @@ def _check_container(path: Path) -> None:
 
 
 def _check_wav(file: BinaryIO, size: int, order: str) -> None:
-    """Find the samples; the file must be as long as they are said to be."""
-    place = 12
-    while place + 8 <= size:
-        file.seek(place)
+    """Find the data chunk and check that the file contains all of it."""
+    position = 12
+    while position + 8 <= size:
+        file.seek(position)
         name, length = struct.unpack(f"{order}4sI", file.read(8))
-        place += 8
+        position += 8
         if name == b"data":
-            if length != UNKNOWN_LENGTH and place + length > size:
-                raise ValueError(f"truncated: {size - place} of {length} bytes of sound")
+            if length != UNKNOWN_LENGTH and position + length > size:
+                raise ValueError(f"truncated: {size - position} of {length} bytes of audio")
             return
-        place += length + length % 2
-    raise ValueError("truncated: ends before its samples")
+        position += length + length % 2
+    raise ValueError("truncated: no data chunk")
 
 
 def _check_ogg(tail: bytes) -> None:
-    """The last page must be whole, and say that it is the last."""
+    """Check that the last page is complete and marked as the last."""
     page = tail[tail.rfind(b"OggS") :]
     count = page[26] if len(page) > 26 else 0
     table = page[27 : 27 + count]

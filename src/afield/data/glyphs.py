@@ -1,15 +1,16 @@
-"""Characters drawn from font files as small grey pictures: one font, one domain.
+"""Characters drawn from font files as small grayscale images: each font is a domain.
 
-Shankar et al. (2018) draw 26 letters and ten digits and do not say in which case. Here letters are
-capitals; `characters` may be others. Of every character there are two to eighteen pictures, as in
-the paper, which turns them and adds noise but does not say how much. Here:
+Shankar et al. (2018) draw 26 letters and ten digits and do not say whether the letters are capitals
+or lowercase. Here they are capitals by default; `characters` selects others. As in the paper, each
+character has two to eighteen images. The paper rotates them and adds noise but does not say how
+much. Here:
 
-    turned by up to 15 degrees either way, drawn at 85 to 100 % of the full size (both uniform),
-    noise of standard deviation 16 on grey levels 0 (paper) to 255 (ink), clipped to that range.
+    rotation by up to 15 degrees either way, scale from 85 to 100 % of the full size (both uniform),
+    noise of standard deviation 16 on gray levels 0 (paper) to 255 (ink), clipped to that range.
 
-Each glyph is scaled on its own, by its longer side, to three quarters of the picture, where it can
-be turned without being cut, and its ink is centred. Everything random depends on the seed and the
-character alone: give every font a seed of its own, or all have the same angles and the same noise.
+Each glyph is scaled separately, by its longer side, to three quarters of the image, where it can be
+rotated without being cut, and its ink is centered. All randomness depends only on the seed and the
+character: give each font its own seed, or all fonts get the same angles and the same noise.
 """
 
 from collections.abc import Sequence
@@ -33,59 +34,60 @@ MIN_IMAGES, MAX_IMAGES = 2, 18
 MAX_DEGREES = 15.0
 MIN_SCALE = 0.85
 NOISE_STD = 16.0
-# Of the side: a square of this size, turned by 15 degrees, still fits in.
+# Longer side of a glyph as a fraction of the image; a square of it still fits at 15 degrees.
 FILL_FRACTION = 0.75
-# Glyphs are turned at this many times their final size and then averaged, for smooth edges.
+# Glyphs are rotated at this many times their final size and then averaged, for smooth edges.
 OVERSAMPLING = 2
-# An em is first drawn at this many times the side: the digits of some fonts are 0.3 em high.
+# Size of the em, in sides of the image, at which glyphs are drawn first. It is large because the
+# digits of some fonts are only 0.3 em high.
 EM_SCALE = 6
 
 
 def draw_glyphs(
     path: Path, *, side: int = SIDE, seed: int, characters: Sequence[str] = CHARACTERS
 ) -> tuple[NDArray[np.uint8], list[int]]:
-    """Pictures of a font's characters, and of each picture the index of its character.
+    """Draw images of a font's characters, and return them with their indices in `characters`.
 
     Parameters
     ----------
     path
-        A font file; one that is none raises a ValueError with the reason.
+        Font file; if it is not a font, a ValueError gives the reason.
     side
-        Height and width of the pictures in pixels.
+        Height and width of the images in pixels.
     seed
-        Which numbers, angles, sizes and noise; another for every font.
+        Seed of the number of images and of their angles, scales and noise; use one per font.
     characters
-        What is drawn. Those that the font lacks are left out, and the others keep their indices.
+        Characters to draw. Those that the font lacks are left out; the others keep their indices.
     """
-    inks = _inks(path, characters, em=EM_SCALE * side)
-    pictures, classes = [np.empty((0, side, side), np.uint8)], []
+    inks = _draw_inks(path, characters, em=EM_SCALE * side)
+    images, classes = [np.empty((0, side, side), np.uint8)], []
     for index, character in enumerate(characters):
         if character in inks:
             rng = np.random.default_rng(seeds.derive_seed("letters", seed, character))
             count = int(rng.integers(MIN_IMAGES, MAX_IMAGES + 1))
-            pictures.append(_varied(_framed(inks[character], side), count, rng))
+            images.append(_vary(_center(inks[character], side), count, rng))
             classes += [index] * count
-    return np.concatenate(pictures), classes
+    return np.concatenate(images), classes
 
 
 def missing_characters(path: Path, characters: Sequence[str] = CHARACTERS) -> list[str]:
-    """Those that the font does not have, or that it has without an outline."""
-    inks = _inks(path, characters)
+    """Characters that the font lacks, or has without an outline."""
+    inks = _draw_inks(path, characters)
     return [character for character in characters if character not in inks]
 
 
-def _inks(
+def _draw_inks(
     path: Path, characters: Sequence[str], *, em: int = EM_SCALE * SIDE
 ) -> dict[str, Image.Image]:
-    """What the font draws for each of the characters at this size in pixels, cropped."""
+    """Draw each character at this size of the em in pixels, cropped to its ink."""
     data = path.read_bytes()
     coded = _coded_characters(data)
     inks = {}
     try:
-        font = _drawable(data, em)
+        font = _load_font(data, em)
         for character in (c for c in characters if ord(c) in coded):
             left, top, right, bottom = font.getbbox(character)
-            # One pixel more on every side: the box is rounded, and an empty one cannot be drawn.
+            # One more pixel on each side: the box is rounded, and an empty image is an error.
             page = Image.new("L", (round(right - left) + 2, round(bottom - top) + 2))
             ImageDraw.Draw(page).text((1 - left, 1 - top), character, fill=255, font=font)
             if box := page.getbbox():
@@ -101,11 +103,11 @@ def _coded_characters(data: bytes) -> set[int]:
         raise ValueError("empty file")
     try:
         with TTFont(BytesIO(data), lazy=True) as font:
-            # Brotli notices by itself when something is missing; FreeType would draw what is left.
+            # Brotli detects truncated data itself; FreeType would draw whatever is left.
             entries = font.reader.tables.values() if font.flavor != "woff2" else ()
             missing = max((e.offset + e.length for e in entries), default=0) - len(data)
             cmap = font.getBestCmap() or {}
-    # What a broken font meets first may be brotli's, zlib's or struct's error, or another.
+    # A broken font can raise errors of brotli, zlib or struct, among others.
     except Exception as error:
         raise ValueError(f"not a font: {_first_line(error)}") from error
     if missing > 0:
@@ -113,38 +115,38 @@ def _coded_characters(data: bytes) -> set[int]:
     return set(cmap)
 
 
-def _drawable(data: bytes, em: int) -> ImageFont.FreeTypeFont:
-    """The font for drawing, in the basic layout, which is the same everywhere.
+def _load_font(data: bytes, em: int) -> ImageFont.FreeTypeFont:
+    """Load a font for drawing, in the basic layout, which is the same on every system.
 
-    Bytes, not a path: for a path that it cannot read, Pillow takes a system font of that name.
+    It takes bytes because, for a path it cannot read, Pillow uses a system font of that name.
     """
     try:
         return ImageFont.truetype(BytesIO(data), em, layout_engine=ImageFont.Layout.BASIC)
     except OSError:
         if not data.startswith(b"wOF2"):
             raise
-        plain = BytesIO(_unpacked(data))
-        return ImageFont.truetype(plain, em, layout_engine=ImageFont.Layout.BASIC)
+        unpacked = BytesIO(_unpack_woff2(data))
+        return ImageFont.truetype(unpacked, em, layout_engine=ImageFont.Layout.BASIC)
 
 
-def _unpacked(data: bytes) -> bytes:
-    """A WOFF2 font as TrueType or OpenType, for a FreeType that was built without Brotli."""
-    plain = BytesIO()
+def _unpack_woff2(data: bytes) -> bytes:
+    """Convert WOFF2 to TrueType or OpenType, for a FreeType that was built without Brotli."""
+    unpacked = BytesIO()
     try:
         with TTFont(BytesIO(data), recalcBBoxes=False, recalcTimestamp=False) as font:
             font.flavor = None
-            font.save(plain, reorderTables=False)
+            font.save(unpacked, reorderTables=False)
     except Exception as error:
         raise ValueError(_first_line(error)) from error
-    return plain.getvalue()
+    return unpacked.getvalue()
 
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _framed(ink: Image.Image, side: int) -> Image.Image:
-    """The ink in the middle of a picture that is still `OVERSAMPLING` times too large."""
+def _center(ink: Image.Image, side: int) -> Image.Image:
+    """Scale the ink and center it in an image of `OVERSAMPLING` times the final size."""
     scale = FILL_FRACTION * OVERSAMPLING * side / max(ink.size)
     width, height = (max(1, round(length * scale)) for length in ink.size)
     small = ink.resize((width, height), Image.Resampling.BOX)
@@ -153,20 +155,20 @@ def _framed(ink: Image.Image, side: int) -> Image.Image:
     return frame
 
 
-def _varied(frame: Image.Image, count: int, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Copies of a picture, each turned, made smaller and sprinkled with noise in its own way."""
+def _vary(frame: Image.Image, count: int, rng: np.random.Generator) -> NDArray[np.uint8]:
+    """Make copies of an image, each with its own rotation, scale and noise."""
     angles = rng.uniform(-MAX_DEGREES, MAX_DEGREES, count)
-    sizes = rng.uniform(MIN_SCALE, 1.0, count)
-    clean = np.stack([_turned(frame, *pair) for pair in zip(angles, sizes, strict=True)])
+    scales = rng.uniform(MIN_SCALE, 1.0, count)
+    clean = np.stack([_transform(frame, *pair) for pair in zip(angles, scales, strict=True)])
     noisy = clean + rng.normal(0.0, NOISE_STD, clean.shape)
     return noisy.round().clip(0, 255).astype(np.uint8)
 
 
-def _turned(frame: Image.Image, degrees: float, size: float) -> NDArray[np.uint8]:
-    """The picture turned around its centre, at this part of its size, and averaged down."""
-    along, across = (f(np.radians(degrees)) / size for f in (np.cos, np.sin))
-    centre = frame.width / 2
-    shifts = centre * (1 - along - across), centre * (1 - along + across)
+def _transform(frame: Image.Image, degrees: float, scale: float) -> NDArray[np.uint8]:
+    """Rotate and scale an image about its center, then average it down to its final size."""
+    along, across = (f(np.radians(degrees)) / scale for f in (np.cos, np.sin))
+    center = frame.width / 2
+    shifts = center * (1 - along - across), center * (1 - along + across)
     matrix = (along, across, shifts[0], -across, along, shifts[1])
     turned = frame.transform(frame.size, Image.Transform.AFFINE, matrix, Image.Resampling.BICUBIC)
     return np.asarray(turned.reduce(OVERSAMPLING))

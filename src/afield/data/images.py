@@ -1,4 +1,7 @@
-"""One picture file as a square of bytes, whatever its mode, depth and shape; and samples shown."""
+"""Image files as squares of bytes, and samples as images to look at.
+
+Files may have any color mode, bit depth and shape.
+"""
 
 import warnings
 from collections.abc import Iterator
@@ -23,10 +26,10 @@ __all__ = [
 ]
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
-# What Pillow raises for files that are no pictures, or broken ones.
+# Raised by Pillow for broken files and for files that are not images.
 IMAGE_ERRORS = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
 HIGH_DEPTH_MODES = ("I;16", "I;16L", "I;16B", "I", "F")
-# How a camera was held, and what turns its picture upright.
+# EXIF tag for the orientation of the camera, and the transposition that undoes each value.
 EXIF_ORIENTATION = 0x0112
 UPRIGHT_TRANSPOSES = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -37,14 +40,14 @@ UPRIGHT_TRANSPOSES = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-# Placeholders of web pages are smaller than that, pictures are not.
+# Smallest side in pixels; placeholders of web pages are smaller, real images are not.
 MIN_SIDE = 4
 
 
 def stored_side(size: int) -> int:
-    """The side at which pictures are kept, a little above what the network sees.
+    """Side at which images are stored for a network that sees `size` pixels.
 
-    So that random crops find something to choose from.
+    It is a little larger than `size`, so that random crops have room to vary.
 
     >>> stored_side(224)
     256
@@ -54,9 +57,10 @@ def stored_side(size: int) -> int:
 
 @contextmanager
 def silence_pillow() -> Iterator[None]:
-    """Without Pillow's warnings: large is not yet a bomb, and odd metadata are of no matter.
+    """Suppress Pillow's warnings about large images and odd metadata.
 
-    To be put around all threads that read pictures, not into them: warnings are the process's.
+    Use it around all threads that read images, not inside them: warning filters belong to the
+    process.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -64,46 +68,49 @@ def silence_pillow() -> Iterator[None]:
 
 
 def read_image(file: Path, side: int) -> NDArray[np.uint8]:
-    """The picture as side × side × 3, squeezed to a square as in DomainBed's evaluation.
+    """Read an image as side × side × 3, resized to a square as in DomainBed's evaluation.
 
-    One form for all, whatever the files are like: a form chosen by looking at them would let the
-    unseen domain's pictures have a say in the training.
+    The result has the same form for all files. A form chosen by looking at the files would let the
+    images of the unseen domain influence the training.
     """
     try:
-        return _square(file, side)
+        return _read_square(file, side)
     except (*IMAGE_ERRORS, MemoryError):
         raise
-    # What a broken header leads to may be struct's error, or another.
+    # A broken header can raise struct.error, or something else.
     except Exception as error:
         raise ValueError(f"broken: {error or type(error).__name__}") from error
 
 
-def _square(file: Path, side: int) -> NDArray[np.uint8]:
+def _read_square(file: Path, side: int) -> NDArray[np.uint8]:
     with Image.open(file) as image:
         if min(image.size) < MIN_SIDE:
-            raise ValueError(f"{image.width} × {image.height} pixels, too small for a picture")
+            raise ValueError(f"{image.width} × {image.height} pixels, too small for an image")
         image.draft("RGB", (side, side))
-        plain = _eight_bits(_upright(image))
-        # Transparency of a palette is only understood on the way to RGBA.
-        plain = (plain.convert("RGBA") if plain.mode == "P" else plain).convert("RGB")
-    return resize_square(plain, side)
+        upright = _to_eight_bits(_turn_upright(image))
+        # Pillow only honors the transparency of a palette when converting to RGBA.
+        rgb = (upright.convert("RGBA") if upright.mode == "P" else upright).convert("RGB")
+    return resize_square(rgb, side)
 
 
 def resize_square(image: Image.Image, side: int) -> NDArray[np.uint8]:
-    """A picture in colour as a square."""
+    """Resize an RGB image to a square."""
     return np.asarray(image.resize((side, side), Image.Resampling.BILINEAR))
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    """Pillow's own function writes all metadata anew, and fails for those that are a bit odd."""
-    # Of some formats, Pillow turns the pictures by itself, and drops the tag, when it reads them.
+def _turn_upright(image: Image.Image) -> Image.Image:
+    """Undo the orientation of the camera.
+
+    ``ImageOps.exif_transpose`` would rewrite all metadata and fails if they are slightly invalid.
+    """
+    # For some formats, Pillow transposes the image on loading and drops the tag.
     image.load()
-    turn = UPRIGHT_TRANSPOSES.get(image.getexif().get(EXIF_ORIENTATION, 1))
-    return image if turn is None else image.transpose(turn)
+    transpose = UPRIGHT_TRANSPOSES.get(image.getexif().get(EXIF_ORIENTATION, 1))
+    return image if transpose is None else image.transpose(transpose)
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
-    """Deeper grey as 8-bit grey: Pillow's own conversion would clip everything above 255."""
+def _to_eight_bits(image: Image.Image) -> Image.Image:
+    """Scale grayscale of more than 8 bits to 8 bits; Pillow would clip all values above 255."""
     if image.mode not in HIGH_DEPTH_MODES:
         return image
     values = np.asarray(image, dtype=np.float64)
@@ -117,12 +124,12 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 
 def to_rgb(x: Tensor) -> NDArray[np.float32]:
-    """A sample as height × width × red, green, blue; of two channels red and green."""
+    """Convert a sample to height × width × RGB; two channels become red and green."""
     values = x[:3].float()
-    least, most = (0.0, 255.0)
+    low, high = (0.0, 255.0)
     if x.dtype != torch.uint8:
-        least, most = values.min().item(), values.max().item()
-    pixels = ((values - least) / max(1e-6, most - least)).permute(1, 2, 0).numpy()
+        low, high = values.min().item(), values.max().item()
+    pixels = ((values - low) / max(1e-6, high - low)).permute(1, 2, 0).numpy()
     if pixels.shape[2] == 2:
         return np.pad(pixels, ((0, 0), (0, 0), (0, 1)))
     return pixels
@@ -131,18 +138,18 @@ def to_rgb(x: Tensor) -> NDArray[np.float32]:
 def compare_images(
     before: NDArray[np.float32], after: NDArray[np.float32], added: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Two versions of a sample on one scale, and their difference: blue below 0, red above."""
-    least, most = float(before.min()), float(before.max())
+    """Show two versions of a sample on one scale, and their difference: blue below 0, red above."""
+    low, high = float(before.min()), float(before.max())
     scale = max(1e-12, float(np.abs(added).max()))
-    pair = [((x - least) / max(1e-6, most - least)).clip(0, 1) for x in (before, after)]
-    grey = [_three_channels(x).transpose(1, 2, 0) for x in pair]
+    pair = [((x - low) / max(1e-6, high - low)).clip(0, 1) for x in (before, after)]
+    first, second = (_three_channels(x).transpose(1, 2, 0) for x in pair)
     change = _three_channels(added / scale).mean(axis=0)
     up, down = change.clip(min=0), -change.clip(max=0)
-    colour = np.stack([1 - down, 1 - up - down, 1 - up], axis=2)
+    difference = np.stack([1 - down, 1 - up - down, 1 - up], axis=2)
     gap = np.ones((before.shape[1], max(1, before.shape[2] // 14), 3), dtype=np.float32)
-    return np.concatenate([grey[0], gap, grey[1], gap, colour], axis=1).astype(np.float32)
+    return np.concatenate([first, gap, second, gap, difference], axis=1).astype(np.float32)
 
 
 def _three_channels(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The first three channels, the first repeated where there is one."""
+    """Return the first three channels; with fewer than three, the first one repeated."""
     return x[:3] if len(x) >= 3 else np.repeat(x[:1], 3, axis=0)

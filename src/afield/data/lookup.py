@@ -1,4 +1,4 @@
-"""Datasets by name, and a user's own by path: folders of pictures, sounds or fonts, and arrays."""
+"""Datasets by name, or by path: a user's folder of images, audio or fonts, or a file of arrays."""
 
 import hashlib
 import os
@@ -17,16 +17,16 @@ __all__ = ["find_dataset"]
 
 
 def find_dataset(spec: str | Path, root: Path | None = None) -> DomainSet:
-    """A dataset by its name, or a user's own by the path of a folder or an ``.npz`` file.
+    """Return the dataset with this name, or the one in this folder or ``.npz`` file.
 
-    `root` is where named datasets lie, by default ``AFIELD_DATA``.
+    `root` is the folder that contains the named datasets, ``AFIELD_DATA`` by default.
 
     >>> find_dataset("rotated_digits").domains[:2]
     ('0deg', '15deg')
     """
     name = str(spec)
     if name in registry.names("datasets"):
-        return _named(name, root or data_root())
+        return _named_dataset(name, root or data_root())
     try:
         path = Path(name).expanduser()
         if name and not path.exists() and path.with_name(f"{path.name}.npz").exists():
@@ -35,26 +35,33 @@ def find_dataset(spec: str | Path, root: Path | None = None) -> DomainSet:
     except (OSError, RuntimeError, ValueError) as error:
         raise DataError(f"no file or folder {name!r} ({error})") from None
     if exists:
-        return _folder(path) if path.is_dir() else array_dataset(path)
+        return _folder_dataset(path) if path.is_dir() else array_dataset(path)
     if "/" in name or "." in name:
-        raise DataError(f"no file or folder {name}; give root/<domain>/<class>/<file> or an .npz")
-    known = registry.hint(name, registry.names("datasets"))
-    raise UnknownNameError(f"no dataset and no file or folder called {name!r}; {known}")
+        raise DataError(
+            f"no file or folder {name}; give a folder root/<domain>/<class>/<file> or an .npz file"
+        )
+    advice = registry.hint(name, registry.names("datasets"))
+    raise UnknownNameError(f"no dataset, file or folder is called {name!r}; {advice}")
 
 
-def _named(name: str, root: Path) -> DomainSet:
-    """A declared dataset; one that must look at its files is a function of the data's root."""
-    found = registry.find("datasets", name)
-    dataset = replace(found if isinstance(found, DomainSet) else found(root), name=name)
+def _named_dataset(name: str, root: Path) -> DomainSet:
+    """Return a registered dataset.
+
+    A registry entry is a `DomainSet`, or a function of the data root if its files must be inspected
+    first.
+    """
+    entry = registry.find("datasets", name)
+    dataset = replace(entry if isinstance(entry, DomainSet) else entry(root), name=name)
     if dataset.sizes or dataset.fingerprint or not dataset.needs or dataset.missing_files(root):
         return dataset
-    # Nothing says how many files there should be: other files are other data.
-    return replace(dataset, fingerprint=_listing(tuple(root / need for need in dataset.needs)))
+    # The number of samples is not declared, so the list of files identifies the data.
+    paths = tuple(root / name for name in dataset.needs)
+    return replace(dataset, fingerprint=_listing_digest(paths))
 
 
 @lru_cache(maxsize=8)
-def _listing(paths: tuple[Path, ...]) -> str:
-    """A digest of the names and sizes of all files there."""
+def _listing_digest(paths: tuple[Path, ...]) -> str:
+    """Digest of the names and sizes of all files under these paths."""
     digest = hashlib.sha256()
     for path in paths:
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
@@ -63,9 +70,9 @@ def _listing(paths: tuple[Path, ...]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _folder(path: Path) -> DomainSet:
+def _folder_dataset(path: Path) -> DomainSet:
     try:
-        fonts = any(is_font(child) for child in path.iterdir())
+        has_fonts = any(is_font(child) for child in path.iterdir())
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-    return font_dataset(path) if fonts else folder_dataset(path)
+    return font_dataset(path) if has_fonts else folder_dataset(path)

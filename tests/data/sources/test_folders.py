@@ -156,7 +156,7 @@ def test_a_truncated_photograph_is_named(tmp_path):
 
 def test_a_single_pixel_is_named(tmp_path):
     saved(plain(size=(1, 1)), tree(tmp_path) / "photo" / "cup" / "dot.png")
-    assert "photo/cup/dot.png (1 × 1 pixels, too small for a picture)" in refusal(tmp_path)
+    assert "photo/cup/dot.png (1 × 1 pixels, too small for an image)" in refusal(tmp_path)
 
 
 def test_a_bomb_is_named(tmp_path):
@@ -356,7 +356,7 @@ def test_a_truncated_sound_is_named(tmp_path):
     file.write_bytes(file.read_bytes()[:-1000])
     told = refusal(tmp_path)
     assert "1 broken file(s), or not audio files" in told
-    assert "bob/yes/0.wav (truncated: 31000 of 32000 bytes of sound)" in told
+    assert "bob/yes/0.wav (truncated: 31000 of 32000 bytes of audio)" in told
 
 
 def test_broken_sounds_are_left_out_on_request(tmp_path):
