@@ -160,8 +160,8 @@ def test_all_methods_are_those_that_the_number_of_domains_allows(tmp_path, caplo
     np.savez(tmp_path / "two.npz", X=x, y=y, domain=np.arange(40) // 20)
     found = {run.method for run in plan_runs(tmp_path / "two.npz", "all", trials=1)}
     assert found == set(afield.names("methods")) - {"mldg", "metareg"}
-    assert "left out: mldg takes 2 source domains a step or more to make a pair" in caplog.text
-    with pytest.raises(SpecError, match=r"mldg takes 2 .* \(to be trained on 1\)"):
+    assert "left out: mldg needs 2 or more source domains per step to make a pair" in caplog.text
+    with pytest.raises(SpecError, match=r"mldg needs 2 .* \(to be trained on 1\)"):
         plan_runs(tmp_path / "two.npz", ["erm", "mldg"], trials=1)
 
 

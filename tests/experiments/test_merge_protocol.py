@@ -195,7 +195,7 @@ def test_the_expert_of_the_target_is_of_a_method_that_can_do_with_one_domain():
         runs = runs_of("score", expert_methods=methods)
         experts = {run.method for run in of_role(runs, "expert") if len(run.sources) == 1}
         assert experts == {"vrex"}
-    with pytest.raises(IncompatibleMethodError, match="mldg takes 2 source domains"):
+    with pytest.raises(IncompatibleMethodError, match="mldg needs 2 or more source domains"):
         runs_of("score", expert_methods=("mldg",))
 
 

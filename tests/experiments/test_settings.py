@@ -139,10 +139,10 @@ TWO, THREE = DIGITS.domains[:2], DIGITS.domains[:3]
 @pytest.mark.parametrize(
     ("method", "sources", "settings", "told"),
     [
-        ("mldg", DIGITS.domains[:1], {}, "mldg takes 2 source domains .* not 1"),
-        ("mldg", TWO, {"mldg.tests": 2}, "mldg takes 3 source domains .* not 2"),
-        ("mldg", THREE, {"domains_per_step": 1}, "mldg takes 2 source domains .* not 1"),
-        ("mldg", THREE, {"mldg.second_order": True}, "goes with mldg.inner=sgd"),
+        ("mldg", DIGITS.domains[:1], {}, "mldg needs 2 or more source domains .* not 1"),
+        ("mldg", TWO, {"mldg.tests": 2}, "mldg needs 3 or more source domains .* not 2"),
+        ("mldg", THREE, {"domains_per_step": 1}, "mldg needs 2 or more source domains .* not 1"),
+        ("mldg", THREE, {"mldg.second_order": True}, "needs mldg.inner=sgd"),
         ("arith", THREE, {"arith.shares": "0.5,0.5"}, "2 weights for 3 source domain"),
         (
             "arith",
@@ -151,8 +151,8 @@ TWO, THREE = DIGITS.domains[:2], DIGITS.domains[:3]
             "3 weights for 2 source domain",
         ),
         ("arith", TWO, {"arith.eps": -0.5}, "arith.eps=-0.5: must not be below 0"),
-        ("fish", TWO, {"fish.momentum": 0.9}, "go with fish.inner=sgd"),
-        ("fish", TWO, {"fish.outer": "raw"}, "go with fish.inner=sgd"),
+        ("fish", TWO, {"fish.momentum": 0.9}, "need fish.inner=sgd"),
+        ("fish", TWO, {"fish.outer": "raw"}, "need fish.inner=sgd"),
     ],
     ids=str,
 )
@@ -213,7 +213,7 @@ def test_a_dataset_may_have_an_optimiser_of_its_own():
         ("sgdd", UnknownNameError, "no optimizer 'sgdd'; did you mean 'sgd'"),
         ("sgd:momentun=0.9", SpecError, "optimizer=sgd:momentun=0.9: .*'momentun'"),
         ("sgd:momentum=-1", SpecError, "optimizer=sgd:momentum=-1: "),
-        ("sgd:lr=0.1", SpecError, "lr has its own --set"),
+        ("sgd:lr=0.1", SpecError, "lr and weight_decay are settings of their own"),
         ("sgd:momentum=lots", SpecError, "'lots' is neither a number"),
     ],
 )

@@ -408,7 +408,7 @@ def test_a_step_may_be_over_a_few_of_many_domains(method, model, task):
 
 
 def test_a_walk_without_weights_says_so():
-    with pytest.raises(NotImplementedError, match="InnerLoop does not say its weights"):
+    with pytest.raises(NotImplementedError, match="InnerLoop does not override weights"):
         InnerLoop().weights(3)
 
 
@@ -417,8 +417,8 @@ def test_a_walk_without_weights_says_so():
     [
         ({"steps_per_domain": 0}, r"arith.steps_per_domain=0: must be above 0"),
         ({"inner_rate": -1.0}, r"arith.inner_rate=-1: must not be below 0"),
-        ({"momentum": 1.0}, r"arith.momentum=1: from 0 to below 1"),
-        ({"momentum": -0.1}, r"arith.momentum=-0.1: from 0 to below 1"),
+        ({"momentum": 1.0}, r"arith.momentum=1: must be from 0 to below 1"),
+        ({"momentum": -0.1}, r"arith.momentum=-0.1: must be from 0 to below 1"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, told):

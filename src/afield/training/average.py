@@ -1,7 +1,8 @@
-"""What is deployed: the last weights, or an average of the weights over training.
+"""Weight averaging: deploy the last weights, or an average of the weights over training.
 
-What is trained and what is deployed are two axes; every average combines with every method. Where
-BatchNorm layers are not frozen, the loop measures their statistics anew for what is deployed.
+Methods decide what is trained, averages decide what is deployed; any average can be combined with
+any method. If BatchNorm layers are not frozen, the loop measures their statistics again for the
+averaged weights.
 """
 
 from collections.abc import Mapping
@@ -17,41 +18,41 @@ __all__ = ["Average", "Checkpoint"]
 
 @dataclass
 class Average:
-    """Follows a model through training; `model` is what would be deployed now.
+    """Observes a model during training; `model` is what would be deployed now.
 
-    The fields of a subclass are its settings. A subclass that keeps its own copy of the weights
-    overrides `setup`, `after_step` and the two that save and load its state.
+    The fields of a subclass are its hyperparameters. A subclass that keeps a copy of the weights
+    overrides `setup`, `after_step`, `state_dict` and `load_state_dict`.
 
-    Where `final` is set, the average itself chooses among the steps: only what it has at the end is
-    deployed, and until then checkpoints show the model that is trained. It may end the training
-    early by setting `done`.
+    If `deploys_at_end` is true, the average itself chooses among the steps: only its model at the
+    end is deployed, and earlier checkpoints show the trained model. Such an average can end
+    training early through `done`.
     """
 
     deploys_at_end: ClassVar[bool] = False
 
     @property
     def done(self) -> bool:
-        """Whether further training would change nothing."""
+        """Whether training can end because further steps would not change the average."""
         return False
 
     def setup(self, model: nn.Module, *, steps: int) -> None:
-        """Begin with a model that has not been trained yet, and will be for so many steps."""
+        """Start with a model that is about to be trained for this number of steps."""
         del steps
         self.model = model
 
     def after_step(self, model: nn.Module) -> None:
-        """Take in the weights after a training step."""
+        """Use the weights after a training step."""
 
     def after_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Take in how a checkpoint's model does on the sources; of the target nothing is in it."""
+        """Use the scores of a checkpoint; it has those of the source domains only."""
 
     def logs(self) -> dict[str, float]:
-        """What is worth knowing of what is deployed now; it goes into the record."""
+        """Facts about the present average that are logged in the record."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is not a setting."""
+        """Return everything that is not a hyperparameter."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to a saved state."""
+        """Restore a saved state."""

@@ -1,4 +1,4 @@
-"""How a model does on parts of domains, and what a checkpoint keeps of it."""
+"""Scores of a model on splits of domains, and what a checkpoint keeps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,34 +12,26 @@ from torch import Tensor, nn
 
 from afield.data.domains import Domain
 from afield.data.samples import Prepare, Rows, identity
-from afield.networks.inference import (
-    compute_outputs,
-)
+from afield.networks.inference import compute_outputs
 from afield.training.calibration import calibration_errors, selective_accuracies
 
-__all__ = [
-    "PARTS",
-    "Checkpoint",
-    "Evaluator",
-    "Score",
-    "Scores",
-    "combine_scores",
-]
+__all__ = ["PARTS", "Checkpoint", "Evaluator", "Score", "Scores", "combine_scores"]
 
 PARTS = ("main", "probe", "sample", "known")
 
 
 @dataclass(frozen=True)
 class Score:
-    """Accuracy, accuracy averaged over classes, mean cross-entropy, and on how many samples.
+    """Accuracy, accuracy averaged over classes, mean cross-entropy, and number of samples.
 
-    And, of what is reported, how far the confidence (the greatest probability) can be trusted:
+    Two more scores tell how far the confidence (the greatest probability) can be trusted:
 
         calibration_error   Σ over 15 equal bins of confidence: |hits - confidence|, summed in the
                             bin, over all samples; the expected calibration error
-        accuracy_at_90      accuracy on the 90 % most confident; of equals a share of each counts
+        accuracy_at_90      accuracy on the 90 % most confident samples; where samples tie at the
+                            limit, a share of each counts
 
-    Both are None where nobody reads them, and in records that are older.
+    Both are None for splits that are not reported, and in older records.
     """
 
     accuracy: float
@@ -52,11 +44,17 @@ class Score:
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores on the parts of one domain that were read.
+    """Scores on the splits of one domain that were evaluated.
 
-    `sample` is a bounded sample of an unseen domain's main part, for curves only: no rule and no
-    table reads it. `known` is a source's probe part read by a model that is told which domain it
-    is, where a model can use that.
+    Attributes
+    ----------
+    main, probe
+        Training and validation split of a source; test and validation split of an unseen domain.
+    sample
+        Bounded sample of an unseen domain's test split, for curves only: no selection rule and no
+        table uses it.
+    known
+        Validation split of a source with the domain label given, for models that can use it.
     """
 
     main: Score | None = None
@@ -67,10 +65,11 @@ class Scores:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """How a model did after so many steps, and the mean of the logs since the last checkpoint.
+    """Scores of a model after `step` steps, and the means of the logs since the last checkpoint.
 
-    It is what would be deployed now, unless `deployed` is false: then an average that makes its own
-    choice is still at it, this is the model as trained so far, and no rule may pick it.
+    The model is what would be deployed now, unless `deployed` is false. Then the average deploys
+    only at the end of training, the scores are those of the trained model, and no selection rule
+    may pick this checkpoint.
     """
 
     step: int
@@ -79,15 +78,26 @@ class Checkpoint:
     deployed: bool = True
 
     def score(self, domain: str, part: str) -> Score | None:
-        """The score on one part of one domain, if it was read."""
-        found = self.scores.get(domain)
-        return getattr(found, part) if found else None
+        """Score on one split of one domain; None if it was not evaluated."""
+        scores = self.scores.get(domain)
+        return getattr(scores, part) if scores else None
 
 
 class Evaluator:
-    """A fixed set of portions (domain, part), taken by one model after the other.
+    """Evaluates models on a fixed set of splits.
 
-    Whether their `confidence` is looked at as well is a matter of time: it takes sorting.
+    Parameters
+    ----------
+    splits
+        Data by (domain, part).
+    prepare
+        Turns stored samples into inputs of the network.
+    indices
+        Samples of each split to use; by default all.
+    device
+        Where to compute.
+    confidence
+        False skips the calibration scores, which need a sort.
     """
 
     def __init__(
@@ -114,69 +124,70 @@ class Evaluator:
             self.labels, self.y = y.numpy(), y.to(device)
 
     def evaluate(self, model: nn.Module) -> dict[str, Scores]:
-        """The model's scores, with the model in evaluation mode and no gradient kept."""
+        """Compute the model's scores, in evaluation mode and without gradients."""
         if not self.keys:
             return {}
         logits = compute_outputs(model, self.x, self.prepare)
-        found: dict[str, dict[str, Score]] = {}
+        by_domain: dict[str, dict[str, Score]] = {}
         for (domain, part), score in zip(self.keys, self._scores(logits), strict=True):
-            found.setdefault(domain, {})[part] = score
-        told = [key for key in self.keys if key[0] in _domains(model) and key[1] == "probe"]
-        if told:
-            known = self._scores(self._told(model, logits))
-            for domain, part in told:
-                found[domain]["known"] = known[self.keys.index((domain, part))]
-        return {domain: Scores(**scores) for domain, scores in found.items()}
+            by_domain.setdefault(domain, {})[part] = score
+        labeled = [key for key in self.keys if key[0] in _domains(model) and key[1] == "probe"]
+        if labeled:
+            known = self._scores(self._logits_given_domain(model, logits))
+            for domain, part in labeled:
+                by_domain[domain]["known"] = known[self.keys.index((domain, part))]
+        return {domain: Scores(**scores) for domain, scores in by_domain.items()}
 
-    def _told(self, model: nn.Module, logits: Tensor) -> Tensor:
-        """The logits, but those of the sources' probe parts by a model that is told the domain."""
-        found = logits.clone()
+    def _logits_given_domain(self, model: nn.Module, logits: Tensor) -> Tensor:
+        """The logits, with those of the sources' validation splits given the domain label."""
+        updated = logits.clone()
         for number, name in enumerate(_domains(model)):
             if (name, "probe") in self.keys:
-                portion = self.split_index == self.keys.index((name, "probe"))
-                chosen = torch.from_numpy(np.flatnonzero(portion))
-                own = compute_outputs(model, self.x, self.prepare, indices=chosen, domain=number)
-                found[chosen.to(found.device)] = own
-        return found
+                in_split = self.split_index == self.keys.index((name, "probe"))
+                rows = torch.from_numpy(np.flatnonzero(in_split))
+                updated[rows.to(updated.device)] = compute_outputs(
+                    model, self.x, self.prepare, indices=rows, domain=number
+                )
+        return updated
 
     def _scores(self, logits: Tensor) -> list[Score]:
-        """One score a portion, counted for all portions at once."""
+        """One score per split, computed for all splits at once."""
         losses = F.cross_entropy(logits, self.y, reduction="none").cpu().numpy()
         hits = (logits.argmax(dim=1) == self.y).cpu().numpy()
         classes = int(self.labels.max()) + 1
         cell = self.split_index * classes + self.labels
 
         def per_class(weights: NDArray[Any] | None = None) -> NDArray[Any]:
-            counts = np.bincount(cell, weights, minlength=len(self.keys) * classes)
-            return counts.reshape(len(self.keys), classes)
+            flat = np.bincount(cell, weights, minlength=len(self.keys) * classes)
+            return flat.reshape(len(self.keys), classes)
 
-        seen, right = per_class(), per_class(hits)
-        sizes = seen.sum(axis=1)
-        recall = np.divide(right, seen, out=np.full(right.shape, np.nan), where=seen > 0)
+        counts, correct = per_class(), per_class(hits)
+        sizes = counts.sum(axis=1)
+        recall = np.divide(correct, counts, out=np.full(correct.shape, np.nan), where=counts > 0)
         columns = [
-            right.sum(axis=1) / sizes,
+            correct.sum(axis=1) / sizes,
             np.nanmean(recall, axis=1),
             np.bincount(self.split_index, losses) / sizes,
             sizes,
         ]
         if self.confidence:
-            surest = logits.softmax(dim=1).amax(dim=1).nan_to_num().cpu().numpy()
+            confidence = logits.softmax(dim=1).amax(dim=1).nan_to_num().cpu().numpy()
             columns += [
-                calibration_errors(surest, hits, self.split_index),
-                selective_accuracies(surest, hits, self.split_index),
+                calibration_errors(confidence, hits, self.split_index),
+                selective_accuracies(confidence, hits, self.split_index),
             ]
         return [Score(*row) for row in zip(*(c.tolist() for c in columns), strict=True)]
 
 
 def _domains(model: nn.Module) -> tuple[str, ...]:
-    """The source domains that a model can be told, by their numbers; mostly none."""
+    """Source domains whose labels a model accepts, in the order of the labels; mostly none."""
     return tuple(getattr(model, "domains", ()))
 
 
 def combine_scores(
     first: Mapping[str, Scores], second: Mapping[str, Scores], order: Sequence[str]
 ) -> dict[str, Scores]:
-    """What was read on either occasion, domains in the given order."""
+    """Join two sets of scores, domains in the given order; the second takes precedence."""
     return {
         domain: Scores(
             **{

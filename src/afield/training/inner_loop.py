@@ -1,12 +1,12 @@
-"""The inner walk that first-order meta-learning shares.
+"""The inner loop that first-order meta-learning methods share.
 
     θ₁ = Θ;  θᵢ₊₁ = θᵢ - α · (k plain gradient steps on domain π(i));  gᵢ = θᵢ - θᵢ₊₁
     outer step on Σ wᵢ gᵢ / α, from Θ
 
-π is a new random order at every step. A method of the family says which weights wᵢ it gives. The
-gradients are added up as they come: Σ wᵢ gᵢ / α as a difference of weights, divided by a small α,
-would have few digits left. Statistics of BatchNorm layers, where they are not frozen, are those
-that the walk leaves behind; weight decay is the optimiser's, the walk has none.
+π is a new random order in every step. A method of this family defines the weights wᵢ. Gradients
+are summed as they are computed: as a difference of network weights divided by a small α,
+Σ wᵢ gᵢ / α would lose most of its digits. Unfrozen BatchNorm layers keep the statistics that the
+inner loop leaves behind. Weight decay belongs to the optimizer; the inner loop has none.
 """
 
 from collections.abc import Sequence
@@ -29,13 +29,16 @@ Outer = Literal["divided", "raw", "plain"]
 
 @dataclass(frozen=True)
 class InnerLoop(Method):
-    """What a walk can be: its settings, and one step of training with it.
+    """Hyperparameters of the inner loop, and one training step with it.
 
-    `steps_per_domain` is k, each step on a batch of its own, and `inner_rate` is α as a multiple of
-    the run's learning rate. `outer` says what the run's optimiser is given: Σ wᵢ gᵢ `divided` by α,
-    or `raw`; or `plain`: Θ ← Θ - Σ wᵢ gᵢ, without the optimiser and so without weight decay. For
-    ablations, a walk may have `momentum` (an average over its past gradients, kept from one step to
-    the next), or not go by domain: then every batch is a mixture of all.
+    `steps_per_domain` is k; each of these steps has a batch of its own. `inner_rate` is α as a
+    multiple of the run's learning rate. `outer` selects the outer step: the run's optimizer gets
+    Σ wᵢ gᵢ `divided` by α, or `raw`; with `plain`, Θ ← Θ - Σ wᵢ gᵢ without the optimizer, and so
+    without weight decay.
+
+    Two settings are for ablations. With `momentum`, the inner loop follows a moving average of its
+    past gradients, which is kept from one step to the next. With `by_domain=false`, every batch is
+    a mixture of all domains.
     """
 
     steps_per_domain: Annotated[int, Variant((1, 2, 3, 5))] = 1
@@ -44,7 +47,7 @@ class InnerLoop(Method):
     momentum: Annotated[float, Variant((0.0, 0.9))] = 0.0
     by_domain: Annotated[bool, Variant((True, False))] = True
 
-    # Whether each domain starts from Θ instead of where the one before it ended.
+    # Whether every domain starts from Θ instead of where the previous domain ended.
     parallel: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -54,53 +57,52 @@ class InnerLoop(Method):
         if self.inner_rate < 0:
             raise SpecError(f"{name}.inner_rate={self.inner_rate:g}: must not be below 0")
         if not 0 <= self.momentum < 1:
-            raise SpecError(f"{name}.momentum={self.momentum:g}: from 0 to below 1")
+            raise SpecError(f"{name}.momentum={self.momentum:g}: must be from 0 to below 1")
 
     @property
     def batches_per_group(self) -> int:
-        """As many batches of a domain as there are steps on it."""
+        """One batch for each inner step on a domain."""
         return self.steps_per_domain
 
     def weights(self, n: int) -> Sequence[float]:
-        """The weights wᵢ of a walk over n domains."""
-        raise NotImplementedError(f"{type(self).__name__} does not say its weights")
+        """Weights wᵢ of the n domains, in the order in which the inner loop visits them."""
+        raise NotImplementedError(f"{type(self).__name__} does not override weights")
 
     def update(self, learner: Learner, batches: Batches) -> Logs:
-        """Walk over the domains, go back, and step along the weighted sum of what was met."""
+        """Run the inner loop, restore Θ, and step along the weighted sum of the gradients."""
         parameters = learner.parameters()
-        rate = self.inner_rate * learner.lr
+        inner_lr = self.inner_rate * learner.lr
         start = clone_tensors(parameters)
-        slope = learner.zero_gradients()
-        stages = self.rounds(batches)
-        last = stages[-1][-1]
+        total = learner.zero_gradients()
+        rounds = self.rounds(batches)
+        last = rounds[-1][-1]
         losses = []
-        for stage, weight in zip(stages, self.weights(len(stages)), strict=True):
-            for batch in stage:
+        for domain_batches, weight in zip(rounds, self.weights(len(rounds)), strict=True):
+            for batch in domain_batches:
                 loss = F.cross_entropy(learner.model(batch.x), batch.y)
                 direction = self._direction(learner, loss, parameters)
-                add(slope, direction, times=weight)
+                add(total, direction, times=weight)
                 if batch is not last:
-                    add(parameters, direction, times=-rate)
+                    add(parameters, direction, times=-inner_lr)
                 losses.append(loss.detach())
-            if self.parallel and stage is not stages[-1]:
+            if self.parallel and domain_batches is not rounds[-1]:
                 assign(parameters, start)
         assign(parameters, start)
         if self.outer == "plain":
-            add(parameters, slope, times=-rate)
+            add(parameters, total, times=-inner_lr)
         else:
             if self.outer == "raw":
-                torch._foreach_mul_(slope, rate)
-            learner.apply_gradients(slope)
+                torch._foreach_mul_(total, inner_lr)
+            learner.apply_gradients(total)
         return {"loss": torch.stack(losses).mean()}
 
     def rounds(self, batches: Batches, *, shuffle: bool = True) -> list[list[Batch]]:
-        """For each domain its batches; domains come in a random order unless not `mixed`."""
+        """Batches of each domain; domains are in a random order if `shuffle` is true."""
         n = len(batches)
         if not self.by_domain:
-            together = pool(batches)
-            order = torch.randperm(len(together.y), device=together.y.device)
-            shuffled = Batch(*(part[order] for part in together))
-            batches = split_batch(shuffled, n)
+            pooled = pool(batches)
+            order = torch.randperm(len(pooled.y), device=pooled.y.device)
+            batches = split_batch(Batch(*(column[order] for column in pooled)), n)
         elif shuffle:
             batches = [batches[i] for i in torch.randperm(n).tolist()]
         return [split_batch(batch, self.steps_per_domain) for batch in batches]
@@ -108,7 +110,7 @@ class InnerLoop(Method):
     def _direction(
         self, learner: Learner, loss: Tensor, parameters: Sequence[Tensor]
     ) -> Sequence[Tensor]:
-        """The gradient, or its average over the walk so far."""
+        """The gradient, or with momentum the moving average of the inner loop's gradients."""
         gradient = learner.gradients(loss, parameters)
         if not self.momentum:
             return gradient
@@ -121,6 +123,6 @@ class InnerLoop(Method):
 
 
 def split_batch(batch: Batch, count: int) -> list[Batch]:
-    """A batch in so many parts, as equal as can be; fewer if it has fewer samples."""
-    count = min(count, len(batch.y))
-    return [Batch(*parts) for parts in zip(*(p.tensor_split(count) for p in batch), strict=True)]
+    """Split a batch into `count` batches of about equal size, or fewer if it has fewer samples."""
+    columns = [column.tensor_split(min(count, len(batch.y))) for column in batch]
+    return [Batch(*row) for row in zip(*columns, strict=True)]

@@ -17,7 +17,7 @@ from afield.training.method import Learner, Logs, Method, pool
 
 __all__ = ["checkpoints"]
 
-# From how many batches at most the statistics of BatchNorm layers are measured, as SWAD does it.
+# Greatest number of batches from which BatchNorm statistics are measured, as in SWAD.
 MAX_BATCHNORM_BATCHES = 500
 
 Evaluate = Callable[[nn.Module], Mapping[str, Scores]]
@@ -33,18 +33,22 @@ def checkpoints(
     steps: int,
     every: int,
 ) -> Iterator[Checkpoint]:
-    """Train, and yield a checkpoint every so often; to stop early, stop iterating.
+    """Train, and yield checkpoints; to stop early, stop iterating.
 
     Parameters
     ----------
-    method, learner, average, stream
-        What trains, its state, what is deployed of it, and its batches. All but the method change;
-        a learner that has been trained for some steps goes on from there.
+    method, learner
+        The algorithm, and its state. A learner that was trained for some steps continues there.
+    average
+        Weights to deploy; evaluated at checkpoints.
+    stream
+        Batches.
     evaluate
-        Gives the scores of a model at a checkpoint.
-    steps, every
-        Train until so many steps are done, or the average has seen enough, with a checkpoint after
-        each `every` and at the end.
+        Computes the scores of a model at a checkpoint.
+    steps
+        Number of steps after which training ends, unless the average ends it earlier.
+    every
+        Number of steps between checkpoints; there is always one at the end.
     """
     learner.train()
     recent: list[Logs] = []
@@ -59,53 +63,59 @@ def checkpoints(
         learner.step += 1
         if learner.step % every == 0 or learner.step == steps:
             model = (
-                learner.model if average.deploys_at_end else _ready(average, learner, stream, every)
+                learner.model
+                if average.deploys_at_end
+                else _deployable(average, learner, stream, every)
             )
-            checkpoint = Checkpoint(learner.step, evaluate(model), _means(recent))
+            checkpoint = Checkpoint(learner.step, evaluate(model), _mean_logs(recent))
             recent = []
-            _check(method, checkpoint, learner.task.sources)
-            average.after_checkpoint(_of_sources(checkpoint, learner.task.sources))
+            _require_finite(method, checkpoint, learner.task.sources)
+            average.after_checkpoint(_without_unseen(checkpoint, learner.task.sources))
             if average.deploys_at_end:
-                over = average.done or learner.step == steps
-                scores = evaluate(_ready(average, learner, stream)) if over else checkpoint.scores
-                logs = {**checkpoint.logs, **(average.logs() if over else {})}
-                checkpoint = replace(checkpoint, scores=scores, logs=logs, deployed=over)
+                ended = average.done or learner.step == steps
+                scores = checkpoint.scores
+                if ended:
+                    scores = evaluate(_deployable(average, learner, stream))
+                logs = {**checkpoint.logs, **(average.logs() if ended else {})}
+                checkpoint = replace(checkpoint, scores=scores, logs=logs, deployed=ended)
             learner.train()
             yield checkpoint
 
 
-def _ready(
+def _deployable(
     average: Average, learner: Learner, stream: Stream, most: int = MAX_BATCHNORM_BATCHES
 ) -> nn.Module:
-    """What is deployed, with statistics of its own where its BatchNorm layers are not frozen."""
+    """The averaged model; statistics of unfrozen BatchNorm layers are measured for its weights."""
     if average.model is not learner.model and has_unfrozen_batchnorm(average.model):
-        once = -(-len(stream.samples) // stream.total)
-        batches = islice(stream.fresh_copy(), min(once, most, MAX_BATCHNORM_BATCHES))
-        update_batchnorm(average.model, (pool(each).x for each in batches))
+        epoch = -(-len(stream.samples) // stream.total)
+        batches = islice(stream.fresh_copy(), min(epoch, most, MAX_BATCHNORM_BATCHES))
+        update_batchnorm(average.model, (pool(batch).x for batch in batches))
     return average.model
 
 
-def _means(recent: list[Logs]) -> dict[str, float]:
-    """Means since the last checkpoint; only here are numbers read off the device."""
-    found: dict[str, list[torch.Tensor]] = {}
+def _mean_logs(recent: list[Logs]) -> dict[str, float]:
+    """Means since the last checkpoint; numbers are read off the device only here."""
+    columns: dict[str, list[torch.Tensor]] = {}
     for logs in recent:
         for name, value in logs.items():
-            found.setdefault(name, []).append(value.float())
-    means = [torch.stack(values).mean() for values in found.values()]
-    return dict(zip(found, torch.stack(means).tolist(), strict=True)) if means else {}
+            columns.setdefault(name, []).append(value.float())
+    means = [torch.stack(values).mean() for values in columns.values()]
+    return dict(zip(columns, torch.stack(means).tolist(), strict=True)) if means else {}
 
 
-def _of_sources(checkpoint: Checkpoint, sources: tuple[str, ...]) -> Checkpoint:
-    """A checkpoint without unseen domains: an average is part of the training."""
-    known = {name: checkpoint.scores[name] for name in sources if name in checkpoint.scores}
-    return replace(checkpoint, scores=known)
+def _without_unseen(checkpoint: Checkpoint, sources: tuple[str, ...]) -> Checkpoint:
+    """A checkpoint with the sources' scores only, because an average is a part of training."""
+    scores = {name: checkpoint.scores[name] for name in sources if name in checkpoint.scores}
+    return replace(checkpoint, scores=scores)
 
 
-def _check(method: Method, checkpoint: Checkpoint, sources: tuple[str, ...]) -> None:
-    """A training that has left the finite numbers ends here."""
+def _require_finite(method: Method, checkpoint: Checkpoint, sources: tuple[str, ...]) -> None:
+    """Raise `DivergedError` if a logged value or a validation loss is not finite."""
     scores = [checkpoint.score(source, "probe") for source in sources]
     losses = [score.loss for score in scores if score is not None]
     if not all(map(math.isfinite, [*checkpoint.logs.values(), *losses])):
-        where = f"{type(method).__name__} at step {checkpoint.step}"
-        told = f"logs {dict(checkpoint.logs)}, losses on the sources' probe parts {losses}"
-        raise DivergedError(f"{where}: not finite: {told}; try a smaller lr")
+        raise DivergedError(
+            f"{type(method).__name__} at step {checkpoint.step}: not finite: logs "
+            f"{dict(checkpoint.logs)}, losses on the sources' validation splits {losses}; try a "
+            "smaller lr"
+        )

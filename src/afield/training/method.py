@@ -1,10 +1,11 @@
-"""What a method is: frozen hyperparameters, and what one training step does with them.
+"""What a method is: frozen hyperparameters, and one training step that uses them.
 
-A method holds no state. What changes during training is in the `Learner`: the model, further
-networks (`parts`), the optimiser, further optimisers and a `memory` of tensors; all of it goes into
-a snapshot.
-Methods draw random numbers from torch's generators only, and log detached tensors, never floats:
-reading a number off the device inside a step would make the device wait.
+A method has no state. Everything that changes during training is in the `Learner`: the model,
+additional networks (`parts`), the optimizer, additional optimizers and a `memory` of tensors. All
+of it is saved in snapshots.
+
+Methods draw random numbers from torch's generators only. They log detached tensors, never floats,
+because reading a number off the device within a step would make the device wait.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,12 +37,25 @@ Logs = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Task:
-    """All that a method may know of what is asked; of the target it knows nothing.
+    """Everything that a method may know about a run; nothing about the target is in it.
 
-    `network` makes a further network with so many outputs, `optimizer` an optimiser for parameters
-    or groups of them, with the run's settings unless others are given as keywords; `shape` is that
-    of a sample as the network sees it. `schedule` gives the share of the learning rate at a step,
-    and `clip_norm` the greatest length of a gradient (0: any).
+    Attributes
+    ----------
+    sources, classes
+        Names of the source domains and of the classes.
+    steps
+        Number of training steps.
+    network
+        Builds another network of the run's kind with the given number of outputs.
+    optimizer
+        Builds an optimizer for parameters or parameter groups. It has the run's settings, unless
+        keywords override them.
+    shape
+        Shape of a sample as the network sees it.
+    schedule
+        Factor of the learning rate at a step; None means constant.
+    clip_norm
+        Greatest norm of a gradient; 0 means unlimited.
     """
 
     sources: tuple[str, ...]
@@ -57,7 +71,14 @@ class Task:
 class Learner:
     """Everything that changes during training.
 
-    `rates` are learning rates of their own for parts of the model, as multiples of the run's.
+    Parameters
+    ----------
+    model, task
+        The network to train, and what is known about the run.
+    parts
+        Additional networks, which are trained with the model.
+    lr_multipliers
+        Learning rates of submodules of the model, as multiples of the run's learning rate.
     """
 
     def __init__(
@@ -77,9 +98,9 @@ class Learner:
         self.reset_optimizer()
 
     def parameters(self) -> list[nn.Parameter]:
-        """What is trained, of the model and of its parts."""
-        both = (*self.model.parameters(), *self.parts.parameters())
-        return [parameter for parameter in both if parameter.requires_grad]
+        """Parameters of the model and of its parts that are trained."""
+        parameters = (*self.model.parameters(), *self.parts.parameters())
+        return [parameter for parameter in parameters if parameter.requires_grad]
 
     @property
     def lr(self) -> float:
@@ -89,40 +110,43 @@ class Learner:
 
     @property
     def initial_lr(self) -> float:
-        """The learning rate of the run before any schedule."""
+        """Learning rate of the run before any schedule."""
         group = self.optimizer.param_groups[0]
-        rate: float = group.get("first_lr", group["lr"])
-        return rate
+        lr: float = group.get("first_lr", group["lr"])
+        return lr
 
     def reset_optimizer(self) -> None:
-        """Start the optimiser afresh, without its memory of earlier gradients."""
+        """Replace the optimizer by a new one, without statistics of earlier gradients."""
         groups = [[*self.model.get_submodule(name).parameters()] for name in self.lr_multipliers]
-        apart = {id(parameter) for group in groups for parameter in group}
-        groups.insert(0, [each for each in self.parameters() if id(each) not in apart])
+        grouped = {id(parameter) for group in groups for parameter in group}
+        groups.insert(0, [p for p in self.parameters() if id(p) not in grouped])
         self.optimizer = self.task.optimizer([{"params": group} for group in groups])
-        for group, rate in zip(
-            self.optimizer.param_groups, (1.0, *self.lr_multipliers.values()), strict=True
-        ):
-            group["lr"] *= rate
+        multipliers = (1.0, *self.lr_multipliers.values())
+        for group, multiplier in zip(self.optimizer.param_groups, multipliers, strict=True):
+            group["lr"] *= multiplier
         if self.task.schedule is not None:
             self.apply_schedule()
 
     def scale_lr(self, *shares: float) -> None:
-        """Set learning rates to a share of what they are at first, each in the order of `rates`."""
+        """Scale the initial learning rates by one factor each, in the order of parameter groups.
+
+        The first group has the parameters without a multiplier; the other groups follow in the
+        order of `lr_multipliers`. The run's schedule applies on top.
+        """
         for group, share in zip(self.optimizer.param_groups, shares, strict=True):
             group["share"] = share
         self.apply_schedule()
 
     def apply_schedule(self) -> None:
-        """Set learning rates to what the run's schedule and the method's pace have at this step."""
-        share = 1.0 if self.task.schedule is None else self.task.schedule(self.step)
+        """Set the learning rates of this step from the run's schedule and from `scale_lr`."""
+        factor = 1.0 if self.task.schedule is None else self.task.schedule(self.step)
         for optimizer in (self.optimizer, *self.optimizers.values()):
             for group in optimizer.param_groups:
-                first = group.setdefault("first_lr", group["lr"])
-                group["lr"] = share * group.get("share", 1.0) * first
+                initial = group.setdefault("first_lr", group["lr"])
+                group["lr"] = factor * group.get("share", 1.0) * initial
 
     def step_optimizer(self, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """One step of the optimiser, or of another, along the gradients that are there."""
+        """Clip the gradients that the parameters have, and step the optimizer, or another one."""
         if self.task.clip_norm:
             nn.utils.clip_grad_norm_(self.parameters(), self.task.clip_norm)
         (optimizer or self.optimizer).step()
@@ -156,48 +180,48 @@ class Learner:
         self.step_optimizer(optimizer)
 
     def zero_gradients(self) -> list[Tensor]:
-        """A slope of zeros to add gradients to, in the memory of the last ones if there are any.
+        """Return gradients of zeros, to which a method can add; earlier gradients are overwritten.
 
-        It has the memory layout of the parameters, which fused optimisers count on.
+        They have the memory layout of the parameters, which fused optimizers rely on.
         """
-        slope = []
+        gradients = []
         for parameter in self.parameters():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            slope.append(parameter.grad)
-        torch._foreach_zero_(slope)
-        return slope
+            gradients.append(parameter.grad)
+        torch._foreach_zero_(gradients)
+        return gradients
 
-    def apply_gradients(self, slope: Sequence[Tensor]) -> None:
-        """One step of the optimiser along a slope that was begun with `level`."""
-        for parameter, gradient in zip(self.parameters(), slope, strict=True):
+    def apply_gradients(self, gradients: Sequence[Tensor]) -> None:
+        """Step the optimizer along gradients that `zero_gradients` returned."""
+        for parameter, gradient in zip(self.parameters(), gradients, strict=True):
             parameter.grad = gradient
         self.step_optimizer()
 
     def train(self) -> None:
-        """Put the networks in training mode."""
+        """Set all networks to training mode."""
         self.model.train()
         self.parts.train()
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state."""
+        """Return the complete state."""
         return {
             "model": self.model.state_dict(),
             "parts": self.parts.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "optimizers": {name: each.state_dict() for name, each in self.optimizers.items()},
+            "optimizers": {name: other.state_dict() for name, other in self.optimizers.items()},
             "memory": self.memory,
             "step": self.step,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to a saved state."""
+        """Restore a saved state."""
         self.model.load_state_dict(state["model"])
         self.parts.load_state_dict(state["parts"])
         self.reset_optimizer()
         self.optimizer.load_state_dict(state["optimizer"])
-        for name, each in self.optimizers.items():
-            each.load_state_dict(state["optimizers"][name])
+        for name, other in self.optimizers.items():
+            other.load_state_dict(state["optimizers"][name])
         device = next(self.model.parameters()).device
         self.memory = {name: value.to(device) for name, value in state["memory"].items()}
         self.step = state["step"]
@@ -205,53 +229,57 @@ class Learner:
 
 @dataclass(frozen=True)
 class Method:
-    """A training algorithm. Most methods override `loss` and nothing else."""
+    """A training algorithm. Most methods override only `loss`."""
 
     @property
     def batches_per_group(self) -> int:
-        """How often a run's batch one step takes from every group, in one; mostly once."""
+        """How many batches per group one step consumes; 1 for most methods."""
         return 1
 
     def check(self, domains: int) -> None:
-        """Override to refuse, with a `SpecError`, steps over so many source domains."""
+        """Override to raise `SpecError` if a step cannot use this number of source domains."""
 
     def setup(self, model: nn.Module, task: Task) -> Learner:
-        """Override to add networks, masks or buffers."""
+        """Return the state to train; override to add networks, masks or buffers."""
         return Learner(model, task)
 
     def regroup(
         self, learner: Learner, samples: Samples
     ) -> Sequence[Sequence[int] | Tensor] | None:
-        """Override to draw batches from other groups than the source domains, from now on."""
+        """Override to draw batches from groups other than the source domains.
+
+        Called before every step. Returns the indices of each group's samples, or None to keep the
+        present groups.
+        """
         del learner, samples
         return None
 
     def loss(self, learner: Learner, batches: Batches) -> tuple[Tensor, Logs]:
-        """What to minimise: one batch from each group, in the order of the groups."""
+        """Return the loss to minimize and what to log; `batches` has one batch per group."""
         raise NotImplementedError(f"{type(self).__name__} overrides neither loss nor update")
 
     def update(self, learner: Learner, batches: Batches) -> Logs:
-        """One training step; override when it is more than one descent."""
+        """Do one training step; override if it is more than one descent on `loss`."""
         loss, logs = self.loss(learner, batches)
         learner.descend(loss)
         return {"loss": loss.detach(), **logs}
 
 
 def pool(batches: Batches) -> Batch:
-    """All batches as one."""
-    return Batch(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
+    """Concatenate all batches to one."""
+    return Batch(*(torch.cat(column) for column in zip(*batches, strict=True)))
 
 
 def origins(batches: Batches) -> Tensor:
-    """The group of every batch: a step may draw from some of many groups only."""
+    """Index of each batch's group; a step may draw from only some of many groups."""
     return torch.stack([batch.group[0] for batch in batches])
 
 
 def risks(model: nn.Module, batches: Batches) -> Tensor:
-    """Mean loss of every batch, from one forward pass over all of them."""
+    """Mean loss of each batch, computed in one forward pass over all batches."""
     pooled = pool(batches)
     losses = F.cross_entropy(model(pooled.x), pooled.y, reduction="none")
     sizes = [len(batch.y) for batch in batches]
     if len(set(sizes)) == 1:
         return losses.view(len(sizes), -1).mean(dim=1)
-    return torch.stack([part.mean() for part in losses.split(sizes)])
+    return torch.stack([batch_losses.mean() for batch_losses in losses.split(sizes)])

@@ -1,12 +1,15 @@
-"""Optimisers by name: any of torch.optim that takes a learning rate and a weight decay.
+"""Optimizers and learning-rate schedules by name.
 
-adam                                   the usual one
-sgd:momentum=0.9,nesterov=true         another, with options of its own
-adam:betas=[0.5,0.9]
-rmsproptf:eps=1.0,momentum=0.9         TensorFlow's RMSProp, with eps inside the root
+Optimizers are all classes of torch.optim that take a learning rate and a weight decay:
 
-And schedules of the learning rate: nothing is constant; ``cosine`` falls to 0 at the end, along
-half a period; ``cosine:warmup=500`` rises for so many steps (below 1, for a share of them) first.
+    adam                                   the default
+    sgd:momentum=0.9,nesterov=true         another class, with options
+    adam:betas=[0.5,0.9]
+    rmsproptf:eps=1.0,momentum=0.9         TensorFlow's RMSProp, with eps inside the root
+
+Schedules: an empty string keeps the learning rate constant; ``cosine`` lowers it to 0 along half a
+period; ``cosine:warmup=500`` raises it for 500 steps first. A warm-up below 1 is a share of the
+steps.
 """
 
 import inspect
@@ -26,88 +29,89 @@ from afield.registry import hint
 __all__ = ["canonical_optimizer", "canonical_schedule", "make_schedule", "optimizer_factory"]
 
 DEFAULT_OPTIMIZER = "adam"
-# One call for all parameters at once, instead of several.
+# Optimizers whose fused implementation updates all parameters in one call.
 FUSED = ("adam", "adamw", "sgd")
-# The one with which CrossGrad was trained; it is not in torch, but in timm.
+# The optimizer with which CrossGrad was trained; timm has it, torch does not.
 RMSPROP_TF = "rmsproptf"
 
 
 def optimizer_factory(text: str, *, lr: float, weight_decay: float) -> Callable[..., Optimizer]:
-    """What makes an optimiser of parameters, with these settings unless others are given.
+    """Return a function that builds an optimizer for parameters; its keywords override settings.
 
-    >>> made = optimizer_factory("sgd:momentum=0.9", lr=0.1, weight_decay=0.0)
-    >>> made([torch.zeros(1)], lr=0.2).defaults["momentum"]
+    >>> make_optimizer = optimizer_factory("sgd:momentum=0.9", lr=0.1, weight_decay=0.0)
+    >>> make_optimizer([torch.zeros(1)], lr=0.2).defaults["momentum"]
     0.9
     """
-    name, options = _parsed(text)
+    name, options = _parse(text)
     fused = {"fused": True} if name in FUSED else {}
-    return partial(_known()[name], **{"lr": lr, "weight_decay": weight_decay, **fused, **options})
+    return partial(
+        _optimizers()[name], **{"lr": lr, "weight_decay": weight_decay, **fused, **options}
+    )
 
 
 @lru_cache
 def canonical_optimizer(text: str) -> str:
-    """The one way to write an optimiser, after a look whether it can be made; adam is nothing.
+    """Canonical spelling of an optimizer, validated by building it; Adam without options is ''.
 
     >>> canonical_optimizer("SGD: nesterov=true, momentum=0.90")
     'sgd:momentum=0.9,nesterov=true'
     """
-    name, options = _parsed(text)
+    name, options = _parse(text)
     try:
         optimizer_factory(text, lr=1e-3, weight_decay=0.0)([torch.zeros(1, requires_grad=True)])
     except (TypeError, ValueError, RuntimeError) as error:
         raise SpecError(f"optimizer={text}: {error}") from None
-    told = [f"{key}={json.dumps(value)}" for key, value in sorted(options.items())]
-    if name == DEFAULT_OPTIMIZER and not told:
+    spelled = [f"{key}={json.dumps(value)}" for key, value in sorted(options.items())]
+    if name == DEFAULT_OPTIMIZER and not spelled:
         return ""
-    return name + (":" + ",".join(told).replace(" ", "") if told else "")
+    return name + (":" + ",".join(spelled).replace(" ", "") if spelled else "")
 
 
 def make_schedule(text: str, steps: int) -> Callable[[int], float] | None:
-    """The share of the learning rate at every step; None is all of it, always.
+    """Return the factor of the learning rate as a function of the step; None means constant.
 
-    >>> share = make_schedule("cosine:warmup=2", steps=6)
-    >>> [round(share(step), 2) for step in range(6)]
+    >>> factor = make_schedule("cosine:warmup=2", steps=6)
+    >>> [round(factor(step), 2) for step in range(6)]
     [0.5, 1.0, 1.0, 0.85, 0.5, 0.15]
     """
     if not text:
         return None
-    first = float(text.partition("=")[2] or 0)
-    rising = round(first * steps) if first < 1 else int(first)
+    value = float(text.partition("=")[2] or 0)
+    warmup = round(value * steps) if value < 1 else int(value)
 
-    def share(step: int) -> float:
-        if step < rising:
-            return (step + 1) / rising
-        return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
-    return share
+    return factor
 
 
 @lru_cache
 def canonical_schedule(text: str) -> str:
-    """The one way to write a schedule; constant is nothing.
+    """Canonical spelling of a schedule; a constant learning rate is ''.
 
     >>> canonical_schedule("Cosine: warmup=500.0")
     'cosine:warmup=500'
     """
-    words = text.replace(" ", "").lower()
-    if words in ("", "constant", "none", "cosine"):
-        return "cosine" if words == "cosine" else ""
-    found = re.fullmatch(r"cosine:warmup=(\d*\.?\d+|\d+\.)(e-?\d+)?", words)
-    if found is None:
+    compact = text.replace(" ", "").lower()
+    if compact in ("", "constant", "none", "cosine"):
+        return "cosine" if compact == "cosine" else ""
+    if not re.fullmatch(r"cosine:warmup=(\d*\.?\d+|\d+\.)(e-?\d+)?", compact):
         raise SpecError(f"lr_schedule={text}: write constant, cosine, or cosine:warmup=500")
-    first = float(words.partition("=")[2])
-    if first >= 1 and not first.is_integer():
+    warmup = float(compact.partition("=")[2])
+    if warmup >= 1 and not warmup.is_integer():
         raise SpecError(f"lr_schedule={text}: warmup is a number of steps, or a share below 1")
-    return f"cosine:warmup={int(first) if first >= 1 else first}" if first else "cosine"
+    return f"cosine:warmup={int(warmup) if warmup >= 1 else warmup}" if warmup else "cosine"
 
 
-def _parsed(text: str) -> tuple[str, dict[str, Any]]:
-    """The name and the options."""
+def _parse(text: str) -> tuple[str, dict[str, Any]]:
+    """Split an optimizer into its name and its options."""
     name, _, rest = (text or DEFAULT_OPTIMIZER).partition(":")
-    name, known = name.strip().lower(), _known()
-    if name not in known:
-        raise UnknownNameError(f"no optimizer {name!r}; {hint(name, list(known))}")
-    # At commas, but not at those of a list.
+    name, choices = name.strip().lower(), _optimizers()
+    if name not in choices:
+        raise UnknownNameError(f"no optimizer {name!r}; {hint(name, list(choices))}")
+    # Split at commas, except for commas within a list.
     pairs = re.split(r",(?![^\[]*\])", rest)
     return name, dict(_option(text, pair) for pair in pairs if pair.strip())
 
@@ -115,32 +119,38 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
 def _option(text: str, pair: str) -> tuple[str, Any]:
     name, equals, value = (part.strip() for part in pair.partition("="))
     if not equals or name in ("lr", "weight_decay", "params"):
-        raise SpecError(f"optimizer={text}: write name:option=value; lr has its own --set")
+        raise SpecError(
+            f"optimizer={text}: write name:option=value; lr and weight_decay are settings of their "
+            "own, e.g. --set lr=0.001"
+        )
     try:
-        read = json.loads(value, parse_constant=_refused)
+        parsed = json.loads(value, parse_constant=_reject_constant)
     except ValueError:
-        told = f"{value!r} is neither a number, a list of them, nor true or false"
-        raise SpecError(f"optimizer={text}: {told}") from None
-    return name, tuple(read) if isinstance(read, list) else read
+        raise SpecError(
+            f"optimizer={text}: {value!r} is neither a number, a list of numbers, true nor false"
+        ) from None
+    return name, tuple(parsed) if isinstance(parsed, list) else parsed
 
 
-def _refused(value: str) -> None:
+def _reject_constant(value: str) -> None:
+    """Refuse NaN and Infinity, which Python's JSON accepts."""
     raise ValueError(value)
 
 
 @lru_cache
-def _known() -> dict[str, Any]:
-    kinds = {name.lower(): kind for name, kind in vars(torch.optim).items() if _fits(kind)}
-    return dict(sorted({**kinds, RMSPROP_TF: _of_tensorflow}.items()))
+def _optimizers() -> dict[str, Any]:
+    """Supported optimizers by name."""
+    kinds = {name.lower(): kind for name, kind in vars(torch.optim).items() if _is_supported(kind)}
+    return dict(sorted({**kinds, RMSPROP_TF: _rmsprop_tf}.items()))
 
 
-def _of_tensorflow(*parameters: Any, **options: Any) -> Optimizer:
+def _rmsprop_tf(*parameters: Any, **options: Any) -> Optimizer:
     from timm.optim.rmsprop_tf import RMSpropTF
 
     return RMSpropTF(*parameters, **options)
 
 
-def _fits(kind: Any) -> bool:
+def _is_supported(kind: Any) -> bool:
     if not inspect.isclass(kind) or not issubclass(kind, Optimizer):
         return False
     return {"lr", "weight_decay"} <= set(inspect.signature(kind).parameters)

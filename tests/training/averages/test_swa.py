@@ -93,9 +93,9 @@ def test_a_saved_mean_goes_on_as_if_nothing_had_happened():
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"start": 1.0}, "swa.start=1: a share of the steps, from 0 to below 1"),
-        ({"start": -0.1}, "swa.start=-0.1: a share of the steps, from 0 to below 1"),
-        ({"start": 30.0}, "swa.start=30: a share of the steps, from 0 to below 1"),
+        ({"start": 1.0}, "swa.start=1: must be a share of the steps from 0 to below 1"),
+        ({"start": -0.1}, "swa.start=-0.1: must be a share of the steps from 0 to below 1"),
+        ({"start": 30.0}, "swa.start=30: must be a share of the steps from 0 to below 1"),
         ({"period": 0}, "swa.period=0: must be above 0"),
         ({"period": -5}, "swa.period=-5: must be above 0"),
     ],

@@ -236,7 +236,7 @@ def test_an_eps_below_zero_is_refused(eps):
 
 @pytest.mark.parametrize("shares", [(1.0,), (0.5, 0.5), (0.25,) * 4])
 def test_weights_of_the_wrong_number_are_refused(shares):
-    told = rf"^arith\.shares: {len(shares)} weights for 3 source domain\(s\) a step; give one"
+    told = rf"^arith\.shares: {len(shares)} weights for 3 source domain\(s\) per step; give one"
     with pytest.raises(SpecError, match=told):
         Arith(shares=shares).check(3)
     Arith(shares=shares).check(len(shares))

@@ -125,7 +125,7 @@ def test_the_domain_classifier_has_the_layers_that_are_asked_for(model, task):
 
 
 def test_it_needs_a_network_of_features_and_a_head(task):
-    with pytest.raises(SpecError, match="Linear is none"):
+    with pytest.raises(SpecError, match="not Linear"):
         DANN().setup(nn.Linear(6, 4), task)
 
 

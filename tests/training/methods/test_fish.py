@@ -189,14 +189,14 @@ def test_plain_steps_need_no_optimiser_of_their_own(model, task):
     "options", [{"outer": "raw"}, {"outer": "divided"}, {"momentum": 0.9}], ids=str
 )
 def test_what_goes_with_plain_steps_only_is_refused_without_them(options):
-    with pytest.raises(SpecError, match=r"^fish.outer and fish.momentum go with fish.inner=sgd$"):
+    with pytest.raises(SpecError, match=r"^fish.outer and fish.momentum need fish.inner=sgd$"):
         build(Fish, options)
     build(Fish, options | {"inner": "sgd"})
 
 
 @pytest.mark.parametrize("setting", [{"fish.outer": "divided"}, {"fish.momentum": 0.9}], ids=str)
 def test_what_cannot_be_is_told_before_anything_is_trained(setting, tmp_path):
-    told = "go with fish.inner=sgd"
+    told = "need fish.inner=sgd"
     with pytest.raises(SpecError, match=told):
         plan_runs("spirals", "fish", settings=setting)
     with pytest.raises(SpecError, match=told):

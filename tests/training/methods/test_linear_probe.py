@@ -213,7 +213,7 @@ def test_too_few_iterations_are_one_note_and_no_warning(model, task, samples, mo
     with caplog.at_level(logging.WARNING), warnings.catch_warnings():
         warnings.simplefilter("error")
         probed(model, task, samples)
-    assert caplog.messages == ["linear_probe: 2 iterations do not suffice; a larger l2 may"]
+    assert caplog.messages == ["linear_probe: not converged after 2 iterations; try a larger l2"]
 
 
 @pytest.mark.parametrize("l2", [0.0, -1.0])
@@ -223,5 +223,5 @@ def test_no_l2_is_refused(l2):
 
 
 def test_what_is_no_classifier_is_refused(task):
-    with pytest.raises(SpecError, match="takes a Classifier, features and a head; Linear is none"):
+    with pytest.raises(SpecError, match="needs a Classifier \\(features and a head\\), not Linear"):
         LinearProbe().setup(nn.Linear(6, 4), task)

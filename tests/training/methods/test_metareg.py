@@ -191,7 +191,7 @@ def test_even_a_short_run_trains_the_fresh_network(model, task, stream):
 
 
 def test_one_source_domain_is_refused(model, task, stream):
-    with pytest.raises(SpecError, match="metareg needs two source domains or more a step, not 1"):
+    with pytest.raises(SpecError, match="metareg needs two or more source domains per step, not 1"):
         MetaReg().check(1)
     MetaReg().check(2)
     with pytest.raises(SpecError, match="not 1"):
@@ -199,15 +199,15 @@ def test_one_source_domain_is_refused(model, task, stream):
 
 
 def test_other_networks_are_refused(task):
-    with pytest.raises(SpecError, match=r"metareg takes a Classifier.*; Linear is none"):
+    with pytest.raises(SpecError, match=r"metareg needs a Classifier.*, not Linear"):
         MetaReg().setup(nn.Linear(6, 4), task)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"meta_share": 1.0}, "metareg.meta_share=1: from 0 to below 1"),
-        ({"meta_share": -0.1}, "metareg.meta_share=-0.1: from 0 to below 1"),
+        ({"meta_share": 1.0}, "metareg.meta_share=1: must be from 0 to below 1"),
+        ({"meta_share": -0.1}, "metareg.meta_share=-0.1: must be from 0 to below 1"),
         ({"inner_steps": 0}, "metareg.inner_steps=0: must be above 0"),
         ({"inner_rate": -1.0}, "metareg.inner_rate=-1: must not be below 0"),
         ({"meta_rate": -1.0}, "metareg.meta_rate=-1: must not be below 0"),

@@ -284,10 +284,10 @@ def test_statistics_of_batch_norm_are_those_of_all_passes(method, descent, monke
 @pytest.mark.parametrize(
     ("tests", "domains", "told"),
     [
-        (0, 1, r"^mldg takes 2 source domains a step or more to make a pair, not 1"),
-        (1, 1, r"^mldg takes 2 source domains .*, not 1 \(mldg\.tests=1\)$"),
-        (2, 2, r"^mldg takes 3 source domains .*, not 2 \(mldg\.tests=2\); use mldg\.tests=0$"),
-        (2, 1, r"^mldg takes 3 source domains .*, not 1 \(mldg\.tests=2\)$"),
+        (0, 1, r"^mldg needs 2 or more source domains per step to make a pair, not 1"),
+        (1, 1, r"^mldg needs 2 or more source domains .*, not 1 \(mldg\.tests=1\)$"),
+        (2, 2, r"^mldg needs 3 or more .*, not 2 \(mldg\.tests=2\); use mldg\.tests=0$"),
+        (2, 1, r"^mldg needs 3 or more source domains .*, not 1 \(mldg\.tests=2\)$"),
     ],
 )
 def test_too_few_domains_for_a_pair_are_refused(tests, domains, told, model, task):
@@ -310,7 +310,7 @@ def test_as_many_domains_as_make_a_pair_are_enough(tests, least, model, task):
 
 
 def test_what_does_not_go_together_is_refused():
-    with pytest.raises(SpecError, match=r"^mldg\.second_order goes with mldg\.inner=sgd$"):
+    with pytest.raises(SpecError, match=r"^mldg\.second_order needs mldg\.inner=sgd$"):
         build(MLDG, {"second_order": True})
     with pytest.raises(SpecError, match=r"^mldg\.tests=-1: must not be below 0$"):
         build(MLDG, {"tests": -1})
@@ -319,12 +319,12 @@ def test_what_does_not_go_together_is_refused():
 @pytest.mark.parametrize(
     ("target", "settings", "told"),
     [
-        (["turn0", "turn10", "turn20"], {}, "2 source domains .* not 1"),
-        (["turn0", "turn10"], {"mldg.tests": 2}, "3 source domains .* not 2 .*use mldg.tests=0"),
-        (["turn0"], {"mldg.tests": "3"}, "4 source domains .* not 3"),
-        ([], {"domains_per_step": 1}, "2 source domains .* not 1"),
-        ([], {"domains_per_step": 2, "mldg.tests": 2}, "3 source domains .* not 2"),
-        ([], {"mldg.second_order": "true"}, "goes with mldg.inner=sgd"),
+        (["turn0", "turn10", "turn20"], {}, "2 or more source domains .* not 1"),
+        (["turn0", "turn10"], {"mldg.tests": 2}, "3 or more .* not 2 .*use mldg.tests=0"),
+        (["turn0"], {"mldg.tests": "3"}, "4 or more source domains .* not 3"),
+        ([], {"domains_per_step": 1}, "2 or more source domains .* not 1"),
+        ([], {"domains_per_step": 2, "mldg.tests": 2}, "3 or more source domains .* not 2"),
+        ([], {"mldg.second_order": "true"}, "needs mldg.inner=sgd"),
     ],
     ids=str,
 )
@@ -336,10 +336,10 @@ def test_one_run_that_cannot_be_is_told_when_it_is_planned(target, settings, tol
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"settings": {"mldg.tests": 3}}, "4 source domains"),
-        ({"settings": {"domains_per_step": 1}}, "2 source domains"),
-        ({"settings": {"mldg.tests": 2}, "rules": "all"}, "3 source domains .* not 2"),
-        ({"settings": {"mldg.second_order": True}}, "goes with mldg.inner=sgd"),
+        ({"settings": {"mldg.tests": 3}}, "4 or more source domains"),
+        ({"settings": {"domains_per_step": 1}}, "2 or more source domains"),
+        ({"settings": {"mldg.tests": 2}, "rules": "all"}, "3 or more source domains .* not 2"),
+        ({"settings": {"mldg.second_order": True}}, "needs mldg.inner=sgd"),
     ],
     ids=str,
 )

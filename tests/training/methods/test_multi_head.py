@@ -135,11 +135,11 @@ def test_it_can_be_viewed_like_any_classifier(headed, samples):
 
 
 def test_other_networks_are_refused(task):
-    with pytest.raises(SpecError, match=r"multi_head takes a Classifier.*; Linear is none"):
+    with pytest.raises(SpecError, match=r"multi_head needs a Classifier.*, not Linear"):
         MultiHead().setup(nn.Linear(6, 4), task)
 
 
 def test_a_frozen_head_is_refused(model, task):
     model.head.requires_grad_(requires_grad=False)
-    with pytest.raises(SpecError, match="the network's is frozen"):
+    with pytest.raises(SpecError, match="the network's head is frozen"):
         MultiHead().setup(model, task)

@@ -530,7 +530,9 @@ def test_a_network_without_features_of_its_own_is_refused_where_they_are_asked_f
     grouping, task, samples
 ):
     method, model = SeedCategory(grouping=grouping), nn.Linear(6, 4)
-    with pytest.raises(SpecError, match=r"Linear has no features .* seed_category\.grouping=loss"):
+    with pytest.raises(
+        SpecError, match=r"Linear has no `features`; use seed_category\.grouping=loss"
+    ):
         grouped(method, model, task, samples)
     assert len(grouped(SeedCategory(), model, task, samples)) == 12
 

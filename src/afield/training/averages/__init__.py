@@ -1,1 +1,1 @@
-"""What is deployed of a training, one a file; `afield.training.average` says what they are."""
+"""Weight averages, one per file; `afield.training.average` defines what an average is."""

@@ -2,8 +2,8 @@
 
     average ← d · average + (1 - d) · weights,   d = min(decay, (1 + t) / (10 + t)) at step t
 
-Differs from the plain average: the decay grows over the first steps, so that the random initial
-weights are forgotten in a short training too. Buffers are those of the trained model.
+Differs from the plain moving average: the decay grows over the first steps, so that a short
+training also forgets the random initial weights. Buffers are those of the trained model.
 """
 
 import copy
@@ -22,28 +22,28 @@ __all__ = ["EMA"]
 
 @dataclass
 class EMA(Average):
-    """Exponential moving average."""
+    """Exponential moving average of the weights; `decay` is the greatest d."""
 
     decay: Annotated[float, Choice((0.9, 0.99, 0.999))] = 0.999
 
     def setup(self, model: nn.Module, *, steps: int) -> None:
-        """Begin with a copy of the model."""
+        """Start with a copy of the model."""
         del steps
         self.steps = 0
         self.model = copy.deepcopy(model)
 
     def after_step(self, model: nn.Module) -> None:
-        """Move the copy towards the weights."""
+        """Move the average towards the weights."""
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
         self.steps += 1
         mix(list(self.model.parameters()), list(model.parameters()), share=1 - decay)
         assign(list(self.model.buffers()), list(model.buffers()))
 
     def state_dict(self) -> dict[str, Any]:
-        """The copy and how many steps it has seen."""
+        """Return the average and the number of steps in it."""
         return {"model": self.model.state_dict(), "steps": self.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to a saved state."""
+        """Restore a saved state."""
         self.model.load_state_dict(state["model"])
         self.steps = state["steps"]

@@ -1,4 +1,4 @@
-"""The last weights: no average at all.
+"""The last weights, without averaging.
 
 Differs from the papers: nothing.
 """
@@ -12,4 +12,4 @@ __all__ = ["Last"]
 
 @dataclass
 class Last(Average):
-    """Deploy the weights as they are."""
+    """Deploy the weights as trained."""

@@ -1,1 +1,1 @@
-"""Training algorithms, one a file; `afield.training.method` says what they are."""
+"""Training algorithms, one per file; `afield.training.method` defines what a method is."""

@@ -1,17 +1,17 @@
-"""CDANN: features from which no domain can be told within a class (Li et al., 2018).
+"""CDANN: features that do not reveal the domain within a class (Li et al., 2018).
 
     loss = J_l(h(F(x)), y) + Σ_i w_i J_d(D(R_λ(F(xᵢ)) + E(yᵢ)), dᵢ)
 
-As DANN, but the domain classifier D is told the class, as an embedding E of it added to the
-features, and every class that is in a batch has the same weight in its loss, however many samples
-it has there: w_i = 1 / (classes in the batch · samples of class yᵢ in it). So where classes are not
-alike in all domains, features need not hide what the class alone gives away. With one class it is
-DANN.
+As in DANN, but the domain classifier D also gets the class: an embedding E of the class is added
+to the features. Every class in a batch has the same weight in the loss of D, however many samples
+it has: w_i = 1 / (classes in the batch · samples of class yᵢ in it). So if the classes are
+distributed differently over the domains, features need not hide what the class alone reveals. With
+one class it is DANN.
 
-Differs from the paper: one domain classifier that is told the class, as DomainBed has it, in place
-of one for each class and another for all with weighted samples. Differs from DomainBed's code: as
-DANN does; and weights of a batch add up to one, while theirs count the classes up to the largest
-label that it happens to have.
+Differs from the paper: one domain classifier that gets the class, as in DomainBed, in place of one
+classifier per class and another one for all classes with weighted samples. Differs from DomainBed's
+code: the differences of DANN apply; and the weights of a batch sum to one, while theirs count the
+classes up to the largest label that happens to be in the batch.
 """
 
 from dataclasses import dataclass
@@ -29,23 +29,23 @@ __all__ = ["CDANN"]
 
 @dataclass(frozen=True)
 class CDANN(DANN):
-    """As DANN: the settings are the same."""
+    """Conditional DANN; it has the hyperparameters of DANN."""
 
     def setup(self, model: nn.Module, task: Task) -> Learner:
-        """Add the domain classifier and the classes' embedding."""
+        """Add the domain classifier and the embedding of the classes."""
         parts = super().setup(model, task).parts
         classes = nn.Embedding(len(task.classes), cast(Classifier, model).width)
-        # No class tells anything at first.
+        # Initially the class has no influence.
         nn.init.zeros_(classes.weight)
         return Learner(model, task, {"domain": parts["domain"], "classes": classes})
 
     def domain_loss(
         self, learner: Learner, features: Tensor, batch: Batch
     ) -> tuple[Tensor, Tensor]:
-        """The domain classifier's logits, and its loss with all classes alike."""
-        told = features + learner.parts["classes"](batch.y)
-        scores = learner.parts["domain"](told)
-        losses = F.cross_entropy(scores, batch.domain, reduction="none")
-        # Over the samples of a class these add up to one, so over all to the number of classes.
+        """Logits of the domain classifier, and its loss with the same weight for all classes."""
+        conditioned = features + learner.parts["classes"](batch.y)
+        logits = learner.parts["domain"](conditioned)
+        losses = F.cross_entropy(logits, batch.domain, reduction="none")
+        # The shares of one class sum to 1, so all shares sum to the number of classes.
         shares = 1 / (batch.y[:, None] == batch.y).sum(dim=1)
-        return scores, (losses * shares).sum() / shares.sum()
+        return logits, (losses * shares).sum() / shares.sum()

@@ -1,26 +1,28 @@
-"""CrossGrad: inputs moved along a domain classifier's gradient (Shankar et al., 2018).
+"""CrossGrad: inputs perturbed along a domain classifier's gradient (Shankar et al., 2018).
 
-Two networks without shared weights, one for labels and one for domains, each trained on its batch
-and on inputs moved along the other's gradient:
+Two networks without shared weights: the label network and the domain network. Each is trained on
+the batch and on inputs perturbed along the gradient of the other:
 
     X_d = X + ε_l · c(∇_X J_d(X, D)),   X_l = X + ε_d · c(∇_X J_l(X, Y))
     θ_l follows the gradient of (1 - α_l) J_l(X, Y) + α_l J_l(X_d, Y)
     θ_d follows the gradient of (1 - α_d) J_d(X, D) + α_d J_d(X_l, D)
 
-J is the mean cross-entropy of a batch, so the gradient is shorter the larger the batch; c clips
-every entry; the moved inputs are constants, both from the weights before the step. ε is in units of
-what the networks see: -1 to 1 for pictures, unless a pretrained network scales them in its own way.
-The network for labels is deployed, on inputs as they are. A step is two passes forward and back of
-each network: those on the inputs as they are give the losses and the gradients on inputs and
-weights at once.
+J is the mean cross-entropy of a batch, so a larger batch has shorter gradients. c clips every
+entry. The perturbed inputs are constants, computed with the weights before the step. ε is in the
+units of the networks' inputs: images range from -1 to 1, unless a pretrained network scales them
+differently. The label network is deployed, on unperturbed inputs. A step takes two forward and
+backward passes through each network; the passes on clean inputs give the losses, the gradients with
+respect to the inputs and those with respect to the weights at once.
 
-Differs from the paper: entries of the gradient are clipped at 0.1 and ε is 10 for both, as in the
-authors' code (`clip=0` is the paper's, whose ε is not known); the domain features g are not given
-to the label net, as in the authors' code, unless `guided=true`, and then before two further hidden
-layers, whatever the network, through which alone it is trained: ∇_X J_l does not go through g.
-Differs from the authors' code: no ReLU on the logits, any network for either, and a domain net that
-is small unless it is named (theirs is like the label net: `domain_net=same`). One that is named
-starts from random weights. With one source domain nothing is moved: it is ERM.
+Differs from the paper: entries of the gradient are clipped at 0.1 and ε is 10 for both networks, as
+in the authors' code (`clip=0` is the paper's form; the paper's ε is unknown). The domain features g
+are not given to the label network, as in the authors' code, unless `guided=true`. Then, whatever
+the network, they enter before two additional hidden layers, and J_l trains the label network and
+these layers only: ∇_X J_l does not go through g.
+Differs from the authors' code: there is no ReLU on the logits, either network can be any backbone,
+and the domain network is small by default (theirs has the architecture of the label network:
+`domain_net=same`). A domain network given by name starts from random weights. With one source
+domain no input is perturbed: it is ERM.
 """
 
 from dataclasses import dataclass
@@ -46,9 +48,9 @@ __all__ = ["CrossGrad"]
 
 
 class _Guided(nn.Module):
-    """A classifier that is told domain features: two hidden layers on both kinds, then its head.
+    """A classifier that also gets domain features: two hidden layers on both, then its head.
 
-    `guide`, the domain net, is trained by its own losses only.
+    `guide` is the domain network; it is trained by its own losses only.
     """
 
     def __init__(self, net: Classifier, guide: Classifier) -> None:
@@ -59,7 +61,7 @@ class _Guided(nn.Module):
         self.hidden = nn.Sequential(*layers)
 
     def forward(self, x: Tensor, g: Tensor | None = None) -> Tensor:
-        """Logits; `g` where the domain features are known already."""
+        """Logits; `g` are the domain features if they are already computed."""
         if g is None:
             with torch.no_grad():
                 g = self.guide.features(x)
@@ -68,11 +70,13 @@ class _Guided(nn.Module):
 
 @dataclass(frozen=True)
 class CrossGrad(Method):
-    """ε and α of the net for labels and of the net for domains; `alpha_domain` is the same if none.
+    """Cross-gradient training.
 
-    `clip` is the largest entry of the gradient that is followed; 0 clips none. `domain_net` is
-    `small` (small:cnn for pictures and sounds, small:mlp for others), the `same` as for labels, or
-    a backbone's name; with `guided` its features are told to the label net.
+    `epsilon_label` and `alpha_label` are ε_l and α_l of the label network, `epsilon_domain` and
+    `alpha_domain` those of the domain network; by default `alpha_domain` equals `alpha_label`.
+    `clip` limits the entries of the gradient; 0 means unlimited. `domain_net` is `small` (small:cnn
+    for images and audio, small:mlp for other inputs), `same` as the label network, or the name of a
+    backbone. With `guided`, the label network gets the features of the domain network.
     """
 
     epsilon_label: Annotated[float, LogUniform(1.0, 1000.0)] = 10.0
@@ -84,10 +88,10 @@ class CrossGrad(Method):
     guided: Annotated[bool, Variant((False, True))] = False
 
     def __post_init__(self) -> None:
-        named = ("epsilon_label", "epsilon_domain", "clip")
+        lengths = ("epsilon_label", "epsilon_domain", "clip")
         check_perturbation(
             "crossgrad",
-            epsilons={name: getattr(self, name) for name in named},
+            epsilons={name: getattr(self, name) for name in lengths},
             alphas={"alpha_label": self.alpha_label, "alpha_domain": self.shares[1]},
         )
         if self.domain_net not in ("small", "same"):
@@ -95,31 +99,33 @@ class CrossGrad(Method):
 
     @property
     def shares(self) -> tuple[float, float]:
-        """α of the net for labels, and of the net for domains."""
-        alone = self.alpha_domain is not None
-        return self.alpha_label, cast(float, self.alpha_domain) if alone else self.alpha_label
+        """α of the label network, and of the domain network."""
+        given = self.alpha_domain is not None
+        return self.alpha_label, cast(float, self.alpha_domain) if given else self.alpha_label
 
     def setup(self, model: nn.Module, task: Task) -> Learner:
-        """Add the domain net."""
+        """Add the domain network."""
         domain = self._domain_net(task).to(next(model.parameters()).device)
         if not self.guided:
             return Learner(model, task, {"domain": domain})
         if not isinstance(model, Classifier) or not isinstance(domain, Classifier):
-            raise SpecError("crossgrad.guided=true takes networks of features and a head")
+            raise SpecError("crossgrad.guided=true needs Classifiers (features and a head)")
         return Learner(_Guided(model, domain).to(next(model.parameters()).device), task)
 
     def update(self, learner: Learner, batches: Batches) -> Logs:
-        """One descent of both networks, both from the weights before it."""
+        """Descend on the losses of both networks; both use the weights before the step."""
         pooled, (share, domain_share) = pool(batches), self.shares
         x = require_float_inputs(pooled.x, "crossgrad")
         label_x, domain_x = x.detach().requires_grad_(), x.detach().requires_grad_()
         learner.optimizer.zero_grad()
         net = self.domain_classifier(learner)
         g = (cast(Classifier, net).features(domain_x),) if self.guided else ()
-        scores = cast(Classifier, net).head(*g) if g else net(domain_x)
-        domain_loss = F.cross_entropy(scores, pooled.domain)
+        domain_logits = cast(Classifier, net).head(*g) if g else net(domain_x)
+        domain_loss = F.cross_entropy(domain_logits, pooled.domain)
         toward_domain = input_gradient(learner, domain_loss, domain_x, share=1 - domain_share)
-        loss = F.cross_entropy(learner.model(label_x, *(each.detach() for each in g)), pooled.y)
+        loss = F.cross_entropy(
+            learner.model(label_x, *(features.detach() for features in g)), pooled.y
+        )
         toward_label = input_gradient(learner, loss, label_x, share=1 - share)
         loss, domain_loss = loss.detach(), domain_loss.detach()
         shifted = perturb_inputs(x, toward_domain, epsilon=self.epsilon_label, clip=self.clip)
@@ -129,30 +135,37 @@ class CrossGrad(Method):
             )
         if domain_share:
             other = perturb_inputs(x, toward_label, epsilon=self.epsilon_domain, clip=self.clip)
-            again = F.cross_entropy(net(other), pooled.domain)
-            domain_loss = backward_perturbed_loss(learner, domain_loss, again, domain_share)
+            perturbed_loss = F.cross_entropy(net(other), pooled.domain)
+            domain_loss = backward_perturbed_loss(
+                learner, domain_loss, perturbed_loss, domain_share
+            )
         learner.step_optimizer()
-        told = (scores.detach().argmax(dim=1) == pooled.domain).float().mean()
-        shift = F.l1_loss(shifted, x)
-        return {"loss": loss, "domain loss": domain_loss, "domain accuracy": told, "shift": shift}
+        hits = domain_logits.detach().argmax(dim=1) == pooled.domain
+        return {
+            "loss": loss,
+            "domain loss": domain_loss,
+            "domain accuracy": hits.float().mean(),
+            "shift": F.l1_loss(shifted, x),
+        }
 
     def domain_classifier(self, learner: Learner) -> nn.Module:
-        """The network that tells source domains apart."""
+        """The domain network."""
         if self.guided:
             return cast(_Guided, learner.model).guide
         return learner.parts["domain"]
 
     def perturbed_inputs(self, learner: Learner, batch: Batch, size: int | None = None) -> Tensor:
-        """The inputs as moved for the net for labels, in a batch of this `size` or of their own."""
+        """Inputs as perturbed for the label network, as if their batch had `size` samples."""
         x = require_float_inputs(batch.x, "crossgrad").requires_grad_()
-        scores = self.domain_classifier(learner)(x)
-        loss = F.cross_entropy(scores, batch.domain, reduction="sum") / (size or len(x))
-        slope = input_gradient(learner, loss, x, share=0)
-        return perturb_inputs(x, slope, epsilon=self.epsilon_label, clip=self.clip)
+        logits = self.domain_classifier(learner)(x)
+        loss = F.cross_entropy(logits, batch.domain, reduction="sum") / (size or len(x))
+        gradient = input_gradient(learner, loss, x, share=0)
+        return perturb_inputs(x, gradient, epsilon=self.epsilon_label, clip=self.clip)
 
     def _domain_net(self, task: Task) -> nn.Module:
-        outputs, usual = len(task.sources), "small:cnn" if len(task.shape) == 3 else "small:mlp"
+        outputs = len(task.sources)
         if self.domain_net == "same":
             return task.network(outputs)
-        name = usual if self.domain_net == "small" else self.domain_net
+        small = "small:cnn" if len(task.shape) == 3 else "small:mlp"
+        name = small if self.domain_net == "small" else self.domain_net
         return network(name, task.shape, outputs)

@@ -1,23 +1,24 @@
-"""DMG: domain-specific masks that keep domain-specific channels apart (Chattopadhyay et al., 2020).
+"""DMG: domain-specific masks separate domain-specific channels (Chattopadhyay et al., 2020).
 
     p_d = σ(m_d) for every source domain d and masked layer;   m_d starts uniform in (0, 1)
     loss = mean cross-entropy, each sample through a mask drawn from its domain's p (see masks.py)
          + overlap · Σ_layers mean over pairs of sIoU(p_i, p_j) + sparsity · Σ p
     sIoU(p, q) = Σ pq / Σ (p + q - pq)
 
-On an unseen domain the logits with every source's soft masks are averaged. Masked are the inputs of
-the last stage and of the classifier; where there are hidden layers of units, as in AlexNet, the
-inputs of these; of a transformer those of its last two blocks. `layers` names others.
+On an unseen domain, the logits with the soft masks of every source are averaged. By default the
+masks apply to the inputs of the last stage and of the classifier; in a network with hidden fully
+connected layers, such as AlexNet, to the inputs of these layers; in a transformer, to those of its
+last two blocks. `layers` selects other layers.
 
-Differs from the paper: pairs are averaged, not added, and the quotient is smoothed by 1e-6, as in
-the authors' code, with which 0.1 was chosen (`pairs=sum` is the paper's). Differs from the authors'
-code: the masked stages of ResNets are those of the paper's text (theirs has one more); both
-learning rates follow the schedule, as in the paper (on PACS theirs has `mask_schedule=constant`);
-checkpoints are compared by what will be deployed, not by greedy masks of the true domain; every
-layer of dropout is off, not only AlexNet's.
+Differs from the paper: pairs are averaged, not summed, and the quotient is smoothed by 1e-6, as in
+the authors' code, with which 0.1 was chosen (`pairs=sum` is the paper's form). Differs from the
+authors' code: the masked stages of ResNets are those of the paper's text (theirs has one more);
+both learning rates follow the schedule, as in the paper (on PACS theirs has
+`mask_schedule=constant`); checkpoints are compared by the network that will be deployed, not by
+greedy masks of the true domain; all dropout layers are off, not only AlexNet's.
 
-A logit moves by about the learning rate a step: with few steps, or a small rate, masks stay near
-where they were drawn. `mask_rate` lets them go further.
+A logit moves by about the learning rate per step. With few steps or a small learning rate, masks
+stay near their initial values; a larger `mask_rate` lets them move further.
 """
 
 from collections.abc import Sequence
@@ -36,20 +37,24 @@ from afield.training.method import Batches, Learner, Logs, Method, Task, pool
 __all__ = ["DMG"]
 
 Schedule = Literal["constant", "exponential", "inverse"]
-# The paper's: ×0.99 an epoch for 50 epochs, over a run; γ and the power of the inverse schedule.
+# The paper's schedules: ×0.99 per epoch for 50 epochs; γ and power of the inverse schedule.
 EXPONENTIAL_END, GAMMA, POWER = 0.99**50, 1e-4, 0.75
 
 
 @dataclass(frozen=True)
 class DMG(Method):
-    """Domain-specific masks; `overlap` and `sparsity` weight the penalties on them.
+    """Domain-specific masks.
 
-    `mask_rate` is the masks' learning rate as a multiple of the run's; `schedule` lets both fall,
-    unless `mask_schedule` says otherwise for the masks:
-    `exponential` to 0.61 at the end, as with 0.99 an epoch in 50 of them, or `inverse`, as
-    (1 + 1e-4 · step)^-0.75. `combine` says what an unseen domain gets: the mean of the
-    `predictions`, one pass with the mean of the `masks`, or predictions weighted by which source
-    each sample is `guessed` to be from.
+    `overlap` and `sparsity` are the weights of the penalties on the masks; `pairs` selects the mean
+    or the sum over pairs of domains. `layers` names the masked layers.
+
+    `mask_rate` is the learning rate of the masks as a multiple of the run's. `schedule` lowers both
+    learning rates: `exponential` to 0.61 at the end, which is 0.99 per epoch over 50 epochs, or
+    `inverse` as (1 + 1e-4 · step)^-0.75. `mask_schedule` is a different schedule for the masks.
+
+    `combine` defines the prediction on an unseen domain: the mean of the `predictions` with every
+    source's masks, one pass with the mean of the `masks`, or predictions weighted by how likely
+    each sample is `guessed` to come from each source.
     """
 
     overlap: Annotated[float, LogUniform(1e-3, 10.0)] = 0.1
@@ -68,46 +73,46 @@ class DMG(Method):
 
     def setup(self, model: nn.Module, task: Task) -> Learner:
         """Attach the masks."""
-        place = next(model.parameters()).device
-        x = torch.zeros(1, *task.shape, device=place)
+        device = next(model.parameters()).device
+        x = torch.zeros(1, *task.shape, device=device)
         masked = MaskedNetwork(model, x, task.sources, layers=self.layers, combine=self.combine)
-        return Learner(masked.to(place), task, lr_multipliers={"logits": self.mask_rate})
+        return Learner(masked.to(device), task, lr_multipliers={"logits": self.mask_rate})
 
     def loss(self, learner: Learner, batches: Batches) -> tuple[Tensor, Logs]:
-        """Cross-entropy through drawn masks, and what the masks have in common."""
+        """Cross-entropy through sampled masks, plus the penalties on the masks."""
         pooled, model = pool(batches), cast(MaskedNetwork, learner.model)
         loss = F.cross_entropy(model(pooled.x, pooled.domain), pooled.y)
         p = model.probabilities()
-        common, kept = self._common(p), torch.cat(p, dim=1)
-        loss = loss + self.overlap * common + self.sparsity * kept.sum()
+        overlap, kept = self._overlap(p), torch.cat(p, dim=1)
+        loss = loss + self.overlap * overlap + self.sparsity * kept.sum()
         if model.guess is not None:
             loss = loss + F.cross_entropy(model.pop_domain_logits(), pooled.domain)
-        logs = {"overlap": common.detach(), "kept": kept.detach().mean()}
+        logs = {"overlap": overlap.detach(), "kept": kept.detach().mean()}
         if len(model.domains) > 1:
             names = (f"iou {layer}" for layer in model.layers)
-            logs |= zip(names, (hard_overlap(each).mean() for each in p), strict=True)
+            logs |= zip(names, (hard_overlap(layer).mean() for layer in p), strict=True)
         return loss, logs
 
     def update(self, learner: Learner, batches: Batches) -> Logs:
-        """One descent, at the schedule's pace."""
+        """Set the learning rates of the schedule, then descend."""
         schedules = self.schedule, self.mask_schedule or self.schedule
         if schedules != ("constant", "constant"):
             learner.scale_lr(
-                *(_share(each, learner.step, learner.task.steps) for each in schedules)
+                *(_lr_factor(each, learner.step, learner.task.steps) for each in schedules)
             )
         return super().update(learner, batches)
 
-    def _common(self, p: Sequence[Tensor]) -> Tensor:
-        """The overlap of the masks of all pairs of domains, over all layers."""
+    def _overlap(self, p: Sequence[Tensor]) -> Tensor:
+        """Overlap of the masks over all pairs of domains, summed over the layers."""
         if len(p[0]) < 2:
             return p[0].new_zeros(())
         if self.pairs == "sum":
-            return torch.stack([soft_overlap(each, smooth=0.0).sum() for each in p]).sum()
-        return torch.stack([soft_overlap(each).mean() for each in p]).sum()
+            return torch.stack([soft_overlap(layer, smooth=0.0).sum() for layer in p]).sum()
+        return torch.stack([soft_overlap(layer).mean() for layer in p]).sum()
 
 
-def _share(schedule: Schedule, step: int, steps: int) -> float:
-    """What is left of a learning rate at a step."""
+def _lr_factor(schedule: Schedule, step: int, steps: int) -> float:
+    """Factor of the learning rate at a step."""
     if schedule == "exponential":
         return EXPONENTIAL_END ** (step / steps)
     return (1 + GAMMA * step) ** -POWER if schedule == "inverse" else 1.0

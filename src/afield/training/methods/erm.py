@@ -1,4 +1,4 @@
-"""Empirical risk minimisation: all source domains as one (Vapnik, 1998).
+"""Empirical risk minimization: pool all source domains (Vapnik, 1998).
 
     loss = mean cross-entropy over the pooled batch
 
@@ -17,7 +17,7 @@ __all__ = ["ERM"]
 
 @dataclass(frozen=True)
 class ERM(Method):
-    """Empirical risk minimisation."""
+    """Empirical risk minimization; it has no hyperparameters."""
 
     def loss(self, learner: Learner, batches: Batches) -> tuple[Tensor, Logs]:
         """Mean loss over all samples."""

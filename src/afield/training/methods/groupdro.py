@@ -1,11 +1,11 @@
-"""Group DRO: weight the source domains by how badly they do (Sagawa et al., 2020).
+"""Group DRO: higher weights for source domains with higher risk (Sagawa et al., 2020).
 
     q_d ← q_d · exp(eta · risk_d),   q ← q / Σq,   loss = Σ q_d risk_d
 
-Differs from the paper: no stronger regularisation and no group adjustment; q starts at one, which
-is the paper's 1/n after the first normalisation. Differs from DomainBed: nothing. Where a step
-draws from n of N groups, the other weights wait, and the loss is N/n as large: on average it is
-the same.
+Differs from the paper: no stronger regularization and no group adjustment; q starts at one, which
+is the paper's 1/n after the first normalization. Differs from DomainBed: nothing. If a step draws
+from n of N groups, the weights of the other groups wait, and the loss is multiplied by N/n, so that
+on average it is the same.
 """
 
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ __all__ = ["GroupDRO"]
 
 @dataclass(frozen=True)
 class GroupDRO(Method):
-    """Distributionally robust optimisation over the source domains; `eta` is the weights' rate."""
+    """Distributionally robust optimization over domains; `eta` is the step size of the weights."""
 
     eta: Annotated[float, LogUniform(1e-3, 1e-1)] = 0.01
 
     def __post_init__(self) -> None:
         if self.eta < 0:
             raise SpecError(
-                f"eta={self.eta:g}: must not be below 0, easy groups would grow heavier"
+                f"eta={self.eta:g}: must not be below 0, because easy groups would gain weight"
             )
 
     def loss(self, learner: Learner, batches: Batches) -> tuple[Tensor, Logs]:
@@ -38,7 +38,7 @@ class GroupDRO(Method):
         plain = risk.detach()
         weights = learner.memory.get("q", plain.new_ones(len(learner.task.sources)))
         origin = origins(batches)
-        # Less the greatest: the same q once it is normalised, and no overflow.
+        # Subtracting the maximum prevents overflow; normalization makes q the same.
         rise = plain.new_zeros(len(weights)).index_copy(0, origin, plain) - plain.max()
         grown = weights * (self.eta * rise).exp()
         q = learner.memory["q"] = grown / grown.sum()

@@ -3,14 +3,14 @@
     X' = X + ε · c(∇_X J(X, Y)),   J the mean cross-entropy of a batch, c a clip of every entry
     θ follows the gradient of (1 - α) J(X, Y) + α J(X', Y); X' is a constant
 
-It is the baseline of that name in the paper on CrossGrad: perturbations that know nothing of
-domains. The gradient is taken as it is, not its sign, so it is shorter the larger the batch: J is a
-mean. ε is in units of what the network sees: -1 to 1 for pictures, unless a pretrained network
-scales them in its own way.
+This is the baseline of that name in the CrossGrad paper: perturbations that ignore domains. They
+follow the gradient itself, not its sign; because J is a mean, a larger batch has shorter gradients.
+ε is in the units of the network's inputs: images range from -1 to 1, unless a pretrained network
+scales them differently.
 
 Differs from the paper: entries of the gradient are clipped at 0.1, as in the authors' code for
-CrossGrad (`clip=0` is the paper's). There is no code of theirs for LabelGrad; ε and α are those
-that they have for CrossGrad.
+CrossGrad (`clip=0` is the paper's form). The authors published no code for LabelGrad; ε and α are
+those of their code for CrossGrad.
 """
 
 from dataclasses import dataclass
@@ -34,9 +34,10 @@ __all__ = ["LabelGrad"]
 
 @dataclass(frozen=True)
 class LabelGrad(Method):
-    """`epsilon` is ε, the length of the step; `alpha` the share of moved inputs in the loss.
+    """Training on inputs perturbed along the label gradient.
 
-    `clip` is the largest entry of the gradient that is followed; 0 clips none.
+    `epsilon` is ε, the step length; `alpha` is the share of the perturbed inputs in the loss.
+    `clip` limits the entries of the gradient; 0 means unlimited.
     """
 
     epsilon: Annotated[float, LogUniform(1.0, 1000.0)] = 10.0
@@ -48,13 +49,13 @@ class LabelGrad(Method):
         check_perturbation("labelgrad", epsilons=lengths, alphas={"alpha": self.alpha})
 
     def update(self, learner: Learner, batches: Batches) -> Logs:
-        """One descent on the inputs as they are and as moved."""
+        """Descend on the loss of clean and perturbed inputs."""
         pooled = pool(batches)
         x = require_float_inputs(pooled.x, "labelgrad").requires_grad_()
         learner.optimizer.zero_grad()
         loss = F.cross_entropy(learner.model(x), pooled.y)
-        slope = input_gradient(learner, loss, x, share=1 - self.alpha)
-        shifted = perturb_inputs(x, slope, epsilon=self.epsilon, clip=self.clip)
+        gradient = input_gradient(learner, loss, x, share=1 - self.alpha)
+        shifted = perturb_inputs(x, gradient, epsilon=self.epsilon, clip=self.clip)
         loss = loss.detach()
         if self.alpha:
             loss = backward_perturbed_loss(
@@ -64,8 +65,8 @@ class LabelGrad(Method):
         return {"loss": loss, "shift": (shifted - x.detach()).abs().mean()}
 
     def perturbed_inputs(self, learner: Learner, batch: Batch, size: int | None = None) -> Tensor:
-        """The inputs as moved, in a batch of this `size` or of their own."""
+        """Perturbed inputs, as if their batch had `size` samples."""
         x = require_float_inputs(batch.x, "labelgrad").requires_grad_()
         loss = F.cross_entropy(learner.model(x), batch.y, reduction="sum") / (size or len(x))
-        slope = input_gradient(learner, loss, x, share=0)
-        return perturb_inputs(x, slope, epsilon=self.epsilon, clip=self.clip)
+        gradient = input_gradient(learner, loss, x, share=0)
+        return perturb_inputs(x, gradient, epsilon=self.epsilon, clip=self.clip)

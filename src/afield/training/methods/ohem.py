@@ -2,9 +2,9 @@
 
     loss = mean cross-entropy of the `share` of the pooled batch whose losses are largest
 
-Differs from the paper: whole pictures are chosen, not regions of them; there it was 128 of the
-about 4,000 regions of two pictures. The paper's read-only copy of the network is not needed: losses
-that are not chosen have no gradient.
+Differs from the paper: whole images are selected, not regions of images; the paper selects 128 of
+about 4,000 regions of two images. The paper's read-only copy of the network is not needed, because
+losses that are not selected have no gradient.
 """
 
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ __all__ = ["OHEM"]
 
 @dataclass(frozen=True)
 class OHEM(Method):
-    """Online hard example mining; `share` of a batch is trained on."""
+    """Online hard example mining; `share` is the share of a batch that is used."""
 
     share: Annotated[float, Uniform(0.1, 1.0)] = 0.5
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
-            raise SpecError(f"ohem.share={self.share:g}: above 0 and at most 1")
+            raise SpecError(f"ohem.share={self.share:g}: must be above 0 and at most 1")
 
     def loss(self, learner: Learner, batches: Batches) -> tuple[Tensor, Logs]:
         """Mean loss over the hardest samples."""

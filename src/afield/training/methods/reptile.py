@@ -1,10 +1,11 @@
-"""Reptile: from one start to every domain's own weights, then to their mean (Nichol et al., 2018).
+"""Reptile: adapt to every domain from the same start, then average (Nichol et al., 2018).
 
     θᵢ: k gradient steps on domain i from Θ;   outer step on mean(Θ - θᵢ) / α
 
-Differs from the paper: its batched form with domains as tasks, plain gradient steps instead of Adam
-inside, and the run's optimiser outside (`outer=plain` is the paper's step, at rate one). With one
-step per domain it is `erm` on the mean of the domains; the default is two.
+Differs from the paper: this is its batched form with domains as tasks, with plain gradient steps
+instead of Adam in the inner loop, and the run's optimizer outside (`outer=plain` is the paper's
+step, with a step size of one). With one step per domain it is `erm` on the mean of the domains; the
+default is two.
 """
 
 from collections.abc import Sequence
@@ -19,12 +20,12 @@ __all__ = ["Reptile"]
 
 @dataclass(frozen=True)
 class Reptile(InnerLoop):
-    """First-order meta-learning by averaging the domains' own walks."""
+    """First-order meta-learning that averages the inner loops of the domains."""
 
     steps_per_domain: Annotated[int, Variant((2, 3, 5))] = 2
 
     parallel: ClassVar[bool] = True
 
     def weights(self, n: int) -> Sequence[float]:
-        """All domains alike."""
+        """The same weight for all domains."""
         return [1 / n] * n

@@ -2,9 +2,9 @@
 
     loss = mean(risks) + penalty · var(risks)
 
-Differs from the paper: as in DomainBed, the penalty is 1 during the warm-up, and the optimiser
-starts afresh when it ends. Differs from DomainBed: the warm-up is a share of the run, so that a
-short run gets to see the penalty as well; a tenth is DomainBed's 500 of 5,000 steps.
+Differs from the paper: as in DomainBed, the penalty is 1 during the warm-up, and the optimizer is
+reset when the warm-up ends. Differs from DomainBed: the warm-up is a share of the run, so that the
+penalty takes effect in short runs too; a tenth is DomainBed's 500 of 5,000 steps.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ __all__ = ["VREx"]
 
 @dataclass(frozen=True)
 class VREx(Method):
-    """Variance-of-risk extrapolation; `penalty` is the paper's β, `warmup` a share of the steps."""
+    """Risk extrapolation; `penalty` is the paper's β, `warmup` is a share of the steps."""
 
     penalty: Annotated[float, LogUniform(0.1, 1e5)] = 10.0
     warmup: Annotated[float, Uniform(0.0, 0.5)] = 0.1
