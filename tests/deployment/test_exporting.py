@@ -29,8 +29,8 @@ MODELS = {
 def as_seen(model: Model, files) -> np.ndarray:
     """Pictures at the network's size, not scaled: what the exported network takes."""
     inputs = model.about.inputs
-    stored = inputs.stack([inputs.decoded(file) for file in files])
-    mean, std = (inputs.scale(part) for part in (inputs.mean, inputs.std))
+    stored = inputs.stack([inputs.decode(file) for file in files])
+    mean, std = (inputs.per_channel(part) for part in (inputs.mean, inputs.std))
     return (inputs.prepare(stored) * std + mean).numpy()
 
 
@@ -90,8 +90,10 @@ def test_what_gives_other_numbers_is_not_kept(spiral_model, tmp_path, monkeypatc
         def forward(self, x):
             return 2 * x, x.softmax(dim=1)
 
-    monkeypatch.setattr(exporting, "_onnx", lambda ready, model, part: part.touch() or Other())
-    with pytest.raises(SpecError, match=r"off by .* nothing is kept"):
+    monkeypatch.setattr(
+        exporting, "_write_onnx", lambda ready, model, part: part.touch() or Other()
+    )
+    with pytest.raises(SpecError, match=r"differs by .* it is not kept"):
         export(spiral_model, "onnx", tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())
 
@@ -119,7 +121,7 @@ def test_a_model_that_is_exported_stays_as_it_was(spiral_model, tmp_path, monkey
         traced.append(ready.module)
         return ready
 
-    monkeypatch.setattr(exporting, "_onnx", written)
+    monkeypatch.setattr(exporting, "_write_onnx", written)
     export(model, "onnx", tmp_path / "m.onnx")
     assert model.module.features[-1].inplace
     assert not traced[0].features[-1].inplace
@@ -133,9 +135,9 @@ def test_a_package_that_is_not_there_is_told(spiral_model, tmp_path, monkeypatch
 
 
 def test_places_and_forms_that_cannot_be_are_told(spiral_model, tmp_path):
-    with pytest.raises(SpecError, match="cannot export to 'tflite'; onnx or torch"):
+    with pytest.raises(SpecError, match="cannot export to 'tflite'; give onnx or torch"):
         export(spiral_model, "tflite")
-    with pytest.raises(SpecError, match=r"goes to a file \.onnx"):
+    with pytest.raises(SpecError, match=r"the suffix of onnx files is \.onnx"):
         export(spiral_model, "onnx", tmp_path / "m.pt2")
     (tmp_path / "m.onnx").write_text("mine")
     with pytest.raises(SpecError, match="--force"):

@@ -40,7 +40,7 @@ def test_every_file_comes_once_and_in_order(tmp_path, size):
     assert names == [str(file) for file in files]
     assert [bool(error) for error in errors] == [i == 5 for i in range(8)]
     assert sum(len(portion.x) for portion in found if portion.x is not None) == 7
-    assert found[-1].files == 8
+    assert found[-1].files_done == 8
     assert max(len(portion.names) for portion in found) <= size
 
 
@@ -59,7 +59,7 @@ def test_reasons_are_short_and_do_not_repeat_the_path(tmp_path):
     (portion,) = read_file_batches(PICTURE, files, 9)
     assert portion.x is None
     assert all(error and str(tmp_path) not in error for error in portion.errors)
-    assert portion.errors[2].endswith("(this model takes pictures (.png, .jpg, .jpeg, .bmp, .webp, "
+    assert portion.errors[2].endswith("(this model takes images (.png, .jpg, .jpeg, .bmp, .webp, "
                                       ".tif, .tiff))")  # fmt: skip
     assert portion.errors[3] == "no such file or folder"
 
@@ -76,6 +76,6 @@ def test_array_files_are_cut_into_batches(tmp_path):
     found = list(read_file_batches(ARRAY, files, 2))
     assert [len(portion.names) for portion in found] == [2, 2, 1, 1, 1, 1]
     assert found[2].names == [f"{tmp_path}/a.npy[4]"]
-    assert [portion.files for portion in found] == [0, 0, 1, 2, 3, 4]
+    assert [portion.files_done for portion in found] == [0, 0, 1, 2, 3, 4]
     assert "shape (3,)" in found[3].errors[0]
     assert found[4].errors == found[5].errors == ["no such file or folder"]

@@ -4,14 +4,13 @@ import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from afield.data.lookup import find_dataset
-from afield.deployment.fitting import _Asked, fit
+from afield.deployment.fitting import fit
 from afield.deployment.model import load
 from afield.errors import DataError, SpecError
 from afield.experiments.benchmarking import bench
@@ -140,22 +139,6 @@ def test_a_bench_counts_wherever_its_data_are_now(two_colours, tmp_path):
     assert best.about.run.dataset == "here"
 
 
-def test_the_command_for_a_card_has_no_password_of_the_store():
-    asked = _Asked("spirals", "best", "last", {}, 1, 0.0)
-    told = asked.command(Path("m"), "sftp://me:secret@host/runs", estimate=True)
-    assert told == "afield fit spirals best --out m --store sftp://host/runs"
-
-
-def test_best_takes_no_setting_and_needs_a_bench(tmp_path):
-    with pytest.raises(SpecError, match="as it is in the store"):
-        fit("spirals", "best", tmp_path / "m", store=tmp_path / "r", settings=QUICK)
-    bench("spirals", ["erm"], trials=1, store=tmp_path / "r", settings=QUICK)
-    for folder in list((tmp_path / "r").iterdir())[:1]:
-        (folder / "record.json").unlink()
-    with pytest.raises(DataError, match="no benchmark of spirals there"):
-        fit("spirals", "best", tmp_path / "m", store=tmp_path / "r")
-
-
 def test_of_many_domains_a_share_is_held_out(tmp_path):
     y = np.tile([0, 1], 8 * 13)
     noise = np.random.default_rng(0).normal(size=(len(y), 2))
@@ -201,7 +184,7 @@ def test_a_run_that_fails_stops_it_and_nothing_is_written(tmp_path):
 def test_a_place_with_something_else_is_refused_before_any_work(tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_text("")
-    with pytest.raises(SpecError, match="not the folder of a model"):
+    with pytest.raises(SpecError, match="is not a model folder"):
         fit("spirals", "erm", tmp_path / "photos", store=tmp_path / "r")
     assert not (tmp_path / "r").exists()
 

@@ -26,7 +26,7 @@ def test_pictures_are_decoded_as_the_cache_does(two_colours):
     domains = find_dataset(two_colours).load(ReadOptions(two_colours, side=stored_side(16)))
     inputs = pictures(16)
     for domain in domains.values():
-        rows = inputs.stack([inputs.decoded(two_colours / name) for name in domain.names])
+        rows = inputs.stack([inputs.decode(two_colours / name) for name in domain.names])
         assert torch.equal(rows, domain.x)
         # Some kernels depend on how samples lie in memory.
         assert rows.stride() == domain.x.stride()
@@ -44,7 +44,7 @@ def test_sounds_are_decoded_as_the_cache_does(tmp_path):
     inputs = Inputs("sounds", "float16", (1, 40, 98), (0.0,), (1.0,), mel=LogMel())
     for domain in dataset.load().values():
         files = [tmp_path / "root" / name for name in domain.names]
-        assert torch.equal(inputs.stack([inputs.decoded(file) for file in files]), domain.x)
+        assert torch.equal(inputs.stack([inputs.decode(file) for file in files]), domain.x)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_sounds_are_decoded_as_the_cache_does(tmp_path):
     ],
 )
 def test_arrays_of_pictures_come_in_several_forms(given, shape):
-    found = BYTES.samples(given)
+    found = BYTES.to_samples(given)
     assert tuple(found.shape) == shape
     assert found.dtype == torch.uint8
 
@@ -70,51 +70,51 @@ def test_arrays_of_pictures_come_in_several_forms(given, shape):
         (PLAIN, np.zeros((0, 4)), "give numbers"),
         (PLAIN, np.array([["a"] * 4]), "give numbers"),
         (PLAIN, np.array([[0, 0, np.nan, 0]]), "NaN or infinity in sample 0"),
-        (BYTES, np.full((1, 8, 8), 0.5), "not whole numbers from 0 to 255"),
-        (BYTES, np.full((1, 8, 8), 256.0), "not whole numbers from 0 to 255"),
-        (BYTES, np.full((1, 8, 8), -1.0), "not whole numbers from 0 to 255"),
+        (BYTES, np.full((1, 8, 8), 0.5), "not integers from 0 to 255"),
+        (BYTES, np.full((1, 8, 8), 256.0), "not integers from 0 to 255"),
+        (BYTES, np.full((1, 8, 8), -1.0), "not integers from 0 to 255"),
     ],
 )
 def test_arrays_that_do_not_fit_are_told(inputs, given, told):
     with pytest.raises(DataError, match=told):
-        inputs.samples(given)
+        inputs.to_samples(given)
 
 
 @pytest.mark.parametrize("name", ["X", "x", "anything"])
 def test_an_archive_may_call_its_only_array_as_it_likes(tmp_path, name):
     np.savez(tmp_path / "some.npz", **{name: np.ones((3, 4))})
-    x, names = PLAIN.opened(tmp_path / "some.npz")
+    x, names = PLAIN.read_array_file(tmp_path / "some.npz")
     assert x.shape == (3, 4)
     assert names == [f"{tmp_path}/some.npz[{i}]" for i in range(3)]
 
 
 def test_names_in_an_archive_are_used(tmp_path):
     np.savez(tmp_path / "some.npz", X=np.ones((2, 4)), y=np.zeros(2), names=["ann", "bob"])
-    assert PLAIN.opened(tmp_path / "some.npz")[1][1] == f"{tmp_path}/some.npz[bob]"
+    assert PLAIN.read_array_file(tmp_path / "some.npz")[1][1] == f"{tmp_path}/some.npz[bob]"
 
 
 def test_a_plain_array_file_is_read(tmp_path):
     np.save(tmp_path / "some.npy", np.ones((2, 4)))
-    assert PLAIN.opened(tmp_path / "some.npy")[0].shape == (2, 4)
+    assert PLAIN.read_array_file(tmp_path / "some.npy")[0].shape == (2, 4)
 
 
 def test_nothing_is_unpickled(tmp_path):
     np.save(tmp_path / "bad.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(DataError, match="nothing is unpickled"):
-        PLAIN.opened(tmp_path / "bad.npy")
+        PLAIN.read_array_file(tmp_path / "bad.npy")
 
 
 def test_of_several_arrays_one_must_be_x(tmp_path):
     np.savez(tmp_path / "some.npz", a=np.ones((2, 4)), b=np.ones((2, 4)))
-    with pytest.raises(DataError, match="no array X in it, but a, b"):
-        PLAIN.opened(tmp_path / "some.npz")
+    with pytest.raises(DataError, match="has no array X, but a, b"):
+        PLAIN.read_array_file(tmp_path / "some.npz")
 
 
 def test_arrays_of_pictures_of_another_size_are_squeezed_as_files_are(tmp_path):
     inputs, image = pictures(), noise(40)
     file = saved(image, tmp_path / "a.png")
-    expected = inputs.stack([inputs.decoded(file)])
-    assert torch.equal(inputs.samples(np.asarray(image)[None]), expected)
+    expected = inputs.stack([inputs.decode(file)])
+    assert torch.equal(inputs.to_samples(np.asarray(image)[None]), expected)
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_other_classes_and_other_scaling_are_refused(spiral_model, model_folder,
         merge_model("average", spiral_model, [spiral_model, model_folder], tmp_path / "m")
     scaled = {**told["inputs"], "mean": [0.5, 0.5]}
     path.write_text(json.dumps({**told, "inputs": scaled}))
-    with pytest.raises(MergeError, match="inputs scaled in another way"):
+    with pytest.raises(MergeError, match="scales its inputs differently"):
         merge_model("average", spiral_model, [spiral_model, model_folder], tmp_path / "m")
     assert not (tmp_path / "m").exists()
 

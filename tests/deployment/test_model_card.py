@@ -31,7 +31,7 @@ def test_the_number_for_unseen_domains_stands_first(about):
     first = body(render_card(about)).strip().splitlines()[2]
     assert first.startswith(f"**Unseen domains: {100 * about.estimate.accuracy:.1f} % accuracy.**")
     assert f"{100 * about.estimate.worst:.1f} %" in first
-    assert "There was one trial" in first
+    assert "There was only one trial" in first
 
 
 def test_without_an_estimate_it_says_so_first(about):
@@ -48,7 +48,7 @@ def test_several_trials_have_a_standard_error(about):
 
 def test_a_recipe_that_was_chosen_by_the_number_says_so(about):
     text = render_card(replace(about, estimate=replace(about.estimate, recipes=7)))
-    assert "chosen among 7 by just these numbers" in text
+    assert "chosen among 7 by these very numbers" in text
 
 
 def test_many_domains_are_not_all_named(about):
@@ -57,14 +57,14 @@ def test_many_domains_are_not_all_named(about):
         replace(about, estimate=replace(about.estimate, domains=domains, spread=0.1))
     )
     assert "writer50" not in text
-    assert "99 domains were held out; their standard deviation is 10.0" in text
+    assert "99 domains were held out; the standard deviation of their accuracies is 10.0" in text
 
 
 def test_odd_names_break_neither_facts_nor_tables(about):
     odd = 'a: "b" | c\n- d'
     run = replace(about.run, dataset=odd)
     estimate = replace(about.estimate, domains={odd: 0.5})
-    text = render_card(replace(about, name=odd, run=run, estimate=estimate, licence="mit: x"))
+    text = render_card(replace(about, name=odd, run=run, estimate=estimate, license="mit: x"))
     facts = ModelCard(text).data
     assert facts.datasets == [odd]
     assert facts.license == "mit: x"
@@ -72,5 +72,5 @@ def test_odd_names_break_neither_facts_nor_tables(about):
 
 
 def test_it_says_how_to_have_it_again(about):
-    assert render_card(about).rstrip().endswith(about.command)
+    assert render_card(about).rstrip().endswith(f"```bash\n{about.command}\n```")
     assert about.command.startswith("afield fit spirals erm --out")

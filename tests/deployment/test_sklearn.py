@@ -310,7 +310,7 @@ def test_domains_that_do_not_fit_are_refused(data):
         quick().fit(x, y, domains=place[1:])
     unknown = place.astype(object)
     unknown[3] = None
-    with pytest.raises(SpecError, match="sample 3 has none"):
+    with pytest.raises(SpecError, match="sample 3 has no domain"):
         quick().fit(x, y, domains=unknown)
     alone = place.copy()
     alone[0] = "eve"

@@ -136,7 +136,7 @@ def fit(
             estimate=not no_estimate,
             trials=trials,
             hold_out=hold_out,
-            licence=license_,
+            license=license_,
             overwrite=force,
             pool=Local(workers or default_workers(threads)),
             threads=threads,

@@ -107,7 +107,7 @@ def predict(
         first = next(predictions, None)
         if first is None:
             raise SpecError(
-                f"no files to predict; {loaded.about.name} takes {loaded.about.inputs.told}"
+                f"no files to predict; {loaded.about.name} takes {loaded.about.inputs.summary}"
             )
         predictions = chain([first], predictions)
         if out is not None:

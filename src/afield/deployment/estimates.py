@@ -1,7 +1,8 @@
-"""What domains that were held out say of a recipe: how well it does, how surely, and how far off.
+"""What held-out domains say about a recipe: its accuracy, its calibration and its distances.
 
-Every number is of a domain and a model that did not see it: accuracy on the domain's main part, as
-in every table; temperature, confidences and distances on its probe part. Domains weigh the same.
+Every number comes from a domain and a model that was not trained on it: accuracy from the domain's
+main part, as in every table; temperature, confidences and distances from its probe part. All
+domains have the same weight.
 """
 
 import math
@@ -29,12 +30,12 @@ from afield.training.evaluation import Checkpoint
 
 __all__ = ["calibrate", "estimate_accuracy", "fit_distances", "unseen_accuracies"]
 
-# Samples of all sources together that say where these lie.
+# The number of samples, over all sources, from which distances are fitted.
 DISTANCE_SAMPLES = 5000
 
 
 class ModelOutputs(NamedTuple):
-    """What one model makes of samples: features, logits, and their true classes."""
+    """The features and logits of samples, with their true classes."""
 
     features: Tensor
     logits: Tensor
@@ -42,45 +43,46 @@ class ModelOutputs(NamedTuple):
 
 
 def estimate_accuracy(records: Sequence[Record], *, recipes: int = 1) -> Estimate:
-    """The accuracy on unseen domains that these records tell of, all of one recipe."""
+    """Estimate the accuracy on unseen domains from held-out records, all of one recipe."""
     trials: dict[int, dict[str, float]] = {}
-    home = []
+    in_domain = []
     for record in records:
         trials.setdefault(record.run.trial, {}).update(unseen_accuracies(record))
-        home.append(source_accuracy(_picked(record), record.run.sources))
-    means = [_mean(own.values()) for own in trials.values()]
-    domains: dict[str, list[float]] = {}
-    for own in trials.values():
-        for name, value in own.items():
-            domains.setdefault(name, []).append(value)
-    each = {name: _mean(values) for name, values in domains.items()}
+        in_domain.append(source_accuracy(_deployed_checkpoint(record), record.run.sources))
+    means = [_mean(accuracies.values()) for accuracies in trials.values()]
+    values: dict[str, list[float]] = {}
+    for accuracies in trials.values():
+        for name, value in accuracies.items():
+            values.setdefault(name, []).append(value)
+    domains = {name: _mean(accuracies) for name, accuracies in values.items()}
     several = len(means) > 1
     return Estimate(
         accuracy=_mean(means),
-        worst=_mean(min(own.values()) for own in trials.values()),
-        in_domain=_mean(home),
-        domains=each,
+        worst=_mean(min(accuracies.values()) for accuracies in trials.values()),
+        in_domain=_mean(in_domain),
+        domains=domains,
         trials=len(trials),
         stderr=float(np.std(means, ddof=1)) / math.sqrt(len(means)) if several else None,
-        spread=float(np.std(list(each.values()), ddof=1)) if len(each) > 1 else None,
+        spread=float(np.std(list(domains.values()), ddof=1)) if len(domains) > 1 else None,
         recipes=recipes,
     )
 
 
 def unseen_accuracies(record: Record) -> dict[str, float]:
-    """How the deployed weights of a run do on the domains that it tests on."""
-    found = {}
+    """The accuracy of a run's deployed weights on each of its test domains."""
+    accuracies = {}
     for name in record.tests:
-        score = _picked(record).score(name, "main")
+        score = _deployed_checkpoint(record).score(name, "main")
         if score is None:
             raise DataError(
-                f"{record.run.key}: {name} was not read; remove its folder, start again"
+                f"{record.run.key}: {name} was not evaluated; remove the run's folder and start "
+                "again"
             )
-        found[name] = score.accuracy
-    return found
+        accuracies[name] = score.accuracy
+    return accuracies
 
 
-def _picked(record: Record) -> Checkpoint:
+def _deployed_checkpoint(record: Record) -> Checkpoint:
     return max(record.candidates, key=lambda checkpoint: selection_value(checkpoint, record.run))
 
 
@@ -95,53 +97,54 @@ def calibrate(
     root: Path | None = None,
     device: str | None = None,
 ) -> Calibration:
-    """The temperature and the quantiles of the runs in these folders, on what they did not see.
+    """Fit the temperature, and the quantiles of confidence and distance, on unseen domains.
 
-    `dataset` is as in `reopen`.
+    `folders` are the folders of held-out runs; `dataset` is as in `reopen`.
     """
     logits: list[Tensor] = []
     labels: list[Tensor] = []
-    far: list[NDArray[np.float64]] = []
+    distances: list[NDArray[np.float64]] = []
     for folder in track(folders, "calibrating", len(folders)):
-        subject = reopen(folder, dataset=dataset, root=root, device=device)
-        distances = fit_distances(subject)
-        for name in subject.record.tests:
-            probe = subject.probes[name]
-            own = _read(subject.model, probe, torch.arange(len(probe)))
-            logits.append(own.logits)
-            labels.append(own.y)
-            far.append(distances(own.features).double().numpy())
+        finished = reopen(folder, dataset=dataset, root=root, device=device)
+        distance = fit_distances(finished)
+        for name in finished.record.tests:
+            probe = finished.probes[name]
+            outputs = _model_outputs(finished.model, probe, torch.arange(len(probe)))
+            logits.append(outputs.logits)
+            labels.append(outputs.y)
+            distances.append(distance(outputs.features).double().numpy())
     temperature = fit_temperature(logits, labels)
-    hits = [(x.argmax(dim=1) == y).numpy() for x, y in zip(logits, labels, strict=True)]
-    sure = [_confidences(x, temperature) for x in logits]
-    plain = [_confidences(x, 1.0) for x in logits]
+    correct = [(x.argmax(dim=1) == y).numpy() for x, y in zip(logits, labels, strict=True)]
+    calibrated = [_confidences(x, temperature) for x in logits]
+    uncalibrated = [_confidences(x, 1.0) for x in logits]
     return Calibration(
         temperature=temperature,
-        confidences=balanced_quantiles(sure),
-        distances=balanced_quantiles(far),
+        confidences=balanced_quantiles(calibrated),
+        distances=balanced_quantiles(distances),
         samples=sum(map(len, labels)),
-        error_before=_mean(map(calibration_error, plain, hits)),
-        error_after=_mean(map(calibration_error, sure, hits)),
+        error_before=_mean(map(calibration_error, uncalibrated, correct)),
+        error_after=_mean(map(calibration_error, calibrated, correct)),
     )
 
 
 def fit_distances(finished: FinishedRun) -> Distances:
-    """How far samples lie from the sources of a run, in the features of its model."""
+    """Fit the distance from the sources of a run, in the features of its model."""
     sources = finished.record.run.sources
-    share = max(1, DISTANCE_SAMPLES // len(sources))
-    found = [
-        _read(finished.model, finished.domains[name], finished.sample_indices(name, share))
+    count = max(1, DISTANCE_SAMPLES // len(sources))
+    outputs = [
+        _model_outputs(finished.model, finished.domains[name], finished.sample_indices(name, count))
         for name in sources
     ]
-    return Distances.fitted(
-        torch.cat([each.features for each in found]), torch.cat([each.y for each in found])
+    return Distances.fit(
+        torch.cat([output.features for output in outputs]),
+        torch.cat([output.y for output in outputs]),
     )
 
 
-def _read(model: nn.Module, samples: Samples, chosen: Tensor) -> ModelOutputs:
-    with capture_features(model) as noted:
-        logits = compute_outputs(model, samples.x, samples.prepare, indices=chosen).cpu()
-    return ModelOutputs(torch.cat(noted.features).float(), logits, samples.y.cpu()[chosen])
+def _model_outputs(model: nn.Module, samples: Samples, indices: Tensor) -> ModelOutputs:
+    with capture_features(model) as captured:
+        logits = compute_outputs(model, samples.x, samples.prepare, indices=indices).cpu()
+    return ModelOutputs(torch.cat(captured.features).float(), logits, samples.y.cpu()[indices])
 
 
 def _confidences(logits: Tensor, temperature: float) -> NDArray[np.float64]:

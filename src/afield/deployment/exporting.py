@@ -1,12 +1,12 @@
-"""A model for other programs: as ONNX, or as a program of torch.export; compared before it is kept.
+"""Export of a model for other programs, as ONNX or with torch.export, checked before it is kept.
 
     x              float32, n × channels × height × width (or n × features), any n: samples at the
-                   network's size, as they are stored (pictures from 0 to 255), not yet scaled
+                   network's size, as stored (images from 0 to 255), not yet scaled
     logits         n × classes
     probabilities  n × classes: softmax(logits / T), with the temperature of the model
 
-Scaling, temperature and softmax are in it. Reading files is not, nor is the resizing of pictures,
-nor the distance; a model that can be told the domain is exported for unknown ones.
+The export includes scaling, temperature and softmax. It does not include reading files, resizing
+images, or the distance. A model that can use the domain label is exported for unknown domains.
 """
 
 import copy
@@ -30,7 +30,7 @@ __all__ = ["TOLERANCE", "DeployedNetwork", "ExportFormat", "export"]
 
 ExportFormat = Literal["onnx", "torch"]
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
-# How far what is exported may be off, and the batches with which that is tried.
+# The largest allowed difference from the model, and the batch sizes to check it with.
 TOLERANCE = 1e-4
 CHECKED_BATCH_SIZES = (1, 2, 7)
 
@@ -38,7 +38,7 @@ ExportedForward = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class DeployedNetwork(nn.Module):
-    """A network with what comes before and after it: scaling, temperature and softmax."""
+    """A network together with its scaling, temperature and softmax."""
 
     mean: Tensor
     std: Tensor
@@ -51,7 +51,7 @@ class DeployedNetwork(nn.Module):
         self.temperature = temperature
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and probabilities of samples that are not scaled yet."""
+        """Compute the logits and probabilities of samples that are not scaled yet."""
         logits = self.module((x - self.mean) / self.std)
         return logits, (logits / self.temperature).softmax(dim=1)
 
@@ -63,111 +63,112 @@ def export(
     *,
     overwrite: bool = False,
 ) -> Path:
-    """Write a model in a form that other programs read, if it gives the same there.
+    """Write a model in a format that other programs read, and check that it gives the same results.
 
     Parameters
     ----------
     model
-        The folder of a model, or a loaded one.
+        A model folder, or a loaded model.
     to
         ``onnx``, or ``torch`` for torch.export.
     out
-        The file to write; by default beside the folder, with its name.
+        The file to write; by default beside the model folder, with its name.
     overwrite
-        Whether a file that is there may be replaced.
+        Whether an existing file may be replaced.
     """
     if to not in get_args(ExportFormat):
-        raise SpecError(f"cannot export to {to!r}; {' or '.join(get_args(ExportFormat))}")
-    path = _place(model, to, out, overwrite=overwrite)
-    writer = {"onnx": _onnx, "torch": _program}[to]
+        raise SpecError(f"cannot export to {to!r}; give {' or '.join(get_args(ExportFormat))}")
+    path = _output_path(model, to, out, overwrite=overwrite)
+    writer = {"onnx": _write_onnx, "torch": _write_program}[to]
     loaded = load(model) if isinstance(model, str | Path) else model
-    # In their own memory layout and on the CPU, whatever the loaded model is used for.
-    ready = _ready(loaded)
-    with atomic_write(path) as part, _quiet(), torch.no_grad():
+    deployed = _deploy(loaded)
+    with atomic_write(path) as temporary, _silence_exporters(), torch.no_grad():
         try:
-            run = writer(ready, loaded, part)
+            exported = writer(deployed, loaded, temporary)
         except AfieldError:
             raise
         except Exception as error:
-            reason = " ".join(str(error).split())[:200]
-            name = loaded.about.architecture.backbone
-            told = f"{name} cannot be exported to {to} ({type(error).__name__}: {reason})"
-            raise SpecError(f"{loaded.about.name}: {told}; use another network") from error
-        _compare(ready, run, loaded, to)
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise SpecError(
+                f"{loaded.about.name}: {loaded.about.architecture.backbone} cannot be exported to "
+                f"{to} ({reason}); use another network"
+            ) from error
+        _check_same(deployed, exported, loaded, to)
     return path
 
 
-def _place(
+def _output_path(
     model: str | Path | Model, to: ExportFormat, out: str | Path | None, *, overwrite: bool
 ) -> Path:
     if out is None and isinstance(model, Model):
-        raise SpecError("give `out`, a file to write: a loaded model has no folder")
+        raise SpecError("give `out`, the file to write: a loaded model has no folder")
     if out is None:
         folder = Path(str(model)).expanduser()
         folder = folder if folder.name not in ("", "..") else folder.resolve()
         out = folder.with_name(folder.name + SUFFIXES[to])
     path = Path(out).expanduser()
     if path.suffix != SUFFIXES[to]:
-        raise SpecError(f"{path}: {to} goes to a file {SUFFIXES[to]}; name it so")
+        raise SpecError(f"{path}: the suffix of {to} files is {SUFFIXES[to]}; use it")
     if path.exists() and (path.is_dir() or not overwrite):
-        raise SpecError(f"{path}: is there already; give another --out, or --force to replace it")
+        raise SpecError(f"{path}: exists already; give another --out, or --force to replace it")
     return path
 
 
-def _ready(model: Model) -> DeployedNetwork:
+def _deploy(model: Model) -> DeployedNetwork:
+    """The network to export, on the CPU, whatever device the loaded model uses."""
     inputs = model.about.inputs
-    scaling = Scaling(inputs.scale(inputs.mean), inputs.scale(inputs.std))
-    # A copy: the loaded model stays where it computes.
+    scaling = Scaling(inputs.per_channel(inputs.mean), inputs.per_channel(inputs.std))
+    # A copy, so that the loaded model stays on its device.
     module = copy.deepcopy(model.module).cpu()
-    for each in module.modules():
-        # In place or not, numbers are the same; torch takes several times as long to trace it.
-        if getattr(each, "inplace", False):
-            each.inplace = False  # type: ignore[assignment]
+    for layer in module.modules():
+        # The results are the same, but torch takes several times as long to trace inplace layers.
+        if getattr(layer, "inplace", False):
+            layer.inplace = False  # type: ignore[assignment]
     return DeployedNetwork(module, scaling, model.temperature).eval()
 
 
 def _example(model: Model, count: int) -> Tensor:
-    """Samples of the kind that the model takes, at random."""
+    """Random samples of the kind that the model takes."""
     generator = torch.Generator().manual_seed(count)
     noise = torch.randn(count, *model.about.inputs.shape, generator=generator)
     inputs = model.about.inputs
-    x = noise * inputs.scale(inputs.std) + inputs.scale(inputs.mean)
+    x = noise * inputs.per_channel(inputs.std) + inputs.per_channel(inputs.mean)
     return x.clamp(0, 255).round() if inputs.dtype == "uint8" else x
 
 
-def _program(ready: DeployedNetwork, model: Model, part: Path) -> ExportedForward:
-    # The length of a batch of one would be taken for a constant.
-    given = (_example(model, 2),)
-    program = torch.export.export(ready, given, dynamic_shapes=_shapes())
-    with part.open("wb") as file:
-        torch.export.save(program, file, extra_files=_told(model))
-    with part.open("rb") as file:
-        again: Any = torch.export.load(file).module()
-    return again
+def _write_program(deployed: DeployedNetwork, model: Model, path: Path) -> ExportedForward:
+    # Two samples: with one, torch would take the batch size for a constant.
+    example = (_example(model, 2),)
+    program = torch.export.export(deployed, example, dynamic_shapes=_dynamic_shapes())
+    with path.open("wb") as file:
+        torch.export.save(program, file, extra_files=_metadata(model))
+    with path.open("rb") as file:
+        exported: Any = torch.export.load(file).module()
+    return exported
 
 
-def _onnx(ready: DeployedNetwork, model: Model, part: Path) -> ExportedForward:
+def _write_onnx(deployed: DeployedNetwork, model: Model, path: Path) -> ExportedForward:
     try:
         import onnxruntime
-        import onnxscript  # noqa: F401  torch imports it on the way
+        import onnxscript  # noqa: F401  imported by torch.onnx.export
     except ImportError as error:
         raise SpecError(
-            f"ONNX: a package is needed ({error}); pip install 'afield[onnx]'"
+            f"ONNX needs a package that is missing ({error}); pip install 'afield[onnx]'"
         ) from None
     program = torch.onnx.export(
-        ready,
+        deployed,
         (_example(model, 2),),
         dynamo=True,
-        dynamic_shapes=_shapes(),
+        dynamic_shapes=_dynamic_shapes(),
         input_names=["x"],
         output_names=["logits", "probabilities"],
         verbose=False,
     )
     if program is None:
-        raise RuntimeError("torch gives no program")
-    program.model.metadata_props.update(_told(model))
-    program.save(part, external_data=False)
-    session = onnxruntime.InferenceSession(part, providers=["CPUExecutionProvider"])
+        raise RuntimeError("torch.onnx.export returned no program")
+    program.model.metadata_props.update(_metadata(model))
+    program.save(path, external_data=False)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def run(x: Tensor) -> tuple[Tensor, Tensor]:
         logits, probabilities = session.run(None, {"x": x.numpy()})
@@ -176,12 +177,12 @@ def _onnx(ready: DeployedNetwork, model: Model, part: Path) -> ExportedForward:
     return run
 
 
-def _shapes() -> dict[str, dict[int, Any]]:
+def _dynamic_shapes() -> dict[str, dict[int, Any]]:
     return {"x": {0: torch.export.Dim.DYNAMIC}}
 
 
-def _told(model: Model) -> dict[str, str]:
-    """What goes into the file beside the network."""
+def _metadata(model: Model) -> dict[str, str]:
+    """The metadata of the exported file."""
     return {
         "classes": json.dumps(model.classes),
         "temperature": repr(model.temperature),
@@ -189,26 +190,31 @@ def _told(model: Model) -> dict[str, str]:
     }
 
 
-def _compare(ready: DeployedNetwork, run: ExportedForward, model: Model, to: ExportFormat) -> None:
-    """Refuse what is not the same network, or only for one length of a batch."""
+def _check_same(
+    deployed: DeployedNetwork, exported: ExportedForward, model: Model, to: ExportFormat
+) -> None:
+    """Raise unless the export gives the same results as the network, for several batch sizes."""
     for count in CHECKED_BATCH_SIZES:
         x = _example(model, count)
         try:
-            pairs = list(zip(run(x), ready(x), strict=True))
+            pairs = list(zip(exported(x), deployed(x), strict=True))
         except Exception as error:
             reason = " ".join(str(error).split())[:200]
-            raise SpecError(f"{to}: fails for a batch of {count} ({reason})") from error
-        for found, expected in pairs:
-            # Logits may be large; of probabilities 1 is the most.
-            least = TOLERANCE * max(1.0, float(expected.abs().max()))
-            off = float((found - expected).abs().max())
-            if found.shape != expected.shape or not off <= least:
-                raise SpecError(f"{to}: off by {off:.1e} for a batch of {count}; nothing is kept")
+            raise SpecError(f"{to}: the export fails for a batch of {count} ({reason})") from error
+        for actual, expected in pairs:
+            # Relative to large logits; probabilities are at most 1.
+            allowed = TOLERANCE * max(1.0, float(expected.abs().max()))
+            difference = float((actual - expected).abs().max())
+            if actual.shape != expected.shape or not difference <= allowed:
+                raise SpecError(
+                    f"{to}: the export differs by {difference:.1e} for a batch of {count}; it is "
+                    "not kept"
+                )
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporters' notes, which are about their own code."""
+def _silence_exporters() -> Iterator[None]:
+    """Suppress the warnings and logs of the exporters, which are about their own code."""
     names = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "torch._dynamo")
     loggers = [logging.getLogger(name) for name in names]
     before = [logger.level for logger in loggers]

@@ -1,14 +1,15 @@
-"""Merged models in use: the same folder as that of a fitted one, but nothing is known of its worth.
+"""Merging models into a model folder: like the folder of a fitted model, but without an estimate.
 
-A merge sees weights and no data: there is no estimate, no temperature and no distance. Classes and
-scaling come from a model `like` it, and must be those of all models that go in, as far as they say.
+A merge has weights and no data, so there is no estimate, no temperature and no distance. Classes
+and scaling come from a model `like` it. The merged models must have the same classes and scaling,
+as far as their folders say.
 """
 
 import json
 import shlex
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,115 +49,133 @@ def merge_model(
     workers: int = 1,
     **params: Any,
 ) -> Model:
-    """Merge models into the folder of a model, ready for `load` and ``afield predict``.
+    """Merge models into a model folder, ready for `load` and ``afield predict``.
 
     Parameters
     ----------
     how, base, experts, scale, params
-        As in `merge_files`; models may also be given as folders that `fit` has written, or as
-        folders of runs in a store.
+        As in `merge_files`. Models may also be model folders that `fit` has written, or folders of
+        runs in a store.
     out
         The folder to write.
     like
-        A model of the same network, classes and inputs: a folder of either kind; by default the
-        base.
-    overwrite, workers
-        Whether the folder of another model may be replaced; processes, as in `merge_files`.
+        The model folder, or the folder of a run, whose network, classes and inputs the result has;
+        by default the base.
+    overwrite
+        Whether the folder of another model may be replaced.
+    workers
+        Number of processes, as in `merge_files`.
     """
-    asked = FileMerge(how, Path(base), tuple(map(Path, experts)), scale, (), params)
-    write_merged_model(asked, Path(out).expanduser(), Path(like or base), overwrite=overwrite,
-                 workers=workers)  # fmt: skip
+    request = FileMerge(how, Path(base), tuple(map(Path, experts)), scale, (), params)
+    path = Path(out).expanduser()
+    write_merged_model(request, path, Path(like or base), overwrite=overwrite, workers=workers)
     return load(out)
 
 
 def write_merged_model(
     request: FileMerge, out: Path, like: Path, *, overwrite: bool = False, workers: int = 1
 ) -> MergeJob:
-    """Merge, and write the folder of a model."""
+    """Merge models and write a model folder."""
     check_output_folder(out, overwrite=overwrite)
-    about = _like(like)
+    about = _describe_like(like)
     paths = (request.base, *request.experts)
-    known = [told for path in paths if (told := _known(path)) is not None]
-    _check_alike(about, known, like)
+    inputs = [facts for path in paths if (facts := _InputModel.of(path)) is not None]
+    for model in inputs:
+        model.check_same(about, like)
     plain = replace(
-        request, base=_weights(request.base), experts=tuple(map(_weights, request.experts))
+        request,
+        base=_weights_path(request.base),
+        experts=tuple(map(_weights_path, request.experts)),
     )
-    with tempfile.TemporaryDirectory() as place:
-        file = Path(place) / WEIGHTS_FILE
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / WEIGHTS_FILE
         job = plain.write(file, workers=workers)
         weights = load_file(file)
-        with safe_open(file, "pt") as opened:
-            account = json.loads(opened.metadata()["afield"])
+        with safe_open(file, "pt") as handle:
+            provenance = json.loads(handle.metadata()["afield"])
         network = build_network(about)
         load_weights(network, weights, out)
     bad = next((name for name, value in weights.items() if not torch.isfinite(value).all()), None)
     if bad is not None:
         raise MergeError(f"{bad}: NaN or infinity in the merged model; nothing is written")
-    merged = _described(about, request, account, known, out, like)
+    experts = [model for model in inputs if model.path in request.experts]
+    merged = replace(
+        about,
+        name=f"{about.run.dataset if about.run else about.name}-{request.how}",
+        sources=_merged_sources(about, experts),
+        merged=provenance,
+        estimate=None,
+        calibration=None,
+        command=_command(request, like, out),
+    )
     write_model(out, merged, network.state_dict(), None, render_card(merged), overwrite=overwrite)
     return job
 
 
-def _like(path: Path) -> Description:
+@dataclass(frozen=True)
+class _InputModel:
+    """What the folder of a merged model says about its classes, scaling and sources."""
+
+    path: Path
+    classes: tuple[str, ...]
+    scaling: tuple[tuple[float, ...], tuple[float, ...]]
+    sources: tuple[str, ...]
+
+    @classmethod
+    def of(cls, path: Path) -> "_InputModel | None":
+        """Read a model folder or the folder of a run; None for other files."""
+        if is_model_folder(path):
+            about = read_description(path)
+            scaling = tuple(about.inputs.mean), tuple(about.inputs.std)
+            return cls(path, tuple(about.classes), scaling, about.sources)
+        if _is_run_folder(path):
+            content = read_run_inputs(path)
+            scaling = tuple(content["mean"]), tuple(content["std"])
+            sources = read_record(path).run.sources
+            return cls(path, tuple(content["classes"]), scaling, sources)
+        return None
+
+    def check_same(self, about: Description, like: Path) -> None:
+        """Raise if classes or scaling differ from those of the model `like`."""
+        if self.classes != tuple(about.classes):
+            raise MergeError(f"{self.path}: has other classes than {like}; they cannot be merged")
+        if self.scaling != (tuple(about.inputs.mean), tuple(about.inputs.std)):
+            raise MergeError(
+                f"{self.path}: scales its inputs differently from {like}; they cannot be merged"
+            )
+
+
+def _describe_like(path: Path) -> Description:
     if is_model_folder(path):
         return read_description(path)
-    if not (path / "record.json").exists():
+    if not _is_run_folder(path):
         raise MergeError(
-            f"{path}: says neither classes nor inputs; give --like and the folder of a model, or "
-            "of a run in a store"
+            f"{path}: has no classes and inputs; give --like with a model folder, or the folder of "
+            "a run in a store"
         )
     return describe_model(reopen(path), path)
 
 
-def _known(path: Path) -> dict[str, Any] | None:
-    """What a folder says of its model, as far as merging is concerned."""
-    if is_model_folder(path):
-        about = read_description(path)
-        told = {"classes": about.classes, "mean": about.inputs.mean, "std": about.inputs.std}
-        return {**told, "sources": about.sources, "path": path}
-    if (path / "record.json").exists():
-        told = {key: tuple(read_run_inputs(path)[key]) for key in ("classes", "mean", "std")}
-        return {**told, "sources": read_record(path).run.sources, "path": path}
-    return None
+def _is_run_folder(path: Path) -> bool:
+    return (path / "record.json").exists()
 
 
-def _check_alike(about: Description, known: list[dict[str, Any]], like: Path) -> None:
-    expected = {"classes": about.classes, "mean": about.inputs.mean, "std": about.inputs.std}
-    for told in known:
-        for name, value in expected.items():
-            if tuple(told[name]) != tuple(value):
-                what = "other classes" if name == "classes" else "inputs scaled in another way"
-                raise MergeError(f"{told['path']}: has {what} than {like}; they cannot be merged")
+def _weights_path(path: Path) -> Path:
+    """The file of weights in a model folder or run folder; other paths unchanged."""
+    return path / WEIGHTS_FILE if is_model_folder(path) or _is_run_folder(path) else path
 
 
-def _weights(path: Path) -> Path:
-    """The file of weights in a folder of ours; others are as they are."""
-    ours = is_model_folder(path) or (path / "record.json").exists()
-    return path / WEIGHTS_FILE if ours else path
+def _merged_sources(about: Description, experts: Sequence[_InputModel]) -> tuple[str, ...]:
+    """The sources of all experts, without duplicates."""
+    sources = tuple(dict.fromkeys(name for expert in experts for name in expert.sources))
+    # A wrapper has a mask or a head for each of its own sources.
+    return about.sources if about.architecture.wrapper or not sources else sources
 
 
-def _described(
-    about: Description,
-    asked: FileMerge,
-    account: Mapping[str, Any],
-    known: list[dict[str, Any]],
-    out: Path,
-    like: Path,
-) -> Description:
-    experts = [told["sources"] for told in known if told["path"] in asked.experts]
-    sources = tuple(dict.fromkeys(name for each in experts for name in each))
-    words = ["afield", "merge", asked.how, str(asked.base), *map(str, asked.experts)]
-    for name, value in asked.params.items():
+def _command(request: FileMerge, like: Path, out: Path) -> str:
+    """The command that makes the same model again."""
+    words = ["afield", "merge", request.how, str(request.base), *map(str, request.experts)]
+    for name, value in request.params.items():
         words += ["--set", f"{name}={value}"]
-    words += [] if asked.scale == 1.0 else ["--scale", f"{asked.scale:g}"]
-    dataset = about.run.dataset if about.run else about.name
-    return replace(
-        about,
-        name=f"{dataset}-{asked.how}",
-        # A wrapper has a mask or a head for each of its own.
-        sources=about.sources if about.architecture.wrapper or not sources else sources,
-        merged=dict(account),
-        estimate=None,
-        calibration=None,
-        command=shlex.join([*words, "--like", str(like), "--out", str(out)]),
-    )
+    words += [] if request.scale == 1.0 else ["--scale", f"{request.scale:g}"]
+    return shlex.join([*words, "--like", str(like), "--out", str(out)])

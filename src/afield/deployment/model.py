@@ -1,8 +1,10 @@
-"""A model in use: loaded from its folder, it answers for files and arrays, and says how surely.
+"""A model in use: loaded from its folder, it predicts the classes of files and arrays.
 
-confidence   the greatest of softmax(logits / T), with the temperature that fits unseen domains
-distance     how far the sample lies from what was trained on, in the features (`distances`)
-percentile   where that distance lies among those of samples of held-out domains, 0 to 100
+Each prediction has
+
+    confidence   the largest of softmax(logits / T), with the temperature T for unseen domains
+    distance     how far the sample is from the training data, in the features (`distances`)
+    percentile   the rank of that distance among samples of held-out domains, 0 to 100
 """
 
 import math
@@ -33,19 +35,19 @@ from afield.training.optimizers import optimizer_factory
 
 __all__ = ["Model", "Prediction", "build_network", "load", "load_weights"]
 
-# Samples that go through the network at once.
+# The number of samples that go through the network at once.
 BATCH_SIZE = 64
-# Numbers may be finite, and yet too large to be scaled, or for the network.
-OVERFLOW_MESSAGE = "the network gives no finite number for it; its values are too large"
+# Values may be finite, and yet too large for the scaling or the network.
+OVERFLOW_MESSAGE = "the network's outputs are not finite; the values of this sample are too large"
 
 ModelInput = str | Path | NDArray[Any] | Tensor | Sequence[str | Path]
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The answer for one sample; or, where it could not be read, the `error`.
+    """The prediction for one sample, or the `error` if the sample could not be read.
 
-    `distance` and `percentile` are None where the folder of the model does not know them.
+    `distance` and `percentile` are None if the model folder does not have them.
     """
 
     file: str
@@ -58,10 +60,11 @@ class Prediction:
 
 
 class Model:
-    """A trained classifier: `module` is a plain network in evaluation mode, for prepared samples.
+    """A trained classifier.
 
-    `about` is all that is known of it. `predict` gives names of classes, `predict_proba` calibrated
-    probabilities, `predictions` both and more, one by one.
+    `predict` returns names of classes, `predict_proba` calibrated probabilities, and `predictions`
+    yields both and more, sample by sample. `about` describes the model. `module` is the network in
+    evaluation mode; it takes prepared samples.
     """
 
     def __init__(
@@ -85,135 +88,140 @@ class Model:
 
     @property
     def temperature(self) -> float:
-        """What logits are divided by: 1 where nothing is known of unseen domains."""
+        """The number that divides the logits; 1 if the model is not calibrated."""
         return self.about.calibration.temperature if self.about.calibration else 1.0
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """The source domains that it can be told; mostly none."""
+        """The source domains that can be given to `predict`; for most models none."""
         return tuple(getattr(self.module, "domains", ()))
 
     def predict(
-        self, what: ModelInput, *, domain: str | None = None, batch: int = BATCH_SIZE
+        self, inputs: ModelInput, *, domain: str | None = None, batch: int = BATCH_SIZE
     ) -> NDArray[np.str_]:
-        """The class of every sample; `what` are paths of files or folders, or an array."""
-        best = self.predict_proba(what, domain=domain, batch=batch).argmax(axis=1)
+        """Predict the class of every sample; the parameters are those of `predictions`."""
+        best = self.predict_proba(inputs, domain=domain, batch=batch).argmax(axis=1)
         return np.array(self.classes)[best]
 
     def predict_proba(
-        self, what: ModelInput, *, domain: str | None = None, batch: int = BATCH_SIZE
+        self, inputs: ModelInput, *, domain: str | None = None, batch: int = BATCH_SIZE
     ) -> NDArray[np.float64]:
-        """The probability of every class for every sample, calibrated for unseen domains."""
-        found = []
-        for prediction in self.predictions(what, domain=domain, batch=batch):
+        """Predict the probability of every class, calibrated for unseen domains.
+
+        The parameters are those of `predictions`. A sample that cannot be read is an error.
+        """
+        rows = []
+        for prediction in self.predictions(inputs, domain=domain, batch=batch):
             if prediction.error:
                 raise DataError(f"{prediction.file}: {prediction.error}")
-            found.append(prediction.probabilities)
-        return np.array(found).reshape(-1, len(self.classes))
+            rows.append(prediction.probabilities)
+        return np.array(rows).reshape(-1, len(self.classes))
 
     def predictions(
-        self, what: ModelInput, *, domain: str | None = None, batch: int = BATCH_SIZE
+        self, inputs: ModelInput, *, domain: str | None = None, batch: int = BATCH_SIZE
     ) -> Iterator[Prediction]:
-        """One answer after the other, as batches are done.
+        """Yield a `Prediction` for every sample, batch by batch.
 
         Parameters
         ----------
-        what
+        inputs
             Paths of files, or of folders with files at any depth; or an array or tensor of samples.
         domain
-            The source that all samples are from, where the model can use that.
+            The source domain of all samples, for models that can use the domain label.
         batch
-            Samples that go through the network at once.
+            The number of samples that go through the network at once.
         """
-        number = self.domain_index(domain)
+        index = self.domain_index(domain)
         if batch < 1:
-            raise SpecError(f"batch={batch}: at least one sample")
-        if isinstance(what, np.ndarray | Tensor):
-            x = self.about.inputs.samples(what)
+            raise SpecError(f"batch={batch}: must be at least 1")
+        if isinstance(inputs, np.ndarray | Tensor):
+            x = self.about.inputs.to_samples(inputs)
             for start in range(0, len(x), batch):
                 rows = x[start : start + batch]
                 names = [f"[{start + i}]" for i in range(len(rows))]
-                yield from self._answers(FileBatch(names, [""] * len(rows), rows), number)
+                yield from self._predict_batch(FileBatch(names, [""] * len(rows), rows), index)
             return
-        files = find_files(_paths(what), self.about.inputs.suffixes)
+        files = find_files(_to_paths(inputs), self.about.inputs.suffixes)
         with progress("predicting", len(files)) as advance:
-            for portion in read_file_batches(self.about.inputs, files, batch):
-                yield from self._answers(portion, number)
-                advance(portion.files)
+            for file_batch in read_file_batches(self.about.inputs, files, batch):
+                yield from self._predict_batch(file_batch, index)
+                advance(file_batch.files_done)
 
     def domain_index(self, domain: str | None) -> int | None:
-        """The number of a source domain that the model can be told."""
+        """The index of a source domain; None for None."""
         if domain is None:
             return None
         if not self.domains:
-            raise SpecError(f"{self.about.name} cannot use a known domain; leave --domain out")
+            raise SpecError(f"{self.about.name} cannot use a domain label; leave --domain out")
         if domain not in self.domains:
-            raise SpecError(f"{self.about.name} knows no domain {domain!r}; "
-                            f"{hint(domain, self.domains)}")  # fmt: skip
+            raise SpecError(
+                f"{self.about.name} has no source domain {domain!r}; {hint(domain, self.domains)}"
+            )
         return self.domains.index(domain)
 
     def threshold(self, share: float) -> float:
         """The confidence below which this share of the samples of held-out domains lies."""
         if not 0 <= share <= 1:
-            raise SpecError(f"abstain={share:g}: a share of the predictions, from 0 to 1")
+            raise SpecError(f"abstain={share:g}: must be a share of the predictions, from 0 to 1")
         if self.about.calibration is None:
             raise SpecError(
-                f"{self.about.name}: nothing is known of unseen domains, so none can be marked; "
+                f"{self.about.name}: was never tested on held-out domains, so it cannot abstain; "
                 "fit it without --no-estimate"
             )
-        known = self.about.calibration.confidences
-        return float(np.interp(share, np.linspace(0, 1, len(known)), known))
+        quantiles = self.about.calibration.confidences
+        return float(np.interp(share, np.linspace(0, 1, len(quantiles)), quantiles))
 
     def logits_and_features(self, x: Tensor, domain: int | None = None) -> tuple[Tensor, Tensor]:
-        """What the network makes of stored samples: its outputs, and what its head takes."""
-        told = () if domain is None else (domain,)
-        with capture_features(self.module) as noted, torch.inference_mode():
-            logits = self.module(self._prepare(x).to(self.device), *told).float().cpu()
-        return logits, torch.cat(noted.features).float()
+        """The network's outputs for samples as stored, and the features that its head takes."""
+        label = () if domain is None else (domain,)
+        with capture_features(self.module) as captured, torch.inference_mode():
+            logits = self.module(self._prepare(x).to(self.device), *label).float().cpu()
+        return logits, torch.cat(captured.features).float()
 
-    def _answers(self, portion: FileBatch, domain: int | None) -> Iterator[Prediction]:
+    def _predict_batch(self, batch: FileBatch, domain: int | None) -> Iterator[Prediction]:
         rows: Iterator[tuple[Any, ...]] = iter(())
-        if portion.x is not None:
-            logits, features = self.logits_and_features(portion.x, domain)
+        if batch.x is not None:
+            logits, features = self.logits_and_features(batch.x, domain)
             probabilities = (logits.double() / self.temperature).softmax(dim=1)
             best = probabilities.max(dim=1)
-            distances, places = self._placed(features)
-            columns = (best.indices.tolist(), best.values.tolist(), distances, places)
+            columns = (best.indices.tolist(), best.values.tolist(), *self._distances(features))
             rows = zip(*columns, probabilities.tolist(), strict=True)
-        for name, error in zip(portion.names, portion.errors, strict=True):
+        for name, error in zip(batch.names, batch.errors, strict=True):
             if error:
                 yield Prediction(name, error=error)
                 continue
-            number, confidence, distance, place, every = next(rows)
+            index, confidence, distance, percentile, row = next(rows)
             if not math.isfinite(confidence):
-                # It would be an answer, and not even below a threshold.
+                # NaN is below no threshold, so it would pass for a confident prediction.
                 yield Prediction(name, error=OVERFLOW_MESSAGE)
                 continue
-            yield Prediction(name, self.classes[number], confidence, distance, place, tuple(every))
+            label = self.classes[index]
+            yield Prediction(name, label, confidence, distance, percentile, tuple(row))
 
-    def _placed(self, features: Tensor) -> tuple[list[Any], list[Any]]:
-        """The distances of samples and their percentiles, as far as they are known."""
-        nothing = [None] * len(features)
+    def _distances(self, features: Tensor) -> tuple[list[Any], list[Any]]:
+        """The distances of samples and their percentiles, or None where they are not known."""
+        unknown = [None] * len(features)
         if self.distances is None:
-            return nothing, nothing
-        found = self.distances(features).double().numpy()
+            return unknown, unknown
+        distances = self.distances(features).double().numpy()
         if self.about.calibration is None:
-            return found.tolist(), nothing
-        return found.tolist(), percentile_ranks(found, self.about.calibration.distances).tolist()
+            return distances.tolist(), unknown
+        percentiles = percentile_ranks(distances, self.about.calibration.distances)
+        return distances.tolist(), percentiles.tolist()
 
 
 def load(folder: str | Path, *, device: str | None = None) -> Model:
-    """The model in a folder that `fit` has written; nothing in the folder is run.
+    """Load the model in a folder that `fit` has written; no code from the folder is run.
 
-    `device` is where it computes, by default the CPU.
+    `device` is where the model computes, by default the CPU.
 
     Examples
     --------
     >>> import tempfile, afield
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     options = {"store": f"{place}/runs", "settings": {"steps": 20}, "estimate": False}
-    ...     fitted = afield.fit("spirals", "erm", f"{place}/model", **options)
-    ...     model = afield.load(f"{place}/model")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     options = {"store": f"{folder}/runs", "settings": {"steps": 20}, "estimate": False}
+    ...     fitted = afield.fit("spirals", "erm", f"{folder}/model", **options)
+    ...     model = afield.load(f"{folder}/model")
     >>> model.classes
     ('first', 'second')
     """
@@ -226,27 +234,28 @@ def load(folder: str | Path, *, device: str | None = None) -> Model:
     load_weights(module, weights, path / WEIGHTS_FILE)
     try:
         return Model(about, module, distances, device=device or "cpu")
-    # What torch raises for a device that it does not know, was not built for, or does not find.
+    # torch raises these for a device that is unknown, not built in, or not there.
     except (RuntimeError, AssertionError) as error:
         raise SpecError(
-            f"device {device!r} cannot be used ({str(error).splitlines()[0]}); give another, as cpu"
+            f"device {device!r} cannot be used ({str(error).splitlines()[0]}); give another, e.g. "
+            "cpu"
         ) from None
 
 
 def build_network(about: Description) -> nn.Module:
-    """The network that is described, with random weights; nothing is downloaded."""
-    told, shape = about.architecture, tuple(about.inputs.shape)
-    # The caller's random numbers stay as they are.
+    """Build the described network with random weights; nothing is downloaded."""
+    spec, shape = about.architecture, tuple(about.inputs.shape)
+    # The caller's random state is restored.
     with torch.random.fork_rng(devices=[]):
-        net: nn.Module = network(told.backbone, shape, len(about.classes), freeze_bn=told.freeze_bn)
-        if told.wrapper:
-            kind = registry.find("methods", told.wrapper)
-            method: Method = build(kind, with_neutral(kind, told.params))
+        net: nn.Module = network(spec.backbone, shape, len(about.classes), freeze_bn=spec.freeze_bn)
+        if spec.wrapper:
+            kind = registry.find("methods", spec.wrapper)
+            method: Method = build(kind, with_neutral(kind, spec.params))
             task = Task(
                 sources=about.sources,
                 classes=about.classes,
                 steps=1,
-                network=lambda outputs: network(told.backbone, shape, outputs),
+                network=lambda outputs: network(spec.backbone, shape, outputs),
                 optimizer=optimizer_factory("", lr=1e-3, weight_decay=0.0),
                 shape=shape,
             )
@@ -255,25 +264,26 @@ def build_network(about: Description) -> nn.Module:
 
 
 def load_weights(module: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
-    """Put the weights in, if they are those of this very network."""
-    own = module.state_dict()
-    missing = [name for name in own if name not in weights]
-    more = [name for name in weights if name not in own]
-    other = [name for name in own if name in weights and own[name].shape != weights[name].shape]
-    for names, told in ((missing, "lacks"), (more, "has besides"), (other, "has in another shape")):
+    """Load weights into a network; raise unless names and shapes are exactly the network's."""
+    state = module.state_dict()
+    missing = [name for name in state if name not in weights]
+    extra = [name for name in weights if name not in state]
+    other = [n for n in state if n in weights and state[n].shape != weights[n].shape]
+    problems = ((missing, "lacks"), (extra, "has in addition"), (other, "has in another shape"))
+    for names, problem in problems:
         if names:
             raise DataError(
                 f"{path}: not the weights of the network in {DESCRIPTION_FILE}; it "
-                f"{told} {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1)
+                f"{problem} {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1)
             )
     module.load_state_dict(weights)
 
 
-def _paths(what: Any) -> list[Path]:
-    if isinstance(what, str | Path):
-        return [Path(what)]
-    if isinstance(what, Iterable):
-        paths = list(what)
+def _to_paths(inputs: Any) -> list[Path]:
+    if isinstance(inputs, str | Path):
+        return [Path(inputs)]
+    if isinstance(inputs, Iterable):
+        paths = list(inputs)
         if all(isinstance(path, str | Path) for path in paths):
             return [Path(path) for path in paths]
     raise SpecError("give paths of files or folders, or one array of samples")

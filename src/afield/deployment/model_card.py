@@ -1,110 +1,104 @@
-"""The card of a model, in the form of Hugging Face: what it is, and what can be expected of it.
+"""The card of a model, in the format of Hugging Face: what it is, and what to expect of it.
 
-The honest number stands first: that for domains that were not trained on.
+The most important number comes first: the accuracy on domains that were not trained on.
 """
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
+
+from huggingface_hub import EvalResult, ModelCardData
 
 from afield.deployment.model_folder import Description, Estimate
 
 __all__ = ["render_card"]
 
-# So many classes, or domains, are named.
+# The largest number of classes, or domains, that are listed by name.
 MAX_NAMES = 30
 
 
 def render_card(about: Description) -> str:
-    """README.md: facts for programs, then the same for people."""
-    parts = [
-        _front(about),
+    """Render README.md: metadata for programs, then a description for people."""
+    sections = [
+        f"---\n{_metadata(about).to_yaml()}\n---",
         f"# {about.name}",
-        _first(about),
-        _trust(about),
-        _use(about),
-        _made(about),
+        _accuracy(about),
+        _confidence(about),
+        _usage(about),
+        _training(about),
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(sections) + "\n"
 
 
-def _front(about: Description) -> str:
-    """YAML; strings are written as JSON has them, which is YAML as well."""
+def _metadata(about: Description) -> ModelCardData:
+    """The facts at the head of the card, which the Hugging Face hub reads."""
     task = about.inputs.modality.task
-    lines = [
-        "---",
-        f"license: {json.dumps(about.licence or 'unknown')}",
-        "library_name: afield",
-        f"pipeline_tag: {task}",
-        "tags:",
-        "- domain-generalization",
-        *(f"- {json.dumps(word)}" for word in _tags(about)),
-    ]
     dataset = about.run.dataset if about.run else ""
-    if dataset:
-        lines += ["datasets:", f"- {_quoted(dataset)}"]
+    results = None
     if about.estimate:
-        lines += [
-            "metrics:",
-            "- accuracy",
-            "model-index:",
-            f"- name: {_quoted(about.name)}",
-            "  results:",
-            f"  - task:\n      type: {task}",
-            f"    dataset:\n      name: {_quoted(f'{dataset}, domains not trained on')}",
-            f"      type: {_quoted(dataset)}",
-            "    metrics:",
-            f"    - type: accuracy\n      value: {about.estimate.accuracy:.4f}",
-            "      name: mean accuracy on unseen domains",
-        ]
-    return "\n".join([*lines, "---"])
+        result = EvalResult(
+            task_type=task,
+            dataset_name=f"{dataset}, domains not trained on",
+            dataset_type=dataset,
+            metric_type="accuracy",
+            metric_value=round(about.estimate.accuracy, 4),
+            metric_name="mean accuracy on unseen domains",
+        )
+        results = [result]
+    return ModelCardData(
+        license=about.license or "unknown",
+        library_name="afield",
+        pipeline_tag=task,
+        tags=["domain-generalization", *_tags(about)],
+        datasets=[dataset] if dataset else None,
+        metrics=["accuracy"] if results else None,
+        model_name=about.name if results else None,
+        eval_results=results,
+    )
 
 
 def _tags(about: Description) -> list[str]:
-    words = ["merged"] if about.merged else []
+    tags = ["merged"] if about.merged else []
     if about.run:
-        words += [about.run.method] + [about.run.average] * (about.run.average != "last")
-    return words
+        tags += [about.run.method] + [about.run.average] * (about.run.average != "last")
+    return tags
 
 
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _first(about: Description) -> str:
-    """The number that people look for, or that there is none."""
-    found = about.estimate
-    if found is None:
+def _accuracy(about: Description) -> str:
+    """The accuracy on unseen domains, or that there is no estimate of it."""
+    estimate = about.estimate
+    if estimate is None:
         return (
-            "**Unseen domains: not estimated.** How this model does on a domain that it was not "
-            "trained on is not known. Accuracy on the domains that it was trained on says little "
-            "about that."
+            "**Unseen domains: not estimated.** The accuracy of this model on a domain that it was "
+            "not trained on is unknown. The accuracy on its training domains says little about it."
         )
     error = ""
-    if found.stderr is not None:
-        error = f" ± {100 * found.stderr:.1f} (standard error over {found.trials} trials)"
-    told = (
-        f"**Unseen domains: {100 * found.accuracy:.1f} %{error} accuracy.** That is the mean over "
-        "domains that were left out of training; on the worst of them it was "
-        f"{100 * found.worst:.1f} %, on domains that were trained on "
-        f"{100 * found.in_domain:.1f} %."
+    if estimate.stderr is not None:
+        error = f" ± {100 * estimate.stderr:.1f} (standard error over {estimate.trials} trials)"
+    text = (
+        f"**Unseen domains: {100 * estimate.accuracy:.1f} %{error} accuracy.** This is the mean "
+        "over domains that were left out of training. The accuracy on the worst of them was "
+        f"{100 * estimate.worst:.1f} %, and {100 * estimate.in_domain:.1f} % on domains that were "
+        "trained on. The numbers are from models that were trained in the same way on fewer "
+        "domains; this model was trained on all domains, so none is left to measure it on."
     )
-    trained = " The models measured were trained in the same way, on fewer domains; this one was "
-    told += trained + "trained on all of them, so there was nothing left to measure it on."
-    if found.stderr is None:
-        told += " There was one trial: how much another would differ is not known."
-    if found.recipes > 1:
-        told += (
-            f" **This recipe was chosen among {found.recipes} by just these numbers, so they are a "
-            "little too good.**"
+    if estimate.stderr is None:
+        text += " There was only one trial, so the variation between trials is unknown."
+    if estimate.recipes > 1:
+        text += (
+            f" **This recipe was chosen among {estimate.recipes} by these very numbers, so they "
+            "are slightly too optimistic.**"
         )
-    return "\n\n".join([told, _table(found)])
+    return f"{text}\n\n{_domain_table(estimate)}"
 
 
-def _table(found: Estimate) -> str:
-    rows = [f"| {_cell(name)} | {100 * value:.1f} |" for name, value in found.domains.items()]
+def _domain_table(estimate: Estimate) -> str:
+    rows = [f"| {_cell(name)} | {100 * value:.1f} |" for name, value in estimate.domains.items()]
     if len(rows) > MAX_NAMES:
-        spread = 100 * (found.spread or 0.0)
-        return f"{len(rows)} domains were held out; their standard deviation is {spread:.1f}."
+        spread = 100 * (estimate.spread or 0.0)
+        return (
+            f"{len(rows)} domains were held out; the standard deviation of their accuracies is "
+            f"{spread:.1f}."
+        )
     return "\n".join(["| domain left out | accuracy (%) |", "| --- | --- |", *rows])
 
 
@@ -112,69 +106,76 @@ def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
 
 
-def _trust(about: Description) -> str:
-    found = about.calibration
-    if found is None:
+def _confidence(about: Description) -> str:
+    calibration = about.calibration
+    if calibration is None:
         return (
-            "## How surely\n\nConfidences are not calibrated (temperature 1), and no share of the "
-            "predictions can be marked for a person."
+            "## Confidence\n\nConfidences are not calibrated (temperature 1), and `--abstain` "
+            "cannot mark predictions for review."
         )
     return (
-        "## How surely\n\n"
-        f"Confidences are calibrated for unseen domains: temperature {found.temperature:.3g}, "
-        f"fitted on {found.samples:,} samples of domains that were left out, each read by a model "
-        f"that had not seen its domain. The expected calibration error there went from "
-        f"{100 * found.error_before:.1f} % to {100 * found.error_after:.1f} %. "
-        f"`distance` is how far a sample lies from the sources in the network's features, "
-        "`percentile` where that lies among samples of left-out domains: near 100, it is further "
-        "away than nearly all that was ever looked at. A confidence is worth what the left-out "
-        "domains are worth as examples of yours."
+        "## Confidence\n\n"
+        "Confidences are calibrated for unseen domains. The temperature "
+        f"{calibration.temperature:.3g} was fitted on {calibration.samples:,} samples of left-out "
+        "domains, each predicted by a model that was not trained on its domain. There, the "
+        f"expected calibration error changed from {100 * calibration.error_before:.1f} % to "
+        f"{100 * calibration.error_after:.1f} %. A confidence is only as reliable as the left-out "
+        "domains are typical of your data.\n\n"
+        "`distance` is how far a sample is from the training domains in the network's features. "
+        "`percentile` is the rank of that distance among samples of left-out domains: near 100, "
+        "the sample is farther away than nearly all of them."
     )
 
 
-def _use(about: Description) -> str:
+def _usage(about: Description) -> str:
     example = about.inputs.modality.example
     return (
-        "## Use\n\n"
-        f"    afield predict . {example} --out predictions.csv --abstain 0.1\n\n"
+        "## Usage\n\n"
+        f"```bash\nafield predict . {example} --out predictions.csv --abstain 0.1\n```\n\n"
         "```python\nimport afield\n\n"
-        'model = afield.load("path/to/this/folder")      # runs no code from it\n'
+        'model = afield.load("path/to/this/folder")  # runs no code from the folder\n'
         f'model.predict(["{example.replace("*", "1")}"])\n```\n\n'
-        f"It takes {about.inputs.told}."
+        f"The model takes {about.inputs.summary}."
     )
 
 
-def _made(about: Description) -> str:
-    classes = ", ".join(about.classes[:MAX_NAMES]) + ", …" * (len(about.classes) > MAX_NAMES)
-    sources = ", ".join(about.sources[:MAX_NAMES]) + ", …" * (len(about.sources) > MAX_NAMES)
-    told = [
-        f"- classes ({len(about.classes)}): {_cell(classes)}",
-        f"- trained on ({len(about.sources)} domains): {_cell(sources)}",
+def _training(about: Description) -> str:
+    facts = [
+        f"- classes ({len(about.classes)}): {_join_names(about.classes)}",
+        f"- training domains ({len(about.sources)}): {_join_names(about.sources)}",
         f"- network: `{about.architecture.backbone}`, inputs of "
         f"{' × '.join(map(str, about.inputs.shape))}",
     ]
     if about.merged:
-        told.append(f"- merged: {_merged(about)}")
+        facts.append(f"- merged: {_merge_fact(about)}")
     if about.run:
         run = about.run
-        start = {"": "random weights", "hub": "the hub's weights"}
-        first = start.get(run.weights, Path(run.weights).name)
-        average = f", average `{run.average}`" if run.average != "last" else ""
-        told.append(
-            f"- {'like ' if about.merged else ''}method `{run.method}`{average}, {run.steps} steps "
-            f"of {run.batch} samples a domain, learning rate {run.lr:g}, from {first}"
+        start = {"": "random weights", "hub": "pretrained weights from the hub"}
+        weights = start.get(run.weights, Path(run.weights).name)
+        average = f", weight averaging `{run.average}`" if run.average != "last" else ""
+        facts.append(
+            f"- {'trained like ' if about.merged else ''}method `{run.method}`{average}, "
+            f"{run.steps} steps of {run.batch} samples per domain, learning rate {run.lr:g}, "
+            f"starting from {weights}"
         )
-    versions = ", ".join(f"{name} {value}" for name, value in about.versions.items()
-                         if name != "code")  # fmt: skip
-    told.append(f"- made with {versions}")
-    return "## How it was made\n\n" + "\n".join(told) + f"\n\nAgain:\n\n    {about.command}"
-
-
-def _merged(about: Description) -> str:
-    found = about.merged
-    params = ", ".join(f"{name}={value}" for name, value in found.get("params", {}).items())
+    packages = [f"{name} {value}" for name, value in about.versions.items() if name != "code"]
+    facts.append(f"- made with {', '.join(packages)}")
     return (
-        f"`{found.get('merge')}`{f' ({params})' if params else ''} of "
-        f"{len(found.get('experts', ()))} models, scale {found.get('scale')}, without data; what "
-        "is known of the models that went in is not known of this one"
+        "## How it was made\n\n"
+        + "\n".join(facts)
+        + f"\n\nTo make it again:\n\n```bash\n{about.command}\n```"
+    )
+
+
+def _join_names(names: Sequence[str]) -> str:
+    return _cell(", ".join(names[:MAX_NAMES]) + ", …" * (len(names) > MAX_NAMES))
+
+
+def _merge_fact(about: Description) -> str:
+    merged = about.merged
+    params = ", ".join(f"{name}={value}" for name, value in merged.get("params", {}).items())
+    return (
+        f"`{merged.get('merge')}`{f' ({params})' if params else ''} of "
+        f"{len(merged.get('experts', ()))} models, scale {merged.get('scale')}, without data; "
+        "estimates for the merged models do not apply to this one"
     )

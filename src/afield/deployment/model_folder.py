@@ -1,14 +1,14 @@
-"""The folder of a model in use: it needs nothing else, and nothing in it is ever run.
+"""The model folder: all that is needed to use a model, and no code.
 
     model.safetensors      the weights, as a plain state dict
-    distance.safetensors   where the sources lie in its features (see `distances`), if that is known
-    model.json             all else: `Description`
-    README.md              the same for people (see `model_card`)
+    distance.safetensors   where the sources lie in its features (see `distances`), if known
+    model.json             everything else: `Description`
+    README.md              the model card, the same for people (see `model_card`)
 
-It is written beside its place and renamed: whole or not there. Of a folder that is read, the hashes
-of both files of tensors must be those in model.json; that tells of accidents, and of whoever has
-changed a file and not its hash. Whoever changes both still cannot have code run: only JSON and
-safetensors are read, and the network is one of ours, built by its name.
+The folder is written under a temporary name and renamed, so it is complete or absent. When it is
+read, the hashes of both safetensors files must be those in model.json. That detects accidents, and
+files that were changed without their hash. Even if both are changed, no code can run: only JSON and
+safetensors are read, and the network is one of afield's, built by its name.
 """
 
 import json
@@ -17,9 +17,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
@@ -50,15 +50,15 @@ DESCRIPTION_FILE, WEIGHTS_FILE, DISTANCES_FILE, CARD_FILE = (
     "distance.safetensors",
     "README.md",
 )
-# No description of ours comes near to so many bytes.
+# Far more than any valid description.
 MAX_DESCRIPTION_BYTES = 64 * 2**20
-# Files of weights that only unpickling could read.
+# Suffixes of weights that can only be read by unpickling.
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """The network: its backbone, and the method that has put it in a wrapper, where one has."""
+    """The network: its backbone, and the method whose wrapper it is in, if any."""
 
     backbone: str
     freeze_bn: bool = False
@@ -68,11 +68,13 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is to be expected of a domain that was not trained on, each left out in turn.
+    """The accuracy to expect on unseen domains, from runs with domains held out.
 
-    `domains` has the accuracy on each, a mean over trials; `accuracy` and `worst` are taken within
-    a trial and averaged. `stderr` is that of `accuracy` over trials, `spread` the deviation over
-    domains. `recipes` are as many as were compared by just these numbers, where some were.
+    `domains` has the accuracy on each held-out domain, averaged over trials. `accuracy` and `worst`
+    are the mean and the minimum over domains within a trial, averaged over trials. `in_domain` is
+    the accuracy on the source domains. `stderr` is the standard error of `accuracy` over trials,
+    `spread` the standard deviation over domains. `recipes` is the number of recipes among which
+    this one was chosen by these numbers.
     """
 
     accuracy: float
@@ -87,10 +89,11 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What held-out domains say of confidence and distance, each read by a model without it.
+    """Confidence and distance on held-out domains, each from a model that was not trained on it.
 
-    The quantiles go from least to most in equal steps; domains have the same weight. Of the errors
-    one is with temperature 1, the other with the temperature that was fitted, on the same samples.
+    `confidences` and `distances` are quantiles in equal steps, from the smallest to the largest;
+    domains have the same weight. `error_before` is the expected calibration error with temperature
+    1, `error_after` with the fitted temperature, on the same samples.
     """
 
     temperature: float
@@ -101,20 +104,21 @@ class Calibration:
     error_after: float
 
     def __post_init__(self) -> None:
-        least, most = TEMPERATURE_RANGE
-        if not 0.99 * least <= self.temperature <= 1.01 * most:
-            raise SpecError(f"temperature={self.temperature}: must be between {least} and {most}")
-        for known in (self.confidences, self.distances):
-            if len(known) < 2 or not all(map(math.isfinite, known)) or list(known) != sorted(known):
-                raise SpecError("quantiles must be two numbers or more, from least to most")
+        low, high = TEMPERATURE_RANGE
+        if not 0.99 * low <= self.temperature <= 1.01 * high:
+            raise SpecError(f"temperature={self.temperature}: must be between {low} and {high}")
+        for values in (self.confidences, self.distances):
+            finite = all(map(math.isfinite, values))
+            if len(values) < 2 or not finite or list(values) != sorted(values):
+                raise SpecError("quantiles must be at least two numbers in rising order")
 
 
 @dataclass(frozen=True)
 class Description:
-    """All that is known of a model.
+    """All that is known about a model; the content of model.json.
 
-    `run` is the training (without where data and first weights lay), `merged` how the weights were
-    made of others where they were, `files` the SHA-256 of the files of tensors.
+    `run` is the training, without the paths of data and initial weights. `merged` says how the
+    weights were merged from others, if they were. `files` has the SHA-256 of the safetensors files.
     """
 
     name: str
@@ -126,7 +130,7 @@ class Description:
     command: str
     run: Run | None = None
     merged: Mapping[str, Any] = field(default_factory=dict)
-    licence: str = ""
+    license: Annotated[str, Field(alias="licence")] = ""
     estimate: Estimate | None = None
     calibration: Calibration | None = None
     files: Mapping[str, str] = field(default_factory=dict)
@@ -134,35 +138,35 @@ class Description:
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2 or len(set(self.classes)) != len(self.classes):
-            raise SpecError("classes must be two or more, each once")
+            raise SpecError("classes must be at least two different names")
 
 
 _DESCRIPTION = TypeAdapter(Description)
 
 
 def is_model_folder(path: Path) -> bool:
-    """Whether this looks like a folder that `write_model` has written."""
+    """Whether a path looks like a folder that `write_model` has written."""
     try:
-        told = json.loads((path / DESCRIPTION_FILE).read_text(encoding="utf-8"))
-        return isinstance(told, dict) and {"format", "architecture", "files"} <= told.keys()
+        content = json.loads((path / DESCRIPTION_FILE).read_text(encoding="utf-8"))
+        return isinstance(content, dict) and {"format", "architecture", "files"} <= content.keys()
     except (OSError, ValueError, RecursionError):
         return False
 
 
 def check_output_folder(out: Path, *, overwrite: bool = False) -> None:
-    """Refuse a place where something would be lost, before any work."""
+    """Raise before any work if a model cannot be written there, or something would be lost."""
     if out.name in ("", ".."):
-        raise SpecError(f"{out}: has no name of its own to be written under; give a new folder")
+        raise SpecError(f"{out}: not the name of a folder; give a new folder")
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise SpecError(f"{out}: is a file or a link; give a folder to write the model to")
     if out.exists() and any(out.iterdir()):
         if not is_model_folder(out):
-            raise SpecError(f"{out}: is there, and not the folder of a model; give a new one")
+            raise SpecError(f"{out}: exists and is not a model folder; give a new folder")
         if not overwrite:
-            raise SpecError(f"{out}: is there already; give a new folder, or --force to replace it")
-    there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
-    if not os.access(there, os.W_OK):
-        raise SpecError(f"{out}: cannot be written (no permission); give another place")
+            raise SpecError(f"{out}: exists already; give a new folder, or --force to replace it")
+    existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if not os.access(existing, os.W_OK):
+        raise SpecError(f"{out}: cannot be written (no permission); give another folder")
 
 
 def write_model(
@@ -174,108 +178,105 @@ def write_model(
     *,
     overwrite: bool = False,
 ) -> Description:
-    """Write the folder, whole or not at all; returns the description with its hashes."""
+    """Write a complete model folder or nothing; return the description with its hashes."""
     check_output_folder(out, overwrite=overwrite)
     tensors = {WEIGHTS_FILE: {name: value.cpu().contiguous() for name, value in weights.items()}}
     if distances is not None:
         tensors[DISTANCES_FILE] = distances.tensors()
     try:
-        with atomic_write(out, durable=True) as part:
-            part.mkdir()
+        with atomic_write(out, durable=True) as folder:
+            folder.mkdir()
             for name, content in tensors.items():
-                (part / name).write_bytes(save(content, metadata={"format": "pt"}))
-            told = _with_hashes(description, {name: sha256(part / name) for name in tensors})
-            text = json.dumps(_DESCRIPTION.dump_python(told, mode="json"), indent=1)
-            (part / DESCRIPTION_FILE).write_text(text + "\n", encoding="utf-8")
-            (part / CARD_FILE).write_text(card, encoding="utf-8")
+                (folder / name).write_bytes(save(content, metadata={"format": "pt"}))
+            hashed = replace(description, files={name: sha256(folder / name) for name in tensors})
+            fields = _DESCRIPTION.dump_python(hashed, mode="json", by_alias=True)
+            text = json.dumps(fields, indent=1) + "\n"
+            (folder / DESCRIPTION_FILE).write_text(text, encoding="utf-8")
+            (folder / CARD_FILE).write_text(card, encoding="utf-8")
     except OSError as error:
         raise SpecError(
-            f"{out}: cannot be written ({error.strerror}); give another place"
+            f"{out}: cannot be written ({error.strerror}); give another folder"
         ) from None
-    return told
+    return hashed
 
 
 def read_model(folder: Path) -> tuple[Description, dict[str, Tensor], Distances | None]:
-    """What is in the folder of a model, checked; nothing in it is run."""
+    """Read and check the description, weights and distances of a model; no code is run."""
     if not folder.is_dir():
-        raise DataError(f"{folder}: no folder of a model there; `afield fit … --out` writes one")
+        raise DataError(f"{folder}: no such model folder; `afield fit … --out` writes one")
     description = read_description(folder)
     if WEIGHTS_FILE not in description.files:
         raise DataError(
-            f"{folder / DESCRIPTION_FILE}: no hash of {WEIGHTS_FILE} in it; get the folder anew"
+            f"{folder / DESCRIPTION_FILE}: has no hash of {WEIGHTS_FILE}; get the folder again"
         )
-    weights = _tensors(folder, WEIGHTS_FILE, description.files[WEIGHTS_FILE])
+    weights = _read_tensors(folder, WEIGHTS_FILE, description.files[WEIGHTS_FILE])
     if DISTANCES_FILE not in description.files:
         return description, weights, None
-    found = _tensors(folder, DISTANCES_FILE, description.files[DISTANCES_FILE])
-    return description, weights, _distances(folder / DISTANCES_FILE, found)
+    tensors = _read_tensors(folder, DISTANCES_FILE, description.files[DISTANCES_FILE])
+    return description, weights, _to_distances(folder / DISTANCES_FILE, tensors)
 
 
 def read_description(folder: Path) -> Description:
-    """What the folder of a model says of it, checked."""
-    path = _inside(folder, DESCRIPTION_FILE)
+    """Read and check the description in a model folder."""
+    path = _file_inside(folder, DESCRIPTION_FILE)
     if path.stat().st_size > MAX_DESCRIPTION_BYTES:
-        raise DataError(f"{path}: too large to describe a model; get the folder anew")
+        raise DataError(f"{path}: too large to describe a model; get the folder again")
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not readable JSON ({error}); get the folder anew") from None
-    version = told.get("format") if isinstance(told, dict) else None
+        raise DataError(f"{path}: not readable JSON ({error}); get the folder again") from None
+    version = content.get("format") if isinstance(content, dict) else None
     if version != FORMAT_VERSION:
         later = isinstance(version, int) and version > FORMAT_VERSION
-        what = (
-            f"of format {version}, by a later afield" if later else "not the model.json of afield"
-        )
-        raise DataError(f"{path}: {what}; this one reads format {FORMAT_VERSION}")
+        problem = f"has format {version}, from a later afield" if later else "not from afield"
+        raise DataError(f"{path}: {problem}; this version reads format {FORMAT_VERSION}")
     try:
-        return _DESCRIPTION.validate_python(told)
+        return _DESCRIPTION.validate_python(content)
     except (ValidationError, RecursionError) as error:
         reason = str(error)
         if isinstance(error, ValidationError):
             first = error.errors()[0]
-            reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise DataError(f"{path}: not a description of a model ({reason})") from None
+            field_name = ".".join(map(str, first["loc"]))
+            message = first["msg"].removeprefix("Value error, ")
+            reason = f"{field_name}: {message}" if field_name else message
+        raise DataError(f"{path}: not a valid description of a model ({reason})") from None
 
 
-def _tensors(folder: Path, name: str, known: str) -> dict[str, Tensor]:
-    path = _inside(folder, name)
+def _read_tensors(folder: Path, name: str, expected_hash: str) -> dict[str, Tensor]:
+    path = _file_inside(folder, name)
     try:
-        if sha256(path) != known:
-            raise DataError(
-                f"{path}: not the file that {DESCRIPTION_FILE} tells of (another SHA-256): it "
-                "was changed or "
-                "cut short; get the folder anew"
-            )
-        found = load_file(path)
+        unchanged = sha256(path) == expected_hash
+        tensors = load_file(path) if unchanged else {}
     except (OSError, SafetensorError) as error:
         raise DataError(
-            f"{path}: not readable safetensors ({error}); nothing else is read"
+            f"{path}: not readable safetensors ({error}), and no other format is read"
         ) from None
-    bad = next((key for key, value in found.items() if not value.isfinite().all()), None)
+    if not unchanged:
+        raise DataError(
+            f"{path}: its SHA-256 is not the one in {DESCRIPTION_FILE}, so it was changed or cut "
+            "short; get the folder again"
+        )
+    bad = next((key for key, value in tensors.items() if not value.isfinite().all()), None)
     if bad is not None:
         raise DataError(f"{path}: NaN or infinity in {bad}; fit the model again")
-    return found
+    return tensors
 
 
-def _distances(path: Path, tensors: Mapping[str, Tensor]) -> Distances:
+def _to_distances(path: Path, tensors: Mapping[str, Tensor]) -> Distances:
     shapes = {name: tuple(value.shape) for name, value in tensors.items()}
-    centres, whitening = shapes.get("centres", ()), shapes.get("whitening", ())
-    if len(centres) != 2 or whitening != (centres[1], centres[1]) or not centres[0]:
-        raise DataError(f"{path}: not the distances of a model; get the folder anew")
+    centers, whitening = shapes.get("centres", ()), shapes.get("whitening", ())
+    if len(centers) != 2 or whitening != (centers[1], centers[1]) or not centers[0]:
+        raise DataError(f"{path}: not the distances of a model; get the folder again")
     return Distances.from_tensors(tensors)
 
 
-def _inside(folder: Path, name: str) -> Path:
-    """A file of the folder itself: a link must not lead elsewhere."""
+def _file_inside(folder: Path, name: str) -> Path:
+    """The path of a file in the folder, which must not be a link to a file elsewhere."""
     path = folder / name
     if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
         raise DataError(f"{path}: a link that leads out of the folder; put the file itself there")
     if not path.is_file():
-        there = next((file for file in folder.iterdir() if file.suffix in PICKLE_SUFFIXES), None)
-        more = f" ({there.name} is not read: it could run code)" if there else ""
-        raise DataError(f"{folder}: no {name} in it{more}; give the folder of a model of afield")
+        pickled = next((file for file in folder.iterdir() if file.suffix in PICKLE_SUFFIXES), None)
+        note = f" ({pickled.name} is not read: it could run code)" if pickled else ""
+        raise DataError(f"{folder}: no {name} in it{note}; give a model folder of afield")
     return path
-
-
-def _with_hashes(description: Description, hashes: Mapping[str, str]) -> Description:
-    return replace(description, files=hashes)

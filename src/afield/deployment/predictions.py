@@ -1,8 +1,8 @@
-"""Predictions as CSV, JSON lines or Parquet: one row a sample, written as they come.
+"""Predictions as CSV, JSON lines or Parquet: one row per sample, written as they arrive.
 
     file, class, confidence, distance, percentile, [abstain,] error [, a column for every class]
 
-A file is there at the end whole, or not at all.
+An output file is complete or absent.
 """
 
 import csv
@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,11 @@ from afield.files import atomic_write
 __all__ = ["OUTPUT_SUFFIXES", "Columns", "check_output_file", "csv_lines", "write_predictions"]
 
 OUTPUT_SUFFIXES = (".csv", ".jsonl", ".parquet")
-# What a spreadsheet would take for a formula.
+# A spreadsheet takes text that starts with one of these for a formula.
 FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r")
-# The percentile of what lies further away than all that was held out.
+# The percentile of a sample that is farther from the sources than any held-out sample.
 OUT_OF_RANGE_PERCENTILE = 100
-# Rows of a Parquet file that are written at once.
+# The number of rows of a Parquet file that are written at once.
 ROW_GROUP_SIZE = 4096
 
 Row = dict[str, Any]
@@ -33,10 +34,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns there are: with `threshold`, whether to abstain; with `classes`, one for each.
+    """The columns of a table of predictions.
 
-    To abstain from is a prediction whose confidence is below the threshold, and one that lies
-    further from the sources than all that was held out: no confidence was ever measured there.
+    `threshold` adds the column abstain, and `classes` a column of probabilities for each class.
+    Abstain if the confidence is below the threshold, or if the sample is farther from the sources
+    than any held-out sample: confidences were never tested there.
     """
 
     threshold: float | None = None
@@ -44,14 +46,14 @@ class Columns:
 
     @property
     def names(self) -> list[str]:
-        """In their order."""
+        """The names of the columns, in order."""
         abstain = [] if self.threshold is None else ["abstain"]
-        own = ["file", "class", "confidence", "distance", "percentile", *abstain, "error"]
-        return [*own, *(f"p({name})" for name in self.classes)]
+        fixed = ["file", "class", "confidence", "distance", "percentile", *abstain, "error"]
+        return [*fixed, *(f"p({name})" for name in self.classes)]
 
     def row(self, prediction: Prediction) -> Row:
-        """One prediction, under the names of the columns."""
-        found: Row = {
+        """The cells of one prediction, by column name."""
+        row: Row = {
             "file": safe_name(prediction.file),
             "class": prediction.label or None,
             "confidence": prediction.confidence,
@@ -59,23 +61,23 @@ class Columns:
             "percentile": prediction.percentile,
         }
         if self.threshold is not None:
-            found["abstain"] = self._abstain(prediction, self.threshold)
-        found["error"] = prediction.error or None
-        every = prediction.probabilities or [None] * len(self.classes)
-        pairs = zip(self.classes, every, strict=False)
-        return {**found, **{f"p({name})": value for name, value in pairs}}
+            row["abstain"] = _abstain(prediction, self.threshold)
+        row["error"] = prediction.error or None
+        probabilities = prediction.probabilities or [None] * len(self.classes)
+        pairs = zip(self.classes, probabilities, strict=False)
+        return {**row, **{f"p({name})": value for name, value in pairs}}
 
-    def _abstain(self, prediction: Prediction, threshold: float) -> bool | None:
-        if prediction.confidence is None:
-            return None
-        beyond = (
-            prediction.percentile is not None and prediction.percentile >= OUT_OF_RANGE_PERCENTILE
-        )
-        return beyond or prediction.confidence < threshold
+
+def _abstain(prediction: Prediction, threshold: float) -> bool | None:
+    if prediction.confidence is None:
+        return None
+    percentile = prediction.percentile
+    out_of_range = percentile is not None and percentile >= OUT_OF_RANGE_PERCENTILE
+    return out_of_range or prediction.confidence < threshold
 
 
 def safe_name(file: str) -> str:
-    """A file's name that can be written, and that no spreadsheet takes for a formula.
+    """Make a file name encodable, and safe from being taken for a formula by a spreadsheet.
 
     >>> safe_name("=1+1.png")
     './=1+1.png'
@@ -85,9 +87,11 @@ def safe_name(file: str) -> str:
 
 
 def check_output_file(out: Path) -> None:
-    """Refuse what cannot be written, before any work."""
+    """Raise before any work if predictions cannot be written to a file."""
     if out.suffix not in OUTPUT_SUFFIXES:
-        raise SpecError(f"{out}: predictions are one of {', '.join(OUTPUT_SUFFIXES)}; name it so")
+        raise SpecError(
+            f"{out}: unknown format of predictions; use a suffix of {', '.join(OUTPUT_SUFFIXES)}"
+        )
     if out.is_dir():
         raise SpecError(f"{out}: is a folder; give a file to write")
     if out.suffix == ".parquet":
@@ -95,13 +99,13 @@ def check_output_file(out: Path) -> None:
 
 
 def write_predictions(predictions: Iterable[Prediction], out: Path, columns: Columns) -> None:
-    """Write all rows to a file of the form that its name says."""
+    """Write predictions to a file, in the format of its suffix."""
     check_output_file(out)
-    writer = {".csv": _csv, ".jsonl": _json_lines, ".parquet": _parquet}[out.suffix]
+    writers = {".csv": _write_csv, ".jsonl": _write_json_lines, ".parquet": _write_parquet}
     rows = (columns.row(prediction) for prediction in predictions)
     try:
-        with atomic_write(out, durable=True) as part:
-            writer(rows, part, columns)
+        with atomic_write(out, durable=True) as temporary:
+            writers[out.suffix](rows, temporary, columns)
     except OSError as error:
         raise SpecError(
             f"{out}: cannot be written ({error.strerror}); give another --out"
@@ -109,17 +113,17 @@ def write_predictions(predictions: Iterable[Prediction], out: Path, columns: Col
 
 
 def csv_lines(rows: Iterable[Row], columns: Columns) -> Iterator[str]:
-    """The lines of a CSV, its head first."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    for cells in _with_head(rows, columns.names):
+    """The lines of a CSV file, starting with its header."""
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer, lineterminator="\n")
+    for cells in _with_header(rows, columns.names):
         writer.writerow(cells)
-        yield text.getvalue()
-        text.seek(0)
-        text.truncate()
+        yield buffer.getvalue()
+        buffer.seek(0)
+        buffer.truncate()
 
 
-def _with_head(rows: Iterable[Row], names: Sequence[str]) -> Iterator[list[Any]]:
+def _with_header(rows: Iterable[Row], names: Sequence[str]) -> Iterator[list[Any]]:
     yield list(names)
     for row in rows:
         yield [_cell(row[name]) for name in names]
@@ -131,35 +135,30 @@ def _cell(value: Any) -> Any:
     return f"{value:.8g}" if isinstance(value, float) else value
 
 
-def _csv(rows: Iterable[Row], part: Path, columns: Columns) -> None:
-    with part.open("w", encoding="utf-8", newline="") as file:
+def _write_csv(rows: Iterable[Row], path: Path, columns: Columns) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
         file.writelines(csv_lines(rows, columns))
 
 
-def _json_lines(rows: Iterable[Row], part: Path, columns: Columns) -> None:
+def _write_json_lines(rows: Iterable[Row], path: Path, columns: Columns) -> None:
     del columns
-    with part.open("w", encoding="utf-8", newline="") as file:
+    with path.open("w", encoding="utf-8", newline="") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def _parquet(rows: Iterable[Row], part: Path, columns: Columns) -> None:
+def _write_parquet(rows: Iterable[Row], path: Path, columns: Columns) -> None:
     arrow, parquet = _pyarrow()
-    kinds: Mapping[str, Callable[[], Any]] = {
+    types: Mapping[str, Callable[[], Any]] = {
         "file": arrow.string,
         "class": arrow.string,
         "error": arrow.string,
         "abstain": arrow.bool_,
     }
-    schema = arrow.schema([(name, kinds.get(name, arrow.float64)()) for name in columns.names])
-    with parquet.ParquetWriter(part, schema) as writer:
-        waiting: list[Row] = []
-        for row in rows:
-            waiting.append(row)
-            if len(waiting) == ROW_GROUP_SIZE:
-                writer.write_table(arrow.Table.from_pylist(waiting, schema=schema))
-                waiting = []
-        if waiting:
-            writer.write_table(arrow.Table.from_pylist(waiting, schema=schema))
+    schema = arrow.schema([(name, types.get(name, arrow.float64)()) for name in columns.names])
+    remaining = iter(rows)
+    with parquet.ParquetWriter(path, schema) as writer:
+        while group := list(islice(remaining, ROW_GROUP_SIZE)):
+            writer.write_table(arrow.Table.from_pylist(group, schema=schema))
 
 
 def _pyarrow() -> tuple[Any, Any]:
@@ -168,6 +167,6 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow.parquet
     except ImportError as error:
         raise SpecError(
-            f"Parquet: the package pyarrow is needed ({error}); pip install 'afield[parquet]'"
+            f"Parquet needs the package pyarrow ({error}); pip install 'afield[parquet]'"
         ) from None
     return pyarrow, pyarrow.parquet

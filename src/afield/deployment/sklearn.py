@@ -1,11 +1,11 @@
-"""Domain generalization as a classifier of scikit-learn, for arrays in memory.
+"""Domain generalization as a scikit-learn classifier, for arrays in memory.
 
     clf = DomainClassifier("vrex", random_state=0).fit(X, y, domains=hospital)
     cross_val_score(clf, X, y, cv=LeaveOneGroupOut(), params={"groups": h, "domains": h})
 
-Training is that of `afield train` on all domains, with the same loop and the same choice: a fifth
-of every domain validates, and the weights at the checkpoint that is best there are kept. Nothing is
-written to disk.
+Training is that of `afield train` on all domains, with the same loop and the same selection: a
+fifth of every domain is its validation split, and the weights of the checkpoint with the best
+validation accuracy are kept. Nothing is written to disk.
 """
 
 import copy
@@ -38,60 +38,66 @@ from afield.networks.inference import compute_outputs
 
 __all__ = ["DomainClassifier"]
 
-# What the only domain is called where none are given.
+# The name of the only domain if no domains are given.
 SINGLE_DOMAIN = "all"
 
 
 class DomainClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sklearn is untyped
-    """A classifier for domains that it has not seen, trained on several that it has.
+    """A classifier for unseen domains, trained on several source domains.
 
     Parameters
     ----------
     method
-        A method of afield by name: arith, erm, vrex, … (``afield list``).
+        The name of a method: arith, erm, vrex, … (see ``afield list methods``).
     backbone
-        A network by name; None is ``small:mlp`` for rows of features, ``small:cnn`` for pictures.
-    steps, batch
-        So many training steps, each on so many samples of every domain.
+        The name of a network; None means ``small:mlp`` for feature vectors and ``small:cnn`` for
+        images.
+    steps
+        The number of training steps.
+    batch
+        The number of samples of each domain in a step.
     lr
-        The learning rate; None is 1e-3, and 5e-5 for a backbone that starts from the hub's weights.
+        The learning rate; None means 1e-3, or 5e-5 for a backbone with pretrained weights.
     average
-        What is deployed of the training: last, ema, swa or swad.
+        The weight averaging: last, ema, swa or swad.
     settings
         Further settings as elsewhere in afield: ``{"vrex.penalty": 3.0, "weight_decay": 1e-4}``.
     random_state
-        The seed of the cut into parts, of the first weights and of the batches.
-    device, threads
-        Where to compute; None is the fastest device. The last digits of a result on the CPU depend
-        on the number of threads.
+        The seed of the validation split, the initial weights and the batches.
+    device
+        Where to compute; None means the fastest device.
+    threads
+        The number of CPU threads. The last digits of a result on the CPU depend on it.
 
     Attributes
     ----------
-    classes_, domains_ : arrays
-        The labels, and the names of the domains that it was trained on.
+    classes_ : array
+        The labels.
+    domains_ : array
+        The names of the source domains.
     model_ : torch.nn.Module
-        The network, on the CPU; its inputs are what `prepare_` makes of samples.
+        The network, on the CPU. It takes samples that were prepared by `prepare_`.
     checkpoints_ : tuple
-        The scores on the domains' validating fifth, and the logs, in the course of the training.
+        The scores on the validation splits, and the logs, during training.
     n_features_in_, feature_names_in_
-        As everywhere in scikit-learn; of pictures the former is the size of their first axis.
+        As everywhere in scikit-learn; for images, the former is the size of their first axis.
 
     Notes
     -----
-    Without `domains`, all samples are of one domain: methods that compare domains are then as good
-    as `erm`, and those that cannot do without a second one (`mldg`, `metareg`) are refused.
+    Without `domains`, all samples belong to one domain. Methods that compare domains then act like
+    `erm`, and methods that need at least two domains (`mldg`, `metareg`) raise an error.
 
     Examples
     --------
     >>> import numpy as np
-    >>> place, side = np.repeat([0, 1, 2], 40), np.tile([-1.0, 1.0], 60)
-    >>> X = np.c_[side, 0.1 * place]
-    >>> clf = DomainClassifier("vrex", steps=50, random_state=0).fit(X, side > 0, domains=place)
+    >>> domain, side = np.repeat([0, 1, 2], 40), np.tile([-1.0, 1.0], 60)
+    >>> X = np.c_[side, 0.1 * domain]
+    >>> clf = DomainClassifier("vrex", steps=50, random_state=0).fit(X, side > 0, domains=domain)
     >>> clf.score(X, side > 0)
     1.0
     """
 
-    # Domains are for nothing else than this: no need to ask for them with set_fit_request.
+    # `domains` has only this meaning, so users need not request it with set_fit_request.
     __metadata_request__fit: ClassVar = {"domains": True}
 
     def __init__(
@@ -125,61 +131,62 @@ class DomainClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         y: ArrayLike,
         domains: ArrayLike | None = None,
     ) -> "DomainClassifier":
-        """Train on samples, their labels, and the domain of each.
+        """Train on samples, their labels, and the domain of each sample.
 
-        X: samples × features, or pictures as samples × (channels ×) height × width.
+        X is samples × features, or images as samples × (channels ×) height × width.
         """
-        values, labels = validate_data(self, X, y, dtype=_kept(X), allow_nd=True)
+        values, labels = validate_data(self, X, y, dtype=_storage_dtype(X), allow_nd=True)
         check_classification_targets(labels)
         self.classes_, label = np.unique(labels, return_inverse=True)
-        self.domains_, place = _numbered(domains, values)
-        x, y_ = _samples(values), torch.from_numpy(label)
-        known = {
-            name: Domain(x[place == i], y_[place == i])
+        self.domains_, index = _index_domains(domains, values)
+        x, y_ = _to_samples(values), torch.from_numpy(label)
+        by_name = {
+            name: Domain(x[index == i], y_[index == i])
             for i, name in enumerate(self.domains_.tolist())
         }
         dataset = DomainSet(
             name="X",
-            domains=tuple(known),
+            domains=tuple(by_name),
             classes=tuple(map(str, self.classes_.tolist())),
-            reader=lambda _: known,
+            reader=lambda _: by_name,
             training=Training(backbone="small:mlp" if x.ndim == 2 else "small:cnn"),
         )
         run, device = self._run(dataset), torch.device(self.device or default_device())
         with deterministic(self.threads):
-            work = set_up_on(dataset, known, run, Machine(device, self.threads, Path()))
-            self.checkpoints_ = tuple(remaining_checkpoints(work))
-        self.model_ = work.average.model
-        self.model_.load_state_dict(work.best)
+            state = set_up_on(dataset, by_name, run, Machine(device, self.threads, Path()))
+            self.checkpoints_ = tuple(remaining_checkpoints(state))
+        self.model_ = state.average.model
+        self.model_.load_state_dict(state.best)
         self.model_.eval().cpu()
-        self.prepare_ = _on_cpu(work.stream.samples.prepare)
+        self.prepare_ = _to_cpu(state.stream.samples.prepare)
         self._shape = tuple(x.shape[1:])
         return self
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:  # noqa: N803
-        """The probability of every class, samples × classes."""
+        """Predict the probability of every class, samples × classes."""
         check_is_fitted(self)
-        x = _samples(validate_data(self, X, reset=False, dtype=_kept(X), allow_nd=True))
+        values = validate_data(self, X, reset=False, dtype=_storage_dtype(X), allow_nd=True)
+        x = _to_samples(values)
         if tuple(x.shape[1:]) != self._shape:
             raise SpecError(
                 f"X has samples of shape {tuple(x.shape[1:])}, but this DomainClassifier was fitted"
                 f" to {self._shape}"
             )
         device = torch.device(self.device or default_device())
-        # So exact that a row of features has the same result whatever rows stand beside it.
+        # In float64, the result of a feature vector does not depend on the others in its batch.
         exact = torch.float64 if x.ndim == 2 else torch.float32
         model = copy.deepcopy(self.model_).to(device, exact)
         with deterministic(self.threads):
             logits = compute_outputs(
-                model, Rows([x]), lambda part: self.prepare_(part).to(device, exact)
+                model, Rows([x]), lambda rows: self.prepare_(rows).to(device, exact)
             )
         probabilities: NDArray[np.float64] = logits.double().softmax(dim=1).cpu().numpy()
         return probabilities
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:  # noqa: N803
-        """The most probable class of every sample."""
-        most: NDArray[Any] = self.predict_proba(X).argmax(axis=1)
-        return self.classes_[most]
+        """Predict the most probable class of every sample."""
+        best: NDArray[Any] = self.predict_proba(X).argmax(axis=1)
+        return self.classes_[best]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -187,13 +194,14 @@ class DomainClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         return tags
 
     def _run(self, dataset: DomainSet) -> Run:
-        """What is asked, in full."""
-        own = {name: getattr(self, name) for name in ("backbone", "steps", "batch", "lr")}
-        given = dict(self.settings or {})
-        twice = [name for name in given if name in own]
+        """The run with all its settings."""
+        parameters = {name: getattr(self, name) for name in ("backbone", "steps", "batch", "lr")}
+        further = dict(self.settings or {})
+        twice = [name for name in further if name in parameters]
         if twice:
             raise SpecError(f"settings: {twice[0]} is a parameter of its own; give {twice[0]}=…")
-        settings = {name: _plain(v) for name, v in (own | given).items() if v is not None}
+        given = {name: value for name, value in (parameters | further).items() if value is not None}
+        settings = {name: _to_python(value) for name, value in given.items()}
         trial = int(check_random_state(self.random_state).randint(2**31 - 1))
         try:
             return resolve_run(
@@ -210,36 +218,38 @@ class DomainClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
             ) from None
 
 
-def _kept(x: Any) -> Any:
-    """The type in which samples are kept: pictures of bytes as they are, all else as float32."""
-    bytes_ = getattr(x, "dtype", None) == np.uint8 and x.ndim > 2
-    return np.uint8 if bytes_ else np.float32
+def _storage_dtype(x: Any) -> Any:
+    """The type in which samples are stored: uint8 images as they are, all else as float32."""
+    byte_images = getattr(x, "dtype", None) == np.uint8 and x.ndim > 2
+    return np.uint8 if byte_images else np.float32
 
 
-def _samples(values: NDArray[Any]) -> Tensor:
-    # Torch shares the memory, and says so where it may not be written to.
+def _to_samples(values: NDArray[Any]) -> Tensor:
+    # torch shares the memory, and warns if that is not writable.
     return to_channels_first(np.require(values, requirements="W"))
 
 
-def _numbered(domains: ArrayLike | None, x: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The names of the domains, and for each sample the number of its own."""
+def _index_domains(domains: ArrayLike | None, x: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The names of the domains, and for each sample the index of its domain."""
     if domains is None:
         return np.array([SINGLE_DOMAIN]), np.zeros(len(x), dtype=int)
     check_consistent_length(x, domains)
-    found = column_or_1d(domains)
-    missing = np.flatnonzero(pd.isna(found))
+    values = column_or_1d(domains)
+    missing = np.flatnonzero(pd.isna(values))
     if len(missing):
-        raise SpecError(f"domains: sample {missing[0]} has none; name it, or leave the sample out")
-    return np.unique(found.astype(str), return_inverse=True)
+        raise SpecError(
+            f"domains: sample {missing[0]} has no domain; name one, or leave the sample out"
+        )
+    return np.unique(values.astype(str), return_inverse=True)
 
 
-def _on_cpu(prepare: Any) -> Any:
-    """How inputs are scaled, to be used and unpickled on any machine."""
+def _to_cpu(prepare: Any) -> Any:
+    """Move the preparation of inputs to the CPU, so that it can be unpickled on any machine."""
     if isinstance(prepare, Resize):
-        return replace(prepare, scaling=_on_cpu(prepare.scaling))
+        return replace(prepare, scaling=_to_cpu(prepare.scaling))
     return replace(prepare, mean=prepare.mean.cpu(), std=prepare.std.cpu())
 
 
-def _plain(value: Any) -> Any:
-    """A number of Python, where numpy's comes from a grid."""
+def _to_python(value: Any) -> Any:
+    """Convert a numpy number, as from a parameter grid, to a Python number."""
     return value.item() if isinstance(value, np.generic) else value

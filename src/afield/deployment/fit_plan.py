@@ -1,0 +1,160 @@
+"""Which runs `fit` needs: the training to deploy, and the held-out runs that estimate it."""
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from afield.data.domains import DomainSet
+from afield.data.lookup import find_dataset
+from afield.deployment.estimates import estimate_accuracy, unseen_accuracies
+from afield.errors import DataError, SpecError
+from afield.experiments.benchmarking import plan_run
+from afield.experiments.protocol import hold_out, leave_one_out
+from afield.experiments.record import DEFAULT_RULES, Record, Run
+from afield.experiments.store import Store
+
+__all__ = ["BEST", "FitPlan", "FitRequest", "plan_fit"]
+
+# The name that stands for the best recipe of a benchmark in the store.
+BEST = "best"
+# Datasets with more domains than this hold out a share of them at once.
+LEAVE_ONE_OUT_LIMIT = 12
+HELD_OUT_SHARE = 0.25
+# The largest number of trials to look for in a store.
+MAX_TRIALS = 100
+
+
+@dataclass(frozen=True)
+class FitRequest:
+    """The arguments of `fit` that determine which runs it needs."""
+
+    dataset: str
+    method: str
+    average: str = "last"
+    settings: Mapping[str, Any] | None = None
+    estimate: bool = True
+    trials: int = 1
+    hold_out: float = 0.0
+
+    def command(self, out: Path, store: str) -> str:
+        """The command that makes the same model again."""
+        words = ["afield", "fit", self.dataset, self.method, "--out", str(out)]
+        if self.method == BEST:
+            # The model card may be published, so leave out a user name and password.
+            words += ["--store", re.sub(r"//[^/]*@", "//", store)]
+        if self.average != "last":
+            words += ["--average", self.average]
+        for name, value in (self.settings or {}).items():
+            words += ["--set", f"{name}={value}"]
+        if not self.estimate:
+            words.append("--no-estimate")
+        elif self.trials != 1:
+            words += ["--trials", str(self.trials)]
+        if self.hold_out:
+            words += ["--hold-out", f"{self.hold_out:g}"]
+        return shlex.join(words)
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """The run to deploy, and the same training with domains held out.
+
+    `recipes` is the number of recipes among which this one was chosen by its held-out accuracy.
+    """
+
+    run: Run
+    held_out: tuple[Run, ...]
+    recipes: int = 1
+
+
+def plan_fit(request: FitRequest, store: Store) -> FitPlan:
+    """Plan the runs of `fit`; runs that the store has already are planned as it has them."""
+    if request.method == BEST:
+        return _plan_best(request, store)
+    settings = dict(request.settings or {})
+    run = plan_run(request.dataset, request.method, average=request.average, settings=settings)
+    if not request.estimate:
+        return FitPlan(run, ())
+    if request.trials < 1:
+        raise SpecError(f"trials={request.trials}: must be at least 1; or use --no-estimate")
+    dataset = find_dataset(request.dataset)
+    held_out: list[Run] = []
+    for trial in range(MAX_TRIALS):
+        runs = [_as_stored(run, store) for run in _plan_trial(request, dataset, trial)]
+        if trial >= request.trials and not all(store.get(run) for run in runs):
+            break
+        held_out += runs
+    return FitPlan(run, tuple(held_out))
+
+
+def _plan_trial(request: FitRequest, dataset: DomainSet, trial: int) -> list[Run]:
+    """The runs of one trial: each domain left out in turn, or a share of the domains held out."""
+    share = request.hold_out
+    if not share and len(dataset.domains) > LEAVE_ONE_OUT_LIMIT:
+        share = HELD_OUT_SHARE
+    options: dict[str, Any] = {
+        "average": request.average,
+        "settings": request.settings or {},
+        "trials": trial + 1,
+    }
+    if share:
+        runs = hold_out(dataset, [request.method], test=share, validate=0.0, **options)
+    else:
+        runs = leave_one_out(dataset, [request.method], **options)
+    return [run for run in runs if run.trial == trial]
+
+
+def _as_stored(run: Run, store: Store) -> Run:
+    """The run, or the same run with fewer rules if that is what the store has."""
+    fewer = replace(run, rules=("sources",))
+    return fewer if store.get(run) is None and store.get(fewer) is not None else run
+
+
+def _plan_best(request: FitRequest, store: Store) -> FitPlan:
+    """Plan the recipe in the store with the best mean accuracy on unseen domains."""
+    if request.settings or request.average != "last":
+        raise SpecError(
+            f"{BEST} uses a recipe as it is in the store; leave --set and --average out"
+        )
+    dataset = find_dataset(request.dataset)
+    dataset.check_available()
+    recipes = _complete_trials(store, dataset)
+    if not recipes:
+        raise DataError(
+            f"{store.where()}: no benchmark of {dataset.name} there that has left out each domain; "
+            f"run `afield bench {request.dataset} --store {store.where()}` first, or name a method"
+        )
+    accuracies = {key: estimate_accuracy(records).accuracy for key, records in recipes.items()}
+    best = recipes[max(accuracies, key=lambda key: accuracies[key])]
+    # The data may be in another folder now.
+    held_out = tuple(replace(record.run, dataset=dataset.spec) for record in best)
+    first = min(held_out, key=lambda run: run.trial)
+    run = replace(first, sources=dataset.domains, tested=(), unused=(), rules=DEFAULT_RULES)
+    return FitPlan(run, held_out, len(recipes))
+
+
+def _complete_trials(store: Store, dataset: DomainSet) -> dict[str, list[Record]]:
+    """For each recipe, the records of the trials in which each domain was left out."""
+    trials: dict[tuple[str, int], dict[str, Record]] = {}
+    for record in store:
+        run = record.run
+        same_data = run.data == dataset.fingerprint and (run.data or run.dataset == dataset.spec)
+        one_left_out = not run.role and not run.tested and len(record.unseen) == 1
+        if same_data and one_left_out and _has_unseen_scores(record):
+            key = replace(run, trial=0).recipe, run.trial
+            trials.setdefault(key, {})[record.unseen[0]] = record
+    recipes: dict[str, list[Record]] = {}
+    for (recipe, _), records in trials.items():
+        if set(records) == set(dataset.domains):
+            recipes.setdefault(recipe, []).extend(records[name] for name in dataset.domains)
+    return recipes
+
+
+def _has_unseen_scores(record: Record) -> bool:
+    try:
+        return bool(unseen_accuracies(record))
+    except DataError:
+        return False

@@ -1,0 +1,46 @@
+"""Which runs a fit needs, and the command that does it again."""
+
+from pathlib import Path
+
+import pytest
+
+from afield.deployment.fit_plan import FitRequest, plan_fit
+from afield.errors import DataError, SpecError
+from afield.experiments.benchmarking import bench
+from afield.experiments.store import Store
+
+QUICK = {"steps": 10, "every": 10}
+
+
+def test_the_command_for_a_card_has_no_password_of_the_store():
+    request = FitRequest("spirals", "best")
+    command = request.command(Path("m"), "sftp://me:secret@host/runs")
+    assert command == "afield fit spirals best --out m --store sftp://host/runs"
+
+
+def test_a_plan_trains_on_all_domains_and_leaves_each_out_once_a_trial(tmp_path):
+    plan = plan_fit(FitRequest("spirals", "erm", settings=QUICK, trials=2), Store(tmp_path))
+    assert len(plan.run.sources) == 4
+    assert len(plan.held_out) == 8
+    assert {len(run.sources) for run in plan.held_out} == {3}
+    assert plan.recipes == 1
+
+
+def test_without_an_estimate_no_domain_is_held_out(tmp_path):
+    request = FitRequest("spirals", "erm", settings=QUICK, estimate=False)
+    assert plan_fit(request, Store(tmp_path)).held_out == ()
+
+
+def test_an_estimate_takes_a_trial(tmp_path):
+    with pytest.raises(SpecError, match="trials=0: must be at least 1; or use --no-estimate"):
+        plan_fit(FitRequest("spirals", "erm", trials=0), Store(tmp_path))
+
+
+def test_best_takes_no_setting_and_needs_a_bench(tmp_path):
+    with pytest.raises(SpecError, match="as it is in the store"):
+        plan_fit(FitRequest("spirals", "best", settings=QUICK), Store(tmp_path / "r"))
+    bench("spirals", ["erm"], trials=1, store=tmp_path / "r", settings=QUICK)
+    for folder in list((tmp_path / "r").iterdir())[:1]:
+        (folder / "record.json").unlink()
+    with pytest.raises(DataError, match="no benchmark of spirals there"):
+        plan_fit(FitRequest("spirals", "best"), Store(tmp_path / "r"))
