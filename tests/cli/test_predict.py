@@ -79,7 +79,7 @@ def test_a_folder_without_files_and_broken_ones_only_are_told(afield, spiral_mod
     ("words", "told"),
     [
         (("--out", "a.xlsx"), ".csv, .jsonl, .parquet"),
-        (("--domain", "turn0"), "cannot use a known domain"),
+        (("--domain", "turn0"), "cannot use a domain label"),
         (("--device", "nosuch"), "device 'nosuch' cannot be used"),
     ],
 )
