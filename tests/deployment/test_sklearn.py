@@ -52,7 +52,7 @@ def routing():
 
 
 @pytest.mark.slow
-@parametrize_with_checks([DomainClassifier()])
+@parametrize_with_checks([DomainClassifier(steps=80)])
 def test_all_checks_of_scikit_learn_pass(estimator, check):
     check(estimator)
 
