@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from afield.data.lookup import find_dataset
 from afield.data.stream import Stream
-from afield.experiments.benchmarking import plan_run
+from afield.experiments.planning import plan_run
 from afield.experiments.record import Run
 from afield.experiments.run_data import RunData
 from afield.experiments.run_setup import load_domains

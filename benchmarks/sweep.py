@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from afield import Local, Ray, Run, Store
 from afield.experiments import complete
-from afield.experiments.benchmarking import plan_run
+from afield.experiments.planning import plan_run
 from afield.experiments.pools import Pool
 from afield.experiments.record import Record
 

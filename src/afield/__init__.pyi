@@ -29,12 +29,12 @@ from .experiments import Ray as Ray
 from .experiments import Record as Record
 from .experiments import Run as Run
 from .experiments import Store as Store
-from .experiments import bench as bench
 from .experiments import embed as embed
 from .experiments import train as train
 from .merging import merge as merge
 from .merging import merge_files as merge_files
 from .registry import find as find
 from .registry import names as names
+from .reporting import bench as bench
 from .reporting import tabulate as tabulate
 from .reporting import write_report as write_report

@@ -32,7 +32,7 @@ MISTAKES = [
     (("bench", "spirals", "--set", "steps=few"), "steps='few'"),
     (("bench", "spirals", "--set", "mldg.beta=1"), "no 'mldg' in this benchmark"),
     (("bench", "spirals", "--set", "size=32"), "spirals has no"),
-    (("bench", "spirals", "--validate", "0.2"), "--validate goes with --hold-out"),
+    (("bench", "spirals", "--validate", "0.2"), "--validate needs --hold-out"),
     (("bench", "spirals", "--hold-out", ".25", "--train-on", "few"), "--train-on few"),
     (("sweep", "no.toml"), "no.toml: cannot be read"),
     (("status", "nowhere"), "error: nowhere: "),

@@ -12,7 +12,7 @@ from rich.console import Console
 from afield.cli import console
 from afield.compute import hostname
 from afield.errors import DataError
-from afield.experiments.benchmarking import plan_run
+from afield.experiments.planning import plan_run
 from afield.experiments.record import Failure, Plan
 from afield.experiments.runner import execute
 from afield.experiments.store import Store

@@ -6,8 +6,8 @@ import pytest
 
 from afield.deployment.fit_plan import FitRequest, plan_fit
 from afield.errors import DataError, SpecError
-from afield.experiments.benchmarking import bench
 from afield.experiments.store import Store
+from afield.reporting.benchmarking import bench
 
 QUICK = {"steps": 10, "every": 10}
 

@@ -9,7 +9,8 @@ from afield import registry
 from afield.diagnosis.diagnosing import diagnose
 from afield.diagnosis.diagnostic import trained_learner
 from afield.errors import DataError, SpecError, UnknownNameError
-from afield.experiments.benchmarking import plan_runs, train
+from afield.experiments.benchmark import make_benchmark
+from afield.experiments.benchmarking import train
 from afield.experiments.finished import reopen
 from afield.experiments.selection import selection_value
 from afield.experiments.store import Store, read_run_weights
@@ -208,7 +209,7 @@ def test_a_run_without_further_networks_needs_no_file_of_them(folder):
 def merged(tmp_path_factory):
     """The folder of a merged run, beside its base and its experts."""
     store = Store(tmp_path_factory.mktemp("merged"))
-    runs = plan_runs("spirals", merges=["average"], trials=1, settings={"steps": 5})
+    runs = make_benchmark("spirals", merges=["average"], trials=1, settings={"steps": 5}).runs()
     wanted = next(run for run in runs if run.method == "average")
     needed = (wanted.key, wanted.base, *wanted.experts)
     list(complete([run for run in runs if run.key in needed], store))

@@ -8,7 +8,7 @@ import pytest
 import sklearn
 
 from afield import registry
-from afield.experiments.benchmarking import plan_runs
+from afield.experiments.benchmark import make_benchmark
 from afield.hyperparameters import ranges
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -29,14 +29,14 @@ def test_a_cell_of_the_papers_tables_can_be_planned(options):
     given = [setting for word, setting in pairwise(words) if word == "--set"]
     settings = dict(setting.split("=", 1) for setting in given)
     methods = pairs["--methods"].split(",")
-    runs = plan_runs(
+    runs = make_benchmark(
         "spirals",
         methods,
         trials=1,
         average=pairs.get("--average", "last"),
         rules=pairs.get("--rules"),
         settings=settings,
-    )
+    ).runs()
     assert {run.method for run in runs} == set(methods)
     # What was asked for is not what would be done anyway.
     assert all(run.given for run in runs) == bool(settings)

@@ -1,9 +1,11 @@
 """A benchmark as a value, and in a file."""
 
+from dataclasses import replace
+
 import pytest
 
 from afield.errors import AfieldError
-from afield.experiments.benchmark import Benchmark, read_benchmark
+from afield.experiments.benchmark import Benchmark, make_benchmark, read_benchmark
 from afield.experiments.pools import Local, Ray
 
 FILE = """
@@ -65,9 +67,9 @@ def test_names_may_be_written_as_on_the_command_line(written):
         ("workers = 0", r"\.toml: workers=0: must be 1 or more"),
         ("methods = [1]", "methods.0: Input should be a valid string"),
         ('on = "rai"', "did you mean 'ray'"),
-        ('on = "ray"\nworkers = 2', "--workers goes with processes"),
-        ("gpus = 0.5", "go with --on ray"),
-        ("validate = 0.1", "--validate goes with --hold-out"),
+        ('on = "ray"\nworkers = 2', "--workers is for processes"),
+        ("gpus = 0.5", "need --on ray"),
+        ("validate = 0.1", "--validate needs --hold-out"),
         ('dataset = "spirals"\nmetods = "erm"', "did you mean 'methods'"),
         ("trials = true", "trials=true: give a number"),
         ('dataset = "spirals"\nvrex.penalti = 1\nmethods = "vrex"', "penalt"),
@@ -93,3 +95,22 @@ def test_where_it_is_done():
 
 def test_names_may_be_separated_by_commas(written):
     assert read_benchmark(written('methods = "erm, vrex"')).methods == ("erm", "vrex")
+
+
+def test_every_word_means_the_same_in_python_in_a_file_and_in_the_shell(written):
+    words = {"methods": "erm", "hold_out": 0.5, "validate": 0.1, "train_on": "2,all", "trials": 2}
+    text = 'dataset = "spirals"\nmethods = "erm"\nhold-out = 0.5\nvalidate = 0.1\n'
+    of_file = read_benchmark(written(text + 'train_on = [2, "all"]\ntrials = 2\nsteps = 5'))
+    of_python = make_benchmark("spirals", steps=5, **words)
+    assert of_python == make_benchmark("spirals", settings={"steps": 5}, **words)
+    assert replace(of_file, train_on=("2", "all")) == of_python
+
+
+def test_a_misspelled_option_is_refused_with_a_guess():
+    with pytest.raises(AfieldError, match="no option 'hold_outs'; did you mean 'hold_out'"):
+        make_benchmark("spirals", hold_outs=0.5)
+
+
+def test_limits_hold_for_python_too():
+    with pytest.raises(AfieldError, match=r"hold_out=0\.95: must be 0\.9 or less"):
+        make_benchmark("spirals", hold_out=0.95)

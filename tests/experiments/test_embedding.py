@@ -19,7 +19,7 @@ from afield.data.lookup import find_dataset
 from afield.data.sources.arrays import array_dataset
 from afield.errors import DataError, SpecError
 from afield.experiments import embedding
-from afield.experiments.benchmarking import plan_runs
+from afield.experiments.benchmark import make_benchmark
 from afield.experiments.embedding import embed
 from afield.experiments.runner import execute
 from afield.experiments.store import Store
@@ -120,7 +120,7 @@ def test_the_file_is_a_dataset_like_any_other_with_or_without_its_suffix(folder,
     path = embed(folder, tmp_path / "emb", **TINY)
     assert path == tmp_path / "emb.npz"
     for spec in (path, tmp_path / "emb"):
-        (run, _) = plan_runs(spec, ["erm"], trials=1, settings={"steps": 2})
+        (run, _) = make_benchmark(spec, ["erm"], trials=1, settings={"steps": 2}).runs()
         assert run.backbone == "small:mlp"
         record = execute(run, Store(tmp_path / "runs"))
         assert record.domains == ("a shop", "zoé")

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from afield.experiments.benchmarking import plan_run
+from afield.experiments.planning import plan_run
 from afield.experiments.pools import Local
 from afield.experiments.record import Failure, Record
 from afield.experiments.store import Store, read_record

@@ -10,7 +10,7 @@ import pytest
 from afield import registry
 from afield.data.lookup import find_dataset
 from afield.errors import AfieldError, IncompatibleMethodError, SpecError, UnknownNameError
-from afield.experiments.benchmarking import plan_runs
+from afield.experiments.benchmark import make_benchmark
 from afield.experiments.merge_protocol import merging_runs
 from afield.experiments.merge_runner import MERGE_BASELINES
 from afield.experiments.protocol import leave_one_out
@@ -157,7 +157,7 @@ def test_draws_are_of_the_merges_alone():
 
 
 def test_several_methods_make_one_expert_each_on_all_sources():
-    runs = runs_of("score", expert_methods=("erm", "vrex"))
+    runs = runs_of("score", expert_method=("erm", "vrex"))
     known = {run.key: run for run in runs}
     for run in of_role(runs, "merged"):
         experts = [known[key] for key in run.experts]
@@ -170,7 +170,7 @@ def test_several_methods_make_one_expert_each_on_all_sources():
 
 
 def test_one_method_makes_all_experts_and_names_the_rows():
-    runs = runs_of("score", expert_methods=("arith",))
+    runs = runs_of("score", expert_method=("arith",))
     assert {run.method for run in of_role(runs, "expert")} == {"arith"}
     assert {run.given["experts"] for run in of_role(runs, "merged")} == {"arith"}
     plain = of_role(runs_of("score"), "merged")
@@ -181,7 +181,7 @@ def test_one_method_makes_all_experts_and_names_the_rows():
 def test_settings_of_every_expert_label_the_rows():
     """Also those of the second method: two benchmarks must not share a row."""
     first, second = (
-        runs_of("score", expert_methods=("erm", "vrex"), settings={**QUICK, "vrex.penalty": p})
+        runs_of("score", expert_method=("erm", "vrex"), settings={**QUICK, "vrex.penalty": p})
         for p in (1.0, 100.0)
     )
     labels = [{row_label(run) for run in runs if run.method == "score"} for runs in (first, second)]
@@ -192,11 +192,11 @@ def test_settings_of_every_expert_label_the_rows():
 def test_the_expert_of_the_target_is_of_a_method_that_can_do_with_one_domain():
     """In whatever order the methods are named; mldg takes pairs of domains."""
     for methods in (("mldg", "vrex"), ("vrex", "mldg")):
-        runs = runs_of("score", expert_methods=methods)
+        runs = runs_of("score", expert_method=methods)
         experts = {run.method for run in of_role(runs, "expert") if len(run.sources) == 1}
         assert experts == {"vrex"}
     with pytest.raises(IncompatibleMethodError, match="mldg needs 2 or more source domains"):
-        runs_of("score", expert_methods=("mldg",))
+        runs_of("score", expert_method=("mldg",))
 
 
 @pytest.mark.parametrize(
@@ -213,13 +213,13 @@ def test_the_expert_of_the_target_is_of_a_method_that_can_do_with_one_domain():
 def test_slerp_takes_two_experts(tmp_path, domains, methods, fits):
     dataset = arrays(tmp_path / "own.npz", domains)
     if fits:
-        runs = merging_runs(dataset, ["slerp"], trials=1, expert_methods=methods, settings=QUICK)
+        runs = merging_runs(dataset, ["slerp"], trials=1, expert_method=methods, settings=QUICK)
         assert {len(run.experts) for run in runs if run.method == "slerp"} == {2}
     else:
         with pytest.raises(
             SpecError, match=r"slerp merges 2 experts, .* use a dataset of 3 domains"
         ):
-            merging_runs(dataset, ["slerp"], trials=1, expert_methods=methods, settings=QUICK)
+            merging_runs(dataset, ["slerp"], trials=1, expert_method=methods, settings=QUICK)
 
 
 @pytest.mark.parametrize("name", ["fisher", "regmean"])
@@ -231,24 +231,26 @@ def test_merges_that_need_statistics_are_refused_with_what_to_do_instead(name):
 
 def test_all_merges_are_those_that_fit(tmp_path):
     every = set(registry.names("merges"))
-    found = {run.method for run in plan_runs("spirals", merges=["all"], trials=1)} - {"erm"}
-    assert found == (every - {"fisher", "regmean", "slerp"}) | {*MERGE_BASELINES}
-    arrays(tmp_path / "own.npz", 3)
-    found = {run.method for run in plan_runs(tmp_path / "own.npz", merges=["all"], trials=1)} - {
+    found = {run.method for run in make_benchmark("spirals", merges=["all"], trials=1).runs()} - {
         "erm"
     }
+    assert found == (every - {"fisher", "regmean", "slerp"}) | {*MERGE_BASELINES}
+    arrays(tmp_path / "own.npz", 3)
+    found = {
+        run.method for run in make_benchmark(tmp_path / "own.npz", merges=["all"], trials=1).runs()
+    } - {"erm"}
     assert found == (every - {"fisher", "regmean"}) | {*MERGE_BASELINES}
 
 
 def test_two_domains_are_too_few(tmp_path):
     dataset = arrays(tmp_path / "own.npz", 2)
-    with pytest.raises(SpecError, match="own has 2 domains: merging takes three"):
+    with pytest.raises(SpecError, match="own has 2 domains: merging needs three"):
         merging_runs(dataset, ["score"])
 
 
 @pytest.mark.parametrize("name", MERGE_BASELINES)
 def test_what_is_compared_anyway_is_no_merge(name):
-    with pytest.raises(UnknownNameError, match=f"{name} stands beside every merge already"):
+    with pytest.raises(UnknownNameError, match=f"{name} is compared with every merge anyway"):
         runs_of("score", name)
 
 
@@ -256,8 +258,8 @@ def test_what_is_compared_anyway_is_no_merge(name):
     ("asked", "kind", "told"),
     [
         ({"merges": ["scores"]}, UnknownNameError, "did you mean 'score'"),
-        ({"expert_methods": ["ermm"]}, UnknownNameError, "did you mean 'erm'"),
-        ({"expert_methods": []}, SpecError, "no method to make the experts"),
+        ({"expert_method": ["ermm"]}, UnknownNameError, "did you mean 'erm'"),
+        ({"expert_method": []}, SpecError, "no method trains the experts"),
         ({"settings": {"score.tua": 1}}, SpecError, "did you mean 'tau'"),
         ({"settings": {"scor.tau": 1}}, UnknownNameError, "did you mean 'score'"),
         ({"settings": {"ties.density": 0.5}}, UnknownNameError, "no 'ties' in this benchmark"),

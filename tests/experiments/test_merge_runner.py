@@ -23,7 +23,7 @@ import afield
 from afield.diagnosis.diagnosing import diagnose
 from afield.errors import DataError, SpecError
 from afield.experiments import sweep
-from afield.experiments.benchmarking import plan_runs
+from afield.experiments.benchmark import make_benchmark
 from afield.experiments.finished import reopen
 from afield.experiments.merge_runner import MERGE_BASELINES, Ensemble, _best, execute_merge
 from afield.experiments.pools import Local
@@ -64,7 +64,9 @@ def of_target(runs: list[Run], target: str) -> list[Run]:
 
 def runs_of(data, target="d", *, merges=MERGES, **options) -> list[Run]:
     settings = {"steps": 12, "every": 4, **options.pop("settings", {})}
-    return of_target(plan_runs(data, merges=merges, trials=1, settings=settings, **options), target)
+    return of_target(
+        make_benchmark(data, merges=merges, trials=1, settings=settings, **options).runs(), target
+    )
 
 
 def bytes_of(store: Store, runs: list[Run]) -> dict[str, tuple[bytes, object]]:
@@ -425,16 +427,14 @@ def test_a_failed_base_fails_all_that_starts_from_it(done, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("methods", [["dmg"], ["erm", "multi_head"]])
 def test_an_expert_that_is_another_network_is_refused_before_training(tmp_path, methods):
-    told = f"{methods[-1]} trains another network than the base: it cannot be merged"
+    told = f"{methods[-1]} changes the network of the base, so its experts cannot be merged"
     with pytest.raises(SpecError, match=told) as caught:
-        runs_of(pictures(tmp_path / "own.npz"), merges=["average"], expert_methods=methods)
+        runs_of(pictures(tmp_path / "own.npz"), merges=["average"], expert_method=methods)
     assert "\n" not in str(caught.value)
 
 
 def test_heads_of_a_single_domain_are_one_head(tmp_path):
-    assert runs_of(
-        pictures(tmp_path / "own.npz"), merges=["average"], expert_methods=["multi_head"]
-    )
+    assert runs_of(pictures(tmp_path / "own.npz"), merges=["average"], expert_method=["multi_head"])
 
 
 def test_a_merged_run_is_not_trained(done, tmp_path):
@@ -459,7 +459,7 @@ def test_it_leaves_generators_and_threads_alone(done, tmp_path):
 
 def test_experts_of_several_methods_are_merged(tmp_path):
     runs = runs_of(pictures(tmp_path / "own.npz"), merges=["slerp", "score"],
-                   expert_methods=["erm", "vrex"])  # fmt: skip
+                   expert_method=["erm", "vrex"])  # fmt: skip
     store = Store(tmp_path / "runs")
     found = {o.run.method: o for o in complete(runs, store) if o.run.role == "merged"}
     assert all(isinstance(record, Record) for record in found.values())
@@ -524,7 +524,7 @@ def test_a_merged_run_can_be_looked_into(done):
 
 def test_experts_of_several_methods_are_called_by_these(tmp_path):
     runs = runs_of(pictures(tmp_path / "own.npz"), merges=["average"],
-                   expert_methods=["erm", "vrex"], settings={"steps": 2})  # fmt: skip
+                   expert_method=["erm", "vrex"], settings={"steps": 2})  # fmt: skip
     store = Store(tmp_path / "runs")
     list(complete(runs, store))
     run = next(run for run in runs if run.method == "average")

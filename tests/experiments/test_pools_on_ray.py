@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from afield.errors import SpecError
-from afield.experiments.benchmarking import plan_run
+from afield.experiments.planning import plan_run
 from afield.experiments.pools import Local, Ray
 from afield.experiments.record import Failure, Record
 from afield.experiments.store import Store

@@ -9,7 +9,6 @@ from afield.data.lookup import find_dataset
 from afield.errors import SpecError, UnknownNameError
 from afield.experiments.protocol import hold_out, leave_one_out
 from afield.experiments.record import Run
-from afield.experiments.selection import RULES
 from afield.experiments.settings import resolve_run
 
 DIGITS = find_dataset("rotated_digits")
@@ -23,7 +22,7 @@ def test_every_domain_is_left_out_once_by_every_method_in_every_trial():
 
 
 def test_the_second_rule_brings_every_pair_of_domains():
-    runs = leave_one_out(DIGITS, ["erm"], trials=1, rules=list(RULES))
+    runs = leave_one_out(DIGITS, ["erm"], trials=1, rules=["all"])
     pairs = [DIGITS.without(*run.sources) for run in runs if len(run.sources) == 4]
     assert pairs == list(combinations(DIGITS.domains, 2))
     assert {run.rules for run in runs if len(run.sources) == 4} == {("left-out-source",)}
@@ -126,9 +125,9 @@ def divided(runs: list[Run]) -> list[tuple[set[str], set[str], set[str]]]:
     ("shares", "sizes"),
     [
         ({}, (13, 2, 5)),
-        ({"test": 0.5, "validate": 0.25}, (5, 5, 10)),
-        ({"test": 0.05, "validate": 0.0}, (19, 0, 1)),
-        ({"test": 0.9, "validate": 0.05}, (1, 1, 18)),
+        ({"hold_out": 0.5, "validate": 0.25}, (5, 5, 10)),
+        ({"hold_out": 0.05, "validate": 0.0}, (19, 0, 1)),
+        ({"hold_out": 0.9, "validate": 0.05}, (1, 1, 18)),
     ],
 )
 def test_shares_of_the_domains_are_held_out(shares, sizes):
@@ -166,18 +165,18 @@ def test_over_many_trials_every_domain_is_tested_on_and_trained_on():
 @pytest.mark.parametrize(
     "shares",
     [
-        {"test": 0.0},
-        {"test": 1.0},
-        {"test": -0.25},
-        {"test": 1.25},
-        {"test": 0.02},
-        {"test": math.nan},
-        {"test": math.inf},
+        {"hold_out": 0.0},
+        {"hold_out": 1.0},
+        {"hold_out": -0.25},
+        {"hold_out": 1.25},
+        {"hold_out": 0.02},
+        {"hold_out": math.nan},
+        {"hold_out": math.inf},
         {"validate": -0.1},
         {"validate": 1.0},
         {"validate": math.nan},
-        {"test": 0.5, "validate": 0.5},
-        {"test": 0.97, "validate": 0.03},
+        {"hold_out": 0.5, "validate": 0.5},
+        {"hold_out": 0.97, "validate": 0.03},
     ],
     ids=str,
 )
@@ -203,10 +202,10 @@ def test_held_out_shares_are_read_by_rules_that_can_read_them(options, rules):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"rules": ["left-out-source"]}, "left-out-source leaves one domain out"),
-        ({"rules": ["sources", "left-out-source"]}, "left-out-source leaves one domain out"),
-        ({"rules": ["sources"]}, "where no domain validates"),
-        ({"rules": ["validation"], "validate": 0.0}, "no domain to validate on"),
+        ({"rules": ["left-out-source"]}, "the rule left-out-source cannot select .* 5 test and 2"),
+        ({"rules": ["target", "left-out-source"]}, "the rule left-out-source cannot"),
+        ({"rules": ["sources"]}, "the rule sources cannot .* use --rules validation,target"),
+        ({"rules": ["validation"], "validate": 0.0}, "0 validation domains; use --rules sources"),
         ({"trials": 0}, "at least one"),
         ({"settings": {"stepz": 3}}, "did you mean 'steps'"),
     ],
@@ -227,7 +226,7 @@ def divisions(runs: list[Run]) -> dict[tuple[int, int], Run]:
 
 
 def test_a_larger_number_of_domains_has_those_of_a_smaller_one():
-    found = divisions(hold_out(MANY, ["erm"], train_on=[7, 3, None, 1]))
+    found = divisions(hold_out(MANY, ["erm"], train_on=[7, 3, "all", 1]))
     assert sorted(found) == [(trial, n) for trial in range(3) for n in (1, 3, 7, 13)]
     for trial in range(3):
         sources = [set(found[trial, n].sources) for n in (1, 3, 7, 13)]
@@ -236,7 +235,7 @@ def test_a_larger_number_of_domains_has_those_of_a_smaller_one():
 
 
 def test_whatever_is_trained_on_the_same_domains_validate_and_are_tested():
-    for run in hold_out(MANY, ["erm", "vrex"], train_on=[2, 5, None], draws=2):
+    for run in hold_out(MANY, ["erm", "vrex"], train_on=[2, 5, "all"], draws=2):
         (plain,) = (r for r in hold_out(MANY, ["erm"]) if r.trial == run.trial)
         assert run.tested == plain.tested
         assert set(run.sources) | set(run.unused) == set(plain.sources)
@@ -248,7 +247,7 @@ def test_whatever_is_trained_on_the_same_domains_validate_and_are_tested():
 
 
 def test_all_domains_are_the_run_that_there_is_without_a_number():
-    plain, numbered = (hold_out(MANY, ["erm", "vrex"], **on) for on in ({}, {"train_on": [None]}))
+    plain, numbered = (hold_out(MANY, ["erm", "vrex"], **on) for on in ({}, {"train_on": ["all"]}))
     assert [run.key for run in numbered] == [run.key for run in plain]
     assert {run.unused for run in numbered} == {()}
     named = hold_out(MANY, ["erm", "vrex"], train_on=[13])
@@ -264,19 +263,19 @@ def test_a_number_given_twice_is_run_once():
 
 
 def test_all_domains_by_their_number_and_by_name_are_run_once():
-    runs = hold_out(MANY, ["erm"], train_on=[13, None])
+    runs = hold_out(MANY, ["erm"], train_on=[13, "all"])
     assert len(runs) == len({run.key for run in runs}) == 3
 
 
 def test_methods_take_turns_and_trials_come_one_after_the_other_for_all_numbers():
-    runs = hold_out(MANY, ["erm", "vrex"], train_on=[3, None], trials=2)
+    runs = hold_out(MANY, ["erm", "vrex"], train_on=[3, "all"], trials=2)
     assert [run.method for run in runs] == ["erm", "vrex"] * 4
     assert [run.trial for run in runs] == [0] * 4 + [1] * 4
 
 
 @pytest.mark.parametrize("number", [0, -1, 14, 20])
 def test_a_number_of_domains_that_cannot_be_is_refused(number):
-    told = f"many: cannot train on {number} domains; 13 are left beside those that are held out"
+    told = f"many: cannot train on {number} domains; 13 remain beside those that are held out"
     with pytest.raises(SpecError, match=told):
         hold_out(MANY, ["erm"], train_on=[3, number])
 
@@ -288,7 +287,7 @@ def test_too_few_domains_for_a_method_are_refused_with_its_name():
 
 def test_domains_per_step_are_no_more_than_there_are():
     settings = {"domains_per_step": 4}
-    for run in hold_out(MANY, ["erm"], train_on=[2, None], settings=settings):
+    for run in hold_out(MANY, ["erm"], train_on=[2, "all"], settings=settings):
         assert run.given == {"domains_per_step": 4, "domains": len(run.sources)}
 
 

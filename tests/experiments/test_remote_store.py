@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from afield.errors import DataError, SpecError
-from afield.experiments.benchmarking import bench, plan_run
+from afield.experiments.planning import plan_run
 from afield.experiments.pools import Local
 from afield.experiments.record import Failure, Plan, Progress, Record
 from afield.experiments.remote_store import RemoteStore, fetch_run, open_store
 from afield.experiments.runner import execute
 from afield.experiments.store import Store, read_record
 from afield.experiments.sweep import complete
+from afield.reporting.benchmarking import bench
 
 
 @pytest.fixture(params=["memory", "file"])

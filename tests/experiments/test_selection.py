@@ -4,20 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from afield.errors import DataError, UnknownNameError
+from afield.errors import DataError, SpecError, UnknownNameError
 from afield.experiments.record import Record, Run
 from afield.experiments.selection import (
+    DEFAULT_RULES,
     RULES,
-    by_left_out_source,
-    by_sources,
-    by_target,
-    by_validation,
+    Division,
+    default_rules,
     resolve_rules,
     selection_value,
     source_accuracy,
 )
 from afield.training.evaluation import Checkpoint, Score, Scores
 
+by_sources, by_left_out_source, by_validation, by_target = (rule.pick for rule in RULES.values())
 DOMAINS = ("a", "b", "c")
 
 
@@ -167,6 +167,22 @@ def test_rules_are_named_in_their_own_order_and_all_stands_for_all():
     assert resolve_rules(["all"]) == tuple(RULES)
     with pytest.raises(UnknownNameError, match="did you mean 'sources'"):
         resolve_rules(["source"])
+    with pytest.raises(SpecError, match="no rule is given"):
+        resolve_rules([])
+
+
+def test_rules_say_what_they_fit():
+    assert DEFAULT_RULES == ("sources", "target")
+    for division, default, every in (
+        (Division(), DEFAULT_RULES, ("sources", "left-out-source", "target")),
+        (Division(5, 2), ("validation", "target"), ("validation", "target")),
+        (Division(5), ("sources", "target"), ("sources", "target")),
+    ):
+        assert default_rules(division) == default
+        assert resolve_rules(["all"], division) == every
+    with pytest.raises(SpecError, match=r"the rule validation cannot .* use --rules sources,"):
+        resolve_rules(["sources", "validation"], Division())
+    assert [name for name, rule in RULES.items() if rule.is_oracle] == ["target"]
 
 
 MANY = tuple("abcdef")
@@ -284,7 +300,7 @@ def test_what_is_deployed_is_chosen_by_validation_domains_or_else_by_the_sources
 
 def test_a_sources_probe_part_that_was_not_read_is_an_error():
     checkpoint = Checkpoint(30, {"a": Scores(probe=score(0.5)), "b": Scores(main=score(0.5))}, {})
-    with pytest.raises(DataError, match="step 30: a source's probe part was not read"):
+    with pytest.raises(DataError, match="step 30: a source's validation split was not evaluated"):
         source_accuracy(checkpoint, ("a", "b"))
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from afield.compute import hostname
-from afield.experiments.benchmarking import plan_run
+from afield.experiments.planning import plan_run
 from afield.experiments.record import Failure, Plan, Progress
 from afield.experiments.runner import execute
 from afield.experiments.status import plan_status, statuses

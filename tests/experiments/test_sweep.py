@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from afield.experiments.benchmarking import plan_run
+from afield.experiments.planning import plan_run
 from afield.experiments.pools import Local
 from afield.experiments.record import Failure, Record, Run
 from afield.experiments.runner import execute

@@ -5,7 +5,7 @@ from collections import defaultdict
 
 import pytest
 
-from afield.experiments.benchmarking import plan_run
+from afield.experiments.planning import plan_run
 from afield.experiments.runner import execute
 from afield.experiments.store import Store
 from afield.experiments.tensorboard import TensorBoardWriter

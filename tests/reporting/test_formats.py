@@ -20,7 +20,7 @@ from tests.reporting.tables import (
     trusting,
 )
 
-TOLD = RULES["sources"].told
+TOLD = RULES["sources"].description
 
 
 def shown(frame: pd.DataFrame) -> str:
@@ -103,7 +103,7 @@ def test_latex_has_the_best_in_bold_and_the_second_underlined():
     assert all(line.endswith(r" \\") for line in lines if " & " in line)
     assert r"\begin{tabular}{lcccccc}" in lines
     (caption,) = [line for line in lines if r"\caption" in line]
-    assert caption.startswith(r"\caption{things, picked on the sources' probe parts: accuracy (\%)")
+    assert caption.startswith(r"\caption{things, training-domain validation: accuracy (\%)")
     assert r"$\pm$ standard error over 2 trials; in-domain: on the validation " in caption
 
 
@@ -142,7 +142,7 @@ def test_the_terminal_shows_rules_methods_and_numbers():
     # What looks like markup in a name is part of the name.
     assert "erm note=[bold]x" in text
     for rule in ("sources", "target"):
-        assert f"{rule}: {RULES[rule].told}" in text
+        assert f"{rule}: {RULES[rule].description}" in text
 
 
 def test_csv_comes_back_through_pandas_as_it_was():

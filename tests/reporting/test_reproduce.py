@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from afield.data.lookup import find_dataset
-from afield.experiments.benchmarking import plan_runs
+from afield.experiments.benchmark import make_benchmark
 from afield.reporting.reproduce import row_command, run_command, shell_quote
 from afield.reporting.results import group_records
 from tests.stores import held_out, record
@@ -36,22 +36,22 @@ def rows(runs):
         ({"average": "ema"}, "--average ema"),
         ({"settings": {"steps": 7, "domains_per_step": 2}}, "--domains-per-step 2"),
         ({"settings": {"batch": 3, "optimizer": "sgd:momentum=0.9"}}, "--set batch=3"),
-        ({"test": 0.5, "validate": 0.25}, "--hold-out 0.5 --validate 0.2"),
-        ({"test": 0.25, "validate": 0.0}, "--hold-out 0.2 --validate 0"),
-        ({"test": 0.25, "validate": 0.25, "train_on": [1]}, "--train-on 1"),
+        ({"hold_out": 0.5, "validate": 0.25}, "--hold-out 0.5 --validate 0.2"),
+        ({"hold_out": 0.25, "validate": 0.0}, "--hold-out 0.2 --validate 0"),
+        ({"hold_out": 0.25, "validate": 0.25, "train_on": [1]}, "--train-on 1"),
     ],
 )
 def test_the_command_of_a_row_plans_the_same_runs(options, expected, afield, monkeypatch):
-    runs = plan_runs("spirals", ["erm"], trials=2, **options)
+    runs = make_benchmark("spirals", ["erm"], trials=2, **options).runs()
     (command,) = rows(runs).values()
     assert expected in command
     planned = []
 
-    def caught(*args, **kwargs):
-        planned.extend(plan_runs(*args, **kwargs))
+    def caught(benchmark):
+        planned.extend(benchmark.runs())
         raise SystemExit(0)
 
-    monkeypatch.setattr("afield.experiments.benchmark.plan_runs", caught)
+    monkeypatch.setattr("afield.experiments.benchmarking.plan_runs", caught)
     code, _, err = afield(*shlex.split(command)[1:])
     assert (code, err) == (0, "")
     assert {run.key for run in planned} == {run.key for run in runs}
@@ -63,20 +63,20 @@ def test_the_command_of_a_row_plans_the_same_runs(options, expected, afield, mon
     [
         {},
         {"base_steps": 3},
-        {"expert_methods": ["erm", "vrex"]},
+        {"expert_method": ["erm", "vrex"]},
         {"settings": {"score.tau": 1.0, "steps": 20}},
-        {"expert_methods": "vrex", "settings": {"vrex.penalty": 2.0}},
+        {"expert_method": "vrex", "settings": {"vrex.penalty": 2.0}},
     ],
 )
 def test_the_command_of_a_merged_row_plans_its_runs_too(options, afield, monkeypatch):
-    runs = plan_runs("spirals", merges=["score"], trials=1, **options)
+    runs = make_benchmark("spirals", merges=["score"], trials=1, **options).runs()
     planned = []
 
-    def caught(*args, **kwargs):
-        planned.extend(plan_runs(*args, **kwargs))
+    def caught(benchmark):
+        planned.extend(benchmark.runs())
         raise SystemExit(0)
 
-    monkeypatch.setattr("afield.experiments.benchmark.plan_runs", caught)
+    monkeypatch.setattr("afield.experiments.benchmarking.plan_runs", caught)
     for name, command in rows(runs).items():
         planned.clear()
         afield(*shlex.split(command)[1:])

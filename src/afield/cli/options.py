@@ -8,6 +8,7 @@ import typer
 
 from afield import registry
 from afield.errors import SpecError, UnknownNameError
+from afield.experiments.benchmark import OPTIONS
 
 __all__ = [
     "OUTPUT",
@@ -18,10 +19,8 @@ __all__ = [
     "DatasetArgument",
     "DomainsPerStep",
     "Format",
-    "Methods",
     "ModelFolder",
     "Quiet",
-    "Rules",
     "SetOption",
     "SkipBroken",
     "Steps",
@@ -45,38 +44,11 @@ DatasetArgument = Annotated[
     str,
     typer.Argument(
         metavar="DATASET",
-        help="Name of a dataset (see `afield data list`), a folder DATASET/<domain>/<class>/ of "
-        "files, or an .npz file.",
-    ),
-]
-Methods = Annotated[
-    str,
-    typer.Option(
-        metavar="NAMES",
-        help="Methods to compare, separated by commas, or 'all'. Default: a short list for a first "
-        "look. See `afield list methods`.",
-        show_default=False,
-    ),
-]
-Rules = Annotated[
-    str,
-    typer.Option(
-        metavar="NAMES",
-        help="How to select a model, one table per rule; separate rules by commas, or use 'all'. "
-        "sources: training-domain validation. left-out-source: leave-one-domain-out validation "
-        "(trains more models). validation: separate validation domains (with --hold-out). target: "
-        "test-domain validation (an oracle). Default: the rules that need no additional runs.",
-        show_default=False,
+        help=OPTIONS["dataset"].help,
     ),
 ]
 Average = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help=f"Weight averaging during training: {', '.join(registry.names('averages'))}. "
-        "'last' uses the last weights, without averaging.",
-        rich_help_panel=TRAINING,
-    ),
+    str, typer.Option(metavar="NAME", help=OPTIONS["average"].help, rich_help_panel=TRAINING)
 ]
 Backbone = Annotated[
     str | None,
@@ -136,25 +108,14 @@ SetOption = Annotated[
 ]
 Threads = Annotated[
     int,
-    typer.Option(min=1, metavar="N", help="CPU threads per run.", rich_help_panel=RUNNING),
+    typer.Option(min=1, metavar="N", help=OPTIONS["threads"].help, rich_help_panel=RUNNING),
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(
-        min=1,
-        metavar="N",
-        help="Number of runs at a time, in parallel processes. Default: one per CPU core.",
-        rich_help_panel=RUNNING,
-    ),
+    typer.Option(min=1, metavar="N", help=OPTIONS["workers"].help, rich_help_panel=RUNNING),
 ]
 StoreOption = Annotated[
-    str,
-    typer.Option(
-        metavar="STORE",
-        help="Folder for records and weights, or an address such as s3://bucket/runs. Runs that "
-        "it already holds are not repeated.",
-        rich_help_panel=OUTPUT,
-    ),
+    str, typer.Option(metavar="STORE", help=OPTIONS["store"].help, rich_help_panel=OUTPUT)
 ]
 StoreArgument = Annotated[
     str,

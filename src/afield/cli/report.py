@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from afield.experiments.record import Failure, Record
     from afield.experiments.store import Store
 
-__all__ = ["export_domainbed", "report", "table", "write_store_report"]
+__all__ = ["export_domainbed", "report", "table"]
 
 
 def table(
@@ -54,25 +54,6 @@ def report(
 
     path = write_report(store, out)
     console.out.print(f"report in {path}", markup=False, soft_wrap=True)
-
-
-def write_store_report(store: "Store", *, quiet: bool = False) -> None:
-    """Write the report of a store into it and print its path; a failure is only a note."""
-    from afield.reporting.page import write_report
-
-    try:
-        path = write_report(store)
-    except Exception as error:  # noqa: BLE001  hours of work are done: a page may be made later
-        reason = " ".join(str(error).split())
-        console.err.print(
-            f"note: the report could not be written ({reason}); "
-            f"try again with `afield report {store.where()}`",
-            markup=False,
-            soft_wrap=True,
-        )
-    else:
-        if not quiet:
-            console.err.print(f"report in {path}", markup=False, soft_wrap=True)
 
 
 def export_domainbed(

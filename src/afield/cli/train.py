@@ -83,7 +83,7 @@ def train(
     tensorboard: Tensorboard = False,
 ) -> None:
     """Train one model and show its accuracy on the domains it has not seen."""
-    from afield.experiments.benchmarking import plan_run
+    from afield.experiments.planning import plan_run
     from afield.experiments.remote_store import open_store
 
     settings = collect_settings(

@@ -11,9 +11,10 @@ from afield.data.domains import DomainSet
 from afield.data.lookup import find_dataset
 from afield.deployment.estimates import estimate_accuracy, unseen_accuracies
 from afield.errors import DataError, SpecError
-from afield.experiments.benchmarking import plan_run
+from afield.experiments.planning import plan_run
 from afield.experiments.protocol import hold_out, leave_one_out
-from afield.experiments.record import DEFAULT_RULES, Record, Run
+from afield.experiments.record import Record, Run
+from afield.experiments.selection import DEFAULT_RULES
 from afield.experiments.store import Store
 
 __all__ = ["BEST", "FitPlan", "FitRequest", "plan_fit"]
@@ -101,7 +102,7 @@ def _plan_trial(request: FitRequest, dataset: DomainSet, trial: int) -> list[Run
         "trials": trial + 1,
     }
     if share:
-        runs = hold_out(dataset, [request.method], test=share, validate=0.0, **options)
+        runs = hold_out(dataset, [request.method], hold_out=share, validate=0.0, **options)
     else:
         runs = leave_one_out(dataset, [request.method], **options)
     return [run for run in runs if run.trial == trial]

@@ -1,6 +1,6 @@
 from .benchmark import Benchmark as Benchmark
+from .benchmark import make_benchmark as make_benchmark
 from .benchmark import read_benchmark as read_benchmark
-from .benchmarking import bench as bench
 from .benchmarking import train as train
 from .embedding import embed as embed
 from .finished import FinishedRun as FinishedRun

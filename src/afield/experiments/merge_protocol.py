@@ -1,19 +1,20 @@
-"""Which runs a benchmark of merges needs: for every target a base, its experts, and what is merged.
+"""Which runs a benchmark of merges needs: for every target a base, experts and merged models.
 
-    base      a CLIP as it comes, with the head of its classes' names; any other pretrained network
+    base      a CLIP as published, with a head from the class names; any other pretrained network
               with a linear head fitted to the sources (linear_probe); a network from random
               weights after a short training on all sources together (erm)
     experts   fine-tuned from the base on one domain each: the sources, and the target for the upper
-              bound; heads of pretrained networks stay frozen. Where several methods are to make
-              them, there is one of each method instead, trained on all sources.
-    merged    every merge, and what it is compared with (see assembly.py), of one target's sources
+              bound. The heads of pretrained networks stay frozen. With several expert methods,
+              there is one expert per method instead, trained on all sources.
+    merged    every merge and its baselines (see merge_runner.py), of the sources of one target
 
-The experts of a CLIP are the same for all targets, as its base knows nothing of any domain.
+The experts of a CLIP are the same for all targets, because its base uses no domain.
 """
 
 import logging
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,9 +23,10 @@ import torch
 
 from afield import registry
 from afield.data.domains import DomainSet
-from afield.errors import IncompatibleMethodError, MergeError, SpecError, UnknownNameError
-from afield.experiments.merge_runner import MERGE_BASELINES
-from afield.experiments.record import DEFAULT_RULES, Run
+from afield.errors import IncompatibleMethodError, MergeError, SpecError
+from afield.experiments.merge_runner import MERGE_BASELINES, check_merge
+from afield.experiments.record import Run
+from afield.experiments.selection import DEFAULT_RULES, RULES
 from afield.experiments.settings import (
     Settings,
     check_counts,
@@ -33,7 +35,6 @@ from afield.experiments.settings import (
     settings_of,
 )
 from afield.hyperparameters import build, defaults, draw_values, validate_values, without_neutral
-from afield.merging.scopes import expert_count, needs_statistics
 from afield.merging.state_dicts import merge as merge_by
 from afield.networks.backbone import find_backbone, network
 from afield.training.method import Task
@@ -41,9 +42,9 @@ from afield.training.optimizers import optimizer_factory
 
 __all__ = ["merging_runs"]
 
-# A warm-up of a network without pretraining takes so much of an expert's steps.
+# Steps of the base of a network without pretrained weights, as a share of an expert's steps.
 WARM_UP_SHARE = 0.2
-# What methods are tried on before they are trusted to leave a network as it is.
+# Input shape of the small network on which expert methods are tried out.
 TINY_SHAPE = (4,)
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Plan:
-    """What all runs of a benchmark of merges share."""
+    """The options that all runs of a benchmark of merges share."""
 
     dataset: DomainSet
     methods: tuple[str, ...]
@@ -60,33 +61,32 @@ class _Plan:
     settings: Settings
 
     def base(self, sources: tuple[str, ...], trial: int) -> Run:
-        """What experts start from."""
-        own = resolve_run(self.dataset, "erm", sources, trial=trial, settings=self.common)
-        if find_backbone(own.backbone).zero_shot:
+        """The run that experts start from."""
+        plain = resolve_run(self.dataset, "erm", sources, trial=trial, settings=self.common)
+        if find_backbone(plain.backbone).zero_shot:
             return self._fitted(self.dataset.domains[:1], trial)
-        if own.weights:
+        if plain.weights:
             return self._fitted(sources, trial)
         unused = next((name for name in self.settings if name.startswith("linear_probe.")), None)
         if unused:
-            raise SpecError(f"{unused}: nothing is pretrained here, so the base is warmed up")
-        steps = self.base_steps or _warm_up(own.steps)
+            raise SpecError(f"{unused}: only a base with pretrained weights has a linear probe")
+        steps = self.base_steps or _warm_up(plain.steps)
         warm = {**self.common, "steps": steps, "every": None}
         run = resolve_run(self.dataset, "erm", sources, trial=trial, settings=warm)
         return replace(run, role="base", given={})
 
     def _fitted(self, sources: tuple[str, ...], trial: int) -> Run:
-        own = settings_of(self.settings, "linear_probe")
-        once = {**own, "steps": 1, "every": 1}
+        once = {**settings_of(self.settings, "linear_probe"), "steps": 1, "every": 1}
         run = resolve_run(self.dataset, "linear_probe", sources, trial=trial, settings=once)
         return replace(run, role="base", given={})
 
     @property
     def common(self) -> dict[str, Any]:
-        """The settings of everybody."""
+        """The settings that belong to no method, average or merge."""
         return {name: value for name, value in self.settings.items() if "." not in name}
 
     def expert(self, method: str, sources: tuple[str, ...], base: Run) -> Run:
-        """A model that is fine-tuned from a base."""
+        """The run that fine-tunes an expert from a base."""
         run = resolve_run(
             self.dataset,
             method,
@@ -107,40 +107,38 @@ def merging_runs(
     draws: int = 1,
     rules: Sequence[str] = DEFAULT_RULES,
     average: str = "last",
-    expert_methods: Sequence[str] = ("erm",),
+    expert_method: Sequence[str] = ("erm",),
     base_steps: int | None = None,
     settings: Settings | None = None,
 ) -> list[Run]:
-    """The runs that leave each domain out once and merge what was learned on the others.
+    """The runs that leave each domain out once and merge the experts of the others.
 
     Parameters
     ----------
     dataset, merges
-        On what, and which merges; what they are compared with is added.
-    trials, draws
-        As in `leave_one_out`; draws are of the merges' settings, with the same experts.
-    rules, average
-        As in `leave_one_out`.
-    expert_methods
-        What trains the experts, one for every domain; or several methods, one expert for each.
+        The dataset, and the names of the merges; their baselines are added.
+    trials, draws, rules, average
+        As in `leave_one_out`; draws vary the settings of the merges, with the same experts.
+    expert_method
+        The method that trains one expert per domain, or several methods with one expert each.
     base_steps
-        Of the warm-up, where there is one; by default a fifth of an expert's.
+        Training steps of a base without pretrained weights; by default a fifth of an expert's.
     settings
-        As in `leave_one_out`, of the experts' training; and of merges, as ``score.tau``, with
-        ``score.scale`` for how far to go.
+        As in `leave_one_out`, for the experts' training, and those of merges, such as
+        ``score.tau``; ``score.scale`` multiplies the merged delta.
     """
-    _check(dataset, merges, expert_methods, settings or {}, average)
+    _check(dataset, merges, expert_method, settings or {}, average)
     check_counts(trials=trials, draws=draws, base_steps=base_steps)
-    reading = tuple(rule for rule in rules if rule in DEFAULT_RULES) or DEFAULT_RULES
-    if set(rules) - set(reading):
-        log.warning("merges are read by %s: other rules would need twins", " and ".join(reading))
-    plan = _Plan(dataset, tuple(expert_methods), average, base_steps, settings or {})
-    found: dict[str, Run] = {}
+    usable = tuple(rule for rule in rules if not RULES[rule].needs_twins) or DEFAULT_RULES
+    if set(rules) - set(usable):
+        log.warning("merges are selected by %s: other rules need twins", " and ".join(usable))
+    plan = _Plan(dataset, tuple(expert_method), average, base_steps, settings or {})
+    runs: dict[str, Run] = {}
     for trial in range(trials):
         for target in dataset.domains:
-            for run in _of_target(plan, target, trial, merges, draws, reading):
-                found.setdefault(run.key, run)
-    return sorted(found.values(), key=lambda run: (run.trial, run.order))
+            for run in _of_target(plan, target, trial, merges, draws, usable):
+                runs.setdefault(run.key, run)
+    return sorted(runs.values(), key=lambda run: (run.trial, run.order))
 
 
 def _of_target(
@@ -153,26 +151,28 @@ def _of_target(
         experts = [plan.expert(plan.methods[0], (name,), base) for name in sources]
     else:
         experts = [plan.expert(method, sources, base) for method in plan.methods]
-    bound = _bound(plan, target, base)
-    like = replace(
+    upper_bound = _upper_bound(plan, target, base)
+    template = replace(
         experts[0],
         sources=sources,
         role="merged",
         experts=tuple(expert.key for expert in experts),
         params={},
         rules=rules,
-        given=_told(plan, base, experts),
+        given=_row_label(plan, base, experts),
     )
-    merged = [replace(like, method=name) for name in MERGE_BASELINES[:-1]]
-    both = tuple(dict.fromkeys((*rules, "target")))
-    merged.append(replace(like, method=MERGE_BASELINES[-1], experts=(bound.key,), rules=both))
+    merged = [replace(template, method=name) for name in MERGE_BASELINES[:-1]]
+    both = tuple(name for name in RULES if name in rules or RULES[name].is_oracle)
+    merged.append(
+        replace(template, method=MERGE_BASELINES[-1], experts=(upper_bound.key,), rules=both)
+    )
     for name in merges:
-        merged += [_merged(plan, like, name, draw) for draw in range(draws)]
-    return [base, *experts, bound, *merged]
+        merged += [_merged(plan, template, name, draw) for draw in range(draws)]
+    return [base, *experts, upper_bound, *merged]
 
 
-def _bound(plan: _Plan, target: str, base: Run) -> Run:
-    """The expert of the target, by the first method that can do with one domain."""
+def _upper_bound(plan: _Plan, target: str, base: Run) -> Run:
+    """The expert of the target, by the first method that can train on one domain."""
     for method in plan.methods:
         try:
             return plan.expert(method, (target,), base)
@@ -181,35 +181,39 @@ def _bound(plan: _Plan, target: str, base: Run) -> Run:
     return plan.expert("erm", (target,), base)
 
 
-def _merged(plan: _Plan, like: Run, name: str, draw: int) -> Run:
+def _merged(plan: _Plan, template: Run, name: str, draw: int) -> Run:
     merge = registry.find("merges", name)
-    asked = {k.partition(".")[2]: v for k, v in plan.settings.items() if k.startswith(f"{name}.")}
-    scale = _scale(name, asked.pop("scale", 1.0))
-    chosen = validate_values(merge, asked)
-    _try(name, chosen)
-    params = {**draw_values(merge, draw=draw, trial=like.trial), **chosen}
-    usual = {**defaults(merge), "scale": 1.0}
+    settings = _short_names(plan.settings, name)
+    scale = _scale(name, settings.pop("scale", 1.0))
+    chosen = validate_values(merge, settings)
+    _check_values(name, chosen)
+    params = {**draw_values(merge, draw=draw, trial=template.trial), **chosen}
+    default = {**defaults(merge), "scale": 1.0}
     given = {
         f"{name}.{key}": value
         for key, value in {**chosen, "scale": scale}.items()
-        if value != usual[key]
+        if value != default[key]
     }
     params = {**without_neutral(merge, params), "scale": scale}
-    return replace(like, method=name, params=params, draw=draw, given={**like.given, **given})
+    return replace(
+        template, method=name, params=params, draw=draw, given={**template.given, **given}
+    )
+
+
+def _short_names(settings: Settings, owner: str) -> dict[str, Any]:
+    """The settings of one method or merge, by their short names."""
+    return {k.partition(".")[2]: v for k, v in settings.items() if k.startswith(f"{owner}.")}
 
 
 def _scale(name: str, value: Any) -> float:
-    try:
-        found = float(value)
-    except (TypeError, ValueError):
-        found = math.nan
-    if not math.isfinite(found):
-        raise SpecError(f"{name}.scale={value}: not a finite number")
-    return found
+    with suppress(TypeError, ValueError):
+        if math.isfinite(scale := float(value)):
+            return scale
+    raise SpecError(f"{name}.scale={value}: not a finite number")
 
 
-def _try(name: str, chosen: dict[str, Any]) -> None:
-    """Refuse settings that the merge would refuse when all experts are trained."""
+def _check_values(name: str, chosen: dict[str, Any]) -> None:
+    """Refuse values that the merge would refuse only after all experts are trained."""
     if chosen:
         base = torch.full((4, 4), 100.0)
         experts = [{"w": base + torch.eye(4)}, {"w": base + torch.eye(4).cumsum(0)}]
@@ -219,17 +223,16 @@ def _try(name: str, chosen: dict[str, Any]) -> None:
             raise SpecError(f"{name}.{str(error).removeprefix('w: ')}") from None
 
 
-def _told(plan: _Plan, base: Run, experts: Sequence[Run]) -> dict[str, Any]:
-    """What labels the rows: settings of the experts that were chosen by hand, and who they are."""
-    every = {name: value for expert in experts for name, value in expert.given.items()}
-    given = {name: value for name, value in every.items() if "." not in name}
-    own = {name: value for name, value in every.items() if "." in name}
-    warmed = base.method != "linear_probe"
-    if warmed and base.steps != _warm_up(experts[0].steps):
+def _row_label(plan: _Plan, base: Run, experts: Sequence[Run]) -> dict[str, Any]:
+    """The settings that label a row: those chosen by hand for the experts, and their methods."""
+    chosen = {name: value for expert in experts for name, value in expert.given.items()}
+    given = {name: value for name, value in chosen.items() if "." not in name}
+    of_methods = {name: value for name, value in chosen.items() if "." in name}
+    if base.method != "linear_probe" and base.steps != _warm_up(experts[0].steps):
         given["base_steps"] = base.steps
-    if plan.methods != ("erm",) or own:
+    if plan.methods != ("erm",) or of_methods:
         given["experts"] = "+".join(plan.methods)
-    return {**given, **{name.replace(".", " "): value for name, value in own.items()}}
+    return {**given, **{name.replace(".", " "): value for name, value in of_methods.items()}}
 
 
 def _warm_up(steps: int) -> int:
@@ -244,56 +247,35 @@ def _check(
     average: str,
 ) -> None:
     if len(dataset.domains) < 3:
-        raise SpecError(
-            f"{dataset.name} has {len(dataset.domains)} domains: merging takes three, so that two "
-            "experts are left beside the target"
-        )
+        count = len(dataset.domains)
+        raise SpecError(f"{dataset.name} has {count} domains: merging needs three or more")
     if not methods:
-        raise SpecError("no method to make the experts; leave --expert-method out for erm")
+        raise SpecError("no method trains the experts; leave --expert-method out for erm")
     for name in merges:
-        _check_merge(name, len(methods) if len(methods) > 1 else len(dataset.domains) - 1)
+        check_merge(name, len(methods) if len(methods) > 1 else len(dataset.domains) - 1)
     check_settings(settings, [*merges, *methods, average, "linear_probe"])
     for method in methods:
         _check_plain(method, settings, domains=1 if len(methods) == 1 else 2)
 
 
-def _check_merge(name: str, experts: int) -> None:
-    if name in MERGE_BASELINES:
-        raise UnknownNameError(f"{name} stands beside every merge already; leave it out")
-    merge = registry.find("merges", name)
-    required = expert_count(merge)
-    if required is not None and required != experts:
-        raise SpecError(
-            f"{name} merges {required} experts, but there are {experts}: use a dataset of "
-            f"{required + 1} domains, or {required} methods"
-        )
-    if needs_statistics(merge):
-        raise SpecError(
-            f"{name} needs statistics of every expert, which a benchmark does not make; use "
-            f"`afield merge {name} … --statistics FILE`, or leave it out"
-        )
-
-
 def _check_plain(method: str, settings: Settings, *, domains: int) -> None:
-    """Refuse methods that train another network than the base, before anything is trained."""
-    own = {k.partition(".")[2]: v for k, v in settings.items() if k.startswith(f"{method}.")}
-    made = build(registry.find("methods", method), own)
-    names = tuple(str(i) for i in range(domains))
+    """Refuse a method that changes the network of the base, before anything is trained."""
+    instance = build(registry.find("methods", method), _short_names(settings, method))
     with torch.random.fork_rng(devices=[]):
         make = partial(network, "small:mlp", TINY_SHAPE)
         optimizer = optimizer_factory("", lr=1e-3, weight_decay=0.0)
         model = make(2)
         before = {name: value.shape for name, value in model.state_dict().items()}
         try:
-            learner = made.setup(
-                model, Task(names, ("a", "b"), 1, make, optimizer, shape=TINY_SHAPE)
-            )
+            names = tuple(str(i) for i in range(domains))
+            task = Task(names, ("a", "b"), 1, make, optimizer, shape=TINY_SHAPE)
+            learner = instance.setup(model, task)
         except SpecError:
-            # What this small network lacks, the real one may have.
+            # The real network may have what this small one lacks.
             return
     after = {name: value.shape for name, value in learner.model.state_dict().items()}
     if after != before:
         raise SpecError(
-            f"{method} trains another network than the base: it cannot be merged; use an "
-            "--expert-method that leaves the network as it is, such as erm"
+            f"{method} changes the network of the base, so its experts cannot be merged; use an "
+            "--expert-method that keeps the network, such as erm"
         )

@@ -25,16 +25,17 @@ from afield import registry
 from afield.compute import default_device, deterministic, track_peak_memory
 from afield.data.domains import data_root
 from afield.data.lookup import find_dataset
-from afield.errors import DataError, SpecError
+from afield.errors import DataError, SpecError, UnknownNameError
 from afield.experiments.record import Record, Run
 from afield.experiments.run_setup import Machine, TrainingState, load_domains, set_up
 from afield.experiments.runner import versions
 from afield.experiments.store import Store, read_record, read_run_weights
 from afield.hyperparameters import with_neutral
+from afield.merging.scopes import expert_count, needs_statistics
 from afield.merging.state_dicts import merge
 from afield.training.evaluation import Checkpoint, Scores
 
-__all__ = ["MERGE_BASELINES", "Ensemble", "execute_merge"]
+__all__ = ["MERGE_BASELINES", "Ensemble", "check_merge", "execute_merge"]
 
 # What stands beside the merges in every table of them.
 MERGE_BASELINES = ("base", "best_expert", "logit_ensemble", "target_expert")
@@ -52,6 +53,24 @@ class Ensemble(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Samples × classes."""
         return torch.stack([network(x) for network in self.networks]).mean(dim=0)
+
+
+def check_merge(name: str, experts: int) -> None:
+    """Refuse a merge that a benchmark with this many experts cannot include."""
+    if name in MERGE_BASELINES:
+        raise UnknownNameError(f"{name} is compared with every merge anyway; leave it out")
+    merge = registry.find("merges", name)
+    required = expert_count(merge)
+    if required is not None and required != experts:
+        raise SpecError(
+            f"{name} merges {required} experts, but there are {experts}: use a dataset of "
+            f"{required + 1} domains, or {required} methods"
+        )
+    if needs_statistics(merge):
+        raise SpecError(
+            f"{name} needs statistics of every expert, which a benchmark does not compute; use "
+            f"`afield merge {name} … --statistics FILE`, or leave it out"
+        )
 
 
 def execute_merge(
@@ -144,8 +163,8 @@ def _check_alike(run: Run, network: nn.Module, experts: Sequence[State]) -> None
     for key, expert in zip(run.experts, experts, strict=True):
         if {name: value.shape for name, value in expert.items()} != shapes:
             raise SpecError(
-                f"{key.rpartition('-')[0]} trains another network than the base: it cannot be "
-                "merged; use an --expert-method that leaves the network as it is, such as erm"
+                f"{key.rpartition('-')[0]} changes the network of the base, so its experts cannot "
+                "be merged; use an --expert-method that keeps the network, such as erm"
             )
 
 

@@ -9,8 +9,14 @@ import numpy as np
 
 from afield.data.domains import DomainSet
 from afield.errors import SpecError
-from afield.experiments.record import DEFAULT_RULES, Run
-from afield.experiments.selection import RULES
+from afield.experiments.record import Run
+from afield.experiments.selection import (
+    DEFAULT_RULES,
+    RULES,
+    Division,
+    default_rules,
+    resolve_rules,
+)
 from afield.experiments.settings import (
     Settings,
     check_counts,
@@ -20,16 +26,15 @@ from afield.experiments.settings import (
 )
 from afield.seeds import derive_seed
 
-__all__ = [
-    "Fold",
-    "hold_out",
-    "leave_one_out",
-]
+__all__ = ["Fold", "divide", "hold_out", "leave_one_out"]
 
 
 @dataclass(frozen=True)
 class Fold:
-    """One division of the domains: what is trained on, what is tested on, which rules read it."""
+    """One division of the domains: those to train on, those to test on, the rules that read it.
+
+    `unused` domains are neither trained on nor evaluated; `given` labels the row in a table.
+    """
 
     sources: tuple[str, ...]
     rules: tuple[str, ...]
@@ -48,21 +53,24 @@ def leave_one_out(
     average: str = "last",
     settings: Settings | None = None,
 ) -> list[Run]:
-    """The runs that leave each domain out once, and for the second rule each pair of domains.
+    """The runs that leave each domain out once.
+
+    A rule that needs twins (leave-one-domain-out validation) adds the runs that leave out each pair
+    of domains.
 
     Parameters
     ----------
     dataset, methods
-        On what, and with which methods.
+        The dataset, and the names of the methods.
     trials
-        How often to repeat everything, each time with other splits and another seed.
+        Number of repetitions, each with other splits and another seed.
     draws
-        How many draws of the hyperparameters to try; the first is the defaults.
+        Number of hyperparameter samples; the first one is the defaults.
     rules
-        The selection rules that will read the records.
+        Names of the selection rules that will read the records.
     average, settings
-        What is deployed, and settings that are not the defaults: ``steps``, ``every``, ``batch``,
-        ``lr``, ``weight_decay``, ``backbone``, or a method's or average's own as
+        The weight averaging, and settings that differ from the defaults: ``steps``, ``every``,
+        ``batch``, ``lr``, ``weight_decay``, ``backbone``, or those of a method or average, such as
         ``vrex.penalty``.
 
     Examples
@@ -71,91 +79,92 @@ def leave_one_out(
     >>> len(leave_one_out(find_dataset("rotated_digits"), ["erm", "vrex"], trials=1))
     12
     """
-    twins = any(RULES[rule].needs_twins for rule in rules)
-    if twins and len(dataset.domains) < 3:
+    rules = resolve_rules(rules, Division())
+    twin_rules = tuple(rule for rule in rules if RULES[rule].needs_twins)
+    if twin_rules and len(dataset.domains) < 3:
         raise SpecError(
-            f"{dataset.name} has {len(dataset.domains)} domains: the rule left-out-source takes "
-            "three, so that one is left to train on; use --rules sources,target"
+            f"{dataset.name} has {len(dataset.domains)} domains: the rule {twin_rules[0]} needs "
+            f"three, so that one is left to train on; use --rules {','.join(DEFAULT_RULES)}"
         )
-    folds = [Fold(dataset.without(target), tuple(rules)) for target in dataset.domains]
-    if twins:
-        reading = tuple(rule for rule in rules if RULES[rule].needs_twins)
-        folds += [
-            Fold(dataset.without(*pair), reading) for pair in combinations(dataset.domains, 2)
-        ]
-    of_trials = [folds for _ in range(trials)]
-    return _runs(dataset, methods, of_trials, draws=draws, average=average, settings=settings)
+    folds = [Fold(dataset.without(target), rules) for target in dataset.domains]
+    if twin_rules:
+        pairs = combinations(dataset.domains, 2)
+        folds += [Fold(dataset.without(*pair), twin_rules) for pair in pairs]
+    trial_folds = [folds for _ in range(trials)]
+    return _runs(dataset, methods, trial_folds, draws=draws, average=average, settings=settings)
 
 
 def hold_out(
     dataset: DomainSet,
     methods: Sequence[str],
     *,
-    test: float = 0.25,
+    hold_out: float = 0.25,
     validate: float = 0.1,
-    train_on: Sequence[int | None] = (),
+    train_on: Sequence[int | str] = (),
     trials: int = 3,
     draws: int = 1,
-    rules: Sequence[str] | None = None,
+    rules: Sequence[str] = (),
     average: str = "last",
     settings: Settings | None = None,
 ) -> list[Run]:
-    """The runs that hold out a share of many domains, other ones in every trial.
+    """The runs that hold out a share of many domains, other domains in every trial.
 
     Parameters
     ----------
     dataset, methods
-        On what, and with which methods.
-    test, validate
-        The shares of the domains that are tested on, and that are validated on; both are unseen.
+        The dataset, and the names of the methods.
+    hold_out, validate
+        The shares of the domains to test on and to validate on; neither is trained on.
     train_on
-        How many of the other domains to train on, for each number a benchmark of its own on the
-        same unseen domains; a larger number has those of a smaller one. None are all of them.
+        Numbers of the remaining domains to train on, or ``"all"``. Each number is a benchmark of
+        its own with the same held-out domains; a larger number includes the domains of a smaller
+        one. Empty means all remaining domains.
     rules
-        The selection rules that will read the records: by default validation and target, and
-        sources in place of validation where no domain validates.
+        Names of the selection rules that will read the records; empty means the default rules for
+        these shares.
     trials, draws, average, settings
         As in `leave_one_out`.
     """
-    names, count = sorted(dataset.domains), len(dataset.domains)
-    tested, validated = (round(s * count) if 0 <= s < 1 else 0 for s in (test, validate))
-    if not tested or not 0 <= validate < 1 or tested + validated >= count:
-        raise SpecError(
-            f"{dataset.name}: {test:g} of {count} domains to test on and {validate:g} to validate "
-            "on: that leaves none to test on, or none to train on"
-        )
-    wanted = tuple(rules or ("validation" if validated else "sources", "target"))
-    twins = next((rule for rule in wanted if RULES[rule].needs_twins), None)
-    if twins:
-        raise SpecError(f"the rule {twins} leaves one domain out; held-out shares have validation")
-    if "sources" in wanted and validated:
-        raise SpecError("the rule sources picks where no domain validates; use --validate 0")
-    if "validation" in wanted and not validated:
-        raise SpecError(f"{dataset.name}: no domain to validate on; hold out a larger share for it")
-    of_trials = []
+    division = divide(dataset, hold_out=hold_out, validate=validate)
+    rules = resolve_rules(rules or default_rules(division), division)
+    names, tested, count = sorted(dataset.domains), division.tested, len(dataset.domains)
+    unseen_count = tested + division.validated
+    trial_folds = []
     for trial in range(trials):
         order = np.random.default_rng(derive_seed("hold-out", trial)).permutation(count)
-        mixed = [names[i] for i in order]
-        unseen, others = mixed[: tested + validated], mixed[tested + validated :]
-        fold = Fold(dataset.without(*unseen), wanted, dataset.without(*mixed[tested:]))
-        counts = dict.fromkeys(_count(number, len(others), dataset) for number in train_on)
-        of_trials.append([_smaller(fold, others, count) for count in counts or [len(others)]])
-    return _runs(dataset, methods, of_trials, draws=draws, average=average, settings=settings)
+        shuffled = [names[i] for i in order]
+        unseen, others = shuffled[:unseen_count], shuffled[unseen_count:]
+        fold = Fold(dataset.without(*unseen), rules, dataset.without(*shuffled[tested:]))
+        sizes = dict.fromkeys(_source_count(size, len(others), dataset) for size in train_on)
+        trial_folds.append([_with_sources(fold, others, size) for size in sizes or [len(others)]])
+    return _runs(dataset, methods, trial_folds, draws=draws, average=average, settings=settings)
 
 
-def _count(number: int | None, most: int, dataset: DomainSet) -> int:
-    """How many domains to train on, of so many; None are all."""
-    count = most if number is None else number
-    if type(count) is not int or not 1 <= count <= most:
+def divide(dataset: DomainSet, *, hold_out: float, validate: float) -> Division:
+    """The numbers of domains that shares of a dataset stand for."""
+    count = len(dataset.domains)
+    tested, validated = (round(s * count) if 0 <= s < 1 else 0 for s in (hold_out, validate))
+    if not tested or not 0 <= validate < 1 or tested + validated >= count:
         raise SpecError(
-            f"{dataset.name}: cannot train on {count} domains; {most} are left beside those that "
-            "are held out"
+            f"{dataset.name}: {hold_out:g} of {count} domains to test on and {validate:g} to "
+            "validate on: that leaves none to test on, or none to train on"
+        )
+    return Division(tested, validated)
+
+
+def _source_count(number: int | str, available: int, dataset: DomainSet) -> int:
+    """The number of domains to train on, out of those available; ``"all"`` means all of them."""
+    count = available if number == "all" else number
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= available:
+        raise SpecError(
+            f"{dataset.name}: cannot train on {number} domains; {available} remain beside those "
+            "that are held out"
         )
     return count
 
 
-def _smaller(fold: Fold, others: Sequence[str], count: int) -> Fold:
-    """The same division with the first so many of the domains that could be trained on."""
+def _with_sources(fold: Fold, others: Sequence[str], count: int) -> Fold:
+    """The fold with only the first `count` of the domains that are not held out as sources."""
     sources = tuple(name for name in fold.sources if name in others[:count])
     unused = tuple(name for name in fold.sources if name in others[count:])
     return replace(fold, sources=sources, unused=unused, given={"domains": count})
@@ -164,22 +173,22 @@ def _smaller(fold: Fold, others: Sequence[str], count: int) -> Fold:
 def _runs(
     dataset: DomainSet,
     methods: Sequence[str],
-    of_trials: Sequence[Iterable[Fold]],
+    trial_folds: Sequence[Iterable[Fold]],
     *,
     draws: int,
     average: str,
     settings: Settings | None,
 ) -> list[Run]:
     check_settings(settings or {}, [*methods, average])
-    check_counts(trials=len(of_trials), draws=draws)
+    check_counts(trials=len(trial_folds), draws=draws)
     return [
-        _folded(
+        _in_fold(
             resolve_run(
                 dataset,
                 method,
                 fold.sources,
                 trial=trial,
-                draw=number,
+                draw=draw,
                 rules=fold.rules,
                 average=average,
                 settings=settings_of(settings or {}, method, average),
@@ -187,13 +196,13 @@ def _runs(
             ),
             fold,
         )
-        for trial, folds in enumerate(of_trials)
-        for number in range(draws)
+        for trial, folds in enumerate(trial_folds)
+        for draw in range(draws)
         for fold in folds
         for method in methods
     ]
 
 
-def _folded(run: Run, fold: Fold) -> Run:
-    """A run that leaves aside what its division does."""
+def _in_fold(run: Run, fold: Fold) -> Run:
+    """The run with the unused domains and the label of its fold."""
     return replace(run, unused=fold.unused, given={**run.given, **fold.given})

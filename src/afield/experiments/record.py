@@ -9,13 +9,12 @@ from functools import cached_property
 from typing import Any
 
 from afield.errors import SpecError
+from afield.experiments.selection import DEFAULT_RULES
 from afield.seeds import derive_seed
 from afield.training.evaluation import Checkpoint
 
-__all__ = ["DEFAULT_RULES", "Failure", "Plan", "Progress", "Record", "Run"]
+__all__ = ["Failure", "Plan", "Progress", "Record", "Run"]
 
-# The selection rules that need no further runs.
-DEFAULT_RULES = ("sources", "target")
 # These say how a run is read and shown, not what is trained; with or without them it is one run.
 NOT_IN_KEY = ("rules", "given")
 

@@ -1,33 +1,41 @@
-"""Rules that pick a checkpoint among records: pure functions, `records -> Pick | None`.
+"""Selection rules: pure functions from records to a picked checkpoint.
 
-    sources           best mean accuracy on the sources' probe parts
-    left-out-source   best mean accuracy on each source when it, too, was left out
-    validation        best mean accuracy on further domains that were held out to validate
-    target            best accuracy on the target's probe part, last checkpoints only
+    sources           training-domain validation: mean accuracy on the sources' validation splits
+    left-out-source   leave-one-domain-out validation: mean accuracy on each source in the run that
+                      leaves it out as well
+    validation        mean accuracy on further domains that are held out for validation
+    target            test-domain validation (oracle): accuracy on the target's validation split, at
+                      the last checkpoint only
 
-Where the average that is deployed makes its own choice (SWAD), there is one checkpoint to pick.
-
-All but the last know nothing of the target; that is an oracle, and named for it. All report the
-accuracy on the target's main part. Each rule says what it reads of unseen domains, so that a run
-evaluates no more than that; the sources' probe parts are read at every checkpoint.
+If the average chooses its own weights (SWAD), there is only one checkpoint to pick. All rules but
+`target` use nothing of the target, and all report the accuracy on its test split. Every rule states
+which splits of unseen domains it reads and when, so that a run evaluates no more than that.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from afield.errors import DataError, SpecError, UnknownNameError
-from afield.experiments.record import Record, Run
 from afield.registry import hint
-from afield.training.evaluation import Checkpoint
+
+# The command line lists the rules in its help: nothing here imports torch.
+if TYPE_CHECKING:
+    from afield.experiments.record import Record, Run
+    from afield.training.evaluation import Checkpoint
+
+    Candidate = tuple[float, Record, Checkpoint]
 
 __all__ = [
+    "DEFAULT_RULES",
     "RULES",
+    "Division",
     "Pick",
     "Rule",
-    "by_left_out_source",
-    "by_sources",
-    "by_target",
-    "by_validation",
+    "default_rules",
+    "describe_rules",
     "resolve_rules",
     "selection_value",
     "source_accuracy",
@@ -36,11 +44,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Pick:
-    """A chosen checkpoint: by what value, and how it does on the target's main part.
+    """A selected checkpoint, the value that selected it, and its scores on the target.
 
-    `in_domain` is its mean accuracy on the sources' probe parts, and `known` that with the domain
-    told, where the model can use it. `calibration_error` and `accuracy_at_90` are, as `accuracy`,
-    of the target's main part; older records do not have them.
+    `accuracy`, `calibration_error` and `accuracy_at_90` are of the target's test split; older
+    records lack the last two. `in_domain` is the mean accuracy on the validation splits of the
+    sources, and `known` the same with the domain label given, for models that can use it.
     """
 
     run: Run
@@ -54,195 +62,238 @@ class Pick:
 
 
 @dataclass(frozen=True)
-class Rule:
-    """How to pick, and which parts of unseen domains must have been read for it, and when."""
+class Division:
+    """How a benchmark divides its domains: the numbers of domains to test and to validate on.
 
-    pick: Callable[[Sequence[Record], str], Pick | None]
-    told: str
+    With no `tested` domains, every domain is left out once.
+    """
+
+    tested: int = 0
+    validated: int = 0
+
+    def __str__(self) -> str:
+        if not self.tested:
+            return "that leaves one domain out at a time"
+        return f"with {self.tested} test and {self.validated} validation domains"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A way to pick a checkpoint, and what a benchmark must provide for it.
+
+    `candidates` yields the checkpoints to choose from, each with its value and its record. `fits`
+    tells whether the rule can read a benchmark with a given division of its domains. `at_every`,
+    `at_last` and `at_best` are the splits of unseen domains to evaluate at every checkpoint, at the
+    last one, and at the best one on the sources. `needs_twins` asks for runs that leave out one
+    more source each. `is_oracle` marks a rule that reads the labels of the target, and
+    `is_default` a rule that is used unless others are chosen.
+    """
+
+    candidates: Callable[[Sequence[Record], str], Iterator[Candidate]]
+    description: str
+    fits: Callable[[Division], bool]
     at_every: tuple[str, ...] = ()
     at_last: tuple[str, ...] = ()
     at_best: tuple[str, ...] = ()
     needs_twins: bool = False
+    is_oracle: bool = False
+    is_default: bool = True
+
+    def pick(self, records: Sequence[Record], target: str) -> Pick | None:
+        """The candidate with the best value, the first of equals, and its scores on the target.
+
+        None without candidates, and if the target was not evaluated at the best checkpoint: the
+        next best would be another rule.
+        """
+        candidates = self.candidates(records, target)
+        best = max(candidates, key=lambda candidate: candidate[0], default=None)
+        if best is None:
+            return None
+        value, record, checkpoint = best
+        outcome, sources = checkpoint.score(target, "main"), record.run.sources
+        if outcome is None:
+            return None
+        known = _accuracies(checkpoint, sources, "known")
+        return Pick(
+            run=record.run,
+            step=checkpoint.step,
+            value=value,
+            accuracy=outcome.accuracy,
+            in_domain=source_accuracy(checkpoint, sources),
+            known=_mean(known) if known else None,
+            calibration_error=outcome.calibration_error,
+            accuracy_at_90=outcome.accuracy_at_90,
+        )
 
 
-def by_sources(records: Sequence[Record], target: str) -> Pick | None:
-    """Best mean accuracy on the sources' probe parts, over all runs and checkpoints."""
-    return _best(
-        target,
-        (
-            (source_accuracy(checkpoint, record.run.sources), record, checkpoint)
-            for record in _left_out(records, target)
-            # Where domains validate, it is their pick that was read on the targets.
-            if record.tests == record.unseen
-            for checkpoint in record.candidates
-        ),
-    )
+def _by_sources(records: Sequence[Record], target: str) -> Iterator[Candidate]:
+    """Every checkpoint, by the mean accuracy on the validation splits of the sources."""
+    for record in _testing_on(records, target):
+        # With validation domains, only the checkpoint that they pick is tested.
+        if record.tests == record.unseen:
+            for checkpoint in record.candidates:
+                yield source_accuracy(checkpoint, record.run.sources), record, checkpoint
 
 
-def by_left_out_source(records: Sequence[Record], target: str) -> Pick | None:
-    """Best mean accuracy on each source in turn when it, too, was left out, at the same step."""
-    curves = _curves(records, target)
-    return _best(
-        target,
-        (
-            (sum(values) / len(values), record, checkpoint)
-            for record in _left_out(records, target)
-            for moment, checkpoint in _moments(record)
-            for values in [_at_moment(curves, record.run, moment)]
-            if values
-        ),
-    )
+def _by_left_out_source(records: Sequence[Record], target: str) -> Iterator[Candidate]:
+    """Every checkpoint, by the mean accuracy on each source in the run that leaves it out too."""
+    curves = _twin_curves(records, target)
+    for record in _testing_on(records, target):
+        for step, checkpoint in _by_step(record):
+            values = [curves.get((record.run.recipe, name), {}) for name in record.run.sources]
+            if all(step in curve for curve in values):
+                yield _mean([curve[step] for curve in values]), record, checkpoint
 
 
-def by_validation(records: Sequence[Record], target: str) -> Pick | None:
-    """Best mean accuracy on the domains that were held out to validate."""
-    return _best(
-        target,
-        (
-            (value, record, checkpoint)
-            for record in _left_out(records, target)
-            for checkpoint in record.candidates
-            if (value := _on_validation(checkpoint, record.run)) is not None
-        ),
-    )
+def _by_validation(records: Sequence[Record], target: str) -> Iterator[Candidate]:
+    """Every checkpoint, by the mean accuracy on the domains that are held out for validation."""
+    for record in _testing_on(records, target):
+        for checkpoint in record.candidates:
+            value = _validation_accuracy(checkpoint, record.run)
+            if value is not None:
+                yield value, record, checkpoint
 
 
-def by_target(records: Sequence[Record], target: str) -> Pick | None:
-    """Best accuracy on the targets' own probe parts: an oracle, allowed no early stopping."""
-    return _best(
-        target,
-        (
-            (sum(values) / len(values), record, last)
-            for record in _left_out(records, target)
-            for last in [record.checkpoints[-1]]
-            for values in [_accuracies(last, record.tests, "probe")]
-            if values
-        ),
-    )
+def _by_target(records: Sequence[Record], target: str) -> Iterator[Candidate]:
+    """The last checkpoints, by the accuracy on the targets' own validation splits."""
+    for record in _testing_on(records, target):
+        accuracies = _accuracies(record.checkpoints[-1], record.tests, "probe")
+        if accuracies:
+            yield _mean(accuracies), record, record.checkpoints[-1]
 
 
 def selection_value(checkpoint: Checkpoint, run: Run) -> float:
-    """By what the deployed checkpoint is chosen: validation domains, or else the sources."""
-    value = _on_validation(checkpoint, run)
+    """The value that chooses the deployed checkpoint: on validation domains, or on the sources."""
+    value = _validation_accuracy(checkpoint, run)
     return source_accuracy(checkpoint, run.sources) if value is None else value
 
 
 def source_accuracy(checkpoint: Checkpoint, sources: Sequence[str]) -> float:
-    """Mean accuracy on the sources' probe parts; the first best checkpoint is deployed."""
-    scores = [checkpoint.scores[source].probe for source in sources]
+    """Mean accuracy on the validation splits of the sources."""
+    accuracies = _accuracies(checkpoint, sources, "probe")
+    if not accuracies:
+        raise DataError(f"step {checkpoint.step}: a source's validation split was not evaluated")
+    return _mean(accuracies)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _validation_accuracy(checkpoint: Checkpoint, run: Run) -> float | None:
+    """Mean accuracy on all samples of each validation domain; None without such domains."""
+    others = (*run.sources, *run.tested, *run.unused)
+    names = [name for name in checkpoint.scores if run.tested and name not in others]
+    accuracies = [_accuracy(checkpoint, name) for name in names]
+    return _mean(accuracies) if accuracies else None
+
+
+def _accuracy(checkpoint: Checkpoint, domain: str) -> float:
+    """The accuracy on both splits of a domain together."""
+    both = [checkpoint.score(domain, part) for part in ("main", "probe")]
+    scores = [score for score in both if score is not None]
+    return sum(score.accuracy * score.size for score in scores) / sum(s.size for s in scores)
+
+
+def _accuracies(checkpoint: Checkpoint, domains: Sequence[str], part: str) -> list[float]:
+    """The accuracy on each domain; empty unless all of them were evaluated."""
+    scores = [checkpoint.score(domain, part) for domain in domains]
     accuracies = [score.accuracy for score in scores if score is not None]
-    if len(accuracies) < len(sources):
-        raise DataError(f"step {checkpoint.step}: a source's probe part was not read")
-    return sum(accuracies) / len(accuracies)
+    return accuracies if len(accuracies) == len(domains) else []
 
 
-def resolve_rules(names: Sequence[str]) -> tuple[str, ...]:
-    """The names of rules, in their own order; ``all`` stands for all of them."""
+def _testing_on(records: Iterable[Record], target: str) -> list[Record]:
+    """The records that test on the target (alone, unless domains are held out), by their draws."""
+    testing = [
+        record
+        for record in records
+        if (target in record.run.tested if record.run.tested else record.unseen == (target,))
+    ]
+    return sorted(testing, key=lambda record: (record.run.draw, record.run.key))
+
+
+def _twin_curves(records: Iterable[Record], target: str) -> dict[tuple[str, str], dict[int, float]]:
+    """By recipe and source left out beside the target: the accuracy on that source by step."""
+    curves = {}
+    for record in records:
+        if len(record.unseen) == 2 and target in record.unseen:
+            (source,) = set(record.unseen) - {target}
+            curves[record.run.recipe, source] = {
+                step: score.accuracy
+                for step, checkpoint in _by_step(record)
+                if (score := checkpoint.score(source, "main")) is not None
+            }
+    return curves
+
+
+def _by_step(record: Record) -> list[tuple[int, Checkpoint]]:
+    """Candidates by their step, or by 0 if there is only one: twins may differ in its step."""
+    candidates = record.candidates
+    return [(each.step if len(candidates) > 1 else 0, each) for each in candidates]
+
+
+RULES = {
+    "sources": Rule(
+        _by_sources,
+        "training-domain validation",
+        fits=lambda division: not division.validated,
+        at_best=("main",),
+    ),
+    "left-out-source": Rule(
+        _by_left_out_source,
+        "leave-one-domain-out validation",
+        fits=lambda division: not division.tested,
+        at_every=("main",),
+        needs_twins=True,
+        is_default=False,
+    ),
+    "validation": Rule(
+        _by_validation,
+        "validation on further held-out domains",
+        fits=lambda division: division.validated > 0,
+        at_best=("main",),
+    ),
+    "target": Rule(
+        _by_target,
+        "test-domain validation (oracle)",
+        fits=lambda division: True,
+        at_last=("main", "probe"),
+        is_oracle=True,
+    ),
+}
+
+
+def default_rules(division: Division) -> tuple[str, ...]:
+    """The rules that read a benchmark unless others are chosen."""
+    return tuple(name for name, rule in RULES.items() if rule.is_default and rule.fits(division))
+
+
+# For benchmarks that leave every domain out once.
+DEFAULT_RULES = default_rules(Division())
+
+
+def resolve_rules(names: Sequence[str], division: Division | None = None) -> tuple[str, ...]:
+    """The named rules in the order of `RULES`; ``all`` stands for all of them.
+
+    With a `division`, ``all`` stands for the rules that fit it, and other rules are refused.
+    """
     for name in names:
         if name not in (*RULES, "all"):
             raise UnknownNameError(f"no rule {name!r}; {hint(name, [*RULES, 'all'])}")
     if not names:
         raise SpecError(f"no rule is given; known: {', '.join([*RULES, 'all'])}")
-    return tuple(rule for rule in RULES if rule in names or "all" in names)
+    fitting = [name for name, rule in RULES.items() if division is None or rule.fits(division)]
+    unfit = next((name for name in names if name not in (*fitting, "all")), None)
+    if unfit:
+        raise SpecError(
+            f"the rule {unfit} cannot select in a benchmark {division}; "
+            f"use --rules {','.join(fitting)}"
+        )
+    return tuple(name for name in fitting if name in names or "all" in names)
 
 
-def _on_validation(checkpoint: Checkpoint, run: Run) -> float | None:
-    """Mean accuracy on the whole of every validation domain, if there are any."""
-    known = (*run.sources, *run.tested, *run.unused)
-    names = [name for name in checkpoint.scores if run.tested and name not in known]
-    found = [_whole(checkpoint, name) for name in names]
-    return sum(found) / len(found) if found else None
-
-
-def _whole(checkpoint: Checkpoint, domain: str) -> float:
-    scores = [checkpoint.score(domain, part) for part in ("main", "probe")]
-    read = [score for score in scores if score is not None]
-    return sum(score.accuracy * score.size for score in read) / sum(score.size for score in read)
-
-
-def _accuracies(checkpoint: Checkpoint, domains: Sequence[str], part: str) -> list[float]:
-    """The accuracy on each domain; none unless all were read."""
-    scores = [checkpoint.score(domain, part) for domain in domains]
-    found = [score.accuracy for score in scores if score is not None]
-    return found if len(found) == len(domains) else []
-
-
-def _left_out(records: Iterable[Record], target: str) -> list[Record]:
-    """The records that test on the target (alone, unless domains are held out), by their draws."""
-    found = [
-        record
-        for record in records
-        if (target in record.run.tested if record.run.tested else record.unseen == (target,))
-    ]
-    return sorted(found, key=lambda record: (record.run.draw, record.run.key))
-
-
-Curves = dict[tuple[str, str], dict[int, float]]
-
-
-def _curves(records: Iterable[Record], target: str) -> Curves:
-    """For each twin (recipe and source left out beside the target), the source's accuracies."""
-    found: Curves = {}
-    for record in records:
-        if len(record.unseen) == 2 and target in record.unseen:
-            (source,) = set(record.unseen) - {target}
-            found[record.run.recipe, source] = {
-                moment: score.accuracy
-                for moment, checkpoint in _moments(record)
-                if (score := checkpoint.score(source, "main")) is not None
-            }
-    return found
-
-
-def _moments(record: Record) -> list[tuple[int, Checkpoint]]:
-    """Candidates by their step, or by 0 if there is only one: it may come early in one twin."""
-    found = record.candidates
-    return [(checkpoint.step if len(found) > 1 else 0, checkpoint) for checkpoint in found]
-
-
-def _at_moment(curves: Curves, run: Run, moment: int) -> list[float] | None:
-    """Accuracy on each source where it was left out as well; None unless there is one for each."""
-    values = [curves.get((run.recipe, source), {}).get(moment) for source in run.sources]
-    found = [value for value in values if value is not None]
-    return found if len(found) == len(values) else None
-
-
-def _best(target: str, candidates: Iterable[tuple[float, Record, Checkpoint]]) -> Pick | None:
-    """The candidate with the best value, the first of equals, and how it does on the target.
-
-    None where the target was not read at that checkpoint: the next best would be another rule.
-    """
-    best = max(candidates, key=lambda candidate: candidate[0], default=None)
-    if best is None:
-        return None
-    value, record, checkpoint = best
-    outcome = checkpoint.score(target, "main")
-    if outcome is None:
-        return None
-    sources = record.run.sources
-    told = _accuracies(checkpoint, sources, "known")
-    return Pick(
-        run=record.run,
-        step=checkpoint.step,
-        value=value,
-        accuracy=outcome.accuracy,
-        in_domain=source_accuracy(checkpoint, sources),
-        known=sum(told) / len(told) if told else None,
-        calibration_error=outcome.calibration_error,
-        accuracy_at_90=outcome.accuracy_at_90,
-    )
-
-
-RULES = {
-    "sources": Rule(by_sources, "picked on the sources' probe parts", at_best=("main",)),
-    "left-out-source": Rule(
-        by_left_out_source,
-        "picked on each source when it, too, was left out",
-        at_every=("main",),
-        needs_twins=True,
-    ),
-    "validation": Rule(by_validation, "picked on domains held out to validate", at_best=("main",)),
-    "target": Rule(
-        by_target, "picked on the target's probe part (oracle)", at_last=("main", "probe")
-    ),
-}
+def describe_rules() -> str:
+    """The names of all rules and what they need, for help texts."""
+    needs = {name: " (trains more runs)" for name, rule in RULES.items() if rule.needs_twins}
+    needs |= {name: " (with --hold-out)" for name in RULES if not RULES[name].fits(Division())}
+    return "; ".join(f"{name}: {RULES[name].description}{needs.get(name, '')}" for name in RULES)

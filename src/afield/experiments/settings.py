@@ -6,7 +6,8 @@ from typing import Any
 from afield import registry
 from afield.data.domains import DomainSet, Training
 from afield.errors import IncompatibleMethodError, SpecError, UnknownNameError
-from afield.experiments.record import DEFAULT_RULES, Run
+from afield.experiments.record import Run
+from afield.experiments.selection import DEFAULT_RULES
 from afield.hyperparameters import build, defaults, draw_values, validate_values, without_neutral
 from afield.networks.backbone import HUB, find_backbone
 from afield.registry import hint

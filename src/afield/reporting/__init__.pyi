@@ -1,3 +1,4 @@
+from .benchmarking import bench as bench
 from .comparison import Comparison as Comparison
 from .comparison import comparisons as comparisons
 from .domainbed import export_domainbed as export_domainbed

@@ -34,7 +34,7 @@ def as_markdown(frame: pd.DataFrame) -> str:
         lines = [["method", *columns], ["---"] * (len(columns) + 1)]
         lines += [[method, *row] for method, row in cells.items()]
         rows = ["| " + " | ".join(_escape_bars(line)) + " |" for line in lines]
-        heading = f"**{title}**, {RULES[rule].told}: {table_caption(part)}"
+        heading = f"**{title}**, {RULES[rule].description}: {table_caption(part)}"
         blocks.append("\n".join([heading, "", *rows]))
     return "\n\n".join(blocks)
 
@@ -106,7 +106,9 @@ def _rich_table(title: str, frame: pd.DataFrame, width: int | None) -> Group:
         rest = _rich_table(title, frame[~about_confidence], width)
         more = f"{' and '.join(CONFIDENCE_COLUMNS)}: in a wider terminal, or with --format md"
         return Group(*rest.renderables, Text(more, style="italic"))
-    legend = Text("\n".join(f"{rule}: {RULES[rule].told}" for rule, _ in rules), style="italic")
+    legend = Text(
+        "\n".join(f"{rule}: {RULES[rule].description}" for rule, _ in rules), style="italic"
+    )
     return Group(Text(f"{title}: {table_caption(frame)}", style="italic"), table, legend)
 
 
@@ -145,7 +147,7 @@ def _latex_table(title: str, rule: str, frame: pd.DataFrame) -> str:
     lines = [["method", *map(_escape_latex, columns)]]
     lines += [[_escape_latex(method), *row] for method, row in cells.items()]
     head, *body = [" & ".join(line) + r" \\" for line in lines]
-    caption = f"{title}, {RULES[rule].told}: {table_caption(frame)}"
+    caption = f"{title}, {RULES[rule].description}: {table_caption(frame)}"
     return "\n".join(
         [
             r"\begin{table}",

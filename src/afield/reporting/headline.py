@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from afield.experiments.selection import RULES
 from afield.reporting.comparison import REFERENCE, Comparison, compare
 from afield.reporting.results import UPPER_BOUND, Results
 
@@ -21,7 +22,6 @@ __all__ = [
     "leading_rule",
 ]
 
-ORACLE = "target"
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 
 
@@ -82,7 +82,7 @@ def leading_rule(frame: pd.DataFrame) -> str:
     """The first rule with a mean that is no oracle; otherwise the oracle, or empty."""
     known = frame[(frame["domain"] == "mean") & frame["accuracy"].notna()]
     rules = list(dict.fromkeys(known["rule"]))
-    return min(rules, key=lambda rule: rule == ORACLE, default="")
+    return min(rules, key=lambda rule: RULES[rule].is_oracle, default="")
 
 
 def escape_invisible(name: str) -> str:
@@ -170,7 +170,7 @@ def _unranked(results: Results, ranked: Sequence[tuple[str, float]]) -> list[str
 def _basis(frame: pd.DataFrame, rule: str) -> str:
     """The rule, and the number of trials and draws."""
     means = frame[(frame["rule"] == rule) & (frame["domain"] == "mean")]
-    oracle = ", which uses the target: an upper bound, not a result" * (rule == ORACLE)
+    oracle = ", which uses the target: an upper bound, not a result" * RULES[rule].is_oracle
     draws = means["draws"].max()
     best = f", best of {draws} hyperparameter samples" * bool(draws > 1)
     trials = int(means["trials"].max())

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from afield.experiments.merge_runner import MERGE_BASELINES
-from afield.experiments.record import DEFAULT_RULES, Record, Run
-from afield.experiments.selection import RULES
+from afield.experiments.record import Record, Run
+from afield.experiments.selection import RULES, Division, default_rules
 
 __all__ = ["row_command", "run_command", "shell_quote"]
 
@@ -37,7 +37,7 @@ def row_command(records: Sequence[Record], *, store: str, merge: str = "average"
     words += ["--trials", str(1 + max(run.trial for run in runs))]
     if any(run.draw for run in runs):
         words += ["--draws", str(1 + max(run.draw for run in runs))]
-    words += _held_out(records[0]) if first.tested else _rules(runs)
+    words += _held_out(records[0]) if first.tested else _rules(runs, Division())
     if first.average != "last":
         words += ["--average", first.average]
     words += _settings(first.given, first)
@@ -79,9 +79,7 @@ def _held_out(record: Record) -> list[str]:
     words = ["--hold-out", _share(len(run.tested), total), "--validate", _share(validating, total)]
     if run.unused:
         words += ["--train-on", str(len(run.sources))]
-    if set(run.rules) == {"target"}:
-        words += ["--rules", "target"]
-    return words
+    return words + _rules([run], Division(len(run.tested), validating))
 
 
 def _share(count: int, total: int) -> str:
@@ -89,9 +87,9 @@ def _share(count: int, total: int) -> str:
     return next(share for share in shares if round(float(share) * total) == count)
 
 
-def _rules(runs: Sequence[Run]) -> list[str]:
+def _rules(runs: Sequence[Run], division: Division) -> list[str]:
     rules = {rule for run in runs for rule in run.rules}
-    if runs[0].role or rules == set(DEFAULT_RULES):
+    if runs[0].role or rules == set(default_rules(division)):
         return []
     return ["--rules", ",".join(rule for rule in RULES if rule in rules)]
 

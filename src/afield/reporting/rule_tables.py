@@ -9,7 +9,6 @@ import pandas as pd
 from afield.experiments.selection import RULES
 from afield.reporting.axes import Mark
 from afield.reporting.comparison import Comparison
-from afield.reporting.headline import ORACLE
 from afield.reporting.table import Column, find_column, format_number, ranks, table_caption
 
 __all__ = ["Cell", "ComparisonRow", "RuleTable", "TableRow", "build_rule_table"]
@@ -91,8 +90,8 @@ def build_rule_table(
     means = own[own["domain"] == "mean"].set_index("method")["accuracy"].fillna(-math.inf)
     return RuleTable(
         rule=rule,
-        description=RULES[rule].told,
-        oracle=rule == ORACLE,
+        description=RULES[rule].description,
+        oracle=RULES[rule].is_oracle,
         caption=table_caption(own),
         columns={name: find_column(name) for name in names},
         rows=sorted(rows, key=lambda row: -means[row.method.name]),

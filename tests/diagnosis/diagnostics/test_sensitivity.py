@@ -5,8 +5,8 @@ import pytest
 
 from afield.diagnosis.diagnosing import diagnose
 from afield.errors import SpecError
-from afield.experiments.benchmarking import bench
 from afield.experiments.store import Store
+from afield.reporting.benchmarking import bench
 from afield.reporting.table import tabulate
 
 
@@ -127,7 +127,7 @@ def of_domains(tmp_path_factory):
     x = np.eye(2)[y] + np.random.default_rng(0).normal(size=(len(y), 2))
     np.savez(root / "own.npz", X=x, y=y, domain=origin)
     for name, validate in (("runs", 0.1), ("unvalidated", 0.0)):
-        shares = {"test": 0.25, "validate": validate, "train_on": [2, 4, None]}
+        shares = {"hold_out": 0.25, "validate": validate, "train_on": [2, 4, "all"]}
         options = {"trials": 2, "settings": {"steps": 8, "every": 1}, "store": root / name}
         bench(root / "own.npz", ["erm"], **shares, **options)
     return root
@@ -180,18 +180,18 @@ def test_all_domains_are_one_value_however_they_were_asked_for(of_domains, tmp_p
     place = tmp_path / "runs"
     settings = {"steps": 8, "every": 1}
     # The first trial of all domains was a plain one.
-    bench(of_domains / "own.npz", ["erm"], test=0.25, trials=1, settings=settings, store=place)
-    options = {"test": 0.25, "trials": 2, "settings": settings, "store": place}
-    bench(of_domains / "own.npz", ["erm"], train_on=[2, 4, None], **options)
+    bench(of_domains / "own.npz", ["erm"], hold_out=0.25, trials=1, settings=settings, store=place)
+    options = {"hold_out": 0.25, "trials": 2, "settings": settings, "store": place}
+    bench(of_domains / "own.npz", ["erm"], train_on=[2, 4, "all"], **options)
     data = diagnose("sensitivity", place, settings={"of": "domains"}).data
     assert data.equals(diagnose("sensitivity", of_domains / "runs").data)
 
 
 def test_a_table_has_one_row_for_all_domains_however_they_were_asked_for(of_domains, tmp_path):
     place, settings = tmp_path / "runs", {"steps": 8, "every": 1}
-    bench(of_domains / "own.npz", ["erm"], test=0.25, trials=1, settings=settings, store=place)
-    options = {"test": 0.25, "trials": 2, "settings": settings, "store": place}
-    bench(of_domains / "own.npz", ["erm"], train_on=[2, None], **options)
+    bench(of_domains / "own.npz", ["erm"], hold_out=0.25, trials=1, settings=settings, store=place)
+    options = {"hold_out": 0.25, "trials": 2, "settings": settings, "store": place}
+    bench(of_domains / "own.npz", ["erm"], train_on=[2, "all"], **options)
     found = means(place, "validation")
     assert found.loc["erm domains=2", "trials"] == 2
     assert found.drop(index="erm domains=2")["trials"].tolist() == [2]

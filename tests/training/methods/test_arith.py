@@ -7,8 +7,10 @@ import torch
 from torch.optim import SGD, Adam
 
 from afield.errors import SpecError
-from afield.experiments.benchmarking import bench, plan_run, plan_runs
+from afield.experiments.benchmark import make_benchmark
+from afield.experiments.planning import plan_run
 from afield.hyperparameters import build
+from afield.reporting.benchmarking import bench
 from afield.training.inner_loop import split_batch
 from afield.training.method import risks
 from afield.training.methods.arith import Arith
@@ -258,10 +260,10 @@ def test_any_number_of_domains_will_do_without_weights_of_ones_own():
     ids=str,
 )
 def test_what_cannot_be_is_told_before_anything_is_trained(settings, told, tmp_path):
-    for job in (partial(plan_runs, "spirals", "arith"), partial(plan_run, "spirals", "arith")):
-        options = {} if job.func is plan_runs else {"target": "turn0"}
-        with pytest.raises(SpecError, match=told):
-            job(settings=settings, **options)
+    with pytest.raises(SpecError, match=told):
+        make_benchmark("spirals", "arith", settings=settings).runs()
+    with pytest.raises(SpecError, match=told):
+        plan_run("spirals", "arith", target="turn0", settings=settings)
     with pytest.raises(SpecError, match=told):
         bench("spirals", ["erm", "arith"], settings=settings, store=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
@@ -269,9 +271,9 @@ def test_what_cannot_be_is_told_before_anything_is_trained(settings, told, tmp_p
 
 def test_twins_have_a_domain_less_and_weights_for_all_do_not_fit_them():
     settings = {"arith.shares": "0.5,0.3,0.2"}
-    assert len(plan_runs("spirals", "arith", trials=1, settings=settings)) == 4
+    assert len(make_benchmark("spirals", "arith", trials=1, settings=settings).runs()) == 4
     with pytest.raises(SpecError, match="3 weights for 2 source domain"):
-        plan_runs("spirals", "arith", trials=1, settings=settings, rules="all")
+        make_benchmark("spirals", "arith", trials=1, settings=settings, rules="all").runs()
 
 
 def test_weights_in_a_record_are_found_again(tmp_path):

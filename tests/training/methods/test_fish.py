@@ -9,8 +9,10 @@ from torch import nn
 from torch.optim import SGD, Adam
 
 from afield.errors import SpecError
-from afield.experiments.benchmarking import bench, plan_run, plan_runs
+from afield.experiments.benchmark import make_benchmark
+from afield.experiments.planning import plan_run
 from afield.hyperparameters import build
+from afield.reporting.benchmarking import bench
 from afield.training.inner_loop import split_batch
 from afield.training.methods.fish import Fish
 from tests.training.methods.reference import (
@@ -198,7 +200,7 @@ def test_what_goes_with_plain_steps_only_is_refused_without_them(options):
 def test_what_cannot_be_is_told_before_anything_is_trained(setting, tmp_path):
     told = "need fish.inner=sgd"
     with pytest.raises(SpecError, match=told):
-        plan_runs("spirals", "fish", settings=setting)
+        make_benchmark("spirals", "fish", settings=setting).runs()
     with pytest.raises(SpecError, match=told):
         plan_run("spirals", "fish", target="turn0", settings=setting)
     with pytest.raises(SpecError, match=told):

@@ -13,7 +13,7 @@ from torch.autograd.functional import hessian, jacobian
 
 from afield.data.samples import Samples
 from afield.errors import SpecError
-from afield.experiments.benchmarking import plan_run
+from afield.experiments.planning import plan_run
 from afield.experiments.run_setup import Machine, set_up
 from afield.experiments.runner import execute
 from afield.experiments.store import Store

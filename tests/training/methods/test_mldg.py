@@ -10,8 +10,10 @@ from torch import nn
 from torch.optim import SGD
 
 from afield.errors import SpecError
-from afield.experiments.benchmarking import bench, plan_run, plan_runs
+from afield.experiments.benchmark import make_benchmark
+from afield.experiments.planning import plan_run
 from afield.hyperparameters import build
+from afield.reporting.benchmarking import bench
 from afield.tensors import flatten
 from afield.training.method import Task
 from afield.training.methods.erm import ERM
@@ -345,7 +347,7 @@ def test_one_run_that_cannot_be_is_told_when_it_is_planned(target, settings, tol
 )
 def test_a_benchmark_that_cannot_be_is_told_before_anything_is_trained(options, told, tmp_path):
     with pytest.raises(SpecError, match=told):
-        plan_runs("spirals", ["erm", "mldg"], **options)
+        make_benchmark("spirals", ["erm", "mldg"], **options).runs()
     with pytest.raises(SpecError, match=told):
         bench("spirals", ["erm", "mldg"], store=tmp_path / "runs", **options)
     assert not (tmp_path / "runs").exists()
@@ -355,7 +357,7 @@ def test_what_can_be_is_planned():
     settings = {"mldg.tests": 2, "mldg.inner": "sgd", "mldg.second_order": True}
     assert plan_run("spirals", "mldg", target="turn0", settings=settings).params["tests"] == 2
     # The twins of the second rule have two source domains: enough for a ring.
-    assert len(plan_runs("spirals", "mldg", trials=1, rules="all")) == 4 + 6
+    assert len(make_benchmark("spirals", "mldg", trials=1, rules="all").runs()) == 4 + 6
 
 
 def test_gradients_reach_the_inner_optimiser_in_the_layout_of_the_weights():

@@ -19,7 +19,7 @@ from afield.data.domains import Domain
 from afield.data.samples import pool_domains
 from afield.data.stream import Stream
 from afield.errors import SpecError
-from afield.experiments.benchmarking import plan_run
+from afield.experiments.planning import plan_run
 from afield.experiments.runner import execute
 from afield.experiments.store import Store
 from afield.networks.backbone import Classifier

@@ -1,0 +1,153 @@
+"""From a benchmark to its runs, after reading and checking the data."""
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from afield import registry
+from afield.data.domains import DomainSet, missing_class_warnings
+from afield.data.lookup import find_dataset
+from afield.errors import IncompatibleMethodError, SpecError
+from afield.experiments.benchmark import DEFAULT_METHODS, DEFAULT_VALIDATE, Benchmark
+from afield.experiments.merge_protocol import merging_runs
+from afield.experiments.protocol import divide, hold_out, leave_one_out
+from afield.experiments.record import Run
+from afield.experiments.run_data import RunData
+from afield.experiments.run_setup import load_domains
+from afield.experiments.selection import Division, default_rules, resolve_rules
+from afield.experiments.settings import check_settings, resolve_run, settings_of
+from afield.merging.scopes import merges_weights
+from afield.networks.backbone import HUB, network
+from afield.progress import progress
+
+__all__ = ["plan_run", "plan_runs"]
+
+log = logging.getLogger(__name__)
+
+
+def plan_runs(benchmark: Benchmark) -> list[Run]:
+    """The runs of a benchmark, dataset after dataset."""
+    methods = _methods(benchmark)
+    return [run for name in benchmark.dataset for run in _plan_dataset(benchmark, name, methods)]
+
+
+def plan_run(
+    dataset: str | Path, method: str, *, target: str | Sequence[str] = (), **options: Any
+) -> Run:
+    """The run that trains on all domains but the target; `options` as in `resolve_run`."""
+    domain_set = find_dataset(dataset)
+    domain_set.check_available()
+    targets = (target,) if isinstance(target, str) else tuple(target)
+    run = resolve_run(domain_set, method, domain_set.without(*targets), **options)
+    _check_inputs(domain_set, run)
+    return run
+
+
+def _methods(benchmark: Benchmark) -> list[str]:
+    """The names of the methods; ``all`` stands for all of them."""
+    names = benchmark.methods or (() if benchmark.merges else DEFAULT_METHODS)
+    if "all" in names:
+        return registry.names("methods")
+    for name in names:
+        registry.find("methods", name)
+    return list(dict.fromkeys(names))
+
+
+def _plan_dataset(benchmark: Benchmark, name: str, methods: list[str]) -> list[Run]:
+    dataset = find_dataset(name)
+    dataset.check_available()
+    shares = _shares(benchmark)
+    division = divide(dataset, **shares) if benchmark.hold_out else Division()
+    shared: dict[str, Any] = {
+        "trials": benchmark.trials,
+        "draws": benchmark.draws,
+        "average": benchmark.average,
+        "rules": resolve_rules(benchmark.rules or default_rules(division), division),
+    }
+    experts = list(dict.fromkeys(benchmark.expert_method)) if benchmark.merges else []
+    merges = _fitting_merges(dataset, benchmark.merges, len(experts))
+    merge_owners = [*merges, *experts, *(["linear_probe"] if merges else [])]
+    check_settings(benchmark.settings, [*methods, *merge_owners, benchmark.average])
+    runs: list[Run] = []
+    if methods:
+        settings = settings_of(benchmark.settings, *methods, benchmark.average)
+        planner = _planner(benchmark, dataset, settings=settings, **shared)
+        every = "all" in benchmark.methods
+        runs += _fitting_methods(planner, methods) if every else planner(methods)
+    if benchmark.merges:
+        settings = settings_of(benchmark.settings, *merge_owners, benchmark.average)
+        chosen: dict[str, Any] = {"expert_method": experts, "base_steps": benchmark.base_steps}
+        runs += merging_runs(dataset, merges, settings=settings, **chosen, **shared)
+    _check_inputs(dataset, runs[0])
+    return runs
+
+
+def _shares(benchmark: Benchmark) -> dict[str, Any]:
+    validate = DEFAULT_VALIDATE if benchmark.validate is None else benchmark.validate
+    return {"hold_out": benchmark.hold_out, "validate": validate}
+
+
+def _planner(
+    benchmark: Benchmark, dataset: DomainSet, **options: Any
+) -> Callable[[list[str]], list[Run]]:
+    """The protocol of a benchmark, as a function of the methods."""
+    if not benchmark.hold_out:
+        return partial(leave_one_out, dataset, **options)
+    return partial(
+        hold_out,
+        dataset,
+        train_on=[_source_count(number) for number in benchmark.train_on],
+        **_shares(benchmark),
+        **options,
+    )
+
+
+def _source_count(number: int | str) -> int | str:
+    """A number of domains, or ``all``."""
+    if number == "all":
+        return "all"
+    if not str(number).isdecimal():
+        raise SpecError(f"--train-on {number}: write numbers of domains, such as 5,10,all")
+    return int(number)
+
+
+def _fitting_methods(planner: Callable[[list[str]], list[Run]], names: list[str]) -> list[Run]:
+    """The runs of all methods that can train on these domains; the others are logged."""
+    while True:
+        try:
+            return planner(names)
+        except IncompatibleMethodError as error:
+            names = [name for name in names if name != error.method]
+            log.warning("left out: %s", error)
+
+
+def _fitting_merges(dataset: DomainSet, names: Sequence[str], methods: int) -> list[str]:
+    """The named merges; ``all`` stands for those that need no statistics and fit the experts."""
+    if "all" not in names:
+        return list(dict.fromkeys(names))
+    experts = len(dataset.domains) - 1 if methods == 1 else methods
+    merges = {name: registry.find("merges", name) for name in registry.names("merges")}
+    return [name for name, merge in merges.items() if merges_weights(merge, experts)]
+
+
+def _check_inputs(dataset: DomainSet, run: Run) -> None:
+    """Read the data and build the network before anything is trained; log what is unusual."""
+    domains = load_domains(dataset, run)
+    for gap in missing_class_warnings(domains, dataset.classes):
+        log.warning("%s: %s", dataset.name, gap)
+    dropped = sum(len(domain.broken) for domain in domains.values())
+    if dropped:
+        log.warning("%s: %d broken file(s) left out", dataset.name, dropped)
+    shape = RunData.of(run, dataset, domains, torch.device("cpu")).shape
+    if run.size and len(shape) != 3:
+        raise SpecError(f"size={run.size}: {dataset.name} has no images; leave it out")
+    # Weights from the hub may take a while. The caller's random state is restored.
+    waiting = progress(f"weights of {run.backbone}") if run.weights == HUB else nullcontext()
+    with waiting, torch.random.fork_rng(devices=[]):
+        classes = dataset.classes
+        network(run.backbone, shape, len(classes), weights=run.weights, class_names=classes)
