@@ -6,6 +6,6 @@ from .backbone import network as network
 from .features import view_samples as view_samples
 from .inference import compute_outputs as compute_outputs
 from .inference import eval_mode as eval_mode
+from .mask_folding import fold_masks as fold_masks
 from .masks import MaskedNetwork as MaskedNetwork
-from .masks import fold_masks as fold_masks
 from .stages import find_stages as find_stages

@@ -1,4 +1,4 @@
-"""How a network sees samples: their features, the path that they take, and what it says of them."""
+"""Features, activation paths and predictions of samples."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,10 +20,10 @@ __all__ = ["CapturedFeatures", "Views", "capture_features", "inner_classifier", 
 
 @dataclass(frozen=True)
 class Views:
-    """One row a sample, on the CPU: features, path, logits, and the true class.
+    """Features, path, logits and true class, with one row per sample, on the CPU.
 
-    A path has for every stage of the network the channel with the highest mean activation; the
-    last stage is the head, so it ends in what the network answers.
+    A path has the channel with the highest mean activation for every stage of the network. The last
+    stage is the head, so a path ends with the predicted class.
     """
 
     features: Tensor
@@ -32,84 +32,84 @@ class Views:
     y: Tensor
 
     @classmethod
-    def concatenate(cls, several: Sequence["Views"]) -> "Views":
-        """All samples of several views, one after the other."""
-        columns = zip(*((v.features, v.path, v.logits, v.y) for v in several), strict=True)
+    def concatenate(cls, views: Sequence["Views"]) -> "Views":
+        """Join the samples of several views."""
+        columns = zip(*((v.features, v.path, v.logits, v.y) for v in views), strict=True)
         return cls(*(torch.cat(column) for column in columns))
 
     @property
     def predictions(self) -> Tensor:
-        """The classes that the network names."""
+        """Predicted classes."""
         return self.logits.argmax(dim=1)
 
     @property
     def losses(self) -> Tensor:
-        """The cross-entropy of every sample."""
+        """Cross-entropy of every sample."""
         return F.cross_entropy(self.logits, self.y, reduction="none")
 
 
 class CapturedFeatures:
-    """The features that have passed, a tensor for each batch, and how large the last one was."""
+    """Features of the samples that passed, one tensor per batch, and the size of the last batch."""
 
     def __init__(self) -> None:
         self.features: list[Tensor] = []
         self.size = 0
 
     def mean(self, rows: Tensor) -> Tensor:
-        """One row a sample, where a sample passes in several forms their mean."""
+        """One row per sample: the mean, if a sample passes several times in one batch."""
         return rows.unflatten(0, (-1, self.size)).mean(dim=0)
 
 
 @contextmanager
 def capture_features(model: nn.Module) -> Iterator[CapturedFeatures]:
-    """Note what the head takes, whenever samples pass the network."""
-    noted = CapturedFeatures()
+    """Collect the inputs of the head whenever samples pass the network."""
+    captured = CapturedFeatures()
 
     def begin(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-        noted.size = len(inputs[0])
+        captured.size = len(inputs[0])
 
-    def note(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-        noted.features.append(noted.mean(inputs[0]).cpu())
+    def collect(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+        captured.features.append(captured.mean(inputs[0]).cpu())
 
     hooks = [
         model.register_forward_pre_hook(begin),
-        inner_classifier(model).head.register_forward_pre_hook(note),
+        inner_classifier(model).head.register_forward_pre_hook(collect),
     ]
     try:
-        yield noted
+        yield captured
     finally:
         for hook in hooks:
             hook.remove()
 
 
 def inner_classifier(model: nn.Module) -> Classifier:
-    """The network with features and a head, also where it is in a wrapper."""
-    inner = next((each for each in model.modules() if isinstance(each, Classifier)), None)
+    """The classifier itself, or the classifier within a wrapper."""
+    inner = next((m for m in model.modules() if isinstance(m, Classifier)), None)
     if inner is None:
         raise SpecError(f"{type(model).__name__} has no features and no head; use another network")
     return inner
 
 
 def view_samples(model: nn.Module, samples: Samples, indices: Tensor) -> Views:
-    """The chosen samples, not augmented, as the network sees them in evaluation mode.
+    """Compute the views of the selected samples, in evaluation mode and without augmentation.
 
-    A network in a wrapper is looked at within it; where a sample passes it in several forms, as
-    with the masks of several domains, it is their mean that counts.
+    If the network is in a wrapper and a sample passes it several times, such as with the masks of
+    several domains, the view has the means.
     """
     inner = inner_classifier(model)
     stages = find_stages(inner, samples.prepare(next(samples.x.chunks(1, indices[:1]))))
     path: dict[str, list[Tensor]] = {name: [] for name in stages}
-    with capture_features(model) as noted:
+    with capture_features(model) as captured:
 
-        def note(name: str, output: Tensor) -> None:
-            means = noted.mean(channel_means(output, stages[name]))
+        def add_to_path(name: str, output: Tensor) -> None:
+            means = captured.mean(channel_means(output, stages[name]))
             path[name].append(means.argmax(dim=1).cpu())
 
-        with hook_outputs(inner, note, *stages):
+        with hook_outputs(inner, add_to_path, *stages):
             logits = compute_outputs(model, samples.x, samples.prepare, indices=indices)
     return Views(
-        features=torch.cat(noted.features).float(),
-        path=torch.stack([torch.cat(parts) for parts in path.values()], dim=1),
+        features=torch.cat(captured.features).float(),
+        path=torch.stack([torch.cat(batches) for batches in path.values()], dim=1),
         logits=logits.cpu(),
         y=samples.y.cpu()[indices.cpu()],
     )

@@ -10,14 +10,14 @@ from afield.data.samples import Prepare, Rows, identity
 
 __all__ = ["MAX_CHUNK_NUMBERS", "MAX_CHUNK_SAMPLES", "compute_outputs", "eval_mode"]
 
-# Large enough to keep the cores busy, small enough for the caches and for memory: samples, and
-# numbers in all of them together.
+# Greatest number of samples, and of values in them, in one forward pass: large enough to keep the
+# cores busy, small enough for caches and memory.
 MAX_CHUNK_SAMPLES, MAX_CHUNK_NUMBERS = 512, 2**23
 
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and every module back in the mode that it was in: some may be frozen."""
+    """Set evaluation mode, then restore the mode of every module, since some may be frozen."""
     before = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -36,13 +36,24 @@ def compute_outputs(
     max_batch_size: int = MAX_CHUNK_SAMPLES,
     domain: int | None = None,
 ) -> Tensor:
-    """What a network in evaluation mode makes of all rows, or of the chosen, so many at a time.
+    """Compute the outputs of a network in evaluation mode, in chunks.
 
-    Where it can use that, it may be told the source domain that they are of, by its number.
+    Parameters
+    ----------
+    model
+        The network.
+    x, prepare
+        Samples, and the function that turns them into inputs of the network.
+    indices
+        Samples to use; by default all.
+    max_batch_size
+        Greatest number of samples in a chunk; large samples make chunks smaller.
+    domain
+        Domain label of the samples, for networks that accept one.
     """
-    told = () if domain is None else (domain,)
+    label = () if domain is None else (domain,)
     with eval_mode(model), torch.inference_mode():
         size = max(1, min(max_batch_size, MAX_CHUNK_NUMBERS // x.shape.numel()))
         return torch.cat(
-            [model(prepare(chunk), *told) for chunk in x.chunks(size, indices)]
+            [model(prepare(chunk), *label) for chunk in x.chunks(size, indices)]
         ).float()

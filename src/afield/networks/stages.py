@@ -1,8 +1,8 @@
-"""The stages of a network, found by what passes through it: no network is known by name.
+"""Stages of a network, found by observing a forward pass, without a list of architectures.
 
-A network of timm tells its stages itself. Of others, a stage is the outermost and last part with
-weights that gives maps of one size; or a block, where samples pass as rows of tokens; or a layer,
-where they pass as vectors.
+Networks of timm list their stages. In other networks, a stage is the outermost and last module with
+weights that outputs maps of a given size; a block, where samples are sequences of tokens; or a
+linear layer, where samples are vectors.
 """
 
 import math
@@ -19,196 +19,198 @@ from afield.networks.inference import eval_mode
 
 __all__ = ["channel_axis", "channel_means", "find_stages", "hook_outputs", "late_modules"]
 
-# Of a transformer, so many of the last blocks are late.
+# Number of blocks at the end of a transformer that count as late.
 LATE_BLOCKS = 2
 
 
 @dataclass(frozen=True)
-class _Passing:
-    """A module that a sample has passed: its name, and the shapes that it took and gave."""
+class _Call:
+    """A module that was called in a forward pass, with the shapes of its input and output."""
 
     name: str
     module: nn.Module
-    given: tuple[int, ...]
+    input_shape: tuple[int, ...]
     shape: tuple[int, ...]
 
     @property
-    def weighted(self) -> bool:
+    def has_weights(self) -> bool:
         return next(self.module.parameters(), None) is not None
 
     @property
-    def whole(self) -> bool:
-        """Whether it has parts."""
+    def has_children(self) -> bool:
         return next(self.module.children(), None) is not None
 
 
 def find_stages(model: nn.Module, x: Tensor) -> dict[str, int]:
-    """The modules whose outputs are the stages, as samples pass them, and their channels' axis.
+    """Return the modules whose outputs are the stages, in forward order, with the channel axis.
 
     Parameters
     ----------
     model
-        A network; if it has `features`, a network of timm may be in there.
+        A network; its `features`, if any, may be a network of timm.
     x
-        A few samples, which are sent through it in evaluation mode.
+        A few samples for a forward pass in evaluation mode.
     """
-    passed, told = _passed(model, x), _told(model)
+    calls, listed = _record_calls(model, x), _stages_of_timm(model)
     sample = tuple(x.shape)
-    found = set() if told else {*_sizes(passed, sample), *_blocks(model, passed)}
-    found |= {each.name for each in passed if _layer(each) and not _within(each.name, told)}
+    stages = set() if listed else {*_last_of_each_size(calls, sample), *_blocks(model, calls)}
+    stages |= {c.name for c in calls if _is_layer(c) and not _is_within(c.name, listed)}
     names = [
-        each.name if each.name in told else _end(passed[place:])
-        for place, each in enumerate(passed)
-        if each.name in found or each.name in told
+        call.name if call.name in listed else _stage_end(calls[i:])
+        for i, call in enumerate(calls)
+        if call.name in stages or call.name in listed
     ]
-    shapes = {each.name: each.shape for each in passed}
+    shapes = {call.name: call.shape for call in calls}
     return {name: channel_axis(shapes[name], sample) for name in dict.fromkeys(names)}
 
 
 def late_modules(model: nn.Module, x: Tensor) -> list[str]:
-    """The modules whose inputs are late in the network, in order; the last is the classifier.
+    """Return the late modules of a network in forward order; the last one is the classifier.
 
-    Where hidden layers of units precede the classifier (as in AlexNet) these layers; of a
-    transformer its last blocks; of others the last stage of maps. Never the first module: its input
-    is the sample.
+    These are the hidden fully connected layers before the classifier, if any (as in AlexNet); the
+    last blocks of a transformer; otherwise the last stage of maps. A module whose input is the
+    sample itself is never among them.
     """
-    passed, stages = _passed(model, x), find_stages(model, x)
-    shapes = {each.name: each.shape for each in passed}
-    *hidden, last = [each.name for each in passed if _layer(each)]
+    calls, stages = _record_calls(model, x), find_stages(model, x)
+    shapes = {call.name: call.shape for call in calls}
+    *hidden, last = [call.name for call in calls if _is_layer(call)]
     blocks = [name for name in stages if len(shapes[name]) == 3][-LATE_BLOCKS:]
     maps = [name for name in stages if len(shapes[name]) == 4][-2:]
-    late = hidden or blocks or ([_entrance(passed, *maps)] if len(maps) > 1 else [])
-    given = {each.name: each.given for each in passed}
-    return [*(name for name in late if given[name] != tuple(x.shape)), last]
+    late = hidden or blocks or ([_stage_start(calls, *maps)] if len(maps) > 1 else [])
+    input_shapes = {call.name: call.input_shape for call in calls}
+    return [*(name for name in late if input_shapes[name] != tuple(x.shape)), last]
 
 
 @contextmanager
 def hook_outputs(
     model: nn.Module, callback: Callable[[str, Tensor], None], *names: str
 ) -> Iterator[None]:
-    """Tell what the named modules give, whenever something passes them."""
+    """Call `callback` with the name and the output of the named modules in every forward pass."""
     with ExitStack() as stack:
         for name in names:
 
-            def told(_: nn.Module, __: Any, output: Tensor, name: str = name) -> None:
+            def hook(_: nn.Module, __: Any, output: Tensor, name: str = name) -> None:
                 callback(name, output)
 
-            stack.callback(model.get_submodule(name).register_forward_hook(told).remove)
+            stack.callback(model.get_submodule(name).register_forward_hook(hook).remove)
         yield
 
 
 def channel_axis(shape: tuple[int, ...], sample: tuple[int, ...]) -> int:
-    """Which dimension of what passes through a network are its channels, or units.
+    """Dimension of the channels (or units) of an activation of this shape.
 
-    Of tokens it is the last. Of maps it is the second, unless the last two are not in the
-    proportion of a sample's height and width, but the two before are, as within Swin transformers.
+    It is the last dimension of tokens and the second one of maps. Maps can also have channels last,
+    as within Swin transformers: this is assumed if dimensions 1 and 2 have the aspect ratio of a
+    sample's height and width, and the last two dimensions do not.
     """
     if len(shape) != 4 or len(sample) != 4:
         return len(shape) - 1 if len(shape) == 3 else 1
     aspect = sample[2] / sample[3]
-    first, last = (abs(math.log(a / b / aspect)) for a, b in (shape[2:], shape[1:3]))
+    first, last = (
+        abs(math.log(height / width / aspect)) for height, width in (shape[2:], shape[1:3])
+    )
     return 1 if first <= last else 3
 
 
 def channel_means(output: Tensor, axis: int) -> Tensor:
-    """Samples × channels: the means over all places of a map or over all tokens."""
+    """Samples × channels: means over the positions of a map, or over the tokens."""
     others = [dim for dim in range(1, output.ndim) if dim != axis]
     return output.mean(dim=others) if others else output
 
 
-def _passed(model: nn.Module, x: Tensor) -> list[_Passing]:
-    """All modules but the model itself, in the order in which they are done; each once."""
-    found: dict[str, _Passing] = {}
-    twice: set[str] = set()
+def _record_calls(model: nn.Module, x: Tensor) -> list[_Call]:
+    """Submodules that are called exactly once, in the order in which they return."""
+    calls: dict[str, _Call] = {}
+    repeated: set[str] = set()
 
-    def noted(name: str, module: nn.Module) -> Callable[..., None]:
-        def told(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            if name in found:
-                twice.add(name)
-            elif _rows(output, x) and inputs and _rows(inputs[0], x):
-                shapes = tuple(inputs[0].shape), tuple(output.shape)
-                found[name] = _Passing(name, module, *shapes)
+    def make_hook(name: str, module: nn.Module) -> Callable[..., None]:
+        def hook(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            if name in calls:
+                repeated.add(name)
+            elif _has_rows(output, x) and inputs and _has_rows(inputs[0], x):
+                calls[name] = _Call(name, module, tuple(inputs[0].shape), tuple(output.shape))
 
-        return told
+        return hook
 
     with ExitStack() as stack:
         for name, module in model.named_modules():
             if name:
-                stack.callback(module.register_forward_hook(noted(name, module)).remove)
+                stack.callback(module.register_forward_hook(make_hook(name, module)).remove)
         with eval_mode(model), torch.inference_mode():
             model(x)
-    return [each for name, each in found.items() if name not in twice]
+    return [call for name, call in calls.items() if name not in repeated]
 
 
-def _rows(passing: Any, x: Tensor) -> bool:
-    """Whether this has a row for each sample."""
-    return isinstance(passing, Tensor) and passing.ndim > 1 and len(passing) == len(x)
+def _has_rows(value: Any, x: Tensor) -> bool:
+    """Whether this is a tensor with one row per sample."""
+    return isinstance(value, Tensor) and value.ndim > 1 and len(value) == len(x)
 
 
-def _told(model: nn.Module) -> list[str]:
-    """What a network of timm says of itself."""
+def _stages_of_timm(model: nn.Module) -> list[str]:
+    """Stages that a network of timm lists; empty for other networks."""
     features = getattr(model, "features", model)
-    before = "features." if features is not model else ""
-    known = getattr(features, "feature_info", None) or ()
-    return [f"{before}{each['module']}" for each in known if isinstance(each, dict)]
+    prefix = "features." if features is not model else ""
+    infos = getattr(features, "feature_info", None) or ()
+    return [f"{prefix}{info['module']}" for info in infos if isinstance(info, dict)]
 
 
-def _sizes(passed: list[_Passing], sample: tuple[int, ...]) -> list[str]:
-    """For every size of maps the outermost, and of these the last, module with weights.
+def _last_of_each_size(calls: list[_Call], sample: tuple[int, ...]) -> list[str]:
+    """For every size of maps, the last of the outermost modules with weights.
 
-    What has parts and takes the sample itself is most of the network, not a stage of it.
+    A module with children that takes the sample itself is most of the network, not a stage.
     """
-    found: dict[tuple[int, int], _Passing] = {}
-    for each in passed:
-        size = _size(each.shape, sample)
-        if size and each.weighted and not (each.whole and each.given == sample):
-            other = found.get(size)
-            if other is None or each.name.count(".") <= other.name.count("."):
-                found[size] = each
-    return [each.name for each in found.values()]
+    stages: dict[tuple[int, int], _Call] = {}
+    for call in calls:
+        size = _map_size(call.shape, sample)
+        takes_sample = call.has_children and call.input_shape == sample
+        if size and call.has_weights and not takes_sample:
+            other = stages.get(size)
+            if other is None or call.name.count(".") <= other.name.count("."):
+                stages[size] = call
+    return [call.name for call in stages.values()]
 
 
-def _blocks(model: nn.Module, passed: list[_Passing]) -> list[str]:
-    """Modules in a row that give tokens, but not those within one of them."""
-    rows = [
-        each.name
-        for each in passed
-        if len(each.shape) == 3
-        and each.weighted
+def _blocks(model: nn.Module, calls: list[_Call]) -> list[str]:
+    """Outermost modules of a sequence or list of modules that output tokens."""
+    blocks = [
+        call.name
+        for call in calls
+        if len(call.shape) == 3
+        and call.has_weights
         and isinstance(
-            model.get_submodule(each.name.rpartition(".")[0]), (nn.Sequential, nn.ModuleList)
+            model.get_submodule(call.name.rpartition(".")[0]), (nn.Sequential, nn.ModuleList)
         )
     ]
-    return [name for name in rows if not _within(name, rows)]
+    return [name for name in blocks if not _is_within(name, blocks)]
 
 
-def _layer(each: _Passing) -> bool:
-    return len(each.shape) == 2 and isinstance(each.module, nn.Linear)
+def _is_layer(call: _Call) -> bool:
+    return len(call.shape) == 2 and isinstance(call.module, nn.Linear)
 
 
-def _end(passed: list[_Passing]) -> str:
-    """What comes after a stage without weights and gives the same shape belongs to it, as ReLU."""
-    stage = passed[0]
-    after = takewhile(lambda each: not each.weighted and each.shape == stage.shape, passed[1:])
+def _stage_end(calls: list[_Call]) -> str:
+    """Last module of a stage: modules without weights that keep the shape, such as ReLU, belong."""
+    stage = calls[0]
+    after = takewhile(lambda call: not call.has_weights and call.shape == stage.shape, calls[1:])
     return [stage, *after][-1].name
 
 
-def _entrance(passed: list[_Passing], before: str, stage: str) -> str:
-    """Where a stage begins: with what comes first, of its kind, after the one before it."""
-    after = passed[[each.name for each in passed].index(before) + 1 :]
-    outer = before.rpartition(".")[0]
-    beside = [
-        each.name for each in after if each.name.rpartition(".")[0] == outer and each.weighted
+def _stage_start(calls: list[_Call], before: str, stage: str) -> str:
+    """First module of a stage: the next module with weights beside the end of the previous one."""
+    after = calls[[call.name for call in calls].index(before) + 1 :]
+    parent = before.rpartition(".")[0]
+    siblings = [
+        call.name for call in after if call.name.rpartition(".")[0] == parent and call.has_weights
     ]
-    return beside[0] if beside else stage
+    return siblings[0] if siblings else stage
 
 
-def _within(name: str, others: list[str]) -> bool:
+def _is_within(name: str, others: list[str]) -> bool:
     return any(name.startswith(f"{other}.") for other in others)
 
 
-def _size(shape: tuple[int, ...], sample: tuple[int, ...]) -> tuple[int, int] | None:
-    """Height and width of maps that have more than one place."""
+def _map_size(shape: tuple[int, ...], sample: tuple[int, ...]) -> tuple[int, int] | None:
+    """Height and width of maps that have more than one position."""
     if len(shape) != 4:
         return None
     height, width = shape[1:3] if channel_axis(shape, sample) == 3 else shape[2:]
