@@ -20,6 +20,7 @@ def store(tmp_path_factory):
     return Store(root)
 
 
+@pytest.mark.slow
 def test_the_estimate_is_the_row_of_the_table(store):
     records = list(store)
     found = estimate_accuracy(records)

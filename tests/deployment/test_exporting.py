@@ -63,6 +63,7 @@ def exported(spiral_model, tmp_path_factory):
     return export(spiral_model, "onnx", tmp_path_factory.mktemp("onnx") / "m.onnx")
 
 
+@pytest.mark.slow
 def test_the_file_says_what_goes_in_and_comes_out(exported):
     program = onnx.load(exported)
     onnx.checker.check_model(program)

@@ -113,6 +113,7 @@ def test_without_an_estimate_one_run_is_done(tmp_path):
     assert model.about.command.endswith("--no-estimate")
 
 
+@pytest.mark.slow
 def test_best_takes_what_the_bench_has_shown(tmp_path):
     store = tmp_path / "runs"
     bench("spirals", ["erm"], trials=1, store=store, settings={"steps": 1})
@@ -126,6 +127,7 @@ def test_best_takes_what_the_bench_has_shown(tmp_path):
     assert len(list(Store(store))) == 9
 
 
+@pytest.mark.slow
 def test_a_bench_counts_wherever_its_data_are_now(two_colours, tmp_path):
     store, settings = tmp_path / "runs", {**QUICK, "size": 16}
     shutil.copytree(two_colours, tmp_path / "there")

@@ -33,6 +33,7 @@ def folders(store):
     return store.root / merged.base, [store.root / key for key in merged.experts]
 
 
+@pytest.mark.slow
 def test_runs_of_a_store_become_a_model_that_can_be_used(folders, tmp_path):
     base, experts = folders
     model = merge_model("average", base, experts, tmp_path / "merged")

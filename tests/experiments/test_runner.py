@@ -218,6 +218,7 @@ def arrays(path, *, noise):
     return find_dataset(path)
 
 
+@pytest.mark.slow
 def test_noise_for_labels_of_the_target_changes_neither_weights_nor_picks(tmp_path):
     found = []
     for noise in (False, True):
@@ -354,6 +355,7 @@ def varied(tmp_path, method="groupdro", **settings):
     return plan_run(root, method, target="d", settings={**VARIED, "steps": 80, **settings})
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_that_varies_its_batches_ends_in_the_same_bytes(tmp_path):
     run = varied(tmp_path, every=8)
     straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")

@@ -73,6 +73,7 @@ def test_unseen_domains_are_told_from_those_that_were_trained_on(subject, findin
     )
 
 
+@pytest.mark.slow
 def test_random_divisions_agree_as_often_as_there_are_clusters(subject):
     for clusters in (2, 5):
         settings = QUICK | {"clusters": clusters, "samples": 1000}

@@ -29,7 +29,7 @@ def test_one_expert_keeps_its_share_of_its_largest_changes():
 
 
 def test_many_experts_do_not_overflow():
-    deltas = random(120, 200, dtype=torch.float32)
+    deltas = random(120, 40, dtype=torch.float32)
     found = merged(deltas)
     assert found.isfinite().all()
     torch.testing.assert_close(found, merged(deltas.double()).float(), rtol=1e-3, atol=1e-4)
