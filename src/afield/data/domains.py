@@ -98,8 +98,10 @@ class Download:
 class Training:
     """Default training settings of a dataset, independent of the method.
 
-    Hyperparameter samples are drawn from ranges that are multiples of these defaults.
+    A hyperparameter sample draws `batch` and `lr` from multiples of these defaults.
 
+    Parameters
+    ----------
     steps, every
         Number of training steps, and of steps between checkpoints; None means 2 % of all steps.
     batch, lr, weight_decay
