@@ -5,7 +5,7 @@ STAMP := $(VENV)/.current
 ARGS ?=
 PYTEST := $(VENV)/bin/pytest --numprocesses auto --dist worksteal
 
-.PHONY: bench quick test coverage lint types format docs clean
+.PHONY: bench quick test tests coverage lint types format docs clean
 
 bench: $(STAMP)
 	$(VENV)/bin/afield bench $(ARGS)
@@ -14,7 +14,11 @@ bench: $(STAMP)
 quick: lint
 	$(PYTEST) -m "not slow and not ray and not browser and not data" $(ARGS)
 
-test: lint types
+# Types are checked beside the tests, because the type checker uses one core only.
+test: lint
+	$(MAKE) --no-print-directory --jobs=2 types tests
+
+tests: $(STAMP)
 	$(PYTEST) $(ARGS)
 
 # All tests, and the share of each room that they execute; takes half as long again as the tests.
