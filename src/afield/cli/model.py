@@ -208,7 +208,7 @@ def export(
         f"{path}: from x ({shape}, float32{levels}) to logits and probabilities", soft_wrap=True
     )
     sizes = ", ".join(map(str, CHECKED_BATCH_SIZES))
-    resize = f" and resize images to {inputs.size} px" if inputs.kind == "pictures" else ""
+    resize = f" and resize images to {inputs.size} px" if inputs.modality.resizable else ""
     console.out.print(
         f"outputs checked for batches of {sizes} (equal within {TOLERANCE:g}); "
         f"decode files{resize} before calling it",
