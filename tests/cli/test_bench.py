@@ -1,15 +1,20 @@
 """`afield bench`, `sweep` and `status` as a user types them."""
 
+import json
 import re
 import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from afield.experiments.store import Store
+from afield.reporting.benchmarking import bench
 from tests.files import pictures
 
 QUICK = ("--steps", "10", "--workers", "1", "--trials", "2")
@@ -32,6 +37,44 @@ def test_bench_prints_a_table_and_leaves_records_and_a_report(afield, tmp_path):
     assert (code, again) == (0, out)
     assert "16 runs (16 already in the store): " in err
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("record.json")} == before
+
+
+@pytest.fixture
+def timeless(monkeypatch):
+    """Runs take no time and no memory: records of equal runs are equal."""
+    for module in ("runner", "merge_runner"):
+        path = f"afield.experiments.{module}"
+        monkeypatch.setattr(f"{path}.time", SimpleNamespace(monotonic=lambda: 0.0))
+        monkeypatch.setattr(f"{path}.track_peak_memory", lambda device: nullcontext(lambda: 1))
+
+
+@pytest.mark.usefixtures("timeless")
+def test_python_and_the_shell_leave_the_same_store_table_and_report(afield, tmp_path, monkeypatch):
+    words = ("--methods", "erm,vrex", "--draws", "2", "--merges", "average", "--trials", "1")
+    tables = {}
+    for place in ("shell", "python"):
+        (tmp_path / place).mkdir()
+        monkeypatch.chdir(tmp_path / place)
+        if place == "shell":
+            assert afield("bench", "spirals", *words, "--steps", "5", "--workers", "1")[0] == 0
+        else:
+            bench("spirals", ["erm", "vrex"], draws=2, merges="average", trials=1, steps=5)
+        assert "(done)" in afield("status")[1]
+        tables[place] = afield("table", "--format", "csv")[1]
+    assert tables["shell"] == tables["python"]
+    shell, python = (
+        {path.relative_to(tmp_path / place): path for path in (tmp_path / place).rglob("*.*")}
+        for place in ("shell", "python")
+    )
+    assert shell.keys() == python.keys()
+    assert sum(path.name == "model.safetensors" for path in shell) > 50
+    for name, path in shell.items():
+        if name.parent.name == "plans":
+            keys = [json.loads(each.read_text())["keys"] for each in (path, python[name])]
+            assert keys[0] == keys[1]
+        elif path.is_file():
+            assert path.read_bytes() == python[name].read_bytes(), name
+    assert Path("runs/report.html") in shell
 
 
 def test_failures_are_shown_with_their_reason_and_the_exit_code_tells(afield):

@@ -274,7 +274,7 @@ def _check_names(settings: Mapping[str, Any]) -> None:
 
     known = [each.name for each in fields(Training)]
     for name in settings:
-        guess = get_close_matches(name, [*known, *OPTIONS], n=1)
+        guess = get_close_matches(name, [*known, *OPTIONS], n=1) if "." not in name else []
         if guess and guess[0] not in known:
             raise UnknownNameError(f"no option {name!r}; did you mean {guess[0]!r}?")
 
