@@ -73,8 +73,8 @@ def test_the_file_says_what_goes_in_and_comes_out(exported):
     assert first.dim_param
     assert width.dim_value == 2
     assert [each.name for each in program.graph.output] == ["logits", "probabilities"]
-    told = {each.key: each.value for each in program.metadata_props}
-    assert json.loads(told["classes"]) == ["first", "second"]
+    metadata = {each.key: each.value for each in program.metadata_props}
+    assert json.loads(metadata["classes"]) == ["first", "second"]
 
 
 def test_temperature_and_softmax_are_in_it(exported, spiral_model):

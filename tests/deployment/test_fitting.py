@@ -155,10 +155,10 @@ def test_of_many_domains_a_share_is_held_out(tmp_path):
 def test_where_data_and_weights_lay_is_not_told(two_colours, tmp_path):
     settings = {"steps": 1, "size": 16}
     fit(two_colours, "erm", tmp_path / "m", store=tmp_path / "r", settings=settings, estimate=False)
-    told = json.loads((tmp_path / "m" / "model.json").read_text())
-    assert told.pop("command")
-    assert str(two_colours.parent) not in json.dumps(told)
-    assert told["run"]["dataset"] == "colours"
+    content = json.loads((tmp_path / "m" / "model.json").read_text())
+    assert content.pop("command")
+    assert str(two_colours.parent) not in json.dumps(content)
+    assert content["run"]["dataset"] == "colours"
 
 
 def test_sounds_are_understood_again(tmp_path):

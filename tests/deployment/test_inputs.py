@@ -63,7 +63,7 @@ def test_arrays_of_pictures_come_in_several_forms(given, shape):
 
 
 @pytest.mark.parametrize(
-    ("inputs", "given", "told"),
+    ("inputs", "given", "message"),
     [
         (PLAIN, np.zeros((5, 3)), r"shape \(3,\); give numbers, samples × 4"),
         (PLAIN, np.zeros(4), r"shape \(4,\)"),
@@ -75,8 +75,8 @@ def test_arrays_of_pictures_come_in_several_forms(given, shape):
         (BYTES, np.full((1, 8, 8), -1.0), "not integers from 0 to 255"),
     ],
 )
-def test_arrays_that_do_not_fit_are_told(inputs, given, told):
-    with pytest.raises(DataError, match=told):
+def test_arrays_that_do_not_fit_are_told(inputs, given, message):
+    with pytest.raises(DataError, match=message):
         inputs.to_samples(given)
 
 

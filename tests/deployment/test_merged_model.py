@@ -82,12 +82,12 @@ def test_without_a_model_like_it_nothing_is_known(tmp_path):
 
 def test_other_classes_and_other_scaling_are_refused(spiral_model, model_folder, tmp_path):
     path = model_folder / "model.json"
-    told = json.loads(path.read_text())
-    path.write_text(json.dumps({**told, "classes": ["second", "first"]}))
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "classes": ["second", "first"]}))
     with pytest.raises(MergeError, match="has other classes than"):
         merge_model("average", spiral_model, [spiral_model, model_folder], tmp_path / "m")
-    scaled = {**told["inputs"], "mean": [0.5, 0.5]}
-    path.write_text(json.dumps({**told, "inputs": scaled}))
+    scaled = {**content["inputs"], "mean": [0.5, 0.5]}
+    path.write_text(json.dumps({**content, "inputs": scaled}))
     with pytest.raises(MergeError, match="scales its inputs differently"):
         merge_model("average", spiral_model, [spiral_model, model_folder], tmp_path / "m")
     assert not (tmp_path / "m").exists()

@@ -117,36 +117,36 @@ def test_a_domain_is_refused_where_it_cannot_be_used(model, x):
 
 
 @pytest.fixture(scope="module", params=["dmg", "multi_head"])
-def told(tmp_path_factory, request):
-    """A model that can be told the domain, and nothing is known of unseen ones."""
-    place = tmp_path_factory.mktemp("told")
+def domain_model(tmp_path_factory, request):
+    """A model that can use the domain label, without an estimate for unseen domains."""
+    place = tmp_path_factory.mktemp("domain_model")
     settings = {"steps": 20, "every": 20}
     options = {"store": place / "runs", "settings": settings, "estimate": False}
     return fit("spirals", request.param, place / "model", **options)
 
 
-def test_a_known_domain_is_used_where_it_can_be(told, x):
-    assert told.domains == ("turn0", "turn10", "turn20", "turn30")
-    prepared = told.about.inputs.prepare(x)
+def test_a_known_domain_is_used_where_it_can_be(domain_model, x):
+    assert domain_model.domains == ("turn0", "turn10", "turn20", "turn30")
+    prepared = domain_model.about.inputs.prepare(x)
     with torch.no_grad():
-        expected = told.module(prepared, 2).softmax(dim=1).numpy()
-    found = told.predict_proba(x, domain="turn20")
+        expected = domain_model.module(prepared, 2).softmax(dim=1).numpy()
+    found = domain_model.predict_proba(x, domain="turn20")
     np.testing.assert_allclose(found, expected, atol=1e-6)
-    assert abs(found - told.predict_proba(x)).max() > 1e-4
+    assert abs(found - domain_model.predict_proba(x)).max() > 1e-4
 
 
-def test_an_unknown_domain_is_told_with_those_that_are_known(told, x):
+def test_an_unknown_domain_is_told_with_those_that_are_known(domain_model, x):
     with pytest.raises(SpecError, match="did you mean 'turn20'"):
-        told.predict(x, domain="turn2")
+        domain_model.predict(x, domain="turn2")
 
 
-def test_without_an_estimate_nothing_is_claimed(told, x):
-    answer = next(told.predictions(x))
-    assert told.temperature == 1.0
+def test_without_an_estimate_nothing_is_claimed(domain_model, x):
+    answer = next(domain_model.predictions(x))
+    assert domain_model.temperature == 1.0
     assert answer.distance is not None
     assert answer.percentile is None
     with pytest.raises(SpecError, match="without --no-estimate"):
-        told.threshold(0.1)
+        domain_model.threshold(0.1)
 
 
 def test_random_numbers_of_the_caller_stay_as_they_are(spiral_model):

@@ -35,32 +35,32 @@ class Trap:
 def refusal(folder) -> str:
     with pytest.raises(DataError) as caught:
         load(folder)
-    told = str(caught.value)
-    assert "\n" not in told
-    assert str(folder) in told
-    return told
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(folder) in message
+    return message
 
 
 def changed(folder, **fields) -> None:
     """The description with some of its fields changed; nested ones as ``inputs__size``."""
     path = folder / "model.json"
-    told = json.loads(path.read_text())
+    content = json.loads(path.read_text())
     for name, value in fields.items():
         *outer, last = name.split("__")
-        place = told
+        place = content
         for key in outer:
             place = place[key]
         place[last] = value
-    path.write_text(json.dumps(told))
+    path.write_text(json.dumps(content))
 
 
 def with_own_hash(folder, name="model.safetensors") -> None:
     """As somebody would who changes a file and its hash."""
     import hashlib
 
-    told = json.loads((folder / "model.json").read_text())
-    told["files"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-    (folder / "model.json").write_text(json.dumps(told))
+    content = json.loads((folder / "model.json").read_text())
+    content["files"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    (folder / "model.json").write_text(json.dumps(content))
 
 
 def test_it_has_four_files_that_all_may_read(spiral_model):
@@ -97,13 +97,15 @@ def test_a_pickle_beside_no_safetensors_is_refused_and_not_run(model_folder, tmp
     trap = tmp_path / "trapped"
     (model_folder / "model.safetensors").unlink()
     torch.save({"a": Trap(str(trap))}, model_folder / "pytorch_model.bin")
-    told = refusal(model_folder)
-    assert "no model.safetensors in it (pytorch_model.bin is not read: it could run code)" in told
+    message = refusal(model_folder)
+    assert (
+        "no model.safetensors in it (pytorch_model.bin is not read: it could run code)" in message
+    )
     assert not trap.exists()
 
 
 @pytest.mark.parametrize(
-    ("backbone", "told"),
+    ("backbone", "message"),
     [
         ("timm:resnet18", "takes images"),
         ("small:cnn", "takes images"),
@@ -113,9 +115,9 @@ def test_a_pickle_beside_no_safetensors_is_refused_and_not_run(model_folder, tmp
         ("small:mlp2", "did you mean 'small:mlp'?"),
     ],
 )
-def test_another_architecture_is_refused(model_folder, backbone, told):
+def test_another_architecture_is_refused(model_folder, backbone, message):
     changed(model_folder, architecture__backbone=backbone)
-    assert told in refusal(model_folder)
+    assert message in refusal(model_folder)
 
 
 def test_an_architecture_with_other_tensors_is_refused(model_folder):
@@ -167,7 +169,7 @@ def test_a_link_within_the_folder_and_one_to_it_are_fine(model_folder, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"format": 2}, "has format 2, from a later afield"),
         ({"format": "x"}, "not from afield"),
@@ -183,9 +185,9 @@ def test_a_link_within_the_folder_and_one_to_it_are_fine(model_folder, tmp_path)
         ({"architecture": None}, "architecture"),
     ],
 )
-def test_a_description_that_cannot_be_is_refused(model_folder, fields, told):
+def test_a_description_that_cannot_be_is_refused(model_folder, fields, message):
     changed(model_folder, **fields)
-    assert told in refusal(model_folder)
+    assert message in refusal(model_folder)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"format": 1}', "[" * 100_000])
@@ -196,8 +198,8 @@ def test_what_is_no_description_is_refused(model_folder, text):
 
 def test_names_of_files_in_the_description_lead_nowhere(model_folder, tmp_path):
     (tmp_path / "elsewhere").write_text("")
-    told = json.loads((model_folder / "model.json").read_text())
-    changed(model_folder, files={**told["files"], "../elsewhere": "0" * 64})
+    message = json.loads((model_folder / "model.json").read_text())
+    changed(model_folder, files={**message["files"], "../elsewhere": "0" * 64})
     assert load(model_folder)
 
 
@@ -208,9 +210,9 @@ def test_a_place_that_is_no_folder_is_told(tmp_path):
 
 def test_what_is_written_comes_back(spiral_model, tmp_path):
     about, weights, distances = read_model(spiral_model)
-    told = write_model(tmp_path / "new", about, weights, distances, "card")
+    message = write_model(tmp_path / "new", about, weights, distances, "card")
     again, same, _ = read_model(tmp_path / "new")
-    assert again == told == about
+    assert again == message == about
     assert all(torch.equal(same[name], value) for name, value in weights.items())
 
 

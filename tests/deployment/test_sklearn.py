@@ -110,13 +110,13 @@ def test_the_weights_are_those_of_the_same_run_on_a_file(data, tmp_path):
 def test_a_random_state_repeats_itself_and_another_is_another(data):
     x, y, place = data
 
-    def told(state):
+    def probabilities(state):
         return quick(random_state=state).fit(x, y, domains=place).predict_proba(x)
 
-    np.testing.assert_array_equal(told(3), told(3))
-    np.testing.assert_array_equal(told(np.random.RandomState(3)), told(3))
-    assert not np.array_equal(told(3), told(4))
-    assert not np.array_equal(told(None), told(None))
+    np.testing.assert_array_equal(probabilities(3), probabilities(3))
+    np.testing.assert_array_equal(probabilities(np.random.RandomState(3)), probabilities(3))
+    assert not np.array_equal(probabilities(3), probabilities(4))
+    assert not np.array_equal(probabilities(None), probabilities(None))
 
 
 def test_domains_matter(data):

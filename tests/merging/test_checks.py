@@ -29,14 +29,14 @@ def test_an_ordinary_family_is_not_doubted(caplog):
 
 def test_an_expert_identical_to_the_base_is_doubted(caplog):
     base, experts = family(1)
-    (told,) = doubts(caplog, base, [experts[0], base])
-    assert told.startswith("expert 2: has the same weights as base, so as an expert it adds")
+    (message,) = doubts(caplog, base, [experts[0], base])
+    assert message.startswith("expert 2: has the same weights as base, so as an expert it adds")
 
 
 def test_the_same_expert_twice_is_doubted(caplog):
     base, experts = family(2)
-    (told,) = doubts(caplog, base, [*experts, experts[0]])
-    assert told == "expert 3: has the same weights as expert 1, so they count twice"
+    (message,) = doubts(caplog, base, [*experts, experts[0]])
+    assert message == "expert 3: has the same weights as expert 1, so they count twice"
 
 
 def test_opposite_experts_and_equally_large_ones_are_not_the_same(caplog):
@@ -51,8 +51,8 @@ def test_of_three_experts_the_pair_that_is_the_same_throughout_is_named(caplog):
     base = {"a": 9 * torch.eye(3), "b": 9 * torch.eye(3)}
     first = {"a": base["a"] + 1, "b": base["b"] + 1}
     second = {"a": base["a"] + 1, "b": base["b"] - 1}
-    (told,) = doubts(caplog, base, [first, second, second])
-    assert told == "expert 3: has the same weights as expert 2, so they count twice"
+    (message,) = doubts(caplog, base, [first, second, second])
+    assert message == "expert 3: has the same weights as expert 2, so they count twice"
 
 
 def test_experts_that_differ_in_one_piece_only_are_not_the_same(caplog, monkeypatch):
@@ -73,8 +73,8 @@ def test_a_base_of_zeros_is_doubted_in_plain_words(caplog):
 
 def test_where_only_zeros_have_moved_they_are_named(caplog):
     base = {"a": torch.ones(4), "b": torch.zeros(4)}
-    (told,) = doubts(caplog, base, [{"a": torch.ones(4), "b": torch.ones(4)}])
-    assert told == (
+    (message,) = doubts(caplog, base, [{"a": torch.ones(4), "b": torch.ones(4)}])
+    assert message == (
         "expert 1: differs from base by 1.00 times its norm, most in b (0 in the base); "
         "is that its base?"
     )
@@ -84,10 +84,10 @@ def test_a_base_that_is_not_the_experts_base_is_doubted_with_the_tensor(caplog):
     base, _ = family(0)
     far = dict(base) | {name: state(5)[name] for name in ("a.weight", "b.weight", "square.weight")}
     far["b.weight"] = 3 * far["b.weight"]
-    (told,) = doubts(caplog, base, [far])
-    assert told.startswith("expert 1: differs from base by ")
-    assert "most in b.weight" in told
-    assert told.endswith("is that its base?")
+    (message,) = doubts(caplog, base, [far])
+    assert message.startswith("expert 1: differs from base by ")
+    assert "most in b.weight" in message
+    assert message.endswith("is that its base?")
 
 
 def test_integers_that_an_expert_has_changed_are_doubted_but_counters_are_not(caplog):
@@ -95,8 +95,8 @@ def test_integers_that_an_expert_has_changed_are_doubted_but_counters_are_not(ca
     base["ids"] = torch.arange(3)
     base["bn.num_batches_tracked"] = torch.tensor(1)
     experts[0] |= {"ids": torch.ones(3).long(), "bn.num_batches_tracked": torch.tensor(7)}
-    (told,) = doubts(caplog, base, experts)
-    assert told.startswith("ids changed by the experts")
+    (message,) = doubts(caplog, base, experts)
+    assert message.startswith("ids changed by the experts")
 
 
 def test_extra_tensors_and_other_types_are_doubted_with_the_tensor(caplog):
@@ -142,21 +142,21 @@ def test_quantised_weights_are_an_error():
 
 
 @pytest.mark.parametrize(
-    ("name", "bad", "told"),
+    ("name", "bad", "message"),
     [
         *((name, torch.nan, "NaN") for name in ANY_COUNT),
         *((name, torch.inf, "an infinite number") for name in ("average", "ties", "score")),
     ],
 )
-def test_numbers_that_are_not_finite_are_an_error_with_source_and_tensor(name, bad, told):
+def test_numbers_that_are_not_finite_are_an_error_with_source_and_tensor(name, bad, message):
     base, experts = family(2)
     broken = dict(experts[1])
     broken["a.weight"] = broken["a.weight"].clone()
     broken["a.weight"][3, 2] = bad
     made = statistics_for(name, experts)
-    with pytest.raises(MergeError, match=f"expert 2: {told} in a.weight"):
+    with pytest.raises(MergeError, match=f"expert 2: {message} in a.weight"):
         merge(name, base, [experts[0], broken], statistics=made)
-    with pytest.raises(MergeError, match=f"base: {told} in a.weight"):
+    with pytest.raises(MergeError, match=f"base: {message} in a.weight"):
         merge(name, broken, experts, statistics=made)
 
 

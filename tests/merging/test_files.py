@@ -76,13 +76,17 @@ def test_the_metadata_tell_how_it_was_made(tmp_path):
     _, _, paths = written(tmp_path)
     out = tmp_path / "out.safetensors"
     merge_files("ties", paths[0], paths[1:], out, scale=0.5, density=0.3)
-    told = account(out)
-    assert (told["merge"], told["params"], told["scale"]) == ("ties", {"density": 0.3}, 0.5)
-    assert told["tensors"] == {"kept: not floating point": 1, "merged": 7}
+    metadata = account(out)
+    assert (metadata["merge"], metadata["params"], metadata["scale"]) == (
+        "ties",
+        {"density": 0.3},
+        0.5,
+    )
+    assert metadata["tensors"] == {"kept: not floating point": 1, "merged": 7}
     digests = subprocess.run(["sha256sum", *paths], capture_output=True, text=True, check=True)
     expected = [line.split()[0][:16] for line in digests.stdout.splitlines()]
-    assert told["base"] == {"base.safetensors": expected[0]}
-    assert told["experts"] == [{f"e{i}.safetensors": expected[1 + i]} for i in range(3)]
+    assert metadata["base"] == {"base.safetensors": expected[0]}
+    assert metadata["experts"] == [{f"e{i}.safetensors": expected[1 + i]} for i in range(3)]
     with safe_open(out, "pt") as file:
         assert set(file.metadata()) == {"format", "afield"}
 
@@ -354,8 +358,8 @@ def test_a_merged_folder_loads_into_transformers(tmp_path):
         other.load_state_dict(nearby(net.state_dict(), i))
         other.save_pretrained(tmp_path / str(i))
     out = merge_files("ties", tmp_path / "base", [tmp_path / "1", tmp_path / "2"], tmp_path / "out")
-    _, told = transformers.BertModel.from_pretrained(out, output_loading_info=True)
-    assert not any(told.values())
+    _, loading_info = transformers.BertModel.from_pretrained(out, output_loading_info=True)
+    assert not any(loading_info.values())
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ typically at a distance of about 1.
 
 Σ includes how the sources differ from each other: a step counts little in a direction in which they
 differ anyway, and much in a direction in which they are alike. The distance to the nearest
-neighbors does not have this property, and would require to store the samples themselves.
+neighbors does not have this property, and requires storing the samples themselves.
 """
 
 from collections.abc import Mapping

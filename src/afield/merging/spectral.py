@@ -109,8 +109,8 @@ def leading_triplets(
     count
         The largest number of triplets; there are fewer if the rest is rounding.
     scale
-        A value that counts as the largest singular value if it is larger, when rounding is told
-        from signal.
+        A value that replaces the largest singular value, if it is larger, as the reference for
+        what counts as rounding.
     quick
         Compute in float32 where that is as accurate as an SVD in float32.
     """
