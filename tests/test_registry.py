@@ -59,7 +59,7 @@ def test_a_name_of_a_kind_is_an_instance_of_its_idea(tmp_path):
     [("methods", "grupdro", "groupdro"), ("averages", "emaa", "ema"), ("datasets", "spiral", "s")],
 )
 def test_an_unknown_name_is_answered_with_a_guess(kind, wrong, right):
-    with pytest.raises(UnknownNameError, match=f"no '{wrong}' in {kind}; did you mean '{right}"):
+    with pytest.raises(UnknownNameError, match=f"no {kind[:-1]} '{wrong}'; did you mean '{right}"):
         registry.find(kind, wrong)
 
 

@@ -212,19 +212,27 @@ def extremes(kind: Callable[..., Any], name: str) -> tuple[Any, Any]:
     return _round_integer(kind, name, ends[0], ends), _round_integer(kind, name, ends[1], ends)
 
 
-def build(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
+def build(kind: Callable[..., T], values: Mapping[str, Any], owner: str | None = None) -> T:
     """Construct from checked values; unknown names and wrong types are errors."""
-    return kind(**validate_values(kind, values))
+    return kind(**validate_values(kind, values, owner))
 
 
-def validate_values(kind: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert values to the declared types; unknown names and wrong types are errors."""
+def validate_values(
+    kind: Callable[..., Any], values: Mapping[str, Any], owner: str | None = None
+) -> dict[str, Any]:
+    """Convert values to the declared types; unknown names and wrong types are errors.
+
+    Errors call the settings those of `owner`: by default the name of the class or function; empty
+    for settings that are given without a prefix.
+    """
     hints, names = get_type_hints(kind, include_extras=True), list(defaults(kind))
-    owner = kind.__name__
+    owner = kind.__name__ if owner is None else owner
     for key in values:
         if key not in names:
-            raise SpecError(f"{owner} has no setting {key!r}; {hint(key, names)}")
-    return {key: _convert(value, hints[key], f"{owner}.{key}") for key, value in values.items()}
+            problem = f"{owner} has no setting {key!r}" if owner else f"no setting {key!r}"
+            raise SpecError(f"{problem}; {hint(key, names)}")
+    prefix = f"{owner}." if owner else ""
+    return {key: _convert(value, hints[key], prefix + key) for key, value in values.items()}
 
 
 def _convert(value: Any, type_: Any, where: str) -> Any:
@@ -236,7 +244,7 @@ def _convert(value: Any, type_: Any, where: str) -> Any:
     except ValidationError as error:
         if value in ("none", "None"):
             return _convert(None, type_, where)
-        reason = error.errors()[0]["msg"]
+        reason = error.errors()[0]["msg"].removeprefix("Input ").partition(", unable to ")[0]
         raise SpecError(f"{where}={value!r}: {reason[0].lower()}{reason[1:]}") from None
     numbers = result if isinstance(result, (list, tuple)) else (result,)
     if any(isinstance(n, float) and not math.isfinite(n) for n in numbers):

@@ -43,6 +43,8 @@ ROOMS = {
 }
 # Kinds that users list and explain; a backbone is a family of names, not one object.
 KINDS = tuple(kind for kind in ROOMS if kind != "backbones")
+# How many names a hint lists.
+MAX_HINTS = 30
 # Names the way code digests are computed; digests with another prefix cannot be compared.
 CODE_FORM = "ast1:"
 
@@ -67,7 +69,7 @@ def find(kind: str, name: str) -> Any:
     points = _entry_points(kind)
     if name in points:
         return points[name].load()
-    raise UnknownNameError(f"no {name!r} in {kind}; {hint(name, names(kind))}")
+    raise UnknownNameError(f"no {kind[:-1]} {name!r}; {hint(name, names(kind))}")
 
 
 def docstring(kind: str, name: str) -> str:
@@ -103,9 +105,11 @@ def code_differs(first: str, second: str) -> bool:
 
 
 def hint(name: str, choices: Sequence[str]) -> str:
-    """Suggest the closest choice for an unknown name, or list all choices."""
-    guess = get_close_matches(name, choices, n=1)
-    return f"did you mean {guess[0]!r}?" if guess else f"known: {', '.join(choices) or 'none'}"
+    """Suggest the closest choice for an unknown name, or list the choices."""
+    if guess := get_close_matches(name, choices, n=1):
+        return f"did you mean {guess[0]!r}?"
+    more = f" and {len(choices) - MAX_HINTS} more" if len(choices) > MAX_HINTS else ""
+    return f"known: {', '.join(choices[:MAX_HINTS]) or 'none'}{more}"
 
 
 def _dump_code(source: str) -> str:

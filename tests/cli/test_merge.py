@@ -117,7 +117,7 @@ def test_doubts_are_warned_of(afield, caplog):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("tie", *INPUTS), "no 'tie' in merges; did you mean 'ties'?"),
+        (("tie", *INPUTS), "no merge 'tie'; did you mean 'ties'?"),
         (("ties", *INPUTS, "--set", "density"), "write NAME=VALUE"),
         (("ties", *INPUTS, "--set", "tau=1"), "ties has no setting 'tau'"),
         (("ties", *INPUTS, "--set", "density=much"), "ties.density='much'"),

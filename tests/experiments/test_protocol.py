@@ -72,7 +72,7 @@ def test_what_is_given_is_given_in_every_draw():
     ("settings", "error", "told"),
     [
         ({"stepz": 3}, SpecError, "did you mean 'steps'"),
-        ({"steps": "many"}, SpecError, "Training.steps='many'"),
+        ({"steps": "many"}, SpecError, "^steps='many': should be a valid integer$"),
         ({"steps": -3}, SpecError, "steps=-3"),
         ({"lr": "nan"}, SpecError, "finite"),
         ({"every": 0}, SpecError, "every=0"),

@@ -24,6 +24,7 @@ from afield.cli.options import (
     SetOption,
     SkipBroken,
     Steps,
+    StoreArgument,
     Tensorboard,
     Weights,
     check_format,
@@ -39,8 +40,11 @@ if TYPE_CHECKING:
 __all__ = ["bench", "status", "sweep"]
 
 Command = Callable[..., None]
-# The headings of the help under which options stand.
+MANY_DOMAINS, MERGING = "Datasets of many domains", "Merging"
+# The heading under which the help lists an option.
 HEADINGS = {
+    **dict.fromkeys(("hold_out", "validate", "train_on"), MANY_DOMAINS),
+    **dict.fromkeys(("merges", "expert_method", "base_steps"), MERGING),
     "average": TRAINING,
     "store": OUTPUT,
     **dict.fromkeys(("on", "workers", "threads", "cpus", "gpus", "retries"), RUNNING),
@@ -112,7 +116,8 @@ def bench(
 ) -> None:
     """Compare methods on unseen domains: leave each domain out once and test on it.
 
-    Runs that the store already holds are not repeated: run the same command again to continue.
+    Runs that the store already holds are not repeated: run the same command
+    again to continue.
     """
     check_format(format_)
     given = {name: words.pop(name) for name in SETTING_OPTIONS}
@@ -139,19 +144,24 @@ def sweep(
 
 
 def status(
-    store: Annotated[str, typer.Argument(help="Folder or address of the records.")] = "runs",
+    store: StoreArgument = "runs",
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Keep showing the progress until all is done.")
+        bool, typer.Option("--follow", "-f", help="Keep showing it until all runs are done.")
     ] = False,
 ) -> None:
-    """Show the progress of the benchmarks of a store, from any terminal or machine that sees it."""
+    """Show the progress of the benchmarks in a store.
+
+    Works from any terminal and machine that can read the store.
+    """
     from afield.experiments.remote_store import open_store
     from afield.experiments.status import statuses
 
     place = open_store(store)
     benchmarks = statuses(place)
     if not benchmarks:
-        raise DataError(f"{store}: no benchmark was started there; use `afield bench --store`")
+        raise DataError(
+            f"{store}: no benchmark was started there; use `afield bench --store {store}` first"
+        )
     if follow:
         console.show_until_done(place, benchmarks[-1].plan)
         benchmarks = statuses(place)

@@ -61,7 +61,9 @@ def explanation_text(name: str) -> str:
             facts = _dataset_facts(name) if kind == "datasets" else _settings_facts(kind, name)
             return "\n".join([f"{name} ({kind})", "", registry.docstring(kind, name), "", *facts])
     names = [name for kind in registry.KINDS for name in registry.names(kind)]
-    raise UnknownNameError(f"nothing is called {name!r}; {registry.hint(name, names)}")
+    raise UnknownNameError(
+        f"nothing is called {name!r}; {registry.hint(name, names)} (see `afield list`)"
+    )
 
 
 def _dataset_facts(name: str) -> list[str]:

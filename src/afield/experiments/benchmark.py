@@ -44,16 +44,16 @@ _RULES_HELP = (
     f"{describe_rules()}. Default: the rules that need no additional runs."
 )
 _BASE_STEPS_HELP = (
-    "Training steps of the experts' common start, for networks without pretrained weights. "
-    "Default: a fifth of the experts' steps."
+    "Training steps of the base model, from which all experts start, if the network has no "
+    "pretrained weights. Default: a fifth of the experts' steps."
 )
 _AVERAGE_HELP = (
     f"Weight averaging during training: {', '.join(registry.names('averages'))}. 'last' uses the "
     "last weights, without averaging."
 )
 _ON_HELP = (
-    "Where to run: local (processes of this machine), ray (the cluster that runs here, or a new "
-    "one on this machine), or ray://HOST:PORT."
+    "Where to run: local (processes on this machine), ray (a Ray cluster that runs here, or else "
+    "a new one on this machine), or ray://HOST:PORT (another cluster)."
 )
 _STORE_HELP = (
     "Folder for records and weights, or an address such as s3://bucket/runs. Runs that it already "
@@ -96,35 +96,49 @@ class Benchmark:
         ),
     ] = ("rotated_digits",)
     methods: Annotated[Names, Option(_METHODS_HELP)] = ()
-    trials: Annotated[int, Option("Number of repetitions with other splits.", min=1)] = 3
+    trials: Annotated[int, Option("Number of repetitions, with other splits and seeds.", min=1)] = 3
     draws: Annotated[
-        int, Option("Number of hyperparameter samples; the first one is the defaults.", min=1)
+        int,
+        Option("Number of hyperparameter samples (draws); the first one uses the defaults.", min=1),
     ] = 1
     rules: Annotated[Names, Option(_RULES_HELP)] = ()
     hold_out: Annotated[
-        float, Option("Test on this share of many domains, not on each in turn.", min=0.0, max=0.9)
+        float,
+        Option(
+            "Test on this share of the domains at once, e.g. 0.25. 0 leaves out each domain in "
+            "turn.",
+            min=0.0,
+            max=0.9,
+        ),
     ] = 0.0
     validate: Annotated[
         float | None,
-        Option("With --hold-out: validate on this share. Default: 0.1.", min=0.0, max=0.9),
+        Option(
+            "With --hold-out: validate on this share of the domains. Default: 0.1.",
+            min=0.0,
+            max=0.9,
+        ),
     ] = None
     train_on: Annotated[
         tuple[int | str, ...],
         Option(
-            "With --hold-out: train on this number of the other domains; several numbers, or "
-            "'all', give one row each.",
+            "With --hold-out: number of domains to train on, or 'all'. Several, e.g. 5,10,all, "
+            "give one row each. Default: all.",
             metavar="N,…",
         ),
     ] = ()
     merges: Annotated[
         Names,
         Option(
-            "Merge experts that are fine-tuned on one source each: names, or 'all'. See `afield "
-            "list merges`."
+            "Merges to compare, separated by commas, or 'all': each merges experts that were "
+            "fine-tuned on one source. See `afield list merges`."
         ),
     ] = ()
     expert_method: Annotated[
-        Names, Option("Method of the experts; several: one expert of each, on all sources.")
+        Names,
+        Option(
+            "Method that trains the experts. Several methods train one expert each, on all sources."
+        ),
     ] = ("erm",)
     base_steps: Annotated[int | None, Option(_BASE_STEPS_HELP, min=1)] = None
     average: Annotated[str, Option(_AVERAGE_HELP, metavar="NAME")] = "last"
@@ -138,11 +152,11 @@ class Benchmark:
     ] = None
     threads: Annotated[int, Option("CPU threads per run.", min=1)] = 1
     cpus: Annotated[
-        float | None, Option("On Ray: CPUs per run. Default: its threads.", min=0.0)
+        float | None, Option("On Ray: CPUs per run. Default: as --threads.", min=0.0)
     ] = None
-    gpus: Annotated[float, Option("On Ray: GPUs per run, such as 0.25.", min=0.0)] = 0.0
+    gpus: Annotated[float, Option("On Ray: GPUs per run, e.g. 0.25.", min=0.0)] = 0.0
     retries: Annotated[
-        int, Option("On Ray: how often to restart a run whose machine is lost.", min=0)
+        int, Option("On Ray: how many times to restart a run whose machine is lost.", min=0)
     ] = 3
     store: Annotated[str, Option(_STORE_HELP, metavar="STORE")] = "runs"
 

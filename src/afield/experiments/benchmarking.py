@@ -138,7 +138,11 @@ def _write_report(report: Callable[[Store], str], store: Store, observer: Observ
         path = report(store)
     except Exception as error:  # noqa: BLE001  the runs are done; a report can be written later
         message = " ".join(str(error).split())
-        log.warning("no report: %s; try `afield report %s`", message, store.where())
+        log.warning(
+            "the report could not be written (%s); try again with `afield report %s`",
+            message,
+            store.where(),
+        )
     else:
         observer.reported(path)
 

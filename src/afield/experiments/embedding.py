@@ -74,7 +74,7 @@ def embed(
         usual = DEFAULT_BACKBONE
     given = {"backbone": backbone or usual, "size": size}
     known = validate_values(
-        Training, {name: value for name, value in given.items() if value is not None}
+        Training, {name: value for name, value in given.items() if value is not None}, owner=""
     )
     known["weights"] = weights or found.training.weights
     settings = resolve_settings({**vars(found.training), **known}, found)

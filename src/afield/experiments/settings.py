@@ -73,7 +73,9 @@ def resolve_run(
             known = hint(owner, [method, average])
             raise UnknownNameError(f"{name}: {owner!r} is not in this run; {known}")
         asked[owner][own] = value
-    chosen = {owner: validate_values(owners[owner], values) for owner, values in asked.items()}
+    chosen = {
+        owner: validate_values(owners[owner], values, owner) for owner, values in asked.items()
+    }
     start = {"": _start(dataset, chosen[""])}
     usual = {owner: defaults(kind) | start.get(owner, {}) for owner, kind in owners.items()}
     drawn = {
