@@ -113,8 +113,8 @@ def test_copies_gaps_and_imbalance_are_remarks_and_no_failure(afield, tmp_path):
     remarks = [line for line in out.splitlines() if line.startswith("- ")]
     assert len(remarks) == 3
     assert remarks[0] == "- domain 'away office' has no sample of odd"
-    assert remarks[1].startswith("- class 'dark' has 13 samples, 'odd' 2: uneven")
-    assert "home/dark/0.png is away office/dark/copy.png" in remarks[2]
+    assert remarks[1].startswith("- class 'dark' has 13 samples, 'odd' has 2: imbalanced")
+    assert "home/dark/0.png equals away office/dark/copy.png" in remarks[2]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ MISTAKES = [
     (("check", "cifar10"), ("`afield data get cifar10`",)),
     (("check", "spiral"), ("did you mean 'spirals'",)),
     (("check", "no.npz"), ("no file or folder no.npz",)),
-    (("check", "own.npz", "--out", "sheet.png"), ("no pictures or sounds; leave --out out",)),
+    (("check", "own.npz", "--out", "sheet.png"), ("no images or audio files; leave out --out",)),
     (("check", "grey.npz", "--out", "sheet.xyz"), ("'xyz' is not supported",)),
     (("check", "grey.npz", "--out", "no/sheet.png"), ("No such file or directory",)),
 ]

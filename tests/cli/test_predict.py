@@ -33,7 +33,7 @@ def test_predict_has_a_row_for_every_sample_and_for_what_is_broken(afield, spira
     found = rows(out)
     names = ["new/b.npy[0]", "new/c.npy", *(f"new/deep/a.npy[{i}]" for i in range(3))]
     assert [row["file"] for row in found] == names
-    assert "not an .npy of plain arrays" in found[1]["error"]
+    assert "not an .npy file of plain arrays" in found[1]["error"]
     assert found[0]["percentile"] == "100"
     assert [row["abstain"] for row in found[:2]] == ["yes", ""]
     for row in found[2:]:

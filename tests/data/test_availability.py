@@ -72,7 +72,9 @@ def test_an_archive_without_what_is_needed_is_told(tmp_path, declare):
     checksum = archive_of(tmp_path / "www" / "half.tar.gz", ["here"])
     with served(tmp_path / "www") as address:
         declare((f"{address}/half.tar.gz", checksum, "theirs"))
-        with pytest.raises(DataError, match=r"fetched and unpacked, but .*theirs/set/there is not"):
+        with pytest.raises(
+            DataError, match=r"downloaded and unpacked, but .*theirs/set/there is missing"
+        ):
             get_dataset(NAME, tmp_path / "root")
 
 
@@ -81,7 +83,7 @@ def test_what_only_a_person_can_get_is_told_with_the_data_root(tmp_path, declare
     root = tmp_path / "my data"
     with pytest.raises(DataError) as caught:
         get_dataset(NAME, root)
-    told = "cannot be fetched by afield; write to [them] and unpack their disk in theirs"
+    told = "afield cannot download it; write to [them] and unpack their disk in theirs"
     assert str(caught.value) == f"{NAME}: {told} (data root: {root})"
     assert not root.exists()
     for domain in ("here", "there"):
@@ -96,7 +98,7 @@ def test_what_comes_with_afield_is_there_and_makes_no_folder(tmp_path):
 
 def test_there_is_nothing_to_get_of_ones_own_data(tmp_path):
     np.savez(tmp_path / "own.npz", X=np.eye(4), y=[0, 1, 0, 1], domain=[0, 0, 1, 1])
-    with pytest.raises(DataError, match="these are your own data; there is nothing to get"):
+    with pytest.raises(DataError, match="these are your own data; there is nothing to download"):
         get_dataset(str(tmp_path / "own.npz"), tmp_path)
 
 

@@ -92,8 +92,8 @@ def test_a_copy_in_another_domain_is_found_however_it_was_saved(own):
         ("c/pot/again.png", "a/cup/1.png"),
     }
     (remark,) = found.remarks
-    assert remark.startswith("3 sample(s) are in two domains")
-    assert "b/pot/copy.png is a/cup/0.png" in remark
+    assert remark.startswith("3 sample(s) are duplicates")
+    assert "b/pot/copy.png equals a/cup/0.png" in remark
 
 
 def test_a_copy_within_a_domain_is_harmless_and_a_changed_pixel_is_no_copy(own):
@@ -114,10 +114,10 @@ def test_copies_of_arrays_are_told_by_their_number(tmp_path):
 def test_uneven_domains_and_classes_are_told_with_their_numbers(tmp_path):
     counts = {("big", "cup"): 20, ("big", "pot"): 4, ("small", "cup"): 4, ("small", "pot"): 4}
     domain, label = inspect_dataset(pictures(tmp_path / "own", counts)).remarks
-    assert domain.startswith("domain 'big' has 24 samples, 'small' 8: uneven")
+    assert domain.startswith("domain 'big' has 24 samples, 'small' has 8: imbalanced")
     # What balances classes does nothing for domains.
     assert "balance=true" not in domain
-    assert label.startswith("class 'cup' has 24 samples, 'pot' 8: uneven")
+    assert label.startswith("class 'cup' has 24 samples, 'pot' has 8: imbalanced")
     assert "--set balance=true" in label
 
 
@@ -252,7 +252,7 @@ def test_a_sheet_that_cannot_be_written_is_one_line_and_leaves_nothing(tmp_path,
 def test_features_have_no_contact_sheet(tmp_path):
     found = inspect_dataset("spirals")
     assert found.counts.tolist() == [[100, 100]] * 4
-    with pytest.raises(SpecError, match="spirals: no pictures or sounds; leave --out out"):
+    with pytest.raises(SpecError, match="spirals: no images or audio files; leave out --out"):
         contact_sheet(found, tmp_path / "sheet.png")
 
 

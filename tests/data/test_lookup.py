@@ -81,7 +81,7 @@ def test_a_folder_that_may_not_be_read_is_named():
 
 def test_a_file_of_another_kind_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("not data")
-    assert "notes.txt: not an .npz of plain arrays" in refusal(tmp_path / "notes.txt")
+    assert "notes.txt: not an .npz file of plain arrays" in refusal(tmp_path / "notes.txt")
 
 
 def test_a_declared_dataset_of_which_nothing_says_the_size_is_known_by_its_files(tmp_path):

@@ -88,7 +88,7 @@ def test_a_share_that_is_none_is_refused(model, share):
 
 def test_a_broken_file_is_an_error_where_an_array_is_wanted_and_else_a_row(model, tmp_path):
     (tmp_path / "bad.npy").write_text("text")
-    with pytest.raises(DataError, match=r"bad\.npy: not an \.npy of plain arrays"):
+    with pytest.raises(DataError, match=r"bad\.npy: not an \.npy file of plain arrays"):
         model.predict(tmp_path / "bad.npy")
     (row,) = model.predictions(tmp_path / "bad.npy")
     assert row.label == ""

@@ -1,4 +1,4 @@
-"""Which datasets are here, and how the others come."""
+"""List which datasets are available, and download the others."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ __all__ = ["Availability", "get_dataset", "list_availability"]
 
 @dataclass(frozen=True)
 class Availability:
-    """One dataset: whether its files are here, and where they come from otherwise."""
+    """Whether the files of a dataset are available, and how to get them."""
 
     name: str
     available: bool
@@ -23,34 +23,36 @@ class Availability:
 
 
 def list_availability(root: Path | None = None) -> list[Availability]:
-    """All datasets that come with afield, or with other packages."""
-    return [_stocked(name, root or data_root()) for name in registry.names("datasets")]
+    """Availability of all datasets of afield and of other packages."""
+    return [_availability(name, root or data_root()) for name in registry.names("datasets")]
 
 
 def get_dataset(name: str, root: Path | None = None) -> DomainSet:
-    """Fetch what a dataset needs and is not here, and check it; an error says what to do else."""
-    place = root or data_root()
-    dataset = find_dataset(name, place)
+    """Download the missing files of a dataset; an error says what to do if that is impossible."""
+    root = root or data_root()
+    dataset = find_dataset(name, root)
     if dataset.origin:
-        raise DataError(f"{name}: these are your own data; there is nothing to get")
-    if dataset.missing_files(place):
+        raise DataError(f"{name}: these are your own data; there is nothing to download")
+    if dataset.missing_files(root):
         if not dataset.download.archives:
-            by_hand = dataset.download.instructions
-            raise DataError(f"{name}: cannot be fetched by afield; {by_hand} (data root: {place})")
-        place.mkdir(parents=True, exist_ok=True)
+            instructions = dataset.download.instructions
+            raise DataError(
+                f"{name}: afield cannot download it; {instructions} (data root: {root})"
+            )
+        root.mkdir(parents=True, exist_ok=True)
         for archive in dataset.download.archives:
-            file = fetch(archive, place / "downloads")
-            _put(file, place / archive.folder)
+            file = fetch(archive, root / "downloads")
+            _unpack_or_move(file, root / archive.folder)
             file.unlink(missing_ok=True)
-        dataset = find_dataset(name, place)
-        still = dataset.missing_files(place)
-        if still:
-            raise DataError(f"{name}: fetched and unpacked, but {still[0]} is not there")
+        dataset = find_dataset(name, root)
+        missing = dataset.missing_files(root)
+        if missing:
+            raise DataError(f"{name}: downloaded and unpacked, but {missing[0]} is missing")
     return dataset
 
 
-def _put(file: Path, into: Path) -> None:
-    """An archive unpacked, or a file that readers take as it is, such as MNIST's, moved."""
+def _unpack_or_move(file: Path, into: Path) -> None:
+    """Unpack an archive; move a file that readers open as it is, such as MNIST's."""
     if file.name.endswith((".zip", ".tar", ".tar.gz", ".tgz")):
         unpack(file, into)
     else:
@@ -58,13 +60,12 @@ def _put(file: Path, into: Path) -> None:
         file.replace(into / file.name)
 
 
-def _stocked(name: str, root: Path) -> Availability:
+def _availability(name: str, root: Path) -> Availability:
     try:
         dataset = find_dataset(name, root)
     except (AfieldError, ImportError, AttributeError) as error:
-        # Another package's dataset may fail to load; the others are there all the same.
+        # A dataset of another package may fail to load; list the others all the same.
         return Availability(name, available=False, how_to_get=str(error))
-    source = dataset.download
-    fetched = f"afield data get {name}"
-    comes = fetched if source.archives else source.instructions or "comes with afield"
-    return Availability(name, available=not dataset.missing_files(root), how_to_get=comes)
+    command, instructions = f"afield data get {name}", dataset.download.instructions
+    how_to_get = command if dataset.download.archives else instructions or "comes with afield"
+    return Availability(name, available=not dataset.missing_files(root), how_to_get=how_to_get)

@@ -1,7 +1,7 @@
-"""What is in a dataset, before anything is trained on it: counts, broken files, copies, a picture.
+"""Inspect a dataset before training: counts, broken files, duplicates and a contact sheet.
 
-Copies are samples that are the same byte for byte once they are decoded. Within a domain they are
-harmless but for the probe part; across domains a model is tested on what it was trained on.
+Duplicates are samples with the same bytes after decoding. Within a domain they only affect the
+validation split; across domains, a model is tested on samples it was trained on.
 """
 
 import hashlib
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 __all__ = ["Inspection", "contact_sheet", "inspect_dataset"]
 
 IMAGE_SIZE = 64
-# A class or a domain this many times as frequent as another is worth a word.
+# A class or domain that is this many times as large as another gets a remark.
 IMBALANCE_RATIO = 3.0
-# The most rows and columns of a contact sheet, and the grey around its cells.
-MAX_CELLS, GAP_GREY = 12, 0.8
-# The widths of a cell and of a letter, in inches.
+# Maximum number of rows and columns of a contact sheet, and the gray value between its cells.
+MAX_CELLS, GAP_GRAY = 12, 0.8
+# Widths of a cell and of a character, in inches.
 CELL_INCHES, CHARACTER_INCHES = 0.9, 0.06
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """A dataset and what was found in it; `counts` has a row a domain and a column a class."""
+    """Contents of a dataset; `counts` has a row per domain and a column per class."""
 
     dataset: DomainSet
     domains: Mapping[str, Domain]
@@ -47,70 +47,71 @@ class Inspection:
 
     @property
     def remarks(self) -> list[str]:
-        """What a person should know, one sentence each."""
-        found = [f"broken: {name} ({reason})" for name, reason in self.broken.items()]
-        found += _missing(self.dataset, self.counts) + _uneven(self.dataset, self.counts)
+        """Problems of the dataset, one sentence each."""
+        remarks = [f"broken: {name} ({reason})" for name, reason in self.broken.items()]
+        remarks += _missing_classes(self.dataset, self.counts)
+        remarks += _imbalances(self.dataset, self.counts)
         if self.duplicates:
             first, second = self.duplicates[0]
-            found.append(
-                f"{len(self.duplicates)} sample(s) are in two domains, byte for byte once decoded: "
-                f"{first} is {second}"
+            remarks.append(
+                f"{len(self.duplicates)} sample(s) are duplicates of samples in another domain: "
+                f"{first} equals {second}"
             )
-        return found
+        return remarks
 
 
 def inspect_dataset(dataset: str | Path, root: Path | None = None) -> Inspection:
-    """Read a dataset, leaving out what is broken, and look at it."""
-    found = find_dataset(dataset, root)
-    side = found.modality.stored_side(IMAGE_SIZE)
-    reading = ReadOptions(root or data_root(), side=side, skip_broken=True)
+    """Read a dataset, except for broken files, and count its samples and duplicates."""
+    domain_set = find_dataset(dataset, root)
+    side = domain_set.modality.stored_side(IMAGE_SIZE)
+    options = ReadOptions(root or data_root(), side=side, skip_broken=True)
     try:
-        domains = found.load(reading)
+        domains = domain_set.load(options)
     except DataError:
         # Broken files may have left a domain empty: the error that names them says more.
-        found.load(replace(reading, skip_broken=False))
+        domain_set.load(replace(options, skip_broken=False))
         raise
-    counts = [domain.y.bincount(minlength=len(found.classes)) for domain in domains.values()]
+    counts = [domain.y.bincount(minlength=len(domain_set.classes)) for domain in domains.values()]
     return Inspection(
-        dataset=found,
+        dataset=domain_set,
         domains=domains,
         counts=np.stack([row.numpy() for row in counts]),
         broken={name: why for domain in domains.values() for name, why in domain.broken.items()},
-        duplicates=_copies(domains),
+        duplicates=_find_duplicates(domains),
     )
 
 
 def contact_sheet(inspection: Inspection, out: str | Path) -> Path:
-    """Draw one sample of every domain (rows) and class (columns); of many, the first dozen."""
+    """Draw one sample of every domain (rows) and class (columns), at most twelve of each."""
     path = Path(out).expanduser()
     path = path if path.suffix else path.with_name(f"{path.name}.png")
     with warnings.catch_warnings():
-        # A letter that the font lacks is drawn as a box.
+        # A character that the font lacks is drawn as a box.
         warnings.filterwarnings("ignore", message="Glyph")
-        figure = _drawn(inspection)
+        figure = _draw(inspection)
         try:
             with atomic_write(path, parents=False) as temporary:
                 figure.savefig(temporary, format=path.suffix[1:])
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise SpecError(f"{path}: the picture cannot be written ({reason})") from None
+            raise SpecError(f"{path}: the image cannot be written ({reason})") from None
     return path
 
 
-def _drawn(inspection: Inspection) -> "Figure":
-    """One picture of them all: a dozen by a dozen axes would take many seconds."""
+def _draw(inspection: Inspection) -> "Figure":
+    """Draw all cells as one image, because 12 × 12 axes would take many seconds."""
     from matplotlib.figure import Figure
 
     names, classes = inspection.dataset.domains[:MAX_CELLS], inspection.dataset.classes[:MAX_CELLS]
     first = inspection.domains[names[0]].x
     modality = inspection.dataset.modality
     if first.ndim != 4:
-        raise SpecError(f"{inspection.dataset.name}: no pictures or sounds; leave --out out")
+        raise SpecError(f"{inspection.dataset.name}: no images or audio files; leave out --out")
     height, width = first.shape[2:]
     gap = max(1, width // 24)
     tops = [row * (height + gap) for row in range(len(names))]
     lefts = [column * (width + gap) for column in range(len(classes))]
-    sheet = np.full((tops[-1] + height, lefts[-1] + width, 3), GAP_GREY, np.float32)
+    sheet = np.full((tops[-1] + height, lefts[-1] + width, 3), GAP_GRAY, np.float32)
     for top, name in zip(tops, names, strict=True):
         domain = inspection.domains[name]
         for number, left in enumerate(lefts):
@@ -133,45 +134,46 @@ def _drawn(inspection: Inspection) -> "Figure":
     return figure
 
 
-def _copies(domains: Mapping[str, Domain]) -> list[tuple[str, str]]:
-    """Pairs of samples of different domains that are the same, each sample named once."""
+def _find_duplicates(domains: Mapping[str, Domain]) -> list[tuple[str, str]]:
+    """Pairs of equal samples in different domains; the second is the first of its kind."""
     seen: dict[bytes, tuple[str, str]] = {}
-    found = []
-    with progress("looking for copies", sum(len(domain.y) for domain in domains.values())) as tell:
+    duplicates = []
+    total = sum(len(domain.y) for domain in domains.values())
+    with progress("looking for duplicates", total) as advance:
         done = 0
         for name, domain in domains.items():
             for i in range(len(domain.y)):
                 content = domain.x[i].contiguous().numpy().tobytes()
                 digest = hashlib.blake2b(content, digest_size=16).digest()
-                told = domain.names[i] if domain.names else f"sample {i} of {name}"
-                other, first = seen.setdefault(digest, (name, told))
+                sample = domain.names[i] if domain.names else f"sample {i} of {name}"
+                other, first = seen.setdefault(digest, (name, sample))
                 if other != name:
-                    found.append((told, first))
+                    duplicates.append((sample, first))
                 done += 1
-            tell(done)
-    return found
+            advance(done)
+    return duplicates
 
 
-def _missing(dataset: DomainSet, counts: NDArray[np.int64]) -> list[str]:
-    found = []
+def _missing_classes(dataset: DomainSet, counts: NDArray[np.int64]) -> list[str]:
+    remarks = []
     for name, row in zip(dataset.domains, counts, strict=True):
         absent = [dataset.classes[i] for i in np.flatnonzero(row == 0)]
         if absent:
             more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
-            found.append(f"domain {name!r} has no sample of {', '.join(absent[:3])}{more}")
-    return found
+            remarks.append(f"domain {name!r} has no sample of {', '.join(absent[:3])}{more}")
+    return remarks
 
 
-def _uneven(dataset: DomainSet, counts: NDArray[np.int64]) -> list[str]:
-    found = []
-    of_domains = "every step draws from all domains alike, so those of the small come more often"
-    of_classes = "look at balanced accuracy too, or use --set balance=true"
-    for what, names, sums, advice in (
-        ("domain", dataset.domains, counts.sum(axis=1), of_domains),
-        ("class", dataset.classes, counts.sum(axis=0), of_classes),
+def _imbalances(dataset: DomainSet, counts: NDArray[np.int64]) -> list[str]:
+    remarks = []
+    domain_advice = "a step draws equally from all domains, so small ones repeat their samples"
+    class_advice = "look at balanced accuracy too, or use --set balance=true"
+    for noun, names, sums, advice in (
+        ("domain", dataset.domains, counts.sum(axis=1), domain_advice),
+        ("class", dataset.classes, counts.sum(axis=0), class_advice),
     ):
         most, least = int(sums.argmax()), int(sums.argmin())
         if sums[most] >= IMBALANCE_RATIO * max(1, sums[least]):
-            told = f"has {sums[most]} samples, {names[least]!r} {sums[least]}"
-            found.append(f"{what} {names[most]!r} {told}: uneven; {advice}")
-    return found
+            sizes = f"has {sums[most]} samples, {names[least]!r} has {sums[least]}"
+            remarks.append(f"{noun} {names[most]!r} {sizes}: imbalanced; {advice}")
+    return remarks

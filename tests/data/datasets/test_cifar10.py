@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from afield.data.datasets.cifar10 import CLASSES, FOLDER, PARTS, RECORD, cifar10
+from afield.data.datasets.cifar10 import CLASSES, FILES, FOLDER, RECORD_BYTES, cifar10
 from afield.data.domains import ReadOptions
 from afield.errors import DataError
 
@@ -15,7 +15,7 @@ EACH = 7
 
 def records(count, *, seed):
     rng = np.random.default_rng(seed)
-    made = rng.integers(0, 256, (count, RECORD)).astype(np.uint8)
+    made = rng.integers(0, 256, (count, RECORD_BYTES)).astype(np.uint8)
     made[:, 0] = rng.integers(0, 10, count)
     return made
 
@@ -24,7 +24,7 @@ def records(count, *, seed):
 def root(tmp_path):
     """Files of seven pictures each."""
     (tmp_path / FOLDER).mkdir()
-    for number, name in enumerate(name for names in PARTS.values() for name in names):
+    for number, name in enumerate(name for names in FILES.values() for name in names):
         (tmp_path / name).write_bytes(records(EACH, seed=number).tobytes())
     return tmp_path
 
@@ -55,14 +55,15 @@ def test_pixels_are_red_first_then_by_rows(root):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", bytes(RECORD - 1), bytes(RECORD + 1), b"\x0a" + bytes(RECORD - 1)]
+    "content",
+    [b"", bytes(RECORD_BYTES - 1), bytes(RECORD_BYTES + 1), b"\x0a" + bytes(RECORD_BYTES - 1)],
 )
 def test_a_file_that_holds_no_pictures_is_named(root, content):
     path = root / FOLDER / "data_batch_3.bin"
     path.write_bytes(content)
     with pytest.raises(DataError) as told:
         loaded(root)
-    assert str(told.value).startswith(f"{path}: {len(content):,} bytes that are not pictures")
+    assert str(told.value).startswith(f"{path}: its {len(content):,} bytes are not images")
 
 
 def test_a_missing_file_is_told_with_what_to_do(root):

@@ -65,7 +65,7 @@ def test_a_line_that_is_not_of_the_table_is_told(root, wrong):
 
 def test_a_picture_of_the_table_that_is_not_there_is_named(root):
     (root / "fed_isic" / "ISIC_2019_Training_Input" / "ISIC_3_2_test.jpg").unlink()
-    with pytest.raises(DataError, match=r"ISIC_3_2_test\.jpg: in the table, but not there"):
+    with pytest.raises(DataError, match=r"ISIC_3_2_test\.jpg: listed in the table, but missing"):
         loaded(MADE_UP, root)
 
 

@@ -45,5 +45,5 @@ def test_regions_and_labels_are_those_of_the_metadata(tmp_path):
 
 
 def test_metadata_without_a_region_are_told(tmp_path):
-    with pytest.raises(DataError, match="region 'Other' is only in one of"):
+    with pytest.raises(DataError, match="region 'Other' is not in the metadata"):
         loaded(fmow, table(tmp_path, list(COUNTRIES)))

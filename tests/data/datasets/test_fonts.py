@@ -39,7 +39,7 @@ def test_without_the_folder_it_is_declared_and_says_what_to_do(tmp_path):
     assert dataset.classes == CHARACTERS
     with pytest.raises(DataError) as told:
         dataset.load(ReadOptions(tmp_path))
-    assert "fonts is missing; make it and put font files" in str(told.value)
+    assert "fonts is missing; create the folder fonts in the data root" in str(told.value)
     assert "https://fonts.google.com/" in str(told.value)
     assert "\n" not in str(told.value)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from afield.data.datasets.handwriting import FOLDER, NAMES, PLACES, handwriting
+from afield.data.datasets.handwriting import FOLDER, NAMES, PATHS, handwriting
 from afield.data.domains import ReadOptions, data_root
 from afield.errors import DataError
 
@@ -102,7 +102,7 @@ def test_of_several_places_the_first_is_read(tmp_path):
 
 def test_without_files_it_is_declared_and_says_what_to_do(tmp_path):
     dataset = handwriting(tmp_path)
-    assert dataset.needs == PLACES[:1]
+    assert dataset.needs == PATHS[:1]
     assert len(dataset.classes) == 42
     assert "`afield data get handwriting` downloads it" in refusal(tmp_path)
 
@@ -141,7 +141,7 @@ def test_a_drawing_that_is_none_is_named(tmp_path, name, content, told):
     refused = refusal(tmp_path)
     assert refused.startswith(f"{tmp_path / FOLDER / SMALL}.zip/{SMALL}/{name}: ")
     assert told in refused
-    assert refused.endswith(f"; remove {SMALL}.zip and get it again")
+    assert refused.endswith(f"; delete {SMALL}.zip and download it again")
 
 
 def test_a_broken_archive_is_named(tmp_path):

@@ -36,7 +36,7 @@ def test_styles_are_domains_and_folders_are_classes(root):
 @pytest.mark.parametrize("name", ["watercolour_0.jpg", "art.jpg", "art_deco_0.jpg"])
 def test_a_file_without_a_known_style_is_told(root, name):
     painted(root / "imagenet-r" / NAMES[3] / name, label=3, domain=0)
-    with pytest.raises(DataError, match=f"{name}: not <style>_<number>"):
+    with pytest.raises(DataError, match=f"{name}: not named <style>_<number>"):
         loaded(imagenet_r(root), root)
 
 

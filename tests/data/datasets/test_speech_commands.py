@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from afield.data.datasets.speech_commands import FOLDER, LEAST, WORDS, speech_commands
+from afield.data.datasets.speech_commands import FOLDER, MIN_CLIPS, WORDS, speech_commands
 from afield.data.domains import ReadOptions
 from afield.data.lookup import find_dataset
 from afield.errors import DataError
@@ -44,7 +44,7 @@ def test_domains_are_the_speakers_who_said_all_words_often_enough(made):
     dataset = speech_commands(made)
     assert dataset.domains == (ANN, BOB)
     assert dataset.classes == WORDS
-    assert LEAST == 20
+    assert MIN_CLIPS == 20
 
 
 def test_a_domain_has_the_clips_of_its_speaker_by_word_and_take(made):
@@ -85,13 +85,13 @@ def test_without_files_it_is_declared_and_says_what_to_do(tmp_path):
 def test_too_few_speakers_are_told(copy):
     for file in (copy / FOLDER).glob(f"*/{BOB}_*"):
         file.unlink()
-    with pytest.raises(DataError, match=r"1 speaker\(s\) with 20 clips of all ten words"):
+    with pytest.raises(DataError, match=r"1 speaker\(s\) with all ten words and 20 clips"):
         speech_commands(copy)
 
 
 def test_a_clip_of_another_name_is_told(copy):
     spoken(copy / FOLDER / "go" / "mine.wav", tone(300.0, seconds=0.05))
-    with pytest.raises(DataError, match=r"mine\.wav: not called SPEAKER_nohash_TAKE\.wav"):
+    with pytest.raises(DataError, match=r"mine\.wav: not named SPEAKER_nohash_TAKE\.wav"):
         speech_commands(copy)
 
 

@@ -92,7 +92,7 @@ def test_other_speakers_and_files_of_the_system_are_passed_over(copy):
 
 def test_a_recording_of_another_name_is_told(copy):
     path = spoken(copy / FOLDER / "recordings" / "three.wav", tone(300.0, rate=RATE), rate=RATE)
-    with pytest.raises(DataError, match=r"three\.wav: not called DIGIT_SPEAKER_TAKE\.wav"):
+    with pytest.raises(DataError, match=r"three\.wav: not named DIGIT_SPEAKER_TAKE\.wav"):
         loaded(copy)
     path.unlink()
     assert loaded(copy)
@@ -113,7 +113,7 @@ def test_a_broken_recording_is_named(copy):
 def test_without_files_the_error_says_what_to_do(tmp_path):
     with pytest.raises(DataError) as told:
         spoken_digits.load(ReadOptions(tmp_path))
-    assert f"{tmp_path / FOLDER} is missing; make it and put into it" in str(told.value)
+    assert f"{tmp_path / FOLDER} is missing; create the folder spoken_digits" in str(told.value)
     assert "https://github.com/Jakobovski/free-spoken-digit-dataset" in str(told.value)
 
 

@@ -89,9 +89,9 @@ def with_value(value: float) -> np.ndarray:
         ({"domain": None}, "no array domain; it has X, y"),
         ({"X": None, "y": None}, "no array X, y; it has domain"),
         ({"y": np.array([0, "a"] * 6, dtype=object)}, "nothing is unpickled"),
-        ({"domain": np.zeros(12, int)}, "all samples are of domain '0'"),
-        ({"y": np.array(["cup"] * 12)}, "all samples are of class 'cup'"),
-        ({"y": np.linspace(0, 1, 12)}, "y is float64 .* one whole number or name a sample"),
+        ({"domain": np.zeros(12, int)}, "only domain '0'"),
+        ({"y": np.array(["cup"] * 12)}, "only class 'cup'"),
+        ({"y": np.linspace(0, 1, 12)}, "y is float64 .* one integer or name per sample"),
         ({"y": np.eye(12, 3, dtype=int)}, r"y is int64 of shape \(12, 3\)"),
         ({"X": np.arange(12.0)}, r"X is float64 of shape \(12,\)"),
         ({"X": np.array(["a"] * 12)[:, None]}, "X is <U1"),
@@ -141,7 +141,7 @@ def test_the_fingerprint_of_an_archive_changes_with_a_single_number(tmp_path):
 def test_an_archive_that_changes_after_it_was_opened_is_noticed(tmp_path):
     found = array_dataset(npz(tmp_path, **arrays()))
     npz(tmp_path, **arrays(y=np.arange(12) % 2))
-    with pytest.raises(DataError, match="changed since it was opened"):
+    with pytest.raises(DataError, match="changed after it was opened"):
         found.load()
 
 
@@ -192,7 +192,7 @@ def test_an_array_that_claims_to_be_huge_is_refused(tmp_path):
     file = npz(tmp_path, **arrays(X=None))
     with zipfile.ZipFile(file, "a") as archive:
         archive.writestr("X.npy", claim.getvalue())
-    assert "mine.npz: does not fit into memory, or is broken (Unable to" in refusal(file)
+    assert "mine.npz: broken, or too large for the memory (Unable to" in refusal(file)
 
 
 def test_an_archive_that_may_not_be_read_is_named():
@@ -249,12 +249,12 @@ def test_an_archive_without_them_has_no_test_samples_and_no_names(tmp_path):
     [
         ({"test": HALF[:11]}, "unequal length (X 12, y 12, domain 12, test 11)"),
         ({"names": np.array(["a.png"])}, "unequal length (X 12, y 12, domain 12, names 1)"),
-        ({"test": HALF.astype(str)}, "test is not true or false for every sample"),
-        ({"test": np.arange(12)}, "test is not true or false for every sample"),
+        ({"test": HALF.astype(str)}, "test must be true or false for every sample"),
+        ({"test": np.arange(12)}, "test must be true or false for every sample"),
         ({"test": HALF.astype(float)}, "test is float64"),
         ({"names": np.eye(12, dtype=int)}, "names is int64 of shape (12, 12)"),
-        ({"test": np.zeros(12, bool)}, "domain 'art' has no test samples; mark a part"),
-        ({"test": HALF | (np.arange(12) > 5)}, "domain 'photo' has nothing but test samples"),
+        ({"test": np.zeros(12, bool)}, "domain 'art' has no test samples; mark some"),
+        ({"test": HALF | (np.arange(12) > 5)}, "domain 'photo' has only test samples"),
     ],
 )
 def test_marks_and_names_that_cannot_be_used_are_refused(tmp_path, changed, told):

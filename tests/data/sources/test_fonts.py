@@ -150,4 +150,4 @@ def test_two_files_of_one_name_are_refused(tmp_path):
 
 def test_a_single_font_is_too_few(tmp_path):
     font(tmp_path / "mine" / "ann.ttf")
-    assert "mine: 1 font(s); leaving one out takes at least two" in refusal(tmp_path / "mine")
+    assert "mine: 1 font(s); at least two are needed" in refusal(tmp_path / "mine")

@@ -29,7 +29,7 @@ def refusal(path):
         read_idx(path)
     told = str(caught.value)
     assert told.startswith(f"{path}: ")
-    assert told.endswith("; remove it and get it again")
+    assert told.endswith("; delete it and download it again")
     assert "\n" not in told
     return told
 
@@ -56,7 +56,7 @@ def test_bytes_come_back_in_their_shape(tmp_path, array, packed):
         (b"\0\0\x08\x03\0\0\0\x02\0\0", "ends in its header"),
         (idx(PICTURES)[:-1], "23 bytes instead of 24"),
         (idx(PICTURES) + b"!", "more bytes instead of 24"),
-        (b"\0\0\x08\x03" + 12 * b"\xff", "promises 79,228,162,458,924,105,385,300,197,375 bytes"),
+        (b"\0\0\x08\x03" + 12 * b"\xff", "declares 79,228,162,458,924,105,385,300,197,375 bytes"),
     ],
 )
 def test_a_file_that_is_not_what_it_says_is_refused(tmp_path, content, told):
@@ -70,11 +70,11 @@ def test_a_file_that_is_not_what_it_says_is_refused(tmp_path, content, told):
 def test_a_packed_file_that_is_not_packed_or_broken_is_refused(tmp_path):
     file = tmp_path / "a.gz"
     file.write_bytes(idx(PICTURES))
-    assert "broken or cut short" in refusal(file)
+    assert "broken or truncated" in refusal(file)
     whole = gzip.compress(idx(PICTURES))
     for end in (5, len(whole) // 2, len(whole) - 1):
         file.write_bytes(whole[:end])
-        assert "broken or cut short" in refusal(file)
+        assert "broken or truncated" in refusal(file)
 
 
 def test_a_damaged_packed_file_is_refused(tmp_path):
@@ -122,7 +122,7 @@ def test_labels_that_do_not_fit_the_images_are_refused(tmp_path):
     labels = root / RAW / "t10k-labels-idx1-ubyte"
     for wrong in (np.zeros(4, np.uint8), np.array([0, 1, 10], np.uint8), np.zeros((3, 1), "u1")):
         labels.write_bytes(idx(wrong))
-        with pytest.raises(DataError, match=r"t10k-labels.*not one digit for each of 3 images"):
+        with pytest.raises(DataError, match=r"t10k-labels.*not a digit for each of 3 images"):
             read_mnist(root)
 
 

@@ -21,7 +21,7 @@ def test_without_the_package_the_error_says_what_to_install(tmp_path, monkeypatc
     for needed in find_dataset(name, tmp_path).needs:
         (tmp_path / needed).parent.mkdir(exist_ok=True)
         (tmp_path / needed).write_text("location_remapped,y\n")
-    with pytest.raises(DataError, match=r"wilds is needed .*`pip install afield\[wilds\]`"):
+    with pytest.raises(DataError, match=r"needs the package wilds .*`pip install afield\[wilds\]`"):
         find_dataset(name, tmp_path).load(ReadOptions(tmp_path))
 
 
@@ -38,7 +38,7 @@ def test_reading_starts_no_thread_and_leaves_other_packages_alone(tmp_path, monk
     for name in [name for name in sys.modules if name.partition(".")[0] == "wilds"]:
         monkeypatch.delitem(sys.modules, name)
     limit, threads = Image.MAX_IMAGE_PIXELS, threading.active_count()
-    empty = WildsSet("fmow", "1.1", field="region", pictures=lambda _: [])
+    empty = WildsSet("fmow", "1.1", field="region", image_paths=lambda _: [])
     with pytest.raises(DataError, match=r"fmow_v1\.1: the package wilds cannot read it"):
         empty.files(tmp_path)
     assert "wilds.datasets.fmow_dataset" in sys.modules

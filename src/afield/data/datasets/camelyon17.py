@@ -1,14 +1,15 @@
-"""Camelyon17: 455,954 patches of lymph nodes from five hospitals, with or without a tumor.
+"""Camelyon17: 455,954 images of lymph node tissue from five hospitals, with or without a tumor.
 
 Bándi et al., *From Detection of Individual Metastases to Classification of Lymph Node Status at the
 Patient Level: the CAMELYON17 Challenge*, IEEE TMI 2018, as patches of 96 × 96 by Koh, Sagawa,
-Marklund et al., *WILDS*, ICML 2021. The domains are the hospitals; a patch is of class tumor if
-there is any in its middle. It lies in ``camelyon17_v1.0`` under the data root, where the package
-wilds puts it. CC0.
+Marklund et al., *WILDS*, ICML 2021. The domains are the hospitals. A patch has the class tumor if
+its center contains any tumor tissue. The data are in ``camelyon17_v1.0`` in the data root, where
+the package wilds puts them. License: CC0.
 
-Differs from WILDS: its parts are not used, every hospital is a domain of which two parts are cut.
-Its official question is how well one does on hospital_2, with hospital_1 for validation. Differs
-from DomainBed: patches keep their size, there they are enlarged to 224 × 224.
+Differs from WILDS: its splits are not used; every hospital is a domain and is split in two. The
+official task of WILDS is to test on hospital_2, with hospital_1 for validation.
+
+Differs from DomainBed: patches keep their size; DomainBed enlarges them to 224 × 224.
 """
 
 from dataclasses import replace
@@ -19,7 +20,9 @@ from afield.data.sources.wilds import WildsSet
 
 __all__ = ["camelyon17"]
 
-WILDS = WildsSet("camelyon17", "1.0", field="hospital", pictures=lambda whole: whole._input_array)
+WILDS = WildsSet(
+    "camelyon17", "1.0", field="hospital", image_paths=lambda dataset: dataset._input_array
+)
 SIZES = {
     "hospital_0": 59_436,
     "hospital_1": 34_904,
@@ -36,6 +39,6 @@ camelyon17 = DomainSet(
     training=replace(DOMAINBED_DEFAULTS, every=100, size=96),
     modality=IMAGE,
     needs=WILDS.needs,
-    download=WILDS.source("11 GB", license_name="CC0 1.0"),
+    download=WILDS.download("11 GB", license_name="CC0 1.0"),
     sizes=SIZES,
 )

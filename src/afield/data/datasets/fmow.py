@@ -1,14 +1,16 @@
-"""FMoW: satellite pictures of 62 kinds of land use and buildings in six regions of the world.
+"""FMoW: satellite images of 62 kinds of buildings and land use in six regions of the world.
 
-Christie, Fendley, Wilson, Mukherjee, *Functional Map of the World*, CVPR 2018, as pictures of
+Christie, Fendley, Wilson, Mukherjee, *Functional Map of the World*, CVPR 2018, as images of
 224 × 224 by Koh, Sagawa, Marklund et al., *WILDS*, ICML 2021. The domains are the continents and
-``Other``, for countries that are of none. It lies in ``fmow_v1.1`` under the data root, where the
-package wilds puts it. FMoW Challenge Public License.
+``Other``, for countries on none of them. The data are in ``fmow_v1.1`` in the data root, where the
+package wilds puts them. License: FMoW Challenge Public License.
 
-Differs from WILDS: its parts, which go by years, are not used; every labelled picture is in the
-domain of its region, those that no part of WILDS has as well. Differs from DomainBed: there the
-same domains are called region_0 to region_5. How many pictures a region has could not be confirmed,
-so sizes are not checked.
+The number of images per region could not be confirmed, so sizes are not checked.
+
+Differs from WILDS: its splits, which are by year, are not used. Every labeled image is in the
+domain of its region, including images that are in no split of WILDS.
+
+Differs from DomainBed: there the same domains are called region_0 to region_5.
 """
 
 from dataclasses import replace
@@ -23,7 +25,7 @@ WILDS = WildsSet(
     name="fmow",
     version="1.1",
     field="region",
-    pictures=lambda whole: (f"images/rgb_img_{number}.png" for number in whole.full_idxs),
+    image_paths=lambda dataset: (f"images/rgb_img_{number}.png" for number in dataset.full_idxs),
     table="rgb_metadata.csv",
 )
 REGIONS = ("Africa", "Americas", "Asia", "Europe", "Oceania", "Other")
@@ -47,5 +49,5 @@ fmow = DomainSet(
     training=replace(DOMAINBED_DEFAULTS, every=100),
     modality=IMAGE,
     needs=WILDS.needs,
-    download=WILDS.source("54 GB", license_name="FMoW Challenge Public License"),
+    download=WILDS.download("54 GB", license_name="FMoW Challenge Public License"),
 )

@@ -1,14 +1,14 @@
 """Fonts: 36 characters drawn in every font of a folder; the fonts are the domains.
 
 After Shankar, Piratla, Chakrabarti, Chaudhuri, Jyothi and Sarawagi, Generalizing Across Domains via
-Cross-Gradient Training, ICLR 2018, who took 109 handwriting fonts of Google Fonts and did not
-publish which. Capital letters and digits are the classes, two to eighteen pictures of 32 × 32 of
-each character and font, turned, scaled and with noise; `afield.data.glyphs` says how, and where
-that differs from the paper.
+Cross-Gradient Training, ICLR 2018, who used 109 handwriting fonts of Google Fonts and did not
+publish their names. The classes are capital letters and digits, with 2 to 18 images of 32 × 32 of
+each character in each font: rotated, scaled and with noise. `afield.data.glyphs` describes how, and
+where that differs from the paper.
 
-Under the data root: ``fonts/``, any .ttf, .otf, .woff or .woff2 files, one a font, two at the
-least. A font is known by its file's name and contents, so results of different folders are told
-apart. Licence: each font's own.
+In the data root: ``fonts/`` with at least two .ttf, .otf, .woff or .woff2 files, one per font.
+Results depend on the names and contents of these files, so different folders have different
+results. License: that of each font.
 """
 
 from dataclasses import replace
@@ -22,16 +22,16 @@ from afield.errors import DataError
 __all__ = ["fonts"]
 
 FOLDER = "fonts"
-SOURCE = Download(
-    instructions="make it and put font files (.ttf, .otf, .woff, .woff2) into it, at least two; "
-    "the "
-    "paper's are of https://fonts.google.com/?category=Handwriting&subset=latin",
-    license="each font's own",
+DOWNLOAD = Download(
+    instructions="create the folder fonts in the data root and put at least two font files (.ttf, "
+    ".otf, .woff, .woff2) into it; those of the paper are from "
+    "https://fonts.google.com/?category=Handwriting&subset=latin",
+    license="that of each font",
 )
 
 
 def fonts(root: Path) -> DomainSet:
-    """The dataset for this root of all data."""
+    """Dataset with the fonts in this data root."""
     folder = root / FOLDER
     if not folder.is_dir():
         return DomainSet(
@@ -40,11 +40,11 @@ def fonts(root: Path) -> DomainSet:
             classes=CHARACTERS,
             reader=_read_nothing,
             needs=(FOLDER,),
-            download=SOURCE,
+            download=DOWNLOAD,
         )
-    found = font_dataset(folder)
-    return replace(found, name="fonts", origin="", needs=(FOLDER,), download=SOURCE)
+    dataset = font_dataset(folder)
+    return replace(dataset, name="fonts", origin="", needs=(FOLDER,), download=DOWNLOAD)
 
 
-def _read_nothing(reading: ReadOptions) -> dict[str, Domain]:
-    raise DataError(f"{reading.root / FOLDER}: was not there at first; start again")
+def _read_nothing(options: ReadOptions) -> dict[str, Domain]:
+    raise DataError(f"{options.root / FOLDER}: created only after the start; start again")

@@ -1,16 +1,16 @@
 """Handwriting: 42 Sanskrit characters by 20 writers, 840 drawings; the writers are the domains.
 
 Lake, Salakhutdinov and Tenenbaum, Human-level concept learning through probabilistic program
-induction, Science 350, 2015 (Omniglot). Every writer drew every character of an alphabet once.
-Sanskrit is the one in Devanagari script, in which Shankar et al. (Generalizing Across Domains via
-Cross-Gradient Training, ICLR 2018) recognise handwriting; they have 111 characters by 74 writers
-of LipiTk, another set.
+induction, Science 350, 2015 (Omniglot). Every writer drew every character of an alphabet once. The
+alphabet is Sanskrit because its script is Devanagari, whose handwriting Shankar et al.
+(Generalizing Across Domains via Cross-Gradient Training, ICLR 2018) recognize; they use 111
+characters by 74 writers from another dataset, LipiTk.
 
-Under the data root: ``omniglot/``, and in it ``images_background`` or ``images_background_small2``,
-as a folder or as the .zip that it comes in, which is read without unpacking. Licence: MIT.
+In the data root: ``omniglot/images_background`` or ``omniglot/images_background_small2``, as a
+folder or as the published .zip, which is read without unpacking. License: MIT.
 
-Drawings are 105 × 105 pixels, black on white. They are read as 32 × 32 grey levels, white on black
-like the other characters here.
+Drawings have 105 × 105 pixels, black on white. They are read as 32 × 32 gray values, white on
+black, like the other characters here.
 """
 
 import re
@@ -35,19 +35,19 @@ __all__ = ["handwriting"]
 ALPHABET, CHARACTERS, WRITERS = "Sanskrit", 42, 20
 NAMES = tuple(f"writer{number:02}" for number in range(1, WRITERS + 1))
 FOLDER = "omniglot"
-PLACES = tuple(
+PATHS = tuple(
     f"{FOLDER}/{name}{end}"
     for end in ("", ".zip")
     for name in ("images_background", "images_background_small2")
 )
-# The numbers of the character and of the writer.
+# Groups: number of the character, number of the writer.
 DRAWING = re.compile(rf"{ALPHABET}/character(\d\d)/\d{{4}}_(\d\d)\.png$")
-DRAWN, SIDE = (105, 105), 32
-# A drawing has some 300 bytes; what has many more is none.
-LARGEST = 10_000
-BROKEN = (OSError, ValueError, SyntaxError, RuntimeError, EOFError, BadZipFile, zlib.error)
+ORIGINAL_SIZE, SIDE = (105, 105), 32
+# A drawing has about 300 bytes; a much larger file is not a drawing.
+MAX_BYTES = 10_000
+READ_ERRORS = (OSError, ValueError, SyntaxError, RuntimeError, EOFError, BadZipFile, zlib.error)
 
-SOURCE = Download(
+DOWNLOAD = Download(
     archives=(
         Archive(
             url="https://raw.githubusercontent.com/brendenlake/omniglot/master/python/"
@@ -62,72 +62,72 @@ SOURCE = Download(
 
 
 def handwriting(root: Path) -> DomainSet:
-    """The dataset for this root of all data."""
+    """Dataset with the files in this data root."""
     return DomainSet(
         name="handwriting",
         domains=NAMES,
         classes=tuple(f"character{number:02}" for number in range(1, CHARACTERS + 1)),
         reader=_read,
-        # Crops and contrast vary the few drawings: without them half as many are recognised.
+        # There are few drawings: without augmentation, half as many are recognized.
         training=Training(steps=1000, batch=8, lr=3e-3, augment="light", domains_per_step=8),
-        needs=(_place(root),),
-        download=SOURCE,
+        needs=(_find_path(root),),
+        download=DOWNLOAD,
         sizes=dict.fromkeys(NAMES, CHARACTERS),
     )
 
 
-def _place(root: Path) -> str:
-    """The first place that has the drawings; if there is none, where they will be once fetched."""
-    return next((place for place in PLACES if (root / place).exists()), PLACES[0])
+def _find_path(root: Path) -> str:
+    """First path that exists; if none does, the one that the download creates."""
+    return next((path for path in PATHS if (root / path).exists()), PATHS[0])
 
 
-def _read(reading: ReadOptions) -> dict[str, Domain]:
-    place = where = reading.root / _place(reading.root)
-    grey: dict[tuple[int, int], NDArray[np.uint8]] = {}
+def _read(options: ReadOptions) -> dict[str, Domain]:
+    path = drawing = options.root / _find_path(options.root)
+    images: dict[tuple[int, int], NDArray[np.uint8]] = {}
     try:
-        for name, size, content in _drawings(place):
-            where = place / name
-            if size > LARGEST:
+        for name, size, read_bytes in _drawings(path):
+            drawing = path / name
+            if size > MAX_BYTES:
                 raise ValueError(f"{size:,} bytes, too many for a drawing")
-            grey[_writer_and_character(name)] = _grey(content())
-    except BROKEN as error:
+            images[_writer_and_character(name)] = _decode(read_bytes())
+    except READ_ERRORS as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{where}: {reason}; remove {place.name} and get it again") from None
+        raise DataError(f"{drawing}: {reason}; delete {path.name} and download it again") from None
     domains = {}
     for writer, name in enumerate(NAMES):
-        drawn = [character for character in range(CHARACTERS) if (writer, character) in grey]
-        x = np.array([grey[writer, character] for character in drawn], np.uint8)
+        labels = [character for character in range(CHARACTERS) if (writer, character) in images]
+        x = np.array([images[writer, character] for character in labels], np.uint8)
         domains[name] = Domain(
             x=torch.from_numpy(x).view(-1, 1, SIDE, SIDE),
-            y=torch.tensor(drawn, dtype=torch.int64),
+            y=torch.tensor(labels, dtype=torch.int64),
         )
     return domains
 
 
-def _drawings(place: Path) -> Iterator[tuple[str, int, Callable[[], bytes]]]:
-    """Name, size and content of every drawing in a folder or an archive."""
-    if place.is_dir():
-        for file in sorted(place.glob(f"{ALPHABET}/*/*.png")):
-            yield file.relative_to(place).as_posix(), file.stat().st_size, file.read_bytes
+def _drawings(path: Path) -> Iterator[tuple[str, int, Callable[[], bytes]]]:
+    """Name, size and reading function of every drawing in a folder or a zip archive."""
+    if path.is_dir():
+        for file in sorted(path.glob(f"{ALPHABET}/*/*.png")):
+            yield file.relative_to(path).as_posix(), file.stat().st_size, file.read_bytes
         return
-    with ZipFile(place) as archive:
+    with ZipFile(path) as archive:
         for info in archive.infolist():
             if f"/{ALPHABET}/" in info.filename and info.filename.endswith(".png"):
                 yield info.filename, info.file_size, partial(archive.read, info)
 
 
 def _writer_and_character(name: str) -> tuple[int, int]:
-    """Both counted from 0."""
-    found = DRAWING.search(name)
-    character, writer = (int(number) - 1 for number in found.groups()) if found else (-1, -1)
+    """Indices of the writer and the character, from the name of a drawing."""
+    match = DRAWING.search(name)
+    character, writer = (int(number) - 1 for number in match.groups()) if match else (-1, -1)
     if not 0 <= character < CHARACTERS or not 0 <= writer < WRITERS:
         raise ValueError("not a drawing of this dataset")
     return writer, character
 
 
-def _grey(content: bytes) -> NDArray[np.uint8]:
+def _decode(content: bytes) -> NDArray[np.uint8]:
     with Image.open(BytesIO(content), formats=["PNG"]) as image:
-        if image.size != DRAWN:
+        if image.size != ORIGINAL_SIZE:
             raise ValueError(f"{image.width} × {image.height} pixels instead of 105 × 105")
         small = image.convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     return 255 - np.asarray(small)

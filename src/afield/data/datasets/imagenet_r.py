@@ -1,12 +1,13 @@
-"""ImageNet-R: 30,000 pictures of 200 things in 15 styles, none of them a plain photograph.
+"""ImageNet-R: 30,000 images of 200 classes in 15 styles; plain photographs are not among them.
 
-Hendrycks et al., *The Many Faces of Robustness*, ICCV 2021. The domains are the styles, which stand
-in the files' names: ``imagenet-r/<class>/<style>_<number>.jpg`` under the data root, where a class
-is a WordNet id like n01443537; classes are in the order of these. Styles differ much in size, and
-not every style has every class. The pictures belong to their owners.
+Hendrycks et al., *The Many Faces of Robustness*, ICCV 2021. The domains are the styles. Their sizes
+differ a lot, and not every style has every class. License: the images belong to their owners.
 
-Differs from the original: there it is a test set for networks trained on ImageNet, and its styles
-are not told apart.
+In the data root: ``imagenet-r/<class>/<style>_<number>.jpg``, where a class is a WordNet id such as
+n01443537. Classes are in the order of these ids.
+
+Differs from the original: there it is a test set for networks trained on ImageNet, and styles are
+not distinguished.
 """
 
 from functools import partial
@@ -29,7 +30,7 @@ CLASSES = 200
 
 
 def imagenet_r(root: Path) -> DomainSet:
-    """The dataset under this root, with the classes that it has there."""
+    """Dataset with the classes that are in this data root."""
     folders = (path for path in (root / FOLDER).glob("[!.]*") if path.is_dir())
     classes = tuple(sorted(path.name for path in folders))
     return DomainSet(
@@ -41,25 +42,27 @@ def imagenet_r(root: Path) -> DomainSet:
         modality=IMAGE,
         needs=(FOLDER,),
         download=Download(
-            instructions="get https://people.eecs.berkeley.edu/~hendrycks/imagenet-r.tar (2.2 GB) "
-            "and "
-            f"unpack it in the data root, as {FOLDER}",
-            license="the pictures belong to their owners; research use",
+            instructions="download https://people.eecs.berkeley.edu/~hendrycks/imagenet-r.tar "
+            f"(2.2 GB) and unpack it in the data root, as {FOLDER}",
+            license="the images belong to their owners; research use",
         ),
     )
 
 
-def _read(classes: tuple[str, ...], reading: ReadOptions) -> dict[str, Domain]:
-    root = reading.root.resolve() / FOLDER
+def _read(classes: tuple[str, ...], options: ReadOptions) -> dict[str, Domain]:
+    root = options.root.resolve() / FOLDER
     if len(classes) != CLASSES:
-        told = f"{len(classes)} class folders, not {CLASSES}"
-        raise DataError(f"{root}: {told}; unpack the archive anew")
+        raise DataError(
+            f"{root}: {len(classes)} class folders, not {CLASSES}; unpack the archive again"
+        )
     files: dict[str, list[LabeledFile]] = {style: [] for style in STYLES}
     for label, name in enumerate(classes):
         for file in sorted((root / name).glob("[!.]*")):
             style = file.name.rpartition("_")[0]
             if style not in files:
-                known = ", ".join(STYLES)
-                raise DataError(f"{file}: not <style>_<number>; styles are {known}; move it")
+                styles = ", ".join(STYLES)
+                raise DataError(
+                    f"{file}: not named <style>_<number>; styles are {styles}; move it elsewhere"
+                )
             files[style].append(LabeledFile(file, label))
-    return read_files(root, files, IMAGE, reading)
+    return read_files(root, files, IMAGE, options)

@@ -1,16 +1,16 @@
-"""iWildCam: 203,029 pictures of animals from 323 camera traps.
+"""iWildCam: 203,029 images of animals from 323 camera traps.
 
-Beery, Cole, Gjoka, *The iWildCam 2020 Competition Dataset*, arXiv 2004.10340, in the version 2.0 of
-Koh, Sagawa, Marklund et al., *WILDS*, ICML 2021. The domains are the traps' places, the classes are
-species by their numbers there. It lies in ``iwildcam_v2.0`` under the data root, where the package
-wilds puts it. CDLA-Permissive 1.0.
+Beery, Cole, Gjoka, *The iWildCam 2020 Competition Dataset*, arXiv 2004.10340, in version 2.0 of
+Koh, Sagawa, Marklund et al., *WILDS*, ICML 2021. The domains are the locations of the traps; the
+classes are species, by their numbers in WILDS. The data are in ``iwildcam_v2.0`` in the data root,
+where the package wilds puts them. License: CDLA-Permissive 1.0.
 
-Places with a single picture are left out: it takes two to train and to validate. With so many
-domains, hold a share of them out (``afield bench --hold-out``), not each in turn; a step takes
-four pictures of each of 16 places.
+Locations with a single image are left out, because training and validation need one each. There
+are many domains, so hold out a share of them (``afield bench --hold-out``) instead of each in turn.
+A step takes four images from each of 16 locations.
 
-Differs from WILDS: its parts are not used, which hold out 48 places for the test and 32 for
-validation; it ranks by macro F1.
+Differs from WILDS: its splits, which hold out 48 locations for testing and 32 for validation, are
+not used. WILDS ranks by macro F1.
 """
 
 import csv
@@ -25,20 +25,20 @@ from afield.errors import DataError
 
 __all__ = ["iwildcam"]
 
-PLACES = 323
+LOCATIONS = 323
 WILDS = WildsSet(
     name="iwildcam",
     version="2.0",
     field="location",
-    pictures=lambda whole: (f"train/{name}" for name in whole._input_array),
+    image_paths=lambda dataset: (f"train/{name}" for name in dataset._input_array),
 )
 
 
 def iwildcam(root: Path) -> DomainSet:
-    """The dataset under this root, with the places and classes of its table."""
+    """Dataset with the locations and classes of the table in this data root."""
     table = root / WILDS.folder / WILDS.table
-    places, classes = _listed(table) if table.is_file() else (list(range(PLACES)), 0)
-    domains = tuple(f"location_{number}" for number in places)
+    locations, classes = _read_table(table) if table.is_file() else (list(range(LOCATIONS)), 0)
+    domains = tuple(f"location_{number}" for number in locations)
     return DomainSet(
         name="iwildcam",
         domains=domains,
@@ -47,18 +47,19 @@ def iwildcam(root: Path) -> DomainSet:
         training=replace(DOMAINBED_DEFAULTS, batch=4, domains_per_step=16),
         modality=IMAGE,
         needs=WILDS.needs,
-        download=WILDS.source("12 GB", license_name="CDLA-Permissive 1.0"),
+        download=WILDS.download("12 GB", license_name="CDLA-Permissive 1.0"),
     )
 
 
-def _listed(table: Path) -> tuple[list[int], int]:
-    """The numbers of the places with two pictures or more, and how many classes there are."""
+def _read_table(table: Path) -> tuple[list[int], int]:
+    """Numbers of the locations with at least two images, and the number of classes."""
     with table.open(newline="", encoding="utf-8") as lines:
         try:
             rows = [(int(r["location_remapped"]), int(r["y"])) for r in csv.DictReader(lines)]
         except (KeyError, TypeError, ValueError) as error:
-            told = f"not the table of iWildCam 2.0 ({error})"
-            raise DataError(f"{table}: {told}; get the data anew") from None
-    counts = Counter(place for place, _ in rows)
-    places = sorted(place for place, count in counts.items() if count > 1)
-    return places, max((label for _, label in rows), default=-1) + 1
+            raise DataError(
+                f"{table}: not the table of iWildCam 2.0 ({error}); download the data again"
+            ) from None
+    counts = Counter(location for location, _ in rows)
+    locations = sorted(location for location, count in counts.items() if count > 1)
+    return locations, max((label for _, label in rows), default=-1) + 1

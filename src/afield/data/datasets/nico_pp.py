@@ -1,14 +1,13 @@
-"""NICO++: 88,866 photographs of 60 things in six surroundings.
+"""NICO++: 88,866 photographs of 60 classes in six contexts.
 
 Zhang, He, Xu, Yu, Shen, Cui, *NICO++: Towards Better Benchmarking for Domain Generalization*, CVPR
-2023. The domains are the six surroundings that all classes share in the public training part of the
-NICO challenge's first track, as that part unpacks:
-``nico_pp/public_dg_0416/train/<domain>/<class>/<file>`` under the data root. Free for research, not
-for economic purposes.
+2023. The domains are the six contexts that all classes share in the public training set of track 1
+of the NICO challenge. License: free for research, not for economic purposes.
 
-Differs from the original benchmark: this leaves one domain out, that one leaves out two at a time
-and has lists of its own, which are not used. The whole of NICO++ has 80 classes and more
-surroundings.
+In the data root: ``nico_pp/public_dg_0416/train/<domain>/<class>/<file>``, as unpacked.
+
+Differs from the original benchmark: here one domain at a time is left out; there two are, with
+lists that are not used here. All of NICO++ has 80 classes and more contexts.
 """
 
 from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet, Download
@@ -38,9 +37,8 @@ nico_pp = DomainSet(
     modality=IMAGE,
     needs=tuple(f"{FOLDER}/{domain}" for domain in DOMAINS),
     download=Download(
-        instructions="get the training part of track 1 from https://nicochallenge.com/dataset and "
-        "unpack"
-        f" it as {FOLDER} in the data root",
+        instructions="download the training set of track 1 from https://nicochallenge.com/dataset "
+        f"and unpack it as {FOLDER} in the data root",
         license="research, no economic purposes (https://nicochallenge.com/dataset)",
     ),
 )

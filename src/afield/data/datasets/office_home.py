@@ -1,11 +1,12 @@
-"""Office-Home: 15,588 pictures of 65 things of home and office in four styles.
+"""Office-Home: 15,588 images of 65 objects from homes and offices in four styles.
 
 Venkateswara, Eusebio, Chakraborty, Panchanathan, *Deep Hashing Network for Unsupervised Domain
-Adaptation*, CVPR 2017. The domains are art, clip art, pictures of products and photographs:
-``office_home/<domain>/<class>/<file>`` under the data root, as in DomainBed. The last domain's
-folder is ``Real World``, with a space; some copies write RealWorld or Real_World and must be
-renamed. Classes are in the order of their folders' names, capitals first. The authors' page has
-the terms of use; it is used for research.
+Adaptation*, CVPR 2017. The domains are art, clip art, product images and photographs. License: see
+the terms of use on the authors' page; the dataset is used for research.
+
+In the data root: ``office_home/<domain>/<class>/<file>``, as in DomainBed. The folder of the last
+domain is ``Real World``, with a space; rename it if your copy has RealWorld or Real_World. Classes
+are in the order of the names of their folders, upper case first.
 """
 
 from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet, Download
@@ -34,9 +35,9 @@ office_home = DomainSet(
     modality=IMAGE,
     needs=tuple(f"office_home/{domain}" for domain in SIZES),
     download=Download(
-        instructions="get OfficeHomeDataset_10072016.zip from "
+        instructions="download OfficeHomeDataset_10072016.zip from "
         "https://www.hemanthdv.org/officeHomeDataset.html, unpack it in the data root and rename "
-        "its folder to office_home (the domain 'Real World' is written with a space)",
+        "its folder to office_home (the folder of the domain 'Real World' has a space)",
         license="see the authors' page; research use",
     ),
     sizes=SIZES,

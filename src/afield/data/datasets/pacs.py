@@ -1,11 +1,13 @@
-"""PACS: 9,991 pictures of seven things in four styles.
+"""PACS: 9,991 images of seven classes in four styles.
 
 Li, Yang, Song, Hospedales, *Deeper, Broader and Artier Domain Generalization*, ICCV 2017. The
-domains are paintings, cartoons, photographs and sketches: ``PACS/<domain>/<class>/<file>`` under
-the data root, as in DomainBed. The authors state no licence; it is used for research.
+domains are paintings, cartoons, photographs and sketches. License: none stated; the dataset is used
+for research.
 
-Differs from the original: its lists of training and validation files are not used, each domain is
-cut in two like any other.
+In the data root: ``PACS/<domain>/<class>/<file>``, as in DomainBed.
+
+Differs from the original: its lists of training and validation files are not used; each domain is
+split in two, like those of all datasets.
 """
 
 from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet, Download
@@ -26,9 +28,9 @@ pacs = DomainSet(
     modality=IMAGE,
     needs=tuple(f"PACS/{domain}" for domain in SIZES),
     download=Download(
-        instructions="get PACS.zip "
-        "(https://drive.google.com/uc?id=1JFr8f805nMUelQWWmfnJR3y4_SYoN5Pd, "
-        "as DomainBed does), unpack it in the data root and rename its folder kfold to PACS",
+        instructions="download PACS.zip from "
+        "https://drive.google.com/uc?id=1JFr8f805nMUelQWWmfnJR3y4_SYoN5Pd (as DomainBed does), "
+        "unpack it in the data root and rename its folder kfold to PACS",
         license="none stated; research use",
     ),
     sizes=SIZES,

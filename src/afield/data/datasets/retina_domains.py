@@ -1,23 +1,24 @@
-"""Retina: photographs of the back of the eye from four datasets, in five grades of a disease.
+"""Retina: photographs of the retina from four datasets, with five grades of a disease.
 
 The domains are four datasets of diabetic retinopathy: APTOS 2019 (Karthik, Maggie, Dane, Kaggle);
 DDR (Li et al., *Diagnostic assessment of deep learning algorithms for diabetic retinopathy
 screening*, Information Sciences 2019); IDRiD (Porwal et al., Data 2018); Messidor (Decencière et
-al., *Feedback on a publicly distributed image database*, Image Anal. Stereol. 2014). Each has its
-own page, terms and table of grades, so a person sorts the pictures:
-``retina_domains/<domain>/<grade>/<file>`` under the data root, with the folders nodr, mild_npdr,
+al., *Feedback on a publicly distributed image database*, Image Anal. Stereol. 2014).
+
+Each dataset has its own page, terms and table of grades, so you have to sort the images yourself.
+In the data root: ``retina_domains/<domain>/<grade>/<file>``, with the folders nodr, mild_npdr,
 moderate_npdr, severe_npdr and pdr for the grades 0 to 4. This is the layout of GDRBench (Che et
-al., MICCAI 2023), and classes are in the order of the grades.
+al., MICCAI 2023). Classes are in the order of the grades.
 
-- APTOS: ``train_images``, graded by ``diagnosis`` in train.csv.
-- DDR: ``DR_grading``, all three parts, graded by the lists beside them; grade 5 is ungradable and
-  left out.
-- IDRID: "B. Disease Grading", both parts, graded by the column ``Retinopathy grade``; the parts
-  share names, so rename the files of one.
-- MESSIDOR: Messidor-2 and ``adjudicated_dr_grade`` of Kaggle's google-brain/messidor2-dr-grades;
-  the first Messidor has only the grades 0 to 3.
+- APTOS: ``train_images``; the grade is ``diagnosis`` in train.csv.
+- DDR: all three splits of ``DR_grading``; the grades are in the lists beside them. Leave out grade
+  5, which means ungradable.
+- IDRID: both splits of "B. Disease Grading"; the grade is in the column ``Retinopathy grade``. The
+  splits share file names, so rename the files of one.
+- MESSIDOR: Messidor-2; the grade is ``adjudicated_dr_grade`` of google-brain/messidor2-dr-grades on
+  Kaggle. The first Messidor has only the grades 0 to 3.
 
-How many files there are depends on this sorting, so sizes are not checked.
+The number of files depends on this sorting, so sizes are not checked.
 """
 
 from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet, Download
@@ -38,10 +39,9 @@ retina_domains = DomainSet(
     modality=IMAGE,
     needs=tuple(f"retina_domains/{domain}" for domain in DOMAINS),
     download=Download(
-        instructions="get APTOS 2019, DDR, IDRiD and Messidor-2 from their pages and sort the "
-        "pictures "
-        "into retina_domains/<domain>/<grade> in the data root, with the grades "
-        f"{', '.join(GRADES)} (`afield explain retina_domains` says more)",
+        instructions="download APTOS 2019, DDR, IDRiD and Messidor-2 from their pages and sort the "
+        "images into retina_domains/<domain>/<grade> in the data root, with the grades "
+        f"{', '.join(GRADES)} (see `afield explain retina_domains`)",
         license="four different ones; Messidor: research and education, no redistribution",
     ),
 )

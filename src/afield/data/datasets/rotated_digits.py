@@ -1,9 +1,9 @@
-"""Rotated digits: 1,797 real handwritten digits at six angles, embedded and offline.
+"""Rotated digits: 1,797 handwritten digits at six angles; no download is needed.
 
-The digits of the UCI set that ships with scikit-learn (8 × 8, 17 grey levels) are drawn enlarged
-into a 16 × 16 frame, with room to turn (no angle loses 1 % of the ink), and turned by their
-domain's angle. Every image is in exactly one domain: none is seen at one angle and tested at
-another.
+The UCI digits that come with scikit-learn (8 × 8 pixels, 17 gray values) are enlarged and centered
+in a 16 × 16 frame, which leaves room for rotation (less than 1 % of the ink is lost at any angle),
+and rotated by the angle of their domain. Every image is in exactly one domain, so no digit is
+trained on at one angle and tested at another.
 """
 
 import numpy as np
@@ -20,21 +20,21 @@ ANGLES = (0, 15, 30, 45, 60, 75)
 FRAME, DIGIT = 16, 12
 
 
-def _read(reading: ReadOptions) -> dict[str, Domain]:
-    del reading
+def _read(options: ReadOptions) -> dict[str, Domain]:
+    del options
     digits = load_digits()
     enlarged = F.interpolate(
         torch.from_numpy(digits.images)[:, None], size=DIGIT, mode="bilinear", align_corners=False
     )
     framed = F.pad(enlarged, [(FRAME - DIGIT) // 2] * 4).numpy()
     y = torch.from_numpy(digits.target)
-    member = np.random.default_rng(0).permutation(len(y)) % len(ANGLES)
+    domain_of = np.random.default_rng(0).permutation(len(y)) % len(ANGLES)
     domains = {}
     for i, angle in enumerate(ANGLES):
-        rows = np.flatnonzero(member == i)
-        turned = ndimage.rotate(framed[rows], angle, axes=(2, 3), reshape=False, order=1)
-        grey = torch.from_numpy(turned * (255 / 16)).round().clamp(0, 255).to(torch.uint8)
-        domains[f"{angle}deg"] = Domain(x=grey, y=y[rows])
+        rows = np.flatnonzero(domain_of == i)
+        rotated = ndimage.rotate(framed[rows], angle, axes=(2, 3), reshape=False, order=1)
+        x = torch.from_numpy(rotated * (255 / 16)).round().clamp(0, 255).to(torch.uint8)
+        domains[f"{angle}deg"] = Domain(x=x, y=y[rows])
     return domains
 
 

@@ -1,17 +1,18 @@
-"""Rotated MNIST: all 70,000 digits, dealt out to six angles as in DomainBed.
+"""Rotated MNIST: all 70,000 digits, distributed over six angles as in DomainBed.
 
 Gulrajani and Lopez-Paz, In Search of Lost Domain Generalization, ICLR 2021, after Ghifary, Kleijn,
 Zhang and Balduzzi, Domain Generalization for Object Recognition with Multi-task Autoencoders,
-ICCV 2015. Domains are angles: the digits are shuffled once, domain i takes every sixth from the
-i-th on, and turns them counter-clockwise by 0, 15, … 75 degrees. Every digit is in exactly one
-domain: none is seen at one angle and tested at another (in `rotated_mnist_1k` all are).
+ICCV 2015. The domains are angles: the digits are shuffled once, domain i takes every sixth digit
+starting with the i-th, and these are rotated counterclockwise by 0, 15, … 75 degrees. Every digit
+is in exactly one domain, so no digit is trained on at one angle and tested at another (in
+`rotated_mnist_1k` all are).
 
-Under the data root: ``MNIST/raw/``, the four files as published, packed or not.
+In the data root: ``MNIST/raw/``, the four files as published, compressed or not.
 
-Differs from DomainBed: its shuffle follows the seed of the run, so that no two runs of a sweep have
-the same domains; here it is always that of its seed 0. Images are stored as bytes, and scaled to
--1…1 instead of 0…1. Its rotation is bilinear as here; older versions, and the numbers published
-with them, are bicubic.
+Differs from DomainBed: there the shuffle depends on the seed of the run, so the domains differ
+between the runs of a sweep; here it is always that of its seed 0. Images are stored as bytes, and
+scaled to -1…1 instead of 0…1. The rotation is bilinear in both; older versions of DomainBed, and
+the numbers published with them, use bicubic rotation.
 """
 
 from functools import partial
@@ -33,7 +34,7 @@ SEED = 0
 
 
 def rotated_mnist(root: Path) -> DomainSet:
-    """The dataset for this root of all data."""
+    """Dataset with the files in this data root."""
     return DomainSet(
         name="rotated_mnist",
         domains=NAMES,
@@ -47,19 +48,19 @@ def rotated_mnist(root: Path) -> DomainSet:
     )
 
 
-def _read(reading: ReadOptions) -> dict[str, Domain]:
-    root = reading.root.resolve()
-    found = cache_arrays(
+def _read(options: ReadOptions) -> dict[str, Domain]:
+    root = options.root.resolve()
+    arrays = cache_arrays(
         root / "MNIST",
         [root / name for name in mnist_files(root)],
-        partial(_made, root),
+        partial(_build, root),
         description="rotated_mnist, construction 1",
         needed_bytes=sum(SIZES) * 28 * 28,
     )
-    return {name: Domain(x=found[f"x{i}"], y=found[f"y{i}"]) for i, name in enumerate(NAMES)}
+    return {name: Domain(x=arrays[f"x{i}"], y=arrays[f"y{i}"]) for i, name in enumerate(NAMES)}
 
 
-def _made(root: Path) -> Arrays:
+def _build(root: Path) -> Arrays:
     images, digits = read_mnist(root)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(SEED))
     arrays: Arrays = {}

@@ -2,18 +2,18 @@
 
 Warden, Speech Commands: A Dataset for Limited-Vocabulary Speech Recognition, 2018, version 0.02,
 105,829 clips of 35 words. The classes are its ten commands: yes, no, up, down, left, right, on,
-off, stop, go. Domains are the speakers who said every one of them and have at least 20 clips of
-them (of fewer, next to nothing is left to validate on); that is read off the names of the files.
-Clips are a second long at most, and read as log-mel features of 40 bins × 98 frames. There are many
-domains: hold some of them out (``--hold-out``) instead of leaving each out once.
+off, stop, go. The domains are the speakers who said all ten and have at least 20 clips of them
+(with fewer, almost none would remain for validation); the names of the files tell. Clips are at
+most one second long, and are read as log-mel features of 40 bins × 98 frames. There are many
+domains, so hold out a share of them (``--hold-out``) instead of each in turn.
 
-Shankar et al. (Generalizing Across Domains via Cross-Gradient Training, ICLR 2018) have 12 commands
-by 1,888 speakers of the first version, which fits these ten with its classes for silence and for
-all other words; these two are left out here. Its lists of test and validation files are not used:
-they divide the speakers, and so do we.
+Shankar et al. (Generalizing Across Domains via Cross-Gradient Training, ICLR 2018) use 12 commands
+by 1,888 speakers of the first version. Twelve matches these ten words and the dataset's classes for
+silence and for all other words, which are left out here. Its lists of test and validation files are
+not used: they split by speaker, as the domains do.
 
-Under the data root: ``SpeechCommands/speech_commands_v0.02/WORD/SPEAKER_nohash_TAKE.wav``, as
-torchaudio unpacks it. Licence: CC BY 4.0.
+In the data root: ``SpeechCommands/speech_commands_v0.02/WORD/SPEAKER_nohash_TAKE.wav``, as unpacked
+by torchaudio. License: CC BY 4.0.
 """
 
 import re
@@ -33,9 +33,9 @@ __all__ = ["speech_commands"]
 
 FOLDER = "SpeechCommands/speech_commands_v0.02"
 WORDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
-LEAST = 20
+MIN_CLIPS = 20
 CLIP = re.compile(r"([0-9a-f]+)_nohash_(\d+)\.wav")
-SOURCE = Download(
+DOWNLOAD = Download(
     archives=(
         Archive(
             url="http://download.tensorflow.org/data/speech_commands_v0.02.tar.gz",
@@ -49,9 +49,9 @@ SOURCE = Download(
 
 
 def speech_commands(root: Path) -> DomainSet:
-    """The dataset for this root of all data."""
+    """Dataset with the speakers in this data root."""
     folder = root.resolve() / FOLDER
-    clips = _speakers(folder) if folder.is_dir() else {}
+    clips = _find_speakers(folder) if folder.is_dir() else {}
     names = [entry.file.name for entries in clips.values() for entry in entries]
     return DomainSet(
         name="speech_commands",
@@ -62,32 +62,34 @@ def speech_commands(root: Path) -> DomainSet:
         modality=AUDIO,
         fingerprint=f"{derive_seed(*names):016x}" if names else "",
         needs=(FOLDER,),
-        download=SOURCE,
+        download=DOWNLOAD,
     )
 
 
-def _read(clips: Mapping[str, list[LabeledFile]], reading: ReadOptions) -> dict[str, Domain]:
-    return read_files(reading.root.resolve() / FOLDER, clips, AUDIO, reading)
+def _read(clips: Mapping[str, list[LabeledFile]], options: ReadOptions) -> dict[str, Domain]:
+    return read_files(options.root.resolve() / FOLDER, clips, AUDIO, options)
 
 
-def _speakers(folder: Path) -> dict[str, list[LabeledFile]]:
-    """The clips of every speaker who has enough of them, by word and take."""
+def _find_speakers(folder: Path) -> dict[str, list[LabeledFile]]:
+    """Clips of every speaker with enough of them, ordered by word and take."""
     clips: dict[str, list[LabeledFile]] = {}
     for label, word in enumerate(WORDS):
         for file in (folder / word).glob("[!.]*.wav"):
-            named = CLIP.fullmatch(file.name)
-            if named is None:
-                raise DataError(f"{file}: not called SPEAKER_nohash_TAKE.wav; move it elsewhere")
-            clips.setdefault(named[1], []).append(LabeledFile(file, label))
-    found = {
+            match = CLIP.fullmatch(file.name)
+            if match is None:
+                raise DataError(f"{file}: not named SPEAKER_nohash_TAKE.wav; move it elsewhere")
+            clips.setdefault(match[1], []).append(LabeledFile(file, label))
+    speakers = {
         name: sorted(clips[name], key=_by_word_and_take)
         for name in sorted(clips)
-        if len(clips[name]) >= LEAST and len({clip.label for clip in clips[name]}) == len(WORDS)
+        if len(clips[name]) >= MIN_CLIPS and len({clip.label for clip in clips[name]}) == len(WORDS)
     }
-    if len(found) < 2:
-        told = f"{len(found)} speaker(s) with {LEAST} clips of all ten words, two are the least"
-        raise DataError(f"{folder}: {told}; remove the folder and get it again")
-    return found
+    if len(speakers) < 2:
+        raise DataError(
+            f"{folder}: {len(speakers)} speaker(s) with all ten words and {MIN_CLIPS} clips; "
+            "at least two are needed: delete the folder and download it again"
+        )
+    return speakers
 
 
 def _by_word_and_take(clip: LabeledFile) -> tuple[int, int]:

@@ -1,6 +1,6 @@
-"""Spirals: two spiral arms in the plane, turned a little further in each of four domains.
+"""Spirals: points on two spiral arms, rotated a little further in each of four domains.
 
-Synthetic and tiny, for tests and first steps with arrays: a whole run takes a fraction of a second.
+Synthetic and tiny, for tests and first steps: a run takes a fraction of a second.
 """
 
 import math
@@ -16,12 +16,12 @@ TURNS = {"turn0": 0.0, "turn10": 10.0, "turn20": 20.0, "turn30": 30.0}
 SIZE = 200
 
 
-def _read(reading: ReadOptions) -> dict[str, Domain]:
-    del reading
-    return {name: _arms(name, math.radians(degrees)) for name, degrees in TURNS.items()}
+def _read(options: ReadOptions) -> dict[str, Domain]:
+    del options
+    return {name: _draw_arms(name, math.radians(degrees)) for name, degrees in TURNS.items()}
 
 
-def _arms(name: str, turn: float) -> Domain:
+def _draw_arms(name: str, turn: float) -> Domain:
     generator = torch.Generator().manual_seed(derive_seed("spirals", name))
     y = torch.arange(SIZE) % 2
     along = torch.rand(SIZE, generator=generator)

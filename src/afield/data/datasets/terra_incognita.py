@@ -1,12 +1,14 @@
-"""Terra Incognita: 24,788 or 24,330 pictures of nine animals, or none, from four camera traps.
+"""Terra Incognita: 24,788 or 24,330 images of nine animals, or empty, from four camera traps.
 
-Beery, Van Horn, Perona, *Recognition in Terra Incognita*, ECCV 2018; the choice of four places and
-ten classes is DomainBed's, as is the layout: ``terra_incognita/<domain>/<class>/<file>`` under the
-data root. The domains are the traps' places. A picture with two labels is in two classes.
+Beery, Van Horn, Perona, *Recognition in Terra Incognita*, ECCV 2018; the choice of four locations
+and ten classes is DomainBed's. The domains are the locations of the traps. An image with two labels
+is in two classes.
 
-Two versions are around, and both are read, so that sizes are not checked. Published results are
-mostly on 24,788 pictures (4,879 at location_100, 9,767 at location_38, 4,020 at location_43 and
-6,122 at location_46); annotations of 2021 give 24,330. Say which one was used.
+In the data root: ``terra_incognita/<domain>/<class>/<file>``, as in DomainBed.
+
+Two versions exist. Both can be read, so sizes are not checked. Most published results are on 24,788
+images (4,879 at location_100, 9,767 at location_38, 4,020 at location_43 and 6,122 at location_46);
+the annotations of 2021 give 24,330. State which version you used.
 """
 
 from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet, Download
@@ -30,9 +32,8 @@ terra_incognita = DomainSet(
     modality=IMAGE,
     needs=tuple(f"terra_incognita/{domain}" for domain in DOMAINS),
     download=Download(
-        instructions="let DomainBed's scripts/download.py make it in the data root (take the "
-        "comment "
-        "sign off its line for Terra Incognita); the pictures are the CCT20 subset of "
+        instructions="run DomainBed's scripts/download.py with the data root as its folder, after "
+        "uncommenting its line for Terra Incognita; the images are the CCT20 subset of "
         "https://lila.science/datasets/caltech-camera-traps",
         license="see https://lila.science/datasets/caltech-camera-traps",
     ),

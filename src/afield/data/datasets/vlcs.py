@@ -1,12 +1,12 @@
-"""VLCS: 10,729 photographs of five things from four older datasets.
+"""VLCS: 10,729 photographs of five classes from four older datasets.
 
 Fang, Xu, Rockmore, *Unbiased Metric Learning*, ICCV 2013; the choice of datasets and classes goes
-back to Torralba, Efros, *Unbiased Look at Dataset Bias*, CVPR 2011. The domains are those datasets:
-``VLCS/<domain>/<class>/<file>`` under the data root, as in DomainBed. Each of the four has terms of
-its own, and there is no licence for the whole.
+back to Torralba, Efros, *Unbiased Look at Dataset Bias*, CVPR 2011. The domains are these datasets.
+License: each of the four has its own terms; there is no license for the whole.
 
-Copies with folders CALTECH, LABELME, PASCAL and SUN, cut into train, crossval and test, are laid
-out in another way and are not read.
+In the data root: ``VLCS/<domain>/<class>/<file>``, as in DomainBed. Copies with the folders
+CALTECH, LABELME, PASCAL and SUN, split into train, crossval and test, have another layout and
+cannot be read.
 """
 
 from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet, Download
@@ -27,8 +27,9 @@ vlcs = DomainSet(
     modality=IMAGE,
     needs=tuple(f"VLCS/{domain}" for domain in SIZES),
     download=Download(
-        instructions="get VLCS.tar.gz (https://drive.google.com/uc?id=1skwblH1_okBwxWxmRsp9_qi15hyPpxg8,"
-        " as DomainBed does) and unpack it in the data root",
+        instructions="download VLCS.tar.gz from "
+        "https://drive.google.com/uc?id=1skwblH1_okBwxWxmRsp9_qi15hyPpxg8 (as DomainBed does) and "
+        "unpack it in the data root",
         license="none for the whole; the terms of Caltech101, LabelMe, SUN09 and VOC2007",
     ),
     sizes=SIZES,

@@ -1,4 +1,4 @@
-"""A folder of fonts as data: every font is a domain, the characters are the classes."""
+"""Datasets of fonts: every font in a folder is a domain, the characters are the classes."""
 
 from functools import partial
 from pathlib import Path
@@ -15,17 +15,17 @@ from afield.seeds import derive_seed
 __all__ = ["font_dataset", "is_font"]
 
 SIDE = 32
-# Images of a font, about; for the room on disk.
+# To estimate the size of the cache.
 APPROX_IMAGES_PER_FONT = 10 * len(CHARACTERS)
 
 
 def is_font(path: Path) -> bool:
-    """Whether a file's name is that of a font."""
+    """Whether a file has the name of a font."""
     return path.suffix.lower() in FONT_SUFFIXES and not path.name.startswith(".")
 
 
 def font_dataset(path: Path) -> DomainSet:
-    """A folder of font files; two to eighteen images of each character and font are drawn."""
+    """Dataset of a folder of fonts, with 2 to 18 images of each character in each font."""
     path = path.resolve()
     try:
         files = sorted(child for child in path.iterdir() if is_font(child))
@@ -33,10 +33,10 @@ def font_dataset(path: Path) -> DomainSet:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     names = [file.stem for file in files]
     if len(files) < 2:
-        raise DataError(f"{path}: {len(files)} font(s); leaving one out takes at least two")
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice:
-        raise DataError(f"{path}: two files are called {twice!r}; keep one of them")
+        raise DataError(f"{path}: {len(files)} font(s); at least two are needed")
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate:
+        raise DataError(f"{path}: two files are called {duplicate!r}; keep one of them")
     return DomainSet(
         name=path.name,
         domains=tuple(names),
@@ -48,34 +48,34 @@ def font_dataset(path: Path) -> DomainSet:
     )
 
 
-def _read(path: Path, files: list[Path], reading: ReadOptions) -> dict[str, Domain]:
-    del reading
-    found = cache_arrays(
+def _read(path: Path, files: list[Path], options: ReadOptions) -> dict[str, Domain]:
+    del options
+    arrays = cache_arrays(
         path,
         files,
-        partial(_drawn, path, files),
+        partial(_draw, path, files),
         description=f"letters of {SIDE} × {SIDE}",
         needed_bytes=len(files) * APPROX_IMAGES_PER_FONT * SIDE * SIDE,
     )
-    sizes = found["sizes"].tolist()
-    columns = found["x"].split(sizes), found["y"].split(sizes)
+    sizes = arrays["sizes"].tolist()
+    columns = arrays["x"].split(sizes), arrays["y"].split(sizes)
     return {file.stem: Domain(x, y) for file, x, y in zip(files, *columns, strict=True)}
 
 
-def _drawn(path: Path, files: list[Path]) -> Arrays:
-    pictures, labels = [], []
+def _draw(path: Path, files: list[Path]) -> Arrays:
+    images, labels = [], []
     for file in track(files, f"drawing {path.name}", len(files)):
         try:
             x, y = draw_glyphs(file, side=SIDE, seed=derive_seed("letters", file.stem))
         except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            raise DataError(f"{file}: {why}; remove it from the folder") from None
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise DataError(f"{file}: {reason}; remove it from the folder") from None
         if not len(y):
             raise DataError(f"{file}: has none of the characters {''.join(CHARACTERS)}; remove it")
-        pictures.append(x[:, None])
+        images.append(x[:, None])
         labels.append(np.asarray(y, np.int64))
     return {
-        "x": np.concatenate(pictures),
+        "x": np.concatenate(images),
         "y": np.concatenate(labels),
         "sizes": np.array([len(y) for y in labels]),
     }

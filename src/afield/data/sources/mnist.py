@@ -1,11 +1,13 @@
-"""MNIST as it is published: four idx files, packed or not, read and checked; and its digits turned.
+"""MNIST in its four published idx files, compressed or not; and rotated digits.
 
     MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte    each with or without .gz
 
-An idx file is a kind (two zeros, 8 for bytes, the number of dimensions), the dimensions as
-big-endian numbers of four bytes, and the values. Packed copies differ in their checksums, so what
-is checked here is what is inside. LeCun, Bottou, Bengio and Haffner, Gradient-based learning
-applied to document recognition, Proceedings of the IEEE, 1998.
+An idx file begins with four bytes (two zeros, 8 for the type uint8, and the number of dimensions),
+followed by the dimensions as big-endian integers of four bytes, and the values. Checksums of
+compressed copies differ, so the contents are checked instead.
+
+LeCun, Bottou, Bengio and Haffner, Gradient-based learning applied to document recognition,
+Proceedings of the IEEE, 1998.
 """
 
 import gzip
@@ -29,7 +31,7 @@ __all__ = ["MNIST_DOWNLOAD", "mnist_files", "read_idx", "read_mnist", "rotate_im
 
 FOLDER = "MNIST/raw"
 MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")
-# Bytes and checksums of the packed files, as torchvision knows them.
+# Sizes and MD5 checksums of the compressed files, as in torchvision.
 PACKED_FILES = {
     "train-images-idx3-ubyte": (9_912_422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
     "train-labels-idx1-ubyte": (28_881, "d53e105ee54ea40749a09fcbcd1e9432"),
@@ -39,7 +41,7 @@ PACKED_FILES = {
 SPLITS = ("train", "t10k")
 SIDE, CLASSES = 28, 10
 IDX_MAGIC = b"\0\0\x08"
-# A broken header that promises more would have us fill the memory.
+# A broken header may declare more, which would fill the memory.
 MAX_BYTES = 2**30
 
 MNIST_DOWNLOAD = Download(
@@ -57,68 +59,72 @@ MNIST_DOWNLOAD = Download(
 
 
 def mnist_files(root: Path, splits: Sequence[str] = SPLITS) -> tuple[str, ...]:
-    """The files of some parts by their paths under the root of all data, packed unless unpacked."""
+    """Paths of the files of these splits below the data root; ``.gz`` unless decompressed."""
     plain = [f"{FOLDER}/{name}" for name in PACKED_FILES if name.startswith(tuple(splits))]
     return tuple(name if (root / name).exists() else f"{name}.gz" for name in plain)
 
 
 def read_mnist(root: Path, splits: Sequence[str] = SPLITS) -> tuple[Tensor, Tensor]:
-    """Images (bytes, samples × 28 × 28) and digits of some parts, one after the other."""
+    """Images (uint8, samples × 28 × 28) and digits of these splits, concatenated."""
     files = [root / name for name in mnist_files(root, splits)]
     images, digits = [], []
     for image_file, label_file in zip(files[::2], files[1::2], strict=True):
         x, y = read_idx(image_file), read_idx(label_file)
         if x.shape[1:] != (SIDE, SIDE):
-            raise DataError(f"{image_file}: holds {x.shape}, not images of 28 × 28; get it again")
+            raise DataError(
+                f"{image_file}: shape {x.shape}, not images of 28 × 28; download it again"
+            )
         if y.shape != x.shape[:1] or y.max(initial=0) >= CLASSES:
-            told = f"not one digit for each of {len(x)} images"
-            raise DataError(f"{label_file}: {told}; get both files again")
+            raise DataError(
+                f"{label_file}: not a digit for each of {len(x)} images; download both files again"
+            )
         images.append(torch.from_numpy(x))
         digits.append(torch.from_numpy(y.astype(np.int64)))
     return torch.cat(images), torch.cat(digits)
 
 
 def rotate_images(images: Tensor, degrees: float) -> Tensor:
-    """Grey images turned counter-clockwise about their centre, black where nothing was.
+    """Rotate gray images counterclockwise about their center; new pixels are black.
 
-    Pillow's bilinear rotation, image by image: it is what torchvision does with pictures, byte for
-    byte, which torchvision's own rotation of tensors is not.
+    Uses Pillow's bilinear rotation, image by image. The bytes are those of torchvision's rotation
+    of Pillow images, which differ from its rotation of tensors.
     """
-    done = [
+    rotated = [
         np.asarray(Image.fromarray(image).rotate(degrees, Image.Resampling.BILINEAR))
         for image in images.numpy()
     ]
-    return torch.from_numpy(np.stack(done)) if done else images.clone()
+    return torch.from_numpy(np.stack(rotated)) if rotated else images.clone()
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """The bytes in an idx file, in its shape; a packed file ends in ``.gz``."""
+    """Read the array in an idx file of bytes; the name of a compressed file ends in ``.gz``."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return _values(file)
+            return _parse_idx(file)
     except ValueError as error:
         reason = str(error)
     except (EOFError, zlib.error, gzip.BadGzipFile):
-        reason = "broken or cut short"
+        reason = "broken or truncated"
     except OSError as error:
         reason = error.strerror or str(error)
-    raise DataError(f"{path}: {reason}; remove it and get it again")
+    raise DataError(f"{path}: {reason}; delete it and download it again")
 
 
-def _values(file: BinaryIO | gzip.GzipFile) -> NDArray[np.uint8]:
-    kind = file.read(4)
-    if len(kind) < 4 or kind[:3] != IDX_MAGIC or kind[3] not in (1, 2, 3):
-        raise ValueError(f"not an idx file of bytes (it starts with {kind.hex(' ') or 'nothing'})")
-    sizes = file.read(4 * kind[3])
-    if len(sizes) < 4 * kind[3]:
+def _parse_idx(file: BinaryIO | gzip.GzipFile) -> NDArray[np.uint8]:
+    magic = file.read(4)
+    if len(magic) < 4 or magic[:3] != IDX_MAGIC or magic[3] not in (1, 2, 3):
+        start = magic.hex(" ") or "nothing"
+        raise ValueError(f"not an idx file of bytes (it starts with {start})")
+    sizes = file.read(4 * magic[3])
+    if len(sizes) < 4 * magic[3]:
         raise ValueError("ends in its header")
-    shape = struct.unpack(f">{kind[3]}I", sizes)
-    promised = int(np.prod(shape, dtype=object))
-    if promised > MAX_BYTES:
-        raise ValueError(f"its header promises {promised:,} bytes")
-    content = file.read(promised + 1)
-    if len(content) != promised:
-        found = f"{len(content):,}" if len(content) < promised else "more"
-        raise ValueError(f"{found} bytes instead of {promised:,}")
-    # A copy, since what was read is not to be written to.
+    shape = struct.unpack(f">{magic[3]}I", sizes)
+    expected = int(np.prod(shape, dtype=object))
+    if expected > MAX_BYTES:
+        raise ValueError(f"its header declares {expected:,} bytes")
+    content = file.read(expected + 1)
+    if len(content) != expected:
+        actual = f"{len(content):,}" if len(content) < expected else "more"
+        raise ValueError(f"{actual} bytes instead of {expected:,}")
+    # A copy, because an array on bytes is read-only.
     return np.frombuffer(content, np.uint8).reshape(shape).copy()

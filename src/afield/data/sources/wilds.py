@@ -1,8 +1,8 @@
-"""Datasets of WILDS: the package `wilds` says which files, labels and domains there are.
+"""Datasets of WILDS, whose files, labels and domains the package `wilds` lists.
 
-It is an extra (``pip install afield[wilds]``) and reads the tables only; the pictures are decoded
-once, as those of all other datasets. Data lie where the package puts them: ``<name>_v<version>``
-under the data root.
+The package is an extra (``pip install afield[wilds]``) and only reads the tables; the images are
+decoded once, like those of all datasets. The data are in the folder that the package creates:
+``<name>_v<version>`` in the data root.
 """
 
 import sys
@@ -24,97 +24,111 @@ from afield.errors import DataError
 
 __all__ = ["WildsSet"]
 
-# What the package raises for tables that are not what they should be.
+# Raised by the package for tables that it cannot read.
 WILDS_ERRORS = (OSError, ValueError, LookupError, AssertionError, TypeError)
 
 
 @dataclass(frozen=True)
 class WildsSet:
-    """A dataset of the package.
+    """A dataset of the package `wilds`.
 
-    `field` is the column of its metadata that tells the domains, `table` the file of these, and
-    `pictures` gives the files' paths in its folder, in the order of the metadata.
+    Parameters
+    ----------
+    name, version
+        Its name and version in the package.
+    field
+        Column of the metadata with the domains.
+    image_paths
+        Returns the paths of the images in the folder of the dataset, given the package's object.
+    table
+        File with the metadata, which are in the order of the images.
     """
 
     name: str
     version: str
     field: str
-    pictures: Callable[[Any], Iterable[str]]
+    image_paths: Callable[[Any], Iterable[str]]
     table: str = "metadata.csv"
 
     @property
     def folder(self) -> str:
-        """Its folder under the data root."""
+        """Folder in the data root."""
         return f"{self.name}_v{self.version}"
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What has to be there; the package takes data without a release note for half loaded."""
+        """Files that must exist; the package takes data without a release note for incomplete."""
         return f"{self.folder}/{self.table}", f"{self.folder}/RELEASE_v{self.version}.txt"
 
-    def source(self, size: str, *, license_name: str) -> Download:
-        """Where it comes from: the package has its own download."""
+    def download(self, size: str, *, license_name: str) -> Download:
+        """Instructions for the download, which the package does itself."""
         code = (
             "import wilds, afield.data.domains as d; "
             f"wilds.get_dataset('{self.name}', root_dir=d.data_root(), download=True)"
         )
-        how = f'`pip install afield[wilds]`, then `python -c "{code}"` ({size})'
-        return Download(instructions=how, license=license_name)
+        instructions = f'run `pip install afield[wilds]`, then `python -c "{code}"` ({size})'
+        return Download(instructions=instructions, license=license_name)
 
     def reader(self, domains: Sequence[str]) -> Reader:
-        """Reads exactly these domains."""
+        """Reader that expects exactly these domains."""
         return partial(self._read, domains)
 
     def files(self, root: Path) -> dict[str, list[LabeledFile]]:
-        """The files of all domains that have more than one."""
-        whole, folder = self._opened(root), root / self.folder
-        column = whole.metadata_array[:, whole.metadata_fields.index(self.field)].tolist()
-        names = (whole.metadata_map or {}).get(self.field)
-        rows = zip(column, self.pictures(whole), whole.y_array.tolist(), strict=True)
-        found: dict[int, list[LabeledFile]] = {}
+        """Files by domain, for all domains with more than one file."""
+        dataset, folder = self._open(root), root / self.folder
+        column = dataset.metadata_array[:, dataset.metadata_fields.index(self.field)].tolist()
+        names = (dataset.metadata_map or {}).get(self.field)
+        rows = zip(column, self.image_paths(dataset), dataset.y_array.tolist(), strict=True)
+        files: dict[int, list[LabeledFile]] = {}
         for number, name, label in rows:
             file = folder / name
             if not file.is_file():
-                told = "in the metadata, but not there; remove the folder and get the data anew"
-                raise DataError(f"{file}: {told}")
-            found.setdefault(number, []).append(LabeledFile(file, label))
+                advice = "delete the folder and download the data again"
+                raise DataError(f"{file}: listed in the metadata, but missing; {advice}")
+            files.setdefault(number, []).append(LabeledFile(file, label))
         return {
             str(names[number]) if names else f"{self.field}_{number}": entries
-            for number, entries in found.items()
+            for number, entries in files.items()
             if len(entries) > 1
         }
 
-    def _read(self, domains: Sequence[str], reading: ReadOptions) -> dict[str, Domain]:
-        root = reading.root.resolve()
+    def _read(self, domains: Sequence[str], options: ReadOptions) -> dict[str, Domain]:
+        root = options.root.resolve()
         files = self.files(root)
-        odd = sorted(set(files) ^ set(domains))
-        if odd:
-            told = f"{self.field} {odd[0]!r} is only in one of metadata and declaration"
-            raise DataError(f"{root / self.folder}: {told}; get the data anew")
-        return read_files(root / self.folder, files, IMAGE, reading)
+        unexpected, missing = set(files) - set(domains), set(domains) - set(files)
+        if unexpected or missing:
+            name = min(unexpected | missing)
+            what = "not expected" if name in unexpected else "not in the metadata"
+            raise DataError(
+                f"{root / self.folder}: {self.field} {name!r} is {what}; download the data again"
+            )
+        return read_files(root / self.folder, files, IMAGE, options)
 
-    def _opened(self, root: Path) -> Any:
-        """The package's own object for these data."""
+    def _open(self, root: Path) -> Any:
+        """Open the dataset with the package."""
         try:
-            with _nothing_else_changed():
+            with _undo_side_effects():
                 from wilds import get_dataset
 
                 return get_dataset(self.name, version=self.version, root_dir=root, download=False)
         except ImportError as error:
-            told = f"the package wilds is needed to read it ({error})"
-            raise DataError(f"{self.name}: {told}; `pip install afield[wilds]`") from None
+            raise DataError(
+                f"{self.name}: needs the package wilds ({error}); run `pip install afield[wilds]`"
+            ) from None
         except WILDS_ERRORS as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            told = f"the package wilds cannot read it ({reason})"
-            raise DataError(f"{root / self.folder}: {told}; get the data anew") from None
+            raise DataError(
+                f"{root / self.folder}: the package wilds cannot read it ({reason}); "
+                "download the data again"
+            ) from None
 
 
 @contextmanager
-def _nothing_else_changed() -> Iterator[None]:
-    """Undo what the package does on import beyond reading.
+def _undo_side_effects() -> Iterator[None]:
+    """Prevent or undo side effects of importing the package.
 
-    It starts a thread that asks the network for its newest version, and lifts Pillow's limit for
-    the size of pictures. Its warnings are about its own code.
+    It starts a thread that looks for a newer version on the web, and lifts Pillow's limit for the
+    size of images. Its warnings, which concern its own code, are ignored.
     """
     limit, outdated = Image.MAX_IMAGE_PIXELS, sys.modules.get("outdated")
     sys.modules["outdated"] = None  # type: ignore[assignment]
