@@ -25,7 +25,7 @@ def models(tmp_path):
 def test_it_writes_the_merged_model_and_says_what_was_done(afield, tmp_path, models):
     code, out, err = afield("merge", "ties", *INPUTS, "--out", "out.safetensors")
     assert (code, out) == (0, "merged model in out.safetensors\n")
-    assert err == "ties of 2 experts: tensors 1 kept: not floating point, 7 merged\n"
+    assert err == "ties of 2 experts; tensors: 7 merged, 1 kept (not floating point)\n"
     base, experts, _ = models
     found = load_file(tmp_path / "out.safetensors")
     assert all(torch.equal(found[k], v) for k, v in merge("ties", base, experts).items())

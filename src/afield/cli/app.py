@@ -87,11 +87,11 @@ def main() -> None:
     except BrokenPipeError:
         sys.exit(1)
     except OSError as error:
-        _fail(error)
+        _fail(f"{error.filename}: {error.strerror}" if error.filename else error)
 
 
-def _fail(error: Exception) -> None:
-    console.err.print(f"error: {' '.join(str(error).split())}", markup=False, soft_wrap=True)
+def _fail(message: object) -> None:
+    console.err.print(f"error: {' '.join(str(message).split())}", markup=False, soft_wrap=True)
     sys.exit(2)
 
 

@@ -152,5 +152,10 @@ def _print_preview(job: "MergeJob") -> None:
 
 
 def _summary(job: "MergeJob") -> str:
-    counts = ", ".join(f"{count} {action}" for action, count in job.counts.items())
-    return f"{job.how} of {len(job.experts)} experts: tensors {counts}"
+    """What happened to the tensors, e.g. "ties of 2 experts; tensors: 7 merged, 1 kept (…)"."""
+    counts = []
+    for action, count in sorted(job.counts.items(), key=lambda item: item[0] != "merged"):
+        deed, _, reason = action.partition(": ")
+        counts.append(f"{count} {deed}" + (f" ({reason})" if reason else ""))
+    experts = f"{len(job.experts)} expert{'s' * (len(job.experts) > 1)}"
+    return f"{job.how} of {experts}; tensors: {', '.join(counts)}"
