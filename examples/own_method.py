@@ -1,4 +1,4 @@
-"""A method of one's own, without a package: the worst domain's risk and nothing else.
+"""A new method without a package: minimize only the risk of the worst domain.
 
     python examples/own_method.py
 
@@ -19,15 +19,15 @@ from afield.training import Batches, Evaluator, Learner, Logs, Method, Task, che
 
 @dataclass(frozen=True)
 class Worst(Method):
-    """Minimise the greatest of the source domains' risks."""
+    """Minimize the greatest risk among the source domains."""
 
     def loss(self, learner: Learner, batches: Batches) -> tuple[Tensor, Logs]:
-        """The greatest risk."""
+        """Return the greatest risk."""
         return risks(learner.model, batches).max(), {}
 
 
 def main() -> None:
-    """Train on all domains but one with the pieces that `afield train` puts together."""
+    """Train on all domains but one with the components that `afield train` uses."""
     torch.manual_seed(0)
     dataset = find_dataset("spirals")
     domains = dataset.load()
@@ -43,9 +43,9 @@ def main() -> None:
     learner = method.setup(task.network(len(dataset.classes)), task)
     average.setup(learner.model, steps=task.steps)
     stream = Stream(pool_domains(domains), batch=32, seed=0)
-    exam = Evaluator({("turn20", "main"): target})
+    evaluator = Evaluator({("turn20", "main"): target})
     for checkpoint in checkpoints(
-        method, learner, average, stream, exam.evaluate, steps=200, every=50
+        method, learner, average, stream, evaluator.evaluate, steps=200, every=50
     ):
         score = checkpoint.score("turn20", "main")
         if score is not None:

@@ -168,8 +168,9 @@ def find_backbone(name: str) -> Backbone:
     try:
         kind: type[Backbone] = registry.find("backbones", family if colon else "")
     except UnknownNameError:
-        kinds = [registry.find("backbones", each) for each in registry.names("backbones")]
-        raise _unknown(name, [pattern for each in kinds for pattern in each.patterns]) from None
+        families = [registry.find("backbones", other) for other in registry.names("backbones")]
+        patterns = [pattern for other in families for pattern in other.patterns]
+        raise _unknown(name, patterns) from None
     return kind(name)
 
 

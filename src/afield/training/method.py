@@ -127,14 +127,14 @@ class Learner:
         if self.task.schedule is not None:
             self.apply_schedule()
 
-    def scale_lr(self, *shares: float) -> None:
+    def scale_lr(self, *factors: float) -> None:
         """Scale the initial learning rates by one factor each, in the order of parameter groups.
 
         The first group has the parameters without a multiplier; the other groups follow in the
         order of `lr_multipliers`. The run's schedule applies on top.
         """
-        for group, share in zip(self.optimizer.param_groups, shares, strict=True):
-            group["share"] = share
+        for group, factor in zip(self.optimizer.param_groups, factors, strict=True):
+            group["share"] = factor
         self.apply_schedule()
 
     def apply_schedule(self) -> None:

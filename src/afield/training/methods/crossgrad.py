@@ -100,8 +100,9 @@ class CrossGrad(Method):
     @property
     def shares(self) -> tuple[float, float]:
         """α of the label network, and of the domain network."""
-        given = self.alpha_domain is not None
-        return self.alpha_label, cast(float, self.alpha_domain) if given else self.alpha_label
+        if self.alpha_domain is None:
+            return self.alpha_label, self.alpha_label
+        return self.alpha_label, self.alpha_domain
 
     def setup(self, model: nn.Module, task: Task) -> Learner:
         """Add the domain network."""

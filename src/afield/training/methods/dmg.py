@@ -1,7 +1,7 @@
 """DMG: domain-specific masks separate domain-specific channels (Chattopadhyay et al., 2020).
 
     p_d = σ(m_d) for every source domain d and masked layer;   m_d starts uniform in (0, 1)
-    loss = mean cross-entropy, each sample through a mask drawn from its domain's p (see masks.py)
+    loss = mean cross-entropy, each sample through a mask drawn from its domain's p (`afield.networks.masks`)
          + overlap · Σ_layers mean over pairs of sIoU(p_i, p_j) + sparsity · Σ p
     sIoU(p, q) = Σ pq / Σ (p + q - pq)
 
@@ -98,7 +98,7 @@ class DMG(Method):
         schedules = self.schedule, self.mask_schedule or self.schedule
         if schedules != ("constant", "constant"):
             learner.scale_lr(
-                *(_lr_factor(each, learner.step, learner.task.steps) for each in schedules)
+                *(_lr_factor(name, learner.step, learner.task.steps) for name in schedules)
             )
         return super().update(learner, batches)
 

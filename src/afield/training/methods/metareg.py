@@ -1,4 +1,4 @@
-"""MetaReg: learn which weights of the head to penalise (Balaji et al., 2018).
+"""MetaReg: learn which weights of the head to penalize (Balaji et al., 2018).
 
     R_φ(θ) = Σ φ_j |θ_j| over the weights and biases of a head θ;   φ starts at 0
 

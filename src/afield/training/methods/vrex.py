@@ -20,7 +20,7 @@ __all__ = ["VREx"]
 
 @dataclass(frozen=True)
 class VREx(Method):
-    """Risk extrapolation; `penalty` is the paper's β, `warmup` is a share of the steps."""
+    """Variance risk extrapolation; `penalty` is the paper's β, `warmup` is a share of the steps."""
 
     penalty: Annotated[float, LogUniform(0.1, 1e5)] = 10.0
     warmup: Annotated[float, Uniform(0.0, 0.5)] = 0.1
