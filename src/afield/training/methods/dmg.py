@@ -1,14 +1,14 @@
 """DMG: domain-specific masks separate domain-specific channels (Chattopadhyay et al., 2020).
 
     p_d = σ(m_d) for every source domain d and masked layer;   m_d starts uniform in (0, 1)
-    loss = mean cross-entropy, each sample through a mask drawn from its domain's p (`afield.networks.masks`)
+    loss = mean cross-entropy, each sample through a mask drawn from its domain's p
          + overlap · Σ_layers mean over pairs of sIoU(p_i, p_j) + sparsity · Σ p
     sIoU(p, q) = Σ pq / Σ (p + q - pq)
 
-On an unseen domain, the logits with the soft masks of every source are averaged. By default the
-masks apply to the inputs of the last stage and of the classifier; in a network with hidden fully
-connected layers, such as AlexNet, to the inputs of these layers; in a transformer, to those of its
-last two blocks. `layers` selects other layers.
+`afield.networks.masks` defines how masks are applied. On an unseen domain, the logits with the soft
+masks of every source are averaged. By default the masks apply to the inputs of the last stage and
+of the classifier; in a network with hidden fully connected layers, such as AlexNet, to the inputs
+of these layers; in a transformer, to those of its last two blocks. `layers` selects other layers.
 
 Differs from the paper: pairs are averaged, not summed, and the quotient is smoothed by 1e-6, as in
 the authors' code, with which 0.1 was chosen (`pairs=sum` is the paper's form). Differs from the
