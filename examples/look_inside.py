@@ -14,7 +14,7 @@ def main() -> None:
     finding = afield.diagnose("loss_surface", f"runs/{record.run.key}", settings={"points": 9})
     picture, table = finding.save("surface.png")
     score = record.checkpoints[-1].scores["turn30"].main
-    print(f"{100 * score.accuracy:.1f} % on the unseen domain; {finding.told}")
+    print(f"{100 * score.accuracy:.1f} % on the unseen domain; {finding.summary}")
     print(f"{len(finding.data)} numbers in {table}, drawn in {picture}")
 
 

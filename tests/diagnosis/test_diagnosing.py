@@ -68,11 +68,11 @@ def test_looking_changes_nothing_on_disk(folder):
 def test_paths_that_are_no_run_are_told(folder, tmp_path):
     with pytest.raises(DataError, match=r"no record\.json there"):
         diagnose("agreement", tmp_path)
-    with pytest.raises(SpecError, match=r"is a store; agreement looks at one run of it, as .*erm-"):
+    with pytest.raises(SpecError, match=r"is a store; agreement takes one .* such as .*erm-"):
         diagnose("agreement", folder.parent)
-    with pytest.raises(DataError, match="no records there; sensitivity reads the store"):
+    with pytest.raises(DataError, match="no records there; sensitivity takes the store"):
         diagnose("sensitivity", tmp_path)
-    with pytest.raises(SpecError, match="agreement looks at one run, not at 2"):
+    with pytest.raises(SpecError, match="agreement takes one run, not 2"):
         diagnose("agreement", [folder, folder])
 
 
@@ -92,11 +92,11 @@ def test_a_setting_cannot_be_taken_for_something_else(folder, name):
 @pytest.mark.parametrize(
     ("diagnostic", "settings", "told"),
     [
-        ("agreement", {"samples": 1}, "samples=1: at least 2"),
-        ("gradient_shares", {"steps": 0}, "steps=0: must be above 0"),
-        ("gradient_shares", {"beta": 1}, "beta=1: from 0 to below 1"),
-        ("loss_surface", {"rate": -1}, "rate=-1.0: must not be below 0"),
-        ("loss_surface", {"points": 1}, "points=1: must not be below 2"),
+        ("agreement", {"samples": 1}, "samples=1: must be at least 2"),
+        ("gradient_shares", {"steps": 0}, "steps=0: must be at least 1"),
+        ("gradient_shares", {"beta": 1}, "beta=1: must be at least 0 and below 1"),
+        ("loss_surface", {"rate": -1}, "rate=-1.0: must be at least 0"),
+        ("loss_surface", {"points": 1}, "points=1: must be at least 2"),
     ],
 )
 def test_settings_that_cannot_be_are_told(folder, diagnostic, settings, told):

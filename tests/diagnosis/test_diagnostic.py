@@ -75,8 +75,8 @@ def test_it_draws_to_the_axes_that_it_is_given(findings, name):
 
 def test_it_says_what_it_found_in_a_line(findings):
     for name, finding in findings.items():
-        assert finding.told, name
-        assert "nan" not in finding.told, name
+        assert finding.summary, name
+        assert "nan" not in finding.summary, name
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -104,7 +104,7 @@ def test_a_name_with_markup_is_shown_as_it_is():
 
 def test_too_few_axes_are_refused():
     finding = Finding(pd.DataFrame(), "", lambda axes: None, panels=3)
-    with pytest.raises(SpecError, match=r"3 panel\(s\) are to be drawn, but 2 axes given"):
+    with pytest.raises(SpecError, match=r"3 panel\(s\), but got 2 axes"):
         finding.draw(Figure().subplots(1, 2))
 
 
@@ -131,11 +131,11 @@ def test_panels_fill_their_rows(panels, rows):
 
 
 def test_a_diagnostic_that_does_nothing_says_so():
-    with pytest.raises(NotImplementedError, match="does not look"):
+    with pytest.raises(NotImplementedError, match="does not take runs"):
         Diagnostic().diagnose_runs([])
-    with pytest.raises(NotImplementedError, match="does not read"):
-        Diagnostic().read([])
-    with pytest.raises(NotImplementedError, match="does not study"):
+    with pytest.raises(NotImplementedError, match="does not take records"):
+        Diagnostic().diagnose_records([])
+    with pytest.raises(NotImplementedError, match="does not take a store"):
         Diagnostic().diagnose_store([], lambda record: record)
 
 

@@ -59,7 +59,7 @@ def diagnose(
         finding = find_out(name, paths, settings=settings, threads=threads)
     figure, *tables = finding.save(target or finding_path(name, paths, settings))
     if target is None:
-        keep(figure, finding.told, name, paths, settings)
-    console.out.print(finding.told, markup=False, soft_wrap=True)
+        keep(figure, finding.summary, name, paths, settings)
+    console.out.print(finding.summary, markup=False, soft_wrap=True)
     numbers = ", ".join(map(str, tables))
     console.err.print(f"figure in {figure}, numbers in {numbers}", markup=False, soft_wrap=True)

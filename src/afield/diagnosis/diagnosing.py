@@ -1,4 +1,4 @@
-"""Bring finished runs back from their folders, and let a diagnostic look at them."""
+"""Run a diagnostic on finished runs or on a store."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -26,16 +26,16 @@ def diagnose(
     device: str | None = None,
     threads: int = 1,
 ) -> Finding:
-    """What a diagnostic finds in runs, or in a store of runs.
+    """Run a diagnostic on finished runs, or on a store of runs.
 
     Parameters
     ----------
     name
         The diagnostic; ``afield.names("diagnostics")`` lists them.
     paths
-        The folder of a finished run, or several; or the store, for those that read records.
+        The folder of a finished run, or several; or the store, for diagnostics that read records.
     settings
-        Those of the diagnostic that are not the defaults.
+        Settings of the diagnostic that differ from its defaults.
     root, device, threads
         As in `execute`.
 
@@ -50,27 +50,28 @@ def diagnose(
     """
     diagnostic: Diagnostic = build(registry.find("diagnostics", name), settings or {})
     folders = [Path(paths)] if isinstance(paths, (str, Path)) else [Path(path) for path in paths]
-    again = partial(reopen, root=root, device=device)
+    reopen_folder = partial(reopen, root=root, device=device)
     if diagnostic.takes == "records":
-        return diagnostic.read([record for record, _ in _recorded(folders, name)])
+        return diagnostic.diagnose_records([record for record, _ in _stored_records(folders, name)])
     if diagnostic.takes == "store":
-        found = _recorded(folders, name)
-        homes = {record.run.key: home for record, home in found}
+        stored = _stored_records(folders, name)
+        by_key = {record.run.key: folder for record, folder in stored}
         with preserve_torch_state(threads):
             return diagnostic.diagnose_store(
-                [record for record, _ in found], lambda record: again(homes[record.run.key])
+                [record for record, _ in stored],
+                lambda record: reopen_folder(by_key[record.run.key]),
             )
     for folder in folders:
         runs = sorted(path.parent for path in folder.glob("*/record.json"))
         if runs and not (folder / "record.json").exists():
-            raise SpecError(f"{folder} is a store; {name} looks at one run of it, as {runs[0]}")
+            raise SpecError(f"{folder} is a store; {name} takes one of its runs, such as {runs[0]}")
     with preserve_torch_state(threads):
-        return diagnostic.diagnose_runs([again(each) for each in folders])
+        return diagnostic.diagnose_runs([reopen_folder(folder) for folder in folders])
 
 
-def _recorded(stores: Sequence[Path], name: str) -> list[tuple[Record, Path]]:
-    """The records of stores, and where each lies."""
-    found = [(record, store / record.run.key) for store in stores for record in Store(store)]
-    if not found:
-        raise DataError(f"{stores[0]}: no records there; {name} reads the store of a bench")
-    return found
+def _stored_records(stores: Sequence[Path], name: str) -> list[tuple[Record, Path]]:
+    """The records of the stores with the folders of their runs."""
+    stored = [(record, store / record.run.key) for store in stores for record in Store(store)]
+    if not stored:
+        raise DataError(f"{stores[0]}: no records there; {name} takes the store of a benchmark")
+    return stored

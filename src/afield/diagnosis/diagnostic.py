@@ -1,7 +1,8 @@
-"""What a diagnostic is: a look at finished runs that ends in numbers, a sentence and a picture.
+"""Base class of diagnostics, which turn finished runs into numbers, a summary and a figure.
 
-A diagnostic is frozen; its fields are its settings. It looks at runs (network and data brought
-back), or reads the records of a store, or both. Unseen domains may be looked at here: all is over.
+A diagnostic is a frozen dataclass whose fields are its settings. It examines runs (with their
+network and data), the records of a store, or both. It may use unseen domains, because training and
+selection are over.
 """
 
 import warnings
@@ -34,7 +35,7 @@ __all__ = [
     "trained_learner",
 ]
 
-# Inches of a panel, and how many stand side by side.
+# The size of a panel in inches, and the possible numbers of panels in a row.
 PANEL_INCHES, PANEL_COLUMNS = (4.2, 3.6), (4, 3)
 FIGURE_FORMATS = ("png", "svg", "pdf")
 
@@ -44,42 +45,53 @@ Reopen = Callable[[Record], FinishedRun]
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found: the numbers (`data`), what they say (`told`), and how they are drawn.
+    """The result of a diagnostic.
 
-    Where there are numbers of several kinds, `more` has the others, each kind with its name.
+    Attributes
+    ----------
+    data
+        The numbers.
+    summary
+        What the numbers say, in words.
+    plot
+        Function that draws them on a list of axes.
+    panels
+        The number of axes that `plot` needs.
+    extra_tables
+        Further tables of numbers by name.
     """
 
     data: pd.DataFrame
-    told: str
-    paint: PlotFunction = field(repr=False)
+    summary: str
+    plot: PlotFunction = field(repr=False)
     panels: int = 1
     extra_tables: Mapping[str, pd.DataFrame] = field(default_factory=dict, repr=False)
 
     def draw(self, axes: "Axes | Sequence[Axes] | Any") -> None:
-        """Draw to given axes, as many as there are panels."""
-        given = list(axes.flat) if hasattr(axes, "flat") else axes
-        listed = list(given) if isinstance(given, Sequence) else [given]
-        if len(listed) < self.panels:
-            raise SpecError(f"{self.panels} panel(s) are to be drawn, but {len(listed)} axes given")
-        self.paint(listed[: self.panels])
-        for unused in listed[self.panels :]:
+        """Draw on existing axes, at least as many as there are panels."""
+        flat = list(axes.flat) if hasattr(axes, "flat") else axes
+        every = list(flat) if isinstance(flat, Sequence) else [flat]
+        if len(every) < self.panels:
+            raise SpecError(f"the finding has {self.panels} panel(s), but got {len(every)} axes")
+        self.plot(every[: self.panels])
+        for unused in every[self.panels :]:
             unused.set_axis_off()
 
     def figure(self) -> "Figure":
-        """The picture."""
+        """A new figure with all panels."""
         from matplotlib.figure import Figure
 
-        # Of three or four side by side, what leaves fewer places empty.
+        # Rows of three or four panels, whichever leaves fewer cells empty.
         columns = min(self.panels, min(PANEL_COLUMNS, key=lambda across: -self.panels % across))
         rows = -(-self.panels // columns)
-        made = Figure(
+        figure = Figure(
             (PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows), dpi=120, layout="constrained"
         )
-        self.draw(made.subplots(rows, columns, squeeze=False))
-        return made
+        self.draw(figure.subplots(rows, columns, squeeze=False))
+        return figure
 
     def save(self, out: str | Path) -> tuple[Path, ...]:
-        """Write the picture, and beside it the numbers as CSV; the picture's path comes first."""
+        """Write the figure and the numbers as CSV beside it; return all paths, the figure first."""
         path = prepare_figure_path(out)
         tables = {path.with_suffix(".csv"): self.data}
         tables |= {
@@ -87,11 +99,11 @@ class Finding:
         }
         try:
             with warnings.catch_warnings():
-                # A name in letters that the font lacks is drawn as boxes.
+                # Names may have letters that the font lacks; they are drawn as boxes.
                 warnings.filterwarnings("ignore", message="Glyph")
                 self.figure().savefig(path)
-            for place, table in tables.items():
-                table.to_csv(place, index=False)
+            for table_path, table in tables.items():
+                table.to_csv(table_path, index=False)
         except OSError as error:
             raise _unwritable(path, error) from None
         return path, *tables
@@ -99,28 +111,34 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """A way to look; overrides `look`, or `read` or `study` where it `takes` records or a store."""
+    """A diagnostic; subclasses override the method for what they take.
+
+    `takes` is "runs" (`diagnose_runs`), "records" (`diagnose_records`) or "store"
+    (`diagnose_store`).
+    """
 
     takes: ClassVar[Literal["runs", "records", "store"]] = "runs"
 
     def diagnose_runs(self, runs: Sequence[FinishedRun]) -> Finding:
-        """Look at one run, or at several where that makes sense."""
-        raise NotImplementedError(f"{type(self).__name__} does not look at runs")
+        """Examine one run, or several if the diagnostic supports that."""
+        raise NotImplementedError(f"{type(self).__name__} does not take runs")
 
-    def read(self, records: Sequence[Record]) -> Finding:
-        """Read the records of a store."""
-        raise NotImplementedError(f"{type(self).__name__} does not read records")
+    def diagnose_records(self, records: Sequence[Record]) -> Finding:
+        """Examine the records of a store."""
+        raise NotImplementedError(f"{type(self).__name__} does not take records")
 
     def diagnose_store(self, records: Sequence[Record], reopen: "Reopen") -> Finding:
-        """Read the records of a store, and bring some of its runs back, one at a time."""
-        raise NotImplementedError(f"{type(self).__name__} does not study a store")
+        """Examine the records of a store, and some of its runs, reopened one at a time."""
+        raise NotImplementedError(f"{type(self).__name__} does not take a store")
 
 
 def prepare_figure_path(out: str | Path) -> Path:
-    """The path of a picture that can be written, as far as is known before there is one."""
+    """Check the path of a figure and create its folder."""
     path = Path(out)
     if path.suffix[1:] not in FIGURE_FORMATS:
-        raise SpecError(f"{path}: a picture is one of {', '.join(FIGURE_FORMATS)}; name it fig.png")
+        raise SpecError(
+            f"{path}: the format must be one of {', '.join(FIGURE_FORMATS)}; name it fig.png"
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -133,33 +151,33 @@ def _unwritable(path: Path, error: OSError) -> SpecError:
 
 
 def single_run(runs: Sequence[FinishedRun], name: str) -> FinishedRun:
-    """The one run that a diagnostic looks at."""
+    """The only run; an error if there are several."""
     if len(runs) != 1:
-        raise SpecError(f"{name} looks at one run, not at {len(runs)}")
+        raise SpecError(f"{name} takes one run, not {len(runs)}")
     return runs[0]
 
 
 def choose_domains(finished: FinishedRun, wanted: Sequence[str], limit: int) -> list[str]:
-    """The domains to show: those that are asked for, if they are there, or at most so many."""
+    """The wanted domains, or by default at most `limit` of all."""
     for name in wanted:
         if name not in finished.domains:
-            known = registry.hint(name, list(finished.domains))
-            raise SpecError(f"{finished.record.run.dataset} has no domain {name!r}; {known}")
+            hint = registry.hint(name, list(finished.domains))
+            raise SpecError(f"{finished.record.run.dataset} has no domain {name!r}; {hint}")
     return list(dict.fromkeys(wanted)) or finished.shown(limit)
 
 
 def trained_learner(finished: FinishedRun) -> Learner:
-    """The model with the method's further networks as they were at the end."""
+    """The trained model together with the other networks of its method."""
     if not finished.whole:
         raise DataError(
-            f"{finished.record.run.key}: the weights of its further networks were not kept, by an "
-            "earlier version; remove its folder and run it again"
+            f"{finished.record.run.key}: an earlier version did not keep the weights of its other "
+            "networks; remove its folder and run it again"
         )
     return finished.trained
 
 
 def check_unmasked(finished: FinishedRun, name: str) -> None:
-    """Refuse runs whose network is not trained by itself."""
+    """Raise an error for networks that are trained together with masks."""
     if isinstance(finished.model, MaskedNetwork):
         method = finished.record.run.method
-        raise SpecError(f"{name} trains a network by itself; {method} trains masks with it")
+        raise SpecError(f"{name} trains a network without masks; {method} needs its masks")

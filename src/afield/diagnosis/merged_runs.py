@@ -1,4 +1,4 @@
-"""What the diagnostics of merged runs share: whether a run is one, and what its experts changed."""
+"""Shared by the diagnostics of merged runs: checks, and the deltas of the experts."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,48 +15,47 @@ __all__ = ["changed_matrices", "check_matrices", "check_merged", "matrix_deltas"
 
 
 def check_merged(finished: FinishedRun, name: str, *, experts: int = 1) -> None:
-    """Refuse runs that are not merged, or of fewer experts."""
+    """Raise an error unless the run is merged from at least this number of experts."""
     method = finished.record.run.method
     if not finished.experts:
         raise SpecError(
-            f"{name} looks at merged runs, as `afield bench DATA --merges score` makes them; this "
-            f"is one of {method}"
+            f"{name} takes merged runs, as made by `afield bench DATA --merges score`; this is a "
+            f"run of {method}"
         )
     if len(finished.experts) < experts:
         raise SpecError(
-            f"{name} compares experts, and {method} has {len(finished.experts)}; look at a "
-            "merge of "
-            "the same store"
+            f"{name} compares experts, and {method} has {len(finished.experts)}; choose a merge "
+            "of the same store"
         )
 
 
 def changed_matrices(finished: FinishedRun) -> list[str]:
-    """The tensors that a merge of matrices merges, and that some expert has changed.
+    """Names of the matrices that merges act on and that some expert changed.
 
-    In the order of the network: files have theirs by name.
+    They are in the order of the network; files are sorted by name.
     """
-    order = {name: place for place, name in enumerate(finished.model.state_dict())}
-    found = [
+    order = {name: index for index, name in enumerate(finished.model.state_dict())}
+    names = [
         name
         for name, value in finished.base.items()
         if tensor_action("matrix", name, TensorSpec(value.dtype, tuple(value.shape))) == MERGED
         and any(not torch.equal(expert[name], value) for expert in finished.experts.values())
     ]
-    if not found:
-        raise SpecError("no expert has changed a matrix: there is nothing to compare")
-    return sorted(found, key=lambda name: order.get(name, len(order)))
+    if not names:
+        raise SpecError("no expert changed a matrix, so there is nothing to compare")
+    return sorted(names, key=lambda name: order.get(name, len(order)))
 
 
 def check_matrices(names: Sequence[str], wanted: Sequence[str], where: str) -> None:
-    """Refuse names that are not among those of the changed matrices."""
+    """Raise an error for wanted names that are not among the changed matrices."""
     for name in wanted:
         if name not in names:
-            known = registry.hint(name, list(names))
-            raise SpecError(f"{where}: no changed matrix is called {name!r}; {known}")
+            hint = registry.hint(name, list(names))
+            raise SpecError(f"{where}: no changed matrix is called {name!r}; {hint}")
 
 
 def matrix_deltas(finished: FinishedRun, names: Sequence[str]) -> Iterator[Tensor]:
-    """What each expert changed in each of these matrices, [experts, m, n], in float32 at least."""
+    """The deltas of all experts for each matrix, [experts, m, n], at least in float32."""
     for name in names:
         base = finished.base[name]
         precise = base if base.dtype == torch.float64 else base.float()

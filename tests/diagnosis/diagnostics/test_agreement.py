@@ -43,7 +43,7 @@ def test_sources_are_told_from_unseen_domains(subject):
     ]
     assert not unseen["seen"].any()
     assert finding.data.drop(unseen.index)["seen"].all()
-    assert "between a source and an unseen domain" in finding.told
+    assert "between a source and an unseen domain" in finding.summary
 
 
 def test_the_start_of_a_run_is_another_place_than_its_end(subject):

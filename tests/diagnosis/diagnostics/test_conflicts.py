@@ -108,8 +108,8 @@ def test_a_run_of_score_is_looked_at_with_its_own_settings(given):
     expected = Conflicts(tau=0.7, divide_by_domains=False, center="zero").diagnose_runs([given])
     finding = Conflicts().diagnose_runs([own])
     pd.testing.assert_frame_equal(finding.data, expected.data)
-    assert finding.told.startswith("SCORE within 0.7 σ of 0 keeps ")
-    assert "within 1 σ of the mean" in Conflicts(tau=1, center="mean").diagnose_runs([own]).told
+    assert finding.summary.startswith("SCORE within 0.7 σ of 0 keeps ")
+    assert "within 1 σ of the mean" in Conflicts(tau=1, center="mean").diagnose_runs([own]).summary
 
 
 def drawn(finding):
@@ -128,7 +128,7 @@ def test_pictures_are_of_the_largest_matrix_and_of_the_worst_of_the_others(subje
     finding = Conflicts().diagnose_runs([given])
     titles = list(drawn(finding))
     assert [title for title in titles if title.endswith("Σ|M|")] == ["w: Σ|M|", "alike: Σ|M|"]
-    assert "most in alike" in finding.told
+    assert "most in alike" in finding.summary
 
 
 def test_a_picture_is_of_the_sums_before_and_after(given):
@@ -146,11 +146,11 @@ def test_unknown_layers_and_other_runs_are_refused(given, subject):
         SpecError, match=r"no changed matrix is called 'smal'; did you mean 'small'"
     ):
         Conflicts(layers=("smal",)).diagnose_runs([given])
-    with pytest.raises(SpecError, match=r"conflicts looks at merged runs, .* this is one of arith"):
+    with pytest.raises(SpecError, match=r"conflicts takes merged runs, .* this is a run of arith"):
         Conflicts().diagnose_runs([subject])
-    with pytest.raises(SpecError, match="8 are too many; at most 7"):
+    with pytest.raises(SpecError, match="8 layers, but at most 7 fit"):
         Conflicts(layers=tuple("abcdefgh"))
-    with pytest.raises(SpecError, match=r"conflicts.tau=-1: must not be below 0"):
+    with pytest.raises(SpecError, match=r"conflicts.tau=-1: must be at least 0"):
         Conflicts(tau=-1)
 
 

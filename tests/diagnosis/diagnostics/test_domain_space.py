@@ -135,17 +135,29 @@ def lying(subject: FinishedRun, means: dict[str, tuple[float, float]]) -> Finish
 @pytest.mark.parametrize(
     ("place", "told"),
     [
-        ((1.0, 1.0), "lies between turn0 and turn10, at 0.25 of the way and 0.25 of it beside"),
-        ((3.0, -1.0), "lies between turn10 and turn0, at 0.25 of the way and 0.25 of it beside"),
-        ((1.0, 7.0), "lies not between turn0 and turn10, at 0.25 of the way and 1.75 of it beside"),
+        (
+            (1.0, 1.0),
+            "lies between turn0 and turn10, at 0.25 of the way and 0.25 of it from the line",
+        ),
+        (
+            (3.0, -1.0),
+            "lies between turn10 and turn0, at 0.25 of the way and 0.25 of it from the line",
+        ),
+        (
+            (1.0, 7.0),
+            "lies not between turn0 and turn10, at 0.25 of the way and 1.75 of it from the line",
+        ),
         ((-2.0, 0.0), "lies not between turn0 and turn10, at -0.50 of the way and 0.00 of it"),
-        ((0.0, 90.0), "lies between turn20 and turn0, at 0.10 of the way and 0.00 of it beside"),
+        (
+            (0.0, 90.0),
+            "lies between turn20 and turn0, at 0.10 of the way and 0.00 of it from the line",
+        ),
     ],
 )
 def test_an_unseen_domain_lies_on_the_line_through_its_two_nearest_sources(folders, place, told):
     means = {"turn0": (0.0, 0.0), "turn10": (4.0, 0.0), "turn20": (0.0, 100.0), "turn30": place}
     finding = DomainSpace(samples=3).diagnose_runs([lying(back(folders["erm"]), means)])
-    assert f"turn30 (unseen) {told}" in finding.told
+    assert f"turn30 (unseen) {told}" in finding.summary
 
 
 def test_the_source_that_is_shown_is_the_nearest_to_the_first_unseen_domain(folders):
@@ -154,15 +166,15 @@ def test_the_source_that_is_shown_is_the_nearest_to_the_first_unseen_domain(fold
         means = {name: (10.0 * i, 0.0) for i, name in enumerate(subject.record.run.sources)}
         x = means[nearest][0]
         finding = DomainSpace().diagnose_runs([lying(subject, means | {"turn30": (x, 1.0)})])
-        assert finding.figure().axes[1].get_title() == f"{nearest} (nothing moves)"
+        assert finding.figure().axes[1].get_title() == f"{nearest} (no perturbations)"
     chosen = DomainSpace(moved="turn0").diagnose_runs(
         [lying(subject, means | {"turn30": (x, 1.0)})]
     )
-    assert chosen.figure().axes[1].get_title() == "turn0 (nothing moves)"
+    assert chosen.figure().axes[1].get_title() == "turn0 (no perturbations)"
 
 
 def test_samples_are_counted_that_are_nearer_to_another_domains_mean(moving):
-    told = DomainSpace(samples=40, moved="turn20").diagnose_runs([moving]).told
+    told = DomainSpace(samples=40, moved="turn20").diagnose_runs([moving]).summary
     g = {name: domain_features(moving, batch(moving, name, 40).x) for name in moving.domains}
     means = {name: points.mean(axis=0) for name, points in g.items()}
 
@@ -177,13 +189,13 @@ def test_samples_are_counted_that_are_nearer_to_another_domains_mean(moving):
     after = elsewhere(domain_features(moving, moved_by_hand(moving, "turn20", 40)))
     assert before != after, "nothing is moved past a mean: the test tells nothing"
     assert (
-        f"of turn20, {100 * before / 40:.0f} % are nearest to another domain's mean, "
-        f"{100 * after / 40:.0f} % when moved"
+        f"{100 * before / 40:.0f} % of the samples of turn20 are nearest to the mean of another "
+        f"domain, {100 * after / 40:.0f} % when perturbed"
     ) in told
 
 
 def test_silhouettes_are_of_domains_and_of_labels_within_a_domain(moving):
-    told = DomainSpace(samples=30).diagnose_runs([moving]).told
+    told = DomainSpace(samples=30).diagnose_runs([moving]).summary
     batches = {name: batch(moving, name, 30) for name in moving.domains}
     g = {name: domain_features(moving, own.x) for name, own in batches.items()}
     origin = np.arange(len(g)).repeat(30)
@@ -220,13 +232,13 @@ def test_features_are_those_of_the_domain_net_or_else_of_the_network(folders, na
     variances = torch.linalg.svdvals(g.double() - g.double().mean(0))[:2] ** 2
     clean = finding.data[~finding.data["moved"]]
     assert (clean[["first", "second"]] ** 2).sum().tolist() == pytest.approx(variances.tolist())
-    assert finding.data["moved"].any() == moves == ("when moved" in finding.told)
+    assert finding.data["moved"].any() == moves == ("when perturbed" in finding.summary)
     assert finding.panels == 3
     finding.figure()
 
 
 def test_a_network_without_features_is_told(folders):
-    told = "domain_space looks at features before a head; dmg has none"
+    told = "domain_space needs features before a head; dmg has none"
     with pytest.raises(SpecError, match=told):
         DomainSpace().diagnose_runs([back(folders["dmg"])])
 
@@ -239,7 +251,7 @@ def test_looking_changes_nothing_and_finds_the_same_again(folders, name):
     assert everything(subject) == before
     assert torch.equal(torch.get_rng_state(), state)
     assert first.data.equals(second.data)
-    assert first.told == second.told
+    assert first.summary == second.summary
     assert DomainSpace(samples=30).diagnose_runs([back(folders[name])]).data.equals(first.data)
 
 
@@ -248,15 +260,15 @@ def test_domains_are_shown_as_they_are_asked_for_and_each_once(moving):
         [moving]
     )
     assert list(dict.fromkeys(finding.data["domain"])) == ["turn30", "turn10"]
-    assert "lies" not in finding.told, "one source is no line"
+    assert "lies" not in finding.summary, "one source is no line"
     labels = [text.get_text() for text in finding.figure().axes[0].get_legend().get_texts()]
     assert labels == [" turn30 (unseen)", " turn10"]
 
 
 def test_one_domain_alone_has_no_neighbours(moving):
     finding = DomainSpace(domains=("turn10",)).diagnose_runs([moving])
-    assert finding.told.startswith("silhouette: ")
-    assert "of domains" not in finding.told
+    assert finding.summary.startswith("silhouette: ")
+    assert "of domains" not in finding.summary
     unseen = DomainSpace(domains=("turn30",)).diagnose_runs([moving])
     assert unseen.panels == 1
     assert not unseen.data["moved"].any()
@@ -267,9 +279,9 @@ def test_one_domain_alone_has_no_neighbours(moving):
     ("settings", "told"),
     [
         ({"domains": "turn31"}, "spirals has no domain 'turn31'; did you mean 'turn30'?"),
-        ({"moved": "turn30"}, "domain_space.moved=turn30: not a source; shown are turn0, "),
-        ({"moved": "turn0", "domains": "turn10,turn30"}, "not a source; shown are turn10"),
-        ({"samples": 2}, "domain_space.samples=2: at least 3 are needed"),
+        ({"moved": "turn30"}, "domain_space.moved=turn30: not a source; choose from turn0, "),
+        ({"moved": "turn0", "domains": "turn10,turn30"}, "not a source; choose from turn10"),
+        ({"samples": 2}, "domain_space.samples=2: must be at least 3"),
     ],
 )
 def test_what_cannot_be_shown_is_told(folders, settings, told):
@@ -280,7 +292,7 @@ def test_what_cannot_be_shown_is_told(folders, settings, told):
 
 
 def test_one_run_is_looked_at(moving):
-    with pytest.raises(SpecError, match="domain_space looks at one run, not at 2"):
+    with pytest.raises(SpecError, match="domain_space takes one run, not 2"):
         DomainSpace().diagnose_runs([moving, moving])
 
 
@@ -296,7 +308,7 @@ def numbers(folder: Path, *, domains: int, each: int, shape: tuple[int, ...] = (
 def test_one_source_has_no_line_and_nothing_to_tell_apart(tmp_path):
     folder = trained(numbers(tmp_path, domains=3, each=20), "crossgrad", target=["d01", "d02"])
     finding = diagnose("domain_space", folder)
-    assert "lies" not in finding.told
+    assert "lies" not in finding.summary
     assert set(finding.data[finding.data["moved"]]["domain"]) == {"d00"}
     # The domain net has one answer, whose gradient is none.
     own = finding.data[finding.data["domain"] == "d00"]
@@ -308,7 +320,7 @@ def test_one_source_has_no_line_and_nothing_to_tell_apart(tmp_path):
 def test_a_run_that_has_seen_every_domain_moves_the_first(tmp_path):
     folder = trained(numbers(tmp_path, domains=3, each=20), "labelgrad")
     finding = diagnose("domain_space", folder)
-    assert "unseen" not in finding.told
+    assert "unseen" not in finding.summary
     assert set(finding.data[finding.data["moved"]]["domain"]) == {"d00"}
 
 
@@ -320,7 +332,7 @@ def test_of_many_domains_some_are_shown_unseen_ones_among_them(tmp_path):
     assert finding.data[~finding.data["seen"]]["domain"].nunique() == MAX_DOMAINS // 3
     asked = diagnose("domain_space", folder, settings={"domains": "d12,d09,d08"})
     assert list(dict.fromkeys(asked.data["domain"])) == ["d12", "d09", "d08"]
-    assert asked.told.count("(unseen) lies") == 1
+    assert asked.summary.count("(unseen) lies") == 1
 
 
 def test_too_few_samples_for_a_map_are_told(tmp_path):
@@ -334,8 +346,8 @@ def test_one_sample_a_domain_has_no_silhouette(tmp_path):
     assert {len(own) for own in back(folder).domains.values()} == {1}
     finding = diagnose("domain_space", folder)
     assert len(finding.data) == 4
-    assert "d03 (unseen) lies" in finding.told
-    assert finding.told.endswith("too few samples for a silhouette")
+    assert "d03 (unseen) lies" in finding.summary
+    assert finding.summary.endswith("too few samples for a silhouette")
 
 
 def test_something_is_told_though_there_are_few_samples_of_one_kind(folders):
@@ -344,7 +356,7 @@ def test_something_is_told_though_there_are_few_samples_of_one_kind(folders):
     alike = replace(own, x=pool_domains({"a": Domain(torch.eye(3)[:, :2], torch.zeros(3))}).x)
     alike = replace(alike, y=torch.zeros(3).long(), domain=torch.zeros(3).long())
     found = replace(subject, domains={"turn10": alike}, model=Classifier(nn.Identity(), 2, 2))
-    assert DomainSpace().diagnose_runs([found]).told
+    assert DomainSpace().diagnose_runs([found]).summary
 
 
 def test_domains_that_are_one_point_have_no_map(tmp_path):
@@ -381,4 +393,4 @@ def test_sounds_have_a_map_too(tmp_path):
                 spoken(path, tone(hertz * factor + 20 * i, seconds=0.3))
     finding = diagnose("domain_space", trained(tmp_path / "own", "crossgrad", target="cid"))
     assert set(finding.data["label"]) == {"no", "yes"}
-    assert "cid (unseen) lies" in finding.told
+    assert "cid (unseen) lies" in finding.summary

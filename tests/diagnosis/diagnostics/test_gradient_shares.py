@@ -49,7 +49,7 @@ def test_every_step_has_one_domain_and_shares_that_sum_to_one(subject):
     assert shares(finding).sum(axis=1).to_numpy() == pytest.approx(1.0)
     turns = finding.data[finding.data["present"]].sort_values("step")["domain"].tolist()
     assert turns == list(subject.record.run.sources) * 5
-    assert "100 % of Adam's first step" in finding.told
+    assert "100 % of Adam's first step" in finding.summary
 
 
 def test_more_momentum_leaves_less_to_the_domain_of_the_step(folder):

@@ -87,12 +87,12 @@ def test_there_is_a_panel_and_a_whole_grid_for_every_domain(finding, subject):
     grid = finding.data[finding.data["mark"] == ""]
     assert (grid.groupby("domain").size() == 16).all()
     assert not finding.data[finding.data["domain"] == "turn30"]["seen"].any()
-    assert "on unseen domains" in finding.told
+    assert "on unseen domains" in finding.summary
 
 
 def test_the_network_is_as_it_was_when_only_its_experts_were_made(subject):
     before = flatten(list(subject.model.parameters()))
-    LossSurface(steps=3)._experts(subject)
+    LossSurface(steps=3)._trained(subject)
     assert torch.equal(flatten(list(subject.model.parameters())), before)
 
 
@@ -129,7 +129,7 @@ def test_three_runs_are_a_plane_of_their_own(tmp_path):
     other = train("spirals", "erm", target="turn30", store=tmp_path, settings={"steps": 20})
     with pytest.raises(SpecError, match="must have the same sources"):
         diagnose("loss_surface", [*folders[:2], tmp_path / other.run.key])
-    with pytest.raises(SpecError, match="one run or at three"):
+    with pytest.raises(SpecError, match="takes one run or three"):
         diagnose("loss_surface", folders[:2])
 
 

@@ -68,9 +68,9 @@ def test_accuracies_are_those_of_each_domains_masks(masked):
 
 
 def test_it_says_what_masks_share_and_whom_they_serve(masked):
-    told = Masks().diagnose_runs([masked]).told
-    assert told.startswith("of 128 masked channels all sources keep ")
-    assert "; on a source its own masks are " in told
+    told = Masks().diagnose_runs([masked]).summary
+    assert told.startswith("of 128 masked channels, ")
+    assert "% with its own masks" in told
 
 
 def test_fewer_samples_can_be_asked_for(masked):
@@ -79,16 +79,16 @@ def test_fewer_samples_can_be_asked_for(masked):
     )
     assert not whole["accuracy"].equals(few["accuracy"])
     assert ((10 * few["accuracy"]).round(6) % 1 == 0).all()
-    with pytest.raises(SpecError, match=r"masks.samples=0: must be above 0"):
+    with pytest.raises(SpecError, match=r"masks.samples=0: must be at least 1"):
         Masks(samples=0)
 
 
 def test_a_run_without_masks_is_refused(subject):
-    with pytest.raises(SpecError, match="masks looks at runs of dmg; this is one of arith"):
+    with pytest.raises(SpecError, match="masks takes runs of dmg; this is a run of arith"):
         Masks().diagnose_runs([subject])
 
 
 @pytest.mark.parametrize("diagnostic", [GradientShares(), LossSurface(points=2, steps=1)], ids=str)
 def test_what_trains_the_network_by_itself_refuses_masks(masked, diagnostic):
-    with pytest.raises(SpecError, match="trains a network by itself; dmg trains masks with it"):
+    with pytest.raises(SpecError, match="trains a network without masks; dmg needs its masks"):
         diagnostic.diagnose_runs([masked])

@@ -99,9 +99,9 @@ def test_it_says_where_it_is_best_on_the_sources_and_what_the_unseen_domain_has_
     data = finding.data
     mean = data[data["seen"]].groupby("scale")["accuracy"].mean().round(9)
     best = min(mean[mean == mean.max()].index, key=lambda scale: abs(scale - 1))
-    assert finding.told.startswith(f"on the sources best at scale {best:g} (")
+    assert finding.summary.startswith(f"best scale on the sources: {best:g} (")
     there = accuracies(finding, best)["turn30"]
-    assert f"turn30 (unseen) there: {100 * there:.1f} %" in finding.told
+    assert f"turn30 (unseen) at this scale: {100 * there:.1f} %" in finding.summary
     labels = finding.figure().axes[0].get_legend_handles_labels()[1]
     assert f" best on the sources: {best:g}" in labels
     assert " turn30 (unseen)" in labels
@@ -118,9 +118,9 @@ def test_fewer_samples_can_be_asked_for(given):
 
 
 def test_other_runs_and_settings_are_refused(subject, folders):
-    with pytest.raises(SpecError, match=r"merge_path looks at merged runs, as `afield bench DATA"):
+    with pytest.raises(SpecError, match=r"merge_path takes merged runs, as made by `afield"):
         MergePath().diagnose_runs([subject])
-    with pytest.raises(SpecError, match="merge_path: base is where its base is"):
+    with pytest.raises(SpecError, match="merge_path: base equals its base"):
         MergePath().diagnose_runs([reopen(folders["base"])])
     for settings in ({"points": 1}, {"furthest": 0.0}, {"samples": 0}):
         with pytest.raises(SpecError, match=f"merge_path.{next(iter(settings))}="):

@@ -66,7 +66,7 @@ def test_identical_experts_share_everything(subject):
     finding = Overlap(energy=0.99).diagnose_runs([merged(subject, delta, 2 * delta, -delta)])
     np.testing.assert_allclose(square(finding), np.ones((3, 3)), atol=1e-12)
     assert finding.extra_tables["angles"]["angle"].max() < 1e-10
-    assert "principal angles in 3 dimensions, in 1 of 1 matrices: 0° on average" in finding.told
+    assert "principal angles in 3 dimensions, in 1 of 1 matrices: 0° on average" in finding.summary
 
 
 def test_orthogonal_experts_share_nothing(subject):
@@ -115,23 +115,23 @@ def test_the_dimension_is_one_that_there_is_and_it_is_told(subject):
     deltas = [torch.randn(9, 20) for _ in range(2)]
     large = [torch.randn(16, 16) for _ in range(2)]
     finding = Overlap(dimension=6).diagnose_runs([merged(subject, *deltas, large=large)])
-    assert "principal angles in 6 dimensions, in 1 of 2 matrices" in finding.told
+    assert "principal angles in 6 dimensions, in 1 of 2 matrices" in finding.summary
     finding = Overlap(dimension=100).diagnose_runs([merged(subject, *deltas)])
     # Half of the rows: beyond it, two subspaces meet in any case.
-    assert "principal angles in 4 dimensions, in 1 of 1 matrices" in finding.told
+    assert "principal angles in 4 dimensions, in 1 of 1 matrices" in finding.summary
     assert len(finding.extra_tables["angles"]) == 4
 
 
 def test_other_runs_and_settings_are_refused(subject):
-    with pytest.raises(SpecError, match=r"overlap looks at merged runs, .* this is one of arith"):
+    with pytest.raises(SpecError, match=r"overlap takes merged runs, .* this is a run of arith"):
         Overlap().diagnose_runs([subject])
     with pytest.raises(SpecError, match="overlap compares experts, and arith has 1"):
         Overlap().diagnose_runs([merged(subject, torch.ones(4, 4))])
-    with pytest.raises(SpecError, match="no expert has changed a matrix"):
+    with pytest.raises(SpecError, match="no expert changed a matrix"):
         Overlap().diagnose_runs([merged(subject, torch.zeros(4, 4), torch.zeros(4, 4))])
     with pytest.raises(SpecError, match=r"overlap.energy=1.0: must be between 0 and 1"):
         Overlap(energy=1.0)
-    with pytest.raises(SpecError, match=r"overlap.dimension=0: must be above 0"):
+    with pytest.raises(SpecError, match=r"overlap.dimension=0: must be at least 1"):
         Overlap(dimension=0)
 
 

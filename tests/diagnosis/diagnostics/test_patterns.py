@@ -65,12 +65,10 @@ def test_samples_are_called_as_in_the_data(subject, finding):
 def test_unseen_domains_are_told_from_those_that_were_trained_on(subject, finding):
     for frame in (finding.data, finding.extra_tables["samples"]):
         assert set(frame[~frame["seen"]]["domain"]) == {"turn30"}
-    step, first, second, _ = finding.told.splitlines()
+    step, first, second, _ = finding.summary.splitlines()
     assert step == f"the weights of step {subject.step}:"
-    assert first.startswith("of the samples it was trained on, the hardest quarter of turn")
-    assert second.startswith(
-        "of unseen domains, the hardest quarter of turn30 is worst: 15 samples"
-    )
+    assert first.startswith("training samples: the hardest quarter of turn")
+    assert second.startswith("unseen domains: the hardest quarter of turn30 is worst: 15 samples")
 
 
 @pytest.mark.slow
@@ -152,7 +150,7 @@ def test_only_some_samples_are_on_the_maps_and_the_same_on_both(finding):
 
 def test_looking_twice_finds_the_same(folder):
     first, second = (diagnose("patterns", folder, settings=QUICK) for _ in range(2))
-    assert first.told == second.told
+    assert first.summary == second.summary
     assert all(
         first.extra_tables[name].equals(second.extra_tables[name]) for name in first.extra_tables
     )
@@ -161,7 +159,7 @@ def test_looking_twice_finds_the_same(folder):
 def test_with_too_few_samples_for_the_clusters_all_but_the_comparison_is_there(subject):
     finding = Patterns(clusters=200, within="domain_class", history=False).diagnose_runs([subject])
     told = "no domain and class has 400 samples for 200 clusters; use --set clusters or within"
-    assert finding.told.splitlines()[-1] == f"views are not compared: {told}"
+    assert finding.summary.splitlines()[-1] == f"views are not compared: {told}"
     assert "cct" not in finding.extra_tables
     assert finding.panels == 2
     assert len(finding.data)
@@ -191,7 +189,7 @@ def test_all_of_many_domains_are_looked_at_but_few_have_a_sheet(tmp_path):
     finding = diagnose("patterns", store / record.run.key, settings={"history": False, "count": 2})
     assert finding.data["domain"].nunique() == 12
     # Of eight samples each, which are few, but all are alike in that.
-    assert "half of site07 is worst: 8 samples, 0.0 % right" in finding.told
+    assert "half of site07 is worst: 8 samples, accuracy 0.0 %" in finding.summary
     assert finding.panels == 3 + 6
 
 
@@ -229,12 +227,12 @@ def own_folder(tmp_path_factory):
 @pytest.mark.slow
 def test_it_tells_people_what_is_hard_in_their_own_folder(own_folder, tmp_path):
     finding = diagnose("patterns", own_folder, settings={"clusters": 3, "samples": 30})
-    unseen = finding.told.splitlines()[2]
+    unseen = finding.summary.splitlines()[2]
     # Counted by hand: 30 of the 39 pictures of the main part are looked at.
     samples = finding.extra_tables["samples"]
     worst = samples[(samples["domain"] == "$west_") & (samples["category"] == 4)]
     assert not worst["right"].any()
-    assert f"hardest quarter of $west_ is worst: {len(worst)} samples, 0.0 % right" in unseen
+    assert f"hardest quarter of $west_ is worst: {len(worst)} samples, accuracy 0.0 %" in unseen
     assert "taken for" in unseen
     names = samples[samples["domain"] == "$west_"]["sample"]
     assert names.str.match(r"\$west_/(ill|well)/\d+\.png").all()

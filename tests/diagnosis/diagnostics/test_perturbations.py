@@ -126,13 +126,13 @@ def test_what_is_told_are_the_means_over_all_samples(folders):
     right, then = ((data["label"] == data[c]).sum() / 0.9 for c in ("answer", "answer moved"))
     own, away = (data[c].sum() / 0.9 for c in ("domain right", "domain right moved"))
     assert len(data) == 90
-    assert finding.told == (
+    assert finding.summary == (
         f"inputs are moved by {data['mean shift'].sum() / 90:.2g} on average; "
-        f"labels are told right {right:.1f} % of the time, {then:.1f} % when moved; "
-        f"domains {own:.1f} %, and {away:.1f} %"
+        f"label accuracy {right:.1f} %, {then:.1f} % when perturbed; "
+        f"domain accuracy {own:.1f} %, {away:.1f} % when perturbed"
     )
-    alone = Perturbations().diagnose_runs([back(folders["labelgrad"])]).told
-    assert "domains" not in alone
+    alone = Perturbations().diagnose_runs([back(folders["labelgrad"])]).summary
+    assert "domain accuracy" not in alone
 
 
 def test_samples_are_called_by_their_names(folders, pictures):
@@ -160,7 +160,7 @@ def test_looking_changes_nothing_and_finds_the_same_again(folders, name):
 
 @pytest.mark.parametrize("name", ["erm", "dann"])
 def test_a_method_that_moves_nothing_is_told(folders, name):
-    told = f"perturbations looks at runs of crossgrad or labelgrad; {name} moves no inputs"
+    told = f"perturbations takes runs of crossgrad or labelgrad; {name} does not perturb inputs"
     with pytest.raises(SpecError, match=told):
         diagnose("perturbations", folders[name])
 
@@ -168,9 +168,9 @@ def test_a_method_that_moves_nothing_is_told(folders, name):
 @pytest.mark.parametrize("settings", [{"strips": 0}, {"samples": 0}, {"samples": -3}], ids=str)
 def test_settings_that_cannot_be_are_told(folders, settings):
     ((name, value),) = settings.items()
-    with pytest.raises(SpecError, match=f"perturbations.{name}={value}: must be above 0"):
+    with pytest.raises(SpecError, match=f"perturbations.{name}={value}: must be at least 1"):
         diagnose("perturbations", folders["crossgrad"], settings=settings)
-    with pytest.raises(SpecError, match="perturbations looks at one run, not at 2"):
+    with pytest.raises(SpecError, match="perturbations takes one run, not 2"):
         diagnose("perturbations", [folders["crossgrad"]] * 2)
 
 
@@ -187,7 +187,7 @@ def test_arrays_are_drawn_as_lines_before_and_after(folders):
         assert before == pytest.approx(own.x[0].numpy())
         assert after == pytest.approx(away.numpy(), rel=1e-4)
         most = float((away - own.x[0]).abs().max())
-        assert axes.get_title() == f"{source}: input, moved, difference\n(±{most:.2g})"
+        assert axes.get_title() == f"{source}: input, perturbed, difference\n(±{most:.2g})"
 
 
 def test_pictures_stand_beside_their_moved_versions_a_row_for_each(pictures, tmp_path):
@@ -198,7 +198,7 @@ def test_pictures_stand_beside_their_moved_versions_a_row_for_each(pictures, tmp
         assert image.get_array().shape == (2 * 16, 3 * 16 + 2, 3)
         # Between two pictures there is white.
         assert (image.get_array()[:, 16] == to_rgba("white")[:3]).all()
-        assert axes.get_title().startswith(f"{domain}: input, moved, difference\n(±")
+        assert axes.get_title().startswith(f"{domain}: input, perturbed, difference\n(±")
         assert axes.get_title().count("±") == 2
     finding.save(tmp_path / "fig.png")
 

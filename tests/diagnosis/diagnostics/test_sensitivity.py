@@ -35,8 +35,8 @@ def test_every_value_has_the_number_of_the_table(store):
 def test_the_best_and_the_worst_value_are_told(store):
     finding = diagnose("sensitivity", store, settings={"of": "steps_per_domain"})
     own = finding.data[finding.data["method"] == "arith"].sort_values("accuracy")
-    assert f"arith: best at steps_per_domain={own['value'].iloc[-1]:g}" in finding.told
-    assert "erm" not in finding.told
+    assert f"arith: best at steps_per_domain={own['value'].iloc[-1]:g}" in finding.summary
+    assert "erm" not in finding.summary
 
 
 def test_another_rule_is_another_reading(store):
@@ -49,7 +49,7 @@ def test_another_rule_is_another_reading(store):
 
 def test_it_asks_which_setting_where_several_or_none_vary(store, tmp_path):
     bench("spirals", ["erm"], store=tmp_path, trials=1, settings={"steps": 5})
-    with pytest.raises(SpecError, match="every setting has one value in this store"):
+    with pytest.raises(SpecError, match="every setting has only one value in this store"):
         diagnose("sensitivity", tmp_path)
     bench("spirals", ["erm"], store=tmp_path, trials=1, settings={"steps": 6, "lr": 0.01})
     with pytest.raises(SpecError, match="lr, steps; choose with of=NAME"):
@@ -76,7 +76,7 @@ def test_words_and_values_that_are_left_open_are_values_too(tmp_path):
         bench("spirals", ["arith"], store=tmp_path, trials=1, settings=chosen)
     finding = diagnose("sensitivity", tmp_path, settings={"of": "outer"})
     assert {"plain", "raw", "divided"} == set(finding.data["value"])
-    assert "best at outer=" in finding.told
+    assert "best at outer=" in finding.summary
 
 
 def test_a_value_whose_runs_are_not_all_there_is_left_out(store, tmp_path):
@@ -90,7 +90,7 @@ def test_a_value_whose_runs_are_not_all_there_is_left_out(store, tmp_path):
     finding = diagnose("sensitivity", place, settings={"of": "steps_per_domain"})
     own = finding.data[finding.data["method"] == "arith"]
     assert own["value"].tolist() == [1]
-    assert "nan" not in finding.told
+    assert "nan" not in finding.summary
 
 
 def test_the_accuracy_on_the_sources_stands_beside_it(store):
@@ -155,7 +155,7 @@ def test_the_number_of_domains_is_a_setting_like_others(of_domains, name, most, 
         assert row.accuracy == expected.loc[f"erm domains={row.value}", "accuracy"]
         assert row.stderr == expected.loc[f"erm domains={row.value}", "stderr"]
         assert row.trials == 2
-    assert first.told.startswith("erm: best at domains=")
+    assert first.summary.startswith("erm: best at domains=")
     first.figure()
 
 
@@ -167,7 +167,7 @@ def test_by_default_the_rule_is_the_one_that_knows_nothing_of_the_tested_domains
     )
     assert usual.equals(named)
     assert not usual.equals(oracle)
-    with pytest.raises(SpecError, match="do not suffice for the rule sources"):
+    with pytest.raises(SpecError, match="the rule sources needs more records"):
         diagnose("sensitivity", store, settings={"rule": "sources"})
 
 

@@ -1,9 +1,10 @@
-"""Do the domains pull the same way? Cosines between the gradients of their losses.
+"""Do the domains agree? Cosines between the gradients of their losses.
 
     cosine(a, b) = ∇L_a · ∇L_b / (|∇L_a| |∇L_b|)   at the deployed weights
 
-On the diagonal stands the cosine between two halves of a domain's own samples: about what so many
-samples allow. Gradient matching (Fish, Arith) is meant to raise the other entries.
+The diagonal shows the cosine between two halves of a domain's own samples, which is about the
+highest that this number of samples allows. Gradient matching (Fish, Arith) is meant to raise the
+other entries.
 """
 
 from collections.abc import Sequence
@@ -29,71 +30,71 @@ if TYPE_CHECKING:
 __all__ = ["Agreement"]
 
 CHUNK = 64
-# Domains that are shown: each has two gradients in memory.
+# Domains shown: each keeps two gradients in memory.
 MAX_DOMAINS = 12
 
 
 @dataclass(frozen=True)
 class Agreement(Diagnostic):
-    """Cosines of gradients, of so many `samples` of each domain; `at` the run's end or start."""
+    """Cosines of gradients from `samples` of each domain, `at` the end or the start of the run."""
 
     samples: Annotated[int, LogUniform(16, 4096)] = 256
     at: Annotated[Literal["end", "start"], Variant(("end", "start"))] = "end"
 
     def __post_init__(self) -> None:
         if self.samples < 2:
-            raise SpecError(f"samples={self.samples}: at least 2 are needed, one for each half")
+            raise SpecError(f"agreement.samples={self.samples}: must be at least 2, one per half")
 
-    def diagnose_runs(self, subjects: Sequence[FinishedRun]) -> Finding:
-        """Two gradients of each domain, of one half of its samples each."""
-        subject = single_run(subjects, "agreement")
-        model = subject.model if self.at == "end" else subject.learner.model.eval()
-        names = subject.shown(MAX_DOMAINS)
+    def diagnose_runs(self, runs: Sequence[FinishedRun]) -> Finding:
+        """Compute two gradients per domain, one for each half of its samples."""
+        finished = single_run(runs, "agreement")
+        model = finished.model if self.at == "end" else finished.learner.model.eval()
+        names = finished.shown(MAX_DOMAINS)
         halves = {}
         for name in track(names, "gradients", len(names)):
-            both = subject.sample_indices(name, self.samples).tensor_split(2)
-            halves[name] = [_gradient(model, subject.domains[name], index) for index in both]
-        seen = set(subject.record.run.sources)
+            both = finished.sample_indices(name, self.samples).tensor_split(2)
+            halves[name] = [_gradient(model, finished.domains[name], index) for index in both]
+        seen = set(finished.record.run.sources)
         rows = [
-            (a, b, _cosine(halves[a], halves[b], own=a == b), a in seen and b in seen)
+            (a, b, _cosine(halves[a], halves[b], same=a == b), a in seen and b in seen)
             for a in names
             for b in names
         ]
         data = pd.DataFrame(rows, columns=["first", "second", "cosine", "seen"])
-        return Finding(data, _told(data, seen), lambda axes: _paint(axes[0], data, names, seen))
+        return Finding(data, _summarize(data, seen), lambda axes: _plot(axes[0], data, names, seen))
 
 
 def _gradient(model: nn.Module, samples: Samples, index: Tensor) -> Tensor:
-    """The gradient of the mean loss, as a vector of length one."""
+    """The gradient of the mean loss as a unit vector."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     total = torch.zeros_like(flatten(parameters))
-    for part in index.split(CHUNK):
-        batch = samples.batch(part.to(samples.y.device))
+    for chunk in index.split(CHUNK):
+        batch = samples.batch(chunk.to(samples.y.device))
         loss = F.cross_entropy(model(batch.x), batch.y, reduction="sum")
         total += flatten(torch.autograd.grad(loss, parameters, materialize_grads=True))
     return F.normalize(total, dim=0)
 
 
-def _cosine(first: list[Tensor], second: list[Tensor], *, own: bool) -> float:
-    """Between halves of one domain, or the mean over the halves of two."""
-    if own:
+def _cosine(first: list[Tensor], second: list[Tensor], *, same: bool) -> float:
+    """Cosine between the halves of the `same` domain, or the mean over the halves of two."""
+    if same:
         return float(first[0] @ first[1])
     return float(torch.stack([a @ b for a in first for b in second]).mean())
 
 
-def _told(data: pd.DataFrame, seen: set[str]) -> str:
+def _summarize(data: pd.DataFrame, seen: set[str]) -> str:
     other = data[data["first"] != data["second"]]
     unseen = other[other["first"].isin(seen) & ~other["second"].isin(seen)]
-    own = data[data["first"] == data["second"]]
-    told = f"mean cosine of gradients: {own['cosine'].mean():.2f} within a domain"
+    within = data[data["first"] == data["second"]]
+    summary = f"mean cosine of gradients: {within['cosine'].mean():.2f} within a domain"
     if other["seen"].any():
-        told += f", {other[other['seen']]['cosine'].mean():.2f} between two sources"
+        summary += f", {other[other['seen']]['cosine'].mean():.2f} between two sources"
     if len(unseen):
-        told += f", {unseen['cosine'].mean():.2f} between a source and an unseen domain"
-    return told
+        summary += f", {unseen['cosine'].mean():.2f} between a source and an unseen domain"
+    return summary
 
 
-def _paint(axes: "Axes", data: pd.DataFrame, names: list[str], seen: set[str]) -> None:
+def _plot(axes: "Axes", data: pd.DataFrame, names: list[str], seen: set[str]) -> None:
     square = data.pivot_table(index="first", columns="second", values="cosine").loc[names, names]
     axes.imshow(square.to_numpy(), cmap="RdBu", vmin=-1, vmax=1)
     labels = [name if name in seen else f"{name} (unseen)" for name in names]
@@ -101,7 +102,7 @@ def _paint(axes: "Axes", data: pd.DataFrame, names: list[str], seen: set[str]) -
     axes.set_yticks(range(len(names)), labels, parse_math=False)
     for i, row in enumerate(square.to_numpy()):
         for j, value in enumerate(row):
-            colour = "white" if abs(value) > 0.6 else "black"
-            axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=8)
+            color = "white" if abs(value) > 0.6 else "black"
+            axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=color, fontsize=8)
     axes.set_title("cosine of gradients", fontsize=10)
     axes.set_xlabel("diagonal: two halves of a domain's samples", fontsize=8)

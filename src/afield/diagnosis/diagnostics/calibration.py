@@ -1,16 +1,17 @@
-"""Is a confidence worth its number on an unseen domain? As trained, and with two temperatures.
+"""Are confidences calibrated on an unseen domain? As trained, and with two temperatures.
 
-    afield bench DATA --methods erm --rules all       # --rules all: with the twins
+    afield bench DATA --methods erm --rules all       # --rules all: with runs that leave out two
     afield diagnose calibration runs
 
     none      softmax(logits)
-    sources   softmax(logits / T), T fitted on the probe parts of the sources, by the model itself
-    left out  the same with T fitted on each source's probe part by the twin that left it out too
+    sources   softmax(logits / T), T fitted on the validation splits of the sources
+    left out  the same with T fitted on the validation split of each source, with the logits of the
+              run that leaves out this source as well
 
-For every target, the model that was trained on the others is read on the target's main part:
-expected calibration error (15 bins), and accuracy on the 90 % of the samples that it is surest of.
-No temperature has anything of the target in it. `afield fit` fits the third kind, with one domain
-left out where twins leave out two: it has no target to be kept out of it.
+For every target, the model that was trained on the other domains is evaluated on the target's test
+split: expected calibration error (15 bins), and accuracy on the most confident 90 % of the samples.
+No temperature uses the target. `afield fit` fits the third kind, with runs that leave out one
+domain instead of two: it has no target to exclude.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,8 +51,8 @@ LogitsAndLabels = tuple[Tensor, Tensor]
 
 
 @dataclass
-class _Readings:
-    """Logits and classes: a trial's targets, their sources, and sources that twins left out."""
+class _Outputs:
+    """Logits and labels of a trial by target: of the target, its sources, and left-out sources."""
 
     targets: dict[str, LogitsAndLabels] = field(default_factory=dict)
     sources: dict[str, list[LogitsAndLabels]] = field(default_factory=dict)
@@ -60,39 +61,39 @@ class _Readings:
 
 @dataclass(frozen=True)
 class Calibration(Diagnostic):
-    """Calibration error and coverage on unseen domains, with three temperatures."""
+    """Calibration error and selective accuracy on unseen domains, with three temperatures."""
 
     takes: ClassVar[Literal["runs", "records", "store"]] = "store"
 
-    def diagnose_store(self, records: Sequence[Record], revive: Reopen) -> Finding:
-        """Every recipe and trial of which each target has all its twins."""
+    def diagnose_store(self, records: Sequence[Record], reopen: Reopen) -> Finding:
+        """Examine every method and trial with all runs that leave out one or two domains."""
         trials = _trials(records)
         if not trials:
             raise SpecError(
-                "no target here has all its twins, which leave out another domain as well; "
+                "calibration needs runs that leave out every pair of domains as well; "
                 "`afield bench … --rules all` makes them"
             )
-        needed = sum(len(own) for own in trials.values())
-        revived = iter(track(_revived(trials, revive), "reading", needed))
+        count = sum(len(of_trial) for of_trial in trials.values())
+        reopened = iter(track(_reopen_all(trials, reopen), "runs", count))
         rows: list[tuple[object, ...]] = []
         bins: dict[tuple[str, str], list[tuple[NDArray[np.float64], NDArray[np.bool_]]]] = {}
-        for (method, trial), own in trials.items():
-            readings = _read([next(revived) for _ in own])
-            for target, portion in readings.targets.items():
-                for kind, temperature in _temperatures(readings, target).items():
-                    confidence, hits = _judged(portion, temperature)
+        for (method, trial), of_trial in trials.items():
+            outputs = _collect([next(reopened) for _ in of_trial])
+            for target, target_outputs in outputs.targets.items():
+                for kind, temperature in _temperatures(outputs, target).items():
+                    confidence, hits = _confidences(target_outputs, temperature)
                     bins.setdefault((method, kind), []).append((confidence, hits))
                     numbers = _numbers(confidence, hits)
                     rows.append((method, trial, target, kind, temperature, *numbers))
         data = pd.DataFrame(rows, columns=COLUMNS)
         curves = _curves(bins)
-        paint = partial(_paint, curves=curves, data=data)
-        return Finding(data, _told(data), paint, len(KINDS), {"reliability": curves})
+        plot = partial(_plot, curves=curves, data=data)
+        return Finding(data, _summarize(data), plot, len(KINDS), {"reliability": curves})
 
 
 def _trials(records: Sequence[Record]) -> dict[tuple[str, int], list[Record]]:
-    """The records of each recipe and trial that is whole: each domain, and each pair, left out."""
-    found: dict[tuple[str, int], dict[frozenset[str], Record]] = {}
+    """The records of each complete method and trial: every domain and every pair is left out."""
+    by_unseen: dict[tuple[str, int], dict[frozenset[str], Record]] = {}
     names: dict[str, str] = {}
     common = common_settings(record.run for record in records)
     for record in records:
@@ -101,58 +102,59 @@ def _trials(records: Sequence[Record]) -> dict[tuple[str, int], list[Record]]:
             recipe = replace(run, trial=0).recipe
             draw = f" draw={run.draw}" if run.draw else ""
             names.setdefault(recipe, row_label(run, exclude=common) + draw)
-            found.setdefault((recipe, run.trial), {})[frozenset(record.unseen)] = record
-    whole = {}
-    for (recipe, trial), own in sorted(found.items(), key=lambda item: item[0][1]):
-        domains = next(iter(own.values())).domains
+            by_unseen.setdefault((recipe, run.trial), {})[frozenset(record.unseen)] = record
+    complete = {}
+    for (recipe, trial), of_trial in sorted(by_unseen.items(), key=lambda item: item[0][1]):
+        domains = next(iter(of_trial.values())).domains
         needed = [frozenset((name,)) for name in domains]
         needed += [frozenset(pair) for pair in combinations(domains, 2)]
-        if set(needed) <= own.keys():
-            whole[names[recipe], trial] = [own[each] for each in needed]
-    return whole
+        if set(needed) <= of_trial.keys():
+            complete[names[recipe], trial] = [of_trial[unseen] for unseen in needed]
+    return complete
 
 
-def _revived(
-    trials: Mapping[tuple[str, int], list[Record]], revive: Reopen
+def _reopen_all(
+    trials: Mapping[tuple[str, int], list[Record]], reopen: Reopen
 ) -> Iterator[FinishedRun]:
-    """One after the other: they would not all fit into memory."""
+    """Reopen the runs one at a time: they would not all fit into memory."""
     for records in trials.values():
-        yield from map(revive, records)
+        yield from map(reopen, records)
 
 
-def _read(subjects: Sequence[FinishedRun]) -> _Readings:
-    found = _Readings()
-    for subject in subjects:
-        unseen = subject.record.unseen
+def _collect(runs: Sequence[FinishedRun]) -> _Outputs:
+    outputs = _Outputs()
+    for finished in runs:
+        unseen = finished.record.unseen
         if len(unseen) == 1:
             (target,) = unseen
-            found.targets[target] = _portion(subject, "domains", target)
-            sources = subject.record.run.sources
-            found.sources[target] = [_portion(subject, "probes", name) for name in sources]
+            outputs.targets[target] = _outputs_of(finished, "domains", target)
+            sources = finished.record.run.sources
+            outputs.sources[target] = [_outputs_of(finished, "probes", name) for name in sources]
         else:
             for target, source in (unseen, unseen[::-1]):
-                own = _portion(subject, "probes", source)
-                found.left_out.setdefault(target, []).append(own)
-    return found
+                of_source = _outputs_of(finished, "probes", source)
+                outputs.left_out.setdefault(target, []).append(of_source)
+    return outputs
 
 
-def _portion(
-    subject: FinishedRun, part: Literal["domains", "probes"], name: str
+def _outputs_of(
+    finished: FinishedRun, split: Literal["domains", "probes"], name: str
 ) -> LogitsAndLabels:
-    samples = getattr(subject, part)[name]
-    return subject.logits(samples), samples.y.cpu()
+    samples = getattr(finished, split)[name]
+    return finished.logits(samples), samples.y.cpu()
 
 
-def _temperatures(readings: _Readings, target: str) -> dict[str, float]:
-    seen, unseen = readings.sources[target], readings.left_out[target]
-    values = (1.0, *(fit_temperature(*zip(*own, strict=True)) for own in (seen, unseen)))
+def _temperatures(outputs: _Outputs, target: str) -> dict[str, float]:
+    seen, unseen = outputs.sources[target], outputs.left_out[target]
+    values = (1.0, *(fit_temperature(*zip(*pairs, strict=True)) for pairs in (seen, unseen)))
     return dict(zip(KINDS, values, strict=True))
 
 
-def _judged(
-    portion: LogitsAndLabels, temperature: float
+def _confidences(
+    outputs: LogitsAndLabels, temperature: float
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    logits, y = portion
+    """The confidence of every prediction, and whether the prediction is right."""
+    logits, y = outputs
     best = (logits.double() / temperature).softmax(dim=1).max(dim=1)
     return best.values.numpy(), (best.indices == y).numpy()
 
@@ -165,7 +167,7 @@ def _numbers(confidence: NDArray[np.float64], hits: NDArray[np.bool_]) -> tuple[
 def _curves(
     bins: Mapping[tuple[str, str], list[tuple[NDArray[np.float64], NDArray[np.bool_]]]],
 ) -> pd.DataFrame:
-    """Confidence against accuracy, all targets and trials together."""
+    """Accuracy by confidence, pooled over all targets and trials."""
     rows = [
         (method, kind, *cells)
         for (method, kind), parts in bins.items()
@@ -175,38 +177,39 @@ def _curves(
     return pd.DataFrame(rows, columns=columns)
 
 
-def _told(data: pd.DataFrame) -> str:
+def _summarize(data: pd.DataFrame) -> str:
     means = data.groupby(["method", "temperature of"], sort=False)[
         ["error", "accuracy", "accuracy at 90 %"]
     ].mean()
-    told = []
+    lines = []
     for method in data["method"].unique():
-        own = means.loc[method]
-        errors = ", ".join(f"{kind} {100 * own.loc[kind, 'error']:.1f} %" for kind in KINDS)
-        covered = ", ".join(
-            f"{kind} {100 * own.loc[kind, 'accuracy at 90 %']:.1f} %" for kind in KINDS
+        of_method = means.loc[method]
+        errors, covered = (
+            ", ".join(f"{100 * of_method.loc[kind, column]:.1f} % ({kind})" for kind in KINDS)
+            for column in ("error", "accuracy at 90 %")
         )
-        accuracy = 100 * own.loc["none", "accuracy"]
-        told.append(
+        accuracy = 100 * of_method.loc["none", "accuracy"]
+        lines.append(
             f"{method} on unseen domains: calibration error {errors}; accuracy {accuracy:.1f} %, "
-            f"on the surest 90 % {covered}"
+            f"on the most confident 90 % {covered}"
         )
     trials = data["trial"].nunique()
-    return "; ".join(told) + f" (temperature of: {', '.join(KINDS)}; {trials} trial(s))"
+    fitted = f"in parentheses: what the temperature was fitted on; {trials} trial"
+    return "\n".join([*lines, fitted + "s" * (trials > 1)])
 
 
-def _paint(axes: Sequence["Axes"], *, curves: pd.DataFrame, data: pd.DataFrame) -> None:
-    for each, kind in zip(axes, KINDS, strict=True):
-        each.plot([0, 1], [0, 1], color="grey", linewidth=1, linestyle="--")
-        for method, own in curves[curves["temperature of"] == kind].groupby("method", sort=False):
-            sizes = 10 + 120 * own["samples"] / own["samples"].max()
-            each.plot(own["confidence"], own["accuracy"], label=f" {method}")
-            each.scatter(own["confidence"], own["accuracy"], s=sizes)
+def _plot(axes: Sequence["Axes"], *, curves: pd.DataFrame, data: pd.DataFrame) -> None:
+    for panel, kind in zip(axes, KINDS, strict=True):
+        panel.plot([0, 1], [0, 1], color="gray", linewidth=1, linestyle="--")
+        for method, rows in curves[curves["temperature of"] == kind].groupby("method", sort=False):
+            sizes = 10 + 120 * rows["samples"] / rows["samples"].max()
+            panel.plot(rows["confidence"], rows["accuracy"], label=f" {method}")
+            panel.scatter(rows["confidence"], rows["accuracy"], s=sizes)
         error = 100 * data[data["temperature of"] == kind]["error"].mean()
-        each.set_title(f"temperature of: {kind} (error {error:.1f} %)", fontsize=10)
-        each.set_xlabel("confidence")
-        each.set_ylabel("accuracy on unseen domains")
-        each.set_xlim(0, 1.02)
-        each.set_ylim(0, 1.02)
-        for text in each.legend(fontsize=8).get_texts():
+        panel.set_title(f"temperature fitted on: {kind} (error {error:.1f} %)", fontsize=10)
+        panel.set_xlabel("confidence")
+        panel.set_ylabel("accuracy on unseen domains")
+        panel.set_xlim(0, 1.02)
+        panel.set_ylim(0, 1.02)
+        for text in panel.legend(fontsize=8).get_texts():
             text.set_parse_math(False)

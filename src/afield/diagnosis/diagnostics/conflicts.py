@@ -1,17 +1,17 @@
-"""What does SCORE keep? The kept part of every matrix, and Fig. 3 of its paper (Chaves et al.).
+"""What does SCORE keep? The kept share of every matrix, and Fig. 3 of its paper (Chaves et al.).
 
-    M_d = U⊥ᵀ Δ_d V⊥ what expert d changed, in the basis all share
-    kept             of the entries beside the diagonals of all M_d, the share within the threshold
-    energy kept      of the squares of these entries
-    on diagonal      of the squares of all entries, those on which the experts agree
-    conflict         of the squares of all entries, those that the trim takes away
+    M_d = U⊥ᵀ Δ_d V⊥ the delta of expert d in the shared basis
+    kept             share of the off-diagonal entries of all M_d that are within the threshold
+    energy kept      share of the sum of squares of these entries
+    on diagonal      share of the sum of squares of all entries that is on the diagonal, where the
+                     experts agree
+    conflict         share of the sum of squares of all entries that the trim removes
 
-The picture is of Σ_d |M_d| before and after the trim, with one logarithmic scale of colours.
-Looks at the experts of any merged run, as SCORE would merge them with these settings (one of score:
-as it did, but for those that are given here).
+The figure shows Σ_d |M_d| before and after the trim, on one logarithmic color scale. It examines
+the experts of any merged run as SCORE would merge them with these settings. For a run of score,
+settings that are not given here are those of the run.
 
-Fig. 3 shows the sum itself, before the trim: there, what experts want in opposite directions is not
-seen.
+Fig. 3 shows the sum itself before the trim, where opposite changes of experts cancel out.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,35 +41,35 @@ if TYPE_CHECKING:
 
 __all__ = ["Conflicts"]
 
-# Layers that are shown at most, and those that have their names at the bars.
+# The most layers with a figure, and the most layers whose bars have labels.
 MAX_LAYERS_SHOWN, MAX_LAYERS_NAMED = 7, 14
-# Experts that have their names at the pictures, letters of these in a line, and of a layer's name.
+# The most experts with labels, and the most characters of their labels and of a layer's name.
 MAX_EXPERTS_NAMED, LABEL_LINE_LENGTH, LAYER_NAME_LENGTH = 6, 24, 28
-# Colours go over so many orders of magnitude.
+# Orders of magnitude that the color scale covers.
 DECADES = 3
-COUNTS = ("entries", "kept entries", "diagonal", "beside", "kept beside")
+COUNTS = ("entries", "kept entries", "diagonal", "off diagonal", "kept off diagonal")
 
 
 class _Trim(NamedTuple):
-    """Which entries are trimmed: further than so many standard deviations from where."""
+    """The trim removes entries further than `width` standard deviations from the center."""
 
     width: float
     center: Center
-    told: str
+    description: str
 
 
-class _Picture(NamedTuple):
+class _Heatmaps(NamedTuple):
     """One matrix in the shared basis, before and after the trim."""
 
     layer: str
     before: Tensor
     after: Tensor
-    blocks: int  # directions of each expert; 0 if they have not equally many
+    block: int  # directions of each expert; 0 if their numbers differ
 
 
 @dataclass(frozen=True)
 class Conflicts(Diagnostic):
-    """What SCORE keeps of every matrix; pictures of `layers`, or of the largest and the worst."""
+    """What SCORE keeps of every matrix; heatmaps of `layers`, or of the largest and the worst."""
 
     tau: Annotated[float | None, Uniform(0.5, 3.0)] = None
     divide_by_domains: Annotated[bool | None, Variant((True, False))] = None
@@ -78,181 +78,179 @@ class Conflicts(Diagnostic):
 
     def __post_init__(self) -> None:
         if self.tau is not None and self.tau < 0:
-            raise SpecError(f"conflicts.tau={self.tau}: must not be below 0")
+            raise SpecError(f"conflicts.tau={self.tau}: must be at least 0")
         if len(self.layers) > MAX_LAYERS_SHOWN:
             raise SpecError(
-                f"conflicts.layers: {len(self.layers)} are too many; at most {MAX_LAYERS_SHOWN}"
+                f"conflicts.layers: {len(self.layers)} layers, but at most {MAX_LAYERS_SHOWN} fit"
             )
 
     @full_precision()
-    def diagnose_runs(self, subjects: Sequence[FinishedRun]) -> Finding:
-        """The numbers of every matrix, and pictures of some."""
-        subject = single_run(subjects, "conflicts")
-        check_merged(subject, "conflicts", experts=2)
-        names, trim = changed_matrices(subject), self._trim(subject)
+    def diagnose_runs(self, runs: Sequence[FinishedRun]) -> Finding:
+        """Compute the numbers of every matrix, and heatmaps of some."""
+        finished = single_run(runs, "conflicts")
+        check_merged(finished, "conflicts", experts=2)
+        names, trim = changed_matrices(finished), self._trim(finished)
         check_matrices(names, self.layers, "conflicts.layers")
         rows = []
         for name, deltas in track(
-            zip(names, matrix_deltas(subject, names), strict=True), "conflicts", len(names)
+            zip(names, matrix_deltas(finished, names), strict=True), "conflicts", len(names)
         ):
-            rows += [(name, *row) for row in _counted(deltas, list(subject.experts), trim)]
+            rows += [(name, *row) for row in _count_entries(deltas, list(finished.experts), trim)]
         counts = pd.DataFrame(rows, columns=["layer", "rows", "columns", "expert", *COUNTS])
         data = _shares(counts, ["layer", "rows", "columns"])
-        shown = list(dict.fromkeys(self.layers)) or _remarkable(data)
-        pictures = [
-            _picture(name, deltas, trim)
-            for name, deltas in zip(shown, matrix_deltas(subject, shown), strict=True)
+        shown = list(dict.fromkeys(self.layers)) or _notable_layers(data)
+        heatmaps = [
+            _heatmaps(name, deltas, trim)
+            for name, deltas in zip(shown, matrix_deltas(finished, shown), strict=True)
         ]
 
-        def paint(axes: Sequence["Axes"]) -> None:
-            bars, rest = _arranged(axes, len(shown))
-            _paint_kept(bars[0], data)
-            _paint_energy(bars[1], data)
-            for number, picture in enumerate(pictures):
-                _paint_pair(rest[2 * number :][:2], picture, list(subject.experts))
+        def plot(axes: Sequence["Axes"]) -> None:
+            bars, rest = _arrange(axes, len(shown))
+            _plot_kept(bars[0], data)
+            _plot_energy(bars[1], data)
+            for number, pair in enumerate(heatmaps):
+                _plot_pair(rest[2 * number :][:2], pair, list(finished.experts))
 
-        more = {"experts": _shares(counts, ["layer", "expert"])}
-        told = _told(data, _shares(counts.assign(all=1), ["all"]).iloc[0], trim)
-        return Finding(data, told, paint, 2 + 2 * len(shown), more)
+        extra = {"experts": _shares(counts, ["layer", "expert"])}
+        summary = _summarize(data, _shares(counts.assign(all=1), ["all"]).iloc[0], trim)
+        return Finding(data, summary, plot, 2 + 2 * len(shown), extra)
 
-    def _trim(self, subject: FinishedRun) -> _Trim:
-        """The settings: those given, the run's own where it is of score, and the usual ones."""
-        run = subject.record.run
+    def _trim(self, finished: FinishedRun) -> _Trim:
+        """The settings given here, otherwise those of a run of score, otherwise the defaults."""
+        run = finished.record.run
         values = {**defaults(score), **(run.params if run.method == "score" else {})}
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        values |= {name: value for name, value in own.items() if value is not None}
-        experts = len(subject.experts) if values["divide_by_domains"] else 1
-        told = f"{values['tau']:g} σ" + f" / {experts}" * (experts > 1)
-        return _Trim(values["tau"] / experts, values["center"], told)
+        chosen = {field.name: getattr(self, field.name) for field in fields(self)}
+        values |= {name: value for name, value in chosen.items() if value is not None}
+        experts = len(finished.experts) if values["divide_by_domains"] else 1
+        description = f"{values['tau']:g} σ" + f" / {experts}" * (experts > 1)
+        return _Trim(values["tau"] / experts, values["center"], description)
 
 
 def _squares(deltas: Tensor) -> Iterator[Tensor]:
-    """The deltas in the basis that they share, as SCORE has them."""
+    """The deltas in their shared basis, as in SCORE."""
     left, _, right = shared_basis(deltas, exact=False)
     for delta in deltas:
         yield torch.linalg.multi_dot([left.mT, delta, right])
 
 
-def _agreeing(square: Tensor, trim: _Trim) -> tuple[Tensor, Tensor]:
-    """Which entries are beside the diagonal, and which of them stay."""
-    beside = ~torch.eye(len(square), dtype=torch.bool, device=square.device)
+def _trim_masks(square: Tensor, trim: _Trim) -> tuple[Tensor, Tensor]:
+    """Which entries are off the diagonal, and which of them the trim keeps."""
+    off = ~torch.eye(len(square), dtype=torch.bool, device=square.device)
     if len(square) < 2:
-        return beside, beside
-    return beside, beside & agreement_mask(square * beside, width=trim.width, center=trim.center)
+        return off, off
+    return off, off & agreement_mask(square * off, width=trim.width, center=trim.center)
 
 
-def _counted(
+def _count_entries(
     deltas: Tensor, experts: list[str], trim: _Trim
 ) -> Iterator[tuple[int | float | str, ...]]:
-    """For each expert, entries beside the diagonal before and after the trim, and the energies."""
+    """For each expert, off-diagonal entries before and after the trim, and the energies."""
     for name, square in zip(experts, _squares(deltas), strict=True):
-        energy, (beside, stays) = square.double().square(), _agreeing(square, trim)
-        squares = (float(part.sum()) for part in (energy.diagonal(), energy[beside], energy[stays]))
-        yield *deltas.shape[1:], name, int(beside.sum()), int(stays.sum()), *squares
+        energy, (off, kept) = square.double().square(), _trim_masks(square, trim)
+        sums = (float(values.sum()) for values in (energy.diagonal(), energy[off], energy[kept]))
+        yield *deltas.shape[1:], name, int(off.sum()), int(kept.sum()), *sums
 
 
 def _shares(counts: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """The shares, from sums over rows; where there is nothing beside a diagonal, all is kept."""
+    """The shares, from sums over rows; a matrix without off-diagonal entries keeps all."""
     total = counts.groupby(by, sort=False)[list(COUNTS)].sum()
-    energy = total["diagonal"] + total["beside"]
+    energy = total["diagonal"] + total["off diagonal"]
     kept = (total["kept entries"] / total["entries"]).fillna(1.0)
-    found = {
+    shares = {
         "kept": kept,
-        "energy kept": (total["kept beside"] / total["beside"]).fillna(1.0),
+        "energy kept": (total["kept off diagonal"] / total["off diagonal"]).fillna(1.0),
         "on diagonal": total["diagonal"] / energy,
-        "conflict": (total["beside"] - total["kept beside"]) / energy,
+        "conflict": (total["off diagonal"] - total["kept off diagonal"]) / energy,
     }
-    return pd.DataFrame(found).reset_index()
+    return pd.DataFrame(shares).reset_index()
 
 
-def _remarkable(data: pd.DataFrame) -> list[str]:
-    """The largest matrix, and the one of most conflict among the others."""
+def _notable_layers(data: pd.DataFrame) -> list[str]:
+    """The largest matrix, and the one with the most conflict among the others."""
     sizes = (data["rows"] * data["columns"]).to_numpy()
     first = str(data["layer"].iloc[int(sizes.argmax())])
     others = data[data["layer"] != first].sort_values("conflict", kind="stable")
     return [first, *map(str, others["layer"].iloc[-1:])]
 
 
-def _picture(name: str, deltas: Tensor, trim: _Trim) -> _Picture:
+def _heatmaps(name: str, deltas: Tensor, trim: _Trim) -> _Heatmaps:
     before = after = torch.zeros(())
     for square in _squares(deltas):
-        beside, stays = _agreeing(square, trim)
+        off, kept = _trim_masks(square, trim)
         before = before + square.abs()
-        after = after + square.abs() * (stays | ~beside)
-    share = max(1, min(deltas.shape[1:]) // len(deltas))
-    whole = len(before) == share * len(deltas)
-    return _Picture(name, before.cpu(), after.cpu(), share if whole else 0)
+        after = after + square.abs() * (kept | ~off)
+    block = max(1, min(deltas.shape[1:]) // len(deltas))
+    equal = len(before) == block * len(deltas)
+    return _Heatmaps(name, before.cpu(), after.cpu(), block if equal else 0)
 
 
-def _told(data: pd.DataFrame, total: "pd.Series[float]", trim: _Trim) -> str:
+def _summarize(data: pd.DataFrame, total: "pd.Series[float]", trim: _Trim) -> str:
     worst = data.sort_values("conflict").iloc[-1]
     center = "the mean" if trim.center == "mean" else "0"
     return (
-        f"SCORE within {trim.told} of {center} keeps {100 * total['kept']:.0f} % of the entries "
-        f"beside the diagonal, with {100 * total['energy kept']:.1f} % of their energy; "
-        f"{100 * total['on diagonal']:.0f} % of all energy is on the diagonal, "
-        f"{100 * total['conflict']:.0f} % is taken away, most in {worst['layer']} "
+        f"SCORE within {trim.description} of {center} keeps {100 * total['kept']:.0f} % of the "
+        f"off-diagonal entries, with {100 * total['energy kept']:.1f} % of their energy; "
+        f"{100 * total['on diagonal']:.0f} % of all energy is on the diagonal, and "
+        f"{100 * total['conflict']:.0f} % is removed, most in {worst['layer']} "
         f"({100 * worst['conflict']:.0f} %)"
     )
 
 
-def _arranged(
-    axes: Sequence["Axes"], layers: int
-) -> tuple[tuple["Axes", "Axes"], Sequence["Axes"]]:
-    """The panels of bars, and those of pairs: of two layers, each has a row."""
+def _arrange(axes: Sequence["Axes"], layers: int) -> tuple[tuple["Axes", "Axes"], Sequence["Axes"]]:
+    """The panels of the bars and of the heatmaps; with two layers, each layer has a row."""
     if layers == 2:
         return (axes[0], axes[3]), (*axes[1:3], *axes[4:])
     return (axes[0], axes[1]), axes[2:]
 
 
-def _paint_kept(axes: "Axes", data: pd.DataFrame) -> None:
-    places = pd.Series(range(len(data)))
-    axes.barh(places - 0.2, 100 * data["kept"], 0.4, color="tab:blue", label="entries")
-    axes.barh(places + 0.2, 100 * data["energy kept"], 0.4, color="tab:cyan", label="their energy")
-    _settle(axes, data, "kept beside the diagonal")
+def _plot_kept(axes: "Axes", data: pd.DataFrame) -> None:
+    rows = pd.Series(range(len(data)))
+    axes.barh(rows - 0.2, 100 * data["kept"], 0.4, color="tab:blue", label="entries")
+    axes.barh(rows + 0.2, 100 * data["energy kept"], 0.4, color="tab:cyan", label="their energy")
+    _label(axes, data, "kept off the diagonal")
 
 
-def _paint_energy(axes: "Axes", data: pd.DataFrame) -> None:
+def _plot_energy(axes: "Axes", data: pd.DataFrame) -> None:
     parts = {
         "diagonal": (data["on diagonal"], "tab:green"),
-        "kept beside": (1 - data["on diagonal"] - data["conflict"], "tab:cyan"),
-        "taken away": (data["conflict"], "tab:red"),
+        "kept off diagonal": (1 - data["on diagonal"] - data["conflict"], "tab:cyan"),
+        "removed": (data["conflict"], "tab:red"),
     }
     left = 0 * data["conflict"]
-    for label, (share, colour) in parts.items():
-        axes.barh(range(len(data)), 100 * share, 0.8, left=100 * left, color=colour, label=label)
+    for label, (share, color) in parts.items():
+        axes.barh(range(len(data)), 100 * share, 0.8, left=100 * left, color=color, label=label)
         left = left + share
-    _settle(axes, data, "energy in the shared basis")
+    _label(axes, data, "energy in the shared basis")
 
 
-def _settle(axes: "Axes", data: pd.DataFrame, title: str) -> None:
+def _label(axes: "Axes", data: pd.DataFrame, title: str) -> None:
     if len(data) <= MAX_LAYERS_NAMED:
         axes.set_yticks(range(len(data)), map(_short, data["layer"]), fontsize=7, parse_math=False)
     else:
-        axes.set_ylabel("matrix, in the network's order")
+        axes.set_ylabel("matrix, in the order of the network")
     axes.set(xlim=(0, 100), ylim=(len(data) - 0.5, -0.5), xlabel="%")
     axes.set_title(title, fontsize=10)
     axes.legend(fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.15))
 
 
-def _paint_pair(axes: Sequence["Axes"], picture: _Picture, experts: list[str]) -> None:
+def _plot_pair(axes: Sequence["Axes"], heatmaps: _Heatmaps, experts: list[str]) -> None:
     from matplotlib.colors import LogNorm
 
-    largest = float(picture.before.max())
+    largest = float(heatmaps.before.max())
     norm = LogNorm(largest / 10**DECADES, largest)
-    titles = (f"{_short(picture.layer)}: Σ|M|", "after the trim (grey: all taken away)")
+    titles = (f"{_short(heatmaps.layer)}: Σ|M|", "after the trim (gray: all removed)")
     crowded = len("".join(experts)) > LABEL_LINE_LENGTH
-    for each, square, title in zip(axes, (picture.before, picture.after), titles, strict=True):
+    for panel, square, title in zip(axes, (heatmaps.before, heatmaps.after), titles, strict=True):
         shown = square.clamp(min=norm.vmin).where(square > 0, torch.nan)
-        image = each.imshow(shown.numpy(), cmap="magma", norm=norm, interpolation="nearest")
-        each.set_facecolor("lightgrey")
-        each.set_title(title, fontsize=9, parse_math=False)
-        middles = [picture.blocks * (number + 0.5) - 0.5 for number in range(len(experts))]
-        if picture.blocks and len(experts) <= MAX_EXPERTS_NAMED:
-            turned: dict[str, Any] = {"rotation": 45, "ha": "right"} if crowded else {}
-            each.set_xticks(middles, experts, fontsize=7, parse_math=False, **turned)
-            each.set_yticks(middles, experts, fontsize=7, parse_math=False)
-        each.figure.colorbar(image, ax=each, shrink=0.8)
+        image = panel.imshow(shown.numpy(), cmap="magma", norm=norm, interpolation="nearest")
+        panel.set_facecolor("lightgray")
+        panel.set_title(title, fontsize=9, parse_math=False)
+        middles = [heatmaps.block * (number + 0.5) - 0.5 for number in range(len(experts))]
+        if heatmaps.block and len(experts) <= MAX_EXPERTS_NAMED:
+            style: dict[str, Any] = {"rotation": 45, "ha": "right"} if crowded else {}
+            panel.set_xticks(middles, experts, fontsize=7, parse_math=False, **style)
+            panel.set_yticks(middles, experts, fontsize=7, parse_math=False)
+        panel.figure.colorbar(image, ax=panel, shrink=0.8)
 
 
 def _short(layer: str) -> str:

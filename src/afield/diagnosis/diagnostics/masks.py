@@ -1,10 +1,10 @@
-"""What do the masks of DMG share, and whom do they serve? As in §7.1 and Table 4 of its paper.
+"""What do the masks of DMG share, and which domains do they fit? See §7.1 and Table 4 of the paper.
 
     IoU(i, j)      of the channels that either domain's mask keeps (p > ½), the share that both keep
     useless        channels that no mask keeps;   shared: that all keep;   specific: that some keep
-    accuracy       of every source's masks, and of all together, on every domain
+    accuracy       of the masks of every source, and of all masks together, on every domain
 
-Sources are read on their probe parts, which were not trained on, unseen domains on their main ones.
+Sources are evaluated on their validation splits, unseen domains on their test splits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Masks"]
 
-# Domains that are shown.
+# Domains shown.
 MAX_DOMAINS = 10
 ALL_MASKS = "all masks"
 KINDS = ("shared", "specific", "useless")
@@ -35,52 +35,52 @@ KINDS = ("shared", "specific", "useless")
 
 @dataclass(frozen=True)
 class Masks(Diagnostic):
-    """What masks share and whom they serve, on at most so many `samples` of each domain."""
+    """Overlap and accuracy of the masks, on at most `samples` of each domain."""
 
     samples: Annotated[int, LogUniform(16, 10_000)] = 2000
 
     def __post_init__(self) -> None:
         if self.samples < 1:
-            raise SpecError(f"masks.samples={self.samples}: must be above 0")
+            raise SpecError(f"masks.samples={self.samples}: must be at least 1")
 
-    def diagnose_runs(self, subjects: Sequence[FinishedRun]) -> Finding:
-        """Overlaps, kinds of channels, and accuracies."""
-        subject = single_run(subjects, "masks")
-        if not isinstance(subject.model, MaskedNetwork):
+    def diagnose_runs(self, runs: Sequence[FinishedRun]) -> Finding:
+        """Compute overlaps, kinds of channels, and accuracies."""
+        finished = single_run(runs, "masks")
+        if not isinstance(finished.model, MaskedNetwork):
             raise SpecError(
-                f"masks looks at runs of dmg; this is one of {subject.record.run.method}"
+                f"masks takes runs of dmg; this is a run of {finished.record.run.method}"
             )
         overlap = pd.DataFrame(
-            _overlaps(subject.model), columns=["layer", "first", "second", "iou"]
+            _overlaps(finished.model), columns=["layer", "first", "second", "iou"]
         )
-        kinds = pd.DataFrame(_kinds(subject.model), columns=["layer", "kind", "channels", "share"])
-        rows = list(self._accuracies(subject, subject.model))
+        kinds = pd.DataFrame(_kinds(finished.model), columns=["layer", "kind", "channels", "share"])
+        rows = list(self._accuracies(finished, finished.model))
         accuracy = pd.DataFrame(rows, columns=["masks", "domain", "seen", "accuracy"])
 
-        def paint(axes: Sequence["Axes"]) -> None:
-            _paint_overlap(axes[0], overlap)
-            _paint_kinds(axes[1], kinds)
-            _paint_accuracy(axes[2], accuracy)
+        def plot(axes: Sequence["Axes"]) -> None:
+            _plot_overlap(axes[0], overlap)
+            _plot_kinds(axes[1], kinds)
+            _plot_accuracy(axes[2], accuracy)
 
-        told = _told(overlap, kinds, accuracy)
-        return Finding(overlap, told, paint, 3, {"kinds": kinds, "accuracy": accuracy})
+        summary = _summarize(overlap, kinds, accuracy)
+        return Finding(overlap, summary, plot, 3, {"kinds": kinds, "accuracy": accuracy})
 
     def _accuracies(
-        self, subject: FinishedRun, model: MaskedNetwork
+        self, finished: FinishedRun, model: MaskedNetwork
     ) -> Iterator[tuple[str, str, bool, float]]:
-        names = subject.shown(MAX_DOMAINS)
+        names = finished.shown(MAX_DOMAINS)
         for name in track(names, "accuracies", len(names)):
             seen = name in model.domains
-            chosen = (subject.probes if seen else subject.domains)[name]
-            generator = torch.Generator().manual_seed(subject.record.run.seed)
-            index = torch.randperm(len(chosen), generator=generator)[: self.samples]
+            samples = (finished.probes if seen else finished.domains)[name]
+            generator = torch.Generator().manual_seed(finished.record.run.seed)
+            index = torch.randperm(len(samples), generator=generator)[: self.samples]
             for masks, domain in (
                 *zip(model.domains, range(MAX_DOMAINS), strict=False),
                 (ALL_MASKS, None),
             ):
-                answers = subject.answers(model, chosen, index, domain=domain)
-                right = (answers == chosen.y.cpu()[index]).double().mean()
-                yield masks, name, seen, float(right)
+                predicted = finished.answers(model, samples, index, domain=domain)
+                accuracy = (predicted == samples.y.cpu()[index]).double().mean()
+                yield masks, name, seen, float(accuracy)
 
 
 def _overlaps(model: MaskedNetwork) -> Iterator[tuple[str, str, str, float]]:
@@ -99,43 +99,46 @@ def _kinds(model: MaskedNetwork) -> Iterator[tuple[str, str, int, float]]:
             yield layer, kind, counts[kind], counts[kind] / len(kept)
 
 
-def _told(overlap: pd.DataFrame, kinds: pd.DataFrame, accuracy: pd.DataFrame) -> str:
+def _summarize(overlap: pd.DataFrame, kinds: pd.DataFrame, accuracy: pd.DataFrame) -> str:
     channels = kinds.groupby("kind")["channels"].sum()
     shares = (100 * channels / channels.sum()).round().astype(int)
-    parts = [
-        f"of {channels.sum()} masked channels all sources keep {shares['shared']} %, some "
-        f"{shares['specific']} %, none {shares['useless']} %"
+    sentences = [
+        f"of {channels.sum()} masked channels, {shares['shared']} % are kept by all sources, "
+        f"{shares['specific']} % by some, {shares['useless']} % by none"
     ]
     if len(overlap):
-        parts.append(f"two masks share {100 * overlap['iou'].mean():.0f} % of what either keeps")
-    home = accuracy[accuracy["seen"]]
-    own = home[home["masks"] == home["domain"]]["accuracy"].mean()
-    others = home[(home["masks"] != home["domain"]) & (home["masks"] != ALL_MASKS)]["accuracy"]
-    together = home[home["masks"] == ALL_MASKS]["accuracy"].mean()
-    told = f"on a source its own masks are {100 * own:.1f} % right"
-    told += f", another source's {100 * others.mean():.1f} %" if len(others) else ""
-    parts.append(f"{told}, all together {100 * together:.1f} %")
-    return "; ".join(parts)
+        iou = 100 * overlap["iou"].mean()
+        sentences.append(f"two masks share {iou:.0f} % of the channels that either keeps")
+    on_sources = accuracy[accuracy["seen"]]
+    masks = on_sources["masks"]
+    matching = masks == on_sources["domain"]
+    own = on_sources[matching]["accuracy"].mean()
+    others = on_sources[~matching & (masks != ALL_MASKS)]["accuracy"]
+    together = on_sources[masks == ALL_MASKS]["accuracy"].mean()
+    means = f"accuracy on a source: {100 * own:.1f} % with its own masks"
+    means += f", {100 * others.mean():.1f} % with those of another source" if len(others) else ""
+    sentences.append(f"{means}, {100 * together:.1f} % with all masks together")
+    return "; ".join(sentences)
 
 
-def _paint_overlap(axes: "Axes", overlap: pd.DataFrame) -> None:
+def _plot_overlap(axes: "Axes", overlap: pd.DataFrame) -> None:
     layers = list(dict.fromkeys(overlap["layer"]))
-    for place, layer in enumerate(layers):
+    for x, layer in enumerate(layers):
         values = overlap[overlap["layer"] == layer]["iou"]
-        axes.bar(place, values.mean(), color="tab:blue", alpha=0.5)
-        axes.scatter([place] * len(values), values, color="k", s=10, zorder=3)
+        axes.bar(x, values.mean(), color="tab:blue", alpha=0.5)
+        axes.scatter([x] * len(values), values, color="k", s=10, zorder=3)
     axes.set_xticks(range(len(layers)), layers, fontsize=7)
     axes.set(ylim=(0, 1), ylabel="IoU of two domains' masks")
-    axes.set_title("what masks share (dots: pairs)", fontsize=10)
+    axes.set_title("overlap of masks (dots: pairs)", fontsize=10)
 
 
-def _paint_kinds(axes: "Axes", kinds: pd.DataFrame) -> None:
+def _plot_kinds(axes: "Axes", kinds: pd.DataFrame) -> None:
     layers = list(dict.fromkeys(kinds["layer"]))
     bottom = [0.0] * len(layers)
-    colours = {"shared": "tab:green", "specific": "tab:orange", "useless": "lightgrey"}
+    colors = {"shared": "tab:green", "specific": "tab:orange", "useless": "lightgray"}
     for kind in KINDS:
         shares = kinds[kinds["kind"] == kind]["share"].tolist()
-        axes.bar(range(len(layers)), shares, bottom=bottom, label=kind, color=colours[kind])
+        axes.bar(range(len(layers)), shares, bottom=bottom, label=kind, color=colors[kind])
         bottom = [a + b for a, b in zip(bottom, shares, strict=True)]
     axes.set_xticks(range(len(layers)), layers, fontsize=7)
     axes.set(ylim=(0, 1), ylabel="share of the channels")
@@ -143,7 +146,7 @@ def _paint_kinds(axes: "Axes", kinds: pd.DataFrame) -> None:
     axes.set_title("channels kept by all, some, none", fontsize=10)
 
 
-def _paint_accuracy(axes: "Axes", accuracy: pd.DataFrame) -> None:
+def _plot_accuracy(axes: "Axes", accuracy: pd.DataFrame) -> None:
     masks, domains = (list(dict.fromkeys(accuracy[name])) for name in ("masks", "domain"))
     table = accuracy.pivot_table(index="masks", columns="domain", values="accuracy")
     square = 100 * table.loc[masks, domains].to_numpy()
@@ -155,8 +158,8 @@ def _paint_accuracy(axes: "Axes", accuracy: pd.DataFrame) -> None:
     middle = (square.min() + square.max()) / 2
     for i, row in enumerate(square):
         for j, value in enumerate(row):
-            colour = "white" if value < middle else "black"
+            color = "white" if value < middle else "black"
             weight = "bold" if masks[i] == domains[j] else "normal"
             style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8}
-            axes.text(j, i, f"{value:.1f}", color=colour, weight=weight, **style)
+            axes.text(j, i, f"{value:.1f}", color=color, weight=weight, **style)
     axes.set_title("accuracy (%) of masks on domains", fontsize=10)

@@ -1,11 +1,12 @@
-"""How far should one go? Accuracy along the line from the base through the merged model.
+"""Which scale is best? Accuracy along the line from the base through the merged model.
 
-    weights(s) = base + s · (merged - base)      s = 0: the base;   1: as merged;   further beyond
+    weights(s) = base + s · (merged - base)      s = 0: the base;   1: as merged;   > 1: beyond
 
-What `--scale` of a merge chooses. The sources are read on their probe parts, which no expert was
-trained on, unseen domains on their main ones; the best scale is that of the sources' mean, and if
-several are as good, the one nearest to 1. All floating-point tensors move; running variances not
-below 0, and integers not at all.
+The option `--scale` of a merge chooses this scale. Sources are evaluated on their validation
+splits, which no expert was trained on, and unseen domains on their test splits. The best scale is
+the one with the best mean over the sources, and among equals the one nearest to 1. All
+floating-point tensors are scaled, but running statistics stay between base and merged model.
+Integers stay as merged.
 """
 
 import copy
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
 
 __all__ = ["MergePath"]
 
-# Unseen domains that are told, and sources that have a curve of their own.
+# Unseen domains in the summary, and sources with a curve of their own.
 MAX_UNSEEN_LISTED, MAX_SOURCE_CURVES = 3, 10
 
 
 @dataclass(frozen=True)
 class MergePath(Diagnostic):
-    """Accuracy at so many `points` to the `furthest`, on so many `samples` of each domain."""
+    """Accuracy at `points` scales up to `furthest`, on at most `samples` of each domain."""
 
     points: Annotated[int, LogUniform(5, 101)] = 21
     furthest: Annotated[float, Uniform(1.0, 3.0)] = 2.0
@@ -43,97 +44,98 @@ class MergePath(Diagnostic):
 
     def __post_init__(self) -> None:
         if self.points < 2:
-            raise SpecError(f"merge_path.points={self.points}: at least 2 are needed")
+            raise SpecError(f"merge_path.points={self.points}: must be at least 2")
         if self.furthest <= 0:
             raise SpecError(f"merge_path.furthest={self.furthest}: must be above 0")
         if self.samples < 1:
-            raise SpecError(f"merge_path.samples={self.samples}: must be above 0")
+            raise SpecError(f"merge_path.samples={self.samples}: must be at least 1")
 
-    def diagnose_runs(self, subjects: Sequence[FinishedRun]) -> Finding:
-        """Accuracies on all domains at every scale, the merged model's own included."""
-        subject = single_run(subjects, "merge_path")
-        check_merged(subject, "merge_path")
+    def diagnose_runs(self, runs: Sequence[FinishedRun]) -> Finding:
+        """Compute the accuracies on all domains at every scale, including 1."""
+        finished = single_run(runs, "merge_path")
+        check_merged(finished, "merge_path")
         merged = {
-            name: value.to("cpu", copy=True) for name, value in subject.model.state_dict().items()
+            name: value.to("cpu", copy=True) for name, value in finished.model.state_dict().items()
         }
-        if all(torch.equal(value, subject.base[name]) for name, value in merged.items()):
-            method = subject.record.run.method
-            raise SpecError(f"merge_path: {method} is where its base is; look at another merge")
-        even = [self.furthest * point / (self.points - 1) for point in range(self.points)]
-        scales = sorted({*even, 1.0})
-        model, rows = copy.deepcopy(subject.model), []
+        if all(torch.equal(value, finished.base[name]) for name, value in merged.items()):
+            method = finished.record.run.method
+            raise SpecError(f"merge_path: {method} equals its base; choose another merge")
+        grid = [self.furthest * point / (self.points - 1) for point in range(self.points)]
+        scales = sorted({*grid, 1.0})
+        model, rows = copy.deepcopy(finished.model), []
         for scale in track(scales, "scales", len(scales)):
-            model.load_state_dict(interpolate_weights(subject.base, merged, scale))
-            rows += [(scale, *row) for row in self._accuracies(subject, model)]
+            model.load_state_dict(interpolate_weights(finished.base, merged, scale))
+            rows += [(scale, *row) for row in self._accuracies(finished, model)]
         data = pd.DataFrame(rows, columns=["scale", "domain", "seen", "accuracy"])
         sources = data[data["seen"]].groupby("scale")["accuracy"].mean()
         best = _best(sources)
-        told = _told(data, sources, best)
-        return Finding(data, told, lambda axes: _paint(axes[0], data, sources, best))
+        summary = _summarize(data, sources, best)
+        return Finding(data, summary, lambda axes: _plot(axes[0], data, sources, best))
 
     def _accuracies(
-        self, subject: FinishedRun, model: nn.Module
+        self, finished: FinishedRun, model: nn.Module
     ) -> Iterator[tuple[str, bool, float]]:
-        for name in subject.domains:
-            seen = name in subject.record.run.sources
-            samples = (subject.probes if seen else subject.domains)[name]
-            generator = torch.Generator().manual_seed(subject.record.run.seed)
+        for name in finished.domains:
+            seen = name in finished.record.run.sources
+            samples = (finished.probes if seen else finished.domains)[name]
+            generator = torch.Generator().manual_seed(finished.record.run.seed)
             index = torch.randperm(len(samples), generator=generator)[: self.samples]
-            right = subject.answers(model, samples, index) == samples.y.cpu()[index]
-            yield name, seen, float(right.double().mean())
+            hits = finished.answers(model, samples, index) == samples.y.cpu()[index]
+            yield name, seen, float(hits.double().mean())
 
 
 def interpolate_weights(
     base: Mapping[str, Tensor], merged: Mapping[str, Tensor], scale: float
 ) -> dict[str, Tensor]:
-    """The weights at a scale: at 0 those of the base, at 1 the merged ones, to the bit."""
-    found = {}
+    """The weights at a scale: exactly the base at 0, exactly the merged model at 1."""
+    weights = {}
     for name, value in merged.items():
-        moves = value.is_floating_point()
-        # As in merges: running statistics stay within those of base and experts.
-        own = min(max(scale, 0.0), 1.0) if "running_" in name else scale
-        found[name] = torch.lerp(base[name].to(value.dtype), value, own) if moves else value
-    return found
+        if value.is_floating_point():
+            # As in merges, running statistics are not extrapolated.
+            bounded = min(max(scale, 0.0), 1.0) if "running_" in name else scale
+            weights[name] = torch.lerp(base[name].to(value.dtype), value, bounded)
+        else:
+            weights[name] = value
+    return weights
 
 
 def _best(accuracy: "pd.Series[float]") -> float:
-    """The best scale; of several, the nearest to 1. Means that are equal may differ by rounding."""
+    """The best scale, among equals the nearest to 1; equal means may differ by rounding."""
     good = accuracy[accuracy >= accuracy.max() - 1e-9]
     return min(map(float, good.index), key=lambda scale: abs(scale - 1))
 
 
-def _told(data: pd.DataFrame, sources: "pd.Series[float]", best: float) -> str:
-    told = [f"on the sources best at scale {best:g} ({_compared(sources, best)})"]
+def _summarize(data: pd.DataFrame, sources: "pd.Series[float]", best: float) -> str:
+    sentences = [f"best scale on the sources: {best:g} ({_compare_scales(sources, best)})"]
     for name, rows in data[~data["seen"]].groupby("domain", sort=False):
-        own = rows.set_index("scale")["accuracy"]
-        told.append(
-            f"{name} (unseen) there: {_compared(own, best)}; its own best, {100 * own.max():.1f} % "
-            f"at {_best(own):g}, is not for the sources to know"
+        accuracy = rows.set_index("scale")["accuracy"]
+        sentences.append(
+            f"{name} (unseen) at this scale: {_compare_scales(accuracy, best)}; its own best scale "
+            f"would be {_best(accuracy):g} ({100 * accuracy.max():.1f} %)"
         )
-    rest = len(told) - 1 - MAX_UNSEEN_LISTED
-    return "; ".join(told[: 1 + MAX_UNSEEN_LISTED]) + f"; and {rest} more unseen domains" * (
-        rest > 0
-    )
+    rest = len(sentences) - 1 - MAX_UNSEEN_LISTED
+    shown = "; ".join(sentences[: 1 + MAX_UNSEEN_LISTED])
+    return shown + f"; and {rest} more unseen domains" * (rest > 0)
 
 
-def _compared(own: "pd.Series[float]", best: float) -> str:
-    """The accuracies at the best scale, as merged and of the base; each scale once."""
-    at = {best: "", 1.0: " as merged", 0.0: " for the base"}
-    return ", ".join(f"{100 * own[scale]:.1f} %{told}" for scale, told in at.items())
+def _compare_scales(accuracy: "pd.Series[float]", best: float) -> str:
+    """The accuracies at the best scale, at 1 and at 0, each scale once."""
+    notes = {best: "", 1.0: " as merged", 0.0: " for the base"}
+    return ", ".join(f"{100 * accuracy[scale]:.1f} %{note}" for scale, note in notes.items())
 
 
-def _paint(axes: "Axes", data: pd.DataFrame, sources: "pd.Series[float]", best: float) -> None:
+def _plot(axes: "Axes", data: pd.DataFrame, sources: "pd.Series[float]", best: float) -> None:
     axes.plot(sources.index, 100 * sources, color="k", label=" sources (mean)", zorder=3)
-    home = dict(iter(data[data["seen"]].groupby("domain", sort=False)))
-    for number, own in enumerate(list(home.values())[:MAX_SOURCE_CURVES]):
+    seen = dict(iter(data[data["seen"]].groupby("domain", sort=False)))
+    for number, rows in enumerate(list(seen.values())[:MAX_SOURCE_CURVES]):
         label = "" if number else " each source"
-        thin: dict[str, Any] = {"color": "grey", "alpha": 0.5, "linewidth": 0.8, "label": label}
-        axes.plot(own["scale"], 100 * own["accuracy"], **thin)
-    away = data[~data["seen"]].groupby("domain", sort=False)
-    for number, (name, own) in enumerate(away):
+        thin: dict[str, Any] = {"color": "gray", "alpha": 0.5, "linewidth": 0.8, "label": label}
+        axes.plot(rows["scale"], 100 * rows["accuracy"], **thin)
+    unseen = data[~data["seen"]].groupby("domain", sort=False)
+    for number, (name, rows) in enumerate(unseen):
         label = f" {name} (unseen)"
-        axes.plot(own["scale"], 100 * own["accuracy"], color=f"C{number}", label=label)
-    axes.axvline(1.0, color="grey", linestyle=":", label=" as merged")
+        axes.plot(rows["scale"], 100 * rows["accuracy"], color=f"C{number}", label=label)
+    axes.axvline(1.0, color="gray", linestyle=":", label=" as merged")
     style: dict[str, Any] = {"marker": "*", "color": "k", "markersize": 11, "linestyle": ""}
     axes.plot([best], [100 * sources[best]], label=f" best on the sources: {best:g}", **style)
     axes.set(xlabel="scale (0: the base)", ylabel="accuracy (%)")

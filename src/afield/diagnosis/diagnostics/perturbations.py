@@ -1,10 +1,10 @@
-"""What does the method imagine? Inputs beside their moved versions and the difference.
+"""How does the method perturb inputs? Inputs, their perturbed versions and the difference.
 
-Looks at methods that move inputs along a gradient (CrossGrad, LabelGrad), with the networks as they
-were deployed. In each strip: the input, the input as moved in a batch of training, and what was
-added, blue for less and red for more, on the scale that is told above, strip by strip. The numbers
-say of every sample how far it is moved, in units of what the network sees, and whether it is still
-told right, by its label and, where there is a domain net, by its domain.
+It examines methods that move inputs along a gradient (CrossGrad, LabelGrad), with the deployed
+networks. Each strip shows the input, the input as perturbed in training, and the difference, blue
+for less and red for more; the title gives the scale of every strip. The numbers say for every
+sample how far it is moved, in units of the network's input, and whether its label, and with a
+domain net its domain, is still predicted correctly.
 """
 
 from collections.abc import Sequence
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Perturbations"]
 
-# Domains that are shown.
+# Domains shown.
 MAX_DOMAINS = 6
 
 
 @dataclass(frozen=True)
 class Perturbations(Diagnostic):
-    """So many `strips` of every source that is shown, and numbers from so many `samples` of it."""
+    """The figure has `strips` of every source shown, and the numbers are from `samples` of it."""
 
     strips: Annotated[int, LogUniform(1, 8)] = 3
     samples: Annotated[int, LogUniform(16, 4096)] = 128
@@ -49,101 +49,101 @@ class Perturbations(Diagnostic):
     def __post_init__(self) -> None:
         for name in ("strips", "samples"):
             if getattr(self, name) < 1:
-                raise SpecError(f"perturbations.{name}={getattr(self, name)}: must be above 0")
+                raise SpecError(f"perturbations.{name}={getattr(self, name)}: must be at least 1")
 
-    def diagnose_runs(self, subjects: Sequence[FinishedRun]) -> Finding:
-        """Move samples of the sources."""
-        subject = single_run(subjects, "perturbations")
-        method: Any = subject.method
+    def diagnose_runs(self, runs: Sequence[FinishedRun]) -> Finding:
+        """Perturb samples of the sources."""
+        finished = single_run(runs, "perturbations")
+        method: Any = finished.method
         if not hasattr(method, "perturbed_inputs"):
             raise SpecError(
-                f"perturbations looks at runs of crossgrad or labelgrad; "
-                f"{subject.record.run.method} moves no inputs"
+                f"perturbations takes runs of crossgrad or labelgrad; "
+                f"{finished.record.run.method} does not perturb inputs"
             )
-        names = [name for name in subject.record.run.sources if name in subject.domains][
+        names = [name for name in finished.record.run.sources if name in finished.domains][
             :MAX_DOMAINS
         ]
         rows, strips = [], []
-        for name in track(names, "moved inputs", len(names)):
-            index = subject.sample_indices(name, max(self.samples, self.strips))
-            batch = _batch(subject, name, index)
-            moved = method.perturbed_inputs(trained_learner(subject), batch, subject.stream.total)
-            called = [subject.sample_names[name][i] for i in index.tolist()]
-            rows.append(_numbers(subject, batch, moved).assign(domain=name, sample=called))
+        for name in track(names, "perturbed inputs", len(names)):
+            index = finished.sample_indices(name, max(self.samples, self.strips))
+            batch = _batch(finished, name, index)
+            moved = method.perturbed_inputs(trained_learner(finished), batch, finished.stream.total)
+            sample_names = [finished.sample_names[name][i] for i in index.tolist()]
+            rows.append(_numbers(finished, batch, moved).assign(domain=name, sample=sample_names))
             shown = (x[: self.strips].float().cpu() for x in (batch.x, moved))
-            pair = (subject.modality.upright(x).numpy() for x in shown)
+            pair = (finished.modality.upright(x).numpy() for x in shown)
             strips.append(_Strips(name, *pair))
         data = pd.concat(rows, ignore_index=True)
         data = data[["domain", "sample", *(c for c in data if c not in ("domain", "sample"))]]
 
-        def paint(axes: Sequence["Axes"]) -> None:
-            for each, strip in zip(axes, strips, strict=True):
-                strip.paint(each)
+        def plot(axes: Sequence["Axes"]) -> None:
+            for panel, strip in zip(axes, strips, strict=True):
+                strip.plot(panel)
 
-        return Finding(data, _told(data), paint, len(strips))
+        return Finding(data, _summarize(data), plot, len(strips))
 
 
 @dataclass(frozen=True)
 class _Strips:
-    """Some inputs of a domain and their moved versions."""
+    """Some inputs of a domain and their perturbed versions."""
 
     domain: str
     before: NDArray[np.float32]
     after: NDArray[np.float32]
 
-    def paint(self, axes: "Axes") -> None:
-        """The three pictures side by side, a row for each sample; of arrays the first, as lines."""
+    def plot(self, axes: "Axes") -> None:
+        """Draw three images per sample in a row; for arrays, the first sample as lines."""
         added = self.after - self.before
-        scales = [f"±{np.abs(each).max():.2g}" for each in added]
+        scales = [f"±{np.abs(difference).max():.2g}" for difference in added]
         if self.before.ndim == 4:
             rows = zip(self.before, self.after, added, strict=True)
             axes.imshow(np.concatenate([compare_images(*row) for row in rows]))
             axes.set_axis_off()
         else:
             scales = scales[:1]
-            axes.plot(self.before[0].reshape(-1), color="tab:grey", label="input")
-            axes.plot(self.after[0].reshape(-1), color="tab:red", label="moved", linewidth=0.8)
+            axes.plot(self.before[0].reshape(-1), color="tab:gray", label="input")
+            axes.plot(self.after[0].reshape(-1), color="tab:red", label="perturbed", linewidth=0.8)
             axes.legend(fontsize=7)
-        title = f"{self.domain}: input, moved, difference\n({', '.join(scales)})"
+        title = f"{self.domain}: input, perturbed, difference\n({', '.join(scales)})"
         axes.set_title(title, fontsize=9, parse_math=False)
 
 
-def _batch(subject: FinishedRun, name: str, index: Tensor) -> Batch:
-    samples, sources = subject.domains[name], subject.record.run.sources
+def _batch(finished: FinishedRun, name: str, index: Tensor) -> Batch:
+    samples, sources = finished.domains[name], finished.record.run.sources
     batch = samples.batch(index.to(samples.y.device))
     return batch._replace(domain=torch.full_like(batch.y, sources.index(name)))
 
 
 @torch.no_grad()
-def _numbers(subject: FinishedRun, batch: Batch, moved: Tensor) -> pd.DataFrame:
-    """A row for each sample: how far it is moved, and what is read before and after."""
-    method: Any = subject.method
-    classes = subject.learner.task.classes
+def _numbers(finished: FinishedRun, batch: Batch, moved: Tensor) -> pd.DataFrame:
+    """One row per sample: how far it is moved, and the predictions before and after."""
+    method: Any = finished.method
+    classes = finished.learner.task.classes
     added = (moved - batch.x).flatten(1).abs()
-    found = {
+    columns = {
         "label": [classes[i] for i in batch.y.tolist()],
         "mean shift": added.mean(dim=1).tolist(),
         "largest shift": added.amax(dim=1).tolist(),
     }
     for when, x in (("answer", batch.x), ("answer moved", moved)):
-        found[when] = [classes[i] for i in subject.model(x).argmax(dim=1).tolist()]
+        columns[when] = [classes[i] for i in finished.model(x).argmax(dim=1).tolist()]
     if hasattr(method, "domain_classifier"):
-        net = method.domain_classifier(trained_learner(subject))
+        net = method.domain_classifier(trained_learner(finished))
         for when, x in (("domain right", batch.x), ("domain right moved", moved)):
-            found[when] = (net(x).argmax(dim=1) == batch.domain).tolist()
-    return pd.DataFrame(found)
+            columns[when] = (net(x).argmax(dim=1) == batch.domain).tolist()
+    return pd.DataFrame(columns)
 
 
-def _told(data: pd.DataFrame) -> str:
-    told = [f"inputs are moved by {data['mean shift'].mean():.2g} on average"]
-    right, then = (
+def _summarize(data: pd.DataFrame) -> str:
+    sentences = [f"inputs are moved by {data['mean shift'].mean():.2g} on average"]
+    before, after = (
         100 * float((data[name] == data["label"]).mean()) for name in ("answer", "answer moved")
     )
-    told.append(f"labels are told right {right:.1f} % of the time, {then:.1f} % when moved")
+    sentences.append(f"label accuracy {before:.1f} %, {after:.1f} % when perturbed")
     if "domain right" in data:
-        own, away = (
+        before, after = (
             100 * float(cast("pd.Series[bool]", data[name]).mean())
             for name in ("domain right", "domain right moved")
         )
-        told.append(f"domains {own:.1f} %, and {away:.1f} %")
-    return "; ".join(told)
+        sentences.append(f"domain accuracy {before:.1f} %, {after:.1f} % when perturbed")
+    return "; ".join(sentences)
