@@ -174,7 +174,8 @@ def _basis(frame: pd.DataFrame, rule: str) -> str:
     draws = means["draws"].max()
     best = f", best of {draws} hyperparameter samples" * bool(draws > 1)
     trials = int(means["trials"].max())
-    text = f"Selection rule: {rule}{oracle}; mean over unseen domains and {trials} trial"
+    selection = f"Selection rule: {rule}, {RULES[rule].description}{oracle}"
+    text = f"{selection}; mean over unseen domains and {trials} trial"
     return f"{text}{'s' * (trials > 1)}{best}."
 
 
