@@ -166,8 +166,8 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("words", "told"), MISTAKES, ids=[" ".join(w) for w, _ in MISTAKES])
-def test_a_mistake_is_one_clear_line_and_exit_code_2(afield, tmp_path, words, told):
+@pytest.mark.parametrize(("words", "messages"), MISTAKES, ids=[" ".join(w) for w, _ in MISTAKES])
+def test_a_mistake_is_one_clear_line_and_exit_code_2(afield, tmp_path, words, messages):
     numbers(tmp_path / "own.npz", domains=["a", "b"], classes=["x", "y"])
     grey = np.zeros((4, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "grey.npz", X=grey, y=[0, 1, 0, 1], domain=list("aabb"))
@@ -175,6 +175,6 @@ def test_a_mistake_is_one_clear_line_and_exit_code_2(afield, tmp_path, words, to
     assert code == 2
     assert len(err.strip().splitlines()) == 1
     assert err.startswith("error: ")
-    for each in told:
-        assert each in err
+    for message in messages:
+        assert message in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["grey.npz", "own.npz"]

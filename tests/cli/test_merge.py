@@ -35,8 +35,8 @@ def test_settings_and_scale_are_taken_and_kept_in_the_file(afield, tmp_path):
     words = ("--set", "density=0.5", "--scale", "0.25", "--out", "out.safetensors")
     assert afield("merge", "ties", *INPUTS, *words)[0] == 0
     with safe_open(tmp_path / "out.safetensors", "pt") as file:
-        told = json.loads(file.metadata()["afield"])
-    assert (told["params"], told["scale"]) == ({"density": 0.5}, 0.25)
+        metadata = json.loads(file.metadata()["afield"])
+    assert (metadata["params"], metadata["scale"]) == ({"density": 0.5}, 0.25)
 
 
 def test_a_dry_run_says_what_would_happen_to_each_tensor_and_writes_nothing(afield, tmp_path):
@@ -44,14 +44,14 @@ def test_a_dry_run_says_what_would_happen_to_each_tensor_and_writes_nothing(afie
     code, out, err = afield("merge", "score", *INPUTS, "--out", "out.safetensors", "--dry-run")
     assert code == 0
     rows = {line.split()[0]: line for line in out.splitlines()}
-    for name, told in {
+    for name, cells in {
         "a.weight": ("float32", "12 × 8", "merged"),
         "conv.weight": ("4 × 3 × 2 × 2", "averaged: not a matrix"),
         "logit_scale": ("scalar", "averaged: not a matrix"),
         "text_projection": ("6 × 6", "averaged: text_projection"),
         "ids": ("int64", "kept: not floating point"),
     }.items():
-        assert all(word in rows[name] for word in told)
+        assert all(word in rows[name] for word in cells)
     assert "3 merged" in err
     assert "nothing was written" in err
     assert sorted(tmp_path.iterdir()) == before
@@ -115,7 +115,7 @@ def test_doubts_are_warned_of(afield, caplog):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("tie", *INPUTS), "no merge 'tie'; did you mean 'ties'?"),
         (("ties", *INPUTS, "--set", "density"), "write NAME=VALUE"),
@@ -130,13 +130,13 @@ def test_doubts_are_warned_of(afield, caplog):
         (("ties", "whole.safetensors", "whole.safetensors"), "nothing to merge"),
     ],
 )
-def test_a_mistake_is_one_line(afield, tmp_path, words, told):
+def test_a_mistake_is_one_line(afield, tmp_path, words, message):
     save_file({"ids": torch.arange(3)}, tmp_path / "whole.safetensors")
     before = sorted(tmp_path.iterdir())
     code, out, err = afield("merge", *words, "--out", "out.safetensors")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("error: ")
-    assert told in err
+    assert message in err
     assert sorted(tmp_path.iterdir()) == before
 
 

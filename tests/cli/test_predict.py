@@ -76,17 +76,17 @@ def test_a_folder_without_files_and_broken_ones_only_are_told(afield, spiral_mod
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--out", "a.xlsx"), ".csv, .jsonl, .parquet"),
         (("--domain", "turn0"), "cannot use a domain label"),
         (("--device", "nosuch"), "device 'nosuch' cannot be used"),
     ],
 )
-def test_what_cannot_be_asked_is_told_in_one_line(afield, spiral_model, new, words, told):
+def test_what_cannot_be_asked_is_told_in_one_line(afield, spiral_model, new, words, message):
     code, out, err = afield("predict", spiral_model, new, *words)
     assert (code, out) == (2, "")
-    assert told in err
+    assert message in err
     assert len(err.splitlines()) == 1
 
 

@@ -1,4 +1,4 @@
-"""The commands of benchmarks: bench, sweep (from a file), status (from another terminal)."""
+"""The commands ``afield bench``, ``sweep`` (a benchmark from a file) and ``status``."""
 
 import inspect
 import shlex
@@ -67,10 +67,10 @@ def _with_options(*names: str, optional: bool = False) -> Callable[[Command], Co
     """
 
     def decorate(command: Command) -> Command:
-        own = inspect.signature(command, eval_str=True).parameters.values()
-        arguments = [each for each in own if each.kind is each.POSITIONAL_OR_KEYWORD]
-        options = [each for each in own if each.kind is each.KEYWORD_ONLY]
-        added = [each for name in names for each in _parameters(name, optional=optional)]
+        declared = inspect.signature(command, eval_str=True).parameters.values()
+        arguments = [p for p in declared if p.kind is p.POSITIONAL_OR_KEYWORD]
+        options = [p for p in declared if p.kind is p.KEYWORD_ONLY]
+        added = [p for name in names for p in _parameters(name, optional=optional)]
         signature = inspect.Signature([*arguments, *added, *options])
         command.__signature__ = signature  # type: ignore[attr-defined]
         return command
@@ -81,8 +81,8 @@ def _with_options(*names: str, optional: bool = False) -> Callable[[Command], Co
 def _parameters(name: str, *, optional: bool) -> list[inspect.Parameter]:
     """The parameters of a command for one field of `Benchmark`."""
     if name == "settings":
-        return [_keyword(each, kind, None) for each, kind in SETTING_OPTIONS.items()]
-    (option_field,) = (each for each in fields(Benchmark) if each.name == name)
+        return [_keyword(setting, kind, None) for setting, kind in SETTING_OPTIONS.items()]
+    (option_field,) = (field for field in fields(Benchmark) if field.name == name)
     kind, option = get_args(option_field.type)
     default = option_field.default
     metavar = "SHARE" if option.max is not None else "N"
@@ -112,7 +112,7 @@ def bench(
     format_: Format = "console",
     tensorboard: Tensorboard = False,
     quiet: Quiet = False,
-    **words: Any,
+    **options: Any,
 ) -> None:
     """Compare methods on unseen domains: leave each domain out once and test on it.
 
@@ -120,9 +120,9 @@ def bench(
     again to continue.
     """
     check_format(format_)
-    given = {name: words.pop(name) for name in SETTING_OPTIONS}
+    given = {name: options.pop(name) for name in SETTING_OPTIONS}
     given["skip_broken"] = given["skip_broken"] or None
-    benchmark = make_benchmark(settings=collect_settings(given.pop("set_"), **given), **words)
+    benchmark = make_benchmark(settings=collect_settings(given.pop("set_"), **given), **options)
     _run(benchmark, format_=format_, tensorboard=tensorboard, quiet=quiet)
 
 
@@ -135,11 +135,14 @@ def sweep(
     format_: Format = "console",
     tensorboard: Tensorboard = False,
     quiet: Quiet = False,
-    **words: Any,
+    **options: Any,
 ) -> None:
-    """Run the benchmark of a TOML file; options given here replace those of the file."""
+    """Run the benchmark of a TOML file.
+
+    Options given here replace those of the file.
+    """
     check_format(format_)
-    benchmark = read_benchmark(file, **words)
+    benchmark = read_benchmark(file, **options)
     _run(benchmark, format_=format_, tensorboard=tensorboard, quiet=quiet)
 
 
@@ -156,15 +159,15 @@ def status(
     from afield.experiments.remote_store import open_store
     from afield.experiments.status import statuses
 
-    place = open_store(store)
-    benchmarks = statuses(place)
+    opened = open_store(store)
+    benchmarks = statuses(opened)
     if not benchmarks:
         raise DataError(
             f"{store}: no benchmark was started there; use `afield bench --store {store}` first"
         )
     if follow:
-        console.show_until_done(place, benchmarks[-1].plan)
-        benchmarks = statuses(place)
+        console.show_until_done(opened, benchmarks[-1].plan)
+        benchmarks = statuses(opened)
     console.print_statuses(benchmarks)
 
 

@@ -211,18 +211,18 @@ def _running_view(status: "Status", max_lines: int = 40) -> Group:
 def _format_counts(status: "Status") -> str:
     from afield.experiments.status import format_duration
 
-    words = [f"{status.done}/{status.total} runs done"]
+    parts = [f"{status.done}/{status.total} runs done"]
     for count, state in (
         (len(status.running), "running"),
         (len(status.stopped), "stopped"),
         (len(status.failed), "failed"),
     ):
-        words += [f"{count} {state}"] * bool(count)
+        parts += [f"{count} {state}"] * bool(count)
     if not status.has_started and status.process_alive:
-        words.append("starting")
+        parts.append("starting")
     if status.remaining and status.left is not None and status.process_alive is not False:
-        words.append(f"about {format_duration(status.left)} left")
-    return ", ".join(words)
+        parts.append(f"about {format_duration(status.left)} left")
+    return ", ".join(parts)
 
 
 def _log_line(status: "Status") -> Text:
