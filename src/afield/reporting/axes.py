@@ -108,8 +108,10 @@ def _log_axis(low: float, high: float) -> Axis:
     first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
     bare = Axis(10.0**first, 10.0**last, log=True)
     every = max(1, -(-(last - first) // 5))
-    powers = [10.0**power for power in range(first, last + 1, every)]
-    ticks = [Tick(bare.to_percent(power), f"{power:g}") for power in powers]
+    ticks = [
+        Tick(bare.to_percent(10.0**power), f"{10.0**power:g}" if power < 4 else f"1e{power}")
+        for power in range(first, last + 1, every)
+    ]
     return Axis(bare.low, bare.high, ticks, log=True)
 
 

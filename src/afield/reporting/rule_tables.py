@@ -19,7 +19,7 @@ VERDICTS = {
     "worse": ("worse", "bad"),
     "unclear": ("may be chance", ""),
     "level": ("equal", ""),
-    "too few": ("too few pairs", ""),
+    "too few": ("too little data", ""),
 }
 
 

@@ -88,8 +88,19 @@ def _deviation(trials: pd.DataFrame) -> "pd.Series[float]":
 COLUMNS = (
     Column("mean", _mean),
     Column("worst", _worst, many_held_out=False),
-    Column("worst 10 %", _worst_tenth, many_held_out=True),
-    Column("spread", _deviation, many_held_out=True, lower_is_better=True),
+    Column(
+        "worst 10 %",
+        _worst_tenth,
+        many_held_out=True,
+        note="mean over the worst tenth of the domains",
+    ),
+    Column(
+        "spread",
+        _deviation,
+        many_held_out=True,
+        lower_is_better=True,
+        note="standard deviation over domains",
+    ),
     Column("in-domain", _mean, "in_domain", note="on the validation splits of the sources"),
     Column(
         "known domain",
