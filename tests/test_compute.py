@@ -1,4 +1,4 @@
-"""Computations leave the state of torch as it was, and processes are told apart."""
+"""Computations leave the state of torch unchanged, and live processes are distinguished."""
 
 import os
 import subprocess

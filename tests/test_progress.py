@@ -1,4 +1,4 @@
-"""Progress is told to the listener that is there, and to nobody else."""
+"""Progress is reported to the listener that is there, and to nobody else."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,17 +9,17 @@ import pytest
 from afield.cli import console
 from afield.progress import Advance, progress, report_progress_to, track
 
-Told = list[tuple[str, int | None] | int | str]
+Reports = list[tuple[str, int | None] | int | str]
 
 
-def listening_to(told: Told):
+def listening_to(reports: Reports):
     @contextmanager
     def listener(what: str, total: int | None) -> Iterator[Advance]:
-        told.append((what, total))
+        reports.append((what, total))
         try:
-            yield told.append
+            yield reports.append
         finally:
-            told.append("end")
+            reports.append("end")
 
     return listener
 
@@ -32,34 +32,34 @@ def test_items_pass_unchanged_when_nobody_listens(capsys):
 
 
 def test_a_listener_hears_what_how_many_and_how_far():
-    told: Told = []
-    with report_progress_to(listening_to(told)):
+    reports: Reports = []
+    with report_progress_to(listening_to(reports)):
         assert list(track("ab", "letters", 2)) == ["a", "b"]
         with progress("bytes", None) as advance:
             advance(1 << 20)
-    assert told == [("letters", 2), 1, 2, "end", ("bytes", None), 1 << 20, "end"]
+    assert reports == [("letters", 2), 1, 2, "end", ("bytes", None), 1 << 20, "end"]
 
 
 def test_an_item_counts_as_done_only_after_its_turn():
-    told: Told = []
-    with report_progress_to(listening_to(told)):
+    reports: Reports = []
+    with report_progress_to(listening_to(reports)):
         items = track("ab", "letters", 2)
         next(items)
-        assert told == [("letters", 2)]
+        assert reports == [("letters", 2)]
         next(items)
-        assert told == [("letters", 2), 1]
+        assert reports == [("letters", 2), 1]
 
 
 def test_a_failure_on_the_way_ends_the_showing():
-    told: Told = []
-    with report_progress_to(listening_to(told)), pytest.raises(ZeroDivisionError):
+    reports: Reports = []
+    with report_progress_to(listening_to(reports)), pytest.raises(ZeroDivisionError):
         list(track((1 // n for n in (1, 0)), "quotients", 2))
-    assert told == [("quotients", 2), 1, "end"]
+    assert reports == [("quotients", 2), 1, "end"]
 
 
 def test_after_the_block_the_former_listener_is_back():
-    outer: Told = []
-    inner: Told = []
+    outer: Reports = []
+    inner: Reports = []
     with report_progress_to(listening_to(outer)):
         with report_progress_to(listening_to(inner)), progress("one", 1):
             pass
@@ -72,12 +72,12 @@ def test_after_the_block_the_former_listener_is_back():
 
 
 def test_other_threads_do_not_disturb_the_listener():
-    told: Told = []
-    with report_progress_to(listening_to(told)):
+    reports: Reports = []
+    with report_progress_to(listening_to(reports)):
         thread = Thread(target=lambda: list(track("ab", "letters", 2)))
         thread.start()
         thread.join()
-    assert told == []
+    assert reports == []
 
 
 def test_the_bar_of_the_command_line_is_a_listener():

@@ -101,7 +101,7 @@ def test_adding_is_adding_one_by_one(parameters, tensors, others, times):
     assert all(parameter.is_leaf for parameter in parameters)
 
 
-def test_tensors_are_added_once_unless_told_otherwise(tensors, others):
+def test_tensors_are_added_once_unless_reported_otherwise(tensors, others):
     expected = [a + b for a, b in zip(tensors, others, strict=True)]
     add(tensors, others)
     assert same(tensors, expected)

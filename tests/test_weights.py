@@ -70,11 +70,11 @@ def test_a_pickle_that_runs_code_is_refused_and_does_not_run(tmp_path, wrapped, 
 def test_a_file_that_is_something_else_is_named_in_one_line(tmp_path, name, content):
     file = tmp_path / name
     file.write_bytes(content)
-    with pytest.raises(DataError, match="no readable weights") as told:
+    with pytest.raises(DataError, match="no readable weights") as caught:
         read_weights(str(file))
-    assert str(told.value).startswith(str(file))
-    assert "\n" not in str(told.value)
-    assert "()" not in str(told.value)
+    assert str(caught.value).startswith(str(file))
+    assert "\n" not in str(caught.value)
+    assert "()" not in str(caught.value)
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -99,7 +99,7 @@ def test_a_broken_file_is_an_error_of_ours_wherever_it_is_broken(tmp_path, zippe
 
 
 @pytest.mark.parametrize("name", ["none.pth", "none.safetensors", "."])
-def test_a_file_that_is_not_there_is_told(tmp_path, name):
+def test_a_file_that_is_not_there_is_reported(tmp_path, name):
     with pytest.raises(DataError, match="no readable weights"):
         read_weights(str(tmp_path / name))
     with pytest.raises(DataError, match=r"cannot be read .* give hub, none or a file"):
@@ -107,7 +107,7 @@ def test_a_file_that_is_not_there_is_told(tmp_path, name):
 
 
 @pytest.mark.parametrize("content", [[torch.ones(2)], {"a": torch.ones(2), "steps": 3}, 5])
-def test_what_is_no_dict_of_tensors_is_told_with_what_to_save(tmp_path, content):
+def test_what_is_no_dict_of_tensors_is_reported_with_what_to_save(tmp_path, content):
     torch.save(content, tmp_path / "w.pth")
     with pytest.raises(DataError, match=r"not a dict of tensors; save model.state_dict\(\)"):
         read_weights(str(tmp_path / "w.pth"))

@@ -134,12 +134,12 @@ def test_nothing_leaves_the_folder(packed, tmp_path, case):
     archive = packed({"good.txt": b"good"} | entries)
     (tmp_path / "evil").mkdir()
     before = there(tmp_path)
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as caught:
         unpack(archive, tmp_path / "into")
-    assert str(archive) in str(told.value)
-    assert named in str(told.value)
-    assert "nothing was unpacked" in str(told.value)
-    assert "\n" not in str(told.value)
+    assert str(archive) in str(caught.value)
+    assert named in str(caught.value)
+    assert "nothing was unpacked" in str(caught.value)
+    assert "\n" not in str(caught.value)
     assert there(tmp_path) == before
     assert not Path("/tmp/afield-evil").exists()
 
@@ -202,17 +202,17 @@ def test_a_size_below_zero_is_refused(tmp_path):
 
 # Of a tar, that is before, within and after a header, in a file, and before the end.
 @pytest.mark.parametrize("cut", [0, 100, 512, 1023, 1024, 1124, 0.5, -1])
-def test_an_archive_cut_short_is_told_and_leaves_nothing(packed, tmp_path, cut):
+def test_an_archive_cut_short_is_reported_and_leaves_nothing(packed, tmp_path, cut):
     archive = packed({"top.txt": b"top", "noise": os.urandom(100_000), "last": b"last"})
     content = archive.read_bytes()
     # A tar ends with many zeros, of which one block is enough.
     content = content[: content.rindex(b"last") + 512] if archive.suffix == ".tar" else content
     archive.write_bytes(content[: int(cut * len(content)) if cut == 0.5 else cut])
     before = there(tmp_path)
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as caught:
         unpack(archive, tmp_path / "into")
-    assert str(archive) in str(told.value)
-    assert "\n" not in str(told.value)
+    assert str(archive) in str(caught.value)
+    assert "\n" not in str(caught.value)
     assert there(tmp_path) == before
 
 
@@ -233,7 +233,7 @@ def test_a_damaged_header_in_the_middle_is_not_taken_for_the_end(tmp_path):
         unpack(tmp_path / "a.tar", tmp_path / "into")
 
 
-def test_damaged_content_is_told_with_the_member(tmp_path):
+def test_damaged_content_is_reported_with_the_member(tmp_path):
     content = bytearray(zip_of({"a.bin": os.urandom(10_000)}))
     content[5000] ^= 1
     (tmp_path / "a.zip").write_bytes(content)
@@ -250,7 +250,7 @@ def test_a_single_file_is_unpacked_under_its_name(tmp_path):
 
 
 @pytest.mark.parametrize("cut", [0, 5, 18, 500, -1])
-def test_a_single_file_cut_short_is_told(tmp_path, cut):
+def test_a_single_file_cut_short_is_reported(tmp_path, cut):
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(CONTENT)[:cut])
     with pytest.raises(DataError, match=r"a\.csv\.gz: .*download it again"):
         unpack(tmp_path / "a.csv.gz", tmp_path / "into")
@@ -258,22 +258,22 @@ def test_a_single_file_cut_short_is_told(tmp_path, cut):
 
 
 @pytest.mark.parametrize("name", ["a.rar", "a", "zip"])
-def test_an_unknown_kind_is_told_with_the_known(tmp_path, name):
+def test_an_unknown_kind_is_reported_with_the_known(tmp_path, name):
     (tmp_path / name).write_bytes(zip_of(TREE))
     with pytest.raises(DataError, match=r"use one of \.zip, \.tar, \.tar\.gz, \.tgz, \.gz"):
         unpack(tmp_path / name, tmp_path / "into")
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar", "a.tar.gz", "a.gz"])
-def test_something_else_under_the_name_of_an_archive_is_told_in_one_line(tmp_path, name):
+def test_something_else_under_the_name_of_an_archive_is_reported_in_one_line(tmp_path, name):
     (tmp_path / name).write_text("<html>Please log in first</html>" * 40)
-    with pytest.raises(DataError, match="download it again") as told:
+    with pytest.raises(DataError, match="download it again") as caught:
         unpack(tmp_path / name, tmp_path / "into")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
     assert there(tmp_path) == [name]
 
 
-def test_a_missing_archive_is_told(tmp_path):
+def test_a_missing_archive_is_reported(tmp_path):
     with pytest.raises(DataError, match=r"a\.zip: No such file"):
         unpack(tmp_path / "a.zip", tmp_path / "into")
     assert there(tmp_path) == []
@@ -290,16 +290,16 @@ def test_what_a_killed_process_left_is_removed(packed, tmp_path):
 
 
 def test_unpacking_tells_how_much_of_the_archive_is_done(packed, tmp_path):
-    told = []
+    reports = []
 
     @contextmanager
     def listener(what, total):
-        told.append((what, total))
-        yield told.append
+        reports.append((what, total))
+        yield reports.append
 
     archive = packed(TREE)
     size = archive.stat().st_size
     with report_progress_to(listener):
         unpack(archive, tmp_path / "into")
-    assert told[0] == (f"unpack {archive.name}", size)
-    assert 0 < max(told[1:]) <= size
+    assert reports[0] == (f"unpack {archive.name}", size)
+    assert 0 < max(reports[1:]) <= size

@@ -47,7 +47,7 @@ def test_what_is_here_is_not_fetched_again_and_takes_its_room_once(tmp_path, dec
     assert not list((root / "downloads").glob("all.tar.gz"))
 
 
-def test_a_wrong_checksum_is_told_and_nothing_is_unpacked(tmp_path, declare):
+def test_a_wrong_checksum_is_reported_and_nothing_is_unpacked(tmp_path, declare):
     archive_of(tmp_path / "www" / "all.tar.gz", ["here", "there"])
     root, wrong = tmp_path / "root", "sha256:" + 64 * "0"
     with served(tmp_path / "www") as address:
@@ -59,7 +59,7 @@ def test_a_wrong_checksum_is_told_and_nothing_is_unpacked(tmp_path, declare):
     assert not list((root / "downloads").glob("all.tar.gz*"))
 
 
-def test_a_file_that_the_server_does_not_have_is_told(tmp_path, declare):
+def test_a_file_that_the_server_does_not_have_is_reported(tmp_path, declare):
     (tmp_path / "www").mkdir()
     with served(tmp_path / "www") as address:
         declare((f"{address}/all.tar.gz", "md5:" + 32 * "0", "theirs"))
@@ -68,7 +68,7 @@ def test_a_file_that_the_server_does_not_have_is_told(tmp_path, declare):
     assert "\n" not in str(caught.value)
 
 
-def test_an_archive_without_what_is_needed_is_told(tmp_path, declare):
+def test_an_archive_without_what_is_needed_is_reported(tmp_path, declare):
     checksum = archive_of(tmp_path / "www" / "half.tar.gz", ["here"])
     with served(tmp_path / "www") as address:
         declare((f"{address}/half.tar.gz", checksum, "theirs"))
@@ -78,13 +78,13 @@ def test_an_archive_without_what_is_needed_is_told(tmp_path, declare):
             get_dataset(NAME, tmp_path / "root")
 
 
-def test_what_only_a_person_can_get_is_told_with_the_data_root(tmp_path, declare):
+def test_what_only_a_person_can_get_is_reported_with_the_data_root(tmp_path, declare):
     declare()
     root = tmp_path / "my data"
     with pytest.raises(DataError) as caught:
         get_dataset(NAME, root)
-    told = "afield cannot download it; write to [them] and unpack their disk in theirs"
-    assert str(caught.value) == f"{NAME}: {told} (data root: {root})"
+    message = "afield cannot download it; write to [them] and unpack their disk in theirs"
+    assert str(caught.value) == f"{NAME}: {message} (data root: {root})"
     assert not root.exists()
     for domain in ("here", "there"):
         (root / "theirs" / "set" / domain).mkdir(parents=True)

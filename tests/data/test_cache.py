@@ -350,7 +350,7 @@ def test_killed_in_the_middle_it_leaves_nothing_that_is_taken_for_whole(tmp_path
     assert [path.suffix for path in entries(place)] == [""]
 
 
-def test_too_little_room_is_told_before_anything_is_made(tmp_path, place, monkeypatch):
+def test_too_little_room_is_reported_before_anything_is_made(tmp_path, place, monkeypatch):
     numbers(tmp_path / "mine")
     free = shutil.disk_usage(tmp_path)._replace(free=3 * 2**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
@@ -363,18 +363,18 @@ def test_too_little_room_is_told_before_anything_is_made(tmp_path, place, monkey
     )
     with pytest.raises(DataError) as caught:
         wanted(needed_bytes=5 * 2**30 + 2**29)
-    told = str(caught.value)
-    assert "\n" not in told
-    assert told.startswith(f"{place}: the cache of numbers needs 5.5 GB, but only 3 MB are free")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(f"{place}: the cache of numbers needs 5.5 GB, but only 3 MB are free")
     assert entries(place) == []
     wanted(needed_bytes=2 * 2**20)
 
 
 def test_a_cache_that_may_not_be_written_to_is_named():
-    told = pytest.raises(
+    caught = pytest.raises(
         DataError, match=r"cache: Permission denied; set AFIELD_CACHE to another folder$"
     )
-    with common() as folder, forbidden(folder / "cache", 0o555), told:
+    with common() as folder, forbidden(folder / "cache", 0o555), caught:
         contents_digest(folder, [])
 
 
@@ -386,8 +386,8 @@ def test_a_cache_that_is_read_only_from_now_on_is_named():
             contents_digest(folder / "mine", files)
         files[0].write_text("7")
         assert list((folder / "cache").glob("*.lock"))
-        told = pytest.raises(DataError, match=r"Permission denied.*; set AFIELD_CACHE to another")
-        with forbidden(folder / "cache", 0o555), told:
+        caught = pytest.raises(DataError, match=r"Permission denied.*; set AFIELD_CACHE to another")
+        with forbidden(folder / "cache", 0o555), caught:
             contents_digest(folder / "mine", files)
 
 
@@ -397,7 +397,7 @@ def test_a_cache_that_is_a_file_is_named(tmp_path, place):
         contents_digest(tmp_path, [])
 
 
-def test_the_size_is_told_before_a_large_entry_is_made(tmp_path, place, monkeypatch, caplog):
+def test_the_size_is_reported_before_a_large_entry_is_made(tmp_path, place, monkeypatch, caplog):
     numbers(tmp_path / "mine")
     with caplog.at_level(logging.WARNING, logger="afield"):
         read(tmp_path / "mine", form="small")
@@ -410,8 +410,8 @@ def test_the_size_is_told_before_a_large_entry_is_made(tmp_path, place, monkeypa
 
         read(tmp_path / "mine", decode, form="large rows")
         read(tmp_path / "mine", decode, form="large rows")
-    (told,) = caplog.messages
-    assert told.startswith(f"large rows: caching 0 MB in {place}/mine-")
+    (message,) = caplog.messages
+    assert message.startswith(f"large rows: caching 0 MB in {place}/mine-")
 
 
 def test_sixteen_megabytes_are_worth_telling():
@@ -497,7 +497,7 @@ def test_what_is_wrong_with_the_data_is_not_put_down_to_the_cache(tmp_path, plac
     assert entries(place) == []
 
 
-def test_a_disk_that_is_full_in_the_middle_is_told(tmp_path, place):
+def test_a_disk_that_is_full_in_the_middle_is_reported(tmp_path, place):
     def make():
         raise OSError(28, "No space left on device")
 

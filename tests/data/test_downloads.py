@@ -223,14 +223,14 @@ def test_more_breaks_than_tries_do_no_harm_while_every_try_brings_more(site, tmp
     assert sum(sent for _, _, sent in site.asked) == len(CONTENT)
 
 
-def test_a_connection_that_never_holds_is_told_and_the_part_kept(site, tmp_path):
+def test_a_connection_that_never_holds_is_reported_and_the_part_kept(site, tmp_path):
     site.cuts = [HALF, 0, 0, 0, 0, 0, 0]
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as caught:
         fetch(site.archive(), tmp_path)
-    assert "a.bin" in str(told.value)
-    assert site.address in str(told.value)
-    assert "the partial file is kept; run the command again to resume" in str(told.value)
-    assert "\n" not in str(told.value)
+    assert "a.bin" in str(caught.value)
+    assert site.address in str(caught.value)
+    assert "the partial file is kept; run the command again to resume" in str(caught.value)
+    assert "\n" not in str(caught.value)
     assert len(site.asked) == 1 + len(downloads.RETRY_DELAYS)
     assert there(tmp_path) == ["a.bin.part"]
     assert (tmp_path / "a.bin.part").read_bytes() == CONTENT[:HALF]
@@ -260,14 +260,14 @@ def test_a_busy_server_is_asked_again(site, tmp_path):
     assert [sent for _, _, sent in site.asked] == [-503, -429, len(CONTENT)]
 
 
-def test_a_wrong_checksum_is_told_with_both_and_the_file_removed(site, tmp_path):
+def test_a_wrong_checksum_is_reported_with_both_and_the_file_removed(site, tmp_path):
     wrong = "md5:" + 32 * "0"
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as caught:
         fetch(site.archive(checksum=wrong), tmp_path)
     found = "md5:" + hashlib.md5(CONTENT).hexdigest()
     for text in ("a.bin", wrong, found, f"put the file at {tmp_path / 'a.bin'}"):
-        assert text in str(told.value)
-    assert "\n" not in str(told.value)
+        assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
     assert there(tmp_path) == []
     assert len(site.asked) == 1
 
@@ -299,10 +299,10 @@ def test_a_good_mirror_is_not_blamed_for_a_bad_beginning(site, second, tmp_path)
 def test_when_all_mirrors_fail_each_is_named_with_its_reason(site, second, tmp_path):
     site.files["a.bin"] = b"not it"
     second.files = {}
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as caught:
         fetch(site.archive(mirrors=(second.address + "a.bin",)), tmp_path)
-    assert f"{site.address}a.bin: checksum" in str(told.value)
-    assert f"{second.address}a.bin: the server answered 404" in str(told.value)
+    assert f"{site.address}a.bin: checksum" in str(caught.value)
+    assert f"{second.address}a.bin: the server answered 404" in str(caught.value)
 
 
 def test_a_redirection_is_followed_with_the_range(site, second, tmp_path):
@@ -343,27 +343,27 @@ def test_a_file_that_does_not_fit_is_not_begun(site, tmp_path, monkeypatch, size
     assert there(tmp_path) == []
 
 
-def test_a_file_in_place_of_the_folder_is_told(site, tmp_path):
+def test_a_file_in_place_of_the_folder_is_reported(site, tmp_path):
     (tmp_path / "into").write_text("")
     with pytest.raises(DataError, match="into: File exists"):
         fetch(site.archive(), tmp_path / "into")
 
 
 def test_progress_is_in_bytes_and_starts_where_the_part_ends(site, tmp_path):
-    told = {}
+    reports = {}
 
     @contextmanager
     def listener(what, total):
-        done = told.setdefault((what, total), [])
+        done = reports.setdefault((what, total), [])
         yield done.append
 
     (tmp_path / "a.bin.part").write_bytes(CONTENT[:HALF])
     with report_progress_to(listener):
         fetch(site.archive(), tmp_path)
-    done = told["a.bin", len(CONTENT)]
+    done = reports["a.bin", len(CONTENT)]
     assert HALF < done[0] < done[-1] == len(CONTENT)
     assert done == sorted(done)
-    assert told["check a.bin", len(CONTENT)][-1] == len(CONTENT)
+    assert reports["check a.bin", len(CONTENT)][-1] == len(CONTENT)
 
 
 def test_threads_at_once_make_one_download(site, tmp_path):

@@ -104,14 +104,14 @@ def test_a_copy_within_a_domain_is_harmless_and_a_changed_pixel_is_no_copy(own):
     assert not inspect_dataset(own).duplicates
 
 
-def test_copies_of_arrays_are_told_by_their_number(tmp_path):
+def test_copies_of_arrays_are_reported_by_their_number(tmp_path):
     x = np.random.default_rng(0).random((8, 5))
     x[6] = x[1]
     np.savez(tmp_path / "own.npz", X=x, y=[0, 1] * 4, domain=["a"] * 4 + ["b"] * 4)
     assert inspect_dataset(tmp_path / "own.npz").duplicates == [("sample 2 of b", "sample 1 of a")]
 
 
-def test_uneven_domains_and_classes_are_told_with_their_numbers(tmp_path):
+def test_uneven_domains_and_classes_are_reported_with_their_numbers(tmp_path):
     counts = {("big", "cup"): 20, ("big", "pot"): 4, ("small", "cup"): 4, ("small", "pot"): 4}
     domain, label = inspect_dataset(pictures(tmp_path / "own", counts)).remarks
     assert domain.startswith("domain 'big' has 24 samples, 'small' has 8: imbalanced")
@@ -230,7 +230,7 @@ def test_a_sheet_without_suffix_is_a_png_and_an_old_one_is_replaced(own, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("out", "told"),
+    ("out", "message"),
     [
         ("sheet.xyz", "'xyz' is not supported"),
         ("no/sheet.png", "No such file or directory"),
@@ -238,11 +238,11 @@ def test_a_sheet_without_suffix_is_a_png_and_an_old_one_is_replaced(own, tmp_pat
         ("own.npz/sheet.png", "Not a directory"),
     ],
 )
-def test_a_sheet_that_cannot_be_written_is_one_line_and_leaves_nothing(tmp_path, out, told):
+def test_a_sheet_that_cannot_be_written_is_one_line_and_leaves_nothing(tmp_path, out, message):
     found = inspect_dataset(arrays(tmp_path / "own.npz", COLOUR))
     (tmp_path / "folder.png").mkdir()
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(SpecError, match=told) as caught:
+    with pytest.raises(SpecError, match=message) as caught:
         contact_sheet(found, tmp_path / out)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith(str(tmp_path / out))

@@ -36,7 +36,7 @@ def test_hospitals_and_labels_are_those_of_the_metadata(root):
     assert all(domain.test is None for domain in found.values())
 
 
-def test_a_wrong_count_is_told(root):
+def test_a_wrong_count_is_reported(root):
     with pytest.raises(DataError, match="'hospital_0' has 4 samples, not 59436"):
         loaded(camelyon17, root)
 
@@ -47,7 +47,7 @@ def test_a_patch_that_is_not_there_is_named(root):
         loaded(MADE_UP, root)
 
 
-def test_metadata_without_a_hospital_are_told(root):
+def test_metadata_without_a_hospital_are_reported(root):
     table = root / "camelyon17_v1.0" / "metadata.csv"
     lines = table.read_text().splitlines()
     table.write_text("\n".join(line for line in lines if not line.endswith(",4,0")))
@@ -55,8 +55,8 @@ def test_metadata_without_a_hospital_are_told(root):
         loaded(MADE_UP, root)
 
 
-def test_a_table_that_the_package_cannot_read_is_told_in_one_line(root):
+def test_a_table_that_the_package_cannot_read_is_reported_in_one_line(root):
     (root / "camelyon17_v1.0" / "metadata.csv").write_text("<html>\n")
-    with pytest.raises(DataError, match="cannot read it") as told:
+    with pytest.raises(DataError, match="cannot read it") as caught:
         loaded(MADE_UP, root)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)

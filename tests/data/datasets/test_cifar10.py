@@ -61,20 +61,20 @@ def test_pixels_are_red_first_then_by_rows(root):
 def test_a_file_that_holds_no_pictures_is_named(root, content):
     path = root / FOLDER / "data_batch_3.bin"
     path.write_bytes(content)
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as caught:
         loaded(root)
-    assert str(told.value).startswith(f"{path}: its {len(content):,} bytes are not images")
+    assert str(caught.value).startswith(f"{path}: its {len(content):,} bytes are not images")
 
 
-def test_a_missing_file_is_told_with_what_to_do(root):
+def test_a_missing_file_is_reported_with_what_to_do(root):
     path = root / FOLDER / "data_batch_4.bin"
     path.unlink()
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as caught:
         loaded(root)
-    assert f"{path} is missing; `afield data get cifar10` downloads it" in str(told.value)
+    assert f"{path} is missing; `afield data get cifar10` downloads it" in str(caught.value)
 
 
-def test_another_number_of_pictures_is_told(root):
+def test_another_number_of_pictures_is_reported(root):
     with pytest.raises(DataError, match="domain 'train' has 35 samples, not 50000"):
         cifar10.load(ReadOptions(root))
 

@@ -103,17 +103,17 @@ def test_given_the_label_the_colour_says_nothing_about_the_digit(case):
                 assert_rate(colours(domain)[chosen] == label, agree)
 
 
-def test_another_number_of_digits_is_told(tmp_path):
+def test_another_number_of_digits_is_reported(tmp_path):
     root = made_up_mnist(tmp_path, train=50, t10k=13)
     with pytest.raises(DataError, match="has 21 samples, not 23334"):
         colored_mnist(root).load(ReadOptions(root))
 
 
 def test_without_files_the_error_says_what_to_do(tmp_path):
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as caught:
         colored_mnist(tmp_path).load(ReadOptions(tmp_path))
     first = tmp_path / RAW / "train-images-idx3-ubyte.gz"
-    assert str(told.value).startswith(
+    assert str(caught.value).startswith(
         f"colored_mnist: {first} is missing; `afield data get colored_mnist` downloads it"
     )
 

@@ -41,7 +41,7 @@ def test_classes_are_folder_names_in_order_and_lists_say_what_is_tested(whole):
         assert domain.test.sum() == CLASSES
 
 
-def test_another_number_of_listed_files_is_told(whole):
+def test_another_number_of_listed_files_is_reported(whole):
     with pytest.raises(DataError, match="'clipart' has 690 samples, not 48129"):
         loaded(domain_net(whole), whole)
 
@@ -54,7 +54,7 @@ def test_without_a_list_the_error_says_where_it_comes_from(tmp_path, whole):
         loaded(domain_net(tmp_path), tmp_path)
 
 
-def test_a_folder_that_is_no_class_is_told(tmp_path, whole):
+def test_a_folder_that_is_no_class_is_reported(tmp_path, whole):
     for needed in domain_net(tmp_path).needs:
         (tmp_path / needed).mkdir(parents=True)
     for name in (*NAMES, "stranger"):

@@ -39,7 +39,7 @@ def test_centre_class_and_part_are_those_of_the_table(root):
         assert [name.endswith("_test.jpg") for name in domain.names] == domain.test.tolist()
 
 
-def test_a_wrong_count_is_told(root):
+def test_a_wrong_count_is_reported(root):
     with pytest.raises(DataError, match="'BCN' has 16 samples, not 12413"):
         loaded(fed_isic, root)
 
@@ -55,7 +55,7 @@ def test_a_wrong_count_is_told(root):
         "<html>\n",
     ],
 )
-def test_a_line_that_is_not_of_the_table_is_told(root, wrong):
+def test_a_line_that_is_not_of_the_table_is_reported(root, wrong):
     (root / "fed_isic" / "train_test_split").write_text(
         HEADER + line("ISIC_0_0_test", 0, 0, "test") + wrong
     )

@@ -44,6 +44,6 @@ def test_regions_and_labels_are_those_of_the_metadata(tmp_path):
     assert list(fmow.classes) == sys.modules["wilds.datasets.fmow_dataset"].categories
 
 
-def test_metadata_without_a_region_are_told(tmp_path):
+def test_metadata_without_a_region_are_reported(tmp_path):
     with pytest.raises(DataError, match="region 'Other' is not in the metadata"):
         loaded(fmow, table(tmp_path, list(COUNTRIES)))

@@ -46,32 +46,32 @@ def test_domains_classes_and_labels_are_those_of_the_folders(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", COUNTED)
-def test_a_domain_of_the_right_size_is_read_and_another_size_is_told(tmp_path, name):
+def test_a_domain_of_the_right_size_is_read_and_another_size_is_reported(tmp_path, name):
     dataset = find_dataset(name, tmp_path)
     assert set(dataset.sizes) == set(dataset.domains)
     tree(tmp_path / FOLDERS[name][0], dataset, classes=1)
     first = dataset.domains[0]
-    told = f"domain '{first}' has 2 samples, not {dataset.sizes[first]}"
-    with pytest.raises(DataError, match=told):
+    message = f"domain '{first}' has 2 samples, not {dataset.sizes[first]}"
+    with pytest.raises(DataError, match=message):
         loaded(dataset, tmp_path)
     right = replace(dataset, sizes=dict.fromkeys(dataset.domains, 2))
     assert len(loaded(right, tmp_path)) == len(dataset.domains)
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_a_missing_domain_is_told_with_what_to_do(tmp_path, name):
+def test_a_missing_domain_is_reported_with_what_to_do(tmp_path, name):
     folder, *_ = FOLDERS[name]
     dataset = find_dataset(name, tmp_path)
     lacking = replace(dataset, domains=dataset.domains[:-1])
     tree(tmp_path / folder, lacking, classes=1)
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as caught:
         loaded(dataset, tmp_path)
-    assert f"{folder}/{dataset.domains[-1]} is missing" in str(told.value)
-    assert dataset.download.instructions in str(told.value)
+    assert f"{folder}/{dataset.domains[-1]} is missing" in str(caught.value)
+    assert dataset.download.instructions in str(caught.value)
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_a_folder_that_is_no_class_is_told(tmp_path, name):
+def test_a_folder_that_is_no_class_is_reported(tmp_path, name):
     folder, *_ = FOLDERS[name]
     dataset = replace(find_dataset(name, tmp_path), sizes={})
     root = tree(tmp_path / folder, dataset, classes=1)
@@ -86,14 +86,14 @@ def test_without_files_the_error_says_what_to_do_in_one_line(tmp_path, name):
     assert dataset.domains
     assert dataset.modality is IMAGE
     assert dataset.download.license
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as caught:
         loaded(dataset, tmp_path)
-    assert str(told.value) == (
+    assert str(caught.value) == (
         f"{name}: {tmp_path / dataset.needs[0]} is missing; {dataset.download.instructions} "
         f"(the data root is {tmp_path}; set AFIELD_DATA for another)"
     )
     assert len(dataset.download.instructions) > 40
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", [*COUNTED, "domain_net", "fed_isic", "camelyon17"])

@@ -37,11 +37,11 @@ def test_without_the_folder_it_is_declared_and_says_what_to_do(tmp_path):
     dataset = fonts(tmp_path)
     assert dataset.missing_files(tmp_path) == [tmp_path / "fonts"]
     assert dataset.classes == CHARACTERS
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as caught:
         dataset.load(ReadOptions(tmp_path))
-    assert "fonts is missing; create the folder fonts in the data root" in str(told.value)
-    assert "https://fonts.google.com/" in str(told.value)
-    assert "\n" not in str(told.value)
+    assert "fonts is missing; create the folder fonts in the data root" in str(caught.value)
+    assert "https://fonts.google.com/" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_folder_that_appears_later_needs_a_fresh_start(tmp_path):

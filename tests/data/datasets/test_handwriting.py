@@ -113,18 +113,18 @@ def test_what_is_fetched_is_unpacked_to_where_it_is_looked_for(tmp_path):
     assert handwriting(tmp_path).needs == (made,)
 
 
-def test_a_missing_drawing_is_told(tmp_path):
+def test_a_missing_drawing_is_reported(tmp_path):
     archive(tmp_path, {k: v for k, v in DRAWINGS.items() if k != name_of(7, 3)})
     assert "domain 'writer03' has 41 samples, not 42" in refusal(tmp_path)
 
 
-def test_an_archive_without_the_alphabet_is_told(tmp_path):
+def test_an_archive_without_the_alphabet_is_reported(tmp_path):
     archive(tmp_path, {})
     assert "domain 'writer01' has 0 samples, not 42" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "message"),
     [
         (name_of(7, 3), b"not a picture", "cannot identify image"),
         (name_of(7, 3), drawing(7, 3)[:60], "truncated"),
@@ -136,11 +136,11 @@ def test_an_archive_without_the_alphabet_is_told(tmp_path):
         ("Sanskrit/character01/notes.png", drawing(1, 1), "not a drawing of this dataset"),
     ],
 )
-def test_a_drawing_that_is_none_is_named(tmp_path, name, content, told):
+def test_a_drawing_that_is_none_is_named(tmp_path, name, content, message):
     archive(tmp_path, DRAWINGS | {name: content})
     refused = refusal(tmp_path)
     assert refused.startswith(f"{tmp_path / FOLDER / SMALL}.zip/{SMALL}/{name}: ")
-    assert told in refused
+    assert message in refused
     assert refused.endswith(f"; delete {SMALL}.zip and download it again")
 
 

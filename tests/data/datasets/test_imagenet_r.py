@@ -34,19 +34,19 @@ def test_styles_are_domains_and_folders_are_classes(root):
 
 
 @pytest.mark.parametrize("name", ["watercolour_0.jpg", "art.jpg", "art_deco_0.jpg"])
-def test_a_file_without_a_known_style_is_told(root, name):
+def test_a_file_without_a_known_style_is_reported(root, name):
     painted(root / "imagenet-r" / NAMES[3] / name, label=3, domain=0)
     with pytest.raises(DataError, match=f"{name}: not named <style>_<number>"):
         loaded(imagenet_r(root), root)
 
 
-def test_a_folder_that_is_no_class_is_told(root):
+def test_a_folder_that_is_no_class_is_reported(root):
     (root / "imagenet-r" / "stranger").mkdir()
     with pytest.raises(DataError, match="201 class folders, not 200"):
         loaded(imagenet_r(root), root)
 
 
-def test_a_wrong_count_is_told(root):
+def test_a_wrong_count_is_reported(root):
     with pytest.raises(DataError, match="'art' has 27 samples, not 30"):
         loaded(replace(imagenet_r(root), sizes={"art": 30}), root)
 

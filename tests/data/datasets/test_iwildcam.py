@@ -36,7 +36,7 @@ def test_places_and_labels_are_those_of_the_metadata(root):
     assert all(len(domain.y) == 4 for domain in found.values())
 
 
-def test_a_table_of_another_version_is_told(root):
+def test_a_table_of_another_version_is_reported(root):
     (root / "iwildcam_v2.0" / "metadata.csv").write_text("split,filename\ntrain,a.jpg\n")
     with pytest.raises(DataError, match=r"metadata\.csv: not the table of iWildCam 2\.0"):
         iwildcam(root)

@@ -91,7 +91,7 @@ def test_it_is_made_once_and_anew_when_the_files_change(tmp_path, monkeypatch):
     assert len(dataset.load(ReadOptions(root))["0deg"].y) == 13
 
 
-def test_another_number_of_digits_is_told(tmp_path):
+def test_another_number_of_digits_is_reported(tmp_path):
     root = made_up_mnist(tmp_path, train=50, t10k=13)
     with pytest.raises(DataError, match="domain '0deg' has 11 samples, not 11667"):
         rotated_mnist(root).load(ReadOptions(root))
@@ -103,10 +103,10 @@ def test_the_declared_sizes_are_those_of_70000_digits(tmp_path):
 
 
 def test_without_files_the_error_says_what_to_do(tmp_path):
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as caught:
         rotated_mnist(tmp_path).load(ReadOptions(tmp_path))
     first = tmp_path / RAW / "train-images-idx3-ubyte.gz"
-    assert str(told.value).startswith(
+    assert str(caught.value).startswith(
         f"rotated_mnist: {first} is missing; `afield data get rotated_mnist` downloads it"
     )
 

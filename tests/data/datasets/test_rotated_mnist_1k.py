@@ -76,7 +76,7 @@ def test_it_is_the_same_whatever_was_drawn_before(tmp_path):
     assert all(torch.equal(again[name].x, first[name].x) for name in first)
 
 
-def test_too_few_digits_are_told(tmp_path):
+def test_too_few_digits_are_reported(tmp_path):
     root = made_up_mnist(tmp_path, train=995, t10k=20)
     dataset = replace(rotated_mnist_1k(root), sizes={})
     with pytest.raises(DataError, match="99 images of the digit 5, but 100 are needed"):

@@ -82,14 +82,14 @@ def test_without_files_it_is_declared_and_says_what_to_do(tmp_path):
         dataset.load(ReadOptions(tmp_path))
 
 
-def test_too_few_speakers_are_told(copy):
+def test_too_few_speakers_are_reported(copy):
     for file in (copy / FOLDER).glob(f"*/{BOB}_*"):
         file.unlink()
     with pytest.raises(DataError, match=r"1 speaker\(s\) with all ten words and 20 clips"):
         speech_commands(copy)
 
 
-def test_a_clip_of_another_name_is_told(copy):
+def test_a_clip_of_another_name_is_reported(copy):
     spoken(copy / FOLDER / "go" / "mine.wav", tone(300.0, seconds=0.05))
     with pytest.raises(DataError, match=r"mine\.wav: not named SPEAKER_nohash_TAKE\.wav"):
         speech_commands(copy)

@@ -90,7 +90,7 @@ def test_other_speakers_and_files_of_the_system_are_passed_over(copy):
     assert sum(len(domain.y) for domain in loaded(copy).values()) == 180
 
 
-def test_a_recording_of_another_name_is_told(copy):
+def test_a_recording_of_another_name_is_reported(copy):
     path = spoken(copy / FOLDER / "recordings" / "three.wav", tone(300.0, rate=RATE), rate=RATE)
     with pytest.raises(DataError, match=r"three\.wav: not named DIGIT_SPEAKER_TAKE\.wav"):
         loaded(copy)
@@ -98,7 +98,7 @@ def test_a_recording_of_another_name_is_told(copy):
     assert loaded(copy)
 
 
-def test_a_missing_recording_is_told(copy):
+def test_a_missing_recording_is_reported(copy):
     (copy / FOLDER / "recordings" / "4_lucas_2.wav").unlink()
     with pytest.raises(DataError, match="domain 'lucas' has 29 samples, not 30"):
         loaded(copy)
@@ -111,10 +111,10 @@ def test_a_broken_recording_is_named(copy):
 
 
 def test_without_files_the_error_says_what_to_do(tmp_path):
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as caught:
         spoken_digits.load(ReadOptions(tmp_path))
-    assert f"{tmp_path / FOLDER} is missing; create the folder spoken_digits" in str(told.value)
-    assert "https://github.com/Jakobovski/free-spoken-digit-dataset" in str(told.value)
+    assert f"{tmp_path / FOLDER} is missing; create the folder spoken_digits" in str(caught.value)
+    assert "https://github.com/Jakobovski/free-spoken-digit-dataset" in str(caught.value)
 
 
 @pytest.fixture(scope="module")

@@ -80,7 +80,7 @@ def with_value(value: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         ({"y": np.arange(11) % 3}, r"unequal length \(X 12, y 11, domain 12\)"),
         ({"y": np.array(1)}, "unequal length"),
@@ -99,9 +99,9 @@ def with_value(value: float) -> np.ndarray:
         ({name: value[:0] for name, value in arrays().items()}, "no samples"),
     ],
 )
-def test_arrays_that_cannot_be_used_are_refused_with_the_reason(tmp_path, changed, told):
+def test_arrays_that_cannot_be_used_are_refused_with_the_reason(tmp_path, changed, message):
     file = npz(tmp_path, **arrays(**changed))
-    assert re.search(rf"mine\.npz: .*{told}", refusal(file))
+    assert re.search(rf"mine\.npz: .*{message}", refusal(file))
 
 
 def test_a_file_that_is_no_archive_is_refused(tmp_path):
@@ -200,7 +200,7 @@ def test_an_archive_that_may_not_be_read_is_named():
         assert refusal(file) == f"{file}: cannot be read (Permission denied)"
 
 
-def test_numbers_too_large_for_half_the_digits_are_told(tmp_path):
+def test_numbers_too_large_for_half_the_digits_are_reported(tmp_path):
     file = npz(tmp_path, **arrays(X=np.full((12, 4), 1e300)))
     assert refusal(file).startswith("mine: domain 'art': NaN or infinity in sample 0")
 
@@ -212,8 +212,8 @@ def test_arrays_of_the_other_byte_order_are_read(tmp_path):
 
 def test_a_domain_of_one_sample_is_refused_when_it_is_read(tmp_path):
     domain = np.array(["art"] * 11 + ["photo"])
-    told = refusal(npz(tmp_path, **arrays(domain=domain)))
-    assert told == "mine: domain 'photo': 1 sample(s); training and validation need at least two"
+    message = refusal(npz(tmp_path, **arrays(domain=domain)))
+    assert message == "mine: domain 'photo': 1 sample(s); training and validation need at least two"
 
 
 HALF = np.isin(np.arange(12), (0, 1, 4, 8, 11))
@@ -245,7 +245,7 @@ def test_an_archive_without_them_has_no_test_samples_and_no_names(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         ({"test": HALF[:11]}, "unequal length (X 12, y 12, domain 12, test 11)"),
         ({"names": np.array(["a.png"])}, "unequal length (X 12, y 12, domain 12, names 1)"),
@@ -257,5 +257,5 @@ def test_an_archive_without_them_has_no_test_samples_and_no_names(tmp_path):
         ({"test": HALF | (np.arange(12) > 5)}, "domain 'photo' has only test samples"),
     ],
 )
-def test_marks_and_names_that_cannot_be_used_are_refused(tmp_path, changed, told):
-    assert told in refusal(npz(tmp_path, **arrays(**changed)))
+def test_marks_and_names_that_cannot_be_used_are_refused(tmp_path, changed, message):
+    assert message in refusal(npz(tmp_path, **arrays(**changed)))

@@ -122,9 +122,9 @@ def test_a_domain_without_a_picture_is_named(tmp_path):
 
 
 def test_a_single_domain_is_too_few(tmp_path):
-    told = refusal(tree(tmp_path / "mine", domains=("photo",)))
-    assert "mine: 1 domain folder(s)" in told
-    assert "at least two" in told
+    message = refusal(tree(tmp_path / "mine", domains=("photo",)))
+    assert "mine: 1 domain folder(s)" in message
+    assert "at least two" in message
 
 
 def test_a_single_class_is_too_few(tmp_path):
@@ -137,10 +137,10 @@ def test_a_folder_without_folders_is_refused(tmp_path):
 
 def test_a_text_named_like_a_picture_is_named(tmp_path):
     (tree(tmp_path) / "photo" / "cup" / "notes.png").write_text("not a picture")
-    told = refusal(tmp_path)
-    assert "1 broken file(s), or not images" in told
+    message = refusal(tmp_path)
+    assert "1 broken file(s), or not images" in message
     # Once, and without the way to it.
-    assert ": photo/cup/notes.png (cannot identify image file); replace them, or use" in told
+    assert ": photo/cup/notes.png (cannot identify image file); replace them, or use" in message
 
 
 def test_an_empty_file_is_named(tmp_path):
@@ -161,8 +161,8 @@ def test_a_single_pixel_is_named(tmp_path):
 
 def test_a_bomb_is_named(tmp_path):
     bomb(tree(tmp_path) / "photo" / "cup" / "bomb.png")
-    told = refusal(tmp_path)
-    assert "photo/cup/bomb.png (Image size (400000000 pixels) exceeds limit" in told
+    message = refusal(tmp_path)
+    assert "photo/cup/bomb.png (Image size (400000000 pixels) exceeds limit" in message
 
 
 def test_large_pictures_are_read_without_a_warning_by_many_threads(tmp_path, monkeypatch):
@@ -180,10 +180,10 @@ def test_of_many_broken_pictures_five_are_named_and_the_rest_counted(tmp_path):
     tree(tmp_path)
     for i in range(7):
         (tmp_path / "photo" / "cup" / f"bad{i}.png").write_text("no")
-    told = refusal(tmp_path)
-    assert "7 broken file(s)" in told
-    assert [f"bad{i}.png" in told for i in range(7)] == [True] * 5 + [False] * 2
-    assert " and 2 more" in told
+    message = refusal(tmp_path)
+    assert "7 broken file(s)" in message
+    assert [f"bad{i}.png" in message for i in range(7)] == [True] * 5 + [False] * 2
+    assert " and 2 more" in message
 
 
 BAD = {
@@ -354,9 +354,9 @@ def test_the_channels_of_a_sound_are_mixed(tmp_path):
 def test_a_truncated_sound_is_named(tmp_path):
     file = words(tmp_path) / "bob" / "yes" / "0.wav"
     file.write_bytes(file.read_bytes()[:-1000])
-    told = refusal(tmp_path)
-    assert "1 broken file(s), or not audio files" in told
-    assert "bob/yes/0.wav (truncated: 31000 of 32000 bytes of audio)" in told
+    message = refusal(tmp_path)
+    assert "1 broken file(s), or not audio files" in message
+    assert "bob/yes/0.wav (truncated: 31000 of 32000 bytes of audio)" in message
 
 
 def test_broken_sounds_are_left_out_on_request(tmp_path):
@@ -377,8 +377,8 @@ def test_pictures_and_sounds_in_one_tree_are_refused(tmp_path, first, what):
     spoken(tree(tmp_path) / "photo" / "cup" / f"{first}.wav", tone(500.0))
     for file in (tmp_path / "photo" / "cup").glob("*.png"):
         file.rename(file.with_name(f"m{file.name}"))
-    told = refusal(tmp_path)
-    assert f"photo/cup/{'m0.png' if what == 'audio file' else 'z.wav'}: not an {what} (." in told
+    message = refusal(tmp_path)
+    assert f"photo/cup/{'m0.png' if what == 'audio file' else 'z.wav'}: not an {what} (." in message
 
 
 def test_sounds_may_be_asked_for_in_another_form(tmp_path):

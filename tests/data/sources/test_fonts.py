@@ -94,17 +94,17 @@ def test_a_character_that_a_font_lacks_is_a_gap_and_noted(tmp_path):
 def test_a_font_without_any_of_the_characters_is_named(tmp_path):
     font(fonts(tmp_path / "mine") / "greek.ttf", "αβγ")
     file = tmp_path / "mine" / "greek.ttf"
-    told = refusal(tmp_path / "mine")
-    assert told == f"{file}: has none of the characters {''.join(CHARACTERS)}; remove it"
+    message = refusal(tmp_path / "mine")
+    assert message == f"{file}: has none of the characters {''.join(CHARACTERS)}; remove it"
 
 
 @pytest.mark.parametrize("content", [b"", b"not a font", b"wOF2 not a font either"])
 def test_a_broken_font_is_named(tmp_path, content):
     file = fonts(tmp_path / "mine") / "bad.ttf"
     file.write_bytes(content)
-    told = refusal(tmp_path / "mine")
-    assert told.startswith(f"{file}: ")
-    assert told.endswith("; remove it from the folder")
+    message = refusal(tmp_path / "mine")
+    assert message.startswith(f"{file}: ")
+    assert message.endswith("; remove it from the folder")
     file.unlink()
     assert list(find_dataset(tmp_path / "mine").load()) == ["ann", "bob"]
 
@@ -112,15 +112,15 @@ def test_a_broken_font_is_named(tmp_path, content):
 def test_a_truncated_font_is_named(tmp_path):
     file = fonts(tmp_path / "mine") / "ann.ttf"
     file.write_bytes(file.read_bytes()[:-60])
-    told = refusal(tmp_path / "mine")
-    assert told.startswith(f"{file}: not a font: unexpected end of ")
-    assert told.endswith("; remove it from the folder")
+    message = refusal(tmp_path / "mine")
+    assert message.startswith(f"{file}: not a font: unexpected end of ")
+    assert message.endswith("; remove it from the folder")
 
 
 def test_a_folder_named_like_a_font_is_named(tmp_path):
     (fonts(tmp_path / "mine") / "bad.ttf").mkdir()
-    told = refusal(tmp_path / "mine")
-    assert told == f"{tmp_path / 'mine' / 'bad.ttf'}: Is a directory; remove it from the folder"
+    message = refusal(tmp_path / "mine")
+    assert message == f"{tmp_path / 'mine' / 'bad.ttf'}: Is a directory; remove it from the folder"
 
 
 def test_a_link_to_a_font_that_is_gone_is_named(tmp_path):
@@ -131,21 +131,21 @@ def test_a_link_to_a_font_that_is_gone_is_named(tmp_path):
 
 def test_a_font_that_may_not_be_read_is_named():
     with common() as folder, forbidden(fonts(folder / "mine") / "bob.ttf"):
-        told = refusal(folder / "mine")
+        message = refusal(folder / "mine")
         file = folder / "mine" / "bob.ttf"
-        assert told == f"{file}: Permission denied; remove it from the folder"
+        assert message == f"{file}: Permission denied; remove it from the folder"
 
 
 def test_a_folder_of_fonts_that_may_not_be_read_is_named():
-    told = pytest.raises(DataError, match=r"fonts: cannot be read \(Permission denied\)$")
-    with common() as folder, forbidden(fonts(folder / "fonts")), told:
+    caught = pytest.raises(DataError, match=r"fonts: cannot be read \(Permission denied\)$")
+    with common() as folder, forbidden(fonts(folder / "fonts")), caught:
         find_dataset("fonts", folder)
 
 
 def test_two_files_of_one_name_are_refused(tmp_path):
     font(fonts(tmp_path / "mine") / "bob.otf")
-    told = refusal(tmp_path / "mine")
-    assert told == f"{tmp_path / 'mine'}: two files are called 'bob'; keep one of them"
+    message = refusal(tmp_path / "mine")
+    assert message == f"{tmp_path / 'mine'}: two files are called 'bob'; keep one of them"
 
 
 def test_a_single_font_is_too_few(tmp_path):

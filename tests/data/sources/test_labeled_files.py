@@ -85,9 +85,9 @@ def test_a_link_to_itself_is_named(tmp_path, name):
 @pytest.mark.parametrize("name", ["photo/cup/up", "photo/up", "up"])
 def test_a_link_up_the_tree_is_not_followed_for_ever(tmp_path, name):
     (tree(tmp_path) / name).symlink_to(tmp_path)
-    told = refusal(tmp_path)
-    assert told.startswith(str(tmp_path / name))
-    assert ": a folder in a class folder; move its images up" in told
+    message = refusal(tmp_path)
+    assert message.startswith(str(tmp_path / name))
+    assert ": a folder in a class folder; move its images up" in message
 
 
 def test_linked_files_and_folders_are_read_as_if_they_were_there(tmp_path):
@@ -162,29 +162,29 @@ def test_a_list_may_begin_with_a_mark_of_its_encoding(tmp_path):
 )
 @pytest.mark.parametrize("label", ["", " 7"])
 def test_a_listed_file_that_is_not_there_is_named(tmp_path, line, label):
-    told = refusal(with_lists(tmp_path, photo_test=f"photo/cup/1.png\n{line}{label}\n"))
+    message = refusal(with_lists(tmp_path, photo_test=f"photo/cup/1.png\n{line}{label}\n"))
     where = tmp_path / "photo_test.txt"
-    assert told == f"{where}: '{line}{label}' is not a file of domain 'photo'"
+    assert message == f"{where}: '{line}{label}' is not a file of domain 'photo'"
 
 
 @pytest.mark.parametrize("twice", ["photo/cup/1.png\n" * 2, "photo/cup/1.png\nphoto/cup/0.png\n"])
 def test_a_file_that_is_listed_twice_is_named(tmp_path, twice):
-    told = refusal(with_lists(tmp_path, photo_test=twice))
-    assert told.startswith(f"{tmp_path / 'photo_test.txt'}: 'photo/cup/")
-    assert told.endswith("is listed twice, or on both lists")
+    message = refusal(with_lists(tmp_path, photo_test=twice))
+    assert message.startswith(f"{tmp_path / 'photo_test.txt'}: 'photo/cup/")
+    assert message.endswith("is listed twice, or on both lists")
 
 
 @pytest.mark.parametrize("name", ["photo_train.txt", "sketch_test.txt"])
 def test_a_list_that_is_missing_is_named(tmp_path, name):
     (with_lists(tmp_path) / name).unlink()
-    told = refusal(tmp_path)
-    assert told.startswith(f"{tmp_path / name}: missing, unlike ")
-    assert told.endswith("give all lists or none")
+    message = refusal(tmp_path)
+    assert message.startswith(f"{tmp_path / name}: missing, unlike ")
+    assert message.endswith("give all lists or none")
 
 
 def test_an_empty_list_is_named(tmp_path):
-    told = refusal(with_lists(tmp_path, sketch_test="\n"))
-    assert told == f"{tmp_path / 'sketch'}_train.txt, _test.txt: one of the lists is empty"
+    message = refusal(with_lists(tmp_path, sketch_test="\n"))
+    assert message == f"{tmp_path / 'sketch'}_train.txt, _test.txt: one of the lists is empty"
 
 
 def test_a_list_that_is_no_text_is_named(tmp_path):

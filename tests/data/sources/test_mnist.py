@@ -27,11 +27,11 @@ PICTURES = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
 def refusal(path):
     with pytest.raises(DataError) as caught:
         read_idx(path)
-    told = str(caught.value)
-    assert told.startswith(f"{path}: ")
-    assert told.endswith("; delete it and download it again")
-    assert "\n" not in told
-    return told
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert message.endswith("; delete it and download it again")
+    assert "\n" not in message
+    return message
 
 
 @pytest.mark.parametrize("array", [PICTURES, PICTURES[0], PICTURES[0, 0], PICTURES[:0]])
@@ -46,7 +46,7 @@ def test_bytes_come_back_in_their_shape(tmp_path, array, packed):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"", "starts with nothing"),
         (b"\0\0\x08", "starts with 00 00 08"),
@@ -59,12 +59,12 @@ def test_bytes_come_back_in_their_shape(tmp_path, array, packed):
         (b"\0\0\x08\x03" + 12 * b"\xff", "declares 79,228,162,458,924,105,385,300,197,375 bytes"),
     ],
 )
-def test_a_file_that_is_not_what_it_says_is_refused(tmp_path, content, told):
+def test_a_file_that_is_not_what_it_says_is_refused(tmp_path, content, message):
     plain, packed = tmp_path / "a", tmp_path / "a.gz"
     plain.write_bytes(content)
     packed.write_bytes(gzip.compress(content))
-    assert told in refusal(plain)
-    assert told in refusal(packed)
+    assert message in refusal(plain)
+    assert message in refusal(packed)
 
 
 def test_a_packed_file_that_is_not_packed_or_broken_is_refused(tmp_path):
@@ -85,7 +85,7 @@ def test_a_damaged_packed_file_is_refused(tmp_path):
     refusal(file)
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path):
+def test_a_file_that_is_not_there_is_reported(tmp_path):
     assert "No such file" in refusal(tmp_path / "none")
 
 
