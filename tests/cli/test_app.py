@@ -53,7 +53,7 @@ MISTAKES = [
     (("fit", "spirals", "--out", "m"), "no method given"),
     (("fit", "spirals", "erm", "--method", "vrex", "--out", "m"), "give only one"),
     (("fit", "spirals", "best", "--out", "m"), "no benchmark of spirals"),
-    (("fit", "spirals", "best", "--out", "m", "--steps", "3"), "in the store"),
+    (("fit", "spirals", "best", "--out", "m", "--steps", "3"), "from the store"),
     (("predict", "nowhere", "x.npy"), "error: nowhere"),
     (("predict", ".", "x.npy"), "error: "),
     (("explain", "vrx"), "did you mean 'vrex'"),

@@ -125,13 +125,14 @@ def test_doubts_are_warned_of(afield, caplog):
         (("ties", *INPUTS, "--scale", "nan"), "scale=nan"),
         (("slerp", *INPUTS[:2]), "slerp takes exactly 2 experts, not 1"),
         (("fisher", *INPUTS), "fisher needs statistics"),
-        (("ties", "base.safetensors", "no.safetensors"), "no.safetensors: not readable"),
-        (("ties", "base.safetensors", "no.pt"), "no.pt: no readable weights"),
+        (("ties", "base.safetensors", "no.safetensors"), "no.safetensors: no such file"),
+        (("ties", "base.safetensors", "text.pt"), "text.pt: no readable weights"),
         (("ties", "whole.safetensors", "whole.safetensors"), "nothing to merge"),
     ],
 )
 def test_a_mistake_is_one_line(afield, tmp_path, words, message):
     save_file({"ids": torch.arange(3)}, tmp_path / "whole.safetensors")
+    (tmp_path / "text.pt").write_text("no weights")
     before = sorted(tmp_path.iterdir())
     code, out, err = afield("merge", *words, "--out", "out.safetensors")
     assert (code, out, err.count("\n")) == (2, "", 1)

@@ -37,7 +37,7 @@ def test_an_estimate_takes_a_trial(tmp_path):
 
 
 def test_best_takes_no_setting_and_needs_a_bench(tmp_path):
-    with pytest.raises(SpecError, match="as it is in the store"):
+    with pytest.raises(SpecError, match="settings from the store"):
         plan_fit(FitRequest("spirals", "best", settings=QUICK), Store(tmp_path / "r"))
     bench("spirals", ["erm"], trials=1, store=tmp_path / "r", settings=QUICK)
     next((tmp_path / "r").glob("*/record.json")).unlink()

@@ -118,7 +118,7 @@ def _plan_best(request: FitRequest, store: Store) -> FitPlan:
     """Plan the recipe in the store with the best mean accuracy on unseen domains."""
     if request.settings or request.average != "last":
         raise SpecError(
-            f"{BEST} uses a recipe as it is in the store; leave --set and --average out"
+            f"{BEST!r} takes method and settings from the store; remove --average and all settings"
         )
     dataset = find_dataset(request.dataset)
     dataset.check_available()

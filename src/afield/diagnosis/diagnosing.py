@@ -48,7 +48,7 @@ def diagnose(
     >>> sorted(finding.data)
     ['cosine', 'first', 'second', 'seen']
     """
-    diagnostic: Diagnostic = build(registry.find("diagnostics", name), settings or {})
+    diagnostic: Diagnostic = build(registry.find("diagnostics", name), settings or {}, name)
     folders = [Path(paths)] if isinstance(paths, (str, Path)) else [Path(path) for path in paths]
     reopen_folder = partial(reopen, root=root, device=device)
     if diagnostic.takes == "records":

@@ -86,6 +86,8 @@ class _TensorFile:
         self.metadata: dict[str, str] = {}
         self.specs: dict[str, TensorSpec] = {}
         self._mapped, self._bytes_read = True, 0
+        if not path.exists():
+            raise DataError(f"{path}: no such file or folder; give a file or folder of weights")
         self._read = self._open()
 
     def read(self, name: str, start: int, stop: int | None) -> Tensor:
@@ -125,7 +127,9 @@ class _TensorFile:
                 names, self.metadata = handle.keys(), handle.metadata() or {}
                 self.specs = {name: _spec(handle.get_tensor(name)) for name in names}
         except (OSError, SafetensorError) as error:
-            raise DataError(f"{self.path}: not readable safetensors ({error})") from None
+            raise DataError(
+                f"{self.path}: not readable safetensors ({error}); save or download it again"
+            ) from None
 
         def read(name: str, start: int, stop: int | None) -> Tensor:
             entries: Tensor = handle.get_tensor(name).view(-1)

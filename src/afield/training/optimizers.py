@@ -59,7 +59,10 @@ def canonical_optimizer(text: str) -> str:
     name, options = _parse(text)
     try:
         optimizer_factory(text, lr=1e-3, weight_decay=0.0)([torch.zeros(1, requires_grad=True)])
-    except (TypeError, ValueError, RuntimeError) as error:
+    except TypeError as error:
+        reason = str(error).partition("() ")[2] or error
+        raise SpecError(f"optimizer={text}: {name} {reason}; see torch.optim") from None
+    except (ValueError, RuntimeError) as error:
         raise SpecError(f"optimizer={text}: {error}") from None
     spelled = [f"{key}={json.dumps(value)}" for key, value in sorted(options.items())]
     if name == DEFAULT_OPTIMIZER and not spelled:

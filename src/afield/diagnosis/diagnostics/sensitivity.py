@@ -130,7 +130,10 @@ def _varying_setting(runs: Sequence[Run]) -> str:
     ]
     if len(several) != 1:
         if not several:
-            raise SpecError("every setting has only one value in this store; run others first")
+            raise SpecError(
+                "every setting has only one value in this store; run `afield bench` with other "
+                "values first, e.g. --set lr=0.001"
+            )
         names = ", ".join(several)
         raise SpecError(f"several settings vary in this store: {names}; choose with of=NAME")
     return several[0]
