@@ -189,13 +189,13 @@ def test_numbers_and_sounds_are_no_pictures(dataset, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     x = np.random.default_rng(0).random((4, 1, 8, 8)).astype(np.float32)
     np.savez("sounds.npz", X=x, y=[0, 1, 0, 1], domain=list("aabb"))
-    with pytest.raises(SpecError, match="use --backbone timm:NAME and a dataset of pictures"):
+    with pytest.raises(SpecError, match="give a dataset of images and, e.g., --backbone"):
         embed(dataset, "emb", **TINY)
     assert not Path("emb.npz").exists()
 
 
 def test_a_small_network_has_no_features_worth_keeping(folder, tmp_path):
-    with pytest.raises(SpecError, match="small:cnn: features come from a pretrained network"):
+    with pytest.raises(SpecError, match="small:cnn: features are computed from images by"):
         embed(folder, tmp_path / "emb", backbone="small:cnn")
 
 

@@ -106,8 +106,8 @@ def _features(
     form = find_backbone(settings["backbone"]).input_form()
     if form is None or not rows.is_pixels:
         raise SpecError(
-            f"{dataset.name} with {settings['backbone']}: features come from a pretrained network "
-            "that sees pictures; use --backbone timm:NAME and a dataset of pictures"
+            f"{dataset.name} with {settings['backbone']}: features are computed from images by a "
+            "pretrained network; give a dataset of images and, e.g., --backbone timm:resnet18"
         )
     channels, size = rows.shape[0], settings["size"] or rows.shape[-1]
     scaling = Scaling.for_images(form.mean, form.std, channels=channels, device=device)

@@ -146,8 +146,8 @@ def divide(dataset: DomainSet, *, hold_out: float, validate: float) -> Division:
     tested, validated = (round(s * count) if 0 <= s < 1 else 0 for s in (hold_out, validate))
     if not tested or not 0 <= validate < 1 or tested + validated >= count:
         raise SpecError(
-            f"{dataset.name}: {hold_out:g} of {count} domains to test on and {validate:g} to "
-            "validate on: that leaves none to test on, or none to train on"
+            f"{dataset.name}: of {count} domains, --hold-out {hold_out:g} and --validate "
+            f"{validate:g} leave none to test on or none to train on; choose other shares"
         )
     return Division(tested, validated)
 

@@ -154,7 +154,7 @@ def resolve_settings(training: dict[str, Any], dataset: DomainSet) -> dict[str, 
         own = form.size if form else DEFAULT_SIZE
         found["size"] = own if dataset.modality.resizable else 0
     if dataset.modality.resizable and found["size"] < MIN_SIZE:
-        raise SpecError(f"size={found['size']}: pictures need {MIN_SIZE} pixels a side or more")
+        raise SpecError(f"size={found['size']}: images need at least {MIN_SIZE} pixels a side")
     augment = training["augment"]
     if augment is None:
         augment = "full" if found["size"] >= PHOTOGRAPH_SIZE else "light"
