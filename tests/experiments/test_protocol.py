@@ -181,7 +181,7 @@ def test_over_many_trials_every_domain_is_tested_on_and_trained_on():
     ids=str,
 )
 def test_shares_that_leave_nothing_to_do_are_refused(shares):
-    with pytest.raises(SpecError, match="many: of 20 domains, .* leave none to test on or none to"):
+    with pytest.raises(SpecError, match=r"many: of 20 domains, .* leave none to test on"):
         hold_out(MANY, ["erm"], **shares)
 
 
