@@ -161,6 +161,7 @@ def replace_folder(path, name):
         folder_with_a_file(part, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("moment", "content"), [("writing", "old"), ("renaming", "new")])
 def test_a_folder_is_complete_however_its_writer_is_killed(tmp_path, moment, content):
     path = tmp_path / "model"

@@ -382,6 +382,7 @@ def test_threads_at_once_make_one_download(site, tmp_path):
     assert len(site.asked) == 1
 
 
+@pytest.mark.slow
 def test_processes_at_once_make_one_download_and_one_tree(site, tmp_path):
     content = zip_of({f"{i}/{j}.txt": b"x" * 1000 for i in range(5) for j in range(20)})
     site.files["a.zip"] = content

@@ -77,6 +77,7 @@ def test_the_file_says_what_goes_in_and_comes_out(exported):
     assert json.loads(metadata["classes"]) == ["first", "second"]
 
 
+@pytest.mark.slow
 def test_temperature_and_softmax_are_in_it(exported, spiral_model):
     model = load(spiral_model)
     x = np.random.default_rng(0).normal(size=(5, 2)).astype(np.float32)

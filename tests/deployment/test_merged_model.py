@@ -44,6 +44,7 @@ def test_runs_of_a_store_become_a_model_that_can_be_used(folders, tmp_path):
     assert model.predict(np.zeros((3, 2))).shape == (3,)
 
 
+@pytest.mark.slow
 def test_it_claims_nothing_and_says_how_it_was_made(folders, tmp_path):
     base, experts = folders
     model = merge_model("ties", base, experts, tmp_path / "merged", density=0.5)

@@ -6,6 +6,7 @@ import pytest
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_the_example_runs_and_prints_what_it_promises(path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -41,6 +41,7 @@ def test_train_with_an_unknown_target_has_a_guess(tmp_path):
         train("spirals", "erm", target="turn11", store=tmp_path)
 
 
+@pytest.mark.slow
 def test_it_learns_on_the_embedded_digits(tmp_path):
     record = train("rotated_digits", "erm", target="45deg", settings={"steps": 150}, store=tmp_path)
     assert record.checkpoints[-1].score("45deg", "main").accuracy > 0.6

@@ -72,6 +72,7 @@ def test_bench_trains_on_so_many_of_the_domains_that_are_not_held_out(twenty, tm
     assert plain.checkpoints == records[1].checkpoints
 
 
+@pytest.mark.slow
 def test_bench_returns_merged_records_and_leaves_out_what_failed(tmp_path, caplog):
     path = tmp_path / "own.npz"
     y = np.tile([0, 1], 18)

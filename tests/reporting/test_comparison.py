@@ -87,6 +87,7 @@ def test_domains_of_one_run_are_not_independent_trials():
     assert high - low > 1.5 * (singly[1] - singly[0])
 
 
+@pytest.mark.slow
 def test_any_number_of_runs_with_several_domains_has_an_interval():
     generator = np.random.default_rng(0)
     low, high = bootstrap_interval(

@@ -30,6 +30,7 @@ def cache(whole, monkeypatch):
     monkeypatch.setenv("AFIELD_CACHE", str(whole / "cache"))
 
 
+@pytest.mark.slow
 def test_classes_are_folder_names_in_order_and_lists_say_what_is_tested(whole):
     dataset = domain_net(whole)
     assert list(dataset.classes) == NAMES

@@ -64,6 +64,7 @@ def test_stores_of_several_datasets_are_refused(store, tmp_path):
         diagnose("sensitivity", [store, tmp_path])
 
 
+@pytest.mark.slow
 def test_words_and_values_that_are_left_open_are_values_too(tmp_path):
     for eps in ("none", 1, 2):
         chosen = {"steps": 3, "arith.eps": eps}
@@ -103,6 +104,7 @@ def test_the_accuracy_on_the_sources_stands_beside_it(store):
     assert finding.panels == 2
 
 
+@pytest.mark.slow
 def test_of_masks_what_they_share_is_shown_layer_by_layer(tmp_path):
     for overlap in (0, 0.01, 10):
         settings = {"steps": 12, "dmg.mask_rate": 100.0, "dmg.overlap": overlap}
@@ -138,6 +140,7 @@ def means(store, rule):
     return table[table["domain"] == "mean"].set_index("method")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "most", "rule"), [("runs", 8, "validation"), ("unvalidated", 9, "sources")]
 )
