@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from afield import registry
+from afield.compute import preserve_torch_state
 from afield.data.samples import Prepare
 from afield.deployment.distances import Distances
 from afield.deployment.file_batches import FileBatch, find_files, read_file_batches
@@ -246,7 +247,7 @@ def build_network(about: Description) -> nn.Module:
     """Build the described network with random weights; nothing is downloaded."""
     spec, shape = about.architecture, tuple(about.inputs.shape)
     # The caller's random state is restored.
-    with torch.random.fork_rng(devices=[]):
+    with preserve_torch_state(cuda=False):
         net: nn.Module = network(spec.backbone, shape, len(about.classes), freeze_bn=spec.freeze_bn)
         if spec.wrapper:
             kind = registry.find("methods", spec.wrapper)

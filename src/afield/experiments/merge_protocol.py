@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from afield import registry
+from afield.compute import preserve_torch_state
 from afield.data.domains import DomainSet
 from afield.errors import IncompatibleMethodError, MergeError, SpecError
 from afield.experiments.merge_runner import MERGE_BASELINES, check_merge
@@ -261,7 +262,7 @@ def _check(
 def _check_plain(method: str, settings: Settings, *, domains: int) -> None:
     """Refuse a method that changes the network of the base, before anything is trained."""
     instance = build(registry.find("methods", method), _short_names(settings, method))
-    with torch.random.fork_rng(devices=[]):
+    with preserve_torch_state(cuda=False):
         make = partial(network, "small:mlp", TINY_SHAPE)
         optimizer = optimizer_factory("", lr=1e-3, weight_decay=0.0)
         model = make(2)

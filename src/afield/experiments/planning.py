@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from afield import registry
+from afield.compute import preserve_torch_state
 from afield.data.domains import DomainSet, missing_class_warnings
 from afield.data.lookup import find_dataset
 from afield.errors import IncompatibleMethodError, SpecError
@@ -148,6 +149,6 @@ def _check_inputs(dataset: DomainSet, run: Run) -> None:
         raise SpecError(f"size={run.size}: {dataset.name} has no images; leave it out")
     # Weights from the hub may take a while. The caller's random state is restored.
     waiting = progress(f"weights of {run.backbone}") if run.weights == HUB else nullcontext()
-    with waiting, torch.random.fork_rng(devices=[]):
+    with waiting, preserve_torch_state(cuda=False):
         classes = dataset.classes
         network(run.backbone, shape, len(classes), weights=run.weights, class_names=classes)

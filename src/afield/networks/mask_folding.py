@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from afield.compute import preserve_torch_state
 from afield.errors import SpecError
 from afield.networks.masks import MaskedNetwork
 
@@ -22,7 +23,7 @@ def fold_masks(masked: MaskedNetwork, x: Tensor) -> dict[str, Tensor]:
     """
     twin = copy.deepcopy(masked).eval()
     twin.combine = "masks"
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with preserve_torch_state(cuda=False), torch.no_grad():
         x = torch.randn(4, *x.shape[1:]).to(x.device)
         expected = twin(x)
         for position, (name, consumers) in enumerate(_consumers(twin, x).items()):
