@@ -121,9 +121,14 @@ def test_best_takes_what_the_bench_has_shown(tmp_path):
     model = fit("spirals", "best", tmp_path / "model", store=store)
     assert model.about.run.method == "vrex"
     assert model.about.run.steps == 150
-    assert model.about.estimate.recipes == 2
+    estimate = model.about.estimate
+    assert estimate.recipes == 2
+    assert estimate.selection.accuracy - estimate.selection.cost == estimate.accuracy
+    assert all(key.startswith("vrex-") for (key,) in estimate.selection.runs.values())
+    assert set(estimate.selection.same) == set(estimate.domains)
+    assert load(tmp_path / "model").about.estimate == estimate
     assert model.about.command.endswith(f"--store {store}")
-    assert "chosen among 2" in (tmp_path / "model" / "README.md").read_text()
+    assert "Choosing cost 0.0 points" in (tmp_path / "model" / "README.md").read_text()
     assert len(list(Store(store))) == 9
 
 

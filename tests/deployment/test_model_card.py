@@ -4,7 +4,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from afield.deployment.model_card import render_card
-from afield.deployment.model_folder import read_description
+from afield.deployment.model_folder import Selection, read_description
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +46,33 @@ def test_several_trials_have_a_standard_error(about):
     assert "± 1.2 (standard error over 3 trials)" in text
 
 
-def test_a_recipe_that_was_chosen_by_the_number_says_so(about):
+def test_a_recipe_of_an_earlier_version_was_chosen_by_the_number_and_says_so(about):
     text = render_card(replace(about, estimate=replace(about.estimate, recipes=7)))
     assert "chosen among 7 by these very numbers" in text
+
+
+def chosen(about, **fields):
+    runs = {name: (f"my-method-{name}",) for name in about.estimate.domains}
+    selection = Selection(0.9876, 0.0123, runs, same=("turn10",), **fields)
+    estimate = replace(about.estimate, recipes=7, selection=selection)
+    return render_card(replace(about, estimate=estimate))
+
+
+def test_a_recipe_that_was_chosen_says_what_choosing_cost(about):
+    text = chosen(about)
+    assert "chosen among 7 because its mean accuracy on left-out domains, 98.8 %" in text
+    assert "**Choosing cost 1.2 points.** For 1 of the 4 domains" in text
+    assert "models that had that domain among their training domains" in text
+    assert "not trained on that domain either" in chosen(about, twins=True)
+    value = 100 * about.estimate.domains["turn10"]
+    assert f"| turn10 | `my-method` (this recipe) | {value:.1f} |" in text
+    assert "| turn20 | `my-method` (another recipe) |" in text
+
+
+def test_without_a_common_trial_no_standard_error_is_shown(about):
+    text = render_card(replace(about, estimate=replace(about.estimate, trials=2, stderr=None)))
+    assert "Not all recipes had the same trials" in text
+    assert "only one trial" not in text
 
 
 def test_many_domains_are_not_all_named(about):

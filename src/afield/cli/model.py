@@ -158,10 +158,12 @@ def _print_model(model: "Model", out: Path) -> None:
             f"accuracy on unseen domains: {100 * estimate.accuracy:.1f} %{stderr} (worst "
             f"{100 * estimate.worst:.1f} %; {len(estimate.domains)} domains left out, {trials})"
         )
-        if estimate.recipes > 1 and about.run is not None:
+        if (selection := estimate.selection) is not None and about.run is not None:
+            cost = round(100 * selection.cost, 1) + 0.0
             console.out.print(
-                f"{row_label(about.run)}: best of {estimate.recipes} by this accuracy, which is "
-                "therefore slightly too high",
+                f"{row_label(about.run)}: best of {estimate.recipes} with "
+                f"{100 * selection.accuracy:.1f} %; choosing cost {cost:.1f} points: the estimate "
+                "chooses again without each domain",
                 markup=False,
                 soft_wrap=True,
             )

@@ -42,8 +42,8 @@ class ModelOutputs(NamedTuple):
     y: Tensor
 
 
-def estimate_accuracy(records: Sequence[Record], *, recipes: int = 1) -> Estimate:
-    """Estimate the accuracy on unseen domains from held-out records, all of one recipe."""
+def estimate_accuracy(records: Sequence[Record]) -> Estimate:
+    """Estimate the accuracy on unseen domains from held-out records."""
     trials: dict[int, dict[str, float]] = {}
     in_domain = []
     for record in records:
@@ -64,7 +64,6 @@ def estimate_accuracy(records: Sequence[Record], *, recipes: int = 1) -> Estimat
         trials=len(trials),
         stderr=float(np.std(means, ddof=1)) / math.sqrt(len(means)) if several else None,
         spread=float(np.std(list(domains.values()), ddof=1)) if len(domains) > 1 else None,
-        recipes=recipes,
     )
 
 

@@ -9,11 +9,12 @@ from typing import Any
 
 from afield.data.domains import DomainSet
 from afield.data.lookup import find_dataset
-from afield.deployment.estimates import estimate_accuracy, unseen_accuracies
+from afield.deployment.model_folder import Estimate
+from afield.deployment.recipes import choose_recipe, complete_recipes, estimate_choice
 from afield.errors import DataError, SpecError
 from afield.experiments.planning import plan_run
 from afield.experiments.protocol import hold_out, leave_one_out
-from afield.experiments.record import Record, Run
+from afield.experiments.record import Run
 from afield.experiments.selection import DEFAULT_RULES
 from afield.experiments.store import Store
 
@@ -63,12 +64,13 @@ class FitRequest:
 class FitPlan:
     """The run to deploy, and the same training with domains held out.
 
-    `recipes` is the number of recipes among which this one was chosen by its held-out accuracy.
+    `estimate` is set if the recipe was chosen among several: then the held-out runs of this recipe
+    alone would promise too much.
     """
 
     run: Run
     held_out: tuple[Run, ...]
-    recipes: int = 1
+    estimate: Estimate | None = None
 
 
 def plan_fit(request: FitRequest, store: Store) -> FitPlan:
@@ -122,40 +124,17 @@ def _plan_best(request: FitRequest, store: Store) -> FitPlan:
         )
     dataset = find_dataset(request.dataset)
     dataset.check_available()
-    recipes = _complete_trials(store, dataset)
+    recipes = complete_recipes(store, dataset)
     if not recipes:
         raise DataError(
             f"{store.where()}: no benchmark of {dataset.name} there that has left out each domain; "
             f"run `afield bench {request.dataset} --store {store.where()}` first, or name a method"
         )
-    accuracies = {key: estimate_accuracy(records).accuracy for key, records in recipes.items()}
-    best = recipes[max(accuracies, key=lambda key: accuracies[key])]
+    best = choose_recipe(recipes, dataset.domains)
+    runs = [record.run for name in dataset.domains for record in best.left_out(name)]
     # The data may be in another folder now.
-    held_out = tuple(replace(record.run, dataset=dataset.spec) for record in best)
-    first = min(held_out, key=lambda run: run.trial)
-    run = replace(first, sources=dataset.domains, tested=(), unused=(), rules=DEFAULT_RULES)
-    return FitPlan(run, held_out, len(recipes))
-
-
-def _complete_trials(store: Store, dataset: DomainSet) -> dict[str, list[Record]]:
-    """For each recipe, the records of the trials in which each domain was left out."""
-    trials: dict[tuple[str, int], dict[str, Record]] = {}
-    for record in store:
-        run = record.run
-        same_data = run.data == dataset.fingerprint and (run.data or run.dataset == dataset.spec)
-        one_left_out = not run.role and not run.tested and len(record.unseen) == 1
-        if same_data and one_left_out and _has_unseen_scores(record):
-            key = replace(run, trial=0).recipe, run.trial
-            trials.setdefault(key, {})[record.unseen[0]] = record
-    recipes: dict[str, list[Record]] = {}
-    for (recipe, _), records in trials.items():
-        if set(records) == set(dataset.domains):
-            recipes.setdefault(recipe, []).extend(records[name] for name in dataset.domains)
-    return recipes
-
-
-def _has_unseen_scores(record: Record) -> bool:
-    try:
-        return bool(unseen_accuracies(record))
-    except DataError:
-        return False
+    held_out = tuple(
+        replace(run, dataset=dataset.spec) for run in sorted(runs, key=lambda run: run.trial)
+    )
+    run = replace(held_out[0], sources=dataset.domains, tested=(), unused=(), rules=DEFAULT_RULES)
+    return FitPlan(run, held_out, estimate_choice(recipes, dataset.domains))

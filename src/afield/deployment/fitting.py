@@ -118,7 +118,7 @@ def fit(
         describe_model(finished, opened.folder(plan.run)),
         command=request.command(path, opened.where()),
         license=license,
-        estimate=estimate_accuracy(records, recipes=plan.recipes) if records else None,
+        estimate=(plan.estimate or estimate_accuracy(records)) if records else None,
         calibration=calibration,
     )
     weights = finished.model.state_dict()

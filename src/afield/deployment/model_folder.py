@@ -36,6 +36,7 @@ __all__ = [
     "Calibration",
     "Description",
     "Estimate",
+    "Selection",
     "check_output_folder",
     "is_model_folder",
     "read_description",
@@ -44,12 +45,8 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 1
-DESCRIPTION_FILE, WEIGHTS_FILE, DISTANCES_FILE, CARD_FILE = (
-    "model.json",
-    "model.safetensors",
-    "distance.safetensors",
-    "README.md",
-)
+DESCRIPTION_FILE, CARD_FILE = "model.json", "README.md"
+WEIGHTS_FILE, DISTANCES_FILE = "model.safetensors", "distance.safetensors"
 # Far more than any valid description.
 MAX_DESCRIPTION_BYTES = 64 * 2**20
 # Suffixes of weights that can only be read by unpickling.
@@ -67,6 +64,24 @@ class Architecture:
 
 
 @dataclass(frozen=True)
+class Selection:
+    """How a recipe was chosen among several, and what choosing cost.
+
+    `accuracy` is the mean accuracy on left-out domains by which the recipe was chosen. `cost` is
+    how far it is above the nested estimate, for which the recipe is chosen again without each
+    domain. `runs` has, for each domain, the keys of the runs of the recipe that is chosen without
+    it; `same` are the domains without which the deployed recipe is chosen. With `twins`, the choice
+    without a domain used only runs that were not trained on it.
+    """
+
+    accuracy: float
+    cost: float
+    runs: Mapping[str, tuple[str, ...]]
+    same: tuple[str, ...] = ()
+    twins: bool = False
+
+
+@dataclass(frozen=True)
 class Estimate:
     """The accuracy to expect on unseen domains, from runs with domains held out.
 
@@ -74,7 +89,8 @@ class Estimate:
     are the mean and the minimum over domains within a trial, averaged over trials. `in_domain` is
     the accuracy on the source domains. `stderr` is the standard error of `accuracy` over trials,
     `spread` the standard deviation over domains. `recipes` is the number of recipes among which
-    this one was chosen by these numbers.
+    this one was chosen; `selection` says how. If `recipes` is above 1 without a `selection`, as in
+    folders of earlier versions, the numbers are those by which the recipe was chosen.
     """
 
     accuracy: float
@@ -85,6 +101,7 @@ class Estimate:
     stderr: float | None = None
     spread: float | None = None
     recipes: int = 1
+    selection: Selection | None = None
 
 
 @dataclass(frozen=True)

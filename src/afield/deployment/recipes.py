@@ -1,0 +1,166 @@
+"""The recipes of a benchmark, and what to expect of the one that is chosen among them.
+
+A recipe is a training with all its settings, apart from the domains and the trial. The best of many
+recipes looks better than it is: the mean over left-out domains that chose it is too high. The
+estimate is therefore nested. Each domain is taken away, the recipe is chosen again by the other
+domains, and the accuracy of this choice on the domain that was taken away is what counts::
+
+    choice without d = argmax over recipes r of mean over d' ≠ d of accuracy of r on d'
+    estimate         = mean over d of accuracy of (choice without d) on d
+    cost             = max over r of mean over d of accuracy of r on d  −  estimate
+
+If the store has twins (runs that leave out two domains; `afield bench --rules all`), the accuracy
+on d' is that of the run that left out d as well, so the choice knows nothing of d at all. Without
+twins it is that of the run that left out d' alone, and d was among its sources.
+"""
+
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+
+from afield.data.domains import DomainSet
+from afield.deployment.estimates import estimate_accuracy, unseen_accuracies
+from afield.deployment.model_folder import Estimate, Selection
+from afield.errors import DataError
+from afield.experiments.record import Record, Run
+
+__all__ = ["Recipe", "choose_recipe", "complete_recipes", "estimate_choice"]
+
+
+@dataclass
+class Recipe:
+    """The records of one recipe by the domains that they leave out and by trial.
+
+    `accuracies` has, in the same order, the accuracies of each record on the domains that it leaves
+    out.
+    """
+
+    records: dict[frozenset[str], dict[int, Record]] = field(default_factory=dict)
+    accuracies: dict[frozenset[str], dict[int, dict[str, float]]] = field(default_factory=dict)
+
+    def add(self, record: Record, accuracies: dict[str, float]) -> None:
+        """Add a record with its accuracies on the domains that it leaves out."""
+        left_out = frozenset(record.unseen)
+        self.records.setdefault(left_out, {})[record.run.trial] = record
+        self.accuracies.setdefault(left_out, {})[record.run.trial] = accuracies
+
+    def trials(self, *left_out: str) -> set[int]:
+        """The trials in which these domains, and no others, were left out."""
+        return set(self.records.get(frozenset(left_out), ()))
+
+    def left_out(self, domain: str) -> list[Record]:
+        """The records that leave out this domain alone, by trial."""
+        return [record for _, record in sorted(self.records[frozenset({domain})].items())]
+
+    def accuracy(self, domain: str, *also: str) -> float:
+        """Mean accuracy over trials on a domain that was left out, alone or with another one."""
+        trials = self.accuracies[frozenset({domain, *also})]
+        return fmean(accuracies[domain] for accuracies in trials.values())
+
+    def restricted(self, trials: Collection[int]) -> "Recipe":
+        """The same recipe with the records of these trials only."""
+        recipe = Recipe()
+        for left_out, records in self.records.items():
+            for trial, record in records.items():
+                if trial in trials:
+                    recipe.add(record, self.accuracies[left_out][trial])
+        return recipe
+
+
+def complete_recipes(records: Iterable[Record], dataset: DomainSet) -> list[Recipe]:
+    """The recipes on a dataset, with the trials in which each domain was left out."""
+    recipes: dict[str, Recipe] = {}
+    for record in records:
+        accuracies = _left_out_accuracies(record) if _same_data(record.run, dataset) else {}
+        if accuracies:
+            recipe = recipes.setdefault(replace(record.run, trial=0).recipe, Recipe())
+            recipe.add(record, accuracies)
+    complete = []
+    for recipe in recipes.values():
+        trials = set.intersection(*(recipe.trials(name) for name in dataset.domains))
+        if trials:
+            complete.append(recipe.restricted(trials))
+    return complete
+
+
+def choose_recipe(recipes: Sequence[Recipe], domains: Sequence[str]) -> Recipe:
+    """The recipe with the best mean accuracy on left-out domains; of equal ones the first."""
+    return max(recipes, key=lambda recipe: fmean(recipe.accuracy(name) for name in domains))
+
+
+def estimate_choice(recipes: Sequence[Recipe], domains: Sequence[str]) -> Estimate:
+    """Estimate the accuracy of the best recipe by choosing again without each domain."""
+    best = choose_recipe(recipes, domains)
+    if len(recipes) == 1:
+        return estimate_accuracy([r for name in domains for r in best.left_out(name)])
+    twins = _has_twins(recipes, domains)
+    chosen = {name: _choose_without(recipes, name, domains, twins=twins) for name in domains}
+    runs = {name: recipe.left_out(name) for name, recipe in chosen.items()}
+    estimate = _summarize(runs)
+    accuracy = fmean(best.accuracy(name) for name in domains)
+    return replace(
+        estimate,
+        recipes=len(recipes),
+        selection=Selection(
+            accuracy=accuracy,
+            cost=accuracy - estimate.accuracy,
+            runs={name: tuple(r.run.key for r in records) for name, records in runs.items()},
+            same=tuple(name for name, recipe in chosen.items() if recipe is best),
+            twins=twins,
+        ),
+    )
+
+
+def _same_data(run: Run, dataset: DomainSet) -> bool:
+    return run.data == dataset.fingerprint and bool(run.data or run.dataset == dataset.spec)
+
+
+def _left_out_accuracies(record: Record) -> dict[str, float]:
+    """The accuracies on the one or two domains that a record leaves out; empty if unknown."""
+    if record.run.role or record.run.tested or len(record.unseen) not in (1, 2):
+        return {}
+    try:
+        return unseen_accuracies(record)
+    except DataError:
+        return {}
+
+
+def _has_twins(recipes: Sequence[Recipe], domains: Sequence[str]) -> bool:
+    """Whether every trial of every recipe has left out every pair of domains."""
+    pairs = list(itertools.combinations(domains, 2)) if len(domains) > 2 else []
+    return bool(pairs) and all(
+        recipe.trials(*pair) == recipe.trials(domains[0]) for recipe in recipes for pair in pairs
+    )
+
+
+def _choose_without(
+    recipes: Sequence[Recipe], domain: str, domains: Sequence[str], *, twins: bool
+) -> Recipe:
+    """The recipe that would be chosen if this domain did not exist."""
+    others = [name for name in domains if name != domain]
+    also = (domain,) if twins else ()
+    return max(recipes, key=lambda recipe: fmean(recipe.accuracy(name, *also) for name in others))
+
+
+def _summarize(runs: Mapping[str, Sequence[Record]]) -> Estimate:
+    """The estimate from the runs that are chosen for each domain.
+
+    Recipes may have been tried in different trials (every trial has its own draws). Then there is
+    no trial with all domains: the worst domain is that of the means over trials, and the standard
+    error is unknown.
+    """
+    estimate = estimate_accuracy(list(itertools.chain.from_iterable(runs.values())))
+    trials = {tuple(record.run.trial for record in records) for records in runs.values()}
+    if len(trials) == 1:
+        return estimate
+    accuracies = estimate.domains.values()
+    in_domain = fmean(estimate_accuracy(records).in_domain for records in runs.values())
+    return replace(
+        estimate,
+        accuracy=fmean(accuracies),
+        worst=min(accuracies),
+        in_domain=in_domain,
+        trials=min(map(len, trials)),
+        stderr=None,
+    )
