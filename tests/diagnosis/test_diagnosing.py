@@ -1,4 +1,4 @@
-"""Finished runs come back as they were, and bad paths are told."""
+"""Finished runs come back as they were, and bad paths give a clear error."""
 
 import shutil
 
@@ -90,7 +90,7 @@ def test_a_setting_cannot_be_taken_for_something_else(folder, name):
 
 
 @pytest.mark.parametrize(
-    ("diagnostic", "settings", "told"),
+    ("diagnostic", "settings", "message"),
     [
         ("agreement", {"samples": 1}, "samples=1: must be at least 2"),
         ("gradient_shares", {"steps": 0}, "steps=0: must be at least 1"),
@@ -99,8 +99,8 @@ def test_a_setting_cannot_be_taken_for_something_else(folder, name):
         ("loss_surface", {"points": 1}, "points=1: must be at least 2"),
     ],
 )
-def test_settings_that_cannot_be_are_told(folder, diagnostic, settings, told):
-    with pytest.raises(SpecError, match=told):
+def test_settings_that_cannot_be_are_told(folder, diagnostic, settings, message):
+    with pytest.raises(SpecError, match=message):
         diagnose(diagnostic, folder, settings=settings)
 
 

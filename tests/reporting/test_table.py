@@ -277,11 +277,11 @@ def test_a_trial_that_is_not_finished_leaves_the_others():
 
 
 def at_home(target: str, probe: dict[str, float], known: dict[str, float], **fields) -> Record:
-    """A record whose checkpoint was read on its sources, also with the domain told."""
+    """A record whose checkpoint was read on its sources, also with the domain label given."""
     scores = {target: Scores(main=score(0.5), probe=score(0.5))}
     for name in probe:
-        told = score(known[name]) if known else None
-        scores[name] = Scores(probe=score(probe[name]), known=told)
+        with_label = score(known[name]) if known else None
+        scores[name] = Scores(probe=score(probe[name]), known=with_label)
     done = Checkpoint(6, {name: scores[name] for name in DOMAINS}, {})
     return record(target, 0.5, checkpoints=(done,), **fields)
 

@@ -66,8 +66,8 @@ def comparisons(results: Results, rule: str) -> list[Comparison]:
         compare(picks[method], picks[reference], method, reference)
         for method, reference in references(results).items()
     ]
-    known = [comparison for comparison in compared if comparison is not None]
-    return sorted(known, key=lambda comparison: -comparison.difference)
+    valid = [comparison for comparison in compared if comparison is not None]
+    return sorted(valid, key=lambda comparison: -comparison.difference)
 
 
 def references(results: Results) -> dict[str, str]:
@@ -78,13 +78,13 @@ def references(results: Results) -> dict[str, str]:
         return {}
     plain = min(erms, key=lambda name: (first[name].average != "last", len(name)))
     by_settings = {_shared_settings(run): name for name, run in erms.items()}
-    found = {}
+    by_method = {}
     for name, run in first.items():
         reference = by_settings.get(_shared_settings(run), plain)
         if name != plain and not name.startswith(UPPER_BOUND):
             # An erm variant would match itself, so compare it with plain erm.
-            found[name] = plain if reference == name else reference
-    return found
+            by_method[name] = plain if reference == name else reference
+    return by_method
 
 
 def _shared_settings(run: Run) -> tuple[object, ...]:

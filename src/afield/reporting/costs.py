@@ -51,11 +51,11 @@ def method_costs(results: Results, records: Iterable[Record]) -> list[Cost]:
     by_key = {record.run.key: record for record in records}
     against = references(results)
     costs = []
-    for method, own in results.methods.items():
+    for method, method_records in results.methods.items():
         if not method.startswith(UPPER_BOUND):
             # The reference is compared with itself.
             other = against.get(method, method if method in against.values() else "")
-            costs.append(_cost(method, own, results.methods.get(other, []), by_key))
+            costs.append(_cost(method, method_records, results.methods.get(other, []), by_key))
     return costs
 
 

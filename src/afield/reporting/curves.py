@@ -119,11 +119,11 @@ def picked_checkpoints(results: Results, rule: str) -> dict[CaseKey, PickedCheck
     checkpoints = {}
     for method, picks in results.picks(rule).items():
         for trial, by_domain in picks.items():
-            known = {domain: pick for domain, pick in by_domain.items() if pick is not None}
-            if results.many_held_out and known:
+            picked = {domain: pick for domain, pick in by_domain.items() if pick is not None}
+            if results.many_held_out and picked:
                 # One checkpoint is picked for all domains; its accuracies are averaged.
-                pick = next(iter(known.values()))
-                accuracy = fmean(each.accuracy for each in known.values())
+                pick = next(iter(picked.values()))
+                accuracy = fmean(each.accuracy for each in picked.values())
                 checkpoints[method, trial, HELD_OUT_TARGET] = PickedCheckpoint(
                     pick.run.key, pick.step, accuracy
                 )
@@ -132,7 +132,7 @@ def picked_checkpoints(results: Results, rule: str) -> dict[CaseKey, PickedCheck
                     (method, trial, domain): PickedCheckpoint(
                         pick.run.key, pick.step, pick.accuracy
                     )
-                    for domain, pick in known.items()
+                    for domain, pick in picked.items()
                 }
     return checkpoints
 
@@ -145,12 +145,12 @@ def gap(case: SelectionCase, picked: PickedCheckpoint) -> Gap | None:
             for record in case.records
             for checkpoint in record.candidates
         }
-        known = {key: value for key, value in accuracies.items() if value is not None}
-        if 1 < len(known) == len(accuracies) and (picked.key, picked.step) in known:
+        evaluated = {key: value for key, value in accuracies.items() if value is not None}
+        if 1 < len(evaluated) == len(accuracies) and (picked.key, picked.step) in evaluated:
             # The first of equals, as in the rules.
-            best = max(known, key=lambda key: known[key])
-            behind = known[best] - known[picked.key, picked.step]
-            return Gap(PickedCheckpoint(*best, known[best]), behind, split == "main")
+            best = max(evaluated, key=lambda key: evaluated[key])
+            behind = evaluated[best] - evaluated[picked.key, picked.step]
+            return Gap(PickedCheckpoint(*best, evaluated[best]), behind, split == "main")
     return None
 
 
@@ -171,8 +171,8 @@ def curve(record: Record) -> Curve:
 def unseen_accuracy(record: Record, checkpoint: Checkpoint, split: str) -> float | None:
     """Mean accuracy on a split of the tested domains; None unless all were evaluated on it."""
     scores = [checkpoint.score(domain, split) for domain in record.tests]
-    known = [score.accuracy for score in scores if score is not None]
-    return fmean(known) if known and len(known) == len(scores) else None
+    evaluated = [score.accuracy for score in scores if score is not None]
+    return fmean(evaluated) if evaluated and len(evaluated) == len(scores) else None
 
 
 def gap_means(
@@ -210,7 +210,7 @@ def curve_data(
     steps: list[Sequence[int]] = []
     runs, values = [], []
     for case, record in shown:
-        kept = {each.step for own in picked.values() if (each := own.get(case.key))}
+        kept = {each.step for of_rule in picked.values() if (each := of_rule.get(case.key))}
         thin = _thin(curve(record), max_points, kept)
         values += [*thin.sources, *thin.validation, *thin.unseen]
         if thin.steps not in steps:
@@ -221,7 +221,7 @@ def curve_data(
             {"m": marks[case.method].number, "t": targets.index(case.target)}
             | {"i": run.trial, "d": run.draw, "k": run.key, "p": thin.split}
             | {"s": steps.index(thin.steps)}
-            | {name: [_thousandths(v) for v in own] for name, own in lines.items() if own}
+            | {name: [_thousandths(v) for v in line] for name, line in lines.items() if line}
         )
     axis = numeric_axis([100 * value for value in values], ticks=5, log=False)
     return {
@@ -265,9 +265,9 @@ def _unseen_curve(record: Record) -> tuple[list[float], str]:
     """Unseen accuracies at all checkpoints, of the first split that all were evaluated on."""
     for split in ("main", "sample"):
         values = [unseen_accuracy(record, point, split) for point in record.checkpoints]
-        known = [value for value in values if value is not None]
-        if len(known) == len(values):
-            return known, split
+        evaluated = [value for value in values if value is not None]
+        if len(evaluated) == len(values):
+            return evaluated, split
     return [], ""
 
 

@@ -119,7 +119,7 @@ def setting_panels(results: Results) -> dict[str, list[Panel]]:
         for method, draws in by_method.items()
         if len({draw for _, draw in draws}) > 1
     }
-    return {method: own for method, own in panels.items() if own}
+    return {method: of_method for method, of_method in panels.items() if of_method}
 
 
 def _validated_runs(results: Results) -> Iterator[_Validated]:
@@ -146,8 +146,8 @@ def _setting_panels(method: str, draws: Mapping[DrawKey, Sequence[_Validated]]) 
     settings = {key: _settings(runs[0].record) for key, runs in draws.items()}
     y = numeric_axis([100 * mean for mean in means.values()], ticks=4, log=False)
     panels = []
-    for name in dict.fromkeys(name for own in settings.values() for name in own):
-        values = {key: own[name] for key, own in settings.items() if name in own}
+    for name in dict.fromkeys(name for of_draw in settings.values() for name in of_draw):
+        values = {key: of_draw[name] for key, of_draw in settings.items() if name in of_draw}
         if len({str(value) for value in values.values()}) > 1:
             x, positions = _positions(values)
             points = [

@@ -90,8 +90,8 @@ def _cells(
 
 def _format_cell(accuracy: float, stderr: float, sign: str) -> str:
     number = format_number(accuracy)
-    known = not math.isnan(accuracy) and not math.isnan(stderr)
-    return f"{number}{sign}{format_number(stderr)}" if known else number
+    has_error = not math.isnan(accuracy) and not math.isnan(stderr)
+    return f"{number}{sign}{format_number(stderr)}" if has_error else number
 
 
 def _rich_table(title: str, frame: pd.DataFrame, width: int | None) -> Group:

@@ -62,9 +62,11 @@ def build_headline(
         sentence = f"{bidi_isolate(best)} reaches {_percent(accuracy)} on the unseen domains of"
         alone = "Only one method was run, so there is no comparison."
         return Headline(f"{sentence} {_name(results)}.", [alone, *remarks], best)
-    own = next((each for each in comparisons if each.method == best), None)
-    if own is not None:
-        sentence = f"{_leads(best, results)}: {_percent(accuracy)}, {_distance(own)}. {_weigh(own)}"
+    lead = next((each for each in comparisons if each.method == best), None)
+    if lead is not None:
+        sentence = (
+            f"{_leads(best, results)}: {_percent(accuracy)}, {_distance(lead)}. {_weigh(lead)}"
+        )
         return Headline(sentence, remarks, best)
     picks = results.picks(rule)
     second, _ = others[0]
@@ -80,8 +82,8 @@ def build_headline(
 
 def leading_rule(frame: pd.DataFrame) -> str:
     """The first rule with a mean that is no oracle; otherwise the oracle, or empty."""
-    known = frame[(frame["domain"] == "mean") & frame["accuracy"].notna()]
-    rules = list(dict.fromkeys(known["rule"]))
+    means = frame[(frame["domain"] == "mean") & frame["accuracy"].notna()]
+    rules = list(dict.fromkeys(means["rule"]))
     return min(rules, key=lambda rule: RULES[rule].is_oracle, default="")
 
 

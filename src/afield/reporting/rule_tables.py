@@ -80,19 +80,19 @@ def build_rule_table(
     rule: str, frame: pd.DataFrame, comparisons: Sequence[Comparison], marks: Mapping[str, Mark]
 ) -> RuleTable:
     """The table of a rule, the best mean first; `frame` is what `tabulate` made of all rules."""
-    own = frame[frame["rule"] == rule]
-    names = list(dict.fromkeys(own["domain"]))
-    ranked = ranks(own)
+    table = frame[frame["rule"] == rule]
+    names = list(dict.fromkeys(table["domain"]))
+    ranked = ranks(table)
     rows = [
         TableRow(marks[str(method)], _cells(str(method), cells, names, ranked))
-        for method, cells in own.groupby("method", sort=False)
+        for method, cells in table.groupby("method", sort=False)
     ]
-    means = own[own["domain"] == "mean"].set_index("method")["accuracy"].fillna(-math.inf)
+    means = table[table["domain"] == "mean"].set_index("method")["accuracy"].fillna(-math.inf)
     return RuleTable(
         rule=rule,
         description=RULES[rule].description,
         oracle=RULES[rule].is_oracle,
-        caption=table_caption(own),
+        caption=table_caption(table),
         columns={name: find_column(name) for name in names},
         rows=sorted(rows, key=lambda row: -means[row.method.name]),
         comparisons=[

@@ -120,7 +120,10 @@ class Section:
     @property
     def titled(self) -> bool:
         """Whether there are few enough points for each to have a tooltip."""
-        panels = [*self.panels, *(panel for own in self.settings.values() for panel in own)]
+        panels = [
+            *self.panels,
+            *(panel for of_method in self.settings.values() for panel in of_method),
+        ]
         return sum(len(panel.points) for panel in panels) <= MAX_TITLED_POINTS
 
     @property
@@ -141,7 +144,7 @@ class Section:
     @property
     def facts(self) -> str:
         """How much was run, in a line."""
-        records = [record for own in self.results.methods.values() for record in own]
+        records = [record for of_method in self.results.methods.values() for record in of_method]
         counts = {
             "method": len([mark for mark in self.methods if not mark.bound]),
             "unseen domain": len(self.results.domains),
@@ -180,7 +183,7 @@ def build_section(
     rerun_store
         The store that the commands for repeating runs write to.
     """
-    frame = tabulate([record for own in results.methods.values() for record in own])
+    frame = tabulate([record for of_method in results.methods.values() for record in of_method])
     # Several datasets on a page may need longer titles than a table of one dataset.
     frame = frame.assign(dataset=results.title)
     leading = leading_rule(frame)
@@ -224,11 +227,11 @@ def _marks(results: Results, frame: pd.DataFrame, rule: str) -> dict[str, Mark]:
 
 def _gaps(results: Results, rules: Sequence[str], marks: Mapping[str, Mark]) -> GapTable | None:
     means, exact = gap_means(results, rules)
-    known = [rule for rule in rules if any(rule in by_rule for by_rule in means.values())]
-    if not known:
+    measured = [rule for rule in rules if any(rule in by_rule for by_rule in means.values())]
+    if not measured:
         return None
     rows = [
-        GapRow(mark, [means[name].get(rule, math.nan) for rule in known])
+        GapRow(mark, [means[name].get(rule, math.nan) for rule in measured])
         for name, mark in marks.items()
         if means.get(name)
     ]
@@ -238,7 +241,7 @@ def _gaps(results: Results, rules: Sequence[str], marks: Mapping[str, Mark]) -> 
         "such measurements is partly luck, so the true gap is smaller.",
     }
     mixed = "Measured on the whole test split, or on a sample of it where that is missing."
-    return GapTable(known, rows, notes.get(frozenset(exact), mixed))
+    return GapTable(measured, rows, notes.get(frozenset(exact), mixed))
 
 
 def _agreement(results: Results) -> str:

@@ -77,8 +77,8 @@ def _worst(trials: pd.DataFrame) -> "pd.Series[float]":
 
 def _worst_tenth(trials: pd.DataFrame) -> "pd.Series[float]":
     """Mean over the worst tenth of a trial's domains, rounded, but at least one."""
-    known = [row.dropna().sort_values() for _, row in trials.iterrows()]
-    return pd.Series([row.iloc[: max(1, round(len(row) / 10))].mean() for row in known])
+    rows = [row.dropna().sort_values() for _, row in trials.iterrows()]
+    return pd.Series([row.iloc[: max(1, round(len(row) / 10))].mean() for row in rows])
 
 
 def _deviation(trials: pd.DataFrame) -> "pd.Series[float]":
@@ -158,9 +158,9 @@ def tabulate(
 def _rule_rows(results: Results, rule: str) -> Iterator[tuple[object, ...]]:
     picks = results.picks(rule)
     columns = [column for column in COLUMNS if _applies(column, results, picks.values())]
-    for method, own in picks.items():
+    for method, method_picks in picks.items():
         draws = len({record.run.draw for record in results.methods[method]})
-        for name, values in _trial_values(own, results, columns).items():
+        for name, values in _trial_values(method_picks, results, columns).items():
             numbers = float(values.mean()), _stderr(values), len(values)
             yield (results.title, rule, method, name, *numbers, draws)
 
@@ -168,7 +168,7 @@ def _rule_rows(results: Results, rule: str) -> Iterator[tuple[object, ...]]:
 def _applies(column: Column, results: Results, picks: Iterable[Picks]) -> bool:
     if column.many_held_out not in (None, results.many_held_out):
         return False
-    return any(_values(own, column.value).notna().any(axis=None) for own in picks)
+    return any(_values(method_picks, column.value).notna().any(axis=None) for method_picks in picks)
 
 
 def _trial_values(
@@ -182,19 +182,19 @@ def _trial_values(
     # Where many domains are held out, each trial tests some of them.
     complete = picked.any(axis=1) if results.many_held_out else picked.all(axis=1)
     domains = () if results.many_held_out else results.domains
-    found = {domain: accuracies[domain].dropna() for domain in domains}
+    by_column = {domain: accuracies[domain].dropna() for domain in domains}
     for column in columns:
         values = _values(picks, column.value)
-        known = (values.notna() == picked).all(axis=1)
-        found[column.name] = column.summarize(values[complete & known])
-    return found
+        evaluated = (values.notna() == picked).all(axis=1)
+        by_column[column.name] = column.summarize(values[complete & evaluated])
+    return by_column
 
 
 def _values(picks: Picks, attribute: str) -> pd.DataFrame:
     """One row per trial, one column per domain, NaN where there is no pick."""
     values = {
-        trial: {domain: getattr(pick, attribute, None) for domain, pick in own.items()}
-        for trial, own in picks.items()
+        trial: {domain: getattr(pick, attribute, None) for domain, pick in by_domain.items()}
+        for trial, by_domain in picks.items()
     }
     return pd.DataFrame.from_dict(values, orient="index").astype(float)
 
@@ -229,7 +229,7 @@ def ranks(frame: pd.DataFrame) -> dict[tuple[str, str], int]:
     >>> ranks(pd.DataFrame(rows, columns=["method", "domain", "accuracy"]))
     {('x', 'mean'): 2, ('y', 'mean'): 1}
     """
-    found: dict[tuple[str, str], int] = {}
+    ranked_cells: dict[tuple[str, str], int] = {}
     for domain, cells in frame.groupby("domain", sort=False):
         numbers = {
             str(method): float(format_number(accuracy))
@@ -241,8 +241,10 @@ def ranks(frame: pd.DataFrame) -> dict[tuple[str, str], int]:
         ranked = sorted(set(numbers.values()), reverse=not ascending)
         if len(ranked) > 1:
             first_two = {number: rank for rank, number in enumerate(ranked[:2], start=1)}
-            found |= {(m, str(domain)): first_two[n] for m, n in numbers.items() if n in first_two}
-    return found
+            ranked_cells |= {
+                (m, str(domain)): first_two[n] for m, n in numbers.items() if n in first_two
+            }
+    return ranked_cells
 
 
 def format_number(share: float) -> str:

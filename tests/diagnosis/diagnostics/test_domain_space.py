@@ -1,4 +1,4 @@
-"""The map of domains: its coordinates, and what is told of it, computed again by other means."""
+"""The map of domains: its coordinates and its summary, computed again by other means."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -133,7 +133,7 @@ def lying(subject: FinishedRun, means: dict[str, tuple[float, float]]) -> Finish
 
 
 @pytest.mark.parametrize(
-    ("place", "told"),
+    ("place", "message"),
     [
         (
             (1.0, 1.0),
@@ -154,10 +154,10 @@ def lying(subject: FinishedRun, means: dict[str, tuple[float, float]]) -> Finish
         ),
     ],
 )
-def test_an_unseen_domain_lies_on_the_line_through_its_two_nearest_sources(folders, place, told):
+def test_an_unseen_domain_lies_on_the_line_through_its_two_nearest_sources(folders, place, message):
     means = {"turn0": (0.0, 0.0), "turn10": (4.0, 0.0), "turn20": (0.0, 100.0), "turn30": place}
     finding = DomainSpace(samples=3).diagnose_runs([lying(back(folders["erm"]), means)])
-    assert f"turn30 (unseen) {told}" in finding.summary
+    assert f"turn30 (unseen) {message}" in finding.summary
 
 
 def test_the_source_that_is_shown_is_the_nearest_to_the_first_unseen_domain(folders):
@@ -174,7 +174,7 @@ def test_the_source_that_is_shown_is_the_nearest_to_the_first_unseen_domain(fold
 
 
 def test_samples_are_counted_that_are_nearer_to_another_domains_mean(moving):
-    told = DomainSpace(samples=40, moved="turn20").diagnose_runs([moving]).summary
+    summary = DomainSpace(samples=40, moved="turn20").diagnose_runs([moving]).summary
     g = {name: domain_features(moving, batch(moving, name, 40).x) for name in moving.domains}
     means = {name: points.mean(axis=0) for name, points in g.items()}
 
@@ -191,17 +191,17 @@ def test_samples_are_counted_that_are_nearer_to_another_domains_mean(moving):
     assert (
         f"{100 * before / 40:.0f} % of the samples of turn20 are nearest to the mean of another "
         f"domain, {100 * after / 40:.0f} % when perturbed"
-    ) in told
+    ) in summary
 
 
 def test_silhouettes_are_of_domains_and_of_labels_within_a_domain(moving):
-    told = DomainSpace(samples=30).diagnose_runs([moving]).summary
+    summary = DomainSpace(samples=30).diagnose_runs([moving]).summary
     batches = {name: batch(moving, name, 30) for name in moving.domains}
     g = {name: domain_features(moving, own.x) for name, own in batches.items()}
     origin = np.arange(len(g)).repeat(30)
     of_domains = silhouette_samples(np.concatenate(list(g.values())), origin).mean()
     of_labels = np.mean([silhouette_samples(g[name], batches[name].y.numpy()).mean() for name in g])
-    assert told.endswith(
+    assert summary.endswith(
         f"silhouette: {of_domains:.2f} of domains, {of_labels:.2f} of labels within a domain"
     )
 
@@ -238,8 +238,8 @@ def test_features_are_those_of_the_domain_net_or_else_of_the_network(folders, na
 
 
 def test_a_network_without_features_is_told(folders):
-    told = "domain_space needs features before a head; dmg has none"
-    with pytest.raises(SpecError, match=told):
+    message = "domain_space needs features before a head; dmg has none"
+    with pytest.raises(SpecError, match=message):
         DomainSpace().diagnose_runs([back(folders["dmg"])])
 
 
@@ -276,7 +276,7 @@ def test_one_domain_alone_has_no_neighbours(moving):
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"domains": "turn31"}, "spirals has no domain 'turn31'; did you mean 'turn30'?"),
         ({"moved": "turn30"}, "domain_space.moved=turn30: not a source; choose from turn0, "),
@@ -284,10 +284,10 @@ def test_one_domain_alone_has_no_neighbours(moving):
         ({"samples": 2}, "domain_space.samples=2: must be at least 3"),
     ],
 )
-def test_what_cannot_be_shown_is_told(folders, settings, told):
+def test_what_cannot_be_shown_is_told(folders, settings, message):
     with pytest.raises(SpecError) as caught:
         diagnose("domain_space", folders["crossgrad"], settings=settings)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -68,9 +68,9 @@ def test_accuracies_are_those_of_each_domains_masks(masked):
 
 
 def test_it_says_what_masks_share_and_whom_they_serve(masked):
-    told = Masks().diagnose_runs([masked]).summary
-    assert told.startswith("of 128 masked channels, ")
-    assert "% with its own masks" in told
+    summary = Masks().diagnose_runs([masked]).summary
+    assert summary.startswith("of 128 masked channels, ")
+    assert "% with its own masks" in summary
 
 
 def test_fewer_samples_can_be_asked_for(masked):

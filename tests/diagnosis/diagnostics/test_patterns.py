@@ -158,8 +158,8 @@ def test_looking_twice_finds_the_same(folder):
 
 def test_with_too_few_samples_for_the_clusters_all_but_the_comparison_is_there(subject):
     finding = Patterns(clusters=200, within="domain_class", history=False).diagnose_runs([subject])
-    told = "no domain and class has 400 samples for 200 clusters; use --set clusters or within"
-    assert finding.summary.splitlines()[-1] == f"views are not compared: {told}"
+    message = "no domain and class has 400 samples for 200 clusters; use --set clusters or within"
+    assert finding.summary.splitlines()[-1] == f"views are not compared: {message}"
     assert "cct" not in finding.extra_tables
     assert finding.panels == 2
     assert len(finding.data)
@@ -233,7 +233,7 @@ def test_it_tells_people_what_is_hard_in_their_own_folder(own_folder, tmp_path):
     worst = samples[(samples["domain"] == "$west_") & (samples["category"] == 4)]
     assert not worst["right"].any()
     assert f"hardest quarter of $west_ is worst: {len(worst)} samples, accuracy 0.0 %" in unseen
-    assert "taken for" in unseen
+    assert "predicted as" in unseen
     names = samples[samples["domain"] == "$west_"]["sample"]
     assert names.str.match(r"\$west_/(ill|well)/\d+\.png").all()
     # Maps, agreement, history, and a contact sheet of each hospital.

@@ -160,8 +160,8 @@ def test_looking_changes_nothing_and_finds_the_same_again(folders, name):
 
 @pytest.mark.parametrize("name", ["erm", "dann"])
 def test_a_method_that_moves_nothing_is_told(folders, name):
-    told = f"perturbations takes runs of crossgrad or labelgrad; {name} does not perturb inputs"
-    with pytest.raises(SpecError, match=told):
+    message = f"perturbations takes runs of crossgrad or labelgrad; {name} does not perturb inputs"
+    with pytest.raises(SpecError, match=message):
         diagnose("perturbations", folders[name])
 
 
