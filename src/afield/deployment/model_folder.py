@@ -295,7 +295,5 @@ def _file_inside(folder: Path, name: str) -> Path:
     if not path.is_file():
         pickled = next((file for file in folder.iterdir() if file.suffix in PICKLE_SUFFIXES), None)
         note = f" ({pickled.name} is not read: it could run code)" if pickled else ""
-        raise DataError(
-            f"{folder}: no {name} in it{note}; give a folder that `afield fit` has written"
-        )
+        raise DataError(f"{folder}: no {name} in it{note}; give a folder of `afield fit`")
     return path
