@@ -8,6 +8,7 @@ from afield.training.method import risks
 from afield.training.methods.erm import ERM
 from afield.training.methods.groupdro import GroupDRO
 from tests.training.methods.reference import batches, begun, expected
+from tests.training.methods.references import replay
 
 
 @pytest.mark.parametrize("eta", [0.01, 1.0])
@@ -98,3 +99,7 @@ def test_the_weights_of_many_domains_follow_the_domains_of_a_stream(model, task,
         for batch, risk in zip(batches, risks(model, batches).detach(), strict=True):
             q[batch.domain[0]] *= (0.3 * risk).exp()
     torch.testing.assert_close(learner.memory["q"], q / q.sum())
+
+
+def test_it_equals_the_public_code_on_features_and_a_head():
+    replay("groupdro", GroupDRO(eta=0.1))
