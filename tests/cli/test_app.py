@@ -47,7 +47,7 @@ MISTAKES = [
     (("embed", "spirals", "--out", "emb"), "spirals"),
     (("embed", "rotated_digits", "--out", "no/emb"), "make it first"),
     (("diagnose", "agrement", "runs"), "did you mean 'agreement'?"),
-    (("diagnose", "agreement", "nowhere"), "no record.json there"),
+    (("diagnose", "agreement", "nowhere"), "no record.json"),
     (("diagnose", "agreement", "nowhere", "--set", "sampels=3"), "did you mean 'samples'?"),
     (("diagnose", "agreement", "nowhere", "--out", "fig.jpg"), "png, svg, pdf"),
     (("fit", "spirals", "--out", "m"), "no method given"),

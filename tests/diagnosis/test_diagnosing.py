@@ -66,7 +66,7 @@ def test_looking_changes_nothing_on_disk(folder):
 
 
 def test_paths_that_are_no_run_are_told(folder, tmp_path):
-    with pytest.raises(DataError, match=r"no record\.json there"):
+    with pytest.raises(DataError, match=r"no record\.json"):
         diagnose("agreement", tmp_path)
     with pytest.raises(SpecError, match=r"is a store; agreement takes one .* such as .*erm-"):
         diagnose("agreement", folder.parent)

@@ -156,8 +156,8 @@ def status(
 
     Works from any terminal and machine that can read the store.
     """
-    from afield.experiments.remote_store import open_store
     from afield.experiments.status import statuses
+    from afield.experiments.store import open_store
 
     opened = open_store(store)
     benchmarks = statuses(opened)

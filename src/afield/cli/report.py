@@ -76,7 +76,7 @@ def export_domainbed(
 
 
 def _read_records(address: str) -> "tuple[Store, list[Record]]":
-    from afield.experiments.remote_store import open_store
+    from afield.experiments.store import open_store
 
     store = open_store(address)
     records = list(store)

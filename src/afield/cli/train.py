@@ -84,7 +84,7 @@ def train(
 ) -> None:
     """Train one model and show its accuracy on the domains it has not seen."""
     from afield.experiments.planning import plan_run
-    from afield.experiments.remote_store import open_store
+    from afield.experiments.store import open_store
 
     settings = collect_settings(
         set_,
@@ -118,8 +118,7 @@ def train(
 
 
 def _read_run(address: str) -> "Run":
-    from afield.experiments.remote_store import fetch_run
-    from afield.experiments.store import read_record
+    from afield.experiments.store import fetch_run, read_record
 
     return read_record(fetch_run(address)).run
 

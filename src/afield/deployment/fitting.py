@@ -29,10 +29,9 @@ from afield.errors import DataError
 from afield.experiments.finished import FinishedRun, reopen
 from afield.experiments.pools import Local, Pool
 from afield.experiments.record import Failure, Record, Run
-from afield.experiments.remote_store import open_store
 from afield.experiments.run_setup import load_domains
 from afield.experiments.runner import execute, versions
-from afield.experiments.store import Store, read_run_inputs
+from afield.experiments.store import Store, open_store, read_run_inputs
 from afield.experiments.sweep import complete
 from afield.networks.backbone import Classifier
 from afield.progress import progress, track

@@ -11,7 +11,7 @@ from .protocol import leave_one_out as leave_one_out
 from .record import Failure as Failure
 from .record import Record as Record
 from .record import Run as Run
-from .remote_store import open_store as open_store
+from .store import open_store as open_store
 from .runner import execute as execute
 from .selection import RULES as RULES
 from .selection import Pick as Pick

@@ -14,16 +14,21 @@ In Python and in TOML, every other name is a setting of the runs, as after ``--s
 """
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from afield import registry
-from afield.errors import AfieldError, DataError, SpecError, UnknownNameError
+from afield.errors import AfieldError, DataError, SpecError
+from afield.experiments.options import (
+    Option,
+    build_validated,
+    flatten_settings,
+    parse_options,
+    refuse_misspelled,
+)
 from afield.experiments.selection import describe_rules
-from afield.registry import hint
 
 # The command line reads the options from here: nothing imports torch before a benchmark is made.
 if TYPE_CHECKING:
@@ -63,25 +68,6 @@ _STORE_HELP = (
 DEFAULT_VALIDATE = 0.1
 
 Names = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Option:
-    """The help text of an option, its placeholder in the help, and its limits."""
-
-    help: str
-    metavar: str | None = None
-    min: float | None = None
-    max: float | None = None
-
-    def check(self, name: str, value: Any) -> None:
-        """Refuse a number outside the limits."""
-        if not isinstance(value, int | float):
-            return
-        if self.min is not None and value < self.min:
-            raise SpecError(f"{name}={value:g}: must be {self.min:g} or more")
-        if self.max is not None and value > self.max:
-            raise SpecError(f"{name}={value:g}: must be {self.max:g} or less")
 
 
 @dataclass(frozen=True)
@@ -181,20 +167,16 @@ class Benchmark:
 
     def pool(self) -> "Pool":
         """Where the runs are done: in processes of this machine, or on Ray."""
-        from afield.experiments.pools import Local, Ray, default_workers
+        from afield.experiments.pools import make_pool
 
-        kind, _, address = self.on.partition("://")
-        if kind == "local" and not address:
-            if self.gpus or self.cpus is not None:
-                raise SpecError("--cpus and --gpus need --on ray; use --workers and --threads")
-            return Local(self.workers or default_workers(self.threads))
-        if kind != "ray":
-            known = ["local", "ray", "ray://HOST:PORT"]
-            raise UnknownNameError(f"cannot run on {self.on!r}; {hint(self.on, known)}")
-        if self.workers is not None:
-            raise SpecError("--workers is for processes of this machine; on Ray use --cpus")
-        cpus = self.threads if self.cpus is None else self.cpus
-        return Ray(self.on if address else "", cpus=cpus, gpus=self.gpus, retries=self.retries)
+        return make_pool(
+            self.on,
+            threads=self.threads,
+            workers=self.workers,
+            cpus=self.cpus,
+            gpus=self.gpus,
+            retries=self.retries,
+        )
 
 
 # Every option by its name, in the order of the help.
@@ -226,10 +208,10 @@ def make_benchmark(
     words |= {"dataset": dataset, "methods": methods}
     settings = words.pop("settings", None) or {}
     given = {name: words.pop(name) for name in OPTIONS if name in words}
-    options = {name: _parse(name, value) for name, value in given.items() if value is not None}
-    options["settings"] = dict(_flatten({**settings, **words}))
-    _check_names(options["settings"])
-    return _validate(options)
+    options = parse_options(given, _DEFAULTS)
+    options["settings"] = flatten_settings({**settings, **words})
+    refuse_misspelled(options["settings"], OPTIONS)
+    return build_validated(Benchmark, options)
 
 
 def read_benchmark(path: Path, **changes: Any) -> Benchmark:
@@ -249,60 +231,3 @@ def read_benchmark(path: Path, **changes: Any) -> Benchmark:
         return make_benchmark(**words)
     except AfieldError as error:
         raise type(error)(f"{path}: {error}") from None
-
-
-def _parse(name: str, value: Any) -> Any:
-    """An option's value as its field has it: a tuple where several values are possible."""
-    if isinstance(value, bool):
-        raise SpecError(f"{name}={str(value).lower()}: give a number or a name")
-    if isinstance(value, Path):
-        value = str(value)
-    if not isinstance(_DEFAULTS[name], tuple):
-        return value
-    if isinstance(value, str) and name != "dataset":
-        value = _split(name, value)
-    values = value if isinstance(value, list | tuple) else [value]
-    return tuple(str(each) if isinstance(each, Path) else each for each in values)
-
-
-def _split(name: str, text: str) -> Any:
-    """Names separated by commas; an empty text means the default."""
-    names = tuple(part.strip() for part in text.split(",") if part.strip())
-    if text.strip() and not names:
-        raise SpecError(f"{name}={text}: give names separated by commas")
-    return names or _DEFAULTS[name]
-
-
-def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings by their full names: in TOML, ``vrex.penalty`` is a table in a table."""
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def _check_names(settings: Mapping[str, Any]) -> None:
-    """Refuse a misspelled option, which would be taken for a setting."""
-    from afield.data.domains import Training
-
-    known = [each.name for each in fields(Training)]
-    for name in settings:
-        guess = get_close_matches(name, [*known, *OPTIONS], n=1) if "." not in name else []
-        if guess and guess[0] not in known:
-            raise UnknownNameError(f"no option {name!r}; did you mean {guess[0]!r}?")
-
-
-def _validate(options: Mapping[str, Any]) -> Benchmark:
-    """A benchmark whose values have the types of its fields."""
-    from pydantic import TypeAdapter, ValidationError
-
-    try:
-        benchmark: Benchmark = TypeAdapter(Benchmark).validate_python(options, strict=False)
-    except ValidationError as error:
-        first = error.errors()[0]
-        # Our own errors, raised by __post_init__, name the option themselves.
-        where = ".".join(str(step) for step in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        raise SpecError(": ".join(filter(None, [where, message]))) from None
-    return benchmark

@@ -20,9 +20,8 @@ from afield.experiments.benchmark import Benchmark
 from afield.experiments.planning import plan_run, plan_runs
 from afield.experiments.pools import Pool
 from afield.experiments.record import Failure, Plan, Record, Run
-from afield.experiments.remote_store import open_store
 from afield.experiments.runner import execute
-from afield.experiments.store import Store
+from afield.experiments.store import Store, open_store
 from afield.experiments.sweep import complete, sort_outcomes
 from afield.experiments.tensorboard import TensorBoardWriter
 

@@ -17,15 +17,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from afield.compute import default_device, end_with_parent, usable_cores
-from afield.errors import SpecError
+from afield.errors import SpecError, UnknownNameError
+from afield.registry import hint
 
-__all__ = [
-    "Local",
-    "Pool",
-    "Ray",
-    "default_workers",
-]
-
+__all__ = ["Local", "Pool", "Ray", "default_workers", "make_pool"]
 
 log = logging.getLogger(__name__)
 Item = TypeVar("Item")
@@ -99,6 +94,30 @@ def default_workers(threads: int) -> int:
     if default_device() != "cpu":
         return 1
     return max(1, usable_cores() // threads)
+
+
+def make_pool(
+    on: str,
+    *,
+    threads: int = 1,
+    workers: int | None = None,
+    cpus: float | None = None,
+    gpus: float = 0.0,
+    retries: int = 3,
+) -> Pool:
+    """The pool that `on` names: ``local``, ``ray`` or ``ray://HOST:PORT``."""
+    kind, _, address = on.partition("://")
+    if kind == "local" and not address:
+        if gpus or cpus is not None:
+            raise SpecError("--cpus and --gpus need --on ray; use --workers and --threads")
+        return Local(workers or default_workers(threads))
+    if kind != "ray":
+        known = ["local", "ray", "ray://HOST:PORT"]
+        raise UnknownNameError(f"cannot run on {on!r}; {hint(on, known)}")
+    if workers is not None:
+        raise SpecError("--workers is for processes of this machine; on Ray use --cpus")
+    cpus = threads if cpus is None else cpus
+    return Ray(on if address else "", cpus=cpus, gpus=gpus, retries=retries)
 
 
 def _workers(count: int) -> list[ProcessPoolExecutor]:

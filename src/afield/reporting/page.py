@@ -19,8 +19,7 @@ from markupsafe import Markup
 from afield import registry
 from afield.errors import DataError, SpecError
 from afield.experiments.record import Failure, Record
-from afield.experiments.remote_store import open_store
-from afield.experiments.store import Store
+from afield.experiments.store import Store, open_store
 from afield.files import atomic_write
 from afield.reporting.comparison import REFERENCE
 from afield.reporting.findings import KeptFinding, kept_findings

@@ -1,10 +1,10 @@
 """A store at an address (s3://, gs://, or any other that fsspec knows), for many machines.
 
-Every process has a mirror of it in a folder of its own: what it reads is brought there, what it
-writes is written there and then sent, the record last. So all else works on files as ever.
+Every process mirrors the store in a temporary folder. It downloads a file before reading it, and
+uploads a file after writing it, the record last; all other code works with local files.
 
-Object stores have no locks. Two sweeps that work on one address at the same time may do a run
-twice; it comes out the same. Within one sweep, on any number of machines, that does not happen.
+Object stores have no locks. Two sweeps that use one address at the same time may do a run twice,
+with the same result. Within one sweep this does not happen, on any number of machines.
 """
 
 import tempfile
@@ -19,14 +19,14 @@ import fsspec
 
 from afield.errors import AfieldError, DataError, SpecError
 from afield.experiments.record import Record, Run
-from afield.experiments.store import Store
+from afield.experiments.store.folder import Store
 from afield.files import atomic_write
 
 __all__ = ["RemoteStore", "fetch_run", "open_store"]
 
 
 def open_store(location: str | Path | Store) -> Store:
-    """The store at a place: a folder, or an address such as s3://bucket/runs.
+    """The store at a location: a folder, or an address such as s3://bucket/runs.
 
     >>> open_store("runs").where()
     'runs'
@@ -39,7 +39,7 @@ def open_store(location: str | Path | Store) -> Store:
 
 
 def fetch_run(location: str) -> Path:
-    """The folder of a finished run, which may be at an address."""
+    """The local folder of a finished run, downloaded first if it is at an address."""
     if "://" not in location:
         return Path(location)
     address, _, key = location.rstrip("/").rpartition("/")
@@ -54,7 +54,7 @@ class RemoteStore(Store):
     def __init__(self, address: str) -> None:
         self.address = address.rstrip("/")
         self.files, self.path = _file_system(self.address)
-        # What is in the mirror, in which state.
+        # The remote version of every file in the mirror.
         self._states: dict[Path, str] = {}
         super().__init__(Path(_mirror(self.address).name))
 
@@ -62,7 +62,7 @@ class RemoteStore(Store):
         return RemoteStore, (self.address,)
 
     def prepare(self) -> None:
-        """Try to write, so that a place that cannot be written is known before any work."""
+        """Write a trial file, to report before any training that the address cannot be written."""
         try:
             self.files.makedirs(f"{self.path}/plans", exist_ok=True)
             trial = f"{self.path}/plans/{uuid.uuid4().hex}.part"
@@ -72,24 +72,24 @@ class RemoteStore(Store):
             raise SpecError(f"cannot write to {self.address} ({error}); use --store") from None
 
     def known(self, runs: Sequence[Run]) -> list[Record | None]:
-        """The records of many runs, after one look at all there are."""
-        there = self.done()
-        return [self.get(run) if run.key in there else None for run in runs]
+        """The records of several runs; lists the address once instead of asking for every run."""
+        done = self.done()
+        return [self.get(run) if run.key in done else None for run in runs]
 
     def where(self, run: Run | None = None) -> str:
-        """The address, or where the files of a run lie there."""
+        """The address of the store or of a run in it."""
         return f"{self.address}/{run.key}" if run else self.address
 
     def _look(self, pattern: str) -> list[Path]:
-        with self._asked():
-            found = self.files.glob(f"{self.path}/{pattern}", detail=True)
-            states = {self._here(path): _state(info) for path, info in found.items()}
+        with self._report_errors():
+            listing = self.files.glob(f"{self.path}/{pattern}", detail=True)
+            states = {self._here(path): _state(info) for path, info in listing.items()}
             changed = {
                 path: here
-                for path, here in zip(found, states, strict=True)
+                for path, here in zip(listing, states, strict=True)
                 if self._states.get(here) != states[here]
             }
-            # Those that have gone meanwhile are left out.
+            # Files that were removed meanwhile are omitted.
             contents = self.files.cat(list(changed), on_error="omit") if changed else {}
         for path, content in contents.items():
             here = changed[path]
@@ -100,8 +100,8 @@ class RemoteStore(Store):
             path.unlink(missing_ok=True)
         return sorted(path for path in states if path.exists())
 
-    def _brought(self, path: Path) -> Path:
-        with self._asked():
+    def _fetch_file(self, path: Path) -> Path:
+        with self._report_errors():
             try:
                 state = _state(self.files.info(self._there(path)))
             except FileNotFoundError:
@@ -113,19 +113,19 @@ class RemoteStore(Store):
                 self._states[path] = state
         return path
 
-    def _sent(self, path: Path) -> None:
-        """Send a file under another name, then rename it: it is whole or not there."""
+    def _send_file(self, path: Path) -> None:
+        """Upload a file under a temporary name, then rename it, so it is never incomplete."""
         there = self._there(path)
         part = f"{there}.{uuid.uuid4().hex}.part"
-        with self._asked("written"):
+        with self._report_errors("written"):
             self.files.makedirs(part.rpartition("/")[0], exist_ok=True)
             self.files.put_file(str(path), part)
             self.files.mv(part, there)
 
     def _forget(self, path: Path) -> None:
         super()._forget(path)
-        # Another process may have done so meanwhile.
-        with self._asked("written"), suppress(FileNotFoundError):
+        # Another process may have removed it meanwhile.
+        with self._report_errors("written"), suppress(FileNotFoundError):
             if self.files.exists(self._there(path)):
                 self.files.rm_file(self._there(path))
 
@@ -136,17 +136,17 @@ class RemoteStore(Store):
         return self.root.joinpath(*path.rsplit("/", 2)[-2:])
 
     @contextmanager
-    def _asked(self, what: str = "read") -> Iterator[None]:
+    def _report_errors(self, action: str = "read") -> Iterator[None]:
         try:
             yield
         except AfieldError:
             raise
         except Exception as error:  # noqa: BLE001  every kind of address has errors of its own
-            raise DataError(f"{self.address}: cannot be {what} ({error})") from None
+            raise DataError(f"{self.address}: cannot be {action} ({error})") from None
 
 
 def _state(info: dict[str, Any]) -> str:
-    """What changes when a file at an address does."""
+    """A text that changes when a file at an address changes."""
     names = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "created", "size")
     return " ".join(str(info.get(name)) for name in names)
 
@@ -161,6 +161,6 @@ def _file_system(address: str) -> tuple[Any, str]:
 
 @lru_cache
 def _mirror(address: str) -> "tempfile.TemporaryDirectory[str]":
-    """One mirror of an address in a process, removed at its end."""
+    """The mirror of an address in this process, removed when the process ends."""
     del address
     return tempfile.TemporaryDirectory(prefix="afield-")

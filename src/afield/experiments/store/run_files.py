@@ -1,0 +1,87 @@
+"""The files of a run in a store: records and other JSON, and weights as safetensors."""
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from afield.errors import DataError
+from afield.experiments.record import Record
+
+__all__ = ["RECORD", "as_json", "on_cpu", "read_json", "read_record", "read_run_inputs"]
+__all__ += ["read_run_weights", "readable"]
+
+log = logging.getLogger(__name__)
+# Reads and writes `Record` as JSON.
+RECORD = TypeAdapter(Record)
+
+
+def read_run_weights(folder: Path, name: str = "model") -> dict[str, Tensor]:
+    """The deployed weights in the folder of a finished run, or those of its `parts`."""
+    path = folder / f"{name}.safetensors"
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path}: no readable weights ({error}); run it again") from None
+
+
+def read_run_inputs(folder: Path) -> dict[str, Any]:
+    """Metadata of a finished run's deployed weights: classes, shape and scaling of its inputs."""
+    path = folder / "model.safetensors"
+    try:
+        with safe_open(path, "pt") as file:
+            metadata: dict[str, Any] = json.loads(file.metadata()["afield"])
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: no readable weights of afield ({error}); run it again") from None
+    return metadata
+
+
+def read_record(folder: Path) -> Record:
+    """The record in a folder of a store."""
+    path = folder / "record.json"
+    if not path.exists():
+        raise DataError(f"{folder}: no record.json; give the folder of a finished run")
+    record: Record = read_json(RECORD, path)
+    return record
+
+
+def on_cpu(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights as safetensors takes them: detached, contiguous and on the CPU."""
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+
+
+def as_json(adapter: TypeAdapter[Any], value: Any) -> bytes:
+    """JSON that keeps NaN and infinity, which the loss on an unseen domain may be."""
+    return json.dumps(adapter.dump_python(value, exclude_none=True)).encode()
+
+
+def readable(adapter: TypeAdapter[Any], paths: Iterable[Path]) -> Iterator[Any]:
+    """The content of each file; files that cannot be read are logged and skipped."""
+    for path in paths:
+        try:
+            yield read_json(adapter, path)
+        except DataError as error:
+            log.warning("skipped: %s", error)
+        except FileNotFoundError:  # the run ended meanwhile and removed it
+            continue
+
+
+def read_json(adapter: TypeAdapter[Any], path: Path) -> Any:
+    """Read and validate one file."""
+    try:
+        return adapter.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(step) for step in first["loc"]) or "the whole file"
+        message = f"{path}: not a record of afield ({where}: {first['msg']})"
+        raise DataError(f"{message}; remove it to repeat the run") from None
