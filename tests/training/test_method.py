@@ -292,7 +292,7 @@ def test_a_frozen_head_stays_with_every_method(name, model, task, stream):
 def test_methods_get_gradients_from_the_learner_alone():
     room = Path(training.__file__).parent
     for path in room.rglob("*.py"):
-        if path != room / "method.py":
+        if path != room / "learner.py":
             assert not re.search(r"\.backward\(|autograd\.grad\(", path.read_text()), path
 
 
@@ -307,3 +307,61 @@ def test_gradients_are_those_that_descending_leaves_on_the_parameters(model, tas
     (slope,) = learner.gradients((x**3).sum(), [x], create_graph=True)
     (curvature,) = learner.gradients(slope.sum(), [x])
     assert curvature.tolist() == [6.0, 6.0]
+
+
+def test_a_separate_part_is_moved_by_its_own_optimizer_only(model, task):
+    part = torch.nn.Linear(8, 2)
+    learner = Learner(model, task, {"critic": part}, separate=["critic"])
+    learner.add_optimizer("critic", part.parameters(), lr_multiplier=3.0)
+    before = part.weight.detach().clone()
+    learner.descend(part(model.features(torch.ones(3, 6))).square().mean())
+    assert torch.equal(part.weight, before)
+    learner.descend(part(torch.ones(3, 8)).square().mean(), learner.optimizers["critic"])
+    # The first step of Adam is as long as the learning rate.
+    torch.testing.assert_close((part.weight - before).abs(), torch.full_like(before, 0.03))
+
+
+def test_a_frozen_part_is_never_trained_and_stays_in_evaluation_mode(model, task):
+    part = torch.nn.Sequential(torch.nn.Linear(6, 2), torch.nn.BatchNorm1d(2))
+    learner = Learner(model, task, {"first": part}, frozen=["first"])
+    learner.train()
+    assert model.training
+    assert not part[1].training
+    assert not {id(p) for p in part.parameters()} & {id(p) for p in learner.parameters()}
+    assert not any(p.requires_grad for p in part.parameters())
+
+
+def test_a_part_can_have_a_learning_rate_of_its_own(model, task):
+    learner = Learner(model, task, {"spread": torch.nn.Linear(1, 1)}, {"parts.spread": 10.0})
+    assert [group["lr"] for group in learner.optimizer.param_groups] == pytest.approx([0.01, 0.1])
+
+
+def test_parameters_without_a_turn_keep_even_their_momentum(model, task):
+    learner = Learner(model, task)
+    learner.descend(model(torch.ones(3, 6)).square().mean())
+    before = model.head.weight.detach().clone(), model.features[0].weight.detach().clone()
+    only = [*model.features.parameters()]
+    learner.descend(model(torch.ones(3, 6)).square().mean(), only=only)
+    assert torch.equal(model.head.weight, before[0])
+    assert not torch.equal(model.features[0].weight, before[1])
+
+
+def test_settings_replace_those_of_an_optimizer_that_knows_them(model, task):
+    betas = {"betas": (0.5, 0.9)}
+    learner = Learner(model, task, settings=betas)
+    assert learner.optimizer.param_groups[0]["betas"] == (0.5, 0.9)
+    sgd = replace(task, optimizer=optimizer_factory("sgd", lr=0.1, weight_decay=0.0))
+    assert "betas" not in Learner(model, sgd, settings=betas).optimizer.param_groups[0]
+
+
+def test_other_optimizers_are_clipped_by_the_gradients_of_their_own_parameters(model, task):
+    sgd = optimizer_factory("sgd", lr=1.0, weight_decay=0.0)
+    part = torch.nn.Linear(4, 4)
+    learner = Learner(
+        model, replace(task, optimizer=sgd, clip_norm=0.1), {"critic": part}, separate=["critic"]
+    )
+    learner.add_optimizer("critic", part.parameters())
+    before = parameters_to_vector(part.parameters()).detach().clone()
+    learner.descend(100 * part(torch.ones(3, 4)).sum(), learner.optimizers["critic"])
+    moved = parameters_to_vector(part.parameters()).detach() - before
+    assert moved.norm() == pytest.approx(0.1, rel=1e-4)

@@ -106,6 +106,7 @@ def set_up_on(
         shape=material.shape,
         schedule=make_schedule(run.lr_schedule, run.steps),
         clip_norm=run.clip_norm,
+        pretrained=bool(run.weights or run.base),
     )
     # Of a merged run there is nothing to train, but all else is as in training.
     name, params = (PLACEHOLDER_METHOD, {}) if run.experts else (run.method, run.params)

@@ -7,10 +7,10 @@ from .inner_loop import InnerLoop as InnerLoop
 from .loop import checkpoints as checkpoints
 from .method import Batch as Batch
 from .method import Batches as Batches
-from .method import Learner as Learner
+from .learner import Learner as Learner
 from .method import Logs as Logs
 from .method import Method as Method
-from .method import Task as Task
 from .method import origins as origins
 from .method import pool as pool
 from .method import risks as risks
+from .task import Task as Task
