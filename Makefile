@@ -5,7 +5,7 @@ STAMP := $(VENV)/.current
 ARGS ?=
 PYTEST := $(VENV)/bin/pytest --numprocesses auto --dist worksteal
 
-.PHONY: bench quick test tests coverage lint types format docs clean
+.PHONY: bench quick test tests coverage mutants lint types format docs clean
 
 bench: $(STAMP)
 	$(VENV)/bin/afield bench $(ARGS)
@@ -25,6 +25,10 @@ tests: $(STAMP)
 coverage: $(STAMP)
 	$(PYTEST) --cov --cov-report json $(ARGS)
 	$(VENV)/bin/python -m tests.room_coverage build/coverage.json
+
+# Change one operator, number or comparison at a time; the tests of the module must notice it.
+mutants: $(STAMP)
+	$(VENV)/bin/python benchmarks/mutants.py $(ARGS)
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .

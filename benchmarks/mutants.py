@@ -1,48 +1,58 @@
-"""Do the tests notice mistakes? Change one operator or number at a time and run the tests.
+"""Do the tests notice mistakes? Change one operator, number or comparison at a time and run them.
 
-    python benchmarks/mutants.py                    # 40 mutants of the core, drawn with seed 0
-    python benchmarks/mutants.py --count 10 --seed 1
+    make mutants                                         # 200 mutants, drawn with seed 0
+    make mutants ARGS="--seed 1 --log build/mutants.jsonl"
+    make mutants ARGS="--only training/methods --count 50"
 
-Each mutant is made in a copy of the package. It is killed if a test of its module fails. Survivors
-are printed with their line: they show what no test checks, or a change that makes no difference.
+The mutants are drawn from all rooms but `cli`. Each one is made in a copy of the package and runs
+the tests of its module until one fails: first the test file that mirrors the module, then the
+contract tests of its registry, then the test files that import it. Tests on a cluster, in a browser
+or with downloaded data are left out. A test that does not end counts as a failure.
+
+The survivors are printed with file and line: no test checks this line, or the change makes no
+difference. `COSMETIC`, `NEUTRAL` and `EQUIVALENT` list what is not mutated, and why. With `--log`,
+results are kept in a file, and mutants that are in it are not tested again.
 """
 
 import argparse
 import ast
+import contextlib
+import json
+import multiprocessing
+import os
 import random
+import re
 import shutil
-import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from os import environ
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-# The core, and where it is tested beside the file that mirrors it.
-CORE = {
-    "hyperparameters.py": [],
-    "registry.py": [],
-    "data/samples.py": [],
-    "data/scaling.py": [],
-    "data/stream.py": [],
-    "training/calibration.py": [],
-    "training/evaluation.py": [],
-    "training/inner_loop.py": ["tests/training/methods/test_arith.py"],
-    "training/loop.py": [],
-    "training/method.py": ["tests/training/methods/test_groupdro.py"],
-    "training/methods/arith.py": [],
-    "training/methods/seed_category.py": [],
-    "training/averages/swad.py": [],
-    "merging/scopes.py": ["tests/merging/test_state_dicts.py"],
-    "merging/merges/score.py": [],
-    "merging/merges/ties.py": [],
-    "experiments/record.py": ["tests/test_golden.py"],
-    "experiments/protocol.py": [],
-    "experiments/selection.py": [],
-    "experiments/settings.py": ["tests/experiments/test_protocol.py"],
-    "reporting/comparison.py": [],
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "afield"
+# Tests that every member of a registry must pass.
+CONTRACTS = {
+    "training/methods": ["training/test_method.py"],
+    "training/averages": ["training/test_average.py"],
+    "merging/merges": ["merging/test_state_dicts.py"],
+    "networks/backbones": ["networks/test_backbone.py"],
+    "data/datasets": ["data/datasets/test_folder_sets.py", "data/test_availability.py"],
+    "diagnosis/diagnostics": ["diagnosis/test_diagnostic.py"],
 }
+# Keywords of plots that only change how a figure looks.
+COSMETIC = {
+    *("alpha", "color", "dpi", "figsize", "fontsize", "linewidth", "markersize", "pad", "rotation"),
+    *("size", "vmax", "vmin", "width_ratios", "ylim", "zorder"),
+}
+# Keywords and constants that change the time or memory that something takes, but no result.
+NEUTRAL = {"timeout", "maxsize", "buffering", "indent", "stacklevel"}
+# Mutants that no test can tell from the original: file, part of the line, reason.
+EQUIVALENT: tuple[tuple[str, str, str], ...] = ()
 SWAPS: dict[type, type] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -64,27 +74,28 @@ SWAPS: dict[type, type] = {
 Change = Callable[[ast.AST], None]
 
 
-def places(tree: ast.Module) -> Iterator[tuple[int, Change]]:
-    """What can be changed: the index of a node in the order of `ast.walk`, and how."""
-    skipped = {
-        id(part)
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.AnnAssign, ast.arg, ast.FunctionDef))
-        for field in ("annotation", "returns")
-        if (found := getattr(node, field, None)) is not None
-        for part in ast.walk(found)
-    }
-    for index, node in enumerate(ast.walk(tree)):
-        if id(node) in skipped:
-            continue
-        if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPS:
-            yield index, swap_comparison
-        elif isinstance(node, (ast.BinOp, ast.BoolOp)) and type(node.op) in SWAPS:
-            yield index, swap_operator
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            yield index, drop_not
-        elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
-            yield index, change_number
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one module: the node's index in the order of `ast.walk`, and where it is."""
+
+    file: str
+    index: int
+    change: str
+    line: int
+    column: int
+    text: str
+
+    @property
+    def name(self) -> str:
+        """The mutant's place, which stays the same as long as the line does."""
+        return f"{self.file}|{self.text}|{self.column}|{self.change}"
+
+    def source(self) -> str:
+        """The module with the change."""
+        tree = ast.parse((PACKAGE / self.file).read_text())
+        node = list(ast.walk(tree))[self.index]
+        CHANGES[self.change](node)
+        return ast.unparse(ast.fix_missing_locations(tree))
 
 
 def swap_comparison(node: ast.AST) -> None:
@@ -107,52 +118,199 @@ def change_number(node: ast.AST) -> None:
     node.value = node.value + 1  # type: ignore[attr-defined]
 
 
-def tests_of(file: str) -> list[str]:
-    """The test files of a module: the one that mirrors it, and those that are named for it."""
+CHANGES: dict[str, Change] = {
+    change.__name__: change for change in (swap_comparison, swap_operator, drop_not, change_number)
+}
+
+
+def change_of(node: ast.AST) -> str:
+    """The change that a node allows; empty if there is none."""
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPS:
+        return "swap_comparison"
+    if isinstance(node, (ast.BinOp, ast.BoolOp)) and type(node.op) in SWAPS:
+        return "swap_operator"
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return "drop_not"
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return "change_number"
+    return ""
+
+
+def skipped_parts(node: ast.AST) -> Iterator[ast.AST]:
+    """Parts of a node that are not mutated: type annotations, cosmetic and neutral keywords."""
+    if isinstance(node, (ast.AnnAssign, ast.arg)) and node.annotation:
+        yield node.annotation
+    if isinstance(node, ast.FunctionDef) and node.returns:
+        yield node.returns
+    if isinstance(node, ast.keyword) and node.arg in COSMETIC | NEUTRAL:
+        yield node.value
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        yield node
+    # Aliases of types, such as `Settings = Mapping[str, Any] | None`.
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        yield node
+
+
+def mutants_of(file: str) -> Iterator[Mutant]:
+    """All mutants of a module."""
+    source = (PACKAGE / file).read_text()
+    tree, lines = ast.parse(source), source.splitlines()
+    skipped = {
+        id(inner)
+        for node in ast.walk(tree)
+        for part in skipped_parts(node)
+        for inner in ast.walk(part)
+    }
+    for index, node in enumerate(ast.walk(tree)):
+        change = change_of(node)
+        if not change or id(node) in skipped:
+            continue
+        line, column = node.lineno, node.col_offset  # type: ignore[attr-defined]
+        text = lines[line - 1].strip()
+        if not any(file == where and part in text for where, part, _ in EQUIVALENT):
+            yield Mutant(file, index, change, line, column, text)
+
+
+def core_files() -> list[str]:
+    """All modules of the package but those of the command line."""
+    files = (path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+    return sorted(file for file in files if not file.startswith("cli/"))
+
+
+@cache
+def test_sources() -> dict[str, str]:
+    """The text of every test file that may be run for a module."""
+    paths = [path for path in (ROOT / "tests").rglob("test_*.py") if "docs" not in path.parts]
+    return {str(path.relative_to(ROOT)): path.read_text() for path in sorted(paths)}
+
+
+@cache
+def tests_of(file: str) -> list[list[str]]:
+    """The test files of a module, in the order in which they are run."""
     path = Path("tests", file)
-    mirrored = path.with_name(f"test_{path.name}")
-    return [str(name) for name in (mirrored, *map(Path, CORE[file])) if (ROOT / name).exists()]
+    first = [str(path.with_name(f"test_{path.name}"))]
+    first += [f"tests/{name}" for name in CONTRACTS.get(str(Path(file).parent), [])]
+    first = [name for name in first if (ROOT / name).exists()]
+    module = ".".join(Path("afield", file).with_suffix("").parts)
+    parent, _, name = module.rpartition(".")
+    pattern = rf"(from|import) {re.escape(module)}\b|from {re.escape(parent)} import .*\b{name}\b"
+    importing = [name for name, text in test_sources().items() if re.search(pattern, text)]
+    others = sorted(set(importing) - set(first), key=lambda name: len(test_sources()[name]))
+    stages = [stage for stage in (first, others) if stage]
+    if not stages:
+        # A module without tests of its own is tested through the modules that import it.
+        sources = {user: (PACKAGE / user).read_text() for user in core_files()}
+        users = [user for user, text in sources.items() if re.search(pattern, text)]
+        stages = [tests_of(user)[0] for user in users if tests_of(user)]
+    return stages
 
 
-def survives(file: str, source: str, folder: Path) -> bool:
-    """Whether all tests of a module pass with another source."""
+def run_tests(mutant: Mutant | None, stages: list[list[str]], folder: Path) -> None:
+    """Exit with 0 if the tests pass with the mutant, in a process of its own."""
     package = folder / "afield"
-    shutil.copytree(ROOT / "src" / "afield", package, ignore=shutil.ignore_patterns("__pycache__"))
-    (package / file).write_text(source)
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-    command += ["-m", "not slow and not ray and not browser and not data", *tests_of(file)]
-    variables = {**environ, "PYTHONPATH": str(folder)}
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=variables, capture_output=True, check=False, timeout=300
-        )
-    except subprocess.TimeoutExpired:
-        return False
-    return done.returncode == 0
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    if mutant:
+        (package / mutant.file).write_text(mutant.source())
+    sys.path.insert(0, str(folder))
+    os.environ |= {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    os.chdir(ROOT)
+    os.setpgrp()
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+    import pytest
+
+    options = ["-x", "-q", "-n0", "-p", "no:cacheprovider", f"--basetemp={folder / 'tmp'}"]
+    options += ["-m", "not ray and not browser and not data"]
+    os._exit(int(any(pytest.main([*options, *stage]) for stage in stages)))
+
+
+@dataclass
+class Job:
+    """A mutant, or with none the tests themselves, that is being tested."""
+
+    mutant: Mutant | None
+    stages: list[list[str]]
+    folder: Path
+    process: ForkProcess
+    started: float
+
+    @staticmethod
+    def start(mutant: Mutant | None, stages: list[list[str]]) -> "Job":
+        """Start the tests in a fork of this process, which has imported torch already."""
+        folder = Path(tempfile.mkdtemp(prefix="mutant-"))
+        context = multiprocessing.get_context("fork")
+        process = context.Process(target=run_tests, args=(mutant, stages, folder))
+        process.start()
+        return Job(mutant, stages, folder, process, time.monotonic())
+
+    def survived(self) -> bool:
+        """End the tests, and return whether all of them passed."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid or 0, 9)
+        self.process.join()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return self.process.exitcode == 0
+
+
+Task = tuple[Mutant | None, list[list[str]]]
+
+
+def tested(tasks: list[Task], workers: int, limit: float) -> Iterator[tuple[Task, bool]]:
+    """Every task and whether its tests passed, as they end."""
+    waiting, running = list(reversed(tasks)), list[Job]()
+    while waiting or running:
+        while waiting and len(running) < workers:
+            running.append(Job.start(*waiting.pop()))
+        wait([job.process.sentinel for job in running], timeout=5)
+        for job in list(running):
+            if not job.process.is_alive() or time.monotonic() - job.started > limit:
+                running.remove(job)
+                yield (job.mutant, job.stages), job.survived()
+
+
+def check_tests(files: set[str], workers: int, limit: float) -> None:
+    """Refuse to count if a test fails without any mutant."""
+    names = sorted({name for file in files for stage in tests_of(file) for name in stage})
+    tasks: list[Task] = [(None, [[name]]) for name in names]
+    failed = [task[1][0][0] for task, passed in tested(tasks, workers, limit) if not passed]
+    if failed:
+        sys.exit(f"fails without a mutant: {', '.join(failed)}")
 
 
 def main() -> None:
     """Draw mutants, test them, and count those that are killed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=40)
+    parser = argparse.ArgumentParser(description="Test whether the tests notice mistakes.")
+    parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="start of the paths to mutate")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--limit", type=float, default=600, help="seconds for a mutant's tests")
+    parser.add_argument("--log", type=Path, help="file of results, to continue later")
+    parser.add_argument("--unchecked", action="store_true", help="trust that all tests pass")
     asked = parser.parse_args()
-    sources = {file: (ROOT / "src" / "afield" / file).read_text() for file in CORE}
-    mutants = [(file, *place) for file in CORE for place in places(ast.parse(sources[file]))]
-    drawn = random.Random(asked.seed).sample(mutants, asked.count)
-    killed = 0
-    for number, (file, index, change) in enumerate(drawn, 1):
-        tree = ast.parse(sources[file])
-        node = list(ast.walk(tree))[index]
-        line = getattr(node, "lineno", 0)
-        change(node)
-        with tempfile.TemporaryDirectory() as folder:
-            alive = survives(file, ast.unparse(ast.fix_missing_locations(tree)), Path(folder))
-        killed += not alive
-        text = sources[file].splitlines()[line - 1].strip()
+    files = [file for file in core_files() if file.startswith(asked.only)]
+    mutants = [mutant for file in files for mutant in mutants_of(file)]
+    drawn = random.Random(asked.seed).sample(mutants, min(asked.count, len(mutants)))
+    kept = asked.log.read_text().splitlines() if asked.log and asked.log.exists() else []
+    survived = {line["name"]: line["survived"] for line in map(json.loads, kept)}
+    tasks: list[Task] = [(m, tests_of(m.file)) for m in drawn if m.name not in survived]
+    import torch  # noqa: F401  (once, for all forks)
+
+    if not asked.unchecked:
+        check_tests({mutant.file for mutant in drawn}, asked.workers, asked.limit)
+    for (mutant, _), alive in tested(tasks, asked.workers, asked.limit):
+        assert mutant
+        survived[mutant.name] = alive
         state = "SURVIVED" if alive else "killed"
-        print(f"{number}/{asked.count} {state} {file}:{line} {change.__name__}: {text}", flush=True)
-    print(f"{killed} of {asked.count} mutants killed")
+        print(f"{state} {mutant.file}:{mutant.line} {mutant.change}: {mutant.text}", flush=True)
+        if asked.log:
+            with asked.log.open("a") as log:
+                log.write(json.dumps({"name": mutant.name, "survived": alive}) + "\n")
+    alive = [mutant for mutant in drawn if survived[mutant.name]]
+    print(f"\n{len(drawn) - len(alive)} of {len(drawn)} mutants killed; survivors:")
+    for m in sorted(alive, key=lambda mutant: (mutant.file, mutant.line)):
+        print(f"src/afield/{m.file}:{m.line}:{m.column} {m.change}: {m.text}")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
 """From a benchmark to its runs."""
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import afield
+from afield.data.lookup import find_dataset
 from afield.errors import SpecError, UnknownNameError
 from afield.experiments.benchmark import DEFAULT_METHODS, make_benchmark
+from afield.experiments.planning import plan_run
 from afield.experiments.selection import DEFAULT_RULES
 
 QUICK = {"steps": 10}
@@ -163,3 +166,23 @@ def test_merges_do_not_go_with_held_out_shares(twenty):
     for methods in ([], ["erm"]):
         with pytest.raises(SpecError, match="--merges leaves each domain out once"):
             make_benchmark(twenty, methods, merges=["average"], hold_out=0.25).runs()
+
+
+def test_the_settings_that_a_dataset_has_for_an_average_are_named(caplog, monkeypatch):
+    known = {"swad": {"every": 50, "swad.slack": 0.2}}
+    spirals = replace(find_dataset("spirals"), averages=known)
+    monkeypatch.setattr("afield.experiments.planning.find_dataset", lambda _: spirals)
+    with caplog.at_level(logging.WARNING):
+        runs = make_benchmark("spirals", ["erm"], trials=1, average="swad").runs()
+        plan_run("spirals", "erm", average="swad", settings={"swad.slack": 0.3})
+    assert caplog.messages == [
+        "spirals: --average swad uses every=50, swad.slack=0.2 here",
+        "spirals: --average swad uses every=50 here",
+    ]
+    assert {run.every for run in runs} == {50}
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        settings = {"every": 10, "swad.slack": 0.3}
+        make_benchmark("spirals", ["erm"], average="swad", settings=settings).runs()
+        make_benchmark("spirals", ["erm"]).runs()
+    assert not caplog.messages

@@ -226,3 +226,23 @@ def test_an_optimiser_that_cannot_be_is_refused_before_anything_is_done(asked, e
 def test_a_checkpoint_comes_every_two_per_cent_of_the_steps():
     assert resolve_run(DIGITS, "erm", ("0deg",), settings={"steps": 5000}).every == 100
     assert resolve_run(DIGITS, "erm", ("0deg",), settings={"steps": 7}).every == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "every", "slack"),
+    [("pacs", 100, 0.3), ("office_home", 100, 0.3), ("terra_incognita", 100, 0.3)]
+    + [("vlcs", 50, 0.2), ("domain_net", 500, 0.3), ("spirals", 4, 0.3)],
+)
+def test_swad_has_the_intervals_of_its_authors_on_their_datasets(name, every, slack):
+    dataset = find_dataset(name)
+    sources = dataset.domains[1:]
+    run = resolve_run(dataset, "erm", sources, average="swad")
+    assert (run.every, run.average_params["slack"]) == (every, slack)
+    assert not run.given
+    asked = resolve_run(
+        dataset, "erm", sources, average="swad", settings={"every": 25, "swad.slack": 0.5}
+    )
+    assert (asked.every, asked.average_params["slack"]) == (25, 0.5)
+    assert asked.given == {"every": 25, "swad.slack": 0.5}
+    plain = resolve_run(dataset, "erm", sources)
+    assert plain.every == (dataset.training.every or 4)

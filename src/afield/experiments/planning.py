@@ -21,7 +21,7 @@ from afield.experiments.record import Run
 from afield.experiments.run_data import RunData
 from afield.experiments.run_setup import load_domains
 from afield.experiments.selection import Division, default_rules, resolve_rules
-from afield.experiments.settings import check_settings, resolve_run, settings_of
+from afield.experiments.settings import Settings, check_settings, resolve_run, settings_of
 from afield.merging.scopes import merges_weights
 from afield.networks.backbone import HUB, network
 from afield.progress import progress
@@ -45,6 +45,7 @@ def plan_run(
     domain_set.check_available()
     targets = (target,) if isinstance(target, str) else tuple(target)
     run = resolve_run(domain_set, method, domain_set.without(*targets), **options)
+    _log_average_settings(domain_set, run.average, options.get("settings") or {})
     _check_inputs(domain_set, run)
     return run
 
@@ -74,6 +75,7 @@ def _plan_dataset(benchmark: Benchmark, name: str, methods: list[str]) -> list[R
     merges = _fitting_merges(dataset, benchmark.merges, len(experts))
     merge_owners = [*merges, *experts, *(["linear_probe"] if merges else [])]
     check_settings(benchmark.settings, [*methods, *merge_owners, benchmark.average])
+    _log_average_settings(dataset, benchmark.average, benchmark.settings)
     runs: list[Run] = []
     if methods:
         settings = settings_of(benchmark.settings, *methods, benchmark.average)
@@ -86,6 +88,14 @@ def _plan_dataset(benchmark: Benchmark, name: str, methods: list[str]) -> list[R
         runs += merging_runs(dataset, merges, settings=settings, **chosen, **shared)
     _check_inputs(dataset, runs[0])
     return runs
+
+
+def _log_average_settings(dataset: DomainSet, average: str, settings: Settings) -> None:
+    """Log the settings that a dataset has for a weight average, unless others are given."""
+    defaults = dataset.averages.get(average, {})
+    used = [f"{name}={value}" for name, value in defaults.items() if name not in settings]
+    if used:
+        log.warning("%s: --average %s uses %s here", dataset.name, average, ", ".join(used))
 
 
 def _shares(benchmark: Benchmark) -> dict[str, Any]:

@@ -76,7 +76,10 @@ def resolve_run(
     chosen = {
         owner: validate_values(owners[owner], values, owner) for owner, values in asked.items()
     }
-    start = {"": _start(dataset, chosen[""])}
+    start = {"": _start(dataset, chosen[""]), average: {}}
+    for name, value in dataset.averages.get(average, {}).items():
+        owner, _, own = name.rpartition(".")
+        start[owner][own] = value
     usual = {owner: defaults(kind) | start.get(owner, {}) for owner, kind in owners.items()}
     drawn = {
         owner: draw_values(kind, draw=draw, trial=trial, start=start.get(owner)) | chosen[owner]

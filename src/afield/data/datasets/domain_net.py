@@ -47,6 +47,8 @@ def domain_net(root: Path) -> DomainSet:
         classes=classes,
         reader=partial(_read, classes),
         training=replace(DOMAINBED_DEFAULTS, every=1000),
+        # As in the code of SWAD's authors.
+        averages={"swad": {"every": 500}},
         modality=IMAGE,
         needs=tuple(f"domain_net/{path}" for path in NEEDS),
         download=Download(

@@ -9,7 +9,7 @@ domain is ``Real World``, with a space; rename it if your copy has RealWorld or 
 are in the order of the names of their folders, upper case first.
 """
 
-from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet, Download
+from afield.data.domains import DOMAINBED_AVERAGES, DOMAINBED_DEFAULTS, DomainSet, Download
 from afield.data.modality import IMAGE
 from afield.data.sources.folders import folder_reader
 
@@ -32,6 +32,7 @@ office_home = DomainSet(
     classes=CLASSES,
     reader=folder_reader("office_home", tuple(SIZES), CLASSES),
     training=DOMAINBED_DEFAULTS,
+    averages=DOMAINBED_AVERAGES,
     modality=IMAGE,
     needs=tuple(f"office_home/{domain}" for domain in SIZES),
     download=Download(

@@ -10,7 +10,7 @@ Differs from the original: its lists of training and validation files are not us
 split in two, like those of all datasets.
 """
 
-from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet, Download
+from afield.data.domains import DOMAINBED_AVERAGES, DOMAINBED_DEFAULTS, DomainSet, Download
 from afield.data.modality import IMAGE
 from afield.data.sources.folders import folder_reader
 
@@ -25,6 +25,7 @@ pacs = DomainSet(
     classes=CLASSES,
     reader=folder_reader("PACS", tuple(SIZES), CLASSES),
     training=DOMAINBED_DEFAULTS,
+    averages=DOMAINBED_AVERAGES,
     modality=IMAGE,
     needs=tuple(f"PACS/{domain}" for domain in SIZES),
     download=Download(

@@ -11,7 +11,7 @@ images (4,879 at location_100, 9,767 at location_38, 4,020 at location_43 and 6,
 the annotations of 2021 give 24,330. State which version you used.
 """
 
-from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet, Download
+from afield.data.domains import DOMAINBED_AVERAGES, DOMAINBED_DEFAULTS, DomainSet, Download
 from afield.data.modality import IMAGE
 from afield.data.sources.folders import folder_reader
 
@@ -29,6 +29,7 @@ terra_incognita = DomainSet(
     classes=CLASSES,
     reader=folder_reader("terra_incognita", DOMAINS, CLASSES),
     training=DOMAINBED_DEFAULTS,
+    averages=DOMAINBED_AVERAGES,
     modality=IMAGE,
     needs=tuple(f"terra_incognita/{domain}" for domain in DOMAINS),
     download=Download(

@@ -24,6 +24,8 @@ vlcs = DomainSet(
     classes=CLASSES,
     reader=folder_reader("VLCS", tuple(SIZES), CLASSES),
     training=DOMAINBED_DEFAULTS,
+    # As in the code of SWAD's authors.
+    averages={"swad": {"every": 50, "swad.slack": 0.2}},
     modality=IMAGE,
     needs=tuple(f"VLCS/{domain}" for domain in SIZES),
     download=Download(

@@ -11,8 +11,10 @@ dimensions, √(k / m). The angles are a mean over the matrices in which every e
 `dimension` directions with a signal and that have at least twice as many rows: with fewer rows, any
 two subspaces intersect. If there is no such matrix, the dimension is the largest that one allows.
 
-Where the authors' code differs: it takes one vector fewer (`rank_rule` code), which may be none.
-The paper does not say for how many dimensions its angles are.
+Differs from the paper: the vectors hold more than `energy`, where Eq. 2 has ≥ with `energy` =
+√(1 - ε²); the two differ only if a number of vectors holds exactly `energy`. The paper does not say
+for how many dimensions its angles are. Differs from the authors' code: it takes one vector fewer
+(`rank_rule=code`), which may be none.
 """
 
 from collections.abc import Sequence

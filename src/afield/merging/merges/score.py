@@ -19,7 +19,9 @@ threshold: these count D times, and change the result by a share of at most abou
 of the experts does not matter.
 
 Differs from the paper: its text divides the threshold by D for medical images and not for natural
-ones, its authors' code does the opposite; `divide_by_domains` follows the code for natural images.
+ones, its authors' code does the opposite; `divide_by_domains` follows the code for natural images,
+on every dataset. On the medical datasets (`fed_isic`, `retina_domains`) this equals the paper's
+text; `divide_by_domains=false` is what the authors' code does there.
 The paper takes μ and σ over the off-diagonal entries only, does not trim off_diagonal, and has <
 instead of ≤. Here all of this is as in the code.
 

@@ -7,9 +7,10 @@ and gᵢ is the change by that domain (see `afield.training.inner_loop`). ε = n
 wᵢ sum to one: 1/2, 1/3, 1/6 for three domains. Another ε scales all wᵢ by the same factor, which
 has no effect on Adam, because Adam is invariant to scale.
 
-Differs from the paper: nothing; its one learning rate is both the inner and the outer one. The
-optimizer gets Σ wᵢ gᵢ / α, because Adam's eps of 1e-8 is not negligible beside Σ wᵢ gᵢ itself
-(`outer=raw`).
+Differs from the paper: the validation accuracy that selects a checkpoint is the mean over the
+source domains, where the paper pools their validation splits, so that larger domains weigh more.
+The paper's one learning rate is both the inner and the outer one. The optimizer gets Σ wᵢ gᵢ / α,
+because Adam's eps of 1e-8 is not negligible beside Σ wᵢ gᵢ itself (`outer=raw`).
 Differs from the authors' code: each inner step uses one domain, the loss is cross-entropy only, and
 there is no factor 1/α² under SGD.
 """

@@ -21,8 +21,10 @@ the network, they enter before two additional hidden layers, and J_l trains the 
 these layers only: ∇_X J_l does not go through g.
 Differs from the authors' code: there is no ReLU on the logits, either network can be any backbone,
 and the domain network is small by default (theirs has the architecture of the label network:
-`domain_net=same`). A domain network given by name starts from random weights. With one source
-domain no input is perturbed: it is ERM.
+`domain_net=same`). A domain network given by name starts from random weights. BatchNorm layers
+that are not frozen also see the perturbed inputs: their running statistics are a mixture of both,
+while the networks of the authors have no BatchNorm. With one source domain no input is perturbed:
+it is ERM.
 """
 
 from dataclasses import dataclass

@@ -16,6 +16,10 @@ authors' code: the masked stages of ResNets are those of the paper's text (their
 both learning rates follow the schedule, as in the paper (on PACS theirs has
 `mask_schedule=constant`); checkpoints are compared by the network that will be deployed, not by
 greedy masks of the true domain; all dropout layers are off, not only AlexNet's.
+Differs from both: the learning rates are constant by default (the paper's schedules are
+`exponential` on PACS and `inverse` on DomainNet); `inverse` counts steps, where the paper counts
+epochs; every batch has the same number of samples of each source, where theirs has 64 samples of
+all sources pooled.
 
 A logit moves by about the learning rate per step. With few steps or a small learning rate, masks
 stay near their initial values; a larger `mask_rate` lets them move further.
