@@ -3,6 +3,10 @@
     small:cnn, small:mlp        for small images, for arrays
     small:lenet                 CrossGrad's network: three 5 × 5 convolutions, two hidden layers
     small:mnist_cnn             DomainBed's network: four 3 × 3 convolutions, pooled to one pixel
+    small:ccsa                  Motiian's network: two 3 × 3 convolutions, two hidden layers
+    small:keyword_cnn           Sainath and Parada's network for spoken words
+    small:resnet_2block         a ResNet of two blocks, as in CrossGrad
+    small:resnet18, resnet34    ResNets with a 3 × 3 stem, for images of about 32 pixels
     small:vit                   a transformer: four blocks on 16 to 64 patches
     timm:NAME                   any network of timm, e.g. timm:resnet50
     torchvision:NAME            any classifier of torchvision, e.g. torchvision:alexnet

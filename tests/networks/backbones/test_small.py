@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torchvision.models import get_model
 
 from afield.errors import SpecError
 from afield.networks.backbone import find_backbone, network
@@ -36,6 +37,9 @@ def inputs(shape: tuple[int, ...], n: int = 4) -> torch.Tensor:
         *(("small:mlp", shape) for shape in [(1,), (2,), (40,), (3, 8, 8)]),
         *(("small:lenet", shape) for shape in [(1, 32, 32), (3, 8, 8), (2, 17, 40)]),
         *(("small:mnist_cnn", shape) for shape in [(1, 28, 28), (2, 14, 14), (3, 5, 7)]),
+        *(("small:ccsa", shape) for shape in [(1, 28, 28), (3, 6, 7)]),
+        *(("small:keyword_cnn", shape) for shape in [(1, 40, 98), (1, 9, 7)]),
+        *((f"small:{name}", (3, 32, 32)) for name in ("resnet_2block", "resnet18", "resnet34")),
         *(pytest.param("small:vit", shape, marks=heavy) for shape in [(1, 16, 16), (3, 24, 36)]),
     ],
 )
@@ -89,6 +93,10 @@ def test_it_is_initialised_from_the_generator_of_torch(name, shape):
         ("small:mlp", (5,)),
         ("small:lenet", (1, 16, 16)),
         ("small:mnist_cnn", (1, 8, 8)),
+        ("small:ccsa", (1, 16, 16)),
+        ("small:keyword_cnn", (1, 8, 20)),
+        ("small:resnet_2block", (1, 8, 8)),
+        ("small:resnet18", (1, 16, 16)),
         pytest.param("small:vit", (1, 16, 16), marks=heavy),
     ],
 )
@@ -151,6 +159,67 @@ def test_mnist_cnn_is_domainbeds_network_layer_for_layer():
     expected = F.linear(hidden.mean(dim=(2, 3)), *tensors[16:])
     assert tensors[16].shape == (10, 128)
     torch.testing.assert_close(model(x), expected)
+
+
+def test_ccsa_is_motiians_network_layer_for_layer():
+    model = network("small:ccsa", (1, 16, 16), 10).train()
+    tensors = list(model.parameters())
+    shapes = [(32, 1, 3, 3), (32, 32, 3, 3), (120, 1152), (84, 120), (10, 84)]
+    assert [tuple(tensor.shape) for tensor in tensors[::2]] == shapes
+    weights = list(zip(tensors[::2], tensors[1::2], strict=True))
+    hidden = x = inputs((1, 16, 16))
+    for weight, bias in weights[:2]:
+        hidden = F.conv2d(hidden, weight, bias).relu()
+    torch.manual_seed(0)
+    hidden = F.dropout(F.max_pool2d(hidden, 2), 0.25).flatten(1)
+    for weight, bias in weights[2:4]:
+        hidden = F.linear(hidden, weight, bias).relu()
+    torch.manual_seed(0)
+    torch.testing.assert_close(model(x), F.linear(hidden, *weights[4]))
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+def test_keyword_cnn_is_the_tutorials_network_on_frequencies_by_frames():
+    model = network("small:keyword_cnn", (1, 40, 99), 12).eval()
+    first, first_bias, second, second_bias, *head = model.parameters()
+    assert first.shape == (64, 1, 8, 20)
+    assert second.shape == (64, 64, 4, 10)
+    assert head[0].shape == (12, 64 * 20 * 50)
+    x = inputs((1, 40, 99), 2)
+    hidden = F.conv2d(x, first, first_bias, padding="same").relu()
+    hidden = F.max_pool2d(hidden, 2, ceil_mode=True)
+    hidden = F.conv2d(hidden, second, second_bias, padding="same").relu()
+    torch.testing.assert_close(model(x), F.linear(hidden.flatten(1), *head))
+
+
+def test_resnets_see_small_images_at_full_size_and_differ_from_torchvisions_in_the_stem_only():
+    stages = {}
+    for name in ("small:resnet18", "small:resnet34"):
+        net = network(name, (1, 32, 32), 5).features
+        assert net.conv1.weight.shape == (64, 1, 3, 3)
+        net.layer1.register_forward_pre_hook(lambda _, x: stages.update(first=x[0].shape))
+        net.layer4.register_forward_hook(lambda _, __, y: stages.update(last=y.shape))
+        net(inputs((1, 32, 32), 1))
+        assert stages == {"first": (1, 64, 32, 32), "last": (1, 512, 4, 4)}
+        theirs = get_model(name.removeprefix("small:")).state_dict()
+        assert set(theirs) - set(net.state_dict()) == {"fc.weight", "fc.bias"}
+        assert find_backbone(name).package == "torchvision"
+
+
+def test_the_two_block_resnet_adds_each_blocks_input_to_its_output():
+    net = network("small:resnet_2block", (1, 8, 8), 5).features.eval()
+    x = inputs((1, 8, 8))
+    hidden = net[2](net[1](net[0](x)))
+    for block, shortcut in ((net[3], nn.Identity()), (net[4], net[4].downsample)):
+        inner = block.bn2(block.conv2(block.bn1(block.conv1(hidden)).relu()))
+        hidden = (inner + shortcut(hidden)).relu()
+    assert hidden.shape == (4, 128, 4, 4)
+    torch.testing.assert_close(net(x), hidden.mean(dim=(2, 3)))
+
+
+def test_pictures_smaller_than_motiians_convolutions_are_refused():
+    with pytest.raises(SpecError, match=r"small:ccsa needs images of 6 pixels or more"):
+        network("small:ccsa", (1, 5, 28), 2)
 
 
 def test_pictures_that_lenet_cannot_halve_three_times_are_refused():

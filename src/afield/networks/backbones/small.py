@@ -1,7 +1,12 @@
-"""Small networks for small images and for arrays; they start from random weights."""
+"""Small networks for small images and for arrays; they start from random weights.
+
+Some are the networks of papers: DomainBed (`mnist_cnn`), CrossGrad (`lenet`, `resnet_2block`), and
+Motiian (`ccsa`) and Sainath and Parada (`keyword_cnn`), whose networks CrossGrad uses as well.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -98,6 +103,92 @@ def _mnist_cnn(shape: Shape) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
+def _ccsa(shape: Shape) -> nn.Module:
+    """Motiian's two 3 × 3 convolutions and two hidden layers, as in the authors' code for CCSA.
+
+    Motiian, Piccirilli, Adjeroh, Doretto, *Unified Deep Supervised Domain Adaptation and
+    Generalization*, ICCV 2017. CrossGrad trains this network on rotated MNIST.
+    """
+    if min(shape[1:]) < 6:
+        raise SpecError(f"small:ccsa needs images of 6 pixels or more; {shape[1:]} is too small")
+    hidden = 32 * ((shape[1] - 4) // 2) * ((shape[2] - 4) // 2)
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 32, kernel_size=3),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(32, 32, kernel_size=3),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.25),
+        nn.Flatten(),
+        nn.Linear(hidden, 120),
+        nn.ReLU(inplace=True),
+        nn.Linear(120, 84),
+        nn.ReLU(inplace=True),
+    )
+
+
+def _keyword_cnn(shape: Shape) -> nn.Module:
+    """Two convolutions over frequency × time, after Sainath and Parada's cnn-trad-fpool3.
+
+    Sainath, Parada, *Convolutional Neural Networks for Small-footprint Keyword Spotting*,
+    Interspeech 2015. CrossGrad used the version of TensorFlow's tutorial on speech commands, which
+    is the one here. Differs from the paper: there the first layer pools three frequencies and no
+    time, and a linear layer of 32 and a hidden layer of 128 units follow the convolutions.
+    """
+    return nn.Sequential(
+        *_padded_convolution(shape[0], frequencies=8, frames=20),
+        # At an odd length, the last window is incomplete, as in TensorFlow.
+        nn.MaxPool2d(2, ceil_mode=True),
+        *_padded_convolution(64, frequencies=4, frames=10),
+        nn.Flatten(),
+    )
+
+
+def _padded_convolution(channels: int, *, frequencies: int, frames: int) -> list[nn.Module]:
+    """64 filters whose output is as large as the input; the larger margin comes last."""
+    above, before = (frequencies - 1) // 2, (frames - 1) // 2
+    margins = (before, frames - 1 - before, above, frequencies - 1 - above)
+    convolution = nn.Conv2d(channels, 64, kernel_size=(frequencies, frames))
+    return [nn.ZeroPad2d(margins), convolution, nn.ReLU(inplace=True), nn.Dropout(0.5)]
+
+
+def _resnet(shape: Shape, *, model: str) -> nn.Module:
+    """Torchvision's ResNet with a 3 × 3 stem of stride 1 and without its first pooling."""
+    from torchvision.models import get_model
+
+    net: Any = get_model(model, weights=None)
+    net.conv1 = _stem(shape[0])
+    net.maxpool, net.fc = nn.Identity(), nn.Identity()
+    return net
+
+
+def _two_block_resnet(shape: Shape) -> nn.Module:
+    """Two residual blocks of 64 and 128 channels after a 3 × 3 stem; the mean over all pixels.
+
+    CrossGrad compares LeNet with "a 2-block ResNet" and does not describe it further; the authors'
+    code does not contain it. Widths and strides here are those of a ResNet-18's first two stages.
+    """
+    from torchvision.models.resnet import BasicBlock
+
+    halved = nn.Sequential(nn.Conv2d(64, 128, 1, stride=2, bias=False), nn.BatchNorm2d(128))
+    return nn.Sequential(
+        _stem(shape[0]),
+        nn.BatchNorm2d(64),
+        nn.ReLU(inplace=True),
+        BasicBlock(64, 64),
+        BasicBlock(64, 128, stride=2, downsample=halved),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
+
+
+def _stem(channels: int) -> nn.Conv2d:
+    """A first convolution that keeps small images at their size, initialized as in a ResNet."""
+    stem = nn.Conv2d(channels, 64, kernel_size=3, padding=1, bias=False)
+    nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")
+    return stem
+
+
 def _vit(shape: Shape) -> nn.Module:
     """Timm's vision transformer: four blocks of width 64 on 16 to 64 patches, averaged at the end.
 
@@ -141,8 +232,15 @@ BUILDERS: dict[str, Callable[[Shape], nn.Module]] = {
     "mlp": _mlp,
     "lenet": _lenet,
     "mnist_cnn": _mnist_cnn,
+    "ccsa": _ccsa,
+    "keyword_cnn": _keyword_cnn,
+    "resnet_2block": _two_block_resnet,
+    "resnet18": partial(_resnet, model="resnet18"),
+    "resnet34": partial(_resnet, model="resnet34"),
     "vit": _vit,
 }
+# The packages that define the networks which are not defined here.
+PACKAGES = {"vit": "timm"} | dict.fromkeys(("resnet_2block", "resnet18", "resnet34"), "torchvision")
 
 
 @dataclass(frozen=True)
@@ -153,8 +251,8 @@ class Small(Backbone):
 
     @property
     def package(self) -> str:
-        """Timm for the transformer; the other networks are defined here."""
-        return "timm" if self.model == "vit" else ""
+        """Timm for the transformer, torchvision for the ResNets; the others are defined here."""
+        return PACKAGES.get(self.model, "")
 
     def check(self) -> None:
         """Raise `UnknownNameError` if there is no such network."""
