@@ -10,7 +10,7 @@ from sklearn.metrics import accuracy_score, log_loss, recall_score
 from torch import nn
 
 from afield.data.domains import Domain
-from afield.networks.inference import MAX_CHUNK_SAMPLES
+from afield.networks.inference import MAX_CHUNK_SAMPLES, BatchPredictor
 from afield.training.evaluation import (
     Checkpoint,
     Evaluator,
@@ -287,3 +287,58 @@ def test_confidence_is_not_looked_at_where_nobody_reads_it():
     assert found.calibration_error is None
     assert found.accuracy_at_90 is None
     assert found.accuracy == Evaluator(portion).evaluate(linear())["a"].main.accuracy
+
+
+class Listener(BatchPredictor):
+    """Notes what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[list[torch.Tensor]] = []
+
+    def reset(self) -> None:
+        self.seen.append([])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen[-1].append(x.clone())
+        return torch.zeros(len(x), CLASSES)
+
+
+def test_a_batch_predictor_gets_one_split_at_a_time_in_batches_of_64():
+    portions = {("a", "main"): domain(150), ("b", "probe"): domain(70, seed=1)}
+    model = Listener()
+    Evaluator(portions).evaluate(model)
+    assert [[len(batch) for batch in split] for split in model.seen] == [[64, 64, 22], [64, 6]]
+    for split, portion in zip(model.seen, portions.values(), strict=True):
+        given, own = torch.cat(split), portion.x
+        assert not torch.equal(given, own)
+        assert torch.equal(given[given[:, 0].argsort()], own[own[:, 0].argsort()])
+
+
+def test_the_order_of_the_samples_is_drawn_from_the_trial():
+    portions = {("a", "main"): domain(100), ("a", "probe"): domain(100)}
+    orders = []
+    for trial in (0, 0, 1):
+        model = Listener()
+        Evaluator(portions, trial=trial).evaluate(model)
+        orders += [torch.cat(split) for split in model.seen]
+    assert torch.equal(orders[0], orders[2])
+    assert not torch.equal(orders[0], orders[1])
+    assert not torch.equal(orders[0], orders[4])
+
+
+def test_predictions_from_batches_are_scored_against_the_labels_of_their_own_samples():
+    class Transparent(BatchPredictor):
+        """The linear network as a batch predictor."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = linear()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+    portions = {("a", "main"): domain(150), ("b", "probe"): domain(70, seed=1)}
+    scores = Evaluator(portions).evaluate(Transparent())
+    assert_close(scores["a"].main, slow(linear(), portions["a", "main"]))
+    assert_close(scores["b"].probe, slow(linear(), portions["b", "probe"]))

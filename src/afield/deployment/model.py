@@ -28,6 +28,7 @@ from afield.errors import AfieldError, DataError, SpecError
 from afield.hyperparameters import build, with_neutral
 from afield.networks.backbone import network
 from afield.networks.features import capture_features
+from afield.networks.inference import BatchPredictor
 from afield.progress import progress
 from afield.registry import hint
 from afield.training.calibration import percentile_ranks
@@ -135,6 +136,8 @@ class Model:
         index = self.domain_index(domain)
         if batch < 1:
             raise SpecError(f"batch={batch}: must be at least 1")
+        if isinstance(self.module, BatchPredictor):
+            self.module.reset()
         if isinstance(inputs, np.ndarray | Tensor):
             x = self.about.inputs.to_samples(inputs)
             for start in range(0, len(x), batch):
@@ -175,9 +178,14 @@ class Model:
     def logits_and_features(self, x: Tensor, domain: int | None = None) -> tuple[Tensor, Tensor]:
         """The network's outputs for samples as stored, and the features that its head takes."""
         label = () if domain is None else (domain,)
-        with capture_features(self.module) as captured, torch.inference_mode():
+        # A batch predictor may learn from the batch, in several passes: the last one counts.
+        by_batch = isinstance(self.module, BatchPredictor)
+        with (
+            capture_features(self.module) as captured,
+            torch.no_grad() if by_batch else torch.inference_mode(),
+        ):
             logits = self.module(self._prepare(x).to(self.device), *label).float().cpu()
-        return logits, torch.cat(captured.features).float()
+        return logits, captured.features[-1].float()
 
     def _predict_batch(self, batch: FileBatch, domain: int | None) -> Iterator[Prediction]:
         rows: Iterator[tuple[Any, ...]] = iter(())

@@ -95,7 +95,9 @@ class RunData:
             raise SpecError(
                 f"augment={run.augment}: {dataset.name} has no square pictures; use none"
             )
-        exam = partial(_exam, domains=domains, rows=rows, prepare=prepare, device=device)
+        exam = partial(
+            _exam, domains=domains, rows=rows, prepare=prepare, device=device, trial=run.trial
+        )
         return cls(
             samples=replace(samples, prepare=prepare, augment=augment),
             evaluations=_exams(run, dataset.domains, exam),
@@ -156,6 +158,7 @@ def _exam(
     rows: Mapping[tuple[str, str], Tensor],
     prepare: Prepare,
     device: torch.device,
+    trial: int,
     confidence: bool = True,
 ) -> Evaluator:
     return Evaluator(
@@ -165,6 +168,7 @@ def _exam(
         indices={key: rows[key].sort().values for key in keys},
         device=device,
         confidence=confidence,
+        trial=trial,
     )
 
 

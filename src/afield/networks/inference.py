@@ -1,4 +1,8 @@
-"""Run a network in evaluation mode over many samples."""
+"""Run a network in evaluation mode over many samples.
+
+Most networks map each sample to its outputs. A `BatchPredictor` also uses the other samples of the
+same domain; it is given one domain at a time, in batches of a fixed size.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,11 +12,34 @@ from torch import Tensor, nn
 
 from afield.data.samples import Prepare, Rows, identity
 
-__all__ = ["MAX_CHUNK_NUMBERS", "MAX_CHUNK_SAMPLES", "compute_outputs", "eval_mode"]
+__all__ = ["MAX_CHUNK_NUMBERS", "MAX_CHUNK_SAMPLES", "BatchPredictor"]
+__all__ += ["compute_outputs", "eval_mode"]
 
 # Greatest number of samples, and of values in them, in one forward pass: large enough to keep the
 # cores busy, small enough for caches and memory.
 MAX_CHUNK_SAMPLES, MAX_CHUNK_NUMBERS = 512, 2**23
+
+
+class BatchPredictor(nn.Module):
+    """A network whose outputs for a sample depend on other unlabelled samples of its domain.
+
+    Test-time adaptations return one, and a method whose network predicts from batches (ARM, MTL)
+    makes its model a subclass. The contract:
+
+    - In evaluation mode, `forward` gets batches of `batch_size` unlabelled samples of one split of
+      one domain; the last batch may be smaller. It may update a state that the next batch uses.
+    - `reset` is called before the first batch of every split and forgets everything about earlier
+      samples. The state is not in `state_dict`.
+    - In evaluation mode, `forward` runs without gradients, but `torch.enable_grad` may turn them on.
+
+    `Evaluator` does so for every split, in an order drawn from the trial; `compute_outputs` takes
+    the samples that it is given for one split. In training mode nothing of this applies.
+    """
+
+    batch_size: int = 64
+
+    def reset(self) -> None:
+        """Forget all samples seen so far; a network without a state need not override it."""
 
 
 @contextmanager
@@ -41,7 +68,7 @@ def compute_outputs(
     Parameters
     ----------
     model
-        The network.
+        The network. A `BatchPredictor` is reset first and gets batches of its own size.
     x, prepare
         Samples, and the function that turns them into inputs of the network.
     indices
@@ -52,8 +79,12 @@ def compute_outputs(
         Domain label of the samples, for networks that accept one.
     """
     label = () if domain is None else (domain,)
-    with eval_mode(model), torch.inference_mode():
-        size = max(1, min(max_batch_size, MAX_CHUNK_NUMBERS // x.shape.numel()))
+    size = max(1, min(max_batch_size, MAX_CHUNK_NUMBERS // x.shape.numel()))
+    by_batch = isinstance(model, BatchPredictor)
+    if isinstance(model, BatchPredictor):
+        model.reset()
+        size = model.batch_size
+    with eval_mode(model), torch.no_grad() if by_batch else torch.inference_mode():
         return torch.cat(
             [model(prepare(chunk), *label) for chunk in x.chunks(size, indices)]
         ).float()

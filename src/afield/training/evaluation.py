@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from afield.data.domains import Domain
 from afield.data.samples import Prepare, Rows, identity
-from afield.networks.inference import compute_outputs
+from afield.networks.inference import BatchPredictor, compute_outputs
+from afield.seeds import derive_seed
 from afield.training.calibration import calibration_errors, selective_accuracies
 
 __all__ = ["PARTS", "Checkpoint", "Evaluator", "Score", "Scores", "combine_scores"]
@@ -86,6 +87,9 @@ class Checkpoint:
 class Evaluator:
     """Evaluates models on a fixed set of splits.
 
+    A `BatchPredictor` predicts from batches of unlabelled samples: it gets each split by itself, in
+    an order drawn from the trial, and is reset before each.
+
     Parameters
     ----------
     splits
@@ -98,6 +102,8 @@ class Evaluator:
         Where to compute.
     confidence
         False skips the calibration scores, which need a sort.
+    trial
+        Determines the order of the samples for a `BatchPredictor`.
     """
 
     def __init__(
@@ -108,9 +114,11 @@ class Evaluator:
         indices: Mapping[tuple[str, str], Tensor] | None = None,
         device: torch.device | str = "cpu",
         confidence: bool = True,
+        trial: int = 0,
     ) -> None:
         self.keys = list(splits)
         self.prepare = prepare
+        self.trial = trial
         self.confidence = confidence
         if splits:
             rows = [
@@ -127,7 +135,7 @@ class Evaluator:
         """Compute the model's scores, in evaluation mode and without gradients."""
         if not self.keys:
             return {}
-        logits = compute_outputs(model, self.x, self.prepare)
+        logits = self._logits(model)
         by_domain: dict[str, dict[str, Score]] = {}
         for (domain, part), score in zip(self.keys, self._scores(logits), strict=True):
             by_domain.setdefault(domain, {})[part] = score
@@ -137,6 +145,21 @@ class Evaluator:
             for domain, part in labeled:
                 by_domain[domain]["known"] = known[self.keys.index((domain, part))]
         return {domain: Scores(**scores) for domain, scores in by_domain.items()}
+
+    def _logits(self, model: nn.Module) -> Tensor:
+        """Logits of all splits, in the order of the samples."""
+        if not isinstance(model, BatchPredictor):
+            return compute_outputs(model, self.x, self.prepare)
+        orders = [self._drawn_order(number) for number in range(len(self.keys))]
+        pieces = [compute_outputs(model, self.x, self.prepare, indices=rows) for rows in orders]
+        logits = torch.cat(pieces)
+        return logits[torch.cat(orders).argsort().to(logits.device)]
+
+    def _drawn_order(self, number: int) -> Tensor:
+        """Samples of one split, in an order drawn from the trial."""
+        rows = torch.from_numpy(np.flatnonzero(self.split_index == number))
+        seed = derive_seed("order of samples", self.trial, *self.keys[number])
+        return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
 
     def _logits_given_domain(self, model: nn.Module, logits: Tensor) -> Tensor:
         """The logits, with those of the sources' validation splits given the domain label."""
