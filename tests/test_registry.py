@@ -13,6 +13,7 @@ from afield.data.domains import DomainSet
 from afield.diagnosis.diagnostic import Diagnostic
 from afield.errors import AfieldError, UnknownNameError
 from afield.merging.scopes import Scope
+from afield.training.adaptation import Adaptation
 from afield.training.average import Average
 from afield.training.method import Method
 from tests.files import other_package
@@ -40,7 +41,12 @@ def test_a_file_has_one_public_name_and_find_returns_it():
 
 
 def test_a_name_of_a_kind_is_an_instance_of_its_idea(tmp_path):
-    bases = {"methods": Method, "averages": Average, "diagnostics": Diagnostic}
+    bases = {
+        "methods": Method,
+        "averages": Average,
+        "adaptations": Adaptation,
+        "diagnostics": Diagnostic,
+    }
     for kind, name in MODULES:
         found, where = registry.find(kind, name), f"{kind}/{name}"
         if kind == "datasets":

@@ -121,7 +121,7 @@ def test_every_module_says_what_is_public_and_what_it_is():
 
 
 def test_every_instance_says_where_it_differs():
-    for kind in ("methods", "merges", "averages"):
+    for kind in ("methods", "merges", "averages", "adaptations"):
         for path in (PACKAGE / ROOMS[kind] / kind).glob("[!_]*.py"):
             assert "Differs from" in ast.get_docstring(parsed(path)), path
 

@@ -1,8 +1,9 @@
-"""Names of methods, merges, averages, datasets and diagnostics: a folder is a registry.
+"""Names of methods, merges, averages, adaptations and more: a folder is a registry.
 
 The name of a file is the name of the one public object in it. Other packages add names through the
-entry points ``afield.methods``, ``afield.merges``, ``afield.averages``, ``afield.datasets`` and
-``afield.diagnostics``. This module imports neither torch nor the files until `find` is called.
+entry points ``afield.methods``, ``afield.merges``, ``afield.averages``, ``afield.adaptations``,
+``afield.datasets`` and ``afield.diagnostics``. This module imports neither torch
+nor the files until `find` is called.
 """
 
 import ast
@@ -30,13 +31,18 @@ __all__ = [
     "summary",
 ]
 
-# Base classes of all methods and averages; the version of afield covers changes to them.
-BASE_MODULES = ("afield.training.method", "afield.training.average")
+# Base classes of methods, averages and adaptations; the version of afield covers changes to them.
+BASE_MODULES = (
+    "afield.training.method",
+    "afield.training.average",
+    "afield.training.adaptation",
+)
 # Subpackage of each kind.
 ROOMS = {
     "methods": "training",
     "merges": "merging",
     "averages": "training",
+    "adaptations": "training",
     "datasets": "data",
     "diagnostics": "diagnosis",
     "backbones": "networks",

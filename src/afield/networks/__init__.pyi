@@ -4,6 +4,7 @@ from .backbone import Form as Form
 from .backbone import find_backbone as find_backbone
 from .backbone import network as network
 from .features import view_samples as view_samples
+from .inference import BatchPredictor as BatchPredictor
 from .inference import compute_outputs as compute_outputs
 from .inference import eval_mode as eval_mode
 from .mask_folding import fold_masks as fold_masks

@@ -1,13 +1,48 @@
-"""Statistics of BatchNorm layers: whether training moves them, and how to measure them again."""
+"""BatchNorm layers: whether training moves their statistics, and how to replace these."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["has_unfrozen_batchnorm", "update_batchnorm"]
+from afield.errors import SpecError
+
+__all__ = ["batch_statistics", "batchnorm_layers", "has_unfrozen_batchnorm"]
+__all__ += ["require_batchnorm", "update_batchnorm"]
+
+
+def batchnorm_layers(model: nn.Module) -> list[_BatchNorm]:
+    """All BatchNorm layers of a network, frozen ones too."""
+    return [module for module in model.modules() if isinstance(module, _BatchNorm)]
+
+
+def require_batchnorm(model: nn.Module, name: str, *, affine: bool = False) -> None:
+    """Raise `SpecError` if there is no BatchNorm layer, or none with scale and shift."""
+    if not any(layer.affine or not affine for layer in batchnorm_layers(model)):
+        raise SpecError(
+            f"{name} adapts BatchNorm layers, and the network has none; use t3a, or a backbone "
+            "with BatchNorm, such as timm:resnet18"
+        )
+
+
+@contextmanager
+def batch_statistics(model: nn.Module) -> Iterator[None]:
+    """Within the context, BatchNorm layers in evaluation mode use the statistics of the batch.
+
+    Their own statistics neither matter nor change.
+    """
+    layers: list[Any] = batchnorm_layers(model)
+    saved = [(layer.running_mean, layer.running_var) for layer in layers]
+    for layer in layers:
+        layer.running_mean = layer.running_var = None
+    try:
+        yield
+    finally:
+        for layer, (mean, var) in zip(layers, saved, strict=True):
+            layer.running_mean, layer.running_var = mean, var
 
 
 def has_unfrozen_batchnorm(model: nn.Module) -> bool:

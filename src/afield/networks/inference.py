@@ -30,7 +30,7 @@ class BatchPredictor(nn.Module):
       one domain; the last batch may be smaller. It may update a state that the next batch uses.
     - `reset` is called before the first batch of every split and forgets everything about earlier
       samples. The state is not in `state_dict`.
-    - In evaluation mode, `forward` runs without gradients, but `torch.enable_grad` may turn them on.
+    - In evaluation mode, `forward` runs without gradients; `torch.enable_grad` turns them on.
 
     `Evaluator` does so for every split, in an order drawn from the trial; `compute_outputs` takes
     the samples that it is given for one split. In training mode nothing of this applies.

@@ -1,3 +1,4 @@
+from .adaptation import Adaptation as Adaptation
 from .average import Average as Average
 from .evaluation import Checkpoint as Checkpoint
 from .evaluation import Evaluator as Evaluator

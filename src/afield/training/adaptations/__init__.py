@@ -1,0 +1,1 @@
+"""Test-time adaptations, one per file; `afield.training.adaptation` defines what one is."""
