@@ -1,26 +1,18 @@
-"""Datasets of domains: their names, how they are read, and how a domain is split.
-
-Each domain is split once per trial into `main` (80 %) and `probe` (20 %). A source domain trains on
-`main` and validates on `probe`. An unseen domain is tested on `main`; only test-domain validation
-(the rule `target`) looks at its `probe`.
-"""
+"""Datasets of domains: their names, how they are read, and what a domain must satisfy."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from afield.data.downloads import Archive
 from afield.data.modality import ARRAY, FileModality, Modality
+from afield.data.splits import PROBE_FRACTION, Parts, listed_parts, parts
+from afield.data.training_settings import DOMAINBED_AVERAGES, DOMAINBED_DEFAULTS, Training
 from afield.errors import DataError, SpecError, UnknownNameError
-from afield.hyperparameters import Around, LogUniform
 from afield.registry import hint
-from afield.seeds import derive_seed
 
 __all__ = [
     "DOMAINBED_AVERAGES",
@@ -41,7 +33,6 @@ __all__ = [
     "validate_domain",
 ]
 
-PROBE_FRACTION = 0.2
 # Result tables use these names for columns that summarize domains.
 RESERVED_NAMES = (
     *("mean", "worst", "worst 10 %", "spread"),
@@ -90,72 +81,6 @@ class Download:
 
 
 @dataclass(frozen=True)
-class Training:
-    """Default training settings of a dataset, independent of the method.
-
-    A hyperparameter sample draws `batch` and `lr` from multiples of these defaults.
-
-    Parameters
-    ----------
-    steps, every
-        Number of training steps, and of steps between checkpoints; None means 2 % of all steps.
-    batch, lr, weight_decay
-        Samples per domain in a step, learning rate and weight decay.
-    optimizer
-        Name of a torch.optim class with options, e.g. ``sgd:momentum=0.9``; empty means Adam.
-    lr_schedule
-        Learning-rate schedule, e.g. ``cosine:warmup=500``; empty keeps the rate constant.
-    clip_norm
-        Largest norm of the gradients, which are scaled down to it; 0 means no limit.
-    backbone, weights
-        Name of the network, and its first weights: hub, none or a file; None means hub if the
-        backbone has pretrained weights.
-    freeze_bn
-        Whether BatchNorm layers keep their statistics; None means only with given weights.
-    size, augment
-        Side in pixels of the images that the network sees, and the level of augmentation (none,
-        light or full); None means what suits the data and the network.
-    domains_per_step
-        Number of source domains that a step draws from; 0 means all.
-    balance
-        Whether all classes of a domain are drawn equally often.
-    limit
-        Largest number of training samples per class and domain; 0 means all.
-    skip_broken
-        Whether to leave out files that cannot be read.
-    """
-
-    seed_name: ClassVar[str] = "Training"
-
-    steps: int = 600
-    every: int | None = None
-    batch: Annotated[int, Around(0.25, 2.0)] = 16
-    lr: Annotated[float, Around(0.1, 3.0)] = 1e-3
-    weight_decay: Annotated[float, LogUniform(1e-6, 1e-2)] = 0.0
-    optimizer: str = ""
-    lr_schedule: str = ""
-    clip_norm: float = 0.0
-    backbone: str = "small:cnn"
-    weights: str | None = None
-    freeze_bn: bool | None = None
-    size: int | None = None
-    augment: Literal["none", "light", "full"] | None = None
-    domains_per_step: int = 0
-    balance: bool = False
-    limit: int = 0
-    skip_broken: bool = False
-
-
-# DomainBed's defaults for photographs, starting as there from torchvision's weights. DomainBed
-# counts 5,001 steps because it evaluates the 5,000th in the next.
-DOMAINBED_DEFAULTS = Training(
-    steps=5000, every=300, batch=32, lr=5e-5, backbone="timm:resnet50.tv_in1k"
-)
-# Settings that the authors of an average chose for these datasets: SWAD's checkpoints.
-DOMAINBED_AVERAGES: Mapping[str, Mapping[str, Any]] = {"swad": {"every": 100}}
-
-
-@dataclass(frozen=True)
 class DomainSet:
     """A dataset of domains, before any file is read.
 
@@ -170,7 +95,7 @@ class DomainSet:
     domains: tuple[str, ...]
     classes: tuple[str, ...]
     reader: Reader = field(repr=False)
-    training: Training = Training()
+    training: Training = field(default_factory=Training)
     origin: str = ""
     fingerprint: str = ""
     modality: Modality = ARRAY
@@ -230,38 +155,6 @@ class DomainSet:
                 advice = hint(name, self.domains)
                 raise UnknownNameError(f"{self.name} has no domain {name!r}; {advice}")
         return tuple(name for name in self.domains if name not in left_out)
-
-
-class Parts(NamedTuple):
-    """Indices of the two splits of a domain."""
-
-    main: Tensor
-    probe: Tensor
-
-
-def parts(size: int, *, trial: int, domain: str, fraction: float = PROBE_FRACTION) -> Parts:
-    """Split a domain; the split depends only on its size, the trial and the domain's name.
-
-    >>> [len(part) for part in parts(10, trial=0, domain="sketch")]
-    [8, 2]
-    """
-    if size < 2:
-        raise SpecError(
-            f"domain {domain!r} has {size} sample(s); training and validation need at least two"
-        )
-    order = np.random.default_rng(derive_seed("parts", trial, domain)).permutation(size)
-    probe = max(1, int(size * fraction))
-    return Parts(main=torch.from_numpy(order[probe:]), probe=torch.from_numpy(order[:probe]))
-
-
-def listed_parts(test: Tensor, *, seen: bool) -> Parts:
-    """Split a domain by its official lists.
-
-    A source domain trains on its train list and validates on its test list. An unseen domain is
-    tested on its test list, as the authors of the lists intended.
-    """
-    train, test = (~test).nonzero().flatten(), test.nonzero().flatten()
-    return Parts(train, test) if seen else Parts(test, train)
 
 
 def missing_class_warnings(domains: Mapping[str, Domain], classes: tuple[str, ...]) -> list[str]:

@@ -254,7 +254,7 @@ def test_any_number_of_domains_will_do_without_weights_of_ones_own():
     [
         ({"arith.shares": "0.5,0.5"}, "2 weights for 3 source domain"),
         ({"arith.shares": "0.5,0.3,0.2", "domains_per_step": 2}, "3 weights for 2 source domain"),
-        ({"arith.shares": "0.5,x,0.2"}, "Arith.shares="),
+        ({"arith.shares": "0.5,x,0.2"}, "arith.shares="),
         ({"arith.eps": -1}, "arith.eps=-1: must not be below 0"),
     ],
     ids=str,

@@ -1,0 +1,75 @@
+"""Settings of training that a dataset suggests and every method shares."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from afield.hyperparameters import Around, LogUniform
+
+__all__ = ["DOMAINBED_AVERAGES", "DOMAINBED_DEFAULTS", "Training"]
+
+
+@dataclass(frozen=True)
+class Training:
+    """Default training settings of a dataset, independent of the method.
+
+    A hyperparameter sample draws `batch` and `lr` from multiples of these defaults.
+
+    Parameters
+    ----------
+    steps, every
+        Number of training steps, and of steps between checkpoints; None means 2 % of all steps.
+    batch, lr, weight_decay
+        Samples per domain in a step, learning rate and weight decay.
+    optimizer
+        Name of a torch.optim class with options, e.g. ``sgd:momentum=0.9``; empty means Adam.
+    lr_schedule
+        Learning-rate schedule, e.g. ``cosine:warmup=500``; empty keeps the rate constant.
+    clip_norm
+        Largest norm of the gradients, which are scaled down to it; 0 means no limit.
+    backbone, weights
+        Name of the network, and its first weights: hub, none or a file; None means hub if the
+        backbone has pretrained weights.
+    freeze_bn
+        Whether BatchNorm layers keep their statistics; None means only with given weights.
+    size, augment
+        Side in pixels of the images that the network sees, and the level of augmentation (none,
+        light or full); None means what suits the data and the network.
+    domains_per_step
+        Number of source domains that a step draws from; 0 means all.
+    balance
+        Whether all classes of a domain are drawn equally often.
+    limit
+        Largest number of training samples per class and domain; 0 means all.
+    skip_broken
+        Whether to leave out files that cannot be read.
+    """
+
+    seed_name: ClassVar[str] = "Training"
+
+    steps: int = 600
+    every: int | None = None
+    batch: Annotated[int, Around(0.25, 2.0)] = 16
+    lr: Annotated[float, Around(0.1, 3.0)] = 1e-3
+    weight_decay: Annotated[float, LogUniform(1e-6, 1e-2)] = 0.0
+    optimizer: str = ""
+    lr_schedule: str = ""
+    clip_norm: float = 0.0
+    backbone: str = "small:cnn"
+    weights: str | None = None
+    freeze_bn: bool | None = None
+    size: int | None = None
+    augment: Literal["none", "light", "full"] | None = None
+    domains_per_step: int = 0
+    balance: bool = False
+    limit: int = 0
+    skip_broken: bool = False
+
+
+# DomainBed's defaults for photographs, starting as there from torchvision's weights. DomainBed
+# counts 5,001 steps because it evaluates the 5,000th in the next.
+DOMAINBED_DEFAULTS = Training(
+    steps=5000, every=300, batch=32, lr=5e-5, backbone="timm:resnet50.tv_in1k"
+)
+# Settings that the authors of an average chose for these datasets: SWAD's checkpoints.
+DOMAINBED_AVERAGES: Mapping[str, Mapping[str, Any]] = {"swad": {"every": 100}}

@@ -1,0 +1,16 @@
+"""Selection: rules that pick a checkpoint, and the values of the checkpoints to pick from."""
+
+from afield.experiments.selection.candidates import selection_value, source_accuracy
+from afield.experiments.selection.rules import (
+    DEFAULT_RULES,
+    RULES,
+    Division,
+    Pick,
+    Rule,
+    default_rules,
+    describe_rules,
+    resolve_rules,
+)
+
+__all__ = ["DEFAULT_RULES", "RULES", "Division", "Pick", "Rule", "default_rules", "describe_rules"]
+__all__ += ["resolve_rules", "selection_value", "source_accuracy"]
