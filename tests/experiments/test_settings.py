@@ -230,8 +230,10 @@ def test_a_checkpoint_comes_every_two_per_cent_of_the_steps():
 
 @pytest.mark.parametrize(
     ("name", "every", "slack"),
-    [("pacs", 100, 0.3), ("office_home", 100, 0.3), ("terra_incognita", 100, 0.3)]
-    + [("vlcs", 50, 0.2), ("domain_net", 500, 0.3), ("spirals", 4, 0.3)],
+    [
+        *[(name, 100, 0.3) for name in ("pacs", "office_home", "terra_incognita")],
+        *[("vlcs", 50, 0.2), ("domain_net", 500, 0.3), ("spirals", 4, 0.3)],
+    ],
 )
 def test_swad_has_the_intervals_of_its_authors_on_their_datasets(name, every, slack):
     dataset = find_dataset(name)
