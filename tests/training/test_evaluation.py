@@ -6,7 +6,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import accuracy_score, log_loss, recall_score
+from sklearn.metrics import (
+    accuracy_score,
+    confusion_matrix,
+    f1_score,
+    log_loss,
+    recall_score,
+    roc_auc_score,
+)
 from torch import nn
 
 from afield.data.domains import Domain
@@ -17,9 +24,11 @@ from afield.training.evaluation import (
     Score,
     Scores,
     combine_scores,
+    without_details,
 )
 
 CLASSES, FEATURES = 4, 3
+DETAILS = ("metrics", "confusion", "groups")
 
 
 def domain(n: int, *, classes: list[int] | None = None, seed: int = 0) -> Domain:
@@ -69,7 +78,9 @@ def slow_accuracy_at_90(confidence: np.ndarray, hits: np.ndarray) -> float:
 
 def assert_close(found: Score | None, expected: Score) -> None:
     assert found is not None
-    assert vars(found) == pytest.approx(vars(expected), rel=1e-5)
+    numbers = {name: value for name, value in vars(found).items() if name not in DETAILS}
+    expected_numbers = {name: v for name, v in vars(expected).items() if name not in DETAILS}
+    assert numbers == pytest.approx(expected_numbers, rel=1e-5)
 
 
 def test_scores_are_those_of_a_slow_computation():
@@ -342,3 +353,88 @@ def test_predictions_from_batches_are_scored_against_the_labels_of_their_own_sam
     scores = Evaluator(portions).evaluate(Transparent())
     assert_close(scores["a"].main, slow(linear(), portions["a", "main"]))
     assert_close(scores["b"].probe, slow(linear(), portions["b", "probe"]))
+
+
+@pytest.mark.parametrize("classes", [[0, 1, 2, 3], [0, 2], [3]])
+def test_details_of_a_split_are_those_of_scikit_learn(classes):
+    model, split = linear(), domain(60, classes=classes)
+    score = Evaluator({("other", "main"): domain(9, seed=3), ("a", "main"): split}).evaluate(model)
+    found = score["a"].main
+    predicted, y = model(split.x).argmax(1).numpy(), split.y.numpy()
+    assert found.confusion.matrix.tolist() == (
+        confusion_matrix(y, predicted, labels=range(CLASSES)).tolist()
+    )
+    per_class = recall_score(y, predicted, labels=np.unique(y), average=None, zero_division=0)
+    assert found.metrics == pytest.approx(
+        {
+            "macro_f1": f1_score(y, predicted, labels=np.unique(y), average="macro"),
+            "worst_class": per_class.min(),
+        }
+    )
+
+
+def test_two_classes_have_an_auroc_unless_a_split_has_only_one_of_them():
+    torch.manual_seed(1)
+    model = nn.Linear(FEATURES, 2)
+    split, one = domain(50, classes=[0, 1]), domain(9, classes=[1])
+    # Ties count half.
+    split = Domain(split.x.round(), split.y)
+    found = Evaluator({("a", "main"): split, ("b", "main"): one}).evaluate(model)
+    margin = model(split.x).diff(dim=1)[:, 0].detach().numpy()
+    expected = roc_auc_score(split.y.numpy(), margin)
+    assert found["a"].main.metrics["auroc"] == pytest.approx(expected)
+    assert "auroc" not in found["b"].main.metrics
+
+
+def test_many_classes_have_counts_per_class_instead_of_a_matrix():
+    classes = 101
+    model = nn.Linear(classes, classes)
+    model.weight.data, model.bias.data = torch.eye(classes), torch.zeros(classes)
+    y = torch.tensor([0, 0, 5, 100])
+    x = torch.eye(classes)[torch.tensor([0, 5, 5, 100])]
+    found = Evaluator({("a", "main"): Domain(x, y), ("b", "main"): Domain(x, y)}).evaluate(model)
+    confusion = found["b"].main.confusion
+    assert confusion.matrix is None
+    samples, predictions, hits = confusion.per_class
+    assert (samples[0], samples[5], samples[100]) == (2, 1, 1)
+    assert (predictions[0], predictions[5], predictions[100]) == (1, 2, 1)
+    assert (hits[0], hits[5], hits[100]) == (1, 1, 1)
+    # F1: 2/3 (class 0), 2/3 (class 5), 1.
+    expected = {"macro_f1": 7 / 9, "worst_class": 0.5}
+    assert found["b"].main.metrics == pytest.approx(expected)
+
+
+def test_groups_are_counted_in_each_split():
+    always_zero = nn.Linear(1, 2)
+    always_zero.weight.data, always_zero.bias.data = torch.zeros(2, 1), torch.tensor([1.0, 0.0])
+    split = Domain(torch.zeros(6, 1), torch.tensor([0, 1, 0, 0, 1, 1]))
+    groups = ["slide 1", "slide 1", "slide 2", "slide 2", "slide 2", "slide 3"]
+    evaluator = Evaluator(
+        {("a", "main"): split, ("b", "main"): split}, groups={("b", "main"): groups}
+    )
+    found = evaluator.evaluate(always_zero)
+    assert found["a"].main.groups is None
+    assert found["b"].main.groups == {"slide 1": (1, 2), "slide 2": (2, 3), "slide 3": (0, 1)}
+    metrics = found["b"].main.metrics
+    assert metrics["worst_group"] == 0
+    assert metrics["mean_group"] == pytest.approx((1 / 2 + 2 / 3) / 3)
+    # A fifth of the way from the lowest, 0, to the next, 1/2.
+    assert metrics["p10_group"] == pytest.approx(0.1)
+
+
+def test_a_sample_for_curves_has_no_details():
+    found = Evaluator({("a", "sample"): domain(5), ("a", "main"): domain(9)}).evaluate(linear())
+    assert found["a"].sample.confusion is None
+    assert found["a"].sample.metrics is None
+    assert found["a"].main.confusion is not None
+
+
+def test_a_checkpoint_can_do_without_details():
+    scores = Evaluator({("a", "main"): domain(9), ("a", "probe"): domain(8)}).evaluate(linear())
+    reduced = without_details(Checkpoint(3, scores, {}), ["macro_f1"], detailed=["probe"])
+    assert reduced.scores["a"].probe == scores["a"].probe
+    main = reduced.score("a", "main")
+    assert main.confusion is None
+    assert main.metrics == {"macro_f1": scores["a"].main.metrics["macro_f1"]}
+    assert main.accuracy == scores["a"].main.accuracy
+    assert without_details(reduced).score("a", "main").metrics is None

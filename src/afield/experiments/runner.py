@@ -5,6 +5,7 @@ from its last snapshot and ends in the same bytes as if it had never been interr
 """
 
 import logging
+import math
 import os
 import platform
 import time
@@ -22,12 +23,13 @@ from afield.data.domains import data_root
 from afield.errors import AfieldError, SpecError
 from afield.experiments.record import Progress, Record, Run
 from afield.experiments.run_setup import Machine, TrainingState, set_up
-from afield.experiments.selection import selection_value
+from afield.experiments.selection import RULES, selection_value
 from afield.experiments.store import Store
 from afield.networks.backbone import find_backbone
 from afield.seeds import capture_rng_state, restore_rng_state
-from afield.training.evaluation import Checkpoint
+from afield.training.evaluation import Checkpoint, without_details
 from afield.training.loop import checkpoints
+from afield.training.metrics import METRICS
 
 __all__ = [
     "execute",
@@ -43,7 +45,7 @@ SNAPSHOT_INTERVAL_FACTOR = 20
 # Seconds between two words on how far a run is.
 PROGRESS_SECONDS = 1.0
 # The value of a checkpoint that cannot be chosen.
-NOT_DEPLOYED = -1.0
+NOT_DEPLOYED = -math.inf
 
 
 def execute(
@@ -167,13 +169,24 @@ def remaining_checkpoints(state: TrainingState) -> Iterator[Checkpoint]:
 
 def _keep(work: TrainingState, checkpoint: Checkpoint) -> None:
     """Add a checkpoint, and remember its weights if it is the best so far."""
-    best = max(_values(work), default=NOT_DEPLOYED)
+    before = _values(work)
     work.checkpoints.append(checkpoint)
-    if _values(work)[-1] > best:
+    after = _values(work)
+    if after[-1] > max(before, default=NOT_DEPLOYED):
         work.best, work.best_parts = (
             {name: value.clone() for name, value in net.state_dict().items()}
             for net in (work.average.model, work.learner.parts)
         )
+    if before:
+        # Details stay where a rule can pick: at the best checkpoint and at the last.
+        for i in {before.index(max(before)), len(before) - 1} - {after.index(max(after))}:
+            work.checkpoints[i] = _without_details(work.checkpoints[i], work.run)
+
+
+def _without_details(checkpoint: Checkpoint, run: Run) -> Checkpoint:
+    """A checkpoint that takes less space; some rules can pick any checkpoint."""
+    often = {part for name in run.rules for part in RULES[name].at_every}
+    return without_details(checkpoint, list(METRICS) if often else [run.metric], detailed=often)
 
 
 def _values(work: TrainingState) -> list[float]:

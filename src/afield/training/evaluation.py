@@ -1,46 +1,30 @@
 """Scores of a model on splits of domains, and what a checkpoint keeps."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from afield.data.domains import Domain
 from afield.data.samples import Prepare, Rows, identity
 from afield.networks.inference import BatchPredictor, compute_outputs
 from afield.seeds import derive_seed
-from afield.training.calibration import calibration_errors, selective_accuracies
+from afield.training.score import Outputs, Score, compute_scores
 
-__all__ = ["PARTS", "Checkpoint", "Evaluator", "Score", "Scores", "combine_scores"]
+__all__ = [
+    "PARTS",
+    "Checkpoint",
+    "Evaluator",
+    "Score",
+    "Scores",
+    "combine_scores",
+    "without_details",
+]
 
 PARTS = ("main", "probe", "sample", "known")
-
-
-@dataclass(frozen=True)
-class Score:
-    """Accuracy, accuracy averaged over classes, mean cross-entropy, and number of samples.
-
-    Two more scores tell how far the confidence (the greatest probability) can be trusted:
-
-        calibration_error   Σ over 15 equal bins of confidence: |hits - confidence|, summed in the
-                            bin, over all samples; the expected calibration error
-        accuracy_at_90      accuracy on the 90 % most confident samples; where samples tie at the
-                            limit, a share of each counts
-
-    Both are None for splits that are not reported, and in older records.
-    """
-
-    accuracy: float
-    balanced_accuracy: float
-    loss: float
-    size: int
-    calibration_error: float | None = None
-    accuracy_at_90: float | None = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +84,8 @@ class Evaluator:
         Samples of each split to use; by default all.
     device
         Where to compute.
+    groups
+        Group of every sample of a split, for splits with groups finer than a domain.
     confidence
         False skips the calibration scores, which need a sort.
     trial
@@ -112,6 +98,7 @@ class Evaluator:
         prepare: Prepare = identity,
         *,
         indices: Mapping[tuple[str, str], Tensor] | None = None,
+        groups: Mapping[tuple[str, str], Sequence[str]] | None = None,
         device: torch.device | str = "cpu",
         confidence: bool = True,
         trial: int = 0,
@@ -120,6 +107,7 @@ class Evaluator:
         self.prepare = prepare
         self.trial = trial
         self.confidence = confidence
+        self.groups = {key: np.unique(g, return_inverse=True) for key, g in (groups or {}).items()}
         if splits:
             rows = [
                 indices[key] if indices else torch.arange(len(domain.y))
@@ -174,32 +162,22 @@ class Evaluator:
         return updated
 
     def _scores(self, logits: Tensor) -> list[Score]:
-        """One score per split, computed for all splits at once."""
         losses = F.cross_entropy(logits, self.y, reduction="none").cpu().numpy()
-        hits = (logits.argmax(dim=1) == self.y).cpu().numpy()
-        classes = int(self.labels.max()) + 1
-        cell = self.split_index * classes + self.labels
-
-        def per_class(weights: NDArray[Any] | None = None) -> NDArray[Any]:
-            flat = np.bincount(cell, weights, minlength=len(self.keys) * classes)
-            return flat.reshape(len(self.keys), classes)
-
-        counts, correct = per_class(), per_class(hits)
-        sizes = counts.sum(axis=1)
-        recall = np.divide(correct, counts, out=np.full(correct.shape, np.nan), where=counts > 0)
-        columns = [
-            correct.sum(axis=1) / sizes,
-            np.nanmean(recall, axis=1),
-            np.bincount(self.split_index, losses) / sizes,
-            sizes,
-        ]
-        if self.confidence:
-            confidence = logits.softmax(dim=1).amax(dim=1).nan_to_num().cpu().numpy()
-            columns += [
-                calibration_errors(confidence, hits, self.split_index),
-                selective_accuracies(confidence, hits, self.split_index),
-            ]
-        return [Score(*row) for row in zip(*(c.tolist() for c in columns), strict=True)]
+        confidence = logits.softmax(dim=1).amax(dim=1).nan_to_num() if self.confidence else None
+        outputs = Outputs(
+            splits=self.split_index,
+            labels=self.labels,
+            predicted=logits.argmax(dim=1).cpu().numpy(),
+            classes=logits.shape[1],
+            losses=losses,
+            confidence=None if confidence is None else confidence.cpu().numpy(),
+            margins=logits.diff(dim=1)[:, 0].cpu().numpy() if logits.shape[1] == 2 else None,
+        )
+        return compute_scores(
+            outputs,
+            [self.groups.get(key) for key in self.keys],
+            plain=[part == "sample" for _, part in self.keys],
+        )
 
 
 def _domains(model: nn.Module) -> tuple[str, ...]:
@@ -222,3 +200,24 @@ def combine_scores(
         for domain in order
         if domain in first or domain in second
     }
+
+
+def without_details(
+    checkpoint: Checkpoint, metrics: Sequence[str] = (), *, detailed: Collection[str] = ()
+) -> Checkpoint:
+    """A checkpoint that takes less space: no counts, and only the named metrics.
+
+    The splits named in `detailed` keep everything.
+    """
+
+    def reduced(part: str, score: Score | None) -> Score | None:
+        if score is None or part in detailed:
+            return score
+        kept = {name: v for name, v in (score.metrics or {}).items() if name in metrics}
+        return replace(score, metrics=kept or None, confusion=None, groups=None)
+
+    scores = {
+        domain: Scores(**{part: reduced(part, getattr(scores, part)) for part in PARTS})
+        for domain, scores in checkpoint.scores.items()
+    }
+    return replace(checkpoint, scores=scores)

@@ -1,0 +1,115 @@
+"""The score of one split: numbers that tables and rules read, and counts behind them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afield.training.calibration import calibration_errors, selective_accuracies
+from afield.training.counts import ClassCounts, Confusion, class_metrics, group_metrics, roc_auc
+
+__all__ = ["Groups", "Outputs", "Score", "compute_scores"]
+
+# Names of the groups of a split, and the group of every sample as an index of the names.
+Groups = tuple[NDArray[Any], NDArray[np.intp]]
+
+
+@dataclass(frozen=True)
+class Score:
+    """Accuracy, accuracy averaged over classes, mean cross-entropy, and number of samples.
+
+    Two more scores tell how far the confidence (the greatest probability) can be trusted:
+
+        calibration_error   Σ over 15 equal bins of confidence: |hits - confidence|, summed in the
+                            bin, over all samples; the expected calibration error
+        accuracy_at_90      accuracy on the 90 % most confident samples; where samples tie at the
+                            limit, a share of each counts
+
+    Both are None for splits that are not reported, and in older records.
+
+    Checkpoints that a selection rule can pick have details, which older records lack:
+
+        metrics     further metrics by name; see `afield.training.metrics`
+        confusion   counts of hits and confusions by class
+        groups      hits and samples of every group, if there are groups finer than a domain
+    """
+
+    accuracy: float
+    balanced_accuracy: float
+    loss: float
+    size: int
+    calibration_error: float | None = None
+    accuracy_at_90: float | None = None
+    metrics: Mapping[str, float] | None = None
+    confusion: Confusion | None = None
+    groups: Mapping[str, tuple[int, int]] | None = None
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a model made of the samples of several splits, one entry per sample.
+
+    `splits` is the index of the split, and `classes` the number of classes. `confidence` is None if
+    the calibration is not needed. `margins` are differences of the two logits, for two classes.
+    """
+
+    splits: NDArray[Any]
+    labels: NDArray[Any]
+    predicted: NDArray[Any]
+    classes: int
+    losses: NDArray[Any]
+    confidence: NDArray[Any] | None = None
+    margins: NDArray[Any] | None = None
+
+    @property
+    def hits(self) -> NDArray[np.bool_]:
+        """Whether the prediction is right."""
+        return self.labels == self.predicted
+
+
+def compute_scores(
+    outputs: Outputs, groups: Sequence[Groups | None], *, plain: Sequence[bool]
+) -> list[Score]:
+    """One score per split, computed for all splits at once; a `plain` one has no details."""
+    splits, hits, sizes = outputs.splits, outputs.hits, np.bincount(outputs.splits)
+    counts = ClassCounts(len(sizes), outputs.classes, splits, outputs.labels, outputs.predicted)
+    by_class = class_metrics(counts.per_class)
+    columns = [
+        np.bincount(splits, hits) / sizes,
+        by_class.pop("balanced_accuracy"),
+        np.bincount(splits, outputs.losses) / sizes,
+        sizes,
+    ]
+    if outputs.confidence is not None:
+        columns.append(calibration_errors(outputs.confidence, hits, splits))
+        columns.append(selective_accuracies(outputs.confidence, hits, splits))
+    scores = [Score(*row) for row in zip(*(c.tolist() for c in columns), strict=True)]
+    for i in np.flatnonzero(~np.asarray(plain)).tolist():
+        metrics = {name: float(values[i]) for name, values in by_class.items()}
+        metrics |= _roc_auc(outputs, i)
+        scores[i] = replace(scores[i], metrics=metrics, confusion=counts.confusion(i))
+        if (of_split := groups[i]) is not None:
+            scores[i] = _with_groups(scores[i], of_split, hits[splits == i])
+    return scores
+
+
+def _roc_auc(outputs: Outputs, split: int) -> dict[str, float]:
+    """The AUROC of a split that has samples of both of two classes; otherwise empty."""
+    if outputs.margins is None:
+        return {}
+    inside = outputs.splits == split
+    value = roc_auc(outputs.margins[inside], outputs.labels[inside] == 1)
+    return {} if value is None else {"auroc": value}
+
+
+def _with_groups(score: Score, groups: Groups, hits: NDArray[np.bool_]) -> Score:
+    names, index = groups
+    counts = zip(np.bincount(index, hits), np.bincount(index), strict=True)
+    by_group = {
+        str(name): (int(right), int(size))
+        for name, (right, size) in zip(names, counts, strict=True)
+    }
+    metrics = {**(score.metrics or {}), **group_metrics(list(by_group.values()))}
+    return replace(score, metrics=metrics, groups=by_group)
