@@ -6,11 +6,9 @@ from dataclasses import replace
 import pytest
 
 from afield.reporting.axes import Mark
-from afield.reporting.curves import (
+from afield.reporting.curves import MAX_CURVE_POINTS, curve, curve_data
+from afield.reporting.gaps import (
     HELD_OUT_TARGET,
-    MAX_CURVE_POINTS,
-    curve,
-    curve_data,
     gap,
     gap_means,
     picked_checkpoints,

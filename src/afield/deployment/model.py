@@ -18,22 +18,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from afield import registry
-from afield.compute import preserve_torch_state
 from afield.data.samples import Prepare
 from afield.deployment.distances import Distances
 from afield.deployment.file_batches import FileBatch, find_files, read_file_batches
 from afield.deployment.model_folder import DESCRIPTION_FILE, WEIGHTS_FILE, Description, read_model
+from afield.deployment.model_network import build_network, load_weights
 from afield.errors import AfieldError, DataError, SpecError
-from afield.hyperparameters import build, with_neutral
-from afield.networks.backbone import network
 from afield.networks.features import capture_features
 from afield.networks.inference import BatchPredictor
 from afield.progress import progress
 from afield.registry import hint
 from afield.training.calibration import percentile_ranks
-from afield.training.method import Method, Task
-from afield.training.optimizers import optimizer_factory
 
 __all__ = ["Model", "Prediction", "build_network", "load", "load_weights"]
 
@@ -249,43 +244,6 @@ def load(folder: str | Path, *, device: str | None = None) -> Model:
             f"device {device!r} cannot be used ({str(error).splitlines()[0]}); give another, e.g. "
             "cpu"
         ) from None
-
-
-def build_network(about: Description) -> nn.Module:
-    """Build the described network with random weights; nothing is downloaded."""
-    spec, shape = about.architecture, tuple(about.inputs.shape)
-    # The caller's random state is restored.
-    with preserve_torch_state(cuda=False):
-        net: nn.Module = network(spec.backbone, shape, len(about.classes), freeze_bn=spec.freeze_bn)
-        if spec.wrapper:
-            kind = registry.find("methods", spec.wrapper)
-            method: Method = build(kind, with_neutral(kind, spec.params))
-            task = Task(
-                sources=about.sources,
-                classes=about.classes,
-                steps=1,
-                network=lambda outputs: network(spec.backbone, shape, outputs),
-                optimizer=optimizer_factory("", lr=1e-3, weight_decay=0.0),
-                shape=shape,
-            )
-            net = method.setup(net, task).model
-    return net.eval()
-
-
-def load_weights(module: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
-    """Load weights into a network; raise unless names and shapes are exactly the network's."""
-    state = module.state_dict()
-    missing = [name for name in state if name not in weights]
-    extra = [name for name in weights if name not in state]
-    other = [n for n in state if n in weights and state[n].shape != weights[n].shape]
-    problems = ((missing, "lacks"), (extra, "has in addition"), (other, "has in another shape"))
-    for names, problem in problems:
-        if names:
-            raise DataError(
-                f"{path}: not the weights of the network in {DESCRIPTION_FILE}; it "
-                f"{problem} {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1)
-            )
-    module.load_state_dict(weights)
 
 
 def _to_paths(inputs: Any) -> list[Path]:

@@ -12,41 +12,25 @@ The experts of a CLIP are the same for all targets, because its base uses no dom
 """
 
 import logging
-import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
-import torch
-
 from afield import registry
-from afield.compute import preserve_torch_state
 from afield.data.domains import DomainSet
-from afield.errors import IncompatibleMethodError, MergeError, SpecError
-from afield.experiments.merge_runner import MERGE_BASELINES, check_merge
+from afield.errors import IncompatibleMethodError, SpecError
+from afield.experiments.merge_checks import check_merging, check_scale, check_values, short_names
+from afield.experiments.merge_runner import MERGE_BASELINES
 from afield.experiments.record import Run
 from afield.experiments.selection import DEFAULT_RULES, RULES
-from afield.experiments.settings import (
-    Settings,
-    check_counts,
-    check_settings,
-    resolve_run,
-    settings_of,
-)
-from afield.hyperparameters import build, defaults, draw_values, validate_values, without_neutral
-from afield.merging.state_dicts import merge as merge_by
-from afield.networks.backbone import find_backbone, network
-from afield.training.method import Task
-from afield.training.optimizers import optimizer_factory
+from afield.experiments.settings import Settings, check_counts, resolve_run, settings_of
+from afield.hyperparameters import defaults, draw_values, validate_values, without_neutral
+from afield.networks.backbone import find_backbone
 
 __all__ = ["merging_runs"]
 
 # Steps of the base of a network without pretrained weights, as a share of an expert's steps.
 WARM_UP_SHARE = 0.2
-# Input shape of the small network on which expert methods are tried out.
-TINY_SHAPE = (4,)
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +112,7 @@ def merging_runs(
         As in `leave_one_out`, for the experts' training, and those of merges, such as
         ``score.tau``; ``score.scale`` multiplies the merged delta.
     """
-    _check(dataset, merges, expert_method, settings or {}, average)
+    check_merging(dataset, merges, expert_method, settings or {}, average)
     check_counts(trials=trials, draws=draws, base_steps=base_steps)
     usable = tuple(rule for rule in rules if not RULES[rule].needs_twins) or DEFAULT_RULES
     if set(rules) - set(usable):
@@ -184,10 +168,10 @@ def _upper_bound(plan: _Plan, target: str, base: Run) -> Run:
 
 def _merged(plan: _Plan, template: Run, name: str, draw: int) -> Run:
     merge = registry.find("merges", name)
-    settings = _short_names(plan.settings, name)
-    scale = _scale(name, settings.pop("scale", 1.0))
+    settings = short_names(plan.settings, name)
+    scale = check_scale(name, settings.pop("scale", 1.0))
     chosen = validate_values(merge, settings)
-    _check_values(name, chosen)
+    check_values(name, chosen)
     params = {**draw_values(merge, draw=draw, trial=template.trial), **chosen}
     default = {**defaults(merge), "scale": 1.0}
     given = {
@@ -199,29 +183,6 @@ def _merged(plan: _Plan, template: Run, name: str, draw: int) -> Run:
     return replace(
         template, method=name, params=params, draw=draw, given={**template.given, **given}
     )
-
-
-def _short_names(settings: Settings, owner: str) -> dict[str, Any]:
-    """The settings of one method or merge, by their short names."""
-    return {k.partition(".")[2]: v for k, v in settings.items() if k.startswith(f"{owner}.")}
-
-
-def _scale(name: str, value: Any) -> float:
-    with suppress(TypeError, ValueError):
-        if math.isfinite(scale := float(value)):
-            return scale
-    raise SpecError(f"{name}.scale={value}: not a finite number")
-
-
-def _check_values(name: str, chosen: dict[str, Any]) -> None:
-    """Refuse values that the merge would refuse only after all experts are trained."""
-    if chosen:
-        base = torch.full((4, 4), 100.0)
-        experts = [{"w": base + torch.eye(4)}, {"w": base + torch.eye(4).cumsum(0)}]
-        try:
-            merge_by(name, {"w": base}, experts, **chosen)
-        except MergeError as error:
-            raise SpecError(f"{name}.{str(error).removeprefix('w: ')}") from None
 
 
 def _row_label(plan: _Plan, base: Run, experts: Sequence[Run]) -> dict[str, Any]:
@@ -238,45 +199,3 @@ def _row_label(plan: _Plan, base: Run, experts: Sequence[Run]) -> dict[str, Any]
 
 def _warm_up(steps: int) -> int:
     return max(1, round(WARM_UP_SHARE * steps))
-
-
-def _check(
-    dataset: DomainSet,
-    merges: Sequence[str],
-    methods: Sequence[str],
-    settings: Settings,
-    average: str,
-) -> None:
-    if len(dataset.domains) < 3:
-        count = len(dataset.domains)
-        raise SpecError(f"{dataset.name} has {count} domains: merging needs three or more")
-    if not methods:
-        raise SpecError("no method trains the experts; leave --expert-method out for erm")
-    for name in merges:
-        check_merge(name, len(methods) if len(methods) > 1 else len(dataset.domains) - 1)
-    check_settings(settings, [*merges, *methods, average, "linear_probe"])
-    for method in methods:
-        _check_plain(method, settings, domains=1 if len(methods) == 1 else 2)
-
-
-def _check_plain(method: str, settings: Settings, *, domains: int) -> None:
-    """Refuse a method that changes the network of the base, before anything is trained."""
-    instance = build(registry.find("methods", method), _short_names(settings, method))
-    with preserve_torch_state(cuda=False):
-        make = partial(network, "small:mlp", TINY_SHAPE)
-        optimizer = optimizer_factory("", lr=1e-3, weight_decay=0.0)
-        model = make(2)
-        before = {name: value.shape for name, value in model.state_dict().items()}
-        try:
-            names = tuple(str(i) for i in range(domains))
-            task = Task(names, ("a", "b"), 1, make, optimizer, shape=TINY_SHAPE)
-            learner = instance.setup(model, task)
-        except SpecError:
-            # The real network may have what this small one lacks.
-            return
-    after = {name: value.shape for name, value in learner.model.state_dict().items()}
-    if after != before:
-        raise SpecError(
-            f"{method} changes the network of the base, so its experts cannot be merged; use an "
-            "--expert-method that keeps the network, such as erm"
-        )

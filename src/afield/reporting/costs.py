@@ -3,15 +3,17 @@
 A merged model also costs what its base and its experts cost, where the store has their records.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from afield.experiments.record import Record
+from afield.reporting.axes import Mark
 from afield.reporting.comparison import references
 from afield.reporting.results import UPPER_BOUND, Results
 
-__all__ = ["Cost", "method_costs"]
+__all__ = ["Cost", "CostRow", "cost_rows", "method_costs"]
 
 BASE_METHOD = "base"
 
@@ -44,6 +46,36 @@ class Cost:
     min_time_ratio: float | None = None
     max_time_ratio: float | None = None
     memory_ratio: float | None = None
+
+
+@dataclass(frozen=True)
+class CostRow:
+    """A method, its cost, and the length of its bar in percent."""
+
+    method: Mark
+    cost: Cost
+    bar: float
+
+
+def cost_rows(
+    results: Results, records: Sequence[Record], marks: Mapping[str, Mark]
+) -> tuple[list[CostRow], float]:
+    """The costs with a bar each, the most expensive last, and where bars of the reference end."""
+    costs = sorted(method_costs(results, records), key=lambda cost: (_ratio(cost), cost.seconds))
+    longest = max((cost.time_ratio for cost in costs if cost.time_ratio), default=1.0)
+    rows = [
+        CostRow(
+            marks[cost.method],
+            cost,
+            round(100 * cost.time_ratio / longest, 2) if cost.time_ratio else 0,
+        )
+        for cost in costs
+    ]
+    return rows, round(100 / max(longest, 1.0), 2)
+
+
+def _ratio(cost: Cost) -> float:
+    return math.inf if cost.time_ratio is None else cost.time_ratio
 
 
 def method_costs(results: Results, records: Iterable[Record]) -> list[Cost]:

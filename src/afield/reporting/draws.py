@@ -15,7 +15,7 @@ from scipy import stats
 from afield.experiments.record import Record
 from afield.experiments.selection import selection_value
 from afield.reporting.axes import Axis, category_axis, numeric_axis
-from afield.reporting.curves import selection_cases, unseen_accuracy
+from afield.reporting.gaps import selection_cases, unseen_accuracy
 from afield.reporting.results import UPPER_BOUND, Results
 
 __all__ = [

@@ -17,8 +17,8 @@ from afield.experiments.merge_runner import MERGE_BASELINES
 from afield.experiments.record import Record
 from afield.reporting.axes import Mark
 from afield.reporting.comparison import REFERENCE, comparisons, references
-from afield.reporting.costs import Cost, method_costs
-from afield.reporting.curves import curve_data, gap_means
+from afield.reporting.costs import CostRow, cost_rows
+from afield.reporting.curves import curve_data
 from afield.reporting.draws import (
     Panel,
     setting_panels,
@@ -27,42 +27,17 @@ from afield.reporting.draws import (
 )
 from afield.reporting.forest_plot import ForestPlot, build_forest_plot
 from afield.reporting.formats import as_csv, as_latex
+from afield.reporting.gaps import GapTable, build_gap_table
 from afield.reporting.headline import Headline, build_headline, leading_rule
 from afield.reporting.reproduce import row_command
 from afield.reporting.results import UPPER_BOUND, Results
 from afield.reporting.rule_tables import RuleTable, build_rule_table
 from afield.reporting.table import tabulate
 
-__all__ = ["CostRow", "GapRow", "GapTable", "Section", "build_section"]
+__all__ = ["Section", "build_section"]
 
 # With more points than this, the points have no tooltips.
 MAX_TITLED_POINTS = 1500
-
-
-@dataclass(frozen=True)
-class GapRow:
-    """A method and its gaps, in the order of the rules; NaN where a gap is unknown."""
-
-    method: Mark
-    gaps: Sequence[float]
-
-
-@dataclass(frozen=True)
-class GapTable:
-    """How far picked checkpoints are from the best ones, by method and rule."""
-
-    rules: Sequence[str]
-    rows: Sequence[GapRow]
-    note: str
-
-
-@dataclass(frozen=True)
-class CostRow:
-    """A method, its cost, and the length of its bar in percent."""
-
-    method: Mark
-    cost: Cost
-    bar: float
 
 
 @dataclass(frozen=True)
@@ -194,7 +169,7 @@ def build_section(
     headline = build_headline(results, frame, of_leading)
     against = references(results)
     panels, drawn = validation_panels(results), setting_panels(results)
-    costs, reference_bar_end = _costs(results, records, marks)
+    costs, reference_bar_end = cost_rows(results, records, marks)
     return Section(
         id=f"d{number}",
         results=results,
@@ -204,7 +179,7 @@ def build_section(
         rules=[build_rule_table(rule, frame, compared[rule], marks) for rule in rules],
         forest=build_forest_plot(frame, leading, of_leading, headline.best),
         curves=curve_data(results, rules, marks),
-        gaps=_gaps(results, rules, marks),
+        gaps=build_gap_table(results, rules, marks),
         panels=panels if any(panel.points for panel in panels) else [],
         agreement=_agreement(results),
         settings={name: drawn[name] for name in marks if name in drawn},
@@ -225,25 +200,6 @@ def _marks(results: Results, frame: pd.DataFrame, rule: str) -> dict[str, Mark]:
     return {name: Mark(name, n, bound=name.startswith(UPPER_BOUND)) for n, name in enumerate(names)}
 
 
-def _gaps(results: Results, rules: Sequence[str], marks: Mapping[str, Mark]) -> GapTable | None:
-    means, exact = gap_means(results, rules)
-    measured = [rule for rule in rules if any(rule in by_rule for by_rule in means.values())]
-    if not measured:
-        return None
-    rows = [
-        GapRow(mark, [means[name].get(rule, math.nan) for rule in measured])
-        for name, mark in marks.items()
-        if means.get(name)
-    ]
-    notes = {
-        frozenset({True}): "Measured on the whole test split.",
-        frozenset({False}): "Measured on at most 64 samples of the test split: the best of many "
-        "such measurements is partly luck, so the true gap is smaller.",
-    }
-    mixed = "Measured on the whole test split, or on a sample of it where that is missing."
-    return GapTable(measured, rows, notes.get(frozenset(exact), mixed))
-
-
 def _agreement(results: Results) -> str:
     correlation = validation_rank_correlation(results)
     if correlation is None:
@@ -253,27 +209,6 @@ def _agreement(results: Results) -> str:
         f"Among the draws of one method, trial and target, their mean rank correlation is {number} "
         "(Spearman; 1 is a perfect guide, 0 none)."
     )
-
-
-def _costs(
-    results: Results, records: Sequence[Record], marks: Mapping[str, Mark]
-) -> tuple[list[CostRow], float]:
-    """The costs with a bar each, the most expensive last, and where bars of the reference end."""
-    costs = sorted(method_costs(results, records), key=lambda cost: (_ratio(cost), cost.seconds))
-    longest = max((cost.time_ratio for cost in costs if cost.time_ratio), default=1.0)
-    rows = [
-        CostRow(
-            marks[cost.method],
-            cost,
-            round(100 * cost.time_ratio / longest, 2) if cost.time_ratio else 0,
-        )
-        for cost in costs
-    ]
-    return rows, round(100 / max(longest, 1.0), 2)
-
-
-def _ratio(cost: Cost) -> float:
-    return math.inf if cost.time_ratio is None else cost.time_ratio
 
 
 def _commands(
