@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from afield import registry, training
-from afield.data.samples import Batch
+from afield.data.samples import Batch, Rows
 from afield.data.stream import Stream
 from afield.experiments.record import Run
 from afield.hyperparameters import build, defaults, draw_values, extremes, ranges
+from afield.networks.backbone import Classifier
 from afield.training.averages.last import Last
 from afield.training.loop import checkpoints
 from afield.training.method import Learner, Method, pool, risks
@@ -26,7 +28,33 @@ from afield.training.optimizers import make_schedule, optimizer_factory
 NAMES = registry.names("methods")
 # Settings that say something of one form of a method only.
 NEEDS = {("seed_category", "radius"): {"grouping": "graph"}}
+# Methods that need maps. They get the same samples as images of two by three pixels.
+OF_IMAGES = {"mixstyle", "efdmix", "sagnet"}
 STEPS = 30
+
+
+def convolutional(outputs: int) -> Classifier:
+    layers = [nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 2), nn.ReLU()]
+    return Classifier(nn.Sequential(*layers, nn.Flatten()), 16, outputs)
+
+
+def needs_images(request) -> bool:
+    values = getattr(request.node, "callspec", None)
+    return bool(values) and not OF_IMAGES.isdisjoint(values.id.split("-"))
+
+
+@pytest.fixture
+def samples(request, samples):
+    if not needs_images(request):
+        return samples
+    return replace(samples, x=Rows([samples.x.in_memory.unflatten(1, (1, 2, 3))]))
+
+
+@pytest.fixture
+def task(request, task):
+    if not needs_images(request):
+        return task
+    return replace(task, network=convolutional, shape=(1, 2, 3))
 
 
 def learned(method: Method, model, task, stream: Stream, *, steps: int = STEPS) -> Learner:
@@ -297,7 +325,7 @@ def test_methods_get_gradients_from_the_learner_alone():
 
 
 def test_gradients_are_those_that_descending_leaves_on_the_parameters(model, task):
-    learner = Learner(model, task, {"unused": torch.nn.Linear(2, 1)})
+    learner = Learner(model, task, {"unused": nn.Linear(2, 1)})
     gradients = learner.gradients(model(torch.ones(3, 6)).square().mean())
     learner.accumulate_gradients(model(torch.ones(3, 6)).square().mean())
     for parameter, gradient in zip(learner.parameters(), gradients, strict=True):
@@ -310,7 +338,7 @@ def test_gradients_are_those_that_descending_leaves_on_the_parameters(model, tas
 
 
 def test_a_separate_part_is_moved_by_its_own_optimizer_only(model, task):
-    part = torch.nn.Linear(8, 2)
+    part = nn.Linear(8, 2)
     learner = Learner(model, task, {"critic": part}, separate=["critic"])
     learner.add_optimizer("critic", part.parameters(), lr_multiplier=3.0)
     before = part.weight.detach().clone()
@@ -322,7 +350,7 @@ def test_a_separate_part_is_moved_by_its_own_optimizer_only(model, task):
 
 
 def test_a_frozen_part_is_never_trained_and_stays_in_evaluation_mode(model, task):
-    part = torch.nn.Sequential(torch.nn.Linear(6, 2), torch.nn.BatchNorm1d(2))
+    part = nn.Sequential(nn.Linear(6, 2), nn.BatchNorm1d(2))
     learner = Learner(model, task, {"first": part}, frozen=["first"])
     learner.train()
     assert model.training
@@ -332,7 +360,7 @@ def test_a_frozen_part_is_never_trained_and_stays_in_evaluation_mode(model, task
 
 
 def test_a_part_can_have_a_learning_rate_of_its_own(model, task):
-    learner = Learner(model, task, {"spread": torch.nn.Linear(1, 1)}, {"parts.spread": 10.0})
+    learner = Learner(model, task, {"spread": nn.Linear(1, 1)}, {"parts.spread": 10.0})
     assert [group["lr"] for group in learner.optimizer.param_groups] == pytest.approx([0.01, 0.1])
 
 
@@ -356,7 +384,7 @@ def test_settings_replace_those_of_an_optimizer_that_knows_them(model, task):
 
 def test_other_optimizers_are_clipped_by_the_gradients_of_their_own_parameters(model, task):
     sgd = optimizer_factory("sgd", lr=1.0, weight_decay=0.0)
-    part = torch.nn.Linear(4, 4)
+    part = nn.Linear(4, 4)
     learner = Learner(
         model, replace(task, optimizer=sgd, clip_norm=0.1), {"critic": part}, separate=["critic"]
     )

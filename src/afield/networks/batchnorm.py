@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from afield.errors import SpecError
 
 __all__ = ["batch_statistics", "batchnorm_layers", "has_unfrozen_batchnorm"]
-__all__ += ["require_batchnorm", "update_batchnorm"]
+__all__ += ["keep_batchnorm", "require_batchnorm", "update_batchnorm"]
 
 
 def batchnorm_layers(model: nn.Module) -> list[_BatchNorm]:
@@ -78,6 +78,22 @@ def update_batchnorm(model: nn.Module, batches: Iterable[Tensor]) -> None:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
         model.train(before)
+
+
+@contextmanager
+def keep_batchnorm(model: nn.Module) -> Iterator[None]:
+    """Keep the running statistics of BatchNorm layers; in training they normalize as usual.
+
+    A second pass over the same batch needs this: otherwise the batch would count twice.
+    """
+    layers: list[Any] = [module for module in model.modules() if _is_unfrozen(module)]
+    try:
+        for layer in layers:
+            layer.track_running_stats = False
+        yield
+    finally:
+        for layer in layers:
+            layer.track_running_stats = True
 
 
 def _is_unfrozen(module: nn.Module) -> bool:

@@ -17,7 +17,15 @@ from torch import Tensor, nn
 
 from afield.networks.inference import eval_mode
 
-__all__ = ["channel_axis", "channel_means", "find_stages", "hook_outputs", "late_modules"]
+__all__ = [
+    "block_stages",
+    "channel_axis",
+    "channel_means",
+    "find_stages",
+    "hook_outputs",
+    "late_modules",
+    "stage_shapes",
+]
 
 # Number of blocks at the end of a transformer that count as late.
 LATE_BLOCKS = 2
@@ -51,6 +59,12 @@ def find_stages(model: nn.Module, x: Tensor) -> dict[str, int]:
     x
         A few samples for a forward pass in evaluation mode.
     """
+    sample = tuple(x.shape)
+    return {name: channel_axis(shape, sample) for name, shape in stage_shapes(model, x).items()}
+
+
+def stage_shapes(model: nn.Module, x: Tensor) -> dict[str, tuple[int, ...]]:
+    """Return the modules whose outputs are the stages, in forward order, with their shapes."""
     calls, listed = _record_calls(model, x), _stages_of_timm(model)
     sample = tuple(x.shape)
     stages = set() if listed else {*_last_of_each_size(calls, sample), *_blocks(model, calls)}
@@ -61,7 +75,20 @@ def find_stages(model: nn.Module, x: Tensor) -> dict[str, int]:
         if call.name in stages or call.name in listed
     ]
     shapes = {call.name: call.shape for call in calls}
-    return {name: channel_axis(shapes[name], sample) for name in dict.fromkeys(names)}
+    return {name: shapes[name] for name in dict.fromkeys(names)}
+
+
+def block_stages(model: nn.Module, x: Tensor) -> dict[str, int]:
+    """Return the stages that output maps, with the channel axis; empty if no stage does.
+
+    If some stages are blocks, such as those of a ResNet, single layers before the first one are the
+    stem, and do not count.
+    """
+    sample = tuple(x.shape)
+    maps = {n: shape for n, shape in stage_shapes(model, x).items() if _map_size(shape, sample)}
+    has_blocks = [next(model.get_submodule(n).children(), None) is not None for n in maps]
+    start = has_blocks.index(True) if any(has_blocks) else 0
+    return {name: channel_axis(maps[name], sample) for name in list(maps)[start:]}
 
 
 def late_modules(model: nn.Module, x: Tensor) -> list[str]:
@@ -83,14 +110,17 @@ def late_modules(model: nn.Module, x: Tensor) -> list[str]:
 
 @contextmanager
 def hook_outputs(
-    model: nn.Module, callback: Callable[[str, Tensor], None], *names: str
+    model: nn.Module, callback: Callable[[str, Tensor], Tensor | None], *names: str
 ) -> Iterator[None]:
-    """Call `callback` with the name and the output of the named modules in every forward pass."""
+    """Call `callback` with the name and the output of the named modules in every forward pass.
+
+    If it returns a tensor, the tensor replaces the output.
+    """
     with ExitStack() as stack:
         for name in names:
 
-            def hook(_: nn.Module, __: Any, output: Tensor, name: str = name) -> None:
-                callback(name, output)
+            def hook(_: nn.Module, __: Any, output: Tensor, name: str = name) -> Tensor | None:
+                return callback(name, output)
 
             stack.callback(model.get_submodule(name).register_forward_hook(hook).remove)
         yield

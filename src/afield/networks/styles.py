@@ -1,0 +1,90 @@
+"""The style of a feature map: statistics over its positions, and how to exchange them.
+
+    μ, v        mean and variance (divisor: positions - 1) over the positions of each channel of a
+                map, or over the entries of a vector of features
+    mix_styles          (x - μ) / σ · (λ σ + (1 - λ) σ[π]) + λ μ + (1 - λ) μ[π],   σ = √(v + 1e-6),
+                        μ and σ constant (MixStyle)
+    match_distributions x + (1 - λ) (y - sg x), y the values of x[π] at the ranks of x (EFDMix)
+    randomize_style     z̃ √(v' + 1e-5) + μ',   z̃ = (z - μ) / √(v + 1e-5),
+                        μ' = a μ + (1 - a) μ[π], and v' alike (SagNet)
+    randomize_content   sg(z̃[π]) √(v + 1e-5) + μ (SagNet)
+
+π is a permutation of the samples, and λ or a is one number per sample; sg stops the gradient.
+"""
+
+import torch
+from torch import Tensor
+
+__all__ = ["match_distributions", "mix_styles", "randomize_content", "randomize_style"]
+
+MIXSTYLE_EPS, SAGNET_EPS = 1e-6, 1e-5
+
+
+def mix_styles(x: Tensor, lam: Tensor, perm: Tensor, *, axis: int = 1) -> Tensor:
+    """Give samples a mixture of their own style and that of others, as MixStyle does.
+
+    Parameters
+    ----------
+    x
+        Maps, or vectors of features; one row per sample.
+    lam
+        Share of the own style, one per sample.
+    perm
+        The other samples.
+    axis
+        Dimension of the channels of maps.
+    """
+    mean, variance = _statistics(x.detach(), axis)
+    std, own = (variance + MIXSTYLE_EPS).sqrt(), _per_sample(lam, x)
+    normal = (x - mean) / std
+    return normal * (own * std + (1 - own) * std[perm]) + own * mean + (1 - own) * mean[perm]
+
+
+def match_distributions(x: Tensor, lam: Tensor, perm: Tensor, *, axis: int = 1) -> Tensor:
+    """Give samples a mixture of their own values and those of others of the same rank, as EFDMix.
+
+    Gradients reach the other samples too. The arguments are those of `mix_styles`.
+    """
+    moved = x.movedim(axis, 1)
+    values = moved.flatten(2)
+    ordered, places = values.sort(dim=-1, stable=True)
+    matched = torch.zeros_like(values).scatter(-1, places, ordered[perm])
+    matched = matched.view(moved.shape).movedim(1, axis)
+    return x + (1 - _per_sample(lam, x)) * (matched - x.detach())
+
+
+def randomize_style(x: Tensor, alpha: Tensor, swap: Tensor, *, axis: int = 1) -> Tensor:
+    """Keep the content of samples, and mix their styles: the variances are mixed, not their roots.
+
+    Parameters
+    ----------
+    x
+        Maps, or vectors of features; one row per sample.
+    alpha
+        Share of the own style, one per sample.
+    swap
+        The other samples.
+    axis
+        Dimension of the channels of maps.
+    """
+    mean, variance = _statistics(x, axis)
+    normal, own = (x - mean) / (variance + SAGNET_EPS).sqrt(), _per_sample(alpha, x)
+    mean, variance = (own * value + (1 - own) * value[swap] for value in (mean, variance))
+    return normal * (variance + SAGNET_EPS).sqrt() + mean
+
+
+def randomize_content(x: Tensor, swap: Tensor, *, axis: int = 1) -> Tensor:
+    """Keep the style of samples, with the content of other samples as a constant."""
+    mean, variance = _statistics(x, axis)
+    std = (variance + SAGNET_EPS).sqrt()
+    return ((x - mean) / std).detach()[swap] * std + mean
+
+
+def _statistics(x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Mean and variance over positions, or over the entries of vectors."""
+    dims = [dim for dim in range(1, x.ndim) if dim != axis or x.ndim == 2]
+    return x.mean(dim=dims, keepdim=True), x.var(dim=dims, keepdim=True)
+
+
+def _per_sample(values: Tensor, x: Tensor) -> Tensor:
+    return values.reshape(-1, *[1] * (x.ndim - 1)).to(x)
