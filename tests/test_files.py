@@ -11,7 +11,14 @@ import pytest
 
 from afield import files
 from afield.errors import DataError
-from afield.files import atomic_write, file_digest, sha256
+from afield.files import (
+    atomic_write,
+    check_regular_file,
+    escape_markdown,
+    file_digest,
+    guard_formula,
+    sha256,
+)
 
 
 def half_written(part):
@@ -202,3 +209,23 @@ def test_a_digest_follows_the_contents_and_not_the_name(tmp_path):
     first.write_bytes(b"two")
     os.utime(first, ns=(0, second.stat().st_mtime_ns + 1))
     assert file_digest(first) != before
+
+
+def test_a_pipe_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a regular file"):
+        check_regular_file(tmp_path / "pipe")
+    with pytest.raises(DataError, match=r"pipe.*not a regular file"):
+        file_digest(tmp_path / "pipe")
+
+
+def test_only_text_that_starts_a_formula_is_quoted():
+    cells = ["=1+1", "+1", "-x", "@a", "a=b", "", -1.5, None]
+    assert [guard_formula(cell) for cell in cells] == [
+        *("'=1+1", "'+1", "'-x", "'@a", "a=b", ""),
+        *(-1.5, None),
+    ]
+
+
+def test_a_name_in_markdown_is_one_line_without_markup():
+    assert escape_markdown("a\n| b <i>[x](y)`") == r"a \| b &lt;i&gt;\[x](y)\`"

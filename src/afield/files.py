@@ -1,23 +1,38 @@
-"""Atomic writes, and digests of files.
+"""Atomic writes, digests, and checks of files.
 
 A file or folder is written under a temporary name beside its target and then renamed, so it is
 complete or absent. The next write to the same target removes what a killed process left behind.
 """
 
+import errno
 import glob
 import hashlib
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from afield.compute import hostname, is_alive
 from afield.errors import DataError
 
-__all__ = ["atomic_write", "file_digest", "flush_to_disk", "sha256"]
+__all__ = [
+    "atomic_write",
+    "check_regular_file",
+    "escape_markdown",
+    "file_digest",
+    "flush_to_disk",
+    "guard_formula",
+    "sha256",
+]
+
+# A spreadsheet takes a cell of a CSV file that starts with one of these for a formula.
+FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r")
+MARKDOWN_ESCAPES = str.maketrans({"|": r"\|", "<": "&lt;", ">": "&gt;", "[": r"\[", "`": r"\`"})
 
 
 @contextmanager
@@ -65,6 +80,31 @@ def flush_to_disk(path: Path) -> None:
             os.fsync(opened.fileno())
 
 
+def check_regular_file(path: Path) -> None:
+    """Raise an OSError if a path is a pipe, device or socket, whose reading may never end."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def escape_markdown(text: str) -> str:
+    """Make a name one line of Markdown without HTML, links and borders of tables.
+
+    >>> escape_markdown("<script>")
+    '&lt;script&gt;'
+    """
+    return " ".join(text.split()).translate(MARKDOWN_ESCAPES)
+
+
+def guard_formula(cell: Any) -> Any:
+    """Quote a text that a spreadsheet would run as a formula; other values stay as they are.
+
+    >>> guard_formula("=1+1")
+    "'=1+1"
+    """
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA_PREFIXES) else cell
+
+
 def sha256(path: Path) -> str:
     """SHA-256 of a file's contents, in hexadecimal."""
     with path.open("rb") as file:
@@ -75,6 +115,7 @@ def file_digest(path: str | Path) -> str:
     """Short digest of a file's contents; a file that did not change is read only once."""
     file = Path(path).expanduser()
     try:
+        check_regular_file(file)
         state = file.stat()
         return _cached_digest(file, state.st_size, state.st_mtime_ns)
     except OSError as error:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from afield.errors import DataError
-from afield.files import file_digest
+from afield.files import check_regular_file, file_digest
 
 __all__ = ["check_complete", "read_weights", "weights_digest"]
 
@@ -27,6 +27,7 @@ def read_weights(path: str) -> dict[str, Tensor]:
     """Read the tensors of a file by name; no pickled code is run."""
     file = Path(path).expanduser()
     try:
+        check_regular_file(file)
         if file.suffix == ".safetensors":
             return load_file(file)
         with warnings.catch_warnings():

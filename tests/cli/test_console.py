@@ -3,11 +3,14 @@
 import io
 import logging
 import os
+import re
 import time
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from afield.cli import console
 from afield.compute import hostname
@@ -82,3 +85,16 @@ def test_a_store_out_of_reach_ends_no_work(tmp_path, monkeypatch, terminal):
 
     assert list(console.follow_outcomes(slow(), Away(tmp_path), plan)) == [0, 1, 2]
     assert "the store cannot be read at the moment" in console.err.file.getvalue()
+
+
+def test_control_characters_in_names_do_not_reach_the_terminal():
+    shown = io.StringIO()
+    terminal = console.SafeConsole(file=shown, force_terminal=True, width=60)
+    table = Table("name")
+    table.add_row(Text("a\x1b[2Jb\x07\x9bc"))
+    terminal.print(table)
+    terminal.print("x\x1b]0;title\x07y", markup=False)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", shown.getvalue())
+    assert "\x1b" not in text
+    assert "a\ufffd[2Jb" in text
+    assert not {"\x07", "\x9b"} & set(text)

@@ -325,3 +325,12 @@ def test_real_words_of_every_speaker_are_read():
     middle = features[:, 0, :, 39:59]
     assert (middle.max(axis=(1, 2)) > SILENCE + 8).all()
     assert len(np.unique(features, axis=0)) == 60
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"rate": 10**9}, {"bins": 10**9}, {"seconds": float("inf")}, {"seconds": float("nan")}],
+)
+def test_absurd_settings_are_refused_before_memory_is_allocated(settings):
+    with pytest.raises(SpecError, match="the limits are"):
+        LogMel(**settings)

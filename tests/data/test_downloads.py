@@ -432,3 +432,11 @@ def test_a_name_is_the_last_part_of_the_address_unless_it_is_given():
     ):
         with pytest.raises(SpecError, match="name="):
             name(url)
+
+
+def test_a_server_that_sends_more_than_the_declared_size_is_cut_off(site, tmp_path):
+    site.files["a.bin"] = CONTENT * 20
+    site.lengths = False
+    with pytest.raises(DataError, match="sends more than"):
+        fetch(site.archive(size=len(CONTENT)), tmp_path)
+    assert there(tmp_path) == []

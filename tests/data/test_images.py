@@ -278,3 +278,13 @@ def test_a_sample_that_is_flat_or_not_moved_can_be_shown():
     first, second, change = side_by_side(flat, flat)
     assert (first == second).all()
     assert (change == 1).all()
+
+
+def test_a_file_of_another_format_is_refused_whatever_its_name_is(tmp_path):
+    """For PostScript, Pillow would start Ghostscript."""
+    postscript = "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\n%%EndComments\nshowpage\n"
+    (tmp_path / "a.png").write_text(postscript)
+    assert "cannot identify" in reason(tmp_path / "a.png")
+    Image.new("RGB", (32, 32)).save(tmp_path / "b.gif")
+    (tmp_path / "b.gif").rename(tmp_path / "b.png")
+    assert "cannot identify" in reason(tmp_path / "b.png")

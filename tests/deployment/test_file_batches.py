@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import numpy as np
@@ -79,3 +80,13 @@ def test_array_files_are_cut_into_batches(tmp_path):
     assert [portion.files_done for portion in found] == [0, 0, 1, 2, 3, 4]
     assert "shape (3,)" in found[3].errors[0]
     assert found[4].errors == found[5].errors == ["no such file or folder"]
+
+
+def test_a_pipe_is_named_and_not_waited_for(tmp_path):
+    images = Inputs("pictures", "uint8", (3, 8, 8), (0.0,), (1.0,), size=8)
+    arrays = Inputs("arrays", "float32", (2,), (0.0,), (1.0,))
+    for inputs, name in ((images, "a.png"), (arrays, "a.npy")):
+        os.mkfifo(tmp_path / name)
+        (batch,) = read_file_batches(inputs, [tmp_path / name], 4)
+        assert batch.x is None
+        assert batch.errors[0]

@@ -2,13 +2,16 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
 from afield.errors import SpecError
-from afield.experiments.pools import Local
+from afield.experiments import pools
+from afield.experiments.pools import Local, Ray
 
 
 def doubled_unless_killed(number):
@@ -62,3 +65,25 @@ def test_a_script_without_a_guard_is_told_so(tmp_path):
     assert ended.returncode != 0
     assert '__name__ == "__main__"' in ended.stderr.strip().splitlines()[-1]
     assert not list(tmp_path.glob("runs/*/failure.json"))
+
+
+@pytest.mark.slow
+def test_an_address_where_no_cluster_answers_is_named_within_seconds(monkeypatch):
+    pytest.importorskip("ray")
+    started = time.monotonic()
+    with pytest.raises(SpecError, match=r"ray://127\.0\.0\.1:9: no Ray cluster"):
+        list(Ray("ray://127.0.0.1:9").map(str, [1], str))
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    with pytest.raises(SpecError, match=r"127\.0\.0\.1:9: no Ray cluster .*RAY_ADDRESS"):
+        list(Ray().map(str, [1], str))
+    assert time.monotonic() - started < 30
+
+
+@pytest.mark.slow
+def test_a_server_that_is_not_ray_is_not_waited_for(monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setattr(pools, "PROBE_SECONDS", 1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"ray://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(SpecError, match="no answer within 1 seconds"):
+            list(Ray(address).map(str, [1], str))

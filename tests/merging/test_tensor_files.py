@@ -221,3 +221,32 @@ def test_bytes_are_those_of_the_library_itself(tmp_path):
         content = np.ascontiguousarray(tensors[name].numpy()).tobytes()
         ours[place : place + len(content)] = content
     assert bytes(ours) == theirs
+
+
+def test_a_link_that_leads_out_of_the_folder_is_refused(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_file(plain(TENSORS), tmp_path / "elsewhere.safetensors")
+    (folder / "model.safetensors").symlink_to(tmp_path / "elsewhere.safetensors")
+    with pytest.raises(DataError, match=r"model\.safetensors: a link that leads out"):
+        TensorFiles(folder)
+    (folder / "model.safetensors").unlink()
+    save_file(plain(TENSORS), folder / "model.safetensors")
+    (folder / "config.json").symlink_to("/etc/hostname")
+    with pytest.raises(DataError, match=r"config\.json: a link that leads out"):
+        TensorFiles(folder)
+
+
+def test_links_of_the_hub_cache_to_its_own_blobs_are_followed(tmp_path):
+    snapshot, blobs = tmp_path / "models--a--b/snapshots/0123", tmp_path / "models--a--b/blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    save_file(plain(TENSORS), blobs / "4567")
+    (snapshot / "model.safetensors").symlink_to("../../blobs/4567")
+    assert_same(snapshot)
+
+
+def test_a_pipe_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "a.safetensors")
+    with pytest.raises(DataError, match="not a regular file"):
+        TensorFiles(tmp_path / "a.safetensors")

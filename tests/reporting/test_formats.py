@@ -243,3 +243,14 @@ def test_few_methods_on_a_narrow_terminal_have_confidence_as_rows():
     console = Console(width=60, file=StringIO())
     console.print(*as_rich(tabulate(trusting(0.1, 0.8), rules=["sources"]), 60))
     assert re.search(r"calibration error +10.0", console.file.getvalue())
+
+
+def test_names_cannot_break_markdown_latex_or_csv():
+    domains = ("a\nb", "<script>")
+    records = benchmark([[0.9, 0.5]], domains=domains, dataset="=1+1")
+    frame = tabulate(records, rules=["sources"])
+    header = as_markdown(frame).splitlines()[2]
+    assert header.startswith("| method | a b | &lt;script&gt; | ")
+    assert "method & a b & <script> & " in as_latex(frame)
+    cells = pd.read_csv(StringIO(as_csv(frame)))["dataset"]
+    assert set(cells.str[:2]) == {"'="}

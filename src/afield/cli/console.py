@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
 from rich.progress import (
     BarColumn,
@@ -20,6 +20,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -45,9 +46,31 @@ __all__ = [
     "show_until_done",
 ]
 
+# All of them but the newline.
+CONTROL_CHARACTERS = dict.fromkeys(
+    (*range(10), *range(11, 32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}"
+)
+
+
+class SafeConsole(Console):
+    """A console on which names from files cannot move the cursor, clear the screen or set colors.
+
+    Every control character of a text is shown as a replacement character. Styles are added later,
+    by rich itself.
+    """
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Render to segments without control characters."""
+        for segment in super().render(renderable, options):
+            text = segment.text.translate(CONTROL_CHARACTERS)
+            yield segment if segment.control else Segment(text, segment.style)
+
+
 # Without a terminal the width is unknown; choose one at which tables are not truncated.
-out = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
-err = Console(stderr=True, highlight=False)
+out = SafeConsole(width=None if sys.stdout.isatty() else 200, highlight=False)
+err = SafeConsole(stderr=True, highlight=False)
 # Time between updates of the live view on a terminal, and between lines in a log.
 REFRESH_SECONDS, LOG_SECONDS = 1.0, 30.0
 

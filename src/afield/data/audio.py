@@ -28,6 +28,7 @@ from scipy.fft import rfft
 from scipy.signal import get_window, resample_poly
 
 from afield.errors import SpecError
+from afield.files import check_regular_file
 
 __all__ = ["AUDIO_SUFFIXES", "LogMel", "read_audio"]
 
@@ -37,6 +38,8 @@ POWER_FLOOR = 1e-6
 # Limits in seconds and Hz: a broken header that states more would exhaust the memory.
 MAX_SECONDS = 600.0
 MAX_RATE = 384_000
+# The finest mel resolution in use is 256 bins.
+MAX_BINS = 1024
 # Samples in an MPEG frame. The length of an MP3 without a table of contents is an estimate.
 MPEG_FRAME = 1152
 # Length in a WAV header that was written to a pipe, before the length was known.
@@ -55,6 +58,12 @@ class LogMel:
     hop: float = 0.010
 
     def __post_init__(self) -> None:
+        lengths = (self.seconds, self.window, self.hop)
+        # Checked first: everything below allocates memory in proportion to these settings.
+        if self.rate > MAX_RATE or self.bins > MAX_BINS or not max(lengths) <= MAX_SECONDS:
+            raise SpecError(
+                f"{self}: the limits are {MAX_RATE} Hz, {MAX_BINS} bins and {MAX_SECONDS:.0f} s"
+            )
         if self.rate < 1 or self.bins < 1 or self._samples(self.hop) < 1:
             raise SpecError(f"{self}: rate, bins and hop must be at least 1 (Hz, bin, sample)")
         if not 2 <= self._samples(self.window) <= self._samples(self.seconds):
@@ -94,6 +103,7 @@ class LogMel:
 
 def read_audio(path: Path, mel: LogMel) -> NDArray[np.float16]:
     """Read an audio file as features; a ValueError says what is wrong with a broken file."""
+    check_regular_file(path)
     _check_container(path)
     wave, rate = _read_wave(path)
     if not len(wave):

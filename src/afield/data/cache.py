@@ -32,7 +32,7 @@ from torch import Tensor
 
 from afield.compute import usable_cores
 from afield.errors import DataError
-from afield.files import atomic_write
+from afield.files import atomic_write, check_regular_file
 from afield.progress import track
 
 __all__ = ["DecodedFiles", "cache_arrays", "cache_root", "contents_digest", "decode_files"]
@@ -160,6 +160,7 @@ def contents_digest(root: Path, files: Sequence[Path]) -> str:
         digest = hashlib.sha256()
         for file in track(files, f"reading {root.name}", len(files)):
             try:
+                check_regular_file(file)
                 content = file.read_bytes()
             except OSError as error:
                 content = f"unreadable: {error.strerror}".encode()

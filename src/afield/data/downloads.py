@@ -32,7 +32,8 @@ DIGEST_LENGTHS = {"md5": 32, "sha256": 64}
 TIMEOUT = 30.0
 # Seconds before each retry; the list starts over when an attempt has received more of the file.
 RETRY_DELAYS = (1.0, 3.0, 9.0)
-CONNECTION_BROKEN, PARTIAL_CONTENT, REDIRECTED, RANGE_NOT_SATISFIABLE = 0, 206, 302, 416
+CONNECTION_BROKEN, PARTIAL_CONTENT, REDIRECTED = 0, 206, 302
+TOO_LONG, RANGE_NOT_SATISFIABLE = 413, 416
 TRANSIENT_CODES = (CONNECTION_BROKEN, 408, 425, 429, 500, 502, 503, 504)
 
 
@@ -180,6 +181,11 @@ def _receive(part: Path, url: str, archive: Archive) -> None:
             while chunk := _read(response):
                 done += file.write(chunk)
                 advance(done)
+                if done > (archive.size or done):
+                    file.truncate(0)
+                    raise _FetchError(
+                        f"sends more than the {archive.size:,} bytes of the file", TOO_LONG
+                    )
         if response.length:
             raise _FetchError(f"the connection ended after {done:,} of {total:,} bytes")
 

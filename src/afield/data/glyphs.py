@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from afield import seeds
+from afield.files import check_regular_file
 
 __all__ = ["CHARACTERS", "FONT_SUFFIXES", "draw_glyphs", "missing_characters"]
 
@@ -80,6 +81,7 @@ def _draw_inks(
     path: Path, characters: Sequence[str], *, em: int = EM_SCALE * SIDE
 ) -> dict[str, Image.Image]:
     """Draw each character at this size of the em in pixels, cropped to its ink."""
+    check_regular_file(path)
     data = path.read_bytes()
     coded = _coded_characters(data)
     inks = {}

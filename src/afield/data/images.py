@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from afield.files import check_regular_file
+
 __all__ = [
     "IMAGE_ERRORS",
     "IMAGE_SUFFIXES",
@@ -26,6 +28,8 @@ __all__ = [
 ]
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+# Pillow tries no other format, whatever the suffix: for PostScript it would start Ghostscript.
+IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF")
 # Raised by Pillow for broken files and for files that are not images.
 IMAGE_ERRORS = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
 HIGH_DEPTH_MODES = ("I;16", "I;16L", "I;16B", "I", "F")
@@ -83,7 +87,8 @@ def read_image(file: Path, side: int) -> NDArray[np.uint8]:
 
 
 def _read_square(file: Path, side: int) -> NDArray[np.uint8]:
-    with Image.open(file) as image:
+    check_regular_file(file)
+    with Image.open(file, formats=IMAGE_FORMATS) as image:
         if min(image.size) < MIN_SIDE:
             raise ValueError(f"{image.width} × {image.height} pixels, too small for an image")
         image.draft("RGB", (side, side))

@@ -28,6 +28,7 @@ from afield.data.samples import Prepare
 from afield.data.scaling import Scaling
 from afield.data.sources.arrays import to_channels_first, translate_numpy_errors
 from afield.errors import DataError, SpecError
+from afield.files import check_regular_file
 
 __all__ = ["Inputs"]
 
@@ -174,6 +175,7 @@ class Inputs:
 def _read_arrays(file: Path) -> tuple[list[str], dict[str, NDArray[Any]]]:
     """The keys that may hold the samples of an array file; its arrays if there is one such key."""
     with translate_numpy_errors(file):
+        check_regular_file(file)
         loaded = np.load(file, allow_pickle=False)
         if not isinstance(loaded, np.lib.npyio.NpzFile):
             return ["X"], {"X": loaded}

@@ -9,6 +9,7 @@ from pathlib import Path
 from huggingface_hub import EvalResult, ModelCardData
 
 from afield.deployment.model_folder import Description, Estimate, Selection
+from afield.files import escape_markdown
 
 __all__ = ["render_card"]
 
@@ -20,7 +21,7 @@ def render_card(about: Description) -> str:
     """Render README.md: metadata for programs, then a description for people."""
     sections = [
         f"---\n{_metadata(about).to_yaml()}\n---",
-        f"# {about.name}",
+        f"# {escape_markdown(about.name)}",
         _accuracy(about),
         _confidence(about),
         _usage(about),
@@ -124,7 +125,9 @@ def _domain_table(estimate: Estimate) -> str:
             f"accuracies is {spread:.1f}."
         )
     rows = [["domain left out", "accuracy (%)"], ["---", "---"]]
-    rows += [[_cell(name), f"{100 * value:.1f}"] for name, value in estimate.domains.items()]
+    rows += [
+        [escape_markdown(name), f"{100 * value:.1f}"] for name, value in estimate.domains.items()
+    ]
     if estimate.selection:
         names = ["chosen without it", "---", *_chosen(estimate.selection, estimate.domains)]
         rows = [[row[0], name, row[1]] for row, name in zip(rows, names, strict=True)]
@@ -139,10 +142,6 @@ def _chosen(selection: Selection, domains: Iterable[str]) -> list[str]:
         own = "this recipe" if domain in selection.same else "another recipe"
         names.append(f"`{method}` ({own})")
     return names
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
 
 
 def _confidence(about: Description) -> str:
@@ -202,12 +201,17 @@ def _training(about: Description) -> str:
     return (
         "## How it was made\n\n"
         + "\n".join(facts)
-        + f"\n\nTo make it again:\n\n```bash\n{about.command}\n```"
+        + f"\n\nTo make it again:\n\n```bash\n{_one_line(about.command)}\n```"
     )
 
 
+def _one_line(command: str) -> str:
+    """A command that cannot end the code block in which it stands."""
+    return " ".join(command.split()).replace("```", "` ` `")
+
+
 def _join_names(names: Sequence[str]) -> str:
-    return _cell(", ".join(names[:MAX_NAMES]) + ", …" * (len(names) > MAX_NAMES))
+    return escape_markdown(", ".join(names[:MAX_NAMES]) + ", …" * (len(names) > MAX_NAMES))
 
 
 def _merge_fact(about: Description) -> str:

@@ -17,13 +17,11 @@ from typing import Any
 
 from afield.deployment.model import Prediction
 from afield.errors import SpecError
-from afield.files import atomic_write
+from afield.files import FORMULA_PREFIXES, atomic_write, guard_formula
 
 __all__ = ["OUTPUT_SUFFIXES", "Columns", "check_output_file", "csv_lines", "write_predictions"]
 
 OUTPUT_SUFFIXES = (".csv", ".jsonl", ".parquet")
-# A spreadsheet takes text that starts with one of these for a formula.
-FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r")
 # The percentile of a sample that is farther from the sources than any held-out sample.
 OUT_OF_RANGE_PERCENTILE = 100
 # The number of rows of a Parquet file that are written at once.
@@ -132,7 +130,7 @@ def _with_header(rows: Iterable[Row], names: Sequence[str]) -> Iterator[list[Any
 def _cell(value: Any) -> Any:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:.8g}" if isinstance(value, float) else value
+    return f"{value:.8g}" if isinstance(value, float) else guard_formula(value)
 
 
 def _write_csv(rows: Iterable[Row], path: Path, columns: Columns) -> None:

@@ -17,6 +17,7 @@ from afield import registry
 from afield.errors import DataError, SpecError
 from afield.experiments.finished import FinishedRun
 from afield.experiments.record import Record
+from afield.files import guard_formula
 from afield.networks.masks import MaskedNetwork
 from afield.training.method import Learner
 
@@ -103,7 +104,7 @@ class Finding:
                 warnings.filterwarnings("ignore", message="Glyph")
                 self.figure().savefig(path)
             for table_path, table in tables.items():
-                table.to_csv(table_path, index=False)
+                table.map(guard_formula).to_csv(table_path, index=False)
         except OSError as error:
             raise _unwritable(path, error) from None
         return path, *tables

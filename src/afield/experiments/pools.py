@@ -9,6 +9,9 @@ through its own ``AFIELD_DATA``.
 import logging
 import multiprocessing
 import os
+import socket
+import subprocess
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -31,6 +34,9 @@ LOST_ERRORS = ("WorkerCrashedError", "NodeDiedError", "OutOfMemoryError", "Objec
 CANCEL_ATTEMPTS = 10
 # A cluster that is started for a sweep sends nothing to anybody.
 RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+# Time for the first connection to a cluster, and for Ray to answer.
+CONNECT_SECONDS, PROBE_SECONDS = 5, 20
+CONNECT_SCRIPT = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level=40)"
 
 
 class Pool(Protocol):
@@ -204,16 +210,17 @@ class Ray:
         if not ray.is_initialized():
             for name, value in RAY_ENVIRONMENT.items():
                 os.environ.setdefault(name, value)
+            address = self.address or os.environ.get("RAY_ADDRESS", "")
+            _check_answers(address)
             try:
                 ray.init(
                     self.address or None,
-                    include_dashboard=None if self.address else False,
+                    include_dashboard=None if address else False,
                     log_to_driver=False,
                     logging_level=logging.ERROR,
                 )
-            except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-                where = self.address or "this machine"
-                raise SpecError(f"{where}: no Ray cluster there ({error})") from None
+            except Exception as error:  # noqa: BLE001  Ray raises bare exceptions on a time-out
+                raise _no_cluster(address, str(error)) from None
         self._check_room(ray.nodes())
         return ray
 
@@ -228,6 +235,39 @@ class Ray:
                 self.cpus,
                 self.gpus,
             )
+
+
+def _check_answers(address: str) -> None:
+    """Raise an error if no Ray cluster answers at an address, within half a minute.
+
+    Ray itself would retry for minutes and print each attempt, so another process tries it first.
+    """
+    host, _, port = address.rpartition("//")[2].rstrip("/").rpartition(":")
+    if not host:  # "auto", "local", or no address: the cluster is on this machine
+        return
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS):
+            pass
+        subprocess.run(
+            [sys.executable, "-c", CONNECT_SCRIPT, address],
+            check=True,
+            capture_output=True,
+            timeout=PROBE_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise _no_cluster(address, f"no answer within {PROBE_SECONDS} seconds") from None
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.decode(errors="replace").split("\n")
+        raise _no_cluster(address, next(filter(None, reversed(lines)), "no answer")) from None
+    except (OSError, ValueError, OverflowError) as error:
+        raise _no_cluster(address, str(error)) from None
+
+
+def _no_cluster(address: str, reason: str) -> SpecError:
+    return SpecError(
+        f"{address or 'this machine'}: no Ray cluster could be reached ({reason[:200]}); check the "
+        "address and RAY_ADDRESS, or run without --on"
+    )
 
 
 def _stop(ray: Any, references: list[Any]) -> None:

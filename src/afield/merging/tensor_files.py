@@ -86,8 +86,9 @@ class _TensorFile:
         self.metadata: dict[str, str] = {}
         self.specs: dict[str, TensorSpec] = {}
         self._mapped, self._bytes_read = True, 0
-        if not path.exists():
-            raise DataError(f"{path}: no such file or folder; give a file or folder of weights")
+        if not path.is_file():
+            what = "not a regular file" if path.exists() else "no such file or folder"
+            raise DataError(f"{path}: {what}; give a file or folder of weights")
         self._read = self._open()
 
     def read(self, name: str, start: int, stop: int | None) -> Tensor:
@@ -150,12 +151,29 @@ class _TensorFile:
         return source.read
 
 
+def check_links(folder: Path) -> None:
+    """Raise an error if a link in a folder leads out of it.
+
+    Only the download cache of the Hugging Face hub has such links: from ``snapshots/<revision>`` to
+    ``blobs`` beside it.
+    """
+    cache = folder.resolve().parents[1:2]
+    is_snapshot = folder.resolve().parent.name == "snapshots" and (cache[0] / "blobs").is_dir()
+    root = cache[0] if is_snapshot else folder.resolve()
+    for file in folder.iterdir():
+        if file.is_symlink() and not file.resolve().is_relative_to(root):
+            raise DataError(
+                f"{file}: a link that leads out of the folder; put the file itself there"
+            )
+
+
 def _spec(tensor: Tensor) -> TensorSpec:
     return TensorSpec(tensor.dtype, tuple(tensor.shape))
 
 
 def _find_shards(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
     """The safetensors files of a folder, and from its index, if any, the file of each tensor."""
+    check_links(folder)
     indices = list(folder.glob(f"*{INDEX_SUFFIX}"))
     if len(indices) == 1:
         index = _read_index(indices[0])

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from afield.experiments.selection import RULES
+from afield.files import escape_markdown, guard_formula
 from afield.reporting.table import COLUMNS, format_number, ranks, table_caption
 
 __all__ = ["FORMATS", "as_csv", "as_latex", "as_markdown", "as_rich"]
@@ -33,8 +34,8 @@ def as_markdown(frame: pd.DataFrame) -> str:
         cells, columns = _cells(part, best="**{}**".format, second="*{}*".format)
         lines = [["method", *columns], ["---"] * (len(columns) + 1)]
         lines += [[method, *row] for method, row in cells.items()]
-        rows = ["| " + " | ".join(_escape_bars(line)) + " |" for line in lines]
-        heading = f"**{title}**, {RULES[rule].description}: {table_caption(part)}"
+        rows = ["| " + " | ".join(map(escape_markdown, line)) + " |" for line in lines]
+        heading = f"**{escape_markdown(title)}**, {RULES[rule].description}: {table_caption(part)}"
         blocks.append("\n".join([heading, "", *rows]))
     return "\n\n".join(blocks)
 
@@ -46,7 +47,7 @@ def as_latex(frame: pd.DataFrame) -> str:
 
 def as_csv(frame: pd.DataFrame) -> str:
     """All numbers, one per line."""
-    return frame.to_csv(index=False).rstrip("\n")
+    return frame.map(guard_formula).to_csv(index=False).rstrip("\n")
 
 
 FORMATS: dict[str, Callable[[pd.DataFrame], str]] = {
@@ -165,10 +166,6 @@ def _latex_table(title: str, rule: str, frame: pd.DataFrame) -> str:
     )
 
 
-def _escape_bars(cells: Sequence[str]) -> list[str]:
-    return [cell.replace("|", r"\|") for cell in cells]
-
-
 def _escape_latex(text: str) -> str:
     special = {
         "±": r"$\pm$",
@@ -177,4 +174,5 @@ def _escape_latex(text: str) -> str:
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
     }
-    return "".join(special.get(c, f"\\{c}" if c in "&%$#_{}" else c) for c in text)
+    line = " ".join(text.split())
+    return "".join(special.get(c, f"\\{c}" if c in "&%$#_{}" else c) for c in line)

@@ -1,5 +1,6 @@
 """Trees of labeled files and their lists: what is read, and what is refused by name."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from afield.data.lookup import find_dataset
 from afield.data.sources.folders import (
     folder_dataset,
 )
+from afield.errors import DataError
 from tests.files import (
     assert_rows_fit,
     common,
@@ -214,3 +216,12 @@ def test_broken_files_leave_the_lists_in_step(tmp_path):
         assert [name.endswith("3.png") for name in domain.names] == domain.test.tolist()
     # What is on no list is not even opened.
     assert list(found["sketch"].broken) == ["sketch/pot/3.png"]
+
+
+def test_a_pipe_in_a_class_folder_is_named_and_not_waited_for(tmp_path):
+    for domain in ("one", "two"):
+        for label in ("a", "b"):
+            saved(plain(), tmp_path / domain / label / "1.png")
+    os.mkfifo(tmp_path / "one" / "a" / "2.png")
+    with pytest.raises(DataError, match=r"2\.png: not a regular file; remove it"):
+        folder_dataset(tmp_path)

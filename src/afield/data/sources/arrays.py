@@ -19,7 +19,7 @@ from torch import Tensor
 
 from afield.data.domains import Domain, DomainSet, ReadOptions, Training
 from afield.errors import DataError
-from afield.files import file_digest
+from afield.files import check_regular_file, file_digest
 
 __all__ = ["array_dataset", "to_channels_first", "translate_numpy_errors"]
 
@@ -30,6 +30,10 @@ REQUIRED_KEYS, OPTIONAL_KEYS = ("X", "y", "domain"), ("test", "names")
 def array_dataset(path: Path) -> DomainSet:
     """Dataset of an ``.npz`` file with the arrays X, y and domain."""
     path = path.resolve()
+    try:
+        check_regular_file(path)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; give a folder or an .npz file") from None
     status = path.stat()
     return _cached_dataset(path, (status.st_size, status.st_mtime_ns))
 

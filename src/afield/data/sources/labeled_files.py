@@ -131,16 +131,20 @@ def _check_no_stray_files(path: Path, modality: FileModality, outside: str, targ
 
 
 def _children(path: Path) -> list[Path]:
-    """Entries of a folder, without hidden and ignored ones; a broken link is an error."""
+    """Files and folders in a folder, without hidden and ignored ones.
+
+    A broken link is an error, and so is a pipe, device or socket, whose reading may never end.
+    """
     try:
         children = [
             child
             for child in path.iterdir()
             if not child.name.startswith(".") and child.name.lower() not in IGNORED_NAMES
         ]
-        broken = [child for child in children if child.is_symlink() and not child.exists()]
+        others = [child for child in children if not child.is_file() and not child.is_dir()]
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-    if broken:
-        raise DataError(f"{broken[0]}: a broken link; remove it")
+    if others:
+        what = "not a regular file" if others[0].exists() else "a broken link"
+        raise DataError(f"{others[0]}: {what}; remove it")
     return children

@@ -26,6 +26,7 @@ from torch import Tensor
 from afield.data.domains import Download
 from afield.data.downloads import Archive
 from afield.errors import DataError
+from afield.files import check_regular_file
 
 __all__ = ["MNIST_DOWNLOAD", "mnist_files", "read_idx", "read_mnist", "rotate_images"]
 
@@ -99,6 +100,7 @@ def rotate_images(images: Tensor, degrees: float) -> Tensor:
 def read_idx(path: Path) -> NDArray[np.uint8]:
     """Read the array in an idx file of bytes; the name of a compressed file ends in ``.gz``."""
     try:
+        check_regular_file(path)
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return _parse_idx(file)
     except ValueError as error:

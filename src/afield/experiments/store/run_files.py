@@ -13,6 +13,7 @@ from torch import Tensor
 
 from afield.errors import DataError
 from afield.experiments.record import Record
+from afield.files import check_regular_file
 
 __all__ = ["RECORD", "as_json", "on_cpu", "read_json", "read_record", "read_run_inputs"]
 __all__ += ["read_run_weights", "readable"]
@@ -75,6 +76,7 @@ def readable(adapter: TypeAdapter[Any], paths: Iterable[Path]) -> Iterator[Any]:
 def read_json(adapter: TypeAdapter[Any], path: Path) -> Any:
     """Read and validate one file."""
     try:
+        check_regular_file(path)
         return adapter.validate_json(path.read_bytes())
     except FileNotFoundError:
         raise
