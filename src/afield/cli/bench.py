@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from afield.cli import console
+from afield.cli import console, live_view
 from afield.cli.options import (
     OUTPUT,
     RUNNING,
@@ -166,9 +166,9 @@ def status(
             f"{store}: no benchmark was started there; use `afield bench --store {store}` first"
         )
     if follow:
-        console.show_until_done(opened, benchmarks[-1].plan)
+        live_view.show_until_done(opened, benchmarks[-1].plan)
         benchmarks = statuses(opened)
-    console.print_statuses(benchmarks)
+    live_view.print_statuses(benchmarks)
 
 
 def _run(benchmark: Benchmark, *, format_: str, tensorboard: bool, quiet: bool) -> None:
@@ -192,7 +192,7 @@ def _run(benchmark: Benchmark, *, format_: str, tensorboard: bool, quiet: bool) 
             if quiet:
                 return outcomes
             console.print_plan(runs, done=plan.known)
-            return console.follow_outcomes(outcomes, store, plan)
+            return live_view.follow_outcomes(outcomes, store, plan)
 
         def finished(
             self, outcomes: "Sequence[Record | Failure]", runs: "Sequence[Run]", store: "Store"
