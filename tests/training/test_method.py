@@ -23,7 +23,8 @@ from afield.networks.backbone import Classifier
 from afield.training.averages.last import Last
 from afield.training.loop import checkpoints
 from afield.training.method import Learner, Method, pool, risks
-from afield.training.optimizers import make_schedule, optimizer_factory
+from afield.training.optimizers import optimizer_factory
+from afield.training.schedules import make_schedule
 
 NAMES = registry.names("methods")
 # Settings that say something of one form of a method only.

@@ -1,6 +1,5 @@
 """Optimisers and schedules by name: what fits, with its options, and clear refusals."""
 
-import math
 from functools import partial
 
 import numpy as np
@@ -11,8 +10,6 @@ from afield.errors import SpecError, UnknownNameError
 from afield.training.optimizers import (
     DEFAULT_OPTIMIZER,
     canonical_optimizer,
-    canonical_schedule,
-    make_schedule,
     optimizer_factory,
 )
 from tests.files import GOLDEN
@@ -188,68 +185,3 @@ def test_tensorflows_rmsprop_agrees_with_the_reference():
         w.grad = torch.tensor(slope).clamp(-0.1, 0.1)
         optimizer.step()
         torch.testing.assert_close(w.detach(), torch.tensor(after), rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("text", "plain"),
-    [
-        ("", ""),
-        ("constant", ""),
-        ("None", ""),
-        ("Cosine", "cosine"),
-        ("cosine:warmup=0", "cosine"),
-        ("cosine:warmup=0.0", "cosine"),
-        (" Cosine : warmup = 500.0", "cosine:warmup=500"),
-        ("cosine:warmup=.10", "cosine:warmup=0.1"),
-        ("cosine:warmup=1", "cosine:warmup=1"),
-        # In all their digits.
-        ("cosine:warmup=1234567", "cosine:warmup=1234567"),
-        ("cosine:warmup=0.12345678", "cosine:warmup=0.12345678"),
-        ("cosine:warmup=0.00001", "cosine:warmup=1e-05"),
-    ],
-)
-def test_there_is_one_way_to_write_a_schedule(text, plain):
-    assert canonical_schedule(text) == plain
-    assert canonical_schedule(plain) == plain
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("linear", "cosinee", "cosine:", "cosine:500", "cosine:rise=5", "cosine:warmup="),
-        *("cosine:warmup=-1", "cosine:warmup=nan", "cosine:warmup=2.5", "cosine:warmup=5,6"),
-    ],
-)
-def test_a_schedule_that_cannot_be_is_refused_in_one_line(text):
-    with pytest.raises(SpecError) as error:
-        canonical_schedule(text)
-    assert str(error.value).startswith(f"lr_schedule={text}: ")
-    assert "\n" not in str(error.value)
-
-
-def test_without_a_schedule_nothing_is_to_be_kept():
-    assert make_schedule("", 10) is None
-
-
-def test_a_cosine_falls_from_all_to_almost_nothing():
-    share = make_schedule("cosine", 100)
-    assert share(0) == 1.0
-    assert share(50) == pytest.approx(0.5)
-    # At the step after the last one it would be 0.
-    assert share(99) == pytest.approx(0.5 * (1 + math.cos(0.99 * math.pi)))
-    assert share(100) == pytest.approx(0.0)
-
-
-@pytest.mark.parametrize("text", ["cosine:warmup=20", "cosine:warmup=0.2"])
-def test_a_warm_up_rises_in_equal_steps_to_all_of_it(text):
-    share = make_schedule(text, 100)
-    assert [share(step) for step in range(20)] == [(step + 1) / 20 for step in range(20)]
-    assert share(20) == 1.0
-    assert share(60) == pytest.approx(0.5)
-    assert 0 < share(99) < 0.001
-
-
-@pytest.mark.parametrize("warmup", [5, 50])
-def test_a_warm_up_as_long_as_the_run_or_longer_only_rises(warmup):
-    shares = [make_schedule(f"cosine:warmup={warmup}", 5)(step) for step in range(5)]
-    assert shares == [(step + 1) / warmup for step in range(5)]

@@ -24,7 +24,8 @@ from afield.networks.backbone import network
 from afield.training.average import Average
 from afield.training.evaluation import Checkpoint
 from afield.training.method import Learner, Method, Task
-from afield.training.optimizers import make_schedule, optimizer_factory
+from afield.training.optimizers import optimizer_factory
+from afield.training.schedules import make_schedule
 
 __all__ = [
     "Machine",

@@ -11,7 +11,8 @@ from afield.experiments.selection import DEFAULT_RULES
 from afield.hyperparameters import build, defaults, draw_values, validate_values, without_neutral
 from afield.networks.backbone import HUB, find_backbone
 from afield.registry import hint
-from afield.training.optimizers import canonical_optimizer, canonical_schedule
+from afield.training.optimizers import canonical_optimizer
+from afield.training.schedules import canonical_schedule
 from afield.weights import weights_digest
 
 __all__ = [

@@ -1,20 +1,13 @@
-"""Optimizers and learning-rate schedules by name.
+"""Optimizers by name: all classes of torch.optim that take a learning rate and a weight decay.
 
-Optimizers are all classes of torch.optim that take a learning rate and a weight decay:
-
-    adam                                   the default
-    sgd:momentum=0.9,nesterov=true         another class, with options
-    adam:betas=[0.5,0.9]
-    rmsproptf:eps=1.0,momentum=0.9         TensorFlow's RMSProp, with eps inside the root
-
-Schedules: an empty string keeps the learning rate constant; ``cosine`` lowers it to 0 along half a
-period; ``cosine:warmup=500`` raises it for 500 steps first. A warm-up below 1 is a share of the
-steps.
+adam                                   the default
+sgd:momentum=0.9,nesterov=true         another class, with options
+adam:betas=[0.5,0.9]
+rmsproptf:eps=1.0,momentum=0.9         TensorFlow's RMSProp, with eps inside the root
 """
 
 import inspect
 import json
-import math
 import re
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -26,7 +19,7 @@ from torch.optim import Optimizer
 from afield.errors import SpecError, UnknownNameError
 from afield.registry import hint
 
-__all__ = ["canonical_optimizer", "canonical_schedule", "make_schedule", "optimizer_factory"]
+__all__ = ["canonical_optimizer", "optimizer_factory"]
 
 DEFAULT_OPTIMIZER = "adam"
 # Optimizers whose fused implementation updates all parameters in one call.
@@ -68,44 +61,6 @@ def canonical_optimizer(text: str) -> str:
     if name == DEFAULT_OPTIMIZER and not spelled:
         return ""
     return name + (":" + ",".join(spelled).replace(" ", "") if spelled else "")
-
-
-def make_schedule(text: str, steps: int) -> Callable[[int], float] | None:
-    """Return the factor of the learning rate as a function of the step; None means constant.
-
-    >>> factor = make_schedule("cosine:warmup=2", steps=6)
-    >>> [round(factor(step), 2) for step in range(6)]
-    [0.5, 1.0, 1.0, 0.85, 0.5, 0.15]
-    """
-    if not text:
-        return None
-    value = float(text.partition("=")[2] or 0)
-    warmup = round(value * steps) if value < 1 else int(value)
-
-    def factor(step: int) -> float:
-        if step < warmup:
-            return (step + 1) / warmup
-        return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
-
-    return factor
-
-
-@lru_cache
-def canonical_schedule(text: str) -> str:
-    """Canonical spelling of a schedule; a constant learning rate is ''.
-
-    >>> canonical_schedule("Cosine: warmup=500.0")
-    'cosine:warmup=500'
-    """
-    compact = text.replace(" ", "").lower()
-    if compact in ("", "constant", "none", "cosine"):
-        return "cosine" if compact == "cosine" else ""
-    if not re.fullmatch(r"cosine:warmup=(\d*\.?\d+|\d+\.)(e-?\d+)?", compact):
-        raise SpecError(f"lr_schedule={text}: write constant, cosine, or cosine:warmup=500")
-    warmup = float(compact.partition("=")[2])
-    if warmup >= 1 and not warmup.is_integer():
-        raise SpecError(f"lr_schedule={text}: warmup is a number of steps, or a share below 1")
-    return f"cosine:warmup={int(warmup) if warmup >= 1 else warmup}" if warmup else "cosine"
 
 
 def _parse(text: str) -> tuple[str, dict[str, Any]]:
