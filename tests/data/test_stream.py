@@ -446,3 +446,31 @@ def test_a_stream_begun_afresh_augments_as_at_the_beginning():
     first, again, later = noted.numbers[:5], noted.numbers[5:10], noted.numbers[10:]
     assert again == first
     assert len({*first, *later}) == 7
+
+
+def test_a_pooled_step_draws_from_all_domains_together_and_keeps_them_apart():
+    samples = numbered(3, 40, 11)
+    stream = Stream(samples, batch=9, seed=0, pooled=True)
+    steps = [next(stream) for _ in range(2 * STEPS_PER_BLOCK)]
+    for batches in steps:
+        domains = [batch.domain.unique().tolist() for batch in batches]
+        assert all(len(names) == 1 for names in domains)
+        assert domains == sorted(domains)
+        assert sum(len(batch.y) for batch in batches) == 9
+        assert all(torch.equal(batch.group, batch.domain) for batch in batches)
+    # A domain comes as often as it has samples: each sample once in six steps of nine.
+    order = [i for step in steps for batch in step for i in batch.x.flatten().int().tolist()]
+    assert_in_rounds(order, list(range(54)))
+    assert min(len(batches) for batches in steps) < 3
+
+
+def test_a_pooled_stream_goes_on_from_its_saved_place_and_begins_afresh():
+    stream = Stream(numbered(3, 40, 11), batch=9, seed=0, pooled=True)
+    first = drawn(stream, 5)
+    state, rest = stream.state_dict(), drawn(stream, 70)
+    other = Stream(numbered(3, 40, 11), batch=9, seed=0, pooled=True)
+    other.load_state_dict(state)
+    assert drawn(other, 70) == rest
+    assert drawn(other.fresh_copy(), 5) == first
+    other.regroup([[0, 1, 2, 3], [10, 11, 12, 13, 14]])
+    assert [len(batch.y) for batch in next(other)] == [5, 4]

@@ -100,7 +100,7 @@ def test_every_field_is_either_in_the_key_or_known_not_to_be():
         *("backbone", "steps", "every", "batch", "lr", "weight_decay", "data"),
         *("weights", "start", "freeze_bn", "size", "augment", "domains_per_step", "balance"),
         *("limit", "skip_broken", "tested", "unused", "optimizer", "lr_schedule", "clip_norm"),
-        *("role", "base", "experts", "freeze_head"),
+        *("role", "base", "experts", "freeze_head", "batch_total", "epochs", "report", "split"),
     } == set(Run.__dataclass_fields__)
 
 
@@ -209,7 +209,6 @@ def test_a_record_knows_nothing_of_unused_domains():
         {"metric": "macro_f1"},
         {"prompts": "0123"},
         {"classes": ("dog",)},
-        {"batch_total": 64},
         {"freeze_blocks": 2},
         {"role": "adapted"},
     ],

@@ -7,7 +7,7 @@ import pytest
 from afield.data.domains import DomainSet, Training
 from afield.data.lookup import find_dataset
 from afield.data.modality import ARRAY, IMAGE
-from afield.errors import DataError, SpecError, UnknownNameError
+from afield.errors import DataError, IncompatibleMethodError, SpecError, UnknownNameError
 from afield.experiments.protocol import hold_out, leave_one_out
 from afield.experiments.record import Run
 from afield.experiments.settings import CHECKPOINTS_PER_RUN, resolve_run, resolve_settings
@@ -248,3 +248,62 @@ def test_swad_has_the_intervals_of_its_authors_on_their_datasets(name, every, sl
     assert asked.given == {"every": 25, "swad.slack": 0.5}
     plain = resolve_run(dataset, "erm", sources)
     assert plain.every == (dataset.training.every or 4)
+
+
+SPIRALS = find_dataset("spirals")  # 200 samples in a domain: 160 to train on
+
+
+def steps_of(method: str = "erm", *, sources: int = 3, **settings: object) -> tuple[int, int]:
+    run = resolve_run(SPIRALS, method, SPIRALS.domains[:sources], settings=settings)
+    return run.steps, run.every
+
+
+def test_epochs_are_passes_over_the_training_samples_of_all_sources():
+    assert steps_of(epochs=10, batch=32) == (50, 1)
+    assert steps_of(epochs=10, batch=32, sources=1) == (50, 1)
+    assert steps_of(epochs=10, batch=32, domains_per_step=1) == (150, 3)
+    assert steps_of(epochs=10, batch_total=64) == (80, 1)
+    assert steps_of(epochs=10, batch_total=64, sources=1) == (30, 1)
+    assert steps_of(epochs=0.5, batch_total=100) == (2, 1)
+    assert steps_of(epochs=10, batch_total=64, limit=20) == (20, 1)
+    assert steps_of(epochs=10, batch_total=64, every=7) == (80, 7)
+    # Two inner steps on each domain.
+    assert steps_of("reptile", epochs=10, batch=16, **{"reptile.steps_per_domain": 2}) == (50, 1)
+
+
+def test_epochs_label_the_run_and_twins_share_them():
+    runs = leave_one_out(SPIRALS, ["erm"], trials=1, settings={"epochs": 2, "batch_total": 64})
+    assert {run.steps for run in runs} == {16}
+    two = resolve_run(SPIRALS, "erm", SPIRALS.domains[:2], settings={"epochs": 2})
+    three = resolve_run(SPIRALS, "erm", SPIRALS.domains[:3], settings={"epochs": 2})
+    assert two.recipe == three.recipe
+    assert two.recipe != resolve_run(SPIRALS, "erm", two.sources, settings={"epochs": 3}).recipe
+    assert two.given == {"epochs": 2}
+
+
+def test_epochs_and_pooled_batches_replace_steps_and_batches_and_do_not_go_with_them():
+    for settings, message in [
+        ({"steps": 5, "epochs": 2}, "steps=5 and epochs=2: give only one"),
+        ({"batch": 5, "batch_total": 20}, "batch=5 and batch_total=20: give only one"),
+        ({"domains_per_step": 1, "batch_total": 20}, "domains_per_step=1 and batch_total=20"),
+        ({"epochs": -1}, "epochs=-1.0: must not be below 0"),
+        ({"batch_total": -1}, "batch_total=-1: must not be below 0"),
+    ]:
+        with pytest.raises(SpecError, match=message):
+            resolve_run(SPIRALS, "erm", SPIRALS.domains[:2], settings=settings)
+    for method in ("mldg", "reptile"):
+        with pytest.raises(
+            IncompatibleMethodError, match=r"batch_total=20: a pooled batch .*; use batch"
+        ):
+            resolve_run(SPIRALS, method, SPIRALS.domains[:3], settings={"batch_total": 20})
+    with pytest.raises(SpecError, match="epochs: the rule left-out-source compares runs"):
+        leave_one_out(SPIRALS, ["erm"], rules=["all"], settings={"epochs": 2})
+
+
+def test_draws_leave_a_pooled_batch_as_it_is():
+    settings = {"batch_total": 20}
+    runs = [
+        resolve_run(SPIRALS, "erm", SPIRALS.domains[:2], draw=draw, settings=settings)
+        for draw in range(3)
+    ]
+    assert {(run.batch, run.batch_total) for run in runs} == {(32, 20)}

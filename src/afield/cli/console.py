@@ -112,11 +112,13 @@ def print_plan(runs: "Sequence[Run]", *, done: int) -> None:
     weights = {"": "random weights", "hub": "pretrained weights"}
     start = weights.get(typical.weights, f"weights {Path(typical.weights).name}")
     domains = min(typical.domains_per_step, len(typical.sources)) or len(typical.sources)
+    samples = str(typical.batch_total or f"{domains} × {typical.batch}")
+    epochs = f" ({typical.epochs:g} epochs)" if typical.epochs else ""
     count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
     count += f" ({done} already in the store)" if done else ""
     err.print(
-        f"{count}: {typical.backbone}{size} from {start}, {typical.steps} steps of "
-        f"{domains} × {typical.batch} samples",
+        f"{count}: {typical.backbone}{size} from {start}, {typical.steps} steps{epochs} of "
+        f"{samples} samples",
         markup=False,
         soft_wrap=True,
     )

@@ -99,10 +99,12 @@ SetOption = Annotated[
         "--set",
         metavar="NAME=VALUE",
         help="Change another setting; repeat the option for several. Training: lr, batch (samples "
-        "per domain), weight_decay, optimizer (sgd:momentum=0.9), lr_schedule (cosine:warmup=500), "
-        "clip_norm, every (steps between evaluations), freeze_bn (true or false). Data: size "
-        "(pixels), augment (none, light, full), balance (classes; true or false), limit (samples "
-        "per class and domain). A method's own settings start with its name: vrex.penalty=1.",
+        "per domain), batch_total (samples of all domains together), epochs (instead of steps), "
+        "weight_decay, optimizer (sgd:momentum=0.9), lr_schedule (constant, cosine, exponential, "
+        "inverse or step, with options: cosine:warmup=500), clip_norm, every (steps between "
+        "evaluations), freeze_bn (true or false). Data: size (pixels), augment (none, light, "
+        "full), balance (classes; true or false), limit (samples per class and domain). A "
+        "method's own settings start with its name: vrex.penalty=1.",
         rich_help_panel=TRAINING,
     ),
 ]

@@ -28,7 +28,9 @@ LARGE_SAMPLE_VALUES = 2**15
 class Stream:
     """Endless batches: every step yields one from each group, or from `per_step` of them.
 
-    With `balance`, all classes of a group come equally often: rare classes repeat sooner.
+    With `balance`, all classes of a group come equally often: rare classes repeat sooner. If
+    `pooled`, the `batch` samples of a step are drawn from all domains together. They come as one
+    batch for each domain that is among them, so that methods still know the domains.
     """
 
     def __init__(
@@ -39,13 +41,16 @@ class Stream:
         seed: int,
         per_step: int = 0,
         balance: bool = False,
+        pooled: bool = False,
     ) -> None:
         self.samples = samples
         self.seed = seed
         self.balance = balance
         self.labels = samples.y.cpu()
         self.generation = 0
-        self.groups = samples.by_domain()
+        self.pooled = pooled
+        self.domain = samples.domain.cpu()
+        self.groups = [torch.arange(len(samples))] if pooled else samples.by_domain()
         self.domains = len(self.groups)
         self.per_step = min(per_step, self.domains) or self.domains
         self.total = batch * self.per_step
@@ -75,6 +80,7 @@ class Stream:
             seed=self.seed,
             per_step=self.per_step,
             balance=self.balance,
+            pooled=self.pooled,
         )
 
     def __iter__(self) -> "Stream":
@@ -84,17 +90,20 @@ class Stream:
         block, row = divmod(self.drawn, STEPS_PER_BLOCK)
         if row == 0 or self.table is None:
             tables = self._draw_block(block)
+            if self.pooled and not self.generation:
+                tables = self._sort_by_domain(tables[0])
             self.table, self.group = (table.to(self.samples.y.device) for table in tables)
         generator = None
         if self.samples.augment is not None:
             seed = derive_seed(self.seed, "augment", self.generation, self.drawn)
             generator = torch.Generator().manual_seed(seed)
         self.drawn += 1
+        sizes = self.row_sizes[row] if self.row_sizes else self.sizes
         if self.samples.x.shape.numel() >= LARGE_SAMPLE_VALUES:
-            columns = (table[row].split(self.sizes) for table in (self.table, self.group))
+            columns = (table[row].split(sizes) for table in (self.table, self.group))
             return [self.samples.batch(i, generator, g) for i, g in zip(*columns, strict=True)]
         pooled = self.samples.batch(self.table[row], generator, self.group[row])
-        fields = (field.split(self.sizes) for field in pooled)
+        fields = (field.split(sizes) for field in pooled)
         return [Batch(*values) for values in zip(*fields, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
@@ -116,6 +125,7 @@ class Stream:
         self.drawn = 0
         self.counts_before = [torch.zeros(groups, dtype=torch.int64)]
         self.table = None
+        self.row_sizes: list[list[int]] = []
 
     def _draw_block(self, block: int) -> tuple[Tensor, Tensor]:
         """Sample indices of a block of steps and the group of each, with one row per step."""
@@ -135,6 +145,13 @@ class Stream:
             [self._members(number, start[number], count) for number, count in counts if count]
         )
         return table.view(STEPS_PER_BLOCK, -1), group.view(STEPS_PER_BLOCK, -1)
+
+    def _sort_by_domain(self, table: Tensor) -> tuple[Tensor, Tensor]:
+        """The samples of each step in the order of their domains, and the domain of each."""
+        domain, order = self.domain[table].sort(dim=1, stable=True)
+        counts = [row.bincount().tolist() for row in domain]
+        self.row_sizes = [[size for size in sizes if size] for sizes in counts]
+        return table.gather(1, order), domain
 
     def _block_groups(self, block: int) -> Tensor:
         """Group of every sample of a block, in rounds through all groups.

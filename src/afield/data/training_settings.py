@@ -19,12 +19,18 @@ class Training:
     ----------
     steps, every
         Number of training steps, and of steps between checkpoints; None means 2 % of all steps.
+    epochs
+        Number of passes over the training samples of a run, instead of a number of steps; 0 means
+        that `steps` holds.
     batch, lr, weight_decay
         Samples per domain in a step, learning rate and weight decay.
+    batch_total
+        Samples in a step, drawn from all source domains together, instead of `batch` from each.
     optimizer
         Name of a torch.optim class with options, e.g. ``sgd:momentum=0.9``; empty means Adam.
     lr_schedule
-        Learning-rate schedule, e.g. ``cosine:warmup=500``; empty keeps the rate constant.
+        Learning-rate schedule, e.g. ``cosine:warmup=500`` or ``exponential:rate=0.99``; empty keeps
+        the rate constant.
     clip_norm
         Largest norm of the gradients, which are scaled down to it; 0 means no limit.
     backbone, weights
@@ -49,9 +55,11 @@ class Training:
 
     steps: int = 600
     every: int | None = None
+    epochs: float = 0.0
     batch: Annotated[int, Around(0.25, 2.0)] = 16
     lr: Annotated[float, Around(0.1, 3.0)] = 1e-3
     weight_decay: Annotated[float, LogUniform(1e-6, 1e-2)] = 0.0
+    batch_total: int = 0
     optimizer: str = ""
     lr_schedule: str = ""
     clip_norm: float = 0.0

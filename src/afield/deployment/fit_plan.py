@@ -16,6 +16,7 @@ from afield.experiments.planning import plan_run
 from afield.experiments.protocol import hold_out, leave_one_out
 from afield.experiments.record import Run
 from afield.experiments.selection import DEFAULT_RULES
+from afield.experiments.settings import resolve_epochs
 from afield.experiments.store import Store
 
 __all__ = ["BEST", "FitPlan", "FitRequest", "plan_fit"]
@@ -137,4 +138,5 @@ def _plan_best(request: FitRequest, store: Store) -> FitPlan:
         replace(run, dataset=dataset.spec) for run in sorted(runs, key=lambda run: run.trial)
     )
     run = replace(held_out[0], sources=dataset.domains, tested=(), unused=(), rules=DEFAULT_RULES)
+    run = resolve_epochs(run, dataset)
     return FitPlan(run, held_out, estimate_choice(recipes, dataset.domains))

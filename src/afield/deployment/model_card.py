@@ -190,10 +190,12 @@ def _training(about: Description) -> str:
         run = about.run
         start = {"": "random weights", "hub": "pretrained weights from the hub"}
         weights = start.get(run.weights, Path(run.weights).name)
+        per_domain = f"{run.batch} samples per domain"
+        samples = f"{run.batch_total} samples" if run.batch_total else per_domain
         average = f", weight averaging `{run.average}`" if run.average != "last" else ""
         facts.append(
             f"- {'trained like ' if about.merged else ''}method `{run.method}`{average}, "
-            f"{run.steps} steps of {run.batch} samples per domain, learning rate {run.lr:g}, "
+            f"{run.steps} steps of {samples}, learning rate {run.lr:g}, "
             f"starting from {weights}"
         )
     packages = [f"{name} {value}" for name, value in about.versions.items() if name != "code"]

@@ -56,12 +56,12 @@ class _Plan:
         if unused:
             raise SpecError(f"{unused}: only a base with pretrained weights has a linear probe")
         steps = self.base_steps or _warm_up(plain.steps)
-        warm = {**self.common, "steps": steps, "every": None}
+        warm = {**self.common, "steps": steps, "every": None, "epochs": 0.0}
         run = resolve_run(self.dataset, "erm", sources, trial=trial, settings=warm)
         return replace(run, role="base", given={})
 
     def _fitted(self, sources: tuple[str, ...], trial: int) -> Run:
-        once = {**settings_of(self.settings, "linear_probe"), "steps": 1, "every": 1}
+        once = {**settings_of(self.settings, "linear_probe"), "steps": 1, "every": 1, "epochs": 0.0}
         run = resolve_run(self.dataset, "linear_probe", sources, trial=trial, settings=once)
         return replace(run, role="base", given={})
 
@@ -190,7 +190,8 @@ def _row_label(plan: _Plan, base: Run, experts: Sequence[Run]) -> dict[str, Any]
     chosen = {name: value for expert in experts for name, value in expert.given.items()}
     given = {name: value for name, value in chosen.items() if "." not in name}
     of_methods = {name: value for name, value in chosen.items() if "." in name}
-    if base.method != "linear_probe" and base.steps != _warm_up(experts[0].steps):
+    by_hand = plan.base_steps and base.method != "linear_probe"
+    if by_hand and base.steps != _warm_up(experts[0].steps):
         given["base_steps"] = base.steps
     if plan.methods != ("erm",) or of_methods:
         given["experts"] = "+".join(plan.methods)

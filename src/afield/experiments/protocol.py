@@ -86,6 +86,11 @@ def leave_one_out(
             f"{dataset.name} has {len(dataset.domains)} domains: the rule {twin_rules[0]} needs "
             f"three, so that one is left to train on; use --rules {','.join(DEFAULT_RULES)}"
         )
+    if twin_rules and (settings or {}).get("epochs"):
+        raise SpecError(
+            f"epochs: the rule {twin_rules[0]} compares runs at the same step, and epochs take "
+            "other numbers of steps on other domains; use --steps"
+        )
     folds = [Fold(dataset.without(target), rules) for target in dataset.domains]
     if twin_rules:
         pairs = combinations(dataset.domains, 2)

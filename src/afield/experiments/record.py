@@ -29,7 +29,6 @@ RESERVED = (
     "metric",
     "prompts",
     "classes",
-    "batch_total",
     "freeze_blocks",
 )
 
@@ -44,13 +43,15 @@ class Run:
     where a share of the domains is held out, those to be tested on; other unseen ones validate, but
     for the `unused`. Of merging, `role` is that of a run (base, expert or merged), `base` the key
     of the run from whose weights it starts, `experts` the keys of those that are merged: `method`
-    is then the merge. The rest is as in `Training`, with nothing left open.
+    is then the merge. `report` is ``whole`` if all samples of the domains to test on are reported
+    on, instead of their test split, and `split` is ``random`` if a dataset's own lists do not split
+    its domains. With `epochs`, `steps` is what they come to. The rest is as in `Training`, with
+    nothing left open.
 
     Reserved for later versions, and empty until then: `precision` (of the arithmetic), `inexact`
     (kernels that do not repeat bit for bit), `compile`, `metric` (that selects; empty is accuracy),
-    `prompts` (digest of the class names shown to CLIP), `classes`, `batch_total` (one pooled batch
-    instead of one for each domain), `freeze_blocks`, and the role `adapted` (a run that adapts the
-    model of its base to unlabelled samples).
+    `prompts` (digest of the class names shown to CLIP), `classes`, `freeze_blocks`, and the role
+    `adapted` (a run that adapts the model of its base to unlabelled samples).
     """
 
     dataset: str
@@ -94,6 +95,9 @@ class Run:
     classes: tuple[str, ...] = ()
     batch_total: int = 0
     freeze_blocks: int = 0
+    epochs: float = 0.0
+    report: str = ""
+    split: str = ""
     rules: tuple[str, ...] = DEFAULT_RULES
     given: Mapping[str, Any] = field(default_factory=dict)
 
@@ -106,7 +110,7 @@ class Run:
         for name in ("steps", "every", "batch", "lr"):
             if getattr(self, name) <= 0:
                 raise SpecError(f"{name}={getattr(self, name)}: must be above 0")
-        for name in ("weight_decay", "clip_norm", "trial", "draw", *COUNTS):
+        for name in ("weight_decay", "clip_norm", "epochs", "trial", "draw", *COUNTS):
             if getattr(self, name) < 0:
                 raise SpecError(f"{name}={getattr(self, name)}: must not be below 0")
 
@@ -131,8 +135,12 @@ class Run:
 
     @cached_property
     def recipe(self) -> str:
-        """What the run shares with its twins: all but the source domains."""
-        return _digest(self, (*NOT_IN_KEY, "sources"))
+        """What the run shares with its twins: all but the source domains.
+
+        The same number of epochs is another number of steps on other sources.
+        """
+        in_steps = ("steps", "every") if self.epochs else ()
+        return _digest(self, (*NOT_IN_KEY, "sources", *in_steps))
 
     @property
     def seed(self) -> int:

@@ -23,7 +23,7 @@ from afield.networks.backbone import find_backbone
 from afield.seeds import derive_seed
 from afield.training.evaluation import Checkpoint, Evaluator, Scores, combine_scores
 
-__all__ = ["Evaluations", "RunData", "split_domains"]
+__all__ = ["Evaluations", "RunData", "split_domains", "training_rows"]
 
 # How many samples of all unseen domains together are read for the curves at a checkpoint, but of
 # each at least so many.
@@ -73,9 +73,8 @@ class RunData:
 
         Or as is `told`, by the run from whose weights this one starts.
         """
-        cuts = {name: _cut(name, domain, run) for name, domain in domains.items()}
-        chosen = {name: _limited(name, domains[name], cuts[name].main, run) for name in run.sources}
-        samples = pool_domains(domains, chosen, device)
+        cuts = split_domains(run, domains)
+        samples = pool_domains(domains, training_rows(run, domains), device)
         scaling = _scaling(run, samples, device)
         if start_inputs is not None:
             scaling = Scaling.from_dict(start_inputs, scaling)
@@ -110,6 +109,12 @@ class RunData:
 def split_domains(run: Run, domains: Mapping[str, Domain]) -> dict[str, Parts]:
     """The rows of every domain's two parts, as this run cuts them."""
     return {name: _cut(name, domain, run) for name, domain in domains.items()}
+
+
+def training_rows(run: Run, domains: Mapping[str, Domain]) -> dict[str, Tensor]:
+    """The rows of every source that the run trains on."""
+    cuts = {name: _cut(name, domains[name], run) for name in run.sources}
+    return {name: _limited(name, domains[name], cut.main, run) for name, cut in cuts.items()}
 
 
 def _cut(name: str, domain: Domain, run: Run) -> Parts:

@@ -16,7 +16,7 @@ from afield.data.samples import Samples
 from afield.data.stream import Stream
 from afield.errors import DataError
 from afield.experiments.record import Run
-from afield.experiments.run_data import Evaluations, RunData
+from afield.experiments.run_data import Evaluations, RunData, training_rows
 from afield.experiments.store import read_run_inputs, read_run_weights
 from afield.files import file_digest
 from afield.hyperparameters import build, with_neutral
@@ -25,7 +25,7 @@ from afield.training.average import Average
 from afield.training.evaluation import Checkpoint
 from afield.training.method import Learner, Method, Task
 from afield.training.optimizers import optimizer_factory
-from afield.training.schedules import make_schedule
+from afield.training.schedules import make_schedule, schedule_in_steps
 
 __all__ = [
     "Machine",
@@ -34,6 +34,7 @@ __all__ = [
     "make_stream",
     "set_up",
     "set_up_on",
+    "steps_per_epoch",
 ]
 
 
@@ -98,6 +99,12 @@ def set_up_on(
     build_network = partial(
         network, run.backbone, material.shape, weights=run.weights, freeze_bn=run.freeze_bn
     )
+    # Of a merged run there is nothing to train, but all else is as in training.
+    name, params = (PLACEHOLDER_METHOD, {}) if run.experts else (run.method, run.params)
+    kind = registry.find("methods", name)
+    method: Method = build(kind, with_neutral(kind, params))
+    stream = make_stream(run, material.samples, times=method.batches_per_group)
+    epoch = -(-len(material.samples) // stream.total)
     task = Task(
         sources=run.sources,
         classes=dataset.classes,
@@ -105,14 +112,10 @@ def set_up_on(
         network=lambda outputs: build_network(outputs).to(machine.device),
         optimizer=optimizer_factory(run.optimizer, lr=run.lr, weight_decay=run.weight_decay),
         shape=material.shape,
-        schedule=make_schedule(run.lr_schedule, run.steps),
+        schedule=make_schedule(schedule_in_steps(run.lr_schedule, epoch), run.steps),
         clip_norm=run.clip_norm,
         pretrained=bool(run.weights or run.base),
     )
-    # Of a merged run there is nothing to train, but all else is as in training.
-    name, params = (PLACEHOLDER_METHOD, {}) if run.experts else (run.method, run.params)
-    kind = registry.find("methods", name)
-    method: Method = build(kind, with_neutral(kind, params))
     model = build_network(len(dataset.classes), class_names=dataset.classes).to(machine.device)
     if run.base:
         model.load_state_dict(read_run_weights(machine.store / run.base))
@@ -129,7 +132,7 @@ def set_up_on(
         method=method,
         learner=learner,
         average=average,
-        stream=make_stream(run, material.samples, times=method.batches_per_group),
+        stream=stream,
         evaluations=material.evaluations,
         inputs=inputs,
         dropped=material.dropped,
@@ -153,8 +156,20 @@ def make_stream(run: Run, samples: Samples, *, times: int = 1) -> Stream:
     """The batches of a run, whose method takes them so many at a time."""
     return Stream(
         samples,
-        batch=run.batch * times,
+        batch=(run.batch_total or run.batch) * times,
         seed=run.seed,
         per_step=run.domains_per_step,
         balance=run.balance,
+        pooled=bool(run.batch_total),
     )
+
+
+def steps_per_epoch(run: Run, dataset: DomainSet) -> int:
+    """The number of steps in which a run draws as many samples as it has to train on."""
+    domains = load_domains(dataset, run)
+    samples = sum(map(len, training_rows(run, domains).values()))
+    kind = registry.find("methods", run.method)
+    method: Method = build(kind, with_neutral(kind, run.params))
+    drawn_domains = min(run.domains_per_step, len(run.sources)) or len(run.sources)
+    per_step = (run.batch_total or run.batch * drawn_domains) * method.batches_per_group
+    return -(-samples // per_step)

@@ -1,16 +1,19 @@
 """The settings of a run in full: the dataset's defaults, the draw, and what is given by hand."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from afield import registry
 from afield.data.domains import DomainSet, Training
 from afield.errors import IncompatibleMethodError, SpecError, UnknownNameError
 from afield.experiments.record import Run
+from afield.experiments.run_setup import steps_per_epoch
 from afield.experiments.selection import DEFAULT_RULES
 from afield.hyperparameters import build, defaults, draw_values, validate_values, without_neutral
 from afield.networks.backbone import HUB, find_backbone
 from afield.registry import hint
+from afield.training.method import Method
 from afield.training.optimizers import canonical_optimizer
 from afield.training.schedules import canonical_schedule
 from afield.weights import weights_digest
@@ -20,6 +23,7 @@ __all__ = [
     "Settings",
     "check_counts",
     "check_settings",
+    "resolve_epochs",
     "resolve_run",
     "resolve_settings",
     "settings_of",
@@ -86,9 +90,16 @@ def resolve_run(
         owner: draw_values(kind, draw=draw, trial=trial, start=start.get(owner)) | chosen[owner]
         for owner, kind in owners.items()
     }
+    _check_duration(chosen[""])
+    if drawn[""]["epochs"] and "every" not in chosen[""]:
+        drawn[""]["every"] = None
+    if drawn[""]["batch_total"]:
+        drawn[""]["batch"], drawn[""]["domains_per_step"] = usual[""]["batch"], 0
     training = resolve_settings(drawn[""], dataset)
     per_step = min(training["domains_per_step"], len(sources)) or len(sources)
     built = build(owners[method], drawn[method])
+    if training["batch_total"]:
+        _check_pooled(built, method, training["batch_total"])
     try:
         built.check(per_step)
     except SpecError as error:
@@ -103,7 +114,7 @@ def resolve_run(
         for name in OPTIONAL_SETTINGS
         if resolve_settings({**drawn[""], name: None}, dataset)[name] == training[name]
     }
-    return Run(
+    run = Run(
         dataset=dataset.spec,
         data=dataset.fingerprint,
         method=method,
@@ -123,6 +134,46 @@ def resolve_run(
         },
         **training,
     )
+    return resolve_epochs(run, dataset)
+
+
+def resolve_epochs(run: Run, dataset: DomainSet) -> Run:
+    """The run with as many steps as its epochs take on its sources."""
+    if not run.epochs:
+        return run
+    steps = max(1, round(run.epochs * steps_per_epoch(run, dataset)))
+    every = run.every
+    if every == max(1, run.steps // CHECKPOINTS_PER_RUN):
+        every = max(1, steps // CHECKPOINTS_PER_RUN)
+    return replace(run, steps=steps, every=every)
+
+
+def _check_pooled(built: Method, method: str, total: int) -> None:
+    """Refuse a method that cannot use a step with samples of only one domain, or with few."""
+    try:
+        built.check(1)
+    except SpecError:
+        reason = "may have samples of one domain only, and it needs several domains in a step"
+    else:
+        if built.batches_per_group == 1:
+            return
+        reason = f"has one batch, and it takes {built.batches_per_group} of each domain in a step"
+    raise IncompatibleMethodError(
+        f"{method} with batch_total={total}: a pooled batch {reason}; use batch", method
+    )
+
+
+def _check_duration(chosen: Mapping[str, Any]) -> None:
+    """Refuse two settings of which only one can hold."""
+    for one, other in (
+        ("steps", "epochs"),
+        ("batch", "batch_total"),
+        ("domains_per_step", "batch_total"),
+    ):
+        if chosen.get(one) and chosen.get(other):
+            raise SpecError(
+                f"{one}={chosen[one]} and {other}={chosen[other]:g}: give only one of them"
+            )
 
 
 def _start(dataset: DomainSet, chosen: Mapping[str, Any]) -> dict[str, Any]:

@@ -108,6 +108,9 @@ def common_settings(runs: Iterable[Run]) -> set[str]:
 def chosen_settings(run: Run) -> dict[str, Any]:
     """Settings that no draw changes: records that differ in them are different rows."""
     settings = {"backbone": run.backbone, "steps": run.steps, **run.given}
+    if run.epochs:
+        settings["epochs"] = f"{run.epochs:g}"
+        del settings["steps"]
     if "weights" in settings and run.start:
         settings["weights"] = f"{Path(run.weights).name} [{run.start[:6]}]"
     return settings
