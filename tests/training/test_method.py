@@ -31,6 +31,14 @@ NAMES = registry.names("methods")
 NEEDS = {("seed_category", "radius"): {"grouping": "graph"}}
 # Methods that need maps. They get the same samples as images of two by three pixels.
 OF_IMAGES = {"mixstyle", "efdmix", "sagnet"}
+# Penalties whose defaults, for thousands of steps, leave little of the risk in a hundred.
+GENTLE = {
+    "fishr": {"penalty": 10.0},
+    "ib_erm": {"penalty": 0.1},
+    "ib_irm": {"penalty": 1.0, "bottleneck": 0.1},
+    "irm": {"penalty": 1.0},
+    "mmd": {"penalty": 0.1},
+}
 STEPS = 30
 
 
@@ -81,7 +89,9 @@ def method(request) -> Method:
     return build(registry.find("methods", request.param), {})
 
 
-def test_it_learns(method, model, task, stream):
+@pytest.mark.parametrize("name", NAMES)
+def test_it_learns(name, model, task, stream):
+    method = build(registry.find("methods", name), GENTLE.get(name, {}))
     everything = stream.samples.batch(torch.arange(len(stream.samples)))
     before = F.cross_entropy(model(everything.x), everything.y)
     learner = learned(method, model, task, stream, steps=100)

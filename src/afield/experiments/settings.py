@@ -102,6 +102,7 @@ def resolve_run(
         _check_pooled(built, method, training["batch_total"])
     try:
         built.check(per_step)
+        built.check_batch(training["batch"])
     except SpecError as error:
         told = (
             f"{error} (to be trained on {', '.join(sources)})" if len(sources) < 9 else str(error)

@@ -10,12 +10,14 @@ because reading a number off the device within a step would make the device wait
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from afield.data.samples import Batch, Samples
+from afield.errors import SpecError
 from afield.training.learner import Learner
 from afield.training.task import Task
 
@@ -27,6 +29,7 @@ __all__ = [
     "Method",
     "Samples",
     "Task",
+    "domain_means",
     "origins",
     "pool",
     "risks",
@@ -38,7 +41,19 @@ Logs = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Method:
-    """A training algorithm. Most methods override only `loss`."""
+    """A training algorithm. Most methods override only `loss`.
+
+    A method whose formula is not defined for one source domain in a step, or for one sample of a
+    domain, sets `min_domains` or `min_batch`.
+    """
+
+    min_domains: ClassVar[int] = 1
+    min_batch: ClassVar[int] = 1
+
+    @property
+    def name(self) -> str:
+        """Name of the method, which is that of its file."""
+        return type(self).__module__.rpartition(".")[2]
 
     @property
     def batches_per_group(self) -> int:
@@ -46,7 +61,16 @@ class Method:
         return 1
 
     def check(self, domains: int) -> None:
-        """Override to raise `SpecError` if a step cannot use this number of source domains."""
+        """Raise `SpecError` if a step cannot use this number of source domains."""
+        self._require(domains, self.min_domains, "source domain(s) per step")
+
+    def check_batch(self, samples: int) -> None:
+        """Raise `SpecError` if a step cannot use this number of samples of a domain."""
+        self._require(samples, self.min_batch, "sample(s) of a domain per step (batch)")
+
+    def _require(self, count: int, least: int, what: str) -> None:
+        if count < least:
+            raise SpecError(f"{self.name} needs {least} or more {what}, not {count}")
 
     def setup(self, model: nn.Module, task: Task) -> Learner:
         """Return the state to train; override to add networks, masks or buffers."""
@@ -88,7 +112,12 @@ def risks(model: nn.Module, batches: Batches) -> Tensor:
     """Mean loss of each batch, computed in one forward pass over all batches."""
     pooled = pool(batches)
     losses = F.cross_entropy(model(pooled.x), pooled.y, reduction="none")
+    return domain_means(losses, batches)
+
+
+def domain_means(values: Tensor, batches: Batches) -> Tensor:
+    """Mean of each batch over its samples, from the values of all samples."""
     sizes = [len(batch.y) for batch in batches]
     if len(set(sizes)) == 1:
-        return losses.view(len(sizes), -1).mean(dim=1)
-    return torch.stack([batch_losses.mean() for batch_losses in losses.split(sizes)])
+        return values.unflatten(0, (len(sizes), -1)).mean(dim=1)
+    return torch.stack([batch_values.mean(dim=0) for batch_values in values.split(sizes)])

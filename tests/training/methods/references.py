@@ -6,7 +6,7 @@ parts, memory and logs after each.
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 
 import numpy as np
@@ -105,6 +105,20 @@ class Reference:
         for name in {name.partition(".")[0] for name in draws}:
             keyed = {key.removeprefix(f"{name}."): value for key, value in draws.items()}
             object.__setattr__(method, name, partial(_recorded, name, keyed))
+
+
+def unequal(batches: Sequence[Batch]) -> list[Batch]:
+    """The same batches with fewer samples: one, two, three … fewer than before."""
+    return [
+        Batch(*(column[: len(column) - i] for column in batch))
+        for i, batch in enumerate(batches, start=1)
+    ]
+
+
+def loss_of(method: Method, learner: Learner, batches: Sequence[Batch]) -> Tensor:
+    """The loss that a method minimizes, with the warm-up over."""
+    learner.step = learner.task.steps
+    return method.loss(learner, batches)[0]
 
 
 def _recorded(name: str, draws: Mapping[str, Tensor], *arguments: object, **_: object) -> Tensor:

@@ -1,0 +1,48 @@
+"""IB-IRM: IRM with features that vary no more than necessary (Ahuja et al., 2021).
+
+    loss = mean(risks) + penalty · IRM's penalty + bottleneck · IB-ERM's variance of the features
+
+See `irm` and `ib_erm` for the two terms. IRM's penalty has the weight 1 during its warm-up; the
+variance has the weight 0 during its own. The optimizer is reset at the end of either warm-up.
+
+Differs from the paper, and from DomainBed: as `irm` and `ib_erm` do.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from torch import Tensor
+
+from afield.hyperparameters import LogUniform, Uniform
+from afield.training.forward import forward
+from afield.training.method import Batches, Learner, Logs, Method
+from afield.training.penalties import check_settings, feature_variance, is_warm, scale_penalty
+
+__all__ = ["IBIRM"]
+
+
+@dataclass(frozen=True)
+class IBIRM(Method):
+    """Information bottleneck and IRM; both warm-ups are shares of the steps."""
+
+    penalty: Annotated[float, LogUniform(0.1, 1e5)] = 100.0
+    warmup: Annotated[float, Uniform(0.0, 0.5)] = 0.1
+    bottleneck: Annotated[float, LogUniform(0.1, 1e5)] = 100.0
+    bottleneck_warmup: Annotated[float, Uniform(0.0, 0.5)] = 0.1
+
+    min_batch = 2
+
+    def __post_init__(self) -> None:
+        shares = ["warmup", "bottleneck_warmup"]
+        check_settings(self, not_negative=["penalty", "bottleneck"], shares=shares)
+
+    def loss(self, learner: Learner, batches: Batches) -> tuple[Tensor, Logs]:
+        """Mean risk plus both weighted penalties."""
+        weight = self.penalty if is_warm(learner, self.warmup) else 1.0
+        bottleneck = self.bottleneck if is_warm(learner, self.bottleneck_warmup) else 0.0
+        outputs = forward(learner, batches)
+        risk, penalty = outputs.risks.mean(), scale_penalty(outputs)
+        variance = feature_variance(outputs)
+        logs = {"risk": risk, "penalty": penalty, "variance": variance}
+        loss = risk + weight * penalty + bottleneck * variance
+        return loss, {name: value.detach() for name, value in logs.items()}

@@ -1,0 +1,61 @@
+"""What methods with a penalty share: terms of the loss, warm-ups, and checks of settings.
+
+A warm-up is a share of the run, so that a penalty takes effect in short runs too.
+"""
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from afield.errors import SpecError
+from afield.training.forward import Outputs
+from afield.training.head_derivatives import loss_slopes
+from afield.training.method import Learner, Method
+
+__all__ = ["check_settings", "feature_variance", "is_warm", "scale_penalty"]
+
+
+def is_warm(learner: Learner, share: float, *, lr_factor: float = 1.0) -> bool:
+    """Whether the warm-up, a share of the run, has ended.
+
+    At the first step after it, the optimizer is reset, because its statistics belong to another
+    loss; from then on, learning rates are multiplied by `lr_factor`.
+    """
+    start = round(share * learner.task.steps)
+    if learner.step == start:
+        learner.reset_optimizer()
+        if lr_factor != 1:
+            learner.scale_lr(*[lr_factor] * len(learner.optimizer.param_groups))
+    return learner.step >= start
+
+
+def check_settings(
+    method: Method, *, not_negative: Collection[str] = (), shares: Collection[str] = ()
+) -> None:
+    """Raise `SpecError` for a negative setting, or for a share outside 0 to 1."""
+    for setting in not_negative:
+        if getattr(method, setting) < 0:
+            value = getattr(method, setting)
+            raise SpecError(f"{method.name}.{setting}={value:g}: must not be below 0")
+    for setting in shares:
+        if not 0 <= getattr(method, setting) <= 1:
+            value = getattr(method, setting)
+            raise SpecError(f"{method.name}.{setting}={value:g}: must be from 0 to 1")
+
+
+def scale_penalty(outputs: Outputs) -> Tensor:
+    """IRM's penalty: mean over the domains of the product of two halves' derivatives.
+
+    The derivatives are those of the mean loss with respect to a scale of the logits, over the
+    samples at even and at odd places.
+    """
+    slopes = (loss_slopes(outputs.logits, outputs.y) * outputs.logits).sum(dim=1)
+    domains = outputs.by_domain(slopes)
+    return torch.stack([own[::2].mean() * own[1::2].mean() for own in domains]).mean()
+
+
+def feature_variance(outputs: Outputs) -> Tensor:
+    """IB-ERM's penalty: mean over domains and features of the variance within a domain."""
+    domains = outputs.by_domain(outputs.features)
+    return torch.stack([own.var(dim=0).mean() for own in domains]).mean()

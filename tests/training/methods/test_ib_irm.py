@@ -1,0 +1,27 @@
+import torch
+
+from afield.training.methods.ib_irm import IBIRM
+from afield.training.methods.irm import IRM
+from tests.training.methods.references import loss_of, replay, unequal
+
+
+def test_it_equals_the_public_code():
+    # What it logs as nll contains the penalties.
+    logs = {"loss": "loss", "nll": "loss", "IRM_penalty": "penalty", "IB_penalty": "variance"}
+    method = IBIRM(penalty=20.0, warmup=0.25, bottleneck=1.0, bottleneck_warmup=0.0)
+    replay("ib_irm", method, logs=logs)
+
+
+def test_without_a_bottleneck_it_is_irm(model, task, stream):
+    batches, learner = unequal(next(stream)), IRM().setup(model, task)
+    ours = loss_of(IBIRM(penalty=30.0, bottleneck=0.0), learner, batches)
+    torch.testing.assert_close(ours, loss_of(IRM(penalty=30.0), learner, batches))
+
+
+def test_the_optimizer_is_reset_at_the_end_of_either_warm_up(model, task, stream):
+    method = IBIRM(warmup=0.02, bottleneck_warmup=0.04)
+    learner, ages = method.setup(model, task), []
+    for learner.step in range(6):
+        method.update(learner, next(stream))
+        ages.append({int(state["step"]) for state in learner.optimizer.state.values()})
+    assert ages == [{1}, {2}, {1}, {2}, {1}, {2}]

@@ -1,0 +1,30 @@
+import torch
+
+from afield.training.feature_distances import block_means, kernel, kernel_distance, moment_distance
+
+
+def test_sets_that_are_equal_have_no_distance_and_others_have():
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(5, 3, generator=generator)
+    for distance in (moment_distance, kernel_distance):
+        assert distance([a, a]) < 1e-6
+        assert distance([a]) == 0
+        assert distance([a, a + 1]) > 0.1
+        # A copy of every set changes nothing but the number of equal pairs: 2 of 6.
+        torch.testing.assert_close(distance([a, a + 1, a, a + 1]), distance([a, a + 1]) * 4 / 6)
+
+
+def test_a_sample_has_the_kernel_one_with_itself_at_every_width():
+    x = 100 * torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    assert kernel(x, (1e-3, 1.0, 1e3)).diagonal().tolist() == [3.0] * 4
+
+
+def test_the_gradient_of_a_kernel_is_finite_for_equal_samples():
+    x = torch.ones(3, 2, requires_grad=True)
+    kernel(x).sum().backward()
+    assert not x.grad.any()
+
+
+def test_blocks_of_unequal_size_have_their_own_means():
+    values = torch.arange(9.0).view(3, 3)
+    assert block_means(values, [1, 2]).tolist() == [[0.0, 1.5], [4.5, 6.0]]

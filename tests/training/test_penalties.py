@@ -1,0 +1,36 @@
+import pytest
+import torch
+from torch import nn
+
+from afield.errors import SpecError
+from afield.training.forward import forward, require_classifier, require_real_inputs
+from afield.training.learner import Learner
+from afield.training.method import risks
+from afield.training.penalties import is_warm
+from tests.training.methods.references import unequal
+
+
+def test_the_optimizer_and_its_rate_change_once_when_the_warm_up_ends(model, task):
+    learner = Learner(model, task, lr_multipliers={"head": 2.0})
+    first, seen = learner.optimizer, []
+    for learner.step in range(5):
+        warm = is_warm(learner, 0.03, lr_factor=0.1)
+        rates = [round(group["lr"], 6) for group in learner.optimizer.param_groups]
+        seen.append((warm, learner.optimizer is first, rates))
+    cold, hot = (False, True, [0.01, 0.02]), (True, False, [0.001, 0.002])
+    assert seen == [cold, cold, cold, hot, hot]
+
+
+def test_one_pass_gives_features_logits_and_risks_by_domain(model, task, stream):
+    batches = unequal(next(stream))
+    outputs = forward(Learner(model, task), batches)
+    torch.testing.assert_close(outputs.risks, risks(model, batches))
+    for own, batch in zip(outputs.by_domain(outputs.features), batches, strict=True):
+        torch.testing.assert_close(own, model.features(batch.x))
+
+
+def test_a_network_without_features_and_inputs_that_cannot_be_mixed_are_refused():
+    with pytest.raises(SpecError, match=r"needs a Classifier.*, not Linear"):
+        require_classifier(nn.Linear(2, 2))
+    with pytest.raises(SpecError, match="mixup mixes inputs, which int64 inputs do not allow"):
+        require_real_inputs(torch.zeros(2, dtype=torch.int64), "mixup")
