@@ -1,6 +1,6 @@
 import torch
 
-from afield.training.feature_distances import kernel_distance
+from afield.training.building_blocks.feature_distances import kernel_distance
 from afield.training.method import risks
 from afield.training.methods.causirl_mmd import CausIRLMMD
 from tests.training.methods.references import loss_of, replay, unequal

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from afield.training.feature_distances import moment_distance
-from afield.training.forward import Outputs
+from afield.training.building_blocks.feature_distances import moment_distance
+from afield.training.building_blocks.forward import Outputs
 from afield.training.methods.coral import CORAL
 
 __all__ = ["CausIRLCORAL"]

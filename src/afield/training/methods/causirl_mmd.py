@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from afield.training.feature_distances import kernel_distance
+from afield.training.building_blocks.feature_distances import kernel_distance
 from afield.training.methods.causirl_coral import CausIRLCORAL
 
 __all__ = ["CausIRLMMD"]

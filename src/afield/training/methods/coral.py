@@ -8,7 +8,7 @@ without a penalty, it is ERM on the mean of the risks.
 
 Differs from the paper: all pairs of source domains instead of a source and the target; means count
 beside covariances, which are divided by k² instead of 4 k². Differs from DomainBed: nothing; the
-mean over pairs is computed without visiting them (see `afield.training.feature_distances`).
+mean over pairs is computed without visiting the pairs.
 """
 
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from typing import Annotated
 from torch import Tensor
 
 from afield.hyperparameters import LogUniform
-from afield.training.feature_distances import moment_distance
-from afield.training.forward import Outputs, forward
+from afield.training.building_blocks.feature_distances import moment_distance
+from afield.training.building_blocks.forward import Outputs, forward
+from afield.training.building_blocks.penalties import check_settings
 from afield.training.method import Batches, Learner, Logs, Method
-from afield.training.penalties import check_settings
 
 __all__ = ["CORAL"]
 

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from afield.errors import SpecError
 from afield.hyperparameters import LogUniform, Uniform
-from afield.training.forward import Outputs, forward
-from afield.training.head_derivatives import gradient_variance, with_bias
+from afield.training.building_blocks.forward import Outputs, forward
+from afield.training.building_blocks.head_derivatives import gradient_variance, with_bias
+from afield.training.building_blocks.penalties import check_settings, is_warm
 from afield.training.method import Batches, Learner, Logs, Method, origins
-from afield.training.penalties import check_settings, is_warm
 
 __all__ = ["Fishr"]
 

@@ -17,9 +17,9 @@ from typing import Annotated
 from torch import Tensor
 
 from afield.hyperparameters import LogUniform, Uniform
-from afield.training.forward import forward
+from afield.training.building_blocks.forward import forward
+from afield.training.building_blocks.penalties import check_settings, feature_variance, is_warm
 from afield.training.method import Batches, Learner, Logs, Method
-from afield.training.penalties import check_settings, feature_variance, is_warm
 
 __all__ = ["IBERM"]
 

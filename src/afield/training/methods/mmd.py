@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from afield.training.feature_distances import kernel_distance
-from afield.training.forward import Outputs
+from afield.training.building_blocks.feature_distances import kernel_distance
+from afield.training.building_blocks.forward import Outputs
 from afield.training.methods.coral import CORAL
 
 __all__ = ["MMD"]

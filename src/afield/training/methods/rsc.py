@@ -22,9 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from afield.hyperparameters import Uniform
-from afield.training.forward import Outputs, forward, require_classifier
+from afield.training.building_blocks.forward import Outputs, forward
+from afield.training.building_blocks.penalties import check_settings
 from afield.training.method import Batches, Learner, Logs, Method
-from afield.training.penalties import check_settings
+from afield.training.parts import require_classifier
 
 __all__ = ["RSC"]
 
@@ -41,7 +42,8 @@ class RSC(Method):
 
     def loss(self, learner: Learner, batches: Batches) -> tuple[Tensor, Logs]:
         """Mean loss with the muted features."""
-        outputs, head = forward(learner, batches), require_classifier(learner.model).head
+        head = require_classifier(learner.model, self.name).head
+        outputs = forward(learner, batches)
         keep = self.kept(head, outputs)
         return F.cross_entropy(head(outputs.features * keep), outputs.y), {"kept": keep.mean()}
 

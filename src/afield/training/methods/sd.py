@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from afield.hyperparameters import LogUniform
+from afield.training.building_blocks.penalties import check_settings
 from afield.training.method import Batches, Learner, Logs, Method, pool
-from afield.training.penalties import check_settings
 
 __all__ = ["SD"]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from afield.training.head_derivatives import (
+from afield.training.building_blocks.head_derivatives import (
     gradient,
     gradient_variance,
     hessian_diagonal,

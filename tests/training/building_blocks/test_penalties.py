@@ -3,10 +3,10 @@ import torch
 from torch import nn
 
 from afield.errors import SpecError
-from afield.training.forward import forward, require_classifier, require_real_inputs
+from afield.training.building_blocks.forward import forward, require_real_inputs
+from afield.training.building_blocks.penalties import is_warm
 from afield.training.learner import Learner
 from afield.training.method import risks
-from afield.training.penalties import is_warm
 from tests.training.methods.references import unequal
 
 
@@ -29,8 +29,8 @@ def test_one_pass_gives_features_logits_and_risks_by_domain(model, task, stream)
         torch.testing.assert_close(own, model.features(batch.x))
 
 
-def test_a_network_without_features_and_inputs_that_cannot_be_mixed_are_refused():
+def test_a_network_without_features_and_inputs_that_cannot_be_mixed_are_refused(task, stream):
     with pytest.raises(SpecError, match=r"needs a Classifier.*, not Linear"):
-        require_classifier(nn.Linear(2, 2))
+        forward(Learner(nn.Linear(6, 2), task), next(stream))
     with pytest.raises(SpecError, match="mixup mixes inputs, which int64 inputs do not allow"):
         require_real_inputs(torch.zeros(2, dtype=torch.int64), "mixup")

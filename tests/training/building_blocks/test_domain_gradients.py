@@ -1,7 +1,7 @@
 import torch
 import torch.nn.functional as F
 
-from afield.training.domain_gradients import domain_gradients
+from afield.training.building_blocks.domain_gradients import domain_gradients
 from afield.training.learner import Learner
 from tests.training.methods.references import unequal
 

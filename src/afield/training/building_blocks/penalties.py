@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from afield.errors import SpecError
-from afield.training.forward import Outputs
-from afield.training.head_derivatives import loss_slopes
+from afield.training.building_blocks.forward import Outputs
+from afield.training.building_blocks.head_derivatives import loss_slopes
 from afield.training.method import Learner, Method
 
 __all__ = ["check_settings", "feature_variance", "is_warm", "scale_penalty"]

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from afield.errors import SpecError
-from afield.networks.backbone import Classifier
 from afield.training.method import Batches, Learner, domain_means, pool
+from afield.training.parts import require_classifier
 
-__all__ = ["Outputs", "forward", "require_classifier", "require_real_inputs"]
+__all__ = ["Outputs", "forward", "require_real_inputs"]
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,9 @@ class Outputs:
 
 def forward(learner: Learner, batches: Batches) -> Outputs:
     """Compute the features and logits of all batches together."""
-    model, pooled = require_classifier(learner.model), pool(batches)
+    model, pooled = require_classifier(learner.model, "the method"), pool(batches)
     features = model.features(pooled.x)
     return Outputs(batches, pooled.x, pooled.y, features, model.head(features))
-
-
-def require_classifier(model: nn.Module) -> Classifier:
-    """Return the model, or raise `SpecError` if it does not have features and a head."""
-    if not isinstance(model, Classifier):
-        kind = type(model).__name__
-        raise SpecError(f"the method needs a Classifier (features and a head), not {kind}")
-    return model
 
 
 def require_real_inputs(x: Tensor, name: str) -> Tensor:

@@ -1,6 +1,11 @@
 import torch
 
-from afield.training.feature_distances import block_means, kernel, kernel_distance, moment_distance
+from afield.training.building_blocks.feature_distances import (
+    block_means,
+    kernel,
+    kernel_distance,
+    moment_distance,
+)
 
 
 def test_sets_that_are_equal_have_no_distance_and_others_have():

@@ -1,0 +1,1 @@
+"""Terms, derivatives and distances that several methods share."""
