@@ -86,7 +86,7 @@ def _check_plain(method: str, settings: Settings, *, domains: int) -> None:
             # The real network may have what this small one lacks.
             return
     after = {name: value.shape for name, value in learner.model.state_dict().items()}
-    if after != before:
+    if after != before or type(learner.model) is not type(model):
         raise SpecError(
             f"{method} changes the network of the base, so its experts cannot be merged; use an "
             "--expert-method that keeps the network, such as erm"
