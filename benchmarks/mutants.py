@@ -5,9 +5,10 @@
     make mutants ARGS="--only training/methods --count 50"
 
 The mutants are drawn from all rooms but `cli`. Each one is made in a copy of the package and runs
-the tests of its module until one fails: first the test file that mirrors the module, then the
-contract tests of its registry, then the test files that import it. Tests on a cluster, in a browser
-or with downloaded data are left out. A test that does not end counts as a failure.
+the tests of its module until one fails: the test file that mirrors the module and the contract
+tests of its registry, first the quick tests and then those marked as slow; then the quick tests
+of the files that import the module. Tests on a cluster, in a browser or with downloaded data are
+left out. A test that does not end counts as a failure.
 
 The survivors are printed with file and line: no test checks this line, or the change makes no
 difference. `COSMETIC`, `NEUTRAL` and `EQUIVALENT` list what is not mutated, and why. With `--log`,
@@ -72,6 +73,10 @@ SWAPS: dict[type, type] = {
     ast.Or: ast.And,
 }
 Change = Callable[[ast.AST], None]
+# Test files, and the marker of those tests that are run.
+Stage = tuple[list[str], str]
+# The exit code of pytest if no test has the marker.
+NO_TESTS = 5
 
 
 @dataclass(frozen=True)
@@ -185,8 +190,8 @@ def test_sources() -> dict[str, str]:
 
 
 @cache
-def tests_of(file: str) -> list[list[str]]:
-    """The test files of a module, in the order in which they are run."""
+def tests_of(file: str) -> list[Stage]:
+    """The test files of a module, in the order in which they are run, and which tests of them."""
     path = Path("tests", file)
     first = [str(path.with_name(f"test_{path.name}"))]
     first += [f"tests/{name}" for name in CONTRACTS.get(str(Path(file).parent), [])]
@@ -196,16 +201,16 @@ def tests_of(file: str) -> list[list[str]]:
     pattern = rf"(from|import) {re.escape(module)}\b|from {re.escape(parent)} import .*\b{name}\b"
     importing = [name for name, text in test_sources().items() if re.search(pattern, text)]
     others = sorted(set(importing) - set(first), key=lambda name: len(test_sources()[name]))
-    stages = [stage for stage in (first, others) if stage]
-    if not stages:
+    stages = [(first, "not slow"), (first, "slow"), (others, "not slow")]
+    if not first:
         # A module without tests of its own is tested through the modules that import it.
         sources = {user: (PACKAGE / user).read_text() for user in core_files()}
         users = [user for user, text in sources.items() if re.search(pattern, text)]
-        stages = [tests_of(user)[0] for user in users if tests_of(user)]
-    return stages
+        stages += [stage for user in users for stage in tests_of(user)[:1]]
+    return [stage for stage in stages if stage[0]]
 
 
-def run_tests(mutant: Mutant | None, stages: list[list[str]], folder: Path) -> None:
+def run_tests(mutant: Mutant | None, stages: list[Stage], folder: Path) -> None:
     """Exit with 0 if the tests pass with the mutant, in a process of its own."""
     package = folder / "afield"
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -221,8 +226,11 @@ def run_tests(mutant: Mutant | None, stages: list[list[str]], folder: Path) -> N
     import pytest
 
     options = ["-x", "-q", "-n0", "-p", "no:cacheprovider", f"--basetemp={folder / 'tmp'}"]
-    options += ["-m", "not ray and not browser and not data"]
-    os._exit(int(any(pytest.main([*options, *stage]) for stage in stages)))
+    for files, marked in stages:
+        chosen = ["-m", f"{marked} and not ray and not browser and not data"]
+        if pytest.main([*options, *chosen, *files]) not in (0, NO_TESTS):
+            os._exit(1)
+    os._exit(0)
 
 
 @dataclass
@@ -230,13 +238,13 @@ class Job:
     """A mutant, or with none the tests themselves, that is being tested."""
 
     mutant: Mutant | None
-    stages: list[list[str]]
+    stages: list[Stage]
     folder: Path
     process: ForkProcess
     started: float
 
     @staticmethod
-    def start(mutant: Mutant | None, stages: list[list[str]]) -> "Job":
+    def start(mutant: Mutant | None, stages: list[Stage]) -> "Job":
         """Start the tests in a fork of this process, which has imported torch already."""
         folder = Path(tempfile.mkdtemp(prefix="mutant-"))
         context = multiprocessing.get_context("fork")
@@ -253,7 +261,7 @@ class Job:
         return self.process.exitcode == 0
 
 
-Task = tuple[Mutant | None, list[list[str]]]
+Task = tuple[Mutant | None, list[Stage]]
 
 
 def tested(tasks: list[Task], workers: int, limit: float) -> Iterator[tuple[Task, bool]]:
@@ -271,9 +279,9 @@ def tested(tasks: list[Task], workers: int, limit: float) -> Iterator[tuple[Task
 
 def check_tests(files: set[str], workers: int, limit: float) -> None:
     """Refuse to count if a test fails without any mutant."""
-    names = sorted({name for file in files for stage in tests_of(file) for name in stage})
-    tasks: list[Task] = [(None, [[name]]) for name in names]
-    failed = [task[1][0][0] for task, passed in tested(tasks, workers, limit) if not passed]
+    names = sorted({name for file in files for stage, _ in tests_of(file) for name in stage})
+    tasks: list[Task] = [(None, [([name], "not slow")]) for name in names]
+    failed = [task[1][0][0][0] for task, passed in tested(tasks, workers, limit) if not passed]
     if failed:
         sys.exit(f"fails without a mutant: {', '.join(failed)}")
 
@@ -285,7 +293,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="start of the paths to mutate")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--limit", type=float, default=600, help="seconds for a mutant's tests")
+    parser.add_argument("--limit", type=float, default=300, help="seconds for a mutant's tests")
     parser.add_argument("--log", type=Path, help="file of results, to continue later")
     parser.add_argument("--unchecked", action="store_true", help="trust that all tests pass")
     asked = parser.parse_args()

@@ -10,7 +10,6 @@ from afield.data.domains import (
     DomainSet,
     ReadOptions,
     data_root,
-    missing_class_warnings,
     parts,
 )
 from afield.errors import DataError, SpecError, UnknownNameError
@@ -70,17 +69,6 @@ def test_over_trials_every_sample_is_in_the_probe_part_about_equally_often():
 def test_a_domain_too_small_to_be_cut_is_an_error_with_its_name(size):
     with pytest.raises(SpecError, match=f"'sketch' has {size} sample"):
         parts(size, trial=0, domain="sketch")
-
-
-def test_a_gap_names_the_domain_and_the_classes_that_it_lacks():
-    whole = Domain(torch.zeros(3, 1), torch.tensor([0, 1, 2]))
-    torn = Domain(torch.zeros(3, 1), torch.tensor([1, 1, 1]))
-    (gap,) = missing_class_warnings({"photo": whole, "sketch": torn}, ("cup", "pot", "jug"))
-    assert gap == "domain 'sketch' has no sample of class 'cup', 'jug'"
-
-
-def test_complete_domains_have_no_gaps():
-    assert missing_class_warnings({"photo": domain(), "sketch": domain()}, ("cup", "pot")) == []
 
 
 def test_without_leaves_out_what_is_named_and_keeps_the_order():

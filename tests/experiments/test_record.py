@@ -101,6 +101,7 @@ def test_every_field_is_either_in_the_key_or_known_not_to_be():
         *("weights", "start", "freeze_bn", "size", "augment", "domains_per_step", "balance"),
         *("limit", "skip_broken", "tested", "unused", "optimizer", "lr_schedule", "clip_norm"),
         *("role", "base", "experts", "freeze_head", "batch_total", "epochs", "report", "split"),
+        "classes",
     } == set(Run.__dataclass_fields__)
 
 
@@ -208,7 +209,6 @@ def test_a_record_knows_nothing_of_unused_domains():
         {"compile": True},
         {"metric": "macro_f1"},
         {"prompts": "0123"},
-        {"classes": ("dog",)},
         {"freeze_blocks": 2},
         {"role": "adapted"},
     ],
@@ -220,11 +220,3 @@ def test_a_field_for_a_later_version_changes_the_key_and_is_refused_for_now(late
     plain.check_supported()
     with pytest.raises(SpecError, match="this version"):
         run.check_supported()
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("batch", 10**9), ("size", 100_000), ("steps", 10**12)]
-)
-def test_absurd_settings_are_refused(name, value):
-    with pytest.raises(SpecError, match=f"{name}={value}: must be at most"):
-        replace(RUN, **{name: value})

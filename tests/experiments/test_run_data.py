@@ -61,7 +61,7 @@ def numbers(score: Score) -> dict[str, float]:
     return {
         name: value
         for name, value in vars(score).items()
-        if name not in ("metrics", "confusion", "groups")
+        if name not in ("metrics", "confusion", "groups", "unseen_classes", "unseen_confidence")
     }
 
 

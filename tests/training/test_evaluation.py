@@ -28,7 +28,7 @@ from afield.training.evaluation import (
 )
 
 CLASSES, FEATURES = 4, 3
-DETAILS = ("metrics", "confusion", "groups")
+DETAILS = ("metrics", "confusion", "groups", "unseen_classes", "unseen_confidence")
 
 
 def domain(n: int, *, classes: list[int] | None = None, seed: int = 0) -> Domain:

@@ -45,7 +45,7 @@ MANY_DOMAINS, MERGING = "Datasets of many domains", "Merging"
 HEADINGS = {
     **dict.fromkeys(("hold_out", "validate", "train_on"), MANY_DOMAINS),
     **dict.fromkeys(("merges", "expert_method", "base_steps"), MERGING),
-    "average": TRAINING,
+    **dict.fromkeys(("average", "classes"), TRAINING),
     "store": OUTPUT,
     **dict.fromkeys(("on", "workers", "threads", "cpus", "gpus", "retries"), RUNNING),
 }

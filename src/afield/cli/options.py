@@ -50,6 +50,10 @@ DatasetArgument = Annotated[
 Average = Annotated[
     str, typer.Option(metavar="NAME", help=OPTIONS["average"].help, rich_help_panel=TRAINING)
 ]
+Classes = Annotated[
+    str | None,
+    typer.Option(metavar="sources|all", help=OPTIONS["classes"].help, rich_help_panel=TRAINING),
+]
 Backbone = Annotated[
     str | None,
     typer.Option(

@@ -13,6 +13,7 @@ from afield.cli.options import (
     TRAINING,
     Average,
     Backbone,
+    Classes,
     DatasetArgument,
     DomainsPerStep,
     SetOption,
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from afield.training.evaluation import Checkpoint
 
 __all__ = ["embed", "train"]
+
+# Trial, draw, average and classes if none of them is given.
+ALONE = (0, 0, "last", None)
 
 
 def train(
@@ -72,6 +76,7 @@ def train(
         ),
     ] = 0,
     average: Average = "last",
+    classes: Classes = None,
     backbone: Backbone = None,
     weights: Weights = None,
     domains_per_step: DomainsPerStep = None,
@@ -95,7 +100,7 @@ def train(
         skip_broken=skip_broken or None,
     )
     if like is not None:
-        if dataset or target or settings or (trial, draw, average) != (0, 0, "last"):
+        if dataset or target or settings or (trial, draw, average, classes) != ALONE:
             raise SpecError("--like repeats a run with its own settings; remove the other settings")
         run = _read_run(like)
     elif dataset is None or method is None:
@@ -112,6 +117,7 @@ def train(
                 trial=trial,
                 draw=draw,
                 average=average,
+                classes=classes,
                 settings=settings,
             )
     _execute(run, open_store(store), threads=threads, tensorboard=tensorboard)
@@ -161,6 +167,16 @@ def _print_record(record: "Record", folder: str) -> None:
                 cells = [f"{100 * score.accuracy:.1f}" if score else "–" for score in scores]
                 table.add_row(Text(domain, style="" if is_source else "bold"), split, *cells)
     console.out.print(table)
+    for domain in record.unseen:
+        score = best.score(domain, "main")
+        if score is not None and score.unseen_classes:
+            confidence = 100 * (score.unseen_confidence or 0.0)
+            console.out.print(
+                f"{domain}: {score.unseen_classes} samples of classes that no source has are left "
+                f"out; mean confidence on them {confidence:.1f} %",
+                markup=False,
+                soft_wrap=True,
+            )
     console.err.print(f"record and weights in {folder}", markup=False, soft_wrap=True)
 
 

@@ -29,7 +29,6 @@ __all__ = [
     "Training",
     "data_root",
     "listed_parts",
-    "missing_class_warnings",
     "parts",
     "validate_domain",
 ]
@@ -38,6 +37,7 @@ __all__ = [
 RESERVED_NAMES = (
     *("mean", "worst", "worst 10 %", "spread"),
     *("in-domain", "known domain", "calibration error", "accuracy at 90 %"),
+    *("unseen classes", "confidence on unseen classes"),
 )
 
 
@@ -156,17 +156,6 @@ class DomainSet:
                 advice = hint(name, self.domains)
                 raise UnknownNameError(f"{self.name} has no domain {name!r}; {advice}")
         return tuple(name for name in self.domains if name not in left_out)
-
-
-def missing_class_warnings(domains: Mapping[str, Domain], classes: tuple[str, ...]) -> list[str]:
-    """One warning for every domain without samples of a class, which is allowed."""
-    warnings = []
-    for name, domain in domains.items():
-        present = set(domain.y.unique().tolist())
-        missing = [repr(label) for i, label in enumerate(classes) if i not in present]
-        if missing:
-            warnings.append(f"domain {name!r} has no sample of class {', '.join(missing)}")
-    return warnings
 
 
 def data_root() -> Path:

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from afield.data.class_lists import ClassesByDomain
 from afield.data.domains import DomainSet
 from afield.data.lookup import find_dataset
 from afield.deployment.model_folder import Estimate
 from afield.deployment.recipes import choose_recipe, complete_recipes, estimate_choice
 from afield.errors import DataError, SpecError
+from afield.experiments.known_classes import check_unseen_classes, read_classes
 from afield.experiments.planning import plan_run
 from afield.experiments.protocol import hold_out, leave_one_out
 from afield.experiments.record import Run
@@ -41,6 +43,7 @@ class FitRequest:
     estimate: bool = True
     trials: int = 1
     hold_out: float = 0.0
+    classes: str | None = None
 
     def command(self, out: Path, store: str) -> str:
         """The command that makes the same model again."""
@@ -50,6 +53,8 @@ class FitRequest:
             words += ["--store", re.sub(r"//[^/]*@", "//", store)]
         if self.average != "last":
             words += ["--average", self.average]
+        if self.classes:
+            words += ["--classes", self.classes]
         for name, value in (self.settings or {}).items():
             words += ["--set", f"{name}={value}"]
         if not self.estimate:
@@ -85,16 +90,22 @@ def plan_fit(request: FitRequest, store: Store) -> FitPlan:
     if request.trials < 1:
         raise SpecError(f"trials={request.trials}: must be at least 1; or use --no-estimate")
     dataset = find_dataset(request.dataset)
+    known_classes = read_classes(dataset, settings, request.classes)
     held_out: list[Run] = []
     for trial in range(MAX_TRIALS):
-        runs = [_as_stored(run, store) for run in _plan_trial(request, dataset, trial)]
+        planned = _plan_trial(request, dataset, trial, known_classes)
+        if not trial:
+            check_unseen_classes(dataset, planned)
+        runs = [_as_stored(run, store) for run in planned]
         if trial >= request.trials and not all(store.get(run) for run in runs):
             break
         held_out += runs
     return FitPlan(run, tuple(held_out))
 
 
-def _plan_trial(request: FitRequest, dataset: DomainSet, trial: int) -> list[Run]:
+def _plan_trial(
+    request: FitRequest, dataset: DomainSet, trial: int, known_classes: ClassesByDomain | None
+) -> list[Run]:
     """The runs of one trial: each domain left out in turn, or a share of the domains held out."""
     share = request.hold_out
     if not share and len(dataset.domains) > LEAVE_ONE_OUT_LIMIT:
@@ -103,6 +114,7 @@ def _plan_trial(request: FitRequest, dataset: DomainSet, trial: int) -> list[Run
         "average": request.average,
         "settings": request.settings or {},
         "trials": trial + 1,
+        "known_classes": known_classes,
     }
     if share:
         runs = hold_out(dataset, [request.method], hold_out=share, validate=0.0, **options)
@@ -119,9 +131,10 @@ def _as_stored(run: Run, store: Store) -> Run:
 
 def _plan_best(request: FitRequest, store: Store) -> FitPlan:
     """Plan the recipe in the store with the best mean accuracy on unseen domains."""
-    if request.settings or request.average != "last":
+    if request.settings or request.average != "last" or request.classes:
         raise SpecError(
-            f"{BEST!r} takes method and settings from the store; remove --average and all settings"
+            f"{BEST!r} takes method and settings from the store; remove --average, --classes and "
+            "all settings"
         )
     dataset = find_dataset(request.dataset)
     dataset.check_available()
@@ -137,6 +150,14 @@ def _plan_best(request: FitRequest, store: Store) -> FitPlan:
     held_out = tuple(
         replace(run, dataset=dataset.spec) for run in sorted(runs, key=lambda run: run.trial)
     )
-    run = replace(held_out[0], sources=dataset.domains, tested=(), unused=(), rules=DEFAULT_RULES)
+    # All domains are sources, so the model knows the classes of all.
+    run = replace(
+        held_out[0],
+        sources=dataset.domains,
+        tested=(),
+        unused=(),
+        classes=(),
+        rules=DEFAULT_RULES,
+    )
     run = resolve_epochs(run, dataset)
     return FitPlan(run, held_out, estimate_choice(recipes, dataset.domains))

@@ -46,6 +46,7 @@ def fit(
     *,
     store: str | Path | Store = "runs",
     average: str = "last",
+    classes: str | None = None,
     settings: Mapping[str, Any] | None = None,
     estimate: bool = True,
     trials: int = 1,
@@ -71,6 +72,9 @@ def fit(
         The folder of the records, or its address.
     average, settings
         As in `leave_one_out`.
+    classes
+        Which classes the models of the estimate know: ``sources`` or ``all``, as in a benchmark.
+        The model itself knows the classes of all domains.
     estimate
         Whether to hold out domains, to estimate the accuracy on unseen domains and to calibrate
         confidences for them.
@@ -99,7 +103,7 @@ def fit(
     check_output_folder(path, overwrite=overwrite)
     opened = open_store(store)
     request = FitRequest(
-        str(dataset), method, average, dict(settings or {}), estimate, trials, hold_out
+        str(dataset), method, average, dict(settings or {}), estimate, trials, hold_out, classes
     )
     plan = plan_fit(request, opened)
     options: dict[str, Any] = {"threads": threads, "device": device}

@@ -39,15 +39,19 @@ class Recipe:
     records: dict[frozenset[str], dict[int, Record]] = field(default_factory=dict)
     accuracies: dict[frozenset[str], dict[int, dict[str, float]]] = field(default_factory=dict)
 
-    def add(self, record: Record, accuracies: dict[str, float]) -> None:
-        """Add a record with its accuracies on the domains that it leaves out."""
-        left_out = frozenset(record.unseen)
-        self.records.setdefault(left_out, {})[record.run.trial] = record
-        self.accuracies.setdefault(left_out, {})[record.run.trial] = accuracies
+    def add(self, record: Record, accuracies: Mapping[str, float]) -> None:
+        """Add a record with its accuracies on the domains that it leaves out.
+
+        A pair of domains may have two twins: one with the classes of each fold.
+        """
+        left_out, trial = frozenset(record.unseen), record.run.trial
+        self.records.setdefault(left_out, {})[trial] = record
+        self.accuracies.setdefault(left_out, {}).setdefault(trial, {}).update(accuracies)
 
     def trials(self, *left_out: str) -> set[int]:
         """The trials in which these domains, and no others, were left out."""
-        return set(self.records.get(frozenset(left_out), ()))
+        trials = self.accuracies.get(frozenset(left_out), {})
+        return {trial for trial, known in trials.items() if len(known) == len(left_out)}
 
     def left_out(self, domain: str) -> list[Record]:
         """The records that leave out this domain alone, by trial."""
@@ -70,18 +74,35 @@ class Recipe:
 
 def complete_recipes(records: Iterable[Record], dataset: DomainSet) -> list[Recipe]:
     """The recipes on a dataset, with the trials in which each domain was left out."""
-    recipes: dict[str, Recipe] = {}
+    found: dict[str, list[tuple[Record, dict[str, float]]]] = {}
     for record in records:
         accuracies = _left_out_accuracies(record) if _same_data(record.run, dataset) else {}
         if accuracies:
-            recipe = recipes.setdefault(replace(record.run, trial=0).recipe, Recipe())
-            recipe.add(record, accuracies)
+            # The classes of a fold depend on its sources.
+            recipe_key = replace(record.run, trial=0, classes=()).recipe
+            found.setdefault(recipe_key, []).append((record, accuracies))
     complete = []
-    for recipe in recipes.values():
+    for recipe in map(_recipe, found.values()):
         trials = set.intersection(*(recipe.trials(name) for name in dataset.domains))
         if trials:
             complete.append(recipe.restricted(trials))
     return complete
+
+
+def _recipe(scored: Sequence[tuple[Record, dict[str, float]]]) -> Recipe:
+    """One recipe; a run with the classes of its sources takes precedence over one with all."""
+    recipe, classes = Recipe(), dict[tuple[str, int], tuple[str, ...]]()
+    for record, accuracies in sorted(scored, key=lambda each: bool(each[0].run.classes)):
+        if len(record.unseen) == 1:
+            recipe.add(record, accuracies)
+            classes[record.unseen[0], record.run.trial] = record.run.classes
+    for record, accuracies in scored:
+        if len(record.unseen) == 2:
+            # A twin of the fold that leaves out one domain has its classes and tests the other.
+            for domain, other in itertools.permutations(record.unseen):
+                if classes.get((other, record.run.trial)) == record.run.classes:
+                    recipe.add(record, {domain: accuracies[domain]})
+    return recipe
 
 
 def choose_recipe(recipes: Sequence[Recipe], domains: Sequence[str]) -> Recipe:

@@ -18,7 +18,7 @@ from afield.data.samples import Batch, Samples, pool_domains
 from afield.data.stream import Stream
 from afield.errors import SpecError
 from afield.experiments.record import Record, Run
-from afield.experiments.run_data import split_domains
+from afield.experiments.run_data import known_splits
 from afield.experiments.run_setup import Machine, load_domains, set_up
 from afield.experiments.selection import selection_value
 from afield.experiments.store import read_record, read_run_weights
@@ -138,7 +138,7 @@ def reopen(
     found = find_dataset(run.dataset, place.root)
     domains = load_domains(found, run, place.root)
     prepare = work.stream.samples.prepare
-    cuts = split_domains(run, domains)
+    cuts = known_splits(run, domains)
 
     def samples(part: str) -> dict[str, Samples]:
         rows = {name: {name: getattr(cut, part)} for name, cut in cuts.items()}

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from afield import registry
+from afield.data.class_lists import ClassesByDomain, source_classes
 from afield.data.domains import DomainSet
 from afield.errors import IncompatibleMethodError, SpecError
 from afield.experiments.merge_checks import check_merging, check_scale, check_values, short_names
@@ -44,25 +45,29 @@ class _Plan:
     average: str
     base_steps: int | None
     settings: Settings
+    known_classes: ClassesByDomain | None = None
 
     def base(self, sources: tuple[str, ...], trial: int) -> Run:
         """The run that experts start from."""
         plain = resolve_run(self.dataset, "erm", sources, trial=trial, settings=self.common)
+        once = {**settings_of(self.settings, "linear_probe"), "steps": 1, "every": 1, "epochs": 0.0}
         if find_backbone(plain.backbone).zero_shot:
-            return self._fitted(self.dataset.domains[:1], trial)
+            return self._base("linear_probe", self.dataset.domains[:1], trial, once)
         if plain.weights:
-            return self._fitted(sources, trial)
+            return self._base("linear_probe", sources, trial, once)
         unused = next((name for name in self.settings if name.startswith("linear_probe.")), None)
         if unused:
             raise SpecError(f"{unused}: only a base with pretrained weights has a linear probe")
         steps = self.base_steps or _warm_up(plain.steps)
         warm = {**self.common, "steps": steps, "every": None, "epochs": 0.0}
-        run = resolve_run(self.dataset, "erm", sources, trial=trial, settings=warm)
-        return replace(run, role="base", given={})
+        return self._base("erm", sources, trial, warm)
 
-    def _fitted(self, sources: tuple[str, ...], trial: int) -> Run:
-        once = {**settings_of(self.settings, "linear_probe"), "steps": 1, "every": 1, "epochs": 0.0}
-        run = resolve_run(self.dataset, "linear_probe", sources, trial=trial, settings=once)
+    def _base(self, method: str, sources: tuple[str, ...], trial: int, settings: Settings) -> Run:
+        # All experts of a target have the classes of their base.
+        classes = source_classes(self.dataset, self.known_classes, sources)
+        run = resolve_run(
+            self.dataset, method, sources, trial=trial, settings=settings, classes=classes
+        )
         return replace(run, role="base", given={})
 
     @property
@@ -79,6 +84,7 @@ class _Plan:
             trial=base.trial,
             average=self.average,
             settings=settings_of(self.settings, method, self.average),
+            classes=base.classes,
         )
         frozen = base.method == "linear_probe"
         return replace(run, role="expert", base=base.key, freeze_head=frozen)
@@ -95,6 +101,7 @@ def merging_runs(
     expert_method: Sequence[str] = ("erm",),
     base_steps: int | None = None,
     settings: Settings | None = None,
+    known_classes: ClassesByDomain | None = None,
 ) -> list[Run]:
     """The runs that leave each domain out once and merge the experts of the others.
 
@@ -111,13 +118,16 @@ def merging_runs(
     settings
         As in `leave_one_out`, for the experts' training, and those of merges, such as
         ``score.tau``; ``score.scale`` multiplies the merged delta.
+    known_classes
+        As in `leave_one_out`; base, experts and merged models of a target have the same classes.
     """
     check_merging(dataset, merges, expert_method, settings or {}, average)
     check_counts(trials=trials, draws=draws, base_steps=base_steps)
     usable = tuple(rule for rule in rules if not RULES[rule].needs_twins) or DEFAULT_RULES
     if set(rules) - set(usable):
         log.warning("merges are selected by %s: other rules need twins", " and ".join(usable))
-    plan = _Plan(dataset, tuple(expert_method), average, base_steps, settings or {})
+    methods = tuple(expert_method)
+    plan = _Plan(dataset, methods, average, base_steps, settings or {}, known_classes)
     runs: dict[str, Run] = {}
     for trial in range(trials):
         for target in dataset.domains:

@@ -8,11 +8,16 @@ from typing import Any, TypeVar
 
 from afield.errors import SpecError, UnknownNameError
 
-__all__ = ["Option", "build_validated", "flatten_settings", "parse_options", "refuse_misspelled"]
+__all__ = [
+    "Option",
+    "build_validated",
+    "check_classes_choice",
+    "flatten_settings",
+    "parse_options",
+    "refuse_misspelled",
+]
 
 T = TypeVar("T")
-# Tables within tables in which a setting may stand: settings.average.swad.tolerance has three.
-MAX_DEPTH = 3
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,12 @@ class Option:
             raise SpecError(f"{name}={value:g}: must be {self.max:g} or less")
 
 
+def check_classes_choice(choice: str | None) -> None:
+    """Refuse a value of the option ``classes`` that is neither ``sources`` nor ``all``."""
+    if choice not in (None, "sources", "all"):
+        raise SpecError(f"classes={choice}: give 'sources' or 'all'")
+
+
 def parse_options(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Values as the fields have them; None stands for an option that is not given."""
     return {
@@ -52,16 +63,16 @@ def _parse(name: str, value: Any, default: Any) -> Any:
     if not isinstance(default, tuple):
         return value
     if isinstance(value, str) and name != "dataset":
-        value = _split(name, value)
+        value = _split(name, value) or default
     values = value if isinstance(value, list | tuple) else [value]
     return tuple(str(each) if isinstance(each, Path) else each for each in values)
 
 
 def _split(name: str, text: str) -> tuple[str, ...]:
-    """Names separated by commas, at least one."""
+    """Names separated by commas; none if the text is empty."""
     names = tuple(part.strip() for part in text.split(",") if part.strip())
-    if not names:
-        raise SpecError(f"{name}={text!r}: give names separated by commas, or leave it out")
+    if text.strip() and not names:
+        raise SpecError(f"{name}={text}: give names separated by commas")
     return names
 
 
@@ -75,8 +86,6 @@ def flatten_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if prefix.count(".") > MAX_DEPTH:
-        raise SpecError(f"{prefix}…: nested too deeply; a setting is NAME or METHOD.NAME")
     for name, value in table.items():
         if isinstance(value, dict):
             yield from _flatten(value, f"{prefix}{name}.")

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,16 @@ import torch
 
 from afield import registry
 from afield.compute import preserve_torch_state
-from afield.data.domains import DomainSet, missing_class_warnings
+from afield.data.class_lists import missing_class_warnings, source_classes
+from afield.data.domains import DomainSet
 from afield.data.lookup import find_dataset
 from afield.errors import IncompatibleMethodError, SpecError
 from afield.experiments.benchmark import DEFAULT_METHODS, DEFAULT_VALIDATE, Benchmark
+from afield.experiments.known_classes import (
+    check_unseen_classes,
+    read_classes,
+    with_classes_choice,
+)
 from afield.experiments.merge_protocol import merging_runs
 from afield.experiments.protocol import divide, hold_out, leave_one_out
 from afield.experiments.record import Run
@@ -38,13 +45,26 @@ def plan_runs(benchmark: Benchmark) -> list[Run]:
 
 
 def plan_run(
-    dataset: str | Path, method: str, *, target: str | Sequence[str] = (), **options: Any
+    dataset: str | Path,
+    method: str,
+    *,
+    target: str | Sequence[str] = (),
+    classes: str | None = None,
+    **options: Any,
 ) -> Run:
-    """The run that trains on all domains but the target; `options` as in `resolve_run`."""
+    """The run that trains on all domains but the target.
+
+    `classes` is as in a benchmark, ``sources`` or ``all``; `options` are as in `resolve_run`.
+    """
     domain_set = find_dataset(dataset)
     domain_set.check_available()
     targets = (target,) if isinstance(target, str) else tuple(target)
-    run = resolve_run(domain_set, method, domain_set.without(*targets), **options)
+    sources = domain_set.without(*targets)
+    known = read_classes(domain_set, options.get("settings"), classes) if targets else None
+    own = source_classes(domain_set, known, sources)
+    run = resolve_run(domain_set, method, sources, classes=own, **options)
+    (run,) = with_classes_choice([run], domain_set, classes)
+    check_unseen_classes(domain_set, [run])
     _log_average_settings(domain_set, run.average, options.get("settings") or {})
     _check_inputs(domain_set, run)
     return run
@@ -70,6 +90,7 @@ def _plan_dataset(benchmark: Benchmark, name: str, methods: list[str]) -> list[R
         "draws": benchmark.draws,
         "average": benchmark.average,
         "rules": resolve_rules(benchmark.rules or default_rules(division), division),
+        "known_classes": read_classes(dataset, benchmark.settings, benchmark.classes),
     }
     experts = list(dict.fromkeys(benchmark.expert_method)) if benchmark.merges else []
     merges = _fitting_merges(dataset, benchmark.merges, len(experts))
@@ -86,8 +107,9 @@ def _plan_dataset(benchmark: Benchmark, name: str, methods: list[str]) -> list[R
         settings = settings_of(benchmark.settings, *merge_owners, benchmark.average)
         chosen: dict[str, Any] = {"expert_method": experts, "base_steps": benchmark.base_steps}
         runs += merging_runs(dataset, merges, settings=settings, **chosen, **shared)
+    check_unseen_classes(dataset, runs)
     _check_inputs(dataset, runs[0])
-    return runs
+    return with_classes_choice(runs, dataset, benchmark.classes)
 
 
 def _log_average_settings(dataset: DomainSet, average: str, settings: Settings) -> None:
@@ -148,7 +170,7 @@ def _fitting_merges(dataset: DomainSet, names: Sequence[str], methods: int) -> l
 
 def _check_inputs(dataset: DomainSet, run: Run) -> None:
     """Read the data and build the network before anything is trained; log what is unusual."""
-    domains = load_domains(dataset, run)
+    domains = load_domains(dataset, replace(run, classes=()))
     for gap in missing_class_warnings(domains, dataset.classes):
         log.warning("%s: %s", dataset.name, gap)
     dropped = sum(len(domain.broken) for domain in domains.values())
@@ -160,5 +182,5 @@ def _check_inputs(dataset: DomainSet, run: Run) -> None:
     # Weights from the hub may take a while. The caller's random state is restored.
     waiting = progress(f"weights of {run.backbone}") if run.weights == HUB else nullcontext()
     with waiting, preserve_torch_state(cuda=False):
-        classes = dataset.classes
+        classes = run.classes or dataset.classes
         network(run.backbone, shape, len(classes), weights=run.weights, class_names=classes)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from afield.data.class_lists import ClassesByDomain, source_classes
 from afield.data.domains import DomainSet
 from afield.errors import SpecError
 from afield.experiments.record import Run
@@ -34,6 +35,7 @@ class Fold:
     """One division of the domains: those to train on, those to test on, the rules that read it.
 
     `unused` domains are neither trained on nor evaluated; `given` labels the row in a table.
+    `classes` are those of the sources, if the dataset has more.
     """
 
     sources: tuple[str, ...]
@@ -41,6 +43,7 @@ class Fold:
     tested: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     given: Mapping[str, Any] = field(default_factory=dict)
+    classes: tuple[str, ...] = ()
 
 
 def leave_one_out(
@@ -52,6 +55,7 @@ def leave_one_out(
     rules: Sequence[str] = DEFAULT_RULES,
     average: str = "last",
     settings: Settings | None = None,
+    known_classes: ClassesByDomain | None = None,
 ) -> list[Run]:
     """The runs that leave each domain out once.
 
@@ -72,6 +76,9 @@ def leave_one_out(
         The weight averaging, and settings that differ from the defaults: ``steps``, ``every``,
         ``batch``, ``lr``, ``weight_decay``, ``backbone``, or those of a method or average, such as
         ``vrex.penalty``.
+    known_classes
+        The classes that each domain has: a fold, with its twins, has outputs for the classes of its
+        sources only. None means outputs for all classes of the dataset.
 
     Examples
     --------
@@ -91,10 +98,16 @@ def leave_one_out(
             f"epochs: the rule {twin_rules[0]} compares runs at the same step, and epochs take "
             "other numbers of steps on other domains; use --steps"
         )
-    folds = [Fold(dataset.without(target), rules) for target in dataset.domains]
+    classes = {
+        target: source_classes(dataset, known_classes, dataset.without(target))
+        for target in dataset.domains
+    }
+    folds = [Fold(dataset.without(name), rules, classes=classes[name]) for name in dataset.domains]
     if twin_rules:
-        pairs = combinations(dataset.domains, 2)
-        folds += [Fold(dataset.without(*pair), twin_rules) for pair in pairs]
+        # The twins of a fold have its classes: a pair of domains whose folds differ has two.
+        for pair in combinations(dataset.domains, 2):
+            lists = dict.fromkeys(classes[name] for name in pair)
+            folds += [Fold(dataset.without(*pair), twin_rules, classes=own) for own in lists]
     trial_folds = [folds for _ in range(trials)]
     return _runs(dataset, methods, trial_folds, draws=draws, average=average, settings=settings)
 
@@ -111,6 +124,7 @@ def hold_out(
     rules: Sequence[str] = (),
     average: str = "last",
     settings: Settings | None = None,
+    known_classes: ClassesByDomain | None = None,
 ) -> list[Run]:
     """The runs that hold out a share of many domains, other domains in every trial.
 
@@ -127,7 +141,7 @@ def hold_out(
     rules
         Names of the selection rules that will read the records; empty means the default rules for
         these shares.
-    trials, draws, average, settings
+    trials, draws, average, settings, known_classes
         As in `leave_one_out`.
     """
     division = divide(dataset, hold_out=hold_out, validate=validate)
@@ -141,7 +155,13 @@ def hold_out(
         unseen, others = shuffled[:unseen_count], shuffled[unseen_count:]
         fold = Fold(dataset.without(*unseen), rules, dataset.without(*shuffled[tested:]))
         sizes = dict.fromkeys(_source_count(size, len(others), dataset) for size in train_on)
-        trial_folds.append([_with_sources(fold, others, size) for size in sizes or [len(others)]])
+        folds = [_with_sources(fold, others, size) for size in sizes or [len(others)]]
+        trial_folds.append(
+            [
+                replace(fold, classes=source_classes(dataset, known_classes, fold.sources))
+                for fold in folds
+            ]
+        )
     return _runs(dataset, methods, trial_folds, draws=draws, average=average, settings=settings)
 
 
@@ -198,6 +218,7 @@ def _runs(
                 average=average,
                 settings=settings_of(settings or {}, method, average),
                 tested=fold.tested,
+                classes=fold.classes,
             ),
             fold,
         )

@@ -11,7 +11,7 @@ from typing import Any
 from afield.errors import SpecError
 from afield.experiments.selection import DEFAULT_RULES
 from afield.seeds import derive_seed
-from afield.training.evaluation import PARTS, Checkpoint
+from afield.training.evaluation import Checkpoint
 
 __all__ = ["Failure", "Plan", "Progress", "Record", "Run"]
 
@@ -19,8 +19,6 @@ __all__ = ["Failure", "Plan", "Progress", "Record", "Run"]
 NOT_IN_KEY = ("rules", "given")
 
 
-# Largest values; a larger one is a slip of the keyboard, and would exhaust time or memory.
-LIMITS = {"steps": 10**9, "batch": 2**20, "batch_total": 2**20, "size": 4096}
 # What may be zero: nothing of it is asked for then.
 COUNTS = ("size", "domains_per_step", "limit", "batch_total", "freeze_blocks")
 # Declared ahead of the code that uses them, so that keys stay as they are when it comes.
@@ -30,7 +28,6 @@ RESERVED = (
     "compile",
     "metric",
     "prompts",
-    "classes",
     "freeze_blocks",
 )
 
@@ -47,12 +44,13 @@ class Run:
     of the run from whose weights it starts, `experts` the keys of those that are merged: `method`
     is then the merge. `report` is ``whole`` if all samples of the domains to test on are reported
     on, instead of their test split, and `split` is ``random`` if a dataset's own lists do not split
-    its domains. With `epochs`, `steps` is what they come to. The rest is as in `Training`, with
-    nothing left open.
+    its domains. With `epochs`, `steps` is what they come to. `classes` are those of the sources if
+    the dataset has more: the network has no output for the others. The rest is as in `Training`,
+    with nothing left open.
 
     Reserved for later versions, and empty until then: `precision` (of the arithmetic), `inexact`
     (kernels that do not repeat bit for bit), `compile`, `metric` (that selects; empty is accuracy),
-    `prompts` (digest of the class names shown to CLIP), `classes`, `freeze_blocks`, and the role
+    `prompts` (digest of the class names shown to CLIP), `freeze_blocks`, and the role
     `adapted` (a run that adapts the model of its base to unlabelled samples).
     """
 
@@ -106,21 +104,15 @@ class Run:
     def __post_init__(self) -> None:
         if not self.sources:
             raise SpecError(f"{self.method} on {self.dataset}: no source domain to train on")
-        self._check_counts()
+        for name in ("trial", "draw", "steps", "every", "batch", *COUNTS):
+            if not isinstance(getattr(self, name), int):
+                raise SpecError(f"{name}={getattr(self, name)!r}: must be a whole number")
         for name in ("steps", "every", "batch", "lr"):
             if getattr(self, name) <= 0:
                 raise SpecError(f"{name}={getattr(self, name)}: must be above 0")
         for name in ("weight_decay", "clip_norm", "epochs", "trial", "draw", *COUNTS):
             if getattr(self, name) < 0:
                 raise SpecError(f"{name}={getattr(self, name)}: must not be below 0")
-
-    def _check_counts(self) -> None:
-        for name in ("trial", "draw", "steps", "every", "batch", *COUNTS):
-            if not isinstance(getattr(self, name), int):
-                raise SpecError(f"{name}={getattr(self, name)!r}: must be a whole number")
-        for name, limit in LIMITS.items():
-            if getattr(self, name) > limit:
-                raise SpecError(f"{name}={getattr(self, name)}: must be at most {limit:,}")
 
     def check_supported(self) -> None:
         """Refuse a run that asks for a capability of a later version."""
@@ -181,24 +173,6 @@ class Record:
     def domains(self) -> tuple[str, ...]:
         """All domains of the dataset that the run has to do with, in its order."""
         return tuple(self.checkpoints[-1].scores)
-
-    @property
-    def problem(self) -> str:
-        """Why the record cannot be that of a finished run; empty if it can."""
-        if not self.checkpoints:
-            return "has no checkpoint"
-        if not self.candidates:
-            return "has no checkpoint that may be picked"
-        needed = {*self.run.sources, *self.run.tested}
-        for checkpoint in self.checkpoints:
-            if not needed <= set(checkpoint.scores):
-                missing = next(iter(needed - set(checkpoint.scores)))
-                return f"has no scores of domain {missing!r} at step {checkpoint.step}"
-            for domain, scores in checkpoint.scores.items():
-                parts = (getattr(scores, part) for part in PARTS)
-                if not all(score is None or 0 <= score.accuracy <= 1 for score in parts):
-                    return f"has an impossible accuracy on {domain!r} at step {checkpoint.step}"
-        return ""
 
     @property
     def candidates(self) -> tuple[Checkpoint, ...]:

@@ -23,7 +23,7 @@ from afield.networks.backbone import find_backbone
 from afield.seeds import derive_seed
 from afield.training.evaluation import Checkpoint, Evaluator, Scores, combine_scores
 
-__all__ = ["Evaluations", "RunData", "split_domains", "training_rows"]
+__all__ = ["Evaluations", "RunData", "known_splits", "split_domains", "training_rows"]
 
 # How many samples of all unseen domains together are read for the curves at a checkpoint, but of
 # each at least so many.
@@ -111,6 +111,17 @@ def split_domains(run: Run, domains: Mapping[str, Domain]) -> dict[str, Parts]:
     return {name: _cut(name, domain, run) for name, domain in domains.items()}
 
 
+def known_splits(run: Run, domains: Mapping[str, Domain]) -> dict[str, Parts]:
+    """The rows of every domain's two parts, without those whose class the run does not know."""
+    cuts = split_domains(run, domains)
+    return {name: Parts(*(_known(domains[name], p) for p in cut)) for name, cut in cuts.items()}
+
+
+def _known(domain: Domain, rows: Tensor) -> Tensor:
+    """The rows whose class the run knows."""
+    return rows[domain.y[rows] >= 0]
+
+
 def training_rows(run: Run, domains: Mapping[str, Domain]) -> dict[str, Tensor]:
     """The rows of every source that the run trains on."""
     cuts = {name: _cut(name, domains[name], run) for name in run.sources}
@@ -126,6 +137,7 @@ def _cut(name: str, domain: Domain, run: Run) -> Parts:
 
 def _limited(name: str, domain: Domain, main: Tensor, run: Run) -> Tensor:
     """At most so many samples of each class to train on, others in every trial."""
+    main = _known(domain, main)
     if not run.limit:
         return main
     labels = domain.y[main]

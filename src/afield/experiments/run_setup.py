@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from afield import registry
+from afield.data.class_lists import relabel
 from afield.data.domains import Domain, DomainSet, ReadOptions, data_root
 from afield.data.lookup import find_dataset
 from afield.data.samples import Samples
@@ -105,9 +106,10 @@ def set_up_on(
     method: Method = build(kind, with_neutral(kind, params))
     stream = make_stream(run, material.samples, times=method.batches_per_group)
     epoch = -(-len(material.samples) // stream.total)
+    classes = run.classes or dataset.classes
     task = Task(
         sources=run.sources,
-        classes=dataset.classes,
+        classes=classes,
         steps=run.steps,
         network=lambda outputs: build_network(outputs).to(machine.device),
         optimizer=optimizer_factory(run.optimizer, lr=run.lr, weight_decay=run.weight_decay),
@@ -116,7 +118,7 @@ def set_up_on(
         clip_norm=run.clip_norm,
         pretrained=bool(run.weights or run.base),
     )
-    model = build_network(len(dataset.classes), class_names=dataset.classes).to(machine.device)
+    model = build_network(len(classes), class_names=classes).to(machine.device)
     if run.base:
         model.load_state_dict(read_run_weights(machine.store / run.base))
     if run.freeze_head:
@@ -125,7 +127,7 @@ def set_up_on(
     kind = registry.find("averages", run.average)
     average: Average = build(kind, with_neutral(kind, run.average_params))
     average.setup(learner.model, steps=learner.task.steps)
-    inputs = {"classes": dataset.classes, "shape": material.shape, **material.scaling.to_dict()}
+    inputs = {"classes": classes, "shape": material.shape, **material.scaling.to_dict()}
     return TrainingState(
         run=run,
         place=machine,
@@ -140,10 +142,14 @@ def set_up_on(
 
 
 def load_domains(dataset: DomainSet, run: Run, root: Path | None = None) -> dict[str, Domain]:
-    """The dataset's domains as a run needs them, kept in memory from one run to the next."""
+    """The dataset's domains as a run needs them, kept in memory from one run to the next.
+
+    Labels are numbered by the classes that the run knows.
+    """
     side = dataset.modality.stored_side(run.size)
     reading = ReadOptions(root or data_root(), side=side, skip_broken=run.skip_broken)
-    return _loaded(dataset.spec, dataset.fingerprint, reading)
+    domains = _loaded(dataset.spec, dataset.fingerprint, reading)
+    return relabel(domains, dataset.classes, run.classes)
 
 
 @lru_cache(maxsize=1)

@@ -55,6 +55,7 @@ def resolve_run(
     average: str = "last",
     settings: Settings | None = None,
     tested: tuple[str, ...] = (),
+    classes: tuple[str, ...] = (),
 ) -> Run:
     """One run with every setting in full: the dataset's defaults, the draw, what is given.
 
@@ -68,6 +69,9 @@ def resolve_run(
         As in `leave_one_out`.
     tested
         Of the other domains those to test on, if the rest of them is to validate on.
+    classes
+        The classes that the network has outputs for; empty means all classes of the dataset. A
+        network whose head is built from the names of the classes always has all.
     """
     owners = {"": Training, method: registry.find("methods", method)}
     owners[average] = registry.find("averages", average)
@@ -126,6 +130,7 @@ def resolve_run(
         average=average,
         average_params=without_neutral(owners[average], drawn[average]),
         tested=tested,
+        classes=() if find_backbone(training["backbone"]).zero_shot else classes,
         rules=rules,
         given={
             f"{owner}.{name}".lstrip("."): value

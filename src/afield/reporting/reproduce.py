@@ -40,6 +40,7 @@ def row_command(records: Sequence[Record], *, store: str, merge: str = "average"
     words += _held_out(records[0]) if first.tested else _rules(runs, Division())
     if first.average != "last":
         words += ["--average", first.average]
+    words += _classes(runs)
     words += _settings(first.given, first)
     words += _threads(records[0].device)
     return " ".join(shell_quote(word) for word in [*words, "--store", store])
@@ -94,11 +95,19 @@ def _rules(runs: Sequence[Run], division: Division) -> list[str]:
     return ["--rules", ",".join(rule for rule in RULES if rule in rules)]
 
 
+def _classes(runs: Sequence[Run]) -> list[str]:
+    """The choice of classes, where it is not the default."""
+    chosen = next((run.given["classes"] for run in runs if "classes" in run.given), None)
+    if chosen is None and any(run.classes for run in runs) and not runs[0].data:
+        chosen = "sources"
+    return ["--classes", chosen] if chosen else []
+
+
 def _settings(given: Mapping[str, Any], run: Run) -> list[str]:
     """The settings chosen by hand, as options."""
     words: list[str] = []
     for name, value in given.items():
-        if name == "domains" and run.tested:
+        if name == "classes" or (name == "domains" and run.tested):
             continue
         if name == "skip_broken":
             words.append("--skip-broken")

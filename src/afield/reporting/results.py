@@ -93,7 +93,7 @@ def row_label(run: Run, *, exclude: Iterable[str] = ()) -> str:
     """The row of a run: its method, its weight averaging, and the settings chosen by hand."""
     words = [run.method] if run.average == "last" else [run.method, f"+ {run.average}"]
     for name, value in chosen_settings(run).items():
-        if name not in exclude:
+        if name not in (*exclude, "classes"):
             short = name.removeprefix(f"{run.method}.").removeprefix(f"{run.average}.")
             words.append(f"{short}={value}")
     return " ".join(words)
@@ -150,4 +150,33 @@ def _by_label(records: Sequence[Record]) -> dict[str, list[Record]]:
     common = common_settings(record.run for record in records)
     for record in records:
         by_label.setdefault(row_label(record.run, exclude=common), []).append(record)
-    return by_label
+    return {
+        label: of_label
+        for name, of_row in by_label.items()
+        for label, of_label in _by_classes(name, of_row).items()
+    }
+
+
+def _by_classes(label: str, records: list[Record]) -> dict[str, list[Record]]:
+    """Two rows if targets were tested both with the classes of their sources and with all.
+
+    Targets without a class of their own are in both rows: their runs are the same.
+    """
+    dropping = {record.tests for record in records if record.run.classes and _is_tested(record)}
+    closed = [
+        record
+        for record in records
+        if not record.run.classes and record.tests in dropping and _is_tested(record)
+    ]
+    if not closed:
+        return {label: records}
+    others = [record for record in records if not record.run.classes and record not in closed]
+    return {
+        label: [record for record in records if record not in closed],
+        f"{label} classes=all": [*closed, *others],
+    }
+
+
+def _is_tested(record: Record) -> bool:
+    """Whether a record is tested on its target; twins only validate."""
+    return bool(record.run.tested) or len(record.unseen) == 1

@@ -50,6 +50,8 @@ class Column:
     optional
         Whether complete runs may lack the value, such as those of an older version. The column
         appears if any method has it.
+    partial
+        Whether it summarizes only the domains that have the value.
     note
         What captions say about it.
     confidence
@@ -63,6 +65,7 @@ class Column:
     many_held_out: bool | None = None
     lower_is_better: bool = False
     optional: bool = False
+    partial: bool = False
     note: str = ""
     confidence: bool = False
 
@@ -126,6 +129,24 @@ COLUMNS = (
         note="on the most confident 90 % of the samples",
         confidence=True,
     ),
+    Column(
+        "unseen classes",
+        _mean,
+        "unseen_classes",
+        optional=True,
+        partial=True,
+        note="share of the samples whose class no source has, where there are any; they are not "
+        "part of the accuracy",
+    ),
+    Column(
+        "confidence on unseen classes",
+        _mean,
+        "unseen_confidence",
+        lower_is_better=True,
+        optional=True,
+        partial=True,
+        note="mean of the greatest probability",
+    ),
 )
 _BY_NAME = {column.name: column for column in COLUMNS}
 
@@ -185,7 +206,8 @@ def _trial_values(
     by_column = {domain: accuracies[domain].dropna() for domain in domains}
     for column in columns:
         values = _values(picks, column.value)
-        evaluated = (values.notna() == picked).all(axis=1)
+        found = values.notna()
+        evaluated = found.any(axis=1) if column.partial else (found == picked).all(axis=1)
         by_column[column.name] = column.summarize(values[complete & evaluated])
     return by_column
 

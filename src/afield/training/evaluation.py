@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from afield.data.class_lists import UNKNOWN
 from afield.data.domains import Domain
 from afield.data.samples import Prepare, Rows, identity
 from afield.networks.inference import BatchPredictor, compute_outputs
@@ -77,7 +78,8 @@ class Evaluator:
     Parameters
     ----------
     splits
-        Data by (domain, part).
+        Data by (domain, part). Samples with a label below 0 are of classes that the models do not
+        know; a split with no other samples is left out.
     prepare
         Turns stored samples into inputs of the network.
     indices
@@ -103,17 +105,18 @@ class Evaluator:
         confidence: bool = True,
         trial: int = 0,
     ) -> None:
-        self.keys = list(splits)
+        by_key = {
+            key: indices[key] if indices else torch.arange(len(domain.y))
+            for key, domain in splits.items()
+        }
+        self.keys = [key for key, rows in by_key.items() if (splits[key].y[rows] >= 0).any()]
         self.prepare = prepare
         self.trial = trial
         self.confidence = confidence
         self.groups = {key: np.unique(g, return_inverse=True) for key, g in (groups or {}).items()}
-        if splits:
-            rows = [
-                indices[key] if indices else torch.arange(len(domain.y))
-                for key, domain in splits.items()
-            ]
-            domains = list(splits.values())
+        if self.keys:
+            rows = [by_key[key] for key in self.keys]
+            domains = [splits[key] for key in self.keys]
             self.x = Rows([domain.x for domain in domains], rows, device=device)
             y = torch.cat([d.y[index] for d, index in zip(domains, rows, strict=True)])
             self.split_index = np.repeat(np.arange(len(rows)), [len(index) for index in rows])
@@ -162,14 +165,14 @@ class Evaluator:
         return updated
 
     def _scores(self, logits: Tensor) -> list[Score]:
-        losses = F.cross_entropy(logits, self.y, reduction="none").cpu().numpy()
+        losses = F.cross_entropy(logits, self.y, reduction="none", ignore_index=UNKNOWN)
         confidence = logits.softmax(dim=1).amax(dim=1).nan_to_num() if self.confidence else None
         outputs = Outputs(
             splits=self.split_index,
             labels=self.labels,
             predicted=logits.argmax(dim=1).cpu().numpy(),
             classes=logits.shape[1],
-            losses=losses,
+            losses=losses.cpu().numpy(),
             confidence=None if confidence is None else confidence.cpu().numpy(),
             margins=logits.diff(dim=1)[:, 0].cpu().numpy() if logits.shape[1] == 2 else None,
         )

@@ -34,6 +34,10 @@ class Score:
         metrics     further metrics by name; see `afield.training.metrics`
         confusion   counts of hits and confusions by class
         groups      hits and samples of every group, if there are groups finer than a domain
+
+    If a model has no output for the classes of some samples, these samples are left out of all
+    scores. `unseen_classes` is their number and `unseen_confidence` the mean confidence on them;
+    both are None if there are no such samples.
     """
 
     accuracy: float
@@ -45,13 +49,16 @@ class Score:
     metrics: Mapping[str, float] | None = None
     confusion: Confusion | None = None
     groups: Mapping[str, tuple[int, int]] | None = None
+    unseen_classes: int | None = None
+    unseen_confidence: float | None = None
 
 
 @dataclass(frozen=True)
 class Outputs:
     """What a model made of the samples of several splits, one entry per sample.
 
-    `splits` is the index of the split, and `classes` the number of classes. `confidence` is None if
+    `splits` is the index of the split, and `classes` the number of classes. A label below 0 means
+    that the model has no output for the class. `confidence` is None if
     the calibration is not needed. `margins` are differences of the two logits, for two classes.
     """
 
@@ -68,11 +75,56 @@ class Outputs:
         """Whether the prediction is right."""
         return self.labels == self.predicted
 
+    def restricted(self, kept: NDArray[np.bool_]) -> "Outputs":
+        """The same for some of the samples."""
+        return replace(
+            self,
+            splits=self.splits[kept],
+            labels=self.labels[kept],
+            predicted=self.predicted[kept],
+            losses=self.losses[kept],
+            confidence=None if self.confidence is None else self.confidence[kept],
+            margins=None if self.margins is None else self.margins[kept],
+        )
+
 
 def compute_scores(
     outputs: Outputs, groups: Sequence[Groups | None], *, plain: Sequence[bool]
 ) -> list[Score]:
-    """One score per split, computed for all splits at once; a `plain` one has no details."""
+    """One score per split, computed for all splits at once; a `plain` one has no details.
+
+    Every split needs samples of a class that the model has an output for.
+    """
+    known = outputs.labels >= 0
+    if known.all():
+        return _known_scores(outputs, groups, plain)
+    of_known = [
+        None if of_split is None else _restricted(of_split, known[outputs.splits == i])
+        for i, of_split in enumerate(groups)
+    ]
+    scores = _known_scores(outputs.restricted(known), of_known, plain)
+    unknown = outputs.restricted(~known)
+    return [_with_unseen(score, unknown, i) for i, score in enumerate(scores)]
+
+
+def _with_unseen(score: Score, unknown: Outputs, split: int) -> Score:
+    """The score with the samples whose class the model has no output for."""
+    inside = unknown.splits == split
+    if not inside.any():
+        return score
+    confidence = None if unknown.confidence is None else float(unknown.confidence[inside].mean())
+    return replace(score, unseen_classes=int(inside.sum()), unseen_confidence=confidence)
+
+
+def _restricted(groups: Groups, kept: NDArray[np.bool_]) -> Groups:
+    names, index = groups
+    used, inverse = np.unique(index[kept], return_inverse=True)
+    return names[used], inverse
+
+
+def _known_scores(
+    outputs: Outputs, groups: Sequence[Groups | None], plain: Sequence[bool]
+) -> list[Score]:
     splits, hits, sizes = outputs.splits, outputs.hits, np.bincount(outputs.splits)
     counts = ClassCounts(len(sizes), outputs.classes, splits, outputs.labels, outputs.predicted)
     by_class = class_metrics(counts.per_class)

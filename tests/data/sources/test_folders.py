@@ -9,7 +9,8 @@ import torch
 from PIL import Image
 
 from afield.data.audio import LogMel
-from afield.data.domains import Domain, DomainSet, ReadOptions, missing_class_warnings
+from afield.data.class_lists import missing_class_warnings
+from afield.data.domains import Domain, DomainSet, ReadOptions
 from afield.data.images import stored_side
 from afield.data.lookup import find_dataset
 from afield.data.modality import AUDIO, IMAGE, Audio

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from afield.data.cache import cache_root
-from afield.data.domains import missing_class_warnings
+from afield.data.class_lists import missing_class_warnings
 from afield.data.glyphs import CHARACTERS, draw_glyphs
 from afield.data.lookup import find_dataset
 from afield.data.modality import ARRAY

@@ -46,6 +46,8 @@ class Pick:
     `accuracy`, `calibration_error` and `accuracy_at_90` are of the target's test split; older
     records lack the last two. `in_domain` is the mean accuracy on the validation splits of the
     sources, and `known` the same with the domain label given, for models that can use it.
+    `unseen_classes` is the share of the test split whose classes no source has, which is not part
+    of the accuracy, and `unseen_confidence` the mean confidence there; None without such samples.
     """
 
     run: Run
@@ -56,6 +58,8 @@ class Pick:
     known: float | None = None
     calibration_error: float | None = None
     accuracy_at_90: float | None = None
+    unseen_classes: float | None = None
+    unseen_confidence: float | None = None
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,7 @@ class Rule:
         if outcome is None:
             return None
         known = accuracies_on(checkpoint, sources, "known")
+        unseen = outcome.unseen_classes or 0
         return Pick(
             run=record.run,
             step=checkpoint.step,
@@ -120,6 +125,8 @@ class Rule:
             known=mean(known) if known else None,
             calibration_error=outcome.calibration_error,
             accuracy_at_90=outcome.accuracy_at_90,
+            unseen_classes=unseen / (unseen + outcome.size) if unseen else None,
+            unseen_confidence=outcome.unseen_confidence,
         )
 
 
