@@ -97,3 +97,9 @@ def test_the_peak_of_memory_is_counted_from_the_start_of_the_block():
 def test_there_is_a_device_and_a_core():
     assert default_device() in ("cpu", "cuda")
     assert 1 <= usable_cores() <= (os.cpu_count() or 1)
+
+
+@pytest.mark.parametrize("pid", [-1, 0, 2**31, 10**30])
+def test_an_impossible_process_is_not_alive(pid):
+    """On POSIX, a signal to -1 would address every process."""
+    assert is_alive(hostname(), pid) is False

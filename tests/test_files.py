@@ -17,6 +17,7 @@ from afield.files import (
     escape_markdown,
     file_digest,
     guard_formula,
+    remove_abandoned,
     sha256,
 )
 
@@ -181,13 +182,14 @@ def test_a_folder_is_complete_however_its_writer_is_killed(tmp_path, moment, con
     assert [each.name for each in path.iterdir()] == ["newest"]
 
 
-def test_what_was_set_aside_is_kept_until_a_new_folder_is_complete(tmp_path):
-    """A process was killed between the two renames."""
+def test_a_folder_is_back_after_a_kill_between_two_renames(tmp_path):
+    """Only where the system cannot exchange two folders in one step."""
     path, aside = tmp_path / "model", tmp_path / "model.999999999.old"
     folder_with_a_file(aside, "old")
     with pytest.raises(NotADirectoryError), atomic_write(path) as part:
         half_written(part)
-    assert (aside / "old").exists()
+    assert (path / "old").exists()
+    assert not aside.exists()
     replace_folder(path, "new")
     assert [each.name for each in tmp_path.iterdir()] == ["model"]
 
@@ -229,3 +231,21 @@ def test_only_text_that_starts_a_formula_is_quoted():
 
 def test_a_name_in_markdown_is_one_line_without_markup():
     assert escape_markdown("a\n| b <i>[x](y)`") == r"a \| b &lt;i&gt;\[x](y)\`"
+
+
+def test_folders_are_exchanged_in_one_step_or_by_two_renames(tmp_path, monkeypatch):
+    for possible in (True, False):
+        if not possible:
+            monkeypatch.setattr(files, "_exchange", lambda *_: False)
+        path = tmp_path / str(possible) / "model"
+        replace_folder(path, "old")
+        replace_folder(path, "new")
+        assert [each.name for each in path.iterdir()] == ["new"]
+        assert [each.name for each in path.parent.iterdir()] == ["model"]
+
+
+def test_only_what_dead_writers_left_is_removed(tmp_path):
+    for name in ("a.999999999.part", f"b.{os.getppid()}.part", "c.part", "d.999999999.old"):
+        (tmp_path / name).touch()
+    remove_abandoned(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"b.{os.getppid()}.part", "c.part"]

@@ -22,6 +22,7 @@ __all__ = [
     "usable_cores",
 ]
 
+MAX_PID = 2**31 - 1
 # Linux only: the peak of this process's memory, and where writing "5" resets it.
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -56,12 +57,14 @@ def is_alive(machine: str, pid: int) -> bool | None:
     """Whether a process is alive; None if it runs on another machine or on Windows."""
     if machine != hostname() or os.name == "nt":
         return None
+    if not 0 < pid <= MAX_PID:  # 0 and negative numbers would address groups of processes
+        return False
     try:
         # Signal 0 is not delivered; it only reports whether the process exists.
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except (PermissionError, OverflowError):
+    except PermissionError:
         pass
     return True
 

@@ -4,6 +4,7 @@ A file or folder is written under a temporary name beside its target and then re
 complete or absent. The next write to the same target removes what a killed process left behind.
 """
 
+import ctypes
 import errno
 import glob
 import hashlib
@@ -27,9 +28,14 @@ __all__ = [
     "file_digest",
     "flush_to_disk",
     "guard_formula",
+    "remove_abandoned",
+    "restore_folder",
     "sha256",
+    "unwritable_reason",
 ]
 
+# Linux: relative to the working directory, and the flag of renameat2 that swaps two paths.
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
 # A spreadsheet takes a cell of a CSV file that starts with one of these for a formula.
 FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r")
 MARKDOWN_ESCAPES = str.maketrans({"|": r"\|", "<": "&lt;", ">": "&gt;", "[": r"\[", "`": r"\`"})
@@ -57,6 +63,7 @@ def atomic_write(path: Path, *, durable: bool = False, parents: bool = True) -> 
     if parents:
         new_folders = [folder for folder in path.absolute().parents if not folder.exists()]
         path.parent.mkdir(parents=True, exist_ok=True)
+    restore_folder(path)
     _remove_leftovers(path, ".part")
     try:
         yield temporary
@@ -128,6 +135,21 @@ def _cached_digest(file: Path, size: int, modified: int) -> str:
     return sha256(file)[:16]
 
 
+def remove_abandoned(folder: Path) -> None:
+    """Remove the temporary files in a folder whose writers no longer exist."""
+    for suffix in (".part", ".old"):
+        for leftover in folder.glob(f"*{suffix}"):
+            if _is_abandoned(leftover.name.removesuffix(suffix).rpartition(".")[2]):
+                _remove(leftover)
+
+
+def unwritable_reason(folder: Path) -> str:
+    """Why a folder cannot be written to: a read-only file system, or missing permission."""
+    if os.name == "posix" and os.statvfs(folder).f_flag & os.ST_RDONLY:
+        return os.strerror(errno.EROFS)
+    return os.strerror(errno.EACCES)
+
+
 def _writer_name() -> str:
     """The number of this process and, in other threads than the main one, of the thread."""
     if threading.current_thread() is threading.main_thread():
@@ -140,6 +162,9 @@ def _rename(temporary: Path, path: Path, old: Path) -> None:
         temporary.replace(path)
         return
     # A folder cannot be renamed to one that is not empty.
+    if _exchange(temporary, path):
+        _remove(temporary)
+        return
     path.rename(old)
     try:
         temporary.rename(path)
@@ -147,6 +172,26 @@ def _rename(temporary: Path, path: Path, old: Path) -> None:
         old.rename(path)
         raise
     _remove(old)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two paths in one step, on Linux; return whether that was possible."""
+    with suppress(OSError, AttributeError):
+        paths = os.fsencode(one), os.fsencode(other)
+        rename = ctypes.CDLL(None).renameat2
+        return bool(rename(AT_FDCWD, paths[0], AT_FDCWD, paths[1], RENAME_EXCHANGE) == 0)
+    return False
+
+
+def restore_folder(path: Path) -> None:
+    """Rename a folder back whose replacement was interrupted between two renames."""
+    if path.exists() or path.is_symlink():
+        return
+    for old in path.parent.glob(f"{glob.escape(path.name)}.*.old"):
+        if old.is_dir() and _is_abandoned(old.name[len(path.name) + 1 : -len(".old")]):
+            with suppress(OSError):
+                old.rename(path)
+            return
 
 
 def _remove_leftovers(path: Path, suffix: str) -> None:

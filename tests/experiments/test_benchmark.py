@@ -114,3 +114,22 @@ def test_a_misspelled_option_is_refused_with_a_guess():
 def test_limits_hold_for_python_too():
     with pytest.raises(AfieldError, match=r"hold_out=0\.95: must be 0\.9 or less"):
         make_benchmark("spirals", hold_out=0.95)
+
+
+@pytest.mark.parametrize("words", [{"trials": 10**9}, {"draws": 10**9}])
+def test_absurd_numbers_are_refused_at_once(words):
+    with pytest.raises(AfieldError, match="must be 10000 or less"):
+        make_benchmark("spirals", **words)
+
+
+@pytest.mark.parametrize("text", ["", " ", ","])
+def test_an_empty_list_of_names_is_refused(text):
+    with pytest.raises(AfieldError, match=r"methods=.*: give names separated by commas"):
+        make_benchmark("spirals", methods=text)
+
+
+@pytest.mark.parametrize("content", ["a = " + "[" * 3000, ".".join("a" * 3000) + " = 1"])
+def test_a_file_that_is_nested_too_deeply_is_one_line(tmp_path, content):
+    (tmp_path / "bench.toml").write_text(content)
+    with pytest.raises(AfieldError, match=r"bench\.toml: (not TOML|.*nested too deeply)"):
+        read_benchmark(tmp_path / "bench.toml")

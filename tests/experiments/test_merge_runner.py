@@ -425,7 +425,7 @@ def test_a_failed_base_fails_all_that_starts_from_it(done, tmp_path, monkeypatch
     assert all(base in o.error and "\n" not in o.error for o in found if o.run.role == "expert")
 
 
-@pytest.mark.parametrize("methods", [["dmg"], ["erm", "multi_head"]])
+@pytest.mark.parametrize("methods", [["dmg"], ["erm", "multi_head"], ["urm"]])
 def test_an_expert_that_is_another_network_is_refused_before_training(tmp_path, methods):
     told = f"{methods[-1]} changes the network of the base, so its experts cannot be merged"
     with pytest.raises(SpecError, match=told) as caught:

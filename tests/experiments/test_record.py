@@ -220,3 +220,11 @@ def test_a_field_for_a_later_version_changes_the_key_and_is_refused_for_now(late
     plain.check_supported()
     with pytest.raises(SpecError, match="this version"):
         run.check_supported()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("batch", 10**9), ("size", 100_000), ("steps", 10**12)]
+)
+def test_absurd_settings_are_refused(name, value):
+    with pytest.raises(SpecError, match=f"{name}={value}: must be at most"):
+        replace(RUN, **{name: value})

@@ -337,6 +337,35 @@ def test_a_snapshot_that_no_longer_fits_the_method_is_dropped(tmp_path, caplog):
     assert outcome(broken, run) == outcome(straight, run)
 
 
+@pytest.mark.parametrize("lost", ["made", "random", "best", "seconds"])
+def test_a_snapshot_without_a_field_is_reported_and_not_used(tmp_path, caplog, lost):
+    run = plan_run("spirals", "erm", target="turn0", settings={"steps": 12, "every": 3})
+    straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")
+    execute(run, straight)
+    interrupted(run, broken, after=6)
+    state, done = broken.snapshot(run)
+    del state[lost]
+    broken.put_snapshot(run, state, done)
+    execute(run, broken)
+    assert "does not fit" in caplog.text
+    assert outcome(broken, run) == outcome(straight, run)
+
+
+def test_a_snapshot_that_cannot_be_written_is_reported_once_and_ends_no_run(tmp_path, caplog):
+    class Full(Store):
+        def put_snapshot(self, run, state, done):
+            raise RuntimeError("[enforce fail] write failed: no space left\nC++ trace")
+
+    run = plan_run("spirals", "erm", target="turn0", settings={"steps": 12, "every": 3})
+    straight, full = Store(tmp_path / "straight"), Full(tmp_path / "full")
+    execute(run, straight)
+    execute(run, full, snapshot_seconds=0)
+    assert outcome(full, run) == outcome(straight, run)
+    (warning,) = [record.message for record in caplog.records]
+    assert "snapshot cannot be written" in warning
+    assert "C++" not in warning
+
+
 def test_the_callers_default_type_does_not_reach_a_run(tmp_path):
     run = plan_run("spirals", "erm", target="turn0", settings={"steps": 5})
     first, second = Store(tmp_path / "first"), Store(tmp_path / "second")

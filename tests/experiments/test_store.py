@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -125,13 +126,35 @@ def test_what_a_killed_process_left_half_written_is_cleared_away(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"run": {}}'])
-def test_a_broken_record_is_named(tmp_path, content):
+def test_a_broken_record_is_named_and_its_run_counts_as_not_done(tmp_path, content, caplog):
     store = Store(tmp_path)
     put(store, record_of())
     path = store.folder(RUN) / "record.json"
     path.write_text(content)
+    assert store.get(RUN) is None
+    assert str(path) in caplog.text
     with pytest.raises(DataError, match=re.escape(str(path))):
-        store.get(RUN)
+        read_record(path.parent)
+
+
+def test_a_record_that_contradicts_itself_is_left_out_by_name(tmp_path, caplog):
+    store, good = Store(tmp_path), record_of()
+    (checkpoint,) = good.checkpoints
+    scores = dict(checkpoint.scores)
+    impossible = {**scores, "a": Scores(probe=Score(math.nan, 0.5, 1.0, 10))}
+    contradictions = {
+        "has no checkpoint": (),
+        "no checkpoint that may be picked": (replace(checkpoint, deployed=False),),
+        "no scores of domain": (replace(checkpoint, scores={"c": scores["c"]}),),
+        "impossible accuracy on 'a'": (replace(checkpoint, scores=impossible),),
+    }
+    for trial, checkpoints in enumerate(contradictions.values(), start=1):
+        run = replace(RUN, trial=trial)
+        put(store, replace(good, run=run, checkpoints=checkpoints))
+    put(store, good)
+    assert [record.run for record in store] == [RUN]
+    for message in contradictions:
+        assert message in caplog.text
 
 
 def test_a_record_holds_its_whole_run(tmp_path):
@@ -164,7 +187,7 @@ def test_a_folder_without_a_record_is_a_clear_error(tmp_path):
 
 def test_numbers_that_are_not_finite_come_back(tmp_path):
     store = Store(tmp_path)
-    scores = {"a": Scores(probe=Score(0.5, 0.5, math.inf, 10))}
+    scores = {**record_of().checkpoints[0].scores, "c": Scores(Score(0.5, 0.5, math.inf, 10))}
     record = replace(record_of(), checkpoints=(Checkpoint(1, scores, {"loss": -math.inf}),))
     put(store, record)
     assert store.get(RUN) == record
@@ -291,5 +314,21 @@ def test_a_record_from_before_confidence_can_be_read_and_an_unread_one_takes_no_
     assert store.get(RUN).checkpoints[0].score("c", "main").calibration_error is None
     looked = Score(0.25, 0.25, 3.0, 40, calibration_error=0.1, accuracy_at_90=0.3)
     other = replace(RUN, trial=1)
-    put(store, replace(record_of(other), checkpoints=(Checkpoint(1, {"c": Scores(looked)}, {}),)))
+    scores = {**record_of().checkpoints[0].scores, "c": Scores(looked)}
+    put(store, replace(record_of(other), checkpoints=(Checkpoint(1, scores, {}),)))
     assert store.get(other).checkpoints[0].score("c", "main") == looked
+
+
+def test_what_a_killed_process_left_beside_a_finished_run_is_removed(tmp_path):
+    store = Store(tmp_path)
+    put(store, record_of())
+    folder = store.folder(RUN)
+    written = (folder / "record.json").stat().st_mtime
+    for name, age in (("snapshot.pt", 1), ("progress.json", 1), ("failure.json", -1)):
+        (folder / name).touch()
+        os.utime(folder / name, (written - age, written - age))
+    (tmp_path / "report.html.999999999.part").touch()
+    store.prepare()
+    left = {path.name for path in folder.iterdir()} - {"lock", "record.json", "model.safetensors"}
+    assert left == {"failure.json"}
+    assert not list(tmp_path.glob("*.part"))

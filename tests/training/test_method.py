@@ -28,7 +28,12 @@ from afield.training.schedules import make_schedule
 
 NAMES = registry.names("methods")
 # Settings that say something of one form of a method only.
-NEEDS = {("seed_category", "radius"): {"grouping": "graph"}}
+NEEDS = {
+    ("seed_category", "radius"): {"grouping": "graph"},
+    **{("urm", f"critic_{name}"): {"weight": 0.2} for name in ("layers", "width", "rate")},
+    ("urm", "smoothing"): {"weight": 0.2},
+    ("transfer", "radius"): {"weight": 10.0, "ascents": 10, "ascent_rate": 10.0},
+}
 # Methods that need maps. They get the same samples as images of two by three pixels.
 OF_IMAGES = {"mixstyle", "efdmix", "sagnet"}
 # Penalties whose defaults, for thousands of steps, leave little of the risk in a hundred.
@@ -39,6 +44,8 @@ GENTLE = {
     "irm": {"penalty": 1.0},
     "mmd": {"penalty": 0.1},
 }
+# Methods that replace the head.
+OWN_HEAD = {"multi_head", "adrmx"}
 STEPS = 30
 
 
@@ -47,23 +54,28 @@ def convolutional(outputs: int) -> Classifier:
     return Classifier(nn.Sequential(*layers, nn.Flatten()), 16, outputs)
 
 
-def needs_images(request) -> bool:
+def wide(outputs: int) -> Classifier:
+    """Its head of three layers has a quarter of the features in between."""
+    return Classifier(nn.Sequential(nn.Linear(6, 32), nn.ReLU()), 32, outputs)
+
+
+def named(request) -> str:
     values = getattr(request.node, "callspec", None)
-    return bool(values) and not OF_IMAGES.isdisjoint(values.id.split("-"))
+    return values.id if values else ""
 
 
 @pytest.fixture
 def samples(request, samples):
-    if not needs_images(request):
+    if named(request) not in OF_IMAGES:
         return samples
     return replace(samples, x=Rows([samples.x.in_memory.unflatten(1, (1, 2, 3))]))
 
 
 @pytest.fixture
 def task(request, task):
-    if not needs_images(request):
-        return task
-    return replace(task, network=convolutional, shape=(1, 2, 3))
+    if named(request) in OF_IMAGES:
+        return replace(task, network=convolutional, shape=(1, 2, 3))
+    return replace(task, network=wide) if named(request) == "adrmx" else task
 
 
 def learned(method: Method, model, task, stream: Stream, *, steps: int = STEPS) -> Learner:
@@ -313,7 +325,7 @@ def test_clipping_reaches_every_method(name, model, task, stream):
     assert (weights(cut) - weights(start)).norm() < 1e-5
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "multi_head"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in OWN_HEAD])
 def test_a_frozen_head_stays_with_every_method(name, model, task, stream):
     method = build(registry.find("methods", name), {})
     model.head.requires_grad_(requires_grad=False)

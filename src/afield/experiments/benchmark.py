@@ -30,6 +30,7 @@ from afield.experiments.options import (
     refuse_misspelled,
 )
 from afield.experiments.selection import describe_rules
+from afield.files import check_regular_file
 
 # The command line reads the options from here: nothing imports torch before a benchmark is made.
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ _STORE_HELP = (
 )
 # The share of the domains to validate on, if a share is held out.
 DEFAULT_VALIDATE = 0.1
+# Trials or draws; no store could hold more.
+MAX_REPETITIONS = 10_000
 
 Names = tuple[str, ...]
 
@@ -88,10 +91,17 @@ class Benchmark:
         ),
     ] = ("rotated_digits",)
     methods: Annotated[Names, Option(_METHODS_HELP)] = ()
-    trials: Annotated[int, Option("Number of repetitions, with other splits and seeds.", min=1)] = 3
+    trials: Annotated[
+        int,
+        Option("Number of repetitions, with other splits and seeds.", min=1, max=MAX_REPETITIONS),
+    ] = 3
     draws: Annotated[
         int,
-        Option("Number of hyperparameter samples (draws); the first one uses the defaults.", min=1),
+        Option(
+            "Number of hyperparameter samples (draws); the first one uses the defaults.",
+            min=1,
+            max=MAX_REPETITIONS,
+        ),
     ] = 1
     rules: Annotated[Names, Option(_RULES_HELP)] = ()
     hold_out: Annotated[
@@ -228,10 +238,11 @@ def read_benchmark(path: Path, **changes: Any) -> Benchmark:
     Names may be written with hyphens, as on the command line.
     """
     try:
-        content = tomllib.loads(path.read_text())
+        check_regular_file(path)
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); give a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SpecError(f"{path}: not TOML ({error})") from None
     words = {name.replace("-", "_"): value for name, value in content.items()}
     words |= {name: value for name, value in changes.items() if value is not None}

@@ -11,12 +11,14 @@ import torch
 from afield import registry
 from afield.compute import preserve_torch_state
 from afield.data.domains import DomainSet
+from afield.data.samples import Rows
 from afield.errors import MergeError, SpecError
 from afield.experiments.merge_runner import check_merge
 from afield.experiments.settings import Settings, check_settings
 from afield.hyperparameters import build
 from afield.merging.state_dicts import merge as merge_by
 from afield.networks.backbone import network
+from afield.networks.inference import compute_outputs
 from afield.training.method import Task
 from afield.training.optimizers import optimizer_factory
 
@@ -78,6 +80,8 @@ def _check_plain(method: str, settings: Settings, *, domains: int) -> None:
         optimizer = optimizer_factory("", lr=1e-3, weight_decay=0.0)
         model = make(2)
         before = {name: value.shape for name, value in model.state_dict().items()}
+        x = torch.ones(1, *TINY_SHAPE)
+        expected = compute_outputs(model, Rows([x]))
         try:
             names = tuple(str(i) for i in range(domains))
             task = Task(names, ("a", "b"), 1, make, optimizer, shape=TINY_SHAPE)
@@ -86,7 +90,7 @@ def _check_plain(method: str, settings: Settings, *, domains: int) -> None:
             # The real network may have what this small one lacks.
             return
     after = {name: value.shape for name, value in learner.model.state_dict().items()}
-    if after != before:
+    if after != before or not torch.allclose(compute_outputs(learner.model, Rows([x])), expected):
         raise SpecError(
             f"{method} changes the network of the base, so its experts cannot be merged; use an "
             "--expert-method that keeps the network, such as erm"

@@ -18,6 +18,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+# Tables within tables in which a setting may stand: settings.average.swad.tolerance has three.
+MAX_DEPTH = 3
 
 
 @dataclass(frozen=True)
@@ -63,16 +65,16 @@ def _parse(name: str, value: Any, default: Any) -> Any:
     if not isinstance(default, tuple):
         return value
     if isinstance(value, str) and name != "dataset":
-        value = _split(name, value) or default
+        value = _split(name, value)
     values = value if isinstance(value, list | tuple) else [value]
     return tuple(str(each) if isinstance(each, Path) else each for each in values)
 
 
 def _split(name: str, text: str) -> tuple[str, ...]:
-    """Names separated by commas; none if the text is empty."""
+    """Names separated by commas, at least one."""
     names = tuple(part.strip() for part in text.split(",") if part.strip())
-    if text.strip() and not names:
-        raise SpecError(f"{name}={text}: give names separated by commas")
+    if not names:
+        raise SpecError(f"{name}={text!r}: give names separated by commas, or leave it out")
     return names
 
 
@@ -86,6 +88,8 @@ def flatten_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if prefix.count(".") > MAX_DEPTH:
+        raise SpecError(f"{prefix}…: nested too deeply; a setting is NAME or METHOD.NAME")
     for name, value in table.items():
         if isinstance(value, dict):
             yield from _flatten(value, f"{prefix}{name}.")

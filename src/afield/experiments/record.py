@@ -11,7 +11,7 @@ from typing import Any
 from afield.errors import SpecError
 from afield.experiments.selection import DEFAULT_RULES
 from afield.seeds import derive_seed
-from afield.training.evaluation import Checkpoint
+from afield.training.evaluation import PARTS, Checkpoint
 
 __all__ = ["Failure", "Plan", "Progress", "Record", "Run"]
 
@@ -19,6 +19,8 @@ __all__ = ["Failure", "Plan", "Progress", "Record", "Run"]
 NOT_IN_KEY = ("rules", "given")
 
 
+# Largest values; a larger one is a slip of the keyboard, and would exhaust time or memory.
+LIMITS = {"steps": 10**9, "batch": 2**20, "batch_total": 2**20, "size": 4096}
 # What may be zero: nothing of it is asked for then.
 COUNTS = ("size", "domains_per_step", "limit", "batch_total", "freeze_blocks")
 # Declared ahead of the code that uses them, so that keys stay as they are when it comes.
@@ -104,15 +106,21 @@ class Run:
     def __post_init__(self) -> None:
         if not self.sources:
             raise SpecError(f"{self.method} on {self.dataset}: no source domain to train on")
-        for name in ("trial", "draw", "steps", "every", "batch", *COUNTS):
-            if not isinstance(getattr(self, name), int):
-                raise SpecError(f"{name}={getattr(self, name)!r}: must be a whole number")
+        self._check_counts()
         for name in ("steps", "every", "batch", "lr"):
             if getattr(self, name) <= 0:
                 raise SpecError(f"{name}={getattr(self, name)}: must be above 0")
         for name in ("weight_decay", "clip_norm", "epochs", "trial", "draw", *COUNTS):
             if getattr(self, name) < 0:
                 raise SpecError(f"{name}={getattr(self, name)}: must not be below 0")
+
+    def _check_counts(self) -> None:
+        for name in ("trial", "draw", "steps", "every", "batch", *COUNTS):
+            if not isinstance(getattr(self, name), int):
+                raise SpecError(f"{name}={getattr(self, name)!r}: must be a whole number")
+        for name, limit in LIMITS.items():
+            if getattr(self, name) > limit:
+                raise SpecError(f"{name}={getattr(self, name)}: must be at most {limit:,}")
 
     def check_supported(self) -> None:
         """Refuse a run that asks for a capability of a later version."""
@@ -173,6 +181,24 @@ class Record:
     def domains(self) -> tuple[str, ...]:
         """All domains of the dataset that the run has to do with, in its order."""
         return tuple(self.checkpoints[-1].scores)
+
+    @property
+    def problem(self) -> str:
+        """Why the record cannot be that of a finished run; empty if it can."""
+        if not self.checkpoints:
+            return "has no checkpoint"
+        if not self.candidates:
+            return "has no checkpoint that may be picked"
+        needed = {*self.run.sources, *self.run.tested}
+        for checkpoint in self.checkpoints:
+            if not needed <= set(checkpoint.scores):
+                missing = next(iter(needed - set(checkpoint.scores)))
+                return f"has no scores of domain {missing!r} at step {checkpoint.step}"
+            for domain, scores in checkpoint.scores.items():
+                parts = (getattr(scores, part) for part in PARTS)
+                if not all(score is None or 0 <= score.accuracy <= 1 for score in parts):
+                    return f"has an impossible accuracy on {domain!r} at step {checkpoint.step}"
+        return ""
 
     @property
     def candidates(self) -> tuple[Checkpoint, ...]:

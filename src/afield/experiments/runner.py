@@ -116,12 +116,12 @@ def _train(
     run, before = work.run, work.seconds
     started = saved = told = time.monotonic()
     _tell(work, store)
-    pause = snapshot_seconds
+    pause, failed = snapshot_seconds, False
     for checkpoint in remaining_checkpoints(work):
         now = time.monotonic()
         work.seconds = before + now - started
         if now - saved >= pause:
-            store.put_snapshot(run, _state(work), work.checkpoints)
+            failed = _save_snapshot(work, store, report=not failed)
             saved = time.monotonic()
             # None at all between two is what tests ask for.
             pause = (
@@ -134,6 +134,23 @@ def _train(
             told = now
         if watch is not None:
             watch(run, checkpoint)
+
+
+def _save_snapshot(work: TrainingState, store: Store, *, report: bool) -> bool:
+    """Write a snapshot, and return whether that failed; the training continues in any case."""
+    try:
+        store.put_snapshot(work.run, _state(work), work.checkpoints)
+    # torch reports a full disk as a RuntimeError, followed by a trace in C++.
+    except (OSError, RuntimeError, AfieldError) as error:
+        if report:
+            log.warning(
+                "%s: the snapshot cannot be written (%s); the run continues, but would start again "
+                "if it were interrupted",
+                store.where(work.run),
+                str(error).partition("\n")[0],
+            )
+        return True
+    return False
 
 
 def _tell(work: TrainingState, store: Store) -> None:
@@ -255,19 +272,20 @@ def _continued(run: Run, store: Store, place: Machine) -> TrainingState:
     if found is None:
         return work
     state, checkpoints = found
-    if _made_otherwise(state["made"], _made(work)):
-        log.warning("%s: the snapshot was made otherwise; starting again", run.key)
-        return work
     try:
+        if _made_otherwise(state["made"], _made(work)):
+            log.warning("%s: the snapshot was made otherwise; starting again", run.key)
+            return work
         work.learner.load_state_dict(state["learner"])
         work.average.load_state_dict(state["average"])
         work.stream.load_state_dict(state["stream"])
-    except (KeyError, ValueError, RuntimeError) as error:  # the method's code has changed since
+        restore_rng_state(state["random"])
+        work.checkpoints, work.seconds = checkpoints, float(state["seconds"])
+        # Snapshots of an earlier version have no parts.
+        work.best, work.best_parts = state["best"], state.get("best_parts", {})
+    # The snapshot is incomplete, or the method's code has changed since.
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         log.warning("%s: the snapshot does not fit (%s); starting again", run.key, error)
         store.drop_snapshot(run)
         return set_up(run, place)
-    restore_rng_state(state["random"])
-    work.checkpoints, work.seconds = checkpoints, state["seconds"]
-    # Those of an earlier version have no parts.
-    work.best, work.best_parts = state["best"], state.get("best_parts", {})
     return work

@@ -16,7 +16,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
@@ -34,11 +34,10 @@ from afield.experiments.store.run_files import (
     RECORD,
     as_json,
     on_cpu,
-    read_json,
     read_run_weights,
     readable,
 )
-from afield.files import atomic_write
+from afield.files import atomic_write, remove_abandoned, unwritable_reason
 from afield.training.evaluation import Checkpoint
 
 __all__ = ["BusyError", "Store"]
@@ -80,20 +79,38 @@ class Store:
                 f"cannot write to {self.root} ({error.strerror}); use --store"
             ) from None
         if not os.access(self.root, os.W_OK):
-            raise SpecError(f"cannot write to {self.root} (no permission); use --store")
+            reason = unwritable_reason(self.root)
+            raise SpecError(f"cannot write to {self.root} ({reason}); use --store")
+        self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        """Remove what killed processes left behind: parts of files, and what finished runs keep.
+
+        A temporary file that is newer than the record belongs to a run that is done once more.
+        """
+        for folder in (self.root, self.root / "plans"):
+            remove_abandoned(folder)
+        for name in TEMPORARY_FILES:
+            for path in self.root.glob(f"*/{name}"):
+                with suppress(OSError):
+                    if path.stat().st_mtime <= path.with_name("record.json").stat().st_mtime:
+                        path.unlink()
 
     def get(self, run: Run) -> Record | None:
-        """The record of a run, if the run is finished and was evaluated for all its rules."""
+        """The record of a run, if the run is finished and was evaluated for all its rules.
+
+        A record that cannot be read is reported; its run counts as not done.
+        """
         path = self._fetch_file(self.folder(run) / "record.json")
-        if not path.exists():
+        record = next(readable(RECORD, [path]), None)
+        if record is None:
             return None
-        record = read_json(RECORD, path)
         return replace(record, run=run) if set(run.rules) <= set(record.run.rules) else None
 
     def with_stored_rules(self, run: Run) -> Run:
         """The run with the rules of its stored record added, so that no scores are lost."""
-        path = self.folder(run) / "record.json"
-        stored: tuple[str, ...] = read_json(RECORD, path).run.rules if path.exists() else ()
+        record = next(readable(RECORD, [self.folder(run) / "record.json"]), None)
+        stored: tuple[str, ...] = record.run.rules if record else ()
         return replace(run, rules=tuple(dict.fromkeys((*stored, *run.rules))))
 
     def put(

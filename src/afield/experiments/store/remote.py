@@ -35,6 +35,8 @@ def open_store(location: str | Path | Store) -> Store:
     """
     if isinstance(location, Store):
         return location
+    if not str(location).strip():
+        raise SpecError("the name of the store is empty; give a folder or an address")
     return RemoteStore(str(location)) if "://" in str(location) else Store(location)
 
 

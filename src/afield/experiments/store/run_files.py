@@ -77,7 +77,7 @@ def read_json(adapter: TypeAdapter[Any], path: Path) -> Any:
     """Read and validate one file."""
     try:
         check_regular_file(path)
-        return adapter.validate_json(path.read_bytes())
+        content = adapter.validate_json(path.read_bytes())
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -87,3 +87,6 @@ def read_json(adapter: TypeAdapter[Any], path: Path) -> Any:
         where = ".".join(str(step) for step in first["loc"]) or "the whole file"
         message = f"{path}: not a record of afield ({where}: {first['msg']})"
         raise DataError(f"{message}; remove it to repeat the run") from None
+    if isinstance(content, Record) and content.problem:
+        raise DataError(f"{path}: {content.problem}; remove it to repeat the run")
+    return content

@@ -1,0 +1,80 @@
+"""ADRMX: the reference numbers, turns, pairs of a class, and the contrast."""
+
+import pytest
+import torch
+from torch import nn
+
+from afield.errors import SpecError
+from afield.networks.backbone import Classifier
+from afield.training.methods.adrmx import ADRMX, _contrast
+from tests.training.methods.reference import theta
+from tests.training.methods.references import Reference, replay
+
+LOGS = {
+    "loss_total": "loss",
+    "loss_disc": "discriminator loss",
+    "loss_clf_int": "label loss",
+    "loss_clf_fin": "final loss",
+    "loss_dmn": "domain loss",
+    "loss_remixed": "remix loss",
+    "loss_cnt_int": "label contrast",
+    "loss_cnt_final": "final contrast",
+}
+
+
+def test_two_updates_equal_the_reference():
+    method = ADRMX(turns=1, depth=3, width=7)
+    replay("adrmx_mended", method, logs=LOGS, gradients=False)
+    # The second update is the discriminator's turn: no optimizer gets the file's gradients.
+    reference = Reference("adrmx_mended")
+    learner = reference.learner(method)
+    reference.give_draws(method, 1)
+    method.update(learner, reference.batches(1))
+    for name, value in reference.below("grad/step1/").items():
+        found = learner.model.get_parameter(name).grad
+        torch.testing.assert_close(found, value, rtol=1e-9, atol=1e-12)
+
+
+def test_the_discriminator_and_all_else_take_turns(model, task, stream):
+    method = ADRMX(turns=2)
+    learner = method.setup(model, task)
+    moved = []
+    for learner.step in range(6):
+        before = theta(learner.model), theta(learner.parts["domain"])
+        method.update(learner, next(stream))
+        after = theta(learner.model), theta(learner.parts["domain"])
+        moved.append([not torch.equal(a, b) for a, b in zip(before, after, strict=True)])
+    # Updates 1 and 3 of every three are the discriminator's: those whose number from 1 is not
+    # 2 modulo 3.
+    assert moved == [[False, True], [True, False], [False, True]] * 2
+
+
+def test_pairs_are_two_different_samples_of_the_class():
+    for _ in range(5):
+        order = ADRMX().perm(0, torch.tensor(4), 10)
+        assert sorted(order[:4].tolist()) == [0, 1, 2, 3]
+
+
+def test_a_class_with_one_sample_is_not_remixed(model, task):
+    method = ADRMX()
+    learner = method.setup(model, task)
+    z, y = torch.randn(3, 8), torch.tensor([0, 1, 2])
+    assert method._remixed(learner, z, z, y) == 0
+    assert _contrast(z, y) == 0
+
+
+def test_the_contrast_of_equal_features_is_that_of_a_fair_guess():
+    z, y = torch.ones(6, 4, dtype=torch.float64), torch.tensor([0, 0, 0, 1, 1, 1])
+    # Each sample finds its class among five equal ones; the mean has one row more.
+    expected = -6 / 7 * torch.log(torch.tensor(1 / 5 + 1e-5, dtype=torch.float64))
+    torch.testing.assert_close(_contrast(z, y), expected, rtol=1e-6, atol=0)
+
+
+def test_impossible_networks_and_settings_are_refused(task):
+    net = Classifier(nn.Linear(6, 8), 8, 4)
+    net.head.requires_grad_(requires_grad=False)
+    with pytest.raises(SpecError, match="head is frozen"):
+        ADRMX().setup(net, task)
+    for settings in ({"remix": -1.0}, {"depth": 1}):
+        with pytest.raises(SpecError, match="adrmx"):
+            ADRMX(**settings)
