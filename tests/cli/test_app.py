@@ -45,7 +45,7 @@ MISTAKES = [
     (("train", "--like", "nowhere"), "no record.json"),
     (("train", "--like", "nowhere", "--steps", "3"), "remove the other settings"),
     (("embed", "spirals", "--out", "emb"), "spirals"),
-    (("embed", "rotated_digits", "--out", "no/emb"), "make it first"),
+    (("embed", "rotated_digits", "--out", "no/emb"), "create it first"),
     (("diagnose", "agrement", "runs"), "did you mean 'agreement'?"),
     (("diagnose", "agreement", "nowhere"), "no record.json"),
     (("diagnose", "agreement", "nowhere", "--set", "sampels=3"), "did you mean 'samples'?"),

@@ -201,7 +201,7 @@ def test_a_small_network_has_no_features_worth_keeping(folder, tmp_path):
 
 def test_where_nothing_can_be_written_is_told_before_the_data_are_read(tmp_path):
     (tmp_path / "taken.npz").mkdir()
-    for out, told in (("no/emb", "make it first"), ("taken", "give another --out")):
+    for out, told in (("no/emb", "create it first"), ("taken", "give another --out")):
         with pytest.raises(SpecError, match=told):
             embed("no such data", tmp_path / out, **TINY)
 
@@ -211,7 +211,7 @@ def test_data_are_not_overwritten_by_their_own_features(tmp_path):
     x = np.zeros((4, 24, 24), dtype=np.uint8)
     np.savez(path, X=x, y=[0, 1, 0, 1], domain=list("aabb"))
     before = path.read_bytes()
-    with pytest.raises(SpecError, match="the data themselves"):
+    with pytest.raises(SpecError, match="is the dataset itself"):
         embed(path, tmp_path / "own", **TINY)
     assert path.read_bytes() == before
 

@@ -25,7 +25,7 @@ from afield.errors import DataError, SpecError
 from afield.experiments import sweep
 from afield.experiments.benchmark import make_benchmark
 from afield.experiments.finished import reopen
-from afield.experiments.merge_runner import MERGE_BASELINES, Ensemble, _best, execute_merge
+from afield.experiments.merge_runner import MERGE_BASELINES, Ensemble, _best_expert, execute_merge
 from afield.experiments.pools import Local
 from afield.experiments.record import Failure, Record, Run
 from afield.experiments.run_setup import Machine, set_up
@@ -275,10 +275,10 @@ def judged(tmp_path):
         work = SimpleNamespace(
             learner=SimpleNamespace(model=nn.Linear(1, 1, bias=False)),
             evaluations=SimpleNamespace(evaluate=evaluate),
-            place=SimpleNamespace(store=tmp_path),
+            machine=SimpleNamespace(store=tmp_path),
         )
         experts = [{"weight": torch.full((1, 1), float(i))} for i in range(len(table))]
-        return int(_best(merged, work, experts).weight)
+        return int(_best_expert(merged, work, experts).weight)
 
     return number
 
@@ -533,7 +533,7 @@ def test_experts_of_several_methods_are_called_by_these(tmp_path):
 
 def test_an_ensemble_is_not_one_network_to_look_into(done):
     folder = done.store.folder(done.merged["logit_ensemble"].run)
-    with pytest.raises(SpecError, match="an ensemble is not one network; look at one of its"):
+    with pytest.raises(SpecError, match="an ensemble is not one network; give one of its"):
         diagnose("agreement", folder)
 
 

@@ -136,15 +136,15 @@ def test_what_is_under_way_is_stopped_when_the_caller_stops(cluster):
 
 
 def test_a_cluster_without_room_is_told(cluster, caplog):
-    Ray(cluster.address, cpus=64)._connected()
+    Ray(cluster.address, cpus=64)._connect()
     assert "no machine of the cluster has 64 CPUs and 0 GPUs" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"cpus": 0}, "a run needs some of either"),
-        ({"cpus": -1}, "a run needs some of either"),
+        ({"cpus": 0}, "a run needs CPUs or GPUs"),
+        ({"cpus": -1}, "a run needs CPUs or GPUs"),
         ({"gpus": 1.5}, "a part of one GPU, or whole ones"),
         ({"retries": -1}, "must not be below 0"),
     ],

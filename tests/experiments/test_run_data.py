@@ -144,7 +144,7 @@ def test_of_the_target_is_read_what_the_rules_ask_and_no_more(rules, always, at_
     assert read(exams.evaluate(model())) == PROBES | target(always)
     assert read(exams.last.evaluate(model())) == target(at_last)
     assert read(exams.best.evaluate(model())) == target(at_best)
-    completed = exams.completed(unread_best(), model(), exams.best)
+    completed = exams.add_scores(unread_best(), model(), exams.best)
     assert read(completed.scores) == {("art", "probe")} | target(at_best)
 
 
@@ -192,7 +192,7 @@ def test_curves_read_a_bounded_sample_of_the_unseen_domains(sources, unseen):
 def test_a_completed_checkpoint_keeps_what_it_had():
     exams = material(run(rules=("sources",)), domains()).evaluations
     before = unread_best()
-    after = exams.completed(before, model(), exams.best)
+    after = exams.add_scores(before, model(), exams.best)
     assert replace(after, scores=before.scores) == before
     assert after.scores["art"] == before.scores["art"]
     assert after.score("sketch", "main").size == len(domains()["sketch"].y) - 8
@@ -401,7 +401,7 @@ def test_training_batches_alone_are_augmented_and_both_have_one_size():
     ids=["features", "not square", "numbers"],
 )
 def test_augmentation_of_what_is_no_square_picture_is_refused(found):
-    with pytest.raises(SpecError, match="augment=light: things has no square pictures; use none"):
+    with pytest.raises(SpecError, match="augment=light: things has no square images; use none"):
         material(replace(run(), augment="light"), found)
 
 

@@ -287,12 +287,12 @@ def test_inputs_of_the_target_do_not_reach_the_scaling(tmp_path):
     assert found[0] == found[1]
 
 
-def test_data_that_changed_since_the_run_was_asked_for_are_refused(tmp_path):
+def test_data_that_changed_after_a_run_was_planned_are_refused(tmp_path):
     path = tmp_path / "own.npz"
     arrays(path, noise=False)
     run = plan_run(path, "erm", target="c", settings={"steps": 5})
     arrays(path, noise=True)
-    with pytest.raises(DataError, match="have changed"):
+    with pytest.raises(DataError, match="the data changed after this run was planned"):
         execute(run, Store(tmp_path / "runs"))
 
 
@@ -485,7 +485,7 @@ def test_a_run_starts_from_a_file_and_keeps_the_statistics_in_it(tmp_path):
     execute(run, Store(tmp_path / "broken"))
     assert outcome(Store(tmp_path / "broken"), run) == outcome(store, run)
     torch.save({name: value + 1 for name, value in net.state_dict().items()}, file)
-    with pytest.raises(DataError, match="has changed since the run was asked"):
+    with pytest.raises(DataError, match="changed after this run was planned"):
         execute(run, Store(tmp_path / "later"))
 
 

@@ -1,7 +1,7 @@
-"""Frozen features as a dataset: one pass through a network, and every method in minutes after it.
+"""Features of a frozen network as a dataset, on which every method trains in minutes.
 
-The file has X (features), y and domain (names), `names` of the files, `test` where the data have
-lists, and `provenance`: with what the features were made, as JSON.
+The ``.npz`` file has the arrays X (features), y and domain (names), `names` (of the files), `test`
+(if the dataset has official lists) and `provenance` (JSON: how the features were made).
 """
 
 import json
@@ -47,52 +47,52 @@ def embed(
     threads: int | None = None,
     skip_broken: bool = False,
 ) -> Path:
-    """Write the features of all samples to an ``.npz`` that every command takes; return its path.
+    """Write the features of all samples to an ``.npz`` file, which is a dataset; return its path.
 
     Parameters
     ----------
     dataset
-        A name, or the path of a user's own data.
+        Name of a dataset, or path of your own data.
     out
-        The file to write; ``.npz`` is added where it is missing.
+        The file to write; ``.npz`` is added if it is missing.
     backbone, weights, size
-        Which network, where its weights come from, and at which size it sees pictures; by default
-        the dataset's network if that is a pretrained one, or else timm's resnet18, from the hub.
+        The network, its weights, and the side in pixels of the images that it sees. Default: the
+        dataset's network if it is pretrained, or else timm's resnet18 with weights from the hub.
     device, threads
         Where to compute.
     skip_broken
         Whether to leave out files that cannot be read.
     """
-    path = _writable(Path(out).expanduser())
+    path = _check_out(Path(out).expanduser())
     if threads is not None and not 1 <= threads <= (os.cpu_count() or 1):
         raise SpecError(f"threads={threads}: this machine has {os.cpu_count()} cores")
-    found = find_dataset(dataset)
-    if found.origin == str(path.resolve()):
-        raise SpecError(f"{path}: the data themselves; give another --out")
-    usual = found.training.backbone
-    if find_backbone(usual).input_form() is None:
-        usual = DEFAULT_BACKBONE
-    given = {"backbone": backbone or usual, "size": size}
-    known = validate_values(
+    domain_set = find_dataset(dataset)
+    if domain_set.origin == str(path.resolve()):
+        raise SpecError(f"{path}: is the dataset itself; give another --out")
+    default = domain_set.training.backbone
+    if find_backbone(default).input_form() is None:
+        default = DEFAULT_BACKBONE
+    given = {"backbone": backbone or default, "size": size}
+    chosen = validate_values(
         Training, {name: value for name, value in given.items() if value is not None}, owner=""
     )
-    known["weights"] = weights or found.training.weights
-    settings = resolve_settings({**vars(found.training), **known}, found)
-    side = found.modality.stored_side(settings["size"])
-    domains = found.load(ReadOptions(data_root(), side=side, skip_broken=skip_broken))
+    chosen["weights"] = weights or domain_set.training.weights
+    settings = resolve_settings({**vars(domain_set.training), **chosen}, domain_set)
+    side = domain_set.modality.stored_side(settings["size"])
+    domains = domain_set.load(ReadOptions(data_root(), side=side, skip_broken=skip_broken))
     with preserve_torch_state(threads, cuda=False):
-        x = _features(found, domains, settings, torch.device(device or default_device()))
-    _write(path, x, found, domains, settings)
+        x = _features(domain_set, domains, settings, torch.device(device or default_device()))
+    _write(path, x, domain_set, domains, settings)
     return path
 
 
-def _writable(out: Path) -> Path:
-    """The file to write, if it can be: nobody wants to know that after an hour."""
+def _check_out(out: Path) -> Path:
+    """The file to write; raise before any work if it cannot be written."""
     path = out if out.suffix == ".npz" else out.with_name(f"{out.name}.npz")
     if not path.parent.is_dir():
-        raise SpecError(f"{path}: no folder {path.parent}; make it first")
+        raise SpecError(f"{path}: no folder {path.parent}; create it first")
     if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise SpecError(f"{path}: a file cannot be written there; give another --out")
+        raise SpecError(f"{path}: cannot be written; give another --out")
     return path
 
 
@@ -113,16 +113,16 @@ def _features(
     scaling = Scaling.for_images(form.mean, form.std, channels=channels, device=device)
     prepare = Resize(size, scaling)
     net = _network(settings, (channels, size, size)).to(device).eval()
-    found = []
+    features = []
     with torch.inference_mode(), progress(f"embedding {dataset.name}", len(rows)) as advance:
         for chunk in rows.chunks(CHUNK):
-            found.append(net.features(prepare(chunk)).float().cpu().numpy())
-            advance(sum(len(part) for part in found))
-    return np.concatenate(found)
+            features.append(net.features(prepare(chunk)).float().cpu().numpy())
+            advance(sum(len(part) for part in features))
+    return np.concatenate(features)
 
 
 def _network(settings: Mapping[str, Any], shape: tuple[int, ...]) -> Classifier:
-    """The network; random weights are the same ones every time."""
+    """The network; random weights come from a fixed seed."""
     name = settings["backbone"]
     with progress(f"weights of {name}"):
         torch.manual_seed(derive_seed("embedding", name))
@@ -136,18 +136,19 @@ def _write(
     domains: Mapping[str, Domain],
     settings: Mapping[str, Any],
 ) -> None:
-    """The file, whole or not at all."""
+    """Write the file atomically."""
     labels = torch.cat([domain.y for domain in domains.values()])
     tests = [domain.test for domain in domains.values() if domain.test is not None]
     files = [name for domain in domains.values() for name in domain.names]
-    told = {name: settings[name] for name in ("backbone", "weights", "start", "size")}
+    network_settings = {name: settings[name] for name in ("backbone", "weights", "start", "size")}
     packages = {name: version(name) for name in ("afield", "timm", "torch")}
-    made = {"dataset": dataset.spec, "data": dataset.fingerprint, **told, **packages}
+    origin = {"dataset": dataset.spec, "data": dataset.fingerprint}
+    provenance = {**origin, **network_settings, **packages}
     arrays = {
         "X": x,
         "y": np.array(dataset.classes)[labels.numpy()],
         "domain": np.repeat(list(domains), [len(domain.y) for domain in domains.values()]),
-        "provenance": np.array(json.dumps(made)),
+        "provenance": np.array(json.dumps(provenance)),
     }
     if len(files) == len(x):
         arrays["names"] = np.array(files)

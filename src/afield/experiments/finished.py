@@ -1,4 +1,4 @@
-"""Finished runs, reopened with their data, network and weights."""
+"""Finished runs, reopened with their data, networks and weights."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,15 +32,28 @@ __all__ = ["FinishedRun", "reopen"]
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run brought back: its record, its deployed model (as of a `step`), and its start.
+    """A finished run with its record, its deployed model and its initial state.
 
-    `learner` and `stream` are as they were before the first step; `domains` has the main part of
-    every domain, unseen ones too, without augmentation, `probes` the other part, and `called` what
-    each sample of the main part is called: its file's name, or the number of its row. `random` is
-    the state of the random generators at the first step. `trained` has the model once more, with
-    the method's further networks as they were then, if these were kept (`whole`). Of a merged run,
-    `base` has the weights that its experts started from and `experts` theirs, each with the name of
-    its source or method.
+    Attributes
+    ----------
+    record, step, model
+        The record, and the deployed model with the step of its checkpoint.
+    method, learner, stream, random
+        The method, and the state before the first step: the learner, the batches and the state of
+        the random generators.
+    trained, whole
+        A learner with the deployed model and the method's other networks at that checkpoint, and
+        whether these networks were stored.
+    domains, probes
+        Samples of the main split and of the probe split of every domain, including unseen ones,
+        without augmentation.
+    sample_names
+        The file name or row number of each sample of the main split.
+    base, experts
+        For a merged run: the weights that its experts started from, and those of the experts, by
+        the name of their source or method.
+    modality
+        The modality of the dataset.
     """
 
     record: Record
@@ -60,7 +73,7 @@ class FinishedRun:
     modality: Modality = ARRAY
 
     def shown(self, limit: int) -> list[str]:
-        """The domains to show, at most so many: the first sources, and at least a third unseen."""
+        """At most `limit` domains to show: the first sources, and at least a third unseen ones."""
         sources = self.record.run.sources
         unseen = [name for name in self.domains if name not in sources]
         room = max(limit - len(sources), min(len(unseen), limit // 3))
@@ -68,17 +81,17 @@ class FinishedRun:
         return [name for name in self.domains if name in kept]
 
     def batches(self, domain: str) -> Iterator[Batch]:
-        """Endless batches of one domain, as large and as augmented as those of the run."""
+        """Endless batches of one domain, with the batch size and augmentation of the run."""
         run, augment = self.record.run, self.stream.samples.augment
         samples = replace(self.domains[domain], augment=augment)
         for (batch,) in Stream(samples, batch=run.batch, seed=run.seed):
             yield batch
 
     def retrain(self, moments: int) -> Iterator[tuple[int, nn.Module]]:
-        """Train the run once more, and show the model at its start and at most so often after it.
+        """Repeat the training; yield the model at the start and at most `moments` times after it.
 
-        On the same machine, with as many threads, it is the same training, bit for bit. It changes
-        the learner, the stream and torch's random generators, and can be done once.
+        On the same machine with the same number of threads, the training is identical bit for bit.
+        It changes the learner, the stream and torch's random generators, so it works only once.
         """
         restore_rng_state(self.random)
         learner, last = self.learner, self.record.checkpoints[-1].step
@@ -95,16 +108,16 @@ class FinishedRun:
     def answers(
         self, model: nn.Module, samples: Samples, chosen: Tensor, *, domain: int | None = None
     ) -> Tensor:
-        """The classes that a model names for chosen samples, if need be told the source."""
+        """Predicted classes of chosen samples; `domain` is the index of their source, if given."""
         logits = compute_outputs(model, samples.x, samples.prepare, indices=chosen, domain=domain)
         return logits.argmax(dim=1).cpu()
 
     def logits(self, samples: Samples) -> Tensor:
-        """What the deployed model makes of samples, on the CPU."""
+        """The deployed model's logits for samples, on the CPU."""
         return compute_outputs(self.model, samples.x, samples.prepare).cpu()
 
     def sample_indices(self, domain: str, count: int) -> Tensor:
-        """So many of a domain's samples, by their indices, drawn at random but the same again."""
+        """Indices of `count` samples of a domain, drawn at random with the seed of the run."""
         generator = torch.Generator().manual_seed(self.record.run.seed)
         return torch.randperm(len(self.domains[domain]), generator=generator)[:count]
 
@@ -116,17 +129,17 @@ def reopen(
     root: Path | None = None,
     device: str | None = None,
 ) -> FinishedRun:
-    """A finished run with its network and its data; `dataset` says where these are now."""
+    """Reopen a finished run; `dataset` is the present path of its data, if they were moved."""
     folder = Path(folder).resolve()
     record = read_record(folder)
     if dataset:
         record = replace(record, run=replace(record.run, dataset=dataset))
     run = record.run
     if run.experts and run.method == "logit_ensemble":
-        raise SpecError(f"{folder}: an ensemble is not one network; look at one of its experts")
+        raise SpecError(f"{folder}: an ensemble is not one network; give one of its experts")
     where = torch.device(device or default_device())
-    place = Machine(where, torch.get_num_threads(), root or data_root(), folder.parent)
-    work = set_up(run, place)
+    machine = Machine(where, torch.get_num_threads(), root or data_root(), folder.parent)
+    work = set_up(run, machine)
     random = capture_rng_state()
     trained = copy.deepcopy(work.learner)
     trained.model.load_state_dict(read_run_weights(folder))
@@ -135,16 +148,16 @@ def reopen(
         trained.parts.load_state_dict(read_run_weights(folder, "parts"))
     trained.model.eval()
     trained.parts.eval()
-    found = find_dataset(run.dataset, place.root)
-    domains = load_domains(found, run, place.root)
+    domain_set = find_dataset(run.dataset, machine.root)
+    domains = load_domains(domain_set, run, machine.root)
     prepare = work.stream.samples.prepare
-    cuts = known_splits(run, domains)
+    splits = known_splits(run, domains)
 
     def samples(part: str) -> dict[str, Samples]:
-        rows = {name: {name: getattr(cut, part)} for name, cut in cuts.items()}
+        rows = {name: {name: getattr(split, part)} for name, split in splits.items()}
         return {
-            name: replace(pool_domains(domains, own, place.device), prepare=prepare)
-            for name, own in rows.items()
+            name: replace(pool_domains(domains, of_domain, machine.device), prepare=prepare)
+            for name, of_domain in rows.items()
         }
 
     return FinishedRun(
@@ -158,22 +171,22 @@ def reopen(
         stream=work.stream,
         domains=samples("main"),
         probes=samples("probe"),
-        sample_names={name: _called(domains[name], cut.main) for name, cut in cuts.items()},
+        sample_names={name: _names(domains[name], split.main) for name, split in splits.items()},
         random=random,
         base=read_run_weights(folder.parent / run.base) if run.experts else {},
         experts={
-            _named(folder.parent / key, run): read_run_weights(folder.parent / key)
+            _expert_name(folder.parent / key, run): read_run_weights(folder.parent / key)
             for key in run.experts
         },
-        modality=found.modality,
+        modality=domain_set.modality,
     )
 
 
-def _named(folder: Path, merged: Run) -> str:
-    """What an expert is called: its source, or its method where all have the same sources."""
+def _expert_name(folder: Path, merged: Run) -> str:
+    """The source of an expert, or its method if all experts have the same sources."""
     run = read_record(folder).run
     return run.method if run.sources == merged.sources else ", ".join(run.sources)
 
 
-def _called(domain: Domain, rows: Tensor) -> list[str]:
+def _names(domain: Domain, rows: Tensor) -> list[str]:
     return [domain.names[row] if domain.names else str(row) for row in rows.tolist()]

@@ -1,14 +1,14 @@
-"""Merged models as runs: from the weights of a base and of experts to a record like any other.
+"""Merged models as runs: they start from the weights of finished runs and have a record too.
 
     every merge of merges/   base + scale · merged delta of the experts
-    base                     what they all started from; of a CLIP: zero-shot
-    best_expert              the one that does best on the other sources' probe parts
-    logit_ensemble           the mean of the experts' raw logits: not one network, but all of them
-    target_expert            fine-tuned on the target itself: no method, but a yardstick. Its
-                             score is of the target's probe part, as it has seen the main part;
-                             where a dataset has official lists, of the test list, as all others'.
+    base                     the model that all experts start from; for a CLIP, zero-shot
+    best_expert              the expert with the best accuracy on the other sources' probe splits
+    logit_ensemble           the mean of the experts' raw logits, which needs all networks
+    target_expert            fine-tuned on the target itself, as an upper bound. It is scored on
+                             the target's probe split, because it was trained on the main split;
+                             if the dataset has official lists, on the test list, as all others
 
-Only the last knows anything of the target.
+Only the last one uses data of the target.
 """
 
 import copy
@@ -37,14 +37,14 @@ from afield.training.evaluation import Checkpoint, Scores
 
 __all__ = ["MERGE_BASELINES", "Ensemble", "check_merge", "execute_merge"]
 
-# What stands beside the merges in every table of them.
+# Rows that every table of merges has beside the merges.
 MERGE_BASELINES = ("base", "best_expert", "logit_ensemble", "target_expert")
 
 State = Mapping[str, Tensor]
 
 
 class Ensemble(nn.Module):
-    """The mean of several networks' raw logits."""
+    """Outputs the mean of the raw logits of several networks."""
 
     def __init__(self, networks: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -83,38 +83,38 @@ def execute_merge(
     wait: bool = True,
     **training: Any,
 ) -> Record:
-    """Make the model of a merged run and score it, or return its record if it is done.
+    """Build and evaluate the model of a merged run, or return its record if it is finished.
 
     Parameters
     ----------
     run, store
-        What to merge, and where its experts and its own record are kept.
+        The run, and the store of its experts and of its record.
     root, device, threads, wait
         As in `execute`.
     training
-        What else `execute` takes: there is nothing to train.
+        Other options of `execute`, which are ignored.
     """
     del training
-    place = Machine(
+    machine = Machine(
         torch.device(device or default_device()), threads, root or data_root(), store.root
     )
     with store.claim(run, wait=wait):
-        known = store.get(run)
-        if known is not None:
-            return known
+        stored = store.get(run)
+        if stored is not None:
+            return stored
         run = store.with_stored_rules(run)
         store.fetch(*filter(None, [run.base]), *run.experts)
-        with deterministic(threads), track_peak_memory(place.device) as peak:
+        with deterministic(threads), track_peak_memory(machine.device) as peak:
             started = time.monotonic()
-            work = set_up(run, place)
-            model = _made(run, work, store)
-            checkpoint = _scored(run, work, model)
+            work = set_up(run, machine)
+            model = _build_model(run, work, store)
+            checkpoint = _evaluate(run, work, model)
         record = Record(
             run=run,
             checkpoints=(checkpoint,),
             seconds=time.monotonic() - started,
             versions=versions(run),
-            device=place.told,
+            device=machine.description,
             dropped=work.dropped,
             memory=peak(),
         )
@@ -127,35 +127,35 @@ def _weights(store: Store, key: str) -> State:
         return read_run_weights(store.root / key)
     except DataError:
         raise DataError(
-            f"{key}: this expert has no weights in {store.root}; see its failure"
+            f"{key}: this expert has no weights in {store.root}; its own run failed"
         ) from None
 
 
-def _made(run: Run, work: TrainingState, store: Store) -> nn.Module:
-    """The model that the run asks for; the network at hand has the base's weights."""
+def _build_model(run: Run, work: TrainingState, store: Store) -> nn.Module:
+    """The model of a merged run; the network of `work` has the weights of the base."""
     network = work.learner.model
     if run.method == "base":
         return network.eval()
     experts = [_weights(store, key) for key in run.experts]
     _check_alike(run, network, experts)
     special: dict[str, Callable[[], nn.Module]] = {
-        "best_expert": lambda: _best(run, work, experts),
-        "logit_ensemble": lambda: Ensemble([_with(network, each) for each in experts]),
-        "target_expert": lambda: _with(network, experts[0]),
+        "best_expert": lambda: _best_expert(run, work, experts),
+        "logit_ensemble": lambda: Ensemble([_copy_with(network, each) for each in experts]),
+        "target_expert": lambda: _copy_with(network, experts[0]),
     }
     if run.method in special:
         return special[run.method]().eval()
     base = {name: value.clone() for name, value in network.state_dict().items()}
-    here = [{name: value.to(work.place.device) for name, value in e.items()} for e in experts]
+    here = [{name: value.to(work.machine.device) for name, value in e.items()} for e in experts]
     params = with_neutral(registry.find("merges", run.method), run.params)
-    return _with(network, merge(run.method, base, here, **params)).eval()
+    return _copy_with(network, merge(run.method, base, here, **params)).eval()
 
 
-def _with(network: nn.Module, weights: State) -> nn.Module:
-    """A network like this one with other weights."""
-    found = copy.deepcopy(network)
-    found.load_state_dict(weights)
-    return found
+def _copy_with(network: nn.Module, weights: State) -> nn.Module:
+    """A copy of a network with other weights."""
+    other = copy.deepcopy(network)
+    other.load_state_dict(weights)
+    return other
 
 
 def _check_alike(run: Run, network: nn.Module, experts: Sequence[State]) -> None:
@@ -168,12 +168,12 @@ def _check_alike(run: Run, network: nn.Module, experts: Sequence[State]) -> None
             )
 
 
-def _best(run: Run, work: TrainingState, experts: Sequence[State]) -> nn.Module:
-    """The expert that does best on sources that it was not trained on, where there are any."""
-    networks = [_with(work.learner.model, each) for each in experts]
+def _best_expert(run: Run, work: TrainingState, experts: Sequence[State]) -> nn.Module:
+    """The expert with the best accuracy on sources it was not trained on, if there are any."""
+    networks = [_copy_with(work.learner.model, each) for each in experts]
     values = []
     for key, network in zip(run.experts, networks, strict=True):
-        seen = read_record(work.place.store / key).run.sources
+        seen = read_record(work.machine.store / key).run.sources
         scores = work.evaluations.evaluate(network)
         others = [name for name in run.sources if name not in seen] or list(run.sources)
         values.append(sum(_accuracy(scores[name]) for name in others) / len(others))
@@ -184,19 +184,20 @@ def _accuracy(scores: Scores) -> float:
     return scores.probe.accuracy if scores.probe else 0.0
 
 
-def _scored(run: Run, work: TrainingState, model: nn.Module) -> Checkpoint:
-    """One checkpoint: what every rule reads, and nothing of the target decided it."""
-    exams = work.evaluations
-    found = Checkpoint(run.steps, exams.evaluate(model), {})
-    found = exams.completed(found, model, exams.last)
-    # Both mostly read the same of the target; it is one model.
-    if not set(exams.best.keys) <= set(exams.last.keys):
-        found = exams.completed(found, model, exams.best)
+def _evaluate(run: Run, work: TrainingState, model: nn.Module) -> Checkpoint:
+    """The only checkpoint of a merged run, with the scores that every rule reads."""
+    evaluations = work.evaluations
+    checkpoint = Checkpoint(run.steps, evaluations.evaluate(model), {})
+    checkpoint = evaluations.add_scores(checkpoint, model, evaluations.last)
+    # The best checkpoint is also the last one, so most of its scores are there already.
+    if not set(evaluations.best.keys) <= set(evaluations.last.keys):
+        checkpoint = evaluations.add_scores(checkpoint, model, evaluations.best)
     if run.method != "target_expert":
-        return found
-    domains = load_domains(find_dataset(run.dataset, work.place.root), run, work.place.root)
-    # By official lists it has learned the train list, and the main part of an unseen domain is the
-    # test list.
-    cut = [n for n in found.scores if n not in run.sources and domains[n].test is None]
-    unseen = {name: replace(found.scores[name], main=found.scores[name].probe) for name in cut}
-    return replace(found, scores={**found.scores, **unseen})
+        return checkpoint
+    domains = load_domains(find_dataset(run.dataset, work.machine.root), run, work.machine.root)
+    scores = checkpoint.scores
+    # With official lists, the main split of an unseen domain is its test list, which is not
+    # trained on.
+    split = [n for n in scores if n not in run.sources and domains[n].test is None]
+    unseen = {name: replace(scores[name], main=scores[name].probe) for name in split}
+    return replace(checkpoint, scores={**scores, **unseen})

@@ -28,11 +28,11 @@ __all__ = ["Local", "Pool", "Ray", "default_workers", "make_pool"]
 log = logging.getLogger(__name__)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-# A run with these came to no end of its own.
+# Ray's errors for a task whose process or machine was lost.
 LOST_ERRORS = ("WorkerCrashedError", "NodeDiedError", "OutOfMemoryError", "ObjectLostError")
-# How often to ask for the end of what is under way, a second apart.
+# How many times to cancel running tasks, a second apart.
 CANCEL_ATTEMPTS = 10
-# A cluster that is started for a sweep sends nothing to anybody.
+# A cluster that is started for a sweep sends no usage statistics.
 RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
 # Time for the first connection to a cluster, and for Ray to answer.
 CONNECT_SECONDS, PROBE_SECONDS = 5, 20
@@ -40,7 +40,7 @@ CONNECT_SCRIPT = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, lo
 
 
 class Pool(Protocol):
-    """Something that maps a function over items, in any order, wherever it likes."""
+    """Maps a function over items, in any order and anywhere."""
 
     def map(
         self,
@@ -48,12 +48,12 @@ class Pool(Protocol):
         items: Iterable[Item],
         on_lost: Callable[[Item], Result],
     ) -> Iterator[Result]:
-        """Yield results as they come; `lost` makes the result of an item whose worker died."""
+        """Yield results as they come; `on_lost` makes the result of an item whose worker died."""
 
 
 @dataclass(frozen=True)
 class Local:
-    """Processes on this machine, one run in each at a time; with one worker, this process."""
+    """Worker processes on this machine; a single worker is the calling process itself."""
 
     workers: int = 1
 
@@ -69,14 +69,14 @@ class Local:
     ) -> Iterator[Result]:
         """Yield results as they come.
 
-        Every worker is a pool of its own, so that a worker that is killed takes down exactly the
-        run that it was at, and that run is known.
+        Every worker is a pool of its own, so a killed worker loses only its own run, and it is
+        known which.
         """
         if self.workers == 1:
             yield from map(function, items)
             return
         waiting = deque(items)
-        idle = _workers(min(self.workers, len(waiting)))
+        idle = _start_workers(min(self.workers, len(waiting)))
         at_work: dict[Future[Result], tuple[ProcessPoolExecutor, Item]] = {}
         try:
             while waiting or at_work:
@@ -86,7 +86,7 @@ class Local:
                 for future in wait(at_work, return_when=FIRST_COMPLETED).done:
                     worker, item = at_work.pop(future)
                     died = isinstance(future.exception(), BrokenProcessPool)
-                    idle.append(_worker() if died else worker)
+                    idle.append(_make_worker() if died else worker)
                     yield on_lost(item) if died else future.result()
         finally:
             for worker, _ in at_work.values():
@@ -96,7 +96,7 @@ class Local:
 
 
 def default_workers(threads: int) -> int:
-    """As many as the cores that this process may use can carry; one where there is a GPU."""
+    """One worker per `threads` cores that this process may use; one worker on a GPU."""
     if default_device() != "cpu":
         return 1
     return max(1, usable_cores() // threads)
@@ -126,9 +126,9 @@ def make_pool(
     return Ray(on if address else "", cpus=cpus, gpus=gpus, retries=retries)
 
 
-def _workers(count: int) -> list[ProcessPoolExecutor]:
-    """Workers that have started."""
-    started = [_worker() for _ in range(count)]
+def _start_workers(count: int) -> list[ProcessPoolExecutor]:
+    """Start workers, and wait until they run."""
+    started = [_make_worker() for _ in range(count)]
     try:
         wait([worker.submit(os.getpid) for worker in started])
         for worker in started:
@@ -142,13 +142,13 @@ def _workers(count: int) -> list[ProcessPoolExecutor]:
 
 
 def _end(worker: ProcessPoolExecutor) -> None:
-    """Stop in the middle of a run: it can go on from its snapshot."""
+    """Kill a worker in the middle of a run, which can continue from its snapshot."""
     for process in list((worker._processes or {}).values()):
         process.kill()
     worker.shutdown(wait=False, cancel_futures=True)
 
 
-def _worker() -> ProcessPoolExecutor:
+def _make_worker() -> ProcessPoolExecutor:
     # Spawned, not forked: torch's threads do not survive a fork.
     context = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(1, mp_context=context, initializer=end_with_parent)
@@ -156,10 +156,17 @@ def _worker() -> ProcessPoolExecutor:
 
 @dataclass(frozen=True)
 class Ray:
-    """A cluster: that of the address, or the one that runs here, or one of this machine alone.
+    """A Ray cluster.
 
-    Every run takes so many `cpus` and `gpus`, which may be fractions, and is begun again so often
-    when its machine is lost or its process is killed.
+    Parameters
+    ----------
+    address
+        Address of the cluster; empty means the cluster that runs here, or else a new one on this
+        machine.
+    cpus, gpus
+        Resources per run, which may be fractions.
+    retries
+        How many times a run is restarted if its machine is lost or its process is killed.
     """
 
     address: str = ""
@@ -169,7 +176,7 @@ class Ray:
 
     def __post_init__(self) -> None:
         if min(self.cpus, self.gpus) < 0 or not self.cpus + self.gpus:
-            raise SpecError(f"cpus={self.cpus:g}, gpus={self.gpus:g}: a run needs some of either")
+            raise SpecError(f"cpus={self.cpus:g}, gpus={self.gpus:g}: a run needs CPUs or GPUs")
         if self.gpus > 1 and self.gpus != int(self.gpus):
             raise SpecError(f"gpus={self.gpus:g}: give a part of one GPU, or whole ones")
         if self.retries < 0:
@@ -181,13 +188,13 @@ class Ray:
         items: Iterable[Item],
         on_lost: Callable[[Item], Result],
     ) -> Iterator[Result]:
-        """Yield results as they come; what is under way when the caller stops is stopped too."""
+        """Yield results as they come; when the caller stops, running tasks are canceled."""
         waiting = list(items)
         if not waiting:
             return
-        ray = self._connected()
+        ray = self._connect()
         resources = {"num_cpus": self.cpus, "num_gpus": self.gpus}
-        task = ray.remote(max_retries=self.retries, **resources)(_done)
+        task = ray.remote(max_retries=self.retries, **resources)(_run_task)
         at_work = {task.remote(function, item, gpu=self.gpus > 0): item for item in waiting}
         try:
             while at_work:
@@ -201,12 +208,12 @@ class Ray:
         finally:
             _stop(ray, list(at_work))
 
-    def _connected(self) -> Any:
-        """Ray, with a cluster; it stays connected until the process ends."""
+    def _connect(self) -> Any:
+        """Connect to the cluster, until this process ends, and return the module `ray`."""
         try:
             import ray
         except ImportError:
-            raise SpecError("Ray is not installed; do so with: pip install 'afield[ray]'") from None
+            raise SpecError("Ray is not installed; try: pip install 'afield[ray]'") from None
         if not ray.is_initialized():
             for name, value in RAY_ENVIRONMENT.items():
                 os.environ.setdefault(name, value)
@@ -221,17 +228,17 @@ class Ray:
                 )
             except Exception as error:  # noqa: BLE001  Ray raises bare exceptions on a time-out
                 raise _no_cluster(address, str(error)) from None
-        self._check_room(ray.nodes())
+        self._check_resources(ray.nodes())
         return ray
 
-    def _check_room(self, nodes: list[dict[str, Any]]) -> None:
-        """A word where no machine is large enough: one may come yet."""
+    def _check_resources(self, nodes: list[dict[str, Any]]) -> None:
+        """Warn if no machine is large enough for a run; one may still join."""
         alive = [node["Resources"] for node in nodes if node["Alive"]]
         if not any(
             each.get("CPU", 0) >= self.cpus and each.get("GPU", 0) >= self.gpus for each in alive
         ):
             log.warning(
-                "no machine of the cluster has %g CPUs and %g GPUs for a run: waiting for one",
+                "no machine of the cluster has %g CPUs and %g GPUs for a run; waiting for one",
                 self.cpus,
                 self.gpus,
             )
@@ -271,18 +278,18 @@ def _no_cluster(address: str, reason: str) -> SpecError:
 
 
 def _stop(ray: Any, references: list[Any]) -> None:
-    """Stop what is under way, and what waits; Ray may miss a task that is about to begin."""
+    """Cancel running and waiting tasks, repeatedly: Ray may miss one that is about to start."""
     for _ in range(CANCEL_ATTEMPTS):
         if not references:
             return
-        # The last first: none that waits may take the place of one that is stopped.
+        # The last first, so that no waiting task takes the place of a canceled one.
         for reference in reversed(references):
             ray.cancel(reference, force=True)
         references = ray.wait(references, num_returns=len(references), timeout=1.0)[1]
 
 
-def _done(work: Callable[[Item], Result], item: Item, *, gpu: bool) -> Result:
+def _run_task(work: Callable[[Item], Result], item: Item, *, gpu: bool) -> Result:
     if not gpu:
-        # One that it did not ask for is another's.
+        # Hide GPUs that this task did not request; they belong to other tasks.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     return work(item)

@@ -1,4 +1,4 @@
-"""What is asked (`Run`, `Plan`), how far it is (`Progress`), what came out (`Record`)."""
+"""The contents of a store: runs, their records and failures, plans and progress."""
 
 import hashlib
 import json
@@ -15,15 +15,13 @@ from afield.training.evaluation import PARTS, Checkpoint
 
 __all__ = ["Failure", "Plan", "Progress", "Record", "Run"]
 
-# These say how a run is read and shown, not what is trained; with or without them it is one run.
+# Fields that change how a run is selected and shown, but not what is trained.
 NOT_IN_KEY = ("rules", "given")
-
-
 # Largest values; a larger one is a slip of the keyboard, and would exhaust time or memory.
 LIMITS = {"steps": 10**9, "batch": 2**20, "batch_total": 2**20, "size": 4096}
-# What may be zero: nothing of it is asked for then.
+# Counts that may be 0, which means 'not set'.
 COUNTS = ("size", "domains_per_step", "limit", "batch_total", "freeze_blocks")
-# Declared ahead of the code that uses them, so that keys stay as they are when it comes.
+# Fields for later versions. Declared now, so that adding the code changes no key.
 RESERVED = (
     "precision",
     "inexact",
@@ -36,24 +34,44 @@ RESERVED = (
 
 @dataclass(frozen=True)
 class Run:
-    """All that determines one training. What is not in `sources` is unseen.
+    """Everything that determines one training run.
 
-    `params` are the method's hyperparameters in full, `given` those settings that somebody chose by
-    hand (they label the row in a table), `rules` the selection rules that will read the record, and
-    `data` and `start` the fingerprints of a user's own data and of a file of weights. `tested` are,
-    where a share of the domains is held out, those to be tested on; other unseen ones validate, but
-    for the `unused`. Of merging, `role` is that of a run (base, expert or merged), `base` the key
-    of the run from whose weights it starts, `experts` the keys of those that are merged: `method`
-    is then the merge. `report` is ``whole`` if all samples of the domains to test on are reported
-    on, instead of their test split, and `split` is ``random`` if a dataset's own lists do not split
-    its domains. With `epochs`, `steps` is what they come to. `classes` are those of the sources if
-    the dataset has more: the network has no output for the others. The rest is as in `Training`,
-    with nothing left open.
+    Attributes
+    ----------
+    dataset, sources
+        The dataset, and the domains to train on; all other domains are unseen.
+    method, params, average, average_params
+        The method and the weight averaging, with all their hyperparameters. The method of a merged
+        run is the merge.
+    trial, draw
+        Number of the repetition and of the hyperparameter sample.
+    tested, unused
+        If a share of the domains is held out: the domains to test on, and those that are neither
+        trained on nor evaluated. The other unseen domains validate.
+    role, base, experts
+        For merges: the role (base, expert or merged), the key of the run from whose weights this
+        one starts, and the keys of the runs to merge.
+    freeze_head
+        Whether the last layer is not trained, as in experts of a pretrained network.
+    report, split
+        ``whole`` if all samples of the domains to test on are reported on, instead of their test
+        split; ``random`` if a dataset's own lists do not split its domains.
+    classes
+        The classes of the sources if the dataset has more; the network has no output for the
+        others.
+    epochs
+        If set, `steps` is the number of steps that they amount to.
+    start, data
+        Digest of a file of initial weights, and fingerprint of your own data.
+    rules, given
+        The selection rules that will read the record, and the settings that were chosen by hand,
+        which label the row in a table. Neither changes the key.
 
-    Reserved for later versions, and empty until then: `precision` (of the arithmetic), `inexact`
-    (kernels that do not repeat bit for bit), `compile`, `metric` (that selects; empty is accuracy),
-    `prompts` (digest of the class names shown to CLIP), `freeze_blocks`, and the role
-    `adapted` (a run that adapts the model of its base to unlabelled samples).
+    The other fields are those of `Training`, resolved. Fields for later versions, empty so far:
+    `precision` (of the arithmetic), `inexact` (kernels that do not repeat bit for bit), `compile`,
+    `metric` (for selection; empty means accuracy), `prompts` (digest of CLIP's class names),
+    `freeze_blocks`, and the role `adapted` (a run that adapts the model of its base to unlabeled
+    samples).
     """
 
     dataset: str
@@ -123,7 +141,7 @@ class Run:
                 raise SpecError(f"{name}={getattr(self, name)}: must be at most {limit:,}")
 
     def check_supported(self) -> None:
-        """Refuse a run that asks for a capability of a later version."""
+        """Refuse a run with settings of a later version."""
         for name in RESERVED:
             if getattr(self, name):
                 value = getattr(self, name)
@@ -133,17 +151,17 @@ class Run:
 
     @cached_property
     def key(self) -> str:
-        """The run's name on disk: the method, and a digest of everything else."""
+        """The name of the run on disk: its method, and a digest of all its fields."""
         return f"{self.method}-{_digest(self, NOT_IN_KEY)}"
 
     @property
     def order(self) -> int:
-        """When a run can be done: after its base, and after the experts that it merges."""
+        """Runs of a lower order come first: bases before experts, experts before merged models."""
         return 2 if self.experts else 1 if self.base else 0
 
     @cached_property
     def recipe(self) -> str:
-        """What the run shares with its twins: all but the source domains.
+        """A digest of everything but the source domains, which twins share.
 
         The same number of epochs is another number of steps on other sources.
         """
@@ -152,21 +170,21 @@ class Run:
 
     @property
     def seed(self) -> int:
-        """The seed of everything random in this run.
+        """The seed of all random numbers of this run.
 
-        Methods share it, so that they start from the same weights and see the same batches. It does
-        not depend on the data's fingerprint: labels of an unseen domain must not reach training.
+        Methods share it, so they start from the same weights and see the same batches. It does not
+        depend on the fingerprint of the data, so labels of unseen domains cannot affect training.
         """
         return derive_seed("run", self.sources, self.trial, self.draw)
 
 
 @dataclass(frozen=True)
 class Record:
-    """A run and all that is known of it.
+    """A finished run and its results.
 
-    `dropped` counts broken files that were left out. `memory` is the most that was in use while it
-    ran, in bytes: on a GPU what its tensors took, on a CPU the whole process, in which other runs
-    may have been before; 0 is not known.
+    `dropped` counts unreadable files that were left out. `memory` is the peak memory in bytes: on a
+    GPU that of the run's tensors, on a CPU that of the whole process, which may have done other
+    runs before; 0 means unknown.
     """
 
     run: Run
@@ -179,7 +197,7 @@ class Record:
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """All domains of the dataset that the run has to do with, in its order."""
+        """All domains that the run trains or is evaluated on, in the order of the dataset."""
         return tuple(self.checkpoints[-1].scores)
 
     @property
@@ -212,13 +230,13 @@ class Record:
 
     @property
     def tests(self) -> tuple[str, ...]:
-        """The unseen domains that are reported on; others only validate."""
+        """The unseen domains that are tested on; the others only validate."""
         return self.run.tested or self.unseen
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that ended in an error, at a time (in seconds, as of `time.time`)."""
+    """A run that ended in an error, and when (as `time.time` counts)."""
 
     run: Run
     error: str
@@ -228,7 +246,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is: steps done, the sources' validation accuracy then, by which process."""
+    """Progress of a run: its steps so far, its validation accuracy, and the process doing it."""
 
     run: Run
     unseen: tuple[str, ...]
@@ -241,9 +259,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class Plan:
-    """What somebody asked for at once: the keys of its runs, with what words, by which process.
+    """The runs of one benchmark by their keys, the command, and the process that does it.
 
-    So many of them were `known` when it started.
+    `known` of the runs were finished when it started.
     """
 
     keys: tuple[str, ...]
@@ -255,13 +273,13 @@ class Plan:
 
 
 def _digest(run: Run, leaving_out: tuple[str, ...]) -> str:
-    """A digest of a run's fields; what is zero or empty is left out, and where own files lie.
+    """A digest of the fields that are neither zero nor empty, without paths of your own files.
 
-    So a field that is added later, and is zero or empty for all that could be asked before, changes
-    no key: what is finished stays finished.
+    A field that is added later changes no key as long as it is zero or empty, so runs that were
+    finished before stay finished.
     """
-    known = asdict(run)
-    known |= {"dataset": "" if run.data else run.dataset}
-    known |= {"weights": "" if run.start else run.weights}
-    fields = {name: v for name, v in known.items() if v and name not in leaving_out}
+    values = asdict(run)
+    values |= {"dataset": "" if run.data else run.dataset}
+    values |= {"weights": "" if run.start else run.weights}
+    fields = {name: v for name, v in values.items() if v and name not in leaving_out}
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]

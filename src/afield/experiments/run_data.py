@@ -1,6 +1,7 @@
-"""What a run trains on, and what it is examined on: no more than its rules read.
+"""The data of a run: samples to train on, and evaluations of what its rules read.
 
-Nothing of an unseen domain is in `samples` or in the scaling; unseen domains are in exams only.
+Samples of unseen domains are never trained on and do not affect the scaling; they are only
+evaluated.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,14 +26,14 @@ from afield.training.evaluation import Checkpoint, Evaluator, Scores, combine_sc
 
 __all__ = ["Evaluations", "RunData", "known_splits", "split_domains", "training_rows"]
 
-# How many samples of all unseen domains together are read for the curves at a checkpoint, but of
-# each at least so many.
+# Samples of all unseen domains together that are evaluated for the curves at a checkpoint, and the
+# least number per domain.
 CURVE_SAMPLES, MIN_CURVE_SAMPLES = 64, 8
 
 
 @dataclass(frozen=True)
 class Evaluations:
-    """What is read at every checkpoint, at the last one, and at the best on the sources."""
+    """What to evaluate at every checkpoint, at the last one, and at the best one on the sources."""
 
     regular: Evaluator
     last: Evaluator
@@ -40,19 +41,23 @@ class Evaluations:
     order: tuple[str, ...]
 
     def evaluate(self, model: nn.Module) -> dict[str, Scores]:
-        """What is read at every checkpoint."""
+        """The scores of a checkpoint."""
         return combine_scores(self.regular.evaluate(model), {}, self.order)
 
-    def completed(self, checkpoint: Checkpoint, model: nn.Module, exam: Evaluator) -> Checkpoint:
-        """A checkpoint with what is read of it in another exam as well."""
-        return replace(
-            checkpoint, scores=combine_scores(checkpoint.scores, exam.evaluate(model), self.order)
-        )
+    def add_scores(
+        self, checkpoint: Checkpoint, model: nn.Module, evaluator: Evaluator
+    ) -> Checkpoint:
+        """The checkpoint with the scores of another evaluator added."""
+        scores = combine_scores(checkpoint.scores, evaluator.evaluate(model), self.order)
+        return replace(checkpoint, scores=scores)
 
 
 @dataclass(frozen=True)
 class RunData:
-    """The samples to train on, the exams, how inputs are scaled, and the shape a network sees."""
+    """The samples to train on, the evaluations, the scaling, and the shape that a network sees.
+
+    `dropped` counts unreadable files that were left out.
+    """
 
     samples: Samples
     evaluations: Evaluations
@@ -69,20 +74,22 @@ class RunData:
         device: torch.device,
         start_inputs: Mapping[str, Any] | None = None,
     ) -> "RunData":
-        """Cut the domains; inputs are scaled as the network expects, or as the sources suggest.
+        """Split the domains of a run and set up its scaling and evaluations.
 
-        Or as is `told`, by the run from whose weights this one starts.
+        Inputs are scaled as a pretrained network expects, or else by the mean and standard
+        deviation of the sources. If `start_inputs` is given, it has the scaling of the run from
+        whose weights this one starts, which is reused.
         """
-        cuts = split_domains(run, domains)
+        splits = split_domains(run, domains)
         samples = pool_domains(domains, training_rows(run, domains), device)
         scaling = _scaling(run, samples, device)
         if start_inputs is not None:
             scaling = Scaling.from_dict(start_inputs, scaling)
         unseen = dataset.without(*run.sources, *run.unused)
         share = max(MIN_CURVE_SAMPLES, CURVE_SAMPLES // max(1, len(unseen)))
-        rows = {(name, "probe"): cuts[name].probe for name in dataset.domains}
+        rows = {(name, "probe"): splits[name].probe for name in dataset.domains}
         for name in unseen:
-            main = cuts[name].main
+            main = splits[name].main
             rows[name, "main"], rows[name, "sample"] = main, _spread(main, share)
         shape = tuple(samples.x.shape)
         prepare: Prepare = scaling
@@ -90,16 +97,14 @@ class RunData:
             shape = (shape[0], run.size, run.size)
             prepare = Resize(run.size, scaling)
         augment = Augmentation(run.augment, shape[-1], scaling) if run.augment else None
-        if augment and not _square_pictures(samples):
-            raise SpecError(
-                f"augment={run.augment}: {dataset.name} has no square pictures; use none"
-            )
-        exam = partial(
-            _exam, domains=domains, rows=rows, prepare=prepare, device=device, trial=run.trial
+        if augment and not _square_images(samples):
+            raise SpecError(f"augment={run.augment}: {dataset.name} has no square images; use none")
+        evaluator = partial(
+            _evaluator, domains=domains, rows=rows, prepare=prepare, device=device, trial=run.trial
         )
         return cls(
             samples=replace(samples, prepare=prepare, augment=augment),
-            evaluations=_exams(run, dataset.domains, exam),
+            evaluations=_evaluations(run, dataset.domains, evaluator),
             scaling=scaling,
             shape=shape,
             dropped=sum(len(domain.broken) for domain in domains.values()),
@@ -107,14 +112,17 @@ class RunData:
 
 
 def split_domains(run: Run, domains: Mapping[str, Domain]) -> dict[str, Parts]:
-    """The rows of every domain's two parts, as this run cuts them."""
-    return {name: _cut(name, domain, run) for name, domain in domains.items()}
+    """The indices of both splits of every domain in this run."""
+    return {name: _split(name, domain, run) for name, domain in domains.items()}
 
 
 def known_splits(run: Run, domains: Mapping[str, Domain]) -> dict[str, Parts]:
-    """The rows of every domain's two parts, without those whose class the run does not know."""
-    cuts = split_domains(run, domains)
-    return {name: Parts(*(_known(domains[name], p) for p in cut)) for name, cut in cuts.items()}
+    """The indices of both splits of every domain, without samples of classes unknown to the run."""
+    splits = split_domains(run, domains)
+    return {
+        name: Parts(*(_known(domains[name], rows) for rows in split))
+        for name, split in splits.items()
+    }
 
 
 def _known(domain: Domain, rows: Tensor) -> Tensor:
@@ -124,19 +132,19 @@ def _known(domain: Domain, rows: Tensor) -> Tensor:
 
 def training_rows(run: Run, domains: Mapping[str, Domain]) -> dict[str, Tensor]:
     """The rows of every source that the run trains on."""
-    cuts = {name: _cut(name, domains[name], run) for name in run.sources}
-    return {name: _limited(name, domains[name], cut.main, run) for name, cut in cuts.items()}
+    splits = {name: _split(name, domains[name], run) for name in run.sources}
+    return {name: _limit(name, domains[name], split.main, run) for name, split in splits.items()}
 
 
-def _cut(name: str, domain: Domain, run: Run) -> Parts:
-    """Main and probe part: by the dataset's own lists where it has them."""
+def _split(name: str, domain: Domain, run: Run) -> Parts:
+    """The splits of a domain: by its official lists if it has them."""
     if domain.test is not None:
         return listed_parts(domain.test, seen=name in run.sources)
     return parts(len(domain.y), trial=run.trial, domain=name)
 
 
-def _limited(name: str, domain: Domain, main: Tensor, run: Run) -> Tensor:
-    """At most so many samples of each class to train on, others in every trial."""
+def _limit(name: str, domain: Domain, main: Tensor, run: Run) -> Tensor:
+    """At most `limit` samples of each class to train on, drawn anew for every trial."""
     main = _known(domain, main)
     if not run.limit:
         return main
@@ -149,18 +157,18 @@ def _limited(name: str, domain: Domain, main: Tensor, run: Run) -> Tensor:
 
 
 def _spread(rows: Tensor, count: int) -> Tensor:
-    """At most so many, from first to last: official lists have one class after the other."""
+    """At most `count` rows, evenly spaced: official lists are sorted by class."""
     count = min(count, len(rows))
     return rows[torch.arange(count) * len(rows) // count]
 
 
-def _square_pictures(samples: Samples) -> bool:
+def _square_images(samples: Samples) -> bool:
     shape = samples.x.shape
     return samples.x.is_pixels and len(shape) == 3 and shape[1] == shape[2]
 
 
 def _scaling(run: Run, samples: Samples, device: torch.device) -> Scaling:
-    """As the network was made for, if it was made for pictures and gets them."""
+    """The scaling that a pretrained network expects of images, or one fitted to the sources."""
     form = find_backbone(run.backbone).input_form()
     if form is None or not samples.x.is_pixels:
         return Scaling.fit(samples.x)
@@ -168,7 +176,7 @@ def _scaling(run: Run, samples: Samples, device: torch.device) -> Scaling:
     return Scaling.for_images(form.mean, form.std, channels=channels, device=device)
 
 
-def _exam(
+def _evaluator(
     keys: Sequence[tuple[str, str]],
     *,
     domains: Mapping[str, Domain],
@@ -181,7 +189,7 @@ def _exam(
     return Evaluator(
         {key: domains[key[0]] for key in keys},
         prepare,
-        # In the order in which they lie on the disk.
+        # Sorted, because files are read fastest in the order on disk.
         indices={key: rows[key].sort().values for key in keys},
         device=device,
         confidence=confidence,
@@ -189,7 +197,10 @@ def _exam(
     )
 
 
-def _exams(run: Run, order: tuple[str, ...], exam: Callable[..., Evaluator]) -> Evaluations:
+def _evaluations(
+    run: Run, order: tuple[str, ...], evaluator: Callable[..., Evaluator]
+) -> Evaluations:
+    """Evaluators of exactly the splits that the rules of a run read."""
     rules = [RULES[name] for name in run.rules]
     often = {part for rule in rules for part in rule.at_every} or {"sample"}
     unseen = [name for name in order if name not in (*run.sources, *run.unused)]
@@ -202,9 +213,9 @@ def _exams(run: Run, order: tuple[str, ...], exam: Callable[..., Evaluator]) -> 
     regular = [(name, "probe") for name in run.sources] + of_tests(often)
     regular += [(name, part) for name in validated for part in ("main", "probe")]
     return Evaluations(
-        # Tables show how confident a model is where it is reported on, which is mostly not here.
-        regular=exam(regular, confidence="main" in often),
-        last=exam(of_tests({part for rule in rules for part in rule.at_last} - often)),
-        best=exam(of_tests({part for rule in rules for part in rule.at_best} - often)),
+        # Tables show calibration scores only of the checkpoints that rules pick.
+        regular=evaluator(regular, confidence="main" in often),
+        last=evaluator(of_tests({part for rule in rules for part in rule.at_last} - often)),
+        best=evaluator(of_tests({part for rule in rules for part in rule.at_best} - often)),
         order=order,
     )

@@ -1,4 +1,4 @@
-"""A run before its first step: its domains read, its network, method and batches built."""
+"""Set up a run: read its domains, and build its network, method and batches."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ PLACEHOLDER_METHOD = "erm"
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a run is done, and where the runs lie from whose weights it may start."""
+    """Where a run computes, the data root, and the store with the runs that it may start from."""
 
     device: torch.device
     threads: int
@@ -53,8 +53,8 @@ class Machine:
     store: Path = Path()
 
     @property
-    def told(self) -> str:
-        """The device in words, as far as results depend on it."""
+    def description(self) -> str:
+        """The device as text, with everything on which results depend."""
         if self.device.type == "cpu":
             return f"cpu, {self.threads} thread(s)"
         return torch.cuda.get_device_name(self.device)
@@ -62,10 +62,10 @@ class Machine:
 
 @dataclass
 class TrainingState:
-    """The pieces of one training, and what is known of it so far."""
+    """The objects of one training run, and its results so far."""
 
     run: Run
-    place: Machine
+    machine: Machine
     method: Method
     learner: Learner
     average: Average
@@ -80,32 +80,36 @@ class TrainingState:
 
 
 def set_up(run: Run, machine: Machine) -> TrainingState:
-    """Everything read and built, nothing trained."""
+    """Read the data of a run and build everything that its training needs."""
     dataset = find_dataset(run.dataset, machine.root)
     if dataset.fingerprint != run.data:
-        raise DataError(f"{run.dataset}: the data have changed since the run was asked; ask again")
+        raise DataError(
+            f"{run.dataset}: the data changed after this run was planned; start the command again"
+        )
     if run.start and file_digest(run.weights) != run.start:
-        raise DataError(f"{run.weights}: the file has changed since the run was asked; ask again")
+        raise DataError(
+            f"{run.weights}: the file changed after this run was planned; start the command again"
+        )
     return set_up_on(dataset, load_domains(dataset, run, machine.root), run, machine)
 
 
 def set_up_on(
     dataset: DomainSet, domains: Mapping[str, Domain], run: Run, machine: Machine
 ) -> TrainingState:
-    """Everything built for domains that are in memory, nothing trained."""
+    """Build everything that a training needs, for domains in memory."""
     torch.manual_seed(run.seed)
-    # What base, experts and merged model see must be the same numbers.
-    told = read_run_inputs(machine.store / run.base) if run.base else None
-    material = RunData.of(run, dataset, domains, machine.device, told)
+    # Base, experts and merged model must scale their inputs in the same way.
+    start_inputs = read_run_inputs(machine.store / run.base) if run.base else None
+    run_data = RunData.of(run, dataset, domains, machine.device, start_inputs)
     build_network = partial(
-        network, run.backbone, material.shape, weights=run.weights, freeze_bn=run.freeze_bn
+        network, run.backbone, run_data.shape, weights=run.weights, freeze_bn=run.freeze_bn
     )
-    # Of a merged run there is nothing to train, but all else is as in training.
+    # A merged run trains nothing, but needs the same network, data and evaluations.
     name, params = (PLACEHOLDER_METHOD, {}) if run.experts else (run.method, run.params)
     kind = registry.find("methods", name)
     method: Method = build(kind, with_neutral(kind, params))
-    stream = make_stream(run, material.samples, times=method.batches_per_group)
-    epoch = -(-len(material.samples) // stream.total)
+    stream = make_stream(run, run_data.samples, times=method.batches_per_group)
+    epoch = -(-len(run_data.samples) // stream.total)
     classes = run.classes or dataset.classes
     task = Task(
         sources=run.sources,
@@ -113,7 +117,7 @@ def set_up_on(
         steps=run.steps,
         network=lambda outputs: build_network(outputs).to(machine.device),
         optimizer=optimizer_factory(run.optimizer, lr=run.lr, weight_decay=run.weight_decay),
-        shape=material.shape,
+        shape=run_data.shape,
         schedule=make_schedule(schedule_in_steps(run.lr_schedule, epoch), run.steps),
         clip_norm=run.clip_norm,
         pretrained=bool(run.weights or run.base),
@@ -127,39 +131,39 @@ def set_up_on(
     kind = registry.find("averages", run.average)
     average: Average = build(kind, with_neutral(kind, run.average_params))
     average.setup(learner.model, steps=learner.task.steps)
-    inputs = {"classes": classes, "shape": material.shape, **material.scaling.to_dict()}
+    inputs = {"classes": classes, "shape": run_data.shape, **run_data.scaling.to_dict()}
     return TrainingState(
         run=run,
-        place=machine,
+        machine=machine,
         method=method,
         learner=learner,
         average=average,
         stream=stream,
-        evaluations=material.evaluations,
+        evaluations=run_data.evaluations,
         inputs=inputs,
-        dropped=material.dropped,
+        dropped=run_data.dropped,
     )
 
 
 def load_domains(dataset: DomainSet, run: Run, root: Path | None = None) -> dict[str, Domain]:
-    """The dataset's domains as a run needs them, kept in memory from one run to the next.
+    """The domains as a run needs them; those of the last run stay in memory.
 
     Labels are numbered by the classes that the run knows.
     """
     side = dataset.modality.stored_side(run.size)
-    reading = ReadOptions(root or data_root(), side=side, skip_broken=run.skip_broken)
-    domains = _loaded(dataset.spec, dataset.fingerprint, reading)
+    options = ReadOptions(root or data_root(), side=side, skip_broken=run.skip_broken)
+    domains = _load(dataset.spec, dataset.fingerprint, options)
     return relabel(domains, dataset.classes, run.classes)
 
 
 @lru_cache(maxsize=1)
-def _loaded(spec: str, fingerprint: str, reading: ReadOptions) -> dict[str, Domain]:
-    del fingerprint  # only so that changed data are read again
-    return find_dataset(spec, reading.root).load(reading)
+def _load(spec: str, fingerprint: str, options: ReadOptions) -> dict[str, Domain]:
+    del fingerprint  # part of the cache key, so that changed data are read again
+    return find_dataset(spec, options.root).load(options)
 
 
 def make_stream(run: Run, samples: Samples, *, times: int = 1) -> Stream:
-    """The batches of a run, whose method takes them so many at a time."""
+    """The batches of a run; `times` is the number of batches per group that a step consumes."""
     return Stream(
         samples,
         batch=(run.batch_total or run.batch) * times,

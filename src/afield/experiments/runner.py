@@ -1,7 +1,7 @@
-"""From a run to its record, in one function, exactly.
+"""Do a run and return its record, reproducibly.
 
-The record is a function of the run's key: killed at any moment and started again, `execute` goes on
-from its last snapshot and ends in the same bytes as if it had never been interrupted.
+The record is a function of the run's key. If `execute` is killed at any moment and started again,
+it continues from its last snapshot and produces the same bytes as an uninterrupted run.
 """
 
 import logging
@@ -40,11 +40,11 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 CheckpointCallback = Callable[[Run, Checkpoint], None]
-# A snapshot may take a twentieth of the time: a large one comes less often.
+# Snapshots take at most a twentieth of the time, so large ones are written less often.
 SNAPSHOT_INTERVAL_FACTOR = 20
-# Seconds between two words on how far a run is.
+# Seconds between two progress files.
 PROGRESS_SECONDS = 1.0
-# The value of a checkpoint that cannot be chosen.
+# The value of a checkpoint that cannot be deployed.
 NOT_DEPLOYED = -math.inf
 
 
@@ -59,21 +59,21 @@ def execute(
     wait: bool = True,
     watch: CheckpointCallback | None = None,
 ) -> Record:
-    """Do a run, or return its record if it is done.
+    """Do a run, or return its record if it is finished.
 
     Parameters
     ----------
     run, store
-        What to do, and where its record is kept.
+        The run, and the store of its record.
     root
-        Where datasets lie; by default ``AFIELD_DATA``.
+        The folder of all datasets; by default ``AFIELD_DATA``.
     device, threads
         Where to compute. The last digits of a sum on the CPU depend on the number of threads, so
-        it is fixed, and named in the record.
+        the number is fixed and stored in the record.
     snapshot_seconds
-        The least time between two snapshots; a run shorter than that starts again when killed.
+        The shortest time between two snapshots. A shorter run starts again when it is killed.
     wait
-        Whether to wait for another process that is at this run, or to raise `BusyError`.
+        Whether to wait for another process that is doing this run, or to raise `BusyError`.
     watch
         Called with the run and every new checkpoint.
     """
@@ -82,23 +82,24 @@ def execute(
     run.check_supported()
     if run.experts:
         raise SpecError(f"{run.key}: a merged model is not trained; bench with --merges makes it")
-    place = torch.device(device or default_device())
+    where = torch.device(device or default_device())
     with store.claim(run, wait=wait):
-        known = store.get(run)
-        if known is not None:
-            return known
+        stored = store.get(run)
+        if stored is not None:
+            return stored
         run = store.with_stored_rules(run)
         store.fetch(*filter(None, [run.base]))
-        with deterministic(threads), track_peak_memory(place) as peak:
-            work = _continued(run, store, Machine(place, threads, root or data_root(), store.root))
+        with deterministic(threads), track_peak_memory(where) as peak:
+            machine = Machine(where, threads, root or data_root(), store.root)
+            work = _resume(run, store, machine)
             _train(work, store, snapshot_seconds, watch)
-            _read_unseen(work)
+            _evaluate_unseen(work)
         record = Record(
             run=run,
             checkpoints=tuple(work.checkpoints),
             seconds=work.seconds,
             versions=versions(run),
-            device=work.place.told,
+            device=work.machine.description,
             dropped=work.dropped,
             memory=peak(),
         )
@@ -112,10 +113,10 @@ def _train(
     snapshot_seconds: float,
     watch: CheckpointCallback | None,
 ) -> None:
-    """The rest of the steps, with a snapshot now and then, and a word on how far it is."""
+    """Do the remaining steps, and write snapshots and progress files."""
     run, before = work.run, work.seconds
-    started = saved = told = time.monotonic()
-    _tell(work, store)
+    started = saved = reported = time.monotonic()
+    _report_progress(work, store)
     pause, failed = snapshot_seconds, False
     for checkpoint in remaining_checkpoints(work):
         now = time.monotonic()
@@ -123,15 +124,15 @@ def _train(
         if now - saved >= pause:
             failed = _save_snapshot(work, store, report=not failed)
             saved = time.monotonic()
-            # None at all between two is what tests ask for.
+            # With snapshot_seconds=0, as in tests, every checkpoint is saved.
             pause = (
                 max(snapshot_seconds, SNAPSHOT_INTERVAL_FACTOR * (saved - now))
                 if snapshot_seconds
                 else 0.0
             )
-        if now - told >= PROGRESS_SECONDS:
-            _tell(work, store)
-            told = now
+        if now - reported >= PROGRESS_SECONDS:
+            _report_progress(work, store)
+            reported = now
         if watch is not None:
             watch(run, checkpoint)
 
@@ -153,8 +154,8 @@ def _save_snapshot(work: TrainingState, store: Store, *, report: bool) -> bool:
     return False
 
 
-def _tell(work: TrainingState, store: Store) -> None:
-    """Say how far the run is; that it cannot be said is no reason to stop."""
+def _report_progress(work: TrainingState, store: Store) -> None:
+    """Write how far the run is; an error here does not stop the run."""
     last = work.checkpoints[-1] if work.checkpoints else None
     progress = Progress(
         run=work.run,
@@ -170,7 +171,7 @@ def _tell(work: TrainingState, store: Store) -> None:
 
 
 def remaining_checkpoints(state: TrainingState) -> Iterator[Checkpoint]:
-    """The rest of the steps; the work keeps all checkpoints, and the weights of the best."""
+    """Do the remaining steps; `state` keeps all checkpoints and the weights of the best one."""
     for checkpoint in checkpoints(
         state.method,
         state.learner,
@@ -185,7 +186,7 @@ def remaining_checkpoints(state: TrainingState) -> Iterator[Checkpoint]:
 
 
 def _keep(work: TrainingState, checkpoint: Checkpoint) -> None:
-    """Add a checkpoint, and remember its weights if it is the best so far."""
+    """Add a checkpoint, and keep its weights if it is the best so far."""
     before = _values(work)
     work.checkpoints.append(checkpoint)
     after = _values(work)
@@ -213,14 +214,14 @@ def _values(work: TrainingState) -> list[float]:
     ]
 
 
-def _read_unseen(work: TrainingState) -> None:
-    """Read unseen domains at the last checkpoint and where the first rule picks, not everywhere."""
-    model, done, exams = work.average.model, work.checkpoints, work.evaluations
-    done[-1] = exams.completed(done[-1], model, exams.last)
+def _evaluate_unseen(work: TrainingState) -> None:
+    """Evaluate unseen domains at the last checkpoint and at the one to deploy only."""
+    model, done, evaluations = work.average.model, work.checkpoints, work.evaluations
+    done[-1] = evaluations.add_scores(done[-1], model, evaluations.last)
     values = _values(work)
     best = values.index(max(values))
     model.load_state_dict(work.best)
-    done[best] = exams.completed(done[best], model, exams.best)
+    done[best] = evaluations.add_scores(done[best], model, evaluations.best)
 
 
 def _state(work: TrainingState) -> dict[str, Any]:
@@ -232,23 +233,23 @@ def _state(work: TrainingState) -> dict[str, Any]:
         "best": work.best,
         "best_parts": work.best_parts,
         "seconds": work.seconds,
-        "made": _made(work),
+        "made": _environment(work),
     }
 
 
-def _made(work: TrainingState) -> dict[str, Any]:
-    """What a snapshot must share with the run that goes on from it, to end in the same bytes."""
-    return {"device": work.place.told, "rules": list(work.run.rules), **versions(work.run)}
+def _environment(work: TrainingState) -> dict[str, Any]:
+    """What must be equal when a run continues from a snapshot, to produce the same bytes."""
+    return {"device": work.machine.description, "rules": list(work.run.rules), **versions(work.run)}
 
 
-def _made_otherwise(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether a snapshot cannot be continued; a code digest of an older form does not matter."""
+def _environment_differs(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a snapshot cannot be continued; code digests of an older form are not compared."""
     same = {**before, "code": ""} == {**now, "code": ""}
     return not same or registry.code_differs(before["code"], now["code"])
 
 
 def versions(run: Run) -> dict[str, str]:
-    """What a run is made with now: packages, and the files of its method and average."""
+    """Versions of the packages, and digests of the files of the method and average."""
     packages = {name: version(name) for name in ("afield", "torch", "numpy")}
     package = find_backbone(run.backbone).package
     if package:
@@ -259,22 +260,22 @@ def versions(run: Run) -> dict[str, str]:
 
 
 def _code(run: Run) -> str:
-    """What changes with the files of a run's method and average, or of its merge."""
+    """Digests of the files of a run's method and average, or of its merge."""
     if run.experts:
         merges = registry.names("merges")
         return registry.digest("merges", run.method) if run.method in merges else ""
     return f"{registry.digest('methods', run.method)}-{registry.digest('averages', run.average)}"
 
 
-def _continued(run: Run, store: Store, place: Machine) -> TrainingState:
-    """The work as its last snapshot has it, or from the beginning."""
-    work, found = set_up(run, place), store.snapshot(run)
-    if found is None:
+def _resume(run: Run, store: Store, machine: Machine) -> TrainingState:
+    """The state of the last snapshot, or the initial state without one."""
+    work, snapshot = set_up(run, machine), store.snapshot(run)
+    if snapshot is None:
         return work
-    state, checkpoints = found
+    state, checkpoints = snapshot
     try:
-        if _made_otherwise(state["made"], _made(work)):
-            log.warning("%s: the snapshot was made otherwise; starting again", run.key)
+        if _environment_differs(state["made"], _environment(work)):
+            log.warning("%s: the snapshot is from another environment; starting again", run.key)
             return work
         work.learner.load_state_dict(state["learner"])
         work.average.load_state_dict(state["average"])
@@ -287,5 +288,5 @@ def _continued(run: Run, store: Store, place: Machine) -> TrainingState:
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         log.warning("%s: the snapshot does not fit (%s); starting again", run.key, error)
         store.drop_snapshot(run)
-        return set_up(run, place)
+        return set_up(run, machine)
     return work

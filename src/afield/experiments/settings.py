@@ -1,4 +1,4 @@
-"""The settings of a run in full: the dataset's defaults, the draw, and what is given by hand."""
+"""Settings of a run: the dataset's defaults, then the hyperparameter sample, then your own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,16 +30,16 @@ __all__ = [
 ]
 
 
-# A checkpoint every 2 % of the steps, unless somebody says otherwise.
+# By default, there is a checkpoint every 2 % of the steps.
 CHECKPOINTS_PER_RUN = 50
-# For networks whose backbone has no size of its own, and files that have any.
+# Side of images for backbones without a size of their own.
 DEFAULT_SIZE = 64
 MIN_SIZE = 8
-# From this size on pictures are taken for photographs, which may be flipped and recoloured.
+# From this side on, images count as photographs, which may be flipped and recolored.
 PHOTOGRAPH_SIZE = 96
-# The learning rate at which the field fine-tunes, where a dataset's own is meant for a small net.
+# The usual learning rate of fine-tuning, if the dataset's own is meant for a small network.
 FINE_TUNING_LR = 5e-5
-# Settings that may be left open.
+# Settings that may be None, which means that the dataset and the network decide.
 OPTIONAL_SETTINGS = ("every", "weights", "freeze_bn", "size", "augment", "optimizer", "lr_schedule")
 Settings = Mapping[str, Any]
 
@@ -57,38 +57,38 @@ def resolve_run(
     tested: tuple[str, ...] = (),
     classes: tuple[str, ...] = (),
 ) -> Run:
-    """One run with every setting in full: the dataset's defaults, the draw, what is given.
+    """A run with all its settings: the dataset's defaults, the draw, and `settings`.
 
     Parameters
     ----------
     dataset, method, sources
-        On what, with which method, trained on which domains.
+        The dataset, the name of the method, and the domains to train on.
     trial, draw
-        Which splits and seed, and which hyperparameters.
+        Numbers of the repetition (splits and seed) and of the hyperparameter sample.
     rules, average, settings
         As in `leave_one_out`.
     tested
-        Of the other domains those to test on, if the rest of them is to validate on.
+        The domains to test on, if the remaining ones are for validation.
     classes
         The classes that the network has outputs for; empty means all classes of the dataset. A
         network whose head is built from the names of the classes always has all.
     """
     owners = {"": Training, method: registry.find("methods", method)}
     owners[average] = registry.find("averages", average)
-    asked: dict[str, dict[str, Any]] = {owner: {} for owner in owners}
+    grouped: dict[str, dict[str, Any]] = {owner: {} for owner in owners}
     for name, value in (settings or {}).items():
-        owner, _, own = name.rpartition(".")
-        if owner not in asked:
+        owner, _, short = name.rpartition(".")
+        if owner not in grouped:
             known = hint(owner, [method, average])
             raise UnknownNameError(f"{name}: {owner!r} is not in this run; {known}")
-        asked[owner][own] = value
+        grouped[owner][short] = value
     chosen = {
-        owner: validate_values(owners[owner], values, owner) for owner, values in asked.items()
+        owner: validate_values(owners[owner], values, owner) for owner, values in grouped.items()
     }
     start = {"": _start(dataset, chosen[""]), average: {}}
     for name, value in dataset.averages.get(average, {}).items():
-        owner, _, own = name.rpartition(".")
-        start[owner][own] = value
+        owner, _, short = name.rpartition(".")
+        start[owner][short] = value
     usual = {owner: defaults(kind) | start.get(owner, {}) for owner, kind in owners.items()}
     drawn = {
         owner: draw_values(kind, draw=draw, trial=trial, start=start.get(owner)) | chosen[owner]
@@ -108,13 +108,11 @@ def resolve_run(
         built.check(per_step)
         built.check_batch(training["batch"])
     except SpecError as error:
-        told = (
-            f"{error} (to be trained on {', '.join(sources)})" if len(sources) < 9 else str(error)
-        )
-        raise IncompatibleMethodError(told, method) from None
+        suffix = f" (to be trained on {', '.join(sources)})" if len(sources) < 9 else ""
+        raise IncompatibleMethodError(f"{error}{suffix}", method) from None
     build(owners[average], drawn[average])
-    # What was asked for by hand and would be chosen anyway is not worth a word.
-    fitting = {
+    # A setting that equals the automatic choice does not label the row.
+    automatic = {
         name
         for name in OPTIONAL_SETTINGS
         if resolve_settings({**drawn[""], name: None}, dataset)[name] == training[name]
@@ -136,7 +134,7 @@ def resolve_run(
             f"{owner}.{name}".lstrip("."): value
             for owner, values in chosen.items()
             for name, value in values.items()
-            if value != usual[owner][name] and name not in fitting
+            if value != usual[owner][name] and name not in automatic
         },
         **training,
     )
@@ -183,7 +181,7 @@ def _check_duration(chosen: Mapping[str, Any]) -> None:
 
 
 def _start(dataset: DomainSet, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The dataset's defaults; a pretrained network in place of a small one is tuned gently."""
+    """The dataset's defaults, with a smaller learning rate for fine-tuning a pretrained network."""
     usual = dict(vars(dataset.training))
     backbone = find_backbone(chosen.get("backbone", dataset.training.backbone))
     tuned = backbone.input_form() is not None and chosen.get("weights") != "none"
@@ -195,43 +193,43 @@ def _start(dataset: DomainSet, chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolve_settings(training: dict[str, Any], dataset: DomainSet) -> dict[str, Any]:
-    """The settings with nothing left open: what fits the network and the data."""
-    found = dict(training)
+    """The settings without None: what suits the network and the data is filled in."""
+    resolved = dict(training)
     backbone = find_backbone(training["backbone"])
     form = backbone.input_form()
     if training["every"] is None:
-        found["every"] = max(1, training["steps"] // CHECKPOINTS_PER_RUN)
+        resolved["every"] = max(1, training["steps"] // CHECKPOINTS_PER_RUN)
     usual = HUB if form and backbone.has_pretrained_weights() else "none"
     weights = training["weights"] if training["weights"] is not None else usual
-    found["weights"] = "" if weights == "none" else weights
+    resolved["weights"] = "" if weights == "none" else weights
     if weights == HUB:
-        found["backbone"] = backbone.tagged_name()
-    found["optimizer"] = canonical_optimizer(training["optimizer"] or "")
-    found["lr_schedule"] = canonical_schedule(training["lr_schedule"] or "")
-    found["start"] = weights_digest(weights) if weights not in (HUB, "none") else ""
+        resolved["backbone"] = backbone.tagged_name()
+    resolved["optimizer"] = canonical_optimizer(training["optimizer"] or "")
+    resolved["lr_schedule"] = canonical_schedule(training["lr_schedule"] or "")
+    resolved["start"] = weights_digest(weights) if weights not in (HUB, "none") else ""
     if training["freeze_bn"] is None:
-        found["freeze_bn"] = bool(found["weights"])
+        resolved["freeze_bn"] = bool(resolved["weights"])
     if training["size"] is None:
-        own = form.size if form else DEFAULT_SIZE
-        found["size"] = own if dataset.modality.resizable else 0
-    if dataset.modality.resizable and found["size"] < MIN_SIZE:
-        raise SpecError(f"size={found['size']}: images need at least {MIN_SIZE} pixels a side")
+        side = form.size if form else DEFAULT_SIZE
+        resolved["size"] = side if dataset.modality.resizable else 0
+    if dataset.modality.resizable and resolved["size"] < MIN_SIZE:
+        raise SpecError(f"size={resolved['size']}: images need at least {MIN_SIZE} pixels a side")
     augment = training["augment"]
     if augment is None:
-        augment = "full" if found["size"] >= PHOTOGRAPH_SIZE else "light"
+        augment = "full" if resolved["size"] >= PHOTOGRAPH_SIZE else "light"
         augment = augment if dataset.modality.resizable else "none"
-    found["augment"] = "" if augment == "none" else augment
-    return found
+    resolved["augment"] = "" if augment == "none" else augment
+    return resolved
 
 
 def settings_of(settings: Settings, *names: str) -> Settings:
-    """The settings that concern these methods, averages or merges, or everybody."""
+    """The settings without an owner, and those of the named methods, averages or merges."""
     owners = ("", *names)
     return {name: value for name, value in settings.items() if name.rpartition(".")[0] in owners}
 
 
 def check_settings(settings: Settings, used: Sequence[str]) -> None:
-    """Refuse settings of what is not in a benchmark."""
+    """Refuse settings of methods, averages or merges that the benchmark does not use."""
     for name in settings:
         owner = name.rpartition(".")[0]
         if owner and owner not in used:

@@ -1,4 +1,4 @@
-"""How far a benchmark is, from what its store says: for those who wait for it, here or elsewhere.
+"""The progress of benchmarks, read from their store, on this or another machine.
 
 >>> format_duration(75)
 '1 min'
@@ -18,10 +18,11 @@ __all__ = ["Status", "format_duration", "plan_status", "statuses"]
 
 @dataclass(frozen=True)
 class Status:
-    """Of the runs of a plan: how many are done, which are under way, which have failed.
+    """The progress of a plan: how many runs are done, and which are running or have failed.
 
-    `stopped` were begun by a process that is no longer there: they go on when they are asked for
-    again. `at_work` is whether the process that asked for all of it is there, if that is known.
+    `stopped` runs were started by a process that has ended; they continue when the command is
+    started again. `process_alive` tells whether the process of the plan is running; None means
+    unknown.
     """
 
     plan: Plan
@@ -33,38 +34,38 @@ class Status:
 
     @property
     def total(self) -> int:
-        """How many runs were asked for."""
+        """The number of runs."""
         return len(self.plan.keys)
 
     @property
     def remaining(self) -> int:
-        """How many have neither ended nor failed."""
+        """The number of runs that have neither finished nor failed."""
         return self.total - self.done - len(self.failed)
 
     @property
     def has_started(self) -> bool:
-        """Whether anything has happened since it was asked for."""
+        """Whether any run has started since the plan was made."""
         ended = self.done + len(self.failed) - self.plan.known
         return bool(ended or self.running or self.stopped)
 
     @property
     def left(self) -> float | None:
-        """The seconds that the rest will take, if it goes on as so far; not known at first."""
+        """Estimated seconds until the end, from the speed so far; None at first."""
         parts = sum(progress.step / progress.run.steps for progress in self.running)
         new = self.done + len(self.failed) - self.plan.known + parts
         rest = self.total - self.plan.known - new
-        # Less than a run's worth tells more of how long it takes to start.
+        # Before a run is finished, the time is mostly that of starting up.
         if new < 1:
             return None
         return (time.time() - self.plan.started) * max(0.0, rest) / new
 
 
 def plan_status(store: Store, plan: Plan) -> Status:
-    """How far a plan is now."""
+    """The present progress of a plan."""
     keys = set(plan.keys)
     done = store.done() & keys
     begun = [each for each in store.progress() if each.run.key in keys - done]
-    # What failed before the plan was made is done again: it waits, or is under way by now.
+    # Runs that failed before the plan was made are repeated, so they count as waiting.
     waiting = keys - done - {each.run.key for each in begun}
     failed = [
         each for each in store.failures() if each.run.key in waiting and each.at >= plan.started
@@ -81,12 +82,12 @@ def plan_status(store: Store, plan: Plan) -> Status:
 
 
 def statuses(store: Store) -> list[Status]:
-    """How far each plan of a store is, the latest last."""
+    """The progress of every plan in a store, the latest last."""
     return [plan_status(store, plan) for plan in store.plans()]
 
 
 def format_duration(seconds: float) -> str:
-    """A time in words, as exact as an estimate deserves.
+    """A duration as text, rounded as an estimate deserves.
 
     >>> [format_duration(each) for each in (0.2, 42, 61, 3599, 3600, 100_000)]
     ['1 s', '42 s', '1 min', '59 min', '1 h', '27 h 46 min']

@@ -1,6 +1,6 @@
-"""Many runs: do those that are missing, let no failure stop the others, lose nothing.
+"""Sweeps: do the missing runs of many; a failed run does not stop the others.
 
-Any number of sweeps may work on one store at the same time: a run is done by the first to claim it.
+Any number of sweeps may use one store at the same time. The first to claim a run does it.
 """
 
 import logging
@@ -29,16 +29,16 @@ log = logging.getLogger(__name__)
 def complete(
     runs: Sequence[Run], store: Store, *, pool: Pool | None = None, **options: Any
 ) -> Iterator[Record | Failure]:
-    """Yield the record of every run, doing those that are missing; failures are kept and yielded.
+    """Yield the record of every run, and do the missing runs; failures are stored and yielded.
 
-    What starts from other runs' weights comes after them; apart from that, all methods come to
-    their first trial before any comes to its second. `options` go to `execute`.
+    A run comes after the runs from whose weights it starts. Apart from that, all methods finish
+    their first trial before any starts its second. `options` go to `execute`.
     """
     pool = pool or Local()
     store.prepare()
-    found = store.known(runs)
-    yield from _known(record for record in found if record is not None)
-    missing = [run for run, record in zip(runs, found, strict=True) if record is None]
+    stored = store.known(runs)
+    yield from _warn_of_changes(record for record in stored if record is not None)
+    missing = [run for run, record in zip(runs, stored, strict=True) if record is None]
     missing.sort(key=lambda run: (run.trial, run.draw))
     attempt = partial(_attempt, store=store, options=options)
     lost = partial(_lost, store=store)
@@ -55,8 +55,8 @@ def complete(
                 yield outcome
 
 
-def _known(records: Iterable[Record]) -> Iterator[Record]:
-    """Records of the store, with a note on methods whose code has changed since."""
+def _warn_of_changes(records: Iterable[Record]) -> Iterator[Record]:
+    """Pass on stored records; log the methods whose code has changed since."""
     stale = set()
     for record in records:
         if registry.code_differs(record.versions.get("code", ""), versions(record.run)["code"]):
@@ -69,30 +69,30 @@ def _known(records: Iterable[Record]) -> Iterator[Record]:
 def sort_outcomes(
     runs: Sequence[Run], outcomes: Iterable[Record | Failure]
 ) -> list[Record | Failure]:
-    """Outcomes in the order in which their runs were asked for, not in that of their end."""
-    place = {run.key: i for i, run in enumerate(runs)}
-    return sorted(outcomes, key=lambda outcome: place[outcome.run.key])
+    """Outcomes in the order of `runs`."""
+    position = {run.key: i for i, run in enumerate(runs)}
+    return sorted(outcomes, key=lambda outcome: position[outcome.run.key])
 
 
 def _attempt(
     run: Run, *, store: Store, options: dict[str, Any], wait: bool
 ) -> Record | Failure | Run:
-    """The record, the failure, or the run itself if another process is at it."""
+    """The record, the failure, or the run itself if another process is doing it."""
     try:
         return (execute_merge if run.experts else execute)(run, store, wait=wait, **options)
     except BusyError:
         return run
     except Exception as error:  # noqa: BLE001  a failing run, whatever the reason, stops no other
-        own = isinstance(error, AfieldError)
-        told = str(error) if own else f"{type(error).__name__}: {error}"
-        return _kept(Failure(run, told, traceback.format_exc()), store)
+        expected = isinstance(error, AfieldError)
+        message = str(error) if expected else f"{type(error).__name__}: {error}"
+        return _keep(Failure(run, message, traceback.format_exc()), store)
 
 
 def _lost(run: Run, *, store: Store) -> Failure:
-    return _kept(Failure(run, "the process was killed (out of memory?)", trace=""), store)
+    return _keep(Failure(run, "the process was killed (out of memory?)", trace=""), store)
 
 
-def _kept(failure: Failure, store: Store) -> Failure:
+def _keep(failure: Failure, store: Store) -> Failure:
     try:
         store.put_failure(failure)
     except (OSError, AfieldError) as error:

@@ -1,4 +1,4 @@
-"""Curves of runs for TensorBoard, written while they are trained.
+"""Curves for TensorBoard, written during training.
 
 TensorBoard is an extra: ``pip install 'afield[tensorboard]'``.
 """
@@ -13,14 +13,14 @@ __all__ = ["TensorBoardWriter"]
 
 
 class TensorBoardWriter:
-    """To be told of every checkpoint: writes its scores and logs below a folder, a run in each."""
+    """Writes scores and logs of every checkpoint into a folder, with one subfolder per run."""
 
     def __init__(self, folder: str) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise SpecError(
-                "TensorBoard is not installed; do so with: pip install 'afield[tensorboard]'"
+                "TensorBoard is not installed; try: pip install 'afield[tensorboard]'"
             ) from None
         self.folder = folder
         self._writer = SummaryWriter
@@ -30,10 +30,10 @@ class TensorBoardWriter:
         return TensorBoardWriter, (self.folder,)
 
     def __call__(self, run: Run, checkpoint: Checkpoint) -> None:
-        """Write what is known of a run at a checkpoint."""
+        """Write the scores and logs of a checkpoint."""
         if self._open[0] != run.key:
             self.close()
-            # After a kill, a run goes on from its snapshot: what came after it is written anew.
+            # A killed run continues from its snapshot and repeats the steps after it.
             folder = f"{self.folder}/{run.key}"
             self._open = run.key, self._writer(folder, purge_step=checkpoint.step)
         writer = self._open[1]
@@ -52,7 +52,7 @@ class TensorBoardWriter:
             self.close()
 
     def close(self) -> None:
-        """End the file of the run at hand."""
+        """Close the file of the current run."""
         if self._open[1] is not None:
             self._open[1].close()
         self._open = ("", None)
