@@ -23,6 +23,7 @@ __all__ = [
     "channel_means",
     "find_stages",
     "hook_outputs",
+    "input_convolution",
     "late_modules",
     "stage_shapes",
 ]
@@ -89,6 +90,21 @@ def block_stages(model: nn.Module, x: Tensor) -> dict[str, int]:
     has_blocks = [next(model.get_submodule(n).children(), None) is not None for n in maps]
     start = has_blocks.index(True) if any(has_blocks) else 0
     return {name: channel_axis(maps[name], sample) for name in list(maps)[start:]}
+
+
+def input_convolution(model: nn.Module, x: Tensor) -> nn.Conv2d | None:
+    """Return the convolution that takes the samples themselves, None if there is not exactly one.
+
+    It has one weight per input channel, so that it can get more channels.
+    """
+    first = [
+        call.module
+        for call in _record_calls(model, x)
+        if call.input_shape == tuple(x.shape) and isinstance(call.module, nn.Conv2d)
+    ]
+    if len(first) == 1 and isinstance(first[0], nn.Conv2d) and first[0].groups == 1:
+        return first[0]
+    return None
 
 
 def late_modules(model: nn.Module, x: Tensor) -> list[str]:

@@ -87,7 +87,9 @@ class Reference:
         learner = method.setup(model or self.network(), self.task(**optimizer))
         learner.parts.double()
         first, own = self.below("init/"), learner.model.state_dict()
-        learner.model.load_state_dict({name: first[name] for name in own})
+        # A part that is deployed belongs to the model.
+        named = {name: name if name in first else f"parts.{name}" for name in own}
+        learner.model.load_state_dict({name: first[key] for name, key in named.items()})
         learner.parts.load_state_dict(self.below("init/parts."), strict=False)
         for name, value in (first | self.below("init/memory.")).items():
             if name in learner.memory:
@@ -168,7 +170,8 @@ def replay(
         found = method.update(learner, reference.batches(update))
         learner.step += 1
         parts = {f"parts.{key}": value for key, value in learner.parts.state_dict().items()}
-        ours = {**learner.model.state_dict(), **parts, **state(learner)}
+        inside = {f"parts.{key}": value for key, value in learner.model.state_dict().items()}
+        ours = {**learner.model.state_dict(), **inside, **parts, **state(learner)}
         for key, value in reference.below(f"step{update}/").items():
             if not key.startswith(tuple(skip)):
                 _same(ours[key].detach().reshape(value.shape), value, f"{key}, update {update}")
