@@ -42,8 +42,10 @@ GENTLE = {
     "fishr": {"penalty": 10.0},
     "ib_erm": {"penalty": 0.1},
     "ib_irm": {"penalty": 1.0, "bottleneck": 0.1},
+    "iga": {"penalty": 10.0},
     "irm": {"penalty": 1.0},
     "mmd": {"penalty": 0.1},
+    "rdm": {"lr_factor": 1.0},
 }
 # Methods that replace the head.
 OWN_HEAD = {"multi_head", "adrmx", "mtl"}

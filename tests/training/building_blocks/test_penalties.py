@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from afield.errors import SpecError
-from afield.training.building_blocks.forward import forward, require_real_inputs
+from afield.training.building_blocks.forward import forward, mix_inputs
 from afield.training.building_blocks.penalties import is_warm
 from afield.training.learner import Learner
 from afield.training.method import risks
@@ -32,5 +32,12 @@ def test_one_pass_gives_features_logits_and_risks_by_domain(model, task, stream)
 def test_a_network_without_features_and_inputs_that_cannot_be_mixed_are_refused(task, stream):
     with pytest.raises(SpecError, match=r"needs a Classifier.*, not Linear"):
         forward(Learner(nn.Linear(6, 2), task), next(stream))
-    with pytest.raises(SpecError, match="mixup mixes inputs, which int64 inputs do not allow"):
-        require_real_inputs(torch.zeros(2, dtype=torch.int64), "mixup")
+    tokens = torch.zeros(2, 3, dtype=torch.int64)
+    with pytest.raises(SpecError, match="mixes inputs, which int64 inputs do not allow"):
+        mix_inputs(tokens, tokens, torch.ones(2))
+
+
+def test_every_sample_is_mixed_with_its_own_share():
+    first, second = torch.ones(2, 1, 2), torch.zeros(2, 1, 2)
+    mixed = mix_inputs(first, second, torch.tensor([0.25, 1.0]))
+    assert mixed.tolist() == [[[0.25, 0.25]], [[1.0, 1.0]]]

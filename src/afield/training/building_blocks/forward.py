@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from afield.errors import SpecError
 from afield.training.method import Batches, Learner, domain_means, pool
 from afield.training.parts import require_classifier
 
-__all__ = ["Outputs", "forward", "require_real_inputs"]
+__all__ = ["Outputs", "forward", "mix_inputs"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,11 @@ class Outputs:
         return F.cross_entropy(self.logits, self.y, reduction="none")
 
     @cached_property
+    def risk(self) -> Tensor:
+        """Mean loss over all samples, as ERM computes it."""
+        return F.cross_entropy(self.logits, self.y)
+
+    @cached_property
     def risks(self) -> Tensor:
         """Mean loss of each domain."""
         return domain_means(self.losses, self.batches)
@@ -50,12 +56,12 @@ def forward(learner: Learner, batches: Batches) -> Outputs:
     return Outputs(batches, pooled.x, pooled.y, features, model.head(features))
 
 
-def require_real_inputs(x: Tensor, name: str) -> Tensor:
-    """Return the inputs, or raise `SpecError` if they are no real numbers that can be mixed."""
-    if not x.is_floating_point():
-        dtype = str(x.dtype).removeprefix("torch.")
+def mix_inputs(first: Tensor, second: Tensor, share: Tensor) -> Tensor:
+    """Mixture of inputs: of each sample, a share of the first and the rest of the second."""
+    if not first.is_floating_point():
+        dtype = str(first.dtype).removeprefix("torch.")
         raise SpecError(
-            f"{name} mixes inputs, which {dtype} inputs do not allow; give real numbers, such as "
-            "the features that `afield embed` writes"
+            f"the method mixes inputs, which {dtype} inputs do not allow; give real numbers, such "
+            "as the features that `afield embed` writes"
         )
-    return x
+    return torch.lerp(second, first, share.view(-1, *[1] * (first.ndim - 1)))

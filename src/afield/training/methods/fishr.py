@@ -48,7 +48,7 @@ class Fishr(Method):
         """Mean loss plus the weighted difference of the variances."""
         weight = self.penalty if is_warm(learner, self.warmup) else 0.0
         outputs = forward(learner, batches)
-        risk, variances = outputs.losses.mean(), self.variances(learner, outputs)
+        risk, variances = outputs.risk, self.variances(learner, outputs)
         penalty = (variances - variances.mean(dim=0)).square().mean()
         return risk + weight * penalty, {"risk": risk.detach(), "penalty": penalty.detach()}
 

@@ -1,0 +1,36 @@
+import pytest
+import torch
+
+from afield.errors import SpecError
+from afield.training.methods.sand_mask import SANDMask
+from tests.training.methods.references import replay
+
+
+def test_it_equals_the_public_code():
+    replay("sandmask", SANDMask(agreement=0.2, steepness=0.001))
+
+
+GRADIENTS = torch.tensor([[1.0, 1.0, 2.0, 0.0], [1.0, -1.0, 1.0, 0.0], [0.5, 1.0, 0.0, 0.0]])
+
+
+def test_a_steep_mask_is_that_of_strict_agreement():
+    mask = SANDMask(agreement=2 / 3 - 1e-6, steepness=1e30).mask(GRADIENTS)
+    assert mask.tolist() == [1, 0, 1, 0]
+
+
+def test_gradients_that_vary_more_have_smaller_masks():
+    mask = SANDMask(agreement=0.5, steepness=0.01).mask(GRADIENTS)
+    expected = (0.01 * 0.5 / GRADIENTS[:, 0].var()).tanh()
+    torch.testing.assert_close(mask[0], expected)
+    assert mask[0] > mask[2] > 0
+
+
+def test_no_excess_without_variance_is_nearly_nothing():
+    assert SANDMask(agreement=0.0).mask(GRADIENTS)[3] == pytest.approx(1e-17)
+
+
+def test_what_could_never_train_is_refused():
+    with pytest.raises(SpecError, match=r"sand_mask\.agreement=1: must be below 1"):
+        SANDMask(agreement=1.0)
+    with pytest.raises(SpecError, match=r"sand_mask needs 2 or more source domain\(s\)"):
+        SANDMask().check(1)
