@@ -42,7 +42,7 @@ def test_bench_prints_a_table_and_leaves_records_and_a_report(afield, tmp_path):
 @pytest.fixture
 def timeless(monkeypatch):
     """Runs take no time and no memory: records of equal runs are equal."""
-    for module in ("runner", "merge_runner"):
+    for module in ("runner", "derived.execution"):
         path = f"afield.experiments.{module}"
         monkeypatch.setattr(f"{path}.time", SimpleNamespace(monotonic=lambda: 0.0))
         monkeypatch.setattr(f"{path}.track_peak_memory", lambda device: nullcontext(lambda: 1))
@@ -151,7 +151,7 @@ def test_merges_stand_in_one_table_with_methods_and_what_they_are_compared_with(
     folder = next((tmp_path / "runs").glob("score-*"))
     code, _, err = afield("train", "--like", folder)
     assert (code, err.count("\n")) == (2, 1)
-    assert f"{folder.name}: a merged model is not trained" in err
+    assert f"{folder.name}: this model is not trained" in err
     assert afield("diagnose", "agreement", folder, "--set", "samples=10")[0] == 0
     assert afield("export-domainbed", "runs", "out")[0] == 0
     assert list(tmp_path.glob("out/score-*/results.jsonl"))

@@ -24,8 +24,9 @@ from afield.diagnosis.diagnosing import diagnose
 from afield.errors import DataError, SpecError
 from afield.experiments import sweep
 from afield.experiments.benchmark import make_benchmark
+from afield.experiments.derived.execution import execute_derived
 from afield.experiments.finished import reopen
-from afield.experiments.merge_runner import MERGE_BASELINES, Ensemble, _best_expert, execute_merge
+from afield.experiments.merge_runner import MERGE_BASELINES, Ensemble, _best_expert
 from afield.experiments.pools import Local
 from afield.experiments.record import Failure, Record, Run
 from afield.experiments.run_setup import Machine, set_up
@@ -320,7 +321,7 @@ def test_the_best_expert_is_picked_without_the_target(tmp_path):
     spy = next(run for run in runs if run.key == best.experts[0])
     with store.claim(spy):
         store.put(store.get(spy), read_run_weights(store.root / of_target))
-    record = execute_merge(best, store)
+    record = execute_derived(best, store)
     found = store.weights(best)
     values = {}
     for key in best.experts:
@@ -439,20 +440,20 @@ def test_heads_of_a_single_domain_are_one_head(tmp_path):
 
 def test_a_merged_run_is_not_trained(done, tmp_path):
     run = done.merged["score"].run
-    with pytest.raises(SpecError, match=f"{run.key}: a merged model is not trained"):
+    with pytest.raises(SpecError, match=f"{run.key}: this model is not trained"):
         execute(run, Store(tmp_path))
 
 
 def test_a_merged_run_of_experts_that_are_not_there_names_them(done, tmp_path):
     run = done.merged["score"].run
     with pytest.raises(DataError, match="no readable weights"):
-        execute_merge(run, Store(tmp_path))
+        execute_derived(run, Store(tmp_path))
 
 
 def test_it_leaves_generators_and_threads_alone(done, tmp_path):
     torch.manual_seed(3)
     before, threads = torch.get_rng_state(), torch.get_num_threads()
-    execute_merge(done.merged["score"].run, trained(done, tmp_path))
+    execute_derived(done.merged["score"].run, trained(done, tmp_path))
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_num_threads() == threads
 
@@ -545,7 +546,7 @@ def test_an_expert_can_be_looked_into(done):
 def test_runs_read_for_one_rule_are_read_again_for_another(done, tmp_path):
     """The record keeps what it has."""
     run, store = replace(done.merged["score"].run, rules=("sources",)), trained(done, tmp_path)
-    narrow = execute_merge(run, store)
+    narrow = execute_derived(run, store)
     assert narrow.checkpoints[0].score("d", "probe") is None
-    whole = execute_merge(done.merged["score"].run, store)
+    whole = execute_derived(done.merged["score"].run, store)
     assert whole.checkpoints == done.merged["score"].checkpoints

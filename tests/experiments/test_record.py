@@ -101,7 +101,7 @@ def test_every_field_is_either_in_the_key_or_known_not_to_be():
         *("weights", "start", "freeze_bn", "size", "augment", "domains_per_step", "balance"),
         *("limit", "skip_broken", "tested", "unused", "optimizer", "lr_schedule", "clip_norm"),
         *("role", "base", "experts", "freeze_head", "batch_total", "epochs", "report", "split"),
-        "classes",
+        *("classes", "adaptation", "adaptation_params"),
     } == set(Run.__dataclass_fields__)
 
 
@@ -210,7 +210,6 @@ def test_a_record_knows_nothing_of_unused_domains():
         {"metric": "macro_f1"},
         {"prompts": "0123"},
         {"freeze_blocks": 2},
-        {"role": "adapted"},
     ],
 )
 def test_a_field_for_a_later_version_changes_the_key_and_is_refused_for_now(later):

@@ -34,7 +34,7 @@ def equal(found, expected):
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        *((name, torch.float32) for name in registry.names("merges")),
+        *((name, torch.float32) for name in registry.names("merges") if name != "greedy_soup"),
         *((name, torch.bfloat16) for name in ("average", "ties", "score")),
     ],
 )

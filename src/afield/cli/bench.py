@@ -44,8 +44,8 @@ MANY_DOMAINS, MERGING = "Datasets of many domains", "Merging"
 # The heading under which the help lists an option.
 HEADINGS = {
     **dict.fromkeys(("hold_out", "validate", "train_on"), MANY_DOMAINS),
-    **dict.fromkeys(("merges", "expert_method", "base_steps"), MERGING),
-    **dict.fromkeys(("average", "classes"), TRAINING),
+    **dict.fromkeys(("merges", "expert_method", "base_steps", "expert_draws"), MERGING),
+    **dict.fromkeys(("start", "average", "adapt", "classes"), TRAINING),
     "store": OUTPUT,
     **dict.fromkeys(("on", "workers", "threads", "cpus", "gpus", "retries"), RUNNING),
 }

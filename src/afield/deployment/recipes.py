@@ -139,7 +139,9 @@ def _same_data(run: Run, dataset: DomainSet) -> bool:
 
 def _left_out_accuracies(record: Record) -> dict[str, float]:
     """The accuracies on the one or two domains that a record leaves out; empty if unknown."""
-    if record.run.role or record.run.tested or len(record.unseen) not in (1, 2):
+    run = record.run
+    # `fit` trains one run, so a run that starts from another one is no recipe for it.
+    if run.role or run.base or run.tested or len(record.unseen) not in (1, 2):
         return {}
     try:
         return unseen_accuracies(record)

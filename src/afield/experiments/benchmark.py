@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_METHODS", "DEFAULT_VALIDATE", "OPTIONS", "Benchmark", "Option"]
 __all__ += ["make_benchmark", "read_benchmark"]
 
+# The method from whose head other methods can start.
+START = "linear_probe"
 # The methods of a benchmark that names none.
 DEFAULT_METHODS = ("erm", "groupdro", "arith")
 _METHODS_HELP = (
@@ -62,6 +64,18 @@ _CLASSES_HELP = (
     "Classes that a network has outputs for: those of its sources, or all classes of the dataset. "
     "Samples of other classes are left out of the accuracy and reported apart. Default: sources "
     "for your own data, all for datasets with a name, whose classes are given in advance."
+)
+_START_HELP = (
+    f"Where training starts: {START} (a head fitted on frozen features). Default: the "
+    "network's first weights, with a new head."
+)
+_ADAPT_HELP = (
+    "Test-time adaptations, separated by commas, or 'all'. Each adds a row per method or merge, "
+    f"which sees unlabelled samples of the target: {', '.join(registry.names('adaptations'))}."
+)
+_EXPERT_DRAWS_HELP = (
+    "Merge this many hyperparameter samples of one method, trained on all sources (model soups), "
+    "instead of one expert per source."
 )
 _ON_HELP = (
     "Where to run: local (processes on this machine), ray (a Ray cluster that runs here, or else "
@@ -143,8 +157,11 @@ class Benchmark:
         ),
     ] = ("erm",)
     base_steps: Annotated[int | None, Option(_BASE_STEPS_HELP, min=1)] = None
+    expert_draws: Annotated[int | None, Option(_EXPERT_DRAWS_HELP, min=2)] = None
+    start: Annotated[str, Option(_START_HELP, metavar="NAME")] = ""
     average: Annotated[str, Option(_AVERAGE_HELP, metavar="NAME")] = "last"
     classes: Annotated[str | None, Option(_CLASSES_HELP, metavar="sources|all")] = None
+    adapt: Annotated[Names, Option(_ADAPT_HELP)] = ()
     settings: Annotated[Mapping[str, Any], Option("Other settings of the runs.")] = field(
         default_factory=dict
     )
@@ -172,8 +189,13 @@ class Benchmark:
             raise SpecError("--train-on needs --hold-out: otherwise all other domains are sources")
         if self.merges and self.hold_out:
             raise SpecError("--merges leaves each domain out once; remove --hold-out")
-        if not self.merges and (self.base_steps or set(self.expert_method) != {"erm"}):
-            raise SpecError("--expert-method and --base-steps need --merges")
+        expert_options = self.base_steps or self.expert_draws
+        if not self.merges and (expert_options or set(self.expert_method) != {"erm"}):
+            raise SpecError("--expert-method, --expert-draws and --base-steps need --merges")
+        if self.start not in ("", START):
+            raise SpecError(f"--start {self.start}: training can start from {START} only")
+        if self.start and self.merges and not self.methods:
+            raise SpecError("--start is for --methods; the experts of --merges share a base anyway")
         check_classes_choice(self.classes)
         self.pool()
 

@@ -137,6 +137,10 @@ def reopen(
     run = record.run
     if run.experts and run.method == "logit_ensemble":
         raise SpecError(f"{folder}: an ensemble is not one network; give one of its experts")
+    if run.adaptation:
+        raise SpecError(
+            f"{folder}: an adapted run has the weights of its base; give {run.base} instead"
+        )
     where = torch.device(device or default_device())
     machine = Machine(where, torch.get_num_threads(), root or data_root(), folder.parent)
     work = set_up(run, machine)

@@ -56,6 +56,7 @@ def check_merging(
     dataset: DomainSet,
     merges: Sequence[str],
     methods: Sequence[str],
+    draws: int,
     settings: Settings,
     average: str,
 ) -> None:
@@ -65,11 +66,14 @@ def check_merging(
         raise SpecError(f"{dataset.name} has {count} domains: merging needs three or more")
     if not methods:
         raise SpecError("no method trains the experts; leave --expert-method out for erm")
+    if draws and len(methods) > 1:
+        raise SpecError("--expert-draws are of one method; give one --expert-method")
+    per_domain = len(methods) == 1 and not draws
     for name in merges:
-        check_merge(name, len(methods) if len(methods) > 1 else len(dataset.domains) - 1)
+        check_merge(name, len(dataset.domains) - 1 if per_domain else draws or len(methods))
     check_settings(settings, [*merges, *methods, average, "linear_probe"])
     for method in methods:
-        _check_plain(method, settings, domains=1 if len(methods) == 1 else 2)
+        _check_plain(method, settings, domains=1 if per_domain else 2)
 
 
 def _check_plain(method: str, settings: Settings, *, domains: int) -> None:

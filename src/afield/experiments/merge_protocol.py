@@ -5,7 +5,8 @@
               weights after a short training on all sources together (erm)
     experts   fine-tuned from the base on one domain each: the sources, and the target for the upper
               bound. The heads of pretrained networks stay frozen. With several expert methods,
-              there is one expert per method instead, trained on all sources.
+              there is one expert per method instead, trained on all sources. Expert draws (model
+              soups) are samples of one method's hyperparameters; their heads are trained as well.
     merged    every merge and its baselines (see merge_runner.py), of the sources of one target
 
 The experts of a CLIP are the same for all targets, because its base uses no domain.
@@ -44,6 +45,7 @@ class _Plan:
     methods: tuple[str, ...]
     average: str
     base_steps: int | None
+    expert_draws: int
     settings: Settings
     known_classes: ClassesByDomain | None = None
 
@@ -75,18 +77,28 @@ class _Plan:
         """The settings that belong to no method, average or merge."""
         return {name: value for name, value in self.settings.items() if "." not in name}
 
-    def expert(self, method: str, sources: tuple[str, ...], base: Run) -> Run:
+    def experts(self, sources: tuple[str, ...], base: Run) -> list[Run]:
+        """The runs whose models are merged."""
+        if self.expert_draws:
+            draws = range(self.expert_draws)
+            return [self.expert(self.methods[0], sources, base, draw) for draw in draws]
+        if len(self.methods) == 1:
+            return [self.expert(self.methods[0], (name,), base) for name in sources]
+        return [self.expert(method, sources, base) for method in self.methods]
+
+    def expert(self, method: str, sources: tuple[str, ...], base: Run, draw: int = 0) -> Run:
         """The run that fine-tunes an expert from a base."""
         run = resolve_run(
             self.dataset,
             method,
             sources,
             trial=base.trial,
+            draw=draw,
             average=self.average,
             settings=settings_of(self.settings, method, self.average),
             classes=base.classes,
         )
-        frozen = base.method == "linear_probe"
+        frozen = base.method == "linear_probe" and not self.expert_draws
         return replace(run, role="expert", base=base.key, freeze_head=frozen)
 
 
@@ -100,6 +112,7 @@ def merging_runs(
     average: str = "last",
     expert_method: Sequence[str] = ("erm",),
     base_steps: int | None = None,
+    expert_draws: int = 0,
     settings: Settings | None = None,
     known_classes: ClassesByDomain | None = None,
 ) -> list[Run]:
@@ -115,19 +128,23 @@ def merging_runs(
         The method that trains one expert per domain, or several methods with one expert each.
     base_steps
         Training steps of a base without pretrained weights; by default a fifth of an expert's.
+    expert_draws
+        Number of draws of one method to merge; 0 trains one expert per domain or method.
     settings
         As in `leave_one_out`, for the experts' training, and those of merges, such as
         ``score.tau``; ``score.scale`` multiplies the merged delta.
     known_classes
         As in `leave_one_out`; base, experts and merged models of a target have the same classes.
     """
-    check_merging(dataset, merges, expert_method, settings or {}, average)
+    check_merging(dataset, merges, expert_method, expert_draws, settings or {}, average)
     check_counts(trials=trials, draws=draws, base_steps=base_steps)
     usable = tuple(rule for rule in rules if not RULES[rule].needs_twins) or DEFAULT_RULES
     if set(rules) - set(usable):
         log.warning("merges are selected by %s: other rules need twins", " and ".join(usable))
     methods = tuple(expert_method)
-    plan = _Plan(dataset, methods, average, base_steps, settings or {}, known_classes)
+    plan = _Plan(
+        dataset, methods, average, base_steps, expert_draws, settings or {}, known_classes
+    )
     runs: dict[str, Run] = {}
     for trial in range(trials):
         for target in dataset.domains:
@@ -142,10 +159,7 @@ def _of_target(
     """The runs of one target in one trial."""
     sources = plan.dataset.without(target)
     base = plan.base(sources, trial)
-    if len(plan.methods) == 1:
-        experts = [plan.expert(plan.methods[0], (name,), base) for name in sources]
-    else:
-        experts = [plan.expert(method, sources, base) for method in plan.methods]
+    experts = plan.experts(sources, base)
     upper_bound = _upper_bound(plan, target, base)
     template = replace(
         experts[0],
@@ -203,6 +217,8 @@ def _row_label(plan: _Plan, base: Run, experts: Sequence[Run]) -> dict[str, Any]
     by_hand = plan.base_steps and base.method != "linear_probe"
     if by_hand and base.steps != _warm_up(experts[0].steps):
         given["base_steps"] = base.steps
+    if plan.expert_draws:
+        given["expert_draws"] = plan.expert_draws
     if plan.methods != ("erm",) or of_methods:
         given["experts"] = "+".join(plan.methods)
     return {**given, **{name.replace(".", " "): value for name, value in of_methods.items()}}

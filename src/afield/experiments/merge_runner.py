@@ -1,6 +1,7 @@
-"""Merged models as runs: they start from the weights of finished runs and have a record too.
+"""Merged models: one network from the weights of a base and of experts.
 
     every merge of merges/   base + scale · merged delta of the experts
+    greedy_soup              the same for the experts that the sources' probe splits admit
     base                     the model that all experts start from; for a CLIP, zero-shot
     best_expert              the expert with the best accuracy on the other sources' probe splits
     logit_ensemble           the mean of the experts' raw logits, which needs all networks
@@ -12,30 +13,22 @@ Only the last one uses data of the target.
 """
 
 import copy
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from afield import registry
-from afield.compute import default_device, deterministic, track_peak_memory
-from afield.data.domains import data_root
-from afield.data.lookup import find_dataset
 from afield.errors import DataError, SpecError, UnknownNameError
-from afield.experiments.record import Record, Run
-from afield.experiments.run_setup import Machine, TrainingState, load_domains, set_up
-from afield.experiments.runner import versions
+from afield.experiments.record import Run
+from afield.experiments.run_setup import TrainingState
 from afield.experiments.store import Store, read_record, read_run_weights
 from afield.hyperparameters import with_neutral
-from afield.merging.scopes import expert_count, needs_statistics
+from afield.merging.scopes import expert_count, needs_statistics, needs_validation
 from afield.merging.state_dicts import merge
-from afield.training.evaluation import Checkpoint, Scores
+from afield.training.evaluation import Scores
 
-__all__ = ["MERGE_BASELINES", "Ensemble", "check_merge", "execute_merge"]
+__all__ = ["MERGE_BASELINES", "Ensemble", "build_merged", "check_merge"]
 
 # Rows that every table of merges has beside the merges.
 MERGE_BASELINES = ("base", "best_expert", "logit_ensemble", "target_expert")
@@ -64,62 +57,13 @@ def check_merge(name: str, experts: int) -> None:
     if required is not None and required != experts:
         raise SpecError(
             f"{name} merges {required} experts, but there are {experts}: use a dataset of "
-            f"{required + 1} domains, or {required} methods"
+            f"{required + 1} domains, {required} methods or --expert-draws {required}"
         )
     if needs_statistics(merge):
         raise SpecError(
             f"{name} needs statistics of every expert, which a benchmark does not compute; use "
             f"`afield merge {name} … --statistics FILE`, or leave it out"
         )
-
-
-def execute_merge(
-    run: Run,
-    store: Store,
-    *,
-    root: Path | None = None,
-    device: str | None = None,
-    threads: int = 1,
-    wait: bool = True,
-    **training: Any,
-) -> Record:
-    """Build and evaluate the model of a merged run, or return its record if it is finished.
-
-    Parameters
-    ----------
-    run, store
-        The run, and the store of its experts and of its record.
-    root, device, threads, wait
-        As in `execute`.
-    training
-        Other options of `execute`, which are ignored.
-    """
-    del training
-    machine = Machine(
-        torch.device(device or default_device()), threads, root or data_root(), store.root
-    )
-    with store.claim(run, wait=wait):
-        stored = store.get(run)
-        if stored is not None:
-            return stored
-        run = store.with_stored_rules(run)
-        store.fetch(*filter(None, [run.base]), *run.experts)
-        with deterministic(threads), track_peak_memory(machine.device) as peak:
-            started = time.monotonic()
-            work = set_up(run, machine)
-            model = _build_model(run, work, store)
-            checkpoint = _evaluate(run, work, model)
-        record = Record(
-            run=run,
-            checkpoints=(checkpoint,),
-            seconds=time.monotonic() - started,
-            versions=versions(run),
-            device=machine.description,
-            dropped=work.dropped,
-            memory=peak(),
-        )
-        store.put(record, model.state_dict(), inputs=work.inputs)
-        return record
 
 
 def _weights(store: Store, key: str) -> State:
@@ -131,7 +75,7 @@ def _weights(store: Store, key: str) -> State:
         ) from None
 
 
-def _build_model(run: Run, work: TrainingState, store: Store) -> nn.Module:
+def build_merged(run: Run, work: TrainingState, store: Store) -> nn.Module:
     """The model of a merged run; the network of `work` has the weights of the base."""
     network = work.learner.model
     if run.method == "base":
@@ -147,8 +91,13 @@ def _build_model(run: Run, work: TrainingState, store: Store) -> nn.Module:
         return special[run.method]().eval()
     base = {name: value.clone() for name, value in network.state_dict().items()}
     here = [{name: value.to(work.machine.device) for name, value in e.items()} for e in experts]
-    params = with_neutral(registry.find("merges", run.method), run.params)
-    return _copy_with(network, merge(run.method, base, here, **params)).eval()
+    kind = registry.find("merges", run.method)
+    params = with_neutral(kind, run.params)
+
+    def merged(chosen: Sequence[State]) -> nn.Module:
+        return _copy_with(network, merge(run.method, base, chosen, **params)).eval()
+
+    return _greedy(run, work, here, merged) if needs_validation(kind) else merged(here)
 
 
 def _copy_with(network: nn.Module, weights: State) -> nn.Module:
@@ -180,24 +129,29 @@ def _best_expert(run: Run, work: TrainingState, experts: Sequence[State]) -> nn.
     return networks[values.index(max(values))]
 
 
+def _greedy(
+    run: Run,
+    work: TrainingState,
+    experts: Sequence[State],
+    merged: Callable[[Sequence[State]], nn.Module],
+) -> nn.Module:
+    """The merge of experts, best first, each kept if the sources' validation does not fall."""
+    alone = [_source_accuracy(run, work, _copy_with(work.learner.model, each)) for each in experts]
+    order = sorted(range(len(experts)), key=lambda number: -alone[number])
+    kept, model = [experts[order[0]]], merged([experts[order[0]]])
+    best = _source_accuracy(run, work, model)
+    for number in order[1:]:
+        candidate = merged([*kept, experts[number]])
+        accuracy = _source_accuracy(run, work, candidate)
+        if accuracy >= best:
+            kept, best, model = [*kept, experts[number]], accuracy, candidate
+    return model
+
+
+def _source_accuracy(run: Run, work: TrainingState, network: nn.Module) -> float:
+    scores = work.evaluations.evaluate(network)
+    return sum(_accuracy(scores[name]) for name in run.sources) / len(run.sources)
+
+
 def _accuracy(scores: Scores) -> float:
     return scores.probe.accuracy if scores.probe else 0.0
-
-
-def _evaluate(run: Run, work: TrainingState, model: nn.Module) -> Checkpoint:
-    """The only checkpoint of a merged run, with the scores that every rule reads."""
-    evaluations = work.evaluations
-    checkpoint = Checkpoint(run.steps, evaluations.evaluate(model), {})
-    checkpoint = evaluations.add_scores(checkpoint, model, evaluations.last)
-    # The best checkpoint is also the last one, so most of its scores are there already.
-    if not set(evaluations.best.keys) <= set(evaluations.last.keys):
-        checkpoint = evaluations.add_scores(checkpoint, model, evaluations.best)
-    if run.method != "target_expert":
-        return checkpoint
-    domains = load_domains(find_dataset(run.dataset, work.machine.root), run, work.machine.root)
-    scores = checkpoint.scores
-    # With official lists, the main split of an unseen domain is its test list, which is not
-    # trained on.
-    split = [n for n in scores if n not in run.sources and domains[n].test is None]
-    unseen = {name: replace(scores[name], main=scores[name].probe) for name in split}
-    return replace(checkpoint, scores={**scores, **unseen})

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from afield.data.class_lists import missing_class_warnings, source_classes
 from afield.data.domains import DomainSet
 from afield.data.lookup import find_dataset
 from afield.errors import IncompatibleMethodError, SpecError
-from afield.experiments.benchmark import DEFAULT_METHODS, DEFAULT_VALIDATE, Benchmark
+from afield.experiments.benchmark import DEFAULT_METHODS, DEFAULT_VALIDATE, START, Benchmark
+from afield.experiments.derived.combinations import adapted_runs, possible_runs
 from afield.experiments.known_classes import (
     check_unseen_classes,
     read_classes,
@@ -67,6 +67,7 @@ def plan_run(
     check_unseen_classes(domain_set, [run])
     _log_average_settings(domain_set, run.average, options.get("settings") or {})
     _check_inputs(domain_set, run)
+    possible_runs(domain_set, [run], every=False)
     return run
 
 
@@ -93,23 +94,38 @@ def _plan_dataset(benchmark: Benchmark, name: str, methods: list[str]) -> list[R
         "known_classes": read_classes(dataset, benchmark.settings, benchmark.classes),
     }
     experts = list(dict.fromkeys(benchmark.expert_method)) if benchmark.merges else []
-    merges = _fitting_merges(dataset, benchmark.merges, len(experts))
-    merge_owners = [*merges, *experts, *(["linear_probe"] if merges else [])]
-    check_settings(benchmark.settings, [*methods, *merge_owners, benchmark.average])
+    draws = benchmark.expert_draws or 0
+    merges = _fitting_merges(dataset, benchmark.merges, draws or len(experts))
+    merge_owners = [*merges, *experts, *([START] if merges else [])]
+    adaptations = _adaptations(benchmark)
+    owners = [*methods, *merge_owners, *filter(None, [benchmark.start]), *adaptations]
+    check_settings(benchmark.settings, [*owners, benchmark.average])
     _log_average_settings(dataset, benchmark.average, benchmark.settings)
     runs: list[Run] = []
     if methods:
-        settings = settings_of(benchmark.settings, *methods, benchmark.average)
-        planner = _planner(benchmark, dataset, settings=settings, **shared)
+        settings = settings_of(benchmark.settings, *methods, benchmark.start, benchmark.average)
+        planner = _planner(benchmark, dataset, settings=settings, start=benchmark.start, **shared)
         every = "all" in benchmark.methods
         runs += _fitting_methods(planner, methods) if every else planner(methods)
     if benchmark.merges:
         settings = settings_of(benchmark.settings, *merge_owners, benchmark.average)
         chosen: dict[str, Any] = {"expert_method": experts, "base_steps": benchmark.base_steps}
+        chosen["expert_draws"] = draws
         runs += merging_runs(dataset, merges, settings=settings, **chosen, **shared)
     check_unseen_classes(dataset, runs)
     _check_inputs(dataset, runs[0])
-    return with_classes_choice(runs, dataset, benchmark.classes)
+    runs = with_classes_choice(runs, dataset, benchmark.classes)
+    runs += adapted_runs(runs, adaptations, benchmark.settings)
+    return possible_runs(dataset, runs, every="all" in benchmark.methods)
+
+
+def _adaptations(benchmark: Benchmark) -> list[str]:
+    """The names of the adaptations; ``all`` stands for all of them."""
+    if "all" in benchmark.adapt:
+        return registry.names("adaptations")
+    for name in benchmark.adapt:
+        registry.find("adaptations", name)
+    return list(dict.fromkeys(benchmark.adapt))
 
 
 def _log_average_settings(dataset: DomainSet, average: str, settings: Settings) -> None:

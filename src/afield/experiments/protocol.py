@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from afield import registry
 from afield.data.class_lists import ClassesByDomain, source_classes
 from afield.data.domains import DomainSet
 from afield.errors import SpecError
+from afield.experiments.benchmark import START
 from afield.experiments.record import Run
 from afield.experiments.selection import (
     DEFAULT_RULES,
@@ -25,6 +27,7 @@ from afield.experiments.settings import (
     resolve_run,
     settings_of,
 )
+from afield.hyperparameters import defaults
 from afield.seeds import derive_seed
 
 __all__ = ["Fold", "divide", "hold_out", "leave_one_out"]
@@ -54,6 +57,7 @@ def leave_one_out(
     draws: int = 1,
     rules: Sequence[str] = DEFAULT_RULES,
     average: str = "last",
+    start: str = "",
     settings: Settings | None = None,
     known_classes: ClassesByDomain | None = None,
 ) -> list[Run]:
@@ -76,6 +80,9 @@ def leave_one_out(
         The weight averaging, and settings that differ from the defaults: ``steps``, ``every``,
         ``batch``, ``lr``, ``weight_decay``, ``backbone``, or those of a method or average, such as
         ``vrex.penalty``.
+    start
+        ``linear_probe``: training starts from a head fitted on frozen features; the runs that fit
+        it come first. Empty: from the network's own first weights.
     known_classes
         The classes that each domain has: a fold, with its twins, has outputs for the classes of its
         sources only. None means outputs for all classes of the dataset.
@@ -109,7 +116,8 @@ def leave_one_out(
             lists = dict.fromkeys(classes[name] for name in pair)
             folds += [Fold(dataset.without(*pair), twin_rules, classes=own) for own in lists]
     trial_folds = [folds for _ in range(trials)]
-    return _runs(dataset, methods, trial_folds, draws=draws, average=average, settings=settings)
+    shared: dict[str, Any] = {"draws": draws, "average": average, "settings": settings}
+    return _runs(dataset, methods, trial_folds, start=start, **shared)
 
 
 def hold_out(
@@ -123,6 +131,7 @@ def hold_out(
     draws: int = 1,
     rules: Sequence[str] = (),
     average: str = "last",
+    start: str = "",
     settings: Settings | None = None,
     known_classes: ClassesByDomain | None = None,
 ) -> list[Run]:
@@ -141,7 +150,7 @@ def hold_out(
     rules
         Names of the selection rules that will read the records; empty means the default rules for
         these shares.
-    trials, draws, average, settings, known_classes
+    trials, draws, average, start, settings, known_classes
         As in `leave_one_out`.
     """
     division = divide(dataset, hold_out=hold_out, validate=validate)
@@ -162,7 +171,8 @@ def hold_out(
                 for fold in folds
             ]
         )
-    return _runs(dataset, methods, trial_folds, draws=draws, average=average, settings=settings)
+    shared: dict[str, Any] = {"draws": draws, "average": average, "settings": settings}
+    return _runs(dataset, methods, trial_folds, start=start, **shared)
 
 
 def divide(dataset: DomainSet, *, hold_out: float, validate: float) -> Division:
@@ -202,33 +212,56 @@ def _runs(
     *,
     draws: int,
     average: str,
+    start: str,
     settings: Settings | None,
 ) -> list[Run]:
-    check_settings(settings or {}, [*methods, average])
+    settings = settings or {}
+    check_settings(settings, [*methods, average, *filter(None, [start])])
     check_counts(trials=len(trial_folds), draws=draws)
-    return [
-        _in_fold(
-            resolve_run(
-                dataset,
-                method,
-                fold.sources,
-                trial=trial,
-                draw=draw,
-                rules=fold.rules,
-                average=average,
-                settings=settings_of(settings or {}, method, average),
-                tested=fold.tested,
-                classes=fold.classes,
-            ),
-            fold,
-        )
-        for trial, folds in enumerate(trial_folds)
-        for draw in range(draws)
-        for fold in folds
-        for method in methods
-    ]
+    bases: dict[str, Run] = {}
+    runs = []
+    for trial, folds in enumerate(trial_folds):
+        for draw in range(draws):
+            for fold in folds:
+                base = _base(dataset, fold, trial, settings) if start else None
+                bases |= {base.key: base} if base else {}
+                for method in methods:
+                    run = resolve_run(
+                        dataset,
+                        method,
+                        fold.sources,
+                        trial=trial,
+                        draw=draw,
+                        rules=fold.rules,
+                        average=average,
+                        settings=settings_of(settings, method, average),
+                        tested=fold.tested,
+                        classes=fold.classes,
+                    )
+                    runs.append(_in_fold(run, fold, base))
+    return [*bases.values(), *runs]
 
 
-def _in_fold(run: Run, fold: Fold) -> Run:
-    """The run with the unused domains and the label of its fold."""
-    return replace(run, unused=fold.unused, given={**run.given, **fold.given})
+def _base(dataset: DomainSet, fold: Fold, trial: int, settings: Settings) -> Run:
+    """The run that fits the head from which the runs of a fold start."""
+    run = resolve_run(
+        dataset,
+        START,
+        fold.sources,
+        trial=trial,
+        settings={**settings_of(settings, START), "steps": 1, "every": 1, "epochs": 0.0},
+        tested=fold.tested,
+        classes=fold.classes,
+    )
+    return replace(run, role="base", unused=fold.unused, given={})
+
+
+def _in_fold(run: Run, fold: Fold, base: Run | None) -> Run:
+    """The run with the base, the unused domains and the label of its fold."""
+    run = replace(run, unused=fold.unused, given={**run.given, **fold.given})
+    if base is None:
+        return run
+    start: dict[str, Any] = {"start": base.method}
+    usual = defaults(registry.find("methods", base.method))
+    start |= {f"{base.method}.{k}": v for k, v in base.params.items() if v != usual[k]}
+    return replace(run, base=base.key, given={**run.given, **start})

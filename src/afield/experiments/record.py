@@ -4,7 +4,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -49,8 +49,11 @@ class Run:
         If a share of the domains is held out: the domains to test on, and those that are neither
         trained on nor evaluated. The other unseen domains validate.
     role, base, experts
-        For merges: the role (base, expert or merged), the key of the run from whose weights this
-        one starts, and the keys of the runs to merge.
+        The role of a run that is not an ordinary one (base, expert, merged or adapted), the key of
+        the run from whose weights this one starts, and the keys of the runs to merge.
+    adaptation, adaptation_params
+        The test-time adaptation of an adapted run, with its hyperparameters; all other fields are
+        those of its base.
     freeze_head
         Whether the last layer is not trained, as in experts of a pretrained network.
     report, split
@@ -70,8 +73,7 @@ class Run:
     The other fields are those of `Training`, resolved. Fields for later versions, empty so far:
     `precision` (of the arithmetic), `inexact` (kernels that do not repeat bit for bit), `compile`,
     `metric` (for selection; empty means accuracy), `prompts` (digest of CLIP's class names),
-    `freeze_blocks`, and the role `adapted` (a run that adapts the model of its base to unlabeled
-    samples).
+    `freeze_blocks`.
     """
 
     dataset: str
@@ -105,6 +107,8 @@ class Run:
     base: str = ""
     experts: tuple[str, ...] = ()
     freeze_head: bool = False
+    adaptation: str = ""
+    adaptation_params: Mapping[str, Any] = field(default_factory=dict)
     start: str = ""
     data: str = ""
     precision: str = ""
@@ -146,8 +150,6 @@ class Run:
             if getattr(self, name):
                 value = getattr(self, name)
                 raise SpecError(f"{name}={value!r}: this version of afield cannot do that")
-        if self.role == "adapted":
-            raise SpecError("role='adapted': this version of afield cannot do that")
 
     @cached_property
     def key(self) -> str:
@@ -155,18 +157,29 @@ class Run:
         return f"{self.method}-{_digest(self, NOT_IN_KEY)}"
 
     @property
+    def is_derived(self) -> bool:
+        """Whether the model is made from finished runs, without training."""
+        return bool(self.experts or self.adaptation)
+
+    @property
     def order(self) -> int:
-        """Runs of a lower order come first: bases before experts, experts before merged models."""
+        """Runs of a lower order come first: bases, experts, merged models, adapted models."""
+        if self.adaptation:
+            return 3
         return 2 if self.experts else 1 if self.base else 0
 
     @cached_property
     def recipe(self) -> str:
         """A digest of everything but the source domains, which twins share.
 
-        The same number of epochs is another number of steps on other sources.
+        The same number of epochs is another number of steps on other sources. The base of an
+        adapted run, and of a run that starts from a fitted head, is trained on the same sources,
+        so the bases of twins differ as well.
         """
         in_steps = ("steps", "every") if self.epochs else ()
-        return _digest(self, (*NOT_IN_KEY, "sources", *in_steps))
+        has_own_base = bool(self.base) and self.role in ("", "adapted")
+        run = replace(self, base="own") if has_own_base else self
+        return _digest(run, (*NOT_IN_KEY, "sources", *in_steps))
 
     @property
     def seed(self) -> int:

@@ -29,6 +29,7 @@ from afield.training.optimizers import optimizer_factory
 from afield.training.schedules import make_schedule, schedule_in_steps
 
 __all__ = [
+    "PLACEHOLDER_METHOD",
     "Machine",
     "TrainingState",
     "load_domains",
@@ -62,7 +63,11 @@ class Machine:
 
 @dataclass
 class TrainingState:
-    """The objects of one training run, and its results so far."""
+    """The objects of one training run, and its results so far.
+
+    `keeps_network` tells whether the method trains the network that it was given, perhaps within a
+    wrapper, and not another one with weights of its own.
+    """
 
     run: Run
     machine: Machine
@@ -73,6 +78,7 @@ class TrainingState:
     evaluations: Evaluations
     inputs: dict[str, Any]
     dropped: int = 0
+    keeps_network: bool = True
     checkpoints: list[Checkpoint] = field(default_factory=list)
     best: dict[str, Tensor] = field(default_factory=dict)
     best_parts: dict[str, Tensor] = field(default_factory=dict)
@@ -123,11 +129,16 @@ def set_up_on(
         pretrained=bool(run.weights or run.base),
     )
     model = build_network(len(classes), class_names=classes).to(machine.device)
-    if run.base:
+    if run.base and not run.adaptation:
         model.load_state_dict(read_run_weights(machine.store / run.base))
     if run.freeze_head:
         model.head.requires_grad_(requires_grad=False)
     learner = method.setup(model, task)
+    own = {id(parameter) for parameter in learner.model.parameters()}
+    keeps_network = all(id(parameter) in own for parameter in model.parameters())
+    if run.adaptation:
+        # The weights of a finished run are those of the network that its method made.
+        learner.model.load_state_dict(read_run_weights(machine.store / run.base))
     kind = registry.find("averages", run.average)
     average: Average = build(kind, with_neutral(kind, run.average_params))
     average.setup(learner.model, steps=learner.task.steps)
@@ -142,6 +153,7 @@ def set_up_on(
         evaluations=run_data.evaluations,
         inputs=inputs,
         dropped=run_data.dropped,
+        keeps_network=keeps_network,
     )
 
 

@@ -80,8 +80,9 @@ def execute(
     if not 1 <= threads <= (os.cpu_count() or 1):
         raise SpecError(f"threads={threads}: this machine has {os.cpu_count()} cores")
     run.check_supported()
-    if run.experts:
-        raise SpecError(f"{run.key}: a merged model is not trained; bench with --merges makes it")
+    if run.is_derived:
+        option = "--adapt" if run.adaptation else "--merges"
+        raise SpecError(f"{run.key}: this model is not trained; bench with {option} makes it")
     where = torch.device(device or default_device())
     with store.claim(run, wait=wait):
         stored = store.get(run)
@@ -260,7 +261,9 @@ def versions(run: Run) -> dict[str, str]:
 
 
 def _code(run: Run) -> str:
-    """Digests of the files of a run's method and average, or of its merge."""
+    """Digests of the files of a run's method and average, of its merge or of its adaptation."""
+    if run.adaptation:
+        return registry.digest("adaptations", run.adaptation)
     if run.experts:
         merges = registry.names("merges")
         return registry.digest("merges", run.method) if run.method in merges else ""

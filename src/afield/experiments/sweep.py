@@ -11,7 +11,7 @@ from typing import Any
 
 from afield import registry
 from afield.errors import AfieldError
-from afield.experiments.merge_runner import execute_merge
+from afield.experiments.derived.execution import execute_derived
 from afield.experiments.pools import Local, Pool
 from afield.experiments.record import Failure, Record, Run
 from afield.experiments.runner import execute, versions
@@ -79,7 +79,7 @@ def _attempt(
 ) -> Record | Failure | Run:
     """The record, the failure, or the run itself if another process is doing it."""
     try:
-        return (execute_merge if run.experts else execute)(run, store, wait=wait, **options)
+        return (execute_derived if run.is_derived else execute)(run, store, wait=wait, **options)
     except BusyError:
         return run
     except Exception as error:  # noqa: BLE001  a failing run, whatever the reason, stops no other

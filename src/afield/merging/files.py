@@ -25,7 +25,7 @@ from afield.errors import DataError, MergeError
 from afield.files import atomic_write, file_digest
 from afield.merging.checks import TensorChange
 from afield.merging.job import MergeJob, log_merge_warnings, merge_pieces, plan_merge
-from afield.merging.scopes import scope_of
+from afield.merging.scopes import needs_validation, scope_of
 from afield.merging.tensor_files import TensorFiles, write_header
 from afield.progress import track
 
@@ -134,7 +134,11 @@ class FileMerge:
         return job, sources
 
     def _open(self) -> tuple[MergeJob, list[TensorFiles]]:
-        registry.find("merges", self.how)
+        if needs_validation(registry.find("merges", self.how)):
+            raise MergeError(
+                f"{self.how} chooses experts by their validation scores, which files do not have; "
+                f"use average, or `afield bench --merges {self.how}`"
+            )
         sources = [TensorFiles(path) for path in (self.base, *self.experts, *self.statistics)]
         base, *others = sources
         experts, statistics = others[: len(self.experts)], others[len(self.experts) :]

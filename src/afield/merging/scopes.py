@@ -17,7 +17,8 @@ Settings are keywords with a default. Keywords without a default are supplied by
                  averages the matrices that have none
 
 So a merge itself states whether it needs statistics, through its signature, and whether it takes a
-fixed number of experts, through ``@scope("tensor", experts=2)``.
+fixed number of experts, through ``@scope("tensor", experts=2)``. A merge declared with
+``validation=True`` gets only those experts that validation scores admit; merging files has none.
 
 `tensor_action` alone decides what happens to each tensor.
 """
@@ -39,6 +40,7 @@ __all__ = [
     "expert_count",
     "merges_weights",
     "needs_statistics",
+    "needs_validation",
     "required_keywords",
     "scope",
     "scope_of",
@@ -53,11 +55,22 @@ MERGED, AVERAGED, KEPT = "merged", "averaged", "kept"
 SUPPLIED_KEYWORDS = ("base", "name", "statistics")
 
 
-def scope(kind: Scope, *, experts: int | None = None) -> Callable[[F], F]:
-    """Declare what a merge is a function of, and how many experts it takes if that is fixed."""
+def scope(kind: Scope, *, experts: int | None = None, validation: bool = False) -> Callable[[F], F]:
+    """Declare what a merge is a function of, and what it needs.
+
+    Parameters
+    ----------
+    kind
+        What it is a function of.
+    experts
+        How many experts it takes, if that is fixed.
+    validation
+        Whether the caller chooses the experts by their validation scores before it merges them.
+    """
 
     def declare(merge: F) -> F:
         merge.scope, merge.experts = kind, experts  # type: ignore[attr-defined]
+        merge.validation = validation  # type: ignore[attr-defined]
         return merge
 
     return declare
@@ -71,6 +84,11 @@ def scope_of(merge: MergeFunction) -> Scope:
 def expert_count(merge: MergeFunction) -> int | None:
     """How many experts a merge takes; None if any number will do."""
     return merge.experts  # type: ignore[attr-defined]
+
+
+def needs_validation(merge: MergeFunction) -> bool:
+    """Whether the experts of a merge are chosen by their validation scores."""
+    return merge.validation  # type: ignore[attr-defined]
 
 
 def needs_statistics(merge: MergeFunction) -> bool:

@@ -1,6 +1,7 @@
 """What methods cost: time and memory of their runs, and relative to erm on the same domains.
 
-A merged model also costs what its base and its experts cost, where the store has their records.
+A merged model also costs what its base and its experts cost, and a model that starts from another
+or adapts it costs what that one costs, where the store has their records.
 """
 
 import math
@@ -125,9 +126,14 @@ def _task(record: Record) -> tuple[object, ...]:
 def _seconds(record: Record, by_key: Mapping[str, Record]) -> float:
     """The time of a run and of the runs that it is made of."""
     run = record.run
-    # The row of the base is the base itself, although its record names the experts as well.
-    made_of = (run.base,) if run.method == BASE_METHOD else (run.base, *run.experts)
-    return record.seconds + sum(by_key[key].seconds for key in made_of if key in by_key)
+    # The row of the base is the base itself, although its record names the experts as well; the
+    # base of an adapted run has counted them already.
+    alone = run.method == BASE_METHOD or run.adaptation
+    made_of = (run.base,) if alone else (run.base, *run.experts)
+    known = [by_key[key] for key in made_of if key in by_key]
+    if run.adaptation:
+        return record.seconds + sum(_seconds(other, by_key) for other in known)
+    return record.seconds + sum(other.seconds for other in known)
 
 
 def _memory(record: Record) -> int:

@@ -12,7 +12,7 @@ from afield.experiments.selection import RULES, Division, default_rules
 __all__ = ["row_command", "run_command", "shell_quote"]
 
 # Settings with an option of their own; the others are passed with --set.
-OPTION_SETTINGS = ("backbone", "weights", "steps", "domains_per_step")
+OPTION_SETTINGS = ("backbone", "weights", "start", "steps", "domains_per_step")
 
 
 def row_command(records: Sequence[Record], *, store: str, merge: str = "average") -> str:
@@ -30,7 +30,7 @@ def row_command(records: Sequence[Record], *, store: str, merge: str = "average"
     runs = [record.run for record in records]
     first = runs[0]
     words = ["afield", "bench", first.dataset]
-    if first.role:
+    if first.experts:
         words += ["--merges", merge if first.method in MERGE_BASELINES else first.method]
     else:
         words += ["--methods", first.method]
@@ -40,6 +40,8 @@ def row_command(records: Sequence[Record], *, store: str, merge: str = "average"
     words += _held_out(records[0]) if first.tested else _rules(runs, Division())
     if first.average != "last":
         words += ["--average", first.average]
+    if first.adaptation:
+        words += ["--adapt", first.adaptation]
     words += _classes(runs)
     words += _settings(first.given, first)
     words += _threads(records[0].device)
@@ -49,7 +51,7 @@ def row_command(records: Sequence[Record], *, store: str, merge: str = "average"
 def run_command(run: Run, *, from_store: str, store: str) -> str:
     """The command that repeats one run from its record in `from_store`.
 
-    A merged model needs the command of its row.
+    A merged or adapted model needs the command of its row.
     """
     words = ["afield", "train", "--like", f"{from_store}/{run.key}", "--store", store]
     return " ".join(shell_quote(word) for word in words)
@@ -90,7 +92,7 @@ def _share(count: int, total: int) -> str:
 
 def _rules(runs: Sequence[Run], division: Division) -> list[str]:
     rules = {rule for run in runs for rule in run.rules}
-    if runs[0].role or rules == set(default_rules(division)):
+    if runs[0].experts or rules == set(default_rules(division)):
         return []
     return ["--rules", ",".join(rule for rule in RULES if rule in rules)]
 
@@ -111,15 +113,15 @@ def _settings(given: Mapping[str, Any], run: Run) -> list[str]:
             continue
         if name == "skip_broken":
             words.append("--skip-broken")
-        elif name == "base_steps" and run.role:
-            words += ["--base-steps", str(value)]
-        elif name == "experts" and run.role:
+        elif name in ("base_steps", "expert_draws") and run.experts:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+        elif name == "experts" and run.experts:
             words += ["--expert-method", str(value).replace("+", ",")]
         elif name in OPTION_SETTINGS:
             words += [f"--{name.replace('_', '-')}", str(value)]
         else:
             # Records keep the settings of an expert's method with a space instead of a dot.
-            words += ["--set", f"{name.replace(' ', '.') if run.role else name}={value}"]
+            words += ["--set", f"{name.replace(' ', '.') if run.experts else name}={value}"]
     return words
 
 

@@ -5,9 +5,11 @@ Runs that were trained only to be merged (bases and experts) have no row of thei
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from afield import registry
 from afield.experiments.record import Record, Run
 from afield.experiments.selection import RULES, Pick
 
@@ -19,6 +21,7 @@ __all__ = [
     "common_settings",
     "group_records",
     "row_label",
+    "sees_target_samples",
 ]
 
 # It has seen the target: a yardstick that is never marked as best.
@@ -90,13 +93,22 @@ def group_records(records: Iterable[Record]) -> list[Results]:
 
 
 def row_label(run: Run, *, exclude: Iterable[str] = ()) -> str:
-    """The row of a run: its method, its weight averaging, and the settings chosen by hand."""
-    words = [run.method] if run.average == "last" else [run.method, f"+ {run.average}"]
+    """The row of a run: method or merge, average, adaptation, and the settings chosen by hand."""
+    added = [run.average if run.average != "last" else "", run.adaptation]
+    words = [run.method, *(f"+ {name}" for name in added if name)]
     for name, value in chosen_settings(run).items():
         if name not in (*exclude, "classes"):
-            short = name.removeprefix(f"{run.method}.").removeprefix(f"{run.average}.")
-            words.append(f"{short}={value}")
+            owner, _, short = name.rpartition(".")
+            words.append(f"{short if owner in (run.method, *added) else name}={value}")
     return " ".join(words)
+
+
+def sees_target_samples(label: str) -> bool:
+    """Whether the models of a row predict from unlabelled samples of the domain at hand."""
+    words = label.split()
+    return any(
+        before == "+" and name in registry.names("adaptations") for before, name in pairwise(words)
+    )
 
 
 def common_settings(runs: Iterable[Run]) -> set[str]:

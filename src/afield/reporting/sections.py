@@ -30,7 +30,7 @@ from afield.reporting.formats import as_csv, as_latex
 from afield.reporting.gaps import GapTable, build_gap_table
 from afield.reporting.headline import Headline, build_headline, leading_rule
 from afield.reporting.reproduce import row_command
-from afield.reporting.results import UPPER_BOUND, Results
+from afield.reporting.results import UPPER_BOUND, Results, sees_target_samples
 from afield.reporting.rule_tables import RuleTable, build_rule_table
 from afield.reporting.table import tabulate
 
@@ -90,7 +90,12 @@ class Section:
     @property
     def merged(self) -> bool:
         """Whether some models are merged."""
-        return any(records[0].run.role for records in self.results.methods.values())
+        return any(records[0].run.experts for records in self.results.methods.values())
+
+    @property
+    def adapted(self) -> list[Mark]:
+        """The rows whose models have seen unlabelled samples of the target."""
+        return [mark for name, mark in self.marks.items() if sees_target_samples(name)]
 
     @property
     def titled(self) -> bool:
@@ -216,7 +221,7 @@ def _commands(
 ) -> list[tuple[Mark, str]]:
     """The command for every row; rows that come with any merge need one to ask for."""
     first = [records[0].run for records in results.methods.values()]
-    merges = [run.method for run in first if run.role and run.method not in MERGE_BASELINES]
+    merges = [run.method for run in first if run.experts and run.method not in MERGE_BASELINES]
     merge = merges[0] if merges else "average"
     return [
         (mark, row_command(results.methods[name], store=rerun_store, merge=merge))

@@ -13,7 +13,13 @@ import pandas as pd
 
 from afield.experiments.record import Record
 from afield.experiments.selection import RULES, resolve_rules
-from afield.reporting.results import UPPER_BOUND, Picks, Results, group_records
+from afield.reporting.results import (
+    UPPER_BOUND,
+    Picks,
+    Results,
+    group_records,
+    sees_target_samples,
+)
 
 __all__ = [
     "COLUMNS",
@@ -239,6 +245,9 @@ def table_caption(frame: pd.DataFrame) -> str:
     notes += [f"{column.name}: {column.note}" for column in columns if column.note]
     if frame["method"].str.startswith(UPPER_BOUND).any():
         notes.append(f"{UPPER_BOUND}: trained on the target, tested on its validation split")
+    adapted = [name for name in dict.fromkeys(frame["method"]) if sees_target_samples(name)]
+    if adapted:
+        notes.append(f"{', '.join(adapted)}: has seen unlabelled target samples")
     return "; ".join(notes)
 
 

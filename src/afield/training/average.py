@@ -26,9 +26,13 @@ class Average:
     If `deploys_at_end` is true, the average itself chooses among the steps: only its model at the
     end is deployed, and earlier checkpoints show the trained model. Such an average can end
     training early through `done`.
+
+    `needs_fitted_start` marks an average that uses the weights before the first step, so that a
+    benchmark refuses to combine it with a new, random head.
     """
 
     deploys_at_end: ClassVar[bool] = False
+    needs_fitted_start: ClassVar[bool] = False
 
     @property
     def done(self) -> bool:

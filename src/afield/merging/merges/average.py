@@ -2,7 +2,7 @@
 
     merged = mean_d Δ_d
 
-Differs from the paper: this is the uniform soup only; the greedy soup needs data to choose by.
+Differs from the paper: this is the uniform soup only; `greedy_soup` chooses among the experts.
 """
 
 from torch import Tensor

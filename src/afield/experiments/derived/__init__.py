@@ -1,0 +1,1 @@
+"""Runs that are made from finished runs: which there are, and how they are executed."""

@@ -1,0 +1,128 @@
+"""Which starts, averages and adaptations go together with a method, and the runs that adapt."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from afield import registry
+from afield.compute import preserve_torch_state
+from afield.data.domains import DomainSet, data_root
+from afield.errors import SpecError
+from afield.experiments.benchmark import START
+from afield.experiments.derived.execution import run_adaptation
+from afield.experiments.record import Run
+from afield.experiments.run_setup import (
+    PLACEHOLDER_METHOD,
+    Machine,
+    TrainingState,
+    load_domains,
+    set_up_on,
+)
+from afield.experiments.settings import Settings
+from afield.hyperparameters import build, defaults, draw_values, validate_values, without_neutral
+from afield.networks.backbone import find_backbone
+
+__all__ = ["adapted_runs", "possible_runs"]
+
+log = logging.getLogger(__name__)
+
+# Rows of merges that are not one network, or have seen the labels of the target.
+NOT_ADAPTED = ("logit_ensemble", "target_expert")
+
+
+def adapted_runs(
+    runs: Sequence[Run], adaptations: Sequence[str], settings: Settings | None = None
+) -> list[Run]:
+    """The runs that adapt the model of every row of a table, once with each adaptation.
+
+    Parameters
+    ----------
+    runs
+        Runs of a benchmark; bases and experts are not adapted.
+    adaptations
+        Names of test-time adaptations.
+    settings
+        Settings of adaptations that differ from the defaults, such as ``t3a.keep``.
+    """
+    rows = [run for run in runs if run.role in ("", "merged") and run.method not in NOT_ADAPTED]
+    return [_adapted(run, name, settings or {}) for name in adaptations for run in rows]
+
+
+def _adapted(run: Run, name: str, settings: Settings) -> Run:
+    kind = registry.find("adaptations", name)
+    own = {k.partition(".")[2]: v for k, v in settings.items() if k.startswith(f"{name}.")}
+    chosen = validate_values(kind, own, name)
+    params = {**draw_values(kind, draw=run.draw, trial=run.trial), **chosen}
+    build(kind, params)
+    usual = defaults(kind)
+    given = {f"{name}.{key}": v for key, v in chosen.items() if v != usual[key]}
+    return replace(
+        run,
+        role="adapted",
+        base=run.key,
+        adaptation=name,
+        adaptation_params=without_neutral(kind, params),
+        given={**run.given, **given},
+    )
+
+
+def possible_runs(dataset: DomainSet, runs: Sequence[Run], *, every: bool) -> list[Run]:
+    """The runs whose parts go together; others are refused, or logged if all methods are asked for.
+
+    Starts and adaptations depend on the network that a method makes.
+    """
+    reasons: dict[tuple[str, ...], str] = {}
+    for run in runs:
+        combination = _combination(run)
+        if combination and combination not in reasons:
+            reasons[combination] = reason = _conflict(dataset, run)
+            if reason and not every:
+                raise SpecError(reason)
+            if reason:
+                log.warning("left out: %s", reason)
+    return [run for run in runs if not reasons.get(_combination(run))]
+
+
+def _combination(run: Run) -> tuple[str, ...]:
+    """What must go together in a run; empty if everything does."""
+    starts = "" if run.role else run.base
+    if not starts and not run.adaptation and not _needs_fitted_start(run):
+        return ()
+    method = PLACEHOLDER_METHOD if run.experts else run.method
+    return method, run.average, run.adaptation, "start" if starts else run.role
+
+
+def _needs_fitted_start(run: Run) -> bool:
+    return bool(registry.find("averages", run.average).needs_fitted_start)
+
+
+def _conflict(dataset: DomainSet, run: Run) -> str:
+    """Why a run is impossible; empty if it is not."""
+    zero_shot = find_backbone(run.backbone).zero_shot and run.weights
+    if _needs_fitted_start(run) and not run.base and not zero_shot:
+        return (
+            f"--average {run.average} uses the first weights of a run, but their head is random; "
+            f"add --start {START}"
+        )
+    if not run.role and run.base and run.method == START:
+        return f"{START} cannot start from itself; leave it out of --methods, or --start out"
+    try:
+        state = _set_up_untrained(dataset, run)
+        if run.adaptation:
+            run_adaptation(run).check(state.learner.model)
+    except SpecError as error:
+        adapting = f" with --adapt {run.adaptation}" if run.adaptation else ""
+        return f"{run.method}{adapting}: {error}"
+    if not run.role and run.base and not state.keeps_network:
+        return f"{run.method} trains other weights than the network's, so --start has no effect"
+    return ""
+
+
+def _set_up_untrained(dataset: DomainSet, run: Run) -> TrainingState:
+    """The network of a run and what its method adds, with random weights."""
+    plain = replace(run, base="", adaptation="", weights="", start="")
+    machine = Machine(torch.device("cpu"), 1, data_root())
+    with preserve_torch_state(cuda=False):
+        return set_up_on(dataset, load_domains(dataset, run), plain, machine)

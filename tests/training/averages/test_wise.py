@@ -1,0 +1,38 @@
+import pytest
+import torch
+from torch.nn.utils import parameters_to_vector
+
+from afield.errors import SpecError
+from afield.training.averages.wise import Wise
+
+
+def flat(model):
+    return parameters_to_vector(model.parameters()).detach().clone()
+
+
+def moved(model, alpha):
+    average = Wise(alpha=alpha)
+    average.setup(model, steps=10)
+    for _ in range(3):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.3).add_(0.1)
+        average.after_step(model)
+    return flat(average.model)
+
+
+def test_it_lies_between_the_first_and_the_last_weights(model):
+    first = flat(model)
+    found = moved(model, 0.3)
+    torch.testing.assert_close(found, 0.7 * first + 0.3 * flat(model))
+
+
+def test_both_ends_are_exact(model):
+    first = flat(model)
+    assert torch.equal(moved(model, 0.0), first)
+    assert torch.equal(moved(model, 1.0), flat(model))
+
+
+def test_alpha_is_a_share():
+    with pytest.raises(SpecError, match="must be a share"):
+        Wise(alpha=1.5)
