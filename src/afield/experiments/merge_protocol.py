@@ -142,9 +142,7 @@ def merging_runs(
     if set(rules) - set(usable):
         log.warning("merges are selected by %s: other rules need twins", " and ".join(usable))
     methods = tuple(expert_method)
-    plan = _Plan(
-        dataset, methods, average, base_steps, expert_draws, settings or {}, known_classes
-    )
+    plan = _Plan(dataset, methods, average, base_steps, expert_draws, settings or {}, known_classes)
     runs: dict[str, Run] = {}
     for trial in range(trials):
         for target in dataset.domains:
