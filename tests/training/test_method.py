@@ -31,6 +31,11 @@ NAMES = registry.names("methods")
 # Settings that say something of one form of a method only.
 NEEDS = {
     ("seed_category", "radius"): {"grouping": "graph"},
+    **{
+        (name, setting): {"turns": 1}
+        for name in ("dann", "cdann")
+        for setting in ("gradient_penalty", "domain_rate", "beta1")
+    },
     **{("urm", f"critic_{name}"): {"weight": 0.2} for name in ("layers", "width", "rate")},
     ("urm", "smoothing"): {"weight": 0.2},
     ("transfer", "radius"): {"weight": 10.0, "ascents": 10, "ascent_rate": 10.0},
@@ -42,7 +47,7 @@ GENTLE = {
     "fishr": {"penalty": 10.0},
     "ib_erm": {"penalty": 0.1},
     "ib_irm": {"penalty": 1.0, "bottleneck": 0.1},
-    "iga": {"penalty": 10.0},
+    "iga": {"penalty": 0.1},
     "irm": {"penalty": 1.0},
     "mmd": {"penalty": 0.1},
     "rdm": {"lr_factor": 1.0},

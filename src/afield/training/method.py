@@ -44,11 +44,13 @@ class Method:
     """A training algorithm. Most methods override only `loss`.
 
     A method whose formula is not defined for one source domain in a step, or for one sample of a
-    domain, sets `min_domains` or `min_batch`.
+    domain, sets `min_domains` or `min_batch`. A method whose network predicts from batches of
+    unlabelled samples (a `BatchPredictor`) sets `predicts_from_batches`.
     """
 
     min_domains: ClassVar[int] = 1
     min_batch: ClassVar[int] = 1
+    predicts_from_batches: ClassVar[bool] = False
 
     @property
     def name(self) -> str:

@@ -140,7 +140,7 @@ def replay(
     logs: Mapping[str, str] | None = None,
     state: Callable[[Learner], Mapping[str, Tensor]] = memory,
     skip: Collection[str] = (),
-    gradients: bool = True,
+    gradients: Collection[int] = range(1, 1 + STEPS),
     model: nn.Module | None = None,
     **optimizer: float,
 ) -> Learner:
@@ -157,7 +157,7 @@ def replay(
     skip
         How the names of values begin that are not compared.
     gradients
-        Whether to compare the gradients that the parameters have after an update.
+        Updates after which to compare the gradients that the parameters have.
     model
         Another network than the usual one.
     optimizer
@@ -175,7 +175,7 @@ def replay(
         for key, value in reference.below(f"step{update}/").items():
             if not key.startswith(tuple(skip)):
                 _same(ours[key].detach().reshape(value.shape), value, f"{key}, update {update}")
-        if gradients:
+        if update in gradients:
             _compare_gradients(reference, learner, update)
         for theirs, mine in ({"loss": "loss"} if logs is None else logs).items():
             value = reference[f"log/{theirs}"][update - 1]

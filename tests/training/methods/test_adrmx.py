@@ -24,7 +24,7 @@ LOGS = {
 
 def test_two_updates_equal_the_reference():
     method = ADRMX(turns=1, depth=3, width=7)
-    replay("adrmx_mended", method, logs=LOGS, gradients=False)
+    replay("adrmx_mended", method, logs=LOGS, gradients=())
     # The second update is the discriminator's turn: no optimizer gets the file's gradients.
     reference = Reference("adrmx_mended")
     learner = reference.learner(method)

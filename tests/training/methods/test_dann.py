@@ -9,11 +9,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from afield.errors import SpecError
+from afield.hyperparameters import defaults, without_neutral
 from afield.training.method import Learner, pool
 from afield.training.methods.dann import DANN
 from afield.training.methods.erm import ERM
 from tests.training.methods.gradient_reference import REFERENCE
 from tests.training.methods.reference import agree, followed, theta
+from tests.training.methods.references import replay
 
 STEPS = 50_000
 
@@ -135,3 +137,43 @@ def test_it_needs_a_network_of_features_and_a_head(task):
 def test_settings_that_make_no_sense_are_refused(settings):
     with pytest.raises(SpecError, match=f"dann.{next(iter(settings))}="):
         DANN(**settings)
+
+
+def test_in_turns_it_equals_the_public_code():
+    logs = {"gen_loss": "loss", "disc_loss": "discriminator loss"}
+    method = DANN(turns=1, gradient_penalty=0.1, hidden=(7, 7))
+    # On the turn of the discriminator, the optimizer of the features gets no gradient.
+    replay("dann", method, logs=logs, gradients=[1])
+
+
+def test_the_generator_begins_and_has_one_turn_in_each_round(model, task, stream):
+    method = DANN(turns=2, hidden=(5,))
+    learner, moved = method.setup(copy.deepcopy(model), task), []
+    for learner.step in range(6):
+        before = theta(learner.model), theta(learner.parts)
+        method.update(learner, next(stream))
+        after = theta(learner.model), theta(learner.parts)
+        moved.append([not torch.equal(*pair) for pair in zip(before, after, strict=True)])
+    # DomainBed counts from 1: at 1 mod 3 and 0 mod 3 < 2 the discriminator learns.
+    features, domain = [True, False], [False, True]
+    assert moved == [domain, features, domain, domain, features, domain]
+
+
+def test_in_turns_without_weight_the_features_are_those_of_erm(model, task, stream):
+    method = DANN(turns=1, weight=0.0)
+    ours, plain = at_step(method, model, task, 0), at_step(ERM(), model, task, 0)
+    plain.optimizer = torch.optim.Adam(plain.parameters(), lr=0.01, betas=(0.5, 0.9))
+    for ours.step in range(4):
+        batches = next(stream)
+        method.update(ours, batches)
+        if ours.step % 2 == 0:
+            ERM().update(plain, batches)
+    agree(theta(ours.model), theta(plain.model))
+
+
+def test_without_turns_the_settings_of_turns_keep_a_run_its_key():
+    assert without_neutral(DANN, defaults(DANN)) == {
+        name: value
+        for name, value in defaults(DANN).items()
+        if name in ("weight", "gamma", "delay", "hidden")
+    }

@@ -18,7 +18,7 @@ from tests.training.methods.references import Reference, replay
 
 def test_two_updates_equal_the_reference():
     logs = {"loss_c": "loss", "loss_s": "style loss", "loss_adv": "adversary loss"}
-    learner = replay("sagnet", SagNet(weight=0.5), logs=logs, gradients=False)
+    learner = replay("sagnet", SagNet(weight=0.5), logs=logs, gradients=())
     # The last phase is the features' turn; the head keeps no gradient.
     for key, value in Reference("sagnet").below("grad/step2/features.").items():
         torch.testing.assert_close(learner.model.features.get_parameter(key).grad, value)

@@ -15,7 +15,7 @@ from tests.training.methods.references import replay
 def test_two_updates_equal_the_reference():
     method = Transfer(weight=1.0, radius=0.3, ascents=3, ascent_rate=2.0)
     # The file's gradients have those of the ascents subtracted, which no optimizer got.
-    replay("transfer", method, logs={"loss": "loss", "gap": "gap"}, gradients=False)
+    replay("transfer", method, logs={"loss": "loss", "gap": "gap"}, gradients=())
 
 
 def test_the_adversary_is_pulled_back_into_the_ball():

@@ -11,7 +11,8 @@ one class it is DANN.
 Differs from the paper: one domain classifier that gets the class, as in DomainBed, in place of one
 classifier per class and another one for all classes with weighted samples. Differs from DomainBed's
 code: the differences of DANN apply; and the weights of a batch sum to one, while theirs count the
-classes up to the largest label that happens to be in the batch.
+classes up to the largest label that happens to be in the batch. With `turns`, E starts from normal
+numbers, as theirs does; otherwise from zeros.
 """
 
 from dataclasses import dataclass
@@ -35,17 +36,18 @@ class CDANN(DANN):
         """Add the domain classifier and the embedding of the classes."""
         parts = super().setup(model, task).parts
         classes = nn.Embedding(len(task.classes), cast(Classifier, model).width)
-        # Initially the class has no influence.
-        nn.init.zeros_(classes.weight)
-        return Learner(model, task, {"domain": parts["domain"], "classes": classes})
+        if not self.turns:
+            # Initially the class has no influence.
+            nn.init.zeros_(classes.weight)
+        return self.learner(model, task, {"domain": parts["domain"], "classes": classes})
 
-    def domain_loss(
-        self, learner: Learner, features: Tensor, batch: Batch
-    ) -> tuple[Tensor, Tensor]:
-        """Logits of the domain classifier, and its loss with the same weight for all classes."""
-        conditioned = features + learner.parts["classes"](batch.y)
-        logits = learner.parts["domain"](conditioned)
+    def domain_inputs(self, learner: Learner, features: Tensor, batch: Batch) -> Tensor:
+        """Features, plus the embedding of the class."""
+        return features + learner.parts["classes"](batch.y)
+
+    def mean_loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Mean loss of the domain classifier, with the same weight for all classes."""
         losses = F.cross_entropy(logits, batch.domain, reduction="none")
         # The shares of one class sum to 1, so all shares sum to the number of classes.
-        shares = 1 / (batch.y[:, None] == batch.y).sum(dim=1)
-        return logits, (losses * shares).sum() / shares.sum()
+        shares = 1 / (batch.y[:, None] == batch.y).sum(dim=1).to(losses)
+        return (losses * shares).sum() / shares.sum()
