@@ -4,6 +4,7 @@ import io
 import json
 
 import pandas as pd
+import pytest
 
 from afield.experiments.store import Store
 from afield.reporting import page
@@ -58,3 +59,32 @@ def test_export_writes_what_domainbed_reads(afield, tmp_path):
     assert (first / "done").exists()
     line = json.loads((first / "results.jsonl").read_text().splitlines()[0])
     assert line["args"]["dataset"] == "RotatedMNIST"
+
+
+def test_table_shows_another_metric_and_the_mean_over_stores(afield, tmp_path):
+    quick = (*QUICK[:-1], "1", "--quiet", "--format", "csv")
+    code, out, err = afield("bench", "spirals", *quick, "--store", "a", "--metric", "macro_f1")
+    assert code == 0, err
+    selected = pd.read_csv(io.StringIO(out))
+    assert set(selected["metric"]) == {"macro_f1"}
+    assert afield("bench", "rotated_digits", *quick, "--store", "b")[0] == 0
+    code, out, err = afield("table", "a", "b", "--metric", "worst_class", "--format", "csv")
+    assert (code, err) == (0, "10 records in a, b\n")
+    frame = pd.read_csv(io.StringIO(out))
+    overall = frame[(frame["dataset"] == "all datasets") & (frame["rule"] == "sources")]
+    assert list(overall["domain"]) == ["spirals", "rotated_digits", "mean"]
+    assert overall["accuracy"].iloc[2] == pytest.approx(overall["accuracy"].iloc[:2].mean())
+    code, out, _ = afield("report", "a", "b", "--out", "all.html", "--metric", "macro_f1")
+    assert (code, out) == (0, "report in all.html\n")
+
+
+def test_impossible_metrics_and_groups_are_refused_in_one_line(afield, tmp_path):
+    (tmp_path / "groups.csv").write_text("path,group\na,b\n")
+    for words, message in [
+        (("--metric", "auroc"), "auroc needs two classes, but rotated_digits has 10"),
+        (("--group", "groups.csv"), "the samples of rotated_digits have no file names"),
+    ]:
+        code, out, err = afield("bench", "rotated_digits", *QUICK, *words)
+        assert (code, out) == (2, "")
+        assert message in err
+        assert err.count("\n") == 1

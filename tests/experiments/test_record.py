@@ -80,6 +80,7 @@ CHANGES = [
     {"freeze_head": True},
     {"tested": ("c",)},
     {"unused": ("c",)},
+    {"metric": "macro_f1"},
 ]
 
 
@@ -92,8 +93,17 @@ def test_how_a_run_is_read_and_labelled_does_not_change_its_key():
     assert replace(RUN, rules=("target",), given={"steps": 3}).key == RUN.key
 
 
+def test_groups_are_in_the_key_only_if_they_select():
+    file = "/data/slides.csv:slide@0123"
+    assert replace(RUN, group=file).key == RUN.key
+    selecting = replace(RUN, metric="worst_group", group=file)
+    assert selecting.key != replace(RUN, metric="worst_group", group="/data/slides.csv:slide@9").key
+    # Where the file lies does not matter.
+    assert selecting.key == replace(selecting, group="/elsewhere/slides.csv:slide@0123").key
+
+
 def test_every_field_is_either_in_the_key_or_known_not_to_be():
-    changed = {"rules", "given"}
+    changed = {"rules", "given", "group"}
     assert changed | {
         *RESERVED,
         *("dataset", "method", "sources", "trial", "draw", "params", "average", "average_params"),
@@ -101,7 +111,7 @@ def test_every_field_is_either_in_the_key_or_known_not_to_be():
         *("weights", "start", "freeze_bn", "size", "augment", "domains_per_step", "balance"),
         *("limit", "skip_broken", "tested", "unused", "optimizer", "lr_schedule", "clip_norm"),
         *("role", "base", "experts", "freeze_head", "batch_total", "epochs", "report", "split"),
-        *("classes", "adaptation", "adaptation_params"),
+        *("classes", "adaptation", "adaptation_params", "metric"),
     } == set(Run.__dataclass_fields__)
 
 
@@ -207,7 +217,6 @@ def test_a_record_knows_nothing_of_unused_domains():
         {"precision": "bf16"},
         {"inexact": True},
         {"compile": True},
-        {"metric": "macro_f1"},
         {"prompts": "0123"},
         {"freeze_blocks": 2},
     ],

@@ -20,6 +20,8 @@ from afield.cli.options import (
     DatasetArgument,
     DomainsPerStep,
     Format,
+    GroupOption,
+    MetricOption,
     Quiet,
     SetOption,
     SkipBroken,
@@ -57,6 +59,8 @@ SETTING_OPTIONS: dict[str, Any] = {
     "steps": Steps,
     "set_": SetOption,
     "skip_broken": SkipBroken,
+    "metric": MetricOption,
+    "group": GroupOption,
 }
 
 
@@ -198,7 +202,14 @@ def _run(benchmark: Benchmark, *, format_: str, tensorboard: bool, quiet: bool) 
             self, outcomes: "Sequence[Record | Failure]", runs: "Sequence[Run]", store: "Store"
         ) -> None:
             rules = resolve_rules([rule for run in runs for rule in run.rules])
-            console.print_outcomes(outcomes, store, output_format=format_, rules=rules, quiet=quiet)
+            console.print_outcomes(
+                outcomes,
+                store,
+                output_format=format_,
+                rules=rules,
+                quiet=quiet,
+                metric=runs[0].metric,
+            )
 
         def reported(self, path: str) -> None:
             if not quiet:

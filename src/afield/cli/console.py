@@ -133,24 +133,28 @@ def describe_failure(failure: "Failure") -> str:
 
 def print_outcomes(
     outcomes: "Iterable[Record | Failure]",
-    store: "Store",
-    *,
+    *stores: "Store",
     output_format: str,
     rules: Sequence[str],
     quiet: bool = False,
+    metric: str = "",
+    over_datasets: bool = False,
 ) -> bool:
-    """Print the table on standard output; failures and the store's location on standard error.
+    """Print the table on standard output; failures and the stores on standard error.
 
     Returns whether all runs succeeded.
     """
     from afield.experiments.record import Failure, Record
     from afield.reporting.formats import FORMATS, as_rich
+    from afield.reporting.results import describe_groups
     from afield.reporting.table import tabulate
+    from afield.training.metrics import DEFAULT_METRIC
 
     outcomes = list(outcomes)
     records = [outcome for outcome in outcomes if isinstance(outcome, Record)]
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
-    frame = tabulate(records, rules=rules)
+    shown = metric or DEFAULT_METRIC
+    frame = tabulate(records, rules=rules, metric=shown, over_datasets=over_datasets)
     if frame.empty and records:
         names = ", ".join(rules)
         err.print(f"no table: too few runs for the selection rules {names}; try --rules all")
@@ -160,9 +164,13 @@ def print_outcomes(
     else:
         out.print(FORMATS[output_format](frame), markup=False, soft_wrap=True)
     for failure in failures:
-        where = f"{store.where(failure.run)}/failure.json"
+        kept = [s for s in stores if (s.folder(failure.run) / "failure.json").exists()]
+        where = f"{(kept or stores)[0].where(failure.run)}/failure.json"
         err.print(f"failed: {describe_failure(failure)} ({where})", markup=False, soft_wrap=True)
     if not quiet:
+        for line in describe_groups(records):
+            err.print(line, markup=False, soft_wrap=True)
         count = f"{len(records)} record{'s' * (len(records) != 1)}"
-        err.print(f"{count} in {store.where()}", markup=False, soft_wrap=True)
+        places = ", ".join(store.where() for store in stores)
+        err.print(f"{count} in {places}", markup=False, soft_wrap=True)
     return not failures

@@ -9,6 +9,7 @@ import typer
 from afield import registry
 from afield.errors import SpecError, UnknownNameError
 from afield.experiments.benchmark import OPTIONS
+from afield.training.metrics import METRICS
 
 __all__ = [
     "OUTPUT",
@@ -19,13 +20,17 @@ __all__ = [
     "DatasetArgument",
     "DomainsPerStep",
     "Format",
+    "GroupOption",
+    "MetricOption",
     "ModelFolder",
     "Quiet",
     "SetOption",
+    "ShownMetric",
     "SkipBroken",
     "Steps",
     "StoreArgument",
     "StoreOption",
+    "StoresArgument",
     "Tensorboard",
     "Threads",
     "Weights",
@@ -97,6 +102,26 @@ Steps = Annotated[
         rich_help_panel=TRAINING,
     ),
 ]
+MetricOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help=f"Metric that selects models, and that the table shows: {', '.join(METRICS)}. "
+        "Default: accuracy. `afield table --metric` shows any of them without new runs.",
+    ),
+]
+GroupOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="GROUP",
+        help="Also show the accuracy on groups of samples finer than a domain: a column of the "
+        "data, such as slide, or a CSV file with the columns path and group.",
+    ),
+]
+ShownMetric = Annotated[
+    str,
+    typer.Option(metavar="NAME", help=f"Metric to show: {', '.join(METRICS)}."),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -107,8 +132,9 @@ SetOption = Annotated[
         "weight_decay, optimizer (sgd:momentum=0.9), lr_schedule (constant, cosine, exponential, "
         "inverse or step, with options: cosine:warmup=500), clip_norm, every (steps between "
         "evaluations), freeze_bn (true or false). Data: size (pixels), augment (none, light, "
-        "full), balance (classes; true or false), limit (samples per class and domain). A "
-        "method's own settings start with its name: vrex.penalty=1.",
+        "full), balance (classes; true or false), limit (samples per class and domain). "
+        "Selection: metric (macro_f1), group (slide). A method's own settings start with its name: "
+        "vrex.penalty=1.",
         rich_help_panel=TRAINING,
     ),
 ]
@@ -122,6 +148,15 @@ Workers = Annotated[
 ]
 StoreOption = Annotated[
     str, typer.Option(metavar="STORE", help=OPTIONS["store"].help, rich_help_panel=OUTPUT)
+]
+StoresArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[STORE]...",
+        help="Folders or addresses of the records that `afield bench` has written. Several stores "
+        "give a table with a mean over datasets as well.",
+        show_default="runs",
+    ),
 ]
 StoreArgument = Annotated[
     str,

@@ -6,8 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from afield.cli import console
-from afield.cli.options import Format, StoreArgument, check_format, split_names
+from afield.cli.options import (
+    Format,
+    ShownMetric,
+    StoreArgument,
+    StoresArgument,
+    check_format,
+    split_names,
+)
 from afield.errors import DataError
+from afield.training.metrics import DEFAULT_METRIC
 
 if TYPE_CHECKING:
     from afield.experiments.record import Failure, Record
@@ -17,7 +25,7 @@ __all__ = ["export_domainbed", "report", "table"]
 
 
 def table(
-    store: StoreArgument = "runs",
+    stores: StoresArgument = None,
     rules: Annotated[
         str,
         typer.Option(
@@ -26,25 +34,42 @@ def table(
             "every rule for which the store holds enough runs.",
         ),
     ] = "all",
+    metric: ShownMetric = DEFAULT_METRIC,
     format_: Format = "console",
 ) -> None:
-    """Print the results in a store: one table per dataset and selection rule."""
+    """Print the results in a store: one table per dataset and selection rule.
+
+    Several stores also give a table with a column per dataset and their mean.
+    """
     check_format(format_)
     from afield.experiments.selection import resolve_rules
 
-    opened, records = _read_records(store)
-    outcomes: list[Record | Failure] = [*records, *opened.failures()]
+    stores = stores or ["runs"]
+    read = [_read_records(store) for store in stores]
+    # The same run in two stores counts once.
+    records = {record.run.key: record for _, of_store in read for record in of_store}
+    outcomes: list[Record | Failure] = [*records.values()]
+    outcomes += [failure for opened, _ in read for failure in opened.failures()]
     console.print_outcomes(
-        outcomes, opened, output_format=format_, rules=resolve_rules(split_names(rules))
+        outcomes,
+        *(opened for opened, _ in read),
+        output_format=format_,
+        rules=resolve_rules(split_names(rules)),
+        metric=metric,
+        over_datasets=len(stores) > 1,
     )
 
 
 def report(
-    store: StoreArgument = "runs",
+    stores: StoresArgument = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="HTML file to write. Default: STORE/report.html."),
+        typer.Option(
+            metavar="FILE",
+            help="HTML file to write. Default: STORE/report.html; several stores need it.",
+        ),
     ] = None,
+    metric: ShownMetric = DEFAULT_METRIC,
 ) -> None:
     """Write a web page about all runs in a store: best method, tables, curves, cost.
 
@@ -52,7 +77,7 @@ def report(
     """
     from afield.reporting.page import write_report
 
-    path = write_report(store, out)
+    path = write_report(stores or ["runs"], out, metric=metric)
     console.out.print(f"report in {path}", markup=False, soft_wrap=True)
 
 

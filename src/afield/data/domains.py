@@ -38,6 +38,7 @@ RESERVED_NAMES = (
     *("mean", "worst", "worst 10 %", "spread"),
     *("in-domain", "known domain", "calibration error", "accuracy at 90 %"),
     *("unseen classes", "confidence on unseen classes"),
+    *("worst group", "10 % group", "mean group"),
 )
 
 
@@ -46,7 +47,9 @@ class Domain:
     """Samples of one domain: `x` (images as uint8, or other numbers) and class indices `y`.
 
     `test` marks the samples of an official test list, if there is one. `names` are the names of the
-    files. `broken` maps each unreadable file that was skipped on request to the reason.
+    files. `broken` maps each unreadable file that was skipped on request to the reason. `columns`
+    are further properties of the samples by name, such as the slide of a patch; they only group
+    samples when scores are shown.
     """
 
     x: Tensor
@@ -54,6 +57,7 @@ class Domain:
     test: Tensor | None = None
     names: Sequence[str] = field(default=(), repr=False)
     broken: Mapping[str, str] = field(default_factory=dict, repr=False)
+    columns: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)

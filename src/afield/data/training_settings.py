@@ -49,6 +49,11 @@ class Training:
         Largest number of training samples per class and domain; 0 means all.
     skip_broken
         Whether to leave out files that cannot be read.
+    metric
+        Metric that selects checkpoints and hyperparameters, such as macro_f1; empty means accuracy.
+    group
+        Groups of samples finer than a domain whose accuracies are shown as well: a column of the
+        data, or a CSV file with the columns path and group.
     """
 
     seed_name: ClassVar[str] = "Training"
@@ -72,6 +77,8 @@ class Training:
     balance: bool = False
     limit: int = 0
     skip_broken: bool = False
+    metric: str = ""
+    group: str = ""
 
 
 # DomainBed's defaults for photographs, starting as there from torchvision's weights. DomainBed

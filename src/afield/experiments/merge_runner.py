@@ -27,6 +27,7 @@ from afield.hyperparameters import with_neutral
 from afield.merging.scopes import expert_count, needs_statistics, needs_validation
 from afield.merging.state_dicts import merge
 from afield.training.evaluation import Scores
+from afield.training.metrics import selection_score
 
 __all__ = ["MERGE_BASELINES", "Ensemble", "build_merged", "check_merge"]
 
@@ -125,7 +126,7 @@ def _best_expert(run: Run, work: TrainingState, experts: Sequence[State]) -> nn.
         seen = read_record(work.machine.store / key).run.sources
         scores = work.evaluations.evaluate(network)
         others = [name for name in run.sources if name not in seen] or list(run.sources)
-        values.append(sum(_accuracy(scores[name]) for name in others) / len(others))
+        values.append(sum(_value(scores[name], run) for name in others) / len(others))
     return networks[values.index(max(values))]
 
 
@@ -136,22 +137,23 @@ def _greedy(
     merged: Callable[[Sequence[State]], nn.Module],
 ) -> nn.Module:
     """The merge of experts, best first, each kept if the sources' validation does not fall."""
-    alone = [_source_accuracy(run, work, _copy_with(work.learner.model, each)) for each in experts]
+    alone = [_source_value(run, work, _copy_with(work.learner.model, each)) for each in experts]
     order = sorted(range(len(experts)), key=lambda number: -alone[number])
     kept, model = [experts[order[0]]], merged([experts[order[0]]])
-    best = _source_accuracy(run, work, model)
+    best = _source_value(run, work, model)
     for number in order[1:]:
         candidate = merged([*kept, experts[number]])
-        accuracy = _source_accuracy(run, work, candidate)
-        if accuracy >= best:
-            kept, best, model = [*kept, experts[number]], accuracy, candidate
+        value = _source_value(run, work, candidate)
+        if value >= best:
+            kept, best, model = [*kept, experts[number]], value, candidate
     return model
 
 
-def _source_accuracy(run: Run, work: TrainingState, network: nn.Module) -> float:
+def _source_value(run: Run, work: TrainingState, network: nn.Module) -> float:
     scores = work.evaluations.evaluate(network)
-    return sum(_accuracy(scores[name]) for name in run.sources) / len(run.sources)
+    return sum(_value(scores[name], run) for name in run.sources) / len(run.sources)
 
 
-def _accuracy(scores: Scores) -> float:
-    return scores.probe.accuracy if scores.probe else 0.0
+def _value(scores: Scores, run: Run) -> float:
+    value = selection_score(scores.probe, run.metric) if scores.probe else None
+    return 0.0 if value is None else value

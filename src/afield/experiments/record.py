@@ -12,6 +12,7 @@ from afield.errors import SpecError
 from afield.experiments.selection import DEFAULT_RULES
 from afield.seeds import derive_seed
 from afield.training.evaluation import PARTS, Checkpoint
+from afield.training.metrics import find_metric
 
 __all__ = ["Failure", "Plan", "Progress", "Record", "Run"]
 
@@ -22,14 +23,7 @@ LIMITS = {"steps": 10**9, "batch": 2**20, "batch_total": 2**20, "size": 4096}
 # Counts that may be 0, which means 'not set'.
 COUNTS = ("size", "domains_per_step", "limit", "batch_total", "freeze_blocks")
 # Fields for later versions. Declared now, so that adding the code changes no key.
-RESERVED = (
-    "precision",
-    "inexact",
-    "compile",
-    "metric",
-    "prompts",
-    "freeze_blocks",
-)
+RESERVED = ("precision", "inexact", "compile", "prompts", "freeze_blocks")
 
 
 @dataclass(frozen=True)
@@ -64,6 +58,9 @@ class Run:
         others.
     epochs
         If set, `steps` is the number of steps that they amount to.
+    metric, group
+        The metric that selects (empty means accuracy), and groups of samples whose hits are
+        counted; `group` is in the key only if a metric of groups selects.
     start, data
         Digest of a file of initial weights, and fingerprint of your own data.
     rules, given
@@ -72,8 +69,7 @@ class Run:
 
     The other fields are those of `Training`, resolved. Fields for later versions, empty so far:
     `precision` (of the arithmetic), `inexact` (kernels that do not repeat bit for bit), `compile`,
-    `metric` (for selection; empty means accuracy), `prompts` (digest of CLIP's class names),
-    `freeze_blocks`.
+    `prompts` (digest of CLIP's class names), `freeze_blocks`.
     """
 
     dataset: str
@@ -122,6 +118,7 @@ class Run:
     epochs: float = 0.0
     report: str = ""
     split: str = ""
+    group: str = ""
     rules: tuple[str, ...] = DEFAULT_RULES
     given: Mapping[str, Any] = field(default_factory=dict)
 
@@ -294,5 +291,7 @@ def _digest(run: Run, leaving_out: tuple[str, ...]) -> str:
     values = asdict(run)
     values |= {"dataset": "" if run.data else run.dataset}
     values |= {"weights": "" if run.start else run.weights}
+    # Of a file with groups, only the digest counts.
+    values |= {"group": run.group.rpartition("@")[2] if find_metric(run.metric).of_groups else ""}
     fields = {name: v for name, v in values.items() if v and name not in leaving_out}
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]

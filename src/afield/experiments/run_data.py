@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from afield.data.augmentation import Augmentation, Resize
 from afield.data.domains import Domain, DomainSet, Parts, listed_parts, parts
+from afield.data.groups import group_labels
 from afield.data.samples import Prepare, Samples, pool_domains
 from afield.data.scaling import Scaling
 from afield.errors import SpecError
@@ -90,6 +91,9 @@ class RunData:
         rows = {(name, "probe"): splits[name].probe for name in dataset.domains}
         for name in unseen:
             main = splits[name].main
+            if run.metric and run.tested and name not in run.tested:
+                # Other metrics of two splits do not add up to that of all samples.
+                main = torch.cat(splits[name])
             rows[name, "main"], rows[name, "sample"] = main, _spread(main, share)
         shape = tuple(samples.x.shape)
         prepare: Prepare = scaling
@@ -99,8 +103,15 @@ class RunData:
         augment = Augmentation(run.augment, shape[-1], scaling) if run.augment else None
         if augment and not _square_images(samples):
             raise SpecError(f"augment={run.augment}: {dataset.name} has no square images; use none")
+        _check_metric(run, domains, splits)
         evaluator = partial(
-            _evaluator, domains=domains, rows=rows, prepare=prepare, device=device, trial=run.trial
+            _evaluator,
+            domains=domains,
+            rows=rows,
+            prepare=prepare,
+            device=device,
+            trial=run.trial,
+            groups=group_labels(run.group, domains, dataset.name) if run.group else {},
         )
         return cls(
             samples=replace(samples, prepare=prepare, augment=augment),
@@ -109,6 +120,15 @@ class RunData:
             shape=shape,
             dropped=sum(len(domain.broken) for domain in domains.values()),
         )
+
+
+def _check_metric(run: Run, domains: Mapping[str, Domain], splits: Mapping[str, Parts]) -> None:
+    """Refuse to select by AUROC where a source's validation split has only one class."""
+    for name in run.sources if run.metric == "auroc" else ():
+        if len(domains[name].y[splits[name].probe].unique()) < 2:
+            raise SpecError(
+                f"auroc: the validation split of {name!r} has only one class; use another metric"
+            )
 
 
 def split_domains(run: Run, domains: Mapping[str, Domain]) -> dict[str, Parts]:
@@ -184,13 +204,20 @@ def _evaluator(
     prepare: Prepare,
     device: torch.device,
     trial: int,
+    groups: Mapping[str, Sequence[str]],
     confidence: bool = True,
 ) -> Evaluator:
+    # In the order in which they lie on the disk.
+    indices = {key: rows[key].sort().values for key in keys}
     return Evaluator(
         {key: domains[key[0]] for key in keys},
         prepare,
-        # Sorted, because files are read fastest in the order on disk.
-        indices={key: rows[key].sort().values for key in keys},
+        indices=indices,
+        groups={
+            key: [groups[key[0]][row] for row in indices[key].tolist()]
+            for key in keys
+            if key[0] in groups
+        },
         device=device,
         confidence=confidence,
         trial=trial,
@@ -211,7 +238,8 @@ def _evaluations(
         return [(name, part) for name in tests for part in sorted(set(parts))]
 
     regular = [(name, "probe") for name in run.sources] + of_tests(often)
-    regular += [(name, part) for name in validated for part in ("main", "probe")]
+    both = ("main",) if run.metric else ("main", "probe")
+    regular += [(name, part) for name in validated for part in both]
     return Evaluations(
         # Tables show calibration scores only of the checkpoints that rules pick.
         regular=evaluator(regular, confidence="main" in often),

@@ -23,7 +23,7 @@ from afield.data.domains import data_root
 from afield.errors import AfieldError, SpecError
 from afield.experiments.record import Progress, Record, Run
 from afield.experiments.run_setup import Machine, TrainingState, set_up
-from afield.experiments.selection import RULES, selection_value
+from afield.experiments.selection import RULES, selection_value, validation_accuracy
 from afield.experiments.store import Store
 from afield.networks.backbone import find_backbone
 from afield.seeds import capture_rng_state, restore_rng_state
@@ -162,7 +162,7 @@ def _report_progress(work: TrainingState, store: Store) -> None:
         run=work.run,
         unseen=tuple(name for name in work.evaluations.order if name not in work.run.sources),
         step=last.step if last else 0,
-        accuracy=selection_value(last, work.run) if last else None,
+        accuracy=validation_accuracy(last, work.run) if last else None,
         seconds=work.seconds,
         host=hostname(),
         pid=os.getpid(),
@@ -240,7 +240,9 @@ def _state(work: TrainingState) -> dict[str, Any]:
 
 def _environment(work: TrainingState) -> dict[str, Any]:
     """What must be equal when a run continues from a snapshot, to produce the same bytes."""
-    return {"device": work.machine.description, "rules": list(work.run.rules), **versions(work.run)}
+    run, device = work.run, work.machine.description
+    groups = {"group": run.group} if run.group else {}
+    return {"device": device, "rules": list(run.rules), **groups, **versions(run)}
 
 
 def _environment_differs(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 from afield import registry
 from afield.data.domains import DomainSet, Training
+from afield.data.groups import canonical_group
 from afield.errors import IncompatibleMethodError, SpecError, UnknownNameError
 from afield.experiments.record import Run
 from afield.experiments.run_setup import steps_per_epoch
@@ -14,6 +15,7 @@ from afield.hyperparameters import build, defaults, draw_values, validate_values
 from afield.networks.backbone import HUB, find_backbone
 from afield.registry import hint
 from afield.training.method import Method
+from afield.training.metrics import DEFAULT_METRIC, check_classes, find_metric
 from afield.training.optimizers import canonical_optimizer
 from afield.training.schedules import canonical_schedule
 from afield.weights import weights_digest
@@ -40,7 +42,10 @@ PHOTOGRAPH_SIZE = 96
 # The usual learning rate of fine-tuning, if the dataset's own is meant for a small network.
 FINE_TUNING_LR = 5e-5
 # Settings that may be None, which means that the dataset and the network decide.
-OPTIONAL_SETTINGS = ("every", "weights", "freeze_bn", "size", "augment", "optimizer", "lr_schedule")
+OPTIONAL_SETTINGS = (
+    *("every", "weights", "freeze_bn", "size", "augment", "optimizer", "lr_schedule"),
+    "metric",
+)
 Settings = Mapping[str, Any]
 
 
@@ -134,7 +139,7 @@ def resolve_run(
             f"{owner}.{name}".lstrip("."): value
             for owner, values in chosen.items()
             for name, value in values.items()
-            if value != usual[owner][name] and name not in automatic
+            if value != usual[owner][name] and name not in automatic and name != "group"
         },
         **training,
     )
@@ -219,7 +224,17 @@ def resolve_settings(training: dict[str, Any], dataset: DomainSet) -> dict[str, 
         augment = "full" if resolved["size"] >= PHOTOGRAPH_SIZE else "light"
         augment = augment if dataset.modality.resizable else "none"
     resolved["augment"] = "" if augment == "none" else augment
+    resolved["group"] = canonical_group(training["group"])
+    resolved["metric"] = _metric(training["metric"] or "", resolved["group"], dataset)
     return resolved
+
+
+def _metric(name: str, group: str, dataset: DomainSet) -> str:
+    """The metric that selects; empty for accuracy, so that keys stay as they are."""
+    if find_metric(name).of_groups and not group:
+        raise SpecError(f"metric={name}: needs groups of samples; use --group COLUMN or FILE.csv")
+    check_classes(name, len(dataset.classes), dataset.name)
+    return "" if name == DEFAULT_METRIC else name
 
 
 def settings_of(settings: Settings, *names: str) -> Settings:

@@ -16,6 +16,7 @@ import numpy as np
 from scipy import stats
 
 from afield.experiments.record import Run
+from afield.experiments.selection import Pick
 from afield.reporting.results import UPPER_BOUND, Picks, Results, chosen_settings
 
 __all__ = ["REFERENCE", "Comparison", "bootstrap_interval", "compare", "comparisons", "references"]
@@ -100,7 +101,7 @@ def compare(one: Picks, other: Picks, method: str, reference: str) -> Comparison
     for trial, picks in one.items():
         for domain, pick in picks.items():
             rival = other.get(trial, {}).get(domain)
-            if pick is not None and rival is not None:
+            if pick is not None and rival is not None and not _unknown(pick, rival):
                 trials.add(trial)
                 by_run.setdefault(f"{trial} {pick.run.key}", []).append(
                     pick.accuracy - rival.accuracy
@@ -121,6 +122,11 @@ def compare(one: Picks, other: Picks, method: str, reference: str) -> Comparison
         ties=int((differences == 0).sum()),
         losses=int((differences < 0).sum()),
     )
+
+
+def _unknown(*picks: Pick) -> bool:
+    """Whether a record lacks the metric that is shown."""
+    return any(math.isnan(pick.accuracy) for pick in picks)
 
 
 def bootstrap_interval(by_run: Mapping[str, Sequence[float]]) -> tuple[float, float]:

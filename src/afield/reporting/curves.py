@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from afield.experiments.record import Record
-from afield.experiments.selection import selection_value, source_accuracy
+from afield.experiments.selection import source_accuracy, validation_accuracy
 from afield.reporting.axes import Mark, numeric_axis
 from afield.reporting.gaps import (
     PickedCheckpoint,
@@ -51,7 +51,7 @@ def curve(record: Record) -> Curve:
     return Curve(
         steps=[point.step for point in points],
         sources=[source_accuracy(point, run.sources) for point in points],
-        validation=[selection_value(point, run) for point in points] if validated else [],
+        validation=[validation_accuracy(point, run) for point in points] if validated else [],
         unseen=unseen,
         split=split,
     )

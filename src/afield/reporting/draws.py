@@ -13,7 +13,7 @@ from typing import Any
 from scipy import stats
 
 from afield.experiments.record import Record
-from afield.experiments.selection import selection_value
+from afield.experiments.selection import selection_value, validation_accuracy
 from afield.reporting.axes import Axis, category_axis, numeric_axis
 from afield.reporting.gaps import selection_cases, unseen_accuracy
 from afield.reporting.results import UPPER_BOUND, Results
@@ -72,7 +72,7 @@ def best_checkpoint_accuracies(record: Record) -> tuple[float, float] | None:
     """Validation and unseen accuracy of the checkpoint that is best in validation, if known."""
     best = max(record.candidates, key=lambda checkpoint: selection_value(checkpoint, record.run))
     accuracy = unseen_accuracy(record, best, "main")
-    return None if accuracy is None else (selection_value(best, record.run), accuracy)
+    return None if accuracy is None else (validation_accuracy(best, record.run), accuracy)
 
 
 def validation_panels(results: Results) -> list[Panel]:

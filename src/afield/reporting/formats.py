@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pandas as pd
 from rich import box
@@ -11,7 +12,15 @@ from rich.text import Text
 
 from afield.experiments.selection import RULES
 from afield.files import escape_markdown, guard_formula
-from afield.reporting.table import COLUMNS, format_number, ranks, table_caption
+from afield.reporting.table import (
+    COLUMNS,
+    find_column,
+    format_value,
+    ranks,
+    shown_metric,
+    table_caption,
+)
+from afield.training.metrics import find_metric
 
 __all__ = ["FORMATS", "as_csv", "as_latex", "as_markdown", "as_rich"]
 
@@ -80,19 +89,19 @@ def _cells(
     """The cells of one rule's table by method, the two best marked, and the column names."""
     columns = list(dict.fromkeys(frame["domain"]))
     cells: dict[str, list[str]] = {method: [] for method in dict.fromkeys(frame["method"])}
-    ranked = ranks(frame)
+    ranked, metric = ranks(frame), find_metric(shown_metric(frame))
     for name in columns:
+        number = partial(format_value, column=find_column(name), metric=metric)
         for method, row in frame[frame["domain"] == name].set_index("method").iterrows():
-            text = _format_cell(row["accuracy"], row["stderr"], sign)
+            text = _format_cell(row["accuracy"], row["stderr"], sign, number)
             rank = ranked.get((str(method), name))
             cells[str(method)].append((best, second)[rank - 1](text) if rank else text)
     return cells, columns
 
 
-def _format_cell(accuracy: float, stderr: float, sign: str) -> str:
-    number = format_number(accuracy)
+def _format_cell(accuracy: float, stderr: float, sign: str, number: Callable[[float], str]) -> str:
     has_error = not math.isnan(accuracy) and not math.isnan(stderr)
-    return f"{number}{sign}{format_number(stderr)}" if has_error else number
+    return f"{number(accuracy)}{sign}{number(stderr)}" if has_error else number(accuracy)
 
 
 def _rich_table(title: str, frame: pd.DataFrame, width: int | None) -> Group:

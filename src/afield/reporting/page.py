@@ -26,7 +26,8 @@ from afield.reporting.findings import KeptFinding, kept_findings
 from afield.reporting.headline import escape_invisible, format_points
 from afield.reporting.reproduce import shell_quote
 from afield.reporting.results import group_records
-from afield.reporting.sections import Section, build_section
+from afield.reporting.sections import Section, build_overviews, build_section
+from afield.training.metrics import DEFAULT_METRIC, find_metric
 
 __all__ = ["REPORT_FILE", "render_page", "write_report"]
 
@@ -36,8 +37,22 @@ TEMPLATE_FOLDER = Path(__file__).parent / "templates"
 MAX_IMAGE_BYTES = 3_000_000
 
 
-def write_report(store: str | Path | Store, out: str | Path | None = None) -> str:
+def write_report(
+    store: str | Path | Store | Sequence[str | Path | Store],
+    out: str | Path | None = None,
+    *,
+    metric: str = DEFAULT_METRIC,
+) -> str:
     """Write the report page of a store and return its path; by default report.html in the store.
+
+    Parameters
+    ----------
+    store
+        One store, or several: the page then begins with a mean over datasets, and `out` is needed.
+    out
+        The HTML file to write.
+    metric
+        What tables and comparisons show in place of the accuracy; see `afield.training.metrics`.
 
     Examples
     --------
@@ -47,21 +62,44 @@ def write_report(store: str | Path | Store, out: str | Path | None = None) -> st
     ...     afield.write_report(folder) == f"{folder}/report.html"
     True
     """
-    opened = open_store(store)
-    location = opened.where()
-    records, failures = list(opened), opened.failures()
-    if not records and not failures:
-        raise DataError(f"{location}: no records there; run `afield bench --store {location}`")
-    text = render_page(records, failures, store=location, findings=kept_findings(opened.root))
-    path = Path(out) if out is not None else Path(location) / REPORT_FILE
+    _check_metric(metric)
+    stores = [open_store(s) for s in ([store] if isinstance(store, str | Path | Store) else store)]
+    if out is None and len(stores) > 1:
+        raise SpecError("a report on several stores needs a place; give --out FILE")
+    records = {record.run.key: record for opened in stores for record in _read_records(opened)}
+    text = render_page(
+        list(records.values()),
+        [failure for opened in stores for failure in opened.failures()],
+        store=stores[0].where(),
+        findings=[finding for opened in stores for finding in kept_findings(opened.root)],
+        metric=metric,
+        over_datasets=len(stores) > 1,
+    )
+    path = Path(out) if out is not None else Path(stores[0].where()) / REPORT_FILE
     try:
         if out is None:
-            return opened.put_file(REPORT_FILE, text.encode())
+            return stores[0].put_file(REPORT_FILE, text.encode())
         with atomic_write(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         raise SpecError(f"cannot write {path} ({error.strerror}); use another --out") from None
     return str(path)
+
+
+def _check_metric(metric: str) -> None:
+    if not find_metric(metric).is_share:
+        raise SpecError(
+            f"a report compares in percentage points, and {metric} is no percentage; use "
+            f"`afield table --metric {metric}`"
+        )
+
+
+def _read_records(store: Store) -> list[Record]:
+    records = list(store)
+    if not records and not store.failures():
+        where = store.where()
+        raise DataError(f"{where}: no records there; run `afield bench --store {where}`")
+    return records
 
 
 def render_page(
@@ -70,6 +108,8 @@ def render_page(
     *,
     store: str = "runs",
     findings: Sequence[tuple[Path, KeptFinding]] = (),
+    metric: str = DEFAULT_METRIC,
+    over_datasets: bool = False,
 ) -> str:
     """The HTML of the page.
 
@@ -83,11 +123,15 @@ def render_page(
         The store's path or address, for its name and for commands.
     findings
         Findings of diagnostics with the paths of their images.
+    metric
+        What tables and comparisons show in place of the accuracy.
+    over_datasets
+        Whether to begin with a table of all datasets and their mean.
     """
     rerun_store = f"{store}-again" if Path(store).name else "again"
     sections = [
         build_section(number, results, records, rerun_store)
-        for number, results in enumerate(group_records(records))
+        for number, results in enumerate(group_records(records, metric))
     ]
     shown, omitted = _embed_findings(findings)
     style, script = (
@@ -103,6 +147,7 @@ def render_page(
             version=version("afield"),
             name=Path(store).name or str(Path(store).resolve()),
             sections=sections,
+            overviews=build_overviews(records, metric) if over_datasets else [],
             reference=REFERENCE,
             findings=shown,
             omitted=omitted,

@@ -12,7 +12,7 @@ from afield.experiments.selection import RULES, Division, default_rules
 __all__ = ["row_command", "run_command", "shell_quote"]
 
 # Settings with an option of their own; the others are passed with --set.
-OPTION_SETTINGS = ("backbone", "weights", "start", "steps", "domains_per_step")
+OPTION_SETTINGS = ("backbone", "weights", "start", "steps", "domains_per_step", "metric")
 
 
 def row_command(records: Sequence[Record], *, store: str, merge: str = "average") -> str:
@@ -44,6 +44,8 @@ def row_command(records: Sequence[Record], *, store: str, merge: str = "average"
         words += ["--adapt", first.adaptation]
     words += _classes(runs)
     words += _settings(first.given, first)
+    if first.group:
+        words += ["--group", first.group.partition("@")[0]]
     words += _threads(records[0].device)
     return " ".join(shell_quote(word) for word in [*words, "--store", store])
 

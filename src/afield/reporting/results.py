@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from afield import registry
+from afield.data.groups import describe_group
 from afield.experiments.record import Record, Run
 from afield.experiments.selection import RULES, Pick
+from afield.training.metrics import DEFAULT_METRIC
 
 __all__ = [
     "UPPER_BOUND",
@@ -19,6 +21,7 @@ __all__ = [
     "Results",
     "chosen_settings",
     "common_settings",
+    "describe_groups",
     "group_records",
     "row_label",
     "sees_target_samples",
@@ -47,6 +50,8 @@ class Results:
         The records of every row.
     many_held_out
         Whether a share of many domains is held out, instead of leaving each out in turn.
+    metric
+        The metric that picks show in place of the accuracy; empty means accuracy.
     """
 
     name: str
@@ -54,6 +59,7 @@ class Results:
     domains: Sequence[str]
     methods: Mapping[str, Sequence[Record]]
     many_held_out: bool
+    metric: str = ""
     _picks: dict[str, dict[str, Picks]] = field(default_factory=dict, repr=False, compare=False)
 
     def picks(self, rule: str) -> dict[str, Picks]:
@@ -68,11 +74,13 @@ class Results:
         picks: Picks = {}
         for trial in sorted({record.run.trial for record in records}):
             of_trial = [record for record in records if record.run.trial == trial]
-            picks[trial] = {domain: RULES[rule].pick(of_trial, domain) for domain in self.domains}
+            picks[trial] = {
+                domain: RULES[rule].pick(of_trial, domain, self.metric) for domain in self.domains
+            }
         return picks
 
 
-def group_records(records: Iterable[Record]) -> list[Results]:
+def group_records(records: Iterable[Record], metric: str = "") -> list[Results]:
     """Results for each dataset, and for each way to hold out many of its domains."""
     datasets: dict[str, list[Record]] = {}
     for record in records:
@@ -87,8 +95,29 @@ def group_records(records: Iterable[Record]) -> list[Results]:
             domains=_targets(of_dataset),
             methods=_by_label(of_dataset),
             many_held_out=bool(of_dataset[0].run.tested),
+            metric="" if metric == DEFAULT_METRIC else metric,
         )
         for name, of_dataset in zip(names, datasets.values(), strict=True)
+    ]
+
+
+def describe_groups(records: Iterable[Record]) -> list[str]:
+    """How many groups each tested domain has, and their sizes: one line per dataset and group."""
+    sizes: dict[tuple[str, str], dict[str, list[int]]] = {}
+    for record in records:
+        for name in record.tests:
+            score = record.checkpoints[-1].score(name, "main")
+            if score is not None and score.groups:
+                key = (Path(record.run.dataset).name, describe_group(record.run.group))
+                counts = [size for _, size in score.groups.values()]
+                sizes.setdefault(key, {}).setdefault(name, counts)
+    return [
+        f"groups of {dataset} by {group}: "
+        + "; ".join(
+            f"{name} {len(counts)} of {min(counts)} to {max(counts)} samples"
+            for name, counts in by_domain.items()
+        )
+        for (dataset, group), by_domain in sizes.items()
     ]
 
 

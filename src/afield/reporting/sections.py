@@ -8,7 +8,7 @@ import base64
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
@@ -32,7 +32,8 @@ from afield.reporting.headline import Headline, build_headline, leading_rule
 from afield.reporting.reproduce import row_command
 from afield.reporting.results import UPPER_BOUND, Results, sees_target_samples
 from afield.reporting.rule_tables import RuleTable, build_rule_table
-from afield.reporting.table import tabulate
+from afield.reporting.table import ALL_DATASETS, tabulate
+from afield.training.metrics import DEFAULT_METRIC, find_metric
 
 __all__ = ["Section", "build_section"]
 
@@ -66,6 +67,11 @@ class Section:
     def title(self) -> str:
         """The name of the dataset, and how many domains are held out."""
         return self.results.title
+
+    @property
+    def metric(self) -> str:
+        """What the tables show, in words."""
+        return find_metric(self.results.metric).title
 
     @property
     def many_held_out(self) -> bool:
@@ -163,7 +169,10 @@ def build_section(
     rerun_store
         The store that the commands for repeating runs write to.
     """
-    frame = tabulate([record for of_method in results.methods.values() for record in of_method])
+    frame = tabulate(
+        [record for of_method in results.methods.values() for record in of_method],
+        metric=results.metric or DEFAULT_METRIC,
+    )
     # Several datasets on a page may need longer titles than a table of one dataset.
     frame = frame.assign(dataset=results.title)
     leading = leading_rule(frame)
@@ -173,7 +182,9 @@ def build_section(
     marks = _marks(results, frame, leading)
     headline = build_headline(results, frame, of_leading)
     against = references(results)
-    panels, drawn = validation_panels(results), setting_panels(results)
+    # Curves and hyperparameter samples are shown by accuracy, which every checkpoint has.
+    plain = replace(results, metric="", _picks={}) if results.metric else results
+    panels, drawn = validation_panels(plain), setting_panels(plain)
     costs, reference_bar_end = cost_rows(results, records, marks)
     return Section(
         id=f"d{number}",
@@ -183,10 +194,10 @@ def build_section(
         marks=marks,
         rules=[build_rule_table(rule, frame, compared[rule], marks) for rule in rules],
         forest=build_forest_plot(frame, leading, of_leading, headline.best),
-        curves=curve_data(results, rules, marks),
-        gaps=build_gap_table(results, rules, marks),
+        curves=curve_data(plain, rules, marks),
+        gaps=build_gap_table(plain, rules, marks),
         panels=panels if any(panel.points for panel in panels) else [],
-        agreement=_agreement(results),
+        agreement=_agreement(plain),
         settings={name: drawn[name] for name in marks if name in drawn},
         costs=costs,
         reference_bar_end=reference_bar_end,
@@ -194,6 +205,17 @@ def build_section(
         reference=REFERENCE if against else "",
         several_references=len(set(against.values())) > 1,
     )
+
+
+def build_overviews(records: Sequence[Record], metric: str) -> list[RuleTable]:
+    """The tables over all datasets, one per rule."""
+    frame = tabulate(records, metric=metric, over_datasets=True)
+    frame = frame[frame["dataset"] == ALL_DATASETS]
+    names = dict.fromkeys(map(str, frame["method"]))
+    marks = {
+        name: Mark(name, n, bound=name.startswith(UPPER_BOUND)) for n, name in enumerate(names)
+    }
+    return [build_rule_table(rule, frame, [], marks) for rule in dict.fromkeys(frame["rule"])]
 
 
 def _marks(results: Results, frame: pd.DataFrame, rule: str) -> dict[str, Mark]:

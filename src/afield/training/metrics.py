@@ -47,7 +47,7 @@ class Metric:
 
     `field` is the field of `Score` that holds it; empty means its entry in `Score.metrics`.
     `is_share` is false for numbers that are not between 0 and 1, which are not shown in percent.
-    `of_groups` marks metrics that need groups of samples.
+    `of_groups` marks metrics that need groups of samples. `lacking` says why a record may lack it.
     """
 
     title: str
@@ -55,18 +55,25 @@ class Metric:
     lower_is_better: bool = False
     is_share: bool = True
     of_groups: bool = False
+    lacking: str = ""
 
+
+_EARLIER = "not in records of an earlier version; repeat the runs in another store to have it"
+_ONE_CLASS = "a split with one class, more than two classes, or a record of an earlier version"
+_UNGROUPED = "no groups were counted; repeat the bench with --group"
 
 METRICS = {
     "accuracy": Metric("accuracy", field="accuracy"),
     "balanced_accuracy": Metric("balanced accuracy", field="balanced_accuracy"),
-    "macro_f1": Metric("macro F1"),
-    "worst_class": Metric("accuracy on the worst class"),
-    "auroc": Metric("AUROC"),
+    "macro_f1": Metric("macro F1", lacking=_EARLIER),
+    "worst_class": Metric("accuracy on the worst class", lacking=_EARLIER),
+    "auroc": Metric("AUROC", lacking=_ONE_CLASS),
     "nll": Metric("negative log-likelihood", field="loss", lower_is_better=True, is_share=False),
-    "worst_group": Metric("accuracy on the worst group", of_groups=True),
-    "p10_group": Metric("10th percentile of the accuracies on groups", of_groups=True),
-    "mean_group": Metric("mean accuracy over groups", of_groups=True),
+    "worst_group": Metric("accuracy on the worst group", of_groups=True, lacking=_UNGROUPED),
+    "p10_group": Metric(
+        "10th percentile of the accuracies on groups", of_groups=True, lacking=_UNGROUPED
+    ),
+    "mean_group": Metric("mean accuracy over groups", of_groups=True, lacking=_UNGROUPED),
 }
 
 

@@ -1,7 +1,8 @@
 """Datasets in ``.npz`` files with the arrays X, y and domain; nothing is unpickled.
 
 X has the shape samples × features or samples × (channels ×) height × width. Optional arrays are
-`test`, true for the samples of the test split, and `names`, one per sample.
+`test`, true for the samples of the test split, `names`, one per sample, and `group`, groups of
+samples finer than a domain.
 """
 
 import zlib
@@ -24,7 +25,7 @@ from afield.files import check_regular_file, file_digest
 __all__ = ["array_dataset", "to_channels_first", "translate_numpy_errors"]
 
 CHANNEL_COUNTS = (1, 3, 4)
-REQUIRED_KEYS, OPTIONAL_KEYS = ("X", "y", "domain"), ("test", "names")
+REQUIRED_KEYS, OPTIONAL_KEYS = ("X", "y", "domain"), ("test", "names", "group")
 
 
 def array_dataset(path: Path) -> DomainSet:
@@ -152,6 +153,7 @@ def _read_arrays(
         raise DataError(f"{path}: the file changed after it was opened; start again")
     test = torch.from_numpy(arrays["test"].astype(bool)) if "test" in arrays else None
     files = _decode(arrays["names"]) if "names" in arrays else None
+    columns = {"group": _decode(arrays["group"])} if "group" in arrays else {}
     domains = {}
     for i, name in enumerate(names):
         rows = np.flatnonzero(domain == i)
@@ -160,6 +162,7 @@ def _read_arrays(
             y[rows],
             test=None if test is None else test[rows],
             names=() if files is None else [str(file) for file in files[rows]],
+            columns={key: [str(value) for value in of[rows]] for key, of in columns.items()},
         )
     return domains
 

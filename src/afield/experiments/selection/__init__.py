@@ -1,6 +1,10 @@
 """Selection: rules that pick a checkpoint, and the values of the checkpoints to pick from."""
 
-from afield.experiments.selection.candidates import selection_value, source_accuracy
+from afield.experiments.selection.candidates import (
+    selection_value,
+    source_accuracy,
+    validation_accuracy,
+)
 from afield.experiments.selection.rules import (
     DEFAULT_RULES,
     RULES,
@@ -13,4 +17,4 @@ from afield.experiments.selection.rules import (
 )
 
 __all__ = ["DEFAULT_RULES", "RULES", "Division", "Pick", "Rule", "default_rules", "describe_rules"]
-__all__ += ["resolve_rules", "selection_value", "source_accuracy"]
+__all__ += ["resolve_rules", "selection_value", "source_accuracy", "validation_accuracy"]

@@ -1,4 +1,8 @@
-"""Candidates of the selection rules: checkpoints, each with the value that a rule gives it."""
+"""Candidates of the selection rules: checkpoints, each with the value that a rule gives it.
+
+The value is an accuracy, or another metric if the run names one (`Run.metric`): then "accuracy"
+below stands for that metric, and the lowest negative log-likelihood is the best.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from afield.errors import DataError
+from afield.training.metrics import metric_value, selection_score
 
 # The command line lists the rules in its help: nothing here imports torch.
 if TYPE_CHECKING:
     from afield.experiments.record import Record, Run
-    from afield.training.evaluation import Checkpoint
+    from afield.training.evaluation import Checkpoint, Score
 
     Candidate = tuple[float, Record, Checkpoint]
 
-__all__ = ["accuracies_on", "by_left_out_source", "by_sources", "by_target", "by_validation"]
-__all__ += ["mean", "selection_value", "source_accuracy"]
+__all__ = ["by_left_out_source", "by_sources", "by_target", "by_validation"]
+__all__ += ["mean", "metric_on", "selection_value", "source_accuracy", "validation_accuracy"]
 
 
 def by_sources(records: Sequence[Record], target: str) -> Iterator[Candidate]:
@@ -24,7 +29,7 @@ def by_sources(records: Sequence[Record], target: str) -> Iterator[Candidate]:
         # With validation domains, only the checkpoint that they pick is tested.
         if record.tests == record.unseen:
             for checkpoint in record.candidates:
-                yield source_accuracy(checkpoint, record.run.sources), record, checkpoint
+                yield _source_value(checkpoint, record.run), record, checkpoint
 
 
 def by_left_out_source(records: Sequence[Record], target: str) -> Iterator[Candidate]:
@@ -41,7 +46,7 @@ def by_validation(records: Sequence[Record], target: str) -> Iterator[Candidate]
     """Every checkpoint, by the mean accuracy on the domains that are held out for validation."""
     for record in _testing_on(records, target):
         for checkpoint in record.candidates:
-            value = _validation_accuracy(checkpoint, record.run)
+            value = _validation_value(checkpoint, record.run, record.run.metric)
             if value is not None:
                 yield value, record, checkpoint
 
@@ -49,23 +54,38 @@ def by_validation(records: Sequence[Record], target: str) -> Iterator[Candidate]
 def by_target(records: Sequence[Record], target: str) -> Iterator[Candidate]:
     """The last checkpoints, by the accuracy on the targets' own validation splits."""
     for record in _testing_on(records, target):
-        accuracies = accuracies_on(record.checkpoints[-1], record.tests, "probe")
-        if accuracies:
-            yield mean(accuracies), record, record.checkpoints[-1]
+        values = _values_on(record.checkpoints[-1], record.tests, "probe", record.run.metric)
+        if values:
+            yield mean(values), record, record.checkpoints[-1]
 
 
 def selection_value(checkpoint: Checkpoint, run: Run) -> float:
     """The value that chooses the deployed checkpoint: on validation domains, or on the sources."""
-    value = _validation_accuracy(checkpoint, run)
+    value = _validation_value(checkpoint, run, run.metric)
+    return _source_value(checkpoint, run) if value is None else value
+
+
+def validation_accuracy(checkpoint: Checkpoint, run: Run) -> float:
+    """The accuracy on the splits that choose the deployed checkpoint, whatever metric chooses."""
+    value = _validation_value(checkpoint, run, "")
     return source_accuracy(checkpoint, run.sources) if value is None else value
 
 
 def source_accuracy(checkpoint: Checkpoint, sources: Sequence[str]) -> float:
     """Mean accuracy on the validation splits of the sources."""
-    accuracies = accuracies_on(checkpoint, sources, "probe")
-    if not accuracies:
-        raise DataError(f"step {checkpoint.step}: a source's validation split was not evaluated")
-    return mean(accuracies)
+    return _required_mean(_values_on(checkpoint, sources, "probe", ""), checkpoint)
+
+
+def _source_value(checkpoint: Checkpoint, run: Run) -> float:
+    values = _values_on(checkpoint, run.sources, "probe", run.metric)
+    return _required_mean(values, checkpoint, run.metric)
+
+
+def _required_mean(values: Sequence[float], checkpoint: Checkpoint, metric: str = "") -> float:
+    if not values:
+        what = f"has no {metric}" if metric else "was not evaluated"
+        raise DataError(f"step {checkpoint.step}: a source's validation split {what}")
+    return mean(values)
 
 
 def mean(values: Sequence[float]) -> float:
@@ -73,26 +93,48 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _validation_accuracy(checkpoint: Checkpoint, run: Run) -> float | None:
-    """Mean accuracy on all samples of each validation domain; None without such domains."""
+def metric_on(
+    checkpoint: Checkpoint, domains: Sequence[str], part: str, metric: str
+) -> float | None:
+    """The mean of a metric over domains; None unless all of them have it."""
+    values = [
+        metric_value(s, metric) if (s := checkpoint.score(d, part)) else None for d in domains
+    ]
+    known = [value for value in values if value is not None]
+    return mean(known) if known and len(known) == len(domains) else None
+
+
+def _validation_value(checkpoint: Checkpoint, run: Run, metric: str) -> float | None:
+    """Mean over the validation domains, of all samples of each; None without such domains."""
     others = (*run.sources, *run.tested, *run.unused)
     names = [name for name in checkpoint.scores if run.tested and name not in others]
-    accuracies = [_accuracy(checkpoint, name) for name in names]
-    return mean(accuracies) if accuracies else None
+    values = [_whole_value(checkpoint, name, metric) for name in names]
+    return mean(values) if values else None
 
 
-def _accuracy(checkpoint: Checkpoint, domain: str) -> float:
-    """The accuracy on both splits of a domain together."""
+def _whole_value(checkpoint: Checkpoint, domain: str, metric: str) -> float:
+    """The value on both splits of a domain together, or on the one that holds all samples."""
     both = [checkpoint.score(domain, part) for part in ("main", "probe")]
     scores = [score for score in both if score is not None]
-    return sum(score.accuracy * score.size for score in scores) / sum(s.size for s in scores)
+    values = [_required(score, metric, domain) * score.size for score in scores]
+    return sum(values) / sum(score.size for score in scores)
 
 
-def accuracies_on(checkpoint: Checkpoint, domains: Sequence[str], part: str) -> list[float]:
-    """The accuracy on each domain; empty unless all of them were evaluated."""
+def _required(score: Score, metric: str, domain: str) -> float:
+    value = selection_score(score, metric)
+    if value is None:
+        raise DataError(f"domain {domain!r} has no {metric}, so that it cannot validate")
+    return value
+
+
+def _values_on(
+    checkpoint: Checkpoint, domains: Sequence[str], part: str, metric: str
+) -> list[float]:
+    """The value on each domain, more is better; empty unless all of them have one."""
     scores = [checkpoint.score(domain, part) for domain in domains]
-    accuracies = [score.accuracy for score in scores if score is not None]
-    return accuracies if len(accuracies) == len(domains) else []
+    values = [selection_score(score, metric) if score is not None else None for score in scores]
+    known = [value for value in values if value is not None]
+    return known if len(known) == len(domains) else []
 
 
 def _testing_on(records: Iterable[Record], target: str) -> list[Record]:
@@ -112,9 +154,9 @@ def _twin_curves(records: Iterable[Record], target: str) -> dict[tuple[str, str]
         if len(record.unseen) == 2 and target in record.unseen:
             (source,) = set(record.unseen) - {target}
             curves[record.run.recipe, source] = {
-                step: score.accuracy
+                step: value
                 for step, checkpoint in _by_step(record)
-                if (score := checkpoint.score(source, "main")) is not None
+                for value in _values_on(checkpoint, [source], "main", record.run.metric)
             }
     return curves
 

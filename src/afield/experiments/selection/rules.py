@@ -14,26 +14,27 @@ which splits of unseen domains it reads and when, so that a run evaluates no mor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from afield.errors import SpecError, UnknownNameError
 from afield.experiments.selection.candidates import (
-    accuracies_on,
     by_left_out_source,
     by_sources,
     by_target,
     by_validation,
-    mean,
-    source_accuracy,
+    metric_on,
 )
 from afield.registry import hint
+from afield.training.metrics import metric_value
 
 # The command line lists the rules in its help: nothing here imports torch.
 if TYPE_CHECKING:
     from afield.experiments.record import Record, Run
     from afield.experiments.selection.candidates import Candidate
+    from afield.training.evaluation import Score
 
 __all__ = ["DEFAULT_RULES", "RULES", "Division", "Pick", "Rule"]
 __all__ += ["default_rules", "describe_rules", "resolve_rules"]
@@ -48,6 +49,8 @@ class Pick:
     sources, and `known` the same with the domain label given, for models that can use it.
     `unseen_classes` is the share of the test split whose classes no source has, which is not part
     of the accuracy, and `unseen_confidence` the mean confidence there; None without such samples.
+    If another metric is shown, it takes the place of the accuracy in all three; it is NaN in
+    records that lack it. `score` is the whole score on the target's test split.
     """
 
     run: Run
@@ -60,6 +63,22 @@ class Pick:
     accuracy_at_90: float | None = None
     unseen_classes: float | None = None
     unseen_confidence: float | None = None
+    score: Score | None = None
+
+    @property
+    def worst_group(self) -> float | None:
+        """The lowest accuracy of a group of the target's samples, if there are groups."""
+        return metric_value(self.score, "worst_group") if self.score else None
+
+    @property
+    def p10_group(self) -> float | None:
+        """The 10th percentile of the accuracies on groups."""
+        return metric_value(self.score, "p10_group") if self.score else None
+
+    @property
+    def mean_group(self) -> float | None:
+        """The mean of the accuracies on groups."""
+        return metric_value(self.score, "mean_group") if self.score else None
 
 
 @dataclass(frozen=True)
@@ -100,8 +119,10 @@ class Rule:
     is_oracle: bool = False
     is_default: bool = True
 
-    def pick(self, records: Sequence[Record], target: str) -> Pick | None:
+    def pick(self, records: Sequence[Record], target: str, metric: str = "") -> Pick | None:
         """The candidate with the best value, the first of equals, and its scores on the target.
+
+        `metric` is shown in place of the accuracy; it does not change what is picked.
 
         None without candidates, and if the target was not evaluated at the best checkpoint: the
         next best would be another rule.
@@ -114,19 +135,23 @@ class Rule:
         outcome, sources = checkpoint.score(target, "main"), record.run.sources
         if outcome is None:
             return None
-        known = accuracies_on(checkpoint, sources, "known")
+        accuracy, in_domain = (
+            metric_on(checkpoint, domains, part, metric)
+            for domains, part in (((target,), "main"), (sources, "probe"))
+        )
         unseen = outcome.unseen_classes or 0
         return Pick(
             run=record.run,
             step=checkpoint.step,
             value=value,
-            accuracy=outcome.accuracy,
-            in_domain=source_accuracy(checkpoint, sources),
-            known=mean(known) if known else None,
+            accuracy=math.nan if accuracy is None else accuracy,
+            in_domain=math.nan if in_domain is None else in_domain,
+            known=metric_on(checkpoint, sources, "known", metric),
             calibration_error=outcome.calibration_error,
             accuracy_at_90=outcome.accuracy_at_90,
             unseen_classes=unseen / (unseen + outcome.size) if unseen else None,
             unseen_confidence=outcome.unseen_confidence,
+            score=outcome,
         )
 
 

@@ -97,7 +97,7 @@ class Store:
                         path.unlink()
 
     def get(self, run: Run) -> Record | None:
-        """The record of a run, if the run is finished and was evaluated for all its rules.
+        """The record of a run, if it is finished and was evaluated for its rules and groups.
 
         A record that cannot be read is reported; its run counts as not done.
         """
@@ -105,13 +105,17 @@ class Store:
         record = next(readable(RECORD, [path]), None)
         if record is None:
             return None
-        return replace(record, run=run) if set(run.rules) <= set(record.run.rules) else None
+        if run.group not in ("", record.run.group) or not set(run.rules) <= set(record.run.rules):
+            return None
+        return replace(record, run=run)
 
     def with_stored_rules(self, run: Run) -> Run:
-        """The run with the rules of its stored record added, so that no scores are lost."""
+        """The run with the rules and groups of its stored record, so that no scores are lost."""
         record = next(readable(RECORD, [self.folder(run) / "record.json"]), None)
-        stored: tuple[str, ...] = record.run.rules if record else ()
-        return replace(run, rules=tuple(dict.fromkeys((*stored, *run.rules))))
+        if record is None:
+            return run
+        rules = tuple(dict.fromkeys((*record.run.rules, *run.rules)))
+        return replace(run, rules=rules, group=run.group or record.run.group)
 
     def put(
         self,

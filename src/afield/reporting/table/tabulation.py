@@ -1,13 +1,13 @@
 """The results table: accuracy on every unseen domain, and columns that summarize them.
 
+Another metric can take the place of the accuracy; the table then has a column `metric`.
 Each number is a mean over trials, and its standard error is the standard deviation over trials
 (with n - 1 in the denominator) divided by √n. A summary column reduces the domains of each trial to
-one number first; `COLUMNS` lists them all.
+one number first; `COLUMNS` in `columns.py` lists them all.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 
 import pandas as pd
 
@@ -20,166 +20,60 @@ from afield.reporting.results import (
     group_records,
     sees_target_samples,
 )
+from afield.reporting.table.columns import (
+    COLUMNS,
+    MISSING,
+    Column,
+    find_column,
+    format_value,
+    lower_is_better,
+)
+from afield.reporting.table.datasets import mean_over_datasets
+from afield.training.metrics import DEFAULT_METRIC, find_metric
 
-__all__ = [
-    "COLUMNS",
-    "Column",
-    "find_column",
-    "format_number",
-    "ranks",
-    "table_caption",
-    "tabulate",
-]
+__all__ = ["ranks", "shown_metric", "table_caption", "tabulate"]
 
-MISSING = "–"
 FIELDS = ["dataset", "rule", "method", "domain", "accuracy", "stderr", "trials", "draws"]
 
 
-@dataclass(frozen=True)
-class Column:
-    """A summary column: its name, and how the values of a trial's domains become one number.
-
-    Attributes
-    ----------
-    name
-        What tables show; no domain may have this name.
-    summarize
-        Function from a frame with one row per trial and one column per domain to one number per
-        trial.
-    value
-        The attribute of `Pick` that is summarized.
-    many_held_out
-        True: only where a share of many domains is held out. False: only where each domain is left
-        out in turn. None: in both cases.
-    lower_is_better
-        Whether the lowest number of the column is the best.
-    optional
-        Whether complete runs may lack the value, such as those of an older version. The column
-        appears if any method has it.
-    partial
-        Whether it summarizes only the domains that have the value.
-    note
-        What captions say about it.
-    confidence
-        Whether it says how far the model's confidence can be trusted. Narrow terminals omit these
-        columns.
-    """
-
-    name: str
-    summarize: Callable[[pd.DataFrame], "pd.Series[float]"]
-    value: str = "accuracy"
-    many_held_out: bool | None = None
-    lower_is_better: bool = False
-    optional: bool = False
-    partial: bool = False
-    note: str = ""
-    confidence: bool = False
-
-
-def _mean(trials: pd.DataFrame) -> "pd.Series[float]":
-    return trials.mean(axis=1)
-
-
-def _worst(trials: pd.DataFrame) -> "pd.Series[float]":
-    return trials.min(axis=1)
-
-
-def _worst_tenth(trials: pd.DataFrame) -> "pd.Series[float]":
-    """Mean over the worst tenth of a trial's domains, rounded, but at least one."""
-    rows = [row.dropna().sort_values() for _, row in trials.iterrows()]
-    return pd.Series([row.iloc[: max(1, round(len(row) / 10))].mean() for row in rows])
-
-
-def _deviation(trials: pd.DataFrame) -> "pd.Series[float]":
-    return trials.std(axis=1, ddof=0)
-
-
-COLUMNS = (
-    Column("mean", _mean),
-    Column("worst", _worst, many_held_out=False),
-    Column(
-        "worst 10 %",
-        _worst_tenth,
-        many_held_out=True,
-        note="mean over the worst tenth of the domains",
-    ),
-    Column(
-        "spread",
-        _deviation,
-        many_held_out=True,
-        lower_is_better=True,
-        note="standard deviation over domains",
-    ),
-    Column("in-domain", _mean, "in_domain", note="on the validation splits of the sources"),
-    Column(
-        "known domain",
-        _mean,
-        "known",
-        optional=True,
-        note="in-domain, with the domain label given",
-    ),
-    Column(
-        "calibration error",
-        _mean,
-        "calibration_error",
-        lower_is_better=True,
-        optional=True,
-        note="lower is better",
-        confidence=True,
-    ),
-    Column(
-        "accuracy at 90 %",
-        _mean,
-        "accuracy_at_90",
-        optional=True,
-        note="on the most confident 90 % of the samples",
-        confidence=True,
-    ),
-    Column(
-        "unseen classes",
-        _mean,
-        "unseen_classes",
-        optional=True,
-        partial=True,
-        note="share of the samples whose class no source has, where there are any; they are not "
-        "part of the accuracy",
-    ),
-    Column(
-        "confidence on unseen classes",
-        _mean,
-        "unseen_confidence",
-        lower_is_better=True,
-        optional=True,
-        partial=True,
-        note="mean of the greatest probability",
-    ),
-)
-_BY_NAME = {column.name: column for column in COLUMNS}
-
-
-def find_column(name: str) -> Column | None:
-    """The summary column of this name; None for the column of a domain."""
-    return _BY_NAME.get(name)
-
-
 def tabulate(
-    records: Iterable[Record], *, rules: str | Sequence[str] | None = None
+    records: Iterable[Record],
+    *,
+    rules: str | Sequence[str] | None = None,
+    metric: str = DEFAULT_METRIC,
+    over_datasets: bool = False,
 ) -> pd.DataFrame:
     """One row for each dataset, rule, method and unseen domain or summary column.
 
     Rules that need more than the records hold have no rows.
 
+    Parameters
+    ----------
+    records
+        Records of one or several datasets.
+    rules
+        Names of selection rules; by default all.
+    metric
+        What to show in place of the accuracy; see `afield.training.metrics`. Runs are not repeated
+        for it. It does not change what is selected.
+    over_datasets
+        Whether to add a table with one column per dataset and the mean over datasets.
+
     >>> list(tabulate([]).columns)
     ['dataset', 'rule', 'method', 'domain', 'accuracy', 'stderr', 'trials', 'draws']
     """
+    find_metric(metric)
     wanted = resolve_rules([rules] if isinstance(rules, str) else rules or list(RULES))
     rows = [
         row
-        for results in group_records(records)
+        for results in group_records(records, metric)
         for rule in wanted
         for row in _rule_rows(results, rule)
     ]
-    return pd.DataFrame(rows, columns=FIELDS)
+    frame = pd.DataFrame(rows, columns=FIELDS)
+    if over_datasets:
+        frame = pd.concat([frame, mean_over_datasets(frame)], ignore_index=True)
+    return frame if metric == DEFAULT_METRIC else frame.assign(metric=metric)
 
 
 def _rule_rows(results: Results, rule: str) -> Iterator[tuple[object, ...]]:
@@ -202,8 +96,7 @@ def _trial_values(
     picks: Picks, results: Results, columns: Sequence[Column]
 ) -> dict[str, "pd.Series[float]"]:
     """The numbers of one method by column, one per trial; empty without any pick."""
-    accuracies = _values(picks, "accuracy")
-    picked = accuracies.notna()
+    accuracies, picked = _values(picks, "accuracy"), _values(picks, "step").notna()
     if not picked.any(axis=None):
         return {}
     # Where many domains are held out, each trial tests some of them.
@@ -214,8 +107,14 @@ def _trial_values(
         values = _values(picks, column.value)
         found = values.notna()
         evaluated = found.any(axis=1) if column.partial else (found == picked).all(axis=1)
-        by_column[column.name] = column.summarize(values[complete & evaluated])
+        by_column[column.name] = _summary(column, values[complete & evaluated], results.metric)
     return by_column
+
+
+def _summary(column: Column, values: pd.DataFrame, metric: str) -> "pd.Series[float]":
+    if column.lowest and find_metric(metric).lower_is_better:
+        return -column.summarize(-values)
+    return column.summarize(values)
 
 
 def _values(picks: Picks, attribute: str) -> pd.DataFrame:
@@ -236,19 +135,30 @@ def table_caption(frame: pd.DataFrame) -> str:
     columns = [column for column in COLUMNS if column.name in set(frame["domain"])]
     # Values that complete runs may lack do not count as missing trials.
     optional = [column.name for column in columns if column.optional]
-    trials = _count(frame["trials"][~frame["domain"].isin(optional)], "trial")
+    measured = frame[~frame["domain"].isin(optional) & frame["accuracy"].notna()]
+    trials = _count((frame if measured.empty else measured)["trials"], "trial")
     draws = _count(frame["draws"], "hyperparameter sample")
     several = frame["trials"].max() > 1
     error = f"± standard error over {trials}" if several else f"{trials}, no standard error"
     best = f", best of {draws}" if frame["draws"].max() > 1 else ""
-    notes = [f"accuracy (%) on unseen domains, {error}{best}"]
+    metric = find_metric(shown_metric(frame))
+    unit = " (%)" if metric.is_share else ""
+    notes = [f"{metric.title}{unit} on unseen domains, {error}{best}"]
+    notes += ["lower is better"] if metric.lower_is_better else []
     notes += [f"{column.name}: {column.note}" for column in columns if column.note]
     if frame["method"].str.startswith(UPPER_BOUND).any():
         notes.append(f"{UPPER_BOUND}: trained on the target, tested on its validation split")
     adapted = [name for name in dict.fromkeys(frame["method"]) if sees_target_samples(name)]
     if adapted:
         notes.append(f"{', '.join(adapted)}: has seen unlabelled target samples")
+    if metric.lacking and frame["accuracy"].isna().any():
+        notes.append(f"{MISSING}: {metric.lacking}")
     return "; ".join(notes)
+
+
+def shown_metric(frame: pd.DataFrame) -> str:
+    """The name of the metric that a table shows in place of the accuracy."""
+    return str(frame["metric"].iloc[0]) if "metric" in frame and len(frame) else DEFAULT_METRIC
 
 
 def ranks(frame: pd.DataFrame) -> dict[tuple[str, str], int]:
@@ -261,14 +171,15 @@ def ranks(frame: pd.DataFrame) -> dict[tuple[str, str], int]:
     {('x', 'mean'): 2, ('y', 'mean'): 1}
     """
     ranked_cells: dict[tuple[str, str], int] = {}
+    metric = find_metric(shown_metric(frame))
     for domain, cells in frame.groupby("domain", sort=False):
+        column = find_column(str(domain))
         numbers = {
-            str(method): float(format_number(accuracy))
+            str(method): float(format_value(accuracy, column, metric))
             for method, accuracy in zip(cells["method"], cells["accuracy"], strict=True)
             if not math.isnan(accuracy) and not str(method).startswith(UPPER_BOUND)
         }
-        column = find_column(str(domain))
-        ascending = column is not None and column.lower_is_better
+        ascending = lower_is_better(column, metric)
         ranked = sorted(set(numbers.values()), reverse=not ascending)
         if len(ranked) > 1:
             first_two = {number: rank for rank, number in enumerate(ranked[:2], start=1)}
@@ -276,15 +187,6 @@ def ranks(frame: pd.DataFrame) -> dict[tuple[str, str], int]:
                 (m, str(domain)): first_two[n] for m, n in numbers.items() if n in first_two
             }
     return ranked_cells
-
-
-def format_number(share: float) -> str:
-    """A share as a percentage without its sign, or a dash for NaN.
-
-    >>> format_number(0.875), format_number(float("nan"))
-    ('87.5', '–')
-    """
-    return MISSING if math.isnan(share) else f"{100 * share:.1f}"
 
 
 def _count(counts: "pd.Series[int]", noun: str) -> str:
