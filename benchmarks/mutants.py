@@ -5,10 +5,10 @@
     make mutants ARGS="--only training/methods --count 50"
 
 The mutants are drawn from all rooms but `cli`. Each one is made in a copy of the package and runs
-the tests of its module until one fails: the test file that mirrors the module and the contract
-tests of its registry, first the quick tests and then those marked as slow; then the quick tests
-of the files that import the module. Tests on a cluster, in a browser or with downloaded data are
-left out. A test that does not end counts as a failure.
+the tests of its module until one fails: its doctests; the test file that mirrors the module and the
+contract tests of its registry, first the quick tests and then those marked as slow; then the quick
+tests of the files that import the module. Tests on a cluster, in a browser or with downloaded data
+are left out. A test that does not end counts as a failure.
 
 The survivors are printed with file and line: no test checks this line, or the change makes no
 difference. `DRAWING`, the lists of neutral names and `EQUIVALENT` say what is not mutated. With
@@ -240,6 +240,9 @@ def run_tests(mutant: Mutant | None, stages: list[Stage], folder: Path) -> None:
     import pytest
 
     options = ["-x", "-q", "-n0", "-p", "no:cacheprovider", f"--basetemp={folder / 'tmp'}"]
+    options += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
+    if mutant and ">>>" in mutant.source():
+        stages = [([str(package / mutant.file)], "not slow"), *stages]
     for files, marked in stages:
         chosen = ["-m", f"{marked} and not ray and not browser and not data"]
         if pytest.main([*options, *chosen, *files]) not in (0, NO_TESTS):

@@ -36,6 +36,33 @@ IMAGENET = Scaling(
 # Grey levels of 255: torchvision's luma of red is 0.2989, ours, as Pillow's, 0.299.
 NEAR = 0.03
 AS_IT_IS = (1.0, 1.0, 1.0, 0.0)
+# Drawn with seed 3: crops of four images with a side of 40, and of their colors the sums of both
+# matrices and the first row of the first.
+LIGHT_BOXES = [
+    [3, 1, 36, 36],
+    [1, 5, 37, 35],
+    [2, 3, 37, 37],
+    [0, 0, 40, 40],
+]
+LIGHT_COLORS = [
+    [2.95054, 0.31904, 0.98351, 0.0, 0.0],
+    [3.0289, 0.12745, 1.00963, 0.0, 0.0],
+    [3.27482, -0.20645, 1.09161, 0.0, 0.0],
+    [2.79075, 0.10768, 0.93025, 0.0, 0.0],
+]
+FULL_BOXES = [
+    [4, 1, 34, 33],
+    [1, 8, 37, 32],
+    [2, 4, 36, 36],
+    [1, 0, 39, 40],
+]
+FULL_FLIPS = [False, False, False, False]
+FULL_COLORS = [
+    [2.6938, 1.11495, 0.43927, 0.62732, -0.16866],
+    [3.04882, 0.42023, 0.2892, -0.1954, 0.92247],
+    [3.85207, -0.64695, 0.08022, 0.54754, 0.65626],
+    [2.39488, 0.30041, 0.46223, 0.68963, -0.35357],
+]
 OPERATIONS = (tv.adjust_brightness, tv.adjust_contrast, tv.adjust_saturation, tv.adjust_hue)
 
 
@@ -489,3 +516,19 @@ def test_evaluation_only_scales_what_has_the_right_size(scaling):
     x = pictures(3, 3, 28)
     assert torch.equal(Resize(28, scaling)(x), scaling(x))
     assert torch.equal(Resize(28, scaling)(x.contiguous()), scaling(x))
+
+
+@pytest.mark.parametrize(
+    ("level", "boxes", "flips", "colors"),
+    [
+        ("light", LIGHT_BOXES, [False] * 4, LIGHT_COLORS),
+        ("full", FULL_BOXES, FULL_FLIPS, FULL_COLORS),
+    ],
+)
+def test_the_drawn_crops_and_colors_are_as_ever(level, boxes, flips, colors):
+    found = draw_params(LEVEL_SETTINGS[level], 4, 3, 40, seeded(3))
+    assert found.boxes.tolist() == boxes
+    assert found.flips.tolist() == flips
+    both = torch.stack((found.matrices.sum((1, 2)), found.mean_matrices.sum((1, 2))), dim=1)
+    both = torch.cat((both, found.matrices[:, 0]), dim=1)
+    torch.testing.assert_close(both, torch.tensor(colors), rtol=1e-4, atol=1e-5)

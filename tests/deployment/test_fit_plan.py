@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from afield.deployment.fit_plan import FitRequest, plan_fit
@@ -43,3 +44,32 @@ def test_best_takes_no_setting_and_needs_a_bench(tmp_path):
     next((tmp_path / "r").glob("*/record.json")).unlink()
     with pytest.raises(DataError, match="no benchmark of spirals there"):
         plan_fit(FitRequest("spirals", "best"), Store(tmp_path / "r"))
+
+
+def test_held_out_runs_have_the_settings_and_the_average_of_the_model(tmp_path):
+    request = FitRequest("spirals", "vrex", "ema", settings={"vrex.penalty": 3.0, **QUICK})
+    plan = plan_fit(request, Store(tmp_path))
+    for run in (plan.run, *plan.held_out):
+        assert (run.steps, run.params["penalty"], run.average) == (10, 3.0, "ema")
+
+
+def test_many_domains_are_held_out_a_quarter_at_a_time(tmp_path):
+    for count, held_out in ((12, 1), (13, 3)):
+        y = np.tile([0, 1], 4 * count)
+        path = tmp_path / f"{count}.npz"
+        domains = np.repeat([f"d{i:02}" for i in range(count)], 8)
+        np.savez(path, X=np.eye(2)[y], y=y, domain=domains)
+        plan = plan_fit(FitRequest(str(path), "erm", settings=QUICK), Store(tmp_path / "r"))
+        assert {count - len(run.sources) for run in plan.held_out} == {held_out}
+    half = plan_fit(FitRequest(str(path), "erm", settings=QUICK, hold_out=0.5), Store(tmp_path))
+    assert {len(run.sources) for run in half.held_out} == {7}
+
+
+def test_the_command_names_what_is_not_the_default():
+    request = FitRequest("d", "erm", "ema", {"steps": 3}, classes="all", trials=2, hold_out=0.5)
+    assert request.command(Path("m"), "runs") == (
+        "afield fit d erm --out m --average ema --classes all --set steps=3 --trials 2 "
+        "--hold-out 0.5"
+    )
+    plain = FitRequest("d", "erm", estimate=False, trials=3)
+    assert plain.command(Path("m"), "runs") == "afield fit d erm --out m --no-estimate"

@@ -4,7 +4,14 @@ import pytest
 import torch
 from threadpoolctl import threadpool_info
 
-from afield.merging.spectral import leading_triplets, polar_factor, shared_basis
+from afield.merging.spectral import (
+    DIRECTION_FLOOR,
+    ROUNDING_FLOOR,
+    _inverse_roots,
+    leading_triplets,
+    polar_factor,
+    shared_basis,
+)
 
 SHAPES = [(30, 20), (20, 30), (20, 20)]
 
@@ -156,3 +163,20 @@ def test_the_quick_way_is_as_right_as_an_svd_in_float32(no_fallback, monkeypatch
 def test_the_quick_way_gives_up_where_float32_is_not_enough(deltas):
     found, exact = (shared_basis(deltas, exact=exact) for exact in (False, True))
     assert all(torch.equal(a, b) for a, b in zip(found, exact, strict=True))
+
+
+def test_a_direction_at_the_floor_is_none():
+    largest = torch.tensor(1.0, dtype=torch.float64)
+    # The floor is rounded to float32.
+    floor = float(torch.tensor(DIRECTION_FLOOR**2))
+    weak = torch.tensor([floor, 0.25, 1.0], dtype=torch.float64)
+    assert _inverse_roots(weak, largest, 3).tolist() == [0.0, 2.0, 1.0]
+    # One in 256 may be weak by chance, unless it is rounding.
+    many = torch.ones(256, dtype=torch.float64)
+    many[0] = floor
+    assert _inverse_roots(many, largest, 256)[0] == pytest.approx(1 / DIRECTION_FLOOR)
+    assert _inverse_roots(many[:255], largest, 255)[0] == 0
+    many[1] = DIRECTION_FLOOR**2
+    assert _inverse_roots(many, largest, 256)[0] == 0
+    many[0], many[1] = float(torch.tensor(ROUNDING_FLOOR**2)), 1.0
+    assert _inverse_roots(many, largest, 256)[0] == 0

@@ -96,3 +96,9 @@ def test_one_draw_has_no_settings_to_show():
 
 def test_where_a_run_is_best_in_validation_both_accuracies_are_known():
     assert best_checkpoint_accuracies(record("art", [0.2, 0.8, 0.6], [0.5, 0.9, 0.7])) == (0.9, 0.8)
+
+
+def test_the_expert_of_the_target_is_in_no_panel():
+    rows = [record("art", [0.5], [0.5]), record("art", [0.9], [0.9], method="target_expert")]
+    (panel,) = validation_panels(one(rows))
+    assert [point.method for point in panel.points] == ["erm"]

@@ -1,5 +1,7 @@
 """Records as benchmarks; what tables make of them is tested with tables."""
 
+from dataclasses import replace
+
 from afield.experiments.record import Run
 from afield.reporting.results import chosen_settings, common_settings, group_records, row_label
 from tests.stores import DOMAINS, benchmark_records, held_out, record
@@ -57,3 +59,13 @@ def test_a_file_of_weights_is_told_by_its_name_and_contents():
     given = {"weights": "/far/away/net.safetensors"}
     run = Run("d", "erm", ("a",), given=given, weights=given["weights"], start="123456789a")
     assert row_label(run, exclude=("backbone", "steps")) == "erm weights=net.safetensors [123456]"
+
+
+def test_only_runs_that_leave_one_domain_out_test_on_all_domains():
+    twin = record("art", [0.5])
+    twin = replace(twin, run=replace(twin.run, sources=twin.run.sources[:1]))
+    assert len(twin.unseen) == 2
+    (found,) = group_records([twin])
+    assert list(found.domains) == []
+    (found,) = group_records([twin, record("art", [0.5])])
+    assert list(found.domains) == list(DOMAINS)

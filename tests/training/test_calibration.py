@@ -128,3 +128,17 @@ def test_percentiles_are_the_inverse_of_quantiles():
 
 def test_the_percentile_of_what_is_everywhere_is_in_the_middle():
     assert percentile_ranks(np.array([3.0]), [3.0] * 11).tolist() == [50.0]
+
+
+def test_a_bin_includes_its_upper_end_and_not_its_lower():
+    # 0.2 is the upper end of the third of fifteen bins, 0.4 the lower end of the seventh.
+    confidence, hits = np.array([0.2, 0.15]), np.array([False, True])
+    assert calibration_error(confidence, hits) == pytest.approx(abs(1 - 0.35) / 2)
+    confidence, hits = np.array([0.4, 0.45]), np.array([False, True])
+    assert calibration_error(confidence, hits) == pytest.approx((0.4 + 0.55) / 2)
+    assert len(reliability_bins(confidence, hits)) == 2
+
+
+def test_the_first_and_the_last_bin_include_their_ends():
+    confidence, hits = np.array([0.0, 0.05, 1.0, 0.95]), np.array([True, True, True, False])
+    assert [count for *_, count in reliability_bins(confidence, hits)] == [2, 2]

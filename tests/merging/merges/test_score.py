@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from afield.merging.merges.score import keep_entries, score
+from afield.merging.merges.score import agreement_mask, keep_entries, score
 from tests.merging.merges.matrices import (
     MATRICES,
     STABILITY,
@@ -177,3 +177,13 @@ def test_tf32_is_off_in_it_and_as_before_after_it(monkeypatch):
     finally:
         products.fp32_precision = before
     assert set(seen) == {"ieee"}
+
+
+def test_an_entry_at_the_threshold_is_kept():
+    off = torch.zeros(3, 3)
+    assert agreement_mask(off, width=0.0).all()
+    assert agreement_mask(off, width=0.0, center="zero").all()
+    one = off.clone()
+    one[0, 1] = 1.0
+    # With no width, only what equals the center is kept.
+    assert agreement_mask(one, width=0.0, center="zero").sum() == 8

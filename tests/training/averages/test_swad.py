@@ -5,7 +5,8 @@ The weights after step s are the s-th unit vector, so what is deployed is the sh
 
 import io
 import random
-from itertools import accumulate
+from collections import deque
+from itertools import accumulate, takewhile
 
 import numpy as np
 import pytest
@@ -333,3 +334,70 @@ def test_the_record_says_which_steps_are_in_the_mean(form, sequence):
             assert told["valley"] == (average.begin is not None)
         if average.done:
             break
+
+
+@pytest.mark.parametrize("slack", [0.0, 0.5])
+def test_a_loss_that_equals_the_bound_is_in_the_valley_in_the_papers_form(slack):
+    # The bound is 1, or 1.5: every loss here equals it or is above.
+    edge = 1 + slack
+    losses = [1.0, 1.0, edge, edge, edge, 2.0, 2.0]
+    for patience in (1, 2, 3):
+        settings = {"converge": 2, "patience": patience, "slack": slack}
+        expected, steps = of_the_paper(losses, [2] * len(losses), **settings)
+        found, taken = followed(SWAD(form="paper", **settings), losses, [2] * len(losses))
+        agree(found, expected)
+        assert taken == steps
+
+
+def opening(losses, window, converged, bound):
+    """What the authors' LossValley adds when a valley opens."""
+    patience_left = len(converged) - window.maxlen
+    if patience_left > 0:
+        return list(converged)[1 : 1 + patience_left]
+    kept = list(window)[: 1 - patience_left]
+    above = [i for i, segment in enumerate(kept) if losses[segment] > bound]
+    return kept[above[-1] + 2 if above else 1 :]
+
+
+def ending(losses, window, bound):
+    """What it adds at the end of training."""
+    rest = takewhile(
+        lambda i: min(losses[i:]) <= bound, range(window[0] + 1, len(losses)) if window else ()
+    )
+    return list(rest)
+
+
+def of_the_code(losses, *, converge, patience, slack):
+    """The segments in the mean by the authors' LossValley, and whether the valley has ended."""
+    window, converged, added, bound = deque(maxlen=patience), deque(maxlen=converge), [], None
+    for number in range(len(losses)):
+        window.append(number)
+        if bound is None:
+            converged.append(number)
+            least = min(losses[segment] for segment in converged)
+            if len(converged) == converge and losses[converged[0]] == least:
+                bound = sum(losses[segment] for segment in converged) / converge * (1 + slack)
+                added += opening(losses, window, converged, bound)
+        elif window[0] >= converged[0]:
+            if min(losses[segment] for segment in window) > bound:
+                return added or [converged[0]], True
+            added.append(window[0])
+    if bound is None:
+        return [len(losses) - 1], False
+    return [*added, *ending(losses, window, bound)] or [converged[0]], False
+
+
+def test_ties_with_the_bound_are_as_in_the_authors_code():
+    drawn = random.Random(1)
+    for _ in range(150):
+        losses = [float(drawn.choice((1, 1, 2, 2, 3, 4))) for _ in range(drawn.randint(1, 14))]
+        converge, patience = drawn.randint(1, 4), drawn.randint(1, 5)
+        settings = {"converge": converge, "patience": patience, "slack": drawn.choice((0.0, 1.0))}
+        segments, dead = of_the_code(losses, **settings)
+        average = SWAD(**settings)
+        found, _ = followed(average, losses, [1] * len(losses))
+        expected = torch.zeros(len(losses), dtype=torch.float64)
+        for segment in segments:
+            expected[segment] += 1 / len(segments)
+        assert average.done == dead, (losses, settings)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-9, msg=str((losses, settings)))

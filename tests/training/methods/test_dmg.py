@@ -1,7 +1,7 @@
 import copy
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -165,3 +165,11 @@ def test_masks_can_have_a_schedule_of_their_own(model, task, batches):
     network, masks = (group["lr"] for group in learner.optimizer.param_groups)
     assert network == pytest.approx(0.01 * 0.99**50)
     assert masks == pytest.approx(0.01)
+
+
+def test_the_papers_penalty_has_no_smoothing():
+    p = torch.tensor([[1e-8, 1e-8], [1e-8, 0.0], [1e-8, 1e-8]])
+    # Of tiny masks the authors' smoothed quotient is 1; the paper's is about p / 2.
+    exact = sum(float((a * b).sum() / (a + b - a * b).sum()) for a, b in combinations(p, 2))
+    assert float(DMG(pairs="sum")._overlap([p])) == pytest.approx(exact, rel=1e-4)
+    assert float(DMG()._overlap([p])) == pytest.approx(1, abs=0.05)
