@@ -27,6 +27,7 @@ __all__ = [
     "escape_markdown",
     "file_digest",
     "flush_to_disk",
+    "format_bytes",
     "guard_formula",
     "remove_abandoned",
     "restore_folder",
@@ -70,13 +71,26 @@ def atomic_write(path: Path, *, durable: bool = False, parents: bool = True) -> 
         if durable:
             flush_to_disk(temporary)
         _rename(temporary, path, path.with_name(f"{path.name}.{writer}.old"))
-    except BaseException:
+    except BaseException as error:
         _remove(temporary)
+        if isinstance(error, OSError) and error.errno and error.filename is None:
+            error.filename = str(path)
         with suppress(OSError):  # another process may have written into them
             for folder in new_folders:
                 folder.rmdir()
         raise
     _remove_leftovers(path, ".old")
+
+
+def format_bytes(size: float) -> str:
+    """A number of bytes in a unit that suits it.
+
+    >>> format_bytes(3 * 2**20)
+    '3.0 MB'
+    """
+    units = ("bytes", "kB", "MB", "GB")
+    power = min(len(units) - 1, max(0, int(size).bit_length() - 1) // 10)
+    return f"{size / 1024**power:,.{min(power, 1)}f} {units[power]}"
 
 
 def flush_to_disk(path: Path) -> None:

@@ -3,6 +3,7 @@
 Commands import torch and other large packages inside their functions, so that help is fast.
 """
 
+import errno
 import logging
 import os
 import signal
@@ -28,6 +29,14 @@ from afield.errors import AfieldError
 __all__ = ["app", "main"]
 
 _interrupted = threading.Event()
+# What to do about errors of the file system.
+FILE_ADVICE = {
+    errno.ENOSPC: "; free some space, or write elsewhere",
+    errno.EDQUOT: "; free some space, or write elsewhere",
+    errno.EFBIG: "; write to a file system that allows larger files",
+    errno.EROFS: "; write elsewhere",
+    errno.EACCES: "; check the permissions, or write elsewhere",
+}
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -77,6 +86,8 @@ def main() -> None:
         level=logging.WARNING, format="note: %(message)s", handlers=[console.NoteHandler()]
     )
     signal.signal(signal.SIGINT, _interrupt)
+    # Without a handler, worker processes would be left and semaphores reported as leaked.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         app()
     except SystemExit as end:
@@ -87,7 +98,8 @@ def main() -> None:
     except BrokenPipeError:
         sys.exit(1)
     except OSError as error:
-        _fail(f"{error.filename}: {error.strerror}" if error.filename else error)
+        advice = FILE_ADVICE.get(error.errno or 0, "")
+        _fail(f"{error.filename}: {error.strerror}{advice}" if error.filename else error)
 
 
 def _fail(message: object) -> None:

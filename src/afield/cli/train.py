@@ -88,7 +88,7 @@ def train(
     tensorboard: Tensorboard = False,
 ) -> None:
     """Train one model and show its accuracy on the domains it has not seen."""
-    from afield.experiments.planning import plan_run
+    from afield.experiments.planning import check_run, plan_run
     from afield.experiments.store import open_store
 
     settings = collect_settings(
@@ -103,6 +103,8 @@ def train(
         if dataset or target or settings or (trial, draw, average, classes) != ALONE:
             raise SpecError("--like repeats a run with its own settings; remove the other settings")
         run = _read_run(like)
+        if not run.experts:  # a merged model is refused, with a reason, when it is executed
+            check_run(run)
     elif dataset is None or method is None:
         raise SpecError(
             "no dataset and method given; write `afield train DATASET METHOD` or "

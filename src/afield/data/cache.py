@@ -32,7 +32,7 @@ from torch import Tensor
 
 from afield.compute import usable_cores
 from afield.errors import DataError
-from afield.files import atomic_write, check_regular_file
+from afield.files import atomic_write, check_regular_file, format_bytes
 from afield.progress import track
 
 __all__ = ["DecodedFiles", "cache_arrays", "cache_root", "contents_digest", "decode_files"]
@@ -217,13 +217,13 @@ def _entry(
 def _check_space(folder: Path, description: str, needed: int) -> None:
     free = shutil.disk_usage(folder.parent).free
     if needed > free:
-        sizes = f"needs {_format_bytes(needed)}, but only {_format_bytes(free)} are free"
+        sizes = f"needs {format_bytes(needed)}, but only {format_bytes(free)} are free"
         raise DataError(
             f"{folder.parent}: the cache of {description} {sizes}; set AFIELD_CACHE to a folder "
             "with more space, or use a smaller --set size=..."
         )
     if needed >= LARGE_ENTRY_BYTES:
-        log.warning("%s: caching %s in %s", description, _format_bytes(needed), folder)
+        log.warning("%s: caching %s in %s", description, format_bytes(needed), folder)
 
 
 def _write_entry(folder: Path, description: str, state: str, build: Callable[[Path], None]) -> None:
@@ -288,7 +288,3 @@ def _map_tensor(path: Path) -> Tensor:
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     values = np.frombuffer(pages, array.dtype, count=array.size, offset=array.offset)
     return torch.from_numpy(values.reshape(array.shape))
-
-
-def _format_bytes(size: int) -> str:
-    return f"{size / 2**20:,.0f} MB" if size < 2**30 else f"{size / 2**30:,.1f} GB"

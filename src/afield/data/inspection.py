@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from afield.data.domains import Domain, DomainSet, ReadOptions, data_root
 from afield.data.images import to_rgb
 from afield.data.lookup import find_dataset
+from afield.data.scaling import extreme_value_warnings
 from afield.errors import DataError, SpecError
 from afield.files import atomic_write
 from afield.progress import progress
@@ -51,6 +52,7 @@ class Inspection:
         remarks = [f"broken: {name} ({reason})" for name, reason in self.broken.items()]
         remarks += _missing_classes(self.dataset, self.counts)
         remarks += _imbalances(self.dataset, self.counts)
+        remarks += extreme_value_warnings(self.domains)
         if self.duplicates:
             first, second = self.duplicates[0]
             remarks.append(

@@ -7,9 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from afield.data.domains import Domain
 from afield.data.samples import Rows
+from afield.errors import DataError
 
-__all__ = ["Scaling"]
+__all__ = ["Scaling", "extreme_value_warnings"]
+
+# A value that is this many times as large as a typical one is reported.
+EXTREME_RATIO = 1e6
+# Samples of a domain from which the typical value is estimated.
+MAX_MEDIAN_SAMPLES = 4096
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,8 @@ class Scaling:
             dims = [d for d in range(x.in_memory.ndim) if d != 1]
             std, mean = torch.std_mean(x.in_memory.float(), dim=dims, keepdim=True, correction=0)
             mean, std = mean[0], std[0]
+        if not (mean.isfinite().all() and std.isfinite().all()):
+            raise DataError("values of the training data are too large to be scaled; remove them")
         return cls(mean, torch.where(std > 0, std, 1.0))
 
     @classmethod
@@ -64,6 +73,35 @@ class Scaling:
         """Scale a batch; images are returned in the channels-last layout convolutions prefer."""
         scaled = x.float().sub(self.mean).div_(self.std)
         return scaled.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else scaled
+
+
+def extreme_value_warnings(domains: Mapping[str, Domain]) -> list[str]:
+    """One warning for every domain with a value so large that it would decide the scaling.
+
+    A value is compared with the median of the values of its feature or channel that are not zero.
+    """
+    samples = {name: domain.x for name, domain in domains.items() if domain.x.is_floating_point()}
+    if not samples:
+        return []
+    some = torch.cat(
+        [_magnitudes(x[:: 1 + len(x) // MAX_MEDIAN_SAMPLES]) for x in samples.values()]
+    )
+    typical = some.where(some > 0, torch.nan).nanmedian(0).values.nan_to_num(torch.inf)
+    warnings = []
+    for name, x in samples.items():
+        ratios = (_magnitudes(x) / typical).amax(1)
+        row = int(ratios.argmax())
+        if ratios[row] > EXTREME_RATIO:
+            warnings.append(
+                f"sample {row} of domain {name!r} has the value {x[row].abs().max():.3g}, "
+                f"{ratios[row]:.0e} times as large as is typical; it would decide the scaling"
+            )
+    return warnings
+
+
+def _magnitudes(x: Tensor) -> Tensor:
+    """The largest magnitude of each sample in each feature or channel."""
+    return x.double().abs().flatten(2).amax(2) if x.ndim > 2 else x.double().abs()
 
 
 def _moments(x: Rows) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ images, or the distance. A model that can use the domain label is exported for u
 """
 
 import copy
+import io
 import json
 import logging
 import warnings
@@ -85,7 +86,7 @@ def export(
     with atomic_write(path) as temporary, _silence_exporters(), torch.no_grad():
         try:
             exported = writer(deployed, loaded, temporary)
-        except AfieldError:
+        except (AfieldError, OSError):
             raise
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
@@ -140,10 +141,12 @@ def _write_program(deployed: DeployedNetwork, model: Model, path: Path) -> Expor
     # Two samples: with one, torch would take the batch size for a constant.
     example = (_example(model, 2),)
     program = torch.export.export(deployed, example, dynamic_shapes=_dynamic_shapes())
-    with path.open("wb") as file:
-        torch.export.save(program, file, extra_files=_metadata(model))
-    with path.open("rb") as file:
-        exported: Any = torch.export.load(file).module()
+    # In memory first: on a full disk, torch's writer would abort the process.
+    content = io.BytesIO()
+    torch.export.save(program, content, extra_files=_metadata(model))
+    path.write_bytes(content.getbuffer())
+    content.seek(0)
+    exported: Any = torch.export.load(content).module()
     return exported
 
 

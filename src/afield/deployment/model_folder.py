@@ -32,7 +32,7 @@ from afield.deployment.description import (
 )
 from afield.deployment.distances import Distances
 from afield.errors import DataError, SpecError
-from afield.files import atomic_write, sha256
+from afield.files import atomic_write, restore_folder, sha256, unwritable_reason
 
 __all__ = [
     "Architecture",
@@ -80,7 +80,8 @@ def check_output_folder(out: Path, *, overwrite: bool = False) -> None:
             raise SpecError(f"{out}: exists already; give a new folder, or --force to replace it")
     existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     if not os.access(existing, os.W_OK):
-        raise SpecError(f"{out}: cannot be written (no permission); give another folder")
+        reason = unwritable_reason(existing)
+        raise SpecError(f"{out}: cannot be written ({reason}); give another folder")
 
 
 def write_model(
@@ -116,6 +117,7 @@ def write_model(
 
 def read_model(folder: Path) -> tuple[Description, dict[str, Tensor], Distances | None]:
     """Read and check the description, weights and distances of a model; no code is run."""
+    restore_folder(folder)
     if not folder.is_dir():
         raise DataError(f"{folder}: no such model folder; `afield fit … --out` writes one")
     description = read_description(folder)

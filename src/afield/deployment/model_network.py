@@ -12,6 +12,7 @@ from afield.hyperparameters import build, with_neutral
 from afield.networks.backbone import network
 from afield.training.method import Method, Task
 from afield.training.optimizers import optimizer_factory
+from afield.weights import check_values
 
 __all__ = ["build_network", "load_weights"]
 
@@ -50,4 +51,5 @@ def load_weights(module: nn.Module, weights: dict[str, Tensor], path: Path) -> N
                 f"{path}: not the weights of the network in {DESCRIPTION_FILE}; it "
                 f"{problem} {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1)
             )
+    check_values(str(path), state, weights)
     module.load_state_dict(weights)

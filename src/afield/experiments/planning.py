@@ -15,6 +15,7 @@ from afield.compute import preserve_torch_state
 from afield.data.class_lists import missing_class_warnings, source_classes
 from afield.data.domains import DomainSet
 from afield.data.lookup import find_dataset
+from afield.data.scaling import extreme_value_warnings
 from afield.errors import IncompatibleMethodError, SpecError
 from afield.experiments.benchmark import DEFAULT_METHODS, DEFAULT_VALIDATE, START, Benchmark
 from afield.experiments.derived.combinations import adapted_runs, possible_runs
@@ -30,11 +31,12 @@ from afield.experiments.run_data import RunData
 from afield.experiments.run_setup import load_domains
 from afield.experiments.selection import Division, default_rules, resolve_rules
 from afield.experiments.settings import Settings, check_settings, resolve_run, settings_of
+from afield.hyperparameters import build, validate_values
 from afield.merging.scopes import merges_weights
 from afield.networks.backbone import HUB, network
 from afield.progress import progress
 
-__all__ = ["plan_run", "plan_runs"]
+__all__ = ["check_run", "plan_run", "plan_runs"]
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +72,21 @@ def plan_run(
     _check_inputs(domain_set, run)
     possible_runs(domain_set, [run], every=False)
     return run
+
+
+def check_run(run: Run) -> None:
+    """Check a run that was read from a record as strictly as one that is planned."""
+    dataset = find_dataset(run.dataset)
+    dataset.check_available()
+    unknown = [name for name in (*run.sources, *run.tested) if name not in dataset.domains]
+    if unknown:
+        raise SpecError(f"{run.key}: {dataset.name} has no domain {unknown[0]!r}")
+    for kind, name, values in (
+        ("methods", run.method, run.params),
+        ("averages", run.average, run.average_params),
+    ):
+        build(registry.find(kind, name), validate_values(registry.find(kind, name), values, name))
+    _check_inputs(dataset, run)
 
 
 def _methods(benchmark: Benchmark) -> list[str]:
@@ -190,6 +207,8 @@ def _check_inputs(dataset: DomainSet, run: Run) -> None:
     domains = load_domains(dataset, replace(run, classes=()))
     for gap in missing_class_warnings(domains, dataset.classes):
         log.warning("%s: %s", dataset.name, gap)
+    for extreme in extreme_value_warnings(domains):
+        log.warning("%s: %s", dataset.name, extreme)
     dropped = sum(len(domain.broken) for domain in domains.values())
     if dropped:
         log.warning("%s: %d broken file(s) left out", dataset.name, dropped)

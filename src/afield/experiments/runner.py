@@ -95,6 +95,7 @@ def execute(
             work = _resume(run, store, machine)
             _train(work, store, snapshot_seconds, watch)
             _evaluate_unseen(work)
+            _report_broken_losses(work)
         record = Record(
             run=run,
             checkpoints=tuple(work.checkpoints),
@@ -223,6 +224,14 @@ def _evaluate_unseen(work: TrainingState) -> None:
     best = values.index(max(values))
     model.load_state_dict(work.best)
     done[best] = evaluations.add_scores(done[best], model, evaluations.best)
+
+
+def _report_broken_losses(work: TrainingState) -> None:
+    """Log the unseen domains on which the loss of the last checkpoint is not a number."""
+    for domain, scores in work.checkpoints[-1].scores.items():
+        parts = (getattr(scores, part) for part in PARTS)
+        if domain not in work.run.sources and any(s and math.isnan(s.loss) for s in parts):
+            log.warning("%s: the loss on %s is not a number (NaN)", work.run.key, domain)
 
 
 def _state(work: TrainingState) -> dict[str, Any]:

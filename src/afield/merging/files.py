@@ -22,7 +22,7 @@ import torch
 from afield import registry
 from afield.compute import end_with_parent, preserve_torch_state
 from afield.errors import DataError, MergeError
-from afield.files import atomic_write, file_digest
+from afield.files import atomic_write, file_digest, format_bytes
 from afield.merging.checks import TensorChange
 from afield.merging.job import MergeJob, log_merge_warnings, merge_pieces, plan_merge
 from afield.merging.scopes import needs_validation, scope_of
@@ -192,7 +192,7 @@ def _check_free_space(job: MergeJob, out: Path) -> None:
     free = shutil.disk_usage(existing).free
     if needed > free:
         raise DataError(
-            f"{out}: the result needs {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free; "
+            f"{out}: the result needs {format_bytes(needed)}, but {format_bytes(free)} are free; "
             "free some space, or write elsewhere"
         )
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from afield.errors import DataError
 from afield.merging.state_dicts import StateDictSource
 from afield.merging.tensor_source import TensorSpec
-from afield.weights import read_weights
+from afield.weights import check_state_dict, read_weights
 
 __all__ = ["TensorFiles", "write_header"]
 
@@ -142,8 +142,7 @@ class _TensorFile:
         for key in STATE_DICT_KEYS:
             if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
                 state = state[key]
-        if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
-            raise DataError(f"{self.path}: not a dict of tensors; save model.state_dict()")
+        check_state_dict(state, str(self.path))
         if METADATA_KEY in state:
             raise DataError(f"{self.path}: a tensor is called {METADATA_KEY}; rename it")
         source = StateDictSource(state, str(self.path))

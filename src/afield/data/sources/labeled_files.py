@@ -43,7 +43,10 @@ def find_files(
 def find_lists(root: Path, domains: Sequence[str]) -> list[Path]:
     """Training and test lists of all domains; empty if there are none."""
     lists = [root / f"{name}_{split}.txt" for name in domains for split in ("train", "test")]
-    existing = [path for path in lists if path.is_file()]
+    try:
+        existing = [path for path in lists if path.is_file()]
+    except OSError:  # the name of a domain is nearly as long as a file name may be
+        return []
     if existing and len(existing) < len(lists):
         missing = next(path for path in lists if path not in existing)
         raise DataError(f"{missing}: missing, unlike {existing[0].name}; give all lists or none")
@@ -51,8 +54,14 @@ def find_lists(root: Path, domains: Sequence[str]) -> list[Path]:
 
 
 def list_folders(path: Path) -> list[Path]:
-    """Folders in a folder, sorted, without hidden ones."""
-    return sorted(child for child in _children(path) if child.is_dir())
+    """Folders in a folder, sorted, without hidden ones; their names must be UTF-8."""
+    folders = sorted(child for child in _children(path) if child.is_dir())
+    for folder in folders:
+        try:
+            folder.name.encode()
+        except UnicodeEncodeError:
+            raise DataError(f"{str(folder)!r}: the name is not UTF-8; rename it") from None
+    return folders
 
 
 def list_files(path: Path) -> list[Path]:
