@@ -27,7 +27,7 @@ from afield.experiments.selection import RULES, selection_value, validation_accu
 from afield.experiments.store import Store
 from afield.networks.backbone import find_backbone
 from afield.seeds import capture_rng_state, restore_rng_state
-from afield.training.evaluation import Checkpoint, without_details
+from afield.training.evaluation import PARTS, Checkpoint, without_details
 from afield.training.loop import checkpoints
 from afield.training.metrics import METRICS
 
