@@ -128,3 +128,25 @@ def test_a_file_without_some_of_the_tensors_is_another_networks():
     check_complete("w.pth", net, {**state, "head.weight": torch.ones(1)})
     with pytest.raises(DataError, match=r"w.pth: lacks 2 of the 6 tensors .*e.g. 0.weight"):
         check_complete("w.pth", net, {k: v for k, v in state.items() if not k.startswith("0.")})
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.ones(2, 3, dtype=torch.int64), "weight is int64, but the network needs float32"),
+        (torch.ones(2, 3, dtype=torch.complex64), "weight is complex64, but the network needs"),
+        (torch.full((2, 3), torch.nan), "NaN or infinity in weight"),
+        (torch.full((2, 3), torch.inf), "NaN or infinity in weight"),
+    ],
+)
+def test_numbers_that_no_network_was_trained_to_are_named(value, message):
+    network = torch.nn.Linear(3, 2)
+    state = {**network.state_dict(), "weight": value}
+    with pytest.raises(DataError, match=message):
+        check_complete("w.pt", network, state)
+
+
+def test_a_state_dict_with_numbers_as_names_is_refused(tmp_path):
+    torch.save({0: torch.ones(2)}, tmp_path / "w.pt")
+    with pytest.raises(DataError, match="the name 0 is not a string"):
+        read_weights(str(tmp_path / "w.pt"))

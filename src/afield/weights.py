@@ -52,7 +52,7 @@ def check_state_dict(state: object, label: str) -> None:
         raise DataError(f"{label}: not a dict of tensors; save model.state_dict()")
     odd = next((name for name in state if not isinstance(name, str)), None)
     if odd is not None:
-        raise DataError(f"{label}: a tensor is called {odd!r}; the names of tensors must be texts")
+        raise DataError(f"{label}: the name {odd!r} is not a string; rename the tensor")
 
 
 def check_values(path: str, wanted: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:

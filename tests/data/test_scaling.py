@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from afield.data.domains import Domain
 from afield.data.samples import MAX_BYTES_CPU, Rows
-from afield.data.scaling import Scaling
+from afield.data.scaling import Scaling, extreme_value_warnings
 
 
 def test_bytes_of_pictures_go_from_minus_one_to_one():
@@ -56,3 +57,22 @@ def test_the_scaling_of_a_network_is_given_for_pictures_from_zero_to_one():
     grey = Scaling.for_images(mean, std, channels=1, device=torch.device("cpu"))
     expected = (x[:, :1] / 255 - sum(mean) / 3) / (sum(std) / 3)
     torch.testing.assert_close(grey(x[:, :1]), expected)
+
+
+def test_a_value_that_would_decide_the_scaling_is_reported_with_its_sample():
+    generator = torch.Generator().manual_seed(0)
+    domains = {
+        name: Domain(torch.randn(50, 3, generator=generator), y=torch.zeros(50).long())
+        for name in ("one", "two")
+    }
+    assert extreme_value_warnings(domains) == []
+    domains["two"].x[7, 1] = 3e38
+    (warning,) = extreme_value_warnings(domains)
+    assert "sample 7 of domain 'two' has the value 3e+38" in warning
+
+
+def test_rare_and_large_features_are_not_extreme():
+    x = torch.zeros(100, 2)
+    x[3, 0] = 1.0
+    x[:, 1] = 1e7
+    assert extreme_value_warnings({"one": Domain(x, y=torch.zeros(100).long())}) == []

@@ -13,10 +13,10 @@ from afield.reporting.benchmarking import bench
 QUICK = {"steps": 10, "every": 10}
 
 
-def test_the_command_for_a_card_has_no_password_of_the_store():
-    request = FitRequest("spirals", "best")
-    command = request.command(Path("m"), "sftp://me:secret@host/runs")
-    assert command == "afield fit spirals best --out m --store sftp://host/runs"
+def test_the_command_for_a_card_has_no_path_and_no_address():
+    request = FitRequest("/home/me/photos", "best")
+    command = request.command(Path("/home/me/m"), "sftp://me:secret@host/runs")
+    assert command == "afield fit photos best --out m --store runs"
 
 
 def test_a_plan_trains_on_all_domains_and_leaves_each_out_once_a_trial(tmp_path):

@@ -8,9 +8,9 @@ import pytest
 
 import afield
 from afield.data.lookup import find_dataset
-from afield.errors import SpecError, UnknownNameError
+from afield.errors import AfieldError, SpecError, UnknownNameError
 from afield.experiments.benchmark import DEFAULT_METHODS, make_benchmark
-from afield.experiments.planning import plan_run
+from afield.experiments.planning import check_run, plan_run
 from afield.experiments.selection import DEFAULT_RULES
 
 QUICK = {"steps": 10}
@@ -186,3 +186,19 @@ def test_the_settings_that_a_dataset_has_for_an_average_are_named(caplog, monkey
         make_benchmark("spirals", ["erm"], average="swad", settings=settings).runs()
         make_benchmark("spirals", ["erm"]).runs()
     assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "nothing"}, "no method 'nothing'"),
+        ({"params": {"x": 1}}, "erm has no setting 'x'"),
+        ({"sources": ("elsewhere",)}, "no domain 'elsewhere'"),
+        ({"backbone": "small:nothing"}, "small:nothing"),
+    ],
+)
+def test_a_run_from_a_record_is_checked_like_a_planned_one(change, message):
+    run = plan_run("spirals", "erm", target="turn0")
+    check_run(run)
+    with pytest.raises(AfieldError, match=message):
+        check_run(replace(run, **change))

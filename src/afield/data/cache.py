@@ -238,7 +238,9 @@ def _write_entry(folder: Path, description: str, state: str, build: Callable[[Pa
     except DataError:
         raise
     except OSError as error:
-        raise DataError(f"{folder}: {error}; set AFIELD_CACHE to another folder") from None
+        raise DataError(
+            f"{folder}: {error.strerror or error}; set AFIELD_CACHE to another folder"
+        ) from None
 
 
 def _remove_leftovers(folder: Path) -> None:

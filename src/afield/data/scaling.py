@@ -9,7 +9,6 @@ from torch import Tensor
 
 from afield.data.domains import Domain
 from afield.data.samples import Rows
-from afield.errors import DataError
 
 __all__ = ["Scaling", "extreme_value_warnings"]
 
@@ -43,8 +42,6 @@ class Scaling:
             dims = [d for d in range(x.in_memory.ndim) if d != 1]
             std, mean = torch.std_mean(x.in_memory.float(), dim=dims, keepdim=True, correction=0)
             mean, std = mean[0], std[0]
-        if not (mean.isfinite().all() and std.isfinite().all()):
-            raise DataError("values of the training data are too large to be scaled; remove them")
         return cls(mean, torch.where(std > 0, std, 1.0))
 
     @classmethod

@@ -1,6 +1,5 @@
 """Which runs `fit` needs: the training to deploy, and the held-out runs that estimate it."""
 
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -47,10 +46,10 @@ class FitRequest:
 
     def command(self, out: Path, store: str) -> str:
         """The command that makes the same model again."""
-        words = ["afield", "fit", self.dataset, self.method, "--out", str(out)]
+        # The model card may be published: paths, user names and passwords do not belong in it.
+        words = ["afield", "fit", Path(self.dataset).name, self.method, "--out", out.name]
         if self.method == BEST:
-            # The model card may be published, so leave out a user name and password.
-            words += ["--store", re.sub(r"//[^/]*@", "//", store)]
+            words += ["--store", Path(store).name]
         if self.average != "last":
             words += ["--average", self.average]
         if self.classes:

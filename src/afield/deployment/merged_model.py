@@ -174,8 +174,10 @@ def _merged_sources(about: Description, experts: Sequence[_InputModel]) -> tuple
 
 def _command(request: FileMerge, like: Path, out: Path) -> str:
     """The command that makes the same model again."""
-    words = ["afield", "merge", request.how, str(request.base), *map(str, request.experts)]
+    # The model card may be published, and paths do not belong in it.
+    names = [Path(path).name for path in (request.base, *request.experts)]
+    words = ["afield", "merge", request.how, *names]
     for name, value in request.params.items():
         words += ["--set", f"{name}={value}"]
     words += [] if request.scale == 1.0 else ["--scale", f"{request.scale:g}"]
-    return shlex.join([*words, "--like", str(like), "--out", str(out)])
+    return shlex.join([*words, "--like", like.name, "--out", out.name])

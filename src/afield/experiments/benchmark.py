@@ -30,7 +30,6 @@ from afield.experiments.options import (
     refuse_misspelled,
 )
 from afield.experiments.selection import describe_rules
-from afield.files import check_regular_file
 
 # The command line reads the options from here: nothing imports torch before a benchmark is made.
 if TYPE_CHECKING:
@@ -259,6 +258,8 @@ def read_benchmark(path: Path, **changes: Any) -> Benchmark:
 
     Names may be written with hyphens, as on the command line.
     """
+    from afield.files import check_regular_file  # imports torch, which --help does not
+
     try:
         check_regular_file(path)
         content = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -142,7 +142,7 @@ def _write(
     files = [name for domain in domains.values() for name in domain.names]
     network_settings = {name: settings[name] for name in ("backbone", "weights", "start", "size")}
     packages = {name: version(name) for name in ("afield", "timm", "torch")}
-    origin = {"dataset": dataset.spec, "data": dataset.fingerprint}
+    origin = {"dataset": Path(dataset.spec).name, "data": dataset.fingerprint}
     provenance = {**origin, **network_settings, **packages}
     arrays = {
         "X": x,

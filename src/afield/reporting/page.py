@@ -70,7 +70,8 @@ def write_report(
     text = render_page(
         list(records.values()),
         [failure for opened in stores for failure in opened.failures()],
-        store=stores[0].where(),
+        # The page may be published: no path or address of a machine belongs in it.
+        store=Path(stores[0].where()).resolve().name,
         findings=[finding for opened in stores for finding in kept_findings(opened.root)],
         metric=metric,
         over_datasets=len(stores) > 1,

@@ -3,6 +3,7 @@
 import shlex
 import unicodedata
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from afield.experiments.merge_runner import MERGE_BASELINES
@@ -29,7 +30,7 @@ def row_command(records: Sequence[Record], *, store: str, merge: str = "average"
     """
     runs = [record.run for record in records]
     first = runs[0]
-    words = ["afield", "bench", first.dataset]
+    words = ["afield", "bench", Path(first.dataset).name]
     if first.experts:
         words += ["--merges", merge if first.method in MERGE_BASELINES else first.method]
     else:

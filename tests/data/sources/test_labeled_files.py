@@ -225,3 +225,13 @@ def test_a_pipe_in_a_class_folder_is_named_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "one" / "a" / "2.png")
     with pytest.raises(DataError, match=r"2\.png: not a regular file; remove it"):
         folder_dataset(tmp_path)
+
+
+def test_a_name_that_is_not_utf_8_is_refused_and_a_long_one_is_not(tmp_path):
+    for domain in ("a" * 250, "two"):
+        for label in ("a", "b"):
+            saved(plain(), tmp_path / domain / label / "1.png")
+    assert folder_dataset(tmp_path).domains == ("a" * 250, "two")
+    os.mkdir(os.fsencode(tmp_path) + b"/\xff")  # noqa: PTH102  a path of bytes
+    with pytest.raises(DataError, match="the name is not UTF-8; rename it"):
+        folder_dataset(tmp_path)
