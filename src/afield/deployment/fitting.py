@@ -29,8 +29,8 @@ from afield.errors import DataError
 from afield.experiments.finished import FinishedRun, reopen
 from afield.experiments.pools import Local, Pool
 from afield.experiments.record import Failure, Record, Run
-from afield.experiments.run_setup import load_domains
-from afield.experiments.runner import execute, versions
+from afield.experiments.run_setup import load_domains, versions
+from afield.experiments.runner import execute
 from afield.experiments.store import Store, open_store, read_run_inputs
 from afield.experiments.sweep import complete
 from afield.networks.backbone import Classifier

@@ -1,8 +1,10 @@
 """Set up a run: read its domains, and build its network, method and batches."""
 
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from afield.experiments.run_data import Evaluations, RunData, training_rows
 from afield.experiments.store import read_run_inputs, read_run_weights
 from afield.files import file_digest
 from afield.hyperparameters import build, with_neutral
-from afield.networks.backbone import network
+from afield.networks.backbone import find_backbone, network
 from afield.training.average import Average
 from afield.training.evaluation import Checkpoint
 from afield.training.method import Learner, Method, Task
@@ -37,6 +39,7 @@ __all__ = [
     "set_up",
     "set_up_on",
     "steps_per_epoch",
+    "versions",
 ]
 
 
@@ -195,3 +198,24 @@ def steps_per_epoch(run: Run, dataset: DomainSet) -> int:
     drawn_domains = min(run.domains_per_step, len(run.sources)) or len(run.sources)
     per_step = (run.batch_total or run.batch * drawn_domains) * method.batches_per_group
     return -(-samples // per_step)
+
+
+def versions(run: Run) -> dict[str, str]:
+    """Versions of the packages, and digests of the files of the method and average."""
+    packages = {name: version(name) for name in ("afield", "torch", "numpy")}
+    package = find_backbone(run.backbone).package
+    if package:
+        packages[package] = version(package)
+    if run.size:
+        packages["pillow"] = version("pillow")
+    return {**packages, "python": platform.python_version(), "code": _code(run)}
+
+
+def _code(run: Run) -> str:
+    """Digests of the files of a run's method and average, of its merge or of its adaptation."""
+    if run.adaptation:
+        return registry.digest("adaptations", run.adaptation)
+    if run.experts:
+        merges = registry.names("merges")
+        return registry.digest("merges", run.method) if run.method in merges else ""
+    return f"{registry.digest('methods', run.method)}-{registry.digest('averages', run.average)}"

@@ -7,11 +7,9 @@ it continues from its last snapshot and produces the same bytes as an uninterrup
 import logging
 import math
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +20,9 @@ from afield.compute import default_device, deterministic, hostname, track_peak_m
 from afield.data.domains import data_root
 from afield.errors import AfieldError, SpecError
 from afield.experiments.record import Progress, Record, Run
-from afield.experiments.run_setup import Machine, TrainingState, set_up
+from afield.experiments.run_setup import Machine, TrainingState, set_up, versions
 from afield.experiments.selection import RULES, selection_value, validation_accuracy
 from afield.experiments.store import Store
-from afield.networks.backbone import find_backbone
 from afield.seeds import capture_rng_state, restore_rng_state
 from afield.training.evaluation import PARTS, Checkpoint, without_details
 from afield.training.loop import checkpoints
@@ -34,7 +31,6 @@ from afield.training.metrics import METRICS
 __all__ = [
     "execute",
     "remaining_checkpoints",
-    "versions",
 ]
 
 
@@ -258,27 +254,6 @@ def _environment_differs(before: Mapping[str, Any], now: Mapping[str, Any]) -> b
     """Whether a snapshot cannot be continued; code digests of an older form are not compared."""
     same = {**before, "code": ""} == {**now, "code": ""}
     return not same or registry.code_differs(before["code"], now["code"])
-
-
-def versions(run: Run) -> dict[str, str]:
-    """Versions of the packages, and digests of the files of the method and average."""
-    packages = {name: version(name) for name in ("afield", "torch", "numpy")}
-    package = find_backbone(run.backbone).package
-    if package:
-        packages[package] = version(package)
-    if run.size:
-        packages["pillow"] = version("pillow")
-    return {**packages, "python": platform.python_version(), "code": _code(run)}
-
-
-def _code(run: Run) -> str:
-    """Digests of the files of a run's method and average, of its merge or of its adaptation."""
-    if run.adaptation:
-        return registry.digest("adaptations", run.adaptation)
-    if run.experts:
-        merges = registry.names("merges")
-        return registry.digest("merges", run.method) if run.method in merges else ""
-    return f"{registry.digest('methods', run.method)}-{registry.digest('averages', run.average)}"
 
 
 def _resume(run: Run, store: Store, machine: Machine) -> TrainingState:

@@ -14,7 +14,8 @@ from afield.errors import AfieldError
 from afield.experiments.derived.execution import execute_derived
 from afield.experiments.pools import Local, Pool
 from afield.experiments.record import Failure, Record, Run
-from afield.experiments.runner import execute, versions
+from afield.experiments.run_setup import versions
+from afield.experiments.runner import execute
 from afield.experiments.store import BusyError, Store
 
 __all__ = [
