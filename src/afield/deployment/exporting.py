@@ -26,6 +26,7 @@ from afield.data.scaling import Scaling
 from afield.deployment.model import Model, load
 from afield.errors import AfieldError, SpecError
 from afield.files import atomic_write
+from afield.networks.inference import BatchPredictor
 
 __all__ = ["TOLERANCE", "DeployedNetwork", "ExportFormat", "export"]
 
@@ -82,6 +83,12 @@ def export(
     path = _output_path(model, to, out, overwrite=overwrite)
     writer = {"onnx": _write_onnx, "torch": _write_program}[to]
     loaded = load(model) if isinstance(model, str | Path) else model
+    if isinstance(loaded.module, BatchPredictor):
+        raise SpecError(
+            f"{loaded.about.name}: {loaded.about.architecture.wrapper} predicts from batches of "
+            "unlabelled samples, which an exported function of one sample cannot; use afield "
+            "predict, or another method"
+        )
     deployed = _deploy(loaded)
     with atomic_write(path) as temporary, _silence_exporters(), torch.no_grad():
         try:

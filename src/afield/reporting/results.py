@@ -13,6 +13,7 @@ from afield import registry
 from afield.data.groups import describe_group
 from afield.experiments.record import Record, Run
 from afield.experiments.selection import RULES, Pick
+from afield.training.method import Method
 from afield.training.metrics import DEFAULT_METRIC
 
 __all__ = [
@@ -135,6 +136,10 @@ def row_label(run: Run, *, exclude: Iterable[str] = ()) -> str:
 def sees_target_samples(label: str) -> bool:
     """Whether the models of a row predict from unlabelled samples of the domain at hand."""
     words = label.split()
+    if words[0] in registry.names("methods"):
+        method: type[Method] = registry.find("methods", words[0])
+        if method.predicts_from_batches:
+            return True
     return any(
         before == "+" and name in registry.names("adaptations") for before, name in pairwise(words)
     )

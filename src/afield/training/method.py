@@ -44,13 +44,17 @@ class Method:
     """A training algorithm. Most methods override only `loss`.
 
     A method whose formula is not defined for one source domain in a step, or for one sample of a
-    domain, sets `min_domains` or `min_batch`. A method whose network predicts from batches of
-    unlabelled samples (a `BatchPredictor`) sets `predicts_from_batches`.
+    domain, sets `min_domains` or `min_batch`.
+
+    `predicts_from_batches` is true if the trained network is a `BatchPredictor`, whose predictions
+    depend on other unlabelled samples of the same domain. `may_refuse_network` is true if `setup`
+    raises `SpecError` for some kinds of networks, which is then checked before anything is trained.
     """
 
     min_domains: ClassVar[int] = 1
     min_batch: ClassVar[int] = 1
     predicts_from_batches: ClassVar[bool] = False
+    may_refuse_network: ClassVar[bool] = False
 
     @property
     def name(self) -> str:

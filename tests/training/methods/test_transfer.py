@@ -46,7 +46,7 @@ def test_without_a_weight_it_is_erm_bit_for_bit(model, task, stream):
 
 
 def test_one_domain_and_impossible_settings_are_refused():
-    with pytest.raises(SpecError, match="two or more source domains"):
+    with pytest.raises(SpecError, match="needs 2 or more source domain"):
         Transfer().check(1)
     for settings in ({"weight": -1.0}, {"ascents": 0}):
         with pytest.raises(SpecError, match="transfer"):

@@ -1,4 +1,4 @@
-"""Which starts, averages and adaptations go together with a method, and the runs that adapt."""
+"""Which networks, starts, averages and adaptations fit a method, and the runs that adapt."""
 
 import logging
 from collections.abc import Sequence
@@ -71,7 +71,8 @@ def _adapted(run: Run, name: str, settings: Settings) -> Run:
 def possible_runs(dataset: DomainSet, runs: Sequence[Run], *, every: bool) -> list[Run]:
     """The runs whose parts go together; others are refused, or logged if all methods are asked for.
 
-    Starts and adaptations depend on the network that a method makes.
+    Some methods need a certain kind of network. Starts and adaptations depend on the network that a
+    method makes.
     """
     reasons: dict[tuple[str, ...], str] = {}
     for run in runs:
@@ -88,9 +89,10 @@ def possible_runs(dataset: DomainSet, runs: Sequence[Run], *, every: bool) -> li
 def _combination(run: Run) -> tuple[str, ...]:
     """What must go together in a run; empty if everything does."""
     starts = "" if run.role else run.base
-    if not starts and not run.adaptation and not _needs_fitted_start(run):
-        return ()
     method = PLACEHOLDER_METHOD if run.experts else run.method
+    plain = not starts and not run.adaptation and not _needs_fitted_start(run)
+    if plain and not registry.find("methods", method).may_refuse_network:
+        return ()
     return method, run.average, run.adaptation, "start" if starts else run.role
 
 
@@ -114,7 +116,8 @@ def _conflict(dataset: DomainSet, run: Run) -> str:
             run_adaptation(run).check(state.learner.model)
     except SpecError as error:
         adapting = f" with --adapt {run.adaptation}" if run.adaptation else ""
-        return f"{run.method}{adapting}: {error}"
+        told = str(error)
+        return told if told.startswith(run.method) else f"{run.method}{adapting}: {told}"
     if not run.role and run.base and not state.keeps_network:
         return f"{run.method} trains other weights than the network's, so --start has no effect"
     return ""

@@ -71,6 +71,7 @@ class ARM(Method):
     context_channels: Annotated[int, Variant((64, 32))] = 64
 
     predicts_from_batches: ClassVar[bool] = True
+    may_refuse_network: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.context_channels < 1:

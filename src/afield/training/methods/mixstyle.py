@@ -18,7 +18,7 @@ random.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -49,8 +49,10 @@ class MixStyle(Method):
     probability: Annotated[float, Variant((0.5, 1.0))] = 0.5
     partners: Annotated[Partners, Variant(("other_domain", "random"))] = "other_domain"
 
+    may_refuse_network: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
-        name = type(self).__name__.lower()
+        name = self.name
         if self.stages < 1:
             raise SpecError(f"{name}.stages={self.stages}: must be above 0")
         if self.alpha <= 0:
@@ -62,10 +64,9 @@ class MixStyle(Method):
         """Find the blocks."""
         blocks = block_stages(model, sample_of_zeros(model, task))
         if not blocks:
-            name = type(self).__name__.lower()
             raise SpecError(
-                f"{name} mixes the styles of maps, and this network has none; use a convolutional "
-                "network"
+                f"{self.name} mixes the styles of maps, and this network has none; use a "
+                "convolutional network"
             )
         return Learner(model, task, layers=list(blocks)[: self.stages])
 

@@ -14,7 +14,6 @@ in testing, so that half of its head reads noise; here it does not. Published nu
 defect.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, cast
 
@@ -26,7 +25,7 @@ from afield.errors import SpecError
 from afield.hyperparameters import Choice
 from afield.networks.backbone import Classifier
 from afield.networks.inference import BatchPredictor
-from afield.training.method import Batches, Learner, Logs, Method, Task, origins, pool
+from afield.training.method import Batches, Learner, Logs, Method, Task, domain_means, origins, pool
 from afield.training.parts import require_classifier
 
 __all__ = ["MTL"]
@@ -74,18 +73,17 @@ class MTL(Method):
         """Sum of the risks, each with the embedding of its domain."""
         pooled, model = pool(batches), cast(_Embedded, learner.model)
         sizes = [len(batch.y) for batch in batches]
-        z, domains = model.features(pooled.x), origins(batches)
-        embeddings = self._renew(learner, z, domains, sizes)
+        z = model.features(pooled.x)
+        embeddings = self._renew(learner, domain_means(z, batches), origins(batches))
         rows = torch.cat(
             [row.expand(size, -1) for row, size in zip(embeddings, sizes, strict=True)]
         )
         losses = F.cross_entropy(model.logits(z, rows), pooled.y, reduction="none")
-        return torch.stack([part.mean() for part in losses.split(sizes)]).sum(), {}
+        return domain_means(losses, batches).sum(), {}
 
-    def _renew(self, learner: Learner, z: Tensor, domains: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Embeddings of the batches' domains after this batch, and their memory."""
+    def _renew(self, learner: Learner, means: Tensor, domains: Tensor) -> Tensor:
+        """Embeddings of the batches' domains after this batch; the memory gets them too."""
         old = learner.memory["embeddings"]
-        means = torch.stack([part.mean(dim=0) for part in z.split(list(sizes))])
         new = self.ema * means + (1 - self.ema) * old[domains]
         learner.memory["embeddings"] = old.index_copy(0, domains, new.detach())
         return new

@@ -20,7 +20,7 @@ from DomainBed: phase (2) computes no gradients of the features, which DomainBed
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal, cast
+from typing import Annotated, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +45,8 @@ class SagNet(Method):
 
     weight: Annotated[float, LogUniform(0.01, 10.0)] = 0.1
     at: Annotated[Literal["features", "map"], Variant(("features", "map"))] = "features"
+
+    may_refuse_network: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.weight < 0:

@@ -19,7 +19,7 @@ without dropout and BatchNorm; the learning rate of A is a multiple of the run's
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, cast
+from typing import Annotated, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,7 @@ from afield.errors import SpecError
 from afield.hyperparameters import Choice, LogUniform, Uniform
 from afield.networks.backbone import Classifier
 from afield.tensors import add, assign
-from afield.training.method import Batches, Learner, Logs, Method, Task, pool
+from afield.training.method import Batches, Learner, Logs, Method, Task, domain_means, pool
 from afield.training.parts import require_classifier
 from afield.training.second_pass import norm
 
@@ -49,17 +49,15 @@ class Transfer(Method):
     ascents: Annotated[int, Choice((1, 2, 5, 10))] = 10
     ascent_rate: Annotated[float, LogUniform(0.1, 10.0)] = 1.0
 
+    # One domain has no gap.
+    min_domains: ClassVar[int] = 2
+
     def __post_init__(self) -> None:
         for name in ("weight", "radius", "ascent_rate"):
             if getattr(self, name) < 0:
                 raise SpecError(f"transfer.{name}={getattr(self, name):g}: must not be below 0")
         if self.ascents < 1:
             raise SpecError(f"transfer.ascents={self.ascents}: must be above 0")
-
-    def check(self, domains: int) -> None:
-        """Raise `SpecError` for one domain, which has no gap."""
-        if domains < 2:
-            raise SpecError(f"transfer needs two or more source domains per step, not {domains}")
 
     def setup(self, model: nn.Module, task: Task) -> Learner:
         """Add the adversarial head, at first a copy of the head."""
@@ -70,31 +68,30 @@ class Transfer(Method):
     def update(self, learner: Learner, batches: Batches) -> Logs:
         """Descend on the risk and on the gap, then move the adversary."""
         pooled, model = pool(batches), cast(Classifier, learner.model)
-        sizes = [len(batch.y) for batch in batches]
         loss = F.cross_entropy(model(pooled.x), pooled.y)
         learner.descend(loss)
         if self.weight:
-            gap = self._gap(learner, model.features(pooled.x), pooled.y, sizes)
+            gap = self._gap(learner, model.features(pooled.x), pooled.y, batches)
             learner.descend(gap, only=model.features.parameters())
         with torch.no_grad():
             z = model.features(pooled.x)
-        gap = self._ascend(learner, z, pooled.y, sizes)
+        gap = self._ascend(learner, z, pooled.y, batches)
         return {"loss": loss.detach(), "gap": gap}
 
-    def _gap(self, learner: Learner, z: Tensor, y: Tensor, sizes: Sequence[int]) -> Tensor:
+    def _gap(self, learner: Learner, z: Tensor, y: Tensor, batches: Batches) -> Tensor:
         """The weighted gap between the risks of the adversary."""
         losses = F.cross_entropy(learner.parts["adversary"](z), y, reduction="none")
-        risks = torch.stack([part.mean() for part in losses.split(list(sizes))])
+        risks = domain_means(losses, batches)
         return self.weight * (risks.max() - risks.min())
 
-    def _ascend(self, learner: Learner, z: Tensor, y: Tensor, sizes: Sequence[int]) -> Tensor:
+    def _ascend(self, learner: Learner, z: Tensor, y: Tensor, batches: Batches) -> Tensor:
         """Move the adversary away from the head; return the gap before the last step."""
         adversary = list(learner.parts["adversary"].parameters())
         head = [p.detach() for p in cast(Classifier, learner.model).head.parameters()]
         assign(adversary, head)
         gap = z.new_zeros(())
         for _ in range(self.ascents):
-            gap = self._gap(learner, z, y, sizes)
+            gap = self._gap(learner, z, y, batches)
             gradient = learner.gradients(gap, adversary)
             add(adversary, gradient, times=self.ascent_rate * learner.lr)
             self.project(adversary, head)
