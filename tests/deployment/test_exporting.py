@@ -114,6 +114,15 @@ def test_what_cannot_be_exported_is_told_in_a_line_and_nothing_is_left(spiral_mo
     assert not list(tmp_path.iterdir())
 
 
+def test_a_model_that_predicts_from_batches_is_refused(tmp_path):
+    settings = {"steps": 2, "every": 2}
+    options = {"store": tmp_path / "runs", "settings": settings, "estimate": False}
+    fit("spirals", "mtl", tmp_path / "model", **options)
+    with pytest.raises(SpecError, match="mtl predicts from batches of unlabelled samples"):
+        export(tmp_path / "model")
+    assert len(load(tmp_path / "model").predict(np.zeros((3, 2), dtype=np.float32))) == 3
+
+
 def test_a_model_that_is_exported_stays_as_it_was(spiral_model, tmp_path, monkeypatch):
     model, traced = load(spiral_model), []
     model.module.features.append(nn.ReLU(inplace=True))

@@ -3,7 +3,13 @@
 from dataclasses import replace
 
 from afield.experiments.record import Run
-from afield.reporting.results import chosen_settings, common_settings, group_records, row_label
+from afield.reporting.results import (
+    chosen_settings,
+    common_settings,
+    group_records,
+    row_label,
+    sees_target_samples,
+)
 from tests.stores import DOMAINS, benchmark_records, held_out, record
 
 
@@ -69,3 +75,12 @@ def test_only_runs_that_leave_one_domain_out_test_on_all_domains():
     assert list(found.domains) == []
     (found,) = group_records([twin, record("art", [0.5])])
     assert list(found.domains) == list(DOMAINS)
+
+
+def test_rows_whose_models_see_unlabelled_target_samples_are_known():
+    labels = ("arm", "mtl ema=0.5", "erm + t3a", "erm + swa", "mixstyle", "average", "base")
+    assert [name for name in labels if sees_target_samples(name)] == [
+        "arm",
+        "mtl ema=0.5",
+        "erm + t3a",
+    ]
