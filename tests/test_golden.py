@@ -84,6 +84,33 @@ def test_an_older_digest_of_the_code_is_no_reason_for_a_warning(store, caplog):
     assert not caplog.text
 
 
+@pytest.mark.slow
+def test_the_runs_of_the_store_give_the_same_results_again(store, tmp_path):
+    """Methods, draws, experts and merges of the first target; last digits depend on the CPU."""
+    before = {record.run.key: record for record in store}
+    others = ("turn10", "turn20", "turn30")
+    runs = {key: record.run for key, record in before.items() if record.run.sources == others}
+    runs |= {key: before[key].run for run in list(runs.values()) for key in run.experts}
+    assert {run.role for run in runs.values()} == {"", "base", "expert", "merged"}
+    again = Store(tmp_path / "again")
+    for record in complete(list(runs.values()), again):
+        checkpoints = zip(before[record.run.key].checkpoints, record.checkpoints, strict=True)
+        for stored, repeated in checkpoints:
+            assert accuracies(stored) == accuracies(repeated)
+        torch.testing.assert_close(
+            dict(again.weights(record.run)), dict(store.weights(record.run)), rtol=1e-4, atol=1e-5
+        )
+
+
+def accuracies(checkpoint):
+    return {
+        (domain, part): round(score.accuracy, 6)
+        for domain, scores in checkpoint.scores.items()
+        for part in ("main", "probe", "known", "sample")
+        if (score := getattr(scores, part)) is not None
+    }
+
+
 def test_an_interrupted_run_continues_from_its_snapshot(store, caplog):
     path = store.root / INTERRUPTED / "snapshot.pt"
     state = torch.load(path, weights_only=True)
