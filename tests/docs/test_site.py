@@ -53,6 +53,12 @@ def test_blocks_of_python_and_toml_can_be_parsed():
             tomllib.loads(code)
 
 
+def test_no_page_has_a_placeholder():
+    placeholder = re.compile(r"\b(?:[A-Z]+_(?:OUTPUT|SECONDS|NUMBER|TABLE)|TODO|FIXME|XXX|TBD)\b")
+    for page in PAGES:
+        assert not placeholder.findall(page.read_text()), page.name
+
+
 def test_commands_can_be_pasted():
     for page in PAGES:
         for code in blocks(page, "bash"):

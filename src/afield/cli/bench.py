@@ -89,7 +89,7 @@ def _parameters(name: str, *, optional: bool) -> list[inspect.Parameter]:
     (option_field,) = (field for field in fields(Benchmark) if field.name == name)
     kind, option = get_args(option_field.type)
     default = option_field.default
-    metavar = "SHARE" if option.max is not None else "N"
+    metavar = "SHARE" if option.max is not None and option.max <= 1 else "N"
     if isinstance(default, tuple):
         kind, default, metavar = str, ",".join(default) or None, "NAMES"
     if optional or default is None:

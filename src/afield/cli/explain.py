@@ -22,6 +22,7 @@ def list_(
     kind: Annotated[
         str | None,
         typer.Argument(
+            metavar="KIND",
             help=f"What to list: {', '.join(registry.KINDS)}. By default, all of these.",
             show_default=False,
         ),
@@ -40,10 +41,13 @@ def list_(
 def explain(
     name: Annotated[
         str,
-        typer.Argument(help="Name of a method, merge, average, dataset or diagnostic."),
+        typer.Argument(
+            metavar="NAME",
+            help="Name of a method, merge, average, adaptation, dataset or diagnostic.",
+        ),
     ],
 ) -> None:
-    """Explain one method, merge, average, dataset or diagnostic.
+    """Explain one method, merge, average, adaptation, dataset or diagnostic.
 
     Shows its description and its settings, with their defaults and search ranges.
     """
@@ -62,7 +66,7 @@ def explanation_text(name: str) -> str:
             return "\n".join([f"{name} ({kind})", "", registry.docstring(kind, name), "", *facts])
     names = [name for kind in registry.KINDS for name in registry.names(kind)]
     raise UnknownNameError(
-        f"nothing is called {name!r}; {registry.hint(name, names)} (see `afield list`)"
+        f"unknown name {name!r}; {registry.hint(name, names)} (see `afield list`)"
     )
 
 
