@@ -28,6 +28,7 @@ ROOMS = (
 TITLES = {
     "methods": "Methods",
     "averages": "Weight averages",
+    "adaptations": "Test-time adaptations",
     "merges": "Merges",
     "datasets": "Datasets",
     "diagnostics": "Diagnostics",
@@ -49,7 +50,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def registry_page(kind: str) -> str:
     """A table of all names of a kind, then the docstring and the settings of each."""
     names = registry.names(kind)
-    lines = [f"# {TITLES[kind]}", "", "| name | summary |", "| --- | --- |"]
+    lines = [f"# {TITLES.get(kind, kind.capitalize())}", "", "| name | summary |", "| --- | --- |"]
     lines += [f"| [`{name}`](#{name}) | {cell(registry.summary(kind, name))} |" for name in names]
     for name in names:
         lines += ["", f"## {name}", "", *entry(kind, name)]
