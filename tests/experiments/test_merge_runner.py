@@ -265,7 +265,8 @@ def judged(tmp_path):
         for i, own in enumerate(sources):
             run = Run("toy", "erm", own, role="expert", base="erm-0", draw=i)
             with store.claim(run):
-                store.put(Record(run, (Checkpoint(1, {}, {}),), 0.0, {}, "cpu"), {})
+                scores = {name: Scores() for name in own}
+                store.put(Record(run, (Checkpoint(1, scores, {}),), 0.0, {}, "cpu"), {})
             keys.append(run.key)
         merged = Run("toy", "best_expert", ("a", "b", "c"), role="merged", experts=tuple(keys))
 

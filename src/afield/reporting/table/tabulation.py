@@ -59,6 +59,8 @@ def tabulate(
     over_datasets
         Whether to add a table with one column per dataset and the mean over datasets.
 
+    Examples
+    --------
     >>> list(tabulate([]).columns)
     ['dataset', 'rule', 'method', 'domain', 'accuracy', 'stderr', 'trials', 'draws']
     """
