@@ -100,6 +100,11 @@ def noisy(mean: float, trials: int, domains: int, *, seed: int = 0, spread: floa
     return (mean + spread * generator.normal(size=(trials, domains))).clip(0, 1)
 
 
+def cells(grid):
+    """Accuracies by trial and domain, of an array with these axes."""
+    return {(trial, f"d{domain}"): float(value) for (trial, domain), value in np.ndenumerate(grid)}
+
+
 def large(count: int, *, domains=DOMAINS, checkpoints: int = 50) -> list[Record]:
     """So many records of ten methods, with draws and long curves."""
     generator = np.random.default_rng(0)

@@ -1,14 +1,15 @@
-"""`afield table`, `report` and `export-domainbed`, and the report that a bench leaves."""
+"""`afield table`, `power`, `report` and `export-domainbed`, and the report that a bench leaves."""
 
 import io
 import json
+import re
 
 import pandas as pd
 import pytest
 
 from afield.experiments.store import Store
 from afield.reporting import page
-from tests.stores import benchmark_records, kept
+from tests.stores import benchmark_records, kept, noisy
 
 QUICK = ("--methods", "erm", "--steps", "10", "--workers", "1", "--trials", "2")
 
@@ -25,6 +26,57 @@ def test_table_prints_what_the_bench_printed_in_any_format(afield, tmp_path):
         code, out, _ = afield("table", "--format", format_, "--rules", "target")
         assert code == 0
         assert sign in out
+
+
+def test_below_the_table_is_one_line_per_rule_on_who_leads(afield, tmp_path):
+    erm, vrex = (
+        benchmark_records(noisy(mean, 3, 3, seed=seed), method=method)
+        for method, mean, seed in (("erm", 0.7, 1), ("vrex", 0.8, 2))
+    )
+    kept(Store(tmp_path / "runs"), [*erm, *vrex])
+    line = "vrex leads with 80.1\u00a0%, 9.7 points above erm. That is more than chance"
+    code, out, _ = afield("table")
+    assert code == 0
+    assert out.index(f"\nsources: {line}") < out.index(f"\ntarget: {line}")
+    assert out.index("training-domain validation") < out.index(line)
+    assert line.replace("\u00a0", " ") in afield("table", "--format", "md")[1]
+    assert f"% {line}" in afield("table", "--format", "latex")[1]
+    assert "leads" not in afield("table", "--format", "csv")[1]
+
+
+def test_power_says_what_could_be_detected_and_what_a_point_takes(afield, tmp_path):
+    erm, vrex = (
+        benchmark_records(noisy(mean, 3, 3, seed=seed), method=method)
+        for method, mean, seed in (("erm", 0.7, 1), ("vrex", 0.8, 2))
+    )
+    kept(Store(tmp_path / "runs"), [*erm, *vrex])
+    code, out, _ = afield("power", "runs")
+    assert code == 0
+    assert "things, training-domain validation" in out
+    assert "trials for" in out
+    text = " ".join(out.replace("\u00a0", " ").split())
+    words = r"With 3 trials, a true difference of \d\.\d points is detected with a probability of"
+    assert re.search(rf"{words} 80 %; one of 1 point takes \d+ trials\.", text)
+    assert max(map(len, out.splitlines())) <= 80
+    code, out, _ = afield("power", "runs", "--rule", "target", "--difference", "2.5")
+    assert code == 0
+    assert "oracle" in out
+    assert "2.5 points" in out
+    assert "training-domain" not in out
+    code, _, err = afield("power", "runs", "--rule", "nix")
+    assert code == 2
+    assert "no rule 'nix'" in err
+
+
+def test_power_of_one_trial_one_method_or_unfinished_runs_is_unknown(afield, tmp_path):
+    erm = benchmark_records(noisy(0.7, 1, 3))
+    vrex = benchmark_records(noisy(0.8, 1, 3, seed=2), method="vrex")
+    kept(Store(tmp_path / "one"), [*erm, *vrex])
+    assert "Cannot tell: two or more trials" in afield("power", "one")[1]
+    kept(Store(tmp_path / "alone"), erm)
+    assert "there is no comparison" in afield("power", "alone")[1]
+    kept(Store(tmp_path / "part"), erm[:1])
+    assert "No method has finished" in afield("power", "part")[1]
 
 
 def test_report_writes_one_page_and_says_where(afield, tmp_path):

@@ -1,16 +1,19 @@
 """One sentence on a benchmark, and that it never says more than is known."""
 
+import re
+from dataclasses import replace
+
 import pytest
 
-from afield.reporting.comparison import comparisons
 from afield.reporting.headline import (
     bidi_isolate,
     build_headline,
+    claim_lines,
     escape_invisible,
     format_points,
-    leading_rule,
 )
 from afield.reporting.results import group_records
+from afield.reporting.statistics.claim import build_claims, leading_rule
 from afield.reporting.table import tabulate
 from tests.stores import HOSTILE, benchmark_records, held_out, noisy
 
@@ -19,9 +22,8 @@ def headline(*records):
     every = [record for own in records for record in own]
     (benchmark,) = group_records(every)
     frame = tabulate(every)
-    rule = leading_rule(frame)
-    known = comparisons(benchmark, rule) if rule else []
-    found = build_headline(benchmark, frame, known)
+    claim = build_claims(benchmark, frame).get(leading_rule(frame))
+    found = build_headline(benchmark, frame, claim)
     plain = str.maketrans({"\u2068": "", "\u2069": "", "\u00a0": " "})
     return found.sentence.translate(plain), [each.translate(plain) for each in found.remarks], found
 
@@ -32,13 +34,10 @@ ERM = benchmark_records(noisy(0.7, 3, 3, seed=1))
 def test_a_clear_winner_is_named_with_its_difference_and_interval():
     good = benchmark_records(noisy(0.8, 3, 3, seed=2), method="good")
     text, remarks, found = headline(ERM, good)
-    assert text.startswith("good is best on the unseen domains of things: 80.")
-    assert (
-        "points above erm. The difference is larger than the variation over trials (95 % interval +"
-        in text
-    )
+    assert text.startswith("good leads on the unseen domains of things: 80.")
+    assert "points above erm. That is more than chance (95 % interval +" in text
     assert found.best == "good"
-    (remark,) = remarks
+    remark = remarks[0]
     assert remark.startswith("Selection rule: sources, training-domain validation; mean over")
     assert remark.endswith("unseen domains and 3 trials.")
 
@@ -46,14 +45,14 @@ def test_a_clear_winner_is_named_with_its_difference_and_interval():
 def test_a_winner_by_chance_is_said_to_be_one():
     like = benchmark_records(noisy(0.701, 3, 3, seed=3), method="like")
     text, _, _ = headline(ERM, like)
-    assert "The difference may be chance (95 % interval −" in text
+    assert "That may be chance (95 % interval −" in text
 
 
 def test_erm_may_be_the_best():
     bad = benchmark_records(noisy(0.5, 3, 3, seed=2), method="bad")
     text, _, found = headline(ERM, bad)
     assert text.startswith("No method beats erm on the unseen domains of things: it reaches 7")
-    assert "points above bad. The difference is larger than" in text
+    assert "points above bad. That is more than chance" in text
     assert found.best == "erm"
 
 
@@ -68,15 +67,18 @@ def test_of_equals_erm_is_named():
 def test_with_one_trial_no_spread_is_known():
     erm, good = (benchmark_records([[a] * 3], method=m) for m, a in (("erm", 0.5), ("good", 0.9)))
     text, _, _ = headline(erm, good)
-    assert "40.0 points above erm. With only one trial, this may be chance." in text
-    assert "variation over trials" not in text
+    assert (
+        "40.0 points above erm. Cannot tell whether this is chance: there is only one trial."
+        in text
+    )
+    assert "interval" not in text
 
 
 def test_without_erm_nothing_is_said_of_plain_training():
     first = benchmark_records(noisy(0.8, 3, 3, seed=2), method="first")
     second = benchmark_records(noisy(0.6, 3, 3, seed=3), method="second")
     text, remarks, _ = headline(first, second)
-    assert text.startswith("first is best on the unseen domains of things: ")
+    assert text.startswith("first leads on the unseen domains of things: ")
     assert "points above second" in text
     assert remarks[0].startswith("erm was not run")
 
@@ -100,9 +102,9 @@ def test_methods_that_differ_from_erm_are_sorted_out():
     bad = benchmark_records(noisy(0.5, 3, 3, seed=3), method="bad")
     like = benchmark_records(noisy(0.7, 3, 3, seed=4), method="like")
     _, remarks, _ = headline(ERM, good, bad, like)
-    assert remarks[1] == (
-        "Clearly better than erm: good; clearly worse than erm: bad; no clear difference: 1. By "
-        "chance alone, one comparison in twenty would look clear; there are 3."
+    assert remarks[3] == (
+        "Clearly better than erm: good; clearly worse than erm: bad; no clear difference: 1 "
+        "(corrected for 3 comparisons)."
     )
 
 
@@ -118,21 +120,85 @@ def test_where_no_mean_is_known_none_is_said():
     assert text == "No method has finished all its runs on things yet."
     assert found.best == ""
     (benchmark,) = group_records(ERM)
-    assert build_headline(benchmark, tabulate([]), []).sentence.startswith("No table: ")
+    assert build_headline(benchmark, tabulate([]), None).sentence.startswith("No table: ")
 
 
-def test_the_oracle_leads_only_where_nothing_else_can():
-    assert leading_rule(tabulate(ERM)) == "sources"
-    assert leading_rule(tabulate(ERM, rules="target")) == "target"
-    assert leading_rule(tabulate([])) == ""
-    many = [held_out("erm", [0.5, 0.6], trial=t) for t in range(2)]
-    assert leading_rule(tabulate(many)) == "validation"
+def test_a_headline_from_the_oracle_says_so():
     (benchmark,) = group_records(ERM)
-    found = build_headline(benchmark, tabulate(ERM, rules="target"), [])
+    frame = tabulate(ERM, rules="target")
+    found = build_headline(benchmark, frame, build_claims(benchmark, frame)["target"])
     assert (
         "test-domain validation (oracle), which uses the target: an upper bound, not a result"
         in found.remarks[1]
     )
+
+
+def test_the_best_of_many_is_corrected_for_their_number():
+    rivals = [
+        benchmark_records(noisy(0.7, 3, 3, seed=seed), method=f"m{seed}") for seed in range(2, 7)
+    ]
+    text, remarks, _ = headline(ERM, *rivals)
+    assert re.search(
+        r"That may be chance \(95 % interval −\d+\.\d to \+\d+\.\d, corrected for 5 "
+        r"comparisons\); a difference of this size takes \d+ trials to settle\.$",
+        text,
+    )
+    assert any(
+        each.startswith("With 95 % confidence, the best method is one of m") for each in remarks
+    )
+
+
+def test_remarks_speak_about_new_domains_and_power():
+    good = benchmark_records(noisy(0.8, 3, 3, seed=2), method="good")
+    _, remarks, _ = headline(ERM, good)
+    assert re.fullmatch(
+        r"The interval speaks about these domains\. For a new domain like these, expect a mean "
+        r"difference of [+−]\d+\.\d to \+\d+\.\d\.",
+        remarks[1],
+    )
+    assert remarks[2] == "good is clearly better than every other method."
+    assert re.fullmatch(
+        r"With 3 trials, a true difference of \d\.\d points is detected with a probability of "
+        r"80 %; one of 1 point takes \d+ trials\.",
+        remarks[3],
+    )
+
+
+def test_trials_that_all_agree_and_single_domains_are_named():
+    erm, good = (
+        benchmark_records([[a] * 3] * 3, method=m) for m, a in (("erm", 0.5), ("good", 0.75))
+    )
+    text, _, _ = headline(erm, good)
+    assert "Cannot tell whether this is chance: all trials gave the same difference." in text
+    one, other = (
+        held_records(noisy(0.6 + plus, 8, 1, seed=seed), method)
+        for method, plus, seed in (("erm", 0.0, 1), ("good", 0.2, 2))
+    )
+    _, remarks, _ = headline(one, other)
+    assert "One domain does not show how the difference varies over domains." in remarks[1]
+    few = [held_records(noisy(0.6, 3, 1, seed=n), m) for n, m in enumerate(("erm", "good"))]
+    text, _, _ = headline(*few)
+    assert "3 pairs of trial and domain are too few." in text
+
+
+def held_records(rows, method):
+    return [held_out(method, row, trial=trial) for trial, row in enumerate(rows)]
+
+
+def test_a_claim_is_one_line_per_dataset_and_rule():
+    good = benchmark_records(noisy(0.8, 3, 3, seed=2), method="good")
+    records = [*ERM, *good]
+    lines = claim_lines(records, tabulate(records))
+    assert list(lines) == [("things", "sources"), ("things", "target")]
+    line = lines["things", "sources"]
+    assert line.startswith("good leads with 8")
+    assert "points above erm. That is more than chance (95\u00a0% interval +" in line
+    assert "\n" not in line
+    (alone,) = {line.partition(" with ")[0] for line in claim_lines(ERM, tabulate(ERM)).values()}
+    assert alone == "erm leads"
+    hostile = benchmark_records(noisy(0.9, 3, 3), method=HOSTILE[2])
+    (line, _) = claim_lines([*ERM, *hostile], tabulate([*ERM, *hostile])).values()
+    assert line.startswith("rtl\\u202egpj.exe leads")
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -151,3 +217,34 @@ def test_points_have_a_sign_and_zero_has_none():
         "0.0",
     ]
     assert format_points(-0.012, sign=False) == "1.2"
+
+
+def test_where_lower_is_better_the_lowest_leads_and_no_points_are_named():
+    # Every test record has a loss of 1, and rises of the loss are given here.
+    records = [
+        replace(own, checkpoints=tuple(with_loss(each, loss) for each in own.checkpoints))
+        for method, plus in (("erm", 0.0), ("good", -0.5))
+        for own in benchmark_records(noisy(0.7, 3, 3, seed=1), method=method)
+        for loss in [1 + plus + 0.01 * own.run.trial * (method == "good")]
+    ]
+    (results,) = group_records(records, "nll")
+    frame = tabulate(records, metric="nll")
+    claim = build_claims(results, frame)["sources"]
+    assert claim.leader == "good"
+    assert claim.comparison.difference == pytest.approx(0.49)
+    line = claim_lines(records, frame)["things", "sources"].replace("\u00a0", " ")
+    assert line.startswith(
+        "good leads with 0.510, 0.490 below erm. That is more than chance (95 % interval −0."
+    )
+    assert "points" not in " ".join(build_headline(results, frame, claim).remarks)
+
+
+def with_loss(checkpoint, loss):
+    def changed(score):
+        return score and replace(score, loss=loss)
+
+    scores = {
+        name: replace(each, main=changed(each.main), probe=changed(each.probe))
+        for name, each in checkpoint.scores.items()
+    }
+    return replace(checkpoint, scores=scores)

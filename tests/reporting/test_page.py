@@ -147,7 +147,7 @@ def test_failures_stand_with_their_reasons():
 def test_every_dataset_has_a_section_of_its_own():
     text = render_page(several())
     assert text.count('<section class="dataset"') == 2
-    assert "good\u2069 is best on the unseen domains of \u2068things\u2069" in text
+    assert "good\u2069 leads on the unseen domains of \u2068things\u2069" in text
 
 
 def test_states_of_the_code_and_missing_runs_are_warned_of():

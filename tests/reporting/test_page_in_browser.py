@@ -148,7 +148,7 @@ def header(driver, name):
 
 def test_it_opens_without_an_error_or_a_request(opened):
     assert "afield report" in opened.title
-    assert find(opened, ".headline")[0].text.startswith("\u2068good\u2069 is best")
+    assert find(opened, ".headline")[0].text.startswith("\u2068good\u2069 leads")
 
 
 def test_a_click_sorts_and_another_one_turns_the_order(opened):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from afield.reporting import comparison
+from afield.reporting.headline import format_points
 from afield.reporting.results import group_records
 from afield.reporting.sections import build_section
 from tests.stores import DOMAINS, benchmark_records, held_out, noisy, record
@@ -100,12 +100,14 @@ def test_a_run_that_no_rule_reads_is_still_shown_with_its_command():
     assert found.commands
 
 
-def test_every_comparison_is_computed_once(monkeypatch):
-    calls = []
-    interval = comparison.bootstrap_interval
-    monkeypatch.setattr(
-        comparison, "bootstrap_interval", lambda by_run: calls.append(by_run) or interval(by_run)
-    )
-    found = shown(ERM, GOOD)
-    assert found.forest.rows[0].name == found.headline.best == "good"
-    assert len(calls) == len(found.rules) == 2
+def test_headline_plot_and_table_show_the_same_comparison():
+    found = shown(ERM, GOOD, benchmark_records(noisy(0.6, 3, 3, seed=3), method="bad"))
+    row = found.rules[0].comparisons[0]
+    assert found.forest.rows[0].name == found.headline.best == row.method.name == "good"
+    low, high = map(format_points, row.comparison.interval())
+    assert f"{low} to {high}, corrected for 2 comparisons" in found.headline.sentence
+    assert found.forest.rows[0].range == f"{low} to {high}"
+    assert "corrected for 2 comparisons" in found.forest.caption
+    assert row.intervals[:2] == row.comparison.interval(corrected=False)
+    assert row.intervals[2:] == row.comparison.interval(corrected=False, new_domain=True)
+    assert row.intervals[0] > row.comparison.interval().low

@@ -22,7 +22,7 @@ from afield.cli.explain import explain, list_
 from afield.cli.merge import MergeCommand, merge
 from afield.cli.model import export, fit
 from afield.cli.predict import predict
-from afield.cli.report import export_domainbed, report, table
+from afield.cli.report import export_domainbed, power, report, table
 from afield.cli.train import embed, train
 from afield.errors import AfieldError
 
@@ -47,7 +47,7 @@ app = typer.Typer(
 )
 # Commands in the order of `afield --help`, by the heading under which it lists them.
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Compare methods": (bench, sweep, status, table, report),
+    "Compare methods": (bench, sweep, status, table, power, report),
     "Look closer": (train, diagnose, export_domainbed),
     "Make and use a model": (fit, predict, export, merge),
     "Data": (embed,),

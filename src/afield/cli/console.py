@@ -146,6 +146,7 @@ def print_outcomes(
     """
     from afield.experiments.record import Failure, Record
     from afield.reporting.formats import FORMATS, as_rich
+    from afield.reporting.headline import claim_lines
     from afield.reporting.results import describe_groups
     from afield.reporting.table import tabulate
     from afield.training.metrics import DEFAULT_METRIC
@@ -158,11 +159,12 @@ def print_outcomes(
     if frame.empty and records:
         names = ", ".join(rules)
         err.print(f"no table: too few runs for the selection rules {names}; try --rules all")
+    claims = claim_lines(records, frame)
     if output_format == "console":
-        for table in as_rich(frame, out.width):
+        for table in as_rich(frame, out.width, claims):
             out.print(table)
     else:
-        out.print(FORMATS[output_format](frame), markup=False, soft_wrap=True)
+        out.print(FORMATS[output_format](frame, claims), markup=False, soft_wrap=True)
     for failure in failures:
         kept = [s for s in stores if (s.folder(failure.run) / "failure.json").exists()]
         where = f"{(kept or stores)[0].where(failure.run)}/failure.json"

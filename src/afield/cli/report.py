@@ -1,4 +1,4 @@
-"""The commands that present records: ``afield table``, ``report`` and ``export-domainbed``."""
+"""Commands that present records: ``afield table``, ``power``, ``report``, ``export-domainbed``."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from afield.experiments.record import Failure, Record
     from afield.experiments.store import Store
 
-__all__ = ["export_domainbed", "report", "table"]
+__all__ = ["export_domainbed", "power", "report", "table"]
 
 
 def table(
@@ -58,6 +58,39 @@ def table(
         metric=metric,
         over_datasets=len(stores) > 1,
     )
+
+
+def power(
+    store: StoreArgument = "runs",
+    rule: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Selection rule; see `afield bench --help`. Default: the rule of the report's "
+            "headline.",
+        ),
+    ] = "",
+    difference: Annotated[
+        float,
+        typer.Option(
+            metavar="POINTS",
+            min=0.01,
+            help="Difference in percentage points for which the number of trials is computed.",
+        ),
+    ] = 1.0,
+) -> None:
+    """Print which differences a benchmark can detect, and how many trials one point takes.
+
+    Both follow from the spread of the trials in the store. A difference is detected if its 95 %
+    interval, corrected for the number of comparisons, excludes 0. It is detectable if that happens
+    with a probability of 80 %.
+    """
+    from afield.experiments.selection import resolve_rules
+    from afield.reporting.power_table import as_power_table
+
+    rules = resolve_rules([rule]) if rule else []
+    for part in as_power_table(_read_records(store)[1], rules, difference / 100):
+        console.out.print(part, width=min(console.out.width, 80))
 
 
 def report(

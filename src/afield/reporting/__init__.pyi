@@ -1,8 +1,14 @@
 from .benchmarking import bench as bench
-from .comparison import Comparison as Comparison
-from .comparison import comparisons as comparisons
 from .domainbed import export_domainbed as export_domainbed
 from .page import write_report as write_report
 from .results import Results as Results
 from .results import group_records as group_records
+from .statistics.claim import Claim as Claim
+from .statistics.claim import all_claims as all_claims
+from .statistics.claim import build_claims as build_claims
+from .statistics.comparison import Comparison as Comparison
+from .statistics.comparison import comparisons as comparisons
+from .statistics.power import Power as Power
+from .statistics.power import estimate_power as estimate_power
+from .statistics.power import typical_power as typical_power
 from .table import tabulate as tabulate

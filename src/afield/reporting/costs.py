@@ -11,8 +11,8 @@ from statistics import median
 
 from afield.experiments.record import Record
 from afield.reporting.axes import Mark
-from afield.reporting.comparison import references
 from afield.reporting.results import UPPER_BOUND, Results
+from afield.reporting.statistics.comparison import references
 
 __all__ = ["Cost", "CostRow", "cost_rows", "method_costs"]
 

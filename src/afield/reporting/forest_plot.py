@@ -1,7 +1,7 @@
 """The plot below the headline: a row for each method, with a dot and a bar on one axis.
 
-It shows differences from the reference with their intervals. Without a reference, it shows means
-with their standard errors.
+It shows differences from the reference with their corrected intervals. Without a reference, it
+shows means with their standard errors.
 """
 
 import math
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import pandas as pd
 
 from afield.reporting.axes import Axis, numeric_axis
-from afield.reporting.comparison import REFERENCE, Comparison
 from afield.reporting.headline import format_points
 from afield.reporting.results import UPPER_BOUND
+from afield.reporting.statistics.comparison import REFERENCE, Comparison
 
 __all__ = ["ForestPlot", "ForestRow", "build_forest_plot"]
 
@@ -67,13 +67,16 @@ def build_forest_plot(
 
 
 def _differences(comparisons: Sequence[Comparison], best: str) -> ForestPlot:
-    ends = [end for each in comparisons for end in (each.difference, each.low, each.high)]
+    intervals = [each.interval() for each in comparisons]
+    ends = [each.difference for each in comparisons] + [end for ends in intervals for end in ends]
     axis = numeric_axis([0.0, *(100 * end for end in ends)], log=False, sign=True)
     several = len({each.reference for each in comparisons}) > 1
     against = f"{REFERENCE} with the same settings" if several else REFERENCE
+    rivals = comparisons[0].rivals
+    correction = f", corrected for {rivals} comparisons" * (rivals > 1)
     return ForestPlot(
         caption=f"Accuracy on unseen domains minus that of {against}, in percentage points; bars "
-        "are 95 % intervals, and a difference whose bar crosses 0 may be chance",
+        f"are 95 % intervals{correction}, and a difference whose bar crosses 0 may be chance",
         quantity="difference",
         unit="points",
         axis=axis,
@@ -81,14 +84,12 @@ def _differences(comparisons: Sequence[Comparison], best: str) -> ForestPlot:
             ForestRow(
                 each.method,
                 axis.to_percent(100 * each.difference),
-                *_ends(axis, each.low, each.high),
+                *_ends(axis, low, high),
                 format_points(each.difference),
-                ""
-                if math.isnan(each.low)
-                else f"{format_points(each.low)} to {format_points(each.high)}",
+                "" if math.isnan(low) else f"{format_points(low)} to {format_points(high)}",
                 "first" if each.method == best else "",
             )
-            for each in comparisons
+            for each, (low, high) in zip(comparisons, intervals, strict=True)
         ],
         zero=axis.to_percent(0.0),
     )

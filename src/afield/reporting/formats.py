@@ -1,12 +1,12 @@
 """The results table in every format: terminal, Markdown, LaTeX and CSV."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import pandas as pd
 from rich import box
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -27,16 +27,26 @@ __all__ = ["FORMATS", "as_csv", "as_latex", "as_markdown", "as_rich"]
 CONFIDENCE_COLUMNS = [column.name for column in COLUMNS if column.confidence]
 
 
-def as_rich(frame: pd.DataFrame, width: int | None = None) -> list[Group]:
+# What the results of a dataset and rule say about the best method, by title and rule.
+Claims = Mapping[tuple[str, str], str]
+
+
+def as_rich(
+    frame: pd.DataFrame, width: int | None = None, claims: Claims | None = None
+) -> list[Group]:
     """Tables for a terminal, one per dataset, with a section for each rule.
 
     If `width` is too small for one column per domain, domains become rows and methods columns. If
-    that is too wide as well, the columns about confidence are omitted.
+    that is too wide as well, the columns about confidence are omitted. The claims are below the
+    table, one line per rule.
     """
-    return [_rich_table(title, part, width) for title, part in _split(frame, "dataset")]
+    return [
+        Group(*_rich_table(title, part, width), *_rich_claims(title, part, claims or {}))
+        for title, part in _split(frame, "dataset")
+    ]
 
 
-def as_markdown(frame: pd.DataFrame) -> str:
+def as_markdown(frame: pd.DataFrame, claims: Claims | None = None) -> str:
     """GitHub's tables, one per dataset and rule: the best in bold, the second in italics."""
     blocks = []
     for title, rule, part in _tables(frame):
@@ -45,21 +55,29 @@ def as_markdown(frame: pd.DataFrame) -> str:
         lines += [[method, *row] for method, row in cells.items()]
         rows = ["| " + " | ".join(map(escape_markdown, line)) + " |" for line in lines]
         heading = f"**{escape_markdown(title)}**, {RULES[rule].description}: {table_caption(part)}"
-        blocks.append("\n".join([heading, "", *rows]))
+        claim = escape_markdown((claims or {}).get((title, rule), ""))
+        blocks.append("\n".join([heading, "", *rows, *(["", claim] if claim else [])]))
     return "\n\n".join(blocks)
 
 
-def as_latex(frame: pd.DataFrame) -> str:
-    r"""Tables for a paper (package booktabs): the best in bold, the second underlined."""
-    return "\n\n".join(_latex_table(*table) for table in _tables(frame))
+def as_latex(frame: pd.DataFrame, claims: Claims | None = None) -> str:
+    r"""Tables for a paper (package booktabs): the best in bold, the second underlined.
+
+    The claims are comments.
+    """
+    blocks = []
+    for title, rule, part in _tables(frame):
+        claim = (claims or {}).get((title, rule), "")
+        blocks.append(f"% {claim}\n" * bool(claim) + _latex_table(title, rule, part))
+    return "\n\n".join(blocks)
 
 
-def as_csv(frame: pd.DataFrame) -> str:
-    """All numbers, one per line."""
+def as_csv(frame: pd.DataFrame, claims: Claims | None = None) -> str:
+    """All numbers, one per line; no claims."""
     return frame.map(guard_formula).to_csv(index=False).rstrip("\n")
 
 
-FORMATS: dict[str, Callable[[pd.DataFrame], str]] = {
+FORMATS: dict[str, Callable[[pd.DataFrame, Claims | None], str]] = {
     "md": as_markdown,
     "latex": as_latex,
     "csv": as_csv,
@@ -104,7 +122,12 @@ def _format_cell(accuracy: float, stderr: float, sign: str, number: Callable[[fl
     return f"{number(accuracy)}{sign}{number(stderr)}" if has_error else number(accuracy)
 
 
-def _rich_table(title: str, frame: pd.DataFrame, width: int | None) -> Group:
+def _rich_claims(title: str, frame: pd.DataFrame, claims: Claims) -> list[Text]:
+    lines = {rule: claims.get((title, rule), "") for rule, _ in _split(frame, "rule")}
+    return [Text(f"{rule}: {line}") for rule, line in lines.items() if line]
+
+
+def _rich_table(title: str, frame: pd.DataFrame, width: int | None) -> list[RenderableType]:
     """Title, table and rules; rich would wrap a title of the table itself at the table's width."""
     rules = _split(frame, "rule")
     table = _grid(rules, transposed=False)
@@ -115,11 +138,11 @@ def _rich_table(title: str, frame: pd.DataFrame, width: int | None) -> Group:
     if width is not None and _width(table) > width and about_confidence.any():
         rest = _rich_table(title, frame[~about_confidence], width)
         more = f"{' and '.join(CONFIDENCE_COLUMNS)}: in a wider terminal, or with --format md"
-        return Group(*rest.renderables, Text(more, style="italic"))
+        return [*rest, Text(more, style="italic")]
     legend = Text(
         "\n".join(f"{rule}: {RULES[rule].description}" for rule, _ in rules), style="italic"
     )
-    return Group(Text(f"{title}: {table_caption(frame)}", style="italic"), table, legend)
+    return [Text(f"{title}: {table_caption(frame)}", style="italic"), table, legend]
 
 
 def _width(table: Table) -> int:

@@ -3,23 +3,32 @@
 It uses the first rule that does not look at the target, if there is one.
 """
 
+import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
+from afield.experiments.record import Record
 from afield.experiments.selection import RULES
-from afield.reporting.comparison import REFERENCE, Comparison, compare
 from afield.reporting.results import UPPER_BOUND, Results
+from afield.reporting.statistics.claim import Claim, all_claims, leading_rule, ranked_means
+from afield.reporting.statistics.comparison import REFERENCE, Comparison, Interval
+from afield.reporting.statistics.noise import MIN_STDERR
+from afield.reporting.statistics.power import MAX_TRIALS, ONE_POINT, Power, typical_power
+from afield.training.metrics import find_metric
 
 __all__ = [
     "Headline",
     "bidi_isolate",
     "build_headline",
+    "claim_lines",
+    "describe_claim",
+    "describe_power",
     "escape_invisible",
     "format_points",
-    "leading_rule",
+    "format_trials",
 ]
 
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
@@ -34,9 +43,7 @@ class Headline:
     best: str = ""
 
 
-def build_headline(
-    results: Results, frame: pd.DataFrame, comparisons: Sequence[Comparison]
-) -> Headline:
+def build_headline(results: Results, frame: pd.DataFrame, claim: Claim | None) -> Headline:
     """Say in words what the table shows.
 
     Parameters
@@ -45,46 +52,63 @@ def build_headline(
         The results of one dataset.
     frame
         Their table, from `tabulate`.
-    comparisons
-        The comparisons under the leading rule.
+    claim
+        What they say about the best method under the leading rule, from `build_claims`.
     """
-    rule = leading_rule(frame)
-    ranked = _ranked(frame, rule) if rule else []
     if frame.empty:
         return Headline(
             "No table: no selection rule has all the evaluations it needs in these records."
         )
-    if not ranked:
+    if claim is None:
         return Headline(f"No method has finished all its runs on {_name(results)} yet.")
-    (best, accuracy), *others = ranked
-    remarks = [_basis(frame, rule), *_clear_differences(comparisons), *_unranked(results, ranked)]
-    if not others:
-        sentence = f"{bidi_isolate(best)} reaches {_percent(accuracy)} on the unseen domains of"
+    rule = leading_rule(frame)
+    ranked = ranked_means(frame, rule)
+    where = f"on the unseen domains of {_name(results)}"
+    remarks = [_basis(frame, rule), *_limits(claim), *_unranked(results, list(ranked))]
+    leader, reached = bidi_isolate(claim.leader), _format_mean(claim)
+    if len(ranked) == 1:
         alone = "Only one method was run, so there is no comparison."
-        return Headline(f"{sentence} {_name(results)}.", [alone, *remarks], best)
-    lead = next((each for each in comparisons if each.method == best), None)
-    if lead is not None:
-        sentence = (
-            f"{_leads(best, results)}: {_percent(accuracy)}, {_distance(lead)}. {_weigh(lead)}"
-        )
-        return Headline(sentence, remarks, best)
-    picks = results.picks(rule)
-    second, _ = others[0]
-    rival = compare(picks[best], picks[second], best, second)
-    gap = "" if rival is None else f", {_distance(rival)}. {_weigh(rival)}"
-    if any(name == REFERENCE or name.startswith(f"{REFERENCE} ") for name, _ in ranked):
-        sentence = f"No method beats {bidi_isolate(best)} on the unseen domains of {_name(results)}"
-        return Headline(f"{sentence}: it reaches {_percent(accuracy)}{gap or '.'}", remarks, best)
-    missing = f"{REFERENCE} was not run, so it is unknown whether this beats plain training."
-    sentence = f"{_leads(best, results)}: {_percent(accuracy)}{gap or '.'}"
-    return Headline(sentence, [missing, *remarks], best)
+        return Headline(f"{leader} reaches {reached} {where}.", [alone, *remarks], claim.leader)
+    gap = "." if claim.comparison is None else f", {_gap(claim, bidi_isolate)}"
+    has_reference = any(map(_is_reference, ranked))
+    if has_reference and not claim.reference:
+        sentence = f"No method beats {leader} {where}: it reaches {reached}{gap}"
+        return Headline(sentence, remarks, claim.leader)
+    sentence = f"{leader} leads {where}: {reached}{gap}"
+    if not has_reference:
+        missing = f"{REFERENCE} was not run, so it is unknown whether this beats plain training."
+        remarks = [missing, *remarks]
+    return Headline(sentence, remarks, claim.leader)
 
 
-def leading_rule(frame: pd.DataFrame) -> str:
-    """The first rule with a mean that is no oracle; otherwise the oracle, or empty."""
-    means = frame[(frame["domain"] == "mean") & frame["accuracy"].notna()]
-    rules = list(dict.fromkeys(means["rule"]))
-    return min(rules, key=lambda rule: RULES[rule].is_oracle, default="")
+def describe_claim(claim: Claim, *, quote: Callable[[str], str] | None = None) -> str:
+    """Say in one line who leads, by how much, and whether that is more than chance."""
+    quote = escape_invisible if quote is None else quote
+    if claim.comparison is None:
+        return f"{quote(claim.leader)} leads with {_format_mean(claim)}; no comparison."
+    return f"{quote(claim.leader)} leads with {_format_mean(claim)}, {_gap(claim, quote)}"
+
+
+def claim_lines(records: Iterable[Record], frame: pd.DataFrame) -> dict[tuple[str, str], str]:
+    """What each dataset and rule of a table says about the best method, in one line each.
+
+    Parameters
+    ----------
+    records
+        The records that the table was made of.
+    frame
+        The table, from `tabulate`.
+    """
+    return {key: describe_claim(claim) for key, claim in all_claims(records, frame).items()}
+
+
+def describe_power(power: Power, difference: float = ONE_POINT) -> str:
+    """Say which difference a benchmark can detect, and how many trials a difference takes."""
+    count = f"{power.trials} trials"
+    now = f"With {count}, a true difference of {_format_size(power.detectable)} points is detected"
+    points = f"{100 * difference:g} point" + "s" * (difference != ONE_POINT)
+    needed = format_trials(power.trials_for(difference))
+    return f"{now} with a probability of 80{NO_BREAK_SPACE}%; one of {points} takes {needed}."
 
 
 def escape_invisible(name: str) -> str:
@@ -116,54 +140,88 @@ def format_points(share: float, *, sign: bool = True) -> str:
     return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
 
 
-def _ranked(frame: pd.DataFrame, rule: str) -> list[tuple[str, float]]:
-    """Methods and their means, the best first, without the upper bound."""
-    means = frame[(frame["rule"] == rule) & (frame["domain"] == "mean")].dropna(subset="accuracy")
-    pairs = zip(means["method"], means["accuracy"], strict=True)
-    fair = [(str(m), float(a)) for m, a in pairs if not str(m).startswith(UPPER_BOUND)]
-    # Among equals the reference comes first: it is the simpler method.
-    return sorted(fair, key=lambda pair: (-pair[1], pair[0] != REFERENCE, pair[0]))
+def format_trials(count: int | None, noun: str = " trials") -> str:
+    """A number of trials; None is more than the greatest number that is searched.
+
+    >>> format_trials(12), format_trials(None)
+    ('12 trials', 'more than 1000 trials')
+    """
+    return f"{f'more than {MAX_TRIALS}' if count is None else count}{noun}"
 
 
-def _leads(best: str, results: Results) -> str:
-    return f"{bidi_isolate(best)} is best on the unseen domains of {_name(results)}"
+def _is_reference(name: str) -> bool:
+    return name == REFERENCE or name.startswith(f"{REFERENCE} ")
 
 
 def _name(results: Results) -> str:
     return bidi_isolate(results.name)
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}{NO_BREAK_SPACE}%"
+def _format_mean(claim: Claim) -> str:
+    if not find_metric(claim.metric).is_share:
+        return f"{claim.accuracy:.3f}"
+    return f"{100 * claim.accuracy:.1f}{NO_BREAK_SPACE}%"
 
 
-def _distance(comparison: Comparison) -> str:
-    """How far a method is above or below the other, in words."""
-    size = format_points(comparison.difference, sign=False)
-    if size == "0.0":
-        return f"level with {bidi_isolate(comparison.reference)}"
-    direction = "above" if comparison.difference > 0 else "below"
-    return f"{size} points {direction} {bidi_isolate(comparison.reference)}"
+def _gap(claim: Claim, quote: Callable[[str], str]) -> str:
+    """How far the leader is from its rival, and whether that may be chance."""
+    if claim.comparison is None:
+        return ""
+    return f"{_distance(claim, claim.comparison, quote)}. {_weigh(claim, claim.comparison)}"
 
 
-def _weigh(comparison: Comparison) -> str:
+def _distance(claim: Claim, comparison: Comparison, quote: Callable[[str], str]) -> str:
+    metric = find_metric(claim.metric)
+    share, size = f"{100 * abs(comparison.difference):.1f}", f"{abs(comparison.difference):.3f}"
+    rival = quote(comparison.reference)
+    if float(share if metric.is_share else size) == 0:
+        return f"level with {rival}"
+    is_above = (comparison.difference > 0) is not metric.lower_is_better
+    amount = f"{share} points" if metric.is_share else size
+    return f"{amount} {'above' if is_above else 'below'} {rival}"
+
+
+def _format_interval(claim: Claim, interval: Interval) -> str:
+    """An interval of the metric itself; differences of comparisons speak for the method."""
+    metric = find_metric(claim.metric)
+    low, high = (-interval.high, -interval.low) if metric.lower_is_better else interval
+    if metric.is_share:
+        return f"{format_points(low)} to {format_points(high)}"
+    return f"{low:+.3f} to {high:+.3f}".replace("-", "−")
+
+
+def _weigh(claim: Claim, comparison: Comparison) -> str:
     """Whether the difference is larger than the variation over trials."""
-    if comparison.verdict == "level":
-        return "Both have the same accuracy in every trial and domain."
+    if claim.verdict == "level":
+        return f"Both have the same {find_metric(claim.metric).title} in every trial and domain."
+    if claim.verdict == "too few":
+        return f"Cannot tell whether this is chance: {_lack(comparison)}."
+    ends = _format_interval(claim, comparison.interval())
+    correction = f", corrected for {comparison.rivals} comparisons" * (comparison.rivals > 1)
+    interval = f"(95{NO_BREAK_SPACE}% interval {ends}{correction})"
+    if claim.is_more_than_chance:
+        return f"That is more than chance {interval}."
+    needed = format_trials(claim.trials_needed)
+    return f"That may be chance {interval}; a difference of this size takes {needed} to settle."
+
+
+def _lack(comparison: Comparison) -> str:
+    """Why nothing can be said about chance."""
     if comparison.trials < 2:
-        return "With only one trial, this may be chance."
-    if comparison.verdict == "too few":
-        return f"{comparison.pairs} pairs of trial and domain are too few to rule out chance."
-    low, high = format_points(comparison.low), format_points(comparison.high)
-    clear = comparison.verdict in ("better", "worse")
-    verdict = "is larger than the variation over trials" if clear else "may be chance"
-    return f"The difference {verdict} (95{NO_BREAK_SPACE}% interval {low} to {high})."
+        return "there is only one trial"
+    if not comparison.stderr > MIN_STDERR:
+        return "all trials gave the same difference"
+    return f"{comparison.pairs} pairs of trial and domain are too few"
 
 
-def _unranked(results: Results, ranked: Sequence[tuple[str, float]]) -> list[str]:
+def _format_size(share: float) -> str:
+    """A size in percentage points, with two decimals if it is small."""
+    return f"{100 * share:.2f}" if share < ONE_POINT / 2 else f"{100 * share:.1f}"
+
+
+def _unranked(results: Results, ranked: Sequence[str]) -> list[str]:
     """The methods without a mean."""
-    names = {name for name, _ in ranked}
-    missing = [m for m in results.methods if m not in names and not m.startswith(UPPER_BOUND)]
+    missing = [m for m in results.methods if m not in ranked and not m.startswith(UPPER_BOUND)]
     if not missing:
         return []
     return [f"Not ranked because runs are missing: {', '.join(map(bidi_isolate, missing))}."]
@@ -181,6 +239,40 @@ def _basis(frame: pd.DataFrame, rule: str) -> str:
     return f"{text}{'s' * (trials > 1)}{best}."
 
 
+def _limits(claim: Claim) -> list[str]:
+    """What the claim is about, and what it leaves open."""
+    remarks = _new_domains(claim) + _possible_best(claim)
+    remarks += _clear_differences(
+        [each for each in claim.comparisons if _is_reference(each.reference)]
+    )
+    power = typical_power(claim.comparisons)
+    if power is None or not find_metric(claim.metric).is_share:
+        return remarks
+    return [*remarks, describe_power(power)]
+
+
+def _new_domains(claim: Claim) -> list[str]:
+    """The interval for new domains."""
+    if claim.comparison is None or claim.verdict in ("level", "too few"):
+        return []
+    ends = claim.comparison.interval(new_domain=True)
+    about = "The interval speaks about these domains."
+    if math.isnan(ends.low):
+        return [f"{about} One domain does not show how the difference varies over domains."]
+    expected = _format_interval(claim, ends)
+    return [f"{about} For a new domain like these, expect a mean difference of {expected}."]
+
+
+def _possible_best(claim: Claim) -> list[str]:
+    """Which methods may be the best one."""
+    if claim.verdict in ("alone", "too few"):
+        return []
+    if len(claim.possible_best) == 1:
+        return [f"{bidi_isolate(claim.leader)} is clearly better than every other method."]
+    names = ", ".join(map(bidi_isolate, claim.possible_best))
+    return [f"With 95{NO_BREAK_SPACE}% confidence, the best method is one of {names}."]
+
+
 def _clear_differences(comparisons: Sequence[Comparison]) -> list[str]:
     """Which methods clearly differ from the reference, if several are compared."""
     judged = [each for each in comparisons if each.verdict != "too few"]
@@ -195,5 +287,5 @@ def _clear_differences(comparisons: Sequence[Comparison]) -> list[str]:
         return [f"None of the {len(judged)} other methods differs clearly from {REFERENCE}."]
     rest = sum(each.verdict in ("unclear", "level") for each in judged)
     others = f"; no clear difference: {rest}" if rest else ""
-    chance = f"By chance alone, one comparison in twenty would look clear; there are {len(judged)}."
-    return [f"Clearly {'; clearly '.join(clear)}{others}. {chance}"]
+    corrected = f"corrected for {judged[0].rivals} comparisons"
+    return [f"Clearly {'; clearly '.join(clear)}{others} ({corrected})."]

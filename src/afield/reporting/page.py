@@ -21,12 +21,12 @@ from afield.errors import DataError, SpecError
 from afield.experiments.record import Failure, Record
 from afield.experiments.store import Store, open_store
 from afield.files import atomic_write
-from afield.reporting.comparison import REFERENCE
 from afield.reporting.findings import KeptFinding, kept_findings
 from afield.reporting.headline import escape_invisible, format_points
 from afield.reporting.reproduce import shell_quote
 from afield.reporting.results import group_records
 from afield.reporting.sections import Section, build_overviews, build_section
+from afield.reporting.statistics.comparison import REFERENCE
 from afield.training.metrics import DEFAULT_METRIC, find_metric
 
 __all__ = ["REPORT_FILE", "render_page", "write_report"]

@@ -8,7 +8,7 @@ import pandas as pd
 
 from afield.experiments.selection import RULES
 from afield.reporting.axes import Mark
-from afield.reporting.comparison import Comparison
+from afield.reporting.statistics.comparison import Comparison
 from afield.reporting.table import Column, find_column, format_number, ranks, table_caption
 
 __all__ = ["Cell", "ComparisonRow", "RuleTable", "TableRow", "build_rule_table"]
@@ -19,7 +19,7 @@ VERDICTS = {
     "worse": ("worse", "bad"),
     "unclear": ("may be chance", ""),
     "level": ("equal", ""),
-    "too few": ("too little data", ""),
+    "too few": ("cannot tell", ""),
 }
 
 
@@ -54,6 +54,12 @@ class ComparisonRow:
     comparison: Comparison
     verdict: str
     tone: str
+
+    @property
+    def intervals(self) -> tuple[float, ...]:
+        """The ends of the uncorrected intervals: on these domains, and over domains like these."""
+        alone = self.comparison.interval(corrected=False)
+        return *alone, *self.comparison.interval(corrected=False, new_domain=True)
 
 
 @dataclass(frozen=True)

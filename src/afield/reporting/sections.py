@@ -16,7 +16,6 @@ import pandas as pd
 from afield.experiments.merge_runner import MERGE_BASELINES
 from afield.experiments.record import Record
 from afield.reporting.axes import Mark
-from afield.reporting.comparison import REFERENCE, comparisons, references
 from afield.reporting.costs import CostRow, cost_rows
 from afield.reporting.curves import curve_data
 from afield.reporting.draws import (
@@ -28,10 +27,12 @@ from afield.reporting.draws import (
 from afield.reporting.forest_plot import ForestPlot, build_forest_plot
 from afield.reporting.formats import as_csv, as_latex
 from afield.reporting.gaps import GapTable, build_gap_table
-from afield.reporting.headline import Headline, build_headline, leading_rule
+from afield.reporting.headline import Headline, build_headline
 from afield.reporting.reproduce import row_command
 from afield.reporting.results import UPPER_BOUND, Results, sees_target_samples
 from afield.reporting.rule_tables import RuleTable, build_rule_table
+from afield.reporting.statistics.claim import build_claims, leading_rule
+from afield.reporting.statistics.comparison import REFERENCE, comparisons, references
 from afield.reporting.table import ALL_DATASETS, tabulate
 from afield.training.metrics import DEFAULT_METRIC, find_metric
 
@@ -177,10 +178,12 @@ def build_section(
     frame = frame.assign(dataset=results.title)
     leading = leading_rule(frame)
     rules = sorted(dict.fromkeys(frame["rule"]), key=lambda rule: rule != leading)
-    compared = {rule: comparisons(results, rule) for rule in rules}
+    # Differences are shown in percentage points.
+    has_points = find_metric(results.metric).is_share
+    compared = {rule: comparisons(results, rule) if has_points else [] for rule in rules}
     of_leading = compared.get(leading, [])
     marks = _marks(results, frame, leading)
-    headline = build_headline(results, frame, of_leading)
+    headline = build_headline(results, frame, build_claims(results, frame).get(leading))
     against = references(results)
     # Curves and hyperparameter samples are shown by accuracy, which every checkpoint has.
     plain = replace(results, metric="", _picks={}) if results.metric else results
@@ -193,7 +196,7 @@ def build_section(
         frame=frame,
         marks=marks,
         rules=[build_rule_table(rule, frame, compared[rule], marks) for rule in rules],
-        forest=build_forest_plot(frame, leading, of_leading, headline.best),
+        forest=build_forest_plot(frame, leading, of_leading, headline.best) if has_points else None,
         curves=curve_data(plain, rules, marks),
         gaps=build_gap_table(plain, rules, marks),
         panels=panels if any(panel.points for panel in panels) else [],

@@ -4,9 +4,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from afield.reporting.comparison import bootstrap_interval, compare, comparisons, references
 from afield.reporting.results import group_records
-from tests.stores import benchmark_records, held_out, noisy
+from afield.reporting.statistics.comparison import (
+    Comparison,
+    compare,
+    compare_all,
+    comparisons,
+    references,
+)
+from tests.stores import benchmark_records, cells, held_out, noisy
 
 
 def one(*records):
@@ -23,7 +29,8 @@ def test_a_difference_is_the_mean_over_pairs_of_trial_and_domain():
     assert found.difference == pytest.approx((0.1 + 0.0 - 0.1 + 0.3) / 6)
     assert (found.pairs, found.trials) == (6, 2)
     assert (found.wins, found.ties, found.losses) == (2, 3, 1)
-    assert found.low < found.difference < found.high
+    low, high = found.interval()
+    assert low < found.difference < high
 
 
 def test_what_one_of_them_lacks_is_no_pair():
@@ -32,7 +39,7 @@ def test_what_one_of_them_lacks_is_no_pair():
     (found,) = comparisons(one(erm, other), "sources")
     assert found.pairs == 2
     assert found.difference == pytest.approx(0.1)
-    assert compare({0: {"art": None}}, {0: {"art": None}}, "a", "b") is None
+    assert compare({(0, "art"): 0.5}, {(0, "photo"): 0.5}, "a", "b") is None
 
 
 def test_a_large_and_steady_difference_is_better_and_noise_is_not():
@@ -59,48 +66,54 @@ def test_few_pairs_or_one_trial_are_too_few_however_large_the_difference():
         assert found.verdict == "too few"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("pairs", [6, 18])
-def test_the_interval_of_normal_differences_holds_the_truth_as_often_as_students(pairs):
-    generator = np.random.default_rng(pairs)
-    held = expected = 0
-    for _ in range(300):
-        values = generator.normal(0.3, 1.0, size=pairs)
-        low, high = bootstrap_interval({str(n): [value] for n, value in enumerate(values)})
-        held += low <= 0.3 <= high
-        low, high = stats.t(pairs - 1, values.mean(), stats.sem(values)).interval(0.95)
-        expected += low <= 0.3 <= high
-    # Plain percentiles of six pairs miss it twice as often.
-    assert abs(held - expected) <= 0.03 * 300
+def test_an_interval_is_students_and_a_correction_shares_the_five_percent():
+    found = Comparison("a", "b", 0.1, 12, 4, 8, 0, 4, stderr=0.02, freedom=3.0, rivals=5)
+    for corrected, level in ((False, 0.95), (True, 0.99)):
+        expected = stats.t(3, 0.1, 0.02).interval(level)
+        assert found.interval(corrected=corrected) == pytest.approx(expected)
+    assert np.isnan(found.interval(new_domain=True)).all()
 
 
-def test_domains_of_one_run_are_not_independent_trials():
+def test_domains_of_one_trial_are_not_independent_where_they_agree():
     generator = np.random.default_rng(0)
-    # Two runs, one good and one bad: twenty domains each say little of a third run.
-    runs = {"a": 0.1 + 0.01 * generator.normal(size=20), "b": 0.01 * generator.normal(size=20)}
-    low, high = bootstrap_interval(runs)
-    assert low < 0.02
-    assert high > 0.08
-    singly = bootstrap_interval(
-        {f"{name}{n}": [v] for name, own in runs.items() for n, v in enumerate(own)}
-    )
-    assert high - low > 1.5 * (singly[1] - singly[0])
+    # Two trials, one good and one bad: twenty domains each say little about a third trial.
+    together = np.array([[0.1], [0.0]]) + 0.01 * generator.normal(size=(2, 20))
+    apart = np.array([[0.1, 0.0] * 10, [0.0, 0.1] * 10]) + 0.01 * generator.normal(size=(2, 20))
+    errors = [compare(cells(grid), cells(0 * grid), "a", "b").stderr for grid in (together, apart)]
+    assert errors[0] == pytest.approx(0.05, rel=0.1)
+    assert errors[1] < 0.01
 
 
-@pytest.mark.slow
-def test_any_number_of_runs_with_several_domains_has_an_interval():
+def test_other_methods_show_how_much_the_domains_of_a_trial_agree():
     generator = np.random.default_rng(0)
-    low, high = bootstrap_interval(
-        {str(n): generator.normal(0.01, 0.05, size=3) for n in range(80)}
-    )
-    assert low < 0.01 < high
-    assert high - low < 0.03
+    grids = generator.normal(size=(30, 3, 4))
+    measured = {f"m{n}": cells(grid) for n, grid in enumerate(grids)}
+    pairs = dict.fromkeys(list(measured)[1:], "m0")
+    found = compare_all(measured, pairs)
+    assert {each.rivals for each in found} == {29}
+    assert found[0].freedom > 5
+    shared = np.concatenate([grids[:1], grids[1:] + 3 * generator.normal(size=(29, 3, 1))])
+    wide = compare_all({f"m{n}": cells(grid) for n, grid in enumerate(shared)}, pairs)
+    narrow, wider = ({each.method: each for each in every} for every in (found, wide))
+    ratios = [wider[name].stderr / narrow[name].stderr for name in narrow]
+    assert np.median(ratios) > 3
 
 
-def test_one_pair_has_no_interval_and_the_same_numbers_give_the_same_interval():
-    assert np.isnan(bootstrap_interval({"a": [0.1]})).all()
-    runs = {"a": [0.1], "b": [0.2], "c": [0.0]}
-    assert bootstrap_interval(runs) == bootstrap_interval(runs)
+def test_one_pair_has_no_interval():
+    found = compare({(0, "a"): 0.6}, {(0, "a"): 0.5}, "a", "b")
+    assert np.isnan(found.interval()).all()
+    assert found.verdict == "too few"
+
+
+def test_trials_that_lack_domains_count_with_their_mean():
+    one = {(0, "a"): 0.6, (0, "b"): 0.7, (1, "a"): 0.8, (2, "b"): 0.7}
+    found = compare(one, dict.fromkeys(one, 0.5), "a", "b")
+    assert found.difference == pytest.approx((0.15 + 0.3 + 0.2) / 3)
+    assert found.stderr == pytest.approx(stats.sem([0.15, 0.3, 0.2]))
+    assert found.freedom == pytest.approx(2)
+    assert (found.pairs, found.trials) == (4, 3)
+    assert found.new_stderr >= found.stderr
+    assert found.new_freedom == 1
 
 
 def test_held_out_domains_are_compared_one_by_one():

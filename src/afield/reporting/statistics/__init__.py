@@ -1,0 +1,1 @@
+"""What differences between methods mean: noise, comparisons, claims and power."""

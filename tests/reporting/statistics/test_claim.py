@@ -1,0 +1,181 @@
+"""Who leads, against whom, and that picking the best of many is paid for."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from afield.reporting.results import group_records
+from afield.reporting.statistics.claim import build_claims, leading_rule, make_claim, ranked_means
+from afield.reporting.table import tabulate
+from tests.stores import benchmark_records, cells, held_out, noisy
+
+
+def claim(scores, *, erm=True):
+    """The claim about arrays by name; the first is the reference."""
+    means = {name: float(np.mean(own)) for name, own in scores.items()}
+    ranked = dict(sorted(means.items(), key=lambda pair: -pair[1]))
+    first, *others = scores
+    measured = {name: cells(own) for name, own in scores.items()}
+    return make_claim(ranked, measured, dict.fromkeys(others, first) if erm else {})
+
+
+def random_scores(count, *, seed=0, trials=3, domains=4, gain=0.0):
+    generator = np.random.default_rng(seed)
+    scores = 0.7 + 0.01 * generator.normal(size=(count, trials, domains))
+    scores[1:2] += gain
+    return {("erm" if n == 0 else f"m{n}"): own for n, own in enumerate(scores)}
+
+
+def test_the_leader_is_compared_with_the_reference():
+    found = claim(random_scores(5, gain=0.1))
+    assert (found.leader, found.reference) == ("m1", "erm")
+    assert (found.comparison.method, found.comparison.reference) == ("m1", "erm")
+    assert found.comparison.rivals == 4
+    assert found.comparisons[0].method == "m1"
+    assert len(found.comparisons) == 4
+    assert found.is_more_than_chance
+    assert found.possible_best == ["m1"]
+
+
+@pytest.mark.parametrize("erm", [True, False])
+def test_a_reference_that_leads_and_a_leader_without_one_are_compared_with_the_second(erm):
+    scores = random_scores(4)
+    scores["erm" if erm else "m3"] = 0.8 + 0.001 * np.random.default_rng(1).normal(size=(3, 4))
+    found = claim(scores, erm=erm)
+    second = sorted(scores, key=lambda name: -scores[name].mean())[1]
+    assert (found.comparison.reference, found.comparison.rivals) == (second, 3)
+    assert found.reference == ""
+    assert found.is_more_than_chance
+    if not erm:
+        assert {each.reference for each in found.comparisons} == set(scores) - {"m3"}
+
+
+def test_with_one_rival_the_claim_is_students_test_over_trials():
+    seen = set()
+    for seed in range(60):
+        scores = random_scores(2, seed=seed, gain=0.015)
+        one, other = (scores[name].mean(axis=1) for name in ("m1", "erm"))
+        p = stats.ttest_rel(one, other).pvalue
+        found = claim(scores)
+        assert found.is_more_than_chance == (p < 0.05)
+        assert found.comparison.interval() == found.comparison.interval(corrected=False)
+        seen.add(found.is_more_than_chance)
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-6, 0.01, 0.3])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 4), (2, 1), (3, 1), (2, 2), (3, 4), (6, 3)])
+@pytest.mark.parametrize("rivals", [1, 2, 7])
+def test_no_benchmark_crashes_and_a_correction_never_narrows_an_interval(scale, shape, rivals):
+    trials, domains = shape
+    generator = np.random.default_rng(rivals)
+    scores = {f"m{n}": 0.5 + scale * generator.normal(size=shape) for n in range(rivals + 1)}
+    found = claim(scores)
+    assert found.verdict in ("better", "unclear", "level", "too few")
+    assert found.leader in found.possible_best
+    if trials == 1 or scale == 0:
+        assert not found.is_more_than_chance
+        assert found.trials_needed is None
+    for each in found.comparisons:
+        (low, high), (wide_low, wide_high) = each.interval(corrected=False), each.interval()
+        if trials > 1:
+            assert wide_low <= low <= each.difference <= high <= wide_high
+        new_low, new_high = each.interval(new_domain=True)
+        if trials > 1 and domains > 1:
+            assert new_low <= wide_low + 1e-12
+            assert new_high >= wide_high - 1e-12
+
+
+def test_the_same_difference_takes_more_evidence_among_more_rivals():
+    scores = random_scores(20, seed=3)
+    widths = []
+    for count in (1, 4, 9, 19):
+        found = claim(dict(list(scores.items())[: count + 1]))
+        comparison = found.comparisons[0]
+        low, high = comparison.interval()
+        alone_low, alone_high = comparison.interval(corrected=False)
+        widths.append((high - low) / (alone_high - alone_low))
+    assert widths[0] == pytest.approx(1)
+    assert widths == sorted(set(widths))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("correlation", [0.0, 0.5])
+def test_equal_methods_rarely_have_a_leader_that_is_better_and_a_better_method_is_found(
+    correlation,
+):
+    generator = np.random.default_rng(0)
+    wrong = alone = found = 0
+    for _ in range(300):
+        shared, own = generator.normal(size=(10, 3, 1)), generator.normal(size=(10, 3, 4))
+        noise = np.sqrt(correlation) * shared + np.sqrt(1 - correlation) * own
+        scores = {f"m{n}": each for n, each in enumerate(0.7 + 0.01 * noise)}
+        judged = claim(scores)
+        wrong += judged.is_more_than_chance
+        alone += judged.comparison.interval(corrected=False).low > 0
+        scores["m1"] = scores["m1"] + 0.05
+        found += claim(scores).is_more_than_chance
+    assert wrong <= 0.06 * 300
+    assert alone > 0.06 * 300
+    assert found > 0.75 * 300
+
+
+def test_the_best_method_is_among_the_possible_ones():
+    scores = random_scores(6)
+    scores["m2"] = scores["m2"] + 0.002
+    scores["m5"] = scores["m5"] - 0.3
+    found = claim(scores)
+    assert "m5" not in found.possible_best
+    assert set(found.possible_best) == set(scores) - {"m5"}
+    assert found.possible_best[0] == found.leader
+
+
+def test_the_trials_that_would_settle_a_difference_are_more_than_there_are():
+    found = claim(random_scores(3, seed=5))
+    assert found.verdict == "unclear"
+    assert 3 < found.trials_needed <= 1000
+
+
+def test_trials_that_all_agree_say_nothing_about_chance():
+    equal = np.full((3, 4), 0.5)
+    assert claim({"erm": equal, "m1": equal + 0.25}).verdict == "too few"
+    assert claim({"erm": equal, "m1": equal}).verdict == "level"
+    assert claim({"erm": equal}).verdict == "alone"
+    assert claim({"erm": equal}).trials_needed is None
+
+
+def test_every_rule_with_a_mean_has_a_claim():
+    erm = benchmark_records(noisy(0.7, 3, 3, seed=1))
+    good = benchmark_records(noisy(0.8, 3, 3, seed=2), method="good")
+    bound = benchmark_records(noisy(0.9, 3, 3), method="target_expert", role="merged")
+    records = [*erm, *good, *bound]
+    (results,) = group_records(records)
+    frame = tabulate(records)
+    claims = build_claims(results, frame)
+    assert list(claims) == ["sources", "target"]
+    assert {each.leader for each in claims.values()} == {"good"}
+    means = frame.query("domain == 'mean' and rule == 'sources'").set_index("method")["accuracy"]
+    assert claims["sources"].accuracy == means["good"]
+    assert list(ranked_means(frame, "sources")) == ["good", "erm"]
+    (results,) = group_records(erm[:1])
+    assert build_claims(results, tabulate(erm[:1])) == {}
+
+
+def test_trials_that_hold_out_different_domains_are_units():
+    records = [
+        held_out(method, row, trial=trial)
+        for method, plus in (("erm", 0.0), ("vrex", 0.1))
+        for trial, row in enumerate(noisy(0.6 + plus, 3, 2 + 2))
+    ]
+    (results,) = group_records(records)
+    found = build_claims(results, tabulate(records))["validation"]
+    assert (found.leader, found.comparison.trials, found.comparison.pairs) == ("vrex", 3, 12)
+
+
+def test_the_oracle_leads_only_where_nothing_else_can():
+    erm = benchmark_records(noisy(0.7, 3, 3, seed=1))
+    assert leading_rule(tabulate(erm)) == "sources"
+    assert leading_rule(tabulate(erm, rules="target")) == "target"
+    assert leading_rule(tabulate([])) == ""
+    many = [held_out("erm", [0.5, 0.6], trial=t) for t in range(2)]
+    assert leading_rule(tabulate(many)) == "validation"
