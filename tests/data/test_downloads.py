@@ -440,3 +440,7 @@ def test_a_server_that_sends_more_than_the_declared_size_is_cut_off(site, tmp_pa
     with pytest.raises(DataError, match="sends more than"):
         fetch(site.archive(size=len(CONTENT)), tmp_path)
     assert there(tmp_path) == []
+
+
+def test_the_size_of_an_archive_is_unknown_unless_given():
+    assert Archive("https://example.org/a.zip", f"md5:{'0' * 32}").size == 0

@@ -136,3 +136,10 @@ def test_arrays_of_pictures_of_another_size_are_squeezed_as_files_are(tmp_path):
 def test_what_no_model_takes_is_refused(changed):
     with pytest.raises(SpecError):
         Inputs(**{**vars(PLAIN), **changed})
+
+
+def test_a_network_sees_pictures_at_its_size_and_arrays_as_they_are():
+    wide = Inputs("arrays", "uint8", (3, 10, 12), (0.0,), (1.0,), size=8)
+    assert wide.shape == (3, 8, 8)
+    assert Inputs("arrays", "uint8", (3, 10, 12), (0.0,), (1.0,)).shape == (3, 10, 12)
+    assert Inputs("arrays", "float32", (5,), (0.0,), (1.0,), size=8).shape == (5,)

@@ -81,6 +81,9 @@ def test_many_domains_are_not_all_named(about):
         replace(about, estimate=replace(about.estimate, domains=domains, spread=0.1))
     )
     assert "writer50" not in text
+    unknown = replace(about.estimate, domains=domains, spread=None)
+    alone = render_card(replace(about, estimate=unknown))
+    assert "the standard deviation of their accuracies is 0.0" in alone
     assert "99 domains were held out; the standard deviation of their accuracies is 10.0" in text
 
 

@@ -181,3 +181,10 @@ def test_statistics_are_needed_by_some_and_used_by_no_other():
     made[1]["a.bias"] = torch.ones(3)
     with pytest.raises(MergeError, match=r"a.bias: has the shape \[3\] in statistics 2"):
         merge("fisher", base, experts, statistics=made)
+
+
+def test_a_tensor_of_zeros_is_not_the_farthest_if_another_has_a_ratio(caplog):
+    base = {"a": torch.ones(4), "b": torch.zeros(4)}
+    far = {"a": torch.full((4,), 1.9), "b": torch.full((4,), 0.1)}
+    (message,) = doubts(caplog, base, [far])
+    assert "most in a (0.90)" in message

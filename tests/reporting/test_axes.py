@@ -3,8 +3,9 @@
 import math
 
 import numpy as np
+import pytest
 
-from afield.reporting.axes import category_axis, numeric_axis
+from afield.reporting.axes import Mark, category_axis, numeric_axis
 
 
 def test_every_value_lies_on_its_axis_and_ticks_are_few_and_in_order():
@@ -49,3 +50,46 @@ def test_words_have_places_side_by_side():
     found = category_axis(["a", "b"])
     assert [(tick.text, tick.position) for tick in found.ticks] == [("a", 25.0), ("b", 75.0)]
     assert found.to_percent(0.5) == 25.0
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "ends", "texts"),
+    [
+        ([61.0, 93.5], {}, (60, 100), "60 70 80 90 100"),
+        ([0.0, 1.0], {}, (0, 1), "0 0.25 0.50 0.75 1.00"),
+        ([0.0, 1.1], {}, (0, 1.5), "0 0.5 1.0 1.5"),
+        ([-0.4, 0.3], {"sign": True}, (-0.4, 0.4), "−0.4 −0.2 0 +0.2 +0.4"),
+        ([5.0, 5.0], {}, (4.8, 5.2), None),
+        ([0.0], {}, (-0.025, 0.025), None),
+        ([], {}, (0, 1), "0 0.25 0.50 0.75 1.00"),
+        ([3.0, math.nan, math.inf, 7.0], {"ticks": 3}, (2, 8), "2 4 6 8"),
+        ([0.1, 0.3], {"log": False, "ticks": 3}, (0.1, 0.3), "0.1 0.2 0.3"),
+        ([1e-4, 0.3], {}, (1e-4, 1), "0.0001 0.001 0.01 0.1 1"),
+        ([1e-9, 1e3], {}, (1e-9, 1e3), "1e-09 1e-06 0.001 1 1000"),
+        ([20.0, 40_000.0], {}, (10, 1e5), "10 100 1000 1e4 1e5"),
+    ],
+)
+def test_ends_and_ticks_are_round(values, options, ends, texts):
+    found = numeric_axis(values, **options)
+    assert (found.low, found.high) == pytest.approx(ends)
+    if texts is not None:
+        assert [tick.text for tick in found.ticks] == texts.split()
+    assert found.ticks[0].position == 0
+    assert found.ticks[-1].position == 100
+
+
+def test_marks_repeat_colors_and_shapes_at_different_rates():
+    marks = [Mark(str(number), number) for number in range(20)]
+    assert len({(mark.color, mark.shape) for mark in marks}) == 20
+    assert (marks[0].color, marks[0].shape) == (0, 0)
+
+
+def test_categories_are_in_the_middle_of_their_part():
+    found = category_axis(["a", "b", "c", "d"])
+    assert [(tick.position, tick.text) for tick in found.ticks] == [
+        (12.5, "a"),
+        (37.5, "b"),
+        (62.5, "c"),
+        (87.5, "d"),
+    ]
+    assert (found.low, found.high) == (0, 4)

@@ -109,6 +109,8 @@ def test_a_run_of_score_is_looked_at_with_its_own_settings(given):
     finding = Conflicts().diagnose_runs([own])
     pd.testing.assert_frame_equal(finding.data, expected.data)
     assert finding.summary.startswith("SCORE within 0.7 σ of 0 keeps ")
+    two = replace(given, experts=dict(list(given.experts.items())[:2]))
+    assert Conflicts(tau=1).diagnose_runs([two]).summary.startswith("SCORE within 1 σ / 2 of ")
     assert "within 1 σ of the mean" in Conflicts(tau=1, center="mean").diagnose_runs([own]).summary
 
 

@@ -92,3 +92,9 @@ def test_a_run_without_masks_is_refused(subject):
 def test_what_trains_the_network_by_itself_refuses_masks(masked, diagnostic):
     with pytest.raises(SpecError, match="trains a network without masks; dmg needs its masks"):
         diagnostic.diagnose_runs([masked])
+
+
+def test_at_least_one_sample_is_needed():
+    assert Masks(samples=1).samples == 1
+    with pytest.raises(SpecError, match="samples=0"):
+        Masks(samples=0)

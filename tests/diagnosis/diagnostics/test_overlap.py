@@ -4,13 +4,21 @@ import numpy as np
 import pytest
 import torch
 
-from afield.diagnosis.diagnostics.overlap import Overlap, kept_rank, principal_angles, sar
+from afield.diagnosis.diagnostics.overlap import (
+    Overlap,
+    _random_angles,
+    kept_rank,
+    principal_angles,
+    sar,
+)
 from afield.errors import SpecError
 from afield.merging.spectral import leading_triplets
 from tests.diagnosis.diagnostics.runs import merged
 from tests.files import GOLDEN
 
 REFERENCE = dict(np.load(GOLDEN / "subspace_overlap.npz"))
+# Of random subspaces with 3 of 12 dimensions, in degrees: a mean over eight pairs.
+CHANCE_ANGLES = [45.7281, 66.1896, 80.8029]
 EXPERTS = [f"expert{i}" for i in range(5)]
 DELTAS = [torch.from_numpy(REFERENCE[f"a.weight/delta{i}"]) for i in range(5)]
 
@@ -140,3 +148,8 @@ def test_a_picture_can_be_drawn_of_many_experts(subject, tmp_path):
     deltas = [torch.randn(12, 12) for _ in range(9)]
     paths = Overlap().diagnose_runs([merged(subject, *deltas)]).save(tmp_path / "a.png")
     assert [path.name for path in paths] == ["a.png", "a.csv", "a.angles.csv", "a.layers.csv"]
+
+
+def test_the_chance_of_random_subspaces_is_as_ever():
+    found = _random_angles(12, 3).rad2deg().tolist()
+    assert found == pytest.approx(CHANCE_ANGLES, abs=1e-3)
