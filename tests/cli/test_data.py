@@ -178,3 +178,16 @@ def test_a_mistake_is_one_clear_line_and_exit_code_2(afield, tmp_path, words, me
     for message in messages:
         assert message in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["grey.npz", "own.npz"]
+
+
+def test_check_shows_the_prompts_for_clip(afield, tmp_path):
+    pictures(tmp_path / "own")
+    code, out, _ = afield("data", "check", "own")
+    assert code == 0
+    assert "prompts for CLIP: a photo of a bright. a photo of the bright." in out
+    (tmp_path / "names.csv").write_text("class,name\nbright,bright scene\n")
+    (tmp_path / "templates.txt").write_text("a view of a {}.\n")
+    files = ("--class-names", "names.csv", "--templates", "templates.txt")
+    code, out, _ = afield("data", "check", "own", *files)
+    assert "prompts for CLIP: a view of a bright scene.\n" in out
+    assert "class names for CLIP: bright scene, dark\n" in out

@@ -81,6 +81,7 @@ CHANGES = [
     {"tested": ("c",)},
     {"unused": ("c",)},
     {"metric": "macro_f1"},
+    {"prompts": "0123"},
 ]
 
 
@@ -103,7 +104,7 @@ def test_groups_are_in_the_key_only_if_they_select():
 
 
 def test_every_field_is_either_in_the_key_or_known_not_to_be():
-    changed = {"rules", "given", "group"}
+    changed = {"rules", "given", "group", "class_names", "templates"}
     assert changed | {
         *RESERVED,
         *("dataset", "method", "sources", "trial", "draw", "params", "average", "average_params"),
@@ -111,7 +112,7 @@ def test_every_field_is_either_in_the_key_or_known_not_to_be():
         *("weights", "start", "freeze_bn", "size", "augment", "domains_per_step", "balance"),
         *("limit", "skip_broken", "tested", "unused", "optimizer", "lr_schedule", "clip_norm"),
         *("role", "base", "experts", "freeze_head", "batch_total", "epochs", "report", "split"),
-        *("classes", "adaptation", "adaptation_params", "metric"),
+        *("classes", "adaptation", "adaptation_params", "metric", "prompts"),
     } == set(Run.__dataclass_fields__)
 
 
@@ -217,7 +218,6 @@ def test_a_record_knows_nothing_of_unused_domains():
         {"precision": "bf16"},
         {"inexact": True},
         {"compile": True},
-        {"prompts": "0123"},
         {"freeze_blocks": 2},
     ],
 )

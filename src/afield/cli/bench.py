@@ -17,6 +17,7 @@ from afield.cli.options import (
     RUNNING,
     TRAINING,
     Backbone,
+    ClassNames,
     DatasetArgument,
     DomainsPerStep,
     Format,
@@ -27,6 +28,7 @@ from afield.cli.options import (
     SkipBroken,
     Steps,
     StoreArgument,
+    Templates,
     Tensorboard,
     Weights,
     check_format,
@@ -61,6 +63,8 @@ SETTING_OPTIONS: dict[str, Any] = {
     "skip_broken": SkipBroken,
     "metric": MetricOption,
     "group": GroupOption,
+    "class_names": ClassNames,
+    "templates": Templates,
 }
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from afield.cli import console
-from afield.cli.options import DatasetArgument
+from afield.cli.options import ClassNames, DatasetArgument, Templates
 
 if TYPE_CHECKING:
     from afield.data.inspection import Inspection
@@ -75,17 +75,21 @@ def check(
             help="Also write an image with one sample of each domain and class, e.g. sheet.png.",
         ),
     ] = None,
+    class_names: ClassNames = None,
+    templates: Templates = None,
 ) -> None:
-    """Count the samples of a dataset and report problems.
+    """Count the samples of a dataset, report problems, and show the prompts for CLIP.
 
     Problems are broken files, the same sample in several domains, missing
     classes and imbalance. The exit code is 1 if files are broken.
     """
-    from afield.data.inspection import contact_sheet, inspect_dataset
+    from afield.data.inspection import contact_sheet, describe_prompts, inspect_dataset
 
     with console.show_progress():
         inspection = inspect_dataset(dataset)
     console.out.print(_count_table(inspection))
+    for line in describe_prompts(inspection.dataset, class_names or "", templates or ""):
+        console.out.print(line, markup=False, soft_wrap=True)
     remarks = inspection.remarks
     for remark in remarks[:MAX_REMARKS]:
         console.out.print(f"- {remark}", markup=False, soft_wrap=True)

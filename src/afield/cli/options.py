@@ -17,6 +17,7 @@ __all__ = [
     "TRAINING",
     "Average",
     "Backbone",
+    "ClassNames",
     "DatasetArgument",
     "DomainsPerStep",
     "Format",
@@ -31,6 +32,7 @@ __all__ = [
     "StoreArgument",
     "StoreOption",
     "StoresArgument",
+    "Templates",
     "Tensorboard",
     "Threads",
     "Weights",
@@ -118,6 +120,24 @@ GroupOption = Annotated[
         "data, such as slide, or a CSV file with the columns path and group.",
     ),
 ]
+ClassNames = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="For CLIP: CSV file with the columns class and name, the words for each class. "
+        "Default: the dataset's.",
+        rich_help_panel=TRAINING,
+    ),
+]
+Templates = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="For CLIP: text file with one sentence per line, such as 'a photo of a {}.'. "
+        "Default: the dataset's.",
+        rich_help_panel=TRAINING,
+    ),
+]
 ShownMetric = Annotated[
     str,
     typer.Option(metavar="NAME", help=f"Metric to show: {', '.join(METRICS)}."),
@@ -133,8 +153,8 @@ SetOption = Annotated[
         "inverse or step, with options: cosine:warmup=500), clip_norm, every (steps between "
         "evaluations), freeze_bn (true or false). Data: size (pixels), augment (none, light, "
         "full), balance (classes; true or false), limit (samples per class and domain). "
-        "Selection: metric (macro_f1), group (slide). A method's own settings start with its name: "
-        "vrex.penalty=1.",
+        "Selection: metric (macro_f1), group (slide). CLIP: class_names, templates (files). A "
+        "method's own settings start with its name: vrex.penalty=1.",
         rich_help_panel=TRAINING,
     ),
 ]

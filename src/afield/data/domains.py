@@ -93,7 +93,8 @@ class DomainSet:
     `fingerprint` changes when they change. Both are empty for the datasets that come with afield;
     those list in `needs` the files they require under the data root, in `download` where these come
     from, and in `sizes` how many samples each domain must have. `averages` has the settings that
-    replace the defaults when a weight average is used: ``{"swad": {"every": 50}}``.
+    replace the defaults when a weight average is used: ``{"swad": {"every": 50}}``. `class_names`
+    and `templates` say how CLIP is asked for classes whose names are no words; see `Prompts`.
     """
 
     name: str
@@ -108,6 +109,8 @@ class DomainSet:
     download: Download = Download()
     sizes: Mapping[str, int] = field(default_factory=dict)
     averages: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    class_names: Mapping[str, str] = field(default_factory=dict)
+    templates: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         reserved = [name for name in self.domains if name in RESERVED_NAMES]

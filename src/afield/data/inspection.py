@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from afield.data.domains import Domain, DomainSet, ReadOptions, data_root
 from afield.data.images import to_rgb
 from afield.data.lookup import find_dataset
+from afield.data.prompts import dataset_prompts
 from afield.data.scaling import extreme_value_warnings
 from afield.errors import DataError, SpecError
 from afield.files import atomic_write
@@ -25,9 +26,11 @@ from afield.progress import progress
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Inspection", "contact_sheet", "inspect_dataset"]
+__all__ = ["Inspection", "contact_sheet", "describe_prompts", "inspect_dataset"]
 
 IMAGE_SIZE = 64
+# Maximum number of class names to list.
+MAX_NAMES = 20
 # A class or domain that is this many times as large as another gets a remark.
 IMBALANCE_RATIO = 3.0
 # Maximum number of rows and columns of a contact sheet, and the gray value between its cells.
@@ -60,6 +63,19 @@ class Inspection:
                 f"{first} equals {second}"
             )
         return remarks
+
+
+def describe_prompts(dataset: DomainSet, class_names: str = "", templates: str = "") -> list[str]:
+    """What a CLIP is asked: the sentences about the first class, and the names of all classes."""
+    if not dataset.modality.resizable and not (class_names or templates):
+        return []
+    prompts = dataset_prompts(dataset, class_names, templates)
+    shown = ", ".join(prompts.names[:MAX_NAMES])
+    more = f" and {len(prompts) - MAX_NAMES} more" if len(prompts) > MAX_NAMES else ""
+    return [
+        f"prompts for CLIP: {' '.join(prompts.sentences(0))}",
+        f"class names for CLIP: {shown}{more}",
+    ]
 
 
 def inspect_dataset(dataset: str | Path, root: Path | None = None) -> Inspection:

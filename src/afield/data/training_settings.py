@@ -54,6 +54,9 @@ class Training:
     group
         Groups of samples finer than a domain whose accuracies are shown as well: a column of the
         data, or a CSV file with the columns path and group.
+    class_names, templates
+        Files with readable names of the classes and with sentences, for the prompts of a CLIP;
+        empty means those of the dataset.
     """
 
     seed_name: ClassVar[str] = "Training"
@@ -79,6 +82,8 @@ class Training:
     skip_broken: bool = False
     metric: str = ""
     group: str = ""
+    class_names: str = ""
+    templates: str = ""
 
 
 # DomainBed's defaults for photographs, starting as there from torchvision's weights. DomainBed

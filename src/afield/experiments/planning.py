@@ -28,7 +28,7 @@ from afield.experiments.merge_protocol import merging_runs
 from afield.experiments.protocol import divide, hold_out, leave_one_out
 from afield.experiments.record import Run
 from afield.experiments.run_data import RunData
-from afield.experiments.run_setup import load_domains
+from afield.experiments.run_setup import load_domains, run_prompts
 from afield.experiments.selection import Division, default_rules, resolve_rules
 from afield.experiments.settings import Settings, check_settings, resolve_run, settings_of
 from afield.hyperparameters import build, validate_values
@@ -219,4 +219,5 @@ def _check_inputs(dataset: DomainSet, run: Run) -> None:
     waiting = progress(f"weights of {run.backbone}") if run.weights == HUB else nullcontext()
     with waiting, preserve_torch_state(cuda=False):
         classes = run.classes or dataset.classes
-        network(run.backbone, shape, len(classes), weights=run.weights, class_names=classes)
+        prompts = run_prompts(run, dataset)
+        network(run.backbone, shape, len(classes), weights=run.weights, class_names=prompts)

@@ -17,13 +17,13 @@ from afield.training.metrics import find_metric
 __all__ = ["Failure", "Plan", "Progress", "Record", "Run"]
 
 # Fields that change how a run is selected and shown, but not what is trained.
-NOT_IN_KEY = ("rules", "given")
+NOT_IN_KEY = ("rules", "given", "class_names", "templates")
 # Largest values; a larger one is a slip of the keyboard, and would exhaust time or memory.
 LIMITS = {"steps": 10**9, "batch": 2**20, "batch_total": 2**20, "size": 4096}
 # Counts that may be 0, which means 'not set'.
 COUNTS = ("size", "domains_per_step", "limit", "batch_total", "freeze_blocks")
 # Fields for later versions. Declared now, so that adding the code changes no key.
-RESERVED = ("precision", "inexact", "compile", "prompts", "freeze_blocks")
+RESERVED = ("precision", "inexact", "compile", "freeze_blocks")
 
 
 @dataclass(frozen=True)
@@ -61,15 +61,16 @@ class Run:
     metric, group
         The metric that selects (empty means accuracy), and groups of samples whose hits are
         counted; `group` is in the key only if a metric of groups selects.
-    start, data
-        Digest of a file of initial weights, and fingerprint of your own data.
+    start, data, prompts
+        Digests of a file of initial weights, of your own data, and of CLIP's prompts unless they
+        are class names in the default templates.
     rules, given
         The selection rules that will read the record, and the settings that were chosen by hand,
         which label the row in a table. Neither changes the key.
 
     The other fields are those of `Training`, resolved. Fields for later versions, empty so far:
     `precision` (of the arithmetic), `inexact` (kernels that do not repeat bit for bit), `compile`,
-    `prompts` (digest of CLIP's class names), `freeze_blocks`.
+    `freeze_blocks`.
     """
 
     dataset: str
@@ -119,6 +120,8 @@ class Run:
     report: str = ""
     split: str = ""
     group: str = ""
+    class_names: str = ""
+    templates: str = ""
     rules: tuple[str, ...] = DEFAULT_RULES
     given: Mapping[str, Any] = field(default_factory=dict)
 

@@ -15,6 +15,7 @@ from afield import registry
 from afield.data.class_lists import relabel
 from afield.data.domains import Domain, DomainSet, ReadOptions, data_root
 from afield.data.lookup import find_dataset
+from afield.data.prompts import Prompts, dataset_prompts
 from afield.data.samples import Samples
 from afield.data.stream import Stream
 from afield.errors import DataError
@@ -36,6 +37,7 @@ __all__ = [
     "TrainingState",
     "load_domains",
     "make_stream",
+    "run_prompts",
     "set_up",
     "set_up_on",
     "steps_per_epoch",
@@ -131,7 +133,8 @@ def set_up_on(
         clip_norm=run.clip_norm,
         pretrained=bool(run.weights or run.base),
     )
-    model = build_network(len(classes), class_names=classes).to(machine.device)
+    prompts = run_prompts(run, dataset)
+    model = build_network(len(classes), class_names=prompts).to(machine.device)
     if run.base and not run.adaptation:
         model.load_state_dict(read_run_weights(machine.store / run.base))
     if run.freeze_head:
@@ -158,6 +161,19 @@ def set_up_on(
         dropped=run_data.dropped,
         keeps_network=keeps_network,
     )
+
+
+def run_prompts(run: Run, dataset: DomainSet) -> Prompts:
+    """What a CLIP is asked for the classes of a run."""
+    if not run.prompts:
+        return Prompts.of_classes(run.classes or dataset.classes)
+    prompts = dataset_prompts(dataset, run.class_names, run.templates)
+    if prompts.digest != run.prompts:
+        raise DataError(
+            f"{run.dataset}: the prompts changed after this run was planned; start the command "
+            "again"
+        )
+    return prompts
 
 
 def load_domains(dataset: DomainSet, run: Run, root: Path | None = None) -> dict[str, Domain]:

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from afield import registry
 from afield.data.domains import DomainSet, Training
 from afield.data.groups import canonical_group
+from afield.data.prompts import Prompts, dataset_prompts
 from afield.errors import IncompatibleMethodError, SpecError, UnknownNameError
 from afield.experiments.record import Run
 from afield.experiments.run_setup import steps_per_epoch
@@ -224,9 +226,23 @@ def resolve_settings(training: dict[str, Any], dataset: DomainSet) -> dict[str, 
         augment = "full" if resolved["size"] >= PHOTOGRAPH_SIZE else "light"
         augment = augment if dataset.modality.resizable else "none"
     resolved["augment"] = "" if augment == "none" else augment
+    resolved["prompts"] = _prompts_digest(training, dataset)
+    for name in ("class_names", "templates"):
+        resolved[name] = str(Path(training[name]).resolve()) if training[name] else ""
     resolved["group"] = canonical_group(training["group"])
     resolved["metric"] = _metric(training["metric"] or "", resolved["group"], dataset)
     return resolved
+
+
+def _prompts_digest(training: Mapping[str, Any], dataset: DomainSet) -> str:
+    """The digest of the prompts; empty if they are the plain ones, or without a text encoder."""
+    files = {name: training[name] for name in ("class_names", "templates") if training[name]}
+    if not find_backbone(training["backbone"]).zero_shot:
+        if files:
+            raise SpecError(f"{next(iter(files))}: only for a CLIP, such as clip:ViT-B-32/openai")
+        return ""
+    prompts = dataset_prompts(dataset, **files)
+    return "" if prompts == Prompts.of_classes(dataset.classes) else prompts.digest
 
 
 def _metric(name: str, group: str, dataset: DomainSet) -> str:

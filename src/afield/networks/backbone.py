@@ -199,8 +199,8 @@ def network(
     freeze_bn
         Whether BatchNorm layers keep their statistics.
     class_names
-        Names of the classes. For CLIP they define the head, which is then frozen; other families
-        ignore them and start with a random head.
+        Names of the classes, or `Prompts` with sentences as well. For CLIP they define the head,
+        which is then frozen; other families ignore them and start with a random head.
     """
     backbone = find_backbone(name)
     backbone.check()

@@ -13,7 +13,10 @@ from afield.experiments.selection import RULES, Division, default_rules
 __all__ = ["row_command", "run_command", "shell_quote"]
 
 # Settings with an option of their own; the others are passed with --set.
-OPTION_SETTINGS = ("backbone", "weights", "start", "steps", "domains_per_step", "metric")
+OPTION_SETTINGS = (
+    *("backbone", "weights", "start", "steps", "domains_per_step", "metric"),
+    *("class_names", "templates"),
+)
 
 
 def row_command(records: Sequence[Record], *, store: str, merge: str = "average") -> str:

@@ -6,20 +6,21 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
+import afield
 from afield.data.lookup import find_dataset
+from afield.data.prompts import DEFAULT_TEMPLATES, Prompts
 from afield.errors import DataError, SpecError, UnknownNameError
 from afield.experiments.finished import reopen
 from afield.experiments.runner import execute
 from afield.experiments.settings import resolve_run, resolve_settings
 from afield.experiments.store import Store
 from afield.networks.backbone import Form, find_backbone, network
-from afield.networks.backbones import clip
-from afield.networks.backbones.clip import TEMPLATES
 from afield.networks.masks import MaskedNetwork
 from afield.networks.stages import late_modules
 
@@ -101,7 +102,7 @@ def expected_logits(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Written out: the mean over templates, by class."""
     rows = []
     for name in ("big dog", "cat", "guitar"):
-        each = net.encode_text(tokens([template.format(name) for template in TEMPLATES]))
+        each = net.encode_text(tokens([template.format(name) for template in DEFAULT_TEMPLATES]))
         mean = (each / each.norm(dim=1, keepdim=True)).mean(dim=0)
         rows.append(mean / mean.norm())
     image = net.encode_image(x)
@@ -133,10 +134,10 @@ def test_logits_are_those_of_open_clip_for_the_names_of_the_classes(name, form, 
     torch.testing.assert_close(model.features(x).norm(dim=1), torch.ones(4))
 
 
-def test_with_one_template_logits_are_what_the_whole_model_says(file, monkeypatch):
-    monkeypatch.setattr(clip, "TEMPLATES", ("a drawing of {}",))
-    model = network("clip:little-vit", (3, 32, 32), 3, weights=file, class_names=NAMES).eval()
-    texts = tokens(["a drawing of big dog", "a drawing of cat", "a drawing of guitar"])
+def test_with_one_template_logits_are_what_the_whole_model_says(file):
+    prompts = Prompts(("big dog", "{cat}_", "guitar"), ("a drawing of {}",))
+    model = network("clip:little-vit", (3, 32, 32), 3, weights=file, class_names=prompts).eval()
+    texts = tokens(["a drawing of big dog", "a drawing of {cat}_", "a drawing of guitar"])
     x = pictures()
     torch.testing.assert_close(model(x), peer().get_logits(x, texts)[0], rtol=1e-5, atol=1e-5)
 
@@ -383,3 +384,32 @@ def test_a_run_trains_the_image_encoder_alone_and_keeps_the_head_to_the_byte(
     for key, value in again.state_dict().items():
         assert torch.equal(value, state[key])
     assert again(pictures(side=16, channels=1)).shape == (4, 10)
+
+
+@pytest.mark.slow
+def test_zero_shot_experts_and_merges_share_the_head_of_their_prompts(file, tmp_path):
+    names, templates = tmp_path / "names.csv", tmp_path / "templates.txt"
+    names.write_text("class,name\n0,big dog\n1,cat\n")
+    templates.write_text("a scan of the {}.\n")
+    images = pictures(24).permute(0, 2, 3, 1).numpy()
+    own, y = tmp_path / "own.npz", [0, 1] * 12
+    np.savez(own, X=images, y=y, domain=np.repeat(["a", "b", "c"], 8))
+    records = afield.bench(
+        own,
+        merges="average",
+        store=tmp_path / "runs",
+        trials=1,
+        settings={"backbone": "clip:little-vit", "weights": file, "steps": 2},
+        class_names=str(names),
+        templates=str(templates),
+    )
+    prompts = Prompts(("big dog", "cat"), ("a scan of the {}.",))
+    assert {record.run.role for record in records} == {"base", "expert", "merged"}
+    assert {record.run.prompts for record in records} == {prompts.digest}
+    head = network("clip:little-vit", (3, 32, 32), 2, weights=file, class_names=prompts).head
+    store = Store(tmp_path / "runs")
+    for record in records:
+        weights = store.weights(record.run)
+        heads = [value for key, value in weights.items() if key.endswith("head.weight")]
+        assert heads
+        assert all(torch.equal(value, head.weight) for value in heads)

@@ -36,6 +36,22 @@ SIZES = {
     "HAM_vienna_dias": 439,
 }
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
+CLASS_NAMES = {
+    "MEL": "melanoma",
+    "NV": "melanocytic nevus",
+    "BCC": "basal cell carcinoma",
+    "AK": "actinic keratosis",
+    "BKL": "benign keratosis",
+    "DF": "dermatofibroma",
+    "VASC": "vascular lesion",
+    "SCC": "squamous cell carcinoma",
+}
+TEMPLATES = (
+    "a dermoscopic image of a {}.",
+    "a dermoscopy image showing a {}.",
+    "a close-up photo of a skin lesion, a {}.",
+    "a photo of a {}, a type of skin lesion.",
+)
 IS_TEST = {"train": False, "test": True}
 
 
@@ -77,6 +93,8 @@ fed_isic = DomainSet(
     classes=CLASSES,
     reader=_read,
     training=DOMAINBED_DEFAULTS,
+    class_names=CLASS_NAMES,
+    templates=TEMPLATES,
     modality=IMAGE,
     needs=(TABLE, IMAGES),
     download=Download(

@@ -25,6 +25,15 @@ Radio Refrigerator Ruler Scissors Screwdriver Shelf Sink Sneakers Soda Speaker S
 Telephone ToothBrush Toys Trash_Can Webcam
 """
 CLASSES = tuple(NAMES.split())
+# Other names are in lower case, with spaces.
+SPECIAL_NAMES = {
+    "Flipflops": "flip-flops",
+    "Postit_Notes": "post-it notes",
+    "Soda": "soda can",
+    "TV": "TV",
+    "ToothBrush": "toothbrush",
+}
+CLASS_NAMES = {name: name.replace("_", " ").lower() for name in CLASSES} | SPECIAL_NAMES
 
 office_home = DomainSet(
     name="office_home",
@@ -32,6 +41,7 @@ office_home = DomainSet(
     classes=CLASSES,
     reader=folder_reader("office_home", tuple(SIZES), CLASSES),
     training=DOMAINBED_DEFAULTS,
+    class_names=CLASS_NAMES,
     averages=DOMAINBED_AVERAGES,
     modality=IMAGE,
     needs=tuple(f"office_home/{domain}" for domain in SIZES),

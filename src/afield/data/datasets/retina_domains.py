@@ -29,6 +29,19 @@ __all__ = ["retina_domains"]
 
 DOMAINS = ("APTOS", "DDR", "IDRID", "MESSIDOR")
 GRADES = ("nodr", "mild_npdr", "moderate_npdr", "severe_npdr", "pdr")
+CLASS_NAMES = {
+    "nodr": "no diabetic retinopathy",
+    "mild_npdr": "mild nonproliferative diabetic retinopathy",
+    "moderate_npdr": "moderate nonproliferative diabetic retinopathy",
+    "severe_npdr": "severe nonproliferative diabetic retinopathy",
+    "pdr": "proliferative diabetic retinopathy",
+}
+TEMPLATES = (
+    "a fundus photograph of {}.",
+    "a color fundus image showing {}.",
+    "a retinal image of an eye with {}.",
+    "a photo of a retina with {}.",
+)
 
 retina_domains = DomainSet(
     name="retina_domains",
@@ -36,6 +49,8 @@ retina_domains = DomainSet(
     classes=GRADES,
     reader=folder_reader("retina_domains", DOMAINS, GRADES),
     training=DOMAINBED_DEFAULTS,
+    class_names=CLASS_NAMES,
+    templates=TEMPLATES,
     modality=IMAGE,
     needs=tuple(f"retina_domains/{domain}" for domain in DOMAINS),
     download=Download(

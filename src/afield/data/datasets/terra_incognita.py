@@ -23,12 +23,21 @@ CLASSES = (
     *("empty", "opossum", "rabbit", "raccoon", "squirrel"),
 )
 
+TEMPLATES = (
+    "a camera trap photo of a {}.",
+    "a photo of a {} taken by a camera trap.",
+    "a photo of a {} in the wild at night.",
+    "a photo of a {} in the wild.",
+)
+
 terra_incognita = DomainSet(
     name="terra_incognita",
     domains=DOMAINS,
     classes=CLASSES,
     reader=folder_reader("terra_incognita", DOMAINS, CLASSES),
     training=DOMAINBED_DEFAULTS,
+    class_names={"empty": "scene without animals"},
+    templates=TEMPLATES,
     averages=DOMAINBED_AVERAGES,
     modality=IMAGE,
     needs=tuple(f"terra_incognita/{domain}" for domain in DOMAINS),

@@ -2,7 +2,7 @@
 
     features = v / |v|,   v the embedding of an image
     head     = one row exp(s) · t / |t| for every class, no bias; s is the model's logit scale,
-               t the mean over TEMPLATES of the normalized embeddings of the class name in each
+               t the mean over templates of the normalized embeddings of the class name in each
 
 Such a head is frozen, so only the image encoder trains; the text encoder is not kept. MODEL/TAG
 names an architecture and its weights on the hub. With weights from a file, the tag still selects
@@ -20,18 +20,13 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from afield.data.prompts import Prompts
 from afield.errors import DataError, SpecError
 from afield.networks.backbone import HUB, Backbone, Form, Shape
 from afield.weights import read_weights
 
 __all__ = ["CLIP"]
 
-TEMPLATES = (
-    "a photo of a {}.",
-    "a photo of the {}.",
-    "a picture of a {}.",
-    "an image of a {}.",
-)
 # open_clip's values for architectures that do not state them.
 DEFAULT_IMAGE_SIZE, DEFAULT_PATCH_SIZE = 224, 16
 
@@ -143,8 +138,12 @@ class CLIP(Backbone):
     def _head(self, open_clip: Any, net: Any, class_names: Sequence[str]) -> Tensor:
         """One row per class."""
         tokenizer = open_clip.get_tokenizer(self.architecture)
-        names = [name.replace("_", " ") for name in class_names]
-        columns = open_clip.build_zero_shot_classifier(net, tokenizer, names, TEMPLATES)
+        prompts = (
+            class_names if isinstance(class_names, Prompts) else Prompts.of_classes(class_names)
+        )
+        columns = open_clip.build_zero_shot_classifier(
+            net, tokenizer, prompts.names, prompts.templates
+        )
         head: Tensor = (columns.T * net.logit_scale.detach().exp()).contiguous()
         return head
 
