@@ -40,6 +40,7 @@ PACKAGE = ROOT / "src" / "afield"
 CONTRACTS = {
     "training/methods": ["test_declared.py", "training/test_method.py"],
     "training/averages": ["test_declared.py", "training/test_average.py"],
+    "training/building_blocks": ["test_declared.py"],
     "training/adaptations": ["test_declared.py", "training/test_adaptation.py"],
     "merging/merges": ["test_declared.py", "merging/test_state_dicts.py"],
     "networks/backbones": ["test_declared.py", "networks/test_backbone.py"],

@@ -2,7 +2,8 @@
 
 import pytest
 
-from afield.reporting.costs import method_costs
+from afield.reporting.axes import Mark
+from afield.reporting.costs import cost_rows, method_costs
 from afield.reporting.results import group_records
 from tests.stores import DOMAINS, record, weighed
 
@@ -55,3 +56,21 @@ def test_memory_is_compared_where_it_is_known():
 def test_what_has_seen_the_target_has_no_cost():
     bound = record("art", [0.5], method="target_expert", role="merged", experts=("x",))
     assert set(found([record("art", [0.5]), bound])) == {"erm"}
+
+
+def test_bars_are_in_proportion_and_the_most_expensive_is_last():
+    seconds = {"slow": 8.0, "erm": 2.0, "quick": 1.0}
+    records = [record("art", [0.5], seconds=s, method=m) for m, s in seconds.items()]
+    (results,) = group_records(records)
+    marks = {name: Mark(name, number) for number, name in enumerate(seconds)}
+    rows, reference = cost_rows(results, records, marks)
+    assert [(row.method.name, row.bar) for row in rows] == [
+        ("quick", 12.5),
+        ("erm", 25.0),
+        ("slow", 100.0),
+    ]
+    assert reference == 25.0
+    alone = [record("art", [0.5], method="vrex")]
+    (results,) = group_records(alone)
+    rows, reference = cost_rows(results, alone, {"vrex": Mark("vrex", 0)})
+    assert ([row.bar for row in rows], reference) == ([0], 100.0)

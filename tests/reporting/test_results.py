@@ -84,3 +84,11 @@ def test_rows_whose_models_see_unlabelled_target_samples_are_known():
         "mtl ema=0.5",
         "erm + t3a",
     ]
+
+
+def test_one_domain_is_held_out_and_several_are():
+    titles = [group_records([held_out("erm", [0.5] * n)])[0].title for n in (1, 2)]
+    assert [title.partition(" held")[0] for title in titles] == [
+        "many, 1 domain",
+        "many, 2 domains",
+    ]

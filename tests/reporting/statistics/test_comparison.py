@@ -1,5 +1,7 @@
 """Comparisons in pairs: by hand where that is possible, by simulation where it is not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -10,6 +12,7 @@ from afield.reporting.statistics.comparison import (
     compare,
     compare_all,
     comparisons,
+    critical_value,
     references,
 )
 from tests.stores import benchmark_records, cells, held_out, noisy
@@ -152,3 +155,37 @@ def test_without_erm_there_is_nothing_to_compare_with():
     found = one(benchmark_records([[0.5, 0.5, 0.5]], method="vrex"))
     assert references(found) == {}
     assert comparisons(found, "sources") == []
+
+
+def test_six_pairs_of_two_trials_are_the_fewest_that_decide():
+    known = {"method": "a", "reference": "erm", "wins": 5, "ties": 0, "losses": 0}
+    error = {"stderr": 0.001, "freedom": 5.0}
+    decided = Comparison(**known, difference=0.1, pairs=6, trials=2, **error)
+    assert decided.verdict == "better"
+    assert replace(decided, difference=-0.1).verdict == "worse"
+    assert replace(decided, pairs=5).verdict == "too few"
+    assert replace(decided, trials=1).verdict == "too few"
+    assert replace(decided, ties=6).verdict == "level"
+
+
+def test_an_interval_that_ends_at_zero_is_unclear():
+    error = {"stderr": 0.25, "freedom": 4.0}
+    reach = critical_value(4.0, 1) * 0.25
+    known = {"method": "a", "reference": "erm", "wins": 6, "ties": 0, "losses": 0}
+    for difference in (reach, -reach):
+        ends = Comparison(**known, difference=difference, pairs=6, trials=2, **error)
+        assert 0.0 in ends.interval()
+        assert ends.verdict == "unclear"
+
+
+def test_the_plainest_erm_has_no_average_and_the_shortest_name():
+    rows = [
+        benchmark_records([[0.5, 0.5, 0.5]], average="ema"),
+        benchmark_records([[0.5, 0.5, 0.5]], given={"batch": 1234567}),
+        benchmark_records([[0.5, 0.5, 0.5]], given={"lr": 1}),
+        benchmark_records([[0.5, 0.5, 0.5]], method="vrex", given={"weight_decay": 1}),
+    ]
+    found = references(one(*rows))
+    assert found["vrex weight_decay=1"] == "erm lr=1"
+    assert found["erm + ema"] == "erm lr=1"
+    assert "erm lr=1" not in found
