@@ -178,7 +178,7 @@ def test_trials_that_all_agree_and_single_domains_are_named():
     assert "One domain does not show how the difference varies over domains." in remarks[1]
     few = [held_records(noisy(0.6, 3, 1, seed=n), m) for n, m in enumerate(("erm", "good"))]
     text, _, _ = headline(*few)
-    assert "3 pairs of trial and domain are too few." in text
+    assert "3 pairs of trial and domain that differ are too few." in text
 
 
 def held_records(rows, method):

@@ -211,7 +211,8 @@ def _lack(comparison: Comparison) -> str:
         return "there is only one trial"
     if not comparison.stderr > MIN_STDERR:
         return "all trials gave the same difference"
-    return f"{comparison.pairs} pairs of trial and domain are too few"
+    differ = comparison.pairs - comparison.ties
+    return f"{differ} pairs of trial and domain that differ are too few"
 
 
 def _format_size(share: float) -> str:

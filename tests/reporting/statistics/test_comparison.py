@@ -102,6 +102,12 @@ def test_other_methods_show_how_much_the_domains_of_a_trial_agree():
     assert np.median(ratios) > 3
 
 
+def test_pairs_that_do_not_differ_are_no_evidence():
+    for differing, verdict in ((5, "too few"), (6, "better")):
+        ties = Comparison("a", "b", 0.1, 12, 4, differing, 12 - differing, 0, 0.001, 3.0)
+        assert ties.verdict == verdict
+
+
 def test_one_pair_has_no_interval():
     found = compare({(0, "a"): 0.6}, {(0, "a"): 0.5}, "a", "b")
     assert np.isnan(found.interval()).all()

@@ -44,7 +44,7 @@ __all__ = [
 
 REFERENCE = "erm"
 CONFIDENCE_LEVEL = 0.95
-# With fewer pairs, even a win in every pair is not significant (two-sided, at 5 %).
+# With fewer pairs that differ, even a win in each is not significant (two-sided, at 5 %).
 MIN_PAIRS = 6
 
 
@@ -105,7 +105,8 @@ class Comparison:
         if self.ties == self.pairs:
             return "level"
         # Trials that all give the same difference do not show how much it varies.
-        if self.trials < 2 or self.pairs < MIN_PAIRS or not self.stderr > MIN_STDERR:
+        few = self.pairs - self.ties < MIN_PAIRS
+        if self.trials < 2 or few or not self.stderr > MIN_STDERR:
             return "too few"
         low, high = self.interval()
         if low > 0:
