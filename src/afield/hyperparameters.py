@@ -79,7 +79,9 @@ class Around:
     high: float
 
     def draw(self, generator: np.random.Generator, default: Any) -> Any:
-        """Draw a multiple of the default."""
+        """Draw a multiple of the default; a default of 0, which means no number, stays."""
+        if default == 0:
+            return default
         return LogUniform(*self.ends(default)).draw(generator, default)
 
     def ends(self, default: Any) -> tuple[Any, Any]:

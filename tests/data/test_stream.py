@@ -474,3 +474,29 @@ def test_a_pooled_stream_goes_on_from_its_saved_place_and_begins_afresh():
     assert drawn(other.fresh_copy(), 5) == first
     other.regroup([[0, 1, 2, 3], [10, 11, 12, 13, 14]])
     assert [len(batch.y) for batch in next(other)] == [5, 4]
+
+
+def test_a_batch_of_all_has_every_sample_of_every_group_in_every_step():
+    stream = Stream(numbered(5, 7), batch=0, seed=0)
+    steps = drawn(stream, 3)
+    for step in steps:
+        assert [sorted(batch) for batch in step] == [list(range(5)), list(range(5, 12))]
+    assert steps[0] != steps[1]
+    assert drawn(stream.fresh_copy(), 3) == steps
+    stream.regroup([[0, 5], [1], [2, 3, 4]])
+    assert [sorted(batch) for batch in drawn(stream, 1)[0]] == [[0, 5], [1], [2, 3, 4]]
+
+
+def test_a_batch_of_all_is_repeated_for_methods_that_take_several():
+    (step,) = drawn(Stream(numbered(5, 7), batch=0, seed=0, repeats=2), 1)
+    assert [Counter(batch) for batch in step] == [
+        Counter([*range(5), *range(5)]),
+        Counter([*range(5, 12), *range(5, 12)]),
+    ]
+
+
+def test_a_stream_of_all_continues_where_it_was():
+    whole, resumed = (Stream(numbered(5, 7), batch=0, seed=0) for _ in range(2))
+    drawn(whole, 70)
+    resumed.load_state_dict(whole.state_dict())
+    assert drawn(whole, 5) == drawn(resumed, 5)

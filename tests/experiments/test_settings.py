@@ -307,3 +307,23 @@ def test_draws_leave_a_pooled_batch_as_it_is():
         for draw in range(3)
     ]
     assert {(run.batch, run.batch_total) for run in runs} == {(32, 20)}
+
+
+def test_a_batch_of_all_is_written_all_and_stays_in_draws():
+    dataset = find_dataset("spirals")
+    for draw in (0, 2):
+        run = resolve_run(dataset, "erm", dataset.domains, draw=draw, settings={"batch": "all"})
+        assert run.batch == 0
+    for other in ("batch_total", "domains_per_step"):
+        with pytest.raises(SpecError, match=f"batch=all.*omit {other}"):
+            settings = {"batch": "all", other: 2}
+            resolve_run(dataset, "erm", dataset.domains, settings=settings)
+
+
+def test_settings_of_a_dataset_for_a_method_are_its_defaults():
+    dataset = replace(find_dataset("spirals"), methods={"vrex": {"vrex.penalty": 77.0, "lr": 0.5}})
+    run = resolve_run(dataset, "vrex", dataset.domains)
+    assert (run.params["penalty"], run.lr, run.given) == (77.0, 0.5, {})
+    assert resolve_run(dataset, "erm", dataset.domains).lr != 0.5
+    chosen = resolve_run(dataset, "vrex", dataset.domains, settings={"vrex.penalty": 3})
+    assert chosen.params["penalty"] == 3

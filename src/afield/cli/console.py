@@ -112,7 +112,7 @@ def print_plan(runs: "Sequence[Run]", *, done: int) -> None:
     weights = {"": "random weights", "hub": "pretrained weights"}
     start = weights.get(typical.weights, f"weights {Path(typical.weights).name}")
     domains = min(typical.domains_per_step, len(typical.sources)) or len(typical.sources)
-    samples = str(typical.batch_total or f"{domains} × {typical.batch}")
+    samples = str(typical.batch_total or f"{domains} × {typical.batch or 'all'}")
     epochs = f" ({typical.epochs:g} epochs)" if typical.epochs else ""
     count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
     count += f" ({done} already in the store)" if done else ""

@@ -92,9 +92,10 @@ class DomainSet:
     `modality` is the kind of its samples. For a user's own data, `origin` is their path and
     `fingerprint` changes when they change. Both are empty for the datasets that come with afield;
     those list in `needs` the files they require under the data root, in `download` where these come
-    from, and in `sizes` how many samples each domain must have. `averages` has the settings that
-    replace the defaults when a weight average is used: ``{"swad": {"every": 50}}``. `class_names`
-    and `templates` say how CLIP is asked for classes whose names are no words; see `Prompts`.
+    from, and in `sizes` how many samples each domain must have. `averages` and `methods` have the
+    settings that replace the defaults when a weight average or method is used:
+    ``{"swad": {"every": 50}}``. `class_names` and `templates` say how CLIP is asked for classes
+    whose names are no words; see `Prompts`.
     """
 
     name: str
@@ -111,6 +112,7 @@ class DomainSet:
     averages: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     class_names: Mapping[str, str] = field(default_factory=dict)
     templates: tuple[str, ...] = ()
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         reserved = [name for name in self.domains if name in RESERVED_NAMES]

@@ -30,7 +30,8 @@ class Stream:
 
     With `balance`, all classes of a group come equally often: rare classes repeat sooner. If
     `pooled`, the `batch` samples of a step are drawn from all domains together. They come as one
-    batch for each domain that is among them, so that methods still know the domains.
+    batch for each domain that is among them, so that methods still know the domains. A `batch` of
+    0 takes all samples of every group in every step, `repeats` times.
     """
 
     def __init__(
@@ -42,8 +43,10 @@ class Stream:
         per_step: int = 0,
         balance: bool = False,
         pooled: bool = False,
+        repeats: int = 1,
     ) -> None:
         self.samples = samples
+        self.repeats = 0 if batch else repeats
         self.seed = seed
         self.balance = balance
         self.labels = samples.y.cpu()
@@ -53,7 +56,7 @@ class Stream:
         self.groups = [torch.arange(len(samples))] if pooled else samples.by_domain()
         self.domains = len(self.groups)
         self.per_step = min(per_step, self.domains) or self.domains
-        self.total = batch * self.per_step
+        self.total = batch * self.per_step or repeats * len(samples)
         self.table: Tensor | None = None
         self._restart()
 
@@ -76,11 +79,12 @@ class Stream:
         """New stream over the source domains, from its beginning; this one keeps its position."""
         return Stream(
             self.samples,
-            batch=self.total // self.per_step,
+            batch=0 if self.repeats else self.total // self.per_step,
             seed=self.seed,
             per_step=self.per_step,
             balance=self.balance,
             pooled=self.pooled,
+            repeats=self.repeats or 1,
         )
 
     def __iter__(self) -> "Stream":
@@ -122,6 +126,8 @@ class Stream:
         total = self.total
         self.width = max(1, min(total, groups * self.per_step // self.domains))
         self.sizes = [total // self.width + (i < total % self.width) for i in range(self.width)]
+        if self.repeats:
+            self.width, self.sizes = groups, [self.repeats * len(group) for group in self.groups]
         self.drawn = 0
         self.counts_before = [torch.zeros(groups, dtype=torch.int64)]
         self.table = None

@@ -4,9 +4,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
+from pydantic import BeforeValidator
+
 from afield.hyperparameters import Around, LogUniform
 
-__all__ = ["DOMAINBED_AVERAGES", "DOMAINBED_DEFAULTS", "Training"]
+__all__ = ["DOMAINBED_AVERAGES", "DOMAINBED_DEFAULTS", "WHOLE_DOMAINS", "Training"]
+
+
+# The value of `batch` that stands for all training samples of a domain; users write ``all``.
+WHOLE_DOMAINS = 0
+
+
+def _batch_size(value: Any) -> Any:
+    return WHOLE_DOMAINS if value == "all" else value
 
 
 @dataclass(frozen=True)
@@ -23,7 +33,7 @@ class Training:
         Number of passes over the training samples of a run, instead of a number of steps; 0 means
         that `steps` holds.
     batch, lr, weight_decay
-        Samples per domain in a step, learning rate and weight decay.
+        Samples per domain in a step (0 or ``all``: all of them), learning rate and weight decay.
     batch_total
         Samples in a step, drawn from all source domains together, instead of `batch` from each.
     optimizer
@@ -64,7 +74,7 @@ class Training:
     steps: int = 600
     every: int | None = None
     epochs: float = 0.0
-    batch: Annotated[int, Around(0.25, 2.0)] = 16
+    batch: Annotated[int, BeforeValidator(_batch_size), Around(0.25, 2.0)] = 16
     lr: Annotated[float, Around(0.1, 3.0)] = 1e-3
     weight_decay: Annotated[float, LogUniform(1e-6, 1e-2)] = 0.0
     batch_total: int = 0

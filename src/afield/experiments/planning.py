@@ -68,7 +68,7 @@ def plan_run(
     run = resolve_run(domain_set, method, sources, classes=own, **options)
     (run,) = with_classes_choice([run], domain_set, classes)
     check_unseen_classes(domain_set, [run])
-    _log_average_settings(domain_set, run.average, options.get("settings") or {})
+    _log_dataset_settings(domain_set, [run.method], run.average, options.get("settings") or {})
     _check_inputs(domain_set, run)
     possible_runs(domain_set, [run], every=False)
     return run
@@ -118,7 +118,7 @@ def _plan_dataset(benchmark: Benchmark, name: str, methods: list[str]) -> list[R
     adaptations = _adaptations(benchmark)
     owners = [*methods, *merge_owners, *filter(None, [benchmark.start]), *adaptations]
     check_settings(benchmark.settings, [*owners, benchmark.average])
-    _log_average_settings(dataset, benchmark.average, benchmark.settings)
+    _log_dataset_settings(dataset, [*methods, *experts], benchmark.average, benchmark.settings)
     runs: list[Run] = []
     if methods:
         settings = settings_of(benchmark.settings, *methods, benchmark.start, benchmark.average)
@@ -146,12 +146,16 @@ def _adaptations(benchmark: Benchmark) -> list[str]:
     return list(dict.fromkeys(benchmark.adapt))
 
 
-def _log_average_settings(dataset: DomainSet, average: str, settings: Settings) -> None:
-    """Log the settings that a dataset has for a weight average, unless others are given."""
-    defaults = dataset.averages.get(average, {})
-    used = [f"{name}={value}" for name, value in defaults.items() if name not in settings]
-    if used:
-        log.warning("%s: --average %s uses %s here", dataset.name, average, ", ".join(used))
+def _log_dataset_settings(
+    dataset: DomainSet, methods: Sequence[str], average: str, settings: Settings
+) -> None:
+    """Log the settings that a dataset has for methods and averages, unless others are given."""
+    defaults = {name: dataset.methods.get(name, {}) for name in methods}
+    defaults[f"--average {average}"] = dataset.averages.get(average, {})
+    for owner, values in defaults.items():
+        used = [f"{name}={value}" for name, value in values.items() if name not in settings]
+        if used:
+            log.warning("%s: %s uses %s here", dataset.name, owner, ", ".join(used))
 
 
 def _shares(benchmark: Benchmark) -> dict[str, Any]:

@@ -21,7 +21,7 @@ NOT_IN_KEY = ("rules", "given", "class_names", "templates")
 # Largest values; a larger one is a slip of the keyboard, and would exhaust time or memory.
 LIMITS = {"steps": 10**9, "batch": 2**20, "batch_total": 2**20, "size": 4096}
 # Counts that may be 0, which means 'not set'.
-COUNTS = ("size", "domains_per_step", "limit", "batch_total", "freeze_blocks")
+COUNTS = ("batch", "size", "domains_per_step", "limit", "batch_total", "freeze_blocks")
 # Fields for later versions. Declared now, so that adding the code changes no key.
 RESERVED = ("precision", "inexact", "compile", "freeze_blocks")
 
@@ -129,7 +129,7 @@ class Run:
         if not self.sources:
             raise SpecError(f"{self.method} on {self.dataset}: no source domain to train on")
         self._check_counts()
-        for name in ("steps", "every", "batch", "lr"):
+        for name in ("steps", "every", "lr"):
             if getattr(self, name) <= 0:
                 raise SpecError(f"{name}={getattr(self, name)}: must be above 0")
         for name in ("weight_decay", "clip_norm", "epochs", "trial", "draw", *COUNTS):
@@ -137,7 +137,7 @@ class Run:
                 raise SpecError(f"{name}={getattr(self, name)}: must not be below 0")
 
     def _check_counts(self) -> None:
-        for name in ("trial", "draw", "steps", "every", "batch", *COUNTS):
+        for name in ("trial", "draw", "steps", "every", *COUNTS):
             if not isinstance(getattr(self, name), int):
                 raise SpecError(f"{name}={getattr(self, name)!r}: must be a whole number")
         for name, limit in LIMITS.items():

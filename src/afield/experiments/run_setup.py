@@ -202,6 +202,7 @@ def make_stream(run: Run, samples: Samples, *, times: int = 1) -> Stream:
         per_step=run.domains_per_step,
         balance=run.balance,
         pooled=bool(run.batch_total),
+        repeats=times,
     )
 
 
@@ -213,7 +214,7 @@ def steps_per_epoch(run: Run, dataset: DomainSet) -> int:
     method: Method = build(kind, with_neutral(kind, run.params))
     drawn_domains = min(run.domains_per_step, len(run.sources)) or len(run.sources)
     per_step = (run.batch_total or run.batch * drawn_domains) * method.batches_per_group
-    return -(-samples // per_step)
+    return -(-samples // per_step) if per_step else 1
 
 
 def versions(run: Run) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Settings of a run: the dataset's defaults, then the hyperparameter sample, then your own."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from afield import registry
 from afield.data.domains import DomainSet, Training
 from afield.data.groups import canonical_group
 from afield.data.prompts import Prompts, dataset_prompts
+from afield.data.training_settings import WHOLE_DOMAINS
 from afield.errors import IncompatibleMethodError, SpecError, UnknownNameError
 from afield.experiments.record import Run
 from afield.experiments.run_setup import steps_per_epoch
@@ -92,8 +94,9 @@ def resolve_run(
     chosen = {
         owner: validate_values(owners[owner], values, owner) for owner, values in grouped.items()
     }
-    start = {"": _start(dataset, chosen[""]), average: {}}
-    for name, value in dataset.averages.get(average, {}).items():
+    start = {"": _start(dataset, chosen[""]), method: {}, average: {}}
+    own = {**dataset.methods.get(method, {}), **dataset.averages.get(average, {})}
+    for name, value in own.items():
         owner, _, short = name.rpartition(".")
         start[owner][short] = value
     usual = {owner: defaults(kind) | start.get(owner, {}) for owner, kind in owners.items()}
@@ -113,7 +116,7 @@ def resolve_run(
         _check_pooled(built, method, training["batch_total"])
     try:
         built.check(per_step)
-        built.check_batch(training["batch"])
+        built.check_batch(training["batch"] or sys.maxsize)
     except SpecError as error:
         suffix = f" (to be trained on {', '.join(sources)})" if len(sources) < 9 else ""
         raise IncompatibleMethodError(f"{error}{suffix}", method) from None
@@ -185,6 +188,9 @@ def _check_duration(chosen: Mapping[str, Any]) -> None:
             raise SpecError(
                 f"{one}={chosen[one]} and {other}={chosen[other]:g}: give only one of them"
             )
+    other = next((n for n in ("batch_total", "domains_per_step", "balance") if chosen.get(n)), "")
+    if other and chosen.get("batch") == WHOLE_DOMAINS:
+        raise SpecError(f"batch=all: every step takes all samples of all domains; omit {other}")
 
 
 def _start(dataset: DomainSet, chosen: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Backbones by name. Every network is a `Classifier`: features, followed by one linear head.
 
     small:cnn, small:mlp        for small images, for arrays
+    small:irm_mlp               the IRM paper's network: two hidden layers of 390 units
     small:lenet                 CrossGrad's network: three 5 × 5 convolutions, two hidden layers
     small:mnist_cnn             DomainBed's network: four 3 × 3 convolutions, pooled to one pixel
     small:ccsa                  Motiian's network: two 3 × 3 convolutions, two hidden layers

@@ -74,6 +74,17 @@ def _mlp(shape: Shape) -> nn.Module:
     return nn.Sequential(nn.Flatten(), *hidden)
 
 
+def _irm_mlp(shape: Shape) -> nn.Module:
+    """The IRM paper's network: two hidden layers of 390 units, with Xavier's initialization."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in pairwise((torch.Size(shape).numel(), 390, 390)):
+        layer = nn.Linear(before, after)
+        nn.init.xavier_uniform_(layer.weight)
+        nn.init.zeros_(layer.bias)
+        layers += [layer, nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers)
+
+
 def _lenet(shape: Shape) -> nn.Module:
     """CrossGrad's network for characters; the head is its last layer."""
     if min(shape[1:]) < 8:
@@ -230,6 +241,7 @@ def _patch_size(shape: Shape) -> int:
 BUILDERS: dict[str, Callable[[Shape], nn.Module]] = {
     "cnn": _cnn,
     "mlp": _mlp,
+    "irm_mlp": _irm_mlp,
     "lenet": _lenet,
     "mnist_cnn": _mnist_cnn,
     "ccsa": _ccsa,
@@ -266,6 +278,6 @@ class Small(Backbone):
         del class_names
         if weights:
             raise SpecError(f"{self.name} starts from random weights; omit --weights {weights}")
-        if self.model != "mlp":
+        if self.model not in ("mlp", "irm_mlp"):
             self.require_images(shape)
         return BUILDERS[self.model](shape), None
