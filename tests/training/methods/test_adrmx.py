@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from afield.errors import SpecError
 from afield.networks.backbone import Classifier
+from afield.training.method import pool
 from afield.training.methods.adrmx import ADRMX, _contrast
 from tests.training.methods.reference import theta
 from tests.training.methods.references import Reference, replay
@@ -47,6 +49,17 @@ def test_the_discriminator_and_all_else_take_turns(model, task, stream):
     # Updates 1 and 3 of every three are the discriminator's: those whose number from 1 is not
     # 2 modulo 3.
     assert moved == [[False, True], [True, False], [False, True]] * 2
+
+
+def test_without_weights_the_two_classifications_are_left(model, task, stream):
+    method, batches = ADRMX(domain=0, remix=0, contrast=0, discriminator=0, turns=0), next(stream)
+    learner = method.setup(model, task)
+    pooled, parts = pool(batches), learner.parts
+    z = learner.model.features(pooled.x)
+    rest = z - parts["domain_features"](pooled.x)
+    expected = F.cross_entropy(learner.model(pooled.x), pooled.y)
+    expected = expected + F.cross_entropy(parts["final"](rest), pooled.y)
+    torch.testing.assert_close(method.update(learner, batches)["loss"], expected.detach())
 
 
 def test_pairs_are_two_different_samples_of_the_class():

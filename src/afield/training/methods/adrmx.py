@@ -138,8 +138,9 @@ class ADRMX(Method):
             # Members of the class come first, in their order.
             members = (~in_class).int().argsort(stable=True)
             count = in_class.sum()
-            u, v = members[self.perm(c, count, len(y))[:2]].unbind()
-            loss = F.cross_entropy(head((z_final[u] + z_domain[v])[None]), y[u][None])
+            # Slices, not numbers: reading a number off the device would make the device wait.
+            u, v = members[self.perm(c, count, len(y))[:2]].split(1)
+            loss = F.cross_entropy(head(z_final[u] + z_domain[v]), y[u])
             losses.append(torch.where(count > 1, loss, 0.0))
         return torch.stack(losses).sum() / classes
 
