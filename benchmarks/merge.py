@@ -189,9 +189,9 @@ def costs(folder: Path, turns: int) -> None:
         spent = [each["seconds"] for each in found[way]]
         ratio = statistics.median(a / b for a, b in zip(spent, bare, strict=True))
         grown = max(each["growth"] for each in found[way])
-        told = f"   error {errors[way]:.1e}" if way in errors else ""
+        note = f"   error {errors[way]:.1e}" if way in errors else ""
         print(
-            f"{way:16s} {statistics.median(spent):6.2f} s   {ratio:6.2f} x   {grown:4.0f} MB{told}",
+            f"{way:16s} {statistics.median(spent):6.2f} s   {ratio:6.2f} x   {grown:4.0f} MB{note}",
             flush=True,
         )
 
@@ -216,8 +216,8 @@ def main() -> None:
         print(f"a base and {EXPERTS} experts of {size / 1e6:.0f} MB")
         costs(folder, asked.turns)
         found = measured("score", folder)
-        told = f"{found['peak']:.0f} MB resident at most, {found['growth']:.0f} beyond the imports"
-        print(f"{'score':16s} {found['seconds']:6.2f} s   {told}", flush=True)
+        note = f"{found['peak']:.0f} MB resident at most, {found['growth']:.0f} beyond the imports"
+        print(f"{'score':16s} {found['seconds']:6.2f} s   {note}", flush=True)
     speed(asked.blocks, asked.domains)
 
 

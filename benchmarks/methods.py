@@ -241,26 +241,26 @@ def main() -> None:
             if kind.regroup is not Method.regroup:
                 run = run_ratio(name, backbone, pixels, whole)
                 speed = reading_speed(name, backbone, pixels)
-                told = f"a run of {whole} steps takes {run:.2f} × erm's time"
+                ratio_text = f"a run of {whole} steps takes {run:.2f} × erm's time"
                 read = f"a regrouping reads at {speed:.2f} × the speed of a bare loop"
-                notes.append(f"{backbone} {name}: {told}, {read}")
+                notes.append(f"{backbone} {name}: {ratio_text}, {read}")
             if name == "crossgrad":
                 for net in ("small", "same"):
                     pair = pair_ratio(net, backbone, pixels, steps)
                     memory = peak_bytes(name, backbone, pixels, times, {"domain_net": net}) / plain
-                    told = f"{pair:.2f} × the time of a step of erm of both networks"
+                    ratio_text = f"{pair:.2f} × the time of a step of erm of both networks"
                     notes.append(
-                        f"{backbone} crossgrad, domain_net={net}: {told}, {memory:.2f} × the "
+                        f"{backbone} crossgrad, domain_net={net}: {ratio_text}, {memory:.2f} × the "
                         "memory of erm of the one"
                     )
             if name == "dmg":
                 one, _ = prediction_ratio("masks", backbone, pixels)
                 mean, share = prediction_ratio("predictions", backbone, pixels)
-                told = (
+                ratio_text = (
                     f"with the mean of the masks {one:.2f} ×, the mean of predictions {mean:.2f} ×"
                 )
                 notes.append(
-                    f"{backbone} dmg: predicts {told} the bare network's time; "
+                    f"{backbone} dmg: predicts {ratio_text} the bare network's time; "
                     f"{share:.2f} of that is masked, so at most {1.1 + DOMAINS * share:.2f}"
                 )
     print(f"\n{'network':15} {'method':14} {'time':>6} {'memory':>7}   (erm = 1)")

@@ -139,9 +139,9 @@ def declare(tmp_path, monkeypatch):
     """Installs the package with these archives, each an address, a checksum and a folder."""
 
     def declared(*archives, source=SOURCE):
-        told = "".join(f"Archive({u!r}, {c!r}, folder={f!r}), " for u, c, f in archives)
+        archive_code = "".join(f"Archive({u!r}, {c!r}, folder={f!r}), " for u, c, f in archives)
         (tmp_path / "site").mkdir()
-        text = source.format(name=NAME, archives=f"({told})")
+        text = source.format(name=NAME, archives=f"({archive_code})")
         other_package(tmp_path / "site", "datasets", NAME, "their_module:theirs", text)
         monkeypatch.syspath_prepend(tmp_path / "site")
 

@@ -108,9 +108,9 @@ def refusal(path: Path) -> str:
     """The one line with which a dataset is refused, when it is found or when it is read."""
     with pytest.raises(DataError) as caught:
         find_dataset(path).load()
-    told = str(caught.value)
-    assert "\n" not in told
-    return told
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
 
 
 @contextmanager

@@ -146,11 +146,11 @@ def test_a_decoded_cache_is_used_and_not_made_again(tmp_path, monkeypatch):
     kept = sorted((FLAT / "cache").iterdir())
     assert len(kept) == 2
     for entry in kept:
-        told = json.loads((entry / "state.json").read_text())
-        name = hashlib.sha256(os.fsencode(photos) + f"\0{told['form']}".encode()).hexdigest()[:12]
+        state = json.loads((entry / "state.json").read_text())
+        name = hashlib.sha256(os.fsencode(photos) + f"\0{state['form']}".encode()).hexdigest()[:12]
         copy = cache_root() / f"photos-{name}"
         shutil.copytree(entry, copy)
-        (copy / "state.json").write_text(json.dumps({**told, "state": stat_digest(files)}))
+        (copy / "state.json").write_text(json.dumps({**state, "state": stat_digest(files)}))
     for file in files:
         stat = file.stat()
         file.write_bytes(bytes(stat.st_size))

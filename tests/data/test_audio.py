@@ -29,10 +29,10 @@ def saved(folder, wave, *, name="a.wav", rate=RATE, **settings):
 def reason(path):
     with pytest.raises(ValueError, match=r".") as caught:
         read_audio(path, LogMel())
-    told = str(caught.value)
-    assert "\n" not in told
-    assert len(told) < 100
-    return told
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 100
+    return message
 
 
 def mel(hertz):
@@ -295,7 +295,7 @@ def test_a_missing_file_is_an_error_of_the_system(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"rate": 0}, "rate"),
         ({"bins": 0}, "bins"),
@@ -307,8 +307,8 @@ def test_a_missing_file_is_an_error_of_the_system(tmp_path):
         ({"bins": 200}, "bins are finer than the window resolves"),
     ],
 )
-def test_a_form_that_cannot_be_is_refused(settings, told):
-    with pytest.raises(SpecError, match=told):
+def test_a_form_that_cannot_be_is_refused(settings, message):
+    with pytest.raises(SpecError, match=message):
         LogMel(**settings)
 
 

@@ -64,9 +64,9 @@ def font(folder, *, name="mine.ttf", flavor=None, **codes):
 def reason(path):
     with pytest.raises(ValueError, match=r".") as caught:
         draw_glyphs(path, seed=0)
-    told = str(caught.value)
-    assert "\n" not in told
-    return told
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
 
 
 def box(picture):

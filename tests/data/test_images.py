@@ -27,10 +27,10 @@ MB_IN_KB = 1024
 def reason(path: Path) -> str:
     with pytest.raises(IMAGE_ERRORS) as caught:
         read_image(path, SIDE)
-    told = str(caught.value)
-    assert told
-    assert "\n" not in told
-    return told
+    message = str(caught.value)
+    assert message
+    assert "\n" not in message
+    return message
 
 
 def test_pictures_are_kept_an_eighth_larger_than_they_are_seen():
@@ -159,8 +159,8 @@ def test_pixels_that_are_no_numbers_are_refused(tmp_path):
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 200), (200, 3)])
 def test_what_is_too_small_to_be_a_picture_is_refused(tmp_path, size):
-    told = reason(saved(plain(size=size), tmp_path / "a.png"))
-    assert told == f"{size[0]} × {size[1]} pixels, too small for an image"
+    message = reason(saved(plain(size=size), tmp_path / "a.png"))
+    assert message == f"{size[0]} × {size[1]} pixels, too small for an image"
 
 
 def test_an_empty_file_is_refused(tmp_path):

@@ -74,9 +74,9 @@ def test_what_cannot_be_a_path_is_refused(spec):
 def test_a_folder_that_may_not_be_read_is_named():
     with common() as folder, forbidden(path := tree(folder / "mine")):
         assert refusal(path) == f"{path}: cannot be read (Permission denied)"
-        told = refusal(path / "photo")
-        assert told.startswith("no file or folder")
-        assert "Permission denied" in told
+        message = refusal(path / "photo")
+        assert message.startswith("no file or folder")
+        assert "Permission denied" in message
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path):

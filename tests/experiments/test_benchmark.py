@@ -59,7 +59,7 @@ def test_names_may_be_written_as_on_the_command_line(written):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("dataset = ", "not TOML"),
         ('trials = "many"', "trials: Input should be a valid integer"),
@@ -76,8 +76,8 @@ def test_names_may_be_written_as_on_the_command_line(written):
         ('dataset = "spirals"\nhold_out = 0.5\ntrain_on = ["few"]', "write numbers of domains"),
     ],
 )
-def test_a_mistake_in_a_file_is_told(written, text, told):
-    with pytest.raises(AfieldError, match=told):
+def test_a_mistake_in_a_file_is_told(written, text, message):
+    with pytest.raises(AfieldError, match=message):
         read_benchmark(written(text)).runs()
 
 

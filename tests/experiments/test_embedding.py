@@ -109,11 +109,15 @@ def test_every_row_has_the_features_the_class_and_the_domain_of_its_file(
 
 def test_the_provenance_says_with_what_the_features_were_made(folder, tmp_path):
     found = np.load(embed(folder, tmp_path / "emb", **TINY))
-    told = json.loads(str(found["provenance"]))
-    assert told["dataset"] == folder.name
-    assert told["data"] == find_dataset(folder).fingerprint
-    assert (told["backbone"], told["weights"], told["size"]) == (f"timm:{NET}", "", SIZE)
-    assert (told["timm"], told["torch"]) == (version("timm"), version("torch"))
+    provenance = json.loads(str(found["provenance"]))
+    assert provenance["dataset"] == folder.name
+    assert provenance["data"] == find_dataset(folder).fingerprint
+    assert (provenance["backbone"], provenance["weights"], provenance["size"]) == (
+        f"timm:{NET}",
+        "",
+        SIZE,
+    )
+    assert (provenance["timm"], provenance["torch"]) == (version("timm"), version("torch"))
 
 
 def test_the_file_is_a_dataset_like_any_other_with_or_without_its_suffix(folder, tmp_path):
@@ -144,9 +148,9 @@ def test_weights_of_a_file_are_those_that_compute(folder, tmp_path):
     found = np.load(embed(folder, tmp_path / "emb", **{**TINY, "weights": weights}))
     expected = features(net, folder / found["names"][0])
     np.testing.assert_allclose(found["X"][0], expected, rtol=1e-3, atol=1e-5)
-    told = json.loads(str(found["provenance"]))
-    assert told["weights"] == weights
-    assert len(told["start"]) == 16
+    provenance = json.loads(str(found["provenance"]))
+    assert provenance["weights"] == weights
+    assert len(provenance["start"]) == 16
 
 
 def test_pictures_in_arrays_are_seen_at_their_own_size_grey_ones_too(tmp_path):
@@ -201,8 +205,8 @@ def test_a_small_network_has_no_features_worth_keeping(folder, tmp_path):
 
 def test_where_nothing_can_be_written_is_told_before_the_data_are_read(tmp_path):
     (tmp_path / "taken.npz").mkdir()
-    for out, told in (("no/emb", "create it first"), ("taken", "give another --out")):
-        with pytest.raises(SpecError, match=told):
+    for out, message in (("no/emb", "create it first"), ("taken", "give another --out")):
+        with pytest.raises(SpecError, match=message):
             embed("no such data", tmp_path / out, **TINY)
 
 
@@ -230,15 +234,15 @@ def test_the_number_of_threads_is_as_before(folder, tmp_path):
 
 def test_progress_counts_the_samples(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(embedding, "CHUNK", 5)
-    told = []
+    reports = []
 
     @contextmanager
     def listener(what, total):
-        yield lambda done: told.append((what, done, total))
+        yield lambda done: reports.append((what, done, total))
 
     with report_progress_to(listener):
         embed(folder, tmp_path / "emb", **TINY)
-    assert [each for each in told if each[0] == "embedding own"] == [
+    assert [each for each in reports if each[0] == "embedding own"] == [
         ("embedding own", done, 12) for done in (5, 10, 12)
     ]
 

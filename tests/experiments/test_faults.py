@@ -58,19 +58,19 @@ def mtimes(store):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "message"),
     [
         ("raises", "ZeroDivisionError: so it is"),
         ("killed", "the process was killed (out of memory?)"),
     ],
 )
-def test_a_run_that_comes_to_a_bad_end_takes_no_other_with_it(kind, told, fault, tmp_path):
+def test_a_run_that_comes_to_a_bad_end_takes_no_other_with_it(kind, message, fault, tmp_path):
     fault.write_text(kind)
     runs = [plan_run("spirals", "failing", target=each, settings={"steps": 20}) for each in TARGETS]
     store = Store(tmp_path / "runs")
     outcomes = {outcome.run.key: outcome for outcome in complete(runs, store, pool=Local(2))}
     assert [type(outcomes[run.key]) for run in runs] == [Record, Failure, Record]
-    assert [failure.error for failure in store.failures()] == [told]
+    assert [failure.error for failure in store.failures()] == [message]
     done = mtimes(store)
     fault.unlink()
     again = list(complete(runs, store))

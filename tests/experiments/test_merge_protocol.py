@@ -255,7 +255,7 @@ def test_what_is_compared_anyway_is_no_merge(name):
 
 
 @pytest.mark.parametrize(
-    ("asked", "kind", "told"),
+    ("asked", "kind", "message"),
     [
         ({"merges": ["scores"]}, UnknownNameError, "did you mean 'score'"),
         ({"expert_method": ["ermm"]}, UnknownNameError, "did you mean 'erm'"),
@@ -276,8 +276,8 @@ def test_what_is_compared_anyway_is_no_merge(name):
     ],
     ids=str,
 )
-def test_what_cannot_be_is_one_line_before_anything_is_trained(asked, kind, told):
-    with pytest.raises(kind, match=told) as error:
+def test_what_cannot_be_is_one_line_before_anything_is_trained(asked, kind, message):
+    with pytest.raises(kind, match=message) as error:
         merging_runs(SPIRALS, **{"merges": ["score"], "trials": 1, **asked})
     assert "\n" not in str(error.value)
 

@@ -164,7 +164,7 @@ def test_the_expert_of_the_target_reports_what_it_has_not_seen(done):
 
 
 def listed(root: Path) -> Path:
-    """Pictures with official lists; on the test list of `c`, nothing can be told from them."""
+    """Images with official lists; those on the test list of `c` carry no information."""
     generator = np.random.default_rng(0)
     for domain in "abc":
         lists = {"train": [], "test": []}
@@ -429,8 +429,8 @@ def test_a_failed_base_fails_all_that_starts_from_it(done, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("methods", [["dmg"], ["erm", "multi_head"], ["urm"]])
 def test_an_expert_that_is_another_network_is_refused_before_training(tmp_path, methods):
-    told = f"{methods[-1]} changes the network of the base, so its experts cannot be merged"
-    with pytest.raises(SpecError, match=told) as caught:
+    message = f"{methods[-1]} changes the network of the base, so its experts cannot be merged"
+    with pytest.raises(SpecError, match=message) as caught:
         runs_of(pictures(tmp_path / "own.npz"), merges=["average"], expert_method=methods)
     assert "\n" not in str(caught.value)
 
@@ -483,8 +483,8 @@ def test_what_is_known_of_a_merged_run_says_with_what_it_was_made(done, monkeypa
 def scaling(store: Store, key: str) -> str:
     """How inputs are scaled, as it is kept beside the weights."""
     with safe_open(store.root / key / "model.safetensors", "pt") as file:
-        told = json.loads(file.metadata()["afield"])
-    return told["mean"], told["std"]
+        metadata = json.loads(file.metadata()["afield"])
+    return metadata["mean"], metadata["std"]
 
 
 def test_pictures_are_scaled_alike_for_base_experts_and_merged(done):

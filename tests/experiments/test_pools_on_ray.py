@@ -141,7 +141,7 @@ def test_a_cluster_without_room_is_told(cluster, caplog):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ({"cpus": 0}, "a run needs CPUs or GPUs"),
         ({"cpus": -1}, "a run needs CPUs or GPUs"),
@@ -149,8 +149,8 @@ def test_a_cluster_without_room_is_told(cluster, caplog):
         ({"retries": -1}, "must not be below 0"),
     ],
 )
-def test_resources_that_cannot_be_are_refused(wrong, told):
-    with pytest.raises(SpecError, match=told):
+def test_resources_that_cannot_be_are_refused(wrong, message):
+    with pytest.raises(SpecError, match=message):
         Ray(**wrong)
 
 

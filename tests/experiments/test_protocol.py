@@ -69,7 +69,7 @@ def test_what_is_given_is_given_in_every_draw():
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "told"),
+    ("settings", "error", "message"),
     [
         ({"stepz": 3}, SpecError, "did you mean 'steps'"),
         ({"steps": "many"}, SpecError, "^steps='many': should be a valid integer$"),
@@ -89,8 +89,8 @@ def test_what_is_given_is_given_in_every_draw():
         ({"vrex.penaltee": 1}, SpecError, "did you mean 'penalty'"),
     ],
 )
-def test_a_setting_that_cannot_be_is_an_error(settings, error, told):
-    with pytest.raises(error, match=told):
+def test_a_setting_that_cannot_be_is_an_error(settings, error, message):
+    with pytest.raises(error, match=message):
         leave_one_out(DIGITS, ["vrex"], settings=settings)
 
 
@@ -200,7 +200,7 @@ def test_held_out_shares_are_read_by_rules_that_can_read_them(options, rules):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"rules": ["left-out-source"]}, "the rule left-out-source cannot select .* 5 test and 2"),
         ({"rules": ["target", "left-out-source"]}, "the rule left-out-source cannot"),
@@ -211,8 +211,8 @@ def test_held_out_shares_are_read_by_rules_that_can_read_them(options, rules):
     ],
     ids=str,
 )
-def test_what_cannot_be_read_of_held_out_shares_is_refused(options, told):
-    with pytest.raises((SpecError, UnknownNameError), match=told):
+def test_what_cannot_be_read_of_held_out_shares_is_refused(options, message):
+    with pytest.raises((SpecError, UnknownNameError), match=message):
         hold_out(MANY, ["erm"], **options)
 
 
@@ -275,8 +275,8 @@ def test_methods_take_turns_and_trials_come_one_after_the_other_for_all_numbers(
 
 @pytest.mark.parametrize("number", [0, -1, 14, 20])
 def test_a_number_of_domains_that_cannot_be_is_refused(number):
-    told = f"many: cannot train on {number} domains; 13 remain beside those that are held out"
-    with pytest.raises(SpecError, match=told):
+    message = f"many: cannot train on {number} domains; 13 remain beside those that are held out"
+    with pytest.raises(SpecError, match=message):
         hold_out(MANY, ["erm"], train_on=[3, number])
 
 

@@ -422,9 +422,9 @@ def test_pictures_are_scaled_as_the_network_was_made_for_and_numbers_as_the_sour
     )
     assert material(run(), found).scaling.to_dict() == {"mean": [127.5], "std": [127.5]}
     numbers = {name: Domain(d.x.float() * 7, d.y) for name, d in found.items()}
-    told = material(asked, numbers).scaling.to_dict()
-    assert told == material(run(), numbers).scaling.to_dict()
-    assert told["mean"][0] > 500
+    scaling = material(asked, numbers).scaling.to_dict()
+    assert scaling == material(run(), numbers).scaling.to_dict()
+    assert scaling["mean"][0] > 500
 
 
 def test_files_that_were_left_out_are_counted():

@@ -124,8 +124,8 @@ def assert_kills_change_nothing(run, tmp_path, *, kills, resumed_at_least):
         execute(run, store)
         assert outcome(store, run) == outcome(reference, run)
         assert not list(store.folder(run).glob("*.part"))
-    told = "hardly a kill fell between snapshots: the test has lost its point"
-    assert resumed >= resumed_at_least, told
+    message = "hardly a kill fell between snapshots: the test has lost its point"
+    assert resumed >= resumed_at_least, message
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_a_finished_run_is_not_done_again(tmp_path):
     store = Store(tmp_path)
     first = execute(run, store)
     seen = []
-    assert execute(run, store, watch=lambda *told: seen.append(told)) == first
+    assert execute(run, store, watch=lambda *arguments: seen.append(arguments)) == first
     assert seen == []
 
 
@@ -177,7 +177,7 @@ def test_the_deployed_weights_are_those_of_the_best_checkpoint_on_the_sources(tm
     best = values.index(max(values))
     assert best < len(values) - 1, "the best is the last: the test has lost its point"
     short = replace(run, steps=record.checkpoints[best].step)
-    execute(short, Store(tmp_path / "short"), watch=lambda *told: seen.append(told))
+    execute(short, Store(tmp_path / "short"), watch=lambda *arguments: seen.append(arguments))
     weights, expected = store.weights(run), Store(tmp_path / "short").weights(short)
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
@@ -586,7 +586,7 @@ def test_a_valley_that_was_interrupted_ends_in_the_same_bytes(form, tmp_path):
         interrupted(run, broken, after=after)
         assert broken.snapshot(run) is not None
     seen = []
-    execute(run, broken, watch=lambda *told: seen.append(told))
+    execute(run, broken, watch=lambda *arguments: seen.append(arguments))
     assert seen == []
     assert outcome(broken, run) == outcome(straight, run)
 
@@ -656,8 +656,8 @@ def test_the_parts_that_are_kept_are_those_of_the_best_checkpoint(average, tmp_p
     record = execute(run, store)
     best = max(record.candidates, key=lambda checkpoint: selection_value(checkpoint, run))
     if average == "last":
-        told = "the best is the last: the test has lost its point"
-        assert best.step < record.checkpoints[-1].step, told
+        message = "the best is the last: the test has lost its point"
+        assert best.step < record.checkpoints[-1].step, message
     kept = read_run_weights(store.folder(run), "parts")
     assert kept
     # What a snapshot of that moment has.

@@ -137,7 +137,7 @@ TWO, THREE = DIGITS.domains[:2], DIGITS.domains[:3]
 
 
 @pytest.mark.parametrize(
-    ("method", "sources", "settings", "told"),
+    ("method", "sources", "settings", "message"),
     [
         ("mldg", DIGITS.domains[:1], {}, "mldg needs 2 or more source domains .* not 1"),
         ("mldg", TWO, {"mldg.tests": 2}, "mldg needs 3 or more source domains .* not 2"),
@@ -157,8 +157,8 @@ TWO, THREE = DIGITS.domains[:2], DIGITS.domains[:3]
     ids=str,
 )
 @pytest.mark.parametrize("draw", [0, 1])
-def test_what_a_method_refuses_is_told_when_a_run_is_planned(method, sources, settings, told, draw):
-    with pytest.raises(SpecError, match=told):
+def test_a_method_refuses_settings_when_a_run_is_planned(method, sources, settings, message, draw):
+    with pytest.raises(SpecError, match=message):
         resolve_run(DIGITS, method, sources, draw=draw, settings=settings)
 
 
@@ -208,7 +208,7 @@ def test_a_dataset_may_have_an_optimiser_of_its_own():
 
 
 @pytest.mark.parametrize(
-    ("asked", "error", "told"),
+    ("asked", "error", "message"),
     [
         ("sgdd", UnknownNameError, "no optimizer 'sgdd'; did you mean 'sgd'"),
         ("sgd:momentun=0.9", SpecError, "optimizer=sgd:momentun=0.9: .*'momentun'"),
@@ -217,9 +217,9 @@ def test_a_dataset_may_have_an_optimiser_of_its_own():
         ("sgd:momentum=lots", SpecError, "'lots' is neither a number"),
     ],
 )
-def test_an_optimiser_that_cannot_be_is_refused_before_anything_is_done(asked, error, told):
+def test_an_optimiser_that_cannot_be_is_refused_before_anything_is_done(asked, error, message):
     for plan in (leave_one_out, hold_out):
-        with pytest.raises(error, match=told):
+        with pytest.raises(error, match=message):
             plan(MANY, ["erm"], settings={"optimizer": asked})
 
 

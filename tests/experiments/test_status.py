@@ -1,4 +1,4 @@
-"""How far a benchmark is, told by its store alone."""
+"""The progress of a benchmark, read from its store alone."""
 
 import os
 import time

@@ -232,8 +232,8 @@ def test_weights_say_how_their_inputs_are_made(tmp_path):
     with store.claim(RUN):
         store.put(record_of(), {"w": torch.ones(1)}, inputs={"classes": ["x", "y"], "mean": [0.5]})
     with safe_open(store.folder(RUN) / "model.safetensors", "pt") as file:
-        told = json.loads(file.metadata()["afield"])
-    assert told == {"run": RUN.key, "classes": ["x", "y"], "mean": [0.5]}
+        metadata = json.loads(file.metadata()["afield"])
+    assert metadata == {"run": RUN.key, "classes": ["x", "y"], "mean": [0.5]}
 
 
 def test_a_record_from_before_is_read_with_what_was_usual_then(tmp_path):

@@ -35,7 +35,7 @@ def test_an_unknown_name_is_answered_with_a_guess():
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("small:cnn1", "did you mean 'small:cnn'"),
         ("smal:lenet", "did you mean 'small:lenet'"),
@@ -45,12 +45,12 @@ def test_an_unknown_name_is_answered_with_a_guess():
         pytest.param("torchvision:alexnett", "did you mean 'torchvision:alexnet'", marks=heavy),
     ],
 )
-def test_unknown_names_of_every_family_are_answered_with_a_hint(name, told):
+def test_unknown_names_of_every_family_are_answered_with_a_hint(name, message):
     def input_form() -> Form | None:
         return find_backbone(name).input_form()
 
     for call in (input_form, partial(network, name, (3, 32, 32), 2)):
-        with pytest.raises(UnknownNameError, match=f"no backbone '{name}'; {told}") as error:
+        with pytest.raises(UnknownNameError, match=f"no backbone '{name}'; {message}") as error:
             call()
         assert len(str(error.value)) < 400
 
@@ -117,7 +117,7 @@ def test_arrays_are_no_pictures_for_networks_of_libraries(name, shape):
 
 @heavy
 @pytest.mark.parametrize(
-    ("name", "shape", "told"),
+    ("name", "shape", "message"),
     [
         ("timm:vit_tiny_patch16_224", (3, 8, 8), "use another --set size or network"),
         ("torchvision:alexnet", (3, 16, 16), "use another --set size or network"),
@@ -125,8 +125,8 @@ def test_arrays_are_no_pictures_for_networks_of_libraries(name, shape):
         ("torchvision:squeezenet1_1", (3, 64, 64), "does not end in a linear layer"),
     ],
 )
-def test_what_a_network_cannot_take_is_told_when_it_is_built(name, shape, told):
-    with pytest.raises(SpecError, match=f"{name}.*{told}") as error:
+def test_what_a_network_cannot_take_is_told_when_it_is_built(name, shape, message):
+    with pytest.raises(SpecError, match=f"{name}.*{message}") as error:
         network(name, shape, 2)
     assert "\n" not in str(error.value)
 

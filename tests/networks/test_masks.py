@@ -224,7 +224,7 @@ def test_layers_can_be_named_and_come_in_the_order_of_the_network():
 
 
 @pytest.mark.parametrize(
-    ("layers", "told"),
+    ("layers", "message"),
     [
         (["features.2.conv"], "no layer 'features.2.conv'; did you mean"),
         (["unused"], "layer 'unused' is not called; mask another layer"),
@@ -235,7 +235,7 @@ def test_layers_can_be_named_and_come_in_the_order_of_the_network():
         ),
     ],
 )
-def test_layers_that_cannot_be_masked_are_refused(layers, told):
+def test_layers_that_cannot_be_masked_are_refused(layers, message):
     class Odd(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -245,7 +245,7 @@ def test_layers_that_cannot_be_masked_are_refused(layers, told):
         def forward(self, x):
             return self.twice(self.twice(self.features(x)))
 
-    with pytest.raises(SpecError, match=told):
+    with pytest.raises(SpecError, match=message):
         MaskedNetwork(Odd(), torch.zeros(1, 6), DOMAINS, layers=layers)
 
 

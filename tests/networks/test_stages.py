@@ -19,8 +19,8 @@ def stages(name, *shape):
 
 
 def test_a_residual_network_has_the_six_stages_of_the_paper():
-    told = ["act1", "layer1", "layer2", "layer3", "layer4"]
-    expected = [*(f"features.{name}" for name in told), "head"]
+    names = ["act1", "layer1", "layer2", "layer3", "layer4"]
+    expected = [*(f"features.{name}" for name in names), "head"]
     assert stages("timm:resnet18", 3, 32, 32) == expected
     # Torchvision's does not tell them; they are found by the sizes of its maps.
     expected[0] = "features.relu"
@@ -105,15 +105,15 @@ def test_pictures_need_not_be_square():
 
 def test_what_is_watched_is_told_while_it_is_watched():
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
-    told = {}
+    outputs = {}
     x = torch.randn(5, 4)
-    with hook_outputs(model, told.__setitem__, "0", "1"):
+    with hook_outputs(model, outputs.__setitem__, "0", "1"):
         model(x)
-    assert list(told) == ["0", "1"]
-    assert torch.equal(told["1"], model(x))
-    told.clear()
+    assert list(outputs) == ["0", "1"]
+    assert torch.equal(outputs["1"], model(x))
+    outputs.clear()
     model(x)
-    assert not told
+    assert not outputs
 
 
 @pytest.mark.parametrize(

@@ -51,14 +51,14 @@ def noisy() -> nn.Module:
 
 def slow(model: nn.Module, portion: Domain) -> Score:
     logits = model(portion.x).detach().double()
-    told, y = logits.argmax(1).numpy(), portion.y.numpy()
+    predicted, y = logits.argmax(1).numpy(), portion.y.numpy()
     return Score(
-        accuracy=accuracy_score(y, told),
-        balanced_accuracy=recall_score(y, told, labels=np.unique(y), average="macro"),
+        accuracy=accuracy_score(y, predicted),
+        balanced_accuracy=recall_score(y, predicted, labels=np.unique(y), average="macro"),
         loss=log_loss(y, logits.softmax(1).numpy(), labels=range(CLASSES)),
         size=len(y),
-        calibration_error=slow_calibration_error(logits.softmax(1).amax(1).numpy(), told == y),
-        accuracy_at_90=slow_accuracy_at_90(logits.softmax(1).amax(1).numpy(), told == y),
+        calibration_error=slow_calibration_error(logits.softmax(1).amax(1).numpy(), predicted == y),
+        accuracy_at_90=slow_accuracy_at_90(logits.softmax(1).amax(1).numpy(), predicted == y),
     )
 
 
@@ -196,7 +196,7 @@ def test_a_frozen_part_in_evaluation_mode_stays_so():
 
 def test_a_model_that_can_be_told_the_domain_is_read_on_its_sources_both_ways():
     class Telling(nn.Module):
-        """Class 0, unless it is told the second domain."""
+        """Class 0, unless the second domain is given."""
 
         domains = ("first", "second")
 
@@ -232,25 +232,25 @@ def said(confidences: list[float], hits: list[bool]) -> Domain:
     return Domain(x, torch.tensor([0 if hit else 1 for hit in hits]))
 
 
-def told(portion: Domain) -> Score:
+def score_of(portion: Domain) -> Score:
     return Evaluator({("a", "main"): portion}).evaluate(Saying())["a"].main
 
 
 def test_the_calibration_error_is_the_one_computed_by_hand():
     # Two bins: 0.61 and 0.62 (one of two right), 0.9, 0.91 and 0.92 (all right).
-    found = told(said([0.61, 0.9, 0.91, 0.62, 0.92], [True, True, True, False, True]))
+    found = score_of(said([0.61, 0.9, 0.91, 0.62, 0.92], [True, True, True, False, True]))
     assert found.calibration_error == pytest.approx((abs(1 - 1.23) + abs(3 - 2.73)) / 5)
 
 
 def test_a_model_that_is_right_as_often_as_it_says_has_no_calibration_error():
-    found = told(said([0.75] * 8, [True] * 6 + [False] * 2))
+    found = score_of(said([0.75] * 8, [True] * 6 + [False] * 2))
     assert found.calibration_error == pytest.approx(0.0, abs=1e-6)
 
 
 def test_the_accuracy_at_90_leaves_out_the_tenth_that_is_least_sure():
     confidences = [0.6 + 0.01 * i for i in range(20)]
     hits = [False, False, True, *[True] * 16, False]
-    assert told(said(confidences, hits)).accuracy_at_90 == pytest.approx(17 / 18)
+    assert score_of(said(confidences, hits)).accuracy_at_90 == pytest.approx(17 / 18)
 
 
 @pytest.mark.parametrize("size", [1, 2, 9, 10, 11, 19])
@@ -260,19 +260,21 @@ def test_nine_tenths_are_rounded_up(size):
     hits = [True] * (size - 1) + [False]
     kept = math.ceil(9 * size / 10)
     right = min(kept, size - 1)
-    assert told(said(confidences, hits)).accuracy_at_90 == pytest.approx(right / kept)
+    assert score_of(said(confidences, hits)).accuracy_at_90 == pytest.approx(right / kept)
 
 
 def test_among_equally_sure_samples_the_order_is_nothing():
     hits = np.array([True] * 12 + [False] * 8)
     found = {
-        told(said([0.8] * 20, np.random.default_rng(i).permutation(hits).tolist())).accuracy_at_90
+        score_of(
+            said([0.8] * 20, np.random.default_rng(i).permutation(hits).tolist())
+        ).accuracy_at_90
         for i in range(5)
     }
     assert list(found) == [pytest.approx(12 / 20)]
     # Six of nine places go to seven equals of whom three are right.
     mixed = said([0.9] * 3 + [0.7] * 7, [True, True, False, *[True] * 3, *[False] * 4])
-    assert told(mixed).accuracy_at_90 == pytest.approx((2 + 6 * 3 / 7) / 9)
+    assert score_of(mixed).accuracy_at_90 == pytest.approx((2 + 6 * 3 / 7) / 9)
 
 
 def test_confidence_is_that_of_each_portion_alone():
@@ -282,12 +284,12 @@ def test_confidence_is_that_of_each_portion_alone():
     }
     together = Evaluator(portions).evaluate(Saying())
     for (name, _), portion in portions.items():
-        assert_close(together[name].main, told(portion))
+        assert_close(together[name].main, score_of(portion))
 
 
 def test_outputs_that_are_no_numbers_give_scores_all_the_same():
     portion = Domain(torch.full((4, 2), math.nan), torch.tensor([0, 1, 0, 1]))
-    found = told(portion)
+    found = score_of(portion)
     assert math.isnan(found.loss)
     assert found.calibration_error == found.accuracy_at_90 == found.accuracy
 

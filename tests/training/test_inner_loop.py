@@ -413,7 +413,7 @@ def test_a_walk_without_weights_says_so():
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"steps_per_domain": 0}, r"arith.steps_per_domain=0: must be above 0"),
         ({"inner_rate": -1.0}, r"arith.inner_rate=-1: must not be below 0"),
@@ -421,6 +421,6 @@ def test_a_walk_without_weights_says_so():
         ({"momentum": -0.1}, r"arith.momentum=-0.1: must be from 0 to below 1"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings, told):
-    with pytest.raises(SpecError, match=told):
+def test_settings_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(SpecError, match=message):
         Arith(**settings)

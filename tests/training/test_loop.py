@@ -197,9 +197,9 @@ def test_an_average_that_chooses_itself_is_told_of_the_trained_model_and_the_sou
     average = Watching(**SHORT)
     trained(average, model, task, Stream(samples, batch=8, seed=0), losses=ENDING)
     assert len(seen) == 6
-    for told, known in zip(seen, plain, strict=False):
-        assert tuple(told.scores) == task.sources
-        assert told.scores == {name: known.scores[name] for name in task.sources}
+    for checkpoint, known in zip(seen, plain, strict=False):
+        assert tuple(checkpoint.scores) == task.sources
+        assert checkpoint.scores == {name: known.scores[name] for name in task.sources}
 
 
 def test_the_losses_of_the_target_do_not_reach_the_choice(model, task, samples):
@@ -326,10 +326,12 @@ def test_new_statistics_disturb_neither_the_training_nor_the_random_numbers(aver
         each.setup(learner.model, steps=20)
         stream = Stream(samples, batch=8, seed=0)
         score = Scores(probe=Score(0.5, 0.5, 1.0, 8))
-        told = dict.fromkeys(task.sources, score)
+        scores = dict.fromkeys(task.sources, score)
         torch.manual_seed(3)
         list(
-            checkpoints(ERM(), learner, each, stream, lambda _, told=told: told, steps=20, every=3)
+            checkpoints(
+                ERM(), learner, each, stream, lambda _, scores=scores: scores, steps=20, every=3
+            )
         )
         assert all(module.training for module in learner.model.modules())
         assert learner.model.features[1].momentum == 0.3

@@ -84,7 +84,7 @@ def test_others_are_as_torch_makes_them(name):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("adamm", "no optimizer 'adamm'; did you mean 'adam'"),
         ("SDG", "no optimizer 'sdg'; did you mean 'sgd'"),
@@ -99,14 +99,14 @@ def test_others_are_as_torch_makes_them(name):
         (":momentum=0.9", "no optimizer ''; "),
     ],
 )
-def test_an_unknown_name_is_answered_with_a_guess(text, told):
-    with pytest.raises(UnknownNameError, match=f"^{told}") as error:
+def test_an_unknown_name_is_answered_with_a_guess(text, message):
+    with pytest.raises(UnknownNameError, match=f"^{message}") as error:
         canonical_optimizer(text)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("sgd:momentun=0.9", "unexpected keyword argument 'momentun'"),
         ("adam:momentum=0.9", "unexpected keyword argument 'momentum'"),
@@ -124,8 +124,8 @@ def test_an_unknown_name_is_answered_with_a_guess(text, told):
         ("sgd:momentum=NaN", "'NaN' is neither a number"),
     ],
 )
-def test_an_option_that_cannot_be_is_refused_in_one_line(text, told):
-    with pytest.raises(SpecError, match=told) as error:
+def test_an_option_that_cannot_be_is_refused_in_one_line(text, message):
+    with pytest.raises(SpecError, match=message) as error:
         canonical_optimizer(text)
     assert str(error.value).startswith(f"optimizer={text}: ")
     assert "\n" not in str(error.value)

@@ -110,7 +110,7 @@ def resolve_run(
     if drawn[""]["batch_total"]:
         drawn[""]["batch"], drawn[""]["domains_per_step"] = usual[""]["batch"], 0
     training = resolve_settings(drawn[""], dataset)
-    per_step = min(training["domains_per_step"], len(sources)) or len(sources)
+    per_step = min(max(0, training["domains_per_step"]), len(sources)) or len(sources)
     built = build(owners[method], drawn[method])
     if training["batch_total"]:
         _check_pooled(built, method, training["batch_total"])

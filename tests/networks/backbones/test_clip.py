@@ -267,7 +267,7 @@ def test_weights_of_the_hub_are_never_guessed(tag):
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("clip:ViT-B-33", "did you mean 'clip:ViT-B-32'"),
         ("clip:ViT-B/32", "did you mean 'clip:ViT-B-"),
@@ -277,10 +277,10 @@ def test_weights_of_the_hub_are_never_guessed(tag):
         ("clip:", "did you mean 'clip:"),
     ],
 )
-def test_unknown_models_and_tags_are_answered_with_a_hint(name, told):
+def test_unknown_models_and_tags_are_answered_with_a_hint(name, message):
     backbone = find_backbone(name)
     for call in (backbone.input_form, partial(network, name, (3, 32, 32), 2)):
-        with pytest.raises(UnknownNameError, match=f"no backbone '{name}'; {told}") as error:
+        with pytest.raises(UnknownNameError, match=f"no backbone '{name}'; {message}") as error:
             call()
         assert len(str(error.value)) < 400
 
@@ -312,7 +312,7 @@ def test_files_of_something_else_are_refused_in_one_line(tmp_path, file):
     state = peer().state_dict()
     visual = {key: value for key, value in state.items() if key.startswith("visual.")}
     lacking = {key: value for key, value in state.items() if "resblocks.1.mlp" not in key}
-    told = {
+    message = {
         "visual": "not a complete CLIP",
         "lacking": "same architecture",
         "other": "same architecture",
@@ -323,7 +323,7 @@ def test_files_of_something_else_are_refused_in_one_line(tmp_path, file):
     (tmp_path / "broken.pt").write_bytes(b"not weights")
     for name in ("visual", "lacking", "other", "broken"):
         weights = str(tmp_path / f"{name}.pt")
-        with pytest.raises(DataError, match=told.get(name, "no readable weights")) as error:
+        with pytest.raises(DataError, match=message.get(name, "no readable weights")) as error:
             network("clip:little-vit", (3, 32, 32), 3, weights=weights, class_names=NAMES)
         assert str(error.value).startswith(weights)
         assert "\n" not in str(error.value)

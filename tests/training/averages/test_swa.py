@@ -91,7 +91,7 @@ def test_a_saved_mean_goes_on_as_if_nothing_had_happened():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ({"start": 1.0}, "swa.start=1: must be a share of the steps from 0 to below 1"),
         ({"start": -0.1}, "swa.start=-0.1: must be a share of the steps from 0 to below 1"),
@@ -100,8 +100,8 @@ def test_a_saved_mean_goes_on_as_if_nothing_had_happened():
         ({"period": -5}, "swa.period=-5: must be above 0"),
     ],
 )
-def test_settings_without_a_meaning_are_refused(wrong, told):
-    with pytest.raises(SpecError, match=f"^{told}$"):
+def test_settings_without_a_meaning_are_refused(wrong, message):
+    with pytest.raises(SpecError, match=f"^{message}$"):
         SWA(**wrong)
 
 

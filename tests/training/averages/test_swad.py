@@ -300,15 +300,15 @@ def test_the_default_and_the_papers_form_are_not_the_same():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ({"converge": 0}, "swad.converge=0: must not be below 1"),
         ({"patience": -2}, "swad.patience=-2: must not be below 1"),
         ({"slack": -0.5}, "swad.slack=-0.5: must not be below 0"),
     ],
 )
-def test_settings_without_a_meaning_are_refused(wrong, told):
-    with pytest.raises(SpecError, match=f"^{told}$"):
+def test_settings_without_a_meaning_are_refused(wrong, message):
+    with pytest.raises(SpecError, match=f"^{message}$"):
         SWAD(**wrong)
 
 
@@ -329,9 +329,9 @@ def test_the_record_says_which_steps_are_in_the_mean(form, sequence):
             score = Score(0.5, 0.5, sequence[step // every], 1)
             average.after_checkpoint(Checkpoint(step + 1, {"a": Scores(probe=score)}, {}))
             used = average.model.weight[0].nonzero().flatten() + 1
-            told = average.logs()
-            assert (told["averaged_from"], told["averaged_to"]) == (used[0], used[-1])
-            assert told["valley"] == (average.begin is not None)
+            logs = average.logs()
+            assert (logs["averaged_from"], logs["averaged_to"]) == (used[0], used[-1])
+            assert logs["valley"] == (average.begin is not None)
         if average.done:
             break
 

@@ -238,8 +238,8 @@ def test_an_eps_below_zero_is_refused(eps):
 
 @pytest.mark.parametrize("shares", [(1.0,), (0.5, 0.5), (0.25,) * 4])
 def test_weights_of_the_wrong_number_are_refused(shares):
-    told = rf"^arith\.shares: {len(shares)} weights for 3 source domain\(s\) per step; give one"
-    with pytest.raises(SpecError, match=told):
+    message = rf"^arith\.shares: {len(shares)} weights for 3 source domain\(s\) per step; give one"
+    with pytest.raises(SpecError, match=message):
         Arith(shares=shares).check(3)
     Arith(shares=shares).check(len(shares))
 
@@ -250,7 +250,7 @@ def test_any_number_of_domains_will_do_without_weights_of_ones_own():
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"arith.shares": "0.5,0.5"}, "2 weights for 3 source domain"),
         ({"arith.shares": "0.5,0.3,0.2", "domains_per_step": 2}, "3 weights for 2 source domain"),
@@ -259,12 +259,12 @@ def test_any_number_of_domains_will_do_without_weights_of_ones_own():
     ],
     ids=str,
 )
-def test_what_cannot_be_is_told_before_anything_is_trained(settings, told, tmp_path):
-    with pytest.raises(SpecError, match=told):
+def test_what_cannot_be_is_told_before_anything_is_trained(settings, message, tmp_path):
+    with pytest.raises(SpecError, match=message):
         make_benchmark("spirals", "arith", settings=settings).runs()
-    with pytest.raises(SpecError, match=told):
+    with pytest.raises(SpecError, match=message):
         plan_run("spirals", "arith", target="turn0", settings=settings)
-    with pytest.raises(SpecError, match=told):
+    with pytest.raises(SpecError, match=message):
         bench("spirals", ["erm", "arith"], settings=settings, store=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 

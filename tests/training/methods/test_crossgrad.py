@@ -239,7 +239,7 @@ def test_whole_numbers_cannot_be_moved():
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"epsilon_label": -1.0}, "epsilon_label=-1"),
         ({"epsilon_domain": -1.0}, "epsilon_domain=-1"),
@@ -248,8 +248,8 @@ def test_whole_numbers_cannot_be_moved():
         ({"alpha_domain": -0.5}, "alpha_domain=-0.5"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings, told):
-    with pytest.raises(SpecError, match=f"crossgrad.{told}"):
+def test_settings_that_make_no_sense_are_refused(settings, message):
+    with pytest.raises(SpecError, match=f"crossgrad.{message}"):
         CrossGrad(**settings)
 
 

@@ -68,8 +68,8 @@ def test_features_follow_the_labels_minus_lambda_times_the_domains(model, task, 
     torch.testing.assert_close(followed(learner.parts["domain"]), flat)
     torch.testing.assert_close(logs["loss"], (label + domain).detach())
     torch.testing.assert_close(logs["label loss"], label.detach())
-    told = (discriminator(features).argmax(1) == batch.domain).float().mean()
-    assert logs["domain accuracy"] == told
+    accuracy = (discriminator(features).argmax(1) == batch.domain).float().mean()
+    assert logs["domain accuracy"] == accuracy
 
 
 @pytest.mark.parametrize("settings", [{"weight": 0.0}, {"delay": 1.0}])

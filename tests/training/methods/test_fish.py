@@ -198,12 +198,12 @@ def test_what_goes_with_plain_steps_only_is_refused_without_them(options):
 
 @pytest.mark.parametrize("setting", [{"fish.outer": "divided"}, {"fish.momentum": 0.9}], ids=str)
 def test_what_cannot_be_is_told_before_anything_is_trained(setting, tmp_path):
-    told = "need fish.inner=sgd"
-    with pytest.raises(SpecError, match=told):
+    message = "need fish.inner=sgd"
+    with pytest.raises(SpecError, match=message):
         make_benchmark("spirals", "fish", settings=setting).runs()
-    with pytest.raises(SpecError, match=told):
+    with pytest.raises(SpecError, match=message):
         plan_run("spirals", "fish", target="turn0", settings=setting)
-    with pytest.raises(SpecError, match=told):
+    with pytest.raises(SpecError, match=message):
         bench("spirals", ["erm", "fish"], settings=setting, store=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 

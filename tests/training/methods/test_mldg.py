@@ -284,7 +284,7 @@ def test_statistics_of_batch_norm_are_those_of_all_passes(method, descent, monke
 
 
 @pytest.mark.parametrize(
-    ("tests", "domains", "told"),
+    ("tests", "domains", "message"),
     [
         (0, 1, r"^mldg needs 2 or more source domains per step to make a pair, not 1"),
         (1, 1, r"^mldg needs 2 or more source domains .*, not 1 \(mldg\.tests=1\)$"),
@@ -292,12 +292,12 @@ def test_statistics_of_batch_norm_are_those_of_all_passes(method, descent, monke
         (2, 1, r"^mldg needs 3 or more source domains .*, not 1 \(mldg\.tests=2\)$"),
     ],
 )
-def test_too_few_domains_for_a_pair_are_refused(tests, domains, told, model, task):
+def test_too_few_domains_for_a_pair_are_refused(tests, domains, message, model, task):
     method = MLDG(tests=tests)
-    with pytest.raises(SpecError, match=told):
+    with pytest.raises(SpecError, match=message):
         method.check(domains)
     learner, before = method.setup(model.double(), task), theta(model)
-    with pytest.raises(SpecError, match=told):
+    with pytest.raises(SpecError, match=message):
         method.update(learner, random_batches(domains))
     assert torch.equal(theta(model), before)
 
@@ -319,7 +319,7 @@ def test_what_does_not_go_together_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("target", "settings", "told"),
+    ("target", "settings", "message"),
     [
         (["turn0", "turn10", "turn20"], {}, "2 or more source domains .* not 1"),
         (["turn0", "turn10"], {"mldg.tests": 2}, "3 or more .* not 2 .*use mldg.tests=0"),
@@ -330,13 +330,13 @@ def test_what_does_not_go_together_is_refused():
     ],
     ids=str,
 )
-def test_one_run_that_cannot_be_is_told_when_it_is_planned(target, settings, told):
-    with pytest.raises(SpecError, match=told):
+def test_one_run_that_cannot_be_is_told_when_it_is_planned(target, settings, message):
+    with pytest.raises(SpecError, match=message):
         plan_run("spirals", "mldg", target=target, settings=settings)
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"settings": {"mldg.tests": 3}}, "4 or more source domains"),
         ({"settings": {"domains_per_step": 1}}, "2 or more source domains"),
@@ -345,10 +345,10 @@ def test_one_run_that_cannot_be_is_told_when_it_is_planned(target, settings, tol
     ],
     ids=str,
 )
-def test_a_benchmark_that_cannot_be_is_told_before_anything_is_trained(options, told, tmp_path):
-    with pytest.raises(SpecError, match=told):
+def test_a_benchmark_that_cannot_be_is_told_before_anything_is_trained(options, message, tmp_path):
+    with pytest.raises(SpecError, match=message):
         make_benchmark("spirals", ["erm", "mldg"], **options).runs()
-    with pytest.raises(SpecError, match=told):
+    with pytest.raises(SpecError, match=message):
         bench("spirals", ["erm", "mldg"], store=tmp_path / "runs", **options)
     assert not (tmp_path / "runs").exists()
 

@@ -80,10 +80,10 @@ def test_an_unknown_domain_gets_the_mean_of_the_raw_logits(headed, batches):
 
 def test_a_known_domain_gets_its_own_head(headed, batches):
     pooled = pool(batches)
-    told = headed.eval()(pooled.x, pooled.domain)
+    given_domain = headed.eval()(pooled.x, pooled.domain)
     apart = [headed(batch.x, domain) for domain, batch in enumerate(batches)]
-    torch.testing.assert_close(told, torch.cat(apart))
-    assert not torch.allclose(told, headed(pooled.x))
+    torch.testing.assert_close(given_domain, torch.cat(apart))
+    assert not torch.allclose(given_domain, headed(pooled.x))
 
 
 def test_checkpoints_have_the_score_of_the_known_domain_beside_that_of_the_mean(headed, samples):
