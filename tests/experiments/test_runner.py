@@ -18,6 +18,7 @@ from afield import registry
 from afield.data.lookup import find_dataset
 from afield.data.stream import Stream
 from afield.errors import DataError
+from afield.experiments.domain_choice import ALL_DOMAINS, DomainChoice
 from afield.experiments.planning import plan_run
 from afield.experiments.protocol import hold_out, leave_one_out
 from afield.experiments.record import Run
@@ -29,6 +30,7 @@ from afield.experiments.selection import (
     selection_value,
     source_accuracy,
 )
+from afield.experiments.settings import resolve_run
 from afield.experiments.store import Store, read_run_weights
 from afield.hyperparameters import defaults, without_neutral
 from afield.networks.backbone import network
@@ -277,6 +279,55 @@ def test_noise_for_labels_of_the_target_changes_neither_weights_nor_picks(tmp_pa
     assert weights == noisy_weights
     assert picks == noisy_picks
     assert outcomes != noisy_outcomes
+
+
+@pytest.mark.slow
+def test_noise_for_labels_of_the_target_changes_no_weight_however_a_benchmark_is_asked(tmp_path):
+    steps = {"steps": 12, "every": 3}
+    asked = [
+        (DomainChoice(targets=("c",)), steps),
+        (DomainChoice(targets=("b+c",)), steps),
+        (DomainChoice(targets=("c",), validate_on=("b",)), steps),
+        (DomainChoice(sources=("a",), targets=("c",)), steps),
+        (DomainChoice(single_source=True), steps),
+        (ALL_DOMAINS, {**steps, "report": "whole"}),
+        (ALL_DOMAINS, {**steps, "split": "random"}),
+        (ALL_DOMAINS, {"epochs": 2, "batch_total": 16, "lr_schedule": "exponential:rate=0.5"}),
+        (ALL_DOMAINS, {**steps, "lr_schedule": "inverse:every=epoch,gamma=1,warmup=0.1"}),
+    ]
+    found = []
+    for noise in (False, True):
+        dataset = arrays(tmp_path / f"{noise}.npz", noise=noise)
+        store = Store(tmp_path / f"runs-{noise}")
+        weights, outcomes = [], []
+        for choice, settings in asked:
+            runs = leave_one_out(dataset, ["erm"], choice=choice, trials=1, settings=settings)
+            blind = [run for run in runs if "c" not in run.sources]
+            assert blind
+            for run in blind:
+                record = execute(run, store)
+                weights.append({n: value.tolist() for n, value in store.weights(run).items()})
+                outcomes.append([point.score("c", "main") for point in record.checkpoints])
+        found.append((weights, outcomes))
+    (weights, outcomes), (noisy_weights, noisy_outcomes) = found
+    assert weights == noisy_weights
+    assert all(one != other for one, other in zip(outcomes, noisy_outcomes, strict=True))
+
+
+def test_a_whole_domain_is_its_test_split_and_its_validation_split_together(tmp_path):
+    dataset = arrays(tmp_path / "arrays.npz", noise=False)
+    records = {}
+    for report in ("test", "whole"):
+        settings = {"steps": 6, "every": 3, "report": report}
+        run = resolve_run(dataset, "erm", ("a", "b"), settings=settings)
+        records[report] = execute(run, Store(tmp_path / report))
+    whole = records["whole"].checkpoints[-1].scores["c"]
+    split = records["test"].checkpoints[-1].scores["c"]
+    assert (split.main.size, split.probe.size, whole.main.size) == (32, 8, 40)
+    hits = split.main.accuracy * 32 + split.probe.accuracy * 8
+    assert whole.main.accuracy == pytest.approx(hits / 40)
+    assert whole.probe is None
+    assert records["whole"].run.rules == ("sources",)
 
 
 def test_inputs_of_the_target_do_not_reach_the_scaling(tmp_path):

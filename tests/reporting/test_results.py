@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
-from afield.experiments.record import Run
+import pytest
+
+from afield.experiments.record import Record, Run
 from afield.reporting.results import (
     chosen_settings,
     common_settings,
@@ -10,7 +12,9 @@ from afield.reporting.results import (
     row_label,
     sees_target_samples,
 )
-from tests.stores import DOMAINS, benchmark_records, held_out, record
+from afield.reporting.table import tabulate
+from afield.training.evaluation import Checkpoint, Scores
+from tests.stores import DOMAINS, benchmark_records, held_out, record, score
 
 
 def test_records_are_grouped_by_dataset_and_by_how_many_domains_are_held_out():
@@ -92,3 +96,93 @@ def test_one_domain_is_held_out_and_several_are():
         "many, 1 domain",
         "many, 2 domains",
     ]
+
+
+def named(sources, tested, accuracies, *, validating=(), unused=(), given=None, **fields):
+    """A record of one model with these accuracies on the domains that it is tested on."""
+    names = ("a", "b", "c", "d")
+    scores = {n: Scores(probe=score(0.9)) for n in sources}
+    scores |= {n: Scores(main=score(0.7), probe=score(0.7)) for n in validating}
+    scores |= {
+        n: Scores(main=score(a), probe=score(a)) for n, a in zip(tested, accuracies, strict=True)
+    }
+    given = {"targets": [list(tested)]} if given is None else given
+    loo = len(tested) == 1 and not validating and not unused
+    run = Run(
+        "toy",
+        "erm",
+        tuple(sources),
+        tested=() if loo else tuple(tested),
+        unused=tuple(unused),
+        given=given,
+        **fields,
+    )
+    ordered = {name: scores[name] for name in names if name in scores}
+    return Record(run, (Checkpoint(10, ordered, {}),), 1.0, {}, "cpu, 1 thread(s)")
+
+
+def shown(records, rule="sources"):
+    """Titles, and the accuracy of each column of the first row."""
+    return {
+        results.title: {
+            name: pick and round(pick.accuracy, 6)
+            for name, pick in results.picks(rule)["erm"][0].items()
+        }
+        for results in group_records(records)
+    }
+
+
+def test_domains_left_out_together_have_a_column_each():
+    assert shown([named("ab", "cd", (0.5, 0.7))]) == {"toy, tested on c, d": {"c": 0.5, "d": 0.7}}
+
+
+def test_targets_that_were_named_are_the_only_columns():
+    given = {"targets": [["a"], ["c"]]}
+    records = [named("bcd", "a", (0.5,), given=given)]
+    records.append(named("abd", "c", (0.6,), given=given))
+    assert shown(records) == {"toy, tested on a, c in turn": {"a": 0.5, "c": 0.6}}
+    # One that was asked for and is missing is a gap, and so is every domain otherwise.
+    assert shown(records[:1]) == {"toy, tested on a, c in turn": {"a": 0.5, "c": None}}
+    unnamed = named("abc", "d", (0.7,), given={})
+    assert shown([*records, unnamed]) == {"toy": {"a": 0.5, "b": None, "c": 0.6, "d": 0.7}}
+
+
+def test_a_single_source_has_one_column_with_the_mean_over_all_others():
+    records = [
+        named("a", "bcd", (0.1, 0.2, 0.6)),
+        named("b", "acd", (0.5, 0.5, 0.8)),
+        named("c", "abd", (0.2, 0.4, 0.6)),
+    ]
+    title = "toy, by the only source, mean over the others"
+    assert shown(records) == {title: {"a": 0.3, "b": 0.6, "c": 0.4}}
+    frame = tabulate(records, rules="sources").set_index("domain")["accuracy"]
+    assert frame["mean"] == pytest.approx(13 / 30)
+    assert frame["worst"] == pytest.approx(0.3)
+    # One source alone is shown by its targets.
+    assert shown(records[:1]) == {"toy, tested on b, c, d": {"b": 0.1, "c": 0.2, "d": 0.6}}
+
+
+def test_named_validation_domains_and_sources_are_in_the_title():
+    validated = named("ab", "c", (0.5,), validating="d")
+    other = named("ac", "b", (0.6,), validating="d")
+    assert shown([validated, other], "validation") == {"toy, validated on d": {"b": 0.6, "c": 0.5}}
+    unused = named("a", "bc", (0.5, 0.6), unused="d")
+    assert shown([unused]) == {"toy, trained on a, tested on b, c": {"b": 0.5, "c": 0.6}}
+
+
+def test_whole_domains_and_random_splits_are_in_the_title_or_in_the_row():
+    whole = named("abc", "d", (0.5,), given={"report": "whole"}, report="whole")
+    plain = named("abc", "d", (0.4,), given={})
+    assert group_records([whole])[0].title == "toy, on whole domains"
+    assert list(group_records([whole, plain])[0].methods) == ["erm report=whole", "erm"]
+    random = named("abc", "d", (0.5,), given={"split": "random"}, split="random")
+    assert group_records([random])[0].title == "toy, split at random"
+
+
+def test_epochs_label_a_row_whatever_steps_they_come_to():
+    records = [
+        named("abc", "d", (0.5,), given={"epochs": 3.0}, epochs=3.0, steps=30),
+        named("abd", "c", (0.5,), given={"epochs": 3.0}, epochs=3.0, steps=20),
+        named("abd", "c", (0.5,), given={}, steps=20),
+    ]
+    assert list(group_records(records)[0].methods) == ["erm epochs=3", "erm steps=20"]

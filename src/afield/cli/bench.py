@@ -24,8 +24,10 @@ from afield.cli.options import (
     GroupOption,
     MetricOption,
     Quiet,
+    Report,
     SetOption,
     SkipBroken,
+    Split,
     Steps,
     StoreArgument,
     Templates,
@@ -44,9 +46,10 @@ if TYPE_CHECKING:
 __all__ = ["bench", "status", "sweep"]
 
 Command = Callable[..., None]
-MANY_DOMAINS, MERGING = "Datasets of many domains", "Merging"
+NAMED_DOMAINS, MANY_DOMAINS, MERGING = "Which domains", "Datasets of many domains", "Merging"
 # The heading under which the help lists an option.
 HEADINGS = {
+    **dict.fromkeys(("targets", "sources", "validate_on", "single_source"), NAMED_DOMAINS),
     **dict.fromkeys(("hold_out", "validate", "train_on"), MANY_DOMAINS),
     **dict.fromkeys(("merges", "expert_method", "base_steps", "expert_draws"), MERGING),
     **dict.fromkeys(("start", "average", "adapt", "classes"), TRAINING),
@@ -59,6 +62,8 @@ SETTING_OPTIONS: dict[str, Any] = {
     "weights": Weights,
     "domains_per_step": DomainsPerStep,
     "steps": Steps,
+    "report": Report,
+    "split": Split,
     "set_": SetOption,
     "skip_broken": SkipBroken,
     "metric": MetricOption,
@@ -94,6 +99,11 @@ def _parameters(name: str, *, optional: bool) -> list[inspect.Parameter]:
     kind, option = get_args(option_field.type)
     default = option_field.default
     metavar = "SHARE" if option.max is not None and option.max <= 1 else "N"
+    if isinstance(default, bool):
+        flag: Any = typer.Option(
+            f"--{name.replace('_', '-')}", help=option.help, rich_help_panel=HEADINGS.get(name)
+        )
+        return [_keyword(name, Annotated[bool, flag], default)]
     if isinstance(default, tuple):
         kind, default, metavar = str, ",".join(default) or None, "NAMES"
     if optional or default is None:

@@ -46,6 +46,7 @@ __all__ = [
 FORMATS = ("console", "md", "latex", "csv")
 # Headings under which the help of a command lists its options.
 TRAINING, RUNNING, OUTPUT = "Data, network and training", "Running", "Output"
+EVALUATION = "Splits"
 
 DatasetArgument = Annotated[
     str,
@@ -141,6 +142,24 @@ Templates = Annotated[
 ShownMetric = Annotated[
     str,
     typer.Option(metavar="NAME", help=f"Metric to show: {', '.join(METRICS)}."),
+]
+Report = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SPLIT",
+        help="Report on the 'test' split of a target, or on the 'whole' target, where no rule "
+        "selects with a part of it. Default: test.",
+        rich_help_panel=EVALUATION,
+    ),
+]
+Split = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOW",
+        help="Split domains by the 'lists' of the dataset, if it has any, or at 'random'. "
+        "Default: lists.",
+        rich_help_panel=EVALUATION,
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,

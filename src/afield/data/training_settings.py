@@ -57,6 +57,10 @@ class Training:
         Whether all classes of a domain are drawn equally often.
     limit
         Largest number of training samples per class and domain; 0 means all.
+    split
+        ``lists`` splits domains by the dataset's own lists if it has any, ``random`` at random.
+    report
+        ``test`` reports on the test split of the target, ``whole`` on all of its samples.
     skip_broken
         Whether to leave out files that cannot be read.
     metric
@@ -89,6 +93,8 @@ class Training:
     domains_per_step: int = 0
     balance: bool = False
     limit: int = 0
+    split: Literal["lists", "random"] = "lists"
+    report: Literal["test", "whole"] = "test"
     skip_broken: bool = False
     metric: str = ""
     group: str = ""

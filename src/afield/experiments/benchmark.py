@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from afield import registry
 from afield.errors import AfieldError, DataError, SpecError
+from afield.experiments.domain_choice import DomainChoice, check_domain_options
 from afield.experiments.options import (
     Option,
     build_validated,
@@ -84,6 +85,18 @@ _STORE_HELP = (
     "Folder for records and weights, or an address such as s3://bucket/runs. Runs that it already "
     "holds are not repeated."
 )
+_TARGETS_HELP = (
+    "Domains to test on, each left out in turn: sketch,photo. With a plus sign they are left out "
+    "together: sketch+photo. Default: every domain."
+)
+_SOURCES_HELP = "Domains to train one model on, for all targets. Default: all other domains."
+_VALIDATE_ON_HELP = (
+    "Domains to select a model with (rule 'validation'); they are neither trained nor tested on."
+)
+_SINGLE_SOURCE_HELP = (
+    "Train on each domain alone in turn and test on all others. The table has one column per "
+    "source, with the mean over the others."
+)
 # The share of the domains to validate on, if a share is held out.
 DEFAULT_VALIDATE = 0.1
 # Trials or draws; no store could hold more.
@@ -117,6 +130,10 @@ class Benchmark:
         ),
     ] = 1
     rules: Annotated[Names, Option(_RULES_HELP)] = ()
+    targets: Annotated[Names, Option(_TARGETS_HELP)] = ()
+    sources: Annotated[Names, Option(_SOURCES_HELP)] = ()
+    validate_on: Annotated[Names, Option(_VALIDATE_ON_HELP)] = ()
+    single_source: Annotated[bool, Option(_SINGLE_SOURCE_HELP)] = False
     hold_out: Annotated[
         float,
         Option(
@@ -182,12 +199,13 @@ class Benchmark:
     def __post_init__(self) -> None:
         for name, option in OPTIONS.items():
             option.check(name, getattr(self, name))
-        if self.validate is not None and not self.hold_out:
-            raise SpecError("--validate needs --hold-out: it is a share of the domains held out")
-        if self.train_on and not self.hold_out:
-            raise SpecError("--train-on needs --hold-out: otherwise all other domains are sources")
-        if self.merges and self.hold_out:
-            raise SpecError("--merges leaves each domain out once; remove --hold-out")
+        check_domain_options(
+            self.domain_choice,
+            hold_out=self.hold_out,
+            validate=self.validate,
+            train_on=self.train_on,
+            merges=self.merges,
+        )
         expert_options = self.base_steps or self.expert_draws
         if not self.merges and (expert_options or set(self.expert_method) != {"erm"}):
             raise SpecError("--expert-method, --expert-draws and --base-steps need --merges")
@@ -197,6 +215,11 @@ class Benchmark:
             raise SpecError("--start is for --methods; the experts of --merges share a base anyway")
         check_classes_choice(self.classes)
         self.pool()
+
+    @property
+    def domain_choice(self) -> DomainChoice:
+        """The domains that are chosen by name."""
+        return DomainChoice(self.targets, self.sources, self.validate_on, self.single_source)
 
     def runs(self) -> "list[Run]":
         """All runs of the benchmark, after reading and checking the data."""

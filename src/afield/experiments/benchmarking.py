@@ -112,8 +112,9 @@ def shell_command(benchmark: Benchmark) -> str:
         value = getattr(benchmark, option.name)
         if option.name in ("dataset", "settings") or value == option.default:
             continue
-        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        words += [f"--{option.name.replace('_', '-')}", text]
+        words.append(f"--{option.name.replace('_', '-')}")
+        if not isinstance(value, bool):
+            words.append(",".join(map(str, value)) if isinstance(value, tuple) else str(value))
     for name, value in benchmark.settings.items():
         words += ["--set", f"{name}={value}"]
     return shlex.join(words)

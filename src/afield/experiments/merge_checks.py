@@ -59,18 +59,22 @@ def check_merging(
     draws: int,
     settings: Settings,
     average: str,
+    *,
+    sources: int,
 ) -> None:
     """Refuse merges, expert methods and settings that cannot work, before anything is trained."""
     if len(dataset.domains) < 3:
         count = len(dataset.domains)
         raise SpecError(f"{dataset.name} has {count} domains: merging needs three or more")
+    if sources < 2:
+        raise SpecError(f"{dataset.name}: merging needs two or more sources; name fewer targets")
     if not methods:
         raise SpecError("no method trains the experts; leave --expert-method out for erm")
     if draws and len(methods) > 1:
         raise SpecError("--expert-draws are of one method; give one --expert-method")
     per_domain = len(methods) == 1 and not draws
     for name in merges:
-        check_merge(name, len(dataset.domains) - 1 if per_domain else draws or len(methods))
+        check_merge(name, sources if per_domain else draws or len(methods))
     check_settings(settings, [*merges, *methods, average, "linear_probe"])
     for method in methods:
         _check_plain(method, settings, domains=1 if per_domain else 2)

@@ -21,6 +21,7 @@ from afield import registry
 from afield.data.class_lists import ClassesByDomain, source_classes
 from afield.data.domains import DomainSet
 from afield.errors import IncompatibleMethodError, SpecError
+from afield.experiments.domain_choice import ALL_DOMAINS, DomainChoice, Fold
 from afield.experiments.merge_checks import check_merging, check_scale, check_values, short_names
 from afield.experiments.merge_runner import MERGE_BASELINES
 from afield.experiments.record import Run
@@ -106,6 +107,7 @@ def merging_runs(
     dataset: DomainSet,
     merges: Sequence[str],
     *,
+    choice: DomainChoice = ALL_DOMAINS,
     trials: int = 3,
     draws: int = 1,
     rules: Sequence[str] = DEFAULT_RULES,
@@ -116,13 +118,13 @@ def merging_runs(
     settings: Settings | None = None,
     known_classes: ClassesByDomain | None = None,
 ) -> list[Run]:
-    """The runs that leave each domain out once and merge the experts of the others.
+    """The runs that leave each domain out once, or as chosen, and merge the experts of the others.
 
     Parameters
     ----------
     dataset, merges
         The dataset, and the names of the merges; their baselines are added.
-    trials, draws, rules, average
+    choice, trials, draws, rules, average
         As in `leave_one_out`; draws vary the settings of the merges, with the same experts.
     expert_method
         The method that trains one expert per domain, or several methods with one expert each.
@@ -136,7 +138,11 @@ def merging_runs(
     known_classes
         As in `leave_one_out`; base, experts and merged models of a target have the same classes.
     """
-    check_merging(dataset, merges, expert_method, expert_draws, settings or {}, average)
+    folds = choice.folds(dataset)
+    sources = min(len(fold.sources) for fold in folds)
+    check_merging(
+        dataset, merges, expert_method, expert_draws, settings or {}, average, sources=sources
+    )
     check_counts(trials=trials, draws=draws, base_steps=base_steps)
     usable = tuple(rule for rule in rules if not RULES[rule].needs_twins) or DEFAULT_RULES
     if set(rules) - set(usable):
@@ -145,20 +151,19 @@ def merging_runs(
     plan = _Plan(dataset, methods, average, base_steps, expert_draws, settings or {}, known_classes)
     runs: dict[str, Run] = {}
     for trial in range(trials):
-        for target in dataset.domains:
-            for run in _of_target(plan, target, trial, merges, draws, usable):
+        for fold in folds:
+            for run in _of_fold(plan, replace(fold, rules=usable), trial, merges, draws):
                 runs.setdefault(run.key, run)
     return sorted(runs.values(), key=lambda run: (run.trial, run.order))
 
 
-def _of_target(
-    plan: _Plan, target: str, trial: int, merges: Sequence[str], draws: int, rules: tuple[str, ...]
-) -> list[Run]:
-    """The runs of one target in one trial."""
-    sources = plan.dataset.without(target)
+def _of_fold(plan: _Plan, fold: Fold, trial: int, merges: Sequence[str], draws: int) -> list[Run]:
+    """The runs of one division of the domains in one trial."""
+    sources, rules = fold.sources, fold.rules
     base = plan.base(sources, trial)
     experts = plan.experts(sources, base)
-    upper_bound = _upper_bound(plan, target, base)
+    targets = fold.tested or plan.dataset.without(*sources)
+    upper_bound = _upper_bound(plan, targets, base)
     template = replace(
         experts[0],
         sources=sources,
@@ -166,26 +171,35 @@ def _of_target(
         experts=tuple(expert.key for expert in experts),
         params={},
         rules=rules,
-        given=_row_label(plan, base, experts),
+        tested=fold.tested,
+        unused=fold.unused,
+        given={**_row_label(plan, base, experts), **fold.given},
     )
     merged = [replace(template, method=name) for name in MERGE_BASELINES[:-1]]
     both = tuple(name for name in RULES if name in rules or RULES[name].is_oracle)
     merged.append(
-        replace(template, method=MERGE_BASELINES[-1], experts=(upper_bound.key,), rules=both)
+        replace(
+            template,
+            method=MERGE_BASELINES[-1],
+            experts=(upper_bound.key,),
+            rules=both,
+            # The expert has seen a part of the target.
+            report="",
+        )
     )
     for name in merges:
         merged += [_merged(plan, template, name, draw) for draw in range(draws)]
     return [base, *experts, upper_bound, *merged]
 
 
-def _upper_bound(plan: _Plan, target: str, base: Run) -> Run:
-    """The expert of the target, by the first method that can train on one domain."""
+def _upper_bound(plan: _Plan, targets: tuple[str, ...], base: Run) -> Run:
+    """The expert of the targets, by the first method that can train on as many domains."""
     for method in plan.methods:
         try:
-            return plan.expert(method, (target,), base)
+            return plan.expert(method, targets, base)
         except IncompatibleMethodError:
             continue
-    return plan.expert("erm", (target,), base)
+    return plan.expert("erm", targets, base)
 
 
 def _merged(plan: _Plan, template: Run, name: str, draw: int) -> Run:

@@ -29,8 +29,14 @@ from afield.experiments.protocol import divide, hold_out, leave_one_out
 from afield.experiments.record import Run
 from afield.experiments.run_data import RunData
 from afield.experiments.run_setup import load_domains, run_prompts
-from afield.experiments.selection import Division, default_rules, resolve_rules
-from afield.experiments.settings import Settings, check_settings, resolve_run, settings_of
+from afield.experiments.selection import default_rules, resolve_rules
+from afield.experiments.settings import (
+    Settings,
+    check_settings,
+    reports_whole,
+    resolve_run,
+    settings_of,
+)
 from afield.hyperparameters import build, validate_values
 from afield.merging.scopes import merges_weights
 from afield.networks.backbone import HUB, network
@@ -103,7 +109,9 @@ def _plan_dataset(benchmark: Benchmark, name: str, methods: list[str]) -> list[R
     dataset = find_dataset(name)
     dataset.check_available()
     shares = _shares(benchmark)
-    division = divide(dataset, **shares) if benchmark.hold_out else Division()
+    choice = benchmark.domain_choice
+    division = divide(dataset, **shares) if benchmark.hold_out else choice.division(dataset)
+    division = replace(division, whole=reports_whole(benchmark.settings))
     shared: dict[str, Any] = {
         "trials": benchmark.trials,
         "draws": benchmark.draws,
@@ -113,7 +121,7 @@ def _plan_dataset(benchmark: Benchmark, name: str, methods: list[str]) -> list[R
     }
     experts = list(dict.fromkeys(benchmark.expert_method)) if benchmark.merges else []
     draws = benchmark.expert_draws or 0
-    merges = _fitting_merges(dataset, benchmark.merges, draws or len(experts))
+    merges = _fitting_merges(dataset, benchmark, draws or len(experts))
     merge_owners = [*merges, *experts, *([START] if merges else [])]
     adaptations = _adaptations(benchmark)
     owners = [*methods, *merge_owners, *filter(None, [benchmark.start]), *adaptations]
@@ -129,7 +137,7 @@ def _plan_dataset(benchmark: Benchmark, name: str, methods: list[str]) -> list[R
         settings = settings_of(benchmark.settings, *merge_owners, benchmark.average)
         chosen: dict[str, Any] = {"expert_method": experts, "base_steps": benchmark.base_steps}
         chosen["expert_draws"] = draws
-        runs += merging_runs(dataset, merges, settings=settings, **chosen, **shared)
+        runs += merging_runs(dataset, merges, choice=choice, settings=settings, **chosen, **shared)
     check_unseen_classes(dataset, runs)
     _check_inputs(dataset, runs[0])
     runs = with_classes_choice(runs, dataset, benchmark.classes)
@@ -168,7 +176,7 @@ def _planner(
 ) -> Callable[[list[str]], list[Run]]:
     """The protocol of a benchmark, as a function of the methods."""
     if not benchmark.hold_out:
-        return partial(leave_one_out, dataset, **options)
+        return partial(leave_one_out, dataset, choice=benchmark.domain_choice, **options)
     return partial(
         hold_out,
         dataset,
@@ -197,11 +205,12 @@ def _fitting_methods(planner: Callable[[list[str]], list[Run]], names: list[str]
             log.warning("left out: %s", error)
 
 
-def _fitting_merges(dataset: DomainSet, names: Sequence[str], methods: int) -> list[str]:
+def _fitting_merges(dataset: DomainSet, benchmark: Benchmark, methods: int) -> list[str]:
     """The named merges; ``all`` stands for those that need no statistics and fit the experts."""
-    if "all" not in names:
-        return list(dict.fromkeys(names))
-    experts = len(dataset.domains) - 1 if methods == 1 else methods
+    if "all" not in benchmark.merges:
+        return list(dict.fromkeys(benchmark.merges))
+    sources = (len(fold.sources) for fold in benchmark.domain_choice.folds(dataset))
+    experts = min(sources) if methods == 1 else methods
     merges = {name: registry.find("merges", name) for name in registry.names("merges")}
     return [name for name, merge in merges.items() if merges_weights(merge, experts)]
 

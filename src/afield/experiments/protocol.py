@@ -1,7 +1,7 @@
 """Which runs a benchmark needs: each domain left out once, or a share of many domains held out."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -12,6 +12,7 @@ from afield.data.class_lists import ClassesByDomain, source_classes
 from afield.data.domains import DomainSet
 from afield.errors import SpecError
 from afield.experiments.benchmark import START
+from afield.experiments.domain_choice import ALL_DOMAINS, DomainChoice, Fold
 from afield.experiments.record import Run
 from afield.experiments.selection import (
     DEFAULT_RULES,
@@ -24,44 +25,30 @@ from afield.experiments.settings import (
     Settings,
     check_counts,
     check_settings,
+    reports_whole,
     resolve_run,
     settings_of,
 )
 from afield.hyperparameters import defaults
 from afield.seeds import derive_seed
 
-__all__ = ["Fold", "divide", "hold_out", "leave_one_out"]
-
-
-@dataclass(frozen=True)
-class Fold:
-    """One division of the domains: those to train on, those to test on, the rules that read it.
-
-    `unused` domains are neither trained on nor evaluated; `given` labels the row in a table.
-    `classes` are those of the sources, if the dataset has more.
-    """
-
-    sources: tuple[str, ...]
-    rules: tuple[str, ...]
-    tested: tuple[str, ...] = ()
-    unused: tuple[str, ...] = ()
-    given: Mapping[str, Any] = field(default_factory=dict)
-    classes: tuple[str, ...] = ()
+__all__ = ["divide", "hold_out", "leave_one_out"]
 
 
 def leave_one_out(
     dataset: DomainSet,
     methods: Sequence[str],
     *,
+    choice: DomainChoice = ALL_DOMAINS,
     trials: int = 3,
     draws: int = 1,
-    rules: Sequence[str] = DEFAULT_RULES,
+    rules: Sequence[str] = (),
     average: str = "last",
     start: str = "",
     settings: Settings | None = None,
     known_classes: ClassesByDomain | None = None,
 ) -> list[Run]:
-    """The runs that leave each domain out once.
+    """The runs that leave each domain out once, or divide the domains as a choice says.
 
     A rule that needs twins (leave-one-domain-out validation) adds the runs that leave out each pair
     of domains.
@@ -70,12 +57,15 @@ def leave_one_out(
     ----------
     dataset, methods
         The dataset, and the names of the methods.
+    choice
+        The domains to test, validate and train on, by their names.
     trials
         Number of repetitions, each with other splits and another seed.
     draws
         Number of hyperparameter samples; the first one is the defaults.
     rules
-        Names of the selection rules that will read the records.
+        Names of the selection rules that will read the records; empty means the default rules for
+        this choice of domains.
     average, settings
         The weight averaging, and settings that differ from the defaults: ``steps``, ``every``,
         ``batch``, ``lr``, ``weight_decay``, ``backbone``, or those of a method or average, such as
@@ -93,7 +83,8 @@ def leave_one_out(
     >>> len(leave_one_out(find_dataset("rotated_digits"), ["erm", "vrex"], trials=1))
     12
     """
-    rules = resolve_rules(rules, Division())
+    division = replace(choice.division(dataset), whole=reports_whole(settings or {}))
+    rules = resolve_rules(rules or default_rules(division), division)
     twin_rules = tuple(rule for rule in rules if RULES[rule].needs_twins)
     if twin_rules and len(dataset.domains) < 3:
         raise SpecError(
@@ -105,19 +96,30 @@ def leave_one_out(
             f"epochs: the rule {twin_rules[0]} compares runs at the same step, and epochs take "
             "other numbers of steps on other domains; use --steps"
         )
-    classes = {
-        target: source_classes(dataset, known_classes, dataset.without(target))
-        for target in dataset.domains
-    }
-    folds = [Fold(dataset.without(name), rules, classes=classes[name]) for name in dataset.domains]
+    folds = [
+        replace(fold, rules=rules, classes=source_classes(dataset, known_classes, fold.sources))
+        for fold in choice.folds(dataset)
+    ]
     if twin_rules:
-        # The twins of a fold have its classes: a pair of domains whose folds differ has two.
-        for pair in combinations(dataset.domains, 2):
-            lists = dict.fromkeys(classes[name] for name in pair)
-            folds += [Fold(dataset.without(*pair), twin_rules, classes=own) for own in lists]
+        folds += _twins(dataset, folds, twin_rules)
     trial_folds = [folds for _ in range(trials)]
     shared: dict[str, Any] = {"draws": draws, "average": average, "settings": settings}
     return _runs(dataset, methods, trial_folds, start=start, **shared)
+
+
+def _twins(dataset: DomainSet, folds: Sequence[Fold], rules: tuple[str, ...]) -> list[Fold]:
+    """The folds that leave out one more source than these; they have the classes of these.
+
+    A pair of domains whose folds have different classes has two twins.
+    """
+    by_target = {dataset.without(*fold.sources)[0]: fold for fold in folds}
+    twins = []
+    for pair in combinations(dataset.domains, 2):
+        related = [by_target[name] for name in pair if name in by_target]
+        for fold in {fold.classes: fold for fold in reversed(related)}.values():
+            sources = dataset.without(*pair)
+            twins.append(Fold(sources, rules, given=fold.given, classes=fold.classes))
+    return twins
 
 
 def hold_out(
@@ -154,6 +156,7 @@ def hold_out(
         As in `leave_one_out`.
     """
     division = divide(dataset, hold_out=hold_out, validate=validate)
+    division = replace(division, whole=reports_whole(settings or {}))
     rules = resolve_rules(rules or default_rules(division), division)
     names, tested, count = sorted(dataset.domains), division.tested, len(dataset.domains)
     unseen_count = tested + division.validated

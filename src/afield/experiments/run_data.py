@@ -157,10 +157,18 @@ def training_rows(run: Run, domains: Mapping[str, Domain]) -> dict[str, Tensor]:
 
 
 def _split(name: str, domain: Domain, run: Run) -> Parts:
-    """The splits of a domain: by its official lists if it has them."""
-    if domain.test is not None:
-        return listed_parts(domain.test, seen=name in run.sources)
-    return parts(len(domain.y), trial=run.trial, domain=name)
+    """The splits of a domain: by its official lists if it has them.
+
+    If whole domains are reported on, the main part of a domain to test on has all of its samples.
+    """
+    if domain.test is not None and run.split != "random":
+        split = listed_parts(domain.test, seen=name in run.sources)
+    else:
+        split = parts(len(domain.y), trial=run.trial, domain=name)
+    tested = name not in run.sources and (not run.tested or name in run.tested)
+    if run.report == "whole" and tested:
+        return split._replace(main=torch.arange(len(domain.y)))
+    return split
 
 
 def _limit(name: str, domain: Domain, main: Tensor, run: Run) -> Tensor:

@@ -14,7 +14,7 @@ from afield.data.training_settings import WHOLE_DOMAINS
 from afield.errors import IncompatibleMethodError, SpecError, UnknownNameError
 from afield.experiments.record import Run
 from afield.experiments.run_setup import steps_per_epoch
-from afield.experiments.selection import DEFAULT_RULES
+from afield.experiments.selection import DEFAULT_RULES, RULES
 from afield.hyperparameters import build, defaults, draw_values, validate_values, without_neutral
 from afield.networks.backbone import HUB, find_backbone
 from afield.registry import hint
@@ -29,6 +29,7 @@ __all__ = [
     "Settings",
     "check_counts",
     "check_settings",
+    "reports_whole",
     "resolve_epochs",
     "resolve_run",
     "resolve_settings",
@@ -139,7 +140,8 @@ def resolve_run(
         average_params=without_neutral(owners[average], drawn[average]),
         tested=tested,
         classes=() if find_backbone(training["backbone"]).zero_shot else classes,
-        rules=rules,
+        # Whole domains leave no samples for a rule that reads the target.
+        rules=tuple(r for r in rules if not (training["report"] and RULES[r].is_oracle)),
         given={
             f"{owner}.{name}".lstrip("."): value
             for owner, values in chosen.items()
@@ -235,6 +237,8 @@ def resolve_settings(training: dict[str, Any], dataset: DomainSet) -> dict[str, 
     resolved["prompts"] = _prompts_digest(training, dataset)
     for name in ("class_names", "templates"):
         resolved[name] = str(Path(training[name]).resolve()) if training[name] else ""
+    resolved["split"] = "" if training["split"] == "lists" else training["split"]
+    resolved["report"] = "" if training["report"] == "test" else training["report"]
     resolved["group"] = canonical_group(training["group"])
     resolved["metric"] = _metric(training["metric"] or "", resolved["group"], dataset)
     return resolved
@@ -257,6 +261,11 @@ def _metric(name: str, group: str, dataset: DomainSet) -> str:
         raise SpecError(f"metric={name}: needs groups of samples; use --group COLUMN or FILE.csv")
     check_classes(name, len(dataset.classes), dataset.name)
     return "" if name == DEFAULT_METRIC else name
+
+
+def reports_whole(settings: Settings) -> bool:
+    """Whether runs with these settings report on whole domains."""
+    return settings.get("report") == "whole"
 
 
 def settings_of(settings: Settings, *names: str) -> Settings:

@@ -19,7 +19,7 @@ __all__ = ["HELD_OUT_TARGET", "Gap", "GapRow", "GapTable", "PickedCheckpoint", "
 __all__ += ["build_gap_table", "compared_cases", "gap", "gap_means", "picked_checkpoints"]
 __all__ += ["selection_cases", "unseen_accuracy"]
 
-# Stands for all tested domains where many are held out.
+# Stands for all tested domains where one model is tested on several.
 HELD_OUT_TARGET = "held-out domains"
 
 # Method, trial and target.
@@ -88,7 +88,9 @@ def selection_cases(results: Results) -> list[SelectionCase]:
     for method, records in results.methods.items():
         for record in records:
             if record.run.tested or len(record.unseen) == 1:
-                target = HELD_OUT_TARGET if record.run.tested else record.unseen[0]
+                target = HELD_OUT_TARGET if results.together else record.tests[0]
+                if results.by_source:
+                    target = record.run.sources[0]
                 grouped.setdefault((method, record.run.trial, target), []).append(record)
     order = {domain: index for index, domain in enumerate(results.domains)}
     cases = [
@@ -104,14 +106,14 @@ def picked_checkpoints(results: Results, rule: str) -> dict[CaseKey, PickedCheck
     for method, picks in results.picks(rule).items():
         for trial, by_domain in picks.items():
             picked = {domain: pick for domain, pick in by_domain.items() if pick is not None}
-            if results.many_held_out and picked:
+            if results.together and picked:
                 # One checkpoint is picked for all domains; its accuracies are averaged.
                 pick = next(iter(picked.values()))
                 accuracy = fmean(each.accuracy for each in picked.values())
                 checkpoints[method, trial, HELD_OUT_TARGET] = PickedCheckpoint(
                     pick.run.key, pick.step, accuracy
                 )
-            elif not results.many_held_out:
+            elif not results.together:
                 checkpoints |= {
                     (method, trial, domain): PickedCheckpoint(
                         pick.run.key, pick.step, pick.accuracy

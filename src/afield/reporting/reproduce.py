@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from afield.experiments.domain_choice import TARGETS, is_held_out_share, is_single_source
 from afield.experiments.merge_runner import MERGE_BASELINES
 from afield.experiments.record import Record, Run
 from afield.experiments.selection import RULES, Division, default_rules
@@ -15,7 +16,7 @@ __all__ = ["row_command", "run_command", "shell_quote"]
 # Settings with an option of their own; the others are passed with --set.
 OPTION_SETTINGS = (
     *("backbone", "weights", "start", "steps", "domains_per_step", "metric"),
-    *("class_names", "templates"),
+    *("class_names", "templates", "report", "split"),
 )
 
 
@@ -41,7 +42,7 @@ def row_command(records: Sequence[Record], *, store: str, merge: str = "average"
     words += ["--trials", str(1 + max(run.trial for run in runs))]
     if any(run.draw for run in runs):
         words += ["--draws", str(1 + max(run.draw for run in runs))]
-    words += _held_out(records[0]) if first.tested else _rules(runs, Division())
+    words += _held_out(records[0]) if is_held_out_share(records[0]) else _chosen_domains(records)
     if first.average != "last":
         words += ["--average", first.average]
     if first.adaptation:
@@ -88,7 +89,32 @@ def _held_out(record: Record) -> list[str]:
     words = ["--hold-out", _share(len(run.tested), total), "--validate", _share(validating, total)]
     if run.unused:
         words += ["--train-on", str(len(run.sources))]
-    return words + _rules([run], Division(len(run.tested), validating))
+    division = Division(len(run.tested), validating, whole=bool(run.report))
+    return words + _rules([run], division)
+
+
+def _chosen_domains(records: Sequence[Record]) -> list[str]:
+    """The names of the domains to test, validate and train on, unless each is left out once."""
+    first = records[0]
+    runs = [record.run for record in records]
+    validating = [name for name in first.unseen if first.run.tested and name not in first.tests]
+    targets = {"+".join(record.tests): None for record in records if _is_tested(record)}
+    words = []
+    if is_single_source(first) and len({run.sources for run in runs}) > 1:
+        words = ["--single-source"]
+    elif TARGETS in first.run.given and len(targets) < len(first.domains) - len(validating):
+        words = ["--targets", ",".join(targets)]
+        words += ["--sources", ",".join(first.run.sources)] if first.run.unused else []
+    if validating:
+        words += ["--validate-on", ",".join(validating)]
+    tested = max(len(run.tested) for run in runs)
+    division = Division(tested, len(validating), whole=bool(first.run.report))
+    return words + _rules(runs, division)
+
+
+def _is_tested(record: Record) -> bool:
+    """Whether a record reports on its unseen domains; a twin does not."""
+    return bool(record.run.tested) or len(record.unseen) == 1
 
 
 def _share(count: int, total: int) -> str:
@@ -115,7 +141,7 @@ def _settings(given: Mapping[str, Any], run: Run) -> list[str]:
     """The settings chosen by hand, as options."""
     words: list[str] = []
     for name, value in given.items():
-        if name == "classes" or (name == "domains" and run.tested):
+        if name in ("classes", TARGETS) or (name == "domains" and run.tested):
             continue
         if name == "skip_broken":
             words.append("--skip-broken")

@@ -4,13 +4,22 @@ Runs that were trained only to be merged (bases and experts) have no row of thei
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from afield import registry
 from afield.data.groups import describe_group
+from afield.experiments.domain_choice import (
+    TARGETS,
+    choice_identity,
+    describe_choice,
+    is_held_out_share,
+    is_single_source,
+    named_targets,
+)
 from afield.experiments.record import Record, Run
 from afield.experiments.selection import RULES, Pick
 from afield.training.method import Method
@@ -31,6 +40,12 @@ __all__ = [
 # It has seen the target: a yardstick that is never marked as best.
 UPPER_BOUND = "target_expert"
 
+# The attributes of a pick that depend on its target.
+MEANS_OVER_TARGETS = (
+    *("accuracy", "calibration_error", "accuracy_at_90"),
+    *("unseen_classes", "unseen_confidence"),
+)
+
 # The pick for each trial and unseen domain; None where the rule could not pick.
 Picks = dict[int, dict[str, Pick | None]]
 
@@ -44,15 +59,21 @@ class Results:
     name
         The dataset.
     title
-        The name, and how many domains are held out.
+        The name, and which domains are tested on unless each is left out in turn.
     domains
-        The domains that are tested on.
+        The domains with a column of their own: those that are tested on, or with `by_source` those
+        that are trained on.
     methods
         The records of every row.
     many_held_out
         Whether a share of many domains is held out, instead of leaving each out in turn.
     metric
         The metric that picks show in place of the accuracy; empty means accuracy.
+    by_source
+        Whether every run trains on one domain. The picks of a source are then means over all
+        domains that its model is tested on.
+    together
+        Whether one model is tested on several domains.
     """
 
     name: str
@@ -61,6 +82,8 @@ class Results:
     methods: Mapping[str, Sequence[Record]]
     many_held_out: bool
     metric: str = ""
+    by_source: bool = False
+    together: bool = False
     _picks: dict[str, dict[str, Picks]] = field(default_factory=dict, repr=False, compare=False)
 
     def picks(self, rule: str) -> dict[str, Picks]:
@@ -75,31 +98,57 @@ class Results:
         picks: Picks = {}
         for trial in sorted({record.run.trial for record in records}):
             of_trial = [record for record in records if record.run.trial == trial]
-            picks[trial] = {
-                domain: RULES[rule].pick(of_trial, domain, self.metric) for domain in self.domains
-            }
+            picks[trial] = {name: self._pick_one(rule, of_trial, name) for name in self.domains}
         return picks
+
+    def _pick_one(self, rule: str, records: Sequence[Record], domain: str) -> Pick | None:
+        if not self.by_source:
+            return RULES[rule].pick(records, domain, self.metric)
+        of_source = [record for record in records if record.run.sources == (domain,)]
+        targets = of_source[0].tests if of_source else ()
+        return _mean_pick([RULES[rule].pick(of_source, name, self.metric) for name in targets])
+
+
+def _mean_pick(picks: Sequence[Pick | None]) -> Pick | None:
+    """The pick of one model for several domains, with its mean scores on them."""
+    complete = [pick for pick in picks if pick is not None]
+    if not complete or len(complete) < len(picks):
+        return None
+    means: dict[str, Any] = {"score": None}
+    for name in MEANS_OVER_TARGETS:
+        values = [getattr(pick, name) for pick in complete]
+        means[name] = None if None in values else fmean(values)
+    return replace(complete[0], **means)
 
 
 def group_records(records: Iterable[Record], metric: str = "") -> list[Results]:
-    """Results for each dataset, and for each way to hold out many of its domains."""
+    """Results for each dataset, and for each other choice of the domains to test on."""
     datasets: dict[str, list[Record]] = {}
     for record in records:
         if record.run.role not in ("base", "expert"):
-            identity = f"{record.run.data or record.run.dataset}{_held_out(record)}"
+            identity = f"{record.run.data or record.run.dataset}{choice_identity(record)}"
             datasets.setdefault(identity, []).append(record)
     names = _dataset_names([of_dataset[0] for of_dataset in datasets.values()])
     return [
-        Results(
-            name=name,
-            title=name + _held_out(of_dataset[0]),
-            domains=_targets(of_dataset),
-            methods=_by_label(of_dataset),
-            many_held_out=bool(of_dataset[0].run.tested),
-            metric="" if metric == DEFAULT_METRIC else metric,
-        )
+        _results(name, of_dataset, "" if metric == DEFAULT_METRIC else metric)
         for name, of_dataset in zip(names, datasets.values(), strict=True)
     ]
+
+
+def _results(name: str, records: Sequence[Record], metric: str) -> Results:
+    sources = {record.run.sources: None for record in records}
+    by_source = is_single_source(records[0]) and len(sources) > 1
+    described = [record for record in records if record.run.method != UPPER_BOUND] or records
+    return Results(
+        name=name,
+        title=name + describe_choice(described),
+        domains=[source for (source,) in sources] if by_source else _targets(records),
+        methods=_by_label(records),
+        many_held_out=is_held_out_share(records[0]),
+        metric=metric,
+        by_source=by_source,
+        together=not by_source and any(len(record.run.tested) > 1 for record in records),
+    )
 
 
 def describe_groups(records: Iterable[Record]) -> list[str]:
@@ -154,21 +203,13 @@ def common_settings(runs: Iterable[Run]) -> set[str]:
 def chosen_settings(run: Run) -> dict[str, Any]:
     """Settings that no draw changes: records that differ in them are different rows."""
     settings = {"backbone": run.backbone, "steps": run.steps, **run.given}
+    settings.pop(TARGETS, None)
     if run.epochs:
         settings["epochs"] = f"{run.epochs:g}"
         del settings["steps"]
     if "weights" in settings and run.start:
         settings["weights"] = f"{Path(run.weights).name} [{run.start[:6]}]"
     return settings
-
-
-def _held_out(record: Record) -> str:
-    """How many domains are held out for testing and for validation, in words."""
-    if not record.run.tested:
-        return ""
-    tested, validating = len(record.run.tested), len(record.unseen) - len(record.run.tested)
-    text = f", {tested} domain{'s' * (tested > 1)} held out"
-    return text + f", {validating} validating" * bool(validating)
 
 
 def _dataset_names(records: Sequence[Record]) -> list[str]:
@@ -184,11 +225,17 @@ def _dataset_names(records: Sequence[Record]) -> list[str]:
 
 
 def _targets(records: Sequence[Record]) -> list[str]:
-    """The held-out domains; or all domains where one is left out, so that a gap is visible."""
-    if records[0].run.tested:
+    """The domains that are tested on; where one is left out, all of them, so that a gap is visible.
+
+    If every run was asked for by the names of its targets, only these.
+    """
+    if is_held_out_share(records[0]):
         return list(dict.fromkeys(name for record in records for name in record.run.tested))
     leaves_one_out = any(len(record.unseen) == 1 for record in records)
-    return list(records[0].domains) if leaves_one_out else []
+    if not records[0].run.tested and not leaves_one_out:
+        return []
+    named = named_targets(records)
+    return [name for name in records[0].domains if not named or name in named]
 
 
 def _by_label(records: Sequence[Record]) -> dict[str, list[Record]]:

@@ -108,6 +108,8 @@ def _evaluate(run: Run, work: TrainingState, model: nn.Module) -> Checkpoint:
     scores = checkpoint.scores
     # With official lists, the main split of an unseen domain is its test list, which is not
     # trained on.
-    split = [n for n in scores if n not in run.sources and domains[n].test is None]
+    listed = [n for n in domains if domains[n].test is not None and run.split != "random"]
+    unseen_names = run.tested or [n for n in scores if n not in run.sources]
+    split = [n for n in unseen_names if n not in listed]
     unseen = {name: replace(scores[name], main=scores[name].probe) for name in split}
     return replace(checkpoint, scores={**scores, **unseen})

@@ -85,13 +85,17 @@ class Pick:
 class Division:
     """How a benchmark divides its domains: the numbers of domains to test and to validate on.
 
-    With no `tested` domains, every domain is left out once.
+    With no `tested` domains, every domain is left out once. With `whole`, all samples of the test
+    domains are reported on, so that none are left to select with.
     """
 
     tested: int = 0
     validated: int = 0
+    whole: bool = False
 
     def __str__(self) -> str:
+        if self.whole:
+            return "that reports on whole domains"
         if not self.tested:
             return "that leaves one domain out at a time"
         return f"with {self.tested} test and {self.validated} validation domains"
@@ -179,7 +183,7 @@ RULES = {
     "target": Rule(
         by_target,
         "test-domain validation (oracle)",
-        fits=lambda division: True,
+        fits=lambda division: not division.whole,
         at_last=("main", "probe"),
         is_oracle=True,
     ),
