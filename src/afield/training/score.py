@@ -162,6 +162,10 @@ def _with_groups(score: Score, groups: Groups, hits: NDArray[np.bool_]) -> Score
     by_group = {
         str(name): (int(right), int(size))
         for name, (right, size) in zip(names, counts, strict=True)
+        # Samples without a group count in no group.
+        if name
     }
+    if not by_group:
+        return score
     metrics = {**(score.metrics or {}), **group_metrics(list(by_group.values()))}
     return replace(score, metrics=metrics, groups=by_group)

@@ -6,8 +6,10 @@ Marklund et al., *WILDS*, ICML 2021. The domains are the hospitals. A patch has 
 its center contains any tumor tissue. The data are in ``camelyon17_v1.0`` in the data root, where
 the package wilds puts them. License: CC0.
 
+``--group slide`` also shows the accuracy on the slides.
+
 Differs from WILDS: its splits are not used; every hospital is a domain and is split in two. The
-official task of WILDS is to test on hospital_2, with hospital_1 for validation.
+official task of WILDS is `camelyon17_wilds`.
 
 Differs from DomainBed: patches keep their size; DomainBed enlarges them to 224 × 224.
 """
@@ -21,7 +23,11 @@ from afield.data.sources.wilds import WildsSet
 __all__ = ["camelyon17"]
 
 WILDS = WildsSet(
-    "camelyon17", "1.0", field="hospital", image_paths=lambda dataset: dataset._input_array
+    "camelyon17",
+    "1.0",
+    field="hospital",
+    image_paths=lambda dataset: dataset._input_array,
+    groups=("slide",),
 )
 SIZES = {
     "hospital_0": 59_436,

@@ -8,7 +8,7 @@ package wilds puts them. License: FMoW Challenge Public License.
 The number of images per region could not be confirmed, so sizes are not checked.
 
 Differs from WILDS: its splits, which are by year, are not used. Every labeled image is in the
-domain of its region, including images that are in no split of WILDS.
+domain of its region, including images that are in no split of WILDS. `fmow_wilds` uses the splits.
 
 Differs from DomainBed: there the same domains are called region_0 to region_5.
 """
@@ -27,6 +27,8 @@ WILDS = WildsSet(
     field="region",
     image_paths=lambda dataset: (f"images/rgb_img_{number}.png" for number in dataset.full_idxs),
     table="rgb_metadata.csv",
+    groups=("region", "year"),
+    ungrouped=("Other",),
 )
 REGIONS = ("Africa", "Americas", "Asia", "Europe", "Oceania", "Other")
 NAMES = """

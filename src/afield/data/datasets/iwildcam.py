@@ -10,7 +10,7 @@ are many domains, so hold out a share of them (``afield bench --hold-out``) inst
 A step takes four images from each of 16 locations.
 
 Differs from WILDS: its splits, which hold out 48 locations for testing and 32 for validation, are
-not used. WILDS ranks by macro F1.
+not used; `iwildcam_wilds` uses them. WILDS ranks by macro F1 (``--metric macro_f1``).
 """
 
 import csv
@@ -31,6 +31,7 @@ WILDS = WildsSet(
     version="2.0",
     field="location",
     image_paths=lambda dataset: (f"train/{name}" for name in dataset._input_array),
+    groups=("location",),
 )
 
 

@@ -7,9 +7,9 @@ decoded once, like those of all datasets. The data are in the folder that the pa
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,12 @@ from afield.data.sources.folders import read_files
 from afield.data.sources.labeled_files import LabeledFile
 from afield.errors import DataError
 
-__all__ = ["WildsSet"]
+__all__ = ["OTHERS", "OUTSIDE", "WildsSet", "join_incomplete"]
+
+# Official splits inside and outside of the training distribution.
+INSIDE, OUTSIDE = ("train", "id_val"), ("val", "test")
+# All domains that have no training images or no validation images of their own.
+OTHERS = "others"
 
 # Raised by the package for tables that it cannot read.
 WILDS_ERRORS = (OSError, ValueError, LookupError, AssertionError, TypeError)
@@ -42,6 +47,10 @@ class WildsSet:
         Returns the paths of the images in the folder of the dataset, given the package's object.
     table
         File with the metadata, which are in the order of the images.
+    groups
+        Columns of the metadata that can group samples when scores are shown, such as slide.
+    ungrouped
+        Values of these columns that WILDS leaves out of its scores of groups.
     """
 
     name: str
@@ -49,6 +58,8 @@ class WildsSet:
     field: str
     image_paths: Callable[[Any], Iterable[str]]
     table: str = "metadata.csv"
+    groups: tuple[str, ...] = ()
+    ungrouped: tuple[str, ...] = ()
 
     @property
     def folder(self) -> str:
@@ -71,30 +82,74 @@ class WildsSet:
 
     def reader(self, domains: Sequence[str]) -> Reader:
         """Reader that expects exactly these domains."""
-        return partial(self._read, domains)
+        return partial(self._read, domains, self.files)
+
+    def official_reader(self, domains: Sequence[str]) -> Reader:
+        """Reader of the official splits, which expects exactly these domains."""
+        return partial(self._read, domains, self.official_files)
 
     def files(self, root: Path) -> dict[str, list[LabeledFile]]:
         """Files by domain, for all domains with more than one file."""
-        dataset, folder = self._open(root), root / self.folder
-        column = dataset.metadata_array[:, dataset.metadata_fields.index(self.field)].tolist()
-        names = (dataset.metadata_map or {}).get(self.field)
+        files: dict[str, list[LabeledFile]] = {}
+        for domain, entry in self._entries(self._open(root), root):
+            files.setdefault(domain, []).append(entry)
+        return {name: entries for name, entries in files.items() if len(entries) > 1}
+
+    def official_files(self, root: Path) -> dict[str, list[LabeledFile]]:
+        """Files of the official splits.
+
+        The domains ``val`` and ``test`` are the splits outside of the training distribution. The
+        other domains have the files of the training split, and as their test list those of the
+        validation split inside of it (id_val); domains without both are joined in `OTHERS`.
+        """
+        dataset = self._open(root)
+        split_names = {number: name for name, number in dataset.split_dict.items()}
+        splits = [split_names.get(int(number), "") for number in dataset.split_array.tolist()]
+        files: dict[str, list[LabeledFile]] = {}
+        for split, (domain, entry) in zip(splits, self._entries(dataset, root), strict=True):
+            if split in OUTSIDE:
+                files.setdefault(split, []).append(entry)
+            elif split in INSIDE:
+                listed = replace(entry, test=split == "id_val")
+                files.setdefault(domain, []).append(listed)
+        return join_incomplete(files)
+
+    def _entries(self, dataset: Any, root: Path) -> Iterator[tuple[str, LabeledFile]]:
+        """Domain and file of every image."""
+        column = self._column(dataset, self.field)
+        prefix = "" if self.field in (dataset.metadata_map or {}) else f"{self.field}_"
         rows = zip(column, self.image_paths(dataset), dataset.y_array.tolist(), strict=True)
-        files: dict[int, list[LabeledFile]] = {}
-        for number, name, label in rows:
-            file = folder / name
+        for value, name, label in rows:
+            file = root / self.folder / name
             if not file.is_file():
                 advice = "delete the folder and download the data again"
                 raise DataError(f"{file}: listed in the metadata, but missing; {advice}")
-            files.setdefault(number, []).append(LabeledFile(file, label))
-        return {
-            str(names[number]) if names else f"{self.field}_{number}": entries
-            for number, entries in files.items()
-            if len(entries) > 1
-        }
+            yield f"{prefix}{value}", LabeledFile(file, label)
 
-    def _read(self, domains: Sequence[str], options: ReadOptions) -> dict[str, Domain]:
+    def _column(self, dataset: Any, field: str) -> list[str]:
+        """A column of the metadata in words, or in numbers if it has no words."""
+        numbers = dataset.metadata_array[:, dataset.metadata_fields.index(field)].tolist()
+        names = (dataset.metadata_map or {}).get(field)
+        return [str(names[number] if names else number) for number in numbers]
+
+    def _with_groups(self, domains: Mapping[str, Domain], root: Path) -> dict[str, Domain]:
+        """The domains with the columns that group samples; empty for those in no group."""
+        dataset = self._open(root)
+        paths = list(self.image_paths(dataset))
+        columns = {}
+        for field in self.groups:
+            labels = ["" if v in self.ungrouped else v for v in self._column(dataset, field)]
+            columns[field] = dict(zip(paths, labels, strict=True))
+        return {name: replace(d, columns=_of_files(columns, d)) for name, d in domains.items()}
+
+    def _read(
+        self,
+        domains: Sequence[str],
+        find: Callable[[Path], dict[str, list[LabeledFile]]],
+        options: ReadOptions,
+    ) -> dict[str, Domain]:
         root = options.root.resolve()
-        files = self.files(root)
+        files = find(root)
         unexpected, missing = set(files) - set(domains), set(domains) - set(files)
         if unexpected or missing:
             name = min(unexpected | missing)
@@ -102,7 +157,7 @@ class WildsSet:
             raise DataError(
                 f"{root / self.folder}: {self.field} {name!r} is {what}; download the data again"
             )
-        return read_files(root / self.folder, files, IMAGE, options)
+        return self._with_groups(read_files(root / self.folder, files, IMAGE, options), root)
 
     def _open(self, root: Path) -> Any:
         """Open the dataset with the package."""
@@ -121,6 +176,25 @@ class WildsSet:
                 f"{root / self.folder}: the package wilds cannot read it ({reason}); "
                 "download the data again"
             ) from None
+
+
+def _of_files(columns: Mapping[str, Mapping[str, str]], domain: Domain) -> dict[str, list[str]]:
+    """The columns of the files of a domain."""
+    return {field: [labels[name] for name in domain.names] for field, labels in columns.items()}
+
+
+def join_incomplete(files: Mapping[str, list[LabeledFile]]) -> dict[str, list[LabeledFile]]:
+    """Join the domains without a training or validation list; if they lack one, without lists."""
+    incomplete = [
+        name
+        for name, entries in files.items()
+        if name not in OUTSIDE and len({entry.test for entry in entries}) < 2
+    ]
+    joined = [entry for name in incomplete for entry in files[name]]
+    if len({entry.test for entry in joined}) < 2:
+        joined = [replace(entry, test=None) for entry in joined]
+    kept = {name: entries for name, entries in files.items() if name not in incomplete}
+    return {**kept, OTHERS: joined} if len(joined) > 1 else kept
 
 
 @contextmanager

@@ -1,0 +1,70 @@
+"""Camelyon17's official splits, as the package wilds has them."""
+
+from dataclasses import replace
+
+import pytest
+
+from afield.data.datasets.camelyon17 import WILDS
+from afield.data.datasets.camelyon17_wilds import SIZES, camelyon17_wilds
+from afield.data.groups import group_labels
+from tests.data.datasets.trees import loaded, needs_wilds, painted
+
+pytestmark = needs_wilds
+
+MADE_UP = replace(camelyon17_wilds, sizes={})
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """Eight patches of each hospital on two slides; every fourth is of the split id_val."""
+    monkeypatch.setenv("AFIELD_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "camelyon17_v1.0"
+    lines = [",patient,node,x_coord,y_coord,tumor,slide,center,split\n"]
+    for i in range(40):
+        tumor, center = i // 5 % 2, i % 5
+        name = f"patient_00{center}_node_1"
+        file = folder / "patches" / name / f"patch_{name}_x_{i}_y_7.png"
+        painted(file, label=tumor, domain=center)
+        slide = 10 * center + i // 20
+        lines.append(f"{i},00{center},1,{i},7,{tumor},{slide},{center},{int(i // 5 % 4 == 3)}\n")
+    (folder / "metadata.csv").write_text("".join(lines))
+    (folder / "RELEASE_v1.0.txt").touch()
+    return tmp_path
+
+
+def test_domains_are_training_hospitals_and_the_splits_val_and_test(root):
+    found = loaded(MADE_UP, root)
+    assert tuple(found) == ("hospital_0", "hospital_3", "hospital_4", "val", "test")
+    for name in ("hospital_0", "hospital_3", "hospital_4"):
+        assert found[name].test.tolist().count(True) == 2
+    for name, hospital in (("val", 1), ("test", 2)):
+        assert found[name].test is None
+        # The blue of an image is its hospital.
+        assert set(found[name].x[:, 2, 0, 0].tolist()) == {hospital}
+    assert SIZES["hospital_0"] + SIZES["hospital_3"] + SIZES["hospital_4"] == 302_436 + 33_560
+
+
+def test_splits_are_those_of_the_package(root):
+    found, official = loaded(MADE_UP, root), WILDS._open(root)
+    paths = [str(path) for path in official._input_array]
+    for split in ("val", "test"):
+        chosen = official.split_array == official.split_dict[split]
+        assert set(found[split].names) == {
+            p for p, inside in zip(paths, chosen, strict=True) if inside
+        }
+    id_val = official.split_array == official.split_dict["id_val"]
+    expected = {p for p, inside in zip(paths, id_val, strict=True) if inside}
+    marked = {
+        name
+        for domain in found.values()
+        if domain.test is not None
+        for name, test in zip(domain.names, domain.test, strict=True)
+        if test
+    }
+    assert marked == expected
+
+
+def test_slides_group_the_patches(root):
+    groups = group_labels("slide", loaded(MADE_UP, root), "camelyon17_wilds")
+    assert set(groups["test"]) == {"20", "21"}
+    assert groups["test"].count("20") == 4

@@ -1,0 +1,62 @@
+"""FMoW's official splits by year, and the worst region as the package computes it."""
+
+import numpy as np
+import pytest
+import torch
+
+from afield.data.datasets.fmow import REGIONS, WILDS, fmow
+from afield.data.datasets.fmow_wilds import fmow_wilds
+from afield.training.score import Outputs, compute_scores
+from tests.data.datasets.trees import loaded, needs_wilds, painted
+
+pytestmark = needs_wilds
+COUNTRIES = {"EGY": "Africa", "PER": "Americas", "JPN": "Asia", "FIN": "Europe", "FJI": "Oceania"}
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """Of every country: two images before 2013 of train and val each, two later of val and test."""
+    monkeypatch.setenv("AFIELD_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "fmow_v1.1"
+    lines = ["category,country_code,split,timestamp\n"]
+    kinds = [("train", 2008), ("val", 2009), ("val", 2014), ("test", 2016), ("test", 2010)] * 2
+    images = [(country, *kind) for country in (*COUNTRIES, "XXX") for kind in kinds]
+    for i, (country, split, year) in enumerate(images):
+        region = REGIONS.index(COUNTRIES.get(country, "Other"))
+        painted(folder / "images" / f"rgb_img_{i}.png", label=i % 62, domain=region)
+        lines.append(f"{fmow.classes[i % 62]},{country},{split},{year}-03-01T10:00:00Z\n")
+    (folder / "rgb_metadata.csv").write_text("".join(lines))
+    mapping = "".join(f"{code},{region}\n" for code, region in COUNTRIES.items())
+    (folder / "country_code_mapping.csv").write_text(f"alpha-3,region\n{mapping}")
+    (folder / "RELEASE_v1.1.txt").touch()
+    return tmp_path
+
+
+def test_regions_train_before_2013_and_later_years_validate_and_test(root):
+    found = loaded(fmow_wilds, root)
+    assert tuple(found) == (*REGIONS, "val", "test")
+    for name in REGIONS:
+        assert sorted(found[name].test.tolist()) == [False, False, True, True]
+    assert [len(found[name].y) for name in ("val", "test")] == [12, 12]
+    # Images from 2010 of the split test are of the split id_test, which is left out.
+    assert sum(len(domain.y) for domain in found.values()) == 48
+    assert set(found["test"].columns["region"]) == {*REGIONS[:-1], ""}
+
+
+def test_the_worst_region_is_computed_without_other_as_in_the_package(root):
+    test = loaded(fmow_wilds, root)["test"]
+    official = WILDS._open(root)
+    assert torch.equal(
+        test.y, official.y_array[official.split_array == official.split_dict["test"]]
+    )
+    y, regions = test.y.numpy(), np.array(test.columns["region"])
+    predicted = y.copy()
+    # One of two images of Asia is wrong, and both of Other.
+    predicted[np.flatnonzero(regions == "Asia")[:1]] = 61
+    predicted[regions == ""] = 61
+    outputs = Outputs(np.zeros(12, dtype=int), y, predicted, 62, np.zeros(12))
+    (score,) = compute_scores(outputs, [np.unique(regions, return_inverse=True)], plain=[False])
+    assert score.accuracy == pytest.approx(9 / 12)
+    assert score.groups["Asia"] == (1, 2)
+    assert set(score.groups) == set(REGIONS) - {"Other"}
+    assert score.metrics["worst_group"] == 0.5
