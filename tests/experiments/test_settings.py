@@ -315,8 +315,8 @@ def test_a_batch_of_all_is_written_all_and_stays_in_draws():
         run = resolve_run(dataset, "erm", dataset.domains, draw=draw, settings={"batch": "all"})
         assert run.batch == 0
     for other in ("batch_total", "domains_per_step"):
+        settings = {"batch": "all", other: 2}
         with pytest.raises(SpecError, match=f"batch=all.*omit {other}"):
-            settings = {"batch": "all", other: 2}
             resolve_run(dataset, "erm", dataset.domains, settings=settings)
 
 

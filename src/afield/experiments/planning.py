@@ -24,7 +24,7 @@ from afield.experiments.known_classes import (
     read_classes,
     with_classes_choice,
 )
-from afield.experiments.merge_protocol import merging_runs
+from afield.experiments.merged.protocol import merging_runs
 from afield.experiments.protocol import divide, hold_out, leave_one_out
 from afield.experiments.record import Run
 from afield.experiments.run_data import RunData

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from afield.experiments.merge_runner import MERGE_BASELINES
+from afield.experiments.merged.runner import MERGE_BASELINES
 from afield.experiments.record import Record
 from afield.reporting.axes import Mark
 from afield.reporting.costs import CostRow, cost_rows

@@ -116,8 +116,8 @@ def _conflict(dataset: DomainSet, run: Run) -> str:
             run_adaptation(run).check(state.learner.model)
     except SpecError as error:
         adapting = f" with --adapt {run.adaptation}" if run.adaptation else ""
-        told = str(error)
-        return told if told.startswith(run.method) else f"{run.method}{adapting}: {told}"
+        message = str(error)
+        return message if message.startswith(run.method) else f"{run.method}{adapting}: {message}"
     if not run.role and run.base and not state.keeps_network:
         return f"{run.method} trains other weights than the network's, so --start has no effect"
     return ""

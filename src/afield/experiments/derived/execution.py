@@ -1,6 +1,6 @@
 """Runs that are made from finished runs, without training: merged and adapted models.
 
-    merged     a network from the weights of a base and of experts (`merge_runner`)
+    merged     a network from the weights of a base and of experts (`merged.runner`)
     adapted    the model of a finished run, predicting with a test-time adaptation: it sees the
                samples of every domain in batches, without labels
 
@@ -20,7 +20,7 @@ from afield import registry
 from afield.compute import default_device, deterministic, track_peak_memory
 from afield.data.domains import data_root
 from afield.data.lookup import find_dataset
-from afield.experiments.merge_runner import build_merged
+from afield.experiments.merged.runner import build_merged
 from afield.experiments.record import Record, Run
 from afield.experiments.run_setup import Machine, TrainingState, load_domains, set_up, versions
 from afield.experiments.store import Store

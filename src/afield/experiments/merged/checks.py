@@ -13,7 +13,7 @@ from afield.compute import preserve_torch_state
 from afield.data.domains import DomainSet
 from afield.data.samples import Rows
 from afield.errors import MergeError, SpecError
-from afield.experiments.merge_runner import check_merge
+from afield.experiments.merged.runner import check_merge
 from afield.experiments.settings import Settings, check_settings
 from afield.hyperparameters import build
 from afield.merging.state_dicts import merge as merge_by

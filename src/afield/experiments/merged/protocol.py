@@ -7,7 +7,7 @@
               bound. The heads of pretrained networks stay frozen. With several expert methods,
               there is one expert per method instead, trained on all sources. Expert draws (model
               soups) are samples of one method's hyperparameters; their heads are trained as well.
-    merged    every merge and its baselines (see merge_runner.py), of the sources of one target
+    merged    every merge and its baselines (see `merged.runner`), of the sources of one target
 
 The experts of a CLIP are the same for all targets, because its base uses no domain.
 """
@@ -22,8 +22,8 @@ from afield.data.class_lists import ClassesByDomain, source_classes
 from afield.data.domains import DomainSet
 from afield.errors import IncompatibleMethodError, SpecError
 from afield.experiments.domain_choice import ALL_DOMAINS, DomainChoice, Fold
-from afield.experiments.merge_checks import check_merging, check_scale, check_values, short_names
-from afield.experiments.merge_runner import MERGE_BASELINES
+from afield.experiments.merged.checks import check_merging, check_scale, check_values, short_names
+from afield.experiments.merged.runner import MERGE_BASELINES
 from afield.experiments.record import Run
 from afield.experiments.selection import DEFAULT_RULES, RULES
 from afield.experiments.settings import Settings, check_counts, resolve_run, settings_of
