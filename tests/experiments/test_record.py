@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from afield.errors import SpecError
-from afield.experiments.record import RESERVED, Record, Run
+from afield.experiments.record import Record
+from afield.experiments.run import RESERVED, Run
 from afield.training.evaluation import Checkpoint, Score, Scores
 
 RUN = Run("toy", "erm", ("a", "b"), params={"x": 1.0})
