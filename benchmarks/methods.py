@@ -1,29 +1,33 @@
 """What a step of every method costs, over a step of erm with the same number of samples.
 
-    python benchmarks/methods.py [METHOD...]
+    python benchmarks/methods.py [METHOD...]            a line per method, in a few minutes
+    python benchmarks/methods.py --full [METHOD...]     more steps, memory, and special cases
 
 On small:cnn (28 px) and on timm:resnet18 (64 px, BatchNorm frozen), 3 domains × 32 samples, on one
-core. A method and erm take turns step by step, as these machines are noisy, and the median counts.
-Memory is the most that torch held, from the building of the network to the end of the second step.
+core; without --full, resnet18 sees 8 samples of a domain. A method and erm take turns step by step, as these machines are noisy, and the median of the
+ratios of processor time counts. Warm-ups are over. A line ends with an exclamation mark if the
+method is slower than its passes over the network explain by more than 15 %: a step of erm is one
+forward and one backward pass, and a backward pass counts as two forward passes.
 
-Of methods that regroup, a whole run counts as well: one in which every sample comes 75 times, about
-as in 5,000 steps on three domains of PACS, with five regroupings. The reading of all samples at a
-regrouping is compared with a bare loop over them.
+With --full, memory is the most that torch held, from the building of the network to the end of the
+second step. Of methods that regroup, a whole run counts as well: one in which every sample comes 75
+times, about as in 5,000 steps on three domains of PACS, with five regroupings. The reading of all
+samples at a regrouping is compared with a bare loop over them. Of dmg, predictions count as well:
+with the mean of the masks, and as the mean over the masks of the three domains, which passes what
+is masked three times. A step of crossgrad is compared with a step of erm of each of its networks,
+too: two passes of either are what it cannot do without.
 
-Of dmg, predictions count as well: with the mean of the masks, and as the mean over the masks of the
-three domains, which passes what is masked three times. A step of crossgrad is compared with a step
-of erm of each of its networks, too: two passes of either are what it cannot do without.
-
-The ratios are printed last; goals: arith and fish at most 1.15 in time on resnet18; seed_category
-at most 1.10 over a whole run, 1.02 in memory, and reading at 0.8 of the speed of a bare loop; dmg
-at most 1.08, and in prediction 1.03 and 1 + 3 · (the share of the masked part) + 0.1; crossgrad at
-most 2.2 times an erm step of each of its two networks, and 2.1 in memory.
+Further goals: arith and fish at most 1.15 in time on resnet18; seed_category at most 1.10 over a
+whole run, 1.02 in memory, and reading at 0.8 of the speed of a bare loop; dmg at most 1.08, and in
+prediction 1.03 and 1 + 3 · (the share of the masked part) + 0.1; crossgrad at most 2.2 times an erm
+step of each of its two networks, and 2.1 in memory.
 """
 
 import statistics
 import sys
 from collections.abc import Callable, Mapping
-from time import perf_counter
+from functools import cache
+from time import perf_counter, process_time
 
 import torch
 from bare import Stopwatch
@@ -43,6 +47,40 @@ DOMAINS, CLASSES, BATCH = 3, 7, 32
 # Name, pixels a side, steps that are measured.
 CASES = (("small:cnn", 28, 60), ("timm:resnet18", 64, 16))
 WARMUP = 3
+# Without --full: steps that are measured and samples of a domain, in either case.
+QUICK = ((30, 32), (3, 8))
+# How much slower than its passes a method may be.
+SLACK = 0.15
+# Forward and backward passes over all samples of a step, where they are not one of each.
+PASSES: dict[str, tuple[float, float]] = {
+    # Two networks.
+    "adrmx": (2, 2),
+    # Each of its networks sees the samples, and then the perturbed ones.
+    "crossgrad": (4, 4),
+    # The gradient of a gradient goes back through both passes of the first one.
+    "iga": (1, 4),
+    "labelgrad": (2, 2),
+    "metareg": (2, 2),
+    # The pretrained network is only asked.
+    "miro": (2, 1),
+    # Every domain is trained on, and tested after another.
+    "mldg": (2, 2),
+    "sagm": (2, 2),
+    "sagnet": (3, 2),
+    "sam": (2, 2),
+    # A step on the risk, one on the gap, and features for the adversary's steps.
+    "transfer": (3, 2),
+}
+# Forward and backward passes over the head alone, where they are more than a few.
+HEAD_PASSES: dict[str, tuple[float, float]] = {
+    # 300 products with the Hessian, two passes each, for each domain and for all; those of the
+    # domains are differentiated.
+    "hutchinson": (1200, 300),
+    # 30 steps of the probes, and ten products with their Hessians.
+    "trm": (50, 30),
+}
+# Methods that are no steps: the head is fitted once.
+NO_STEP = ("linear_probe",)
 # How often a sample comes in a whole run, how many steps one has here, for either case.
 EPOCHS, WHOLE = 75, (1000, 50)
 # Samples that a bare loop over all of them, and a regrouping, read.
@@ -82,12 +120,17 @@ def begun(method: Method, backbone: str, pixels: int, steps: int = 10_000) -> Le
     return learner
 
 
-def stepping(method: Method, backbone: str, pixels: int, times: int) -> Callable[[], None]:
+def stepping(
+    method: Method, backbone: str, pixels: int, times: int, batch: int = BATCH
+) -> Callable[[], None]:
     """One training step for each call, on batches that lie ready."""
-    learner, stream = begun(method, backbone, pixels), stream_of(pixels, BATCH * times)
+    learner, stream = begun(method, backbone, pixels), stream_of(pixels, batch * times)
     groups = method.regroup(learner, stream.samples)
     if groups is not None:
         stream.regroup(groups)
+    else:
+        # Warm-ups are over. No method but those that regroup does anything at one step only.
+        learner.step = learner.task.steps // 2 + 1000
     batches: list[Batches] = [next(stream) for _ in range(4)]
 
     def step() -> None:
@@ -97,26 +140,26 @@ def stepping(method: Method, backbone: str, pixels: int, times: int) -> Callable
     return step
 
 
-def time_ratio(name: str, backbone: str, pixels: int, steps: int) -> float:
+def time_ratio(name: str, backbone: str, pixels: int, steps: int, batch: int = BATCH) -> float:
     """The median over blocks of the method's time over erm's, taking turns."""
     method, erm = (build(registry.find("methods", each), {}) for each in (name, "erm"))
-    return median_ratio(
-        *(stepping(m, backbone, pixels, method.batches_per_group) for m in (method, erm)), steps
-    )
+    times = method.batches_per_group
+    both = [stepping(each, backbone, pixels, times, batch) for each in (method, erm)]
+    return median_ratio(*both, steps)
 
 
 def median_ratio(ours: Callable[[], None], theirs: Callable[[], None], steps: int) -> float:
-    """The median over steps of our time over theirs, taking turns."""
+    """The median over steps of our processor time over theirs, taking turns."""
     ratios = []
     for block in range(WARMUP + steps):
-        turns = [(Stopwatch(), ours), (Stopwatch(), theirs)]
+        seconds = {}
         # Who comes first changes, so that a drift falls on both.
-        for watch, step in turns if block % 2 else reversed(turns):
-            watch.start()
+        for step in (ours, theirs)[:: 1 if block % 2 else -1]:
+            since = process_time()
             step()
-            watch.stop()
+            seconds[step] = process_time() - since
         if block >= WARMUP:
-            ratios.append(turns[0][0].seconds / turns[1][0].seconds)
+            ratios.append(seconds[ours] / seconds[theirs])
     return statistics.median(ratios)
 
 
@@ -225,10 +268,48 @@ def peak_bytes(
     return most
 
 
-def main() -> None:
-    """Measure and print."""
-    torch.set_num_threads(1)
-    names = sys.argv[1:] or [name for name in registry.names("methods") if name != "erm"]
+def explained(name: str, backbone: str, pixels: int) -> float:
+    """Steps of erm that the passes of a method are worth: a backward pass is two forward passes."""
+    forward, backward = PASSES.get(name, (1, 1))
+    passes = (forward + 2 * backward) / 3
+    if name in HEAD_PASSES:
+        forward, backward = HEAD_PASSES[name]
+        passes += (forward + 2 * backward) / 3 * head_ratio(backbone, pixels)
+    return passes
+
+
+@cache
+def head_ratio(backbone: str, pixels: int) -> float:
+    """The time of a forward and backward pass of the head alone, over a step of erm."""
+    erm = build(registry.find("methods", "erm"), {})
+    head = begun(erm, backbone, pixels).model.head
+    x = torch.randn(DOMAINS * BATCH, head.in_features, requires_grad=True)
+    y = torch.arange(len(x)) % CLASSES
+
+    def passes() -> None:
+        torch.nn.functional.cross_entropy(head(x), y).backward()
+
+    return median_ratio(passes, stepping(erm, backbone, pixels, 1), 5)
+
+
+def quick(names: list[str]) -> None:
+    """Print a line for each method: its step time over erm's, and what its passes explain."""
+    cases = [(backbone, pixels) for backbone, pixels, _ in CASES]
+    print(f"{'method':14}" + "".join(f"{case[0]:>15} {'passes':>7}" for case in cases), flush=True)
+    slow = []
+    for name in names:
+        line = f"{name:14}"
+        for case, (steps, batch) in zip(cases, QUICK, strict=True):
+            found, due = time_ratio(name, *case, steps, batch), explained(name, *case)
+            too_slow = found > (1 + SLACK) * due
+            slow += [f"{name} on {case[0]}"] * too_slow
+            line += f"{found:15.2f} {due:6.2f}" + ("!" if too_slow else " ")
+        print(line, flush=True)
+    print(f"slower than passes explain by more than {SLACK:.0%}: {', '.join(slow) or 'none'}")
+
+
+def full(names: list[str]) -> None:
+    """Print time and memory, and what concerns one kind of method only."""
     rows, notes = [], []
     for (backbone, pixels, steps), whole in zip(CASES, WHOLE, strict=True):
         for name in names:
@@ -267,6 +348,14 @@ def main() -> None:
     for backbone, name, time, memory in rows:
         print(f"{backbone:15} {name:14} {time:6.2f} {memory:7.2f}")
     print(*notes, sep="\n")
+
+
+def main() -> None:
+    """Measure and print."""
+    torch.set_num_threads(1)
+    names = [word for word in sys.argv[1:] if word != "--full"]
+    names = names or [name for name in registry.names("methods") if name not in ("erm", *NO_STEP)]
+    (full if "--full" in sys.argv else quick)(names)
 
 
 if __name__ == "__main__":

@@ -33,3 +33,13 @@ def test_many_draws_converge_to_the_diagonals_in_closed_form(model, task, stream
     for few, many in zip(*errors, strict=True):
         assert many < 0.05
         assert 4 < few / many < 25
+
+
+def test_signs_are_even_and_independent():
+    torch.manual_seed(0)
+    signs = Hutchinson(draws=2000).z(2, torch.zeros(1, 3, 5))
+    assert signs.shape == (4000, 15)
+    assert signs.abs().eq(1).all()
+    # The mean products of pairs of columns are those of independent signs, up to 1/√4000 each.
+    assert (signs.T @ signs / 4000 - torch.eye(15)).abs().max() < 5 / 4000**0.5
+    assert signs.mean(dim=0).abs().max() < 5 / 4000**0.5

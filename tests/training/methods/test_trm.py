@@ -45,10 +45,14 @@ def test_probes_start_from_the_head_if_asked(model, task, stream, monkeypatch):
 
 
 def test_a_series_that_grows_ends_with_the_first_large_sum():
-    inputs, logits = torch.full((4, 1), 3.0), torch.zeros(4, 2)
+    inputs, p, shares = (
+        torch.full((4, 1), 3.0),
+        torch.full((1, 4, 2), 0.5),
+        torch.full((1, 4), 0.25),
+    )
     # The Hessian is 9/4 · [[1, -1], [-1, 1]]: along (1, -1), every term is -3.5 times the last.
-    first = torch.tensor([[1.0], [-1.0]])
-    total = trm._neumann_sum(inputs, logits, first)
+    first = torch.tensor([[[1.0], [-1.0]]])
+    (total,) = trm._neumann_sum(inputs, p, shares, first)
     # 1 - 3.5 + 12.25 - 42.875: 9.75 is not above 10 yet.
     assert total[:, 0].tolist() == [-33.125, 33.125]
 

@@ -23,11 +23,10 @@ from typing import Annotated
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from afield.hyperparameters import LogUniform, Uniform, Variant
 from afield.training.building_blocks.forward import Outputs, forward
-from afield.training.building_blocks.head_derivatives import gradient, hessian_product, with_bias
+from afield.training.building_blocks.head_derivatives import with_bias
 from afield.training.building_blocks.penalties import check_settings
 from afield.training.method import Batches, Learner, Logs, Method, Task, origins
 from afield.training.parts import require_classifier
@@ -70,51 +69,48 @@ class TRM(Method):
 
     def transfer_term(self, learner: Learner, outputs: Outputs) -> Tensor:
         """Mean of the terms of all domains; probes and weights of pairs are updated."""
-        drawn = origins(outputs.batches)
-        rows = learner.memory["alpha"].to(outputs.features)
+        drawn, features = origins(outputs.batches), outputs.features
+        rows = learner.memory["alpha"].to(features)
         alpha = rows[drawn][:, drawn]
         alpha = alpha / alpha.sum(dim=1, keepdim=True)
-        probes, terms, losses = self.fit_probes(learner, outputs), [], []
-        for own, probe in enumerate(probes):
-            logits = with_bias(outputs.features) @ probe.T
-            found = Outputs(outputs.batches, outputs.x, outputs.y, outputs.features, logits)
-            terms.append(self._term(found, own, alpha[own]))
-            losses.append(found.risks.detach())
-        grown = alpha * (self.eta * alpha * torch.stack(losses)).exp()
-        learner.memory["alpha"] = rows.index_put((drawn[:, None], drawn), grown)
-        return torch.stack(terms).mean()
-
-    def _term(self, found: Outputs, own: int, alpha: Tensor) -> Tensor:
-        """Term of one domain, from the logits of its probe on all domains."""
-        columns = (found.features, found.logits, found.y)
-        domains = list(zip(*(found.by_domain(column) for column in columns), strict=True))
-        inputs, logits, _ = domains[own]
+        # Row Q of a matrix has the weights of all samples in the mean of domain Q.
+        shares = _shares(outputs)
+        probes = self.fit_probes(learner, outputs, shares)
+        logits = with_bias(features) @ probes.mT
+        losses = -logits.log_softmax(dim=2)[:, torch.arange(len(features)), outputs.y]
+        p = logits.softmax(dim=2)
+        slopes = p - F.one_hot(outputs.y, p.shape[2])
         with torch.no_grad():
-            slopes = torch.stack([gradient(*each) for each in domains])
-            direction = _neumann_sum(inputs, logits, (alpha[:, None, None] * slopes).sum(dim=0))
-        risk = (alpha * found.risks).sum()
-        return risk - self.transfer * (direction * gradient(*domains[own])).sum()
+            first = ((alpha @ shares)[..., None] * slopes).mT @ features
+            u = _neumann_sum(features, p, shares, first)
+        grown = alpha * (self.eta * alpha * (losses.detach() @ shares.T)).exp()
+        learner.memory["alpha"] = rows.index_put((drawn[:, None], drawn), grown)
+        own = (shares[..., None] * slopes).mT @ features
+        terms = ((alpha @ shares) * losses).sum(dim=1) - self.transfer * (u * own).sum(dim=(1, 2))
+        return terms.mean()
 
     @torch.no_grad()
-    def fit_probes(self, learner: Learner, outputs: Outputs) -> Tensor:
+    def fit_probes(self, learner: Learner, outputs: Outputs, shares: Tensor) -> Tensor:
         """Fit the probe of each drawn domain; returns matrices whose last column is the bias."""
         drawn, probes = origins(outputs.batches), list(learner.parts["probe"].children())
         every = torch.stack([_matrix(probe) for probe in probes])
-        matrices, classes = every[drawn], every.shape[1]
-        # Rows of zeros, which contribute nothing, make all domains equally long.
-        columns = (with_bias(outputs.features), F.one_hot(outputs.y, classes))
-        inputs, labels = (
-            pad_sequence(list(outputs.by_domain(c)), batch_first=True) for c in columns
-        )
-        rates = PROBE_LR / matrices.new_tensor([len(batch.y) for batch in outputs.batches])
+        matrices, inputs = every[drawn], with_bias(outputs.features)
+        labels = F.one_hot(outputs.y, every.shape[1])
         if self.from_head:
             matrices[:, :, :-1] = require_classifier(learner.model, self.name).head.weight
         for _ in range(PROBE_STEPS):
             slopes = (inputs @ matrices.mT).softmax(dim=2) - labels
-            matrices = matrices - rates[:, None, None] * (slopes.mT @ inputs)
+            matrices = matrices - PROBE_LR * ((shares[..., None] * slopes).mT @ inputs)
         for probe, matrix in zip(probes, every.index_copy(0, drawn, matrices), strict=True):
             _matrix(probe, matrix)
         return matrices
+
+
+def _shares(outputs: Outputs) -> Tensor:
+    """Matrix of domains × samples whose product with values of samples is each domain's mean."""
+    sizes = [len(batch.y) for batch in outputs.batches]
+    blocks = [outputs.features.new_full((1, size), 1 / size) for size in sizes]
+    return torch.block_diag(*blocks)
 
 
 def _matrix(probe: nn.Module, matrix: Tensor | None = None) -> Tensor:
@@ -126,11 +122,14 @@ def _matrix(probe: nn.Module, matrix: Tensor | None = None) -> Tensor:
     return torch.cat([weight, bias[:, None]], dim=1)
 
 
-def _neumann_sum(inputs: Tensor, logits: Tensor, first: Tensor) -> Tensor:
-    """Partial sum of the Neumann series of H⁻¹ times a vector; it ends if an entry is large."""
-    total, term, small = first, first, torch.ones((), dtype=torch.bool, device=first.device)
+def _neumann_sum(inputs: Tensor, p: Tensor, shares: Tensor, first: Tensor) -> Tensor:
+    """Partial sums of the Neumann series of H⁻¹ times vectors; a sum ends when it is large."""
+    total = term = first
+    small = torch.ones(len(first), 1, 1, dtype=torch.bool, device=first.device)
     for _ in range(NEUMANN_TERMS):
-        term = term - hessian_product(inputs, logits, term)
+        moved = inputs @ term.mT
+        curved = p * (moved - (p * moved).sum(dim=2, keepdim=True))
+        term = term - (shares[..., None] * curved).mT @ inputs
         total = torch.where(small, total + term, total)
-        small = small & (total.abs().max() <= LARGEST)
+        small = small & (total.abs().amax(dim=(1, 2), keepdim=True) <= LARGEST)
     return total
