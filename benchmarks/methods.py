@@ -4,7 +4,7 @@
     python benchmarks/methods.py --full [METHOD...]     more steps, memory, and special cases
 
 On small:cnn (28 px) and on timm:resnet18 (64 px, BatchNorm frozen), 3 domains × 32 samples, on one
-core; without --full, resnet18 sees 8 samples of a domain. A method and erm take turns step by step, as these machines are noisy, and the median of the
+core. A method and erm take turns step by step, as these machines are noisy, and the median of the
 ratios of processor time counts. Warm-ups are over. A line ends with an exclamation mark if the
 method is slower than its passes over the network explain by more than 15 %: a step of erm is one
 forward and one backward pass, and a backward pass counts as two forward passes.
@@ -48,7 +48,7 @@ DOMAINS, CLASSES, BATCH = 3, 7, 32
 CASES = (("small:cnn", 28, 60), ("timm:resnet18", 64, 16))
 WARMUP = 3
 # Without --full: steps that are measured and samples of a domain, in either case.
-QUICK = ((30, 32), (3, 8))
+QUICK = ((30, 32), (3, 32))
 # How much slower than its passes a method may be.
 SLACK = 0.15
 # Forward and backward passes over all samples of a step, where they are not one of each.

@@ -14,11 +14,11 @@ def test_every_domain_has_its_risk_and_its_gradient(model, task, stream):
         torch.testing.assert_close(found[i], risk)
         for ours, theirs in zip(gradients, learner.gradients(risk), strict=True):
             torch.testing.assert_close(ours[i], theirs)
-    assert not any(each.requires_grad for each in gradients)
+    assert not any(own.requires_grad for each in gradients for own in each)
 
 
 def test_gradients_can_be_differentiated_again(model, task, stream):
     learner, batches = Learner(model, task), next(stream)
     _, gradients = domain_gradients(learner, batches, create_graph=True)
-    curvature = learner.gradients(sum(each.square().sum() for each in gradients))
+    curvature = learner.gradients(sum(own.square().sum() for each in gradients for own in each))
     assert all(each.any() for each in curvature)

@@ -28,9 +28,9 @@ def test_without_agreement_it_follows_the_mean_of_the_gradients(model, task, str
 
 def test_a_mask_needs_the_stated_agreement_and_a_gradient_of_zero_does_not_agree():
     gradients = torch.tensor([[1.0, 1.0, 2.0], [3.0, -1.0, 1.0], [0.5, 1.0, 0.0]])
-    assert ANDMask(agreement=1.0).mask(gradients).tolist() == [1, 0, 0]
-    assert ANDMask(agreement=0.6).mask(gradients).tolist() == [1, 0, 1]
-    assert ANDMask(agreement=0.3).mask(gradients).tolist() == [1, 1, 1]
+    assert ANDMask(agreement=1.0).mask(gradients, gradients.mean(dim=0)).tolist() == [1, 0, 0]
+    assert ANDMask(agreement=0.6).mask(gradients, gradients.mean(dim=0)).tolist() == [1, 0, 1]
+    assert ANDMask(agreement=0.3).mask(gradients, gradients.mean(dim=0)).tolist() == [1, 1, 1]
 
 
 def test_where_few_weights_move_they_move_more(model, task, stream):

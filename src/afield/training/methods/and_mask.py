@@ -11,6 +11,7 @@ Differs from the paper: nothing. Differs from DomainBed: every domain has a forw
 own, so that all passes together cost as much as one step of ERM.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -19,7 +20,11 @@ from torch import Tensor
 
 from afield.hyperparameters import Uniform
 from afield.tensors import set_gradients
-from afield.training.building_blocks.domain_gradients import domain_gradients
+from afield.training.building_blocks.domain_gradients import (
+    domain_gradients,
+    mean_of,
+    sign_agreement,
+)
 from afield.training.building_blocks.penalties import check_settings
 from afield.training.method import Batches, Learner, Logs, Method
 
@@ -35,18 +40,19 @@ class ANDMask(Method):
     def __post_init__(self) -> None:
         check_settings(self, shares=["agreement"])
 
-    def mask(self, gradients: Tensor) -> Tensor:
-        """Mask of a tensor, from the gradients of all domains."""
-        return (gradients.sign().mean(dim=0).abs() >= self.agreement).to(gradients)
+    def mask(self, gradients: Sequence[Tensor], mean: Tensor) -> Tensor:
+        """Mask of a tensor, from the gradients of all domains and their mean."""
+        return (sign_agreement(gradients) >= self.agreement).to(mean)
 
     def update(self, learner: Learner, batches: Batches) -> Logs:
         """Step along the masked mean of the domains' gradients."""
         risks, gradients = domain_gradients(learner, batches)
-        masks = [self.mask(each) for each in gradients]
-        pairs = zip(masks, gradients, strict=True)
-        masked = [mask * each.mean(dim=0) / (1e-10 + mask.mean()) for mask, each in pairs]
+        masked, shares = [], []
+        for each in gradients:
+            mean = mean_of(each)
+            mask = self.mask(each, mean)
+            shares.append(mask.mean())
+            masked.append(mean.mul_(mask).div_(1e-10 + shares[-1]))
         set_gradients(learner.parameters(), masked)
         learner.step_optimizer()
-        moved = torch.stack([mask.sum() for mask in masks]).sum()
-        share = moved / sum(mask.numel() for mask in masks)
-        return {"loss": risks.mean().detach(), "agreement": share}
+        return {"loss": risks.mean().detach(), "agreement": torch.stack(shares).mean()}

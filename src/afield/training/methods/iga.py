@@ -36,6 +36,7 @@ class IGA(Method):
     def loss(self, learner: Learner, batches: Batches) -> tuple[Tensor, Logs]:
         """Mean risk plus the weighted spread of the gradients."""
         risks, gradients = domain_gradients(learner, batches, create_graph=True)
-        spreads = [(each - each.detach().mean(dim=0)).square().sum() for each in gradients]
+        stacked = (torch.stack(each) for each in gradients)
+        spreads = [(each - each.detach().mean(dim=0)).square().sum() for each in stacked]
         risk, spread = risks.mean(), torch.stack(spreads).sum()
         return risk + self.penalty * spread, {"risk": risk.detach(), "spread": spread.detach()}

@@ -13,6 +13,7 @@ mask 0, so that nothing is ever trained; here it is 1/2, and 1 is refused. One s
 has no variance, is refused too.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from afield.errors import SpecError
 from afield.hyperparameters import LogUniform, Uniform
+from afield.training.building_blocks.domain_gradients import sign_agreement, sum_of
 from afield.training.building_blocks.penalties import check_settings
 from afield.training.methods.and_mask import ANDMask
 
@@ -41,8 +43,9 @@ class SANDMask(ANDMask):
         if self.agreement == 1:
             raise SpecError("sand_mask.agreement=1: must be below 1, because every mask would be 0")
 
-    def mask(self, gradients: Tensor) -> Tensor:
-        """Mask of a tensor, from the gradients of all domains."""
-        excess = gradients.sign().mean(dim=0).abs() - self.agreement
+    def mask(self, gradients: Sequence[Tensor], mean: Tensor) -> Tensor:
+        """Mask of a tensor, from the gradients of all domains and their mean."""
+        excess = sign_agreement(gradients).sub_(self.agreement).mul_(self.steepness)
+        variance = sum_of((each - mean).square_() for each in gradients).div_(len(gradients) - 1)
         # An excess of 0 over a variance of 0 is not a number.
-        return (self.steepness * excess / gradients.var(dim=0)).tanh().relu().nan_to_num(1e-17)
+        return excess.div_(variance).tanh_().relu_().nan_to_num_(1e-17)
