@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -103,3 +104,30 @@ def test_there_is_a_device_and_a_core():
 def test_an_impossible_process_is_not_alive(pid):
     """On POSIX, a signal to -1 would address every process."""
     assert is_alive(hostname(), pid) is False
+
+
+ORPHAN = """
+import multiprocessing, time
+from concurrent.futures import ProcessPoolExecutor
+from afield.compute import end_with_parent
+
+fork = multiprocessing.get_context("fork")
+pool = ProcessPoolExecutor(1, mp_context=fork, initializer=end_with_parent)
+pool.submit(time.sleep, 60)
+print(*pool._processes, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_ends_with_its_parent():
+    parent = subprocess.Popen([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, text=True)
+    worker = int(parent.stdout.readline())
+    assert is_alive(hostname(), worker)
+    parent.kill()
+    parent.wait()
+    end = time.monotonic() + 20
+    while is_alive(hostname(), worker) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not is_alive(hostname(), worker)
+    parent.stdout.close()

@@ -3,8 +3,18 @@ from dataclasses import replace
 import pytest
 from huggingface_hub import ModelCard
 
+from afield.deployment.description import (
+    Architecture,
+    Calibration,
+    Description,
+    Estimate,
+    Selection,
+)
+from afield.deployment.inputs import Inputs
 from afield.deployment.model_card import render_card
-from afield.deployment.model_folder import Selection, read_description
+from afield.deployment.model_folder import read_description
+from afield.experiments.record import Run
+from tests.files import GOLDEN
 
 
 @pytest.fixture(scope="module")
@@ -101,3 +111,35 @@ def test_odd_names_break_neither_facts_nor_tables(about):
 def test_it_says_how_to_have_it_again(about):
     assert render_card(about).rstrip().endswith(f"```bash\n{about.command}\n```")
     assert about.command.startswith("afield fit spirals erm --out")
+
+
+def described() -> Description:
+    """A model with round numbers."""
+    run = Run("things", "vrex", ("art", "photo"), params={"penalty": 10.0}, steps=200, every=4)
+    return Description(
+        name="things-vrex",
+        classes=("cup", "pot", "jug"),
+        sources=("art", "photo"),
+        inputs=Inputs("pictures", "uint8", (3, 73, 73), (127.5,), (127.5,), size=64),
+        architecture=Architecture("small:cnn"),
+        versions={"afield": "0.1", "torch": "2.0"},
+        command="afield fit things vrex --out model",
+        run=run,
+        license="mit",
+        estimate=Estimate(
+            accuracy=0.7125,
+            worst=0.5,
+            in_domain=0.925,
+            domains={"art": 0.925, "photo": 0.5},
+            trials=2,
+            stderr=0.0125,
+            spread=0.25,
+            recipes=3,
+            selection=Selection(0.7375, 0.025, {"art": ("a",), "photo": ("b",)}, ("art",)),
+        ),
+        calibration=Calibration(1.5, (0.25, 0.5, 1.0), (0.5, 1.0, 2.0), 80, 0.125, 0.0625),
+    )
+
+
+def test_the_whole_card_is_as_recorded():
+    assert render_card(described()) == (GOLDEN / "card.md").read_text()
