@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from afield.deployment.model import load
 from afield.deployment.model_folder import (
     Calibration,
+    _to_distances,
     check_output_folder,
     is_model_folder,
     read_description,
@@ -269,3 +270,15 @@ def test_a_model_needs_nothing_but_its_folder(model_folder, tmp_path):
     shutil.copytree(model_folder, tmp_path / "elsewhere" / "copy")
     shutil.rmtree(model_folder)
     assert load(tmp_path / "elsewhere" / "copy").about.estimate is not None
+
+
+@pytest.mark.parametrize(
+    ("centers", "whitening"),
+    [((3, 2), (2, 3)), ((3, 2), (3, 3)), ((0, 2), (2, 2)), ((3,), (3, 3)), ((3, 2, 1), (2, 2))],
+)
+def test_distances_of_impossible_shapes_are_refused(centers, whitening, tmp_path):
+    tensors = {"centres": torch.ones(centers), "whitening": torch.ones(whitening)}
+    with pytest.raises(DataError, match="not the distances of a model"):
+        _to_distances(tmp_path, tensors)
+    known = {"centres": torch.ones(3, 2), "whitening": torch.ones(2, 2)}
+    assert _to_distances(tmp_path, known).width == 2
