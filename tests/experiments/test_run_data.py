@@ -8,10 +8,11 @@ from torch import nn
 
 from afield.data.domains import Domain, DomainSet, parts
 from afield.errors import SpecError
-from afield.experiments.record import Run
+from afield.experiments.record import Record, Run
 from afield.experiments.run_data import CURVE_SAMPLES, RunData
 from afield.experiments.selection import RULES
 from afield.training.evaluation import PARTS, Checkpoint, Evaluator, Score, Scores, combine_scores
+from tests.stores import score
 
 NAMES = ("art", "photo", "sketch")
 CPU = torch.device("cpu")
@@ -475,3 +476,50 @@ def test_unused_domains_leave_room_on_the_curves_to_others():
     taken = exams.evaluate(model())
     # Two are tested and two validate.
     assert [taken[name].sample.size for name in "gh"] == [CURVE_SAMPLES // 4] * 2
+
+
+def listed_in_three() -> dict[str, Domain]:
+    """Of every domain, the first 20 samples train, the next 4 validate, and the rest test."""
+    found = domains()
+    for name, domain in found.items():
+        order = torch.arange(len(domain.y))
+        lists = {"test": order >= 24, "validation": (order >= 20) & (order < 24)}
+        found[name] = replace(domain, **lists)
+    return found
+
+
+def test_with_three_lists_a_source_has_a_test_split_that_selects_nothing():
+    found = listed_in_three()
+    data = material(run(rules=("sources", "target")), found)
+    assert len(data.samples) == 2 * 20
+    scores = data.evaluations.evaluate(model())
+    assert {name: scores[name].probe.size for name in ("art", "photo")} == {"art": 4, "photo": 4}
+    assert scores["art"].test is None
+    completed = data.evaluations.add_scores(unread_best(), model(), data.evaluations.best)
+    sizes = {name: completed.scores[name].test.size for name in ("art", "photo")}
+    assert sizes == {"art": 6, "photo": 11}
+    assert completed.scores["sketch"].main.size == 16
+    by_hand = (
+        model()(data.evaluations.best.prepare(found["art"].x[24:])).argmax(1) == found["art"].y[24:]
+    )
+    assert completed.scores["art"].test.accuracy == pytest.approx(by_hand.float().mean().item())
+
+
+def test_in_domain_is_the_accuracy_on_test_lists_where_there_are_some():
+    sources = {"art": Scores(probe=score(0.9), test=score(0.5))}
+    sources["photo"] = Scores(probe=score(0.7), test=score(0.6))
+    last = Checkpoint(5, {**sources, "sketch": Scores(main=score(0.4))}, {})
+    record = Record(run(rules=("sources",)), (last,), 1.0, {}, "cpu")
+    pick = RULES["sources"].pick([record], "sketch")
+    assert (pick.value, pick.in_domain) == (pytest.approx(0.8), pytest.approx(0.55))
+    two = {**last.scores, "art": Scores(probe=score(0.9))}
+    record = replace(record, checkpoints=(replace(last, scores=two),))
+    assert RULES["sources"].pick([record], "sketch").in_domain == pytest.approx(0.8)
+
+
+def test_random_splits_ignore_the_lists():
+    found = listed_in_three()
+    data = material(replace(run(rules=("sources",)), split="random"), found)
+    plain = material(run(rules=("sources",)), domains())
+    assert torch.equal(seen(data.samples), seen(plain.samples))
+    assert not [key for key in data.evaluations.best.keys if key[1] == "test"]

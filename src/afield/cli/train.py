@@ -160,6 +160,7 @@ def _print_record(record: "Record", folder: str) -> None:
     for column in ("domain", "split", f"best on sources (step {best.step})", "last"):
         table.add_column(column, justify="left" if column in ("domain", "split") else "right")
     of_source = {"probe": "validation", "known": "validation, domain label given"}
+    of_source["test"] = "test"
     for domain in record.domains:
         is_source = domain in run.sources
         for part, split in (of_source if is_source else {"main": "unseen"}).items():

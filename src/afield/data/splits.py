@@ -41,11 +41,15 @@ def parts(size: int, *, trial: int, domain: str, fraction: float = PROBE_FRACTIO
     return Parts(main=torch.from_numpy(order[probe:]), probe=torch.from_numpy(order[:probe]))
 
 
-def listed_parts(test: Tensor, *, seen: bool) -> Parts:
+def listed_parts(test: Tensor, validation: Tensor | None = None, *, seen: bool) -> Parts:
     """Split a domain by its official lists.
 
-    A source domain trains on its train list and validates on its test list. An unseen domain is
-    tested on its test list, as the authors of the lists intended.
+    A source domain trains on its train list and validates on its validation list, or on its test
+    list if there are only two lists. An unseen domain is tested on its test list, as the authors of
+    the lists intended.
     """
-    train, test = (~test).nonzero().flatten(), test.nonzero().flatten()
-    return Parts(train, test) if seen else Parts(test, train)
+    if seen and validation is not None:
+        train = ~(test | validation)
+        return Parts(train.nonzero().flatten(), validation.nonzero().flatten())
+    others, tested = (~test).nonzero().flatten(), test.nonzero().flatten()
+    return Parts(others, tested) if seen else Parts(tested, others)

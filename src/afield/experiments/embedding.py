@@ -138,6 +138,11 @@ def _write(
 ) -> None:
     """Write the file atomically."""
     labels = torch.cat([domain.y for domain in domains.values()])
+    if any(domain.validation is not None for domain in domains.values()):
+        raise SpecError(
+            f"{dataset.name} has three lists per domain, and a file of arrays can have two; remove "
+            "the lists _val.txt"
+        )
     tests = [domain.test for domain in domains.values() if domain.test is not None]
     files = [name for domain in domains.values() for name in domain.names]
     network_settings = {name: settings[name] for name in ("backbone", "weights", "start", "size")}

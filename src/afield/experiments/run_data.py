@@ -89,6 +89,7 @@ class RunData:
         unseen = dataset.without(*run.sources, *run.unused)
         share = max(MIN_CURVE_SAMPLES, CURVE_SAMPLES // max(1, len(unseen)))
         rows = {(name, "probe"): splits[name].probe for name in dataset.domains}
+        rows |= {(name, "test"): test for name, test in _source_tests(run, domains).items()}
         for name in unseen:
             main = splits[name].main
             if run.metric and run.tested and name not in run.tested:
@@ -115,7 +116,9 @@ class RunData:
         )
         return cls(
             samples=replace(samples, prepare=prepare, augment=augment),
-            evaluations=_evaluations(run, dataset.domains, evaluator),
+            evaluations=_evaluations(
+                run, dataset.domains, evaluator, [key for key in rows if key[1] == "test"]
+            ),
             scaling=scaling,
             shape=shape,
             dropped=sum(len(domain.broken) for domain in domains.values()),
@@ -145,6 +148,16 @@ def known_splits(run: Run, domains: Mapping[str, Domain]) -> dict[str, Parts]:
     }
 
 
+def _source_tests(run: Run, domains: Mapping[str, Domain]) -> dict[str, Tensor]:
+    """The test lists of the sources that have three lists."""
+    listed = [domains[name] for name in run.sources] if run.split != "random" else []
+    return {
+        name: domain.test.nonzero().flatten()
+        for name, domain in zip(run.sources, listed, strict=False)
+        if domain.test is not None and domain.validation is not None
+    }
+
+
 def _known(domain: Domain, rows: Tensor) -> Tensor:
     """The rows whose class the run knows."""
     return rows[domain.y[rows] >= 0]
@@ -162,7 +175,7 @@ def _split(name: str, domain: Domain, run: Run) -> Parts:
     If whole domains are reported on, the main part of a domain to test on has all of its samples.
     """
     if domain.test is not None and run.split != "random":
-        split = listed_parts(domain.test, seen=name in run.sources)
+        split = listed_parts(domain.test, domain.validation, seen=name in run.sources)
     else:
         split = parts(len(domain.y), trial=run.trial, domain=name)
     tested = name not in run.sources and (not run.tested or name in run.tested)
@@ -233,9 +246,15 @@ def _evaluator(
 
 
 def _evaluations(
-    run: Run, order: tuple[str, ...], evaluator: Callable[..., Evaluator]
+    run: Run,
+    order: tuple[str, ...],
+    evaluator: Callable[..., Evaluator],
+    source_tests: list[tuple[str, str]],
 ) -> Evaluations:
-    """Evaluators of exactly the splits that the rules of a run read."""
+    """Evaluators of exactly the splits that the rules of a run read.
+
+    The test lists of sources are evaluated wherever the test splits of unseen domains are.
+    """
     rules = [RULES[name] for name in run.rules]
     often = {part for rule in rules for part in rule.at_every} or {"sample"}
     unseen = [name for name in order if name not in (*run.sources, *run.unused)]
@@ -243,7 +262,8 @@ def _evaluations(
     tests = [name for name in unseen if name not in validated]
 
     def of_tests(parts: Iterable[str]) -> list[tuple[str, str]]:
-        return [(name, part) for name in tests for part in sorted(set(parts))]
+        keys = [(name, part) for name in tests for part in sorted(set(parts))]
+        return keys + (source_tests if "main" in set(parts) else [])
 
     regular = [(name, "probe") for name in run.sources] + of_tests(often)
     both = ("main",) if run.metric else ("main", "probe")

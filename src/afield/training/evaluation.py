@@ -25,7 +25,9 @@ __all__ = [
     "without_details",
 ]
 
-PARTS = ("main", "probe", "sample", "known")
+PARTS = ("main", "probe", "sample", "known", "test")
+# Splits of a source that are also evaluated with the domain label given; the last one counts.
+LABELED_PARTS = ("probe", "test")
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,17 @@ class Scores:
         Bounded sample of an unseen domain's test split, for curves only: no selection rule and no
         table uses it.
     known
-        Validation split of a source with the domain label given, for models that can use it.
+        Validation split of a source with the domain label given, for models that can use it; or its
+        test list, where that was evaluated.
+    test
+        Test list of a source whose validation list is another one. Nothing is selected by it.
     """
 
     main: Score | None = None
     probe: Score | None = None
     sample: Score | None = None
     known: Score | None = None
+    test: Score | None = None
 
 
 @dataclass(frozen=True)
@@ -130,7 +136,12 @@ class Evaluator:
         by_domain: dict[str, dict[str, Score]] = {}
         for (domain, part), score in zip(self.keys, self._scores(logits), strict=True):
             by_domain.setdefault(domain, {})[part] = score
-        labeled = [key for key in self.keys if key[0] in _domains(model) and key[1] == "probe"]
+        labeled = [
+            (domain, part)
+            for part in LABELED_PARTS
+            for domain in _domains(model)
+            if (domain, part) in self.keys
+        ]
         if labeled:
             known = self._scores(self._logits_given_domain(model, logits))
             for domain, part in labeled:
@@ -153,14 +164,15 @@ class Evaluator:
         return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
 
     def _logits_given_domain(self, model: nn.Module, logits: Tensor) -> Tensor:
-        """The logits, with those of the sources' validation splits given the domain label."""
+        """The logits, with those of the sources' splits given the domain label."""
         updated = logits.clone()
-        for number, name in enumerate(_domains(model)):
-            if (name, "probe") in self.keys:
-                in_split = self.split_index == self.keys.index((name, "probe"))
+        names = _domains(model)
+        for number, key in enumerate(self.keys):
+            if key[0] in names and key[1] in LABELED_PARTS:
+                in_split = self.split_index == number
                 rows = torch.from_numpy(np.flatnonzero(in_split))
                 updated[rows.to(updated.device)] = compute_outputs(
-                    model, self.x, self.prepare, indices=rows, domain=number
+                    model, self.x, self.prepare, indices=rows, domain=names.index(key[0])
                 )
         return updated
 

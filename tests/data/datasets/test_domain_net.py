@@ -42,6 +42,19 @@ def test_classes_are_folder_names_in_order_and_lists_say_what_is_tested(whole):
         assert domain.test.sum() == CLASSES
 
 
+def test_validation_lists_change_the_fingerprint_and_so_the_keys(tmp_path, whole):
+    folder = tmp_path / "domain_net"
+    folder.mkdir()
+    for path in (whole / "domain_net").glob("*.txt"):
+        shutil.copy(path, folder)
+    assert domain_net(tmp_path).fingerprint == domain_net(whole).fingerprint == ""
+    for domain in SIZES:
+        (folder / f"{domain}_val.txt").write_text(f"{domain}/a000/0.png 1\n")
+    first = domain_net(tmp_path).fingerprint
+    (folder / "real_val.txt").write_text("real/a001/0.png 1\n")
+    assert "" != first != domain_net(tmp_path).fingerprint
+
+
 def test_another_number_of_listed_files_is_reported(whole):
     with pytest.raises(DataError, match="'clipart' has 690 samples, not 48129"):
         loaded(domain_net(whole), whole)

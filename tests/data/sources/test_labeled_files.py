@@ -131,6 +131,26 @@ def test_lists_say_what_is_tested_and_what_is_left_out(tmp_path):
         assert domain.test.tolist() == [False, True] * 3
 
 
+def test_a_third_list_is_for_validation(tmp_path):
+    thirds = {
+        f"{domain}_val": f"{domain}/cup/1.png 0\n{domain}/pot/1.png 2\n"
+        for domain in ("photo", "sketch")
+    }
+    found = small(with_lists(tmp_path, **thirds))
+    for domain in found.values():
+        splits = zip(domain.names, domain.test.tolist(), domain.validation.tolist(), strict=True)
+        for name, test, validation in splits:
+            assert (test, validation) == {"0": (0, 0), "1": (0, 1), "3": (1, 0)}[Path(name).stem]
+        assert int(domain.validation.sum()) == 2
+
+
+def test_a_third_list_is_for_all_domains_or_for_none(tmp_path):
+    message = refusal(with_lists(tmp_path, photo_val="photo/cup/1.png\n"))
+    assert message.startswith(f"{tmp_path / 'sketch_val.txt'}: missing, unlike ")
+    both = {"photo_val": "photo/cup/0.png\n", "sketch_val": "sketch/cup/1.png\n"}
+    assert "on both lists" in refusal(with_lists(tmp_path, **both))
+
+
 def test_lists_of_paths_and_labels_are_understood(tmp_path):
     train, test = (f"photo/cup/{i}.png 0\nphoto/pot/{i}.png 17\n" for i in (1, 2))
     found = small(with_lists(tmp_path, photo_train=train, photo_test=test))

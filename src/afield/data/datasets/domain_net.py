@@ -9,14 +9,19 @@ In the data root: ``domain_net/<domain>/<class>/<file>`` and, beside them, the r
 in the order of the names of their folders. The numbers in the lists, which have another order, are
 not used.
 
+A source trains on its train list and validates on its test list. Lists ``_val.txt`` beside them, as
+the authors of DMG publish them with train lists to match, give sources a validation split of their
+own. Runs with these lists have other keys.
+
 Differs from DomainBed: there the lists are not used, duplicates are removed and each domain is
-split in two.
+split in two. ``--split random`` does the same with the files on the lists.
 """
 
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from afield.data.cache import contents_digest
 from afield.data.domains import DOMAINBED_DEFAULTS, Domain, DomainSet, Download, ReadOptions
 from afield.data.modality import IMAGE
 from afield.data.sources.folders import folder_reader
@@ -59,7 +64,16 @@ def domain_net(root: Path) -> DomainSet:
             license="non-commercial research and education (http://ai.bu.edu/M3SDA/)",
         ),
         sizes=SIZES,
+        fingerprint=_validation_digest(root / "domain_net"),
     )
+
+
+def _validation_digest(folder: Path) -> str:
+    """Digest of all lists if there are validation lists, which change what is trained on."""
+    lists = [folder / f"{name}_{split}.txt" for name in SIZES for split in ("train", "val", "test")]
+    existing = [path for path in lists if path.is_file()]
+    validated = any(path.name.endswith("_val.txt") for path in existing)
+    return contents_digest(folder, existing) if validated else ""
 
 
 def _read(classes: tuple[str, ...], options: ReadOptions) -> dict[str, Domain]:

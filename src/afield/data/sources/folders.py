@@ -111,10 +111,12 @@ def _domain(
     root: Path, x: Tensor, entries: Sequence[LabeledFile], broken: Mapping[str, str]
 ) -> Domain:
     tests = [entry.test for entry in entries]
+    validation = [entry.validation for entry in entries]
     return Domain(
         x=x,
         y=torch.tensor([entry.label for entry in entries]),
         test=None if None in tests or not tests else torch.tensor(tests),
+        validation=torch.tensor(validation) if any(validation) else None,
         names=[str(entry.file.relative_to(root)) for entry in entries],
         broken=broken,
     )

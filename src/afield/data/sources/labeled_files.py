@@ -3,7 +3,8 @@
 A folder may have the lists ``<domain>_train.txt`` and ``<domain>_test.txt`` for all of its domains:
 one path per line, relative to the folder; what follows a space is ignored, as in DomainNet's lists.
 A source domain then trains on its training list and validates on its test list, an unseen domain is
-evaluated on its test list, and files on neither list are left out.
+evaluated on its test list, and files on neither list are left out. With a third list
+``<domain>_val.txt`` of all domains, a source validates on it, and its test list selects nothing.
 """
 
 from collections.abc import Sequence
@@ -21,11 +22,15 @@ IGNORED_NAMES = ("thumbs.db", "desktop.ini", "__macosx")
 
 @dataclass(frozen=True)
 class LabeledFile:
-    """A file, the index of its class, and whether it is on a test list; None without lists."""
+    """A file, the index of its class, and whether it is on a test list; None without lists.
+
+    `validation` is whether it is on a validation list.
+    """
 
     file: Path
     label: int
     test: bool | None = None
+    validation: bool = False
 
 
 def find_files(
@@ -41,9 +46,10 @@ def find_files(
 
 
 def find_lists(root: Path, domains: Sequence[str]) -> list[Path]:
-    """Training and test lists of all domains; empty if there are none."""
-    lists = [root / f"{name}_{split}.txt" for name in domains for split in ("train", "test")]
+    """Training, test and perhaps validation lists of all domains; empty if there are none."""
     try:
+        splits = _splits(root, domains)
+        lists = [root / f"{name}_{split}.txt" for name in domains for split in splits]
         existing = [path for path in lists if path.is_file()]
     except OSError:  # the name of a domain is nearly as long as a file name may be
         return []
@@ -51,6 +57,12 @@ def find_lists(root: Path, domains: Sequence[str]) -> list[Path]:
         missing = next(path for path in lists if path not in existing)
         raise DataError(f"{missing}: missing, unlike {existing[0].name}; give all lists or none")
     return existing
+
+
+def _splits(root: Path, domains: Sequence[str]) -> tuple[str, ...]:
+    """Names of the lists: three if any domain has a validation list."""
+    validated = any((root / f"{name}_val.txt").is_file() for name in domains)
+    return ("train", "val", "test") if validated else ("train", "test")
 
 
 def list_folders(path: Path) -> list[Path]:
@@ -109,7 +121,8 @@ def _apply_lists(root: Path, domain: str, entries: Sequence[LabeledFile]) -> lis
     """Keep the files of a domain that are on its lists, and mark those on the test list."""
     labels = {entry.file: entry.label for entry in entries}
     listed: dict[Path, LabeledFile] = {}
-    for split in ("train", "test"):
+    splits = _splits(root, [domain])
+    for split in splits:
         path = root / f"{domain}_{split}.txt"
         for line in _read_lines(path):
             # A name may contain spaces, and a number may follow it.
@@ -118,9 +131,10 @@ def _apply_lists(root: Path, domain: str, entries: Sequence[LabeledFile]) -> lis
                 raise DataError(f"{path}: {line!r} is not a file of domain {domain!r}")
             if file in listed:
                 raise DataError(f"{path}: {line!r} is listed twice, or on both lists")
-            listed[file] = LabeledFile(file, labels[file], test=split == "test")
-    if len({entry.test for entry in listed.values()}) < 2:
-        raise DataError(f"{root / domain}_train.txt, _test.txt: one of the lists is empty")
+            listed[file] = LabeledFile(file, labels[file], split == "test", split == "val")
+    if len({(entry.test, entry.validation) for entry in listed.values()}) < len(splits):
+        names = ", ".join(f"_{split}.txt" for split in splits)
+        raise DataError(f"{root / domain}{names}: one of the lists is empty")
     return [listed[entry.file] for entry in entries if entry.file in listed]
 
 

@@ -46,7 +46,8 @@ class Pick:
 
     `accuracy`, `calibration_error` and `accuracy_at_90` are of the target's test split; older
     records lack the last two. `in_domain` is the mean accuracy on the validation splits of the
-    sources, and `known` the same with the domain label given, for models that can use it.
+    sources, or on their test lists if these select nothing, and `known` the same with the domain
+    label given, for models that can use it.
     `unseen_classes` is the share of the test split whose classes no source has, which is not part
     of the accuracy, and `unseen_confidence` the mean confidence there; None without such samples.
     If another metric is shown, it takes the place of the accuracy in all three; it is NaN in
@@ -139,9 +140,11 @@ class Rule:
         outcome, sources = checkpoint.score(target, "main"), record.run.sources
         if outcome is None:
             return None
+        listed = all(checkpoint.score(name, "test") for name in sources)
+        own = "test" if listed else "probe"
         accuracy, in_domain = (
             metric_on(checkpoint, domains, part, metric)
-            for domains, part in (((target,), "main"), (sources, "probe"))
+            for domains, part in (((target,), "main"), (sources, own))
         )
         unseen = outcome.unseen_classes or 0
         return Pick(
