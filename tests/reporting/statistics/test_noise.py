@@ -58,6 +58,17 @@ def test_equal_and_independent_domains_count_fully_and_one_noisy_domain_counts_a
     assert estimate_noise(correlated(0.999, 400, 3, 4)).effective_domains < 1.1
 
 
+def test_correlated_domains_count_as_fewer():
+    noise = estimate_noise(correlated(0.5, 2000, 3, 4))
+    # The squared correlation of the others is added to the share of each domain.
+    assert noise.effective_domains == pytest.approx(1 / (1 / 4 + 3 / 4 * 0.5**2), rel=0.05)
+
+
+def test_two_methods_and_two_trials_are_the_fewest_that_show_noise():
+    assert estimate_noise(normal(2, 2, 3)).trials == 2
+    assert estimate_noise(normal(1, 3, 3)) == estimate_noise(normal(3, 1, 3)) == Noise(domains=3)
+
+
 def test_one_noisy_method_is_one_contrast():
     scores = normal(10, 3, 4)
     scores[0] *= 1000

@@ -210,7 +210,7 @@ def compare(
         return None
     grid = arrange(cells)
     if noise is None or noise.domains != grid.shape[1]:
-        noise = estimate_noise(np.stack([grid / 2, -grid / 2]))
+        noise = estimate_noise(np.stack([grid, np.zeros_like(grid)]))
     stderr, freedom = mean_error(grid, noise)
     new_stderr, new_freedom = new_domain_error(cells, grid, noise)
     values = np.array(list(cells.values()))
