@@ -19,9 +19,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-from afield import registry
 from afield.errors import AfieldError, DataError, SpecError
+from afield.experiments import option_texts as texts
 from afield.experiments.domain_choice import DomainChoice, check_domain_options
+from afield.experiments.option_texts import DEFAULT_METHODS, START
 from afield.experiments.options import (
     Option,
     build_validated,
@@ -30,73 +31,15 @@ from afield.experiments.options import (
     parse_options,
     refuse_misspelled,
 )
-from afield.experiments.selection import describe_rules
 
 # The command line reads the options from here: nothing imports torch before a benchmark is made.
 if TYPE_CHECKING:
     from afield.experiments.pools import Pool
     from afield.experiments.record import Run
 
-__all__ = ["DEFAULT_METHODS", "DEFAULT_VALIDATE", "OPTIONS", "Benchmark", "Option"]
+__all__ = ["DEFAULT_METHODS", "DEFAULT_VALIDATE", "OPTIONS", "START", "Benchmark", "Option"]
 __all__ += ["make_benchmark", "read_benchmark"]
 
-# The method from whose head other methods can start.
-START = "linear_probe"
-# The methods of a benchmark that names none.
-DEFAULT_METHODS = ("erm", "groupdro", "arith")
-_METHODS_HELP = (
-    "Methods to compare, separated by commas, or 'all'. "
-    f"Default: {', '.join(DEFAULT_METHODS)}. See `afield list methods`."
-)
-_RULES_HELP = (
-    "Rules that select a model, separated by commas, or 'all'; one table per rule. "
-    f"{describe_rules()}. Default: the rules that need no additional runs."
-)
-_BASE_STEPS_HELP = (
-    "Training steps of the base model, from which all experts start, if the network has no "
-    "pretrained weights. Default: a fifth of the experts' steps."
-)
-_AVERAGE_HELP = (
-    f"Weight averaging during training: {', '.join(registry.names('averages'))}. 'last' uses the "
-    "last weights, without averaging."
-)
-_CLASSES_HELP = (
-    "Classes that a network has outputs for: those of its sources, or all classes of the dataset. "
-    "Samples of other classes are left out of the accuracy and reported apart. Default: sources "
-    "for your own data, all for datasets with a name, whose classes are given in advance."
-)
-_START_HELP = (
-    f"Where training starts: {START} (a head fitted on frozen features). Default: the "
-    "network's first weights, with a new head."
-)
-_ADAPT_HELP = (
-    "Test-time adaptations, separated by commas, or 'all'. Each adds a row per method or merge, "
-    f"which sees unlabelled samples of the target: {', '.join(registry.names('adaptations'))}."
-)
-_EXPERT_DRAWS_HELP = (
-    "Merge this many hyperparameter samples of one method, trained on all sources (model soups), "
-    "instead of one expert per source."
-)
-_ON_HELP = (
-    "Where to run: local (processes on this machine), ray (a Ray cluster that runs here, or else "
-    "a new one on this machine), or ray://HOST:PORT (another cluster)."
-)
-_STORE_HELP = (
-    "Folder for records and weights, or an address such as s3://bucket/runs. Runs that it already "
-    "holds are not repeated."
-)
-_TARGETS_HELP = (
-    "Domains to test on, each left out in turn: sketch,photo. With a plus sign they are left out "
-    "together: sketch+photo. Default: every domain."
-)
-_SOURCES_HELP = "Domains to train one model on, for all targets. Default: all other domains."
-_VALIDATE_ON_HELP = (
-    "Domains to select a model with (rule 'validation'); they are neither trained nor tested on."
-)
-_SINGLE_SOURCE_HELP = (
-    "Train on each domain alone in turn and test on all others. The table has one column per "
-    "source, with the mean over the others."
-)
 # The share of the domains to validate on, if a share is held out.
 DEFAULT_VALIDATE = 0.1
 # Trials or draws; no store could hold more.
@@ -116,7 +59,7 @@ class Benchmark:
             "files, or an .npz file."
         ),
     ] = ("rotated_digits",)
-    methods: Annotated[Names, Option(_METHODS_HELP)] = ()
+    methods: Annotated[Names, Option(texts.METHODS_HELP)] = ()
     trials: Annotated[
         int,
         Option("Number of repetitions, with other splits and seeds.", min=1, max=MAX_REPETITIONS),
@@ -129,11 +72,11 @@ class Benchmark:
             max=MAX_REPETITIONS,
         ),
     ] = 1
-    rules: Annotated[Names, Option(_RULES_HELP)] = ()
-    targets: Annotated[Names, Option(_TARGETS_HELP)] = ()
-    sources: Annotated[Names, Option(_SOURCES_HELP)] = ()
-    validate_on: Annotated[Names, Option(_VALIDATE_ON_HELP)] = ()
-    single_source: Annotated[bool, Option(_SINGLE_SOURCE_HELP)] = False
+    rules: Annotated[Names, Option(texts.RULES_HELP)] = ()
+    targets: Annotated[Names, Option(texts.TARGETS_HELP)] = ()
+    sources: Annotated[Names, Option(texts.SOURCES_HELP)] = ()
+    validate_on: Annotated[Names, Option(texts.VALIDATE_ON_HELP)] = ()
+    single_source: Annotated[bool, Option(texts.SINGLE_SOURCE_HELP)] = False
     hold_out: Annotated[
         float,
         Option(
@@ -172,16 +115,16 @@ class Benchmark:
             "Method that trains the experts. Several methods train one expert each, on all sources."
         ),
     ] = ("erm",)
-    base_steps: Annotated[int | None, Option(_BASE_STEPS_HELP, min=1)] = None
-    expert_draws: Annotated[int | None, Option(_EXPERT_DRAWS_HELP, min=2)] = None
-    start: Annotated[str, Option(_START_HELP, metavar="NAME")] = ""
-    average: Annotated[str, Option(_AVERAGE_HELP, metavar="NAME")] = "last"
-    classes: Annotated[str | None, Option(_CLASSES_HELP, metavar="sources|all")] = None
-    adapt: Annotated[Names, Option(_ADAPT_HELP)] = ()
+    base_steps: Annotated[int | None, Option(texts.BASE_STEPS_HELP, min=1)] = None
+    expert_draws: Annotated[int | None, Option(texts.EXPERT_DRAWS_HELP, min=2)] = None
+    start: Annotated[str, Option(texts.START_HELP, metavar="NAME")] = ""
+    average: Annotated[str, Option(texts.AVERAGE_HELP, metavar="NAME")] = "last"
+    classes: Annotated[str | None, Option(texts.CLASSES_HELP, metavar="sources|all")] = None
+    adapt: Annotated[Names, Option(texts.ADAPT_HELP)] = ()
     settings: Annotated[Mapping[str, Any], Option("Other settings of the runs.")] = field(
         default_factory=dict
     )
-    on: Annotated[str, Option(_ON_HELP, metavar="PLACE")] = "local"
+    on: Annotated[str, Option(texts.ON_HELP, metavar="PLACE")] = "local"
     workers: Annotated[
         int | None,
         Option("Number of runs at a time, in parallel processes. Default: one per core.", min=1),
@@ -194,7 +137,7 @@ class Benchmark:
     retries: Annotated[
         int, Option("On Ray: how many times to restart a run whose machine is lost.", min=0)
     ] = 3
-    store: Annotated[str, Option(_STORE_HELP, metavar="STORE")] = "runs"
+    store: Annotated[str, Option(texts.STORE_HELP, metavar="STORE")] = "runs"
 
     def __post_init__(self) -> None:
         for name, option in OPTIONS.items():
