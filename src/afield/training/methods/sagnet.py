@@ -20,6 +20,7 @@ from DomainBed: phase (2) computes no gradients of the features, which DomainBed
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar, Literal, cast
 
 import torch
@@ -29,14 +30,15 @@ from torch import Tensor, nn
 from afield.errors import SpecError
 from afield.hyperparameters import LogUniform, Variant
 from afield.networks.backbone import Classifier
-from afield.networks.stages import block_stages, hook_outputs
+from afield.networks.stages import block_stages, channel_axis, hook_outputs
 from afield.networks.styles import randomize_content, randomize_style
 from afield.training.method import Batches, Learner, Logs, Method, Task, pool
 from afield.training.parts import require_classifier, sample_of_zeros
 
 __all__ = ["SagNet"]
 
-Change = Callable[[Tensor], Tensor]
+# Changes features, or maps with channels along an axis.
+Change = Callable[[Tensor, int], Tensor]
 
 
 @dataclass(frozen=True)
@@ -68,22 +70,22 @@ class SagNet(Method):
         pooled, model = pool(batches), cast(Classifier, learner.model)
         style, n = learner.parts["style"], len(pooled.y)
 
-        def styled(z: Tensor) -> Tensor:
-            return randomize_style(z, self.content("alpha", z, n), self.content("swap", z, n))
+        def with_style(z: Tensor, axis: int) -> Tensor:
+            alpha, swap = (self.content(key, z, n) for key in ("alpha", "swap"))
+            return randomize_style(z, alpha, swap, axis=axis)
 
-        content_loss = F.cross_entropy(
-            model.head(self._features(learner, pooled.x, styled)), pooled.y
-        )
+        z = self._features(learner, pooled.x, with_style)
+        content_loss = F.cross_entropy(model.head(z), pooled.y)
         learner.descend(content_loss, only=model.parameters())
+
+        def with_content(draw: Callable[..., Tensor], z: Tensor, axis: int) -> Tensor:
+            return randomize_content(z, draw("swap", z, n), axis=axis)
+
         with torch.no_grad():
-            z = self._features(
-                learner, pooled.x, lambda z: randomize_content(z, self.style("swap", z, n))
-            )
+            z = self._features(learner, pooled.x, partial(with_content, self.style))
         style_loss = F.cross_entropy(style(z), pooled.y)
         learner.descend(style_loss, only=style.parameters())
-        z = self._features(
-            learner, pooled.x, lambda z: randomize_content(z, self.adversary("swap", z, n))
-        )
+        z = self._features(learner, pooled.x, partial(with_content, self.adversary))
         adversary_loss = -self.weight * style(z).log_softmax(dim=1).mean()
         learner.descend(adversary_loss, only=model.features.parameters())
         return {
@@ -108,7 +110,11 @@ class SagNet(Method):
         """Features, changed at the end or at a map."""
         model = cast(Classifier, learner.model)
         if not learner.layers:
-            return change(model.features(x))
-        with hook_outputs(model, lambda _, output: change(output), *learner.layers):
+            return change(model.features(x), 1)
+
+        def change_map(_: str, output: Tensor) -> Tensor:
+            return change(output, channel_axis(tuple(output.shape), tuple(x.shape)))
+
+        with hook_outputs(model, change_map, *learner.layers):
             z: Tensor = model.features(x)
         return z

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from afield.errors import SpecError
 from afield.hyperparameters import Choice
+from afield.training.building_blocks.second_pass import backward_at_offset, norm
 from afield.training.method import Batches, Learner, Logs, Method, pool
-from afield.training.second_pass import backward_at_offset, norm
 
 __all__ = ["SAM"]
 

@@ -29,9 +29,9 @@ from afield.errors import SpecError
 from afield.hyperparameters import Choice, LogUniform, Uniform
 from afield.networks.backbone import Classifier
 from afield.tensors import add, assign
+from afield.training.building_blocks.second_pass import norm
 from afield.training.method import Batches, Learner, Logs, Method, Task, domain_means, pool
 from afield.training.parts import require_classifier
-from afield.training.second_pass import norm
 
 __all__ = ["Transfer"]
 
