@@ -96,7 +96,8 @@ class DomainSet:
     those list in `needs` the files they require under the data root, in `download` where these come
     from, and in `sizes` how many samples each domain must have. `averages` and `methods` have the
     settings that replace the defaults when a weight average or method is used:
-    ``{"swad": {"every": 50}}``. `class_names` and `templates` say how CLIP is asked for classes
+    ``{"swad": {"every": 50}}``. `test_domains` and `validation_domains` are those of a published
+    task; a benchmark tests and validates on them unless it names others. `class_names` and `templates` say how CLIP is asked for classes
     whose names are no words; see `Prompts`.
     """
 
@@ -112,6 +113,8 @@ class DomainSet:
     download: Download = Download()
     sizes: Mapping[str, int] = field(default_factory=dict)
     averages: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    test_domains: tuple[str, ...] = ()
+    validation_domains: tuple[str, ...] = ()
     class_names: Mapping[str, str] = field(default_factory=dict)
     templates: tuple[str, ...] = ()
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -108,6 +108,7 @@ def _methods(benchmark: Benchmark) -> list[str]:
 def _plan_dataset(benchmark: Benchmark, name: str, methods: list[str]) -> list[Run]:
     dataset = find_dataset(name)
     dataset.check_available()
+    benchmark = _published_task(benchmark, dataset)
     shares = _shares(benchmark)
     choice = benchmark.domain_choice
     division = divide(dataset, **shares) if benchmark.hold_out else choice.division(dataset)
@@ -164,6 +165,18 @@ def _log_dataset_settings(
         used = [f"{name}={value}" for name, value in values.items() if name not in settings]
         if used:
             log.warning("%s: %s uses %s here", dataset.name, owner, ", ".join(used))
+
+
+def _published_task(benchmark: Benchmark, dataset: DomainSet) -> Benchmark:
+    """The benchmark with the domains of a dataset's published task, unless it names others."""
+    if not dataset.test_domains or benchmark.domain_choice or benchmark.hold_out:
+        return benchmark
+    return replace(
+        benchmark,
+        targets=("+".join(dataset.test_domains),),
+        validate_on=dataset.validation_domains,
+        settings={"report": "whole", **benchmark.settings},
+    )
 
 
 def _shares(benchmark: Benchmark) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import pytest
 from afield.data.datasets.camelyon17 import WILDS
 from afield.data.datasets.camelyon17_wilds import SIZES, camelyon17_wilds
 from afield.data.groups import group_labels
+from afield.experiments.benchmark import make_benchmark
 from tests.data.datasets.trees import loaded, needs_wilds, painted
 
 pytestmark = needs_wilds
@@ -68,3 +69,16 @@ def test_slides_group_the_patches(root):
     groups = group_labels("slide", loaded(MADE_UP, root), "camelyon17_wilds")
     assert set(groups["test"]) == {"20", "21"}
     assert groups["test"].count("20") == 4
+
+
+def test_a_bench_is_the_task_of_wilds_unless_it_names_domains(root, monkeypatch):
+    monkeypatch.setenv("AFIELD_DATA", str(root))
+    monkeypatch.setattr("afield.data.datasets.camelyon17_wilds.camelyon17_wilds", MADE_UP)
+    small = {"backbone": "small:cnn", "steps": 2, "size": 16}
+    (run,) = make_benchmark("camelyon17_wilds", "erm", trials=1, **small).runs()
+    assert run.sources == ("hospital_0", "hospital_3", "hospital_4")
+    assert (run.tested, run.rules) == (("test",), ("validation",))
+    assert (run.report, run.group) == ("whole", "slide")
+    (other,) = make_benchmark("camelyon17_wilds", "erm", trials=1, targets="val", **small).runs()
+    assert other.sources == ("hospital_0", "hospital_3", "hospital_4", "test")
+    assert other.report == ""

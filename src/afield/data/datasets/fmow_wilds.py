@@ -5,8 +5,9 @@ domains are the regions, ``val`` (images from 2013 to 2015) and ``test`` (from 2
 trains on its part of the split train and validates on its part of the split id_val. This is the
 task of WILDS, which ranks by the accuracy on the worst region, without ``Other``:
 
-    afield bench fmow_wilds --targets test --validate-on val --report whole
-        --group region --metric worst_group
+    afield bench fmow_wilds --metric worst_group
+
+It stands for ``--targets test --validate-on val --report whole --group region`` as well.
 
 The split id_test, which WILDS reports beside the others, is left out. License: FMoW Challenge
 Public License.
@@ -24,5 +25,11 @@ __all__ = ["fmow_wilds"]
 DOMAINS = (*REGIONS, "val", "test")
 
 fmow_wilds = replace(
-    fmow, name="fmow_wilds", domains=DOMAINS, reader=WILDS.official_reader(DOMAINS)
+    fmow,
+    name="fmow_wilds",
+    domains=DOMAINS,
+    reader=WILDS.official_reader(DOMAINS),
+    training=replace(fmow.training, group="region"),
+    test_domains=("test",),
+    validation_domains=("val",),
 )

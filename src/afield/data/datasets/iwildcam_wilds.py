@@ -6,8 +6,9 @@ domains are the locations of the training split, ``val`` (the 32 locations of th
 validates on its part of the split id_val; locations without both are joined in the domain
 ``others``. This is the task of WILDS, which ranks by macro F1 over all test images:
 
-    afield bench iwildcam_wilds --targets test --validate-on val --report whole --metric macro_f1
+    afield bench iwildcam_wilds --metric macro_f1
 
+It stands for ``--targets test --validate-on val --report whole`` as well.
 The split id_test, which WILDS reports beside the others, is left out. License: CDLA-Permissive 1.0.
 
 Differs from WILDS: network and hyperparameters are those of `iwildcam`.
@@ -31,7 +32,12 @@ def iwildcam_wilds(root: Path) -> DomainSet:
     table = root / WILDS.folder / WILDS.table
     domains = _domains(table) if table.is_file() else (*plain.domains, *OUTSIDE)
     return replace(
-        plain, name="iwildcam_wilds", domains=domains, reader=WILDS.official_reader(domains)
+        plain,
+        name="iwildcam_wilds",
+        domains=domains,
+        reader=WILDS.official_reader(domains),
+        test_domains=("test",),
+        validation_domains=("val",),
     )
 
 
