@@ -98,3 +98,19 @@ def test_a_model_without_an_estimate_warns_and_cannot_abstain(afield, new):
     code, _, err = afield("predict", "m", new, "--abstain", "0.1")
     assert code == 2
     assert "--no-estimate" in err
+
+
+def test_predict_adapts_to_the_files(afield, spiral_model, new):
+    code, out, err = afield("predict", spiral_model, new, "--adapt", "t3a", "--set", "t3a.keep=5")
+    assert code == 0
+    assert [row["class"] for row in rows(out)].count("") == 1
+    assert "calibrated without --adapt; its confidences are not calibrated" in err
+    for words, message in (
+        (["--adapt", "t4a"], "did you mean 't3a'?"),
+        (["--adapt", "tent"], "tent adapts BatchNorm layers"),
+        (["--set", "t3a.keep=5"], "--set is for --adapt"),
+        (["--adapt", "t3a", "--abstain", "0.1"], "cannot abstain"),
+    ):
+        code, _, err = afield("predict", spiral_model, new, *words)
+        assert code == 2
+        assert message in err

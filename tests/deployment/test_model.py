@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from afield.data.lookup import find_dataset
+from afield.deployment.exporting import export
 from afield.deployment.fitting import fit
 from afield.deployment.model import load
 from afield.errors import DataError, SpecError
@@ -155,3 +156,28 @@ def test_random_numbers_of_the_caller_stay_as_they_are(spiral_model):
     torch.manual_seed(3)
     load(spiral_model)
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_an_adapted_model_learns_from_the_samples_and_starts_afresh_each_time(model, x):
+    adapted = model.adapted("t3a", {"t3a.keep": 5})
+    first = adapted.predict_proba(x)
+    assert not np.array_equal(first, model.predict_proba(x))
+    np.testing.assert_array_equal(adapted.predict_proba(x), first)
+    # A single sample has no others to learn from, so the others did matter above.
+    alone = np.concatenate([adapted.predict_proba(x[i : i + 1]) for i in range(20)])
+    assert not np.allclose(alone, first[:20])
+    assert adapted.temperature == 1.0
+    with pytest.raises(SpecError, match="cannot abstain"):
+        adapted.threshold(0.1)
+
+
+def test_an_adapted_model_is_not_exported(model, tmp_path):
+    with pytest.raises(SpecError, match="an adapted model predicts from batches"):
+        export(model.adapted("t3a"), "torch", tmp_path / "model.pt2")
+
+
+def test_what_cannot_adapt_a_model_is_refused(model):
+    with pytest.raises(SpecError, match="tent adapts BatchNorm layers"):
+        model.adapted("tent")
+    with pytest.raises(SpecError, match=r"write t3a\.NAME"):
+        model.adapted("t3a", {"keep": 5})

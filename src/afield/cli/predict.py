@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from afield.cli import console
-from afield.cli.options import ModelFolder
+from afield.cli.options import ModelFolder, collect_settings
 from afield.errors import SpecError
 
 if TYPE_CHECKING:
@@ -59,6 +59,23 @@ def predict(
             "data it marks more.",
         ),
     ] = None,
+    adapt: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Test-time adaptation: predict with the help of the other files, without labels. "
+            "All files should come from one domain, in mixed order; see `afield list "
+            "adaptations`.",
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Setting of the adaptation, e.g. t3a.keep=20; repeat the option for several.",
+        ),
+    ] = None,
     probabilities: Annotated[
         bool,
         typer.Option("--probabilities", help="Add a column with the probability of each class."),
@@ -89,6 +106,10 @@ def predict(
     if out is not None:
         check_output_file(out)
     loaded = load(model, device=device or default_device())
+    if adapt is not None:
+        loaded = loaded.adapted(adapt, collect_settings(set_))
+    elif set_:
+        raise SpecError("--set is for --adapt; add it")
     _set_threads(threads, loaded)
     columns = Columns(
         threshold=None if abstain is None else loaded.threshold(abstain),
@@ -96,10 +117,10 @@ def predict(
     )
     loaded.domain_index(domain)
     if loaded.about.calibration is None:
+        reason = "made without an estimate for unseen domains"
+        reason = "calibrated without --adapt" if adapt else reason
         console.err.print(
-            "note: the model was made without an estimate for unseen domains; its confidences are "
-            "not calibrated",
-            soft_wrap=True,
+            f"note: the model was {reason}; its confidences are not calibrated", soft_wrap=True
         )
     counter = _Counter()
     with console.show_progress():

@@ -85,9 +85,9 @@ def export(
     loaded = load(model) if isinstance(model, str | Path) else model
     if isinstance(loaded.module, BatchPredictor):
         raise SpecError(
-            f"{loaded.about.name}: {loaded.about.architecture.wrapper} predicts from batches of "
-            "unlabelled samples, which an exported function of one sample cannot; use afield "
-            "predict, or another method"
+            f"{loaded.about.name}: {loaded.about.architecture.wrapper or 'an adapted model'} "
+            "predicts from batches of unlabelled samples, which an exported function of one sample "
+            "cannot; use afield predict, or another method"
         )
     deployed = _deploy(loaded)
     with atomic_write(path) as temporary, _silence_exporters(), torch.no_grad():

@@ -7,9 +7,10 @@ Each prediction has
     percentile   the rank of that distance among samples of held-out domains, 0 to 100
 """
 
+import copy
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from afield import registry
 from afield.data.samples import Prepare
 from afield.deployment.distances import Distances
 from afield.deployment.file_batches import FileBatch, find_files, read_file_batches
 from afield.deployment.model_folder import DESCRIPTION_FILE, WEIGHTS_FILE, Description, read_model
 from afield.deployment.model_network import build_network, load_weights
 from afield.errors import AfieldError, DataError, SpecError
+from afield.hyperparameters import build
 from afield.networks.features import capture_features
 from afield.networks.inference import BatchPredictor
 from afield.progress import progress
@@ -92,6 +95,28 @@ class Model:
     def domains(self) -> tuple[str, ...]:
         """The source domains that can be given to `predict`; for most models none."""
         return tuple(getattr(self.module, "domains", ()))
+
+    def adapted(self, adaptation: str, settings: Mapping[str, Any] | None = None) -> "Model":
+        """A copy of the model that uses the other samples of a prediction, without their labels.
+
+        Every call of `predict`, `predict_proba` or `predictions` starts afresh. Give it samples of
+        one domain, in mixed order. Its confidences are not calibrated.
+
+        Parameters
+        ----------
+        adaptation
+            Name of a test-time adaptation, such as ``t3a``.
+        settings
+            Its settings, such as ``{"t3a.keep": 20}``.
+        """
+        kind = registry.find("adaptations", adaptation)
+        other = [name for name in settings or {} if not name.startswith(f"{adaptation}.")]
+        if other:
+            raise SpecError(f"{other[0]}: no setting of {adaptation}; write {adaptation}.NAME")
+        values = {name.partition(".")[2]: value for name, value in (settings or {}).items()}
+        module = build(kind, values, adaptation).predictor(copy.deepcopy(self.module))
+        about = replace(self.about, calibration=None)
+        return Model(about, module, self.distances, device=self.device)
 
     def predict(
         self, inputs: ModelInput, *, domain: str | None = None, batch: int = BATCH_SIZE
