@@ -10,8 +10,7 @@ import time
 import pytest
 
 from afield.errors import SpecError
-from afield.experiments import pools
-from afield.experiments.pools import Local, Ray
+from afield.experiments.pools import Local, Ray, ray_cluster
 
 
 def doubled_unless_killed(number):
@@ -82,7 +81,7 @@ def test_an_address_where_no_cluster_answers_is_named_within_seconds(monkeypatch
 @pytest.mark.slow
 def test_a_server_that_is_not_ray_is_not_waited_for(monkeypatch):
     pytest.importorskip("ray")
-    monkeypatch.setattr(pools, "PROBE_SECONDS", 1)
+    monkeypatch.setattr(ray_cluster, "PROBE_SECONDS", 1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"ray://127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(SpecError, match="no answer within 1 seconds"):
