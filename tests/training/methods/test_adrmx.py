@@ -8,7 +8,7 @@ from torch import nn
 from afield.errors import SpecError
 from afield.networks.backbone import Classifier
 from afield.training.method import pool
-from afield.training.methods.adrmx import ADRMX, _contrast
+from afield.training.methods.adrmx import ADRMX
 from tests.training.methods.reference import theta
 from tests.training.methods.references import Reference, replay
 
@@ -73,14 +73,6 @@ def test_a_class_with_one_sample_is_not_remixed(model, task):
     learner = method.setup(model, task)
     z, y = torch.randn(3, 8), torch.tensor([0, 1, 2])
     assert method._remixed(learner, z, z, y) == 0
-    assert _contrast(z, y) == 0
-
-
-def test_the_contrast_of_equal_features_is_that_of_a_fair_guess():
-    z, y = torch.ones(6, 4, dtype=torch.float64), torch.tensor([0, 0, 0, 1, 1, 1])
-    # Each sample finds its class among five equal ones; the mean has one row more.
-    expected = -6 / 7 * torch.log(torch.tensor(1 / 5 + 1e-5, dtype=torch.float64))
-    torch.testing.assert_close(_contrast(z, y), expected, rtol=1e-6, atol=0)
 
 
 def test_impossible_networks_and_settings_are_refused(task):

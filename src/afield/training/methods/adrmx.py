@@ -7,13 +7,10 @@
                  + remix · 1/C Σ_c CE(h₁(z_i[u] + z_d[v]), y_u)
                  + contrast · [SC(z_l) + SC(z_i)] - discriminator · L_D
 
-u and v are two random samples of class c; SC is a supervised contrastive loss. In turns, D takes
+u and v are two random samples of class c; SC is `supervised_contrast`. In turns, D takes
 `turns` steps on L_D, then all else takes one step on the loss of the generator. Both optimizers
 have betas of (0.5, 0.9), if the run's optimizer has betas. Heads have three layers; h₁(z_l) is
 deployed. It needs twice the memory of ERM.
-
-    SC(z) = Σ_i -1/#pos Σ_{j pos} log(½ e_ij / (½ Σ_{j ≠ i} e_ij + 1e-5) + 1e-5) / (rows + 1),
-            e_ij = exp(z_i·z_j / 0.07) of normalized rows; samples alone in their class are left out
 
 Differs from the paper: nothing that we know of. Differs from the authors' code: u and v are
 positions in the batch, while theirs uses positions within the class as positions in the batch; a
@@ -31,12 +28,13 @@ from afield.errors import SpecError
 from afield.hyperparameters import Choice, LogUniform, Variant
 from afield.networks.backbone import Classifier
 from afield.networks.batchnorm import batchnorm_layers
+from afield.training.building_blocks.contrast import supervised_contrast
 from afield.training.method import Batch, Batches, Learner, Logs, Method, Task, pool
 from afield.training.parts import perceptron, require_classifier
 
 __all__ = ["ADRMX"]
 
-BETAS, TEMPERATURE, SMALL = (0.5, 0.9), 0.07, 1e-5
+BETAS = (0.5, 0.9)
 
 
 class _DeepHeaded(Classifier):
@@ -103,14 +101,10 @@ class ADRMX(Method):
             learner.descend(domain_loss, learner.optimizers["domain"], only=only)
             return logs
         losses = self._losses(learner, pooled, z_label, z_domain)
-        loss = (
-            losses["label loss"]
-            + losses["final loss"]
-            + self.domain * losses["domain loss"]
-            + self.remix * losses["remix loss"]
-            + self.contrast * (losses["label contrast"] + losses["final contrast"])
-            - self.discriminator * domain_loss
-        )
+        weights = (1, 1, self.domain, self.remix, self.contrast, self.contrast)
+        loss = -self.discriminator * domain_loss
+        for weight, value in zip(weights, losses.values(), strict=True):
+            loss = loss + weight * value
         learner.descend(loss, only=learner.parameters())
         return {"loss": loss.detach(), **logs, **{n: v.detach() for n, v in losses.items()}}
 
@@ -125,8 +119,8 @@ class ADRMX(Method):
             "final loss": F.cross_entropy(parts["final"](z_final), batch.y),
             "domain loss": F.cross_entropy(parts["domain_head"](z_domain), batch.domain),
             "remix loss": self._remixed(learner, z_final, z_domain, batch.y),
-            "label contrast": _contrast(z_label, batch.y),
-            "final contrast": _contrast(z_final, batch.y),
+            "label contrast": supervised_contrast(z_label, batch.y),
+            "final contrast": supervised_contrast(z_final, batch.y),
         }
 
     def _remixed(self, learner: Learner, z_final: Tensor, z_domain: Tensor, y: Tensor) -> Tensor:
@@ -145,10 +139,7 @@ class ADRMX(Method):
         return torch.stack(losses).sum() / classes
 
     def perm(self, c: int, count: Tensor, n: int) -> Tensor:
-        """A random order of 0 … count - 1, for class c; of n numbers, those from count on follow.
-
-        The count stays on the device.
-        """
+        """A random order of 0 … count - 1, for class c; the rest of n numbers follows."""
         del c
         keys = torch.rand(n, device=count.device)
         return (keys + (torch.arange(n, device=count.device) >= count)).argsort()
@@ -156,15 +147,3 @@ class ADRMX(Method):
 
 def _head(width: int, outputs: int) -> nn.Sequential:
     return perceptron(width, max(1, width // 2), max(1, width // 4), outputs)
-
-
-def _contrast(z: Tensor, y: Tensor) -> Tensor:
-    """Supervised contrastive loss; every other sample has the weight ½."""
-    rows = F.normalize(z, dim=1)
-    other = ~torch.eye(len(y), dtype=torch.bool, device=y.device)
-    e = 0.5 * (rows @ rows.T / TEMPERATURE).exp() * other
-    positive = (y[:, None] == y) & other
-    count = positive.sum(dim=1)
-    likelihoods = (e / (e.sum(dim=1, keepdim=True) + SMALL) + SMALL).log()
-    means = -(likelihoods * positive).sum(dim=1) / count.clamp(min=1)
-    return means.sum() / ((count > 0).sum() + 1)
