@@ -58,6 +58,7 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
     ("training/averages/swad.py", "self.bound = 0.0", "is set before it is read"),
     ("merging/job.py", "else torch.zeros(1)", "only whether any entry differs is used"),
     ("merging/spectral.py", "lwork=64 * n", "the size of LAPACK's workspace"),
+    ("data/augmentation.py", "> MAX_BATCHED_CROP_VALUES", "selects the faster of two ways"),
     ("experiments/merge_checks.py", "TINY_SHAPE = (4,)", "any small network serves the check"),
     ("compute.py", "has_cuda = torch.cuda.device_count() > 0", "needs a GPU"),
 )
