@@ -32,7 +32,9 @@ def _mean_over_pairs(rows: Tensor) -> Tensor:
     """Mean of the squared difference over all pairs of rows and all entries."""
     if len(rows) == 1:
         return rows.new_zeros(())
-    return 2 * rows.var(dim=0).mean()
+    # Twice the variance over the rows; torch's own takes many times as long.
+    squares = (rows - rows.mean(dim=0)).square().sum()
+    return 2 * squares / ((len(rows) - 1) * rows[0].numel())
 
 
 def kernel_distance(sets: Sequence[Tensor], widths: Sequence[float] = WIDTHS) -> Tensor:
