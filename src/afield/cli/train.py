@@ -165,8 +165,8 @@ def _print_record(record: "Record", folder: str) -> None:
         is_source = domain in run.sources
         for part, split in (of_source if is_source else {"main": "unseen"}).items():
             scores = [checkpoint.score(domain, part) for checkpoint in (best, last)]
-            # Few methods can use the domain label.
-            if part != "known" or any(scores):
+            # Few methods can use the domain label, and few datasets have three lists.
+            if part not in ("known", "test") or any(scores):
                 cells = [f"{100 * score.accuracy:.1f}" if score else "–" for score in scores]
                 table.add_row(Text(domain, style="" if is_source else "bold"), split, *cells)
     console.out.print(table)

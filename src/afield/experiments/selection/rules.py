@@ -225,5 +225,9 @@ def resolve_rules(names: Sequence[str], division: Division | None = None) -> tup
 def describe_rules() -> str:
     """The names of all rules and what they need, for help texts."""
     needs = {name: " (trains more runs)" for name, rule in RULES.items() if rule.needs_twins}
-    needs |= {name: " (with --hold-out)" for name in RULES if not RULES[name].fits(Division())}
+    needs |= {
+        name: " (with --hold-out or --validate-on)"
+        for name in RULES
+        if not RULES[name].fits(Division())
+    }
     return "; ".join(f"{name}: {RULES[name].description}{needs.get(name, '')}" for name in RULES)
