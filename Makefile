@@ -5,7 +5,7 @@ STAMP := $(VENV)/.current
 ARGS ?=
 PYTEST := $(VENV)/bin/pytest --numprocesses auto --dist worksteal
 
-.PHONY: bench quick test tests coverage mutants lint types format docs clean
+.PHONY: bench quick test tests coverage mutants torture lint types format docs clean
 
 bench: $(STAMP)
 	$(VENV)/bin/afield bench $(ARGS)
@@ -29,6 +29,11 @@ coverage: $(STAMP)
 # Change one operator, number or comparison at a time; the tests of the module must notice it.
 mutants: $(STAMP)
 	$(VENV)/bin/python benchmarks/mutants.py $(ARGS)
+
+# Kills, crowds, full disks and broken files; about half an hour on two cores.
+torture: $(STAMP)
+	$(VENV)/bin/python benchmarks/torture.py
+	$(VENV)/bin/python benchmarks/fuzz.py
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .
