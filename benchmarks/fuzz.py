@@ -24,6 +24,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from safetensors.torch import save_file
 
 import afield
 from afield.data.audio import LogMel, read_audio
+from afield.data.groups import group_labels
 from afield.data.images import IMAGE_ERRORS, read_image
 from afield.data.lookup import find_dataset
 from afield.deployment import load
@@ -92,6 +94,9 @@ def formats(folder: Path) -> dict[str, Format]:
         for split, number in lines.items():
             text = "".join(f"{domain}/{name}/{number}.png 0\n" for name in ("a", "b"))
             (folder / "lists" / f"{domain}_{split}.txt").write_text(text)
+    domains = find_dataset(folder / "lists").load()
+    names = [name for domain in domains.values() for name in domain.names]
+    (folder / "groups.csv").write_text("path,slide\n" + "".join(f"{name},1\n" for name in names))
     mel = LogMel(rate=8000, bins=20)
     decoding = (OSError, ValueError)
     return {
@@ -105,6 +110,9 @@ def formats(folder: Path) -> dict[str, Format]:
         "lists": Format(
             folder / "lists" / "one_train.txt", lambda path: find_dataset(path.parent).load()
         ),
+        "csv": Format(
+            folder / "groups.csv", lambda path: group_labels(f"{path}:slide", domains, "lists")
+        ),
         "wav": Format(folder / "tone.wav", lambda path: read_audio(path, mel), decoding),
         **{
             suffix: Format(
@@ -115,11 +123,14 @@ def formats(folder: Path) -> dict[str, Format]:
     }
 
 
+_reports = count()
+
+
 def report(folder: Path) -> None:
-    """Table and report page of a store, as the command line makes them."""
+    """Table of a store and, every tenth time since it is slow, its report page."""
     records = list(Store(folder))
     tabulate(records)
-    if records:
+    if records and next(_reports) % 10 == 0:
         render_page(records, [], store="store")
 
 
