@@ -12,8 +12,9 @@ There are too few digits to see such shares in single samples. So every digit co
 both shares hold exactly within the 40: a network that remembers digits learns nothing about the
 noise. No digit is in two domains, but the training and validation splits of a domain share digits.
 
-The interesting target is ``-90%`` (``--targets=-90%``). Validation on the sources prefers color there, so methods that
-ignore color win only if the last checkpoint is used, as the rule `target` does.
+The interesting target is ``-90%`` (``--targets=-90%``). Validation on the sources prefers color
+there, so methods that ignore color win only if the last checkpoint is used, as the rule `target`
+does.
 """
 
 import numpy as np
