@@ -66,6 +66,7 @@ def test_the_command_of_a_row_plans_the_same_runs(options, expected, afield, mon
         {"expert_method": ["erm", "vrex"]},
         {"settings": {"score.tau": 1.0, "steps": 20}},
         {"expert_method": "vrex", "settings": {"vrex.penalty": 2.0}},
+        {"expert_draws": 2},
     ],
 )
 def test_the_command_of_a_merged_row_plans_its_runs_too(options, afield, monkeypatch):
@@ -120,3 +121,23 @@ def test_one_run_is_repeated_from_its_record():
     assert run_command(own.run, from_store="my runs", store="again") == (
         f"afield train --like 'my runs/{own.run.key}' --store again"
     )
+
+
+def test_the_command_of_a_started_and_adapted_row_plans_its_runs(afield, monkeypatch):
+    settings = {"linear_probe.l2": 0.5, "t3a.keep": 5, "steps": 20}
+    options = {"start": "linear_probe", "average": "wise", "adapt": "t3a", "trials": 1}
+    runs = make_benchmark("spirals", "erm", settings=settings, **options).runs()
+    planned = []
+
+    def caught(benchmark):
+        planned.extend(benchmark.runs())
+        raise SystemExit(0)
+
+    monkeypatch.setattr("afield.experiments.benchmarking.plan_runs", caught)
+    for adapted in (True, False):
+        own = [run for run in runs if bool(run.adaptation) == adapted and run.method == "erm"]
+        own = [run for run in own if run.role in ("", "adapted")]
+        (command,) = rows(own).values()
+        planned.clear()
+        afield(*shlex.split(command)[1:])
+        assert {run.key for run in own} <= {run.key for run in planned}, command

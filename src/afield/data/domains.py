@@ -97,8 +97,8 @@ class DomainSet:
     from, and in `sizes` how many samples each domain must have. `averages` and `methods` have the
     settings that replace the defaults when a weight average or method is used:
     ``{"swad": {"every": 50}}``. `test_domains` and `validation_domains` are those of a published
-    task; a benchmark tests and validates on them unless it names others. `class_names` and `templates` say how CLIP is asked for classes
-    whose names are no words; see `Prompts`.
+    task; a benchmark tests and validates on them unless it names others. `class_names` and
+    `templates` say how CLIP is asked for classes whose names are no words; see `Prompts`.
     """
 
     name: str
