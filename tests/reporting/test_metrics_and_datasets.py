@@ -126,6 +126,8 @@ def test_a_report_shows_another_metric_and_several_stores(tmp_path):
     assert ">55.0<" in page
     other = render_page(RECORDS, metric="macro_f1")
     assert "Macro F1 on unseen domains" in other
+    assert "Macro F1 on unseen domains minus that of erm" in other
+    assert "Numbers are macro F1; curves" in other
     assert "vrex\u2069 leads on the unseen domains" in other
     assert "All datasets" not in other
     with pytest.raises(SpecError, match="use `afield table --metric nll`"):

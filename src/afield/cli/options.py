@@ -46,6 +46,7 @@ __all__ = [
 FORMATS = ("console", "md", "latex", "csv")
 # Headings under which the help of a command lists its options.
 TRAINING, RUNNING, OUTPUT = "Data, network and training", "Running", "Output"
+SCORES = "Which scores"
 EVALUATION = "Splits"
 
 DatasetArgument = Annotated[
@@ -111,6 +112,7 @@ MetricOption = Annotated[
         metavar="NAME",
         help=f"Metric that selects models, and that the table shows: {', '.join(METRICS)}. "
         "Default: accuracy. `afield table --metric` shows any of them without new runs.",
+        rich_help_panel=SCORES,
     ),
 ]
 GroupOption = Annotated[
@@ -119,6 +121,7 @@ GroupOption = Annotated[
         metavar="GROUP",
         help="Also show the accuracy on groups of samples finer than a domain: a column of the "
         "data, such as slide, or a CSV file with the columns path and group.",
+        rich_help_panel=SCORES,
     ),
 ]
 ClassNames = Annotated[

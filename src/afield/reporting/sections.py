@@ -184,6 +184,8 @@ def build_section(
     of_leading = compared.get(leading, [])
     marks = _marks(results, frame, leading)
     headline = build_headline(results, frame, build_claims(results, frame).get(leading))
+    headline = _naming_metric(headline, results.metric)
+    forest = build_forest_plot(frame, leading, of_leading, headline.best) if has_points else None
     against = references(results)
     # Curves and hyperparameter samples are shown by accuracy, which every checkpoint has.
     plain = replace(results, metric="", _picks={}) if results.metric else results
@@ -196,7 +198,7 @@ def build_section(
         frame=frame,
         marks=marks,
         rules=[build_rule_table(rule, frame, compared[rule], marks) for rule in rules],
-        forest=build_forest_plot(frame, leading, of_leading, headline.best) if has_points else None,
+        forest=_forest_of_metric(forest, results.metric),
         curves=curve_data(plain, rules, marks),
         gaps=build_gap_table(plain, rules, marks),
         panels=panels if any(panel.points for panel in panels) else [],
@@ -208,6 +210,23 @@ def build_section(
         reference=REFERENCE if against else "",
         several_references=len(set(against.values())) > 1,
     )
+
+
+def _naming_metric(headline: Headline, metric: str) -> Headline:
+    """The headline with a remark on the metric, unless it is accuracy."""
+    if not metric:
+        return headline
+    remark = f"Numbers are {find_metric(metric).title}; curves and plots of settings show accuracy."
+    return replace(headline, remarks=[remark, *headline.remarks])
+
+
+def _forest_of_metric(plot: ForestPlot | None, metric: str) -> ForestPlot | None:
+    """The plot with the name of the metric in its caption."""
+    if plot is None or not metric:
+        return plot
+    title = find_metric(metric).title
+    caption = plot.caption.replace("accuracy", title).replace("Accuracy", title)
+    return replace(plot, caption=caption[0].upper() + caption[1:])
 
 
 def build_overviews(records: Sequence[Record], metric: str) -> list[RuleTable]:
