@@ -28,6 +28,7 @@ def record(
     *,
     domains=DOMAINS,
     exact: bool = True,
+    sample_size: int = 64,
     seconds: float = 1.0,
     device: str = "cpu, 1 thread(s)",
     **fields,
@@ -47,7 +48,7 @@ def record(
             name: Scores(
                 main=score(away) if whole else None,
                 probe=score(away) if last else None,
-                sample=None if exact else score(away, 64),
+                sample=None if exact else score(away, sample_size),
             )
             if name == target
             else Scores(probe=score(home))

@@ -9,7 +9,7 @@ from torch import nn
 from afield.data.domains import Domain, DomainSet, parts
 from afield.errors import SpecError
 from afield.experiments.record import Record, Run
-from afield.experiments.run_data import CURVE_SAMPLES, RunData
+from afield.experiments.run_data import CHEAP_CURVE_SAMPLES, RunData
 from afield.experiments.selection import RULES
 from afield.training.evaluation import PARTS, Checkpoint, Evaluator, Score, Scores, combine_scores
 from tests.stores import score
@@ -184,10 +184,10 @@ def test_scores_are_those_of_the_parts_cut_and_scaled_by_hand(rules):
 
 @pytest.mark.parametrize(("sources", "unseen"), [(("art", "photo"), 1), (("art",), 2)])
 def test_curves_read_a_bounded_sample_of_the_unseen_domains(sources, unseen):
-    exams = material(run(sources, rules=("sources",)), domains(size=300)).evaluations
+    exams = material(run(sources, rules=("sources",)), domains(size=6000)).evaluations
     taken = exams.evaluate(model())
     sizes = [scores.sample.size for scores in taken.values() if scores.sample]
-    assert sizes == [CURVE_SAMPLES // unseen] * unseen
+    assert sizes == [CHEAP_CURVE_SAMPLES // unseen] * unseen
 
 
 def test_a_completed_checkpoint_keeps_what_it_had():
@@ -311,6 +311,28 @@ def test_curves_read_all_classes_of_an_unseen_domain_whose_files_lie_by_class():
     exam = material(run(rules=("sources",)), listed(found)).evaluations.regular
     (number,) = [i for i, key in enumerate(exam.keys) if key == ("sketch", "sample")]
     assert set(exam.labels[exam.split_index == number].tolist()) == {0, 1}
+
+
+def curve_samples(found, **fields):
+    """How many samples of the unseen domain a curve reads at a checkpoint."""
+    scores = material(replace(run(rules=("sources",)), **fields), found).evaluations.regular
+    number = scores.keys.index(("sketch", "sample"))
+    return int((scores.split_index == number).sum()), len(found["sketch"].y)
+
+
+def test_curves_read_the_whole_test_split_where_samples_are_small():
+    read_samples, size = curve_samples(listed(domains(size=1000)))
+    test_split = int(listed(domains(size=1000))["sketch"].test.sum())
+    assert 64 < read_samples == test_split <= size
+
+
+def test_curves_read_512_samples_where_images_are_large():
+    shape = (3, 40, 40)
+    found = {
+        name: replace(domain, x=torch.zeros(len(domain.y), *shape))
+        for name, domain in domains(size=1000).items()
+    }
+    assert curve_samples(found)[0] == 512
 
 
 MANY = tuple("abcdefgh")
@@ -472,10 +494,10 @@ def test_unused_domains_change_neither_samples_nor_scaling_nor_scores():
 
 
 def test_unused_domains_leave_room_on_the_curves_to_others():
-    exams = material(some_unused(rules=("target",)), domains(MANY, size=300)).evaluations
+    exams = material(some_unused(rules=("target",)), domains(MANY, size=1500)).evaluations
     taken = exams.evaluate(model())
     # Two are tested and two validate.
-    assert [taken[name].sample.size for name in "gh"] == [CURVE_SAMPLES // 4] * 2
+    assert [taken[name].sample.size for name in "gh"] == [CHEAP_CURVE_SAMPLES // 4] * 2
 
 
 def listed_in_three() -> dict[str, Domain]:

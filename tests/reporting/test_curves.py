@@ -13,9 +13,10 @@ from afield.reporting.gaps import (
     gap_means,
     picked_checkpoints,
     selection_cases,
+    whole_split,
 )
 from afield.reporting.results import group_records
-from tests.stores import DOMAINS, held_out, record
+from tests.stores import DOMAINS, held_out, record, score
 
 
 def one(records):
@@ -35,16 +36,30 @@ def test_a_gap_is_from_the_choice_to_the_best_of_all_draws():
     assert found.best.key == records[1].run.key
     assert found.best.step == 20
     assert found.behind == pytest.approx(0.3)
-    assert found.exact
 
 
-def test_where_the_whole_was_not_read_the_sample_tells_and_says_so():
+def test_on_a_sample_of_the_test_split_no_gap_is_known():
     records = [record("art", [0.2, 0.8, 0.6], [0.5, 0.6, 0.9], exact=False)]
     (case,) = selection_cases(one(records))
-    found = gap(case, picked_checkpoints(one(records), "sources")["erm", 0, "art"])
-    assert not found.exact
+    assert gap(case, picked_checkpoints(one(records), "sources")["erm", 0, "art"]) is None
+    found = curve(records[0])
+    assert (found.split, found.size, found.whole) == ("sample", 64, False)
+
+
+def test_a_sample_that_is_the_whole_test_split_gives_the_gap():
+    own = record("art", [0.2, 0.8, 0.6], [0.5, 0.6, 0.9], exact=False, sample_size=100)
+    assert (whole_split(own), curve(own).whole) == ("sample", True)
+    (case,) = selection_cases(one([own]))
+    found = gap(case, picked_checkpoints(one([own]), "sources")["erm", 0, "art"])
     assert found.behind == pytest.approx(0.2)
-    assert curve(records[0]).split == "sample"
+
+
+def test_a_sample_that_disagrees_with_the_main_split_is_not_the_whole():
+    own = record("art", [0.2, 0.8], [0.5, 0.9], exact=False, sample_size=100)
+    last = own.checkpoints[-1]
+    art = replace(last.scores["art"], sample=score(0.7, 100))
+    changed = replace(last, scores={**last.scores, "art": art})
+    assert whole_split(replace(own, checkpoints=(own.checkpoints[0], changed))) == ""
 
 
 def test_with_one_checkpoint_there_is_no_gap():
@@ -93,9 +108,10 @@ def data(records, rules=("sources", "target")):
 
 def test_a_run_has_its_lines_in_thousandths_and_its_picks():
     own = record("art", [0.2, 0.8, 0.6], [0.5, 0.9, 0.7])
-    found, (means, exact) = data([own])
+    found, means = data([own])
     (run,) = found["runs"]
-    assert (run["a"], run["u"], run["p"]) == ([500, 900, 700], [200, 800, 600], "main")
+    assert (run["a"], run["u"], run["n"]) == ([500, 900, 700], [200, 800, 600], 100)
+    assert run["w"]
     assert found["steps"][run["s"]] == [10, 20, 30]
     picks = {
         found["rules"][pick["r"]]: (pick["s"], pick["a"], pick["g"]) for pick in found["picks"]
@@ -103,7 +119,6 @@ def test_a_run_has_its_lines_in_thousandths_and_its_picks():
     assert picks == {"sources": (20, 800, 0), "target": (30, 600, 200)}
     assert found["picks"][0]["b"] == {"k": own.run.key, "s": 20, "a": 800}
     assert means["erm"] == {"sources": 0.0, "target": pytest.approx(0.2)}
-    assert exact == {True}
     json.dumps(found, allow_nan=False)
 
 
@@ -124,6 +139,6 @@ def test_steps_that_runs_share_are_kept_once():
 
 
 def test_runs_of_one_checkpoint_have_no_curve():
-    found, (means, _) = data([record("art", [0.5])])
+    found, means = data([record("art", [0.5])])
     assert found is None
-    assert means == {}
+    assert means == {"erm": {}}

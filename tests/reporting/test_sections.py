@@ -56,13 +56,14 @@ def test_held_out_domains_have_their_own_columns_and_one_curve():
     assert found.file == "many_2_domains_held_out_2_validating"
 
 
-def test_gaps_say_what_they_were_read_off():
+def test_gaps_are_shown_only_where_the_whole_test_split_was_evaluated():
     exact = shown([record(t, [0.2, 0.8, 0.6], [0.5, 0.6, 0.9]) for t in DOMAINS])
-    assert "the whole test split." in exact.gaps.note
+    assert "target chooses between the last checkpoints" in exact.gaps.note
     assert exact.gaps.rows[0].gaps[0] == pytest.approx(0.2)
     guess = shown([record(t, [0.2, 0.8, 0.6], [0.5, 0.6, 0.9], exact=False) for t in DOMAINS])
-    assert "partly luck" in guess.gaps.note
-    assert "at most 64 samples" in guess.curves_note
+    assert guess.gaps is None
+    assert "64 or more samples" in guess.curves_note
+    assert "two standard errors" in guess.curves_note
 
 
 def test_costs_have_bars_on_one_scale():

@@ -4,6 +4,7 @@ Samples of unseen domains are never trained on and do not affect the scaling; th
 evaluated.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,8 +29,11 @@ from afield.training.evaluation import Checkpoint, Evaluator, Scores, combine_sc
 __all__ = ["Evaluations", "RunData", "known_splits", "split_domains", "training_rows"]
 
 # Samples of all unseen domains together that are evaluated for the curves at a checkpoint, and the
-# least number per domain.
-CURVE_SAMPLES, MIN_CURVE_SAMPLES = 64, 8
+# least number per domain. An accuracy of 512 samples has a standard error of at most 2.2 points.
+CURVE_SAMPLES, MIN_CURVE_SAMPLES = 512, 8
+# Vectors, and images of at most this many values, are cheap to evaluate: curves then use the whole
+# test split, up to the second number of samples of all unseen domains together.
+CHEAP_VALUES, CHEAP_CURVE_SAMPLES = 3 * 32 * 32, 4096
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,10 @@ class RunData:
         if start_inputs is not None:
             scaling = Scaling.from_dict(start_inputs, scaling)
         unseen = dataset.without(*run.sources, *run.unused)
-        share = max(MIN_CURVE_SAMPLES, CURVE_SAMPLES // max(1, len(unseen)))
+        shape = tuple(samples.x.shape)
+        if len(shape) == 3 and run.size:
+            shape = (shape[0], run.size, run.size)
+        share = _curve_share(shape, len(unseen))
         rows = {(name, "probe"): splits[name].probe for name in dataset.domains}
         rows |= {(name, "test"): test for name, test in _source_tests(run, domains).items()}
         for name in unseen:
@@ -96,10 +103,8 @@ class RunData:
                 # Other metrics of two splits do not add up to that of all samples.
                 main = torch.cat(splits[name])
             rows[name, "main"], rows[name, "sample"] = main, _spread(main, share)
-        shape = tuple(samples.x.shape)
         prepare: Prepare = scaling
         if len(shape) == 3 and run.size:
-            shape = (shape[0], run.size, run.size)
             prepare = Resize(run.size, scaling)
         augment = Augmentation(run.augment, shape[-1], scaling) if run.augment else None
         if augment and not _square_images(samples):
@@ -195,6 +200,13 @@ def _limit(name: str, domain: Domain, main: Tensor, run: Run) -> Tensor:
         torch.from_numpy(order)[labels[order] == label][: run.limit] for label in labels.unique()
     ]
     return main[torch.cat(kept).sort().values]
+
+
+def _curve_share(shape: tuple[int, ...], domains: int) -> int:
+    """The samples of each unseen domain that are evaluated for the curves at a checkpoint."""
+    cheap = len(shape) == 1 or math.prod(shape) <= CHEAP_VALUES
+    total = CHEAP_CURVE_SAMPLES if cheap else CURVE_SAMPLES
+    return max(MIN_CURVE_SAMPLES, total // max(1, domains))
 
 
 def _spread(rows: Tensor, count: int) -> Tensor:

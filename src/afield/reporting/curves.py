@@ -6,7 +6,7 @@ always stay.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from afield.experiments.record import Record
@@ -19,6 +19,7 @@ from afield.reporting.gaps import (
     gap,
     picked_checkpoints,
     unseen_accuracy,
+    whole_split,
 )
 from afield.reporting.results import Results
 
@@ -33,7 +34,8 @@ class Curve:
     """Accuracies of a run at its steps: on sources, validation domains and unseen domains.
 
     The unseen accuracies are of the `split` (main or sample) that every checkpoint was evaluated
-    on; they are empty if there is none.
+    on; they are empty if there is none. `size` is the number of samples that gives them the
+    standard error √(a (1 - a) / size), and `whole` tells whether they are of the whole test split.
     """
 
     steps: Sequence[int]
@@ -41,6 +43,8 @@ class Curve:
     validation: Sequence[float]
     unseen: Sequence[float]
     split: str
+    size: float = 0.0
+    whole: bool = True
 
 
 def curve(record: Record) -> Curve:
@@ -54,6 +58,8 @@ def curve(record: Record) -> Curve:
         validation=[validation_accuracy(point, run) for point in points] if validated else [],
         unseen=unseen,
         split=split,
+        size=_effective_size(record, split),
+        whole=bool(whole_split(record)),
     )
 
 
@@ -80,7 +86,8 @@ def curve_data(
         lines = {"a": thin.sources, "v": thin.validation, "u": thin.unseen}
         runs.append(
             {"m": marks[case.method].number, "t": targets.index(case.target)}
-            | {"i": run.trial, "d": run.draw, "k": run.key, "p": thin.split}
+            | {"i": run.trial, "d": run.draw, "k": run.key}
+            | {"n": round(thin.size, 1), "w": thin.whole}
             | {"s": steps.index(thin.steps)}
             | {name: [_thousandths(v) for v in line] for name, line in lines.items() if line}
         )
@@ -112,7 +119,6 @@ def _pick_data(case: SelectionCase, rule: int, picked: PickedCheckpoint) -> dict
         "s": picked.step,
         "a": _thousandths(picked.accuracy),
         "g": _thousandths(measured.behind) if measured else None,
-        "e": measured.exact if measured else None,
         "b": {"k": best.key, "s": best.step, "a": _thousandths(best.accuracy)} if best else None,
     }
 
@@ -127,6 +133,13 @@ def _unseen_curve(record: Record) -> tuple[list[float], str]:
     return [], ""
 
 
+def _effective_size(record: Record, split: str) -> float:
+    """The number of samples of a mean over the tested domains: k² / Σ 1/n for k domains."""
+    scores = [record.checkpoints[-1].score(domain, split) for domain in record.tests if split]
+    sizes = [score.size for score in scores if score is not None and score.size]
+    return len(sizes) ** 2 / sum(1 / size for size in sizes) if sizes else 0.0
+
+
 def _thin(full: Curve, max_points: int, kept: set[int]) -> Curve:
     """The curve with about `max_points` points: its last, those at `kept` steps, and every nth."""
     every = -(-len(full.steps) // max_points)
@@ -136,12 +149,12 @@ def _thin(full: Curve, max_points: int, kept: set[int]) -> Curve:
     def thin(values: Sequence[float]) -> list[float]:
         return [values[i] for i in indices] if values else []
 
-    return Curve(
+    return replace(
+        full,
         steps=[full.steps[i] for i in indices],
         sources=thin(full.sources),
         validation=thin(full.validation),
         unseen=thin(full.unseen),
-        split=full.split,
     )
 
 

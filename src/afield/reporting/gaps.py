@@ -1,8 +1,9 @@
 """Gaps of selection: how far the checkpoints that rules picked are from the best ones there were.
 
-A run evaluates an unseen domain on its whole main split wherever a rule needs that, and otherwise
-on a small sample. A gap is measured on the whole split where possible. On a sample, the best of
-many evaluations is partly luck, so the gap looks larger than it is.
+A run evaluates an unseen domain on its whole main split wherever a rule needs that, and at every
+checkpoint on a sample for the curves, which is the whole split where that is cheap. A gap is known
+only where every checkpoint was evaluated on the whole split: on a smaller sample, the best of many
+evaluations is partly luck.
 """
 
 import math
@@ -11,13 +12,14 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from afield.experiments.record import Record
+from afield.experiments.selection import RULES
 from afield.reporting.axes import Mark
 from afield.reporting.results import UPPER_BOUND, Results
 from afield.training.evaluation import Checkpoint
 
 __all__ = ["HELD_OUT_TARGET", "Gap", "GapRow", "GapTable", "PickedCheckpoint", "SelectionCase"]
 __all__ += ["build_gap_table", "compared_cases", "gap", "gap_means", "picked_checkpoints"]
-__all__ += ["selection_cases", "unseen_accuracy"]
+__all__ += ["selection_cases", "unseen_accuracy", "whole_split"]
 
 # Stands for all tested domains where one model is tested on several.
 HELD_OUT_TARGET = "held-out domains"
@@ -55,14 +57,10 @@ class SelectionCase:
 
 @dataclass(frozen=True)
 class Gap:
-    """The best checkpoint there was, and how far `behind` it the picked checkpoint is.
-
-    Both are measured on the whole main split if `exact`, otherwise on the sample.
-    """
+    """The best checkpoint there was, and how far `behind` it the picked checkpoint is."""
 
     best: PickedCheckpoint
     behind: float
-    exact: bool
 
 
 @dataclass(frozen=True)
@@ -124,20 +122,43 @@ def picked_checkpoints(results: Results, rule: str) -> dict[CaseKey, PickedCheck
 
 
 def gap(case: SelectionCase, picked: PickedCheckpoint) -> Gap | None:
-    """How far a picked checkpoint is from the best of its case; None if that was not evaluated."""
-    for split in ("main", "sample"):
-        accuracies = {
-            (record.run.key, checkpoint.step): unseen_accuracy(record, checkpoint, split)
-            for record in case.records
-            for checkpoint in record.candidates
-        }
-        evaluated = {key: value for key, value in accuracies.items() if value is not None}
-        if 1 < len(evaluated) == len(accuracies) and (picked.key, picked.step) in evaluated:
-            # The first of equals, as in the rules.
-            best = max(evaluated, key=lambda key: evaluated[key])
-            behind = evaluated[best] - evaluated[picked.key, picked.step]
-            return Gap(PickedCheckpoint(*best, evaluated[best]), behind, split == "main")
-    return None
+    """How far a picked checkpoint is from the best of its case; None if that is unknown."""
+    splits = {record.run.key: whole_split(record) for record in case.records}
+    if not all(splits.values()):
+        return None
+    accuracies = {
+        (record.run.key, checkpoint.step): accuracy
+        for record in case.records
+        for checkpoint in record.candidates
+        if (accuracy := unseen_accuracy(record, checkpoint, splits[record.run.key])) is not None
+    }
+    if len(accuracies) < 2 or (picked.key, picked.step) not in accuracies:
+        return None
+    # The first of equals, as in the rules.
+    best = max(accuracies, key=lambda key: accuracies[key])
+    behind = accuracies[best] - accuracies[picked.key, picked.step]
+    return Gap(PickedCheckpoint(*best, accuracies[best]), behind)
+
+
+def whole_split(record: Record) -> str:
+    """The name of the scores that every checkpoint has of the whole test split; empty if none.
+
+    The sample is the whole split if it agrees with the main split wherever both were evaluated.
+    Models that predict from batches see other batches in each, so theirs may differ.
+    """
+    points = record.checkpoints
+    if all(unseen_accuracy(record, point, "main") is not None for point in points):
+        return "main"
+    if any(unseen_accuracy(record, point, "sample") is None for point in points):
+        return ""
+    pairs = [
+        (point.score(domain, "main"), point.score(domain, "sample"))
+        for point in points
+        for domain in record.tests
+    ]
+    both = [(main, sample) for main, sample in pairs if main is not None and sample is not None]
+    equal = all((m.size, m.accuracy) == (s.size, s.accuracy) for m, s in both)
+    return "sample" if both and equal else ""
 
 
 def unseen_accuracy(record: Record, checkpoint: Checkpoint, split: str) -> float | None:
@@ -147,25 +168,25 @@ def unseen_accuracy(record: Record, checkpoint: Checkpoint, split: str) -> float
     return fmean(evaluated) if evaluated and len(evaluated) == len(scores) else None
 
 
-def gap_means(
-    results: Results, rules: Sequence[str]
-) -> tuple[dict[str, dict[str, float]], set[bool]]:
-    """The mean gap over cases for every method and rule, and whether the gaps are exact."""
+def gap_means(results: Results, rules: Sequence[str]) -> dict[str, dict[str, float]]:
+    """The mean gap over cases for every method and rule, where it is known for all cases."""
     gaps: dict[str, dict[str, list[float]]] = {}
-    exact = set()
     for rule in rules:
         picked = picked_checkpoints(results, rule)
         for case in compared_cases(results):
             checkpoint = picked.get(case.key)
-            measured = gap(case, checkpoint) if checkpoint else None
-            if measured is not None:
-                exact.add(measured.exact)
-                gaps.setdefault(case.method, {}).setdefault(rule, []).append(measured.behind)
+            if checkpoint:
+                measured = gap(case, checkpoint)
+                behind = math.nan if measured is None else measured.behind
+                gaps.setdefault(case.method, {}).setdefault(rule, []).append(behind)
     means = {
         method: {rule: fmean(values) for rule, values in by_rule.items()}
         for method, by_rule in gaps.items()
     }
-    return means, exact
+    return {
+        method: {rule: mean for rule, mean in by_rule.items() if not math.isnan(mean)}
+        for method, by_rule in means.items()
+    }
 
 
 def compared_cases(results: Results) -> list[SelectionCase]:
@@ -176,8 +197,8 @@ def compared_cases(results: Results) -> list[SelectionCase]:
 def build_gap_table(
     results: Results, rules: Sequence[str], marks: Mapping[str, Mark]
 ) -> GapTable | None:
-    """The gaps of every method and rule; None if none could be measured."""
-    means, exact = gap_means(results, rules)
+    """The gaps of every method and rule; None if none is known."""
+    means = gap_means(results, rules)
     measured = [rule for rule in rules if any(rule in by_rule for by_rule in means.values())]
     if not measured:
         return None
@@ -186,10 +207,11 @@ def build_gap_table(
         for name, mark in marks.items()
         if means.get(name)
     ]
-    notes = {
-        frozenset({True}): "Measured on the whole test split.",
-        frozenset({False}): "Measured on at most 64 samples of the test split: the best of many "
-        "such measurements is partly luck, so the true gap is smaller.",
-    }
-    mixed = "Measured on the whole test split, or on a sample of it where that is missing."
-    return GapTable(measured, rows, notes.get(frozenset(exact), mixed))
+    last = [rule for rule in measured if not RULES[rule].at_best and RULES[rule].at_last]
+    note = "The best checkpoint is chosen with the test labels, so some of the gap is luck."
+    if last:
+        note += (
+            f" {' and '.join(last)} chooses between the last checkpoints of runs only and cannot "
+            "stop early, so its gap can be larger than that of a rule that does."
+        )
+    return GapTable(measured, rows, note)

@@ -145,13 +145,15 @@ class Section:
     def curves_note(self) -> str:
         """What the lines of the curves are."""
         runs = self.curves["runs"] if self.curves else []
-        if any(run["p"] == "sample" for run in runs):
+        band = "The band is two standard errors of the samples wide on either side."
+        if not all(run["w"] for run in runs):
+            fewest = round(min(run["n"] for run in runs))
             return (
-                "Sources: mean over their validation splits. Unseen*: at most 64 samples of the "
-                "test split. Picked checkpoints are marked at their accuracy on the whole test "
-                "split, which is evaluated only where a rule needs it."
+                f"Sources: mean over their validation splits. Unseen*: {fewest} or more samples of "
+                f"the test split. {band} Picked checkpoints are marked at their accuracy on the "
+                "whole test split, which may lie off the curve."
             )
-        return "Sources: mean over their validation splits. Unseen: the test split."
+        return f"Sources: mean over their validation splits. Unseen: the test split. {band}"
 
 
 def build_section(

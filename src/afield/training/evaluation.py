@@ -39,8 +39,8 @@ class Scores:
     main, probe
         Training and validation split of a source; test and validation split of an unseen domain.
     sample
-        Bounded sample of an unseen domain's test split, for curves only: no selection rule and no
-        table uses it.
+        Sample of an unseen domain's test split (all of it where that is cheap), for curves only: no
+        selection rule and no table of results uses it.
     known
         Validation split of a source with the domain label given, for models that can use it; or its
         test list, where that was evaluated.

@@ -132,9 +132,10 @@ class Curves {
     const title = `${this.data.methods[run.m]}, ${target}: accuracy over ${this.data.steps[run.s].at(-1)} steps`;
     svg.append(svgElement("title", {}, title));
     this.axes(svg, run);
-    const lines = [["sources", run.a, 0], ["validation", run.v, 1], [run.p === "sample" ? "unseen*" : "unseen", run.u, 2]];
+    const lines = [["sources", run.a, 0], ["validation", run.v, 1], [run.w ? "unseen" : "unseen*", run.u, 2]];
     const shown = lines.filter(([, values]) => values?.length);
     const inner = svgElement("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", width: "100%", height: "100%", overflow: "visible" });
+    if (run.u?.length && run.n) inner.append(this.band(run));
     for (const [, values, kind] of shown) {
       const points = values.map((value, n) => `${this.x(run, this.data.steps[run.s][n]).toFixed(2)} ${this.y(value).toFixed(2)}`);
       inner.append(svgElement("path", { class: `curve k${kind}`, d: `M${points.join("L")}` }));
@@ -145,6 +146,16 @@ class Curves {
     svg.append(svgElement("desc", {}, notes.map((line) => line.textContent).join(". ")));
     const list = htmlElement("ul", { class: "picks" }, ...notes, htmlElement("li", {}, htmlElement("code", {}, run.k)));
     return htmlElement("figure", { class: "panel" }, htmlElement("figcaption", {}, htmlElement("bdi", {}, target)), svg, list);
+  }
+
+  // Two standard errors of the unseen accuracy, from the number of samples.
+  band(run) {
+    const error = (value) => 2000 * Math.sqrt(((value / 1000) * (1 - value / 1000)) / run.n);
+    const end = (sign) => run.u.map((value, n) => {
+      const at = Math.min(1000, Math.max(0, value + sign * error(value)));
+      return `${this.x(run, this.data.steps[run.s][n]).toFixed(2)} ${this.y(at).toFixed(2)}`;
+    });
+    return svgElement("path", { class: "band", d: `M${[...end(1), ...end(-1).reverse()].join("L")}Z` });
   }
 
   x(run, step) {
@@ -195,7 +206,7 @@ class Curves {
       const x = percent(this.x(run, pick.s));
       svg.append(svgElement("line", { class: "stem", x1: x, x2: x, y1: percent(this.y(pick.a)), y2: "100%" }));
       svg.append(svgElement("use", { href: shape, x, y: percent(this.y(pick.a)), class: "picked" }, svgElement("title", {}, `${rule}: step ${pick.s}, ${accuracy(pick.a)}`)));
-      const behind = pick.g === null ? "" : `, ${(pick.g / 10).toFixed(1)} below the best${pick.e ? "" : "*"}`;
+      const behind = pick.g === null ? "" : `, ${(pick.g / 10).toFixed(1)} below the best`;
       notes.push(htmlElement("li", {}, mark, `${rule}: step ${pick.s}, ${accuracy(pick.a)}${behind}`));
     }
     const best = own.find((pick) => pick.b)?.b;
@@ -203,8 +214,7 @@ class Curves {
       const at = { x: percent(this.x(run, best.s)), y: percent(this.y(best.a)) };
       svg.append(svgElement("use", { href: "#best", ...at, class: "top-mark" }, svgElement("title", {}, `best checkpoint: step ${best.s}, ${accuracy(best.a)}`)));
       const ring = svgElement("svg", { width: 14, height: 14, "aria-hidden": "true" }, svgElement("use", { href: "#best", x: "50%", y: "50%", class: "top-mark", transform: "scale(.9)" }));
-      const read = own.some((pick) => pick.e === false) ? "*" : "";
-      notes.push(htmlElement("li", {}, ring, `best checkpoint${read}: step ${best.s}, ${accuracy(best.a)}`));
+      notes.push(htmlElement("li", {}, ring, `best checkpoint: step ${best.s}, ${accuracy(best.a)}`));
     }
     return notes;
   }
