@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from afield.errors import AfieldError
+from afield.errors import AfieldError, SpecError
 from afield.experiments.benchmark import Benchmark, make_benchmark, read_benchmark
+from afield.experiments.benchmarking import shell_command
 from afield.experiments.pools import Local, Ray
 
 FILE = """
@@ -133,3 +134,24 @@ def test_a_file_that_is_nested_too_deeply_is_one_line(tmp_path, content):
     (tmp_path / "bench.toml").write_text(content)
     with pytest.raises(AfieldError, match=r"bench\.toml: (not TOML|.*nested too deeply)"):
         read_benchmark(tmp_path / "bench.toml")
+
+
+def test_domains_are_named_alike_in_python_in_toml_and_on_the_command_line(tmp_path):
+    asked = make_benchmark("spirals", "erm", targets="turn0,turn10+turn20", validate_on="turn30")
+    path = tmp_path / "asked.toml"
+    path.write_text(
+        'dataset = "spirals"\nmethods = "erm"\n'
+        'targets = ["turn0", "turn10+turn20"]\nvalidate-on = ["turn30"]\n'
+    )
+    assert read_benchmark(path) == asked
+    assert "--targets turn0,turn10+turn20 --validate-on turn30" in shell_command(asked)
+    path.write_text('dataset = "spirals"\nsingle-source = true\nreport = "whole"\nsteps = 5\n')
+    single = make_benchmark("spirals", single_source=True, report="whole", steps=5)
+    assert read_benchmark(path) == single
+    assert shell_command(single) == (
+        "afield bench spirals --single-source --set report=whole --set steps=5"
+    )
+    with pytest.raises(SpecError, match="--hold-out draws the domains to test on"):
+        make_benchmark("spirals", targets="turn0", hold_out=0.25)
+    with pytest.raises(SpecError, match="--merges needs several sources"):
+        make_benchmark("spirals", merges="ties", single_source=True)
