@@ -1,13 +1,15 @@
 # `make bench` is the main job, `make test` everything that CI runs, `make quick` its quick tests.
 PYTHON ?= python3
 VENV := .venv
+# What running needs, and what tests and documentation need in addition.
+RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.current
 ARGS ?=
 PYTEST := $(VENV)/bin/pytest --numprocesses auto --dist worksteal
 
 .PHONY: bench quick test tests coverage mutants torture lint types format docs clean
 
-bench: $(STAMP)
+bench: $(RUNTIME)
 	$(VENV)/bin/afield bench $(ARGS)
 
 # Lint, and the tests that take no more than a second and need no cluster, browser or downloaded data.
@@ -50,10 +52,22 @@ format: $(STAMP)
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
+# Install packages, with a line every half minute, so that a slow download does not look dead.
+define install
+	@echo "installing $(1) into $(VENV); this happens once, and can take several minutes"
+	@( n=0; while sleep 30; do n=$$((n + 30)); echo "still installing $(1), $$n seconds"; done ) & \
+	beat=$$!; trap 'kill $$beat' EXIT; \
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable $(2)
+endef
+
 # Made anew when pyproject.toml changes; otherwise a no-op.
-$(STAMP): pyproject.toml
+$(RUNTIME): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	$(call install,what running needs,.)
+	touch $@
+
+$(STAMP): $(RUNTIME)
+	$(call install,what tests need,".[dev]")
 	touch $@
 
 clean:

@@ -39,6 +39,14 @@ def test_settings_and_scale_are_taken_and_kept_in_the_file(afield, tmp_path):
     assert (metadata["params"], metadata["scale"]) == ({"density": 0.5}, 0.25)
 
 
+def test_the_scale_is_the_usual_one_of_the_merge(afield, tmp_path, models):
+    assert afield("merge", "task_arithmetic", *INPUTS, "--out", "out.safetensors")[0] == 0
+    base, experts, _ = models
+    expected = merge("task_arithmetic", base, experts, scale=0.3)
+    found = load_file(tmp_path / "out.safetensors")
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
 def test_a_dry_run_says_what_would_happen_to_each_tensor_and_writes_nothing(afield, tmp_path):
     before = sorted(tmp_path.iterdir())
     code, out, err = afield("merge", "score", *INPUTS, "--out", "out.safetensors", "--dry-run")

@@ -319,6 +319,22 @@ def test_scale_is_among_the_settings_of_every_merge():
         assert run.params.get("scale") == (None if run.method in MERGE_BASELINES else 1.0)
 
 
+def test_the_usual_scale_of_a_merge_is_its_default_and_labels_its_row():
+    (run,) = {run.method: run for run in runs_of("magmax") if run.method == "magmax"}.values()
+    assert (run.params["scale"], run.given["magmax.scale"]) == (0.5, 0.5)
+    former = runs_of("magmax", settings=QUICK | {"magmax.scale": 1})
+    assert not any("magmax.scale" in run.given for run in former)
+
+
+def test_baselines_can_be_left_out_with_the_expert_of_the_target():
+    runs = runs_of("score", baselines=False)
+    assert {run.method for run in of_role(runs, "merged")} == {"score"}
+    targets = [set(SPIRALS.domains) - set(run.sources) for run in of_role(runs, "merged")]
+    experts = {key for run in of_role(runs, "merged") for key in run.experts}
+    assert {run.key for run in of_role(runs, "expert")} == experts
+    assert targets
+
+
 def test_rules_that_need_further_runs_do_not_reach_merges():
     runs = runs_of("score", rules=("sources", "left-out-source", "target"))
     for run in of_role(runs, "merged"):

@@ -10,6 +10,7 @@ from afield.merging.scopes import (
     merges_weights,
     needs_statistics,
     required_keywords,
+    scale_of,
     scope,
     scope_of,
     tensor_action,
@@ -87,3 +88,9 @@ def test_fisher_and_regmean_need_statistics_and_slerp_takes_two_experts():
 def test_the_keywords_of_all_merges_can_be_supplied():
     for name in NAMES:
         assert {*required_keywords(registry.find("merges", name))} <= {"base", "name", "statistics"}
+
+
+def test_a_merge_states_its_usual_scale():
+    merges = {name: registry.find("merges", name) for name in registry.names("merges")}
+    scales = {name: scale_of(merge) for name, merge in merges.items() if scale_of(merge) != 1}
+    assert scales == {"task_arithmetic": 0.3, "breadcrumbs": 0.3, "magmax": 0.5, "pcb": 1.2}

@@ -349,7 +349,7 @@ def test_every_number_of_domains_is_a_row_of_one_table():
     few = smaller(held_out({"w00": 0.5, "w01": 0.3}), ("w05", "w06", "w07"))
     everything = replace(whole, run=replace(whole.run, given={"domains": 22}))
     rows = markdown_rows(as_markdown(tabulate([few, everything], rules=["validation"])))
-    assert [row for row in rows if row.startswith("erm")] == ["erm domains=3", "erm domains=22"]
+    assert [row for row in rows if row.startswith("erm")] == ["erm domains=22", "erm domains=3"]
     assert (rows["erm domains=3"][0], rows["erm domains=22"][0]) == ("*40.0*", "**80.0**")
     plain = markdown_rows(as_markdown(tabulate([few, whole], rules=["validation"])))
     assert [row for row in plain if row.startswith("erm")] == ["erm domains=3", "erm"]

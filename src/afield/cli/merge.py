@@ -60,12 +60,13 @@ def merge(
         ),
     ] = None,
     scale: Annotated[
-        float,
+        float | None,
         typer.Option(
             metavar="FACTOR",
-            help="Multiply the merged change by this factor before adding it to the base.",
+            help="Multiply the merged change by this factor before adding it to the base. Default: "
+            "the usual scale of the merge, e.g. 0.3 for task_arithmetic; 1 for most.",
         ),
-    ] = 1.0,
+    ] = None,
     statistics: Annotated[
         list[Path] | None,
         typer.Option(
@@ -121,7 +122,9 @@ def merge(
     from afield.deployment.merged_model import write_merged_model
     from afield.deployment.model_folder import is_model_folder
     from afield.merging.files import FileMerge
+    from afield.merging.scopes import scale_of
 
+    scale = scale_of(registry.find("merges", how)) if scale is None else scale
     planned = FileMerge(
         how, base, tuple(experts), scale, tuple(statistics or ()), parse_assignments(set_ or [])
     )

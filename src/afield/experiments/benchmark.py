@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 from afield.errors import AfieldError, DataError, SpecError
 from afield.experiments import option_texts as texts
 from afield.experiments.domain_choice import DomainChoice, check_domain_options
-from afield.experiments.option_texts import DEFAULT_METHODS, START
+from afield.experiments.option_texts import DEFAULT_MERGES, DEFAULT_METHODS, START
 from afield.experiments.options import (
     Option,
     build_validated,
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from afield.experiments.pools import Pool
     from afield.experiments.record import Run
 
-__all__ = ["DEFAULT_METHODS", "DEFAULT_VALIDATE", "OPTIONS", "START", "Benchmark", "Option"]
-__all__ += ["make_benchmark", "read_benchmark"]
+__all__ = ["DEFAULT_MERGES", "DEFAULT_METHODS", "DEFAULT_VALIDATE", "OPTIONS", "START"]
+__all__ += ["Benchmark", "Option", "make_benchmark", "read_benchmark"]
 
 # The share of the domains to validate on, if a share is held out.
 DEFAULT_VALIDATE = 0.1

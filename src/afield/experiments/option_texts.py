@@ -8,6 +8,7 @@ __all__ = [
     "AVERAGE_HELP",
     "BASE_STEPS_HELP",
     "CLASSES_HELP",
+    "DEFAULT_MERGES",
     "DEFAULT_METHODS",
     "EXPERT_DRAWS_HELP",
     "METHODS_HELP",
@@ -24,11 +25,13 @@ __all__ = [
 
 # The method from whose head other methods can start.
 START = "linear_probe"
-# The methods of a benchmark that names none.
-DEFAULT_METHODS = ("erm", "groupdro", "arith")
+# The methods and merges of a benchmark that names neither.
+DEFAULT_METHODS = ("erm", "arith", "seed_category", "dmg", "crossgrad")
+DEFAULT_MERGES = ("score", "average")
 METHODS_HELP = (
     "Methods to compare, separated by commas, or 'all'. "
-    f"Default: {', '.join(DEFAULT_METHODS)}. See `afield list methods`."
+    f"Default, without --merges: {', '.join(DEFAULT_METHODS)}, and the merges "
+    f"{' and '.join(DEFAULT_MERGES)}. See `afield list methods`."
 )
 RULES_HELP = (
     "Rules that select a model, separated by commas, or 'all'; one table per rule. "

@@ -17,7 +17,13 @@ from afield.data.domains import DomainSet
 from afield.data.lookup import find_dataset
 from afield.data.scaling import extreme_value_warnings
 from afield.errors import IncompatibleMethodError, SpecError
-from afield.experiments.benchmark import DEFAULT_METHODS, DEFAULT_VALIDATE, START, Benchmark
+from afield.experiments.benchmark import (
+    DEFAULT_MERGES,
+    DEFAULT_METHODS,
+    DEFAULT_VALIDATE,
+    START,
+    Benchmark,
+)
 from afield.experiments.derived.combinations import adapted_runs, possible_runs
 from afield.experiments.known_classes import (
     check_unseen_classes,
@@ -49,8 +55,8 @@ log = logging.getLogger(__name__)
 
 def plan_runs(benchmark: Benchmark) -> list[Run]:
     """The runs of a benchmark, dataset after dataset."""
-    methods = _methods(benchmark)
-    return [run for name in benchmark.dataset for run in _plan_dataset(benchmark, name, methods)]
+    _methods(benchmark)
+    return [run for name in benchmark.dataset for run in _plan_dataset(benchmark, name)]
 
 
 def plan_run(
@@ -97,7 +103,7 @@ def check_run(run: Run) -> None:
 
 def _methods(benchmark: Benchmark) -> list[str]:
     """The names of the methods; ``all`` stands for all of them."""
-    names = benchmark.methods or (() if benchmark.merges else DEFAULT_METHODS)
+    names = benchmark.methods
     if "all" in names:
         return registry.names("methods")
     for name in names:
@@ -105,10 +111,25 @@ def _methods(benchmark: Benchmark) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _plan_dataset(benchmark: Benchmark, name: str, methods: list[str]) -> list[Run]:
+def _with_defaults(benchmark: Benchmark, dataset: DomainSet) -> Benchmark:
+    """The benchmark with the default methods, and the default merges where they are possible."""
+    if benchmark.methods or benchmark.merges:
+        return benchmark
+    plain = not (benchmark.hold_out or benchmark.start or benchmark.average != "last")
+    plain = plain and not benchmark.single_source and len(dataset.domains) > 2
+    folds = benchmark.domain_choice.folds(dataset) if plain else []
+    mergeable = bool(folds) and min(len(fold.sources) for fold in folds) > 1
+    merges = DEFAULT_MERGES if mergeable else ()
+    return replace(benchmark, methods=DEFAULT_METHODS, merges=merges)
+
+
+def _plan_dataset(asked: Benchmark, name: str) -> list[Run]:
     dataset = find_dataset(name)
     dataset.check_available()
-    benchmark = _published_task(benchmark, dataset)
+    benchmark = _with_defaults(_published_task(asked, dataset), dataset)
+    # Methods that nobody asked for by name are left out where they do not fit.
+    every = not asked.methods or "all" in asked.methods
+    methods = _methods(benchmark)
     shares = _shares(benchmark)
     choice = benchmark.domain_choice
     division = divide(dataset, **shares) if benchmark.hold_out else choice.division(dataset)
@@ -132,18 +153,17 @@ def _plan_dataset(benchmark: Benchmark, name: str, methods: list[str]) -> list[R
     if methods:
         settings = settings_of(benchmark.settings, *methods, benchmark.start, benchmark.average)
         planner = _planner(benchmark, dataset, settings=settings, start=benchmark.start, **shared)
-        every = "all" in benchmark.methods
         runs += _fitting_methods(planner, methods) if every else planner(methods)
     if benchmark.merges:
         settings = settings_of(benchmark.settings, *merge_owners, benchmark.average)
         chosen: dict[str, Any] = {"expert_method": experts, "base_steps": benchmark.base_steps}
-        chosen["expert_draws"] = draws
+        chosen |= {"expert_draws": draws, "baselines": bool(asked.merges)}
         runs += merging_runs(dataset, merges, choice=choice, settings=settings, **chosen, **shared)
     check_unseen_classes(dataset, runs)
     _check_inputs(dataset, runs[0])
     runs = with_classes_choice(runs, dataset, benchmark.classes)
     runs += adapted_runs(runs, adaptations, benchmark.settings)
-    return possible_runs(dataset, runs, every="all" in benchmark.methods)
+    return possible_runs(dataset, runs, every=every)
 
 
 def _adaptations(benchmark: Benchmark) -> list[str]:

@@ -247,12 +247,15 @@ def _runs(
 
 def _base(dataset: DomainSet, fold: Fold, trial: int, settings: Settings) -> Run:
     """The run that fits the head from which the runs of a fold start."""
+    # The head belongs to the network that is trained afterwards.
+    network = {"backbone": dataset.training.backbone}
+    once = {"steps": 1, "every": 1, "epochs": 0.0}
     run = resolve_run(
         dataset,
         START,
         fold.sources,
         trial=trial,
-        settings={**settings_of(settings, START), "steps": 1, "every": 1, "epochs": 0.0},
+        settings={**network, **settings_of(settings, START), **once},
         tested=fold.tested,
         classes=fold.classes,
     )

@@ -9,6 +9,7 @@ from typing import Any
 from afield import registry
 from afield.data.domains import DomainSet, Training
 from afield.data.groups import canonical_group
+from afield.data.modality import ARRAY
 from afield.data.prompts import Prompts, dataset_prompts
 from afield.data.training_settings import WHOLE_DOMAINS
 from afield.errors import IncompatibleMethodError, SpecError, UnknownNameError
@@ -95,7 +96,7 @@ def resolve_run(
     chosen = {
         owner: validate_values(owners[owner], values, owner) for owner, values in grouped.items()
     }
-    start = {"": _start(dataset, chosen[""]), method: {}, average: {}}
+    start = {"": _start(dataset, chosen[""], owners[method]), method: {}, average: {}}
     own = {**dataset.methods.get(method, {}), **dataset.averages.get(average, {})}
     for name, value in own.items():
         owner, _, short = name.rpartition(".")
@@ -197,11 +198,16 @@ def _check_duration(chosen: Mapping[str, Any]) -> None:
         raise SpecError(f"batch=all: every step takes all samples of all domains; omit {other}")
 
 
-def _start(dataset: DomainSet, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The dataset's defaults, with a smaller learning rate for fine-tuning a pretrained network."""
+def _start(dataset: DomainSet, chosen: Mapping[str, Any], method: type[Method]) -> dict[str, Any]:
+    """The dataset's defaults, with a smaller learning rate for fine-tuning a pretrained network.
+
+    On arrays, a method may have a network of its own.
+    """
     usual = dict(vars(dataset.training))
     backbone = find_backbone(chosen.get("backbone", dataset.training.backbone))
     tuned = backbone.input_form() is not None and chosen.get("weights") != "none"
+    if method.array_backbone and dataset.modality is ARRAY and not tuned:
+        usual["backbone"] = method.array_backbone
     if tuned and backbone.fine_tuning_settings:
         usual |= backbone.fine_tuning_settings
     elif tuned and find_backbone(dataset.training.backbone).input_form() is None:

@@ -17,7 +17,8 @@ Settings are keywords with a default. Keywords without a default are supplied by
                  averages the matrices that have none
 
 So a merge itself states whether it needs statistics, through its signature, and whether it takes a
-fixed number of experts, through ``@scope("tensor", experts=2)``. A merge declared with
+fixed number of experts, through ``@scope("tensor", experts=2)``. `usual_scale` is the scale that its
+source recommends; `bench` and `merge` on the command line use it by default. A merge declared with
 ``validation=True`` gets only those experts that validation scores admit; merging files has none.
 
 `tensor_action` alone decides what happens to each tensor.
@@ -42,6 +43,7 @@ __all__ = [
     "needs_statistics",
     "needs_validation",
     "required_keywords",
+    "scale_of",
     "scope",
     "scope_of",
     "share",
@@ -55,7 +57,13 @@ MERGED, AVERAGED, KEPT = "merged", "averaged", "kept"
 SUPPLIED_KEYWORDS = ("base", "name", "statistics")
 
 
-def scope(kind: Scope, *, experts: int | None = None, validation: bool = False) -> Callable[[F], F]:
+def scope(
+    kind: Scope,
+    *,
+    experts: int | None = None,
+    validation: bool = False,
+    usual_scale: float = 1.0,
+) -> Callable[[F], F]:
     """Declare what a merge is a function of, and what it needs.
 
     Parameters
@@ -66,11 +74,14 @@ def scope(kind: Scope, *, experts: int | None = None, validation: bool = False) 
         How many experts it takes, if that is fixed.
     validation
         Whether the caller chooses the experts by their validation scores before it merges them.
+    usual_scale
+        The factor of the merged delta in the paper or the authors' code.
     """
 
     def declare(merge: F) -> F:
         merge.scope, merge.experts = kind, experts  # type: ignore[attr-defined]
         merge.validation = validation  # type: ignore[attr-defined]
+        merge.usual_scale = usual_scale  # type: ignore[attr-defined]
         return merge
 
     return declare
@@ -89,6 +100,11 @@ def expert_count(merge: MergeFunction) -> int | None:
 def needs_validation(merge: MergeFunction) -> bool:
     """Whether the experts of a merge are chosen by their validation scores."""
     return merge.validation  # type: ignore[attr-defined]
+
+
+def scale_of(merge: MergeFunction) -> float:
+    """The factor that usually multiplies the merged delta; 1 unless the merge declares another."""
+    return getattr(merge, "usual_scale", 1.0)
 
 
 def needs_statistics(merge: MergeFunction) -> bool:

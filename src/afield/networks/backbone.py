@@ -1,5 +1,6 @@
 """Backbones by name. Every network is a `Classifier`: features, followed by one linear head.
 
+    linear                      the inputs themselves, so that the head is a linear model of them
     small:cnn, small:mlp        for small images, for arrays
     small:irm_mlp               the IRM paper's network: two hidden layers of 390 units
     small:lenet                 CrossGrad's network: three 5 × 5 convolutions, two hidden layers
@@ -13,7 +14,7 @@
     torchvision:NAME            any classifier of torchvision, e.g. torchvision:alexnet
     clip:MODEL/TAG              any image encoder of open_clip, e.g. clip:ViT-B-32/openai
 
-The part before the colon is a family, which is a file in `backbones/`. Networks of the last three
+The part before the colon, if there is one, is a family, which is a file in `backbones/`. Networks of the last three
 families start from pretrained weights (from the hub or from a file) or from random weights. With
 pretrained weights, BatchNorm layers keep the statistics that come with them, as is customary in
 the field. The head is new, except for CLIP with class names: there the names define the head, and
@@ -171,7 +172,9 @@ def find_backbone(name: str) -> Backbone:
     """
     family, colon, _ = name.partition(":")
     try:
-        kind: type[Backbone] = registry.find("backbones", family if colon else "")
+        kind: type[Backbone] = registry.find("backbones", family)
+        if not colon and name not in kind.patterns:
+            raise UnknownNameError(name)
     except UnknownNameError:
         families = [registry.find("backbones", other) for other in registry.names("backbones")]
         patterns = [pattern for other in families for pattern in other.patterns]

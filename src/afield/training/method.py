@@ -49,10 +49,13 @@ class Method:
     `predicts_from_batches` is true if the trained network is a `BatchPredictor`, whose predictions
     depend on other unlabelled samples of the same domain. `may_refuse_network` is true if `setup`
     raises `SpecError` for some kinds of networks, which is then checked before anything is trained.
+    `array_backbone` is the network on arrays, if none is given and the dataset's own would do no
+    good; empty means the dataset's own.
     """
 
     min_domains: ClassVar[int] = 1
     min_batch: ClassVar[int] = 1
+    array_backbone: ClassVar[str] = ""
     predicts_from_batches: ClassVar[bool] = False
     may_refuse_network: ClassVar[bool] = False
 

@@ -11,11 +11,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.functional import hessian, jacobian
 
+from afield.data.lookup import find_dataset
 from afield.data.samples import Samples
 from afield.errors import SpecError
 from afield.experiments.planning import plan_run
+from afield.experiments.protocol import leave_one_out
 from afield.experiments.run_setup import Machine, set_up
 from afield.experiments.runner import execute
+from afield.experiments.settings import resolve_run
 from afield.experiments.store import Store
 from afield.hyperparameters import build
 from afield.training.averages.last import Last
@@ -225,3 +228,15 @@ def test_no_l2_is_refused(l2):
 def test_what_is_no_classifier_is_refused(task):
     with pytest.raises(SpecError, match="needs a Classifier \\(features and a head\\), not Linear"):
         LinearProbe().setup(nn.Linear(6, 4), task)
+
+
+def test_on_arrays_the_probe_is_linear_in_the_inputs_unless_a_network_is_given():
+    spirals = find_dataset("spirals")
+    plain = resolve_run(spirals, "linear_probe", spirals.domains[1:])
+    assert (plain.backbone, plain.given) == ("linear", {})
+    settings = {"backbone": "small:mlp"}
+    given = resolve_run(spirals, "linear_probe", spirals.domains[1:], settings=settings)
+    assert (given.backbone, given.given) == ("small:mlp", settings)
+    assert resolve_run(spirals, "erm", spirals.domains[1:]).backbone == "small:mlp"
+    start = leave_one_out(spirals, ["erm"], trials=1, start="linear_probe")[0]
+    assert (start.method, start.backbone) == ("linear_probe", "small:mlp")

@@ -28,6 +28,7 @@ from afield.experiments.record import Run
 from afield.experiments.selection import DEFAULT_RULES, RULES
 from afield.experiments.settings import Settings, check_counts, resolve_run, settings_of
 from afield.hyperparameters import defaults, draw_values, validate_values, without_neutral
+from afield.merging.scopes import scale_of
 from afield.networks.backbone import find_backbone
 
 __all__ = ["merging_runs"]
@@ -49,6 +50,7 @@ class _Plan:
     expert_draws: int
     settings: Settings
     known_classes: ClassesByDomain | None = None
+    baselines: bool = True
 
     def base(self, sources: tuple[str, ...], trial: int) -> Run:
         """The run that experts start from."""
@@ -117,13 +119,16 @@ def merging_runs(
     expert_draws: int = 0,
     settings: Settings | None = None,
     known_classes: ClassesByDomain | None = None,
+    baselines: bool = True,
 ) -> list[Run]:
     """The runs that leave each domain out once, or as chosen, and merge the experts of the others.
 
     Parameters
     ----------
     dataset, merges
-        The dataset, and the names of the merges; their baselines are added.
+        The dataset, and the names of the merges.
+    baselines
+        Whether to add the base, the best expert, the ensemble and the target's expert.
     choice, trials, draws, rules, average
         As in `leave_one_out`; draws vary the settings of the merges, with the same experts.
     expert_method
@@ -134,7 +139,8 @@ def merging_runs(
         Number of draws of one method to merge; 0 trains one expert per domain or method.
     settings
         As in `leave_one_out`, for the experts' training, and those of merges, such as
-        ``score.tau``; ``score.scale`` multiplies the merged delta.
+        ``score.tau``; ``score.scale`` multiplies the merged delta (by default the merge's usual
+        scale).
     known_classes
         As in `leave_one_out`; base, experts and merged models of a target have the same classes.
     """
@@ -148,7 +154,8 @@ def merging_runs(
     if set(rules) - set(usable):
         log.warning("merges are selected by %s: other rules need twins", " and ".join(usable))
     methods = tuple(expert_method)
-    plan = _Plan(dataset, methods, average, base_steps, expert_draws, settings or {}, known_classes)
+    shared = (average, base_steps, expert_draws, settings or {}, known_classes, baselines)
+    plan = _Plan(dataset, methods, *shared)
     runs: dict[str, Run] = {}
     for trial in range(trials):
         for fold in folds:
@@ -162,8 +169,6 @@ def _of_fold(plan: _Plan, fold: Fold, trial: int, merges: Sequence[str], draws: 
     sources, rules = fold.sources, fold.rules
     base = plan.base(sources, trial)
     experts = plan.experts(sources, base)
-    targets = fold.tested or plan.dataset.without(*sources)
-    upper_bound = _upper_bound(plan, targets, base)
     template = replace(
         experts[0],
         sources=sources,
@@ -175,21 +180,29 @@ def _of_fold(plan: _Plan, fold: Fold, trial: int, merges: Sequence[str], draws: 
         unused=fold.unused,
         given={**_row_label(plan, base, experts), **fold.given},
     )
-    merged = [replace(template, method=name) for name in MERGE_BASELINES[:-1]]
-    both = tuple(name for name in RULES if name in rules or RULES[name].is_oracle)
-    merged.append(
-        replace(
-            template,
-            method=MERGE_BASELINES[-1],
-            experts=(upper_bound.key,),
-            rules=both,
-            # The expert has seen a part of the target.
-            report="",
-        )
+    merged = [_merged(plan, template, name, draw) for name in merges for draw in range(draws)]
+    compared = _baselines(plan, template, fold, base) if plan.baselines else []
+    return [base, *experts, *compared, *merged]
+
+
+def _baselines(plan: _Plan, template: Run, fold: Fold, base: Run) -> list[Run]:
+    """The rows beside the merges, and the expert of the target that one of them needs."""
+    targets = fold.tested or plan.dataset.without(*fold.sources)
+    upper_bound = _upper_bound(plan, targets, base)
+    both = tuple(name for name in RULES if name in fold.rules or RULES[name].is_oracle)
+    bound = replace(
+        template,
+        method=MERGE_BASELINES[-1],
+        experts=(upper_bound.key,),
+        rules=both,
+        # The expert has seen a part of the target.
+        report="",
     )
-    for name in merges:
-        merged += [_merged(plan, template, name, draw) for draw in range(draws)]
-    return [base, *experts, upper_bound, *merged]
+    return [
+        upper_bound,
+        *(replace(template, method=name) for name in MERGE_BASELINES[:-1]),
+        bound,
+    ]
 
 
 def _upper_bound(plan: _Plan, targets: tuple[str, ...], base: Run) -> Run:
@@ -205,10 +218,11 @@ def _upper_bound(plan: _Plan, targets: tuple[str, ...], base: Run) -> Run:
 def _merged(plan: _Plan, template: Run, name: str, draw: int) -> Run:
     merge = registry.find("merges", name)
     settings = short_names(plan.settings, name)
-    scale = check_scale(name, settings.pop("scale", 1.0))
+    scale = check_scale(name, settings.pop("scale", scale_of(merge)))
     chosen = validate_values(merge, settings)
     check_values(name, chosen)
     params = {**draw_values(merge, draw=draw, trial=template.trial), **chosen}
+    # A scale other than 1 is always shown: the scale of earlier versions was 1.
     default = {**defaults(merge), "scale": 1.0}
     given = {
         f"{name}.{key}": value

@@ -5,8 +5,8 @@
 
 Entries equal to the last kept entry are kept too.
 
-Differs from the paper: the scale is 1, where the paper has 0.3. That value is unverified, like the
-defaults of `low` and `high`, which follow the paper's 85 % and 99.3 %.
+The usual scale is 0.3, as in the paper; `afield.merge` has the scale 1 unless another is given. That
+value is unverified, like the defaults of `low` and `high`, which follow the paper's 85 % and 99.3 %.
 """
 
 from typing import Annotated
@@ -20,7 +20,7 @@ from afield.merging.scopes import scope, share
 __all__ = ["breadcrumbs"]
 
 
-@scope("tensor")
+@scope("tensor", usual_scale=0.3)
 def breadcrumbs(
     deltas: Tensor,
     *,

@@ -4,8 +4,9 @@
 
 The order of the experts matters only where two changes are exactly opposite.
 
-Differs from the paper: the scale is 1, where the paper has 0.5; and in the paper the experts are
-fine-tuned one after the other.
+The usual scale is 0.5, as in the paper; `afield.merge` has the scale 1 unless another is given.
+
+Differs from the paper: there the experts are fine-tuned one after the other.
 """
 
 import torch
@@ -16,7 +17,7 @@ from afield.merging.scopes import scope
 __all__ = ["magmax"]
 
 
-@scope("entry")
+@scope("entry", usual_scale=0.5)
 def magmax(deltas: Tensor) -> Tensor:
     """The entry of largest magnitude over the experts."""
     largest = deltas[0]

@@ -8,8 +8,11 @@
 
 d is the number of entries of the whole model, D the number of experts.
 
-Differs from the authors' code (their pcb_ES): the scale is 1, there it is 1.2 or searched; a row
-whose entries are all equal gets ν = 0 or w = 0, there NaN. exp(D ν²) is computed as
+The usual scale is 1.2, as in the authors' code; `afield.merge` has the scale 1 unless another is
+given.
+
+Differs from the authors' code (their pcb_ES), which can also search the scale: a row whose entries
+are all equal gets ν = 0 or w = 0, there NaN. exp(D ν²) is computed as
 exp(D (ν² - 1)): the factor cancels in w, and many experts do not overflow.
 
 Differs from the paper: it writes softmaxes (unverified), the code has none.
@@ -28,7 +31,7 @@ from afield.merging.scopes import scope, share
 __all__ = ["pcb"]
 
 
-@scope("model")
+@scope("model", usual_scale=1.2)
 def pcb(
     deltas: Deltas, *, ratio: Annotated[float, Uniform(0.01, 0.5)] = 0.05
 ) -> Callable[[Tensor], Tensor]:

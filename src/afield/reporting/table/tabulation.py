@@ -7,7 +7,7 @@ one number first; `COLUMNS` in `columns.py` lists them all.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pandas as pd
 
@@ -45,7 +45,8 @@ def tabulate(
 ) -> pd.DataFrame:
     """One row for each dataset, rule, method and unseen domain or summary column.
 
-    Rules that need more than the records hold have no rows.
+    The methods of a dataset and rule are in the order of their means, the best one first; an upper
+    bound, which has seen the target, comes last. Rules that need more than the records hold have no rows.
 
     Parameters
     ----------
@@ -81,11 +82,22 @@ def tabulate(
 def _rule_rows(results: Results, rule: str) -> Iterator[tuple[object, ...]]:
     picks = results.picks(rule)
     columns = [column for column in COLUMNS if _applies(column, results, picks.values())]
-    for method, method_picks in picks.items():
+    values = {method: _trial_values(picked, results, columns) for method, picked in picks.items()}
+    for method in sorted(values, key=lambda name: _place(name, values[name], results.metric)):
         draws = len({record.run.draw for record in results.methods[method]})
-        for name, values in _trial_values(method_picks, results, columns).items():
-            numbers = float(values.mean()), _stderr(values), len(values)
+        for name, by_trial in values[method].items():
+            numbers = float(by_trial.mean()), _stderr(by_trial), len(by_trial)
             yield (results.title, rule, method, name, *numbers, draws)
+
+
+def _place(
+    method: str, values: Mapping[str, "pd.Series[float]"], metric: str
+) -> tuple[bool, bool, float]:
+    """Where a method stands in the table: by its mean, without one near the end."""
+    mean = float(values["mean"].mean()) if "mean" in values else math.nan
+    better = mean if find_metric(metric).lower_is_better else -mean
+    unknown = math.isnan(mean)
+    return method.startswith(UPPER_BOUND), unknown, 0.0 if unknown else better
 
 
 def _applies(column: Column, results: Results, picks: Iterable[Picks]) -> bool:

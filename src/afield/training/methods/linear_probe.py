@@ -5,7 +5,8 @@
 The features are those of the network's initial weights, standardized for the fit. The head is
 fitted once, before the first step, in evaluation mode and without augmentation; the steps of the
 run change nothing more. If the network comes with a frozen head (CLIP's, which class names define),
-not even the head is fitted: the result is zero-shot.
+not even the head is fitted: the result is zero-shot. On arrays, the features are the inputs (the
+backbone `linear`) unless another network is given: a random network would only lose information.
 
 Linear probing shows what pretraining alone achieves. It is also the base from which experts are
 fine-tuned for merging. Differs from the usual meaning: the head is the optimum, found by L-BFGS
@@ -15,7 +16,7 @@ fine-tuned for merging. Differs from the usual meaning: the head is the optimum,
 import logging
 import warnings
 from dataclasses import dataclass
-from typing import Annotated, cast
+from typing import Annotated, ClassVar, cast
 
 import numpy as np
 import torch
@@ -47,6 +48,8 @@ class LinearProbe(Method):
     """A fitted head; `l2` penalizes its weights, on standardized features of any network."""
 
     l2: Annotated[float, LogUniform(1e-6, 1.0)] = 1e-3
+
+    array_backbone: ClassVar[str] = "linear"
 
     def __post_init__(self) -> None:
         if self.l2 <= 0:
