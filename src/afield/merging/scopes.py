@@ -17,8 +17,8 @@ Settings are keywords with a default. Keywords without a default are supplied by
                  averages the matrices that have none
 
 So a merge itself states whether it needs statistics, through its signature, and whether it takes a
-fixed number of experts, through ``@scope("tensor", experts=2)``. `usual_scale` is the scale that its
-source recommends; `bench` and `merge` on the command line use it by default. A merge declared with
+fixed number of experts, through ``@scope("tensor", experts=2)``. `usual_scale` is the scale that
+its source recommends, which is the default on the command line. A merge declared with
 ``validation=True`` gets only those experts that validation scores admit; merging files has none.
 
 `tensor_action` alone decides what happens to each tensor.

@@ -14,7 +14,7 @@
     torchvision:NAME            any classifier of torchvision, e.g. torchvision:alexnet
     clip:MODEL/TAG              any image encoder of open_clip, e.g. clip:ViT-B-32/openai
 
-The part before the colon, if there is one, is a family, which is a file in `backbones/`. Networks of the last three
+The part before the colon is a family, which is a file in `backbones/`. Networks of the last three
 families start from pretrained weights (from the hub or from a file) or from random weights. With
 pretrained weights, BatchNorm layers keep the statistics that come with them, as is customary in
 the field. The head is new, except for CLIP with class names: there the names define the head, and
@@ -170,15 +170,13 @@ def find_backbone(name: str) -> Backbone:
     >>> find_backbone("small:cnn").model
     'cnn'
     """
-    family, colon, _ = name.partition(":")
-    try:
-        kind: type[Backbone] = registry.find("backbones", family)
-        if not colon and name not in kind.patterns:
-            raise UnknownNameError(name)
-    except UnknownNameError:
-        families = [registry.find("backbones", other) for other in registry.names("backbones")]
-        patterns = [pattern for other in families for pattern in other.patterns]
-        raise _unknown(name, patterns) from None
+    family = name.partition(":")[0]
+    families = {other: registry.find("backbones", other) for other in registry.names("backbones")}
+    patterns = [pattern for kind in families.values() for pattern in kind.patterns]
+    # A family of one network, such as linear, has no colon in its name.
+    if family not in families or (family == name and name not in patterns):
+        raise _unknown(name, patterns)
+    kind: type[Backbone] = families[family]
     return kind(name)
 
 

@@ -46,7 +46,8 @@ def tabulate(
     """One row for each dataset, rule, method and unseen domain or summary column.
 
     The methods of a dataset and rule are in the order of their means, the best one first; an upper
-    bound, which has seen the target, comes last. Rules that need more than the records hold have no rows.
+    bound, which has seen the target, comes last. Rules that need more than the records hold have
+    no rows.
 
     Parameters
     ----------
