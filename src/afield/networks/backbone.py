@@ -170,13 +170,15 @@ def find_backbone(name: str) -> Backbone:
     >>> find_backbone("small:cnn").model
     'cnn'
     """
-    family = name.partition(":")[0]
-    families = {other: registry.find("backbones", other) for other in registry.names("backbones")}
-    patterns = [pattern for kind in families.values() for pattern in kind.patterns]
+    family, colon, _ = name.partition(":")
+    try:
+        kind: type[Backbone] | None = registry.find("backbones", family)
+    except UnknownNameError:
+        kind = None
     # A family of one network, such as linear, has no colon in its name.
-    if family not in families or (family == name and name not in patterns):
-        raise _unknown(name, patterns)
-    kind: type[Backbone] = families[family]
+    if kind is None or not (colon or name in kind.patterns):
+        families = [registry.find("backbones", other) for other in registry.names("backbones")]
+        raise _unknown(name, [pattern for other in families for pattern in other.patterns])
     return kind(name)
 
 

@@ -5,9 +5,10 @@
 
 Entries equal to the last kept entry are kept too.
 
-The usual scale is 0.3, as in the paper; `afield.merge` has the scale 1 unless another is given.
-That value is unverified, like the defaults of `low` and `high`, which follow the paper's 85 % and
-99.3 %.
+The usual scale is 0.3, as in the paper; that value is unverified, like the defaults of `low` and
+`high`, which follow the paper's 85 % and 99.3 %.
+
+Differs from the paper: `afield.merge` has the scale 1 unless another is given.
 """
 
 from typing import Annotated
