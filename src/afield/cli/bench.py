@@ -52,7 +52,7 @@ HEADINGS = {
     **dict.fromkeys(("targets", "sources", "validate_on", "single_source"), NAMED_DOMAINS),
     **dict.fromkeys(("hold_out", "validate", "train_on"), MANY_DOMAINS),
     **dict.fromkeys(("merges", "expert_method", "base_steps", "expert_draws"), MERGING),
-    **dict.fromkeys(("start", "average", "adapt", "classes"), TRAINING),
+    **dict.fromkeys(("start", "average", "adapt", "classes", "label", "domain"), TRAINING),
     "store": OUTPUT,
     **dict.fromkeys(("on", "workers", "threads", "cpus", "gpus", "retries"), RUNNING),
 }

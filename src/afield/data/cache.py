@@ -73,6 +73,7 @@ def decode_files(
     description: str,
     like: NDArray[Any],
     decode_errors: tuple[type[Exception], ...],
+    stated: Sequence[Path] | None = None,
 ) -> DecodedFiles:
     """Decode every file to one row of a tensor that is mapped into memory.
 
@@ -88,6 +89,8 @@ def decode_files(
         An array with the shape and dtype of a row.
     decode_errors
         Exceptions with which `decode` rejects a broken file.
+    stated
+        The files on disk, if `files` are names of samples within them.
     """
 
     def build(folder: Path) -> None:
@@ -117,7 +120,8 @@ def decode_files(
         (folder / "broken.json").write_text(json.dumps(broken), encoding="utf-8")
 
     needed = len(files) * like.nbytes
-    with _entry(root, description, stat_digest(files), needed, build) as folder:
+    state = stat_digest(files if stated is None else stated)
+    with _entry(root, description, state, needed, build) as folder:
         broken = json.loads((folder / "broken.json").read_text(encoding="utf-8"))
         rows = _map_tensor(folder / "rows.npy")[: len(files) - len(broken)]
         return DecodedFiles(rows, {Path(file): reason for file, reason in broken.items()})

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
@@ -71,7 +72,7 @@ def silence_pillow() -> Iterator[None]:
         yield
 
 
-def read_image(file: Path, side: int) -> NDArray[np.uint8]:
+def read_image(file: Path | IO[bytes], side: int) -> NDArray[np.uint8]:
     """Read an image as side × side × 3, resized to a square as in DomainBed's evaluation.
 
     The result has the same form for all files. A form chosen by looking at the files would let the
@@ -86,8 +87,9 @@ def read_image(file: Path, side: int) -> NDArray[np.uint8]:
         raise ValueError(f"broken: {error or type(error).__name__}") from error
 
 
-def _read_square(file: Path, side: int) -> NDArray[np.uint8]:
-    check_regular_file(file)
+def _read_square(file: Path | IO[bytes], side: int) -> NDArray[np.uint8]:
+    if isinstance(file, Path):
+        check_regular_file(file)
     with Image.open(file, formats=IMAGE_FORMATS) as image:
         if min(image.size) < MIN_SIDE:
             raise ValueError(f"{image.width} × {image.height} pixels, too small for an image")

@@ -11,7 +11,10 @@ from afield.data.domains import DomainSet, data_root
 from afield.data.sources.arrays import array_dataset
 from afield.data.sources.folders import folder_dataset
 from afield.data.sources.fonts import font_dataset, is_font
-from afield.errors import DataError, UnknownNameError
+from afield.data.sources.table_columns import split_spec
+from afield.data.sources.table_files import is_table
+from afield.data.sources.tables import table_dataset
+from afield.errors import DataError, SpecError, UnknownNameError
 
 __all__ = ["find_dataset"]
 
@@ -27,6 +30,7 @@ def find_dataset(spec: str | Path, root: Path | None = None) -> DomainSet:
     name = str(spec)
     if name in registry.names("datasets"):
         return _named_dataset(name, root or data_root())
+    name, choice = split_spec(name)
     try:
         path = Path(name).expanduser()
         if name and not path.exists() and path.with_name(f"{path.name}.npz").exists():
@@ -34,11 +38,16 @@ def find_dataset(spec: str | Path, root: Path | None = None) -> DomainSet:
         exists = bool(name) and path.exists()
     except (OSError, RuntimeError, ValueError) as error:
         raise DataError(f"no file or folder {name!r} ({error})") from None
+    if exists and is_table(path) and path.is_file():
+        return table_dataset(path, choice)
+    if choice.query:
+        raise SpecError(f"{name}{choice.query}: only the columns of a table can be named")
     if exists:
         return _folder_dataset(path) if path.is_dir() else array_dataset(path)
     if "/" in name or "." in name:
         raise DataError(
-            f"no file or folder {name}; give a folder root/<domain>/<class>/<file> or an .npz file"
+            f"no file or folder {name}; give a folder root/<domain>/<class>/<file>, an .npz file, "
+            "or a table (.csv, .parquet, .jsonl)"
         )
     advice = registry.hint(name, registry.names("datasets"))
     raise UnknownNameError(f"no dataset, file or folder is called {name!r}; {advice}")

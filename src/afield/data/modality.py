@@ -16,6 +16,7 @@ from torch import Tensor
 
 from afield.data.audio import AUDIO_SUFFIXES, LogMel, read_audio
 from afield.data.images import IMAGE_ERRORS, IMAGE_SUFFIXES, read_image, stored_side
+from afield.data.sources.table_files import TABLE_SUFFIXES, Column
 from afield.errors import SpecError
 from afield.registry import hint
 
@@ -30,11 +31,12 @@ __all__ = [
     "Image",
     "Modality",
     "ModalityName",
+    "Table",
     "find_modality",
     "modality_of_file",
 ]
 
-ModalityName = Literal["pictures", "sounds", "arrays"]
+ModalityName = Literal["pictures", "sounds", "arrays", "table"]
 
 
 class Modality:
@@ -42,7 +44,8 @@ class Modality:
 
     `name` is its name in stored models and `noun` what messages call one of its files, which end in
     one of the `suffixes`. `task` is its pipeline tag on the Hugging Face hub, and `example` stands
-    for a user's files in a model card. `resizable` samples can be decoded at any size.
+    for a user's files in a model card. `resizable` samples can be decoded at any size. NaN
+    stands for a missing value where a modality `may_miss_values`.
     """
 
     name: ClassVar[ModalityName]
@@ -51,6 +54,7 @@ class Modality:
     task: ClassVar[str]
     example: ClassVar[str]
     resizable: ClassVar[bool] = False
+    may_miss_values: ClassVar[bool] = False
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -166,8 +170,22 @@ class Array(Modality):
     example = "new.npz"
 
 
+@dataclass(frozen=True)
+class Table(Modality):
+    """Rows with named columns of numbers and categories, which are preprocessed for each run."""
+
+    columns: tuple[Column, ...] = ()
+
+    name = "table"
+    noun = "table"
+    suffixes = TABLE_SUFFIXES
+    task = "tabular-classification"
+    example = "new.csv"
+    may_miss_values = True
+
+
 IMAGE, AUDIO, ARRAY = Image(), Audio(), Array()
-MODALITIES: dict[str, type[Modality]] = {kind.name: kind for kind in (Image, Audio, Array)}
+MODALITIES: dict[str, type[Modality]] = {kind.name: kind for kind in (Image, Audio, Array, Table)}
 
 
 def find_modality(name: str, **settings: Any) -> Modality:

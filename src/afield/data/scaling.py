@@ -98,7 +98,8 @@ def extreme_value_warnings(domains: Mapping[str, Domain]) -> list[str]:
 
 def _magnitudes(x: Tensor) -> Tensor:
     """The largest magnitude of each sample in each feature or channel."""
-    return x.double().abs().flatten(2).amax(2) if x.ndim > 2 else x.double().abs()
+    values = x.double().abs().nan_to_num(0.0)
+    return values.flatten(2).amax(2) if x.ndim > 2 else values
 
 
 def _moments(x: Rows) -> tuple[Tensor, Tensor]:

@@ -89,6 +89,11 @@ def export(
             "predicts from batches of unlabelled samples, which an exported function of one sample "
             "cannot; use afield predict, or another method"
         )
+    if loaded.about.inputs.table:
+        raise SpecError(
+            f"{loaded.about.name}: takes tables, whose categories an exported function of numbers "
+            "cannot encode; use afield predict"
+        )
     deployed = _deploy(loaded)
     with atomic_write(path) as temporary, _silence_exporters(), torch.no_grad():
         try:

@@ -14,6 +14,7 @@ from typing import Any
 from afield.compute import deterministic
 from afield.data.domains import DomainSet
 from afield.data.lookup import find_dataset
+from afield.data.sources.table_scaling import TableScaling
 from afield.deployment.estimates import calibrate, estimate_accuracy, fit_distances
 from afield.deployment.fit_plan import FitRequest, plan_fit
 from afield.deployment.inputs import Inputs
@@ -169,6 +170,7 @@ def _describe_inputs(dataset: DomainSet, run: Run, run_inputs: Mapping[str, Any]
         mean=tuple(run_inputs["mean"]),
         std=tuple(run_inputs["std"]),
         size=run.size,
+        table=TableScaling.from_dict(run_inputs).columns if "table" in run_inputs else (),
         **dataset.modality.settings,
     )
 

@@ -4,6 +4,7 @@
                network's size and scaled
     sounds     audio files, as log-mel features with fixed settings, scaled
     arrays     samples × features, or samples × (channels ×) height × width, scaled
+    table      rows of a table or data frame with the columns of the training data, preprocessed
 
 The steps are those of training: the decoders of `modality`, `Scaling` and `Resize`.
 """
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from PIL import Image
@@ -27,6 +29,8 @@ from afield.data.modality import FileModality, Modality, ModalityName, find_moda
 from afield.data.samples import Prepare
 from afield.data.scaling import Scaling
 from afield.data.sources.arrays import to_channels_first, translate_numpy_errors
+from afield.data.sources.table_files import TABLE_SUFFIXES, encode_rows, is_table, read_frame
+from afield.data.sources.table_scaling import FittedColumn, TableScaling
 from afield.errors import DataError, SpecError
 from afield.files import check_regular_file
 
@@ -43,7 +47,7 @@ class Inputs:
 
     `stored` is the shape of a sample as decoded, and `size` the side in pixels that the network
     sees (0: as stored). `mean` and `std` are the scaling, with one number per channel or feature,
-    or one for all.
+    or one for all. `table` is the preprocessing of the columns of a table.
     """
 
     kind: ModalityName
@@ -53,6 +57,7 @@ class Inputs:
     std: tuple[float, ...]
     size: int = 0
     mel: LogMel | None = None
+    table: tuple[FittedColumn, ...] = ()
 
     def __post_init__(self) -> None:
         if (
@@ -68,10 +73,14 @@ class Inputs:
             raise SpecError("mean and std must be finite, and std above 0")
         if self.modality.settings != self._settings:
             raise SpecError(f"kind={self.kind}: {', '.join(self.modality.settings)} is missing")
+        if len(self.table) != (self.stored[0] if self.kind == "table" else 0):
+            raise SpecError(f"kind={self.kind}: table must describe every column, and only columns")
 
     @property
     def shape(self) -> torch.Size:
         """The shape of a sample as the network sees it."""
+        if self.table:
+            return torch.Size((TableScaling(self.table).width,))
         if self.size and len(self.stored) == 3:
             return torch.Size((self.stored[0], self.size, self.size))
         return torch.Size(self.stored)
@@ -103,6 +112,8 @@ class Inputs:
         """What the model takes, in words."""
         if isinstance(self.modality, FileModality):
             return f"{self.modality.noun}s ({', '.join(self.suffixes)})"
+        if self.table:
+            return f"tables with the columns {', '.join(column.name for column in self.table)}"
         return f"arrays of n × {self._stored_text} numbers" + " from 0 to 255" * (
             self.dtype == "uint8"
         )
@@ -110,6 +121,8 @@ class Inputs:
     @property
     def prepare(self) -> Prepare:
         """The function from samples as stored to the network's inputs, as in evaluation."""
+        if self.table:
+            return TableScaling(self.table)
         scaling = Scaling(self.per_channel(self.mean), self.per_channel(self.std))
         return Resize(self.size, scaling) if self.size and len(self.stored) == 3 else scaling
 
@@ -128,7 +141,9 @@ class Inputs:
         return self.file_modality.to_samples(torch.from_numpy(np.stack(samples)))
 
     def to_samples(self, values: Any, where: str = "") -> Tensor:
-        """Check an array or tensor of samples, and convert it to samples as stored."""
+        """Check an array, tensor or data frame of samples; convert it to samples as stored."""
+        if self.table:
+            return self._rows(values, where)
         array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
         prefix, wanted = f"{where}: " if where else "", f"numbers, samples × {self._stored_text}"
         if array.dtype.kind not in "fiub" or array.ndim not in (2, 3, 4) or not len(array):
@@ -142,6 +157,14 @@ class Inputs:
         if self.dtype == "uint8" and not torch.equal(x.clamp(0, 255).round(), x):
             raise DataError(f"{prefix}not integers from 0 to 255; give {wanted}")
         return x.to(DTYPES[self.dtype])
+
+    def _rows(self, frame: Any, where: str) -> Tensor:
+        """The rows of a data frame as numbers, with NaN for a missing value."""
+        if not isinstance(frame, pd.DataFrame):
+            names = ", ".join(column.name for column in self.table)
+            raise DataError(f"{where or 'samples'}: give a table or data frame with {names}")
+        columns = [column.column for column in self.table]
+        return torch.from_numpy(encode_rows(frame, columns, where or "data frame"))
 
     def _resize_images(self, array: NDArray[Any]) -> NDArray[Any]:
         """Resize color images of another size to a square, as those in files are."""
@@ -161,6 +184,9 @@ class Inputs:
 
         An ``.npz`` file must have an array X (or x), or only one array.
         """
+        if self.table:
+            x = self._rows(_read_table(file), str(file))
+            return x, [f"{file}[{row}]" for row in range(len(x))]
         keys, arrays = _read_arrays(file)
         if len(keys) != 1:
             raise DataError(f"{file}: has no array X, but {', '.join(keys) or 'no array at all'}")
@@ -170,6 +196,12 @@ class Inputs:
         if len(names) != len(x):
             names = [str(number) for number in range(len(x))]
         return x, [f"{file}[{name}]" for name in names]
+
+
+def _read_table(file: Path) -> pd.DataFrame:
+    if not is_table(file):
+        raise DataError(f"{file}: not a table; give one of {', '.join(TABLE_SUFFIXES)}")
+    return read_frame(file)
 
 
 def _read_arrays(file: Path) -> tuple[list[str], dict[str, NDArray[Any]]]:

@@ -8,7 +8,7 @@ as far as their folders say.
 import json
 import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from afield.data.sources.table_scaling import TableScaling
 from afield.deployment.fitting import describe_model
 from afield.deployment.model import Model, build_network, load, load_weights
 from afield.deployment.model_card import render_card
@@ -118,7 +119,7 @@ class _InputModel:
 
     path: Path
     classes: tuple[str, ...]
-    scaling: tuple[tuple[float, ...], tuple[float, ...]]
+    scaling: dict[str, Any]
     sources: tuple[str, ...]
 
     @classmethod
@@ -126,11 +127,11 @@ class _InputModel:
         """Read a model folder or the folder of a run; None for other files."""
         if is_model_folder(path):
             about = read_description(path)
-            scaling = tuple(about.inputs.mean), tuple(about.inputs.std)
+            scaling = _scaling(vars(about.inputs))
             return cls(path, tuple(about.classes), scaling, about.sources)
         if _is_run_folder(path):
             content = read_run_inputs(path)
-            scaling = tuple(content["mean"]), tuple(content["std"])
+            scaling = _scaling(content)
             sources = read_record(path).run.sources
             return cls(path, tuple(content["classes"]), scaling, sources)
         return None
@@ -139,10 +140,18 @@ class _InputModel:
         """Raise if classes or scaling differ from those of the model `like`."""
         if self.classes != tuple(about.classes):
             raise MergeError(f"{self.path}: has other classes than {like}; they cannot be merged")
-        if self.scaling != (tuple(about.inputs.mean), tuple(about.inputs.std)):
+        if self.scaling != _scaling(vars(about.inputs)):
             raise MergeError(
                 f"{self.path}: scales its inputs differently from {like}; they cannot be merged"
             )
+
+
+def _scaling(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The scaling of a model's inputs in a form that can be compared."""
+    columns = tuple(inputs.get("table") or ())
+    if columns and isinstance(columns[0], Mapping):
+        columns = TableScaling.from_dict({"table": columns}).columns
+    return {"mean": tuple(inputs["mean"]), "std": tuple(inputs["std"]), "table": columns}
 
 
 def _describe_like(path: Path) -> Description:

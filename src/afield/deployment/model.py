@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -40,7 +41,7 @@ BATCH_SIZE = 64
 # Values may be finite, and yet too large for the scaling or the network.
 OVERFLOW_MESSAGE = "the network's outputs are not finite; the values of this sample are too large"
 
-ModelInput = str | Path | NDArray[Any] | Tensor | Sequence[str | Path]
+ModelInput = str | Path | NDArray[Any] | Tensor | pd.DataFrame | Sequence[str | Path]
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,8 @@ class Model:
         Parameters
         ----------
         inputs
-            Paths of files, or of folders with files at any depth; or an array or tensor of samples.
+            Paths of files, or of folders with files at any depth; or an array, tensor or data
+            frame of samples.
         domain
             The source domain of all samples, for models that can use the domain label.
         batch
@@ -158,7 +160,7 @@ class Model:
             raise SpecError(f"batch={batch}: must be at least 1")
         if isinstance(self.module, BatchPredictor):
             self.module.reset()
-        if isinstance(inputs, np.ndarray | Tensor):
+        if isinstance(inputs, np.ndarray | Tensor | pd.DataFrame):
             x = self.about.inputs.to_samples(inputs)
             for start in range(0, len(x), batch):
                 rows = x[start : start + batch]

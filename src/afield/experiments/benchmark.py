@@ -56,7 +56,7 @@ class Benchmark:
         Names,
         Option(
             "Name of a dataset (see `afield data list`), a folder DATASET/<domain>/<class>/ of "
-            "files, or an .npz file."
+            "files, an .npz file, or a table (.csv, .parquet, .jsonl)."
         ),
     ] = ("rotated_digits",)
     methods: Annotated[Names, Option(texts.METHODS_HELP)] = ()
@@ -121,6 +121,8 @@ class Benchmark:
     average: Annotated[str, Option(texts.AVERAGE_HELP, metavar="NAME")] = "last"
     classes: Annotated[str | None, Option(texts.CLASSES_HELP, metavar="sources|all")] = None
     adapt: Annotated[Names, Option(texts.ADAPT_HELP)] = ()
+    label: Annotated[str, Option(texts.LABEL_HELP, metavar="COLUMN")] = ""
+    domain: Annotated[str, Option(texts.DOMAIN_HELP, metavar="COLUMN")] = ""
     settings: Annotated[Mapping[str, Any], Option("Other settings of the runs.")] = field(
         default_factory=dict
     )

@@ -10,7 +10,9 @@ __all__ = [
     "CLASSES_HELP",
     "DEFAULT_MERGES",
     "DEFAULT_METHODS",
+    "DOMAIN_HELP",
     "EXPERT_DRAWS_HELP",
+    "LABEL_HELP",
     "METHODS_HELP",
     "ON_HELP",
     "RULES_HELP",
@@ -37,6 +39,8 @@ RULES_HELP = (
     "Rules that select a model, separated by commas, or 'all'; one table per rule. "
     f"{describe_rules()}. Default: the rules that need no additional runs."
 )
+LABEL_HELP = "Column of a table with the class of each sample. Default: the one called label or y."
+DOMAIN_HELP = "Column of a table with the domain of each sample. Default: the one called domain."
 BASE_STEPS_HELP = (
     "Training steps of the base model, from which all experts start, if the network has no "
     "pretrained weights. Default: a fifth of the experts' steps."

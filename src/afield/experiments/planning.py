@@ -16,6 +16,7 @@ from afield.data.class_lists import missing_class_warnings, source_classes
 from afield.data.domains import DomainSet
 from afield.data.lookup import find_dataset
 from afield.data.scaling import extreme_value_warnings
+from afield.data.sources.table_columns import name_columns
 from afield.errors import IncompatibleMethodError, SpecError
 from afield.experiments.benchmark import (
     DEFAULT_MERGES,
@@ -124,7 +125,7 @@ def _with_defaults(benchmark: Benchmark, dataset: DomainSet) -> Benchmark:
 
 
 def _plan_dataset(asked: Benchmark, name: str) -> list[Run]:
-    dataset = find_dataset(name)
+    dataset = find_dataset(name_columns(name, label=asked.label, domain=asked.domain))
     dataset.check_available()
     benchmark = _with_defaults(_published_task(asked, dataset), dataset)
     # Methods that nobody asked for by name are left out where they do not fit.

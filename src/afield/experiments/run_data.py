@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from afield.data.augmentation import Augmentation, Resize
 from afield.data.domains import Domain, DomainSet, Parts, listed_parts, parts
 from afield.data.groups import group_labels
+from afield.data.modality import Table
 from afield.data.samples import Prepare, Samples, pool_domains
 from afield.data.scaling import Scaling
+from afield.data.sources.table_scaling import TableScaling
 from afield.errors import SpecError
 from afield.experiments.record import Run
 from afield.experiments.selection import RULES
@@ -66,7 +68,7 @@ class RunData:
 
     samples: Samples
     evaluations: Evaluations
-    scaling: Scaling
+    scaling: Scaling | TableScaling
     shape: tuple[int, ...]
     dropped: int = 0
 
@@ -87,11 +89,13 @@ class RunData:
         """
         splits = split_domains(run, domains)
         samples = pool_domains(domains, training_rows(run, domains), device)
-        scaling = _scaling(run, samples, device)
+        scaling = _scaling(run, dataset, samples, device)
         if start_inputs is not None:
-            scaling = Scaling.from_dict(start_inputs, scaling)
+            scaling = _restore(start_inputs, scaling)
         unseen = dataset.without(*run.sources, *run.unused)
         shape = tuple(samples.x.shape)
+        if isinstance(scaling, TableScaling):
+            shape = (scaling.width,)
         if len(shape) == 3 and run.size:
             shape = (shape[0], run.size, run.size)
         share = _curve_share(shape, len(unseen))
@@ -103,12 +107,14 @@ class RunData:
                 # Other metrics of two splits do not add up to that of all samples.
                 main = torch.cat(splits[name])
             rows[name, "main"], rows[name, "sample"] = main, _spread(main, share)
-        prepare: Prepare = scaling
-        if len(shape) == 3 and run.size:
-            prepare = Resize(run.size, scaling)
-        augment = Augmentation(run.augment, shape[-1], scaling) if run.augment else None
-        if augment and not _square_images(samples):
+        if run.augment and not _square_images(samples):
             raise SpecError(f"augment={run.augment}: {dataset.name} has no square images; use none")
+        prepare: Prepare = scaling
+        augment = None
+        if isinstance(scaling, Scaling):
+            if len(shape) == 3 and run.size:
+                prepare = Resize(run.size, scaling)
+            augment = Augmentation(run.augment, shape[-1], scaling) if run.augment else None
         _check_metric(run, domains, splits)
         evaluator = partial(
             _evaluator,
@@ -220,13 +226,24 @@ def _square_images(samples: Samples) -> bool:
     return samples.x.is_pixels and len(shape) == 3 and shape[1] == shape[2]
 
 
-def _scaling(run: Run, samples: Samples, device: torch.device) -> Scaling:
+def _scaling(
+    run: Run, dataset: DomainSet, samples: Samples, device: torch.device
+) -> Scaling | TableScaling:
     """The scaling that a pretrained network expects of images, or one fitted to the sources."""
+    if isinstance(dataset.modality, Table):
+        return TableScaling.fit(samples.x, dataset.modality.columns)
     form = find_backbone(run.backbone).input_form()
     if form is None or not samples.x.is_pixels:
         return Scaling.fit(samples.x)
     channels = samples.x.shape[0]
     return Scaling.for_images(form.mean, form.std, channels=channels, device=device)
+
+
+def _restore(values: Mapping[str, Any], like: Scaling | TableScaling) -> Scaling | TableScaling:
+    """The scaling of a finished run, on the device of `like`."""
+    if isinstance(like, TableScaling):
+        return TableScaling.from_dict(values)
+    return Scaling.from_dict(values, like)
 
 
 def _evaluator(

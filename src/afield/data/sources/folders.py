@@ -5,11 +5,13 @@ The tree is checked before training, and every file is decoded once (`afield.dat
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from afield.data.cache import contents_digest, decode_files
@@ -25,7 +27,7 @@ from afield.data.sources.labeled_files import (
 )
 from afield.errors import DataError
 
-__all__ = ["folder_dataset", "folder_reader", "read_files"]
+__all__ = ["DomainFiles", "folder_dataset", "folder_reader", "read_files"]
 
 # Number of broken files that an error message names.
 MAX_NAMED_FILES = 5
@@ -73,18 +75,30 @@ def folder_reader(
 
 
 def read_files(
-    root: Path, files: DomainFiles, modality: FileModality, options: ReadOptions
+    root: Path,
+    files: DomainFiles,
+    modality: FileModality,
+    options: ReadOptions,
+    *,
+    decode: Callable[[Path], NDArray[Any]] | None = None,
+    stated: Sequence[Path] | None = None,
+    description: str = "",
 ) -> dict[str, Domain]:
-    """Decode the files of all domains; samples are mapped into memory."""
+    """Decode the files of all domains; samples are mapped into memory.
+
+    Samples within one file have paths such as ``samples.parquet/17``; then `decode` reads such a
+    path and `stated` are the files themselves. `description` distinguishes selections of the files.
+    """
     side = options.side or modality.stored_side(64)
     with silence_pillow():
         decoded = decode_files(
             root,
             _paths(files),
-            partial(modality.decode, side=side),
-            description=modality.cache_form(side),
+            decode or partial(modality.decode, side=side),
+            description=description or modality.cache_form(side),
             like=modality.empty_row(side),
             decode_errors=modality.decode_errors,
+            stated=stated,
         )
     reasons = {file: _strip_path(reason, file) for file, reason in decoded.broken.items()}
     if reasons and not options.skip_broken:
