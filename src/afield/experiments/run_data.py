@@ -14,17 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from afield.data.augmentation import Augmentation, Resize
 from afield.data.domains import Domain, DomainSet, Parts, listed_parts, parts
 from afield.data.groups import group_labels
-from afield.data.modality import Table
 from afield.data.samples import Prepare, Samples, pool_domains
 from afield.data.scaling import Scaling
 from afield.data.sources.table_scaling import TableScaling
 from afield.errors import SpecError
 from afield.experiments.record import Run
 from afield.experiments.selection import RULES
-from afield.networks.backbone import find_backbone
 from afield.seeds import derive_seed
 from afield.training.evaluation import Checkpoint, Evaluator, Scores, combine_scores
 
@@ -89,16 +86,9 @@ class RunData:
         """
         splits = split_domains(run, domains)
         samples = pool_domains(domains, training_rows(run, domains), device)
-        scaling = _scaling(run, dataset, samples, device)
-        if start_inputs is not None:
-            scaling = _restore(start_inputs, scaling)
+        inputs = prepare_inputs(run, dataset, samples, device, start_inputs)
         unseen = dataset.without(*run.sources, *run.unused)
-        shape = tuple(samples.x.shape)
-        if isinstance(scaling, TableScaling):
-            shape = (scaling.width,)
-        if len(shape) == 3 and run.size:
-            shape = (shape[0], run.size, run.size)
-        share = _curve_share(shape, len(unseen))
+        share = _curve_share(inputs.shape, len(unseen))
         rows = {(name, "probe"): splits[name].probe for name in dataset.domains}
         rows |= {(name, "test"): test for name, test in _source_tests(run, domains).items()}
         for name in unseen:
@@ -107,31 +97,23 @@ class RunData:
                 # Other metrics of two splits do not add up to that of all samples.
                 main = torch.cat(splits[name])
             rows[name, "main"], rows[name, "sample"] = main, _spread(main, share)
-        if run.augment and not _square_images(samples):
-            raise SpecError(f"augment={run.augment}: {dataset.name} has no square images; use none")
-        prepare: Prepare = scaling
-        augment = None
-        if isinstance(scaling, Scaling):
-            if len(shape) == 3 and run.size:
-                prepare = Resize(run.size, scaling)
-            augment = Augmentation(run.augment, shape[-1], scaling) if run.augment else None
         _check_metric(run, domains, splits)
         evaluator = partial(
             _evaluator,
             domains=domains,
             rows=rows,
-            prepare=prepare,
+            prepare=inputs.prepare,
             device=device,
             trial=run.trial,
             groups=group_labels(run.group, domains, dataset.name) if run.group else {},
         )
         return cls(
-            samples=replace(samples, prepare=prepare, augment=augment),
+            samples=replace(samples, prepare=inputs.prepare, augment=inputs.augment),
             evaluations=_evaluations(
                 run, dataset.domains, evaluator, [key for key in rows if key[1] == "test"]
             ),
-            scaling=scaling,
-            shape=shape,
+            scaling=inputs.scaling,
+            shape=inputs.shape,
             dropped=sum(len(domain.broken) for domain in domains.values()),
         )
 
@@ -219,31 +201,6 @@ def _spread(rows: Tensor, count: int) -> Tensor:
     """At most `count` rows, evenly spaced: official lists are sorted by class."""
     count = min(count, len(rows))
     return rows[torch.arange(count) * len(rows) // count]
-
-
-def _square_images(samples: Samples) -> bool:
-    shape = samples.x.shape
-    return samples.x.is_pixels and len(shape) == 3 and shape[1] == shape[2]
-
-
-def _scaling(
-    run: Run, dataset: DomainSet, samples: Samples, device: torch.device
-) -> Scaling | TableScaling:
-    """The scaling that a pretrained network expects of images, or one fitted to the sources."""
-    if isinstance(dataset.modality, Table):
-        return TableScaling.fit(samples.x, dataset.modality.columns)
-    form = find_backbone(run.backbone).input_form()
-    if form is None or not samples.x.is_pixels:
-        return Scaling.fit(samples.x)
-    channels = samples.x.shape[0]
-    return Scaling.for_images(form.mean, form.std, channels=channels, device=device)
-
-
-def _restore(values: Mapping[str, Any], like: Scaling | TableScaling) -> Scaling | TableScaling:
-    """The scaling of a finished run, on the device of `like`."""
-    if isinstance(like, TableScaling):
-        return TableScaling.from_dict(values)
-    return Scaling.from_dict(values, like)
 
 
 def _evaluator(
