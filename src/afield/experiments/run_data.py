@@ -20,6 +20,7 @@ from afield.data.samples import Prepare, Samples, pool_domains
 from afield.data.scaling import Scaling
 from afield.data.sources.table_scaling import TableScaling
 from afield.errors import SpecError
+from afield.experiments.prepared_inputs import prepare_inputs
 from afield.experiments.record import Run
 from afield.experiments.selection import RULES
 from afield.seeds import derive_seed
