@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from afield.reporting.axes import Mark, category_axis, numeric_axis
+from afield.reporting.axes import FAMILIES, Mark, category_axis, numeric_axis
 
 
 def test_every_value_lies_on_its_axis_and_ticks_are_few_and_in_order():
@@ -83,10 +83,10 @@ def test_ends_and_ticks_are_round(values, options, ends, texts):
     assert found.ticks[-1].position == 100
 
 
-def test_marks_repeat_colors_and_shapes_at_different_rates():
-    marks = [Mark(str(number), number) for number in range(20)]
+def test_a_family_has_one_color_and_its_members_have_several_shapes():
+    marks = [Mark(str(number), number, family=FAMILIES[number // 4]) for number in range(20)]
     assert len({(mark.color, mark.shape) for mark in marks}) == 20
-    assert (marks[0].color, marks[0].shape) == (0, 0)
+    assert {mark.color for mark in marks if mark.family == "merges"} == {2}
 
 
 def test_categories_are_in_the_middle_of_their_part():

@@ -16,6 +16,7 @@ def drawn(*records, best="good"):
 
 
 ERM = benchmark_records(noisy(0.7, 3, 3, seed=1))
+ERM_STEADY = benchmark_records(noisy(0.7, 3, 3, seed=1, spread=0.005))
 GOOD = benchmark_records(noisy(0.8, 3, 3, seed=2), method="good")
 BAD = benchmark_records(noisy(0.6, 3, 3, seed=3), method="bad")
 
@@ -28,6 +29,21 @@ def test_differences_stand_on_an_axis_with_the_reference_at_zero():
     assert found.axis.to_percent(0.0) == found.zero
     assert good.value.startswith("+")
     assert " to +" in good.range
+
+
+def test_an_outlier_is_clipped_and_does_not_squeeze_the_rest():
+    awful = benchmark_records(noisy(0.1, 3, 3, seed=4, spread=0.01), method="awful")
+    close = benchmark_records(noisy(0.72, 3, 3, seed=5, spread=0.005), method="close")
+    found = drawn(ERM_STEADY, awful, close, best="close")
+    rows = {row.name: row for row in found.rows}
+    assert (rows["awful"].clipped, rows["awful"].at) == ("low", 0.0)
+    assert rows["awful"].value.startswith("−6")
+    assert rows["close"].clipped == ""
+    assert found.axis.low > -40
+
+
+def test_what_is_a_little_off_is_not_clipped():
+    assert {row.clipped for row in drawn(ERM, GOOD, BAD).rows} == {""}
 
 
 def test_several_references_are_told():

@@ -148,7 +148,9 @@ def header(driver, name):
 
 def test_it_opens_without_an_error_or_a_request(opened):
     assert "afield report" in opened.title
-    assert find(opened, ".headline")[0].text.startswith("\u2068good\u2069 leads")
+    assert find(opened, ".headline")[0].text == "\u2068good\u2069 is better than \u2068erm\u2069."
+    assert len(find(opened, ".tiles > div")) == 3
+    assert "afield fit things best --store runs --out model" in find(opened, ".next")[0].text
 
 
 def test_a_click_sorts_and_another_one_turns_the_order(opened):
@@ -164,6 +166,7 @@ def test_a_click_sorts_and_another_one_turns_the_order(opened):
 
 
 def test_where_the_least_is_best_the_first_click_starts_with_it(opened):
+    find(opened, ".calibration")[0].click()
     own = header(opened, "calibration error")
     own.find_element("css selector", "button").click()
     assert own.get_attribute("aria-sort") == "ascending"
@@ -195,13 +198,15 @@ def test_rules_are_switched_by_mouse_and_by_arrow_keys(opened):
     assert shown() == ["sources"]
 
 
-def test_a_method_is_hidden_everywhere_and_comes_back(opened):
+def test_a_filter_hides_methods_everywhere_and_they_come_back(opened):
     before = visible(opened, "use[data-m]")
-    label = next(each for each in find(opened, ".methods label") if each.text.strip() == "erm")
-    label.click()
+    box = find(opened, ".filter")[0]
+    box.send_keys("GOO, bad")
     assert methods_of(opened) == ["good", "bad"]
     assert visible(opened, "use[data-m]") < before
-    label.click()
+    opened.execute_script(
+        "arguments[0].value = ''; arguments[0].dispatchEvent(new Event('input'))", box
+    )
     assert methods_of(opened) == ["good", "erm", "bad"]
     assert visible(opened, "use[data-m]") == before
 
@@ -246,9 +251,71 @@ def test_all_text_can_be_read(opened, dark):
 
 def test_a_phone_shows_all_without_moving_sideways(opened):
     screen(opened, width=360)
+    opened.execute_script("dispatchEvent(new Event('resize'))")
     opened.execute_script("for (const e of document.querySelectorAll('details')) e.open = true")
     assert opened.execute_script("return document.documentElement.scrollWidth") == 360
     assert opened.execute_script("return document.querySelector('.scroll').clientWidth") <= 360
+
+
+def test_calibration_is_behind_a_switch(opened):
+    heads = ".rule:not([hidden]) .results thead .confidence"
+    assert visible(opened, heads) == 0
+    find(opened, ".calibration")[0].click()
+    assert visible(opened, heads) == 2
+
+
+def test_on_a_phone_mean_and_worst_are_visible_and_the_rest_is_a_tap_away(opened):
+    screen(opened, width=390)
+    rows = find(opened, ".rule:not([hidden]) .results tbody tr")
+    edges = opened.execute_script(
+        "return [...arguments[0].cells].filter(c => c.checkVisibility())"
+        ".map(c => c.getBoundingClientRect().right)",
+        rows[0],
+    )
+    assert len(edges) == 3
+    assert max(edges) <= 390
+    heads = [each.text for each in find(opened, ".results thead th") if each.is_displayed()]
+    assert [head.strip(" ↓") for head in heads] == ["method", "mean", "worst"]
+    button = rows[0].find_element("css selector", ".expand")
+    button.click()
+    detail = find(opened, ".results .detail")[0].text
+    assert "art" in detail
+    assert "calibration error" in detail
+    button.click()
+    assert not find(opened, ".results .detail")
+
+
+def test_nothing_is_wider_than_the_window(browser, tmp_path):
+    """Many long names and domains: only regions that scroll by themselves may be wider."""
+    domains = tuple(f"a_domain_with_a_long_name_{n}" for n in range(9))
+    every = [
+        each
+        for number, name in enumerate(("erm", "good", "long_" * 12, "score"))
+        for each in benchmark_records(
+            noisy(0.7 + 0.02 * number, 3, 9, seed=number),
+            domains=domains,
+            method=name,
+            **({"role": "merged", "experts": ("x",)} if name == "score" else {}),
+        )
+    ]
+    path = tmp_path / "report.html"
+    path.write_text(render_page(every), encoding="utf-8")
+    for width in (1280, 768, 390):
+        screen(browser, width=width)
+        browser.get(path.as_uri())
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+
+
+def test_mean_and_worst_stay_in_place_while_a_wide_table_scrolls(opened):
+    screen(opened, width=700)
+    where = (
+        "return [...document.querySelectorAll('.rule:not([hidden]) .results thead .key')]"
+        ".map(e => Math.round(e.getBoundingClientRect().left))"
+    )
+    opened.execute_script("dispatchEvent(new Event('resize'))")
+    before = opened.execute_script(where)
+    opened.execute_script("document.querySelector('.rule:not([hidden]) .scroll').scrollLeft = 80")
+    assert opened.execute_script(where) == before
 
 
 def test_paper_shows_all_rules_and_no_controls(opened):
@@ -306,5 +373,5 @@ def test_five_hundred_records_open_at_once(browser, tmp_path):
     assert took < 2000
     assert len(find(browser, ".curves .panel")) == 3
     start = time.monotonic()
-    find(browser, ".methods label")[0].click()
+    find(browser, ".filter")[0].send_keys("erm")
     assert time.monotonic() - start < 2

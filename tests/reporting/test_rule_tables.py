@@ -14,7 +14,8 @@ def built(*records, rule="sources"):
     every = [each for own in records for each in own]
     (results,) = group_records(every)
     marks = {name: Mark(name, number) for number, name in enumerate(results.methods)}
-    return build_rule_table(rule, tabulate(every), comparisons(results, rule), marks)
+    best = ["good", "fair"]
+    return build_rule_table(rule, tabulate(every), comparisons(results, rule), marks, best)
 
 
 ERM = benchmark_records(noisy(0.7, 3, 3, seed=1))
@@ -24,22 +25,32 @@ GOOD = benchmark_records(noisy(0.8, 3, 3, seed=2), method="good")
 def test_rows_stand_by_their_mean_and_the_best_are_marked():
     table = built(ERM, GOOD)
     assert table.rule == "sources"
-    assert list(table.columns) == [*DOMAINS, "mean", "worst", "in-domain"]
+    assert list(table.columns) == ["mean", "worst", *DOMAINS, "in-domain"]
     assert [row.method.name for row in table.rows] == ["good", "erm"]
-    mean = list(table.columns).index("mean")
-    assert [row.cells[mean].rank for row in table.rows] == [1, 2]
-    assert float(table.rows[0].cells[mean].value) == pytest.approx(0.8, abs=0.02)
-    assert table.rows[0].cells[mean].stderr
+    assert [[cell.best for cell in row.cells] for row in table.rows] == [
+        [True, *[False] * 5],
+        [False] * 6,
+    ]
+    assert float(table.rows[0].cells[0].value) == pytest.approx(0.8, abs=0.02)
+    assert table.rows[0].cells[0].stderr
 
 
-def test_trust_stands_with_the_summaries_and_the_least_calibration_error_is_best():
+def test_rows_stand_in_groups_in_the_order_of_the_families():
+    every = [*ERM, *GOOD]
+    marks = {"erm": Mark("erm", 1), "good": Mark("good", 0, family="merges")}
+    table = build_rule_table("sources", tabulate(every), [], marks)
+    groups = {name: [row.method.name for row in rows] for name, rows in table.groups.items()}
+    assert groups == {"training": ["erm"], "merges": ["good"]}
+    assert list(groups) == ["training", "merges"]
+
+
+def test_columns_about_confidence_are_the_last():
     table = built(trusted(ERM, 0.1), trusted(GOOD, 0.3))
     trust = ["calibration error", "accuracy at 90 %"]
     assert list(table.columns)[-2:] == trust
     assert all(table.columns[name] for name in trust)
     assert [name for name in trust if table.columns[name].lower_is_better] == ["calibration error"]
-    places = {row.method.name: [c.rank for c in row.cells[-2:]] for row in table.rows}
-    assert places == {"erm": [1, 1], "good": [2, 2]}
+    assert all(table.columns[name].confidence for name in trust)
 
 
 def test_one_trial_has_no_spread():

@@ -16,7 +16,8 @@ class Record:
 
     `dropped` counts unreadable files that were left out. `memory` is the peak memory in bytes: on a
     GPU that of the run's tensors, on a CPU that of the whole process, which may have done other
-    runs before; 0 means unknown.
+    runs before; 0 means unknown. `class_names` are those of confusion matrices, which
+    have up to 100 classes; older records lack them.
     """
 
     run: Run
@@ -26,6 +27,7 @@ class Record:
     device: str
     dropped: int = 0
     memory: int = 0
+    class_names: tuple[str, ...] = ()
 
     @property
     def domains(self) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from afield.files import file_digest
 from afield.hyperparameters import build, with_neutral
 from afield.networks.backbone import find_backbone, network
 from afield.training.average import Average
+from afield.training.counts import MAX_CONFUSION_CLASSES
 from afield.training.evaluation import Checkpoint
 from afield.training.method import Learner, Method, Task
 from afield.training.optimizers import optimizer_factory
@@ -88,6 +89,12 @@ class TrainingState:
     best: dict[str, Tensor] = field(default_factory=dict)
     best_parts: dict[str, Tensor] = field(default_factory=dict)
     seconds: float = 0.0
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes if there are few enough for confusion matrices."""
+        names = tuple(self.inputs["classes"])
+        return names if len(names) <= MAX_CONFUSION_CLASSES else ()
 
 
 def set_up(run: Run, machine: Machine) -> TrainingState:

@@ -100,6 +100,7 @@ def execute(
             device=work.machine.description,
             dropped=work.dropped,
             memory=peak(),
+            class_names=work.class_names,
         )
         store.put(record, work.best, parts=work.best_parts, inputs=work.inputs)
         return record

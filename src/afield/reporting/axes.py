@@ -7,11 +7,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Axis", "Mark", "Tick", "category_axis", "numeric_axis"]
+__all__ = ["FAMILIES", "Axis", "Mark", "Tick", "category_axis", "numeric_axis"]
 
 # Values that differ by a larger factor have a logarithmic axis.
 LOG_SCALE_RATIO = 30
-COLORS, SHAPES = 5, 4
+SHAPES = 4
+# The kinds of rows, in the order of the table; each has a color.
+FAMILIES = ("training", "averages", "merges", "adaptations", "references")
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Mark:
-    """The mark of a method: color and shape follow from its number and distinguish twenty methods.
+    """The mark of a method: its color is that of its family, its shape follows from its number.
 
     `bound` marks the upper bound, which no method is compared with.
     """
@@ -47,11 +49,12 @@ class Mark:
     name: str
     number: int
     bound: bool = False
+    family: str = FAMILIES[0]
 
     @property
     def color(self) -> int:
         """The number of the color."""
-        return self.number % COLORS
+        return FAMILIES.index(self.family)
 
     @property
     def shape(self) -> int:

@@ -1,4 +1,4 @@
-"""What hyperparameter draws show: whether validation is a guide, and which settings matter.
+"""What hyperparameter draws show: which settings matter.
 
 Every run is a point, taken at its checkpoint with the best validation accuracy: that accuracy, the
 accuracy on the unseen main split, and the settings of the run.
@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from scipy import stats
-
 from afield.experiments.record import Record
 from afield.experiments.selection import selection_value, validation_accuracy
 from afield.reporting.axes import Axis, category_axis, numeric_axis
@@ -21,14 +19,12 @@ from afield.reporting.results import UPPER_BOUND, Results
 __all__ = [
     "Panel",
     "Point",
+    "ValidatedRun",
     "best_checkpoint_accuracies",
     "setting_panels",
-    "validation_panels",
-    "validation_rank_correlation",
+    "validated_runs",
 ]
 
-# With more domains than this, one panel shows them all.
-MAX_PANELS = 12
 # Settings of training that draws choose, beside those of methods and weight averaging.
 TRAINING_SETTINGS = ("lr", "batch", "weight_decay")
 
@@ -58,7 +54,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class _Validated:
+class ValidatedRun:
     """A run's accuracies at its checkpoint with the best validation accuracy."""
 
     record: Record
@@ -66,6 +62,20 @@ class _Validated:
     target: str
     validation: float
     accuracy: float
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the run has the default hyperparameters."""
+        return self.record.run.draw == 0
+
+    @property
+    def tooltip(self) -> str:
+        """The run and its accuracies in words."""
+        run = self.record.run
+        return (
+            f"{self.method} on {self.target}, trial {run.trial}, draw {run.draw}: validation "
+            f"{100 * self.validation:.1f} %, unseen {100 * self.accuracy:.1f} %"
+        )
 
 
 def best_checkpoint_accuracies(record: Record) -> tuple[float, float] | None:
@@ -75,42 +85,10 @@ def best_checkpoint_accuracies(record: Record) -> tuple[float, float] | None:
     return None if accuracy is None else (validation_accuracy(best, record.run), accuracy)
 
 
-def validation_panels(results: Results) -> list[Panel]:
-    """Validation accuracy against unseen accuracy, one panel per unseen domain."""
-    runs = list(_validated_runs(results))
-    by_target: dict[str, list[_Validated]] = {}
-    for run in runs:
-        by_target.setdefault(run.target, []).append(run)
-    if len(by_target) > MAX_PANELS:
-        by_target = {"all unseen domains": runs}
-    x = numeric_axis([100 * run.validation for run in runs], ticks=4, log=False)
-    y = numeric_axis([100 * run.accuracy for run in runs], ticks=4, log=False)
-    return [
-        Panel(target, x, y, [_point(run, x, y) for run in of_target])
-        for target, of_target in by_target.items()
-    ]
-
-
-def validation_rank_correlation(results: Results) -> float | None:
-    """Spearman's correlation of validation and unseen accuracy, averaged over cases.
-
-    A case is the draws of one method, trial and target, at least three: all else is equal.
-    """
-    cases: dict[tuple[str, int, str], list[_Validated]] = {}
-    for run in _validated_runs(results):
-        cases.setdefault((run.method, run.record.run.trial, run.target), []).append(run)
-    correlations = []
-    for runs in cases.values():
-        validation, unseen = [run.validation for run in runs], [run.accuracy for run in runs]
-        if len(runs) > 2 and len(set(validation)) > 1 and len(set(unseen)) > 1:
-            correlations.append(float(stats.spearmanr(validation, unseen).statistic))
-    return fmean(correlations) if correlations else None
-
-
 def setting_panels(results: Results) -> dict[str, list[Panel]]:
     """For each method with several draws: every drawn setting against the unseen accuracy."""
-    by_method: dict[str, dict[DrawKey, list[_Validated]]] = {}
-    for validated in _validated_runs(results):
+    by_method: dict[str, dict[DrawKey, list[ValidatedRun]]] = {}
+    for validated in validated_runs(results):
         run = validated.record.run
         draws = by_method.setdefault(validated.method, {})
         draws.setdefault((run.trial, run.draw), []).append(validated)
@@ -122,25 +100,16 @@ def setting_panels(results: Results) -> dict[str, list[Panel]]:
     return {method: of_method for method, of_method in panels.items() if of_method}
 
 
-def _validated_runs(results: Results) -> Iterator[_Validated]:
+def validated_runs(results: Results) -> Iterator[ValidatedRun]:
+    """All runs that were evaluated on the test split where validation is best."""
     for case in selection_cases(results):
         for record in case.records:
             accuracies = best_checkpoint_accuracies(record)
             if accuracies is not None and not case.method.startswith(UPPER_BOUND):
-                yield _Validated(record, case.method, case.target, *accuracies)
+                yield ValidatedRun(record, case.method, case.target, *accuracies)
 
 
-def _point(validated: _Validated, x: Axis, y: Axis) -> Point:
-    run = validated.record.run
-    tooltip = (
-        f"{validated.method}, trial {run.trial}, draw {run.draw}: validation "
-        f"{100 * validated.validation:.1f} %, unseen {100 * validated.accuracy:.1f} %"
-    )
-    position = x.to_percent(100 * validated.validation), y.to_percent(100 * validated.accuracy)
-    return Point(*position, validated.method, tooltip, run.draw == 0)
-
-
-def _setting_panels(method: str, draws: Mapping[DrawKey, Sequence[_Validated]]) -> list[Panel]:
+def _setting_panels(method: str, draws: Mapping[DrawKey, Sequence[ValidatedRun]]) -> list[Panel]:
     """A panel for each setting with several values; a point is the mean over targets."""
     means = {key: fmean(run.accuracy for run in runs) for key, runs in draws.items()}
     settings = {key: _settings(runs[0].record) for key, runs in draws.items()}

@@ -7,6 +7,7 @@ shows means with their standard errors.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import pandas as pd
 
@@ -17,10 +18,18 @@ from afield.reporting.statistics.comparison import REFERENCE, Comparison
 
 __all__ = ["ForestPlot", "ForestRow", "build_forest_plot"]
 
+# The axis reaches this many typical half widths of intervals.
+REACH = 4
+# Outliers are clipped if the axis would otherwise be longer by this factor.
+MIN_CLIPPING_GAIN = 1.5
+
 
 @dataclass(frozen=True)
 class ForestRow:
-    """A method: the position of its dot, the ends of its bar (None: no bar), and both in words."""
+    """A method: the position of its dot, the ends of its bar (None: no bar), and both in words.
+
+    `clipped` is "low" or "high" if the dot lies beyond that end of the axis: an arrow marks it.
+    """
 
     name: str
     at: float
@@ -29,6 +38,7 @@ class ForestRow:
     value: str
     range: str
     tone: str
+    clipped: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,8 +78,7 @@ def build_forest_plot(
 
 def _differences(comparisons: Sequence[Comparison], best: str) -> ForestPlot:
     intervals = [each.interval() for each in comparisons]
-    ends = [each.difference for each in comparisons] + [end for ends in intervals for end in ends]
-    axis = numeric_axis([0.0, *(100 * end for end in ends)], log=False, sign=True)
+    axis = numeric_axis([100 * end for end in _window(comparisons)], log=False, sign=True)
     several = len({each.reference for each in comparisons}) > 1
     against = f"{REFERENCE} with the same settings" if several else REFERENCE
     rivals = comparisons[0].rivals
@@ -83,16 +92,45 @@ def _differences(comparisons: Sequence[Comparison], best: str) -> ForestPlot:
         rows=[
             ForestRow(
                 each.method,
-                axis.to_percent(100 * each.difference),
+                _clamp(axis.to_percent(100 * each.difference)),
                 *_ends(axis, low, high),
                 format_points(each.difference),
                 "" if math.isnan(low) else f"{format_points(low)} to {format_points(high)}",
                 "first" if each.method == best else "",
+                _clipped(axis, 100 * each.difference),
             )
             for each, (low, high) in zip(comparisons, intervals, strict=True)
         ],
         zero=axis.to_percent(0.0),
     )
+
+
+def _window(comparisons: Sequence[Comparison]) -> list[float]:
+    """The ends of the axis: outliers do not squeeze what is near 0.
+
+    The axis reaches four typical half widths of intervals, and covers the greatest difference with
+    its interval. Nothing is clipped if that would gain little.
+    """
+    intervals = [each.interval() for each in comparisons]
+    differences = [each.difference for each in comparisons]
+    ends = [0.0, *differences, *(end for pair in intervals for end in pair)]
+    finite = [end for end in ends if math.isfinite(end)]
+    widths = [(high - low) / 2 for low, high in intervals if math.isfinite(high - low)]
+    reach = REACH * median(widths or [abs(each) for each in differences])
+    top = max(range(len(differences)), key=lambda index: differences[index])
+    shown = [0.0, differences[top], *(end for end in intervals[top] if math.isfinite(end))]
+    low = min(max(min(finite), -reach), *shown)
+    high = max(min(max(finite), reach), *shown)
+    full = min(finite), max(finite)
+    return [*full] if full[1] - full[0] <= MIN_CLIPPING_GAIN * (high - low) else [low, high]
+
+
+def _clipped(axis: Axis, value: float) -> str:
+    return "low" if value < axis.low else "high" if value > axis.high else ""
+
+
+def _clamp(position: float) -> float:
+    return min(100.0, max(0.0, position))
 
 
 def _means(means: pd.DataFrame, best: str) -> ForestPlot:
@@ -124,4 +162,4 @@ def _means(means: pd.DataFrame, best: str) -> ForestPlot:
 def _ends(axis: Axis, low: float, high: float) -> tuple[float | None, float | None]:
     if math.isnan(low):
         return None, None
-    return axis.to_percent(100 * low), axis.to_percent(100 * high)
+    return _clamp(axis.to_percent(100 * low)), _clamp(axis.to_percent(100 * high))

@@ -27,6 +27,7 @@ from afield.reporting.reproduce import shell_quote
 from afield.reporting.results import group_records
 from afield.reporting.sections import Section, build_overviews, build_section
 from afield.reporting.statistics.comparison import REFERENCE
+from afield.reporting.table import format_number
 from afield.training.metrics import DEFAULT_METRIC, find_metric
 
 __all__ = ["REPORT_FILE", "render_page", "write_report"]
@@ -131,7 +132,7 @@ def render_page(
     """
     rerun_store = f"{store}-again" if Path(store).name else "again"
     sections = [
-        build_section(number, results, records, rerun_store)
+        build_section(number, results, records, store, rerun_store)
         for number, results in enumerate(group_records(records, metric))
     ]
     shown, omitted = _embed_findings(findings)
@@ -153,6 +154,7 @@ def render_page(
             findings=shown,
             omitted=omitted,
             run_counts=_count_runs(records, failures),
+            total_seconds=sum(record.seconds for record in records),
             environment=_environment_facts(records),
             warnings=_warnings(records, sections),
             runs=[_run_row(record) for record in records],
@@ -180,6 +182,7 @@ def _jinja_environment() -> Environment:
         "points": lambda share: "–" if _unknown(share) else format_points(share),
         "points_plain": lambda share: "–" if _unknown(share) else format_points(share, sign=False),
         "number": lambda value: "" if _unknown(value) else f"{value:.6g}",
+        "percent": format_number,
         "time": _format_time,
         "ratio": lambda ratio: "–" if _unknown(ratio) else f"{ratio:.2f}",
         "bytes": _format_bytes,

@@ -20,7 +20,14 @@ OPTION_SETTINGS = (
 )
 
 
-def row_command(records: Sequence[Record], *, store: str, merge: str = "average") -> str:
+def row_command(
+    records: Sequence[Record],
+    *,
+    store: str,
+    merge: str = "average",
+    trials: int = 0,
+    beside: Sequence[str] = (),
+) -> str:
     """The command that reproduces the records of one row in another store.
 
     Parameters
@@ -31,15 +38,20 @@ def row_command(records: Sequence[Record], *, store: str, merge: str = "average"
         The store for the new runs.
     merge
         The merge to ask for if the row is a baseline that comes with every merge.
+    trials
+        The number of trials; by default that of the records.
+    beside
+        Methods to run beside that of the row.
     """
     runs = [record.run for record in records]
     first = runs[0]
     words = ["afield", "bench", Path(first.dataset).name]
+    methods = [*beside, *([] if first.experts or first.method in beside else [first.method])]
+    if methods:
+        words += ["--methods", ",".join(methods)]
     if first.experts:
         words += ["--merges", merge if first.method in MERGE_BASELINES else first.method]
-    else:
-        words += ["--methods", first.method]
-    words += ["--trials", str(1 + max(run.trial for run in runs))]
+    words += ["--trials", str(trials or 1 + max(run.trial for run in runs))]
     if any(run.draw for run in runs):
         words += ["--draws", str(1 + max(run.draw for run in runs))]
     words += _held_out(records[0]) if is_held_out_share(records[0]) else _chosen_domains(records)

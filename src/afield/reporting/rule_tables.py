@@ -7,9 +7,15 @@ from dataclasses import dataclass
 import pandas as pd
 
 from afield.experiments.selection import RULES
-from afield.reporting.axes import Mark
+from afield.reporting.axes import FAMILIES, Mark
 from afield.reporting.statistics.comparison import Comparison
-from afield.reporting.table import Column, find_column, format_number, ranks, table_caption
+from afield.reporting.table import (
+    Column,
+    display_order,
+    find_column,
+    format_number,
+    table_caption,
+)
 
 __all__ = ["Cell", "ComparisonRow", "RuleTable", "TableRow", "build_rule_table"]
 
@@ -25,12 +31,12 @@ VERDICTS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """A number as it is sorted (`value`) and shown, its standard error, and its rank (0: none)."""
+    """A number as it is sorted (`value`) and shown, its standard error, and whether it is best."""
 
     value: str = ""
     number: str = format_number(math.nan)
     stderr: str = ""
-    rank: int = 0
+    best: bool = False
 
     @property
     def missing(self) -> bool:
@@ -75,6 +81,14 @@ class RuleTable:
     comparisons: Sequence[ComparisonRow]
 
     @property
+    def groups(self) -> dict[str, list[TableRow]]:
+        """The rows of every family that has any."""
+        by_family = {
+            name: [row for row in self.rows if row.method.family == name] for name in FAMILIES
+        }
+        return {name: rows for name, rows in by_family.items() if rows}
+
+    @property
     def incomplete(self) -> bool:
         """Whether a number is missing that every complete run has."""
         columns = enumerate(self.columns.values())
@@ -83,14 +97,31 @@ class RuleTable:
 
 
 def build_rule_table(
-    rule: str, frame: pd.DataFrame, comparisons: Sequence[Comparison], marks: Mapping[str, Mark]
+    rule: str,
+    frame: pd.DataFrame,
+    comparisons: Sequence[Comparison],
+    marks: Mapping[str, Mark],
+    possible_best: Sequence[str] = (),
 ) -> RuleTable:
-    """The table of a rule, the best mean first; `frame` is what `tabulate` made of all rules."""
+    """The table of a rule, the best mean first.
+
+    Parameters
+    ----------
+    rule
+        The selection rule.
+    frame
+        What `tabulate` made of all rules.
+    comparisons
+        The comparisons under this rule.
+    marks
+        The marks of all methods.
+    possible_best
+        The methods that may be the best one; their means are highlighted.
+    """
     table = frame[frame["rule"] == rule]
-    names = list(dict.fromkeys(table["domain"]))
-    ranked = ranks(table)
+    names = display_order(dict.fromkeys(table["domain"]))
     rows = [
-        TableRow(marks[str(method)], _cells(str(method), cells, names, ranked))
+        TableRow(marks[str(method)], _cells(cells, names, best=method in possible_best))
         for method, cells in table.groupby("method", sort=False)
     ]
     means = table[table["domain"] == "mean"].set_index("method")["accuracy"].fillna(-math.inf)
@@ -107,22 +138,15 @@ def build_rule_table(
     )
 
 
-def _cells(
-    method: str,
-    frame: pd.DataFrame,
-    names: Sequence[str],
-    ranked: Mapping[tuple[str, str], int],
-) -> list[Cell]:
+def _cells(frame: pd.DataFrame, names: Sequence[str], *, best: bool) -> list[Cell]:
     columns = zip(frame["domain"], frame["accuracy"], frame["stderr"], strict=True)
     numbers = {str(name): (float(accuracy), float(stderr)) for name, accuracy, stderr in columns}
     unknown = (math.nan, math.nan)
-    return [
-        _cell(*numbers.get(name, unknown), rank=ranked.get((method, name), 0)) for name in names
-    ]
+    return [_cell(*numbers.get(name, unknown), best=best and name == "mean") for name in names]
 
 
-def _cell(accuracy: float, stderr: float, *, rank: int) -> Cell:
+def _cell(accuracy: float, stderr: float, *, best: bool) -> Cell:
     if math.isnan(accuracy):
         return Cell()
     error = "" if math.isnan(stderr) else format_number(stderr)
-    return Cell(f"{accuracy:.6f}", format_number(accuracy), error, rank)
+    return Cell(f"{accuracy:.6f}", format_number(accuracy), error, best)

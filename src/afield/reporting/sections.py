@@ -5,7 +5,6 @@ chart's size.
 """
 
 import base64
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,14 +15,14 @@ import pandas as pd
 from afield.experiments.merged.runner import MERGE_BASELINES
 from afield.experiments.record import Record
 from afield.reporting.axes import Mark
+from afield.reporting.charts.confusions import ClassErrors, class_errors
+from afield.reporting.charts.data_facts import describe_data
+from afield.reporting.charts.gains import GainTable, gains_by_domain
+from afield.reporting.charts.validation import ValidationPlot, build_validation_plot
 from afield.reporting.costs import CostRow, cost_rows
 from afield.reporting.curves import curve_data
-from afield.reporting.draws import (
-    Panel,
-    setting_panels,
-    validation_panels,
-    validation_rank_correlation,
-)
+from afield.reporting.draws import Panel, setting_panels
+from afield.reporting.families import group_by_family, make_marks
 from afield.reporting.forest_plot import ForestPlot, build_forest_plot
 from afield.reporting.formats import as_csv, as_latex
 from afield.reporting.gaps import GapTable, build_gap_table
@@ -31,8 +30,9 @@ from afield.reporting.headline import Headline, build_headline
 from afield.reporting.reproduce import row_command
 from afield.reporting.results import UPPER_BOUND, Results, sees_target_samples
 from afield.reporting.rule_tables import RuleTable, build_rule_table
-from afield.reporting.statistics.claim import build_claims, leading_rule
+from afield.reporting.statistics.claim import Claim, build_claims, leading_rule, ranked_means
 from afield.reporting.statistics.comparison import REFERENCE, comparisons, references
+from afield.reporting.summary import Summary, build_summary
 from afield.reporting.table import ALL_DATASETS, tabulate
 from afield.training.metrics import DEFAULT_METRIC, find_metric
 
@@ -49,14 +49,16 @@ class Section:
     id: str
     results: Results
     headline: Headline
+    summary: Summary
     frame: pd.DataFrame
     marks: Mapping[str, Mark]
     rules: Sequence[RuleTable] = ()
     forest: ForestPlot | None = None
     curves: Mapping[str, Any] | None = None
     gaps: GapTable | None = None
-    panels: Sequence[Panel] = ()
-    agreement: str = ""
+    validation: ValidationPlot | None = None
+    gains: GainTable | None = None
+    classes: ClassErrors | None = None
     settings: Mapping[str, Sequence[Panel]] = field(default_factory=dict)
     costs: Sequence[CostRow] = ()
     reference_bar_end: float = 0.0
@@ -85,9 +87,25 @@ class Section:
         return list(self.marks.values())
 
     @property
+    def families(self) -> Mapping[str, Sequence[Mark]]:
+        """The marks of every family that has rows."""
+        return group_by_family(self.marks)
+
+    @property
     def bound(self) -> str:
         """The name of the upper bound, which has seen the target; empty if it was not run."""
         return UPPER_BOUND if any(mark.bound for mark in self.methods) else ""
+
+    @property
+    def confidence(self) -> bool:
+        """Whether a table has columns about confidence, which a switch shows."""
+        columns = [column for rule in self.rules for column in rule.columns.values()]
+        return any(column is not None and column.confidence for column in columns)
+
+    @property
+    def data(self) -> str:
+        """What the data and networks are, in a line."""
+        return describe_data(self.results)
 
     @property
     def memory(self) -> bool:
@@ -107,10 +125,8 @@ class Section:
     @property
     def titled(self) -> bool:
         """Whether there are few enough points for each to have a tooltip."""
-        panels = [
-            *self.panels,
-            *(panel for of_method in self.settings.values() for panel in of_method),
-        ]
+        panels = [panel for of_method in self.settings.values() for panel in of_method]
+        panels += [self.validation.panel] if self.validation else []
         return sum(len(panel.points) for panel in panels) <= MAX_TITLED_POINTS
 
     @property
@@ -157,7 +173,7 @@ class Section:
 
 
 def build_section(
-    number: int, results: Results, records: Sequence[Record], rerun_store: str
+    number: int, results: Results, records: Sequence[Record], store: str, rerun_store: str
 ) -> Section:
     """What the page shows of one dataset.
 
@@ -169,6 +185,8 @@ def build_section(
         The results of the dataset.
     records
         All records of the store, including bases and experts of merged models.
+    store
+        The store of the records, for commands.
     rerun_store
         The store that the commands for repeating runs write to.
     """
@@ -184,14 +202,15 @@ def build_section(
     has_points = find_metric(results.metric).is_share
     compared = {rule: comparisons(results, rule) if has_points else [] for rule in rules}
     of_leading = compared.get(leading, [])
-    marks = _marks(results, frame, leading)
-    headline = build_headline(results, frame, build_claims(results, frame).get(leading))
+    marks = make_marks(results, frame, leading)
+    claims = build_claims(results, frame)
+    headline = build_headline(results, frame, claims.get(leading))
     headline = _naming_metric(headline, results.metric)
     forest = build_forest_plot(frame, leading, of_leading, headline.best) if has_points else None
     against = references(results)
     # Curves and hyperparameter samples are shown by accuracy, which every checkpoint has.
     plain = replace(results, metric="", _picks={}) if results.metric else results
-    panels, drawn = validation_panels(plain), setting_panels(plain)
+    drawn = setting_panels(plain)
     costs, reference_bar_end = cost_rows(results, records, marks)
     return Section(
         id=f"d{number}",
@@ -199,12 +218,17 @@ def build_section(
         headline=headline,
         frame=frame,
         marks=marks,
-        rules=[build_rule_table(rule, frame, compared[rule], marks) for rule in rules],
+        summary=build_summary(results, frame, leading, claims.get(leading), store),
+        rules=[
+            build_rule_table(rule, frame, compared[rule], marks, _possible_best(claims.get(rule)))
+            for rule in rules
+        ],
         forest=_forest_of_metric(forest, results.metric),
         curves=curve_data(plain, rules, marks),
         gaps=build_gap_table(plain, rules, marks),
-        panels=panels if any(panel.points for panel in panels) else [],
-        agreement=_agreement(plain),
+        validation=build_validation_plot(plain),
+        gains=gains_by_domain(results, leading, marks) if leading and against else None,
+        classes=class_errors(results, leading, headline.best) if headline.best else None,
         settings={name: drawn[name] for name in marks if name in drawn},
         costs=costs,
         reference_bar_end=reference_bar_end,
@@ -239,27 +263,15 @@ def build_overviews(records: Sequence[Record], metric: str) -> list[RuleTable]:
     marks = {
         name: Mark(name, n, bound=name.startswith(UPPER_BOUND)) for n, name in enumerate(names)
     }
-    return [build_rule_table(rule, frame, [], marks) for rule in dict.fromkeys(frame["rule"])]
+    return [
+        build_rule_table(rule, frame, [], marks, list(ranked_means(frame, rule))[:1])
+        for rule in dict.fromkeys(frame["rule"])
+    ]
 
 
-def _marks(results: Results, frame: pd.DataFrame, rule: str) -> dict[str, Mark]:
-    """A mark per method, the best mean under the leading rule first; methods without one last."""
-    of_rule = frame[(frame["rule"] == rule) & (frame["domain"] == "mean")]
-    means = dict(zip(of_rule["method"], of_rule["accuracy"], strict=True))
-    ranked = {name: means.get(name, math.nan) for name in results.methods}
-    names = sorted(ranked, key=lambda name: (math.isnan(ranked[name]), -ranked[name], name))
-    return {name: Mark(name, n, bound=name.startswith(UPPER_BOUND)) for n, name in enumerate(names)}
-
-
-def _agreement(results: Results) -> str:
-    correlation = validation_rank_correlation(results)
-    if correlation is None:
-        return ""
-    number = f"{correlation:+.2f}".replace("-", "−")
-    return (
-        f"Among the draws of one method, trial and target, their mean rank correlation is {number} "
-        "(Spearman; 1 is a perfect guide, 0 none)."
-    )
+def _possible_best(claim: Claim | None) -> Sequence[str]:
+    """The methods whose means are highlighted: all that may be the best."""
+    return () if claim is None else claim.possible_best or (claim.leader,)
 
 
 def _commands(

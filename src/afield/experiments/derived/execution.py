@@ -75,6 +75,7 @@ def execute_derived(
             device=machine.description,
             dropped=work.dropped,
             memory=peak(),
+            class_names=work.class_names,
         )
         # An adapted run has the weights of its base; what it learns about a domain is not kept.
         weights = {} if run.adaptation else model.state_dict()

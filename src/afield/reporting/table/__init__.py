@@ -3,6 +3,7 @@
 from afield.reporting.table.columns import (
     COLUMNS,
     Column,
+    display_order,
     find_column,
     format_number,
     format_value,
@@ -10,5 +11,5 @@ from afield.reporting.table.columns import (
 from afield.reporting.table.datasets import ALL_DATASETS
 from afield.reporting.table.tabulation import ranks, shown_metric, table_caption, tabulate
 
-__all__ = ["ALL_DATASETS", "COLUMNS", "Column", "find_column", "format_number", "format_value"]
-__all__ += ["ranks", "shown_metric", "table_caption", "tabulate"]
+__all__ = ["ALL_DATASETS", "COLUMNS", "Column", "display_order", "find_column"]
+__all__ += ["format_number", "format_value", "ranks", "shown_metric", "table_caption", "tabulate"]

@@ -1,7 +1,7 @@
 """The columns of a results table that summarize domains, and how their numbers are written."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import pandas as pd
@@ -12,6 +12,7 @@ __all__ = [
     "COLUMNS",
     "MISSING",
     "Column",
+    "display_order",
     "find_column",
     "format_number",
     "format_value",
@@ -170,6 +171,22 @@ _BY_NAME = {column.name: column for column in COLUMNS}
 def find_column(name: str) -> Column | None:
     """The summary column of this name; None for the column of a domain."""
     return _BY_NAME.get(name)
+
+
+def display_order(names: Iterable[str]) -> list[str]:
+    """Names of columns in the order for readers: mean and worst, domains, the other summaries.
+
+    >>> display_order(["art", "photo", "mean", "worst", "in-domain"])
+    ['mean', 'worst', 'art', 'photo', 'in-domain']
+    """
+
+    def place(name: str) -> int:
+        column = find_column(name)
+        if column is None:
+            return 2
+        return 0 if column.name == "mean" else 1 if column.lowest else 3
+
+    return sorted(names, key=place)
 
 
 def lower_is_better(column: Column | None, metric: Metric) -> bool:

@@ -1,7 +1,24 @@
 "use strict";
 // Sorting, switching and curves. All text and tables are in the page without this script.
 
+document.documentElement.classList.add("js");
 for (const controls of document.querySelectorAll(".controls")) controls.hidden = false;
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function svgElement(name, attributes, ...children) {
+  const element = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  element.append(...children);
+  return element;
+}
+
+function htmlElement(name, attributes, ...children) {
+  const element = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  element.append(...children);
+  return element;
+}
 
 // ── Tables: a click on a column header sorts by it.
 const collator = new Intl.Collator("en", { numeric: true });
@@ -20,20 +37,24 @@ function compare(one, two) {
 
 function sort(table, column, header) {
   const before = header.getAttribute("aria-sort");
-  const numbers = typeof valueOf(table.tBodies[0].rows[0], column) === "number";
+  const numbers = typeof valueOf(table.querySelector("tbody tr:not(.group)"), column) === "number";
   // Numbers start with the best, which may be the lowest; words start with the first.
   const first = numbers && !("low" in header.dataset) ? "descending" : "ascending";
   const order = before ? (before === "descending" ? "ascending" : "descending") : first;
   for (const each of table.tHead.rows[0].cells) each.removeAttribute("aria-sort");
   header.setAttribute("aria-sort", order);
   const sign = order === "ascending" ? 1 : -1;
-  const rows = [...table.tBodies[0].rows].map((row) => [valueOf(row, column), row]);
-  rows.sort(([one], [two]) => {
-    // Missing values come last in either order.
-    if (one === "" || two === "") return (one === "") - (two === "");
-    return sign * compare(one, two);
-  });
-  table.tBodies[0].append(...rows.map(([, row]) => row));
+  for (const body of table.tBodies) {
+    body.querySelectorAll(".detail").forEach((row) => close(row.previousElementSibling));
+    // The name of a group stays on top of it.
+    const rows = [...body.rows].filter((row) => !row.matches(".group")).map((row) => [valueOf(row, column), row]);
+    rows.sort(([one], [two]) => {
+      // Missing values come last in either order.
+      if (one === "" || two === "") return (one === "") - (two === "");
+      return sign * compare(one, two);
+    });
+    body.append(...rows.map(([, row]) => row));
+  }
 }
 
 for (const table of document.querySelectorAll("table.sortable")) {
@@ -47,52 +68,94 @@ for (const table of document.querySelectorAll("table.sortable")) {
   });
 }
 
-// ── Rules and methods.
+// ── Tables of results: mean and worst stay in place; on a phone, a tap shows the other columns.
+function close(row) {
+  if (row.nextElementSibling?.matches(".detail")) row.nextElementSibling.remove();
+  row.querySelector(".expand")?.setAttribute("aria-expanded", "false");
+}
+
+function expand(table, row) {
+  const heads = [...table.tHead.rows[0].cells];
+  const list = htmlElement("dl", {});
+  [...row.cells].forEach((cell, column) => {
+    if (!cell.matches(".more")) return;
+    list.append(htmlElement("dt", {}, heads[column].textContent), htmlElement("dd", {}, cell.textContent));
+  });
+  row.after(htmlElement("tr", { class: "detail" }, htmlElement("td", { colspan: 3 }, list)));
+  row.querySelector(".expand").setAttribute("aria-expanded", "true");
+}
+
+for (const table of document.querySelectorAll("table.results")) {
+  for (const row of table.querySelectorAll("tbody tr:not(.group)")) {
+    const button = htmlElement("button", { type: "button", class: "expand", "aria-expanded": "false", "aria-label": "All columns" }, "⋯");
+    row.cells[0].append(" ", button);
+    button.addEventListener("click", () => {
+      if (button.getAttribute("aria-expanded") === "true") close(row);
+      else expand(table, row);
+    });
+  }
+}
+
+const wide = matchMedia("(min-width: 40.01rem)");
+function pin(table) {
+  const heads = [...table.tHead.rows[0].cells];
+  const last = heads.findLastIndex((head) => head.matches(".key"));
+  let left = 0;
+  heads.slice(0, last + 1).forEach((head, column) => {
+    for (const row of table.rows) {
+      const cell = row.cells[column];
+      if (!column || !cell || row.matches(".group, .detail")) continue;
+      cell.classList.toggle("pinned", wide.matches);
+      cell.style.left = wide.matches ? `${left}px` : "";
+    }
+    left += head.getBoundingClientRect().width;
+  });
+}
+const pinAll = () => document.querySelectorAll("table.results").forEach((table) => table.checkVisibility() && pin(table));
+addEventListener("resize", pinAll);
+
+// ── Rules, filter and calibration.
 for (const section of document.querySelectorAll(".dataset")) {
   const rules = [...section.querySelectorAll(".rule")];
   const radios = [...section.querySelectorAll(".switch input")];
   const show = () => {
     const chosen = radios.find((radio) => radio.checked)?.value ?? rules[0]?.dataset.rule;
     for (const rule of rules) rule.hidden = rule.dataset.rule !== chosen;
+    pinAll();
   };
   for (const radio of radios) radio.addEventListener("change", show);
   show();
 
-  const boxes = [...section.querySelectorAll(".methods input")];
-  const toggle = (box) => {
-    const own = `[data-m="${box.value}"]`;
-    const shown = [...section.querySelectorAll(own), ...document.querySelectorAll(`[data-of="${section.id}"]${own}`)];
-    for (const each of shown) {
-      // SVG elements have no attribute `hidden`.
-      if (each instanceof SVGElement) each.style.display = box.checked ? "" : "none";
-      else each.hidden = !box.checked;
+  const names = new Map();
+  for (const row of section.querySelectorAll("table.results tr[data-m]")) names.set(row.dataset.m, row.cells[0].querySelector("bdi").textContent.toLowerCase());
+  const filter = section.querySelector(".filter");
+  const apply = () => {
+    const words = filter.value.toLowerCase().split(",").map((word) => word.trim()).filter(Boolean);
+    for (const [number, name] of names) {
+      const own = `[data-m="${number}"]`;
+      const hidden = words.length > 0 && !words.some((word) => name.includes(word));
+      for (const each of [...section.querySelectorAll(own), ...document.querySelectorAll(`[data-of="${section.id}"]${own}`)]) {
+        // SVG elements have no attribute `hidden`.
+        if (each instanceof SVGElement) each.style.display = hidden ? "none" : "";
+        else each.hidden = hidden;
+      }
     }
+    for (const body of section.querySelectorAll("table.results tbody")) {
+      body.hidden = [...body.rows].every((row) => row.hidden || row.matches(".group"));
+    }
+    pinAll();
   };
-  for (const box of boxes) box.addEventListener("change", () => toggle(box));
-  const all = (checked) => () => boxes.forEach((box) => { box.checked = checked; toggle(box); });
-  section.querySelector(".every")?.addEventListener("click", all(true));
-  section.querySelector(".none")?.addEventListener("click", all(false));
-  // A reloaded page may remember which boxes were checked.
-  boxes.filter((box) => !box.checked).forEach(toggle);
+  filter?.addEventListener("input", apply);
+  // A reloaded page may remember what was typed.
+  if (filter?.value) apply();
+
+  const box = section.querySelector(".calibration");
+  const calibrate = () => { section.classList.toggle("calibrated", box.checked); pinAll(); };
+  box?.addEventListener("change", calibrate);
+  if (box?.checked) calibrate();
 }
 
 // ── Curves: drawn for one method, trial and draw at a time.
-const SVG = "http://www.w3.org/2000/svg";
-
-function svgElement(name, attributes, ...children) {
-  const element = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  element.append(...children);
-  return element;
-}
-
-function htmlElement(name, attributes, ...children) {
-  const element = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  element.append(...children);
-  return element;
-}
-
 const percent = (value) => `${value.toFixed(2)}%`;
 const accuracy = (thousandths) => `${(thousandths / 10).toFixed(1)} %`;
 
@@ -141,7 +204,6 @@ class Curves {
       inner.append(svgElement("path", { class: `curve k${kind}`, d: `M${points.join("L")}` }));
     }
     svg.append(inner);
-    this.ends(svg, shown);
     const notes = this.picks(svg, run);
     svg.append(svgElement("desc", {}, notes.map((line) => line.textContent).join(". ")));
     const list = htmlElement("ul", { class: "picks" }, ...notes, htmlElement("li", {}, htmlElement("code", {}, run.k)));
@@ -177,17 +239,6 @@ class Curves {
     for (const [step, anchor] of [[0, "start"], [last / 2, "middle"], [last, "end"]]) {
       const attributes = { class: "tick", x: percent(this.x(run, step)), y: "100%", dy: "1.5em", "text-anchor": anchor };
       if (Number.isInteger(step)) svg.append(svgElement("text", attributes, anchor === "end" ? `${step} steps` : String(step)));
-    }
-  }
-
-  ends(svg, lines) {
-    const placed = lines.map(([label, values, kind]) => ({ label, kind, at: this.y(values.at(-1)) })).sort((a, b) => a.at - b.at);
-    placed.forEach((own, n) => {
-      // Two labels at the same height would overlap.
-      if (n && own.at - placed[n - 1].at < 9) own.at = placed[n - 1].at + 9;
-    });
-    for (const { label, kind, at } of placed) {
-      svg.append(svgElement("text", { class: `end k${kind}`, x: "100%", dx: 6, y: percent(at), dy: ".35em" }, label));
     }
   }
 

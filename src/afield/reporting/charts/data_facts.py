@@ -1,0 +1,61 @@
+"""What the data and the network are, from records alone."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from afield.experiments.record import Record
+from afield.reporting.headline import bidi_isolate, escape_invisible
+from afield.reporting.results import Results
+
+__all__ = ["describe_data"]
+
+# With more domains than this, only the range of their sizes is stated.
+MAX_NAMED = 12
+
+
+def describe_data(results: Results) -> str:
+    """Domains with their samples, classes, backbones and their weights, in a line."""
+    records = [record for of_method in results.methods.values() for record in of_method]
+    parts = [_describe_domains(records), *_describe_classes(records)]
+    networks = {_describe_network(record): None for record in records if not record.run.experts}
+    return "; ".join([*parts, *networks]) + "."
+
+
+def _describe_domains(records: Sequence[Record]) -> str:
+    sizes = _samples(records)
+    names = records[0].domains
+    counted = f"{len(names)} domain{'s' * (len(names) != 1)}"
+    if not sizes:
+        return counted
+    if len(sizes) > MAX_NAMED:
+        return f"{counted} of {min(sizes.values())} to {max(sizes.values())} samples"
+    return f"{counted}: " + ", ".join(
+        f"{bidi_isolate(name)} {sizes[name]}" for name in names if name in sizes
+    )
+
+
+def _samples(records: Sequence[Record]) -> dict[str, int]:
+    """The samples of each tested domain, from the sizes of its splits in the last evaluation."""
+    sizes: dict[str, int] = {}
+    for record in records:
+        for name in record.tests:
+            scores = record.checkpoints[-1].scores.get(name)
+            if scores is not None and scores.main is not None and name not in sizes:
+                rest = scores.probe.size if scores.probe and not record.run.report else 0
+                sizes[name] = scores.main.size + rest
+    return sizes
+
+
+def _describe_classes(records: Sequence[Record]) -> list[str]:
+    for record in records:
+        if record.class_names:
+            return [f"{len(record.class_names)} classes"]
+    return []
+
+
+def _describe_network(record: Record) -> str:
+    run = record.run
+    if not run.weights:
+        return f"{run.backbone} from random weights"
+    digest = f" [{run.start[:6]}]" * bool(run.start)
+    return f"{run.backbone} from {escape_invisible(Path(run.weights).name)}{digest}"
