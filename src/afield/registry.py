@@ -17,11 +17,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from afield import own_code
 from afield.errors import SpecError, UnknownNameError
 
 __all__ = [
     "CODE_FORM",
     "KINDS",
+    "builtin_names",
     "code_differs",
     "digest",
     "docstring",
@@ -61,6 +63,11 @@ def names(kind: str) -> list[str]:
     >>> "erm" in names("methods")
     True
     """
+    return sorted({*builtin_names(kind), *own_code.names(kind)})
+
+
+def builtin_names(kind: str) -> list[str]:
+    """Names of a kind without the user's own code."""
     return sorted({*_file_names(kind), *_entry_points(kind)})
 
 
@@ -75,6 +82,13 @@ def find(kind: str, name: str) -> Any:
     points = _entry_points(kind)
     if name in points:
         return points[name].load()
+    if name in own_code.names(kind):
+        return own_code.find(kind, name)
+    if own_code.is_code(kind, name):
+        raise SpecError(
+            f"{name}: code runs only if you name it on the command line or pass it in Python; use "
+            f"`afield --code {name} …` and write {Path(name).stem.rpartition(':')[2]!r} here"
+        )
     raise UnknownNameError(f"no {kind[:-1]} {name!r}; {hint(name, names(kind))}")
 
 
@@ -98,6 +112,8 @@ def digest(kind: str, name: str) -> str:
     Imports, docstrings, comments and formatting do not count: moving or documenting a file does
     not make existing records look outdated.
     """
+    if name in own_code.names(kind):
+        return f"own:{own_code.digests((kind, name))[f'{kind}/{name}']}"
     bases = [base.__module__ for base in getattr(find(kind, name), "__mro__", ())[1:]]
     modules = [base for base in bases if base.startswith("afield.") and base not in BASE_MODULES]
     sources = [_source(kind, name), *(inspect.getsource(import_module(m)) for m in modules)]
@@ -135,6 +151,8 @@ def _is_import_or_text(node: ast.AST) -> bool:
 
 
 def _source(kind: str, name: str) -> str:
+    if name in own_code.names(kind):
+        return next(code.source for code in own_code.registered() if code.name == name)
     spec = find_spec(_module_name(kind, name))
     if spec is None or spec.origin is None:
         return ""

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from afield import own_code
 from afield.cli import console
 from afield.cli.bench import bench, status, sweep
 from afield.cli.data import data
@@ -21,6 +22,7 @@ from afield.cli.diagnose import diagnose
 from afield.cli.explain import explain, list_
 from afield.cli.merge import MergeCommand, merge
 from afield.cli.model import export, fit
+from afield.cli.new import new
 from afield.cli.predict import predict
 from afield.cli.report import export_domainbed, power, report, table
 from afield.cli.train import embed, train
@@ -52,6 +54,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Make and use a model": (fit, predict, export, merge),
     "Data": (embed,),
     "Look up": (list_, explain),
+    "Extend": (new,),
 }
 for heading, commands in COMMANDS.items():
     for command in commands:
@@ -66,6 +69,14 @@ app.add_typer(data, name="data", rich_help_panel="Data")
 @app.callback()
 def afield(
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+    code: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Your own code that a TOML file, record or model needs: my_idea.py or "
+            "package.module:Name. Repeat the option for several.",
+        ),
+    ] = None,
 ) -> None:
     """Domain generalization: trained at home, tested afield.
 
@@ -76,6 +87,8 @@ def afield(
 
         console.out.print(f"afield {installed('afield')}")
         raise typer.Exit
+    for origin in code or ():
+        own_code.load("", origin)
 
 
 def main() -> None:

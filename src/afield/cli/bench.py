@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from afield import own_code
 from afield.cli import console, live_view
 from afield.cli.options import (
     OUTPUT,
@@ -138,6 +139,7 @@ def bench(
     again to continue.
     """
     check_format(format_)
+    options = own_code.accept(options)
     given = {name: options.pop(name) for name in SETTING_OPTIONS}
     given["skip_broken"] = given["skip_broken"] or None
     benchmark = make_benchmark(settings=collect_settings(given.pop("set_"), **given), **options)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from afield import own_code
 from afield.cli import console
 from afield.cli.options import (
     OUTPUT,
@@ -124,6 +125,9 @@ def fit(
         raise SpecError(
             "no method given; see `afield list methods`, or give 'best' after `afield bench`"
         )
+    dataset, chosen, average, backbone = own_code.accept(
+        {"dataset": dataset, "method": chosen, "average": average, "backbone": backbone}
+    ).values()
     settings = collect_settings(
         set_, steps=steps, backbone=backbone, weights=weights, skip_broken=skip_broken or None
     )

@@ -8,6 +8,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from afield import own_code
 from afield.cli import console
 from afield.cli.options import (
     TRAINING,
@@ -91,6 +92,9 @@ def train(
     from afield.experiments.planning import check_run, plan_run
     from afield.experiments.store import open_store
 
+    dataset, method, average, backbone = own_code.accept(
+        {"dataset": dataset, "method": method, "average": average, "backbone": backbone}
+    ).values()
     settings = collect_settings(
         set_,
         steps=steps,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from afield import registry
+from afield import own_code, registry
 from afield.compute import preserve_torch_state
 from afield.deployment.model_folder import DESCRIPTION_FILE, Description
 from afield.errors import DataError
@@ -19,6 +19,7 @@ __all__ = ["build_network", "load_weights"]
 
 def build_network(about: Description) -> nn.Module:
     """Build the described network with random weights; nothing is downloaded."""
+    own_code.check(_needed_code(about), about.name)
     spec, shape = about.architecture, tuple(about.inputs.shape)
     # The caller's random state is restored.
     with preserve_torch_state(cuda=False):
@@ -36,6 +37,13 @@ def build_network(about: Description) -> nn.Module:
             )
             net = method.setup(net, task).model
     return net.eval()
+
+
+def _needed_code(about: Description) -> dict[str, str]:
+    """Digests of the user's own code without which the network cannot be built."""
+    kinds = ("backbones", "methods") if about.architecture.wrapper else ("backbones",)
+    code = about.run.code if about.run else {}
+    return {name: digest for name, digest in code.items() if name.partition("/")[0] in kinds}
 
 
 def load_weights(module: nn.Module, weights: dict[str, Tensor], path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from afield import registry
+from afield import own_code, registry
 from afield.compute import preserve_torch_state
 from afield.data.class_lists import missing_class_warnings, source_classes
 from afield.data.domains import DomainSet
@@ -89,6 +89,7 @@ def plan_run(
 
 def check_run(run: Run) -> None:
     """Check a run that was read from a record as strictly as one that is planned."""
+    own_code.check(run.code, run.key)
     dataset = find_dataset(run.dataset)
     dataset.check_available()
     unknown = [name for name in (*run.sources, *run.tested) if name not in dataset.domains]

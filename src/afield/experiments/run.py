@@ -62,6 +62,8 @@ class Run:
     start, data, prompts
         Digests of a file of initial weights, of your own data, and of CLIP's prompts unless they
         are class names in the default templates.
+    code
+        Digests of the user's own code that the run uses, by kind and name; empty if it uses none.
     rules, given
         The selection rules that will read the record, and the settings that were chosen by hand,
         which label the row in a table. Neither changes the key.
@@ -120,6 +122,7 @@ class Run:
     group: str = ""
     class_names: str = ""
     templates: str = ""
+    code: Mapping[str, str] = field(default_factory=dict)
     rules: tuple[str, ...] = DEFAULT_RULES
     given: Mapping[str, Any] = field(default_factory=dict)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from afield import registry
+from afield import own_code, registry
 from afield.data.class_lists import relabel
 from afield.data.domains import Domain, DomainSet, ReadOptions, data_root
 from afield.data.lookup import find_dataset
@@ -99,6 +99,7 @@ class TrainingState:
 
 def set_up(run: Run, machine: Machine) -> TrainingState:
     """Read the data of a run and build everything that its training needs."""
+    own_code.check(run.code, run.key)
     dataset = find_dataset(run.dataset, machine.root)
     if dataset.fingerprint != run.data:
         raise DataError(

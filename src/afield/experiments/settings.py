@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from afield import registry
+from afield import own_code, registry
 from afield.data.domains import DomainSet, Training
 from afield.data.groups import canonical_group
 from afield.data.modality import ARRAY
@@ -25,18 +25,8 @@ from afield.training.optimizers import canonical_optimizer
 from afield.training.schedules import canonical_schedule
 from afield.weights import weights_digest
 
-__all__ = [
-    "CHECKPOINTS_PER_RUN",
-    "Settings",
-    "check_counts",
-    "check_settings",
-    "reports_whole",
-    "resolve_epochs",
-    "resolve_run",
-    "resolve_settings",
-    "settings_of",
-]
-
+__all__ = ["CHECKPOINTS_PER_RUN", "Settings", "check_counts", "check_settings", "reports_whole"]
+__all__ += ["resolve_epochs", "resolve_run", "resolve_settings", "settings_of"]
 
 # By default, there is a checkpoint every 2 % of the steps.
 CHECKPOINTS_PER_RUN = 50
@@ -140,6 +130,7 @@ def resolve_run(
         average=average,
         average_params=without_neutral(owners[average], drawn[average]),
         tested=tested,
+        code=_code(method, average, training["backbone"], dataset.name),
         classes=() if find_backbone(training["backbone"]).zero_shot else classes,
         # Whole domains leave no samples for a rule that reads the target.
         rules=tuple(r for r in rules if not (training["report"] and RULES[r].is_oracle)),
@@ -152,6 +143,13 @@ def resolve_run(
         **training,
     )
     return resolve_epochs(run, dataset)
+
+
+def _code(method: str, average: str, backbone: str, dataset: str) -> dict[str, str]:
+    """Digests of those parts of a run that are the user's own code."""
+    kinds = ("methods", "averages", "backbones", "datasets")
+    names = (method, average, backbone.partition(":")[0], dataset)
+    return own_code.digests(*zip(kinds, names, strict=True))
 
 
 def resolve_epochs(run: Run, dataset: DomainSet) -> Run:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from afield import registry
+from afield import own_code, registry
 from afield.errors import AfieldError
 from afield.experiments.derived.execution import execute_derived
 from afield.experiments.pools import Local, Pool
@@ -17,6 +17,7 @@ from afield.experiments.record import Failure, Record, Run
 from afield.experiments.run_setup import versions
 from afield.experiments.runner import execute
 from afield.experiments.store import BusyError, Store
+from afield.own_code import Code
 
 __all__ = [
     "complete",
@@ -41,7 +42,7 @@ def complete(
     yield from _warn_of_changes(record for record in stored if record is not None)
     missing = [run for run, record in zip(runs, stored, strict=True) if record is None]
     missing.sort(key=lambda run: (run.trial, run.draw))
-    attempt = partial(_attempt, store=store, options=options)
+    attempt = partial(_attempt, store=store, options=options, codes=own_code.registered())
     lost = partial(_lost, store=store)
     for stage in sorted({run.order for run in missing}):
         elsewhere = []
@@ -76,10 +77,11 @@ def sort_outcomes(
 
 
 def _attempt(
-    run: Run, *, store: Store, options: dict[str, Any], wait: bool
+    run: Run, *, store: Store, options: dict[str, Any], codes: Sequence[Code], wait: bool
 ) -> Record | Failure | Run:
     """The record, the failure, or the run itself if another process is doing it."""
     try:
+        own_code.restore(codes)
         return (execute_derived if run.is_derived else execute)(run, store, wait=wait, **options)
     except BusyError:
         return run

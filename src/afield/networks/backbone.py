@@ -21,6 +21,7 @@ the field. The head is new, except for CLIP with class names: there the names de
 the head is frozen.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,10 +31,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from afield import registry
+from afield import own_code, registry
 from afield.errors import AfieldError, DataError, SpecError, UnknownNameError
 
-__all__ = ["HUB", "Backbone", "Classifier", "Form", "Shape", "find_backbone", "network"]
+__all__ = ["HUB", "Backbone", "Classifier", "Form", "Shape", "WholeNetwork"]
+__all__ += ["find_backbone", "network"]
 
 Shape = tuple[int, ...]
 # The value of `weights` that stands for the family's own download.
@@ -164,6 +166,14 @@ class Backbone:
         return _unknown(self.name, choices)
 
 
+class WholeNetwork(Backbone, ABC):
+    """A network that comes with its own head, so it needs the number of classes."""
+
+    @abstractmethod
+    def classifier(self, shape: Shape, classes: int, *, freeze_bn: bool) -> Classifier:
+        """Build the network for inputs of this shape."""
+
+
 def find_backbone(name: str) -> Backbone:
     """Return the backbone of a name; the name's family must exist, its model need not.
 
@@ -176,7 +186,7 @@ def find_backbone(name: str) -> Backbone:
     except UnknownNameError:
         kind = None
     # A family of one network, such as linear, has no colon in its name.
-    if kind is None or not (colon or name in kind.patterns):
+    if kind is None or not (colon or name in kind.patterns or name in own_code.names("backbones")):
         families = [registry.find("backbones", other) for other in registry.names("backbones")]
         raise _unknown(name, [pattern for other in families for pattern in other.patterns])
     return kind(name)
@@ -208,6 +218,9 @@ def network(
     """
     backbone = find_backbone(name)
     backbone.check()
+    if isinstance(backbone, WholeNetwork):
+        with _explain_errors(name, shape, weights):
+            return backbone.classifier(shape, classes, freeze_bn=freeze_bn)
     with _explain_errors(name, shape, weights):
         features, head = backbone.build(shape, weights=weights, class_names=class_names)
     net = Classifier(features, _feature_count(name, features, shape), classes, freeze_bn=freeze_bn)

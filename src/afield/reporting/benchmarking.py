@@ -1,15 +1,15 @@
 """`afield.bench`: a benchmark from the question to the report, in Python."""
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from afield.experiments.benchmark import make_benchmark
 from afield.experiments.benchmarking import run_benchmark
+from afield.experiments.own import accept_objects
 from afield.experiments.pools import Pool
 from afield.experiments.record import Failure, Record
-from afield.experiments.store import Store
+from afield.experiments.store import Store, open_store
 from afield.reporting.page import write_report
 
 __all__ = ["bench"]
@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 
 
 def bench(
-    dataset: str | Path | Sequence[str | Path] = "rotated_digits",
-    methods: str | Sequence[str] = (),
+    dataset: Any = "rotated_digits",
+    methods: Any = (),
     *,
     store: str | Path | Store = "runs",
     pool: Pool | None = None,
@@ -36,7 +36,10 @@ def bench(
     Parameters
     ----------
     dataset, methods
-        Names or paths of datasets; names of methods, by default a short list.
+        Names or paths of datasets; names of methods, by default a short list. A dataset may also
+        be a `DomainSet`, a mapping of domains to torch Datasets, a tuple (X, y, domain), a pandas
+        frame or a Hugging Face Dataset; it is written once into the folder ``data`` of the store.
+        A method may also be a file, a `Method` class or an object with its settings.
     store
         The folder of the records, or an address such as ``s3://bucket/runs``.
     pool
@@ -47,7 +50,8 @@ def bench(
         Whether to write curves for TensorBoard into the store.
     options
         Options of ``afield bench`` and settings of the runs, as in `make_benchmark`: trials, draws,
-        rules, hold_out, merges, average, workers, threads, steps and so on.
+        rules, hold_out, merges, average, workers, threads, steps and so on. `backbone` may also be
+        an ``nn.Module`` or a function of (shape, classes) that returns one.
 
     Examples
     --------
@@ -59,7 +63,9 @@ def bench(
     """
     if pool is None and options.get("on", "local") == "local":
         options.setdefault("workers", 1)
-    benchmark = make_benchmark(dataset, methods, **options)
+    store = open_store(store)
+    words = {"dataset": dataset, "methods": methods, **options}
+    benchmark = make_benchmark(**accept_objects(words, store.root / "data"))
     outcomes = run_benchmark(
         benchmark,
         report=write_report,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from afield import registry
+from afield import own_code, registry
 from afield.compute import preserve_torch_state
 from afield.data.domains import DomainSet, data_root
 from afield.errors import SpecError
@@ -65,6 +65,7 @@ def _adapted(run: Run, name: str, settings: Settings) -> Run:
         adaptation=name,
         adaptation_params=without_neutral(kind, params),
         given={**run.given, **given},
+        code={**run.code, **own_code.digests(("adaptations", name))},
     )
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from afield import registry
+from afield import own_code, registry
 from afield.data.class_lists import ClassesByDomain, source_classes
 from afield.data.domains import DomainSet
 from afield.errors import IncompatibleMethodError, SpecError
@@ -231,7 +231,12 @@ def _merged(plan: _Plan, template: Run, name: str, draw: int) -> Run:
     }
     params = {**without_neutral(merge, params), "scale": scale}
     return replace(
-        template, method=name, params=params, draw=draw, given={**template.given, **given}
+        template,
+        method=name,
+        params=params,
+        draw=draw,
+        given={**template.given, **given},
+        code={**template.code, **own_code.digests(("merges", name))},
     )
 
 

@@ -1,0 +1,26 @@
+"""`afield new method`: a file and a test that work as they are."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.slow
+def test_the_new_method_passes_its_new_test(afield, tmp_path):
+    code, out, _ = afield("new", "method", "my_idea")
+    assert code == 0
+    assert "my_idea.py" in out
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_idea.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "2 passed" in done.stdout
+
+
+def test_what_cannot_be_started_is_refused(afield):
+    for words in (("dataset", "mine"), ("method", "erm"), ("method", "my idea")):
+        code, _, err = afield("new", *words)
+        assert code == 2
+        assert err.startswith("error: ")
+    assert afield("new", "method", "twice")[0] == 0
+    assert "exists already" in afield("new", "method", "twice")[2]
