@@ -33,6 +33,8 @@ def cache_of_these_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     """Nothing is kept in, or taken from, the cache of whoever runs the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AFIELD_CACHE", str(tmp_path_factory.mktemp("cache")))
+        # Folders of images train a small network, whatever weights this machine has.
+        patch.setenv("AFIELD_WEIGHTS", "none")
         yield
 
 

@@ -1,5 +1,6 @@
 """Features against those of the same network, computed picture by picture from the files."""
 
+import io
 import json
 import resource
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from afield.data.cache import cache_root
 from afield.data.domains import data_root
 from afield.data.lookup import find_dataset
 from afield.data.sources.arrays import array_dataset
@@ -21,6 +23,7 @@ from afield.errors import DataError, SpecError
 from afield.experiments import embedding
 from afield.experiments.benchmark import make_benchmark
 from afield.experiments.embedding import embed
+from afield.experiments.frozen import partial_features
 from afield.experiments.runner import execute
 from afield.experiments.store import Store
 from afield.progress import report_progress_to
@@ -245,6 +248,53 @@ def test_progress_counts_the_samples(folder, tmp_path, monkeypatch):
     assert [each for each in reports if each[0] == "embedding own"] == [
         ("embedding own", done, 12) for done in (5, 10, 12)
     ]
+
+
+def test_an_interrupted_embedding_continues_where_it_stopped(folder, tmp_path, monkeypatch):
+    whole = embed(folder, tmp_path / "whole", **TINY).read_bytes()
+    monkeypatch.setattr(embedding, "CHUNK", 5)
+    monkeypatch.setattr(partial_features, "SAVE_SECONDS", 0.0)
+    seen = []
+
+    @contextmanager
+    def killed_after_ten(what, total):
+        def advance(done):
+            if what.startswith("embedding"):
+                seen.append(done)
+                if done == 10 and len(seen) == 2:
+                    raise KeyboardInterrupt
+
+        yield advance
+
+    with report_progress_to(killed_after_ten):
+        with pytest.raises(KeyboardInterrupt):
+            embed(folder, tmp_path / "emb", **TINY)
+        path = embed(folder, tmp_path / "emb", **TINY)
+    assert seen == [5, 10, 10, 12]
+    np.testing.assert_allclose(
+        np.load(path)["X"], np.load(io.BytesIO(whole))["X"], rtol=1e-4, atol=1e-6
+    )
+    assert not list(cache_root().glob("embedding-*"))
+
+
+def test_files_without_labels_give_features_and_names(folder, tmp_path):
+    labelled = np.load(embed(folder, tmp_path / "emb", **TINY))
+    flat = folder / "zoé" / "cup"
+    found = np.load(embed(flat, tmp_path / "flat", **TINY))
+    assert sorted(found.files) == ["X", "names", "provenance"]
+    assert found["names"].tolist() == ["0.png", "1.png", "2.png"]
+    rows = [name.startswith("zoé/cup") for name in labelled["names"]]
+    np.testing.assert_allclose(found["X"], labelled["X"][rows], rtol=1e-4, atol=1e-6)
+    one = np.load(embed(flat / "1.png", tmp_path / "one", **TINY))
+    np.testing.assert_allclose(one["X"][0], found["X"][1], rtol=1e-4, atol=1e-6)
+
+
+def test_wrong_weights_are_reported_before_any_file_is_decoded(folder, tmp_path):
+    save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
+    (folder / "zoé" / "pot" / "1.png").write_bytes(b"no picture")
+    options = {**TINY, "weights": str(tmp_path / "other.safetensors")}
+    with pytest.raises(DataError, match=r"other\.safetensors"):
+        embed(folder, tmp_path / "emb", **options)
 
 
 @pytest.mark.data

@@ -54,6 +54,7 @@ HEADINGS = {
     **dict.fromkeys(("hold_out", "validate", "train_on"), MANY_DOMAINS),
     **dict.fromkeys(("merges", "expert_method", "base_steps", "expert_draws"), MERGING),
     **dict.fromkeys(("start", "average", "adapt", "classes", "label", "domain"), TRAINING),
+    "finetune": TRAINING,
     "store": OUTPUT,
     **dict.fromkeys(("on", "workers", "threads", "cpus", "gpus", "retries"), RUNNING),
 }
@@ -100,11 +101,10 @@ def _parameters(name: str, *, optional: bool) -> list[inspect.Parameter]:
     kind, option = get_args(option_field.type)
     default = option_field.default
     metavar = "SHARE" if option.max is not None and option.max <= 1 else "N"
-    if isinstance(default, bool):
-        flag: Any = typer.Option(
-            f"--{name.replace('_', '-')}", help=option.help, rich_help_panel=HEADINGS.get(name)
-        )
-        return [_keyword(name, Annotated[bool, flag], default)]
+    if kind in (bool, bool | None):
+        flags = f"--{name.replace('_', '-')}" + f"/--no-{name}" * (default is None)
+        flag: Any = typer.Option(flags, help=option.help, rich_help_panel=HEADINGS.get(name))
+        return [_keyword(name, Annotated[kind, flag], default)]
     if isinstance(default, tuple):
         kind, default, metavar = str, ",".join(default) or None, "NAMES"
     if optional or default is None:

@@ -2,7 +2,8 @@
 
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,8 @@ __all__ = [
     "show_progress",
 ]
 
+# Seconds between two lines on the progress of a job, where there is no terminal.
+LINE_SECONDS = 20.0
 # All of them but the newline.
 CONTROL_CHARACTERS = dict.fromkeys(
     (*range(10), *range(11, 32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}"
@@ -80,9 +83,12 @@ class NoteHandler(logging.Handler):
 
 @contextmanager
 def progress_bar(title: str, total: int | None) -> Iterator[Any]:
-    """Show a progress bar on standard error; yields a function that sets how much is done."""
+    """Show a progress bar on standard error; yields a function that sets how much is done.
+
+    Without a terminal, a job that takes long prints a line now and then.
+    """
     if not err.is_terminal:
-        yield lambda done, note=title: None
+        yield _line_printer(title, total)
         return
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -95,6 +101,24 @@ def progress_bar(title: str, total: int | None) -> Iterator[Any]:
     with Progress(*columns, console=err, transient=True) as progress:
         task = progress.add_task(title, total=total)
         yield lambda done, note=title: progress.update(task, completed=done, description=note)
+
+
+def _line_printer(title: str, total: int | None) -> Callable[..., None]:
+    """A function that prints how much is done, at most every `LINE_SECONDS`."""
+    started = printed = time.monotonic()
+
+    def advance(done: int, note: str = title) -> None:
+        nonlocal printed
+        now = time.monotonic()
+        if now - printed < LINE_SECONDS:
+            return
+        printed = now
+        amount = f"{done} of {total}" if total else str(done)
+        if total and done:
+            amount += f", about {(now - started) * (total - done) / done:.0f} s left"
+        err.print(f"{note}: {amount}", markup=False, soft_wrap=True)
+
+    return advance
 
 
 def show_progress() -> AbstractContextManager[None]:

@@ -20,6 +20,7 @@ __all__ = [
     "ClassNames",
     "DatasetArgument",
     "DomainsPerStep",
+    "Finetune",
     "Format",
     "GroupOption",
     "MetricOption",
@@ -79,6 +80,12 @@ Weights = Annotated[
         help="Initial weights of the network: 'hub' (pretrained weights from the model hub), "
         "'none' (random), or a file. Default: hub if the hub has weights for the network.",
         rich_help_panel=TRAINING,
+    ),
+]
+Finetune = Annotated[
+    bool | None,
+    typer.Option(
+        "--finetune/--no-finetune", help=OPTIONS["finetune"].help, rich_help_panel=TRAINING
     ),
 ]
 SkipBroken = Annotated[

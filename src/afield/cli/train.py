@@ -17,6 +17,7 @@ from afield.cli.options import (
     Classes,
     DatasetArgument,
     DomainsPerStep,
+    Finetune,
     SetOption,
     SkipBroken,
     Steps,
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["embed", "train"]
 
-# Trial, draw, average and classes if none of them is given.
-ALONE = (0, 0, "last", None)
+# Trial, draw, average, classes and finetune if none of them is given.
+ALONE = (0, 0, "last", None, None)
 
 
 def train(
@@ -80,6 +81,7 @@ def train(
     classes: Classes = None,
     backbone: Backbone = None,
     weights: Weights = None,
+    finetune: Finetune = None,
     domains_per_step: DomainsPerStep = None,
     steps: Steps = None,
     set_: SetOption = None,
@@ -104,7 +106,8 @@ def train(
         skip_broken=skip_broken or None,
     )
     if like is not None:
-        if dataset or target or settings or (trial, draw, average, classes) != ALONE:
+        alone = (trial, draw, average, classes, finetune) == ALONE
+        if dataset or target or settings or not alone:
             raise SpecError("--like repeats a run with its own settings; remove the other settings")
         run = _read_run(like)
         if not run.experts:  # a merged model is refused, with a reason, when it is executed
@@ -124,6 +127,7 @@ def train(
                 draw=draw,
                 average=average,
                 classes=classes,
+                finetune=finetune,
                 settings=settings,
             )
     _execute(run, open_store(store), threads=threads, tensorboard=tensorboard)
@@ -198,7 +202,7 @@ def embed(
         typer.Option(
             metavar="NAME",
             help="Pretrained network that computes the features, e.g. timm:resnet50. Default: the "
-            "dataset's if it is pretrained, otherwise timm:resnet18.",
+            "dataset's if it is pretrained, otherwise the one whose weights are at hand.",
         ),
     ] = None,
     weights: Weights = None,
@@ -219,6 +223,9 @@ def embed(
     """Compute the features of all images once and save them as a dataset.
 
     Every command takes the file as its dataset: training on features is fast.
+    A model that `fit` trains on it takes images. Interrupted, the same command
+    continues. Files that are not in folders of domains and classes have no
+    labels; their features are for `afield predict`.
     """
     from afield.experiments.embedding import embed as write_features
 

@@ -99,6 +99,7 @@ class DomainSet:
     ``{"swad": {"every": 50}}``. `test_domains` and `validation_domains` are those of a published
     task; a benchmark tests and validates on them unless it names others. `class_names` and
     `templates` say how CLIP is asked for classes whose names are no words; see `Prompts`.
+    `provenance` says how features were computed, if the samples are features; see `Encoder`.
     """
 
     name: str
@@ -118,6 +119,7 @@ class DomainSet:
     class_names: Mapping[str, str] = field(default_factory=dict)
     templates: tuple[str, ...] = ()
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         reserved = [name for name in self.domains if name in RESERVED_NAMES]
@@ -159,7 +161,8 @@ class DomainSet:
                     "are missing or were added: download the data again, or pass the path of the "
                     "folder to use it as your own data"
                 )
-        for name in self.domains:
+        # Images without labels are not trained on.
+        for name in self.domains if self.classes else ():
             validate_domain(domains[name], f"{self.name}: domain {name!r}", self.modality)
         return {name: domains[name] for name in self.domains}
 

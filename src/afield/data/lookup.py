@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from afield import registry
+from afield.data.cache import cache_root
 from afield.data.domains import DomainSet, data_root
 from afield.data.sources.arrays import array_dataset
 from afield.data.sources.folders import folder_dataset
@@ -14,7 +15,7 @@ from afield.data.sources.fonts import font_dataset, is_font
 from afield.data.sources.table_columns import split_spec
 from afield.data.sources.table_files import is_table
 from afield.data.sources.tables import table_dataset
-from afield.errors import DataError, SpecError, UnknownNameError
+from afield.errors import AfieldError, DataError, SpecError, UnknownNameError
 
 __all__ = ["find_dataset"]
 
@@ -44,13 +45,23 @@ def find_dataset(spec: str | Path, root: Path | None = None) -> DomainSet:
         raise SpecError(f"{name}{choice.query}: only the columns of a table can be named")
     if exists:
         return _folder_dataset(path) if path.is_dir() else array_dataset(path)
+    raise _not_found(name)
+
+
+def _not_found(name: str) -> AfieldError:
+    path = Path(name).expanduser()
+    if path.is_absolute() and path.is_relative_to(cache_root().resolve()):
+        return DataError(
+            f"no features {name}: the cache was deleted; `afield bench` with the folder "
+            f"{path.name} computes them again"
+        )
     if "/" in name or "." in name:
-        raise DataError(
+        return DataError(
             f"no file or folder {name}; give a folder root/<domain>/<class>/<file>, an .npz file, "
             "or a table (.csv, .parquet, .jsonl)"
         )
     advice = registry.hint(name, registry.names("datasets"))
-    raise UnknownNameError(f"no dataset, file or folder is called {name!r}; {advice}")
+    return UnknownNameError(f"no dataset, file or folder is called {name!r}; {advice}")
 
 
 def _named_dataset(name: str, root: Path) -> DomainSet:

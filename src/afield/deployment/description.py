@@ -12,19 +12,42 @@ from afield.errors import SpecError
 from afield.experiments.record import Run
 from afield.training.calibration import TEMPERATURE_RANGE
 
-__all__ = ["FORMAT_VERSION", "Architecture", "Calibration", "Description", "Estimate", "Selection"]
+__all__ = ["FORMAT_VERSION", "Architecture", "Calibration", "Description", "Estimate"]
+__all__ += ["FrozenEncoder", "Selection"]
 
 FORMAT_VERSION = 1
+# More than any network has; a description that asks for more is not valid.
+MAX_FEATURES = 2**20
+
+
+@dataclass(frozen=True)
+class FrozenEncoder:
+    """The frozen network in front of a model that was trained on its features.
+
+    `features` is their number, and `weights` the digest of its tensors.
+    """
+
+    backbone: str
+    features: int
+    weights: str = ""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.features <= MAX_FEATURES:
+            raise SpecError(f"features={self.features}: not the number of features of a network")
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """The network: its backbone, and the method whose wrapper it is in, if any."""
+    """The network: its backbone, and the method whose wrapper it is in, if any.
+
+    With an `encoder`, the inputs are images, and the backbone gets their features.
+    """
 
     backbone: str
     freeze_bn: bool = False
     wrapper: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
+    encoder: FrozenEncoder | None = None
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,10 @@ from afield.data.class_lists import ClassesByDomain
 from afield.data.domains import DomainSet
 from afield.data.lookup import find_dataset
 from afield.deployment.model_folder import Estimate
-from afield.deployment.recipes import choose_recipe, complete_recipes, estimate_choice
+from afield.deployment.recipes import Recipe, choose_recipe, complete_recipes, estimate_choice
 from afield.errors import DataError, SpecError
+from afield.experiments.frozen.encoder import Encoder
+from afield.experiments.frozen.photographs import feature_identity, plan_features, use_features
 from afield.experiments.known_classes import check_unseen_classes, read_classes
 from afield.experiments.planning import plan_run
 from afield.experiments.protocol import hold_out, leave_one_out
@@ -43,6 +45,7 @@ class FitRequest:
     trials: int = 1
     hold_out: float = 0.0
     classes: str | None = None
+    finetune: bool | None = None
 
     def command(self, out: Path, store: str) -> str:
         """The command that makes the same model again."""
@@ -54,6 +57,7 @@ class FitRequest:
             words += ["--average", self.average]
         if self.classes:
             words += ["--classes", self.classes]
+        words += {None: [], True: ["--finetune"], False: ["--no-finetune"]}[self.finetune]
         for name, value in (self.settings or {}).items():
             words += ["--set", f"{name}={value}"]
         if not self.estimate:
@@ -82,13 +86,15 @@ def plan_fit(request: FitRequest, store: Store) -> FitPlan:
     """Plan the runs of `fit`; runs that the store has already are planned as it has them."""
     if request.method == BEST:
         return _plan_best(request, store)
-    settings = dict(request.settings or {})
-    run = plan_run(request.dataset, request.method, average=request.average, settings=settings)
+    found = find_dataset(request.dataset)
+    found.check_available()
+    dataset, settings = use_features(found, request.settings or {}, finetune=request.finetune)
+    request = replace(request, settings=settings)
+    run = plan_run(dataset.spec, request.method, average=request.average, settings=settings)
     if not request.estimate:
         return FitPlan(run, ())
     if request.trials < 1:
         raise SpecError(f"trials={request.trials}: must be at least 1; or use --no-estimate")
-    dataset = find_dataset(request.dataset)
     known_classes = read_classes(dataset, settings, request.classes)
     held_out: list[Run] = []
     for trial in range(MAX_TRIALS):
@@ -130,20 +136,25 @@ def _as_stored(run: Run, store: Store) -> Run:
 
 def _plan_best(request: FitRequest, store: Store) -> FitPlan:
     """Plan the recipe in the store with the best mean accuracy on unseen domains."""
-    if request.settings or request.average != "last" or request.classes:
+    given = request.settings or request.classes or request.finetune is not None
+    if given or request.average != "last":
         raise SpecError(
-            f"{BEST!r} takes method and settings from the store; remove --average, --classes and "
-            "all settings"
+            f"{BEST!r} takes method and settings from the store; remove --average, --classes, "
+            "--finetune and all settings"
         )
     dataset = find_dataset(request.dataset)
     dataset.check_available()
     recipes = complete_recipes(store, dataset)
-    if not recipes:
+    on_features = _recipes_on_features(store, dataset)
+    if not recipes and not on_features:
         raise DataError(
             f"{store.where()}: no benchmark of {dataset.name} there that has left out each domain; "
             f"run `afield bench {request.dataset} --store {store.where()}` first, or name a method"
         )
+    recipes = [*recipes, *on_features]
     best = choose_recipe(recipes, dataset.domains)
+    if best in on_features:
+        dataset, _ = use_features(dataset, {})
     runs = [record.run for name in dataset.domains for record in best.left_out(name)]
     # The data may be in another folder now.
     held_out = tuple(
@@ -160,3 +171,12 @@ def _plan_best(request: FitRequest, store: Store) -> FitPlan:
     )
     run = resolve_epochs(run, dataset)
     return FitPlan(run, held_out, estimate_choice(recipes, dataset.domains))
+
+
+def _recipes_on_features(store: Store, dataset: DomainSet) -> list[Recipe]:
+    """The recipes of a folder of photographs that were trained on its features."""
+    encoder = plan_features(dataset, {})
+    if not isinstance(encoder, Encoder):
+        return []
+    identity = feature_identity(dataset, encoder, {})
+    return complete_recipes(store, replace(dataset, fingerprint=identity))

@@ -15,6 +15,7 @@ from afield.compute import deterministic
 from afield.data.domains import DomainSet
 from afield.data.lookup import find_dataset
 from afield.data.sources.table_scaling import TableScaling
+from afield.deployment.encoding import build_encoder, put_encoder_in_front
 from afield.deployment.estimates import calibrate, estimate_accuracy, fit_distances
 from afield.deployment.fit_plan import FitRequest, plan_fit
 from afield.deployment.inputs import Inputs
@@ -48,6 +49,7 @@ def fit(
     store: str | Path | Store = "runs",
     average: str = "last",
     classes: str | None = None,
+    finetune: bool | None = None,
     settings: Mapping[str, Any] | None = None,
     estimate: bool = True,
     trials: int = 1,
@@ -76,6 +78,9 @@ def fit(
     classes
         Which classes the models of the estimate know: ``sources`` or ``all``, as in a benchmark.
         The model itself knows the classes of all domains.
+    finetune
+        Whether to train a pretrained network itself, or a small one on its features; as in a
+        benchmark. A model on features takes images all the same.
     estimate
         Whether to hold out domains, to estimate the accuracy on unseen domains and to calibrate
         confidences for them.
@@ -104,10 +109,20 @@ def fit(
     check_output_folder(path, overwrite=overwrite)
     opened = open_store(store)
     request = FitRequest(
-        str(dataset), method, average, dict(settings or {}), estimate, trials, hold_out, classes
+        str(dataset),
+        method,
+        average,
+        dict(settings or {}),
+        estimate,
+        trials,
+        hold_out,
+        classes,
+        finetune,
     )
     plan = plan_fit(request, opened)
     options: dict[str, Any] = {"threads": threads, "device": device}
+    # Before anything is trained: its weights may be missing.
+    encoder = build_encoder(find_dataset(plan.run.dataset))
     records = _do_held_out(plan.held_out, opened, pool or Local(), options) if estimate else []
     _train(plan.run, opened, options)
     opened.fetch(plan.run.key, *(record.run.key for record in records))
@@ -118,14 +133,17 @@ def fit(
         distances = fit_distances(finished)
         folders = [opened.folder(record.run) for record in records]
         calibration = calibrate(folders, **here) if folders else None
+    described, network = describe_model(finished, opened.folder(plan.run)), finished.model
+    if encoder is not None:
+        described, network = put_encoder_in_front(described, network, *encoder)
     about = replace(
-        describe_model(finished, opened.folder(plan.run)),
+        described,
         command=request.command(path, opened.where()),
         license=license,
         estimate=(plan.estimate or estimate_accuracy(records)) if records else None,
         calibration=calibration,
     )
-    weights = finished.model.state_dict()
+    weights = network.state_dict()
     write_model(path, about, weights, distances, render_card(about), overwrite=overwrite)
     return load(path, device=device)
 

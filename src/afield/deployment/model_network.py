@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from afield import own_code, registry
@@ -14,13 +15,48 @@ from afield.training.method import Method, Task
 from afield.training.optimizers import optimizer_factory
 from afield.weights import check_values
 
-__all__ = ["build_network", "load_weights"]
+__all__ = ["EncodedNetwork", "build_network", "load_weights"]
+
+
+class EncodedNetwork(nn.Module):
+    """A network on the scaled features of a frozen one; it takes the frozen one's inputs."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, encoder: nn.Module, features: int, network: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.network = network
+        self.register_buffer("mean", torch.zeros(features))
+        self.register_buffer("std", torch.ones(features))
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """The domain labels that the network can use."""
+        return tuple(getattr(self.network, "domains", ()))
+
+    def forward(self, x: Tensor, *label: int) -> Tensor:
+        """Logits of prepared images."""
+        features = (self.encoder(x) - self.mean) / self.std
+        return self.network(features, *label)
 
 
 def build_network(about: Description) -> nn.Module:
     """Build the described network with random weights; nothing is downloaded."""
     own_code.check(_needed_code(about), about.name)
-    spec, shape = about.architecture, tuple(about.inputs.shape)
+    encoder, shape = about.architecture.encoder, tuple(about.inputs.shape)
+    if encoder is None:
+        return _build_on(about, shape)
+    net = _build_on(about, (encoder.features,))
+    with preserve_torch_state(cuda=False):
+        front = network(encoder.backbone, shape, 1).features
+        return EncodedNetwork(front, encoder.features, net).eval()
+
+
+def _build_on(about: Description, shape: tuple[int, ...]) -> nn.Module:
+    """The network for inputs of this shape."""
+    spec = about.architecture
     # The caller's random state is restored.
     with preserve_torch_state(cuda=False):
         net: nn.Module = network(spec.backbone, shape, len(about.classes), freeze_bn=spec.freeze_bn)

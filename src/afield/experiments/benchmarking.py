@@ -112,7 +112,8 @@ def shell_command(benchmark: Benchmark) -> str:
         value = getattr(benchmark, option.name)
         if option.name in ("dataset", "settings") or value == option.default:
             continue
-        words.append(f"--{option.name.replace('_', '-')}")
+        prefix = "--no-" if value is False else "--"
+        words.append(f"{prefix}{option.name.replace('_', '-')}")
         if not isinstance(value, bool):
             words.append(",".join(map(str, value)) if isinstance(value, tuple) else str(value))
     for name, value in benchmark.settings.items():
@@ -156,6 +157,7 @@ def train(
     trial: int = 0,
     draw: int = 0,
     average: str = "last",
+    finetune: bool | None = None,
     settings: dict[str, Any] | None = None,
     **options: Any,
 ) -> Record:
@@ -171,6 +173,8 @@ def train(
         The folder or address of the records.
     trial, draw, average, settings
         As in `resolve_run`.
+    finetune
+        As in a benchmark.
     options
         As in `execute`.
 
@@ -189,6 +193,7 @@ def train(
         trial=trial,
         draw=draw,
         average=average,
+        finetune=finetune,
         settings=settings,
     )
     return execute(run, open_store(store), **options)

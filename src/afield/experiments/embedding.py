@@ -1,12 +1,15 @@
 """Features of a frozen network as a dataset, on which every method trains in minutes.
 
 The ``.npz`` file has the arrays X (features), y and domain (names), `names` (of the files), `test`
-(if the dataset has official lists) and `provenance` (JSON: how the features were made).
+and `validation` (if the dataset has official lists) and `provenance` (JSON: how the features were
+made). Files without labels give X and names only, for `afield predict`.
 """
 
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import asdict, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,21 +18,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from afield.compute import default_device, preserve_torch_state
-from afield.data.augmentation import Resize
+from afield.compute import default_device, preserve_torch_state, usable_cores
 from afield.data.domains import Domain, DomainSet, ReadOptions, Training, data_root
 from afield.data.lookup import find_dataset
+from afield.data.modality import FileModality
 from afield.data.samples import Rows
-from afield.data.scaling import Scaling
+from afield.data.sources.unlabelled import unlabelled_images
 from afield.errors import SpecError
+from afield.experiments.frozen.encoder import Encoder, state_digest
+from afield.experiments.frozen.partial_features import compute_features
+from afield.experiments.frozen.pretrained import find_pretrained
 from afield.experiments.settings import resolve_settings
 from afield.files import atomic_write
 from afield.hyperparameters import validate_values
-from afield.networks.backbone import Classifier, find_backbone, network
-from afield.progress import progress
-from afield.seeds import derive_seed
+from afield.networks.backbone import find_backbone
 
-__all__ = ["embed"]
+__all__ = ["embed", "plan_encoder", "write_features"]
 
 DEFAULT_BACKBONE = "timm:resnet18"
 # Samples that go through the network at once.
@@ -49,41 +53,111 @@ def embed(
 ) -> Path:
     """Write the features of all samples to an ``.npz`` file, which is a dataset; return its path.
 
+    If it is interrupted, the same call continues where it stopped.
+
     Parameters
     ----------
     dataset
-        Name of a dataset, or path of your own data.
+        Name of a dataset, or path of your own data. A file, or a folder with files that are not in
+        folders of domains and classes, has no labels: its features are for `predict`.
     out
         The file to write; ``.npz`` is added if it is missing.
     backbone, weights, size
         The network, its weights, and the side in pixels of the images that it sees. Default: the
-        dataset's network if it is pretrained, or else timm's resnet18 with weights from the hub.
+        dataset's network if it is pretrained, or else the one whose weights are at hand, or else
+        timm's resnet18 with weights from the hub.
     device, threads
-        Where to compute.
+        Where to compute; by default on all cores.
     skip_broken
         Whether to leave out files that cannot be read.
     """
     path = _check_out(Path(out).expanduser())
     if threads is not None and not 1 <= threads <= (os.cpu_count() or 1):
         raise SpecError(f"threads={threads}: this machine has {os.cpu_count()} cores")
-    domain_set = find_dataset(dataset)
+    domain_set = unlabelled_images(Path(dataset)) or find_dataset(dataset)
     if domain_set.origin == str(path.resolve()):
         raise SpecError(f"{path}: is the dataset itself; give another --out")
-    default = domain_set.training.backbone
-    if find_backbone(default).input_form() is None:
-        default = DEFAULT_BACKBONE
+    encoder = plan_encoder(domain_set, backbone=backbone, weights=weights, size=size)
+    write_features(
+        path, domain_set, encoder, device=device, threads=threads, skip_broken=skip_broken
+    )
+    return path
+
+
+def plan_encoder(
+    dataset: DomainSet,
+    *,
+    backbone: str | None = None,
+    weights: str | None = None,
+    size: int | None = None,
+) -> Encoder:
+    """The network that computes the features of a dataset, before any file is decoded."""
+    default = dataset.training.backbone
+    if backbone is None and find_backbone(default).input_form() is None:
+        at_hand = find_pretrained(weights) if weights != "none" else None
+        default = at_hand.backbone if at_hand else DEFAULT_BACKBONE
+        weights = at_hand.weights if at_hand else weights
     given = {"backbone": backbone or default, "size": size}
     chosen = validate_values(
         Training, {name: value for name, value in given.items() if value is not None}, owner=""
     )
-    chosen["weights"] = weights or domain_set.training.weights
-    settings = resolve_settings({**vars(domain_set.training), **chosen}, domain_set)
-    side = domain_set.modality.stored_side(settings["size"])
-    domains = domain_set.load(ReadOptions(data_root(), side=side, skip_broken=skip_broken))
-    with preserve_torch_state(threads, cuda=False):
-        x = _features(domain_set, domains, settings, torch.device(device or default_device()))
-    _write(path, x, domain_set, domains, settings)
-    return path
+    chosen["weights"] = weights or dataset.training.weights
+    settings = resolve_settings({**vars(dataset.training), **chosen}, dataset)
+    names = ("backbone", "weights", "start", "size")
+    return Encoder(**{name: settings[name] for name in names}, kind=dataset.modality.name)
+
+
+def write_features(
+    path: Path,
+    dataset: DomainSet,
+    encoder: Encoder,
+    *,
+    device: str | None = None,
+    threads: int | None = None,
+    skip_broken: bool = False,
+    identity: str = "",
+) -> None:
+    """Compute the features of a dataset and write its file, which is complete or absent."""
+    where = torch.device(device or default_device())
+    with preserve_torch_state(threads or max(torch.get_num_threads(), usable_cores()), cuda=False):
+        if isinstance(dataset.modality, FileModality):
+            # The weights are checked before any file is decoded.
+            side = dataset.modality.stored_side(encoder.size)
+            _refuse_unless_images(dataset, encoder)
+            encoder = replace(encoder, stored=(3, side, side))
+            network = encoder.build()
+        options = ReadOptions(
+            data_root(), side=dataset.modality.stored_side(encoder.size), skip_broken=skip_broken
+        )
+        domains = dataset.load(options)
+        rows = Rows([domain.x for domain in domains.values()], device=where)
+        if not encoder.stored:
+            if not rows.is_pixels:
+                raise _not_images(dataset, encoder)
+            encoder = replace(encoder, stored=tuple(rows.shape))
+            network = encoder.build()
+        encoder = replace(encoder, digest=state_digest(network))
+        forward = partial(_forward, network.to(where), encoder.prepare(where))
+        x, done = compute_features(forward, rows, dataset, encoder, chunk=CHUNK)
+    _write(path, x, dataset, domains, encoder, identity)
+    done()
+
+
+def _forward(network: Any, prepare: Any, x: torch.Tensor) -> NDArray[np.float32]:
+    return network(prepare(x)).float().cpu().numpy()
+
+
+def _refuse_unless_images(dataset: DomainSet, encoder: Encoder) -> None:
+    form = find_backbone(encoder.backbone).input_form()
+    if form is None or not dataset.modality.resizable:
+        raise _not_images(dataset, encoder)
+
+
+def _not_images(dataset: DomainSet, encoder: Encoder) -> SpecError:
+    return SpecError(
+        f"{dataset.name} with {encoder.backbone}: features are computed from images by a "
+        "pretrained network; give a dataset of images and, e.g., --backbone timm:resnet18"
+    )
 
 
 def _check_out(out: Path) -> Path:
@@ -96,69 +170,25 @@ def _check_out(out: Path) -> Path:
     return path
 
 
-def _features(
-    dataset: DomainSet,
-    domains: Mapping[str, Domain],
-    settings: Mapping[str, Any],
-    device: torch.device,
-) -> NDArray[np.float32]:
-    rows = Rows([domain.x for domain in domains.values()], device=device)
-    form = find_backbone(settings["backbone"]).input_form()
-    if form is None or not rows.is_pixels:
-        raise SpecError(
-            f"{dataset.name} with {settings['backbone']}: features are computed from images by a "
-            "pretrained network; give a dataset of images and, e.g., --backbone timm:resnet18"
-        )
-    channels, size = rows.shape[0], settings["size"] or rows.shape[-1]
-    scaling = Scaling.for_images(form.mean, form.std, channels=channels, device=device)
-    prepare = Resize(size, scaling)
-    net = _network(settings, (channels, size, size)).to(device).eval()
-    features = []
-    with torch.inference_mode(), progress(f"embedding {dataset.name}", len(rows)) as advance:
-        for chunk in rows.chunks(CHUNK):
-            features.append(net.features(prepare(chunk)).float().cpu().numpy())
-            advance(sum(len(part) for part in features))
-    return np.concatenate(features)
-
-
-def _network(settings: Mapping[str, Any], shape: tuple[int, ...]) -> Classifier:
-    """The network; random weights come from a fixed seed."""
-    name = settings["backbone"]
-    with progress(f"weights of {name}"):
-        torch.manual_seed(derive_seed("embedding", name))
-        return network(name, shape, 1, weights=settings["weights"])
-
-
 def _write(
     path: Path,
     x: NDArray[np.float32],
     dataset: DomainSet,
     domains: Mapping[str, Domain],
-    settings: Mapping[str, Any],
+    encoder: Encoder,
+    identity: str,
 ) -> None:
     """Write the file atomically."""
-    labels = torch.cat([domain.y for domain in domains.values()])
-    if any(domain.validation is not None for domain in domains.values()):
-        raise SpecError(
-            f"{dataset.name} has three lists per domain, and a file of arrays can have two; remove "
-            "the lists _val.txt"
-        )
-    tests = [domain.test for domain in domains.values() if domain.test is not None]
     files = [name for domain in domains.values() for name in domain.names]
-    network_settings = {name: settings[name] for name in ("backbone", "weights", "start", "size")}
     packages = {name: version(name) for name in ("afield", "timm", "torch")}
     origin = {"dataset": Path(dataset.spec).name, "data": dataset.fingerprint}
-    provenance = {**origin, **network_settings, **packages}
-    arrays = {
-        "X": x,
-        "y": np.array(dataset.classes)[labels.numpy()],
-        "domain": np.repeat(list(domains), [len(domain.y) for domain in domains.values()]),
-        "provenance": np.array(json.dumps(provenance)),
-    }
+    provenance = {**origin, **asdict(encoder), **packages}
+    provenance |= {"identity": identity} if identity else {}
+    arrays: dict[str, Any] = {"X": x, "provenance": np.array(json.dumps(provenance))}
+    if dataset.classes:
+        arrays |= _labels(dataset, domains)
     if len(files) == len(x):
         arrays["names"] = np.array(files)
-    if len(tests) == len(domains):
-        arrays["test"] = torch.cat(tests).numpy()
     try:
         with atomic_write(path, durable=True) as temporary, temporary.open("wb") as file:
             np.savez(file, **arrays)
@@ -166,3 +196,17 @@ def _write(
         raise SpecError(
             f"{path}: cannot be written ({error.strerror}); give another --out"
         ) from None
+
+
+def _labels(dataset: DomainSet, domains: Mapping[str, Domain]) -> dict[str, NDArray[Any]]:
+    """Classes, domains and official lists of the samples."""
+    labels = torch.cat([domain.y for domain in domains.values()])
+    arrays = {
+        "y": np.array(dataset.classes)[labels.numpy()],
+        "domain": np.repeat(list(domains), [len(domain.y) for domain in domains.values()]),
+    }
+    for key in ("test", "validation"):
+        marks = [getattr(domain, key) for domain in domains.values()]
+        if all(mark is not None for mark in marks):
+            arrays[key] = torch.cat(marks).numpy()
+    return arrays

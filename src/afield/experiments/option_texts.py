@@ -12,6 +12,7 @@ __all__ = [
     "DEFAULT_METHODS",
     "DOMAIN_HELP",
     "EXPERT_DRAWS_HELP",
+    "FINETUNE_HELP",
     "LABEL_HELP",
     "METHODS_HELP",
     "ON_HELP",
@@ -61,6 +62,11 @@ START_HELP = (
 ADAPT_HELP = (
     "Test-time adaptations, separated by commas, or 'all'. Each adds a row per method or merge, "
     f"which sees unlabelled samples of the target: {', '.join(registry.names('adaptations'))}."
+)
+FINETUNE_HELP = (
+    "Whether to train the whole network, or only a small one on the features that the frozen "
+    "network computes once. Default: a network given by --backbone is trained; for a folder of "
+    "photographs without --backbone, the pretrained network whose weights are at hand is frozen."
 )
 EXPERT_DRAWS_HELP = (
     "Merge this many hyperparameter samples of one method, trained on all sources (model soups), "

@@ -58,7 +58,7 @@ def parse_options(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dic
 
 def _parse(name: str, value: Any, default: Any) -> Any:
     """An option's value as its field has it: a tuple where several values are possible."""
-    if isinstance(value, bool) and not isinstance(default, bool):
+    if isinstance(value, bool) and not isinstance(default, bool) and name != "finetune":
         raise SpecError(f"{name}={str(value).lower()}: give a number or a name")
     if isinstance(value, Path):
         value = str(value)

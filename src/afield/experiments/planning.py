@@ -26,6 +26,7 @@ from afield.experiments.benchmark import (
     Benchmark,
 )
 from afield.experiments.derived.combinations import adapted_runs, possible_runs
+from afield.experiments.frozen.photographs import use_features
 from afield.experiments.known_classes import (
     check_unseen_classes,
     read_classes,
@@ -66,14 +67,17 @@ def plan_run(
     *,
     target: str | Sequence[str] = (),
     classes: str | None = None,
+    finetune: bool | None = None,
     **options: Any,
 ) -> Run:
     """The run that trains on all domains but the target.
 
-    `classes` is as in a benchmark, ``sources`` or ``all``; `options` are as in `resolve_run`.
+    `classes` and `finetune` are as in a benchmark; `options` are as in `resolve_run`.
     """
     domain_set = find_dataset(dataset)
     domain_set.check_available()
+    given = options.get("settings") or {}
+    domain_set, options["settings"] = use_features(domain_set, given, finetune=finetune)
     targets = (target,) if isinstance(target, str) else tuple(target)
     sources = domain_set.without(*targets)
     known = read_classes(domain_set, options.get("settings"), classes) if targets else None
@@ -128,6 +132,8 @@ def _with_defaults(benchmark: Benchmark, dataset: DomainSet) -> Benchmark:
 def _plan_dataset(asked: Benchmark, name: str) -> list[Run]:
     dataset = find_dataset(name_columns(name, label=asked.label, domain=asked.domain))
     dataset.check_available()
+    dataset, remaining = use_features(dataset, asked.settings, finetune=asked.finetune)
+    asked = replace(asked, settings=remaining)
     benchmark = _with_defaults(_published_task(asked, dataset), dataset)
     # Methods that nobody asked for by name are left out where they do not fit.
     every = not asked.methods or "all" in asked.methods

@@ -196,8 +196,18 @@ def sees_target_samples(label: str) -> bool:
 
 def common_settings(runs: Iterable[Run]) -> set[str]:
     """Names of the settings that are equal in all runs, so that labels need not repeat them."""
+    runs = list(runs)
     chosen = [{(name, str(value)) for name, value in chosen_settings(run).items()} for run in runs]
-    return {name for name, _ in set.intersection(*chosen)}
+    common = {name for name, _ in set.intersection(*chosen)}
+    # A method may have a network of its own on arrays, which says nothing new about a row.
+    networks = {run.backbone for run in runs if not _has_own_network(run)}
+    return common | {"backbone"} if len(networks) == 1 else common
+
+
+def _has_own_network(run: Run) -> bool:
+    if run.method not in registry.names("methods") or "backbone" in run.given:
+        return False
+    return run.backbone == registry.find("methods", run.method).array_backbone
 
 
 def chosen_settings(run: Run) -> dict[str, Any]:

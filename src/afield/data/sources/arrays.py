@@ -1,10 +1,12 @@
 """Datasets in ``.npz`` files with the arrays X, y and domain; nothing is unpickled.
 
 X has the shape samples × features or samples × (channels ×) height × width. Optional arrays are
-`test`, true for the samples of the test split, `names`, one per sample, and `group`, groups of
-samples finer than a domain.
+`test`, true for the samples of the test split, `validation`, likewise, `names`, one per sample,
+`group`, groups of samples finer than a domain, and `provenance`, a JSON text that says how features
+were computed.
 """
 
+import json
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from afield.data.cache import cache_root
 from afield.data.domains import Domain, DomainSet, ReadOptions, Training
 from afield.errors import DataError
 from afield.files import check_regular_file, file_digest
@@ -25,7 +28,8 @@ from afield.files import check_regular_file, file_digest
 __all__ = ["array_dataset", "to_channels_first", "translate_numpy_errors"]
 
 CHANNEL_COUNTS = (1, 3, 4)
-REQUIRED_KEYS, OPTIONAL_KEYS = ("X", "y", "domain"), ("test", "names", "group")
+REQUIRED_KEYS = ("X", "y", "domain")
+OPTIONAL_KEYS = ("test", "validation", "names", "group")
 
 
 def array_dataset(path: Path) -> DomainSet:
@@ -49,15 +53,30 @@ def _cached_dataset(path: Path, state: tuple[int, int]) -> DomainSet:
         raise DataError(f"{path}: only domain {names[0]!r}; at least two domains are needed")
     if len(classes) < 2:
         raise DataError(f"{path}: only class {classes[0]!r}; at least two classes are needed")
+    provenance = _read_provenance(path)
+    # Features in the cache are known by what they were computed from, not by their last digits.
+    cached = path.is_relative_to(cache_root().resolve()) and "identity" in provenance
     return DomainSet(
         name=path.stem,
         domains=names,
         classes=classes,
         reader=partial(_read_arrays, path, names, classes),
         training=Training(batch=32, backbone="small:mlp" if arrays["X"].ndim == 2 else "small:cnn"),
-        origin=str(path),
-        fingerprint=file_digest(path),
+        origin=str(path.with_suffix("") if cached else path),
+        fingerprint=str(provenance["identity"]) if cached else file_digest(path),
+        provenance=provenance,
     )
+
+
+def _read_provenance(path: Path) -> dict[str, Any]:
+    """What a file of features says about its origin; empty if it says nothing."""
+    with translate_numpy_errors(path), np.load(path, allow_pickle=False) as archive:
+        text = str(archive["provenance"]) if "provenance" in archive.files else "{}"
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 @contextmanager
@@ -151,7 +170,11 @@ def _read_arrays(
     domain = np.unique(_decode(arrays["domain"]), return_inverse=True)[1]
     if (_labels(arrays["domain"]), _labels(arrays["y"])) != (names, classes):
         raise DataError(f"{path}: the file changed after it was opened; start again")
-    test = torch.from_numpy(arrays["test"].astype(bool)) if "test" in arrays else None
+    marks: dict[str, Any] = {
+        key: torch.from_numpy(arrays[key].astype(bool))
+        for key in ("test", "validation")
+        if key in arrays
+    }
     files = _decode(arrays["names"]) if "names" in arrays else None
     columns = {"group": _decode(arrays["group"])} if "group" in arrays else {}
     domains = {}
@@ -160,7 +183,7 @@ def _read_arrays(
         domains[name] = Domain(
             x[rows],
             y[rows],
-            test=None if test is None else test[rows],
+            **{key: mark[rows] for key, mark in marks.items()},
             names=() if files is None else [str(file) for file in files[rows]],
             columns={key: [str(value) for value in of[rows]] for key, of in columns.items()},
         )

@@ -1,0 +1,68 @@
+"""Models on features that take images: the frozen network that computes the features goes in front.
+
+A method is trained on features, as in `afield embed` or on photographs. The model folder then holds
+the frozen network too, so that prediction and export start from images.
+"""
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from afield.compute import preserve_torch_state
+from afield.data.domains import DomainSet
+from afield.deployment.description import Architecture, Description, FrozenEncoder
+from afield.deployment.inputs import Inputs
+from afield.deployment.model_network import EncodedNetwork
+from afield.errors import AfieldError
+from afield.experiments.frozen.encoder import Encoder
+from afield.networks.inference import BatchPredictor
+
+__all__ = ["build_encoder", "put_encoder_in_front"]
+
+log = logging.getLogger(__name__)
+
+
+def build_encoder(dataset: DomainSet) -> tuple[Encoder, nn.Module] | None:
+    """The network that computed the features of a dataset; None if they are not features.
+
+    If its weights are not at hand any more, that is logged, and the model takes features.
+    """
+    encoder = Encoder.from_provenance(dataset.provenance)
+    if encoder is None:
+        return None
+    try:
+        return encoder, encoder.build()
+    except AfieldError as error:
+        log.warning("the model will take features, not images: %s", error)
+        return None
+
+
+def put_encoder_in_front(
+    about: Description, network: nn.Module, encoder: Encoder, features: nn.Module
+) -> tuple[Description, nn.Module]:
+    """The description and network of the model that takes the images themselves."""
+    if isinstance(network, BatchPredictor):
+        log.warning(
+            "%s: predicts from batches, so the model takes features, not images", about.name
+        )
+        return about, network
+    scaling = encoder.scaling()
+    kind: Any = encoder.kind
+    inputs = Inputs(
+        kind=kind,
+        dtype="uint8",
+        stored=encoder.stored,
+        mean=tuple(scaling.mean.flatten().tolist()),
+        std=tuple(scaling.std.flatten().tolist()),
+        size=encoder.size,
+    )
+    before = about.inputs
+    with preserve_torch_state(cuda=False):
+        whole = EncodedNetwork(features, before.stored[0], network)
+    whole.mean.copy_(before.per_channel(before.mean).expand_as(whole.mean))
+    whole.std.copy_(before.per_channel(before.std).expand_as(whole.std))
+    frozen = FrozenEncoder(encoder.backbone, before.stored[0], encoder.digest)
+    architecture: Architecture = replace(about.architecture, encoder=frozen)
+    return replace(about, inputs=inputs, architecture=architecture), whole.eval()
