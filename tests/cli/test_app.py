@@ -151,3 +151,25 @@ def test_ctrl_c_stops_at_once_and_nothing_is_left_running(tmp_path):
     _, err = bench.communicate(timeout=20)
     assert bench.returncode == 130
     assert err.strip().splitlines()[-1] == "stopped; run the same command again to continue"
+
+
+@pytest.mark.slow
+def test_a_polite_request_to_end_leaves_no_warning(tmp_path):
+    """SIGTERM while worker processes train: no traceback and no word about semaphores."""
+    words = ["bench", "spirals", "--methods", "erm", "--steps", "100000", "--workers", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from afield.cli.app import main; main()", *words],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    progress = tmp_path / "runs"
+    while not list(progress.glob("*/progress.json")):
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "semaphore" not in errors
+    assert "Traceback" not in errors
