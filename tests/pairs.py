@@ -3,6 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
+# Methods that need maps, and so a convolutional network.
+OF_IMAGES = {"mixstyle", "efdmix", "arm"}
+
+
+def small_problem(method: str) -> tuple[str, str, dict[str, Any]]:
+    """A dataset that a method can train on within a second, a target, and settings."""
+    if method in OF_IMAGES:
+        return "rotated_digits", "0deg", {"limit": 4, "batch": 4}
+    return "spirals", "turn0", {}
+
 
 def every_pair(
     first: Sequence[Any], second: Sequence[Any], third: Sequence[Any]

@@ -27,6 +27,7 @@ from afield.errors import DivergedError, IncompatibleMethodError, SpecError, Unk
 from afield.experiments.benchmarking import train
 from afield.experiments.store import Store
 from afield.sklearn import DomainClassifier
+from tests.pairs import OF_IMAGES
 
 CLASSES, PLACES = ("cup", "jug", "pot"), ("ann", "bob", "cyd", "dan")
 
@@ -70,10 +71,12 @@ def test_the_check_that_scipy_has_to_be_asked_for_passes_as_well():
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
-@pytest.mark.parametrize("method", registry.names("methods"))
+@pytest.mark.parametrize("method", sorted({*registry.names("methods")} - OF_IMAGES))
 def test_every_method_learns_predicts_and_comes_back_from_a_pickle(data, method):
     x, y, place = data
-    fitted = quick(method, lr=0.01, steps=60).fit(x, y, domains=place)
+    # The usual penalty, for thousands of steps, leaves little of the risk in sixty.
+    settings = {"iga.penalty": 0.1} if method == "iga" else None
+    fitted = quick(method, lr=0.01, steps=60, settings=settings).fit(x, y, domains=place)
     found = fitted.predict_proba(x)
     assert found.shape == (len(x), 3)
     np.testing.assert_allclose(found.sum(axis=1), 1.0)
@@ -104,7 +107,10 @@ def test_the_weights_are_those_of_the_same_run_on_a_file(data, tmp_path):
     found = fitted.model_.state_dict()
     assert set(found) == set(expected)
     assert all(torch.equal(value, expected[name]) for name, value in found.items())
-    assert fitted.checkpoints_ == kept.checkpoints
+    for ours, theirs in zip(fitted.checkpoints_, kept.checkpoints, strict=True):
+        pairs = [(ours.score(name, "probe"), theirs.score(name, "probe")) for name in theirs.scores]
+        assert all(one.accuracy == two.accuracy and one.loss == two.loss for one, two in pairs)
+        assert ours.logs == theirs.logs
 
 
 def test_a_random_state_repeats_itself_and_another_is_another(data):

@@ -15,6 +15,7 @@ from afield.experiments.finished import reopen
 from afield.experiments.selection import selection_value
 from afield.experiments.store import Store, read_run_weights
 from afield.experiments.sweep import complete
+from tests.pairs import small_problem
 
 
 @pytest.fixture(scope="module")
@@ -172,16 +173,22 @@ def test_what_was_trained_does_not_change_when_the_run_is_trained_once_more(with
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-@pytest.mark.parametrize("method", registry.names("methods"))
+@pytest.mark.parametrize(
+    "method",
+    # Predictions of a batch depend on the samples in it, so these cannot be compared one by one.
+    [n for n in registry.names("methods") if not registry.find("methods", n).predicts_from_batches],
+)
 def test_a_run_of_every_method_comes_back_and_scores_as_it_did(method, tmp_path):
-    record = train("spirals", method, target="turn20", store=tmp_path, settings={"steps": 4})
+    dataset, target, settings = small_problem(method)
+    settings = {"steps": 4, **settings}
+    record = train(dataset, method, target=target, store=tmp_path, settings=settings)
     subject = reopen(tmp_path / record.run.key)
-    samples = subject.domains["turn20"]
+    samples = subject.domains[target]
     with torch.inference_mode():
         logits = subject.trained.model(samples.batch(torch.arange(len(samples))).x)
     accuracy = (logits.argmax(1) == samples.y).double().mean()
     (best,) = [each for each in record.checkpoints if each.step == subject.step]
-    assert float(accuracy) == pytest.approx(best.scores["turn20"].main.accuracy)
+    assert float(accuracy) == pytest.approx(best.scores[target].main.accuracy)
 
 
 def test_a_run_whose_further_networks_are_gone_is_told_where_they_are_needed(with_parts, tmp_path):

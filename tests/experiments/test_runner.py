@@ -42,6 +42,7 @@ from afield.training.method import Learner, Task, pool
 from afield.training.methods.erm import ERM
 from afield.training.schedules import make_schedule
 from tests.experiments.interruption import interrupted, outcome
+from tests.pairs import small_problem
 
 by_sources, by_left_out_source, by_validation, by_target = (rule.pick for rule in RULES.values())
 
@@ -72,8 +73,9 @@ PAIRS = [(method, "last") for method in registry.names("methods")] + [
 
 @pytest.mark.parametrize(("method", "average"), PAIRS)
 def test_an_interrupted_run_ends_in_the_same_bytes(method, average, tmp_path):
-    settings = {"steps": 84, "every": 14}
-    run = averaged(plan_run("spirals", method, target="turn0", settings=settings), average)
+    dataset, target, settings = small_problem(method)
+    settings = {"steps": 84, "every": 14, **settings}
+    run = averaged(plan_run(dataset, method, target=target, settings=settings), average)
     straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")
     execute(run, straight)
     # In a block of 64 steps of the stream, and after it.

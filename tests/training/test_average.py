@@ -1,18 +1,23 @@
 """The contract of every average."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from afield import registry
+from afield.data.samples import Rows
 from afield.data.stream import Stream
 from afield.hyperparameters import build, defaults, extremes, ranges
+from afield.networks.backbone import Classifier
 from afield.training.averages.last import Last
 from afield.training.evaluation import Checkpoint, Score, Scores
 from afield.training.loop import checkpoints
 from afield.training.methods.erm import ERM
+from tests.pairs import OF_IMAGES
 
 NAMES = registry.names("averages")
 HYPERPARAMETERS = [(n, h) for n in NAMES for h in ranges(registry.find("averages", n))]
@@ -172,6 +177,11 @@ PAIRS = [(method, "ema") for method in registry.names("methods")] + [
 @pytest.mark.parametrize(("method", "name"), PAIRS)
 def test_it_combines_with_every_method(method, name, model, task, samples):
     """It follows the training without changing it, and what it deploys is finite."""
+    if method in OF_IMAGES:
+        samples = replace(samples, x=Rows([samples.x.in_memory.unflatten(1, (1, 2, 3))]))
+        layers = nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 2), nn.Flatten()
+        model = Classifier(nn.Sequential(*layers), 16, len(task.classes))
+        task = replace(task, shape=(1, 2, 3))
     scores = dict.fromkeys(task.sources, Scores(probe=Score(0.5, 0.5, 1.0, 1)))
     ends = []
     for kind in (registry.find("averages", name), Last):

@@ -11,6 +11,7 @@ from torch import nn
 
 from afield.errors import SpecError
 from afield.networks.backbone import Classifier, network
+from afield.training.methods import miro
 from afield.training.methods.erm import ERM
 from afield.training.methods.miro import MIRO
 from tests.training.methods.reference import theta
@@ -50,6 +51,7 @@ def test_it_compares_the_blocks_of_a_cnn_and_four_of_a_transformer(task):
 
 
 def test_random_weights_are_warned_about(model, task, caplog):
+    miro._warn_of_random_start.cache_clear()
     with caplog.at_level(logging.WARNING):
         MIRO().setup(copy.deepcopy(model), task)
         assert not caplog.records

@@ -18,6 +18,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, cast
 
 import torch
@@ -40,6 +41,15 @@ FIRST_VARIANCE, LEAST_VARIANCE = 0.1, 1e-5
 BLOCKS = 4
 
 
+@cache
+def _warn_of_random_start() -> None:
+    """Log the warning once in a process, not for every run."""
+    log.warning(
+        "miro keeps features near those of the start, which are random here; give pretrained "
+        "--weights"
+    )
+
+
 @dataclass(frozen=True)
 class MIRO(Method):
     """Mutual-information regularization; `weight` is λ, `spread_rate` is that of the variances."""
@@ -56,10 +66,7 @@ class MIRO(Method):
         """Add the frozen copy of the features, and the variances of the stages."""
         first = copy.deepcopy(require_classifier(model, "miro").features)
         if not task.pretrained:
-            log.warning(
-                "miro keeps features near those of the start, which are random here; "
-                "give pretrained --weights"
-            )
+            _warn_of_random_start()
         x = sample_of_zeros(model, task)
         shapes = _compared_stages(model, x)
         spread = nn.ParameterList(_first_spread(shape, x) for shape in shapes.values())
