@@ -131,6 +131,22 @@ class Added:
 Range = Uniform | LogUniform | Around | Choice | Variant
 
 
+def describe_range(range_: Range) -> str:
+    """What draws choose from, in words.
+
+    >>> describe_range(LogUniform(0.1, 1e5)), describe_range(Variant((1, 2)))
+    ('draws: 0.1 to 100000, on a log scale', 'one of 1, 2; draws keep the default')
+    """
+    if isinstance(range_, Choice):
+        options = ", ".join(map(str, range_.options))
+        keeps = isinstance(range_, Variant)
+        return f"one of {options}; draws keep the default" if keeps else f"draws: one of {options}"
+    ends = f"{range_.low:g} to {range_.high:g}"
+    if isinstance(range_, Around):
+        return f"draws: {ends} times the default, on a log scale"
+    return f"draws: {ends}" + ", on a log scale" * isinstance(range_, LogUniform)
+
+
 def ranges(kind: Callable[..., Any]) -> dict[str, Range]:
     """Ranges of the fields of a dataclass or the keywords of a function.
 

@@ -114,6 +114,8 @@ def test_help_lists_every_command_and_each_has_a_help_text(afield):
     for words in [*([name] for name in NAMES), *(["data", name] for name in OF_DATA)]:
         code, out, _ = afield(*words, "--help", width=80)
         assert code == 0
+        assert "<str>" not in out
+        assert "<bool>" not in out
         assert f"Usage: afield {' '.join(words)} " in out
 
 
@@ -173,3 +175,28 @@ def test_a_polite_request_to_end_leaves_no_warning(tmp_path):
     assert process.returncode == 128 + signal.SIGTERM
     assert "semaphore" not in errors
     assert "Traceback" not in errors
+
+
+def test_the_shell_completes_commands(afield):
+    assert "--show-completion" in afield("--help")[1]
+
+
+@pytest.mark.slow
+def test_a_mistyped_path_is_reported_before_anything_large_is_imported():
+    """Modules that take seconds to import must not be loaded by then."""
+    program = (
+        "import sys; from afield.cli.app import app\n"
+        "try: app(sys.argv[1:], standalone_mode=False)\n"
+        "except Exception as error: print(error)\n"
+        "print([name for name in ('torch', 'pandas', 'scipy') if name in sys.modules])"
+    )
+    for words, message in (
+        (("bench", "no/such/folder"), "no file or folder no/such/folder"),
+        (("fit", "pacs/mini", "erm", "--out", "m"), "no file or folder pacs/mini"),
+        (("data", "check", "./tets"), "did you mean tests?"),
+        (("table", "nowhere"), "nowhere: no records there"),
+    ):
+        command = [sys.executable, "-c", program, *words]
+        found = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert message in found.stdout
+        assert found.stdout.endswith("[]\n")

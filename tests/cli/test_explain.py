@@ -6,7 +6,7 @@ from afield import registry
 from afield.cli.explain import MAX_NAMES, explanation_text
 from afield.data.lookup import find_dataset
 from afield.errors import UnknownNameError
-from afield.hyperparameters import defaults, ranges
+from afield.hyperparameters import defaults, describe_range, ranges
 
 EVERYTHING = [(kind, name) for kind in registry.KINDS for name in registry.names(kind)]
 
@@ -23,7 +23,8 @@ def test_list_has_a_line_on_everything(afield):
 def test_explain_prints_formula_settings_and_ranges(afield):
     code, out, _ = afield("explain", "vrex")
     assert code == 0
-    for words in ("vrex (methods)", "penalty = 10.0    LogUniform", "Differs from"):
+    penalty = "penalty = 10.0    (draws: 0.1 to 100000, on a log scale)"
+    for words in ("vrex (methods)", penalty, "Differs from"):
         assert words in out
     assert afield("explain", "erm")[1].endswith("\nsettings: none\n")
 
@@ -35,7 +36,7 @@ def test_an_explanation_has_the_whole_docstring_and_every_setting():
         instance = registry.find(kind, name)
         for setting, default in defaults(instance).items() if kind != "datasets" else ():
             (line,) = [x for x in text.splitlines() if x.startswith(f"  {setting} = {default}")]
-            assert line.endswith(str(ranges(instance)[setting]))
+            assert line.endswith(f"({describe_range(ranges(instance)[setting])})")
 
 
 def test_a_dataset_is_explained_with_its_domains_classes_and_defaults():

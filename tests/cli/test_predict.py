@@ -50,6 +50,16 @@ def test_predict_writes_a_file(afield, spiral_model, new, tmp_path):
     assert len(pd.read_parquet(tmp_path / "answers.parquet")) == 5
 
 
+def test_predict_overwrites_a_file_only_when_told_to(afield, spiral_model, new, tmp_path):
+    (tmp_path / "answers.csv").write_text("of yesterday")
+    code, _, err = afield("predict", spiral_model, new, "--out", "answers.csv")
+    assert code == 2
+    assert "answers.csv: exists already; use --force" in err
+    assert (tmp_path / "answers.csv").read_text() == "of yesterday"
+    assert afield("predict", spiral_model, new, "--out", "answers.csv", "--force")[0] == 0
+    assert (tmp_path / "answers.csv").read_text() != "of yesterday"
+
+
 def test_a_small_network_leaves_the_cores_to_what_reads_files(afield, spiral_model, new):
     before = torch.get_num_threads()
     try:
@@ -65,7 +75,7 @@ def test_a_small_network_leaves_the_cores_to_what_reads_files(afield, spiral_mod
 def test_a_folder_without_files_and_broken_ones_only_are_told(afield, spiral_model, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "answers.csv").write_text("of yesterday")
-    for words in ((), ("--out", "answers.csv")):
+    for words in ((), ("--out", "answers.csv", "--force")):
         code, out, err = afield("predict", spiral_model, "empty", *words)
         assert (code, out) == (2, "")
     assert (tmp_path / "answers.csv").read_text() == "of yesterday"

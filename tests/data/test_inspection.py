@@ -113,7 +113,10 @@ def test_copies_of_arrays_are_reported_by_their_number(tmp_path):
 
 def test_uneven_domains_and_classes_are_reported_with_their_numbers(tmp_path):
     counts = {("big", "cup"): 20, ("big", "pot"): 4, ("small", "cup"): 4, ("small", "pot"): 4}
-    domain, label = inspect_dataset(pictures(tmp_path / "own", counts)).remarks
+    domain, label, within = inspect_dataset(pictures(tmp_path / "own", counts)).remarks
+    assert within == (
+        "domain 'big' has 20 samples of 'cup', 4 of 'pot': imbalanced within the domain"
+    )
     assert domain.startswith("domain 'big' has 24 samples, 'small' has 8: imbalanced")
     # What balances classes does nothing for domains.
     assert "balance=true" not in domain

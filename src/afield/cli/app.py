@@ -20,6 +20,7 @@ from afield.cli.bench import bench, status, sweep
 from afield.cli.data import data
 from afield.cli.diagnose import diagnose
 from afield.cli.explain import explain, list_
+from afield.cli.help import Command, Group
 from afield.cli.merge import MergeCommand, merge
 from afield.cli.model import export, fit
 from afield.cli.new import new
@@ -41,9 +42,9 @@ FILE_ADVICE = {
 }
 
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     invoke_without_command=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -60,7 +61,7 @@ for heading, commands in COMMANDS.items():
     for command in commands:
         app.command(
             name=command.__name__.strip("_").replace("_", "-"),
-            cls=MergeCommand if command is merge else None,
+            cls=MergeCommand if command is merge else Command,
             rich_help_panel=heading,
         )(command)
 app.add_typer(data, name="data", rich_help_panel="Data")
@@ -102,7 +103,7 @@ def main() -> None:
     # Without a handler, worker processes would be left and semaphores reported as leaked.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        app()
+        app(prog_name="afield")
     except SystemExit as end:
         # Ray replaces the exit code of what interrupts its calls.
         sys.exit(130 if _interrupted.is_set() else end.code)

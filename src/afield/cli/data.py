@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from afield.cli import console
+from afield.cli.help import Command, Group
 from afield.cli.options import ClassNames, DatasetArgument, Templates
 
 if TYPE_CHECKING:
@@ -22,10 +23,10 @@ MAX_CLASS_COLUMNS = 12
 # How many remarks `check` prints.
 MAX_REMARKS = 20
 
-data = typer.Typer(help="List, download and check datasets.", no_args_is_help=True)
+data = typer.Typer(cls=Group, help="List, download and check datasets.", no_args_is_help=True)
 
 
-@data.command(name="list")
+@data.command(name="list", cls=Command)
 def list_() -> None:
     """List all datasets: which ones are here, and how to get the others."""
     from afield.data.availability import list_availability
@@ -44,7 +45,7 @@ def list_() -> None:
     console.out.print(table)
 
 
-@data.command()
+@data.command(cls=Command)
 def get(
     name: Annotated[
         str,
@@ -65,7 +66,7 @@ def get(
     console.out.print(f"{name}: {where} ({size})", markup=False, soft_wrap=True)
 
 
-@data.command()
+@data.command(cls=Command)
 def check(
     dataset: DatasetArgument,
     out: Annotated[

@@ -58,7 +58,7 @@ def explanation_text(name: str) -> str:
     """Description, settings and search ranges of whatever has this name.
 
     >>> print(explanation_text("groupdro").splitlines()[-1])
-      eta = 0.01    LogUniform(low=0.001, high=0.1)
+      eta = 0.01    (draws: 0.001 to 0.1, on a log scale)
     """
     for kind in registry.KINDS:
         if name in registry.names(kind):
@@ -92,12 +92,13 @@ def _format_names(names: Sequence[str]) -> str:
 
 def _settings_facts(kind: str, name: str) -> list[str]:
     """The docstring of the class or function, which explains its settings, and their ranges."""
-    from afield.hyperparameters import defaults, ranges
+    from afield.hyperparameters import defaults, describe_range, ranges
 
     instance = registry.find(kind, name)
-    settings, limits = defaults(instance), ranges(instance)
+    settings = defaults(instance)
+    words = {name: f"    ({describe_range(each)})" for name, each in ranges(instance).items()}
     return [
         f"{inspect.cleandoc(instance.__doc__ or '')}\n",
         "settings:" if settings else "settings: none",
-        *(f"  {name} = {value}    {limits.get(name, '')}" for name, value in settings.items()),
+        *(f"  {name} = {value}{words.get(name, '')}" for name, value in settings.items()),
     ]

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 from rich.text import Text
-from typer.core import TyperCommand
 
 from afield import registry
 from afield.cli import console
+from afield.cli.help import Command
 from afield.cli.options import OUTPUT, parse_assignments
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["MergeCommand", "merge"]
 
 
-class MergeCommand(TyperCommand):
+class MergeCommand(Command):
     """A command whose help ends with the list of merges."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

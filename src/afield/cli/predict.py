@@ -39,6 +39,7 @@ def predict(
             "output is redirected.",
         ),
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     domain: Annotated[
         str | None,
         typer.Option(
@@ -105,6 +106,8 @@ def predict(
 
     if out is not None:
         check_output_file(out)
+        if out.exists() and not force:
+            raise SpecError(f"{out}: exists already; use --force to overwrite it")
     loaded = load(model, device=device or default_device())
     if adapt is not None:
         loaded = loaded.adapted(adapt, collect_settings(set_))

@@ -33,6 +33,8 @@ IMAGE_SIZE = 64
 MAX_NAMES = 20
 # A class or domain that is this many times as large as another gets a remark.
 IMBALANCE_RATIO = 3.0
+# The same for the classes of one domain.
+WITHIN_RATIO = 5.0
 # Maximum number of rows and columns of a contact sheet, and the gray value between its cells.
 MAX_CELLS, GAP_GRAY = 12, 0.8
 # Widths of a cell and of a character, in inches.
@@ -55,6 +57,7 @@ class Inspection:
         remarks = [f"broken: {name} ({reason})" for name, reason in self.broken.items()]
         remarks += _missing_classes(self.dataset, self.counts)
         remarks += _imbalances(self.dataset, self.counts)
+        remarks += _imbalances_within(self.dataset, self.counts)
         remarks += extreme_value_warnings(self.domains)
         if self.duplicates:
             first, second = self.duplicates[0]
@@ -179,6 +182,18 @@ def _missing_classes(dataset: DomainSet, counts: NDArray[np.int64]) -> list[str]
         if absent:
             more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
             remarks.append(f"domain {name!r} has no sample of {', '.join(absent[:3])}{more}")
+    return remarks
+
+
+def _imbalances_within(dataset: DomainSet, counts: NDArray[np.int64]) -> list[str]:
+    """Domains whose largest class has many times as many samples as their smallest one."""
+    remarks = []
+    for name, row in zip(dataset.domains, counts, strict=True):
+        most, least = int(row.argmax()), int(np.where(row > 0, row, row.max() + 1).argmin())
+        if row[least] > 0 and row[most] >= WITHIN_RATIO * row[least]:
+            sizes = f"{row[most]} samples of {dataset.classes[most]!r}, "
+            sizes += f"{row[least]} of {dataset.classes[least]!r}"
+            remarks.append(f"domain {name!r} has {sizes}: imbalanced within the domain")
     return remarks
 
 

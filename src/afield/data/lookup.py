@@ -12,10 +12,11 @@ from afield.data.domains import DomainSet, data_root
 from afield.data.sources.arrays import array_dataset
 from afield.data.sources.folders import folder_dataset
 from afield.data.sources.fonts import font_dataset, is_font
+from afield.data.sources.paths import dataset_path, unknown_dataset
 from afield.data.sources.table_columns import split_spec
 from afield.data.sources.table_files import is_table
 from afield.data.sources.tables import table_dataset
-from afield.errors import AfieldError, DataError, SpecError, UnknownNameError
+from afield.errors import DataError, SpecError
 
 __all__ = ["find_dataset"]
 
@@ -32,36 +33,20 @@ def find_dataset(spec: str | Path, root: Path | None = None) -> DomainSet:
     if name in registry.names("datasets"):
         return _named_dataset(name, root or data_root())
     name, choice = split_spec(name)
-    try:
-        path = Path(name).expanduser()
-        if name and not path.exists() and path.with_name(f"{path.name}.npz").exists():
-            path = path.with_name(f"{path.name}.npz")
-        exists = bool(name) and path.exists()
-    except (OSError, RuntimeError, ValueError) as error:
-        raise DataError(f"no file or folder {name!r} ({error})") from None
-    if exists and is_table(path) and path.is_file():
+    path = dataset_path(name)
+    if path is not None and is_table(path) and path.is_file():
         return table_dataset(path, choice)
     if choice.query:
         raise SpecError(f"{name}{choice.query}: only the columns of a table can be named")
-    if exists:
+    if path is not None:
         return _folder_dataset(path) if path.is_dir() else array_dataset(path)
-    raise _not_found(name)
-
-
-def _not_found(name: str) -> AfieldError:
     path = Path(name).expanduser()
     if path.is_absolute() and path.is_relative_to(cache_root().resolve()):
-        return DataError(
+        raise DataError(
             f"no features {name}: the cache was deleted; `afield bench` with the folder "
             f"{path.name} computes them again"
         )
-    if "/" in name or "." in name:
-        return DataError(
-            f"no file or folder {name}; give a folder root/<domain>/<class>/<file>, an .npz file, "
-            "or a table (.csv, .parquet, .jsonl)"
-        )
-    advice = registry.hint(name, registry.names("datasets"))
-    return UnknownNameError(f"no dataset, file or folder is called {name!r}; {advice}")
+    raise unknown_dataset(name)
 
 
 def _named_dataset(name: str, root: Path) -> DomainSet:

@@ -1,7 +1,7 @@
 """The results table in every format: terminal, Markdown, LaTeX and CSV."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import pandas as pd
@@ -14,6 +14,7 @@ from afield.experiments.selection import RULES
 from afield.files import escape_markdown, guard_formula
 from afield.reporting.table import (
     COLUMNS,
+    display_order,
     find_column,
     format_value,
     ranks,
@@ -22,8 +23,10 @@ from afield.reporting.table import (
 )
 from afield.training.metrics import find_metric
 
-__all__ = ["FORMATS", "as_csv", "as_latex", "as_markdown", "as_rich"]
+__all__ = ["FORMATS", "abbreviate", "as_csv", "as_latex", "as_markdown", "as_rich"]
 
+# The longest name of a column in a narrow terminal.
+MAX_SHORT = 5
 CONFIDENCE_COLUMNS = [column.name for column in COLUMNS if column.confidence]
 
 
@@ -36,9 +39,9 @@ def as_rich(
 ) -> list[Group]:
     """Tables for a terminal, one per dataset, with a section for each rule.
 
-    If `width` is too small for one column per domain, domains become rows and methods columns. If
-    that is too wide as well, the columns about confidence are omitted. The claims are below the
-    table, one line per rule.
+    Mean and worst come first. If `width` is too small, domains are abbreviated and their standard
+    errors left out, then the other summaries, then the domains; a note says what is missing. The
+    claims are below the table, one line per rule.
     """
     return [
         Group(*_rich_table(title, part, width), *_rich_claims(title, part, claims or {}))
@@ -129,46 +132,96 @@ def _rich_claims(title: str, frame: pd.DataFrame, claims: Claims) -> list[Text]:
 
 def _rich_table(title: str, frame: pd.DataFrame, width: int | None) -> list[RenderableType]:
     """Title, table and rules; rich would wrap a title of the table itself at the table's width."""
-    rules = _split(frame, "rule")
-    table = _grid(rules, transposed=False)
-    if width is not None and _width(table) > width:
-        # A narrow terminal would cut the numbers; transposed, the table may be wider still.
-        table = min(table, _grid(rules, transposed=True), key=_width)
-    about_confidence = frame["domain"].isin(CONFIDENCE_COLUMNS)
-    if width is not None and _width(table) > width and about_confidence.any():
-        rest = _rich_table(title, frame[~about_confidence], width)
-        more = f"{' and '.join(CONFIDENCE_COLUMNS)}: in a wider terminal, or with --format md"
-        return [*rest, Text(more, style="italic")]
-    legend = Text(
-        "\n".join(f"{rule}: {RULES[rule].description}" for rule, _ in rules), style="italic"
-    )
-    return [Text(f"{title}: {table_caption(frame)}", style="italic"), table, legend]
+    ordered = frame.assign(
+        place=frame["domain"].map({n: i for i, n in enumerate(display_order(_columns(frame)))})
+    ).sort_values("place", kind="stable")
+    table, shown, notes = _fitting_grid(ordered, width)
+    caption = Text(f"{title}: {table_caption(shown)}", style="italic")
+    rules = [f"{rule}: {RULES[rule].description}" for rule in dict.fromkeys(frame["rule"])]
+    return [caption, table, Text("\n".join([*notes, *rules]), style="italic")]
+
+
+def _columns(frame: pd.DataFrame) -> list[str]:
+    """The columns of a table, in their order."""
+    return list(dict.fromkeys(frame["domain"]))
+
+
+def _fitting_grid(frame: pd.DataFrame, width: int | None) -> tuple[Table, pd.DataFrame, list[str]]:
+    """The table with the most columns that fits, its part of the frame, and what is left out."""
+    table = _grid(frame)
+    if width is None or _width(table) <= width:
+        return table, frame, []
+    columns = _columns(frame)
+    domains = {name for name in columns if find_column(name) is None}
+    short = abbreviate(domains if len(domains) < len(columns) else ())
+    kept = [name for name in columns if name == "mean" or getattr(find_column(name), "lowest", 0)]
+    rest = [name for name in columns if name not in kept and name not in domains]
+    notes = [f"{brief}: {name}" for name, brief in short.items() if brief != name]
+    legend = [", ".join(notes)] if notes else []
+    for left_out in _left_out(rest, [name for name in columns if name in domains]):
+        part = frame[~frame["domain"].isin(left_out)]
+        table = _grid(part, names=short, bare={*domains, *rest})
+        if _width(table) <= width:
+            break
+    hides_domains = bool(domains & set(left_out))
+    missing = [name for name in left_out if name not in domains]
+    missing += [f"the {len(domains)} domains"] if hides_domains else []
+    missing += ["± of the other columns"] if len(left_out) < len(domains) + len(rest) else []
+    more = f"not shown: {', '.join(missing)}; a wider terminal or --format md shows all"
+    return table, part, [*([] if hides_domains else legend), *([more] if missing else [])]
+
+
+def _left_out(rest: Sequence[str], domains: Sequence[str]) -> Iterator[list[str]]:
+    """What to leave out, more and more: confidence, other summaries, domains."""
+    yield []
+    yield [name for name in rest if name in CONFIDENCE_COLUMNS]
+    yield list(rest)
+    yield [*rest, *domains]
+
+
+def abbreviate(names: Iterable[str]) -> dict[str, str]:
+    """Short names for narrow columns: the first letters, as few as tell them apart.
+
+    >>> abbreviate(["art_painting", "cartoon", "photo"])
+    {'art_painting': 'art', 'cartoon': 'car', 'photo': 'pho'}
+    """
+    every = sorted(names)
+    if all(len(name) <= MAX_SHORT for name in every):
+        return {name: name for name in every}
+    for length in range(3, MAX_SHORT + 1):
+        if len({name[:length] for name in every}) == len(every):
+            return {name: name[:length] for name in every}
+    return {name: f"{name[:2]}{number}" for number, name in enumerate(every, start=1)}
 
 
 def _width(table: Table) -> int:
     return Console(width=10_000).measure(table).maximum
 
 
-def _grid(rules: Sequence[tuple[str, pd.DataFrame]], *, transposed: bool) -> Table:
-    """A row per method and a column per domain, or the other way round."""
-    table = Table(box=box.SIMPLE)
-    rows, columns = ("domain", "method") if transposed else ("method", "domain")
-    longest = max(len(name) for rule, part in rules for name in [*part[rows], f"{rule}:"])
-    table.add_column(rows, min_width=min(longest, 24))
-    for name in dict.fromkeys(name for _, part in rules for name in part[columns]):
+def _grid(
+    frame: pd.DataFrame,
+    *,
+    names: Mapping[str, str] | None = None,
+    bare: Collection[str] = (),
+) -> Table:
+    """A row per method and a column per domain; `bare` columns have no standard errors."""
+    rules = _split(frame, "rule")
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0) if bare else (0, 1))
+    longest = max(len(name) for rule, part in rules for name in [*part["method"], f"{rule}:"])
+    table.add_column("method", min_width=min(longest, 24), overflow="fold")
+    for name in _columns(frame):
         # Two lines are as wide as the numbers below them.
-        header = name.replace(" ", "\n", name in CONFIDENCE_COLUMNS)
+        header = (names or {}).get(name, name.replace(" ", "\n", name in CONFIDENCE_COLUMNS))
+        header = header.replace("-", "-\n") if name in bare else header
         table.add_column(Text(header), justify="right")
-    for rule, part in rules:
+    without = frame.assign(stderr=frame["stderr"].where(~frame["domain"].isin(list(bare))))
+    for rule, part in _split(without, "rule"):
         # No space after the sign: a narrow terminal breaks the cell before it.
-        cells, domains = _cells(
-            part, best="[bold]{}[/]".format, second="[u]{}[/]".format, sign=" ±"
-        )
+        cells, _ = _cells(part, best="[bold]{}[/]".format, second="[u]{}[/]".format, sign=" ±")
         table.add_section()
         if len(rules) > 1:
             table.add_row(Text(f"{rule}:", style="italic"))
-        by_domain = zip(domains, zip(*cells.values(), strict=True), strict=True)
-        for name, row in by_domain if transposed else cells.items():
+        for name, row in cells.items():
             table.add_row(Text(name), *row)
     return table
 

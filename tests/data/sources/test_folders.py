@@ -128,6 +128,11 @@ def test_a_single_domain_is_too_few(tmp_path):
     assert "at least two" in message
 
 
+def test_the_folder_above_the_dataset_is_answered_with_a_guess(tmp_path):
+    tree(tmp_path / "above" / "PACS")
+    assert refusal(tmp_path / "above").endswith(f"; did you mean {tmp_path}/above/PACS?")
+
+
 def test_a_single_class_is_too_few(tmp_path):
     assert "mine: only class 'cup'" in refusal(tree(tmp_path / "mine", classes=("cup",)))
 

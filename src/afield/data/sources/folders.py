@@ -35,15 +35,22 @@ MAX_NAMED_FILES = 5
 DomainFiles = Mapping[str, Sequence[LabeledFile]]
 
 
+def _has_domains(path: Path) -> bool:
+    """Whether two or more folders in it have folders themselves, as domains have classes."""
+    return sum(bool(list_folders(child)) for child in list_folders(path)) > 1
+
+
 def folder_dataset(path: Path) -> DomainSet:
     """Dataset of a user's folder; its subfolders are the domains, theirs are the classes."""
     path = path.resolve()
     modality = _detect_modality(path)
     names = [child.name for child in list_folders(path)]
     if len(names) < 2:
+        inner = [path / name for name in names if _has_domains(path / name)]
+        guess = f"; did you mean {inner[0]}?" if inner else ""
         raise DataError(
             f"{path}: {len(names)} domain folder(s); at least two are needed, as "
-            f"root/<domain>/<class>/<{modality.noun}>"
+            f"root/<domain>/<class>/<{modality.noun}>{guess}"
         )
     classes = sorted({folder.name for name in names for folder in list_folders(path / name)})
     files = find_files(path, names, classes, modality)
