@@ -154,7 +154,9 @@ def _fitting_grid(frame: pd.DataFrame, width: int | None) -> tuple[Table, pd.Dat
     columns = _columns(frame)
     domains = {name for name in columns if find_column(name) is None}
     short = abbreviate(domains if len(domains) < len(columns) else ())
-    kept = [name for name in columns if name == "mean" or getattr(find_column(name), "lowest", 0)]
+    kept = [
+        name for name in columns if name == "mean" or getattr(find_column(name), "lowest", False)
+    ]
     rest = [name for name in columns if name not in kept and name not in domains]
     notes = [f"{brief}: {name}" for name, brief in short.items() if brief != name]
     legend = [", ".join(notes)] if notes else []
