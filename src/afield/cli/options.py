@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from afield import registry
-from afield.errors import DataError, SpecError, UnknownNameError
+from afield.cli.early_checks import check_dataset, check_store, check_stores
+from afield.errors import SpecError, UnknownNameError
 from afield.experiments.benchmark import OPTIONS
 from afield.training.metrics import METRICS
 
@@ -50,32 +51,9 @@ TRAINING, RUNNING, OUTPUT = "Data, network and training", "Running", "Output"
 SCORES = "Which scores"
 EVALUATION = "Splits"
 
-
-def _check_dataset(name: str | None) -> str | None:
-    """Report a mistyped path before anything large is imported."""
-    from afield.data.sources.paths import check_dataset_exists
-
-    if name is not None:
-        check_dataset_exists(name)
-    return name
-
-
-def _check_store(name: str) -> str:
-    """The same for a store; addresses are left to the command."""
-    if "://" not in name and not Path(name).expanduser().exists():
-        raise DataError(f"{name}: no records there; run `afield bench --store {name}`")
-    return name
-
-
-def _check_stores(names: list[str] | None) -> list[str] | None:
-    for name in names or ():
-        _check_store(name)
-    return names
-
-
 DatasetArgument = Annotated[
     str,
-    typer.Argument(metavar="DATASET", help=OPTIONS["dataset"].help, callback=_check_dataset),
+    typer.Argument(metavar="DATASET", help=OPTIONS["dataset"].help, callback=check_dataset),
 ]
 Average = Annotated[
     str, typer.Option(metavar="NAME", help=OPTIONS["average"].help, rich_help_panel=TRAINING)
@@ -226,7 +204,7 @@ StoresArgument = Annotated[
         help="Folders or addresses of the records that `afield bench` has written. Several stores "
         "give a table with a mean over datasets as well.",
         show_default="runs",
-        callback=_check_stores,
+        callback=check_stores,
     ),
 ]
 StoreArgument = Annotated[
@@ -234,7 +212,7 @@ StoreArgument = Annotated[
     typer.Argument(
         metavar="STORE",
         help="Folder or address of the records that `afield bench` has written.",
-        callback=_check_store,
+        callback=check_store,
     ),
 ]
 Format = Annotated[
