@@ -25,6 +25,7 @@ from afield.cli.merge import MergeCommand, merge
 from afield.cli.model import export, fit
 from afield.cli.new import new
 from afield.cli.predict import predict
+from afield.cli.recipe import recipe
 from afield.cli.report import export_domainbed, power, report, table
 from afield.cli.train import embed, train
 from afield.errors import AfieldError
@@ -65,6 +66,7 @@ for heading, commands in COMMANDS.items():
             rich_help_panel=heading,
         )(command)
 app.add_typer(data, name="data", rich_help_panel="Data")
+app.add_typer(recipe, name="recipe", rich_help_panel="Compare methods")
 
 
 @app.callback()

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -39,12 +40,13 @@ from afield.cli.options import (
 )
 from afield.errors import DataError
 from afield.experiments.benchmark import OPTIONS, Benchmark, make_benchmark, read_benchmark
+from afield.experiments.recipe import is_recipe, read_recipe
 
 if TYPE_CHECKING:
     from afield.experiments.record import Failure, Plan, Record, Run
     from afield.experiments.store import Store
 
-__all__ = ["bench", "status", "sweep"]
+__all__ = ["bench", "run_and_print", "status", "sweep", "with_options"]
 
 Command = Callable[..., None]
 NAMED_DOMAINS, MANY_DOMAINS, MERGING = "Which domains", "Datasets of many domains", "Merging"
@@ -75,7 +77,7 @@ SETTING_OPTIONS: dict[str, Any] = {
 }
 
 
-def _with_options(*names: str, optional: bool = False) -> Callable[[Command], Command]:
+def with_options(*names: str, optional: bool = False) -> Callable[[Command], Command]:
     """Give a command the options of `Benchmark`, between its arguments and its own options.
 
     An `optional` option has no default: it is None unless it is given.
@@ -125,7 +127,7 @@ def _keyword(name: str, kind: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
-@_with_options(*OPTIONS)
+@with_options(*OPTIONS)
 def bench(
     *,
     format_: Format = "console",
@@ -143,13 +145,14 @@ def bench(
     given = {name: options.pop(name) for name in SETTING_OPTIONS}
     given["skip_broken"] = given["skip_broken"] or None
     benchmark = make_benchmark(settings=collect_settings(given.pop("set_"), **given), **options)
-    _run(benchmark, format_=format_, tensorboard=tensorboard, quiet=quiet)
+    run_and_print(benchmark, format_=format_, tensorboard=tensorboard, quiet=quiet)
 
 
-@_with_options("on", "workers", "cpus", "gpus", "retries", "store", optional=True)
+@with_options("on", "workers", "cpus", "gpus", "retries", "store", optional=True)
 def sweep(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Benchmark in TOML; see docs/sweeps.md.")
+        Path,
+        typer.Argument(metavar="FILE", help="Benchmark or recipe in TOML; see docs/sweeps.md."),
     ],
     *,
     format_: Format = "console",
@@ -157,13 +160,19 @@ def sweep(
     quiet: Quiet = False,
     **options: Any,
 ) -> None:
-    """Run the benchmark of a TOML file.
+    """Run the benchmark of a TOML file, or a recipe with several.
 
     Options given here replace those of the file.
     """
     check_format(format_)
+    if is_recipe(file):
+        from afield.cli.recipe import run_recipe
+
+        recipe = read_recipe(file, **options)
+        run_recipe(recipe, format_=format_, tensorboard=tensorboard, quiet=quiet)
+        return
     benchmark = read_benchmark(file, **options)
-    _run(benchmark, format_=format_, tensorboard=tensorboard, quiet=quiet)
+    run_and_print(benchmark, format_=format_, tensorboard=tensorboard, quiet=quiet)
 
 
 def status(
@@ -191,11 +200,22 @@ def status(
     live_view.print_statuses(benchmarks)
 
 
-def _run(benchmark: Benchmark, *, format_: str, tensorboard: bool, quiet: bool) -> None:
-    """Do the missing runs and show the table; the exit code is 1 if a run failed."""
+def run_and_print(
+    benchmark: Benchmark,
+    *,
+    format_: str,
+    tensorboard: bool,
+    quiet: bool,
+    plan: "Callable[[Benchmark], list[Run]] | None" = None,
+    show: "Callable[[Sequence[Record | Failure], Sequence[Run], Store], None] | None" = None,
+) -> None:
+    """Do the missing runs and show the table; the exit code is 1 if a run failed.
+
+    `plan` and `show` replace how the benchmark is planned, and the table.
+    """
     from afield.experiments.benchmarking import Observer, run_benchmark
+    from afield.experiments.planning import plan_runs
     from afield.experiments.record import Failure
-    from afield.experiments.selection import resolve_rules
     from afield.reporting.page import write_report
 
     class Printer(Observer):
@@ -217,15 +237,7 @@ def _run(benchmark: Benchmark, *, format_: str, tensorboard: bool, quiet: bool) 
         def finished(
             self, outcomes: "Sequence[Record | Failure]", runs: "Sequence[Run]", store: "Store"
         ) -> None:
-            rules = resolve_rules([rule for run in runs for rule in run.rules])
-            console.print_outcomes(
-                outcomes,
-                store,
-                output_format=format_,
-                rules=rules,
-                quiet=quiet,
-                metric=runs[0].metric,
-            )
+            (show or partial(_print_table, format_=format_, quiet=quiet))(outcomes, runs, store)
 
         def reported(self, path: str) -> None:
             if not quiet:
@@ -233,6 +245,7 @@ def _run(benchmark: Benchmark, *, format_: str, tensorboard: bool, quiet: bool) 
 
     outcomes = run_benchmark(
         benchmark,
+        plan=plan or plan_runs,
         report=write_report,
         observer=Printer(),
         command=shlex.join(["afield", *sys.argv[1:]]),
@@ -240,3 +253,23 @@ def _run(benchmark: Benchmark, *, format_: str, tensorboard: bool, quiet: bool) 
     )
     if any(isinstance(outcome, Failure) for outcome in outcomes):
         raise typer.Exit(1)
+
+
+def _print_table(
+    outcomes: "Sequence[Record | Failure]",
+    runs: "Sequence[Run]",
+    store: "Store",
+    *,
+    format_: str,
+    quiet: bool,
+) -> None:
+    from afield.experiments.selection import resolve_rules
+
+    console.print_outcomes(
+        outcomes,
+        store,
+        output_format=format_,
+        rules=resolve_rules([rule for run in runs for rule in run.rules]),
+        quiet=quiet,
+        metric=runs[0].metric,
+    )

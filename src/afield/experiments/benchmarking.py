@@ -56,6 +56,7 @@ class Observer:
 def run_benchmark(
     benchmark: Benchmark,
     *,
+    plan: Callable[[Benchmark], list[Run]] = plan_runs,
     report: Callable[[Store], str] | None = None,
     store: str | Path | Store | None = None,
     pool: Pool | None = None,
@@ -70,6 +71,8 @@ def run_benchmark(
     ----------
     benchmark
         What to compare.
+    plan
+        Makes the runs of the benchmark; a recipe has several benchmarks and plans all of them.
     report
         Writes the report into a store and returns its path.
     store, pool
@@ -89,11 +92,11 @@ def run_benchmark(
     if tensorboard:
         options["watch"] = TensorBoardWriter(f"{place.where()}/tensorboard")
     with observer.planning():
-        runs = plan_runs(benchmark)
+        runs = plan(benchmark)
     place.prepare()
-    plan = _write_plan(runs, place, command or shell_command(benchmark))
+    written = _write_plan(runs, place, command or shell_command(benchmark))
     outcomes = complete(runs, place, pool=pool, threads=benchmark.threads, **options)
-    ordered = sort_outcomes(runs, observer.follow(outcomes, runs, place, plan))
+    ordered = sort_outcomes(runs, observer.follow(outcomes, runs, place, written))
     observer.finished(ordered, runs, place)
     if report is not None:
         _write_report(report, place, observer)

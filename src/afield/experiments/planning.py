@@ -55,10 +55,18 @@ __all__ = ["check_run", "plan_run", "plan_runs"]
 log = logging.getLogger(__name__)
 
 
-def plan_runs(benchmark: Benchmark) -> list[Run]:
-    """The runs of a benchmark, dataset after dataset."""
+def plan_runs(benchmark: Benchmark, *, check_inputs: bool = True) -> list[Run]:
+    """The runs of a benchmark, dataset after dataset.
+
+    Without `check_inputs`, no network is built, and data are read only where the number of steps
+    depends on them: with epochs, or for the classes of your own data.
+    """
     _methods(benchmark)
-    return [run for name in benchmark.dataset for run in _plan_dataset(benchmark, name)]
+    return [
+        run
+        for name in benchmark.dataset
+        for run in _plan_dataset(benchmark, name, check_inputs=check_inputs)
+    ]
 
 
 def plan_run(
@@ -129,9 +137,10 @@ def _with_defaults(benchmark: Benchmark, dataset: DomainSet) -> Benchmark:
     return replace(benchmark, methods=DEFAULT_METHODS, merges=merges)
 
 
-def _plan_dataset(asked: Benchmark, name: str) -> list[Run]:
+def _plan_dataset(asked: Benchmark, name: str, *, check_inputs: bool) -> list[Run]:
     dataset = find_dataset(name_columns(name, label=asked.label, domain=asked.domain))
-    dataset.check_available()
+    if check_inputs:
+        dataset.check_available()
     dataset, remaining = use_features(dataset, asked.settings, finetune=asked.finetune)
     asked = replace(asked, settings=remaining)
     benchmark = _with_defaults(_published_task(asked, dataset), dataset)
@@ -167,10 +176,15 @@ def _plan_dataset(asked: Benchmark, name: str) -> list[Run]:
         chosen: dict[str, Any] = {"expert_method": experts, "base_steps": benchmark.base_steps}
         chosen |= {"expert_draws": draws, "baselines": bool(asked.merges)}
         runs += merging_runs(dataset, merges, choice=choice, settings=settings, **chosen, **shared)
-    check_unseen_classes(dataset, runs)
-    _check_inputs(dataset, runs[0])
     runs = with_classes_choice(runs, dataset, benchmark.classes)
     runs += adapted_runs(runs, adaptations, benchmark.settings)
+    return _checked_runs(dataset, runs, every=every) if check_inputs else runs
+
+
+def _checked_runs(dataset: DomainSet, runs: list[Run], *, every: bool) -> list[Run]:
+    """The possible runs, after reading the data and building the network."""
+    check_unseen_classes(dataset, runs)
+    _check_inputs(dataset, runs[0])
     return possible_runs(dataset, runs, every=every)
 
 

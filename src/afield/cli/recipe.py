@@ -1,0 +1,219 @@
+"""The commands ``afield recipe list``, ``show`` and ``run``: tables and figures of papers."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from afield.cli import console
+from afield.cli.bench import run_and_print, with_options
+from afield.cli.options import (
+    Format,
+    Quiet,
+    SetOption,
+    Tensorboard,
+    check_format,
+    collect_settings,
+    split_names,
+)
+from afield.errors import SpecError
+from afield.experiments.recipe import Changes, Recipe, read_recipe, recipe_names
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from afield.experiments.benchmark import Benchmark
+    from afield.experiments.record import Failure, Record, Run
+    from afield.experiments.store import Store
+
+__all__ = ["recipe", "run_recipe"]
+
+recipe = typer.Typer(
+    help="Run the tables and figures of papers, with the paper's numbers beside ours.",
+    no_args_is_help=True,
+)
+# Files that `run` leaves in the store.
+NUMBERS_FILE, TABLES_FILE = "paper.csv", "paper.md"
+
+Name = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="A recipe of `afield recipe list`, or a TOML file."),
+]
+Scale = Annotated[
+    float,
+    typer.Option(
+        metavar="SHARE",
+        help="Multiply steps (at least 50) or epochs by this, e.g. 0.1. Titles of tables say so.",
+    ),
+]
+Trials = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Repetitions, in place of the recipe's.")
+]
+Methods = Annotated[
+    str | None,
+    typer.Option(metavar="NAMES", help="Only these methods or merges of the recipe."),
+]
+Data = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=PATH",
+        help="Use other data in place of a dataset, e.g. pacs=my/folder. Repeatable.",
+    ),
+]
+
+
+@recipe.command(name="list")
+def list_() -> None:
+    """List all recipes: what they show, and how closely afield can follow the paper."""
+    table = Table(box=box.SIMPLE)
+    for column in ("recipe", "reproduces", "shows"):
+        table.add_column(column, overflow="fold")
+    for name in recipe_names():
+        one = read_recipe(name)
+        table.add_row(Text(name), Text(one.reproduces), Text(one.title))
+    console.out.print(table)
+
+
+@recipe.command()
+def show(
+    name: Name,
+    scale: Scale = 1.0,
+    trials: Trials = None,
+    methods: Methods = None,
+    data: Data = None,
+    set_: SetOption = None,
+    measure: Annotated[
+        bool, typer.Option(help="Measure a training step, to estimate the time.")
+    ] = True,
+) -> None:
+    """Show what a recipe runs and costs: runs, images, time, disk, and which data are missing."""
+    from afield.experiments.recipe_costs import estimate_costs
+
+    one = read_recipe(name, changes=_changes(scale, trials, methods, data, set_))
+    lines = [one.full_title, f"reproduces: {one.reproduces}"]
+    lines += [f"differs: {one.differs}"] if one.differs else []
+    lines += estimate_costs(one, measure=measure).describe()
+    if one.parts:
+        lines.append(f"run it: afield recipe run {name}")
+    lines += [f"afterwards: {one.after}"] if one.after else []
+    for line in lines:
+        console.out.print(line, markup=False, soft_wrap=True)
+
+
+@recipe.command()
+@with_options("on", "workers", "cpus", "gpus", "retries", "store", optional=True)
+def run(
+    name: Name,
+    *,
+    scale: Scale = 1.0,
+    trials: Trials = None,
+    methods: Methods = None,
+    data: Data = None,
+    set_: SetOption = None,
+    format_: Format = "console",
+    tensorboard: Tensorboard = False,
+    quiet: Quiet = False,
+    **options: Any,
+) -> None:
+    """Run a recipe and show the paper's numbers beside ours.
+
+    Runs that the store already holds are not repeated: run the same command
+    again to continue. Default store: recipes/NAME.
+    """
+    check_format(format_)
+    changes = _changes(scale, trials, methods, data, set_)
+    one = read_recipe(name, changes=changes, **options)
+    run_recipe(one, format_=format_, tensorboard=tensorboard, quiet=quiet)
+
+
+def _changes(
+    scale: float,
+    trials: int | None,
+    methods: str | None,
+    data: Sequence[str] | None,
+    set_: list[str] | None,
+) -> Changes:
+    replaced = dict(_assignment(text) for text in data or ())
+    chosen = tuple(split_names(methods)) if methods else ()
+    return Changes(scale, trials, chosen, replaced, collect_settings(set_))
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, _, path = text.partition("=")
+    if not name or not path:
+        raise SpecError(f"--data {text}: write the name of a dataset and a path, NAME=PATH")
+    return name, path
+
+
+def run_recipe(one: Recipe, *, format_: str, tensorboard: bool, quiet: bool) -> None:
+    """Do the missing runs of a recipe, and show the paper's numbers beside ours."""
+    from dataclasses import replace
+
+    from afield.experiments.recipe import merge_plans, plan_recipe
+
+    if not one.parts:
+        raise SpecError(f"{one.name} has no runs: {one.differs}")
+    plans: list[list[Run]] = []
+
+    def plan(_: "Benchmark") -> "list[Run]":
+        plans.extend(plan_recipe(one))
+        return merge_plans(plans)
+
+    def show_table(
+        outcomes: "Sequence[Record | Failure]", _: "Sequence[Run]", store: "Store"
+    ) -> None:
+        _show(one, plans, outcomes, store, format_)
+
+    first = one.parts[0].benchmark
+    if first.store == "runs":
+        first = replace(first, store=f"recipes/{one.name}")
+    run_and_print(
+        first, format_=format_, tensorboard=tensorboard, quiet=quiet, plan=plan, show=show_table
+    )
+
+
+def _show(
+    one: Recipe,
+    plans: "Sequence[Sequence[Run]]",
+    outcomes: "Sequence[Record | Failure]",
+    store: "Store",
+    format_: str,
+) -> None:
+    """Print the tables, and keep them in the store."""
+    from afield.experiments.record import Failure, Record
+    from afield.reporting.paper import compare_with_paper, paper_markdown
+
+    found = {each.run.key: each for each in outcomes if isinstance(each, Record)}
+    records = [[found[run.key] for run in plan if run.key in found] for plan in plans]
+    frame = compare_with_paper(one, records)
+    store.put_file(NUMBERS_FILE, frame.to_csv(index=False).encode())
+    store.put_file(TABLES_FILE, paper_markdown(one, frame).encode())
+    _print_tables(one, frame, format_)
+    for each in outcomes:
+        if isinstance(each, Failure):
+            failed = f"failed: {console.describe_failure(each)}"
+            console.err.print(failed, markup=False, soft_wrap=True)
+    if one.after:
+        after = one.after.replace("STORE", store.where())
+        console.err.print(f"next: {after}", markup=False, soft_wrap=True)
+
+
+def _print_tables(one: Recipe, frame: "pd.DataFrame", format_: str) -> None:
+    from afield.reporting.paper import paper_caption, paper_markdown, paper_tables
+
+    if format_ != "console":
+        text = frame.to_csv(index=False) if format_ == "csv" else paper_markdown(one, frame)
+        console.out.print(text, markup=False, soft_wrap=True)
+        return
+    console.out.print(Text(one.full_title, style="bold"))
+    for title, header, rows in paper_tables(frame):
+        table = Table(box=box.SIMPLE, title=Text(title), title_justify="left")
+        for column in header:
+            table.add_column(Text(column), overflow="fold")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        console.out.print(table)
+    console.out.print(paper_caption(one), markup=False, soft_wrap=True)

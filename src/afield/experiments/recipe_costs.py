@@ -1,0 +1,188 @@
+"""What a recipe costs, before anything is trained: runs, images, time, disk and missing data.
+
+The time is that of the training steps of plain training (erm) on this machine. A step is measured
+with random inputs, at most `MAX_MEASURED` of them, and multiplied. Methods with several passes take
+longer; evaluation and reading of the data come on top.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+
+from afield.compute import default_device, preserve_torch_state
+from afield.data.lookup import find_dataset
+from afield.errors import AfieldError
+from afield.experiments.planning import plan_runs
+from afield.experiments.recipe import Part, Recipe, merge_plans, missing_data
+from afield.experiments.record import Run
+from afield.experiments.run_setup import load_domains
+from afield.networks.backbone import Shape, network
+
+__all__ = ["Costs", "estimate_costs"]
+
+# Most samples in a measured step, and the number of measured steps; the fastest one counts.
+MAX_MEASURED, MEASURED_STEPS = 8, 2
+BYTES_PER_WEIGHT = 4
+HOUR, MINUTE = 3600, 60
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The cost of a recipe.
+
+    Attributes
+    ----------
+    runs, steps
+        Number of runs, and of training steps of all; None if steps depend on missing data.
+    images
+        Number of samples of each dataset; None if unknown.
+    seconds
+        Estimated time of the training steps, one run at a time; None if it is not known.
+    disk
+        Bytes of the weights that the store keeps; None if it is not known.
+    missing
+        Datasets that are not here, and how to get them.
+    """
+
+    runs: int
+    steps: int | None
+    images: Mapping[str, int | None]
+    seconds: float | None = None
+    disk: int | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    def describe(self) -> list[str]:
+        """The cost in a few lines."""
+        steps = f"{self.steps:,} training steps" if self.steps is not None else "steps by epochs"
+        images = ", ".join(
+            f"{name} {count:,}" if count is not None else f"{name} (unknown)"
+            for name, count in self.images.items()
+        )
+        lines = [f"runs: {self.runs:,}, {steps}", f"samples: {images or 'none'}"]
+        if self.seconds is not None:
+            lines.append(
+                f"time: about {_duration(self.seconds)} of training on {default_device()}, one run "
+                "at a time (measured with plain training; other methods take longer)"
+            )
+        if self.disk is not None:
+            lines.append(f"disk: about {self.disk / 1e9:.1f} GB of weights")
+        lines += [f"missing: {name}: {how}" for name, how in self.missing.items()]
+        return lines
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= HOUR:
+        return f"{seconds / HOUR:,.1f} hours"
+    return f"{seconds / MINUTE:.0f} minutes" if seconds >= MINUTE else f"{seconds:.0f} seconds"
+
+
+def estimate_costs(recipe: Recipe, *, measure: bool = True) -> Costs:
+    """The cost of a recipe; without `measure`, time and disk are unknown."""
+    missing = missing_data(recipe)
+    runs = merge_plans([_plan(part, missing) for part in recipe.parts])
+    trained = [run for run in runs if run.role != "merged"]
+    known = not any(run.dataset in missing and _has_epochs(recipe) for run in trained)
+    costs = Costs(
+        runs=len(runs),
+        steps=sum(run.steps for run in trained) if known else None,
+        images={name: _image_count(name) for name in recipe.datasets},
+        missing=missing,
+    )
+    if not measure or not runs:
+        return costs
+    measured = [_measure(run) for run in trained]
+    times = [None if each is None else each[0] for each in measured]
+    sizes = [None if each is None else each[1] for each in measured]
+    return replace(
+        costs,
+        seconds=_total(times) if known else None,
+        disk=None if None in sizes else sum(size or 0 for size in sizes),
+    )
+
+
+def _total(values: Sequence[float | None]) -> float | None:
+    return None if None in values else sum(value or 0.0 for value in values)
+
+
+def _has_epochs(recipe: Recipe) -> bool:
+    return any(part.benchmark.settings.get("epochs") for part in recipe.parts)
+
+
+def _plan(part: Part, missing: Mapping[str, str]) -> list[Run]:
+    """The runs of a part; with missing data, epochs cannot be counted, and each run has a step."""
+    benchmark = part.benchmark
+    if set(benchmark.dataset) & set(missing):
+        settings = {name: value for name, value in benchmark.settings.items() if name != "epochs"}
+        if len(settings) < len(benchmark.settings):
+            settings |= {"steps": 1, "lr_schedule": ""}
+        benchmark = replace(benchmark, settings=settings)
+        if benchmark.hold_out and not _has_domains(benchmark.dataset):
+            return []
+    return plan_runs(benchmark, check_inputs=False)
+
+
+def _has_domains(datasets: Sequence[str]) -> bool:
+    return all(find_dataset(name).domains for name in datasets)
+
+
+def _image_count(name: str) -> int | None:
+    dataset = find_dataset(name)
+    if dataset.sizes:
+        return sum(dataset.sizes.values())
+    return None
+
+
+def _measure(run: Run) -> tuple[float, int] | None:
+    """Seconds of all steps of a run and bytes of its weights; None if the input is unknown."""
+    shape = _shape(run)
+    if shape is None:
+        return None
+    samples = run.batch_total or run.batch * (
+        min(run.domains_per_step, len(run.sources)) or len(run.sources)
+    )
+    count = min(samples, MAX_MEASURED) or MAX_MEASURED
+    seconds, weights = _step(run.backbone, shape, count)
+    return run.steps * seconds * samples / count, weights * BYTES_PER_WEIGHT
+
+
+def _shape(run: Run) -> Shape | None:
+    """The shape of an input: known for images, read from the data for arrays."""
+    if run.size:
+        return (3, run.size, run.size)
+    dataset = find_dataset(run.dataset)
+    if dataset.missing_files() or not dataset.domains:
+        return None
+    domains = load_domains(dataset, run)
+    return tuple(next(iter(domains.values())).x.shape[1:])
+
+
+@lru_cache(maxsize=64)
+def _step(backbone: str, shape: Shape, count: int) -> tuple[float, int]:
+    """Seconds of a training step with so many samples, and the number of weights."""
+    device = default_device()
+    with preserve_torch_state(cuda=False):
+        try:
+            net = network(backbone, shape, 10, weights="").to(device)
+        except AfieldError:
+            return float("nan"), 0
+        optimizer = torch.optim.Adam(net.parameters())
+        x = torch.randn(count, *shape, device=device)
+        y = torch.zeros(count, dtype=torch.int64, device=device)
+        best = min(_timed(net, optimizer, x, y) for _ in range(MEASURED_STEPS))
+    return best, sum(weight.numel() for weight in net.parameters())
+
+
+def _timed(
+    net: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor
+) -> float:
+    start = time.perf_counter()
+    optimizer.zero_grad()
+    F.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    if x.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
