@@ -1,0 +1,228 @@
+"""Recipes have the grids and numbers of the papers, and can be changed without losing track."""
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import afield
+from afield.data.lookup import find_dataset
+from afield.errors import DataError, SpecError, UnknownNameError
+from afield.experiments.merged.runner import MERGE_BASELINES
+from afield.experiments.planning import plan_runs
+from afield.experiments.recipe import (
+    Changes,
+    is_recipe,
+    merge_plans,
+    plan_recipe,
+    read_recipe,
+    recipe_names,
+)
+from afield.experiments.recipe_costs import estimate_costs
+from tests.experiments.standins import use_standins
+
+TABLES = {
+    "arith": (1, 2, 3, 4, 5),
+    "seed_category": (1, 2, 3, 4, 5, 6, 7, 8),
+    "dmg": (1, 2, 3, 4, 5, 6),
+    "crossgrad": (3, 4, 5, 8, 9),
+    "score": (1, 2, 3, 4),
+}
+SMALL = """
+title = "spirals"
+reproduces = "approximate"
+differs = "everything"
+[options]
+dataset = "spirals"
+trials = 2
+steps = 60
+every = 30
+[[parts]]
+methods = ["erm", "vrex"]
+vrex.penalty = 3.0
+[[parts.numbers]]
+columns = ["turn0", "mean"]
+rows.erm = [10.0, 100.0]
+rows.other = [1.0, 2.0]
+[[parts]]
+name = "again"
+methods = ["erm"]
+"""
+
+
+@pytest.fixture
+def small(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    return path
+
+
+def test_every_table_of_the_five_papers_has_a_recipe():
+    expected = {f"{paper}_table{number}" for paper, numbers in TABLES.items() for number in numbers}
+    assert len(expected) == 28
+    assert {name for name in recipe_names() if "_table" in name} == expected
+
+
+@pytest.mark.slow
+def test_a_recipe_says_what_differs_and_how_long_it_trains():
+    for name in recipe_names():
+        recipe = read_recipe(name)
+        assert recipe.differs, name
+        assert "\n" not in recipe.title + recipe.differs, name
+        for part in recipe.parts:
+            assert {"steps", "epochs"} & set(part.benchmark.settings), f"{name}, {part.name}"
+        if not recipe.parts:
+            assert recipe.after, name
+
+
+def targets(run, domains):
+    """The domains that a run is tested on; empty for twins, bases and experts."""
+    unseen = run.tested or [name for name in domains[run.dataset] if name not in run.sources]
+    alone = run.tested or len(unseen) == 1
+    return unseen if alone and run.role in ("", "merged") else ()
+
+
+def cells(part, numbers, domains):
+    """The rows and domains that the numbers of a paper need."""
+    for row in set(numbers.rows) - set(part.quoted):
+        for column in numbers.columns:
+            named = column in domains and numbers.value != "group"
+            yield from ((row, domain) for domain in ([column] if named else domains))
+
+
+@pytest.mark.slow
+def test_a_plan_on_standin_data_has_the_rows_and_columns_of_the_paper(monkeypatch):
+    use_standins(monkeypatch)
+    for name in (n for n in recipe_names() if "_table" in n):
+        # One trial of the experts of one network is enough: the others have the same grid.
+        recipe = read_recipe(name, changes=Changes(trials=1, settings={"steps": 1}))
+        for part in recipe.parts:
+            first = "ViT-B-32, diagonal," if name == "score_table3" else "ViT-B-32,"
+            if name.startswith("score") and not part.name.startswith(first):
+                continue
+            runs = plan_runs(part.benchmark, check_inputs=False)
+            domains = {n: find_dataset(n).domains for n in part.benchmark.dataset}
+            planned = Counter((run.method, d) for run in runs for d in targets(run, domains))
+            tested = list(dict.fromkeys(domain for _, domain in planned))
+            for numbers in part.numbers:
+                assert set(numbers.rows) <= {*part.rows, *part.quoted, *MERGE_BASELINES}
+                if part.benchmark.hold_out:
+                    assert {run.method for run in runs} == set(part.rows)
+                    continue
+                for cell in cells(part, numbers, tested):
+                    assert planned[cell], f"{name}, {part.name}: no run for {cell}"
+            shown = {row for numbers in (*part.numbers, *recipe.numbers) for row in numbers.rows}
+            if part.numbers:
+                assert set(part.rows) <= shown, f"{name}, {part.name}"
+
+
+@pytest.mark.slow
+def test_runs_are_rows_times_columns_times_trials(monkeypatch):
+    use_standins(monkeypatch)
+    for name, rows, columns, trials in (
+        ("arith_table2", 9, 4, 3),
+        ("arith_table5", 3, 1, 3),
+        ("dmg_table1", 15, 6, 1),
+        ("dmg_table2", 9, 4, 3),
+        ("crossgrad_table9", 3, 6, 3),
+        ("crossgrad_table8", 4 * 4, 1, 3),
+    ):
+        plans = [plan_runs(p.benchmark, check_inputs=False) for p in read_recipe(name).parts]
+        assert len(merge_plans(plans)) == rows * columns * trials, name
+
+
+def test_cells_are_those_of_the_papers():
+    def cell(name, row, column, *, part=0, block=0):
+        numbers = read_recipe(name).parts[part].numbers[block]
+        return numbers.rows[row][numbers.columns.index(column)]
+
+    assert cell("arith_table1", "coral", "terra_incognita") == 47.7
+    assert cell("arith_table4", "arith", "domain_net", part=1) == 44.9
+    assert cell("arith_table5", "arith", "22") == 83.6
+    assert cell("seed_category_table2", "seed_category", "sketch", block=2) == 84.3
+    assert cell("seed_category_table3", "vrex", "+90%", block=1) == 72.2
+    assert cell("dmg_table1", "dmg", "quickdraw", part=6) == 15.68
+    assert cell("dmg_table3", "dmg", "mean", block=1) == 54.54
+    assert cell("dmg_table6", "MASF", "art_painting") == 70.35
+    assert cell("crossgrad_table9", "crossgrad", "75deg") == 91.4
+    assert cell("score_table1", "score", "fed_isic", part=6) == 50.12
+    assert math.isnan(cell("score_table1", "base", "retina_domains", part=7))
+    assert read_recipe("score_table3").numbers[-1].rows["score"] == (73.04,)
+
+
+def test_settings_are_those_of_the_papers():
+    part = read_recipe("score_table1").parts[6].benchmark
+    assert part.settings["score.divide_by_domains"] is False
+    assert part.settings["metric"] == "balanced_accuracy"
+    assert part.settings["epochs"] == 20
+    assert read_recipe("dmg_table2").parts[0].benchmark.settings["report"] == "whole"
+    assert read_recipe("crossgrad_table4").parts[0].benchmark.hold_out == 0.25
+
+
+def test_recipes_are_in_the_package():
+    assert sorted(Path(afield.__file__).parent.glob("experiments/recipes/*.toml"))
+
+
+def test_scale_shortens_training_and_the_title_says_so():
+    recipe = read_recipe("arith_table1", changes=Changes(scale=0.1, trials=2))
+    benchmark = recipe.parts[0].benchmark
+    assert (benchmark.settings["steps"], benchmark.trials) == (500, 2)
+    assert recipe.full_title.endswith("[steps × 0.1, trials=2]")
+    shortest = read_recipe("arith_table1", changes=Changes(scale=0.001))
+    assert shortest.parts[0].benchmark.settings["steps"] == 50
+    score = read_recipe("score_table1", changes=Changes(scale=0.1)).parts[0].benchmark
+    assert score.settings["epochs"] == 1
+    assert score.settings["lr_schedule"] == "cosine:warmup=50"
+    with pytest.raises(SpecError, match="scale 0"):
+        Changes(scale=0)
+
+
+def test_methods_data_and_settings_can_be_replaced():
+    changes = Changes(
+        methods=("erm", "arith"), data={"pacs": "my/pacs"}, settings={"epochs": "2", "size": "112"}
+    )
+    benchmark = read_recipe("arith_table4", changes=changes).parts[1].benchmark
+    assert benchmark.methods == ("erm", "arith")
+    assert benchmark.dataset[:2] == ("my/pacs", "vlcs")
+    assert "steps" not in benchmark.settings
+    with pytest.raises(SpecError, match="no part of it has the methods score"):
+        read_recipe("arith_table4", changes=Changes(methods=("score",)))
+
+
+def test_mistakes_are_one_line(tmp_path):
+    with pytest.raises(UnknownNameError, match="arith_table1"):
+        read_recipe("arith_table11")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_recipe(tmp_path / "none.toml")
+    path = tmp_path / "bad.toml"
+    path.write_text(SMALL.replace("[10.0, 100.0]", "[10.0]"))
+    with pytest.raises(SpecError, match=r"bad: .*row 'erm' has 1 numbers for 2 columns"):
+        read_recipe(path)
+
+
+def test_missing_data_are_one_error_before_training(tmp_path, monkeypatch):
+    monkeypatch.setenv("AFIELD_DATA", str(tmp_path))
+    with pytest.raises(DataError, match=r"pacs, vlcs, .*`afield recipe show arith_table1`"):
+        plan_recipe(read_recipe("arith_table1"))
+
+
+def test_a_run_of_two_parts_is_done_once_for_the_rules_of_both(small):
+    recipe = read_recipe(small)
+    assert is_recipe(small)
+    plans = plan_recipe(recipe)
+    assert [len(plan) for plan in plans] == [16, 8]
+    assert len(merge_plans(plans)) == 16
+
+
+def test_the_cost_is_known_before_training(small, tmp_path, monkeypatch):
+    costs = estimate_costs(read_recipe(small))
+    assert (costs.runs, costs.steps) == (16, 16 * 60)
+    assert costs.seconds is not None
+    assert costs.seconds > 0
+    assert costs.disk is not None
+    monkeypatch.setenv("AFIELD_DATA", str(tmp_path / "empty"))
+    missing = estimate_costs(read_recipe("dmg_table2"), measure=False)
+    assert (missing.runs, missing.steps) == (108, None)
+    assert missing.images == {"pacs": 9991}
+    assert any(line.startswith("missing: pacs: ") for line in missing.describe())

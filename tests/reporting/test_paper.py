@@ -1,0 +1,113 @@
+"""The numbers of a paper beside ours: what is compared with what, and what is marked."""
+
+import math
+
+import pytest
+
+from afield.experiments.recipe import read_recipe
+from afield.reporting.benchmarking import bench
+from afield.reporting.paper import compare_with_paper, paper_markdown, paper_tables
+from afield.reporting.table import tabulate
+
+TOML = """
+title = "spirals"
+reproduces = "approximate"
+differs = "the network"
+[options]
+dataset = "spirals"
+methods = ["erm", "vrex"]
+steps = 20
+trials = 2
+[[parts]]
+name = "net, one"
+[[parts.numbers]]
+columns = ["turn0", "mean"]
+rows.erm = [99.9, 1.0]
+rows.quoted = [50.0, nan]
+[[parts.numbers]]
+relative_to = "erm"
+title = "gain"
+columns = ["mean"]
+rows.vrex = [0.0]
+[[numbers]]
+over = "net,"
+columns = ["mean"]
+rows.erm = [1.0]
+"""
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    path = tmp_path_factory.mktemp("recipe") / "spirals.toml"
+    path.write_text(TOML)
+    return read_recipe(path)
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("store")
+    return bench("spirals", ["erm", "vrex"], trials=2, steps=20, store=folder, workers=1)
+
+
+@pytest.fixture(scope="module")
+def frame(recipe, records):
+    return compare_with_paper(recipe, [records])
+
+
+def find(frame, **words):
+    for name, value in words.items():
+        frame = frame[frame[name] == value]
+    (line,) = frame.to_dict("records")
+    return line
+
+
+def test_ours_are_the_numbers_of_the_table(frame, records):
+    table = tabulate(records, rules="sources")
+    for column in ("turn0", "mean"):
+        line = find(frame, part="net, one", row="erm", column=column)
+        expected = find(table, method="erm", domain=column)
+        assert line["ours"] == pytest.approx(100 * expected["accuracy"])
+        assert line["stderr"] == pytest.approx(100 * expected["stderr"])
+        assert line["difference"] == pytest.approx(line["ours"] - line["paper"])
+
+
+def test_only_clearly_lower_numbers_are_marked(frame):
+    assert find(frame, part="net, one", row="erm", column="turn0")["lower"]
+    assert not find(frame, part="net, one", row="erm", column="mean")["lower"]
+    assert not find(frame, part="net, one", row="quoted", column="turn0")["lower"]
+
+
+def test_one_trial_has_no_mark(recipe, records):
+    first = [record for record in records if record.run.trial == 0]
+    frame = compare_with_paper(recipe, [first])
+    line = find(frame, part="net, one", row="erm", column="turn0")
+    assert math.isnan(line["stderr"])
+    assert not line["lower"]
+
+
+def test_gains_are_differences_within_a_trial(frame, records):
+    table = tabulate(records, rules="sources")
+    gain = find(frame, part="net, one, gain", row="vrex")["ours"]
+    means = {m: find(table, method=m, domain="mean")["accuracy"] for m in ("erm", "vrex")}
+    assert gain == pytest.approx(100 * (means["vrex"] - means["erm"]))
+
+
+def test_numbers_over_parts_are_means_over_their_datasets(frame):
+    line = find(frame, part="net", row="erm", column="mean")
+    assert line["ours"] == find(frame, part="net, one", row="erm", column="mean")["ours"]
+
+
+def test_without_records_the_paper_stands_alone(recipe):
+    frame = compare_with_paper(recipe, [[]])
+    assert frame["ours"].isna().all()
+    assert "99.9 → –" in paper_markdown(recipe, frame)
+
+
+def test_cells_read_paper_arrow_ours(recipe, frame):
+    tables = list(paper_tables(frame))
+    title, header, rows = tables[0]
+    assert (title, header) == ("net, one; rule sources", ["row", "turn0", "mean"])
+    line = find(frame, part="net, one", row="erm", column="turn0")
+    shown = f"99.9 → {line['ours']:.1f} ± {line['stderr']:.1f} ({line['difference']:+.1f}▼)"
+    assert rows[0][:2] == ["erm", shown]
+    assert "Differs: the network." in paper_markdown(recipe, frame)
