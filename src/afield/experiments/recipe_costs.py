@@ -181,7 +181,7 @@ def _timed(
 ) -> float:
     start = time.perf_counter()
     optimizer.zero_grad()
-    F.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
+    F.cross_entropy(net(x), y).backward()
     optimizer.step()
     if x.is_cuda:
         torch.cuda.synchronize()
