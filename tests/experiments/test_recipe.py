@@ -11,7 +11,8 @@ from afield.data.lookup import find_dataset
 from afield.errors import DataError, SpecError, UnknownNameError
 from afield.experiments.merged.runner import MERGE_BASELINES
 from afield.experiments.planning import plan_runs
-from afield.experiments.recipe import (
+from afield.experiments.reproduction.costs import estimate_costs
+from afield.experiments.reproduction.recipe import (
     Changes,
     is_recipe,
     merge_plans,
@@ -19,7 +20,6 @@ from afield.experiments.recipe import (
     read_recipe,
     recipe_names,
 )
-from afield.experiments.recipe_costs import estimate_costs
 from tests.experiments.standins import use_standins
 
 TABLES = {
@@ -161,7 +161,7 @@ def test_settings_are_those_of_the_papers():
 
 
 def test_recipes_are_in_the_package():
-    assert sorted(Path(afield.__file__).parent.glob("experiments/recipes/*.toml"))
+    assert sorted(Path(afield.__file__).parent.glob("experiments/reproduction/recipes/*.toml"))
 
 
 def test_scale_shortens_training_and_the_title_says_so():

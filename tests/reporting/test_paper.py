@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from afield.experiments.recipe import read_recipe
+from afield.experiments.reproduction.recipe import read_recipe
 from afield.reporting.benchmarking import bench
 from afield.reporting.paper import compare_with_paper, paper_markdown, paper_tables
 from afield.reporting.table import tabulate

@@ -20,7 +20,7 @@ from afield.cli.options import (
     split_names,
 )
 from afield.errors import SpecError
-from afield.experiments.recipe import Changes, Recipe, read_recipe, recipe_names
+from afield.experiments.reproduction.recipe import Changes, Recipe, read_recipe, recipe_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,7 +90,7 @@ def show(
     ] = True,
 ) -> None:
     """Show what a recipe runs and costs: runs, images, time, disk, and which data are missing."""
-    from afield.experiments.recipe_costs import estimate_costs
+    from afield.experiments.reproduction.costs import estimate_costs
 
     one = read_recipe(name, changes=_changes(scale, trials, methods, data, set_))
     lines = [one.full_title, f"reproduces: {one.reproduces}"]
@@ -152,7 +152,7 @@ def run_recipe(one: Recipe, *, format_: str, tensorboard: bool, quiet: bool) -> 
     """Do the missing runs of a recipe, and show the paper's numbers beside ours."""
     from dataclasses import replace
 
-    from afield.experiments.recipe import merge_plans, plan_recipe
+    from afield.experiments.reproduction.recipe import merge_plans, plan_recipe
 
     if not one.parts:
         raise SpecError(f"{one.name} has no runs: {one.differs}")

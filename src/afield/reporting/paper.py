@@ -12,8 +12,8 @@ from statistics import fmean, stdev
 import pandas as pd
 
 from afield import registry
-from afield.experiments.recipe import Numbers, Part, Recipe
 from afield.experiments.record import Record
+from afield.experiments.reproduction.recipe import Numbers, Part, Recipe
 from afield.experiments.selection import Pick
 from afield.reporting.results import Picks, Results, group_records
 from afield.reporting.table.columns import MISSING

@@ -1,0 +1,1 @@
+"""Recipes: the tables and figures of papers as benchmarks, and what they cost."""
