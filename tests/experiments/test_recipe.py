@@ -12,14 +12,8 @@ from afield.errors import DataError, SpecError, UnknownNameError
 from afield.experiments.merged.runner import MERGE_BASELINES
 from afield.experiments.planning import plan_runs
 from afield.experiments.reproduction.costs import estimate_costs
-from afield.experiments.reproduction.recipe import (
-    Changes,
-    is_recipe,
-    merge_plans,
-    plan_recipe,
-    read_recipe,
-    recipe_names,
-)
+from afield.experiments.reproduction.planning import merge_plans, plan_recipe
+from afield.experiments.reproduction.recipe import Changes, is_recipe, read_recipe, recipe_names
 from tests.experiments.standins import use_standins
 
 TABLES = {

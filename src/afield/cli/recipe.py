@@ -152,7 +152,7 @@ def run_recipe(one: Recipe, *, format_: str, tensorboard: bool, quiet: bool) -> 
     """Do the missing runs of a recipe, and show the paper's numbers beside ours."""
     from dataclasses import replace
 
-    from afield.experiments.reproduction.recipe import merge_plans, plan_recipe
+    from afield.experiments.reproduction.planning import merge_plans, plan_recipe
 
     if not one.parts:
         raise SpecError(f"{one.name} has no runs: {one.differs}")

@@ -18,7 +18,8 @@ from afield.data.lookup import find_dataset
 from afield.errors import AfieldError
 from afield.experiments.planning import plan_runs
 from afield.experiments.record import Run
-from afield.experiments.reproduction.recipe import Part, Recipe, merge_plans, missing_data
+from afield.experiments.reproduction.planning import merge_plans, missing_data
+from afield.experiments.reproduction.recipe import Part, Recipe
 from afield.experiments.run_setup import load_domains
 from afield.networks.backbone import Shape, network
 

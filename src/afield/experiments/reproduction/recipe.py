@@ -25,21 +25,17 @@ of the part; other rows are numbers that the paper quotes, or of methods that af
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from afield.errors import AfieldError, DataError, SpecError, UnknownNameError
 from afield.experiments.benchmark import OPTIONS, Benchmark, make_benchmark
 from afield.experiments.options import build_validated
 from afield.registry import hint
 
-if TYPE_CHECKING:
-    from afield.experiments.record import Run
-
-__all__ = ["Changes", "Numbers", "Part", "Recipe", "is_recipe", "merge_plans", "missing_data"]
-__all__ += ["plan_recipe", "read_recipe", "recipe_names"]
+__all__ = ["Changes", "Numbers", "Part", "Recipe", "is_recipe", "read_recipe", "recipe_names"]
 
 FOLDER = Path(__file__).parent / "recipes"
 # The fewest steps that `--scale` leaves.
@@ -294,40 +290,3 @@ def _scaled(settings: Mapping[str, Any], scale: float) -> dict[str, Any]:
             scaled["lr_schedule"],
         )
     return scaled
-
-
-def plan_recipe(recipe: Recipe) -> "list[list[Run]]":
-    """The runs of each part, after reading and checking the data; missing data are one error."""
-    from afield.experiments.planning import plan_runs
-
-    missing = missing_data(recipe)
-    if missing:
-        raise DataError(
-            f"{recipe.name} needs data that are not here: {', '.join(missing)}; "
-            f"`afield recipe show {recipe.name}` says how to get them"
-        )
-    return [plan_runs(part.benchmark) for part in recipe.parts]
-
-
-def missing_data(recipe: Recipe) -> dict[str, str]:
-    """Datasets of a recipe whose files are missing, and how to get them."""
-    from afield.data.lookup import find_dataset
-
-    found = {name: find_dataset(name) for name in recipe.datasets}
-    return {
-        name: f"afield data get {name}"
-        if dataset.download.archives
-        else dataset.download.instructions
-        for name, dataset in found.items()
-        if dataset.missing_files()
-    }
-
-
-def merge_plans(plans: "Sequence[Sequence[Run]]") -> "list[Run]":
-    """All runs of several plans, each once, with the selection rules of all of them."""
-    merged: dict[str, Run] = {}
-    for run in (run for plan in plans for run in plan):
-        before = merged.get(run.key)
-        rules = tuple(dict.fromkeys((*(before.rules if before else ()), *run.rules)))
-        merged[run.key] = replace(before or run, rules=rules)
-    return list(merged.values())
