@@ -8,6 +8,7 @@ from afield.data.archives import unpack
 from afield.data.domains import DomainSet, data_root
 from afield.data.downloads import fetch
 from afield.data.lookup import find_dataset
+from afield.data.sources.hub import write_hub_images
 from afield.errors import AfieldError, DataError
 
 __all__ = ["Availability", "get_dataset", "list_availability"]
@@ -34,7 +35,9 @@ def get_dataset(name: str, root: Path | None = None) -> DomainSet:
     if dataset.origin:
         raise DataError(f"{name}: these are your own data; there is nothing to download")
     if dataset.missing_files(root):
-        if not dataset.download.archives:
+        if dataset.download.hub:
+            write_hub_images(dataset.download.hub, root / dataset.download.folder)
+        elif not dataset.download.archives:
             instructions = dataset.download.instructions
             raise DataError(
                 f"{name}: afield cannot download it; {instructions} (data root: {root})"
@@ -67,5 +70,6 @@ def _availability(name: str, root: Path) -> Availability:
         # A dataset of another package may fail to load; list the others all the same.
         return Availability(name, available=False, how_to_get=str(error))
     command, instructions = f"afield data get {name}", dataset.download.instructions
-    how_to_get = command if dataset.download.archives else instructions or "comes with afield"
+    automatic = bool(dataset.download.archives or dataset.download.hub)
+    how_to_get = command if automatic else instructions or "comes with afield"
     return Availability(name, available=not dataset.missing_files(root), how_to_get=how_to_get)

@@ -80,9 +80,15 @@ Reader = Callable[[ReadOptions], Mapping[str, Domain]]
 
 @dataclass(frozen=True)
 class Download:
-    """Where a dataset comes from: archives to fetch, or instructions for getting it by hand."""
+    """Where a dataset comes from: archives to fetch, or instructions for getting it by hand.
+
+    `hub` is a repository of images on the Hugging Face hub at a fixed revision, with the same
+    domains and classes, and `folder` the folder of the data root that its images are written to.
+    """
 
     archives: tuple[Archive, ...] = ()
+    hub: str = ""
+    folder: str = ""
     instructions: str = ""
     license: str = ""
 
@@ -144,7 +150,9 @@ class DomainSet:
         missing = self.missing_files(root)
         if missing:
             fetch = f"`afield data get {self.name}` downloads it"
-            advice = fetch if self.download.archives else self.download.instructions
+            advice = (
+                fetch if self.download.archives or self.download.hub else self.download.instructions
+            )
             where = f"the data root is {root or data_root()}; set AFIELD_DATA for another"
             raise DataError(f"{self.name}: {missing[0]} is missing; {advice} ({where})")
 

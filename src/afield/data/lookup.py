@@ -12,8 +12,9 @@ from afield.data.domains import DomainSet, data_root
 from afield.data.sources.arrays import array_dataset
 from afield.data.sources.folders import folder_dataset
 from afield.data.sources.fonts import font_dataset, is_font
+from afield.data.sources.hub import HUB_PREFIX, hub_dataset, table_parts
 from afield.data.sources.paths import dataset_path, unknown_dataset
-from afield.data.sources.table_columns import split_spec
+from afield.data.sources.table_columns import ColumnChoice, split_spec
 from afield.data.sources.table_files import is_table
 from afield.data.sources.tables import table_dataset
 from afield.errors import DataError, SpecError
@@ -22,7 +23,7 @@ __all__ = ["find_dataset"]
 
 
 def find_dataset(spec: str | Path, root: Path | None = None) -> DomainSet:
-    """Return the dataset with this name, or the one in this folder or ``.npz`` file.
+    """Return the dataset with this name, or the one in this folder, file or hub repository.
 
     `root` is the folder that contains the named datasets, ``AFIELD_DATA`` by default.
 
@@ -33,13 +34,11 @@ def find_dataset(spec: str | Path, root: Path | None = None) -> DomainSet:
     if name in registry.names("datasets"):
         return _named_dataset(name, root or data_root())
     name, choice = split_spec(name)
+    if name.startswith(HUB_PREFIX):
+        return hub_dataset(name, choice)
     path = dataset_path(name)
-    if path is not None and is_table(path) and path.is_file():
-        return table_dataset(path, choice)
-    if choice.query:
-        raise SpecError(f"{name}{choice.query}: only the columns of a table can be named")
     if path is not None:
-        return _folder_dataset(path) if path.is_dir() else array_dataset(path)
+        return _dataset_at(path, choice)
     path = Path(name).expanduser()
     if path.is_absolute() and path.is_relative_to(cache_root().resolve()):
         raise DataError(
@@ -47,6 +46,24 @@ def find_dataset(spec: str | Path, root: Path | None = None) -> DomainSet:
             f"{path.name} computes them again"
         )
     raise unknown_dataset(name)
+
+
+def _dataset_at(path: Path, choice: ColumnChoice) -> DomainSet:
+    if is_table(path) and path.is_file():
+        return table_dataset(path, choice)
+    if path.is_dir() and _has_tables(path):
+        return table_dataset(path, choice, files=table_parts(path.resolve(), str(path)))
+    if choice.query:
+        raise SpecError(f"{path}{choice.query}: only the columns of a table can be named")
+    return _folder_dataset(path) if path.is_dir() else array_dataset(path)
+
+
+def _has_tables(path: Path) -> bool:
+    """Whether a folder is laid out as on the hub: Parquet files in it, or in its folder data."""
+    try:
+        return any(path.glob("*.parquet")) or any(path.glob("data/*.parquet"))
+    except OSError:
+        return False
 
 
 def _named_dataset(name: str, root: Path) -> DomainSet:

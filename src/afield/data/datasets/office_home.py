@@ -4,7 +4,8 @@ Venkateswara, Eusebio, Chakraborty, Panchanathan, *Deep Hashing Network for Unsu
 Adaptation*, CVPR 2017. The domains are art, clip art, product images and photographs. License: see
 the terms of use on the authors' page; the dataset is used for research.
 
-In the data root: ``office_home/<domain>/<class>/<file>``, as in DomainBed. The folder of the last
+`afield data get office_home` takes the images from the hub (flwrlabs/office-home). In the data
+root: ``office_home/<domain>/<class>/<file>``, as in DomainBed. The folder of the last
 domain is ``Real World``, with a space; rename it if your copy has RealWorld or Real_World. Classes
 are in the order of the names of their folders, upper case first.
 """
@@ -46,6 +47,8 @@ office_home = DomainSet(
     modality=IMAGE,
     needs=tuple(f"office_home/{domain}" for domain in SIZES),
     download=Download(
+        hub="hf:flwrlabs/office-home@d430d44779e929b335be368ab3456484e5de36bb",
+        folder="office_home",
         instructions="download OfficeHomeDataset_10072016.zip from "
         "https://www.hemanthdv.org/officeHomeDataset.html, unpack it in the data root and rename "
         "its folder to office_home (the folder of the domain 'Real World' has a space)",

@@ -4,7 +4,8 @@ Li, Yang, Song, Hospedales, *Deeper, Broader and Artier Domain Generalization*, 
 domains are paintings, cartoons, photographs and sketches. License: none stated; the dataset is used
 for research.
 
-In the data root: ``PACS/<domain>/<class>/<file>``, as in DomainBed.
+`afield data get pacs` takes the images from the hub (flwrlabs/pacs). In the data root:
+``PACS/<domain>/<class>/<file>``, as in DomainBed.
 
 Differs from the original: its lists of training and validation files are not used; each domain is
 split in two, like those of all datasets.
@@ -29,6 +30,8 @@ pacs = DomainSet(
     modality=IMAGE,
     needs=tuple(f"PACS/{domain}" for domain in SIZES),
     download=Download(
+        hub="hf:flwrlabs/pacs@9c6f80edcd5320a55a39b1e84120dcfa25c8ce9b",
+        folder="PACS",
         instructions="download PACS.zip from "
         "https://drive.google.com/uc?id=1JFr8f805nMUelQWWmfnJR3y4_SYoN5Pd (as DomainBed does), "
         "unpack it in the data root and rename its folder kfold to PACS",

@@ -1,0 +1,120 @@
+"""Datasets of the hub, read from a cache in the hub's layout; nothing is downloaded."""
+
+import hashlib
+import io
+from pathlib import Path
+
+import huggingface_hub.constants
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from afield.data.availability import get_dataset
+from afield.data.lookup import find_dataset
+from afield.errors import AfieldError, DataError
+from tests.data.sources.hub_cache import COMMIT, put
+
+
+def image(shade: int) -> dict:
+    content = io.BytesIO()
+    Image.new("RGB", (12, 12), (shade, shade, 0)).save(content, "PNG")
+    return {"bytes": content.getvalue(), "path": None}
+
+
+def table(path: Path, **changes) -> bytes:
+    frame = pd.DataFrame(
+        {
+            "image": [image(10 * i) for i in range(8)],
+            "domain": ["art"] * 4 + ["photo"] * 4,
+            "label": ["cup", "jug"] * 4,
+        }
+    ).assign(**changes)
+    frame.drop(columns=[name for name, value in changes.items() if value is None]).to_parquet(path)
+    return path.read_bytes()
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache of the hub, without a connection."""
+    folder = tmp_path / "hub"
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(folder))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    return folder
+
+
+def test_a_repository_is_read_and_its_revision_pinned(cache, tmp_path):
+    put(cache, "ann/pots", {"data/train-00000-of-00001.parquet": table(tmp_path / "a.parquet")})
+    found = find_dataset("hf:ann/pots")
+    assert found.name == "pots"
+    assert found.spec == f"hf:ann/pots@{COMMIT}"
+    assert (found.domains, found.classes) == (("art", "photo"), ("cup", "jug"))
+    assert found.load()["art"].x[:, 0, 0, 0].tolist() == [0, 10, 20, 30]
+    again = find_dataset(found.spec)
+    assert again.fingerprint == found.fingerprint
+
+
+def test_files_of_two_splits_are_one_table(cache, tmp_path):
+    content = table(tmp_path / "a.parquet")
+    names = [f"data/{split}-00000-of-00001.parquet" for split in ("test", "train")]
+    put(cache, "ann/pots", dict.fromkeys(names, content))
+    domain = find_dataset("hf:ann/pots").load()["art"]
+    assert domain.test.tolist() == [True] * 4 + [False] * 4
+
+
+def test_a_changed_file_is_refused(cache, tmp_path):
+    put(cache, "ann/pots", {"data/train.parquet": table(tmp_path / "a.parquet")})
+    blob = next((cache / "datasets--ann--pots" / "blobs").iterdir())
+    blob.write_bytes(table(tmp_path / "b.parquet", label=["a", "b"] * 4))
+    with pytest.raises(DataError, match="checksum is not the one that the hub states"):
+        find_dataset("hf:ann/pots")
+
+
+def test_what_cannot_be_read_is_refused_in_one_line(cache, tmp_path):
+    good = table(tmp_path / "a.parquet")
+    put(cache, "ann/code", {"pots.py": b"raise SystemExit"})
+    put(cache, "ann/two", {"small/a.parquet": good, "large/a.parquet": good})
+    put(cache, "ann/bare", {"a.parquet": table(tmp_path / "b.parquet", image=None)})
+    for spec, message in {
+        "hf:ann/none": "cannot be fetched from the hub",
+        "hf:ann": "write hf:owner/name",
+        "hf:ann/code": "is not run",
+        "hf:ann/two": "several configurations",
+        "hf:ann/bare": "no column with samples",
+    }.items():
+        with pytest.raises(AfieldError, match=message) as error:
+            find_dataset(spec)
+        assert "\n" not in str(error.value)
+    assert find_dataset("hf:ann/two/small").domains == ("art", "photo")
+
+
+def test_a_folder_in_the_layout_of_the_hub_is_a_dataset(tmp_path):
+    (tmp_path / "pots" / "data").mkdir(parents=True)
+    table(tmp_path / "pots" / "data" / "train-00000-of-00001.parquet")
+    found = find_dataset(tmp_path / "pots")
+    assert found.domains == ("art", "photo")
+    assert find_dataset(found.spec).fingerprint == found.fingerprint
+
+
+def test_data_get_writes_the_images_of_a_hub_home(cache, tmp_path):
+    from afield.data.datasets.pacs import CLASSES, SIZES, pacs
+
+    rows = [(domain, name) for domain in SIZES for name in CLASSES]
+    frame = pd.DataFrame(rows, columns=["domain", "label"])
+    frame["image"] = [image(i) for i in range(len(rows))]
+    frame.to_parquet(tmp_path / "pacs.parquet")
+    revision = pacs.download.hub.partition("@")[2]
+    files = {"data/train-00000-of-00001.parquet": (tmp_path / "pacs.parquet").read_bytes()}
+    put(cache, "flwrlabs/pacs", files, commit=revision)
+    dataset = get_dataset("pacs", tmp_path / "root")
+    assert not dataset.missing_files(tmp_path / "root")
+    found = sorted(path.parent for path in (tmp_path / "root" / "PACS").glob("*/*/*.png"))
+    assert len(found) == len(rows)
+    first = tmp_path / "root" / "PACS" / rows[0][0] / rows[0][1]
+    assert np.asarray(Image.open(next(first.iterdir())))[0, 0].tolist() == [0, 0, 0]
+
+
+def test_the_checksums_of_the_test_cache_are_those_of_the_hub(cache):
+    put(cache, "ann/pots", {"a.csv": b"x"})
+    blob = next((cache / "datasets--ann--pots" / "blobs").iterdir())
+    assert blob.name == hashlib.sha256(b"x").hexdigest()
