@@ -36,7 +36,7 @@ def get_dataset(name: str, root: Path | None = None) -> DomainSet:
         raise DataError(f"{name}: these are your own data; there is nothing to download")
     if dataset.missing_files(root):
         if dataset.download.hub:
-            write_hub_images(dataset.download.hub, root / dataset.download.folder)
+            _get_from_hub(dataset, root)
         elif not dataset.download.archives:
             instructions = dataset.download.instructions
             raise DataError(
@@ -52,6 +52,14 @@ def get_dataset(name: str, root: Path | None = None) -> DomainSet:
         if missing:
             raise DataError(f"{name}: downloaded and unpacked, but {missing[0]} is missing")
     return dataset
+
+
+def _get_from_hub(dataset: DomainSet, root: Path) -> None:
+    """Write the images of the hub home; without a connection, say how to get them by hand."""
+    try:
+        write_hub_images(dataset.download.hub, root / dataset.download.folder)
+    except DataError as error:
+        raise DataError(f"{error}; or {dataset.download.instructions}") from None
 
 
 def _unpack_or_move(file: Path, into: Path) -> None:
