@@ -152,7 +152,7 @@ def test_a_contact_sheet_is_drawn_and_its_place_told(afield, tmp_path):
 
 
 MISTAKES = [
-    (("get", "pacs"), ("PACS.zip", "data root: ")),
+    (("get", "vlcs"), ("VLCS.tar.gz", "data root: ")),
     (("get", "own.npz"), ("these are your own data",)),
     (("get", "pcas"), ("did you mean 'pacs'",)),
     (("get", "no/such"), ("no file or folder no/such",)),
