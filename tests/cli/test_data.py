@@ -156,7 +156,7 @@ MISTAKES = [
     (("get", "own.npz"), ("these are your own data",)),
     (("get", "pcas"), ("did you mean 'pacs'",)),
     (("get", "no/such"), ("no file or folder no/such",)),
-    (("check", "pacs"), ("PACS.zip", "set AFIELD_DATA")),
+    (("check", "pacs"), ("afield data get pacs", "set AFIELD_DATA")),
     (("check", "cifar10"), ("`afield data get cifar10`",)),
     (("check", "spiral"), ("did you mean 'spirals'",)),
     (("check", "no.npz"), ("no file or folder no.npz",)),
