@@ -52,6 +52,8 @@ def test_the_temperature_is_that_of_unseen_probe_parts(store):
     found = calibrate([store.folder(record.run) for record in records])
     assert found.temperature == pytest.approx(fit_temperature(logits, labels), rel=1e-4)
     assert found.samples == sum(map(len, labels)) == 160
+    assert set(found.separations) == {record.unseen[0] for record in records}
+    assert all(0 <= value <= 1 for value in found.separations.values())
 
 
 def test_seen_parts_would_give_another_temperature(store):

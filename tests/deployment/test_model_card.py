@@ -16,6 +16,10 @@ from afield.deployment.model_folder import read_description
 from afield.experiments.record import Run
 from tests.files import GOLDEN
 
+IMAGES = Inputs(
+    kind="pictures", dtype="uint8", stored=(3, 64, 64), mean=(0.5,), std=(0.2,), size=32
+)
+
 
 @pytest.fixture(scope="module")
 def about(spiral_model):
@@ -39,9 +43,27 @@ def test_hugging_face_reads_its_facts(about):
 
 def test_the_number_for_unseen_domains_stands_first(about):
     first = body(render_card(about)).strip().splitlines()[2]
-    assert first.startswith(f"**Unseen domains: {100 * about.estimate.accuracy:.1f} % accuracy.**")
-    assert f"{100 * about.estimate.worst:.1f} %" in first
+    values = about.estimate.domains.values()
+    ends = f"{100 * min(values):.0f}–{100 * max(values):.0f} % accuracy, mean"
+    assert first.startswith(f"**Unseen domains: {ends} ")
+    assert "a new domain can fall anywhere in it" in first
     assert "There was only one trial" in first
+
+
+def test_it_says_how_well_the_distance_warned(about):
+    weak = replace(about.calibration, separations={"art": 0.93, "photo": 0.51})
+    text = render_card(replace(about, calibration=weak))
+    assert "AUROC of 0.72 on average" in text
+    assert "of 0.51 for photo, the worst. **The distance gives little warning there" in text
+    strong = render_card(replace(about, calibration=replace(weak, separations={"art": 0.93})))
+    assert "little warning" not in strong
+
+
+def test_users_of_the_onnx_file_learn_what_to_do_before_it():
+    text = render_card(replace(described(), inputs=IMAGES))
+    assert "resize it to 64 × 64 pixels (Pillow, bilinear), whatever its shape" in text
+    assert "resize to 32 × 32 (bilinear with antialiasing)" in text
+    assert "stack samples to n × 3 × 32 × 32, float32" in text
 
 
 def test_without_an_estimate_it_says_so_first(about):

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy import stats
 from torch import Tensor, nn
 
 from afield.data.samples import Samples
@@ -28,7 +29,7 @@ from afield.progress import track
 from afield.training.calibration import balanced_quantiles, calibration_error, fit_temperature
 from afield.training.evaluation import Checkpoint
 
-__all__ = ["calibrate", "estimate_accuracy", "fit_distances", "unseen_accuracies"]
+__all__ = ["calibrate", "estimate_accuracy", "fit_distances", "separation", "unseen_accuracies"]
 
 # The number of samples, over all sources, from which distances are fitted.
 DISTANCE_SAMPLES = 5000
@@ -103,15 +104,18 @@ def calibrate(
     logits: list[Tensor] = []
     labels: list[Tensor] = []
     distances: list[NDArray[np.float64]] = []
+    separations: dict[str, list[float]] = {}
     for folder in track(folders, "calibrating", len(folders)):
         finished = reopen(folder, dataset=dataset, root=root, device=device)
         distance = fit_distances(finished)
+        known = _source_distances(finished, distance)
         for name in finished.record.tests:
             probe = finished.probes[name]
             outputs = _model_outputs(finished.model, probe, torch.arange(len(probe)))
             logits.append(outputs.logits)
             labels.append(outputs.y)
             distances.append(distance(outputs.features).double().numpy())
+            separations.setdefault(name, []).append(separation(known, distances[-1]))
     temperature = fit_temperature(logits, labels)
     correct = [(x.argmax(dim=1) == y).numpy() for x, y in zip(logits, labels, strict=True)]
     calibrated = [_confidences(x, temperature) for x in logits]
@@ -123,7 +127,26 @@ def calibrate(
         samples=sum(map(len, labels)),
         error_before=_mean(map(calibration_error, uncalibrated, correct)),
         error_after=_mean(map(calibration_error, calibrated, correct)),
+        separations={name: _mean(values) for name, values in separations.items()},
     )
+
+
+def separation(known: NDArray[np.float64], unseen: NDArray[np.float64]) -> float:
+    """The AUROC of distances: how often an unseen sample is farther away than a known one.
+
+    >>> separation(np.array([1.0, 2.0]), np.array([1.5, 3.0]))
+    0.75
+    """
+    ranks = stats.rankdata(np.concatenate([known, unseen]))[len(known) :]
+    above = ranks.sum() - len(unseen) * (len(unseen) + 1) / 2
+    return float(above / (len(known) * len(unseen)))
+
+
+def _source_distances(finished: FinishedRun, distance: Distances) -> NDArray[np.float64]:
+    """The distances of the sources' validation splits, which the distance was not fitted on."""
+    probes = [finished.probes[name] for name in finished.record.run.sources]
+    outputs = [_model_outputs(finished.model, probe, torch.arange(len(probe))) for probe in probes]
+    return np.concatenate([distance(each.features).double().numpy() for each in outputs])
 
 
 def fit_distances(finished: FinishedRun) -> Distances:

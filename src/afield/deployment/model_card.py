@@ -8,13 +8,15 @@ from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from afield.deployment.model_folder import Description, Estimate, Selection
+from afield.deployment.model_folder import Calibration, Description, Estimate, Selection
 from afield.files import escape_markdown
 
 __all__ = ["render_card"]
 
 # The largest number of classes, or domains, that are listed by name.
 MAX_NAMES = 30
+# Below this AUROC, the card warns that the distance gives little warning.
+WEAK_SEPARATION = 0.7
 
 
 def render_card(about: Description) -> str:
@@ -76,10 +78,11 @@ def _accuracy(about: Description) -> str:
     if estimate.stderr is not None:
         error = f" ± {100 * estimate.stderr:.1f} (standard error over {estimate.trials} trials)"
     text = (
-        f"**Unseen domains: {100 * estimate.accuracy:.1f} %{error} accuracy.** This is the mean "
-        "over domains that were left out of training. The accuracy on the worst of them was "
-        f"{100 * estimate.worst:.1f} %, and {100 * estimate.in_domain:.1f} % on domains that were "
-        "trained on. The numbers are from models that were trained in the same way on fewer "
+        f"**Unseen domains: {_range(estimate)} accuracy, mean {100 * estimate.accuracy:.0f} %; a "
+        "new domain can fall anywhere in it, or below.** The range is that of the domains that "
+        f"were left out of training in turn; their mean is {100 * estimate.accuracy:.1f} %{error}. "
+        f"On domains that were trained on, it is {100 * estimate.in_domain:.1f} %. The numbers are "
+        "from models that were trained in the same way on fewer "
         "domains; this model was trained on all domains, so none is left to measure it on."
     )
     if estimate.trials == 1:
@@ -89,6 +92,13 @@ def _accuracy(about: Description) -> str:
     if estimate.recipes > 1:
         text += f"\n\n{_selection(estimate)}"
     return f"{text}\n\n{_domain_table(estimate)}"
+
+
+def _range(estimate: Estimate) -> str:
+    """The lowest and highest accuracy on a held-out domain."""
+    low, high = min(estimate.domains.values()), max(estimate.domains.values())
+    ends = f"{100 * low:.0f}", f"{100 * high:.0f}"
+    return f"{ends[0]} %" if ends[0] == ends[1] else f"{ends[0]}–{ends[1]} %"
 
 
 def _selection(estimate: Estimate) -> str:
@@ -161,7 +171,27 @@ def _confidence(about: Description) -> str:
         "domains are typical of your data.\n\n"
         "`distance` is how far a sample is from the training domains in the network's features. "
         "`percentile` is the rank of that distance among samples of left-out domains: near 100, "
-        "the sample is farther away than nearly all of them."
+        f"the sample is farther away than nearly all of them.{_separation(calibration)}"
+    )
+
+
+def _separation(calibration: Calibration) -> str:
+    """How well the distance told left-out domains from the sources."""
+    separations = calibration.separations
+    if not separations:
+        return ""
+    mean = sum(separations.values()) / len(separations)
+    least = min(separations, key=lambda name: separations[name])
+    weak = separations[least] < WEAK_SEPARATION
+    warning = (
+        " **The distance gives little warning there: near 0.5, samples of "
+        f"{escape_markdown(least)} look like those of the training domains.**"
+    )
+    return (
+        "\n\nHow well it warns was measured: the distance separates samples of left-out domains "
+        f"from unseen samples of the training domains with an AUROC of {mean:.2f} on average (1 is "
+        f"perfect, 0.5 is chance), and of {separations[least]:.2f} for {escape_markdown(least)}, "
+        f"the worst.{warning * weak}"
     )
 
 
@@ -173,7 +203,29 @@ def _usage(about: Description) -> str:
         "```python\nimport afield\n\n"
         'model = afield.load("path/to/this/folder")  # runs no code from the folder\n'
         f'model.predict(["{example.replace("*", "1")}"])\n```\n\n'
-        f"The model takes {about.inputs.summary}."
+        f"The model takes {about.inputs.summary}.{_preprocessing(about)}"
+    )
+
+
+def _preprocessing(about: Description) -> str:
+    """What a user of the exported file has to do before it."""
+    inputs = about.inputs
+    if inputs.table:
+        return ""
+    steps = []
+    if inputs.kind == "pictures":
+        side = inputs.stored[1]
+        steps += ["turn the image upright by its EXIF orientation and convert it to RGB"]
+        steps += [f"resize it to {side} × {side} pixels (Pillow, bilinear), whatever its shape"]
+        if inputs.size and inputs.size != side:
+            steps += [f"resize to {inputs.size} × {inputs.size} (bilinear with antialiasing)"]
+        steps += ["order it as channels × height × width, as float32 from 0 to 255"]
+    shape = " × ".join(map(str, ("n", *inputs.shape)))
+    steps += [f"stack samples to {shape}, float32; scaling is part of the file"]
+    return (
+        "\n\n`afield export . --to onnx` writes a file for other programs. Before it: "
+        f"{'; '.join(steps)}. It returns logits and calibrated probabilities, in the order of the "
+        "classes below."
     )
 
 
