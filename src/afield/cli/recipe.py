@@ -150,8 +150,6 @@ def _assignment(text: str) -> tuple[str, str]:
 
 def run_recipe(one: Recipe, *, format_: str, tensorboard: bool, quiet: bool) -> None:
     """Do the missing runs of a recipe, and show the paper's numbers beside ours."""
-    from dataclasses import replace
-
     from afield.experiments.reproduction.planning import merge_plans, plan_recipe
 
     if not one.parts:
@@ -167,11 +165,13 @@ def run_recipe(one: Recipe, *, format_: str, tensorboard: bool, quiet: bool) -> 
     ) -> None:
         _show(one, plans, outcomes, store, format_)
 
-    first = one.parts[0].benchmark
-    if first.store == "runs":
-        first = replace(first, store=f"recipes/{one.name}")
     run_and_print(
-        first, format_=format_, tensorboard=tensorboard, quiet=quiet, plan=plan, show=show_table
+        one.parts[0].benchmark,
+        format_=format_,
+        tensorboard=tensorboard,
+        quiet=quiet,
+        plan=plan,
+        show=show_table,
     )
 
 

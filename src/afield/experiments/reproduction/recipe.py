@@ -208,6 +208,7 @@ def read_recipe(name: str | Path, *, changes: Changes | None = None, **options: 
     given = {key: value for key, value in options.items() if value is not None}
     shared, parts = content.pop("options", {}), content.pop("parts", [])
     changes = changes or Changes()
+    given.setdefault("store", shared.get("store", f"recipes/{path.stem}"))
     try:
         made = [_part({**shared, **part}, changes, given) for part in parts]
         made = [part for part in made if part is not None]
