@@ -227,18 +227,23 @@ def read_benchmark(path: Path, **changes: Any) -> Benchmark:
 
     Names may be written with hyphens, as on the command line.
     """
-    from afield.files import check_regular_file  # imports torch, which --help does not
-
-    try:
-        check_regular_file(path)
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); give a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SpecError(f"{path}: not TOML ({error})") from None
+    content = read_toml(path)
     words = {name.replace("-", "_"): value for name, value in content.items()}
     words |= {name: value for name, value in changes.items() if value is not None}
     try:
         return make_benchmark(**words)
     except AfieldError as error:
         raise type(error)(f"{path}: {error}") from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a TOML file."""
+    from afield.files import check_regular_file  # imports torch, which --help does not
+
+    try:
+        check_regular_file(path)
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); give a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SpecError(f"{path}: not TOML ({error})") from None

@@ -24,14 +24,13 @@ of the part; other rows are numbers that the paper quotes, or of methods that af
 """
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from afield.errors import AfieldError, DataError, SpecError, UnknownNameError
-from afield.experiments.benchmark import OPTIONS, Benchmark, make_benchmark
+from afield.errors import AfieldError, SpecError, UnknownNameError
+from afield.experiments.benchmark import OPTIONS, Benchmark, make_benchmark, read_toml
 from afield.experiments.options import build_validated
 from afield.registry import hint
 
@@ -181,10 +180,7 @@ def _order(name: str) -> tuple[str, str, int]:
 
 def is_recipe(path: Path) -> bool:
     """Whether a TOML file is a recipe, and not one benchmark."""
-    try:
-        return "parts" in tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
+    return "parts" in read_toml(path)
 
 
 def read_recipe(name: str | Path, *, changes: Changes | None = None, **options: Any) -> Recipe:
@@ -227,12 +223,7 @@ def _read_toml(name: str | Path) -> tuple[Path, dict[str, Any]]:
         if str(name) not in recipe_names():
             advice = hint(str(name), recipe_names())
             raise UnknownNameError(f"no recipe is called {str(name)!r}; {advice}")
-    try:
-        return path, tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); give a TOML file") from None
-    except (ValueError, RecursionError) as error:
-        raise SpecError(f"{path}: not TOML ({error})") from None
+    return path, read_toml(path)
 
 
 def _part(words: dict[str, Any], changes: Changes, options: Mapping[str, Any]) -> Part | None:
