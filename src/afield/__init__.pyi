@@ -20,6 +20,7 @@ from .deployment import export as export
 from .deployment import fit as fit
 from .deployment import load as load
 from .deployment import merge_model as merge_model
+from .deployment import push as push
 from .diagnosis import diagnose as diagnose
 from .errors import AfieldError as AfieldError
 from .experiments import Failure as Failure

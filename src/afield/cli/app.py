@@ -22,7 +22,7 @@ from afield.cli.diagnose import diagnose
 from afield.cli.explain import explain, list_
 from afield.cli.help import Command, Group
 from afield.cli.merge import MergeCommand, merge
-from afield.cli.model import export, fit
+from afield.cli.model import export, fit, push
 from afield.cli.new import new
 from afield.cli.predict import predict
 from afield.cli.recipe import recipe
@@ -53,7 +53,7 @@ app = typer.Typer(
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Compare methods": (bench, sweep, status, table, power, report),
     "Look closer": (train, diagnose, export_domainbed),
-    "Make and use a model": (fit, predict, export, merge),
+    "Make and use a model": (fit, predict, export, push, merge),
     "Data": (embed,),
     "Look up": (list_, explain),
     "Extend": (new,),

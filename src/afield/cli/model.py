@@ -1,4 +1,4 @@
-"""The commands ``afield fit`` and ``afield export``: make a model, and convert it."""
+"""The commands ``afield fit``, ``export`` and ``push``: make a model, convert it, upload it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,7 +29,7 @@ from afield.errors import SpecError
 if TYPE_CHECKING:
     from afield.deployment.model import Model
 
-__all__ = ["export", "fit"]
+__all__ = ["export", "fit", "push"]
 
 ESTIMATE = "Estimate for unseen domains"
 
@@ -185,6 +185,25 @@ def _print_model(model: "Model", out: Path) -> None:
             soft_wrap=True,
         )
     console.out.print(f"model in {out}", markup=False, soft_wrap=True)
+
+
+def push(
+    model: ModelFolder,
+    repository: Annotated[
+        str, typer.Argument(metavar="USER/NAME", help="Repository on the Hugging Face hub.")
+    ],
+    private: Annotated[
+        bool, typer.Option("--private", help="Make a new repository private.")
+    ] = False,
+) -> None:
+    """Upload a model folder to the Hugging Face hub.
+
+    `afield.load("hf:USER/NAME")` loads it. Log in first, with `hf auth login`.
+    """
+    from afield.deployment.hub import push as push_model
+
+    address = push_model(model, repository, private=private)
+    console.err.print(f"model at {address}", markup=False, soft_wrap=True)
 
 
 def export(

@@ -24,6 +24,7 @@ from afield import registry
 from afield.data.samples import Prepare
 from afield.deployment.distances import Distances
 from afield.deployment.file_batches import FileBatch, find_files, read_file_batches
+from afield.deployment.hub import HUB_PREFIX, fetch_model
 from afield.deployment.model_folder import DESCRIPTION_FILE, WEIGHTS_FILE, Description, read_model
 from afield.deployment.model_network import build_network, load_weights
 from afield.errors import AfieldError, DataError, SpecError
@@ -244,7 +245,8 @@ class Model:
 def load(folder: str | Path, *, device: str | None = None) -> Model:
     """Load the model in a folder that `fit` has written; no code from the folder is run.
 
-    `device` is where the model computes, by default the CPU.
+    ``hf:user/name`` is a model on the Hugging Face hub, which is downloaded once. `device` is
+    where the model computes, by default the CPU.
 
     Examples
     --------
@@ -256,7 +258,8 @@ def load(folder: str | Path, *, device: str | None = None) -> Model:
     >>> model.classes
     ('first', 'second')
     """
-    path = Path(folder).expanduser()
+    is_hub = str(folder).startswith(HUB_PREFIX)
+    path = fetch_model(str(folder)) if is_hub else Path(folder).expanduser()
     about, weights, distances = read_model(path)
     try:
         module = build_network(about)

@@ -35,6 +35,7 @@ from afield.errors import DataError, SpecError
 from afield.files import atomic_write, restore_folder, sha256, unwritable_reason
 
 __all__ = [
+    "MODEL_FILES",
     "Architecture",
     "Calibration",
     "Description",
@@ -49,6 +50,7 @@ __all__ = [
 
 DESCRIPTION_FILE, CARD_FILE = "model.json", "README.md"
 WEIGHTS_FILE, DISTANCES_FILE = "model.safetensors", "distance.safetensors"
+MODEL_FILES = (DESCRIPTION_FILE, CARD_FILE, WEIGHTS_FILE, DISTANCES_FILE)
 # Far more than any valid description.
 MAX_DESCRIPTION_BYTES = 64 * 2**20
 # Suffixes of weights that can only be read by unpickling.
@@ -187,9 +189,15 @@ def _to_distances(path: Path, tensors: Mapping[str, Tensor]) -> Distances:
 
 
 def _file_inside(folder: Path, name: str) -> Path:
-    """The path of a file in the folder, which must not be a link to a file elsewhere."""
+    """The path of a file in the folder, which must not be a link to a file elsewhere.
+
+    In the hub's cache, a snapshot has links to the files of its repository.
+    """
     path = folder / name
-    if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+    inside = folder.resolve()
+    if inside.parent.name == "snapshots" and inside.parents[1].name.startswith("models--"):
+        inside = inside.parents[1]
+    if path.is_symlink() and not path.resolve().is_relative_to(inside):
         raise DataError(f"{path}: a link that leads out of the folder; put the file itself there")
     if not path.is_file():
         pickled = next((file for file in folder.iterdir() if file.suffix in PICKLE_SUFFIXES), None)

@@ -59,19 +59,18 @@ def download_snapshot(
 ) -> Path:
     """Folder with the files of a repository in the hub's cache; its name is the revision."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         folder = snapshot_download(
             repository, repo_type=kind, revision=revision, allow_patterns=patterns
         )
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError, ValueError) as err:
-        reason = str(err).partition("\n")[0][:160]
+    except Exception as error:  # of the hub, of its transport, or of the file system
+        reason = str(error).partition("\n")[0][:160]
         where = f"{HUB_PREFIX}{repository}" + (f"@{revision}" if revision else "")
         raise DataError(
             f"{where}: cannot be fetched from the hub ({reason}); check the name and the "
             "connection, or download it elsewhere and set HF_HOME"
-        ) from None
+        ) from error
     return Path(folder)
 
 

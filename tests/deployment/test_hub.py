@@ -1,0 +1,117 @@
+"""Models on the hub: loaded from a cache in its layout, and uploaded to a local server."""
+
+import base64
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import huggingface_hub.constants
+import numpy as np
+import pytest
+
+import afield as package
+from afield.errors import AfieldError
+from tests.data.sources.hub_cache import COMMIT, put
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    folder = tmp_path / "hub"
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(folder))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    return folder
+
+
+def test_a_model_of_the_hub_predicts_like_its_folder(cache, model_folder):
+    files = {path.name: path.read_bytes() for path in model_folder.iterdir()}
+    snapshot = put(cache, "ann/spirals", files, kind="model")
+    here = package.load(model_folder)
+    x = np.full((3, here.about.inputs.stored[0]), 0.5)
+    for spec in ("hf:ann/spirals", f"hf:ann/spirals@{COMMIT}"):
+        model = package.load(spec)
+        assert model.predict_proba(x).tolist() == here.predict_proba(x).tolist()
+    # A link that leaves the repository is refused, as in any model folder.
+    (snapshot / "model.safetensors").unlink()
+    (snapshot / "model.safetensors").symlink_to(model_folder / "model.safetensors")
+    with pytest.raises(AfieldError, match="leads out of the folder"):
+        package.load("hf:ann/spirals")
+
+
+def test_a_model_that_is_not_there_is_one_clear_line(cache):
+    for spec, message in {
+        "hf:ann/none": "cannot be fetched from the hub",
+        "hf:ann": "write hf:user/name",
+    }.items():
+        with pytest.raises(AfieldError, match=message):
+            package.load(spec)
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the hub as an upload of small files needs."""
+
+    uploaded: dict[str, bytes]
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        host = f"http://{self.headers['Host']}"
+        if self.path == "/api/repos/create":
+            answer = {"url": f"{host}/ann/spirals"}
+        elif self.path == "/api/validate-yaml":
+            answer = {"warnings": [], "errors": []}
+        elif "/preupload/" in self.path:
+            names = [each["path"] for each in json.loads(body)["files"]]
+            modes = {"uploadMode": "regular", "shouldIgnore": False}
+            answer = {"files": [{"path": name, **modes} for name in names]}
+        else:
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    value = line["value"]
+                    self.uploaded[value["path"]] = base64.b64decode(value["content"])
+            answer = {"commitUrl": f"{host}/ann/spirals/commit/{COMMIT}", "commitOid": COMMIT}
+        content = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    handler = type("Handler", (Hub,), {"uploaded": {}})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
+    monkeypatch.setenv("HF_TOKEN", "hf_local")
+    yield handler.uploaded
+    server.shutdown()
+    server.server_close()
+
+
+def test_push_uploads_the_files_of_a_model_and_nothing_else(hub, model_folder, afield):
+    (model_folder / "notes.txt").write_text("private")
+    code, _, err = afield("push", model_folder, "ann/spirals")
+    assert code == 0, err
+    assert "ann/spirals" in err
+    expected = {p.name: p.read_bytes() for p in model_folder.iterdir() if p.name != "notes.txt"}
+    assert hub == expected
+
+
+def test_a_hub_that_does_not_answer_is_one_clear_line(model_folder, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_TOKEN", "hf_local")
+    with pytest.raises(AfieldError, match="cannot be written on the hub"):
+        package.push(model_folder, "ann/spirals")
+
+
+def test_what_cannot_be_pushed_is_refused_first(hub, model_folder, afield):
+    assert "write user/name" in afield("push", model_folder, "spirals")[2]
+    (model_folder / "model.safetensors").write_bytes(b"changed")
+    code, _, err = afield("push", model_folder, "ann/spirals")
+    assert code == 2
+    assert "SHA-256" in err
+    assert not hub
