@@ -48,7 +48,7 @@ afield recipe run crossgrad_table9             # the table, with the paper's num
 The title of every table names such changes. A cell reads *paper → ours ± standard error \
 (difference)*. ▼ marks where ours is lower than the paper by more than two standard errors of \
 ours; one trial has no standard error and no mark. The store keeps the tables as `paper.md` and \
-`paper.csv`.
+`paper.csv`, and its report shows them.
 
 `show` measures a training step of the network with random inputs and multiplies it. The time is \
 that of plain training on your machine, without evaluation; methods with several passes take longer.

@@ -1,12 +1,21 @@
 """The numbers of a paper beside ours: what is compared with what, and what is marked."""
 
 import math
+from pathlib import Path
 
 import pytest
 
 from afield.experiments.reproduction.recipe import read_recipe
+from afield.experiments.store import Store
 from afield.reporting.benchmarking import bench
-from afield.reporting.paper import compare_with_paper, paper_markdown, paper_tables
+from afield.reporting.page import write_report
+from afield.reporting.paper import (
+    compare_with_paper,
+    keep_comparison,
+    kept_comparisons,
+    paper_markdown,
+    paper_tables,
+)
 from afield.reporting.table import tabulate
 
 TOML = """
@@ -111,3 +120,20 @@ def test_cells_read_paper_arrow_ours(recipe, frame):
     shown = f"99.9 → {line['ours']:.1f} ± {line['stderr']:.1f} ({line['difference']:+.1f}▼)"
     assert rows[0][:2] == ["erm", shown]
     assert "Differs: the network." in paper_markdown(recipe, frame)
+
+
+def test_the_report_of_a_store_shows_the_kept_comparison(recipe, records, frame, tmp_path):
+    bench("spirals", ["erm"], trials=1, steps=20, store=tmp_path, workers=1)
+    before = Path(write_report(tmp_path)).read_text()
+    keep_comparison(Store(tmp_path), recipe, frame)
+    after = Path(write_report(tmp_path)).read_text()
+    assert "The paper beside ours" not in before
+    assert "The paper beside ours" in after
+    assert f"<td>{next(paper_tables(frame))[2][0][1]}</td>" in after
+    assert "Differs: the network." in after
+
+
+def test_a_broken_comparison_is_left_out(tmp_path, caplog):
+    (tmp_path / "paper.json").write_text('{"title": 3}')
+    assert kept_comparisons([tmp_path]) == []
+    assert "cannot be read" in caplog.text

@@ -35,8 +35,6 @@ recipe = typer.Typer(
     help="Run the tables and figures of papers, with the paper's numbers beside ours.",
     no_args_is_help=True,
 )
-# Files that `run` leaves in the store.
-NUMBERS_FILE, TABLES_FILE = "paper.csv", "paper.md"
 
 Name = Annotated[
     str,
@@ -184,13 +182,12 @@ def _show(
 ) -> None:
     """Print the tables, and keep them in the store."""
     from afield.experiments.record import Failure, Record
-    from afield.reporting.paper import compare_with_paper, paper_markdown
+    from afield.reporting.paper import compare_with_paper, keep_comparison
 
     found = {each.run.key: each for each in outcomes if isinstance(each, Record)}
     records = [[found[run.key] for run in plan if run.key in found] for plan in plans]
     frame = compare_with_paper(one, records)
-    store.put_file(NUMBERS_FILE, frame.to_csv(index=False).encode())
-    store.put_file(TABLES_FILE, paper_markdown(one, frame).encode())
+    keep_comparison(store, one, frame)
     _print_tables(one, frame, format_)
     for each in outcomes:
         if isinstance(each, Failure):

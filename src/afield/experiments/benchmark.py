@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from afield.experiments.record import Run
 
 __all__ = ["DEFAULT_MERGES", "DEFAULT_METHODS", "DEFAULT_VALIDATE", "OPTIONS", "START"]
-__all__ += ["Benchmark", "Option", "make_benchmark", "read_benchmark"]
+__all__ += ["Benchmark", "Option", "make_benchmark", "read_benchmark", "read_toml"]
 
 # The share of the domains to validate on, if a share is held out.
 DEFAULT_VALIDATE = 0.1

@@ -23,6 +23,7 @@ from afield.experiments.store import Store, open_store
 from afield.files import atomic_write
 from afield.reporting.findings import KeptFinding, kept_findings
 from afield.reporting.headline import escape_invisible, format_points
+from afield.reporting.paper import KeptComparison, kept_comparisons
 from afield.reporting.reproduce import shell_quote
 from afield.reporting.results import group_records
 from afield.reporting.sections import Section, build_overviews, build_section
@@ -74,6 +75,7 @@ def write_report(
         # The page may be published: no path or address of a machine belongs in it.
         store=Path(stores[0].where()).resolve().name,
         findings=[finding for opened in stores for finding in kept_findings(opened.root)],
+        papers=kept_comparisons([opened.root for opened in stores]),
         metric=metric,
         over_datasets=len(stores) > 1,
     )
@@ -110,6 +112,7 @@ def render_page(
     *,
     store: str = "runs",
     findings: Sequence[tuple[Path, KeptFinding]] = (),
+    papers: Sequence[KeptComparison] = (),
     metric: str = DEFAULT_METRIC,
     over_datasets: bool = False,
 ) -> str:
@@ -123,8 +126,8 @@ def render_page(
         The runs that failed.
     store
         The store's path or address, for its name and for commands.
-    findings
-        Findings of diagnostics with the paths of their images.
+    findings, papers
+        Findings of diagnostics with the paths of their images, and comparisons with papers.
     metric
         What tables and comparisons show in place of the accuracy.
     over_datasets
@@ -152,6 +155,7 @@ def render_page(
             overviews=build_overviews(records, metric) if over_datasets else [],
             reference=REFERENCE,
             findings=shown,
+            papers=papers,
             omitted=omitted,
             run_counts=_count_runs(records, failures),
             total_seconds=sum(record.seconds for record in records),

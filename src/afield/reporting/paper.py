@@ -2,23 +2,36 @@
 
 Ours is a mean over trials ± its standard error. A mark says where ours is lower than the paper's
 number by more than two standard errors of ours; with one trial there is no standard error, and no
-mark.
+mark. `afield recipe run` keeps the comparison in the store, in three forms:
+
+    paper.csv    one line per number
+    paper.md     the tables in Markdown
+    paper.json   the tables as the report shows them
 """
 
+import json
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import fmean, stdev
 
 import pandas as pd
+from pydantic import TypeAdapter, ValidationError
 
 from afield import registry
 from afield.experiments.record import Record
 from afield.experiments.reproduction.recipe import Numbers, Part, Recipe
 from afield.experiments.selection import Pick
+from afield.experiments.store import Store
 from afield.reporting.results import Picks, Results, group_records
 from afield.reporting.table.columns import MISSING
 
-__all__ = ["FIELDS", "compare_with_paper", "paper_caption", "paper_markdown", "paper_tables"]
+__all__ = ["FIELDS", "KeptComparison", "compare_with_paper", "keep_comparison"]
+__all__ += ["kept_comparisons", "paper_caption", "paper_markdown", "paper_tables"]
+
+log = logging.getLogger(__name__)
 
 FIELDS = ["part", "rule", "row", "column", "paper", "ours", "stderr", "difference", "lower"]
 FIELDS += ["trials"]
@@ -27,6 +40,8 @@ CLEARLY = 2.0
 MARK = "▼"
 # The column that is a mean over domains, or over datasets if there are several.
 MEAN = "mean"
+
+NUMBERS_FILE, TABLES_FILE, REPORT_FILE = "paper.csv", "paper.md", "paper.json"
 
 Values = dict[int, float]
 Estimate = tuple[float, float, int]
@@ -219,3 +234,39 @@ def paper_caption(recipe: Recipe) -> str:
     differs += [f"Changed: {changes}."] if changes else []
     reading = f"Paper → ours ± standard error (difference; {MARK}: lower by more than two of them)."
     return " ".join([reading, *differs])
+
+
+@dataclass(frozen=True)
+class KeptComparison:
+    """The tables of a recipe as a store keeps them: a title, a header and lines for each."""
+
+    title: str
+    caption: str
+    tables: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, ...], ...]], ...]
+
+
+_ADAPTER = TypeAdapter(KeptComparison)
+
+
+def keep_comparison(store: Store, recipe: Recipe, frame: pd.DataFrame) -> None:
+    """Keep the paper's numbers and ours in the store."""
+    tables = tuple(
+        (title, tuple(header), tuple(map(tuple, rows)))
+        for title, header, rows in paper_tables(frame)
+    )
+    kept = KeptComparison(recipe.full_title, paper_caption(recipe), tables)
+    store.put_file(NUMBERS_FILE, frame.to_csv(index=False).encode())
+    store.put_file(TABLES_FILE, paper_markdown(recipe, frame).encode())
+    store.put_file(REPORT_FILE, json.dumps(asdict(kept), ensure_ascii=False).encode())
+
+
+def kept_comparisons(roots: Sequence[Path]) -> list[KeptComparison]:
+    """The comparisons in these stores; a broken file is left out and logged."""
+    found = []
+    for path in (root / REPORT_FILE for root in roots):
+        if path.is_file():
+            try:
+                found.append(_ADAPTER.validate_json(path.read_bytes()))
+            except (OSError, ValidationError):
+                log.warning("%s: cannot be read; run `afield recipe run` again", path)
+    return found
