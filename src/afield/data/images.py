@@ -143,11 +143,17 @@ def to_rgb(x: Tensor) -> NDArray[np.float32]:
 
 
 def compare_images(
-    before: NDArray[np.float32], after: NDArray[np.float32], added: NDArray[np.float32]
+    before: NDArray[np.float32],
+    after: NDArray[np.float32],
+    added: NDArray[np.float32],
+    scale: float = 0.0,
 ) -> NDArray[np.float32]:
-    """Show two versions of a sample on one scale, and their difference: blue below 0, red above."""
+    """Show two versions of a sample on one scale, and their difference: blue below 0, red above.
+
+    A difference of `scale` has the full color; by default, the largest one of this sample.
+    """
     low, high = float(before.min()), float(before.max())
-    scale = max(1e-12, float(np.abs(added).max()))
+    scale = max(1e-12, scale or float(np.abs(added).max()))
     pair = [((x - low) / max(1e-6, high - low)).clip(0, 1) for x in (before, after)]
     first, second = (_three_channels(x).transpose(1, 2, 0) for x in pair)
     change = _three_channels(added / scale).mean(axis=0)

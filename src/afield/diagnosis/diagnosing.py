@@ -1,6 +1,7 @@
 """Run a diagnostic on finished runs or on a store."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from afield import registry
 from afield.compute import preserve_torch_state
 from afield.diagnosis.diagnostic import Diagnostic, Finding
+from afield.diagnosis.figure_style import READING
 from afield.errors import DataError, SpecError
 from afield.experiments.finished import reopen
 from afield.experiments.record import Record
@@ -48,7 +50,22 @@ def diagnose(
     >>> sorted(finding.data)
     ['cosine', 'first', 'second', 'seen']
     """
-    diagnostic: Diagnostic = build(registry.find("diagnostics", name), settings or {}, name)
+    finding = _find(name, paths, settings or {}, root=root, device=device, threads=threads)
+    reading = READING.get(name, "")
+    return replace(finding, summary=f"{finding.summary}\n{reading}") if reading else finding
+
+
+def _find(
+    name: str,
+    paths: str | Path | Sequence[str | Path],
+    settings: Mapping[str, Any],
+    *,
+    root: Path | None,
+    device: str | None,
+    threads: int,
+) -> Finding:
+    """The finding, without the sentence on how to read its figure."""
+    diagnostic: Diagnostic = build(registry.find("diagnostics", name), settings, name)
     folders = [Path(paths)] if isinstance(paths, (str, Path)) else [Path(path) for path in paths]
     reopen_folder = partial(reopen, root=root, device=device)
     if diagnostic.takes == "records":

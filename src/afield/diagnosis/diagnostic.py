@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import pandas as pd
 
 from afield import registry
+from afield.diagnosis.figure_style import COLORS, STYLE
 from afield.errors import DataError, SpecError
 from afield.experiments.finished import FinishedRun
 from afield.experiments.record import Record
@@ -80,15 +81,16 @@ class Finding:
 
     def figure(self) -> "Figure":
         """A new figure with all panels."""
+        from matplotlib import cycler, rc_context
         from matplotlib.figure import Figure
 
         # Rows of three or four panels, whichever leaves fewer cells empty.
         columns = min(self.panels, min(PANEL_COLUMNS, key=lambda across: -self.panels % across))
         rows = -(-self.panels // columns)
-        figure = Figure(
-            (PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows), dpi=120, layout="constrained"
-        )
-        self.draw(figure.subplots(rows, columns, squeeze=False))
+        size = PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows
+        with rc_context({**STYLE, "axes.prop_cycle": cycler(color=COLORS)}):
+            figure = Figure(size, dpi=120, layout="constrained")
+            self.draw(figure.subplots(rows, columns, squeeze=False))
         return figure
 
     def save(self, out: str | Path) -> tuple[Path, ...]:

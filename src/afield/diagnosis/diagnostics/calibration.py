@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Calibration"]
 
+# The figure leaves out bins with fewer samples: their accuracies are mostly noise.
+MIN_BIN = 10
 KINDS = ("none", "sources", "left out")
 COLUMNS = ["method", "trial", "target", "temperature of", "temperature", "error", "accuracy",
            "accuracy at 90 %"]  # fmt: skip
@@ -201,7 +203,8 @@ def _summarize(data: pd.DataFrame) -> str:
 def _plot(axes: Sequence["Axes"], *, curves: pd.DataFrame, data: pd.DataFrame) -> None:
     for panel, kind in zip(axes, KINDS, strict=True):
         panel.plot([0, 1], [0, 1], color="gray", linewidth=1, linestyle="--")
-        for method, rows in curves[curves["temperature of"] == kind].groupby("method", sort=False):
+        shown = curves[(curves["temperature of"] == kind) & (curves["samples"] >= MIN_BIN)]
+        for method, rows in shown.groupby("method", sort=False):
             sizes = 10 + 120 * rows["samples"] / rows["samples"].max()
             panel.plot(rows["confidence"], rows["accuracy"], label=f" {method}")
             panel.scatter(rows["confidence"], rows["accuracy"], s=sizes)

@@ -32,6 +32,7 @@ from afield.diagnosis.diagnostic import (
     single_run,
     trained_learner,
 )
+from afield.diagnosis.figure_style import legend_below
 from afield.errors import SpecError
 from afield.experiments.finished import FinishedRun
 from afield.hyperparameters import LogUniform, Variant
@@ -263,5 +264,4 @@ def _plot_labels(axes: "Axes", data: pd.DataFrame, source: str) -> None:
 def _label(axes: "Axes", title: str) -> None:
     axes.set_title(title, fontsize=10, parse_math=False)
     axes.set(xlabel="first component of g", ylabel="second")
-    for text in axes.legend(fontsize=7).get_texts():
-        text.set_parse_math(False)
+    legend_below(axes, columns=3)

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afield.diagnosis.diagnostic import Diagnostic, Finding, check_unmasked
+from afield.diagnosis.figure_style import legend_below
 from afield.errors import SpecError
 from afield.experiments.finished import FinishedRun
 from afield.hyperparameters import LogUniform, Uniform, Variant
@@ -262,8 +263,7 @@ def _plot(axes: "Axes", data: pd.DataFrame, domain: str, *, legend: bool) -> Non
     }
     axes.scatter(centroid["x"], centroid["y"], **star)
     if legend:
-        for text in axes.legend(fontsize=6, framealpha=0.8, loc="upper left").get_texts():
-            text.set_parse_math(False)
+        legend_below(axes, fontsize=6)
     title = domain if data["seen"].iloc[0] else f"{domain} (unseen)"
     axes.set_title(title, fontsize=10, parse_math=False)
     axes.tick_params(labelsize=7)

@@ -2,7 +2,7 @@
 
 It examines methods that move inputs along a gradient (CrossGrad, LabelGrad), with the deployed
 networks. Each strip shows the input, the input as perturbed in training, and the difference, blue
-for less and red for more; the title gives the scale of every strip. The numbers say for every
+for less and red for more, on one scale, which the title gives. The numbers say for every
 sample how far it is moved, in units of the network's input, and whether its label, and with a
 domain net its domain, is still predicted correctly.
 """
@@ -94,17 +94,17 @@ class _Strips:
     def plot(self, axes: "Axes") -> None:
         """Draw three images per sample in a row; for arrays, the first sample as lines."""
         added = self.after - self.before
-        scales = [f"±{np.abs(difference).max():.2g}" for difference in added]
+        note, scale = "full color: ", float(np.abs(added).max())
         if self.before.ndim == 4:
             rows = zip(self.before, self.after, added, strict=True)
-            axes.imshow(np.concatenate([compare_images(*row) for row in rows]))
+            axes.imshow(np.concatenate([compare_images(*row, scale=scale) for row in rows]))
             axes.set_axis_off()
         else:
-            scales = scales[:1]
+            note, scale = "", float(np.abs(added[0]).max())
             axes.plot(self.before[0].reshape(-1), color="tab:gray", label="input")
             axes.plot(self.after[0].reshape(-1), color="tab:red", label="perturbed", linewidth=0.8)
             axes.legend(fontsize=7)
-        title = f"{self.domain}: input, perturbed, difference\n({', '.join(scales)})"
+        title = f"{self.domain}: input, perturbed, difference\n({note}±{scale:.2g})"
         axes.set_title(title, fontsize=9, parse_math=False)
 
 
