@@ -81,14 +81,16 @@ class Finding:
 
     def figure(self) -> "Figure":
         """A new figure with all panels."""
-        from matplotlib import cycler, rc_context
+        from cycler import cycler
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
 
         # Rows of three or four panels, whichever leaves fewer cells empty.
         columns = min(self.panels, min(PANEL_COLUMNS, key=lambda across: -self.panels % across))
         rows = -(-self.panels // columns)
         size = PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows
-        with rc_context({**STYLE, "axes.prop_cycle": cycler(color=COLORS)}):
+        style: dict[Any, Any] = {**STYLE, "axes.prop_cycle": cycler(color=COLORS)}
+        with rc_context(style):
             figure = Figure(size, dpi=120, layout="constrained")
             self.draw(figure.subplots(rows, columns, squeeze=False))
         return figure

@@ -55,6 +55,6 @@ READING = {
 
 def legend_below(axes: "Axes", *, fontsize: int = 7, columns: int = 2) -> None:
     """Place the legend below the axes, where it hides no data, with names as they are."""
-    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
+    place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
     for text in axes.legend(fontsize=fontsize, ncols=columns, **place).get_texts():
         text.set_parse_math(False)
