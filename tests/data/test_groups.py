@@ -52,6 +52,7 @@ def test_the_array_group_of_an_npz_file_is_a_column(tmp_path):
     [
         ("path,group\neast/a/1.png,s1\n", "no row for east/b/2.png and 2 more samples of photos"),
         ("path,slide\neast/a/1.png,s1\n", "no column 'group'; it has path, slide"),
+        ("path,slide\neast/a/1.png,s1,s2\n", "no column 'group'; it has path, slide"),
         ("path,group\n", "no column 'path'; it has no rows"),
         ("path,group\neast/a/1.png,\n", "no group for east/a/1.png"),
     ],

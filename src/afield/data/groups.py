@@ -82,7 +82,8 @@ def _read_rows(path: Path, column: str, digest: str) -> dict[str, str]:
         raise DataError(f"{path}: cannot be read as CSV ({error})") from None
     for name in ("path", column):
         if not rows or name not in rows[0]:
-            found = ", ".join(rows[0]) if rows else "no rows"
+            # DictReader calls the cells beyond the last column None.
+            found = ", ".join(filter(None, rows[0])) if rows else "no rows"
             raise DataError(f"{path}: no column {name!r}; it has {found}")
     labels = {PurePosixPath(row["path"]).as_posix(): row[column] for row in rows}
     empty = next((name for name, label in labels.items() if not label), None)
