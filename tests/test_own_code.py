@@ -74,6 +74,14 @@ def test_a_record_does_not_run_code_that_is_not_given_again(file, monkeypatch):
     assert reopen(f"runs/{record.run.key}").step <= 4
 
 
+def test_python_functions_take_a_file(file):
+    options = {"store": "runs", "settings": {"steps": 2}}
+    record = package.train("spirals", str(file), target="turn10", **options)
+    assert record.run.code == {"methods/mine": own_code._digest(METHOD)}
+    model = package.fit("spirals", str(file), "model", estimate=False, **options)
+    assert model.about.name == "spirals-mine"
+
+
 def test_a_toml_file_does_not_run_code(file, tmp_path):
     toml = tmp_path / "bench.toml"
     toml.write_text('dataset = "spirals"\nmethods = ["./mine.py"]\ntrials = 1\n')

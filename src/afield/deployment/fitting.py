@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from afield import own_code
 from afield.compute import deterministic
 from afield.data.domains import DomainSet
 from afield.data.lookup import find_dataset
@@ -107,6 +108,8 @@ def fit(
     """
     path = Path(out).expanduser()
     check_output_folder(path, overwrite=overwrite)
+    words = {"dataset": str(dataset), "method": method, "average": average}
+    dataset, method, average = own_code.accept(words).values()
     opened = open_store(store)
     request = FitRequest(
         str(dataset),

@@ -15,6 +15,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from afield import own_code
 from afield.compute import hostname
 from afield.experiments.benchmark import Benchmark
 from afield.experiments.planning import plan_run, plan_runs
@@ -189,6 +190,8 @@ def train(
     >>> record.checkpoints[-1].scores["turn10"].main.accuracy > 0.9
     True
     """
+    words = {"dataset": str(dataset), "method": method, "average": average}
+    dataset, method, average = own_code.accept(words).values()
     run = plan_run(
         dataset,
         method,
