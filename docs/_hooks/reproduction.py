@@ -42,6 +42,7 @@ afield recipe run crossgrad_table9             # the table, with the paper's num
 | `--scale 0.1` | a tenth of the steps (at least 50) or epochs |
 | `--trials 1` | fewer repetitions |
 | `--methods erm,dmg` | only these rows |
+| `--datasets pacs` | only these datasets |
 | `--data pacs=my/folder` | other data in place of a dataset |
 | `--set size=112` | another setting in all runs |
 

@@ -180,7 +180,9 @@ def test_methods_data_and_settings_can_be_replaced():
     assert benchmark.methods == ("erm", "arith")
     assert benchmark.dataset[:2] == ("my/pacs", "vlcs")
     assert "steps" not in benchmark.settings
-    with pytest.raises(SpecError, match="no part of it has the methods score"):
+    only = read_recipe("arith_table4", changes=Changes(datasets=("vlcs",)))
+    assert only.datasets == ("vlcs",)
+    with pytest.raises(SpecError, match="no part of it has what is wanted: score"):
         read_recipe("arith_table4", changes=Changes(methods=("score",)))
 
 

@@ -54,6 +54,9 @@ Methods = Annotated[
     str | None,
     typer.Option(metavar="NAMES", help="Only these methods or merges of the recipe."),
 ]
+Datasets = Annotated[
+    str | None, typer.Option(metavar="NAMES", help="Only these datasets of the recipe.")
+]
 Data = Annotated[
     list[str] | None,
     typer.Option(
@@ -81,6 +84,7 @@ def show(
     scale: Scale = 1.0,
     trials: Trials = None,
     methods: Methods = None,
+    datasets: Datasets = None,
     data: Data = None,
     set_: SetOption = None,
     measure: Annotated[
@@ -90,7 +94,7 @@ def show(
     """Show what a recipe runs and costs: runs, images, time, disk, and which data are missing."""
     from afield.experiments.reproduction.costs import estimate_costs
 
-    one = read_recipe(name, changes=_changes(scale, trials, methods, data, set_))
+    one = read_recipe(name, changes=_changes(scale, trials, methods, datasets, data, set_))
     lines = [one.full_title, f"reproduces: {one.reproduces}"]
     lines += [f"differs: {one.differs}"] if one.differs else []
     lines += estimate_costs(one, measure=measure).describe()
@@ -109,6 +113,7 @@ def run(
     scale: Scale = 1.0,
     trials: Trials = None,
     methods: Methods = None,
+    datasets: Datasets = None,
     data: Data = None,
     set_: SetOption = None,
     format_: Format = "console",
@@ -122,7 +127,7 @@ def run(
     again to continue. Default store: recipes/NAME.
     """
     check_format(format_)
-    changes = _changes(scale, trials, methods, data, set_)
+    changes = _changes(scale, trials, methods, datasets, data, set_)
     one = read_recipe(name, changes=changes, **options)
     run_recipe(one, format_=format_, tensorboard=tensorboard, quiet=quiet)
 
@@ -131,12 +136,19 @@ def _changes(
     scale: float,
     trials: int | None,
     methods: str | None,
+    datasets: str | None,
     data: Sequence[str] | None,
     set_: list[str] | None,
 ) -> Changes:
     replaced = dict(_assignment(text) for text in data or ())
-    chosen = tuple(split_names(methods)) if methods else ()
-    return Changes(scale, trials, chosen, replaced, collect_settings(set_))
+    return Changes(
+        scale=scale,
+        trials=trials,
+        methods=tuple(split_names(methods or "")),
+        datasets=tuple(split_names(datasets or "")),
+        data=replaced,
+        settings=collect_settings(set_),
+    )
 
 
 def _assignment(text: str) -> tuple[str, str]:

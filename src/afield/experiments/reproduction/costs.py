@@ -25,8 +25,9 @@ from afield.networks.backbone import Shape, network
 
 __all__ = ["Costs", "estimate_costs"]
 
-# Most samples in a measured step, and the number of measured steps; the fastest one counts.
-MAX_MEASURED, MEASURED_STEPS = 8, 2
+# Most samples in a measured step, the number of steps, and the seconds after which no other one
+# starts. The fastest step counts; the first one also allocates memory.
+MAX_MEASURED, MEASURED_STEPS, MAX_SECONDS = 8, 6, 3.0
 BYTES_PER_WEIGHT = 4
 HOUR, MINUTE = 3600, 60
 
@@ -165,7 +166,7 @@ def _shape(run: Run) -> Shape | None:
 def _step(backbone: str, shape: Shape, count: int) -> tuple[float, int]:
     """Seconds of a training step with so many samples, and the number of weights."""
     device = default_device()
-    with preserve_torch_state(cuda=False):
+    with preserve_torch_state(1, cuda=False):  # runs have one thread
         try:
             net = network(backbone, shape, 10, weights="").to(device)
         except AfieldError:
@@ -173,8 +174,10 @@ def _step(backbone: str, shape: Shape, count: int) -> tuple[float, int]:
         optimizer = torch.optim.Adam(net.parameters())
         x = torch.randn(count, *shape, device=device)
         y = torch.zeros(count, dtype=torch.int64, device=device)
-        best = min(_timed(net, optimizer, x, y) for _ in range(MEASURED_STEPS))
-    return best, sum(weight.numel() for weight in net.parameters())
+        times: list[float] = []
+        while len(times) < MEASURED_STEPS and sum(times) < MAX_SECONDS:
+            times.append(_timed(net, optimizer, x, y))
+    return min(times), sum(weight.numel() for weight in net.parameters())
 
 
 def _timed(

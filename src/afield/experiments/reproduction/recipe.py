@@ -101,13 +101,15 @@ class Part:
 class Changes:
     """What to do in another way than the paper.
 
-    `scale` multiplies steps and epochs, `trials` and `methods` replace those of the recipe, `data`
-    maps names of datasets to others or to paths, and `settings` are as after ``--set``.
+    `scale` multiplies steps and epochs, `trials` replaces the recipe's number, `methods` and
+    `datasets` keep only those, `data` maps names of datasets to others or to paths, and `settings`
+    are as after ``--set``.
     """
 
     scale: float = 1.0
     trials: int | None = None
     methods: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
     data: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -120,6 +122,7 @@ class Changes:
         words = [f"steps × {self.scale:g}"] if self.scale != 1 else []
         words += [f"trials={self.trials}"] if self.trials else []
         words += [f"methods {', '.join(self.methods)} only"] if self.methods else []
+        words += [f"datasets {', '.join(self.datasets)} only"] if self.datasets else []
         words += [f"{Path(new).name} in place of {old}" for old, new in self.data.items()]
         words += [f"{name}={value}" for name, value in self.settings.items()]
         return ", ".join(words)
@@ -209,7 +212,8 @@ def read_recipe(name: str | Path, *, changes: Changes | None = None, **options: 
         made = [_part({**shared, **part}, changes, given) for part in parts]
         made = [part for part in made if part is not None]
         if parts and not made:
-            raise SpecError(f"no part of it has the methods {', '.join(changes.methods)}")
+            wanted = ", ".join((*changes.methods, *changes.datasets))
+            raise SpecError(f"no part of it has what is wanted: {wanted}")
         words = {"name": path.stem, "parts": tuple(made), "changes": changes, **content}
         return build_validated(Recipe, words)
     except AfieldError as error:
@@ -230,8 +234,12 @@ def _part(words: dict[str, Any], changes: Changes, options: Mapping[str, Any]) -
     """A part with its changes; None if none of its methods is wanted."""
     own = {key: words.pop(key) for key in PART_KEYS if key in words}
     numbers = tuple(build_validated(Numbers, each) for each in own.pop("numbers", []))
-    benchmark = _changed(make_benchmark(**words), changes)
-    if changes.methods and not benchmark.methods + benchmark.merges:
+    benchmark = make_benchmark(**words)
+    if changes.datasets:
+        kept = tuple(name for name in benchmark.dataset if name in changes.datasets)
+        benchmark = replace(benchmark, dataset=kept)
+    benchmark = _changed(benchmark, changes)
+    if not benchmark.dataset or not benchmark.methods + benchmark.merges:
         return None
     known = {name: value for name, value in options.items() if name in OPTIONS}
     return build_validated(
