@@ -28,12 +28,15 @@ __all__ = [
     "describe_failure",
     "err",
     "out",
+    "print_forecast",
     "print_outcomes",
     "print_plan",
     "progress_bar",
     "show_progress",
 ]
 
+# Benchmarks with fewer missing runs start without an estimate of their time.
+FORECAST_RUNS = 40
 # Seconds between two lines on the progress of a job, where there is no terminal.
 LINE_SECONDS = 20.0
 # All of them but the newline.
@@ -146,6 +149,21 @@ def print_plan(runs: "Sequence[Run]", *, done: int) -> None:
         markup=False,
         soft_wrap=True,
     )
+
+
+def print_forecast(runs: "Sequence[Run]", done: int, *, workers: int, threads: int) -> None:
+    """Say how long the missing runs will take, unless there are only a few."""
+    from afield.experiments.pools.forecast import expected_seconds
+    from afield.experiments.status import format_duration
+
+    missing = len(runs) - done
+    if missing < FORECAST_RUNS:
+        return
+    seconds = expected_seconds(runs, workers=workers, threads=threads)
+    if seconds is not None:
+        left = format_duration(seconds * missing / len(runs))
+        at_once = f"{workers} at a time" if workers > 1 else "one at a time"
+        err.print(f"expected time for {missing} runs, {at_once}: about {left}", markup=False)
 
 
 def describe_failure(failure: "Failure") -> str:
