@@ -215,7 +215,6 @@ def run_and_print(
     """
     from afield.experiments.benchmarking import Observer, run_benchmark
     from afield.experiments.planning import plan_runs
-    from afield.experiments.pools import Local
     from afield.experiments.record import Failure
     from afield.reporting.page import write_report
 
@@ -233,9 +232,7 @@ def run_and_print(
             if quiet:
                 return outcomes
             console.print_plan(runs, done=plan.known)
-            if isinstance(pool := benchmark.pool(), Local):
-                workers, threads = pool.workers, benchmark.threads
-                console.print_forecast(runs, plan.known, workers=workers, threads=threads)
+            console.print_forecast(runs, benchmark.pool(), plan.known, threads=benchmark.threads)
             return live_view.follow_outcomes(outcomes, store, plan)
 
         def finished(

@@ -20,6 +20,7 @@ from rich.progress import (
 from rich.segment import Segment
 
 if TYPE_CHECKING:
+    from afield.experiments.pools import Pool
     from afield.experiments.record import Failure, Record, Run
     from afield.experiments.store import Store
 
@@ -151,14 +152,16 @@ def print_plan(runs: "Sequence[Run]", *, done: int) -> None:
     )
 
 
-def print_forecast(runs: "Sequence[Run]", done: int, *, workers: int, threads: int) -> None:
-    """Say how long the missing runs will take, unless there are only a few."""
+def print_forecast(runs: "Sequence[Run]", pool: "Pool", done: int, *, threads: int) -> None:
+    """Say how long the missing runs will take on this machine, unless there are only a few."""
+    from afield.experiments.pools import Local
     from afield.experiments.pools.forecast import expected_seconds
     from afield.experiments.status import format_duration
 
     missing = len(runs) - done
-    if missing < FORECAST_RUNS:
+    if missing < FORECAST_RUNS or not isinstance(pool, Local):
         return
+    workers = pool.workers
     seconds = expected_seconds(runs, workers=workers, threads=threads)
     if seconds is not None:
         left = format_duration(seconds * missing / len(runs))

@@ -47,10 +47,8 @@ def expected_seconds(runs: Sequence[Run], *, workers: int, threads: int = 1) -> 
     # One step of a large pretrained network can take a minute.
     if not trained or any(find_backbone(run.backbone).input_form() for run in trained):
         return None
-    speeds: dict[str, _Speed] = {}
     with deterministic(threads):
-        for method, speed in _measure({run.method: run for run in trained}):
-            speeds[method] = speed
+        speeds = dict(_measure({run.method: run for run in trained}))
     if not speeds:
         return None
     return (sum(_seconds(run, speeds) for run in runs)) / workers
