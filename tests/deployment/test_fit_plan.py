@@ -5,9 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from afield.deployment.estimates import unseen_accuracies
 from afield.deployment.fit_plan import FitRequest, plan_fit
+from afield.deployment.fitting import fit
 from afield.errors import DataError, SpecError
-from afield.experiments.store import Store
+from afield.experiments.store import Store, read_run_weights
 from afield.reporting.benchmarking import bench
 
 QUICK = {"steps": 10, "every": 10}
@@ -73,3 +75,49 @@ def test_the_command_names_what_is_not_the_default():
     )
     plain = FitRequest("d", "erm", estimate=False, trials=3)
     assert plain.command(Path("m"), "runs") == "afield fit d erm --out m --no-estimate"
+
+
+def test_best_can_be_a_merge_of_experts_on_all_domains(tmp_path):
+    bench("spirals", merges=["average"], trials=1, store=tmp_path, settings=QUICK)
+    plan = plan_fit(FitRequest("spirals", "best"), Store(tmp_path))
+    base, *experts = plan.needed
+    assert (plan.run.method, plan.run.sources, base.sources) == (
+        "average",
+        ("turn0", "turn10", "turn20", "turn30"),
+        ("turn0", "turn10", "turn20", "turn30"),
+    )
+    assert [expert.sources for expert in experts] == [(name,) for name in base.sources]
+    assert {expert.base for expert in experts} == {plan.run.base} == {base.key}
+    assert plan.run.experts == tuple(expert.key for expert in experts)
+    assert {run.method for run in plan.held_out} == {"average"}
+
+
+def test_a_merge_is_fitted_like_a_method(tmp_path):
+    bench("spirals", merges=["average"], trials=1, store=tmp_path / "r", settings=QUICK)
+    model = fit("spirals", "best", tmp_path / "model", store=tmp_path / "r")
+    assert model.about.estimate.trials == 1
+    assert model.about.calibration is not None
+    plan = plan_fit(FitRequest("spirals", "best"), Store(tmp_path / "r"))
+    states = [read_run_weights(tmp_path / "r" / key) for key in plan.run.experts]
+    mean = sum(state["head.weight"] for state in states) / len(states)
+    np.testing.assert_allclose(model.module.head.weight.detach(), mean, rtol=1e-4, atol=1e-6)
+
+
+def test_an_adaptation_that_is_better_is_named(tmp_path, caplog):
+    bench("spirals", "erm", adapt="t3a", trials=1, store=tmp_path, settings=QUICK)
+    plan = plan_fit(FitRequest("spirals", "best"), Store(tmp_path))
+    assert (plan.run.method, plan.run.adaptation) == ("erm", "")
+    accuracies = {
+        run.adaptation: record_accuracy(tmp_path, run.adaptation) for run in runs_in(tmp_path)
+    }
+    better = accuracies["t3a"] > accuracies[""]
+    assert ("--adapt t3a" in caplog.text) == better
+
+
+def runs_in(store):
+    return [record.run for record in Store(store)]
+
+
+def record_accuracy(store, adaptation):
+    records = [record for record in Store(store) if record.run.adaptation == adaptation]
+    return np.mean([next(iter(unseen_accuracies(record).values())) for record in records])

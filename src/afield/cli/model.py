@@ -40,8 +40,8 @@ def fit(
         str | None,
         typer.Argument(
             metavar="METHOD",
-            help="Name of a method (see `afield list methods`), or 'best': the method and settings "
-            "with the best result among the benchmarks in the store.",
+            help="Name of a method (see `afield list methods`), or 'best': the method or merge, "
+            "and settings, with the best result among the benchmarks in the store.",
         ),
     ] = None,
     *,

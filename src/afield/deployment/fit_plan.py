@@ -1,14 +1,17 @@
 """Which runs `fit` needs: the training to deploy, and the held-out runs that estimate it."""
 
+import logging
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from afield.data.class_lists import ClassesByDomain
 from afield.data.domains import DomainSet
 from afield.data.lookup import find_dataset
+from afield.deployment.merged_recipes import is_merge, plan_whole_merge
 from afield.deployment.model_folder import Estimate
 from afield.deployment.recipes import Recipe, choose_recipe, complete_recipes, estimate_choice
 from afield.errors import DataError, SpecError
@@ -23,6 +26,8 @@ from afield.experiments.settings import resolve_epochs
 from afield.experiments.store import Store
 
 __all__ = ["BEST", "FitPlan", "FitRequest", "plan_fit"]
+
+log = logging.getLogger(__name__)
 
 # The name that stands for the best recipe of a benchmark in the store.
 BEST = "best"
@@ -73,13 +78,14 @@ class FitRequest:
 class FitPlan:
     """The run to deploy, and the same training with domains held out.
 
-    `estimate` is set if the recipe was chosen among several: then the held-out runs of this recipe
-    alone would promise too much.
+    `needed` are the base and the experts of a merge. `estimate` is set if the recipe was chosen
+    among several: then the held-out runs of this recipe alone would promise too much.
     """
 
     run: Run
     held_out: tuple[Run, ...]
     estimate: Estimate | None = None
+    needed: tuple[Run, ...] = ()
 
 
 def plan_fit(request: FitRequest, store: Store) -> FitPlan:
@@ -160,6 +166,11 @@ def _plan_best(request: FitRequest, store: Store) -> FitPlan:
     held_out = tuple(
         replace(run, dataset=dataset.spec) for run in sorted(runs, key=lambda run: run.trial)
     )
+    estimate = estimate_choice(recipes, dataset.domains)
+    _name_better_adaptation(store, dataset, best)
+    if is_merge(held_out[0]):
+        needed, merged = plan_whole_merge(held_out[0], store, dataset)
+        return FitPlan(merged, held_out, estimate, tuple(needed))
     # All domains are sources, so the model knows the classes of all.
     run = replace(
         held_out[0],
@@ -170,7 +181,7 @@ def _plan_best(request: FitRequest, store: Store) -> FitPlan:
         rules=DEFAULT_RULES,
     )
     run = resolve_epochs(run, dataset)
-    return FitPlan(run, held_out, estimate_choice(recipes, dataset.domains))
+    return FitPlan(run, held_out, estimate)
 
 
 def _recipes_on_features(store: Store, dataset: DomainSet) -> list[Recipe]:
@@ -180,3 +191,23 @@ def _recipes_on_features(store: Store, dataset: DomainSet) -> list[Recipe]:
         return []
     identity = feature_identity(dataset, encoder, {})
     return complete_recipes(store, replace(dataset, fingerprint=identity))
+
+
+def _name_better_adaptation(store: Store, dataset: DomainSet, best: Recipe) -> None:
+    """Log the adapted recipe that is better than the best one; a model adapts when it predicts."""
+    adapted = complete_recipes(store, dataset, adapted=True)
+    if not adapted:
+        return
+    better = choose_recipe(adapted, dataset.domains)
+    means = [fmean(each.accuracy(name) for name in dataset.domains) for each in (best, better)]
+    run = better.left_out(dataset.domains[0])[0].run
+    if means[1] > means[0]:
+        log.warning(
+            "%s with --adapt %s reached %.1f %% on unseen domains, above %.1f %%; try "
+            "`afield predict --adapt %s`",
+            run.method,
+            run.adaptation,
+            100 * means[1],
+            100 * means[0],
+            run.adaptation,
+        )

@@ -18,7 +18,7 @@ from afield.data.lookup import find_dataset
 from afield.data.sources.table_scaling import TableScaling
 from afield.deployment.encoding import build_encoder, put_encoder_in_front
 from afield.deployment.estimates import calibrate, estimate_accuracy, fit_distances
-from afield.deployment.fit_plan import FitRequest, plan_fit
+from afield.deployment.fit_plan import FitPlan, FitRequest, plan_fit
 from afield.deployment.inputs import Inputs
 from afield.deployment.model import Model, load
 from afield.deployment.model_card import render_card
@@ -29,6 +29,7 @@ from afield.deployment.model_folder import (
     write_model,
 )
 from afield.errors import DataError
+from afield.experiments.derived.execution import execute_derived
 from afield.experiments.finished import FinishedRun, reopen
 from afield.experiments.pools import Local, Pool
 from afield.experiments.record import Failure, Record, Run
@@ -127,7 +128,10 @@ def fit(
     # Before anything is trained: its weights may be missing.
     encoder = build_encoder(find_dataset(plan.run.dataset))
     records = _do_held_out(plan.held_out, opened, pool or Local(), options) if estimate else []
-    _train(plan.run, opened, options)
+    if plan.needed:
+        _merge(plan, opened, pool or Local(), options)
+    else:
+        _train(plan.run, opened, options)
     opened.fetch(plan.run.key, *(record.run.key for record in records))
     with deterministic(threads):
         # The data may be in another folder here than where a run was done.
@@ -211,6 +215,15 @@ def _do_held_out(
         records.append(outcome)
     order = {run.key: number for number, run in enumerate(runs)}
     return sorted(records, key=lambda record: order[record.run.key])
+
+
+def _merge(plan: FitPlan, store: Store, pool: Pool, options: Mapping[str, Any]) -> None:
+    """Train the base and the experts of a merge on all domains, and merge them."""
+    outcomes = complete(plan.needed, store, pool=pool, **options)
+    for outcome in track(outcomes, "experts on all domains", len(plan.needed)):
+        if isinstance(outcome, Failure):
+            raise DataError(f"{outcome.run.key}: this part of the merge failed ({outcome.error})")
+    execute_derived(plan.run, store, **options)
 
 
 def _train(run: Run, store: Store, options: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ from statistics import fmean
 
 from afield.data.domains import DomainSet
 from afield.deployment.estimates import estimate_accuracy, unseen_accuracies
+from afield.deployment.merged_recipes import is_merge, merge_recipe
 from afield.deployment.model_folder import Estimate, Selection
 from afield.errors import DataError
 from afield.experiments.record import Record, Run
@@ -72,21 +73,33 @@ class Recipe:
         return recipe
 
 
-def complete_recipes(records: Iterable[Record], dataset: DomainSet) -> list[Recipe]:
-    """The recipes on a dataset, with the trials in which each domain was left out."""
+def complete_recipes(
+    records: Iterable[Record], dataset: DomainSet, *, adapted: bool = False
+) -> list[Recipe]:
+    """The recipes on a dataset, with the trials in which each domain was left out.
+
+    With `adapted`, those of models that adapt to the target's unlabelled samples, and no others.
+    """
     found: dict[str, list[tuple[Record, dict[str, float]]]] = {}
     for record in records:
-        accuracies = _left_out_accuracies(record) if _same_data(record.run, dataset) else {}
+        wanted = _same_data(record.run, dataset) and bool(record.run.adaptation) == adapted
+        accuracies = _left_out_accuracies(record) if wanted else {}
         if accuracies:
-            # The classes of a fold depend on its sources.
-            recipe_key = replace(record.run, trial=0, classes=()).recipe
-            found.setdefault(recipe_key, []).append((record, accuracies))
+            found.setdefault(_recipe_key(record.run), []).append((record, accuracies))
     complete = []
     for recipe in map(_recipe, found.values()):
         trials = set.intersection(*(recipe.trials(name) for name in dataset.domains))
         if trials:
             complete.append(recipe.restricted(trials))
     return complete
+
+
+def _recipe_key(run: Run) -> str:
+    """What the runs of one recipe have in common."""
+    if is_merge(run) or run.experts:
+        return merge_recipe(run)
+    # The classes of a fold depend on its sources.
+    return replace(run, trial=0, classes=()).recipe
 
 
 def _recipe(scored: Sequence[tuple[Record, dict[str, float]]]) -> Recipe:
@@ -140,8 +153,9 @@ def _same_data(run: Run, dataset: DomainSet) -> bool:
 def _left_out_accuracies(record: Record) -> dict[str, float]:
     """The accuracies on the one or two domains that a record leaves out; empty if unknown."""
     run = record.run
-    # `fit` trains one run, so a run that starts from another one is no recipe for it.
-    if run.role or run.base or run.tested or len(record.unseen) not in (1, 2):
+    # A run that starts from a fitted head is no recipe for `fit`, nor is a part of a merge.
+    known = is_merge(run) or run.role == "adapted" or not (run.role or run.base)
+    if not known or run.tested or len(record.unseen) not in (1, 2):
         return {}
     try:
         return unseen_accuracies(record)
