@@ -1,6 +1,7 @@
 """Merges as recipes of `fit`: the base and the experts of a benchmark, trained on all domains."""
 
 from dataclasses import replace
+from typing import Any
 
 from afield import registry
 from afield.data.domains import DomainSet
@@ -38,7 +39,7 @@ def plan_whole_merge(run: Run, store: Store, dataset: DomainSet) -> tuple[list[R
     stored_base, *stored_experts = (
         read_record(store.root / key).run for key in (run.base, *run.experts)
     )
-    whole = {"dataset": dataset.spec, "tested": (), "unused": (), "classes": ()}
+    whole: dict[str, Any] = {"dataset": dataset.spec, "tested": (), "unused": (), "classes": ()}
     # The base of a zero-shot CLIP uses no domain, and is the same for all targets.
     sources = dataset.domains if stored_base.sources == run.sources else stored_base.sources
     base = resolve_epochs(replace(stored_base, sources=sources, **whole), dataset)
