@@ -43,6 +43,7 @@ def plan_whole_merge(run: Run, store: Store, dataset: DomainSet) -> tuple[list[R
     # The base of a zero-shot CLIP uses no domain, and is the same for all targets.
     sources = dataset.domains if stored_base.sources == run.sources else stored_base.sources
     base = resolve_epochs(replace(stored_base, sources=sources, **whole), dataset)
+    chosen: list[tuple[Run, tuple[str, ...]]]
     if all(len(expert.sources) == 1 for expert in stored_experts):
         chosen = [(stored_experts[0], (name,)) for name in dataset.domains]
     else:
