@@ -70,6 +70,8 @@ class Costs:
                 f"time: about {_duration(self.seconds)} of training on {default_device()}, one run "
                 "at a time (measured with plain training; other methods take longer)"
             )
+        elif self.missing:
+            lines.append("time: unknown until the data are here")
         if self.disk is not None:
             lines.append(f"disk: about {self.disk / 1e9:.1f} GB of weights")
         lines += [f"missing: {name}: {how}" for name, how in self.missing.items()]
