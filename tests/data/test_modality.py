@@ -25,7 +25,8 @@ FILES = [IMAGE, AUDIO]
 
 
 def test_the_names_in_stored_models_are_those_of_the_modalities():
-    assert get_args(ModalityName) == tuple(MODALITIES) == ("pictures", "sounds", "arrays")
+    names = ("pictures", "sounds", "arrays", "table")
+    assert get_args(ModalityName) == tuple(MODALITIES) == names
 
 
 def test_the_names_in_the_cache_never_change():

@@ -88,8 +88,9 @@ def test_without_files_the_error_says_what_to_do_in_one_line(tmp_path, name):
     assert dataset.download.license
     with pytest.raises(DataError) as caught:
         loaded(dataset, tmp_path)
+    fetch = f"`afield data get {name}` downloads it, or " if dataset.download.hub else ""
     assert str(caught.value) == (
-        f"{name}: {tmp_path / dataset.needs[0]} is missing; {dataset.download.instructions} "
+        f"{name}: {tmp_path / dataset.needs[0]} is missing; {fetch}{dataset.download.instructions} "
         f"(the data root is {tmp_path}; set AFIELD_DATA for another)"
     )
     assert len(dataset.download.instructions) > 40
