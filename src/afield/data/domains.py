@@ -150,9 +150,9 @@ class DomainSet:
         missing = self.missing_files(root)
         if missing:
             fetch = f"`afield data get {self.name}` downloads it"
-            advice = (
-                fetch if self.download.archives or self.download.hub else self.download.instructions
-            )
+            advice = fetch if self.download.archives else self.download.instructions
+            if self.download.hub:
+                advice = f"{fetch}, or {advice}"
             where = f"the data root is {root or data_root()}; set AFIELD_DATA for another"
             raise DataError(f"{self.name}: {missing[0]} is missing; {advice} ({where})")
 
