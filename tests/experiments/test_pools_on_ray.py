@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from afield import own_code
 from afield.errors import SpecError
 from afield.experiments.planning import plan_run
 from afield.experiments.pools import Local, Ray
@@ -156,3 +157,22 @@ def test_resources_that_cannot_be_are_refused(wrong, message):
 
 def test_nothing_to_do_starts_no_cluster():
     assert list(Ray("nowhere:1").map(slow, [], on_lost=lambda _: None)) == []
+
+
+OWN_METHOD = """
+from afield.training.methods.erm import ERM
+
+class Mine(ERM):
+    pass
+"""
+
+
+def test_code_of_the_user_reaches_other_machines(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(own_code, "_registered", {})
+    file = tmp_path / "mine.py"
+    file.write_text(OWN_METHOD)
+    own_code.load("methods", str(file))
+    file.unlink()  # the source is sent, so the file need not be there
+    run = plan_run("spirals", "mine", target="turn10", settings={"steps": 2})
+    (record,) = complete([run], Store(tmp_path / "runs"), pool=Ray(cluster.address))
+    assert isinstance(record, Record), record
