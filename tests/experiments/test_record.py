@@ -113,7 +113,7 @@ def test_every_field_is_either_in_the_key_or_known_not_to_be():
         *("weights", "start", "freeze_bn", "size", "augment", "domains_per_step", "balance"),
         *("limit", "skip_broken", "tested", "unused", "optimizer", "lr_schedule", "clip_norm"),
         *("role", "base", "experts", "freeze_head", "batch_total", "epochs", "report", "split"),
-        *("classes", "adaptation", "adaptation_params", "metric", "prompts"),
+        *("classes", "adaptation", "adaptation_params", "metric", "prompts", "code"),
     } == set(Run.__dataclass_fields__)
 
 

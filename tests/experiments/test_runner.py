@@ -848,7 +848,8 @@ def test_a_constant_schedule_is_none():
 
 def probed_base(store):
     """A base with a fitted head, done."""
-    base = plan_run("spirals", "linear_probe", target="turn0", settings={"steps": 1})
+    settings = {"steps": 1, "backbone": "small:mlp"}
+    base = plan_run("spirals", "linear_probe", target="turn0", settings=settings)
     base = replace(base, role="base")
     execute(base, store)
     return base
