@@ -6,7 +6,9 @@ from typing import Annotated
 
 import numpy as np
 import pytest
+from pydantic import Field
 
+from afield import registry
 from afield.data.domains import Training
 from afield.errors import SpecError
 from afield.hyperparameters import (
@@ -302,3 +304,37 @@ def test_a_later_hyperparameter_at_its_neutral_value_is_not_kept():
 def test_what_is_not_kept_is_neutral_and_not_the_default():
     assert with_neutral(Grown, {"first": 0.1}) == {"first": 0.1, "later": 0}
     assert with_neutral(Grown, {"first": 0.1, "later": 1})["later"] == 1
+
+
+def test_a_number_below_0_is_refused_where_the_range_has_none():
+    for name in ("weight", "penalty", "warmup", "decay", "batch", "lr"):
+        with pytest.raises(SpecError, match=rf"^vrex\.{name}=-1: must not be below 0$"):
+            validate_values(Recipe, {name: "-1"}, "vrex")
+
+
+def test_values_outside_the_range_are_valid_if_no_limit_is_declared():
+    values = {"weight": 7.0, "penalty": 0.0, "warmup": 0, "decay": 0.5, "lr": 100.0}
+    assert validate_values(Recipe, values) == values
+
+
+def test_a_range_with_numbers_below_0_has_no_limit_at_0():
+    kind = make_dataclass("Kind", [("x", Annotated[float, Uniform(-1.0, 1.0)], 0.0)])
+    assert validate_values(kind, {"x": -5}) == {"x": -5.0}
+
+
+def test_a_declared_limit_holds_beside_the_range():
+    kind = make_dataclass("Kind", [("x", Annotated[float, Uniform(0.0, 0.5), Field(le=1)], 0.0)])
+    assert validate_values(kind, {"x": 0.75}) == {"x": 0.75}
+    with pytest.raises(SpecError, match=r"^ema\.x='2': should be less than or equal to 1$"):
+        validate_values(kind, {"x": "2"}, "ema")
+
+
+@pytest.mark.parametrize("kind", ["methods", "averages", "adaptations", "merges", "diagnostics"])
+def test_no_setting_accepts_a_number_below_0_that_its_range_does_not_have(kind):
+    for name in registry.names(kind):
+        instance = registry.find(kind, name)
+        for setting in ranges(instance):
+            low, high = extremes(instance, setting)
+            if {type(low), type(high)} <= {int, float} and low >= 0:
+                with pytest.raises(SpecError, match=rf"{name}\.{setting}=-1"):
+                    validate_values(instance, {setting: -1}, name)

@@ -1,4 +1,7 @@
-"""Processes, devices, and the global state of torch that a computation must not disturb."""
+"""Processes, devices, and the global state of torch that a computation must not disturb.
+
+Functions import torch themselves, so that processes and files can be looked at without it.
+"""
 
 import multiprocessing
 import os
@@ -8,8 +11,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "default_device",
@@ -71,6 +76,8 @@ def is_alive(machine: str, pid: int) -> bool | None:
 
 def default_device() -> str:
     """Name of the fastest device available: cuda or cpu."""
+    import torch
+
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -81,6 +88,8 @@ def preserve_torch_state(threads: int | None = None, *, cuda: bool = True) -> It
     None keeps the number of threads. ``cuda=False`` is for work on the CPU: it leaves the
     generators of GPUs alone, because reading their state would initialize every GPU.
     """
+    import torch
+
     before = torch.get_num_threads()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count() if cuda else 0)):
         if threads is not None:
@@ -98,6 +107,8 @@ def deterministic(threads: int) -> Iterator[None]:
 
     The caller's RNG state is restored too.
     """
+    import torch
+
     dtype, strict = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
     has_cuda = torch.cuda.device_count() > 0
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -112,9 +123,11 @@ def deterministic(threads: int) -> Iterator[None]:
 
 
 @contextmanager
-def track_peak_memory(device: torch.device) -> Iterator[Callable[[], int]]:
+def track_peak_memory(device: "torch.device") -> Iterator[Callable[[], int]]:
     """Yield a function that returns the peak memory since then, in bytes; 0 if unknown."""
     if device.type == "cuda":
+        import torch
+
         torch.cuda.reset_peak_memory_stats(device)
         yield lambda: torch.cuda.max_memory_allocated(device)
     else:

@@ -6,6 +6,10 @@ A hyperparameter is a field of a method or a keyword of a merge::
 
 Draw 0 consists of the defaults. In every other draw each hyperparameter has its own random
 generator, so adding a hyperparameter does not change the values of the others.
+
+The range is what draws choose from. Other values are valid too, except that a number must not be
+below 0 if the range has no number below 0. A further limit stands beside the range and is
+pydantic's: ``Annotated[float, Choice((0.9, 0.99)), Field(le=1)]``.
 """
 
 import dataclasses
@@ -131,22 +135,6 @@ class Added:
 Range = Uniform | LogUniform | Around | Choice | Variant
 
 
-def describe_range(range_: Range) -> str:
-    """What draws choose from, in words.
-
-    >>> describe_range(LogUniform(0.1, 1e5)), describe_range(Variant((1, 2)))
-    ('draws: 0.1 to 100000, on a log scale', 'one of 1, 2; draws keep the default')
-    """
-    if isinstance(range_, Choice):
-        options = ", ".join(map(str, range_.options))
-        keeps = isinstance(range_, Variant)
-        return f"one of {options}; draws keep the default" if keeps else f"draws: one of {options}"
-    ends = f"{range_.low:g} to {range_.high:g}"
-    if isinstance(range_, Around):
-        return f"draws: {ends} times the default, on a log scale"
-    return f"draws: {ends}" + ", on a log scale" * isinstance(range_, LogUniform)
-
-
 def ranges(kind: Callable[..., Any]) -> dict[str, Range]:
     """Ranges of the fields of a dataclass or the keywords of a function.
 
@@ -250,7 +238,21 @@ def validate_values(
             problem = f"{owner} has no setting {key!r}" if owner else f"no setting {key!r}"
             raise SpecError(f"{problem}; {hint(key, names)}")
     prefix = f"{owner}." if owner else ""
-    return {key: _convert(value, hints[key], prefix + key) for key, value in values.items()}
+    converted = {key: _convert(value, hints[key], prefix + key) for key, value in values.items()}
+    for key, value in converted.items():
+        if _is_negative(value) and key in (known := ranges(kind)) and _starts_at_0(known[key]):
+            raise SpecError(f"{prefix}{key}={value:g}: must not be below 0")
+    return converted
+
+
+def _starts_at_0(range_: Range) -> bool:
+    """Whether a range has numbers, and none below 0."""
+    ends = range_.options if isinstance(range_, Choice) else (range_.low, range_.high)
+    return not any(map(_is_negative, ends))
+
+
+def _is_negative(value: Any) -> bool:
+    return isinstance(value, int | float) and value < 0
 
 
 def _convert(value: Any, type_: Any, where: str) -> Any:

@@ -32,6 +32,14 @@ MISTAKES = [
     (("bench", "spirals", "--set", "steps=few"), "steps='few'"),
     (("bench", "spirals", "--set", "mldg.beta=1"), "no 'mldg' in this benchmark"),
     (("bench", "spirals", "--set", "size=32"), "spirals has no"),
+    (
+        ("bench", "spirals", "--methods", "vrex", "--set", "vrex.penalty=-1"),
+        "vrex.penalty=-1: must not be below 0",
+    ),
+    (
+        ("bench", "spirals", "--average", "ema", "--set", "ema.decay=2"),
+        "ema.decay='2': should be less than or equal to 1",
+    ),
     (("bench", "spirals", "--validate", "0.2"), "--validate needs --hold-out"),
     (("bench", "spirals", "--hold-out", ".25", "--train-on", "few"), "--train-on few"),
     (("sweep", "no.toml"), "no.toml: cannot be read"),
@@ -195,6 +203,8 @@ def test_a_mistyped_path_is_reported_before_anything_large_is_imported():
         (("fit", "pacs/mini", "erm", "--out", "m"), "no file or folder pacs/mini"),
         (("data", "check", "./tets"), "did you mean tests?"),
         (("table", "nowhere"), "nowhere: no records there"),
+        (("predict", "tets", "x.png"), "tets: no such model folder; did you mean tests?"),
+        (("export", "tests"), "tests: no model.json in it"),
     ):
         command = [sys.executable, "-c", program, *words]
         found = subprocess.run(command, capture_output=True, text=True, check=True)

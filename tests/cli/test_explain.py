@@ -3,10 +3,10 @@
 import pytest
 
 from afield import registry
-from afield.cli.explain import MAX_NAMES, explanation_text
+from afield.cli.explain import MAX_NAMES, describe_range, explanation_text
 from afield.data.lookup import find_dataset
 from afield.errors import UnknownNameError
-from afield.hyperparameters import defaults, describe_range, ranges
+from afield.hyperparameters import defaults, ranges
 
 EVERYTHING = [(kind, name) for kind in registry.KINDS for name in registry.names(kind)]
 

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from afield.deployment.model import load
+from afield.deployment.model_files import is_model_folder
 from afield.deployment.model_folder import (
     Calibration,
     _to_distances,
     check_output_folder,
-    is_model_folder,
     read_description,
     read_model,
     write_model,

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from afield.data.sources.paths import check_dataset_exists
+from afield.deployment.model_files import check_model_folder
 from afield.errors import DataError
 
-__all__ = ["check_dataset", "check_store", "check_stores"]
+__all__ = ["check_dataset", "check_model", "check_store", "check_stores"]
 
 
 def check_dataset(name: str | None) -> str | None:
@@ -13,6 +14,13 @@ def check_dataset(name: str | None) -> str | None:
     if name is not None:
         check_dataset_exists(name)
     return name
+
+
+def check_model(folder: Path) -> Path:
+    """The same for a model folder; models of the hub are left to the command."""
+    if not str(folder).startswith("hf:"):
+        check_model_folder(folder.expanduser())
+    return folder
 
 
 def check_store(name: str) -> str:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -12,7 +12,10 @@ from afield import registry
 from afield.cli import console
 from afield.errors import UnknownNameError
 
-__all__ = ["explain", "explanation_text", "list_"]
+if TYPE_CHECKING:
+    from afield.hyperparameters import Range
+
+__all__ = ["describe_range", "explain", "explanation_text", "list_"]
 
 # How many names of domains or classes are listed.
 MAX_NAMES = 20
@@ -92,7 +95,7 @@ def _format_names(names: Sequence[str]) -> str:
 
 def _settings_facts(kind: str, name: str) -> list[str]:
     """The docstring of the class or function, which explains its settings, and their ranges."""
-    from afield.hyperparameters import defaults, describe_range, ranges
+    from afield.hyperparameters import defaults, ranges
 
     instance = registry.find(kind, name)
     settings = defaults(instance)
@@ -102,3 +105,22 @@ def _settings_facts(kind: str, name: str) -> list[str]:
         "settings:" if settings else "settings: none",
         *(f"  {name} = {value}{words.get(name, '')}" for name, value in settings.items()),
     ]
+
+
+def describe_range(range_: "Range") -> str:
+    """What draws choose from, in words.
+
+    >>> from afield.hyperparameters import LogUniform, Variant
+    >>> describe_range(LogUniform(0.1, 1e5)), describe_range(Variant((1, 2)))
+    ('draws: 0.1 to 100000, on a log scale', 'one of 1, 2; draws keep the default')
+    """
+    from afield.hyperparameters import Around, Choice, LogUniform, Variant
+
+    if isinstance(range_, Choice):
+        options = ", ".join(map(str, range_.options))
+        keeps = isinstance(range_, Variant)
+        return f"one of {options}; draws keep the default" if keeps else f"draws: one of {options}"
+    ends = f"{range_.low:g} to {range_.high:g}"
+    if isinstance(range_, Around):
+        return f"draws: {ends} times the default, on a log scale"
+    return f"draws: {ends}" + ", on a log scale" * isinstance(range_, LogUniform)

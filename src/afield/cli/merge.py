@@ -120,7 +120,7 @@ def merge(
     once; save them again if they are too large.
     """
     from afield.deployment.merged_model import write_merged_model
-    from afield.deployment.model_folder import is_model_folder
+    from afield.deployment.model_files import is_model_folder
     from afield.merging.files import FileMerge
     from afield.merging.scopes import scale_of
 

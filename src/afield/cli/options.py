@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from afield import registry
-from afield.cli.early_checks import check_dataset, check_store, check_stores
+from afield.cli.early_checks import check_dataset, check_model, check_store, check_stores
 from afield.errors import SpecError, UnknownNameError
 from afield.experiments.benchmark import OPTIONS
 from afield.training.metrics import METRICS
@@ -242,7 +242,12 @@ Tensorboard = Annotated[
     ),
 ]
 ModelFolder = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="Model folder that `afield fit` has written.")
+    Path,
+    typer.Argument(
+        metavar="MODEL",
+        help="Model folder that `afield fit` has written.",
+        callback=check_model,
+    ),
 ]
 
 

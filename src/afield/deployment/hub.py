@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 
 from afield.data.sources.hub import HUB_PREFIX, download_snapshot
-from afield.deployment.model_folder import MODEL_FILES, read_model
+from afield.deployment.model_files import MODEL_FILES
+from afield.deployment.model_folder import read_model
 from afield.errors import DataError, SpecError
 
 __all__ = ["HUB_PREFIX", "fetch_model", "push"]

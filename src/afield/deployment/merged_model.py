@@ -21,11 +21,10 @@ from afield.data.sources.table_scaling import TableScaling
 from afield.deployment.fitting import describe_model
 from afield.deployment.model import Model, build_network, load, load_weights
 from afield.deployment.model_card import render_card
+from afield.deployment.model_files import WEIGHTS_FILE, is_model_folder
 from afield.deployment.model_folder import (
-    WEIGHTS_FILE,
     Description,
     check_output_folder,
-    is_model_folder,
     read_description,
     write_model,
 )

@@ -25,7 +25,8 @@ from afield.data.samples import Prepare
 from afield.deployment.distances import Distances
 from afield.deployment.file_batches import FileBatch, find_files, read_file_batches
 from afield.deployment.hub import HUB_PREFIX, fetch_model
-from afield.deployment.model_folder import DESCRIPTION_FILE, WEIGHTS_FILE, Description, read_model
+from afield.deployment.model_files import DESCRIPTION_FILE, WEIGHTS_FILE
+from afield.deployment.model_folder import Description, read_model
 from afield.deployment.model_network import build_network, load_weights
 from afield.errors import AfieldError, DataError, SpecError
 from afield.hyperparameters import build

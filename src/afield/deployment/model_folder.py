@@ -31,42 +31,34 @@ from afield.deployment.description import (
     Selection,
 )
 from afield.deployment.distances import Distances
+from afield.deployment.model_files import (
+    CARD_FILE,
+    DESCRIPTION_FILE,
+    DISTANCES_FILE,
+    WEIGHTS_FILE,
+    check_model_folder,
+    file_inside,
+    is_model_folder,
+)
 from afield.errors import DataError, SpecError
-from afield.files import atomic_write, restore_folder, sha256, unwritable_reason
+from afield.files import atomic_write, sha256, unwritable_reason
 
 __all__ = [
-    "MODEL_FILES",
     "Architecture",
     "Calibration",
     "Description",
     "Estimate",
     "Selection",
     "check_output_folder",
-    "is_model_folder",
     "read_description",
     "read_model",
     "write_model",
 ]
 
-DESCRIPTION_FILE, CARD_FILE = "model.json", "README.md"
-WEIGHTS_FILE, DISTANCES_FILE = "model.safetensors", "distance.safetensors"
-MODEL_FILES = (DESCRIPTION_FILE, CARD_FILE, WEIGHTS_FILE, DISTANCES_FILE)
 # Far more than any valid description.
 MAX_DESCRIPTION_BYTES = 64 * 2**20
-# Suffixes of weights that can only be read by unpickling.
-PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-
 
 _DESCRIPTION = TypeAdapter(Description)
-
-
-def is_model_folder(path: Path) -> bool:
-    """Whether a path looks like a folder that `write_model` has written."""
-    try:
-        content = json.loads((path / DESCRIPTION_FILE).read_text(encoding="utf-8"))
-        return isinstance(content, dict) and {"format", "architecture", "files"} <= content.keys()
-    except (OSError, ValueError, RecursionError):
-        return False
 
 
 def check_output_folder(out: Path, *, overwrite: bool = False) -> None:
@@ -119,9 +111,7 @@ def write_model(
 
 def read_model(folder: Path) -> tuple[Description, dict[str, Tensor], Distances | None]:
     """Read and check the description, weights and distances of a model; no code is run."""
-    restore_folder(folder)
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such model folder; `afield fit … --out` writes one")
+    check_model_folder(folder)
     description = read_description(folder)
     if WEIGHTS_FILE not in description.files:
         raise DataError(
@@ -136,7 +126,7 @@ def read_model(folder: Path) -> tuple[Description, dict[str, Tensor], Distances 
 
 def read_description(folder: Path) -> Description:
     """Read and check the description in a model folder."""
-    path = _file_inside(folder, DESCRIPTION_FILE)
+    path = file_inside(folder, DESCRIPTION_FILE)
     if path.stat().st_size > MAX_DESCRIPTION_BYTES:
         raise DataError(f"{path}: too large to describe a model; get the folder again")
     try:
@@ -161,7 +151,7 @@ def read_description(folder: Path) -> Description:
 
 
 def _read_tensors(folder: Path, name: str, expected_hash: str) -> dict[str, Tensor]:
-    path = _file_inside(folder, name)
+    path = file_inside(folder, name)
     try:
         unchanged = sha256(path) == expected_hash
         tensors = load_file(path) if unchanged else {}
@@ -186,21 +176,3 @@ def _to_distances(path: Path, tensors: Mapping[str, Tensor]) -> Distances:
     if len(centers) != 2 or whitening != (centers[1], centers[1]) or not centers[0]:
         raise DataError(f"{path}: not the distances of a model; get the folder again")
     return Distances.from_tensors(tensors)
-
-
-def _file_inside(folder: Path, name: str) -> Path:
-    """The path of a file in the folder, which must not be a link to a file elsewhere.
-
-    In the hub's cache, a snapshot has links to the files of its repository.
-    """
-    path = folder / name
-    inside = folder.resolve()
-    if inside.parent.name == "snapshots" and inside.parents[1].name.startswith("models--"):
-        inside = inside.parents[1]
-    if path.is_symlink() and not path.resolve().is_relative_to(inside):
-        raise DataError(f"{path}: a link that leads out of the folder; put the file itself there")
-    if not path.is_file():
-        pickled = next((file for file in folder.iterdir() if file.suffix in PICKLE_SUFFIXES), None)
-        note = f" ({pickled.name} is not read: it could run code)" if pickled else ""
-        raise DataError(f"{folder}: no {name} in it{note}; give a folder of `afield fit`")
-    return path

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from afield import own_code, registry
 from afield.compute import preserve_torch_state
-from afield.deployment.model_folder import DESCRIPTION_FILE, Description
+from afield.deployment.model_files import DESCRIPTION_FILE
+from afield.deployment.model_folder import Description
 from afield.errors import DataError
 from afield.hyperparameters import build, with_neutral
 from afield.networks.backbone import network

@@ -6,7 +6,7 @@ from pathlib import Path
 from afield import registry
 from afield.errors import AfieldError, DataError, UnknownNameError
 
-__all__ = ["check_dataset_exists", "dataset_path", "unknown_dataset"]
+__all__ = ["check_dataset_exists", "dataset_path", "similar_path", "unknown_dataset"]
 
 
 def dataset_path(name: str) -> Path | None:
@@ -25,7 +25,7 @@ def unknown_dataset(name: str) -> AfieldError:
     if "/" not in name and "." not in name:
         advice = registry.hint(name, registry.names("datasets"))
         return UnknownNameError(f"no dataset, file or folder is called {name!r}; {advice}")
-    guess = _similar_path(Path(name).expanduser())
+    guess = similar_path(Path(name).expanduser())
     if guess is not None:
         return DataError(f"no file or folder {name}; did you mean {guess}?")
     return DataError(
@@ -44,7 +44,7 @@ def check_dataset_exists(spec: str) -> None:
         raise unknown_dataset(name)
 
 
-def _similar_path(path: Path) -> Path | None:
+def similar_path(path: Path) -> Path | None:
     """A file or folder beside the missing one with a similar name, in any case."""
     try:
         names = {child.name.lower(): child.name for child in path.parent.iterdir()}

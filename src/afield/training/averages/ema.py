@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from pydantic import Field
 from torch import nn
 
 from afield.hyperparameters import Choice
@@ -24,7 +25,7 @@ __all__ = ["EMA"]
 class EMA(Average):
     """Exponential moving average of the weights; `decay` is the greatest d."""
 
-    decay: Annotated[float, Choice((0.9, 0.99, 0.999))] = 0.999
+    decay: Annotated[float, Choice((0.9, 0.99, 0.999)), Field(le=1)] = 0.999
 
     def setup(self, model: nn.Module, *, steps: int) -> None:
         """Start with a copy of the model."""

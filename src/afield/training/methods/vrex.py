@@ -10,6 +10,7 @@ penalty takes effect in short runs too; a tenth is DomainBed's 500 of 5,000 step
 from dataclasses import dataclass
 from typing import Annotated
 
+from pydantic import Field
 from torch import Tensor
 
 from afield.hyperparameters import LogUniform, Uniform
@@ -23,7 +24,7 @@ class VREx(Method):
     """Variance risk extrapolation; `penalty` is the paper's β, `warmup` is a share of the steps."""
 
     penalty: Annotated[float, LogUniform(0.1, 1e5)] = 10.0
-    warmup: Annotated[float, Uniform(0.0, 0.5)] = 0.1
+    warmup: Annotated[float, Uniform(0.0, 0.5), Field(le=1)] = 0.1
 
     def loss(self, learner: Learner, batches: Batches) -> tuple[Tensor, Logs]:
         """Mean risk plus the weighted variance of the risks."""
