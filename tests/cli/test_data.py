@@ -141,7 +141,7 @@ def test_classes_have_columns_where_there_is_room_for_all(afield, tmp_path, coun
     assert max(len(line) for line in out.splitlines()) <= width
 
 
-def test_a_contact_sheet_is_drawn_and_its_place_told(afield, tmp_path):
+def test_a_contact_sheet_is_drawn_and_its_path_printed(afield, tmp_path):
     pictures(tmp_path / "own")
     code, out, err = afield("data", "check", "own", "--out", "sheet.png")
     assert code == 0

@@ -50,7 +50,7 @@ def test_predict_writes_a_file(afield, spiral_model, new, tmp_path):
     assert len(pd.read_parquet(tmp_path / "answers.parquet")) == 5
 
 
-def test_predict_overwrites_a_file_only_when_told_to(afield, spiral_model, new, tmp_path):
+def test_predict_overwrites_a_file_only_with_force(afield, spiral_model, new, tmp_path):
     (tmp_path / "answers.csv").write_text("of yesterday")
     code, _, err = afield("predict", spiral_model, new, "--out", "answers.csv")
     assert code == 2
@@ -72,7 +72,7 @@ def test_a_small_network_leaves_the_cores_to_what_reads_files(afield, spiral_mod
         torch.set_num_threads(before)
 
 
-def test_a_folder_without_files_and_broken_ones_only_are_told(afield, spiral_model, tmp_path):
+def test_a_folder_without_files_and_broken_ones_only_are_reported(afield, spiral_model, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "answers.csv").write_text("of yesterday")
     for words in ((), ("--out", "answers.csv", "--force")):
@@ -93,7 +93,7 @@ def test_a_folder_without_files_and_broken_ones_only_are_told(afield, spiral_mod
         (("--device", "nosuch"), "device 'nosuch' cannot be used"),
     ],
 )
-def test_what_cannot_be_asked_is_told_in_one_line(afield, spiral_model, new, words, message):
+def test_what_cannot_be_asked_is_reported_in_one_line(afield, spiral_model, new, words, message):
     code, out, err = afield("predict", spiral_model, new, *words)
     assert (code, out) == (2, "")
     assert message in err

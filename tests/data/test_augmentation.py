@@ -488,7 +488,7 @@ def test_an_empty_batch_stays_empty():
     assert Augmentation("full", 28, HALF)(pictures(0, 3, 32), seeded()).shape == (0, 3, 28, 28)
 
 
-def test_an_unknown_level_is_told_with_a_guess():
+def test_an_unknown_level_is_reported_with_a_guess():
     with pytest.raises(
         SpecError, match=re.escape("no augmentation level 'ful'; did you mean 'full'?")
     ):

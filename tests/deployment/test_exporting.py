@@ -100,7 +100,7 @@ def test_what_gives_other_numbers_is_not_kept(spiral_model, tmp_path, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
-def test_what_cannot_be_exported_is_told_in_a_line_and_nothing_is_left(spiral_model, tmp_path):
+def test_what_cannot_be_exported_is_refused_in_a_line_and_nothing_is_left(spiral_model, tmp_path):
     class Odd(nn.Module):
         def forward(self, x):
             return self.module(x) if float(x.sum()) > 0 else x
@@ -139,13 +139,13 @@ def test_a_model_that_is_exported_stays_as_it_was(spiral_model, tmp_path, monkey
     assert traced[0] is not model.module
 
 
-def test_a_package_that_is_not_there_is_told(spiral_model, tmp_path, monkeypatch):
+def test_a_package_that_is_missing_is_reported(spiral_model, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(SpecError, match=r"pip install 'afield\[onnx\]'"):
         export(spiral_model, "onnx", tmp_path / "m.onnx")
 
 
-def test_places_and_forms_that_cannot_be_are_told(spiral_model, tmp_path):
+def test_places_and_forms_that_are_impossible_are_refused(spiral_model, tmp_path):
     with pytest.raises(SpecError, match="cannot export to 'tflite'; give onnx or torch"):
         export(spiral_model, "tflite")
     with pytest.raises(SpecError, match=r"the suffix of onnx files is \.onnx"):

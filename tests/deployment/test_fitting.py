@@ -158,7 +158,7 @@ def test_of_many_domains_a_share_is_held_out(tmp_path):
     assert len(model.about.sources) == 13
 
 
-def test_where_data_and_weights_lay_is_not_told(two_colours, tmp_path):
+def test_paths_of_data_and_weights_are_not_stored(two_colours, tmp_path):
     settings = {"steps": 1, "size": 16}
     fit(two_colours, "erm", tmp_path / "m", store=tmp_path / "r", settings=settings, estimate=False)
     content = json.loads((tmp_path / "m" / "model.json").read_text())

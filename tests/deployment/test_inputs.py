@@ -75,7 +75,7 @@ def test_arrays_of_pictures_come_in_several_forms(given, shape):
         (BYTES, np.full((1, 8, 8), -1.0), "not integers from 0 to 255"),
     ],
 )
-def test_arrays_that_do_not_fit_are_told(inputs, given, message):
+def test_arrays_that_do_not_fit_are_reported(inputs, given, message):
     with pytest.raises(DataError, match=message):
         inputs.to_samples(given)
 

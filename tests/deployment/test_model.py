@@ -136,7 +136,7 @@ def test_a_known_domain_is_used_where_it_can_be(domain_model, x):
     assert abs(found - domain_model.predict_proba(x)).max() > 1e-4
 
 
-def test_an_unknown_domain_is_told_with_those_that_are_known(domain_model, x):
+def test_an_unknown_domain_is_reported_with_those_that_are_known(domain_model, x):
     with pytest.raises(SpecError, match="did you mean 'turn20'"):
         domain_model.predict(x, domain="turn2")
 

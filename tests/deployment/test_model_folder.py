@@ -204,7 +204,7 @@ def test_names_of_files_in_the_description_lead_nowhere(model_folder, tmp_path):
     assert load(model_folder)
 
 
-def test_a_place_that_is_no_folder_is_told(tmp_path):
+def test_a_place_that_is_no_folder_is_reported(tmp_path):
     assert "no such model folder" in refusal(tmp_path / "nowhere")
     assert "no model.json in it" in refusal(tmp_path)
 

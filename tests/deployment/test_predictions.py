@@ -95,7 +95,7 @@ def test_what_fails_in_the_middle_leaves_no_file(tmp_path, suffix):
     assert (tmp_path / f"out{suffix}").read_text() == "earlier"
 
 
-def test_places_that_cannot_be_are_told_before_any_work(tmp_path):
+def test_places_that_are_impossible_are_refused_before_any_work(tmp_path):
     with pytest.raises(SpecError, match=r"\.csv, \.jsonl, \.parquet"):
         check_output_file(tmp_path / "out.xlsx")
     (tmp_path / "out.csv").mkdir()
@@ -103,7 +103,7 @@ def test_places_that_cannot_be_are_told_before_any_work(tmp_path):
         check_output_file(tmp_path / "out.csv")
 
 
-def test_a_package_that_is_not_there_is_told(monkeypatch, tmp_path):
+def test_a_package_that_is_missing_is_reported(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(SpecError, match=r"pip install 'afield\[parquet\]'"):
         check_output_file(tmp_path / "out.parquet")

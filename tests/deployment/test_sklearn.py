@@ -165,7 +165,7 @@ def test_groups_of_the_splitter_are_the_domains_of_the_fit(data, routing, wanted
     assert seen == [[name for name in PLACES if name != out] for out in PLACES]
 
 
-def test_a_fit_that_is_told_not_to_take_domains_refuses_them(data, routing):
+def test_a_fit_that_must_not_take_domains_refuses_them(data, routing):
     x, y, place = data
     deaf = make_pipeline(StandardScaler(), quick().set_fit_request(domains=None))
     with pytest.raises(ValueError, match="domains"):
@@ -303,7 +303,7 @@ def test_samples_of_another_shape_are_refused(data, pictures):
         ({"settings": {"steps": 5}}, "steps is a parameter of its own"),
     ],
 )
-def test_wrong_settings_are_told_when_it_is_fitted(data, wrong, message):
+def test_wrong_settings_are_reported_when_it_is_fitted(data, wrong, message):
     x, y, place = data
     with pytest.raises((SpecError, UnknownNameError), match=message) as caught:
         quick(**wrong).fit(x, y, domains=place)

@@ -66,7 +66,7 @@ def test_looking_changes_nothing_on_disk(folder):
     assert before == after
 
 
-def test_paths_that_are_no_run_are_told(folder, tmp_path):
+def test_paths_that_are_no_run_are_reported(folder, tmp_path):
     with pytest.raises(DataError, match=r"no record\.json"):
         diagnose("agreement", tmp_path)
     with pytest.raises(SpecError, match=r"is a store; agreement takes one .* such as .*erm-"):
@@ -77,7 +77,7 @@ def test_paths_that_are_no_run_are_told(folder, tmp_path):
         diagnose("agreement", [folder, folder])
 
 
-def test_unknown_names_and_settings_are_told_with_a_guess(folder):
+def test_unknown_names_and_settings_are_reported_with_a_guess(folder):
     with pytest.raises(UnknownNameError, match="did you mean 'agreement'"):
         diagnose("agrement", folder)
     with pytest.raises(SpecError, match="did you mean 'samples'"):
@@ -100,7 +100,7 @@ def test_a_setting_cannot_be_taken_for_something_else(folder, name):
         ("loss_surface", {"points": 1}, "points=1: must be at least 2"),
     ],
 )
-def test_settings_that_cannot_be_are_told(folder, diagnostic, settings, message):
+def test_settings_that_are_impossible_are_refused(folder, diagnostic, settings, message):
     with pytest.raises(SpecError, match=message):
         diagnose(diagnostic, folder, settings=settings)
 
@@ -112,7 +112,7 @@ def test_a_folder_may_be_moved_and_looked_at_from_inside(folder, tmp_path, monke
     assert diagnose("agreement", ".", settings={"samples": 20}).data.equals(expected)
 
 
-def test_a_run_whose_weights_are_gone_is_told(folder, tmp_path):
+def test_a_run_whose_weights_are_gone_is_reported(folder, tmp_path):
     copy = tmp_path / folder.name
     shutil.copytree(folder, copy)
     (copy / "model.safetensors").unlink()
@@ -191,7 +191,9 @@ def test_a_run_of_every_method_comes_back_and_scores_as_it_did(method, tmp_path)
     assert float(accuracy) == pytest.approx(best.scores[target].main.accuracy)
 
 
-def test_a_run_whose_further_networks_are_gone_is_told_where_they_are_needed(with_parts, tmp_path):
+def test_a_run_whose_further_networks_are_gone_is_reported_where_they_are_needed(
+    with_parts, tmp_path
+):
     copy = tmp_path / with_parts.name
     shutil.copytree(with_parts, copy)
     file = copy / "parts.safetensors"
@@ -239,7 +241,7 @@ def test_an_ordinary_run_has_neither(folder):
     assert subject.base == subject.experts == {}
 
 
-def test_a_merged_run_alone_is_told_what_is_missing(merged, tmp_path):
+def test_a_merged_run_alone_names_what_is_missing(merged, tmp_path):
     shutil.copytree(merged, tmp_path / merged.name)
     with pytest.raises(DataError, match="no readable weights"):
         diagnose("agreement", tmp_path / merged.name)

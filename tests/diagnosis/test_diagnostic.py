@@ -115,7 +115,7 @@ def test_a_picture_of_another_kind_is_refused(tmp_path, out):
         finding.save(tmp_path / out)
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path):
+def test_a_place_that_cannot_be_written_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     finding = Finding(pd.DataFrame(), "", lambda axes: None)
     with pytest.raises(SpecError, match="cannot write"):
@@ -160,13 +160,13 @@ def test_without_being_asked_at_most_so_many_domains_are_shown(subject):
 @pytest.mark.parametrize(
     ("name", "guess"), [("turn11", "did you mean 'turn10'"), ("elsewhere", "known: turn0, turn10")]
 )
-def test_a_domain_that_is_not_there_is_told_with_those_that_are(subject, name, guess):
+def test_a_domain_that_is_missing_is_reported_with_those_that_are(subject, name, guess):
     with pytest.raises(SpecError) as caught:
         choose_domains(subject, ("turn0", name), 4)
     assert str(caught.value).startswith(f"spirals has no domain '{name}'; {guess}")
 
 
-def test_a_domain_of_own_data_is_told_by_where_they_are(subject):
+def test_a_domain_of_own_data_is_reported_by_where_they_are(subject):
     own = replace(subject.record, run=replace(subject.record.run, dataset="/my/data"))
     with pytest.raises(SpecError, match="/my/data has no domain 'x'"):
         choose_domains(replace(subject, record=own), ("x",), 4)

@@ -77,12 +77,12 @@ def test_names_may_be_written_as_on_the_command_line(written):
         ('dataset = "spirals"\nhold_out = 0.5\ntrain_on = ["few"]', "write numbers of domains"),
     ],
 )
-def test_a_mistake_in_a_file_is_told(written, text, message):
+def test_a_mistake_in_a_file_is_reported(written, text, message):
     with pytest.raises(AfieldError, match=message):
         read_benchmark(written(text)).runs()
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path):
+def test_a_file_that_is_missing_is_reported(tmp_path):
     with pytest.raises(AfieldError, match="cannot be read"):
         read_benchmark(tmp_path / "none.toml")
 

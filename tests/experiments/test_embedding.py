@@ -206,7 +206,7 @@ def test_a_small_network_has_no_features_worth_keeping(folder, tmp_path):
         embed(folder, tmp_path / "emb", backbone="small:cnn")
 
 
-def test_where_nothing_can_be_written_is_told_before_the_data_are_read(tmp_path):
+def test_where_nothing_can_be_written_is_reported_before_the_data_are_read(tmp_path):
     (tmp_path / "taken.npz").mkdir()
     for out, message in (("no/emb", "create it first"), ("taken", "give another --out")):
         with pytest.raises(SpecError, match=message):

@@ -53,7 +53,7 @@ def test_less_than_one_worker_is_refused(workers):
 
 
 @pytest.mark.slow
-def test_a_script_without_a_guard_is_told_so(tmp_path):
+def test_a_script_without_a_guard_is_refused(tmp_path):
     script = tmp_path / "careless.py"
     script.write_text(
         "import afield\n"

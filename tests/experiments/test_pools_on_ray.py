@@ -136,7 +136,7 @@ def test_what_is_under_way_is_stopped_when_the_caller_stops(cluster):
     assert free_and_all() == [2, 2]
 
 
-def test_a_cluster_without_room_is_told(cluster, caplog):
+def test_a_cluster_without_room_is_reported(cluster, caplog):
     Ray(cluster.address, cpus=64)._connect()
     assert "no machine of the cluster has 64 CPUs and 0 GPUs" in caplog.text
 

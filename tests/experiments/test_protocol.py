@@ -147,7 +147,7 @@ def test_every_trial_holds_other_domains_out_and_all_methods_and_draws_the_same(
     assert len(set.union(*of_trials)) == 4
 
 
-def test_domains_are_held_out_by_their_names_and_told_in_the_order_of_the_dataset():
+def test_domains_are_held_out_by_their_names_and_listed_in_the_order_of_the_dataset():
     mixed = replace(MANY, domains=MANY.domains[7:] + MANY.domains[:7])
     for before, after in zip(hold_out(MANY, ["erm"]), hold_out(mixed, ["erm"]), strict=True):
         assert set(after.sources) == set(before.sources)

@@ -108,7 +108,7 @@ def test_a_file_of_weights_is_known_by_its_contents_wherever_it_lies(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_file_of_weights_that_is_not_there_is_told(tmp_path):
+def test_a_file_of_weights_that_is_missing_is_reported(tmp_path):
     with pytest.raises(DataError, match="give hub, none or a file"):
         planned(PHOTOS, backbone="timm:resnet18", weights=str(tmp_path / "none.pth"))
 

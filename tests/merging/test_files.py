@@ -91,7 +91,7 @@ def test_the_metadata_tell_how_it_was_made(tmp_path):
         assert set(file.metadata()) == {"format", "afield"}
 
 
-def test_settings_that_were_not_given_are_told_too(tmp_path):
+def test_settings_that_were_not_given_are_reported_too(tmp_path):
     _, _, paths = written(tmp_path)
     out = merge_files("dare", paths[0], paths[1:], tmp_path / "out.safetensors")
     assert account(out)["params"] == {"drop": 0.9, "seed": 0}
@@ -233,7 +233,7 @@ def test_a_folder_gives_a_folder_with_its_shards_and_config(tmp_path):
     assert equal(found, merge("task_arithmetic", base, experts))
 
 
-def test_a_full_disk_is_told_before_anything_is_written(tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_before_anything_is_written(tmp_path, monkeypatch):
     _, _, paths = written(tmp_path)
     usage = files.shutil.disk_usage(tmp_path)._replace(free=100)
     monkeypatch.setattr(files.shutil, "disk_usage", lambda path: usage)

@@ -67,7 +67,7 @@ def test_unknown_names_settings_and_scales_are_errors():
         merge("ties", base, [{"a": 3}])
 
 
-def test_missing_statistics_are_told_before_anything_is_read():
+def test_missing_statistics_are_reported_before_anything_is_read():
     base, experts = family(2)
     made = statistics_for("fisher", experts)
     del made[1]["text_projection"]

@@ -125,7 +125,7 @@ def test_arrays_are_no_pictures_for_networks_of_libraries(name, shape):
         ("torchvision:squeezenet1_1", (3, 64, 64), "does not end in a linear layer"),
     ],
 )
-def test_what_a_network_cannot_take_is_told_when_it_is_built(name, shape, message):
+def test_what_a_network_cannot_take_is_reported_when_it_is_built(name, shape, message):
     with pytest.raises(SpecError, match=f"{name}.*{message}") as error:
         network(name, shape, 2)
     assert "\n" not in str(error.value)
@@ -148,7 +148,7 @@ def test_a_file_of_another_architecture_is_refused_in_one_line(tmp_path, name, l
 
 @heavy
 @pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:mobilenet_v3_small"])
-def test_a_hub_that_cannot_be_reached_is_told_with_what_to_give_instead(
+def test_a_hub_that_cannot_be_reached_is_reported_with_what_to_give_instead(
     name, tmp_path, monkeypatch
 ):
     import huggingface_hub.constants

@@ -90,7 +90,7 @@ def test_looking_for_stages_leaves_modes_and_hooks_as_they_were():
         ((2, 9), (2, 6), 1),
     ],
 )
-def test_channels_are_told_from_places(shape, sample, axis):
+def test_channels_are_distinguished_from_places(shape, sample, axis):
     assert channel_axis(shape, sample) == axis
     output = torch.randn(shape)
     others = [dim for dim in range(1, len(shape)) if dim != axis]
@@ -103,7 +103,7 @@ def test_pictures_need_not_be_square():
     assert set(found.values()) == {1}
 
 
-def test_what_is_watched_is_told_while_it_is_watched():
+def test_what_is_watched_is_reported_while_it_is_watched():
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
     outputs = {}
     x = torch.randn(5, 4)

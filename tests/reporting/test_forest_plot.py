@@ -46,7 +46,7 @@ def test_what_is_a_little_off_is_not_clipped():
     assert {row.clipped for row in drawn(ERM, GOOD, BAD).rows} == {""}
 
 
-def test_several_references_are_told():
+def test_several_references_are_reported():
     assert "minus that of erm, in" in drawn(ERM, GOOD).caption
     small = {"given": {"batch": 8}, "batch": 8}
     found = drawn(

@@ -169,7 +169,7 @@ def test_what_looks_equal_is_marked_alike():
     assert rows["erm"][3] == rows["vrex"][3] == "**20.0**"
 
 
-def test_the_number_of_draws_is_told():
+def test_the_number_of_draws_is_reported():
     records = benchmark([[0.9, 0.5, 0.7]])
     more = [replace(r, run=replace(r.run, draw=1)) for r in records]
     assert set(tabulate([*records, *more])["draws"]) == {2}
@@ -180,7 +180,7 @@ def test_the_number_of_draws_is_told():
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_held_out_shares_are_told_in_every_form(form):
+def test_held_out_shares_are_reported_in_every_form(form):
     text = FORMATS[form](tabulate([held_out({"w00": 0.9, "w01": 0.5})]))
     assert "things, 2 domains held out" in text
     assert "w00" not in text

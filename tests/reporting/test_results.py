@@ -65,7 +65,7 @@ def test_rows_are_labelled_by_what_was_chosen_by_hand():
     assert row_label(chosen, exclude=[*usual, "lr"]) == "vrex + ema penalty=3.0"
 
 
-def test_a_file_of_weights_is_told_by_its_name_and_contents():
+def test_a_file_of_weights_is_identified_by_its_name_and_contents():
     given = {"weights": "/far/away/net.safetensors"}
     run = Run("d", "erm", ("a",), given=given, weights=given["weights"], start="123456789a")
     assert row_label(run, exclude=("backbone", "steps")) == "erm weights=net.safetensors [123456]"

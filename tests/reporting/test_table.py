@@ -114,7 +114,7 @@ def test_settings_common_to_all_rows_are_not_repeated():
     assert numbers(frame, "vrex penalty=9.0").loc["art", "accuracy"] == 0.7
 
 
-def test_a_setting_that_differs_is_told_in_every_row():
+def test_a_setting_that_differs_is_reported_in_every_row():
     records = [
         r for steps in (50, 90) for r in benchmark([[0.9, 0.5, 0.7]], given={"steps": steps})
     ]
@@ -166,7 +166,7 @@ def test_a_copy_of_ones_data_elsewhere_does_not_double_the_cells():
     assert len(rows["erm"]) == len(rows["method"])
 
 
-def test_a_file_named_like_a_dataset_is_told_apart_from_it():
+def test_a_file_named_like_a_dataset_differs_from_it():
     records = benchmark([[0.9, 0.5, 0.7]]) + benchmark(
         [[0.9, 0.5, 0.7]], dataset="/a/things.npz", data="1234567"
     )

@@ -194,7 +194,7 @@ def test_a_frozen_part_in_evaluation_mode_stays_so():
     assert not model[0].training
 
 
-def test_a_model_that_can_be_told_the_domain_is_read_on_its_sources_both_ways():
+def test_a_model_that_accepts_the_domain_is_read_on_its_sources_both_ways():
     class Telling(nn.Module):
         """Class 0, unless the second domain is given."""
 
@@ -213,7 +213,7 @@ def test_a_model_that_can_be_told_the_domain_is_read_on_its_sources_both_ways():
     assert found["other"].known is None
 
 
-def test_a_plain_model_is_told_nothing():
+def test_a_plain_model_is_given_no_domain():
     found = Evaluator({("first", "probe"): Domain(torch.zeros(4, 2), torch.zeros(4).long())})
     assert found.evaluate(nn.Linear(2, 3))["first"].known is None
 

@@ -184,7 +184,7 @@ def test_an_average_that_chooses_itself_is_deployed_at_the_end_only(
     assert learner.model.training
 
 
-def test_an_average_that_chooses_itself_is_told_of_the_trained_model_and_the_sources_only(
+def test_an_average_that_chooses_itself_sees_the_trained_model_and_the_sources_only(
     model, task, samples
 ):
     class Watching(SWAD):

@@ -71,7 +71,7 @@ def test_options_are_given_after_the_name(text, expected):
 
 
 @pytest.mark.parametrize("name", ["adam", "AdamW", "sgd"])
-def test_where_one_call_can_do_for_all_parameters_it_does_unless_told_otherwise(name):
+def test_where_one_call_can_do_for_all_parameters_it_does_by_default(name):
     assert make(name)(parameters()).defaults["fused"] is True
     assert make(f"{name}:fused=false")(parameters()).defaults["fused"] is False
 

@@ -161,7 +161,7 @@ def test_a_damaged_member_is_named(tmp_path):
 
 
 @pytest.mark.data
-def test_the_real_writers_drew_42_characters_that_can_be_told_apart(tmp_path):
+def test_the_real_writers_drew_42_characters_that_are_distinct(tmp_path):
     real = data_root() / FOLDER / f"{SMALL}.zip"
     if not real.is_file():
         pytest.skip(f"no {real}; AFIELD_DATA names the folder with omniglot")

@@ -36,7 +36,7 @@ def test_it_does_not_matter_which_domain_comes_first(subject):
     assert found.abs().max() <= 1 + 1e-6
 
 
-def test_sources_are_told_from_unseen_domains(subject):
+def test_sources_are_distinguished_from_unseen_domains(subject):
     finding = Agreement(samples=16).diagnose_runs([subject])
     unseen = finding.data[
         (finding.data["first"] == "turn30") | (finding.data["second"] == "turn30")

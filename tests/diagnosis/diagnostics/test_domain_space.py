@@ -237,7 +237,7 @@ def test_features_are_those_of_the_domain_net_or_else_of_the_network(folders, na
     finding.figure()
 
 
-def test_a_network_without_features_is_told(folders):
+def test_a_network_without_features_is_reported(folders):
     message = "domain_space needs features before a head; dmg has none"
     with pytest.raises(SpecError, match=message):
         DomainSpace().diagnose_runs([back(folders["dmg"])])
@@ -284,7 +284,7 @@ def test_one_domain_alone_has_no_neighbours(moving):
         ({"samples": 2}, "domain_space.samples=2: must be at least 3"),
     ],
 )
-def test_what_cannot_be_shown_is_told(folders, settings, message):
+def test_what_cannot_be_shown_is_reported(folders, settings, message):
     with pytest.raises(SpecError) as caught:
         diagnose("domain_space", folders["crossgrad"], settings=settings)
     assert message in str(caught.value)
@@ -335,7 +335,7 @@ def test_of_many_domains_some_are_shown_unseen_ones_among_them(tmp_path):
     assert asked.summary.count("(unseen) lies") == 1
 
 
-def test_too_few_samples_for_a_map_are_told(tmp_path):
+def test_too_few_samples_for_a_map_are_reported(tmp_path):
     folder = trained(numbers(tmp_path, domains=2, each=2), "erm", target="d01")
     with pytest.raises(SpecError, match="domain_space needs three samples"):
         diagnose("domain_space", folder)
@@ -350,7 +350,7 @@ def test_one_sample_a_domain_has_no_silhouette(tmp_path):
     assert finding.summary.splitlines()[0].endswith("too few samples for a silhouette")
 
 
-def test_something_is_told_though_there_are_few_samples_of_one_kind(folders):
+def test_a_finding_exists_though_there_are_few_samples_of_one_kind(folders):
     subject = back(folders["erm"])
     (own,) = lying(subject, {"turn10": (0.0, 0.0)}).domains.values()
     alike = replace(own, x=pool_domains({"a": Domain(torch.eye(3)[:, :2], torch.zeros(3))}).x)

@@ -119,7 +119,7 @@ def test_it_is_a_mean_over_the_matrices_that_all_experts_changed(subject):
         Overlap().diagnose_runs([merged(subject, *half)])
 
 
-def test_the_dimension_is_one_that_there_is_and_it_is_told(subject):
+def test_the_dimension_is_one_that_there_is_and_it_is_reported(subject):
     deltas = [torch.randn(9, 20) for _ in range(2)]
     large = [torch.randn(16, 16) for _ in range(2)]
     finding = Overlap(dimension=6).diagnose_runs([merged(subject, *deltas, large=large)])

@@ -62,7 +62,7 @@ def test_samples_are_called_as_in_the_data(subject, finding):
     assert classes[subject.domains["turn30"].y[place]] == row["class"]
 
 
-def test_unseen_domains_are_told_from_those_that_were_trained_on(subject, finding):
+def test_unseen_domains_are_distinguished_from_those_that_were_trained_on(subject, finding):
     for frame in (finding.data, finding.extra_tables["samples"]):
         assert set(frame[~frame["seen"]]["domain"]) == {"turn30"}
     step, first, second, _ = finding.summary.splitlines()

@@ -120,7 +120,7 @@ def test_it_is_what_the_method_imagines_in_a_batch_of_that_size(folders, name):
         assert rows["mean shift"].tolist() == pytest.approx(shift.tolist(), rel=1e-5)
 
 
-def test_what_is_told_are_the_means_over_all_samples(folders):
+def test_the_findings_are_the_means_over_all_samples(folders):
     finding = Perturbations(samples=30).diagnose_runs([back(folders["crossgrad"])])
     data = finding.data
     right, then = ((data["label"] == data[c]).sum() / 0.9 for c in ("answer", "answer moved"))
@@ -159,14 +159,14 @@ def test_looking_changes_nothing_and_finds_the_same_again(folders, name):
 
 
 @pytest.mark.parametrize("name", ["erm", "dann"])
-def test_a_method_that_moves_nothing_is_told(folders, name):
+def test_a_method_that_moves_nothing_is_reported(folders, name):
     message = f"perturbations takes runs of crossgrad or labelgrad; {name} does not perturb inputs"
     with pytest.raises(SpecError, match=message):
         diagnose("perturbations", folders[name])
 
 
 @pytest.mark.parametrize("settings", [{"strips": 0}, {"samples": 0}, {"samples": -3}], ids=str)
-def test_settings_that_cannot_be_are_told(folders, settings):
+def test_settings_that_are_impossible_are_refused(folders, settings):
     ((name, value),) = settings.items()
     with pytest.raises(SpecError, match=f"perturbations.{name}={value}: must be at least 1"):
         diagnose("perturbations", folders["crossgrad"], settings=settings)

@@ -32,7 +32,7 @@ def test_every_value_has_the_number_of_the_table(store):
     assert erm.accuracy == means.loc["erm", "accuracy"]
 
 
-def test_the_best_and_the_worst_value_are_told(store):
+def test_the_best_and_the_worst_value_are_reported(store):
     finding = diagnose("sensitivity", store, settings={"of": "steps_per_domain"})
     own = finding.data[finding.data["method"] == "arith"].sort_values("accuracy")
     assert f"arith: best at steps_per_domain={own['value'].iloc[-1]:g}" in finding.summary

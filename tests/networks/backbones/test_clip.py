@@ -285,7 +285,7 @@ def test_unknown_models_and_tags_are_answered_with_a_hint(name, message):
         assert len(str(error.value)) < 400
 
 
-def test_without_the_package_it_is_told_what_to_install(monkeypatch):
+def test_without_the_package_it_names_the_missing_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "open_clip", None)
     name = "clip:ViT-B-32/openai"
     backbone = find_backbone(name)
@@ -296,7 +296,7 @@ def test_without_the_package_it_is_told_what_to_install(monkeypatch):
         assert "\n" not in str(error.value)
 
 
-def test_a_hub_that_cannot_be_reached_is_told_with_what_to_give_instead(tmp_path, monkeypatch):
+def test_a_hub_that_cannot_be_reached_is_reported_with_what_to_give_instead(tmp_path, monkeypatch):
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)

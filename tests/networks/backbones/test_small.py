@@ -116,7 +116,7 @@ def test_the_memory_layout_of_a_picture_does_not_change_its_logits(name):
 
 @pytest.mark.parametrize("name", ["small:cnn", pytest.param("small:vit", marks=heavy)])
 @pytest.mark.parametrize("shape", [(4,), (8, 8)])
-def test_arrays_are_no_pictures_and_are_told_what_to_use_instead(name, shape):
+def test_arrays_are_no_pictures_and_name_an_alternative(name, shape):
     with pytest.raises(SpecError, match=rf"{name} takes images, .* use small:mlp"):
         network(name, shape, 2)
 

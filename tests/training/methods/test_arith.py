@@ -259,7 +259,7 @@ def test_any_number_of_domains_will_do_without_weights_of_ones_own():
     ],
     ids=str,
 )
-def test_what_cannot_be_is_told_before_anything_is_trained(settings, message, tmp_path):
+def test_impossible_settings_are_refused_before_anything_is_trained(settings, message, tmp_path):
     with pytest.raises(SpecError, match=message):
         make_benchmark("spirals", "arith", settings=settings).runs()
     with pytest.raises(SpecError, match=message):

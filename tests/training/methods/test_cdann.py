@@ -52,7 +52,7 @@ def test_with_one_class_it_is_dann(model, task, stream):
     torch.testing.assert_close(theta(ours_learner.model), theta(plain_learner.model))
 
 
-def test_it_is_told_the_class_and_learns_to_use_it(model, task, stream):
+def test_it_receives_the_class_and_learns_to_use_it(model, task, stream):
     method, learner = set_up(CDANN, model, task)
     assert not learner.parts["classes"].weight.any()
     for _ in range(3):

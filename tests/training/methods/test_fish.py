@@ -197,7 +197,7 @@ def test_what_goes_with_plain_steps_only_is_refused_without_them(options):
 
 
 @pytest.mark.parametrize("setting", [{"fish.outer": "divided"}, {"fish.momentum": 0.9}], ids=str)
-def test_what_cannot_be_is_told_before_anything_is_trained(setting, tmp_path):
+def test_impossible_settings_are_refused_before_anything_is_trained(setting, tmp_path):
     message = "need fish.inner=sgd"
     with pytest.raises(SpecError, match=message):
         make_benchmark("spirals", "fish", settings=setting).runs()

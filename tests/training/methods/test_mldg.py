@@ -330,7 +330,7 @@ def test_what_does_not_go_together_is_refused():
     ],
     ids=str,
 )
-def test_one_run_that_cannot_be_is_told_when_it_is_planned(target, settings, message):
+def test_an_impossible_run_is_refused_when_it_is_planned(target, settings, message):
     with pytest.raises(SpecError, match=message):
         plan_run("spirals", "mldg", target=target, settings=settings)
 
@@ -345,7 +345,7 @@ def test_one_run_that_cannot_be_is_told_when_it_is_planned(target, settings, mes
     ],
     ids=str,
 )
-def test_a_benchmark_that_cannot_be_is_told_before_anything_is_trained(options, message, tmp_path):
+def test_an_impossible_benchmark_is_refused_before_anything_is_trained(options, message, tmp_path):
     with pytest.raises(SpecError, match=message):
         make_benchmark("spirals", ["erm", "mldg"], **options).runs()
     with pytest.raises(SpecError, match=message):
