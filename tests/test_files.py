@@ -1,11 +1,13 @@
 """Files are written completely or not at all, and their digests follow their contents."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +20,9 @@ from afield.files import (
     file_digest,
     guard_formula,
     remove_abandoned,
+    restore_folder,
     sha256,
+    unwritable_reason,
 )
 
 
@@ -242,6 +246,19 @@ def test_folders_are_exchanged_in_one_step_or_by_two_renames(tmp_path, monkeypat
         replace_folder(path, "new")
         assert [each.name for each in path.iterdir()] == ["new"]
         assert [each.name for each in path.parent.iterdir()] == ["model"]
+
+
+def test_a_folder_of_a_writer_that_lives_is_not_renamed_back(tmp_path):
+    aside = tmp_path / f"model.{os.getppid()}.old"
+    folder_with_a_file(aside, "old")
+    restore_folder(tmp_path / "model")
+    assert [each.name for each in tmp_path.iterdir()] == [aside.name]
+
+
+def test_the_reason_names_a_read_only_file_system_or_missing_permission(tmp_path, monkeypatch):
+    for flags, code in ((os.ST_RDONLY | os.ST_NOSUID, errno.EROFS), (os.ST_NOSUID, errno.EACCES)):
+        monkeypatch.setattr(os, "statvfs", lambda _, flags=flags: SimpleNamespace(f_flag=flags))
+        assert unwritable_reason(tmp_path) == os.strerror(code)
 
 
 def test_only_what_dead_writers_left_is_removed(tmp_path):

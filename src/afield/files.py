@@ -153,7 +153,7 @@ def remove_abandoned(folder: Path) -> None:
     """Remove the temporary files in a folder whose writers no longer exist."""
     for suffix in (".part", ".old"):
         for leftover in folder.glob(f"*{suffix}"):
-            if _is_abandoned(leftover.name.removesuffix(suffix).rpartition(".")[2]):
+            if _is_abandoned(_writer_of(leftover)):
                 _remove(leftover)
 
 
@@ -202,7 +202,7 @@ def restore_folder(path: Path) -> None:
     if path.exists() or path.is_symlink():
         return
     for old in path.parent.glob(f"{glob.escape(path.name)}.*.old"):
-        if old.is_dir() and _is_abandoned(old.name[len(path.name) + 1 : -len(".old")]):
+        if old.is_dir() and _is_abandoned(_writer_of(old)):
             with suppress(OSError):
                 old.rename(path)
             return
@@ -211,8 +211,13 @@ def restore_folder(path: Path) -> None:
 def _remove_leftovers(path: Path, suffix: str) -> None:
     """Remove temporary files and folders of writers that no longer exist."""
     for leftover in path.parent.glob(f"{glob.escape(path.name)}.*{suffix}"):
-        if _is_abandoned(leftover.name[len(path.name) + 1 : -len(suffix)]):
+        if _is_abandoned(_writer_of(leftover)):
             _remove(leftover)
+
+
+def _writer_of(temporary: Path) -> str:
+    """The name of the writer of a temporary file or folder, such as x.1234.part or x.1234.old."""
+    return temporary.with_suffix("").suffix.removeprefix(".")
 
 
 def _is_abandoned(writer: str) -> bool:

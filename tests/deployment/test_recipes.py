@@ -158,6 +158,12 @@ def test_trials_with_a_missing_domain_and_other_data_do_not_count():
     assert complete_recipes(benchmark_records([(0.9,) * 3], data="print"), THINGS) == []
 
 
+def test_experts_of_a_merge_are_no_recipes():
+    experts = benchmark_records([(0.9,) * 3], role="expert", base="a" * 16)
+    assert complete_recipes(experts, THINGS) == []
+    assert len(complete_recipes(benchmark_records([(0.9,) * 3]), THINGS)) == 1
+
+
 def test_of_equal_recipes_the_first_is_chosen():
     recipes = recipes_of({"a": [(0.5, 0.5, 0.5)], "b": [(0.5, 0.5, 0.5)]})
     assert choose_recipe(recipes, DOMAINS) is recipes[0]

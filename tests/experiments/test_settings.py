@@ -286,6 +286,7 @@ def test_epochs_and_pooled_batches_replace_steps_and_batches_and_do_not_go_with_
         ({"steps": 5, "epochs": 2}, "steps=5 and epochs=2: give only one"),
         ({"batch": 5, "batch_total": 20}, "batch=5 and batch_total=20: give only one"),
         ({"domains_per_step": 1, "batch_total": 20}, "domains_per_step=1 and batch_total=20"),
+        ({"domains_per_step": -1}, "domains_per_step=-1: must not be below 0"),
         ({"epochs": -1}, "epochs=-1.0: must not be below 0"),
         ({"batch_total": -1}, "batch_total=-1: must not be below 0"),
     ]:

@@ -1,5 +1,7 @@
 """What draws tell: which settings vary, and where their points lie."""
 
+import pytest
+
 from afield.reporting.draws import best_checkpoint_accuracies, setting_panels
 from afield.reporting.results import group_records
 from tests.stores import record
@@ -24,6 +26,9 @@ def test_settings_that_vary_have_a_panel_and_others_have_none():
     panels = {panel.title: panel for panel in setting_panels(one(records))["erm"]}
     assert set(panels) == {"lr", "kind"}
     assert [tick.text for tick in panels["kind"].x.ticks] == ["a", "b"]
+    for panel in panels.values():
+        heights = [panel.y.to_percent(percent) for percent in (50, 60)]
+        assert [point.y for point in panel.points] == pytest.approx(heights)
     usual = [point.is_default for point in panels["lr"].points]
     assert usual == [True, False]
 

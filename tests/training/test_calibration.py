@@ -142,3 +142,9 @@ def test_a_bin_includes_its_upper_end_and_not_its_lower():
 def test_the_first_and_the_last_bin_include_their_ends():
     confidence, hits = np.array([0.0, 0.05, 1.0, 0.95]), np.array([True, True, True, False])
     assert [count for *_, count in reliability_bins(confidence, hits)] == [2, 2]
+
+
+def test_neighbours_of_the_first_and_the_last_bin_are_apart():
+    confidence = np.array([0.05, 0.1, 0.9, 0.95])
+    counts = [count for *_, count in reliability_bins(confidence, np.ones(4, bool))]
+    assert counts == [1, 1, 1, 1]

@@ -30,6 +30,7 @@ from afield.training.schedules import canonical_schedule, make_schedule, schedul
         ("exponential:every=1epoch", "exponential:every=epoch,rate=0.99"),
         ("inverse", "inverse:every=1,gamma=0.0001,power=0.75"),
         ("inverse:every=epoch,warmup=3", "inverse:every=epoch,gamma=0.0001,power=0.75,warmup=3"),
+        ("inverse:gamma=0,power=0", "inverse:every=1,gamma=0.0,power=0.0"),
         ("step", "step:at=[0.8],rate=0.1"),
         ("step:rate=0.5,at=[0.9,15]", "step:at=[0.9,15],rate=0.5"),
         ("step:at=15.0", "step:at=[15],rate=0.1"),

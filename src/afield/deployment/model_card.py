@@ -176,7 +176,7 @@ def _confidence(about: Description) -> str:
 
 
 def _separation(calibration: Calibration) -> str:
-    """How well the distance told left-out domains from the sources."""
+    """How well the distance separated left-out domains from the sources."""
     separations = calibration.separations
     if not separations:
         return ""

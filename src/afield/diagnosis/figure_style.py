@@ -32,7 +32,7 @@ READING = {
     "calibration": "On the dashed line, confidence equals accuracy; below it the model is too "
     "sure of itself, above it too unsure. Bins with fewer than 10 samples are left out.",
     "conflicts": "A high kept share means that experts agree; a low one, that SCORE trims much.",
-    "domain_space": "Domains that form separate clouds are told apart by these features; where "
+    "domain_space": "Domains that form separate clouds are distinguished by these features; where "
     "they overlap, the features do not depend on the domain.",
     "gradient_shares": "Equal shares mean that a step contains all domains; one high share means "
     "that the step is mostly about one domain.",

@@ -180,8 +180,9 @@ def _check_pooled(built: Method, method: str, total: int) -> None:
 
 def _check_duration(chosen: Mapping[str, Any]) -> None:
     """Refuse two settings of which only one can hold, and a negative number of domains."""
-    if (chosen.get("domains_per_step") or 0) < 0:
-        raise SpecError(f"domains_per_step={chosen['domains_per_step']}: must not be below 0")
+    per_step = chosen.get("domains_per_step")
+    if per_step is not None and per_step < 0:
+        raise SpecError(f"domains_per_step={per_step}: must not be below 0")
     for one, other in (
         ("steps", "epochs"),
         ("batch", "batch_total"),

@@ -1,7 +1,6 @@
 """Fold masks into weights: the network without masks computes what the masked one computes."""
 
 import copy
-from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +34,7 @@ def fold_masks(masked: MaskedNetwork, x: Tensor) -> dict[str, Tensor]:
                         "layer; keep the masks"
                     )
                 _scale_weights(module, p)
-        _remove_hooks(twin.net)
+        # Outside of `twin`, the hooks of the masks change nothing.
         folded = twin.net(x)
     if not torch.allclose(folded, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max())):
         raise SpecError(
@@ -78,15 +77,3 @@ def _scale_weights(module: nn.Linear | nn.Conv2d, p: Tensor) -> None:
     weight = module.weight.unflatten(0, (groups, -1))
     scale = p.view(groups, 1, -1, *(1 for _ in range(weight.ndim - 3)))
     module.weight.copy_((weight * scale).flatten(0, 1))
-
-
-def _remove_hooks(net: nn.Module) -> None:
-    """Remove the hooks that mask inputs."""
-    for module in net.modules():
-        hooks = module._forward_pre_hooks
-        for key, hook in list(hooks.items()):
-            if (
-                isinstance(hook, partial)
-                and getattr(hook.func, "__func__", None) is MaskedNetwork._mask_inputs
-            ):
-                del hooks[key]

@@ -26,7 +26,8 @@ from afield.reporting.results import Results
 __all__ = ["Curve", "curve", "curve_data"]
 
 # Points of one curve, and of all curves together.
-MAX_CURVE_POINTS, MAX_TOTAL_POINTS = 120, 60_000
+MAX_CURVE_POINTS = 120
+MAX_TOTAL_POINTS = 60_000
 
 
 @dataclass(frozen=True)

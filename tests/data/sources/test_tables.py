@@ -14,6 +14,7 @@ from PIL import Image
 from afield.data.domains import ReadOptions
 from afield.data.lookup import find_dataset
 from afield.data.sources.table_columns import name_columns
+from afield.data.sources.table_rows import _with_split
 from afield.errors import AfieldError
 from tests.files import arrays, npz
 
@@ -159,6 +160,14 @@ def test_image_bytes_are_decoded_and_broken_ones_can_be_skipped(tmp_path):
     domain = find_dataset(broken).load(ReadOptions(Path(), skip_broken=True))["sketch"]
     assert domain.x[:, 0, 0, 0].tolist() == [10, 20, 30, 40, 50]
     assert list(domain.columns["slide"]) == ["s1", "s2", "s3", "s0", "s1"]
+
+
+def test_the_name_of_a_file_of_the_hub_states_the_split_of_its_rows():
+    frame, train = numbers(), Path("train-00000-of-00002.parquet")
+    assert set(_with_split(frame, train)["split"]) == {"train"}
+    assert "split" not in _with_split(frame, Path("part-00000.parquet"))
+    own = frame.assign(Split="test")
+    assert _with_split(own, train) is own
 
 
 def test_class_names_of_the_hub_replace_their_indices(tmp_path):
