@@ -7,7 +7,7 @@
 The mutants are drawn from all rooms but `cli`. Each one is made in a copy of the package and runs
 the tests of its module until one fails: its doctests; the test file that mirrors the module and the
 contract tests of its registry, first the quick tests and then those marked as slow; then the quick
-tests of the files that import the module. Tests on a cluster, in a browser or with downloaded data
+tests of the files that import the module, and those that mirror the modules which import it. Tests on a cluster, in a browser or with downloaded data
 are left out. A test that does not end counts as a failure.
 
 The survivors are printed with file and line: no test checks this line, or the change makes no
@@ -18,10 +18,10 @@ difference. `DRAWING`, the lists of neutral names and `EQUIVALENT` say what is n
 import argparse
 import ast
 import contextlib
+import hashlib
 import json
 import multiprocessing
 import os
-import random
 import re
 import shutil
 import sys
@@ -42,7 +42,11 @@ CONTRACTS = {
     "training/averages": ["test_declared.py", "training/test_average.py"],
     "training/building_blocks": ["test_declared.py"],
     "training/adaptations": ["test_declared.py", "training/test_adaptation.py"],
-    "merging/merges": ["test_declared.py", "merging/test_state_dicts.py"],
+    "merging/merges": [
+        "test_declared.py",
+        "merging/test_state_dicts.py",
+        "merging/test_scopes.py",
+    ],
     "networks/backbones": ["test_declared.py", "networks/test_backbone.py"],
     "data/datasets": ["test_declared.py", "data/test_availability.py"],
     "diagnosis/diagnostics": ["test_declared.py", "diagnosis/test_diagnostic.py"],
@@ -52,7 +56,16 @@ DRAWING = ("Axes", "Figure")
 # Constants that only change how something looks, or the time and memory that it takes.
 NEUTRAL_NAMES = r".*(_INCHES|_COLUMNS|_SECONDS|CHUNK.*|_BYTES|_WIDTH|MAX_LEGEND.*|MAX_\w+_POINTS)$"
 # Keywords that only change how something looks, or the time and memory that it takes.
-NEUTRAL_KEYWORDS = {"timeout", "maxsize", "buffering", "indent", "stacklevel", "dpi", "figsize"}
+NEUTRAL_KEYWORDS = {
+    "timeout",
+    "maxsize",
+    "buffering",
+    "indent",
+    "stacklevel",
+    "dpi",
+    "figsize",
+    "ticks",
+}
 # Mutants that no test on a CPU can tell from the original: file, part of the line, and the reason.
 EQUIVALENT: tuple[tuple[str, str, str], ...] = (
     ("training/averages/swad.py", "self.bound = 0.0", "is set before it is read"),
@@ -61,6 +74,7 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
     ("data/augmentation.py", "> MAX_BATCHED_CROP_VALUES", "selects the faster of two ways"),
     ("experiments/merge_checks.py", "TINY_SHAPE = (4,)", "any small network serves the check"),
     ("compute.py", "os._exit(1)", "nobody reads the exit code of a worker without a parent"),
+    ("experiments/runner.py", "os.cpu_count() or 1", "the number of cores is known on Linux"),
     ("compute.py", "has_cuda = torch.cuda.device_count() > 0", "needs a GPU"),
 )
 SWAPS: dict[type, type] = {
@@ -103,6 +117,10 @@ class Mutant:
     def name(self) -> str:
         """The mutant's place, which stays the same as long as the line does."""
         return f"{self.file}|{self.text}|{self.column}|{self.change}"
+
+    def rank(self, seed: int) -> str:
+        """Mutants are drawn in this order, so that other lines can change and leave the draw."""
+        return hashlib.sha256(f"{seed}|{self.name}".encode()).hexdigest()
 
     def source(self) -> str:
         """The module with the change."""
@@ -206,26 +224,31 @@ def test_sources() -> dict[str, str]:
     return {str(path.relative_to(ROOT)): path.read_text() for path in sorted(paths)}
 
 
+def mirroring(file: str) -> list[str]:
+    """The test files that mirror a module or its folder, as that of `store` and `selection`."""
+    path = Path("tests", file)
+    names = [
+        path.with_name(f"test_{path.name}"),
+        path.parent.with_name(f"test_{path.parent.name}.py"),
+    ]
+    return [str(name) for name in names if (ROOT / name).exists()]
+
+
 @cache
 def tests_of(file: str) -> list[Stage]:
     """The test files of a module, in the order in which they are run, and which tests of them."""
-    path = Path("tests", file)
-    first = [str(path.with_name(f"test_{path.name}"))]
-    # The modules of some folders share a test file, as `store` and `selection` do.
-    first += [f"{path.parent.with_name(f'test_{path.parent.name}')}.py"]
-    first += [f"tests/{name}" for name in CONTRACTS.get(str(Path(file).parent), [])]
-    first = [name for name in first if (ROOT / name).exists()]
+    contracts = [f"tests/{name}" for name in CONTRACTS.get(str(Path(file).parent), [])]
+    first = mirroring(file) + [name for name in contracts if (ROOT / name).exists()]
     module = ".".join(Path("afield", file).with_suffix("").parts)
     parent, _, name = module.rpartition(".")
     pattern = rf"(from|import) {re.escape(module)}\b|from {re.escape(parent)} import .*\b{name}\b"
     importing = [name for name, text in test_sources().items() if re.search(pattern, text)]
     others = sorted(set(importing) - set(first), key=lambda name: len(test_sources()[name]))
     stages = [(first, "not slow"), (first, "slow"), (others, "not slow")]
-    if not first:
-        # A module without tests of its own is tested through the modules that import it.
-        sources = {user: (PACKAGE / user).read_text() for user in core_files()}
-        users = [user for user, text in sources.items() if re.search(pattern, text)]
-        stages += [stage for user in users for stage in tests_of(user)[:1]]
+    # At last the quick tests that mirror the modules which import this one.
+    users = [user for user in core_files() if re.search(pattern, (PACKAGE / user).read_text())]
+    mirrored = {name for user in users for name in mirroring(user)}
+    stages += [(sorted(mirrored - set(first) - set(others)), "not slow")]
     return [stage for stage in stages if stage[0]]
 
 
@@ -321,7 +344,7 @@ def main() -> None:
     asked = parser.parse_args()
     files = [file for file in core_files() if file.startswith(asked.only)]
     mutants = [mutant for file in files for mutant in mutants_of(file)]
-    drawn = random.Random(asked.seed).sample(mutants, min(asked.count, len(mutants)))
+    drawn = sorted(mutants, key=lambda mutant: mutant.rank(asked.seed))[: asked.count]
     kept = asked.log.read_text().splitlines() if asked.log and asked.log.exists() else []
     survived = {line["name"]: line["survived"] for line in map(json.loads, kept)}
     tasks: list[Task] = [(m, tests_of(m.file)) for m in drawn if m.name not in survived]

@@ -128,8 +128,6 @@ class Inputs:
 
     def per_channel(self, values: Sequence[float]) -> Tensor:
         """One number per channel or feature, shaped to broadcast over a batch of samples."""
-        if len(values) == 1 and self.stored[0] != 1:
-            return torch.tensor(values[0])
         return torch.tensor(values).view(-1, *(1 for _ in self.stored[1:]))
 
     def decode(self, file: Path) -> NDArray[Any]:
