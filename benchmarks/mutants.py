@@ -7,8 +7,9 @@
 The mutants are drawn from all rooms but `cli`. Each one is made in a copy of the package and runs
 the tests of its module until one fails: its doctests; the test file that mirrors the module and the
 contract tests of its registry, first the quick tests and then those marked as slow; then the quick
-tests of the files that import the module, and those that mirror the modules which import it. Tests on a cluster, in a browser or with downloaded data
-are left out. A test that does not end counts as a failure.
+tests of the files that import the module, and those that mirror the modules which import it. Tests
+on a cluster, in a browser or with downloaded data are left out. A test that does not end counts as
+a failure.
 
 The survivors are printed with file and line: no test checks this line, or the change makes no
 difference. `DRAWING`, the lists of neutral names and `EQUIVALENT` say what is not mutated. With
