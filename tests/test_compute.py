@@ -1,6 +1,7 @@
 """Computations leave the state of torch unchanged, and live processes are distinguished."""
 
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from afield.compute import (
     deterministic,
     hostname,
     is_alive,
+    keep_freed_memory,
     preserve_torch_state,
     track_peak_memory,
     usable_cores,
@@ -93,6 +95,53 @@ def test_the_peak_of_memory_is_counted_from_the_start_of_the_block():
         block = bytearray(64 * 2**20)
         block[::4096] = b"x" * len(block[::4096])
         assert peak() - before > 32 * 2**20
+
+
+STEPS = """
+import hashlib, resource, sys, torch
+from afield.compute import keep_freed_memory
+
+kept = sys.argv[1] == "keep" and keep_freed_memory()
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(64, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(4096, 64)
+for step in range(8):
+    if step == 2:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+weights = b"".join(value.numpy().tobytes() for value in model.state_dict().values())
+print(kept, faults, hashlib.sha256(weights).hexdigest())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+def test_kept_memory_is_used_again_and_changes_no_bytes():
+    def trained(how):
+        command = [sys.executable, "-c", STEPS, how]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+    (kept, few, bytes_kept), (_, many, bytes_before) = trained("keep"), trained("leave")
+    assert kept == "True"
+    assert bytes_kept == bytes_before
+    assert 4 * int(few) < int(many)
+
+
+def test_another_c_library_is_left_alone(monkeypatch):
+    class Musl:
+        """Without glibc's functions."""
+
+    def no_handle(_):
+        raise TypeError("Windows has no handle of the program itself")
+
+    for library in (lambda _: Musl(), no_handle):
+        monkeypatch.setattr("ctypes.CDLL", library)
+        assert keep_freed_memory() is False
 
 
 def test_there_is_a_device_and_a_core():

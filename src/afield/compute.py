@@ -3,6 +3,7 @@
 Functions import torch themselves, so that processes and files can be looked at without it.
 """
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -22,12 +23,22 @@ __all__ = [
     "end_with_parent",
     "hostname",
     "is_alive",
+    "keep_freed_memory",
     "preserve_torch_state",
     "track_peak_memory",
     "usable_cores",
 ]
 
 MAX_PID = 2**31 - 1
+# Options of glibc's allocator, and their values in bytes. Freed memory up to the first value stays
+# with the process. Blocks up to the second value come from the heap, so that the next step reuses
+# them, and the heap grows by at least the third.
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+MALLOC_OPTIONS = {
+    _M_TRIM_THRESHOLD: 2**31 - 1,
+    _M_MMAP_THRESHOLD: 64 * 2**20,
+    _M_TOP_PAD: 16 * 2**20,
+}
 # Linux only: the peak of this process's memory, and where writing "5" resets it.
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -46,6 +57,21 @@ def end_with_parent() -> None:
             os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def keep_freed_memory() -> bool:
+    """Let glibc keep the memory that a training step frees; return whether it does so.
+
+    As it is, glibc returns large tensors to the system after a step, and the system clears the
+    same pages again in the next one. This is for processes that are afield's own: its commands
+    and workers. Without glibc, nothing happens.
+    """
+    try:
+        library = ctypes.CDLL(None)
+        library.gnu_get_libc_version  # noqa: B018  absent in other C libraries
+        return all(library.mallopt(option, value) for option, value in MALLOC_OPTIONS.items())
+    except (AttributeError, OSError, TypeError):
+        return False
 
 
 def usable_cores() -> int:

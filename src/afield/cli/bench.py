@@ -213,10 +213,13 @@ def run_and_print(
 
     `plan` and `show` replace how the benchmark is planned, and the table.
     """
+    from afield.compute import keep_freed_memory
     from afield.experiments.benchmarking import Observer, run_benchmark
     from afield.experiments.planning import plan_runs
     from afield.experiments.record import Failure
     from afield.reporting.page import write_report
+
+    keep_freed_memory()
 
     class Printer(Observer):
         def planning(self) -> AbstractContextManager[None]:

@@ -117,6 +117,7 @@ def fit(
     unseen domain and calibrates confidences for it. Runs that the store
     already holds are not repeated.
     """
+    from afield.compute import keep_freed_memory
     from afield.deployment.fitting import fit as fit_model
     from afield.experiments.pools import Local, default_workers
 
@@ -133,6 +134,7 @@ def fit(
     settings = collect_settings(
         set_, steps=steps, backbone=backbone, weights=weights, skip_broken=skip_broken or None
     )
+    keep_freed_memory()
     with console.show_progress():
         model = fit_model(
             dataset,

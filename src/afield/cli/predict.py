@@ -100,7 +100,7 @@ def predict(
     A file that cannot be read gets a row with its error; the other files are
     predicted all the same. The exit code is 1 if no file could be read.
     """
-    from afield.compute import default_device
+    from afield.compute import default_device, keep_freed_memory
     from afield.deployment.model import load
     from afield.deployment.predictions import Columns, check_output_file, write_predictions
 
@@ -108,6 +108,7 @@ def predict(
         check_output_file(out)
         if out.exists() and not force:
             raise SpecError(f"{out}: exists already; use --force to overwrite it")
+    keep_freed_memory()
     loaded = load(model, device=device or default_device())
     if adapt is not None:
         loaded = loaded.adapted(adapt, collect_settings(set_))

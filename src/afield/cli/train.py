@@ -141,9 +141,11 @@ def _read_run(address: str) -> "Run":
 
 def _execute(run: "Run", store: "Store", *, threads: int, tensorboard: bool) -> None:
     """Train with a progress bar, then print the accuracies."""
+    from afield.compute import keep_freed_memory
     from afield.experiments.runner import execute
     from afield.experiments.tensorboard import TensorBoardWriter
 
+    keep_freed_memory()
     writer = TensorBoardWriter(f"{store.where()}/tensorboard") if tensorboard else None
     with console.progress_bar(f"{run.method} on {run.dataset}", run.steps) as advance:
 
@@ -227,8 +229,10 @@ def embed(
     continues. Files that are not in folders of domains and classes have no
     labels; their features are for `afield predict`.
     """
+    from afield.compute import keep_freed_memory
     from afield.experiments.embedding import embed as write_features
 
+    keep_freed_memory()
     with console.show_progress():
         path = write_features(
             dataset,

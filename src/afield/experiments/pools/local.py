@@ -10,7 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from afield.compute import default_device, end_with_parent, usable_cores
+from afield.compute import default_device, end_with_parent, keep_freed_memory, usable_cores
 from afield.errors import SpecError
 
 __all__ = ["Item", "Local", "Pool", "Result", "default_workers"]
@@ -108,4 +108,10 @@ def _end(worker: ProcessPoolExecutor) -> None:
 def _make_worker() -> ProcessPoolExecutor:
     # Spawned, not forked: torch's threads do not survive a fork.
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(1, mp_context=context, initializer=end_with_parent)
+    return ProcessPoolExecutor(1, mp_context=context, initializer=_begin)
+
+
+def _begin() -> None:
+    """Prepare a worker process."""
+    end_with_parent()
+    keep_freed_memory()

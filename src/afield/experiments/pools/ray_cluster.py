@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from afield.compute import keep_freed_memory
 from afield.errors import SpecError
 from afield.experiments.pools.local import Item, Result
 
@@ -170,4 +171,5 @@ def _run_task(work: Callable[[Item], Result], item: Item, *, gpu: bool) -> Resul
     if not gpu:
         # Hide GPUs that this task did not request; they belong to other tasks.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    keep_freed_memory()
     return work(item)
