@@ -124,6 +124,8 @@ def test_help_lists_every_command_and_each_has_a_help_text(afield):
         assert code == 0
         assert "<str>" not in out
         assert "<bool>" not in out
+        assert "<=" not in out
+        assert ">=" not in out
         assert f"Usage: afield {' '.join(words)} " in out
 
 

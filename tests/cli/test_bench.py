@@ -146,6 +146,7 @@ def test_merges_stand_in_one_table_with_methods_and_what_they_are_compared_with(
     again = afield(*words)
     assert again[:2] == (code, out)
     assert "33 already in the store" in again[2]
+    assert afield(*words, "--rules", "sources")[1].count("**own**") == 1
     shown = afield("table", "runs", "--format", "md")[1]
     assert sorted(shown.splitlines()) == sorted(out.splitlines())
     folder = next((tmp_path / "runs").glob("score-*"))

@@ -91,6 +91,17 @@ def test_broken_files_are_a_line_each_and_exit_code_1(afield, tmp_path):
     assert afield("data", "check", "own3")[0] == 1
 
 
+def test_check_shows_the_original_sizes_of_images(afield, tmp_path):
+    root = pictures(tmp_path / "own")
+    first = Image.open(root / "home" / "dark" / "0.png")
+    assert f"all images: {first.width} × {first.height} pixels" in afield("data", "check", "own")[1]
+    first.resize((50, 31)).save(root / "home" / "dark" / "large.png")
+    code, out, _ = afield("data", "check", "own", width=80)
+    assert code == 0
+    same = [str(first.width), "×", str(first.height)]
+    assert ["home", *same, *same, "50", "×", "31"] in cells(out)
+
+
 def test_of_many_remarks_the_first_are_printed(afield, tmp_path):
     root = pictures(tmp_path / "own")
     for i in range(MAX_REMARKS + 5):

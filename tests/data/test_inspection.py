@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from afield.data.inspection import MAX_CELLS, contact_sheet, inspect_dataset
+from afield.data.inspection import (
+    MAX_CELLS,
+    contact_sheet,
+    inspect_dataset,
+    original_sizes,
+)
 from afield.errors import DataError, SpecError
 from tests.files import words
 
@@ -57,6 +62,19 @@ def test_samples_are_counted_by_domain_and_class(tmp_path):
     assert found.counts.tolist() == [[2, 3], [4, 5]]
     assert not found.broken
     assert found.remarks == []
+
+
+def test_the_original_sizes_of_images_are_those_of_the_files(own, tmp_path):
+    assert original_sizes(inspect_dataset(own)) == {name: [(24, 20)] * 3 for name in "abc"}
+    for number, side in enumerate((8, 30, 300)):
+        save(
+            np.resize(noise(100 + number), (side, 2 * side, 3)), own / "b" / "cup" / f"z{side}.png"
+        )
+    sizes = original_sizes(inspect_dataset(own))
+    assert sizes["b"] == [(16, 8), (24, 20), (600, 300)]
+    assert sizes["a"] == [(24, 20)] * 3
+    features = arrays(tmp_path / "numbers.npz", np.random.default_rng(0).normal(size=(8, 3)))
+    assert original_sizes(inspect_dataset(features)) == {}
 
 
 def test_broken_files_are_named_with_the_reason_and_not_counted(own):

@@ -13,8 +13,8 @@ from afield.errors import DataError, SpecError
 from afield.experiments.record import Failure
 from afield.experiments.store import Store
 from afield.registry import CODE_FORM
-from afield.reporting.findings import FINDINGS_FOLDER, keep
-from afield.reporting.page import MAX_IMAGE_BYTES, render_page, write_report
+from afield.reporting.findings import FINDINGS_FOLDER, MAX_IMAGE_BYTES, keep
+from afield.reporting.page import render_page, write_report
 from tests.stores import (
     HOSTILE,
     benchmark_records,

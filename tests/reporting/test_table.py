@@ -9,6 +9,7 @@ import pytest
 from afield.data.domains import RESERVED_NAMES
 from afield.experiments.record import Record, Run
 from afield.reporting.formats import as_markdown, as_rich
+from afield.reporting.results import Results
 from afield.reporting.table import COLUMNS, tabulate
 from afield.training.evaluation import Checkpoint, Scores
 from tests.reporting.tables import (
@@ -392,6 +393,20 @@ def test_the_upper_bound_is_not_marked_and_takes_no_place(more):
     assert rows["score"][:3] == ["**80.0**"] * 3
     assert rows["ties"][:3] == ["*70.0*"] * 3
     assert rows["base"][:3] == ["60.0"] * 3
+
+
+def test_a_rule_has_no_table_if_only_the_upper_bound_has_numbers_under_it(monkeypatch):
+    picks = Results.picks
+
+    def only_the_bound(results, rule):
+        found = picks(results, rule)
+        return {m: p if rule == "sources" or m == "target_expert" else {} for m, p in found.items()}
+
+    monkeypatch.setattr(Results, "picks", only_the_bound)
+    bound = benchmark([[0.9, 0.9, 0.9]], method="target_expert")
+    frame = tabulate([*bound, *benchmark([[0.8, 0.8, 0.8]], method="score")])
+    assert set(frame["rule"]) == {"sources"}
+    assert set(frame["method"]) == {"score", "target_expert"}
 
 
 def test_a_bound_as_good_as_the_best_leaves_that_marked():

@@ -15,6 +15,8 @@ import typer
 from afield import own_code
 from afield.cli import console, live_view
 from afield.cli.options import (
+    DATA,
+    NETWORK,
     OUTPUT,
     RUNNING,
     TRAINING,
@@ -55,8 +57,9 @@ HEADINGS = {
     **dict.fromkeys(("targets", "sources", "validate_on", "single_source"), NAMED_DOMAINS),
     **dict.fromkeys(("hold_out", "validate", "train_on"), MANY_DOMAINS),
     **dict.fromkeys(("merges", "expert_method", "base_steps", "expert_draws"), MERGING),
-    **dict.fromkeys(("start", "average", "adapt", "classes", "label", "domain"), TRAINING),
-    "finetune": TRAINING,
+    **dict.fromkeys(("classes", "label", "domain"), DATA),
+    "finetune": NETWORK,
+    **dict.fromkeys(("start", "average", "adapt"), TRAINING),
     "store": OUTPUT,
     **dict.fromkeys(("on", "workers", "threads", "cpus", "gpus", "retries"), RUNNING),
 }
@@ -268,12 +271,15 @@ def _print_table(
     quiet: bool,
 ) -> None:
     from afield.experiments.selection import resolve_rules
+    from afield.reporting.results import UPPER_BOUND
 
+    # The upper bound always has the rule of an oracle, too.
+    asked = [rule for run in runs if run.method != UPPER_BOUND for rule in run.rules]
     console.print_outcomes(
         outcomes,
         store,
         output_format=format_,
-        rules=resolve_rules([rule for run in runs for rule in run.rules]),
+        rules=resolve_rules(asked),
         quiet=quiet,
         metric=runs[0].metric,
     )

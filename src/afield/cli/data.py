@@ -1,6 +1,6 @@
 """The commands ``afield data list``, ``get`` and ``check``: list, download and check datasets."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -81,14 +81,24 @@ def check(
 ) -> None:
     """Count the samples of a dataset, report problems, and show the prompts for CLIP.
 
+    For image files, the sizes of the smallest, median and largest image of
+    every domain are shown too.
+
     Problems are broken files, the same sample in several domains, missing
     classes and imbalance. The exit code is 1 if files are broken.
     """
-    from afield.data.inspection import contact_sheet, describe_prompts, inspect_dataset
+    from afield.data.inspection import (
+        contact_sheet,
+        describe_prompts,
+        inspect_dataset,
+        original_sizes,
+    )
 
     with console.show_progress():
         inspection = inspect_dataset(dataset)
     console.out.print(_count_table(inspection))
+    if sizes := original_sizes(inspection):
+        console.out.print(_size_table(sizes))
     for line in describe_prompts(inspection.dataset, class_names or "", templates or ""):
         console.out.print(line, markup=False, soft_wrap=True)
     remarks = inspection.remarks
@@ -113,6 +123,21 @@ def _count_table(inspection: "Inspection") -> Table:
             return table
     extremes = [(row.min(), row.max()) for row in counts]
     return _format_counts(inspection, ("smallest class", "largest class"), extremes)
+
+
+def _size_table(sizes: Mapping[str, Sequence[tuple[int, int]]]) -> Table | str:
+    """Original sizes of the images, in a line if all are equal."""
+    if len({size for of_domain in sizes.values() for size in of_domain}) == 1:
+        ((width, height), *_), *_ = sizes.values()
+        return f"all images: {width} × {height} pixels"
+    title = Text("original sizes in pixels, by area")
+    table = Table(box=box.SIMPLE, title=title, title_justify="left", pad_edge=False)
+    table.add_column("domain", overflow="fold")
+    for column in ("smallest", "median", "largest"):
+        table.add_column(column, justify="right")
+    for name, of_domain in sizes.items():
+        table.add_row(Text(name), *(f"{width} × {height}" for width, height in of_domain))
+    return table
 
 
 def _format_counts(

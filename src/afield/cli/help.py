@@ -1,4 +1,7 @@
-"""Help texts without the types of Python: what an option takes is said by its placeholder."""
+"""Help texts without types and ranges in the notation of Python.
+
+The placeholder of an option says what it takes, and an error names the limits of a number.
+"""
 
 from typing import Any
 
@@ -26,9 +29,11 @@ class Group(TyperGroup):
 def _without_type(param: Any) -> Any:
     # Options with a placeholder show that. Older versions of typer do not read the attribute.
     if param.param_type_name == "argument" or param.metavar is None:
-        param.display_type_rich = _no_type
+        param.display_type_rich = _no_text
+    # The same holds for this one, which returns a range such as 1<=x<=10000.
+    param._get_number_range_help_str = _no_text
     return param
 
 
-def _no_type(*_: Any, **__: Any) -> None:
-    """Leave the column of types empty."""
+def _no_text(*_: Any, **__: Any) -> None:
+    """Leave the column empty."""

@@ -13,6 +13,8 @@ from afield.experiments.benchmark import OPTIONS
 from afield.training.metrics import METRICS
 
 __all__ = [
+    "DATA",
+    "NETWORK",
     "OUTPUT",
     "RUNNING",
     "TRAINING",
@@ -47,7 +49,8 @@ __all__ = [
 
 FORMATS = ("console", "md", "latex", "csv")
 # Headings under which the help of a command lists its options.
-TRAINING, RUNNING, OUTPUT = "Data, network and training", "Running", "Output"
+DATA, NETWORK, TRAINING = "Data", "Network", "Training"
+RUNNING, OUTPUT = "Running", "Output"
 SCORES = "Which scores"
 EVALUATION = "Splits"
 
@@ -60,7 +63,7 @@ Average = Annotated[
 ]
 Classes = Annotated[
     str | None,
-    typer.Option(metavar="sources|all", help=OPTIONS["classes"].help, rich_help_panel=TRAINING),
+    typer.Option(metavar="sources|all", help=OPTIONS["classes"].help, rich_help_panel=DATA),
 ]
 Backbone = Annotated[
     str | None,
@@ -68,7 +71,7 @@ Backbone = Annotated[
         metavar="NAME",
         help="Network, e.g. small:cnn, timm:resnet50, torchvision:resnet18 or "
         "clip:ViT-B-32/openai. Default: the dataset's.",
-        rich_help_panel=TRAINING,
+        rich_help_panel=NETWORK,
     ),
 ]
 Weights = Annotated[
@@ -77,13 +80,13 @@ Weights = Annotated[
         metavar="WEIGHTS",
         help="Initial weights of the network: 'hub' (pretrained weights from the model hub), "
         "'none' (random), or a file. Default: hub if the hub has weights for the network.",
-        rich_help_panel=TRAINING,
+        rich_help_panel=NETWORK,
     ),
 ]
 Finetune = Annotated[
     bool | None,
     typer.Option(
-        "--finetune/--no-finetune", help=OPTIONS["finetune"].help, rich_help_panel=TRAINING
+        "--finetune/--no-finetune", help=OPTIONS["finetune"].help, rich_help_panel=NETWORK
     ),
 ]
 SkipBroken = Annotated[
@@ -91,7 +94,7 @@ SkipBroken = Annotated[
     typer.Option(
         "--skip-broken",
         help="Skip files that cannot be read. Default: stop with an error.",
-        rich_help_panel=TRAINING,
+        rich_help_panel=DATA,
     ),
 ]
 DomainsPerStep = Annotated[
@@ -135,7 +138,7 @@ ClassNames = Annotated[
         metavar="FILE",
         help="For CLIP: CSV file with the columns class and name, the words for each class. "
         "Default: the dataset's.",
-        rich_help_panel=TRAINING,
+        rich_help_panel=NETWORK,
     ),
 ]
 Templates = Annotated[
@@ -144,7 +147,7 @@ Templates = Annotated[
         metavar="FILE",
         help="For CLIP: text file with one sentence per line, such as 'a photo of a {}.'. "
         "Default: the dataset's.",
-        rich_help_panel=TRAINING,
+        rich_help_panel=NETWORK,
     ),
 ]
 ShownMetric = Annotated[

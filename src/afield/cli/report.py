@@ -103,6 +103,9 @@ def report(
         ),
     ] = None,
     metric: ShownMetric = DEFAULT_METRIC,
+    no_thumbnails: Annotated[
+        bool, typer.Option("--no-thumbnails", help="Show no images of the data.")
+    ] = False,
 ) -> None:
     """Write a web page about all runs in a store: best method, tables, curves, cost.
 
@@ -110,7 +113,7 @@ def report(
     """
     from afield.reporting.page import write_report
 
-    path = write_report(stores or ["runs"], out, metric=metric)
+    path = write_report(stores or ["runs"], out, metric=metric, thumbnails=not no_thumbnails)
     console.out.print(f"report in {path}", markup=False, soft_wrap=True)
 
 

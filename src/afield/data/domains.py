@@ -47,10 +47,10 @@ class Domain:
     """Samples of one domain: `x` (images as uint8, or other numbers) and class indices `y`.
 
     `test` marks the samples of an official test list, if there is one, and `validation` those of a
-    validation list, if there are three lists. `names` are the names of the files. `broken` maps
-    each unreadable file that was skipped on request to the reason. `columns` are further properties
-    of the samples by name, such as the slide of a patch; they only group samples when scores are
-    shown.
+    validation list, if there are three lists. `names` are the names of the files, in `folder` if
+    each sample is a file. `broken` maps each unreadable file that was skipped on request to the
+    reason. `columns` are further properties of the samples by name, such as the slide of a patch;
+    they only group samples when scores are shown.
     """
 
     x: Tensor
@@ -60,6 +60,7 @@ class Domain:
     names: Sequence[str] = field(default=(), repr=False)
     broken: Mapping[str, str] = field(default_factory=dict, repr=False)
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
+    folder: Path | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

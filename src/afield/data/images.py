@@ -21,6 +21,7 @@ __all__ = [
     "IMAGE_ERRORS",
     "IMAGE_SUFFIXES",
     "compare_images",
+    "image_size",
     "read_image",
     "resize_square",
     "silence_pillow",
@@ -70,6 +71,13 @@ def silence_pillow() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\.")
         yield
+
+
+def image_size(file: Path) -> tuple[int, int]:
+    """Width and height of an image file, from its header."""
+    check_regular_file(file)
+    with Image.open(file, formats=IMAGE_FORMATS) as image:
+        return image.size
 
 
 def read_image(file: Path | IO[bytes], side: int) -> NDArray[np.uint8]:

@@ -5,6 +5,7 @@ validation split; across domains, a model is tested on samples it was trained on
 """
 
 import hashlib
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afield.data.domains import Domain, DomainSet, ReadOptions, data_root
-from afield.data.images import to_rgb
+from afield.data.images import image_size, silence_pillow, to_rgb
 from afield.data.lookup import find_dataset
+from afield.data.modality import Image
 from afield.data.prompts import dataset_prompts
 from afield.data.scaling import extreme_value_warnings
 from afield.errors import DataError, SpecError
@@ -26,9 +28,11 @@ from afield.progress import progress
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Inspection", "contact_sheet", "describe_prompts", "inspect_dataset"]
+__all__ = ["Inspection", "contact_sheet", "describe_prompts", "inspect_dataset", "original_sizes"]
 
 IMAGE_SIZE = 64
+# Files of a domain whose headers are read for the sizes of the images.
+MAX_HEADERS = 2000
 # Maximum number of class names to list.
 MAX_NAMES = 20
 # A class or domain that is this many times as large as another gets a remark.
@@ -66,6 +70,24 @@ class Inspection:
                 f"{first} equals {second}"
             )
         return remarks
+
+
+def original_sizes(inspection: Inspection) -> dict[str, list[tuple[int, int]]]:
+    """The smallest, median and largest image of each domain by area, as width and height.
+
+    Only headers are read, of at most `MAX_HEADERS` files per domain. Empty without image files.
+    """
+    if not isinstance(inspection.dataset.modality, Image):
+        return {}
+    sizes = {}
+    for name, domain in inspection.domains.items():
+        if domain.folder is not None:
+            step = max(1, len(domain.names) // MAX_HEADERS)
+            with silence_pillow():
+                files = (domain.folder / file for file in domain.names[::step])
+                by_area = sorted(map(image_size, files), key=lambda size: (math.prod(size), size))
+            sizes[name] = [by_area[0], by_area[len(by_area) // 2], by_area[-1]]
+    return sizes
 
 
 def describe_prompts(dataset: DomainSet, class_names: str = "", templates: str = "") -> list[str]:

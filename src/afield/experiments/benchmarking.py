@@ -25,6 +25,7 @@ from afield.experiments.runner import execute
 from afield.experiments.store import Store, open_store
 from afield.experiments.sweep import complete, sort_outcomes
 from afield.experiments.tensorboard import TensorBoardWriter
+from afield.experiments.thumbnails import keep_thumbnails
 
 __all__ = ["Observer", "run_benchmark", "shell_command", "train"]
 
@@ -100,6 +101,7 @@ def run_benchmark(
     ordered = sort_outcomes(runs, observer.follow(outcomes, runs, place, written))
     observer.finished(ordered, runs, place)
     if report is not None:
+        keep_thumbnails(runs, place)
         _write_report(report, place, observer)
     return ordered
 

@@ -4,10 +4,12 @@ store/diagnostics/<name>-<run>.png    the figure; beside it the numbers as .csv,
 store/diagnostics/<name>-<run>.json   the summary, the runs and the settings
 """
 
+import base64
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from afield.files import atomic_write
 
-__all__ = ["FINDINGS_FOLDER", "KeptFinding", "finding_path", "keep", "kept_findings"]
+__all__ = ["FINDINGS_FOLDER", "KeptFinding", "embed_findings", "finding_path", "keep"]
+__all__ += ["kept_findings"]
 
 log = logging.getLogger(__name__)
 
 FINDINGS_FOLDER = "diagnostics"
+# Bytes of all images together, so that the page opens at once.
+MAX_IMAGE_BYTES = 3_000_000
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
@@ -81,6 +86,29 @@ def kept_findings(store: Path) -> list[tuple[Path, KeptFinding]]:
         else:
             log.warning("skipped %s: it or the figure beside it cannot be read", path)
     return findings
+
+
+def embed_findings(
+    findings: Iterable[tuple[Path, KeptFinding]],
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Findings with their images in base64, and the paths of those that are too large to embed."""
+    shown: list[dict[str, Any]] = []
+    omitted, used = [], 0
+    for path, finding in findings:
+        content = path.read_bytes()
+        image = base64.b64encode(content).decode()
+        if used + len(image) > MAX_IMAGE_BYTES:
+            omitted.append(str(path))
+            continue
+        used += len(image)
+        # A PNG has its size after the signature and the header's length and name.
+        width, height = struct.unpack(">II", content[16:24])
+        settings = ", ".join(f"{name}={value}" for name, value in finding.settings.items())
+        shown.append(
+            {"name": finding.diagnostic, "summary": finding.told, "runs": list(finding.runs),
+             "settings": settings, "image": image, "width": width, "height": height}
+        )  # fmt: skip
+    return shown, omitted
 
 
 def _keys(paths: Sequence[Path]) -> list[str]:

@@ -60,16 +60,16 @@ def build_headline(results: Results, frame: pd.DataFrame, claim: Claim | None) -
             "No table: no selection rule has all the evaluations it needs in these records."
         )
     if claim is None:
-        return Headline(f"No method has finished all its runs on {_name(results)} yet.")
+        return Headline(f"No method has finished all its runs on {bidi_isolate(results.name)} yet.")
     rule = leading_rule(frame)
     ranked = ranked_means(frame, rule)
-    where = f"on the unseen domains of {_name(results)}"
+    where = f"on the unseen domains of {bidi_isolate(results.name)}"
     remarks = [_basis(frame, rule), *_limits(claim), *_unranked(results, list(ranked))]
     leader, reached = bidi_isolate(claim.leader), _format_mean(claim)
     if len(ranked) == 1:
         alone = "Only one method was run, so there is no comparison."
         return Headline(f"{leader} reaches {reached} {where}.", [alone, *remarks], claim.leader)
-    gap = "." if claim.comparison is None else f", {_gap(claim, bidi_isolate)}"
+    gap = _gap(claim, bidi_isolate, alone=".")
     has_reference = any(map(_is_reference, ranked))
     if has_reference and not claim.reference:
         sentence = f"No method beats {leader} {where}: it reaches {reached}{gap}"
@@ -84,9 +84,17 @@ def build_headline(results: Results, frame: pd.DataFrame, claim: Claim | None) -
 def describe_claim(claim: Claim, *, quote: Callable[[str], str] | None = None) -> str:
     """Say in one line who leads, by how much, and whether that is more than chance."""
     quote = escape_invisible if quote is None else quote
-    if claim.comparison is None:
-        return f"{quote(claim.leader)} leads with {_format_mean(claim)}; no comparison."
-    return f"{quote(claim.leader)} leads with {_format_mean(claim)}, {_gap(claim, quote)}"
+    gap = _gap(claim, quote, alone="; no comparison.")
+    return f"{quote(claim.leader)} leads with {_format_mean(claim)}{gap}"
+
+
+def _adaptation(claim: Claim, quote: Callable[[str], str]) -> str:
+    """That the leader has seen unlabelled target samples, and who leads without them."""
+    if claim.best_unadapted is None:
+        return ""
+    name, mean = claim.best_unadapted
+    best = f"; without, {quote(name)} leads with {_format_mean(claim, mean)}" if name else ""
+    return f" It has seen unlabelled target samples{best}."
 
 
 def claim_lines(records: Iterable[Record], frame: pd.DataFrame) -> dict[tuple[str, str], str]:
@@ -153,21 +161,19 @@ def _is_reference(name: str) -> bool:
     return name == REFERENCE or name.startswith(f"{REFERENCE} ")
 
 
-def _name(results: Results) -> str:
-    return bidi_isolate(results.name)
-
-
-def _format_mean(claim: Claim) -> str:
+def _format_mean(claim: Claim, mean: float | None = None) -> str:
+    value = claim.accuracy if mean is None else mean
     if not find_metric(claim.metric).is_share:
-        return f"{claim.accuracy:.3f}"
-    return f"{100 * claim.accuracy:.1f}{NO_BREAK_SPACE}%"
+        return f"{value:.3f}"
+    return f"{100 * value:.1f}{NO_BREAK_SPACE}%"
 
 
-def _gap(claim: Claim, quote: Callable[[str], str]) -> str:
-    """How far the leader is from its rival, and whether that may be chance."""
-    if claim.comparison is None:
-        return ""
-    return f"{_distance(claim, claim.comparison, quote)}. {_weigh(claim, claim.comparison)}"
+def _gap(claim: Claim, quote: Callable[[str], str], *, alone: str) -> str:
+    """How far the leader is from its rival, whether that may be chance, and what it has seen."""
+    gap = alone
+    if claim.comparison is not None:
+        gap = f", {_distance(claim, claim.comparison, quote)}. {_weigh(claim, claim.comparison)}"
+    return gap + _adaptation(claim, quote)
 
 
 def _distance(claim: Claim, comparison: Comparison, quote: Callable[[str], str]) -> str:

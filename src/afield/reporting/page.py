@@ -7,10 +7,10 @@ its content security policy forbids anything else. The same store gives the same
 import base64
 import hashlib
 import math
-import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -21,7 +21,8 @@ from afield.errors import DataError, SpecError
 from afield.experiments.record import Failure, Record
 from afield.experiments.store import Store, open_store
 from afield.files import atomic_write
-from afield.reporting.findings import KeptFinding, kept_findings
+from afield.reporting.charts.thumbnails import kept_thumbnails
+from afield.reporting.findings import KeptFinding, embed_findings, kept_findings
 from afield.reporting.headline import escape_invisible, format_points
 from afield.reporting.paper import KeptComparison, kept_comparisons
 from afield.reporting.reproduce import shell_quote
@@ -35,8 +36,6 @@ __all__ = ["REPORT_FILE", "render_page", "write_report"]
 
 REPORT_FILE = "report.html"
 TEMPLATE_FOLDER = Path(__file__).parent / "templates"
-# Bytes of all images together, so that the page opens at once.
-MAX_IMAGE_BYTES = 3_000_000
 
 
 def write_report(
@@ -44,6 +43,7 @@ def write_report(
     out: str | Path | None = None,
     *,
     metric: str = DEFAULT_METRIC,
+    thumbnails: bool = True,
 ) -> str:
     """Write the report page of a store and return its path; by default report.html in the store.
 
@@ -55,6 +55,8 @@ def write_report(
         The HTML file to write.
     metric
         What tables and comparisons show in place of the accuracy; see `afield.training.metrics`.
+    thumbnails
+        Whether to show a few small images of each domain, if the data are images.
 
     Examples
     --------
@@ -69,13 +71,15 @@ def write_report(
     if out is None and len(stores) > 1:
         raise SpecError("a report on several stores needs a place; give --out FILE")
     records = {record.run.key: record for opened in stores for record in _read_records(opened)}
+    roots = [opened.root for opened in stores]
     text = render_page(
         list(records.values()),
         [failure for opened in stores for failure in opened.failures()],
         # The page may be published: no path or address of a machine belongs in it.
         store=Path(stores[0].where()).resolve().name,
-        findings=[finding for opened in stores for finding in kept_findings(opened.root)],
-        papers=kept_comparisons([opened.root for opened in stores]),
+        findings=[finding for root in roots for finding in kept_findings(root)],
+        papers=kept_comparisons(roots),
+        thumbnails=kept_thumbnails(roots, list(records.values())) if thumbnails else {},
         metric=metric,
         over_datasets=len(stores) > 1,
     )
@@ -113,6 +117,7 @@ def render_page(
     store: str = "runs",
     findings: Sequence[tuple[Path, KeptFinding]] = (),
     papers: Sequence[KeptComparison] = (),
+    thumbnails: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     metric: str = DEFAULT_METRIC,
     over_datasets: bool = False,
 ) -> str:
@@ -128,6 +133,8 @@ def render_page(
         The store's path or address, for its name and for commands.
     findings, papers
         Findings of diagnostics with the paths of their images, and comparisons with papers.
+    thumbnails
+        For each dataset, strips of images in base64 by domain.
     metric
         What tables and comparisons show in place of the accuracy.
     over_datasets
@@ -138,7 +145,7 @@ def render_page(
         build_section(number, results, records, store, rerun_store)
         for number, results in enumerate(group_records(records, metric))
     ]
-    shown, omitted = _embed_findings(findings)
+    shown, omitted = embed_findings(findings)
     style, script = (
         (TEMPLATE_FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
     )
@@ -156,6 +163,7 @@ def render_page(
             reference=REFERENCE,
             findings=shown,
             papers=papers,
+            thumbnails={section.id: _strips(section, thumbnails) for section in sections},
             omitted=omitted,
             run_counts=_count_runs(records, failures),
             total_seconds=sum(record.seconds for record in records),
@@ -168,6 +176,12 @@ def render_page(
             failures=failures,
         )
     )
+
+
+def _strips(section: Section, thumbnails: Mapping[str, Mapping[str, str]]) -> Mapping[str, str]:
+    """The strips of images of a section's dataset."""
+    (record, *_), *_ = section.results.methods.values()
+    return thumbnails.get(record.run.dataset, {})
 
 
 def _jinja_environment() -> Environment:
@@ -210,29 +224,6 @@ def _policy(style: str, script: str) -> str:
         f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-
-
-def _embed_findings(
-    findings: Iterable[tuple[Path, KeptFinding]],
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Findings with their images in base64, and the paths of those that are too large to embed."""
-    shown: list[dict[str, Any]] = []
-    omitted, used = [], 0
-    for path, finding in findings:
-        content = path.read_bytes()
-        image = base64.b64encode(content).decode()
-        if used + len(image) > MAX_IMAGE_BYTES:
-            omitted.append(str(path))
-            continue
-        used += len(image)
-        # A PNG has its size after the signature and the header's length and name.
-        width, height = struct.unpack(">II", content[16:24])
-        settings = ", ".join(f"{name}={value}" for name, value in finding.settings.items())
-        shown.append(
-            {"name": finding.diagnostic, "summary": finding.told, "runs": list(finding.runs),
-             "settings": settings, "image": image, "width": width, "height": height}
-        )  # fmt: skip
-    return shown, omitted
 
 
 def _count_runs(records: Sequence[Record], failures: Sequence[Failure]) -> str:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from afield.reporting.headline import describe_claim
 from afield.reporting.results import group_records
 from afield.reporting.statistics.claim import build_claims, leading_rule, make_claim, ranked_means
 from afield.reporting.table import tabulate
@@ -179,3 +180,18 @@ def test_the_oracle_leads_only_where_nothing_else_can():
     assert leading_rule(tabulate([])) == ""
     many = [held_out("erm", [0.5, 0.6], trial=t) for t in range(2)]
     assert leading_rule(tabulate(many)) == "validation"
+
+
+def test_a_leader_that_has_seen_target_samples_is_named_with_the_best_one_that_has_not():
+    scores = {"erm + t3a": 0.9, "erm": 0.8, "coral": 0.7}
+    measured = {name: {(0, "a"): mean, (1, "a"): mean} for name, mean in scores.items()}
+    adapted = make_claim(scores, measured, {})
+    assert adapted.best_unadapted == ("erm", 0.8)
+    assert describe_claim(adapted).endswith(
+        " It has seen unlabelled target samples; without, erm leads with 80.0\u00a0%."
+    )
+    plain = make_claim({"erm": 0.8, "coral": 0.7}, measured, {})
+    assert plain.best_unadapted is None
+    assert "unlabelled" not in describe_claim(plain)
+    alone = make_claim({"arm": 0.8}, {"arm": measured["erm"]}, {})
+    assert describe_claim(alone).endswith("no comparison. It has seen unlabelled target samples.")

@@ -6,6 +6,7 @@ The tree is checked before training, and every file is decoded once (`afield.dat
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ def read_files(
             for entry in entries
             if entry.file in reasons
         }
-        domains[name] = _domain(root, x, good, broken)
+        domains[name] = replace(_domain(root, x, good, broken), folder=None if decode else root)
         start += len(good)
     return domains
 

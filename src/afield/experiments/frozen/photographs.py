@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from afield.data.cache import cache_root
-from afield.data.domains import DomainSet
+from afield.data.domains import DomainSet, ReadOptions, data_root
 from afield.data.modality import Image
 from afield.data.sources.arrays import array_dataset
 from afield.errors import SpecError
@@ -25,6 +25,7 @@ from afield.experiments.frozen.pretrained import (
     find_pretrained,
     searches,
 )
+from afield.experiments.thumbnails import write_strips
 
 __all__ = ["feature_identity", "plan_features", "use_features"]
 
@@ -112,6 +113,9 @@ def _features(
         path.parent.mkdir(parents=True, exist_ok=True)
         skip = bool(settings.get("skip_broken"))
         write_features(path, dataset, encoder, skip_broken=skip, identity=identity)
+        side = dataset.modality.stored_side(encoder.size)
+        options = ReadOptions(data_root(), side=side, skip_broken=skip)
+        write_strips(path, dataset.load(options), dataset.modality)
     kept = {name: value for name, value in settings.items() if name not in IMAGE_SETTINGS}
     return array_dataset(path), kept
 

@@ -5,6 +5,7 @@ with the second best method. The leader was picked for its mean, so the interval
 the number of comparisons that it was picked from.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ import pandas as pd
 
 from afield.experiments.record import Record
 from afield.experiments.selection import RULES
-from afield.reporting.results import UPPER_BOUND, Results, group_records
+from afield.reporting.results import UPPER_BOUND, Results, group_records, sees_target_samples
 from afield.reporting.statistics.comparison import (
     REFERENCE,
     Comparison,
@@ -48,6 +49,9 @@ class Claim:
     possible_best
         The methods that the leader does not clearly beat, and the leader itself. The truly best
         method is among them with a confidence of 95 %.
+    best_unadapted
+        If the leader predicts with the help of unlabelled target samples: the best method that does
+        not, with its mean. Both are empty and NaN if there is none.
     metric
         What takes the place of the accuracy. If lower is better, differences have the other sign:
         positive ones always speak for the leader.
@@ -59,6 +63,7 @@ class Claim:
     comparisons: Sequence[Comparison] = ()
     reference: str = ""
     possible_best: Sequence[str] = ()
+    best_unadapted: tuple[str, float] | None = None
     metric: str = DEFAULT_METRIC
 
     @property
@@ -155,8 +160,14 @@ def make_claim(
         comparisons=family,
         reference=against.get(leader, ""),
         possible_best=[name for name in means if name not in beaten],
+        best_unadapted=_best_unadapted(means) if sees_target_samples(leader) else None,
         metric=metric,
     )
+
+
+def _best_unadapted(means: Mapping[str, float]) -> tuple[str, float]:
+    fair = ((name, mean) for name, mean in means.items() if not sees_target_samples(name))
+    return next(fair, ("", math.nan))
 
 
 def _duels(

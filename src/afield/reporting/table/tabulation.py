@@ -84,6 +84,9 @@ def _rule_rows(results: Results, rule: str) -> Iterator[tuple[object, ...]]:
     picks = results.picks(rule)
     columns = [column for column in COLUMNS if _applies(column, results, picks.values())]
     values = {method: _trial_values(picked, results, columns) for method, picked in picks.items()}
+    # An upper bound may have numbers under a rule that was not asked for; alone it says nothing.
+    if all(method.startswith(UPPER_BOUND) for method, of_method in values.items() if of_method):
+        return
     for method in sorted(values, key=lambda name: _place(name, values[name], results.metric)):
         draws = len({record.run.draw for record in results.methods[method]})
         for name, by_trial in values[method].items():
@@ -165,7 +168,8 @@ def table_caption(frame: pd.DataFrame) -> str:
         notes.append(f"{UPPER_BOUND}: trained on the target, tested on its validation split")
     adapted = [name for name in dict.fromkeys(frame["method"]) if sees_target_samples(name)]
     if adapted:
-        notes.append(f"{', '.join(adapted)}: has seen unlabelled target samples")
+        have = "has" if len(adapted) == 1 else "have"
+        notes.append(f"{', '.join(adapted)}: {have} seen unlabelled target samples")
     if metric.lacking and frame["accuracy"].isna().any():
         notes.append(f"{MISSING}: {metric.lacking}")
     return "; ".join(notes)
