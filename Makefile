@@ -7,7 +7,7 @@ STAMP := $(VENV)/.current
 ARGS ?=
 PYTEST := $(VENV)/bin/pytest --numprocesses auto --dist worksteal
 
-.PHONY: bench quick test tests coverage mutants torture lint types format docs clean
+.PHONY: bench quick test tests coverage mutants torture speed lint types format docs clean
 
 bench: $(RUNTIME)
 	$(VENV)/bin/afield bench $(ARGS)
@@ -36,6 +36,10 @@ mutants: $(STAMP)
 torture: $(STAMP)
 	$(VENV)/bin/python benchmarks/torture.py
 	$(VENV)/bin/python benchmarks/fuzz.py
+
+# Measure the numbers of docs/speed.md again; about half an hour on two cores.
+speed: $(STAMP)
+	$(VENV)/bin/python benchmarks/speed.py $(ARGS)
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .

@@ -124,7 +124,9 @@ def changed_digest(monkeypatch, before, after):
     digests = []
     for source in (before, after):
         monkeypatch.setattr(registry, "_source", lambda kind, name, source=source: source)
+        registry._builtin_digest.cache_clear()
         digests.append(registry.digest("merges", "ties"))
+    registry._builtin_digest.cache_clear()
     return registry.code_differs(*digests)
 
 
@@ -142,3 +144,17 @@ def test_a_digest_of_another_form_says_nothing_about_the_code():
         assert not registry.code_differs(older, now)
         assert not registry.code_differs(now, older)
     assert registry.code_differs(now, registry.digest("methods", "vrex"))
+
+
+def test_class_constants_are_read_from_the_source_as_an_import_would_give_them():
+    for name in registry.names("methods"):
+        method = registry.find("methods", name)
+        for attribute in ("predicts_from_batches", "array_backbone", "min_domains", "min_batch"):
+            constant = registry.class_constant("methods", name, attribute, None)
+            assert constant == getattr(method, attribute), f"{name}.{attribute}"
+
+
+def test_a_digest_of_code_is_computed_once(monkeypatch):
+    first = registry.digest("methods", "vrex")
+    monkeypatch.setattr(registry, "_dump_code", lambda _: pytest.fail("computed again"))
+    assert registry.digest("methods", "vrex") == first

@@ -9,8 +9,10 @@ nor the files until `find` is called.
 import ast
 import hashlib
 import inspect
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -24,6 +26,7 @@ __all__ = [
     "CODE_FORM",
     "KINDS",
     "builtin_names",
+    "class_constant",
     "code_differs",
     "digest",
     "docstring",
@@ -92,6 +95,17 @@ def find(kind: str, name: str) -> Any:
     raise UnknownNameError(f"no {kind[:-1]} {name!r}; {hint(name, names(kind))}")
 
 
+def class_constant(kind: str, name: str, attribute: str, default: Any) -> Any:
+    """A class variable of an object, read from its source: built-in code is not imported for it.
+
+    >>> class_constant("methods", "arm", "predicts_from_batches", False)
+    True
+    """
+    if name not in _file_names(kind):
+        return getattr(find(kind, name), attribute, default)
+    return _constants(_module_name(kind, name)).get(attribute, default)
+
+
 def docstring(kind: str, name: str) -> str:
     """Docstring of the module behind a name, read without running the module."""
     try:
@@ -107,13 +121,18 @@ def summary(kind: str, name: str) -> str:
 
 
 def digest(kind: str, name: str) -> str:
-    """Digest of the code of an object and of the classes it extends.
+    """Digest of the code of an object and of the classes it extends; computed once per process.
 
     Imports, docstrings, comments and formatting do not count: moving or documenting a file does
     not make existing records look outdated.
     """
     if name in own_code.names(kind):
         return f"own:{own_code.digests((kind, name))[f'{kind}/{name}']}"
+    return _builtin_digest(kind, name)
+
+
+@cache
+def _builtin_digest(kind: str, name: str) -> str:
     bases = [base.__module__ for base in getattr(find(kind, name), "__mro__", ())[1:]]
     modules = [base for base in bases if base.startswith("afield.") and base not in BASE_MODULES]
     sources = [_source(kind, name), *(inspect.getsource(import_module(m)) for m in modules)]
@@ -165,10 +184,54 @@ def _module_name(kind: str, name: str) -> str:
     return _entry_points(kind)[name].module
 
 
-def _file_names(kind: str) -> list[str]:
+@cache
+def _file_names(kind: str) -> frozenset[str]:
     folder = Path(__file__).parent / ROOMS[kind] / kind
-    return [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
+    return frozenset(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
 
 
 def _entry_points(kind: str) -> dict[str, EntryPoint]:
+    return _entry_points_on(kind, tuple(sys.path))
+
+
+@cache
+def _entry_points_on(kind: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    """The entry points of a kind; a change of the path may add packages."""
+    del path
     return {point.name: point for point in entry_points(group=f"afield.{kind}")}
+
+
+@cache
+def _constants(module: str) -> dict[str, Any]:
+    """Literal class variables of the public class of a module and of the methods it extends."""
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:
+        return {}
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    constants: dict[str, Any] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("afield."):
+            imported = {alias.asname or alias.name for alias in node.names}
+            if imported & {base.id for c in tree.body for base in _bases(c)}:
+                constants |= _constants(str(node.module))
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            constants |= dict(_literals(node))
+    return constants
+
+
+def _bases(node: ast.stmt) -> list[ast.Name]:
+    bases = node.bases if isinstance(node, ast.ClassDef) else []
+    return [base for base in bases if isinstance(base, ast.Name)]
+
+
+def _literals(node: ast.ClassDef) -> Iterator[tuple[str, Any]]:
+    for statement in node.body:
+        if isinstance(statement, ast.AnnAssign):
+            targets: list[ast.expr] = [statement.target]
+        elif isinstance(statement, ast.Assign):
+            targets = statement.targets
+        else:
+            continue
+        if isinstance(statement.value, ast.Constant):
+            yield from ((ast.unparse(target), statement.value.value) for target in targets)

@@ -32,7 +32,7 @@ from afield.errors import SpecError
 if TYPE_CHECKING:
     from afield.experiments.record import Record, Run
     from afield.experiments.store import Store
-    from afield.training.evaluation import Checkpoint
+    from afield.training.checkpoint import Checkpoint
 
 __all__ = ["embed", "train"]
 
@@ -146,6 +146,7 @@ def _execute(run: "Run", store: "Store", *, threads: int, tensorboard: bool) -> 
     from afield.experiments.tensorboard import TensorBoardWriter
 
     keep_freed_memory()
+    _print_idle_cores(threads)
     writer = TensorBoardWriter(f"{store.where()}/tensorboard") if tensorboard else None
     with console.progress_bar(f"{run.method} on {run.dataset}", run.steps) as advance:
 
@@ -156,6 +157,21 @@ def _execute(run: "Run", store: "Store", *, threads: int, tensorboard: bool) -> 
 
         record = execute(run, store, threads=threads, watch=watch)
     _print_record(record, store.where(run))
+
+
+def _print_idle_cores(threads: int) -> None:
+    """Say how many cores a run leaves idle. One thread is the default, so that runs repeat."""
+    from afield.compute import default_device, usable_cores
+
+    idle = usable_cores() - threads
+    if idle > 0 and default_device() == "cpu":
+        cores = f"{idle} core{'s' * (idle > 1)}"
+        console.err.print(
+            f"training on {threads} thread{'s' * (threads > 1)}; {cores} idle: --threads "
+            f"{threads + idle} uses all, which may change the last digits of the results",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def _print_record(record: "Record", folder: str) -> None:

@@ -24,8 +24,6 @@ from typing import BinaryIO
 import numpy as np
 import soundfile
 from numpy.typing import NDArray
-from scipy.fft import rfft
-from scipy.signal import get_window, resample_poly
 
 from afield.errors import SpecError
 from afield.files import check_regular_file
@@ -81,6 +79,10 @@ class LogMel:
 
     def __call__(self, wave: NDArray[np.float32]) -> NDArray[np.float16]:
         """Compute the features of a wave of this rate and any length."""
+        # Importing scipy.signal takes half a second, which runs on images should not pay.
+        from scipy.fft import rfft
+        from scipy.signal import get_window
+
         clip = _pad_or_cut(wave, self._samples(self.seconds))
         width = self._samples(self.window)
         frames = np.lib.stride_tricks.sliding_window_view(clip, width)[:: self._samples(self.hop)]
@@ -112,6 +114,8 @@ def read_audio(path: Path, mel: LogMel) -> NDArray[np.float16]:
         raise ValueError("NaN or infinity among the samples")
     if rate != mel.rate:
         common = gcd(rate, mel.rate)
+        from scipy.signal import resample_poly
+
         wave = resample_poly(wave, mel.rate // common, rate // common)
     return mel(wave)
 

@@ -8,11 +8,14 @@ folder, and the column ``group``. ``slides.csv:slide`` reads another column than
 import csv
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
-from afield.data.domains import Domain
 from afield.errors import DataError, UnknownNameError
 from afield.files import file_digest
 from afield.registry import hint
+
+if TYPE_CHECKING:
+    from afield.data.domains import Domain
 
 __all__ = ["canonical_group", "describe_group", "group_labels"]
 
@@ -40,7 +43,7 @@ def describe_group(group: str) -> str:
     return Path(group.partition(DIGEST_MARK)[0]).name
 
 
-def group_labels(group: str, domains: Mapping[str, Domain], where: str) -> dict[str, list[str]]:
+def group_labels(group: str, domains: "Mapping[str, Domain]", where: str) -> dict[str, list[str]]:
     """The group of every sample of every domain."""
     path, column = _file(group)
     if path is None:
@@ -64,7 +67,7 @@ def _file(group: str) -> tuple[Path | None, str]:
     return None, group
 
 
-def _column(domain: Domain, column: str, where: str) -> list[str]:
+def _column(domain: "Domain", column: str, where: str) -> list[str]:
     if column not in domain.columns:
         known = list(domain.columns)
         advice = hint(column, known) if known else "give a CSV file with the columns path and group"

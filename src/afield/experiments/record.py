@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from afield.experiments.run import Run
-from afield.training.evaluation import PARTS, Checkpoint
+from afield.training.checkpoint import PARTS, Checkpoint
 
 __all__ = ["Failure", "Plan", "Progress", "Record", "Run"]
 

@@ -24,7 +24,8 @@ from afield.experiments.prepared_inputs import prepare_inputs
 from afield.experiments.record import Run
 from afield.experiments.selection import RULES
 from afield.seeds import derive_seed
-from afield.training.evaluation import Checkpoint, Evaluator, Scores, combine_scores
+from afield.training.checkpoint import Checkpoint, Scores
+from afield.training.evaluation import Evaluator, combine_scores
 
 __all__ = ["Evaluations", "RunData", "known_splits", "split_domains", "training_rows"]
 

@@ -26,8 +26,8 @@ from afield.files import file_digest
 from afield.hyperparameters import build, with_neutral
 from afield.networks.backbone import find_backbone, network
 from afield.training.average import Average
+from afield.training.checkpoint import Checkpoint
 from afield.training.counts import MAX_CONFUSION_CLASSES
-from afield.training.evaluation import Checkpoint
 from afield.training.method import Learner, Method, Task
 from afield.training.optimizers import optimizer_factory
 from afield.training.schedules import make_schedule, schedule_in_steps
@@ -36,6 +36,7 @@ __all__ = [
     "PLACEHOLDER_METHOD",
     "Machine",
     "TrainingState",
+    "code_digest",
     "load_domains",
     "make_stream",
     "run_prompts",
@@ -233,10 +234,10 @@ def versions(run: Run) -> dict[str, str]:
         packages[package] = version(package)
     if run.size:
         packages["pillow"] = version("pillow")
-    return {**packages, "python": platform.python_version(), "code": _code(run)}
+    return {**packages, "python": platform.python_version(), "code": code_digest(run)}
 
 
-def _code(run: Run) -> str:
+def code_digest(run: Run) -> str:
     """Digests of the files of a run's method and average, of its merge or of its adaptation."""
     if run.adaptation:
         return registry.digest("adaptations", run.adaptation)

@@ -24,7 +24,8 @@ from afield.experiments.run_setup import Machine, TrainingState, set_up, version
 from afield.experiments.selection import RULES, selection_value, validation_accuracy
 from afield.experiments.store import Store
 from afield.seeds import capture_rng_state, restore_rng_state
-from afield.training.evaluation import PARTS, Checkpoint, without_details
+from afield.training.checkpoint import PARTS, Checkpoint
+from afield.training.evaluation import without_details
 from afield.training.loop import checkpoints
 from afield.training.metrics import METRICS
 

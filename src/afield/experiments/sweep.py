@@ -14,7 +14,7 @@ from afield.errors import AfieldError
 from afield.experiments.derived.execution import execute_derived
 from afield.experiments.pools import Local, Pool
 from afield.experiments.record import Failure, Record, Run
-from afield.experiments.run_setup import versions
+from afield.experiments.run_setup import code_digest
 from afield.experiments.runner import execute
 from afield.experiments.store import BusyError, Store
 from afield.own_code import Code
@@ -61,7 +61,7 @@ def _warn_of_changes(records: Iterable[Record]) -> Iterator[Record]:
     """Pass on stored records; log the methods whose code has changed since."""
     stale = set()
     for record in records:
-        if registry.code_differs(record.versions.get("code", ""), versions(record.run)["code"]):
+        if registry.code_differs(record.versions.get("code", ""), code_digest(record.run)):
             stale.add(record.run.method)
         yield record
     for method in sorted(stale):

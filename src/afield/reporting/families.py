@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from afield.experiments.merged.runner import MERGE_BASELINES
+from afield.experiments.merged import MERGE_BASELINES
 from afield.experiments.record import Run
 from afield.reporting.axes import FAMILIES, Mark
 from afield.reporting.results import UPPER_BOUND, Results

@@ -15,7 +15,7 @@ from afield.experiments.record import Record
 from afield.experiments.selection import RULES
 from afield.reporting.axes import Mark
 from afield.reporting.results import UPPER_BOUND, Results
-from afield.training.evaluation import Checkpoint
+from afield.training.checkpoint import Checkpoint
 
 __all__ = ["HELD_OUT_TARGET", "Gap", "GapRow", "GapTable", "PickedCheckpoint", "SelectionCase"]
 __all__ += ["build_gap_table", "compared_cases", "gap", "gap_means", "picked_checkpoints"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from afield.experiments.domain_choice import TARGETS, is_held_out_share, is_single_source
-from afield.experiments.merged.runner import MERGE_BASELINES
+from afield.experiments.merged import MERGE_BASELINES
 from afield.experiments.record import Record, Run
 from afield.experiments.selection import RULES, Division, default_rules
 

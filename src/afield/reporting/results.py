@@ -22,7 +22,6 @@ from afield.experiments.domain_choice import (
 )
 from afield.experiments.record import Record, Run
 from afield.experiments.selection import RULES, Pick
-from afield.training.method import Method
 from afield.training.metrics import DEFAULT_METRIC
 
 __all__ = [
@@ -185,10 +184,10 @@ def row_label(run: Run, *, exclude: Iterable[str] = ()) -> str:
 def sees_target_samples(label: str) -> bool:
     """Whether the models of a row predict from unlabelled samples of the domain at hand."""
     words = label.split()
-    if words[0] in registry.names("methods"):
-        method: type[Method] = registry.find("methods", words[0])
-        if method.predicts_from_batches:
-            return True
+    if words[0] in registry.names("methods") and registry.class_constant(
+        "methods", words[0], "predicts_from_batches", default=False
+    ):
+        return True
     return any(
         before == "+" and name in registry.names("adaptations") for before, name in pairwise(words)
     )
@@ -207,7 +206,9 @@ def common_settings(runs: Iterable[Run]) -> set[str]:
 def _has_own_network(run: Run) -> bool:
     if run.method not in registry.names("methods") or "backbone" in run.given:
         return False
-    return run.backbone == registry.find("methods", run.method).array_backbone
+    return bool(
+        run.backbone == registry.class_constant("methods", run.method, "array_backbone", default="")
+    )
 
 
 def chosen_settings(run: Run) -> dict[str, Any]:

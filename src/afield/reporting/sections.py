@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from afield.experiments.merged.runner import MERGE_BASELINES
+from afield.experiments.merged import MERGE_BASELINES
 from afield.experiments.record import Record
 from afield.reporting.axes import Mark
 from afield.reporting.charts.confusions import ClassErrors, class_errors

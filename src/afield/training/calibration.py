@@ -19,7 +19,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 __all__ = [
@@ -65,6 +64,8 @@ def fit_temperature(logits: Sequence[Tensor], labels: Sequence[Tensor]) -> float
 
     # The risk is convex in 1 / T, so it has one minimum in log T.
     bounds = [float(np.log(end)) for end in TEMPERATURE_RANGE]
+    from scipy.optimize import minimize_scalar
+
     result = minimize_scalar(risk, bounds=bounds, method="bounded", options={"xatol": 1e-6})
     return float(np.exp(result.x))
 

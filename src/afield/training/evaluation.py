@@ -1,7 +1,7 @@
-"""Scores of a model on splits of domains, and what a checkpoint keeps."""
+"""Scores of a model on splits of domains."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,7 +13,8 @@ from afield.data.domains import Domain
 from afield.data.samples import Prepare, Rows, identity
 from afield.networks.inference import BatchPredictor, compute_outputs
 from afield.seeds import derive_seed
-from afield.training.score import Outputs, Score, compute_scores
+from afield.training.checkpoint import PARTS, Checkpoint, Score, Scores
+from afield.training.score import Outputs, compute_scores
 
 __all__ = [
     "PARTS",
@@ -25,54 +26,8 @@ __all__ = [
     "without_details",
 ]
 
-PARTS = ("main", "probe", "sample", "known", "test")
 # Splits of a source that are also evaluated with the domain label given; the last one counts.
 LABELED_PARTS = ("probe", "test")
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Scores on the splits of one domain that were evaluated.
-
-    Attributes
-    ----------
-    main, probe
-        Training and validation split of a source; test and validation split of an unseen domain.
-    sample
-        Sample of an unseen domain's test split (all of it where that is cheap), for curves only: no
-        selection rule and no table of results uses it.
-    known
-        Validation split of a source with the domain label given, for models that can use it; or its
-        test list, where that was evaluated.
-    test
-        Test list of a source whose validation list is another one. Nothing is selected by it.
-    """
-
-    main: Score | None = None
-    probe: Score | None = None
-    sample: Score | None = None
-    known: Score | None = None
-    test: Score | None = None
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Scores of a model after `step` steps, and the means of the logs since the last checkpoint.
-
-    The model is what would be deployed now, unless `deployed` is false. Then the average deploys
-    only at the end of training, the scores are those of the trained model, and no selection rule
-    may pick this checkpoint.
-    """
-
-    step: int
-    scores: Mapping[str, Scores]
-    logs: Mapping[str, float]
-    deployed: bool = True
-
-    def score(self, domain: str, part: str) -> Score | None:
-        """Score on one split of one domain; None if it was not evaluated."""
-        scores = self.scores.get(domain)
-        return getattr(scores, part) if scores else None
 
 
 class Evaluator:

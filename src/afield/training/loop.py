@@ -12,7 +12,7 @@ from afield.data.stream import Stream
 from afield.errors import DivergedError
 from afield.networks.batchnorm import has_unfrozen_batchnorm, update_batchnorm
 from afield.training.average import Average
-from afield.training.evaluation import Checkpoint, Scores
+from afield.training.checkpoint import Checkpoint, Scores
 from afield.training.method import Learner, Logs, Method, pool
 
 __all__ = ["checkpoints"]

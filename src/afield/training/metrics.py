@@ -26,7 +26,7 @@ from afield.registry import hint
 
 # The command line lists the metrics in its help: nothing here imports torch or numpy.
 if TYPE_CHECKING:
-    from afield.training.evaluation import Score
+    from afield.training.checkpoint import Score
 
 __all__ = [
     "DEFAULT_METRIC",
@@ -95,7 +95,7 @@ def metric_value(score: Score, name: str = "") -> float | None:
 def selection_score(score: Score, name: str = "") -> float | None:
     """A metric as a finite number of which more is better, for selection rules.
 
-    >>> from afield.training.evaluation import Score
+    >>> from afield.training.checkpoint import Score
     >>> selection_score(Score(0.5, 0.5, loss=2.0, size=4), "nll")
     -2.0
     """

@@ -1,6 +1,6 @@
-"""The score of one split: numbers that tables and rules read, and counts behind them."""
+"""Scores of splits, computed from the outputs of a model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,49 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afield.training.calibration import calibration_errors, selective_accuracies
-from afield.training.counts import ClassCounts, Confusion, class_metrics, group_metrics, roc_auc
+from afield.training.checkpoint import Score
+from afield.training.counts import ClassCounts, class_metrics, group_metrics, roc_auc
 
-__all__ = ["Groups", "Outputs", "Score", "compute_scores"]
+__all__ = ["Groups", "Outputs", "compute_scores"]
 
 # Names of the groups of a split, and the group of every sample as an index of the names.
 Groups = tuple[NDArray[Any], NDArray[np.intp]]
-
-
-@dataclass(frozen=True)
-class Score:
-    """Accuracy, accuracy averaged over classes, mean cross-entropy, and number of samples.
-
-    Two more scores tell how far the confidence (the greatest probability) can be trusted:
-
-        calibration_error   Σ over 15 equal bins of confidence: |hits - confidence|, summed in the
-                            bin, over all samples; the expected calibration error
-        accuracy_at_90      accuracy on the 90 % most confident samples; where samples tie at the
-                            limit, a share of each counts
-
-    Both are None for splits that are not reported, and in older records.
-
-    Checkpoints that a selection rule can pick have details, which older records lack:
-
-        metrics     further metrics by name; see `afield.training.metrics`
-        confusion   counts of hits and confusions by class
-        groups      hits and samples of every group, if there are groups finer than a domain
-
-    If a model has no output for the classes of some samples, these samples are left out of all
-    scores. `unseen_classes` is their number and `unseen_confidence` the mean confidence on them;
-    both are None if there are no such samples.
-    """
-
-    accuracy: float
-    balanced_accuracy: float
-    loss: float
-    size: int
-    calibration_error: float | None = None
-    accuracy_at_90: float | None = None
-    metrics: Mapping[str, float] | None = None
-    confusion: Confusion | None = None
-    groups: Mapping[str, tuple[int, int]] | None = None
-    unseen_classes: int | None = None
-    unseen_confidence: float | None = None
 
 
 @dataclass(frozen=True)

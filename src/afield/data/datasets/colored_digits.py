@@ -19,9 +19,9 @@ does.
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 
 from afield.data.domains import Domain, DomainSet, ReadOptions, Training
+from afield.data.sources.digits import read_digits
 
 __all__ = ["colored_digits"]
 
@@ -32,9 +32,9 @@ COPIES, FLIPPED_COPIES = 40, 10
 
 def _read(options: ReadOptions) -> dict[str, Domain]:
     del options
-    digits = load_digits()
-    images = torch.from_numpy(digits.images * (255 / 16)).round().to(torch.uint8)
-    is_small = torch.from_numpy(digits.target < 5)
+    pixels, labels = read_digits()
+    images = torch.from_numpy(pixels * (255 / 16)).round().to(torch.uint8)
+    is_small = torch.from_numpy(labels < 5)
     domain_of = np.random.default_rng(0).permutation(len(is_small)) % len(SWAPPED)
     domains = {}
     for i, (name, swapped) in enumerate(SWAPPED.items()):

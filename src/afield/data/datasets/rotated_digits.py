@@ -10,9 +10,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from scipy import ndimage
-from sklearn.datasets import load_digits
 
 from afield.data.domains import Domain, DomainSet, ReadOptions, Training
+from afield.data.sources.digits import read_digits
 
 __all__ = ["rotated_digits"]
 
@@ -22,12 +22,12 @@ FRAME, DIGIT = 16, 12
 
 def _read(options: ReadOptions) -> dict[str, Domain]:
     del options
-    digits = load_digits()
+    images, labels = read_digits()
     enlarged = F.interpolate(
-        torch.from_numpy(digits.images)[:, None], size=DIGIT, mode="bilinear", align_corners=False
+        torch.from_numpy(images)[:, None], size=DIGIT, mode="bilinear", align_corners=False
     )
     framed = F.pad(enlarged, [(FRAME - DIGIT) // 2] * 4).numpy()
-    y = torch.from_numpy(digits.target)
+    y = torch.from_numpy(labels)
     domain_of = np.random.default_rng(0).permutation(len(y)) % len(ANGLES)
     domains = {}
     for i, angle in enumerate(ANGLES):

@@ -26,7 +26,7 @@ from afield.experiments.run_setup import Machine, TrainingState, load_domains, s
 from afield.experiments.store import Store
 from afield.hyperparameters import build, with_neutral
 from afield.training.adaptation import Adaptation
-from afield.training.evaluation import Checkpoint
+from afield.training.checkpoint import Checkpoint
 
 __all__ = ["execute_derived", "run_adaptation"]
 

@@ -22,8 +22,8 @@ from afield.data.class_lists import ClassesByDomain, source_classes
 from afield.data.domains import DomainSet
 from afield.errors import IncompatibleMethodError, SpecError
 from afield.experiments.domain_choice import ALL_DOMAINS, DomainChoice, Fold
+from afield.experiments.merged import MERGE_BASELINES
 from afield.experiments.merged.checks import check_merging, check_scale, check_values, short_names
-from afield.experiments.merged.runner import MERGE_BASELINES
 from afield.experiments.record import Run
 from afield.experiments.selection import DEFAULT_RULES, RULES
 from afield.experiments.settings import Settings, check_counts, resolve_run, settings_of

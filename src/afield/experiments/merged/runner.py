@@ -20,19 +20,17 @@ from torch import Tensor, nn
 
 from afield import registry
 from afield.errors import DataError, SpecError, UnknownNameError
+from afield.experiments.merged import MERGE_BASELINES
 from afield.experiments.record import Run
 from afield.experiments.run_setup import TrainingState
 from afield.experiments.store import Store, read_record, read_run_weights
 from afield.hyperparameters import with_neutral
 from afield.merging.scopes import expert_count, needs_statistics, needs_validation
 from afield.merging.state_dicts import merge
-from afield.training.evaluation import Scores
+from afield.training.checkpoint import Scores
 from afield.training.metrics import selection_score
 
-__all__ = ["MERGE_BASELINES", "Ensemble", "build_merged", "check_merge"]
-
-# Rows that every table of merges has beside the merges.
-MERGE_BASELINES = ("base", "best_expert", "logit_ensemble", "target_expert")
+__all__ = ["Ensemble", "build_merged", "check_merge"]
 
 State = Mapping[str, Tensor]
 

@@ -15,7 +15,7 @@ from afield.training.metrics import metric_value, selection_score
 # The command line lists the rules in its help: nothing here imports torch.
 if TYPE_CHECKING:
     from afield.experiments.record import Record, Run
-    from afield.training.evaluation import Checkpoint, Score
+    from afield.training.checkpoint import Checkpoint, Score
 
     Candidate = tuple[float, Record, Checkpoint]
 

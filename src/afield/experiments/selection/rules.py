@@ -34,7 +34,7 @@ from afield.training.metrics import metric_value
 if TYPE_CHECKING:
     from afield.experiments.record import Record, Run
     from afield.experiments.selection.candidates import Candidate
-    from afield.training.evaluation import Score
+    from afield.training.checkpoint import Score
 
 __all__ = ["DEFAULT_RULES", "RULES", "Division", "Pick", "Rule"]
 __all__ += ["default_rules", "describe_rules", "resolve_rules"]

@@ -20,13 +20,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
-from safetensors.torch import save
-from torch import Tensor
 
 from afield.errors import SpecError
 from afield.experiments.record import Failure, Plan, Progress, Record, Run
@@ -38,7 +35,11 @@ from afield.experiments.store.run_files import (
     readable,
 )
 from afield.files import atomic_write, remove_abandoned, unwritable_reason
-from afield.training.evaluation import Checkpoint
+from afield.training.checkpoint import Checkpoint
+
+# Commands that only read records must not import torch, which takes seconds.
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["BusyError", "Store"]
 
@@ -120,9 +121,9 @@ class Store:
     def put(
         self,
         record: Record,
-        weights: Mapping[str, Tensor],
+        weights: "Mapping[str, Tensor]",
         *,
-        parts: Mapping[str, Tensor] | None = None,
+        parts: "Mapping[str, Tensor] | None" = None,
         inputs: Mapping[str, Any] | None = None,
     ) -> None:
         """Write a record and its deployed weights, which makes the run a finished one.
@@ -130,6 +131,8 @@ class Store:
         `parts` are the weights of a method's other networks, for diagnostics; `inputs` (classes,
         mean and std of the scaling) goes into the metadata of the deployed weights.
         """
+        from safetensors.torch import save
+
         folder = self.folder(record.run)
         # A single entry, because safetensors writes several in an arbitrary order.
         content = {"run": record.run.key, **(inputs or {})}
@@ -141,7 +144,7 @@ class Store:
         for leftover in TEMPORARY_FILES:
             self._forget(folder / leftover)
 
-    def weights(self, run: Run) -> dict[str, Tensor]:
+    def weights(self, run: Run) -> "dict[str, Tensor]":
         """The deployed weights of a finished run."""
         self.fetch(run.key)
         return read_run_weights(self.folder(run))
@@ -226,6 +229,8 @@ class Store:
 
     def put_snapshot(self, run: Run, state: Mapping[str, Any], done: Sequence[Checkpoint]) -> None:
         """Write the state from which to continue a run."""
+        import torch
+
         checkpoints = as_json(_CHECKPOINTS, tuple(done)).decode()
         path = self.folder(run) / "snapshot.pt"
         written = atomic_write(path, durable=True, parents=False)
@@ -236,6 +241,8 @@ class Store:
 
     def snapshot(self, run: Run) -> tuple[dict[str, Any], list[Checkpoint]] | None:
         """The state and checkpoints to continue from, if there is a readable snapshot."""
+        import torch
+
         path = self._fetch_file(self.folder(run) / "snapshot.pt")
         if not path.exists():
             return None

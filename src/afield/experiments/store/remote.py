@@ -15,8 +15,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import fsspec
-
 from afield.errors import AfieldError, DataError, SpecError
 from afield.experiments.record import Record, Run
 from afield.experiments.store.folder import Store
@@ -154,6 +152,8 @@ def _state(info: dict[str, Any]) -> str:
 
 
 def _file_system(address: str) -> tuple[Any, str]:
+    import fsspec
+
     try:
         files, path = fsspec.core.url_to_fs(address)
     except (ImportError, ValueError, OSError) as error:

@@ -4,16 +4,18 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
-from torch import Tensor
 
 from afield.errors import DataError
 from afield.experiments.record import Record
 from afield.files import check_regular_file
+
+# Reading records must not import torch, which takes seconds.
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["RECORD", "as_json", "on_cpu", "read_json", "read_record", "read_run_inputs"]
 __all__ += ["read_run_weights", "readable"]
@@ -23,8 +25,10 @@ log = logging.getLogger(__name__)
 RECORD = TypeAdapter(Record)
 
 
-def read_run_weights(folder: Path, name: str = "model") -> dict[str, Tensor]:
+def read_run_weights(folder: Path, name: str = "model") -> "dict[str, Tensor]":
     """The deployed weights in the folder of a finished run, or those of its `parts`."""
+    from safetensors.torch import load_file
+
     path = folder / f"{name}.safetensors"
     try:
         return load_file(path)
@@ -52,7 +56,7 @@ def read_record(folder: Path) -> Record:
     return record
 
 
-def on_cpu(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def on_cpu(weights: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
     """Weights as safetensors takes them: detached, contiguous and on the CPU."""
     return {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special
 
 from afield.experiments.record import Run
 from afield.reporting.results import UPPER_BOUND, Picks, Results, chosen_settings
@@ -116,6 +115,9 @@ class Comparison:
 
 def critical_value(freedom: float, rivals: int) -> float:
     """How many standard errors the interval reaches to either side."""
+    # Most tables have no intervals, and importing scipy takes a third of their time.
+    from scipy import special
+
     return -float(special.stdtrit(freedom, (1 - CONFIDENCE_LEVEL) / 2 / rivals))
 
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize, special
 
 from afield.reporting.statistics.comparison import Comparison, critical_value
 from afield.reporting.statistics.noise import MIN_STDERR
@@ -53,6 +52,8 @@ class Power:
         It is the mean over standard errors that the trials could have given; unlike the functions
         for the noncentral t distribution, it is finite for all degrees of freedom.
         """
+        from scipy import special
+
         if not self.known:
             return math.nan
         trials = self.trials if trials is None else trials
@@ -66,6 +67,8 @@ class Power:
     @property
     def detectable(self) -> float:
         """The difference that is detected with a probability of 80 %; NaN if unknown."""
+        from scipy import optimize
+
         if not self.known:
             return math.nan
         high = self.stderr
