@@ -147,6 +147,13 @@ def test_less_than_three_times_as_many_is_even_enough(tmp_path):
     assert inspect_dataset(pictures(tmp_path / "own", counts)).remarks == []
 
 
+def test_a_class_that_a_domain_lacks_is_no_imbalance_within_it(tmp_path):
+    counts = {("a", "cup"): 10, ("a", "pot"): 2, ("a", "tin"): 5, ("b", "cup"): 4, ("b", "pot"): 4}
+    lacking, *_, within = inspect_dataset(pictures(tmp_path / "own", counts)).remarks
+    assert lacking == "domain 'b' has no sample of tin"
+    assert within == "domain 'a' has 10 samples of 'cup', 2 of 'pot': imbalanced within the domain"
+
+
 def test_missing_classes_are_named_the_first_three(tmp_path):
     labels = ["ash", "elm", "fir", "oak", "yew"]
     counts = {("all", label): 2 for label in labels} | {("few", "oak"): 8, ("some", "elm"): 2}

@@ -95,3 +95,20 @@ def trusting(error: float | None, covered: float | None, *, trials: int = 1, **f
             )
             scores[target] = replace(scores[target], main=main)
         yield replace(row, checkpoints=(replace(row.checkpoints[0], scores=scores),))
+
+
+def measured(records: list[Record], **metrics: float) -> list[Record]:
+    """The same records with further metrics; `loss` becomes the field of that name."""
+    loss = metrics.pop("loss", 1.0)
+
+    def changed(score):
+        return score and replace(score, metrics=dict(metrics) or None, loss=loss)
+
+    def of(checkpoint):
+        scores = {
+            name: Scores(main=changed(each.main), probe=changed(each.probe))
+            for name, each in checkpoint.scores.items()
+        }
+        return replace(checkpoint, scores=scores)
+
+    return [replace(r, checkpoints=tuple(map(of, r.checkpoints))) for r in records]

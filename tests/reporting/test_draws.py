@@ -27,10 +27,12 @@ def test_settings_that_vary_have_a_panel_and_others_have_none():
     assert set(panels) == {"lr", "kind"}
     assert [tick.text for tick in panels["kind"].x.ticks] == ["a", "b"]
     for panel in panels.values():
-        heights = [panel.y.to_percent(percent) for percent in (50, 60)]
-        assert [point.y for point in panel.points] == pytest.approx(heights)
+        assert [tick.text for tick in panel.y.ticks] == ["50", "55", "60"]
+        assert [point.y for point in panel.points] == pytest.approx([0, 100])
     usual = [point.is_default for point in panels["lr"].points]
     assert usual == [True, False]
+    texts = [point.tooltip for point in panels["lr"].points]
+    assert texts == ["lr=1, trial 0, draw 0: 50.0 %", "lr=0.1, trial 0, draw 1: 60.0 %"]
 
 
 def test_one_draw_has_no_settings_to_show():

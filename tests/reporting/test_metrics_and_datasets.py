@@ -6,33 +6,13 @@ from dataclasses import replace
 import pytest
 
 from afield.errors import SpecError, UnknownNameError
-from afield.experiments.record import Record
 from afield.experiments.store import Store
 from afield.reporting.formats import as_csv, as_markdown
 from afield.reporting.page import render_page, write_report
 from afield.reporting.results import describe_groups
 from afield.reporting.table import ALL_DATASETS, ranks, tabulate
-from afield.training.evaluation import Scores
-from tests.reporting.tables import benchmark, markdown_rows, numbers
+from tests.reporting.tables import benchmark, markdown_rows, measured, numbers
 from tests.stores import kept
-
-
-def measured(records: list[Record], **metrics: float) -> list[Record]:
-    """The same records with further metrics; `loss` becomes the field of that name."""
-    loss = metrics.pop("loss", 1.0)
-
-    def changed(score):
-        return score and replace(score, metrics=dict(metrics) or None, loss=loss)
-
-    def of(checkpoint):
-        scores = {
-            name: Scores(main=changed(each.main), probe=changed(each.probe))
-            for name, each in checkpoint.scores.items()
-        }
-        return replace(checkpoint, scores=scores)
-
-    return [replace(r, checkpoints=tuple(map(of, r.checkpoints))) for r in records]
-
 
 RECORDS = [
     *measured(benchmark([[0.9, 0.5, 0.7]]), macro_f1=0.25, loss=0.5),

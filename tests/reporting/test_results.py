@@ -175,6 +175,10 @@ def test_whole_domains_and_random_splits_are_in_the_title_or_in_the_row():
     plain = named("abc", "d", (0.4,), given={})
     assert group_records([whole])[0].title == "toy, on whole domains"
     assert list(group_records([whole, plain])[0].methods) == ["erm report=whole", "erm"]
+    # The upper bound has no say in the title, unless it is alone.
+    bound = replace(plain, run=replace(plain.run, method="target_expert", role="merged"))
+    assert group_records([bound, whole])[0].title == "toy, on whole domains"
+    assert group_records([bound])[0].title == "toy"
     random = named("abc", "d", (0.5,), given={"split": "random"}, split="random")
     assert group_records([random])[0].title == "toy, split at random"
 

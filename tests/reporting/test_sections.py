@@ -10,6 +10,7 @@ import pytest
 from afield.reporting.headline import format_points
 from afield.reporting.results import group_records
 from afield.reporting.sections import build_section
+from tests.reporting.tables import measured
 from tests.stores import DOMAINS, benchmark_records, held_out, noisy, record
 
 
@@ -104,6 +105,18 @@ def test_headline_plot_and_table_show_the_same_comparison():
     assert f"{low} to {high}, corrected for 2 comparisons" in found.headline.sentence
     assert found.forest.rows[0].range == f"{low} to {high}"
     assert "corrected for 2 comparisons" in found.forest.caption
+    assert "corrected" not in shown(ERM, GOOD).forest.caption
     assert row.intervals[:2] == row.comparison.interval(corrected=False)
     assert row.intervals[2:] == row.comparison.interval(corrected=False, new_domain=True)
     assert row.intervals[0] > row.comparison.interval().low
+
+
+def test_the_caption_of_the_plot_names_the_metric():
+    records = measured([*ERM, *GOOD], macro_f1=0.25)
+    (benchmark,) = group_records(records, metric="macro_f1")
+    found = build_section(0, benchmark, records, "runs", "again")
+    start = "Macro F1 on unseen domains minus that of erm, in percentage points; bars are 95 %"
+    assert found.forest.caption.startswith(start)
+    assert found.headline.remarks[0].startswith("Numbers are macro F1; curves and plots")
+    (incomplete,) = group_records(records[:2], metric="macro_f1")
+    assert build_section(0, incomplete, records[:2], "runs", "again").forest is None

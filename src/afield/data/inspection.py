@@ -211,8 +211,9 @@ def _imbalances_within(dataset: DomainSet, counts: NDArray[np.int64]) -> list[st
     """Domains whose largest class has many times as many samples as their smallest one."""
     remarks = []
     for name, row in zip(dataset.domains, counts, strict=True):
-        most, least = int(row.argmax()), int(np.where(row > 0, row, row.max() + 1).argmin())
-        if row[least] > 0 and row[most] >= WITHIN_RATIO * row[least]:
+        most, present = int(row.argmax()), np.flatnonzero(row)
+        least = min(present, key=lambda label: row[label], default=most)
+        if len(present) and row[most] >= WITHIN_RATIO * row[least]:
             sizes = f"{row[most]} samples of {dataset.classes[most]!r}, "
             sizes += f"{row[least]} of {dataset.classes[least]!r}"
             remarks.append(f"domain {name!r} has {sizes}: imbalanced within the domain")

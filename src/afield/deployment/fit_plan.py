@@ -200,7 +200,7 @@ def _name_better_adaptation(store: Store, dataset: DomainSet, best: Recipe) -> N
         return
     better = choose_recipe(adapted, dataset.domains)
     means = [fmean(each.accuracy(name) for name in dataset.domains) for each in (best, better)]
-    run = better.left_out(dataset.domains[0])[0].run
+    run, *_ = (record.run for name in dataset.domains for record in better.left_out(name))
     if means[1] > means[0]:
         log.warning(
             "%s with --adapt %s reached %.1f %% on unseen domains, above %.1f %%; try "

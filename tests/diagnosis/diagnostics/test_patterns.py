@@ -71,6 +71,31 @@ def test_unseen_domains_are_distinguished_from_those_that_were_trained_on(subjec
     assert second.startswith("unseen domains: the hardest quarter of turn30 is worst: 15 samples")
 
 
+def test_the_summary_has_the_numbers_of_the_tables(finding):
+    samples, cct = finding.extra_tables["samples"], finding.extra_tables["cct"]
+    _, first, second, last = finding.summary.splitlines()
+    for text, seen in ((first, True), (second, False)):
+        rows = finding.data[finding.data["seen"] == seen]
+        worst = rows.sort_values("accuracy", kind="stable").iloc[0]
+        own = samples[samples["domain"] == worst["domain"]]
+        own = own[own["category"] == worst["category"]]
+        mean = 100 * samples[samples["seen"] == seen]["right"].mean()
+        assert f"accuracy {100 * worst['accuracy']:.1f} %, " in text
+        assert f"{mean - 100 * worst['accuracy']:.1f} points below the mean ({mean:.1f} %)" in text
+        common = own["class"].value_counts()
+        assert f"; most frequent class {common.index[0]} ({common.iloc[0]})" in text
+        errors = own[~own["right"]][["class", "answer"]].value_counts()
+        (label, answer), count = errors.index[0], errors.iloc[0]
+        assert text.endswith(f", most frequent error {label} predicted as {answer} ({count})")
+    numbers = cct.set_index(["first", "second"])[["cct", "chance"]].mul(100).round()
+    shown, chance = numbers.loc[("features", "loss")].astype(int)
+    assert last == (
+        f"two samples in one cluster of features are in one cluster of loss {shown} % of the time "
+        f"(by chance {chance} %, random groups {numbers.loc[('random', 'random'), 'cct']:.0f} %; "
+        f"{len(samples)} samples in {samples['class'].nunique()} groups)"
+    )
+
+
 @pytest.mark.slow
 def test_random_divisions_agree_as_often_as_there_are_clusters(subject):
     for clusters in (2, 5):

@@ -58,7 +58,8 @@ def _read(options: ReadOptions) -> dict[str, Domain]:
     for i, (name, swapped) in enumerate(SWAPPED.items()):
         rows = order[i :: len(SWAPPED)]
         # Random numbers are drawn in DomainBed's order: all labels of a domain, then all colors.
-        y = (digits[rows] < 5) ^ (torch.rand(len(rows), generator=generator) < FLIPPED_LABELS)
+        flipped = torch.rand(len(rows), generator=generator) < FLIPPED_LABELS
+        y = (digits[rows] < 5) ^ flipped
         color = y ^ (torch.rand(len(rows), generator=generator) < swapped)
         x = torch.zeros(len(rows), 2, *images.shape[1:], dtype=torch.uint8)
         x[torch.arange(len(rows)), color.long()] = images[rows]

@@ -77,7 +77,8 @@ def _read(options: ReadOptions) -> dict[str, Domain]:
     rows_of = (order[:sources:2], order[1:sources:2], order[sources:])
     domains = {}
     for rows, (name, swapped) in zip(rows_of, SWAPPED.items(), strict=True):
-        y = (digits[rows] < 5) ^ (torch.rand(len(rows), generator=generator) < FLIPPED_LABELS)
+        flipped = torch.rand(len(rows), generator=generator) < FLIPPED_LABELS
+        y = (digits[rows] < 5) ^ flipped
         color = y ^ (torch.rand(len(rows), generator=generator) < swapped)
         pixels = images[rows][:, ::2, ::2]
         x = torch.zeros(len(rows), 2, *pixels.shape[1:], dtype=torch.uint8)

@@ -272,13 +272,13 @@ def _describe_category(worst: Mapping[str, Any], table: pd.DataFrame, count: int
 
 
 def _describe_agreement(agreement: pd.DataFrame) -> str:
-    values = {tuple(row[:2]): row[2:4] for row in agreement.itertuples(index=False)}
-    cct, chance = values["features", "loss"]
+    rows = agreement.set_index(["first", "second"]).to_dict("index")
+    found, random = rows["features", "loss"], rows["random", "random"]
     return (
-        f"two samples in one cluster of features are in one cluster of loss {100 * cct:.0f} % of "
-        f"the time (by chance {100 * chance:.0f} %, random groups "
-        f"{100 * values['random', 'random'][0]:.0f} %; {agreement['samples'].iloc[0]} samples in "
-        f"{agreement['groups'].iloc[0]} groups)"
+        "two samples in one cluster of features are in one cluster of loss "
+        f"{100 * found['cct']:.0f} % of the time (by chance {100 * found['chance']:.0f} %, random "
+        f"groups {100 * random['cct']:.0f} %; {found['samples']} samples in {found['groups']} "
+        "groups)"
     )
 
 

@@ -156,9 +156,8 @@ def _keyword_cnn(shape: Shape) -> nn.Module:
 
 
 def _padded_convolution(channels: int, *, frequencies: int, frames: int) -> list[nn.Module]:
-    """64 filters whose output is as large as the input; the larger margin comes last."""
-    above, before = (frequencies - 1) // 2, (frames - 1) // 2
-    margins = (before, frames - 1 - before, above, frequencies - 1 - above)
+    """64 filters of even sizes, with an output as large as the input; the larger margin is last."""
+    margins = (frames // 2 - 1, frames // 2, frequencies // 2 - 1, frequencies // 2)
     convolution = nn.Conv2d(channels, 64, kernel_size=(frequencies, frames))
     return [nn.ZeroPad2d(margins), convolution, nn.ReLU(inplace=True), nn.Dropout(0.5)]
 
