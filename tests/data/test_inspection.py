@@ -1,5 +1,7 @@
 """What is found in data that were spoiled on purpose."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -7,9 +9,11 @@ from PIL import Image
 from afield.data.inspection import (
     MAX_CELLS,
     contact_sheet,
+    describe_prompts,
     inspect_dataset,
     original_sizes,
 )
+from afield.data.lookup import find_dataset
 from afield.errors import DataError, SpecError
 from tests.files import words
 
@@ -140,6 +144,23 @@ def test_uneven_domains_and_classes_are_reported_with_their_numbers(tmp_path):
     assert "balance=true" not in domain
     assert label.startswith("class 'cup' has 24 samples, 'pot' has 8: imbalanced")
     assert "--set balance=true" in label
+
+
+def test_prompts_are_shown_for_images_or_on_request(tmp_path):
+    spirals = find_dataset("spirals")
+    assert describe_prompts(spirals) == []
+    (tmp_path / "templates.txt").write_text("a {}.\nthe {}.\n")
+    own = describe_prompts(spirals, templates=str(tmp_path / "templates.txt"))
+    counts = {(domain, label): 1 for domain in "ab" for label in "cd"}
+    images = find_dataset(pictures(tmp_path / "own", counts))
+    names = [f"n{number:02}" for number in range(21)]
+    shown = ", ".join(names[:20])
+    for count, more in ((20, ""), (21, " and 1 more")):
+        first, second = describe_prompts(replace(images, classes=tuple(names[:count])))
+        assert first.startswith("prompts for CLIP: a photo of a n00. a photo of the n00.")
+        assert second == f"class names for CLIP: {shown}{more}"
+    first_class = spirals.classes[0]
+    assert own[0] == f"prompts for CLIP: a {first_class}. the {first_class}."
 
 
 def test_less_than_three_times_as_many_is_even_enough(tmp_path):

@@ -2,9 +2,11 @@
 
 import logging
 
+import huggingface_hub
 import numpy as np
 import pytest
 import timm
+from huggingface_hub import constants
 from safetensors.torch import save_file
 
 from afield.data.cache import cache_root
@@ -13,7 +15,7 @@ from afield.errors import DataError, SpecError
 from afield.experiments.benchmark import make_benchmark
 from afield.experiments.frozen import pretrained
 from afield.experiments.frozen.photographs import use_features
-from afield.experiments.frozen.pretrained import find_pretrained
+from afield.experiments.frozen.pretrained import Pretrained, find_pretrained
 from afield.experiments.planning import plan_run
 
 NET = "test_resnet"
@@ -108,6 +110,24 @@ def test_the_search_goes_from_files_to_the_hub(weights, monkeypatch):
     assert find_pretrained() == "from the hub"
     monkeypatch.setenv("AFIELD_WEIGHTS", "none")
     assert find_pretrained() is None
+
+
+def test_the_hub_is_asked_only_for_weights_that_are_not_in_its_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("AFIELD_WEIGHTS", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repository, file: "downloaded")
+    found = []
+    for answers in (True, False):
+        monkeypatch.setattr(pretrained, "_answers", lambda address, answers=answers: answers)
+        found.append(find_pretrained())
+    assert found == [Pretrained("timm:tf_efficientnet_lite0", "downloaded"), None]
+    folder = tmp_path / "models--timm--tf_efficientnet_lite0.in1k"
+    for name, text in (("refs/main", "abc"), ("snapshots/abc/model.safetensors", "")):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text(text)
+    cached = str(folder / "snapshots" / "abc" / "model.safetensors")
+    assert find_pretrained() == Pretrained("timm:tf_efficientnet_lite0", cached)
 
 
 def test_a_hub_that_does_not_answer_costs_little_time():

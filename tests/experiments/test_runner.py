@@ -7,6 +7,7 @@ import signal
 import time
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from afield import registry
 from afield.data.lookup import find_dataset
 from afield.data.stream import Stream
 from afield.errors import DataError
+from afield.experiments import runner
 from afield.experiments.domain_choice import ALL_DOMAINS, DomainChoice
 from afield.experiments.planning import plan_run
 from afield.experiments.protocol import hold_out, leave_one_out
@@ -410,6 +412,26 @@ def test_a_snapshot_without_a_field_is_reported_and_not_used(tmp_path, caplog, l
     execute(run, broken)
     assert "does not fit" in caplog.text
     assert outcome(broken, run) == outcome(straight, run)
+
+
+def test_slow_snapshots_are_written_less_often(tmp_path, monkeypatch):
+    """After one that took a second, 20 seconds pass; every checkpoint takes two seconds."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    class Slow(Store):
+        def put_snapshot(self, run, state, done):
+            clock.now += 1
+            saved.append(done[-1].step)
+
+    def watch(run, checkpoint):
+        clock.now += 2
+
+    run = plan_run("spirals", "erm", target="turn0", settings={"steps": 20, "every": 1})
+    for seconds, expected in ((5.0, [4, 14]), (21.0, [12])):
+        saved = []
+        execute(run, Slow(tmp_path / str(seconds)), snapshot_seconds=seconds, watch=watch)
+        assert saved == expected
 
 
 def test_a_snapshot_that_cannot_be_written_is_reported_once_and_ends_no_run(tmp_path, caplog):

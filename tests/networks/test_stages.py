@@ -6,6 +6,7 @@ from torch import nn
 
 from afield.networks.backbone import network
 from afield.networks.stages import (
+    block_stages,
     channel_axis,
     channel_means,
     find_stages,
@@ -101,6 +102,27 @@ def test_channels_are_distinguished_from_places(shape, sample, axis):
 def test_pictures_need_not_be_square():
     found = find_stages(network("small:cnn", (1, 32, 48), 5), torch.zeros(1, 1, 32, 48))
     assert set(found.values()) == {1}
+
+
+def test_maps_with_channels_last_are_of_one_size_with_those_before_them():
+    class ChannelsLast(nn.Module):
+        def forward(self, x):
+            return x.permute(0, 2, 3, 1)
+
+    model = nn.Sequential(nn.Conv2d(3, 6, 4, stride=4), ChannelsLast(), nn.Linear(6, 6), nn.ReLU())
+    assert block_stages(model, torch.zeros(2, 3, 16, 24)) == {"3": 3}
+
+
+def test_a_map_of_one_position_is_no_stage_of_maps():
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 2), nn.Conv2d(2, 2, 1))
+    assert block_stages(model, torch.zeros(1, 1, 4, 4)) == {"1": 1}
+    assert block_stages(model, torch.zeros(1, 1, 4, 5)) == {"1": 1, "3": 1}
+
+
+def test_layers_before_the_first_block_are_its_stem():
+    block = nn.Sequential(nn.Conv2d(4, 4, 3, stride=2), nn.ReLU())
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), block)
+    assert block_stages(model, torch.zeros(1, 1, 8, 8)) == {"2": 1}
 
 
 def test_what_is_watched_is_reported_while_it_is_watched():

@@ -23,7 +23,8 @@ from afield.progress import progress
 __all__ = ["KNOWN_NETWORKS", "Pretrained", "download_command", "find_pretrained", "searches"]
 
 # Small networks that a laptop can run, best first; the name of the file is that of the model.
-KNOWN_NETWORKS = ("timm:tf_efficientnet_lite0", "torchvision:mobilenet_v2")
+HUB_NETWORK = "timm:tf_efficientnet_lite0"
+KNOWN_NETWORKS = (HUB_NETWORK, "torchvision:mobilenet_v2")
 # The repository of the first one, and the file with its weights.
 HUB_REPOSITORY, HUB_FILE = "timm/tf_efficientnet_lite0.in1k", "model.safetensors"
 PROBE_SECONDS = 5.0
@@ -62,7 +63,7 @@ def find_pretrained(weights: str | None = None) -> Pretrained | None:
 
 def download_command() -> str:
     """The command that fetches weights, on a machine that reaches the hub."""
-    model = KNOWN_NETWORKS[0].partition(":")[2]
+    model = HUB_NETWORK.partition(":")[2]
     return f"python -c \"import timm; timm.create_model('{model}', pretrained=True)\""
 
 
@@ -94,15 +95,15 @@ def _in_hub() -> Pretrained | None:
 
     cached = try_to_load_from_cache(HUB_REPOSITORY, HUB_FILE)
     if isinstance(cached, str):
-        return Pretrained(KNOWN_NETWORKS[0], cached)
+        return Pretrained(HUB_NETWORK, cached)
     if constants.HF_HUB_OFFLINE or not _answers(constants.ENDPOINT):
         return None
     try:
-        with progress(f"weights of {KNOWN_NETWORKS[0]}"):
+        with progress(f"weights of {HUB_NETWORK}"):
             path = hf_hub_download(HUB_REPOSITORY, HUB_FILE)
     except Exception:  # noqa: BLE001  the hub raises many kinds of errors; none of them is final
         return None
-    return Pretrained(KNOWN_NETWORKS[0], path)
+    return Pretrained(HUB_NETWORK, path)
 
 
 def _answers(address: str) -> bool:
