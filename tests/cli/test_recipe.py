@@ -45,7 +45,7 @@ def test_show_says_what_it_costs(afield, file):
 @pytest.mark.slow
 def test_run_shows_the_paper_beside_ours_and_continues(afield, file, tmp_path):
     store = tmp_path / "store"
-    words = ("recipe", "run", file, "--scale", 0.5, "--store", store)
+    words = ("recipe", "run", file, "--scale", 0.5, "--store", store, "--workers", 1)
     code, first, _ = afield(*words, "--methods", "erm")
     assert code == 0
     assert "methods erm only" in first
@@ -56,7 +56,9 @@ def test_run_shows_the_paper_beside_ours_and_continues(afield, file, tmp_path):
     assert "99 → " in out
     assert "[steps × 0.5]" in out
     assert "two turns [steps × 0.5]" in (store / "paper.md").read_text()
-    code, again, _ = afield("sweep", file, "--store", tmp_path / "other", "--format", "csv")
+    code, again, _ = afield(
+        "sweep", file, "--store", tmp_path / "other", "--format", "csv", "--workers", 1
+    )
     assert code == 0
     assert again.startswith("part,rule,row,column,paper,ours")
 
