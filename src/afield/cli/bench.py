@@ -57,7 +57,7 @@ HEADINGS = {
     **dict.fromkeys(("targets", "sources", "validate_on", "single_source"), NAMED_DOMAINS),
     **dict.fromkeys(("hold_out", "validate", "train_on"), MANY_DOMAINS),
     **dict.fromkeys(("merges", "expert_method", "base_steps", "expert_draws"), MERGING),
-    **dict.fromkeys(("classes", "label", "domain"), DATA),
+    **dict.fromkeys(("classes", "label", "domain", "text"), DATA),
     "finetune": NETWORK,
     **dict.fromkeys(("start", "average", "adapt"), TRAINING),
     "store": OUTPUT,

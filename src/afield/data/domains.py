@@ -44,13 +44,14 @@ RESERVED_NAMES = (
 
 @dataclass(frozen=True)
 class Domain:
-    """Samples of one domain: `x` (images as uint8, or other numbers) and class indices `y`.
+    """Samples of one domain: `x` (numbers; images are uint8) and class indices `y`.
 
     `test` marks the samples of an official test list, if there is one, and `validation` those of a
     validation list, if there are three lists. `names` are the names of the files, in `folder` if
     each sample is a file. `broken` maps each unreadable file that was skipped on request to the
     reason. `columns` are further properties of the samples by name, such as the slide of a patch;
-    they only group samples when scores are shown.
+    they only group samples when scores are shown. Texts are token ids (int32, padded with -1);
+    `truncated` counts those that were cut at the greatest number of tokens.
     """
 
     x: Tensor
@@ -61,6 +62,7 @@ class Domain:
     broken: Mapping[str, str] = field(default_factory=dict, repr=False)
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
     folder: Path | None = field(default=None, repr=False)
+    truncated: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,15 @@ class ReadOptions:
     """How to read a dataset.
 
     `root` is the folder that contains all datasets, `side` the side in pixels at which image files
-    are decoded (0: the default), and `skip_broken` leaves out files that cannot be read.
+    are decoded (0: the default), and `skip_broken` leaves out files that cannot be read. Texts are
+    read with the tokenizer of a file (empty: bytes), and cut at `tokens` tokens (0: the default).
     """
 
     root: Path
     side: int = 0
     skip_broken: bool = False
+    tokenizer: str = ""
+    tokens: int = 0
 
 
 Reader = Callable[[ReadOptions], Mapping[str, Domain]]

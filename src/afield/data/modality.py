@@ -1,4 +1,4 @@
-"""What kind of samples a dataset has: images, audio or arrays, with all that depends on it.
+"""What kind of samples a dataset has: images, audio, texts or arrays, with all that depends on it.
 
 A new modality is a module with its decoder and one class here, listed in `MODALITIES`. The
 attribute `name` stands in stored models and `cache_form` names entries of the cache: neither may
@@ -6,7 +6,7 @@ change.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from afield.data.audio import AUDIO_SUFFIXES, LogMel, read_audio
 from afield.data.images import IMAGE_ERRORS, IMAGE_SUFFIXES, read_image, stored_side
 from afield.data.sources.table_files import TABLE_SUFFIXES, Column
+from afield.data.sources.texts import read_text, tokenize, tokenizer_label
 from afield.errors import SpecError
 from afield.registry import hint
 
@@ -25,6 +26,7 @@ __all__ = [
     "AUDIO",
     "IMAGE",
     "MODALITIES",
+    "TEXT",
     "Array",
     "Audio",
     "FileModality",
@@ -32,11 +34,12 @@ __all__ = [
     "Modality",
     "ModalityName",
     "Table",
+    "Text",
     "find_modality",
     "modality_of_file",
 ]
 
-ModalityName = Literal["pictures", "sounds", "arrays", "table"]
+ModalityName = Literal["pictures", "sounds", "arrays", "table", "texts"]
 
 
 class Modality:
@@ -90,6 +93,16 @@ class FileModality(Modality, ABC):
     def to_samples(self, rows: Tensor) -> Tensor:
         """View rows of the cache as samples with channels first."""
         return rows
+
+    def count_cut(self, rows: Tensor) -> int:
+        """Number of rows of the cache that hold only the beginning of a file."""
+        del rows
+        return 0
+
+    def with_tokens(self, tokenizer: str, tokens: int) -> "FileModality":
+        """The modality for the tokenizer and the number of tokens of a run."""
+        del tokenizer, tokens
+        return self
 
 
 @dataclass(frozen=True)
@@ -160,6 +173,53 @@ class Audio(FileModality):
 
 
 @dataclass(frozen=True)
+class Text(FileModality):
+    """Texts, as token ids: `tokenizer` is a file, or empty if every byte is a token."""
+
+    tokenizer: str = ""
+    tokens: int = 512
+
+    name = "texts"
+    noun = "text"
+    suffixes = (".txt",)
+    task = "text-classification"
+    example = "new.csv"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The tokenizer, and the greatest number of tokens."""
+        return {"tokenizer": self.tokenizer, "tokens": self.tokens}
+
+    def with_tokens(self, tokenizer: str, tokens: int) -> "Text":
+        """The modality for another tokenizer; a number of 0 keeps the present one."""
+        return replace(self, tokenizer=tokenizer, tokens=tokens or self.tokens)
+
+    def decode(self, file: Path, side: int) -> NDArray[Any]:
+        """Tokenize the text of a file; `side` does not matter."""
+        return self.tokenize(read_text(file))
+
+    def tokenize(self, text: object) -> NDArray[Any]:
+        """Tokenize a text to one row of the cache."""
+        return tokenize(text, self.tokenizer, self.tokens)
+
+    def cache_form(self, side: int) -> str:
+        """Name of texts of this tokenizer and length."""
+        return f"texts as {self.tokens} tokens of {tokenizer_label(self.tokenizer)}"
+
+    def empty_row(self, side: int) -> NDArray[Any]:
+        """Whether the text is cut, and its token ids."""
+        return np.empty(1 + self.tokens, np.int32)
+
+    def to_samples(self, rows: Tensor) -> Tensor:
+        """The token ids."""
+        return rows[:, 1:]
+
+    def count_cut(self, rows: Tensor) -> int:
+        """Number of texts with more tokens than a row."""
+        return int(rows[:, 0].sum())
+
+
+@dataclass(frozen=True)
 class Array(Modality):
     """Numbers, many samples to a file: feature vectors, or images as arrays."""
 
@@ -184,8 +244,10 @@ class Table(Modality):
     may_miss_values = True
 
 
-IMAGE, AUDIO, ARRAY = Image(), Audio(), Array()
-MODALITIES: dict[str, type[Modality]] = {kind.name: kind for kind in (Image, Audio, Array, Table)}
+IMAGE, AUDIO, TEXT, ARRAY = Image(), Audio(), Text(), Array()
+MODALITIES: dict[str, type[Modality]] = {
+    kind.name: kind for kind in (Image, Audio, Array, Table, Text)
+}
 
 
 def find_modality(name: str, **settings: Any) -> Modality:

@@ -7,6 +7,7 @@ device once, at the start.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from afield.data.domains import Domain
 
 __all__ = [
     "MAX_BYTES_CPU",
+    "TOKEN_DTYPE",
     "Augment",
     "Batch",
     "Prepare",
@@ -24,10 +26,13 @@ __all__ = [
     "identity",
     "pool_domains",
     "take_rows",
+    "trim_padding",
 ]
 
 # Rows of up to this many bytes are copied to the device. A CPU reads a memory map nearly as fast.
 MAX_BYTES_CPU, MAX_BYTES_GPU = 64 * 2**20, 512 * 2**20
+# The type of token ids, and of nothing else: numbers of other modalities are bytes or floats.
+TOKEN_DTYPE = torch.int32
 
 Prepare = Callable[[Tensor], Tensor]
 Augment = Callable[[Tensor, torch.Generator], Tensor]
@@ -73,6 +78,16 @@ class Rows:
         return self.dtype == torch.uint8
 
     @property
+    def is_tokens(self) -> bool:
+        """Whether the values are token ids of texts, padded with -1."""
+        return self.dtype == TOKEN_DTYPE
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """Number of tokens of each text, on the CPU."""
+        return torch.cat([(chunk >= 0).sum(dim=1) for chunk in self.chunks(4096)]).cpu()
+
+    @property
     def index_device(self) -> torch.device:
         """Device on which `take` expects its index: the CPU for rows that are read from disk."""
         return self.device if self.in_memory is not None else torch.device("cpu")
@@ -113,6 +128,11 @@ def take_rows(array: Tensor, index: Tensor) -> Tensor:
     return array.index_select(0, index)
 
 
+def trim_padding(x: Tensor) -> Tensor:
+    """Token ids without the columns at the end that are padding in every row."""
+    return x[:, : int((x >= 0).sum(dim=1).max())]
+
+
 class Batch(NamedTuple):
     """Inputs, class indices, and for each sample the index of its source domain and its group.
 
@@ -148,10 +168,14 @@ class Samples:
         index: Tensor,
         generator: torch.Generator | None = None,
         group: Tensor | None = None,
+        width: int | None = None,
     ) -> Batch:
-        """Samples at the given indices as input of a network; a generator turns on augmentation."""
+        """Samples at the given indices as input of a network; a generator turns on augmentation.
+
+        `width` is the number of tokens of the longest text among them, if they are texts.
+        """
         y, domain = (column.index_select(0, index) for column in (self.y, self.domain))
-        x = self.x.take(index)
+        x = self.x.take(index)[:, :width]
         if self.augment is not None and generator is not None:
             inputs = self.augment(x, generator)
         else:

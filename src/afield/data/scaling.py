@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from afield.data.domains import Domain
-from afield.data.samples import Rows
+from afield.data.samples import TOKEN_DTYPE, Rows
 
 __all__ = ["Scaling", "extreme_value_warnings"]
 
@@ -22,9 +22,9 @@ MAX_MEDIAN_SAMPLES = 4096
 class Scaling:
     """Map stored values to the input of a network: (x - mean) / std.
 
-    Images go from 0…255 to -1…1. Other values are standardized, per feature or channel, with the
-    mean and standard deviation of the training splits of the sources. An unseen domain has no
-    influence on them.
+    Images go from 0…255 to -1…1. Token ids stay as they are. Other values are standardized, per
+    feature or channel, with the mean and standard deviation of the training splits of the sources.
+    An unseen domain has no influence on them.
     """
 
     mean: Tensor
@@ -36,6 +36,8 @@ class Scaling:
         if x.is_pixels:
             half = torch.tensor(127.5, device=x.device)
             return cls(half, half)
+        if x.is_tokens:
+            return cls(torch.zeros((), device=x.device), torch.ones((), device=x.device))
         if x.in_memory is None:
             mean, std = _moments(x)
         else:
@@ -68,6 +70,8 @@ class Scaling:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Scale a batch; images are returned in the channels-last layout convolutions prefer."""
+        if x.dtype == TOKEN_DTYPE:
+            return x
         scaled = x.float().sub(self.mean).div_(self.std)
         return scaled.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else scaled
 

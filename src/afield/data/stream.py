@@ -4,6 +4,9 @@ A stream draws from every group (the source domains, unless a method regroups) u
 used up, then shuffles it again. A step may also draw from some of the groups only: it takes none of
 them twice, and over many steps all come equally often. The order of the samples and their
 augmentation depend on the seed and the position alone, so a snapshot stores only the position.
+
+Texts are padded to the longest text of their step. To keep this short, texts of similar length are
+put into the same step: of the samples of some consecutive steps, in an order that the seed fixes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +26,8 @@ STEPS_PER_BLOCK = 64
 # Samples with at least this many values are prepared group by group, in pieces small enough for
 # the allocator to reuse; smaller ones are prepared together, in fewer calls.
 LARGE_SAMPLE_VALUES = 2**15
+# Number of steps among which texts are exchanged; it divides STEPS_PER_BLOCK.
+BUCKET_STEPS = 16
 
 
 class Stream:
@@ -58,6 +63,7 @@ class Stream:
         self.per_step = min(per_step, self.domains) or self.domains
         self.total = batch * self.per_step or repeats * len(samples)
         self.table: Tensor | None = None
+        self.widths: list[int] = []
         self._restart()
 
     def regroup(self, groups: Sequence[Sequence[int] | Tensor]) -> None:
@@ -96,6 +102,8 @@ class Stream:
             tables = self._draw_block(block)
             if self.pooled and not self.generation:
                 tables = self._sort_by_domain(tables[0])
+            if self.samples.x.is_tokens:
+                self.widths = self.samples.x.lengths[tables[0]].amax(dim=1).tolist()
             self.table, self.group = (table.to(self.samples.y.device) for table in tables)
         generator = None
         if self.samples.augment is not None:
@@ -106,7 +114,8 @@ class Stream:
         if self.samples.x.shape.numel() >= LARGE_SAMPLE_VALUES:
             columns = (table[row].split(sizes) for table in (self.table, self.group))
             return [self.samples.batch(i, generator, g) for i, g in zip(*columns, strict=True)]
-        pooled = self.samples.batch(self.table[row], generator, self.group[row])
+        width = self.widths[row] if self.widths else None
+        pooled = self.samples.batch(self.table[row], generator, self.group[row], width)
         fields = (field.split(sizes) for field in pooled)
         return [Batch(*values) for values in zip(*fields, strict=True)]
 
@@ -132,6 +141,7 @@ class Stream:
         self.counts_before = [torch.zeros(groups, dtype=torch.int64)]
         self.table = None
         self.row_sizes: list[list[int]] = []
+        self.widths = []
 
     def _draw_block(self, block: int) -> tuple[Tensor, Tensor]:
         """Sample indices of a block of steps and the group of each, with one row per step."""
@@ -142,6 +152,8 @@ class Stream:
                 )
                 for i, size in enumerate(self.sizes)
             ]
+            if self.samples.x.is_tokens and not self.balance:
+                columns = self._bucket(block, columns)
             group = torch.arange(self.width).repeat_interleave(torch.tensor(self.sizes))
             return torch.cat(columns, dim=1), group.expand(STEPS_PER_BLOCK, -1)
         group, start = self._block_groups(block), self._block_starts(block)
@@ -151,6 +163,28 @@ class Stream:
             [self._members(number, start[number], count) for number, count in counts if count]
         )
         return table.view(STEPS_PER_BLOCK, -1), group.view(STEPS_PER_BLOCK, -1)
+
+    def _bucket(self, block: int, columns: Sequence[Tensor]) -> list[Tensor]:
+        """Exchange texts among the steps of a block, so that those of a step are similarly long.
+
+        `columns` have one row per step. Every group keeps its samples in every window of steps,
+        and the steps of a window come in a random order. A window is not longer than the smallest
+        group lasts: the copies of a text would come into the same step.
+        """
+        rounds = [len(g) // c.shape[1] for g, c in zip(self.groups, columns, strict=True)]
+        window = max((w for w in (1, 2, 4, 8, BUCKET_STEPS) if w <= min(rounds)), default=1)
+        if window == 1:
+            return list(columns)
+        windows = STEPS_PER_BLOCK // window
+        generator = self._generator("buckets", block)
+        order = torch.rand(windows, window, generator=generator).argsort(dim=1)
+        order = (order + window * torch.arange(windows)[:, None]).flatten()
+        bucketed = []
+        for column in columns:
+            texts = column.reshape(windows, -1)
+            by_length = self.samples.x.lengths[texts].argsort(dim=1, stable=True)
+            bucketed.append(texts.gather(1, by_length).view_as(column)[order])
+        return bucketed
 
     def _sort_by_domain(self, table: Tensor) -> tuple[Tensor, Tensor]:
         """The samples of each step in the order of their domains, and the domain of each."""

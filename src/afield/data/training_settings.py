@@ -51,6 +51,12 @@ class Training:
     size, augment
         Side in pixels of the images that the network sees, and the level of augmentation (none,
         light or full); None means what suits the data and the network.
+    tokens, pooling
+        Number of tokens at which texts are cut (None means what suits the network), and how an
+        encoder from Hugging Face pools them: mean or first; empty means as its folder says.
+    freeze_blocks
+        Number of blocks at the beginning of the network that are not trained, with what comes
+        before them; 0 means that everything is trained.
     domains_per_step
         Number of source domains that a step draws from; 0 means all.
     balance
@@ -90,6 +96,9 @@ class Training:
     freeze_bn: bool | None = None
     size: int | None = None
     augment: Literal["none", "light", "full"] | None = None
+    tokens: int | None = None
+    pooling: Literal["", "mean", "first"] = ""
+    freeze_blocks: int = 0
     domains_per_step: int = 0
     balance: bool = False
     limit: int = 0

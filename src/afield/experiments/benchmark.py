@@ -123,6 +123,7 @@ class Benchmark:
     adapt: Annotated[Names, Option(texts.ADAPT_HELP)] = ()
     label: Annotated[str, Option(texts.LABEL_HELP, metavar="COLUMN")] = ""
     domain: Annotated[str, Option(texts.DOMAIN_HELP, metavar="COLUMN")] = ""
+    text: Annotated[str, Option(texts.TEXT_HELP, metavar="COLUMN")] = ""
     finetune: Annotated[bool | None, Option(texts.FINETUNE_HELP)] = None
     settings: Annotated[Mapping[str, Any], Option("Other settings of the runs.")] = field(
         default_factory=dict

@@ -23,6 +23,7 @@ __all__ = [
     "START_HELP",
     "STORE_HELP",
     "TARGETS_HELP",
+    "TEXT_HELP",
     "VALIDATE_ON_HELP",
 ]
 
@@ -42,6 +43,7 @@ RULES_HELP = (
 )
 LABEL_HELP = "Column of a table with the class of each sample. Default: the one called label or y."
 DOMAIN_HELP = "Column of a table with the domain of each sample. Default: the one called domain."
+TEXT_HELP = "Column of a table with texts to classify. Default: the one called text or sentence."
 BASE_STEPS_HELP = (
     "Training steps of the base model, from which all experts start, if the network has no "
     "pretrained weights. Default: a fifth of the experts' steps."

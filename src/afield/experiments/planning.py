@@ -138,7 +138,8 @@ def _with_defaults(benchmark: Benchmark, dataset: DomainSet) -> Benchmark:
 
 
 def _plan_dataset(asked: Benchmark, name: str, *, check_inputs: bool) -> list[Run]:
-    dataset = find_dataset(name_columns(name, label=asked.label, domain=asked.domain))
+    columns = {"label": asked.label, "domain": asked.domain, "text": asked.text}
+    dataset = find_dataset(name_columns(name, **columns))
     if check_inputs:
         dataset.check_available()
     dataset, remaining = use_features(dataset, asked.settings, finetune=asked.finetune)
@@ -280,6 +281,13 @@ def _check_inputs(dataset: DomainSet, run: Run) -> None:
     dropped = sum(len(domain.broken) for domain in domains.values())
     if dropped:
         log.warning("%s: %d broken file(s) left out", dataset.name, dropped)
+    truncated = sum(domain.truncated for domain in domains.values())
+    if truncated:
+        total = sum(len(domain.y) for domain in domains.values())
+        log.warning(
+            "%s: %d of %d texts are cut at %d tokens; --set tokens=N changes that",
+            *(dataset.name, truncated, total, run.tokens),
+        )
     shape = RunData.of(run, dataset, domains, torch.device("cpu")).shape
     if run.size and len(shape) != 3:
         raise SpecError(f"size={run.size}: {dataset.name} has no images; leave it out")

@@ -14,7 +14,8 @@ __all__ = ["Failure", "Plan", "Progress", "Record", "Run"]
 class Record:
     """A finished run and its results.
 
-    `dropped` counts unreadable files that were left out. `memory` is the peak memory in bytes: on a
+    `dropped` counts unreadable files that were left out, `truncated` texts that were cut at the
+    number of tokens of the run. `memory` is the peak memory in bytes: on a
     GPU that of the run's tensors, on a CPU that of the whole process, which may have done other
     runs before; 0 means unknown. `class_names` are those of confusion matrices, which
     have up to 100 classes; older records lack them.
@@ -28,6 +29,7 @@ class Record:
     dropped: int = 0
     memory: int = 0
     class_names: tuple[str, ...] = ()
+    truncated: int = 0
 
     @property
     def domains(self) -> tuple[str, ...]:

@@ -17,11 +17,11 @@ __all__ = ["Run"]
 # Fields that change how a run is selected and shown, but not what is trained.
 NOT_IN_KEY = ("rules", "given", "class_names", "templates")
 # Largest values; a larger one is a slip of the keyboard, and would exhaust time or memory.
-LIMITS = {"steps": 10**9, "batch": 2**20, "batch_total": 2**20, "size": 4096}
+LIMITS = {"steps": 10**9, "batch": 2**20, "batch_total": 2**20, "size": 4096, "tokens": 2**14}
 # Counts that may be 0, which means 'not set'.
-COUNTS = ("batch", "size", "domains_per_step", "limit", "batch_total", "freeze_blocks")
+COUNTS = ("batch", "size", "tokens", "domains_per_step", "limit", "batch_total", "freeze_blocks")
 # Fields for later versions. Declared now, so that adding the code changes no key.
-RESERVED = ("precision", "inexact", "compile", "freeze_blocks")
+RESERVED = ("precision", "inexact", "compile")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Run:
         The metric that selects (empty means accuracy), and groups of samples whose hits are
         counted; `group` is in the key only if a metric of groups selects.
     start, data, prompts
-        Digests of a file of initial weights, of your own data, and of CLIP's prompts unless they
+        Digests of the files of initial weights, of your own data, and of CLIP's prompts unless they
         are class names in the default templates.
     code
         Digests of the user's own code that the run uses, by kind and name; empty if it uses none.
@@ -69,8 +69,7 @@ class Run:
         which label the row in a table. Neither changes the key.
 
     The other fields are those of `Training`, resolved. Fields for later versions, empty so far:
-    `precision` (of the arithmetic), `inexact` (kernels that do not repeat bit for bit), `compile`,
-    `freeze_blocks`.
+    `precision` (of the arithmetic), `inexact` (kernels that do not repeat bit for bit), `compile`.
     """
 
     dataset: str
@@ -93,6 +92,7 @@ class Run:
     weights: str = ""
     freeze_bn: bool = False
     size: int = 0
+    tokens: int = 0
     augment: str = ""
     domains_per_step: int = 0
     balance: bool = False
@@ -192,6 +192,12 @@ class Run:
         return derive_seed("run", self.sources, self.trial, self.draw)
 
 
+def _without_path(backbone: str) -> str:
+    """The name of a backbone, without the folder of an encoder from Hugging Face."""
+    family, _, model = backbone.partition(":")
+    return f"hf:?{model.partition('?')[2]}" if family == "hf" else backbone
+
+
 def _digest(run: Run, leaving_out: tuple[str, ...]) -> str:
     """A digest of the fields that are neither zero nor empty, without paths of your own files.
 
@@ -201,6 +207,7 @@ def _digest(run: Run, leaving_out: tuple[str, ...]) -> str:
     values = asdict(run)
     values |= {"dataset": "" if run.data else run.dataset}
     values |= {"weights": "" if run.start else run.weights}
+    values |= {"backbone": _without_path(run.backbone) if run.start else run.backbone}
     # Of a file with groups, only the digest counts.
     values |= {"group": run.group.rpartition("@")[2] if find_metric(run.metric).of_groups else ""}
     fields = {name: v for name, v in values.items() if v and name not in leaving_out}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from afield.data.domains import Domain, DomainSet, Parts, listed_parts, parts
 from afield.data.groups import group_labels
-from afield.data.samples import Prepare, Samples, pool_domains
+from afield.data.samples import TOKEN_DTYPE, Prepare, Rows, Samples, pool_domains
 from afield.data.scaling import Scaling
 from afield.data.sources.table_scaling import TableScaling
 from afield.errors import SpecError
@@ -62,7 +62,7 @@ class Evaluations:
 class RunData:
     """The samples to train on, the evaluations, the scaling, and the shape that a network sees.
 
-    `dropped` counts unreadable files that were left out.
+    `dropped` counts unreadable files that were left out, `truncated` texts that were cut.
     """
 
     samples: Samples
@@ -70,6 +70,7 @@ class RunData:
     scaling: Scaling | TableScaling
     shape: tuple[int, ...]
     dropped: int = 0
+    truncated: int = 0
 
     @classmethod
     def of(
@@ -90,7 +91,7 @@ class RunData:
         samples = pool_domains(domains, training_rows(run, domains), device)
         inputs = prepare_inputs(run, dataset, samples, device, start_inputs)
         unseen = dataset.without(*run.sources, *run.unused)
-        share = _curve_share(inputs.shape, len(unseen))
+        share = _curve_share(inputs.shape, len(unseen), is_text=samples.x.is_tokens)
         rows = {(name, "probe"): splits[name].probe for name in dataset.domains}
         rows |= {(name, "test"): test for name, test in _source_tests(run, domains).items()}
         for name in unseen:
@@ -117,6 +118,7 @@ class RunData:
             scaling=inputs.scaling,
             shape=inputs.shape,
             dropped=sum(len(domain.broken) for domain in domains.values()),
+            truncated=sum(domain.truncated for domain in domains.values()),
         )
 
 
@@ -192,9 +194,9 @@ def _limit(name: str, domain: Domain, main: Tensor, run: Run) -> Tensor:
     return main[torch.cat(kept).sort().values]
 
 
-def _curve_share(shape: tuple[int, ...], domains: int) -> int:
+def _curve_share(shape: tuple[int, ...], domains: int, *, is_text: bool = False) -> int:
     """The samples of each unseen domain that are evaluated for the curves at a checkpoint."""
-    cheap = len(shape) == 1 or math.prod(shape) <= CHEAP_VALUES
+    cheap = not is_text and (len(shape) == 1 or math.prod(shape) <= CHEAP_VALUES)
     total = CHEAP_CURVE_SAMPLES if cheap else CURVE_SAMPLES
     return max(MIN_CURVE_SAMPLES, total // max(1, domains))
 
@@ -203,6 +205,14 @@ def _spread(rows: Tensor, count: int) -> Tensor:
     """At most `count` rows, evenly spaced: official lists are sorted by class."""
     count = min(count, len(rows))
     return rows[torch.arange(count) * len(rows) // count]
+
+
+def _reading_order(x: Tensor, rows: Tensor) -> Tensor:
+    """Rows in the order in which they lie on the disk; short texts first, which saves padding."""
+    rows = rows.sort().values
+    if x.dtype != TOKEN_DTYPE:
+        return rows
+    return rows[Rows([x], [rows]).lengths.argsort(stable=True)]
 
 
 def _evaluator(
@@ -216,8 +226,7 @@ def _evaluator(
     groups: Mapping[str, Sequence[str]],
     confidence: bool = True,
 ) -> Evaluator:
-    # In the order in which they lie on the disk.
-    indices = {key: rows[key].sort().values for key in keys}
+    indices = {key: _reading_order(domains[key[0]].x, rows[key]) for key in keys}
     return Evaluator(
         {key: domains[key[0]] for key in keys},
         prepare,

@@ -22,9 +22,9 @@ from afield.errors import DataError
 from afield.experiments.record import Run
 from afield.experiments.run_data import Evaluations, RunData, training_rows
 from afield.experiments.store import read_run_inputs, read_run_weights
-from afield.files import file_digest
 from afield.hyperparameters import build, with_neutral
-from afield.networks.backbone import find_backbone, network
+from afield.networks.backbone import HUB, find_backbone, network
+from afield.networks.freezing import freeze_blocks
 from afield.training.average import Average
 from afield.training.checkpoint import Checkpoint
 from afield.training.counts import MAX_CONFUSION_CLASSES
@@ -85,6 +85,7 @@ class TrainingState:
     evaluations: Evaluations
     inputs: dict[str, Any]
     dropped: int = 0
+    truncated: int = 0
     keeps_network: bool = True
     checkpoints: list[Checkpoint] = field(default_factory=list)
     best: dict[str, Tensor] = field(default_factory=dict)
@@ -106,9 +107,10 @@ def set_up(run: Run, machine: Machine) -> TrainingState:
         raise DataError(
             f"{run.dataset}: the data changed after this run was planned; start the command again"
         )
-    if run.start and file_digest(run.weights) != run.start:
+    if run.start and find_backbone(run.backbone).start_digest(run.weights) != run.start:
+        name = run.weights if run.weights not in ("", HUB) else run.backbone
         raise DataError(
-            f"{run.weights}: the file changed after this run was planned; start the command again"
+            f"{name}: the file changed after this run was planned; start the command again"
         )
     return set_up_on(dataset, load_domains(dataset, run, machine.root), run, machine)
 
@@ -146,6 +148,8 @@ def set_up_on(
     model = build_network(len(classes), class_names=prompts).to(machine.device)
     if run.base and not run.adaptation:
         model.load_state_dict(read_run_weights(machine.store / run.base))
+    if run.freeze_blocks:
+        freeze_blocks(model.features, run.freeze_blocks, run.backbone)
     if run.freeze_head:
         model.head.requires_grad_(requires_grad=False)
     learner = method.setup(model, task)
@@ -168,6 +172,7 @@ def set_up_on(
         evaluations=run_data.evaluations,
         inputs=inputs,
         dropped=run_data.dropped,
+        truncated=run_data.truncated,
         keeps_network=keeps_network,
     )
 
@@ -191,7 +196,14 @@ def load_domains(dataset: DomainSet, run: Run, root: Path | None = None) -> dict
     Labels are numbered by the classes that the run knows.
     """
     side = dataset.modality.stored_side(run.size)
-    options = ReadOptions(root or data_root(), side=side, skip_broken=run.skip_broken)
+    tokenizer = find_backbone(run.backbone).tokenizer if run.tokens else ""
+    options = ReadOptions(
+        root or data_root(),
+        side=side,
+        skip_broken=run.skip_broken,
+        tokenizer=tokenizer,
+        tokens=run.tokens,
+    )
     domains = _load(dataset.spec, dataset.fingerprint, options)
     return relabel(domains, dataset.classes, run.classes)
 

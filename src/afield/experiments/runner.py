@@ -100,6 +100,7 @@ def execute(
             versions=versions(run),
             device=work.machine.description,
             dropped=work.dropped,
+            truncated=work.truncated,
             memory=peak(),
             class_names=work.class_names,
         )

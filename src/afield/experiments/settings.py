@@ -18,12 +18,12 @@ from afield.experiments.run_setup import steps_per_epoch
 from afield.experiments.selection import DEFAULT_RULES, RULES
 from afield.hyperparameters import build, defaults, draw_values, validate_values, without_neutral
 from afield.networks.backbone import HUB, find_backbone
+from afield.networks.text_settings import token_count, with_pooling
 from afield.registry import hint
 from afield.training.method import Method
 from afield.training.metrics import DEFAULT_METRIC, check_classes, find_metric
 from afield.training.optimizers import canonical_optimizer
 from afield.training.schedules import canonical_schedule
-from afield.weights import weights_digest
 
 __all__ = ["CHECKPOINTS_PER_RUN", "Settings", "check_counts", "check_settings", "reports_whole"]
 __all__ += ["resolve_epochs", "resolve_run", "resolve_settings", "settings_of"]
@@ -40,7 +40,7 @@ FINE_TUNING_LR = 5e-5
 # Settings that may be None, which means that the dataset and the network decide.
 OPTIONAL_SETTINGS = (
     *("every", "weights", "freeze_bn", "size", "augment", "optimizer", "lr_schedule"),
-    "metric",
+    *("metric", "tokens"),
 )
 Settings = Mapping[str, Any]
 
@@ -107,6 +107,7 @@ def resolve_run(
     if training["batch_total"]:
         _check_pooled(built, method, training["batch_total"])
     try:
+        built.check_modality(dataset.modality)
         built.check(per_step)
         built.check_batch(training["batch"] or sys.maxsize)
     except SpecError as error:
@@ -204,12 +205,12 @@ def _start(dataset: DomainSet, chosen: Mapping[str, Any], method: type[Method]) 
     """
     usual = dict(vars(dataset.training))
     backbone = find_backbone(chosen.get("backbone", dataset.training.backbone))
-    tuned = backbone.input_form() is not None and chosen.get("weights") != "none"
+    tuned = backbone.is_pretrained() and chosen.get("weights") != "none"
     if method.array_backbone and dataset.modality is ARRAY and not tuned:
         usual["backbone"] = method.array_backbone
     if tuned and backbone.fine_tuning_settings:
         usual |= backbone.fine_tuning_settings
-    elif tuned and find_backbone(dataset.training.backbone).input_form() is None:
+    elif tuned and not find_backbone(dataset.training.backbone).is_pretrained():
         usual["lr"] = FINE_TUNING_LR
     return usual
 
@@ -221,14 +222,16 @@ def resolve_settings(training: dict[str, Any], dataset: DomainSet) -> dict[str, 
     form = backbone.input_form()
     if training["every"] is None:
         resolved["every"] = max(1, training["steps"] // CHECKPOINTS_PER_RUN)
-    usual = HUB if form and backbone.has_pretrained_weights() else "none"
+    backbone = with_pooling(backbone, resolved.pop("pooling"))
+    usual = HUB if (form or backbone.takes_text) and backbone.has_pretrained_weights() else "none"
     weights = training["weights"] if training["weights"] is not None else usual
     resolved["weights"] = "" if weights == "none" else weights
-    if weights == HUB:
+    if weights == HUB or backbone.takes_text:
         resolved["backbone"] = backbone.tagged_name()
     resolved["optimizer"] = canonical_optimizer(training["optimizer"] or "")
     resolved["lr_schedule"] = canonical_schedule(training["lr_schedule"] or "")
-    resolved["start"] = weights_digest(weights) if weights not in (HUB, "none") else ""
+    resolved["start"] = backbone.start_digest(resolved["weights"])
+    resolved["tokens"] = token_count(training["tokens"], backbone, dataset)
     if training["freeze_bn"] is None:
         resolved["freeze_bn"] = bool(resolved["weights"])
     if training["size"] is None:

@@ -10,11 +10,13 @@
     small:resnet_2block         a ResNet of two blocks, as in CrossGrad
     small:resnet18, resnet34    ResNets with a 3 × 3 stem, for images of about 32 pixels
     small:vit                   a transformer: four blocks on 16 to 64 patches
+    small:text                  for texts: three convolutions over bytes
     timm:NAME                   any network of timm, e.g. timm:resnet50
     torchvision:NAME            any classifier of torchvision, e.g. torchvision:alexnet
     clip:MODEL/TAG              any image encoder of open_clip, e.g. clip:ViT-B-32/openai
+    hf:FOLDER, hf:OWNER/NAME    a text encoder of transformers, in a folder or on the hub
 
-The part before the colon is a family, which is a file in `backbones/`. Networks of the last three
+The part before the colon is a family, which is a file in `backbones/`. Networks of the last four
 families start from pretrained weights (from the hub or from a file) or from random weights. With
 pretrained weights, BatchNorm layers keep the statistics that come with them, as is customary in
 the field. The head is new, except for CLIP with class names: there the names define the head, and
@@ -29,10 +31,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from afield import own_code, registry
 from afield.errors import AfieldError, DataError, SpecError, UnknownNameError
+from afield.networks.classifier import Classifier
+from afield.weights import weights_digest
 
 __all__ = ["HUB", "Backbone", "Classifier", "Form", "Shape", "WholeNetwork"]
 __all__ += ["find_backbone", "network"]
@@ -41,7 +44,7 @@ Shape = tuple[int, ...]
 # The value of `weights` that stands for the family's own download.
 HUB = "hub"
 # What libraries raise for inputs or weights that do not fit, or if a package is missing.
-BUILD_ERRORS = (RuntimeError, AssertionError, TypeError, ValueError, ImportError)
+BUILD_ERRORS = (RuntimeError, AssertionError, TypeError, ValueError, ImportError, IndexError)
 
 
 @dataclass(frozen=True)
@@ -51,35 +54,6 @@ class Form:
     size: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-
-
-class Classifier(nn.Module):
-    """Features and a linear head; `width` is the number of features.
-
-    With `freeze_bn`, BatchNorm layers always stay in evaluation mode.
-    """
-
-    def __init__(
-        self, features: nn.Module, width: int, classes: int, *, freeze_bn: bool = False
-    ) -> None:
-        super().__init__()
-        self.features = features
-        self.head = nn.Linear(width, classes)
-        self.width = width
-        self.freeze_bn = freeze_bn
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
-        return self.head(self.features(x))
-
-    def train(self, mode: bool = True) -> "Classifier":  # noqa: FBT001, FBT002  torch's signature
-        """Set training or evaluation mode; frozen BatchNorm layers stay in evaluation mode."""
-        super().train(mode)
-        if self.freeze_bn:
-            for module in self.modules():
-                if isinstance(module, _BatchNorm):
-                    module.eval()
-        return self
 
 
 @dataclass(frozen=True)
@@ -116,6 +90,21 @@ class Backbone:
         """Distribution that defines the network; records keep its version. Empty means afield."""
         return ""
 
+    @property
+    def takes_text(self) -> bool:
+        """Whether the network takes token ids of texts."""
+        return False
+
+    @property
+    def tokenizer(self) -> str:
+        """The file of the tokenizer for its texts; empty means that bytes are tokens."""
+        return ""
+
+    @property
+    def usual_tokens(self) -> int:
+        """The number of tokens at which texts are cut by default."""
+        return 512
+
     def check(self) -> None:
         """Raise `UnknownNameError` if the family has no such model."""
         raise NotImplementedError(f"{type(self).__name__} does not override check")
@@ -129,9 +118,18 @@ class Backbone:
         """Whether the hub has weights for the network."""
         return False
 
+    def is_pretrained(self) -> bool:
+        """Whether the network usually starts from pretrained weights; checks the name first."""
+        is_encoder = self.takes_text and self.has_pretrained_weights()
+        return self.input_form() is not None or is_encoder
+
     def tagged_name(self) -> str:
         """Full name including the tag of its hub weights: a library may change the default tag."""
         return self.name
+
+    def start_digest(self, weights: str) -> str:
+        """Digest of the files that the network starts from; empty if there are none."""
+        return weights_digest(weights) if weights not in ("", HUB) else ""
 
     def build(
         self, shape: Shape, *, weights: str, class_names: Sequence[str]
@@ -160,6 +158,11 @@ class Backbone:
             raise SpecError(
                 f"{self.name} takes images, not samples of shape {shape}; use small:mlp"
             )
+
+    def require_tokens(self, shape: Shape) -> None:
+        """Raise `SpecError` unless samples of this shape can be texts."""
+        if len(shape) != 1:
+            raise SpecError(f"{self.name} takes texts, not samples of shape {shape}")
 
     def unknown(self, choices: Sequence[str]) -> UnknownNameError:
         """Error for a model that is not among the family's full names."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from afield.data.samples import Prepare, Rows, identity
+from afield.data.samples import Prepare, Rows, identity, trim_padding
 
 __all__ = ["MAX_CHUNK_NUMBERS", "MAX_CHUNK_SAMPLES", "BatchPredictor"]
 __all__ += ["compute_outputs", "eval_mode"]
@@ -18,6 +18,8 @@ __all__ += ["compute_outputs", "eval_mode"]
 # Greatest number of samples, and of values in them, in one forward pass: large enough to keep the
 # cores busy, small enough for caches and memory.
 MAX_CHUNK_SAMPLES, MAX_CHUNK_NUMBERS = 512, 2**23
+# The same for texts: a transformer computes thousands of values per token.
+MAX_CHUNK_TOKENS = 2**14
 
 
 class BatchPredictor(nn.Module):
@@ -79,12 +81,14 @@ def compute_outputs(
         Domain label of the samples, for networks that accept one.
     """
     label = () if domain is None else (domain,)
-    size = max(1, min(max_batch_size, MAX_CHUNK_NUMBERS // x.shape.numel()))
+    numbers = MAX_CHUNK_TOKENS if x.is_tokens else MAX_CHUNK_NUMBERS
+    size = max(1, min(max_batch_size, numbers // x.shape.numel()))
     by_batch = isinstance(model, BatchPredictor)
     if isinstance(model, BatchPredictor):
         model.reset()
         size = model.batch_size
     with eval_mode(model), torch.no_grad() if by_batch else torch.inference_mode():
-        return torch.cat(
-            [model(prepare(chunk), *label) for chunk in x.chunks(size, indices)]
-        ).float()
+        chunks = x.chunks(size, indices)
+        if x.is_tokens:
+            chunks = map(trim_padding, chunks)
+        return torch.cat([model(prepare(chunk), *label) for chunk in chunks]).float()

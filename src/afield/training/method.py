@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from afield.data.modality import Modality, Text
 from afield.data.samples import Batch, Samples
 from afield.errors import SpecError
 from afield.training.learner import Learner
@@ -49,6 +50,7 @@ class Method:
     `predicts_from_batches` is true if the trained network is a `BatchPredictor`, whose predictions
     depend on other unlabelled samples of the same domain. `may_refuse_network` is true if `setup`
     raises `SpecError` for some kinds of networks, which is then checked before anything is trained.
+    `mixes_inputs` is true if inputs are mixed, which token ids of texts do not allow.
     `array_backbone` is the network on arrays, if none is given and the dataset's own would do no
     good; empty means the dataset's own.
     """
@@ -58,6 +60,7 @@ class Method:
     array_backbone: ClassVar[str] = ""
     predicts_from_batches: ClassVar[bool] = False
     may_refuse_network: ClassVar[bool] = False
+    mixes_inputs: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -76,6 +79,14 @@ class Method:
     def check_batch(self, samples: int) -> None:
         """Raise `SpecError` if a step cannot use this number of samples of a domain."""
         self._require(samples, self.min_batch, "sample(s) of a domain per step (batch)")
+
+    def check_modality(self, modality: Modality) -> None:
+        """Raise `SpecError` if samples of this kind cannot be used."""
+        if self.mixes_inputs and isinstance(modality, Text):
+            raise SpecError(
+                f"{self.name} mixes inputs, which token ids of texts do not allow; use it on the "
+                "features that `afield embed` writes"
+            )
 
     def _require(self, count: int, least: int, what: str) -> None:
         if count < least:

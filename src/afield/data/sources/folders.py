@@ -1,4 +1,4 @@
-"""Datasets in folders: images or audio files in ``root/<domain>/<class>/<file>``.
+"""Datasets in folders: images, audio files or texts in ``root/<domain>/<class>/<file>``.
 
 The tree is checked before training, and every file is decoded once (`afield.data.cache`).
 """
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afield.data.cache import contents_digest, decode_files
-from afield.data.domains import Domain, DomainSet, Reader, ReadOptions
+from afield.data.domains import Domain, DomainSet, Reader, ReadOptions, Training
 from afield.data.images import silence_pillow
-from afield.data.modality import IMAGE, FileModality, modality_of_file
+from afield.data.modality import IMAGE, TEXT, FileModality, Text, modality_of_file
 from afield.data.sources.labeled_files import (
     LabeledFile,
     find_files,
@@ -28,8 +28,10 @@ from afield.data.sources.labeled_files import (
 )
 from afield.errors import DataError
 
-__all__ = ["DomainFiles", "folder_dataset", "folder_reader", "read_files"]
+__all__ = ["TEXT_TRAINING", "DomainFiles", "folder_dataset", "folder_reader", "read_files"]
 
+# Default settings for texts: a small network that takes about a minute.
+TEXT_TRAINING = Training(steps=300, backbone="small:text")
 # Number of broken files that an error message names.
 MAX_NAMED_FILES = 5
 
@@ -64,6 +66,7 @@ def folder_dataset(path: Path) -> DomainSet:
         domains=tuple(names),
         classes=tuple(classes),
         reader=partial(read_files, path, files, modality),
+        training=TEXT_TRAINING if isinstance(modality, Text) else Training(),
         origin=str(path),
         fingerprint=_fingerprint(contents, names, classes),
         modality=modality,
@@ -90,20 +93,21 @@ def read_files(
     *,
     decode: Callable[[Path], NDArray[Any]] | None = None,
     stated: Sequence[Path] | None = None,
-    description: str = "",
+    selection: str = "",
 ) -> dict[str, Domain]:
     """Decode the files of all domains; samples are mapped into memory.
 
     Samples within one file have paths such as ``samples.parquet/17``; then `decode` reads such a
-    path and `stated` are the files themselves. `description` distinguishes selections of the files.
+    path and `stated` are the files themselves. `selection` distinguishes selections of the files.
     """
     side = options.side or modality.stored_side(64)
+    modality = modality.with_tokens(options.tokenizer, options.tokens)
     with silence_pillow():
         decoded = decode_files(
             root,
             _paths(files),
             decode or partial(modality.decode, side=side),
-            description=description or modality.cache_form(side),
+            description=modality.cache_form(side) + selection,
             like=modality.empty_row(side),
             decode_errors=modality.decode_errors,
             stated=stated,
@@ -114,13 +118,15 @@ def read_files(
     domains, start = {}, 0
     for name, entries in files.items():
         good = [entry for entry in entries if entry.file not in reasons]
-        x = modality.to_samples(decoded.rows[start : start + len(good)])
+        rows = decoded.rows[start : start + len(good)]
         broken = {
             str(entry.file.relative_to(root)): reasons[entry.file]
             for entry in entries
             if entry.file in reasons
         }
-        domains[name] = replace(_domain(root, x, good, broken), folder=None if decode else root)
+        domain = _domain(root, modality.to_samples(rows), good, broken)
+        cut, folder = modality.count_cut(rows), None if decode else root
+        domains[name] = replace(domain, truncated=cut, folder=folder)
         start += len(good)
     return domains
 
@@ -166,10 +172,16 @@ def _strip_path(reason: str, file: Path) -> str:
 
 
 def _detect_modality(path: Path) -> FileModality:
-    """Modality of the first file in a class folder whose suffix is known."""
+    """Modality of the first file in a class folder whose suffix is known.
+
+    Folders of images may contain notes: only a folder without other samples is one of texts.
+    """
+    has_texts = False
     for domain in list_folders(path):
         for class_folder in list_folders(domain):
             for file in list_files(class_folder):
-                if modality := modality_of_file(file):
+                modality = modality_of_file(file)
+                if modality and not isinstance(modality, Text):
                     return modality
-    return IMAGE
+                has_texts = has_texts or modality is not None
+    return TEXT if has_texts else IMAGE

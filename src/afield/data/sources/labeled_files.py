@@ -37,10 +37,12 @@ def find_files(
     root: Path, domains: Sequence[str], classes: Sequence[str], modality: FileModality
 ) -> dict[str, list[LabeledFile]]:
     """Find the files of all domains, checked; with lists, only the files on them."""
-    _check_no_stray_files(root, modality, "a domain folder", f"{root}/<domain>/<class>")
+    lists = find_lists(root, domains)
+    target = f"{root}/<domain>/<class>"
+    _check_no_stray_files(root, modality, "a domain folder", target, lists)
     label_of = {name: label for label, name in enumerate(classes)}
     files = {domain: _domain_files(root / domain, label_of, modality) for domain in domains}
-    if not find_lists(root, domains):
+    if not lists:
         return files
     return {domain: _apply_lists(root, domain, entries) for domain, entries in files.items()}
 
@@ -147,8 +149,11 @@ def _read_lines(path: Path) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def _check_no_stray_files(path: Path, modality: FileModality, outside: str, target: str) -> None:
-    stray = [file for file in list_files(path) if file.suffix.lower() in modality.suffixes]
+def _check_no_stray_files(
+    path: Path, modality: FileModality, outside: str, target: str, lists: Sequence[Path] = ()
+) -> None:
+    files = [file for file in list_files(path) if file not in lists]
+    stray = [file for file in files if file.suffix.lower() in modality.suffixes]
     if stray:
         raise DataError(f"{stray[0]}: outside {outside}; move it to {target}")
 

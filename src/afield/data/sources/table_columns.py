@@ -140,7 +140,7 @@ def feature_columns(frame: pd.DataFrame, choice: ColumnChoice, where: str) -> tu
     columns = tuple(_feature(frame[name], where) for name in names)
     if not columns:
         raise DataError(
-            f"{where}: no column with samples; give image bytes, paths of files, or numbers "
+            f"{where}: no column with samples; give image bytes, paths of files, texts or numbers "
             f"(the columns are {_listing(frame)})"
         )
     return columns

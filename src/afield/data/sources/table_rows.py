@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from afield.data.sources.table_columns import ColumnChoice, find_columns
 from afield.data.sources.table_files import Column, read_frame
-from afield.errors import DataError, SpecError
+from afield.errors import DataError
 
 __all__ = ["TableRows", "read_rows"]
 
@@ -50,7 +50,8 @@ class TableRows:
 
     def _sample_columns(self, features: Sequence[Column]) -> set[str]:
         numbers = {column.name for column in features if column.categories is None}
-        return {self.columns.image, self.columns.path, self.columns.label, *numbers}
+        chosen = self.columns
+        return {chosen.image, chosen.path, chosen.text, chosen.label, *numbers}
 
 
 @lru_cache(maxsize=1)
@@ -64,11 +65,6 @@ def read_rows(
         frames = [_with_split(frame, part) for frame, part in zip(frames, parts, strict=True)]
     frame = pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
     columns = find_columns(frame, choice, str(path))
-    if columns.text:
-        raise SpecError(
-            f"{path}: column {columns.text!r} holds text, which afield cannot read yet; compute "
-            "embeddings and give them as columns of numbers"
-        )
     domains, domain = _names(frame, columns.domain, "domain", path)
     classes, label = _names(frame, columns.label, "label", path)
     if len(domains) < 2:

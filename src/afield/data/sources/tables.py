@@ -1,9 +1,10 @@
 """Datasets in tables: CSV, Parquet or JSON lines with a row per sample.
 
-A row has a label, a domain, and the sample itself: an image as bytes, the path of an image or audio
-file (relative to the table), or numbers and categories. It may also have a split (train, val or
-test) and a group. Columns are found by their names and types, or named by the user; see
-`table_columns`. Every other column of a table of files or images can group scores (``--group``).
+A row has a label, a domain, and the sample itself: an image as bytes, the path of an image, audio
+or text file (relative to the table), a text, or numbers and categories. It may also have a split
+(train, val or test) and a group. Columns are found by their names and types, or named by the user;
+see `table_columns`. Every other column of a table of files, images or texts can group scores
+(``--group``).
 """
 
 import hashlib
@@ -23,8 +24,8 @@ from numpy.typing import NDArray
 from afield.data.cache import contents_digest
 from afield.data.domains import Domain, DomainSet, Reader, ReadOptions, Training
 from afield.data.images import read_image
-from afield.data.modality import IMAGE, FileModality, Modality, Table, modality_of_file
-from afield.data.sources.folders import DomainFiles, read_files
+from afield.data.modality import IMAGE, TEXT, FileModality, Modality, Table, Text, modality_of_file
+from afield.data.sources.folders import TEXT_TRAINING, DomainFiles, read_files
 from afield.data.sources.labeled_files import LabeledFile
 from afield.data.sources.table_columns import ColumnChoice, feature_columns
 from afield.data.sources.table_files import Column, encode_rows
@@ -70,13 +71,17 @@ def _dataset(
         domains=samples.domains,
         classes=samples.classes,
         reader=reader,
-        training=Training(batch=32, backbone="small:mlp")
-        if isinstance(modality, Table)
-        else Training(),
+        training=_training(modality),
         origin=str(path),
         fingerprint=hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16],
         modality=modality,
     )
+
+
+def _training(modality: Modality) -> Training:
+    if isinstance(modality, Table):
+        return Training(batch=32, backbone="small:mlp")
+    return TEXT_TRAINING if isinstance(modality, Text) else Training()
 
 
 def _kind_of_samples(
@@ -88,6 +93,8 @@ def _kind_of_samples(
         return IMAGE, partial(_read_images, path, parts, samples), ""
     if columns.path:
         return _listed_files(path, samples)
+    if columns.text:
+        return TEXT, partial(_read_texts, path, parts, samples), ""
     features = feature_columns(samples.frame, columns, str(path))
     rows = encode_rows(samples.frame, features, str(path))
     return Table(features), partial(_read_numbers, samples, features, rows), ""
@@ -169,8 +176,26 @@ def _entries(samples: TableRows, files: Sequence[Path]) -> dict[str, list[Labele
 def _read_listed(
     path: Path, samples: TableRows, files: DomainFiles, modality: FileModality, options: ReadOptions
 ) -> dict[str, Domain]:
-    form = f"{modality.cache_form(options.side or modality.stored_side(64))} in {path.name}"
-    domains = read_files(path.parent, files, modality, options, description=form)
+    domains = read_files(path.parent, files, modality, options, selection=f" in {path.name}")
+    return _with_columns(domains, samples, files)
+
+
+def _read_texts(
+    path: Path, parts: Sequence[Path], samples: TableRows, options: ReadOptions
+) -> dict[str, Domain]:
+    column = samples.columns.text
+    cells = samples.frame[column].tolist()
+    contents = {path / f"row {row}": cell for row, cell in enumerate(cells)}
+    files = _entries(samples, list(contents))
+    modality = TEXT.with_tokens(options.tokenizer, options.tokens)
+
+    def decode(row: Path) -> NDArray[Any]:
+        return modality.tokenize(contents[row])
+
+    selection = f" in column {column} by {samples.columns.domain}"
+    domains = read_files(
+        path, files, TEXT, options, decode=decode, stated=parts, selection=selection
+    )
     return _with_columns(domains, samples, files)
 
 
@@ -189,7 +214,11 @@ def _read_images(
             raise ValueError("no image bytes")  # noqa: TRY004  like a broken file
         return read_image(io.BytesIO(content), side)
 
-    domains = read_files(path, files, IMAGE, options, decode=decode, stated=parts)
+    # Rows are cached domain by domain.
+    selection = f" in column {column} by {samples.columns.domain}"
+    domains = read_files(
+        path, files, IMAGE, options, decode=decode, stated=parts, selection=selection
+    )
     return _with_columns(domains, samples, files)
 
 

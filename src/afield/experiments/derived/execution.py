@@ -74,6 +74,7 @@ def execute_derived(
             versions=versions(run),
             device=machine.description,
             dropped=work.dropped,
+            truncated=work.truncated,
             memory=peak(),
             class_names=work.class_names,
         )

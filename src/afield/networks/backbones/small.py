@@ -1,4 +1,4 @@
-"""Small networks for small images and for arrays; they start from random weights.
+"""Small networks for small images, for texts and for arrays; they start from random weights.
 
 Some are the networks of papers: DomainBed (`mnist_cnn`), CrossGrad (`lenet`, `resnet_2block`), and
 Motiian (`ccsa`) and Sainath and Parada (`keyword_cnn`), whose networks CrossGrad uses as well.
@@ -13,8 +13,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from afield.data.sources.texts import BYTE_TOKENS
 from afield.errors import SpecError
 from afield.networks.backbone import Backbone, Shape
+from afield.networks.text_features import ByteFeatures
 
 __all__ = ["Small"]
 
@@ -249,7 +251,10 @@ BUILDERS: dict[str, Callable[[Shape], nn.Module]] = {
     "resnet18": partial(_resnet, model="resnet18"),
     "resnet34": partial(_resnet, model="resnet34"),
     "vit": _vit,
+    "text": lambda _: ByteFeatures(BYTE_TOKENS),
 }
+# Networks whose samples are not images.
+NOT_FOR_IMAGES = ("mlp", "irm_mlp", "text")
 # The packages that define the networks which are not defined here.
 PACKAGES = {"vit": "timm"} | dict.fromkeys(("resnet_2block", "resnet18", "resnet34"), "torchvision")
 
@@ -265,6 +270,11 @@ class Small(Backbone):
         """Timm for the transformer, torchvision for the ResNets; the others are defined here."""
         return PACKAGES.get(self.model, "")
 
+    @property
+    def takes_text(self) -> bool:
+        """Whether it is the network for texts."""
+        return self.model == "text"
+
     def check(self) -> None:
         """Raise `UnknownNameError` if there is no such network."""
         if self.model not in BUILDERS:
@@ -277,6 +287,8 @@ class Small(Backbone):
         del class_names
         if weights:
             raise SpecError(f"{self.name} starts from random weights; omit --weights {weights}")
-        if self.model not in ("mlp", "irm_mlp"):
+        if self.model not in NOT_FOR_IMAGES:
             self.require_images(shape)
+        if self.takes_text:
+            self.require_tokens(shape)
         return BUILDERS[self.model](shape), None

@@ -28,7 +28,7 @@ it is ERM.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, cast
+from typing import Annotated, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -88,6 +88,8 @@ class CrossGrad(Method):
     clip: Annotated[float, Variant((0.1, 0.0, 0.01))] = 0.1
     domain_net: Annotated[str, Variant(("small", "same"))] = "small"
     guided: Annotated[bool, Variant((False, True))] = False
+
+    mixes_inputs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         lengths = ("epsilon_label", "epsilon_domain", "clip")

@@ -14,7 +14,7 @@ those of their code for CrossGrad.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -43,6 +43,8 @@ class LabelGrad(Method):
     epsilon: Annotated[float, LogUniform(1.0, 1000.0)] = 10.0
     alpha: Annotated[float, Choice((0.1, 0.25, 0.5, 0.75, 0.9))] = 0.5
     clip: Annotated[float, Variant((0.1, 0.0, 0.01))] = 0.1
+
+    mixes_inputs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         lengths = {"epsilon": self.epsilon, "clip": self.clip}

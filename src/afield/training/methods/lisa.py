@@ -11,7 +11,7 @@ not been compared with the authors' code.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,8 @@ class LISA(Method):
     """Selective augmentation; `same_label` is the probability of mixing within a class."""
 
     same_label: Annotated[float, Uniform(0.0, 1.0)] = 0.5
+
+    mixes_inputs: ClassVar[bool] = True
     alpha: Annotated[float, LogUniform(0.5, 8.0)] = 2.0
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ Differs from DomainBed: all pairs share one forward pass; random numbers come fr
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,8 @@ class Mixup(Method):
     """Inter-domain mixup; a small `alpha` mixes less."""
 
     alpha: Annotated[float, LogUniform(0.1, 10.0)] = 0.2
+
+    mixes_inputs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.alpha <= 0:

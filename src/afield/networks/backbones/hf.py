@@ -1,0 +1,237 @@
+"""Hugging Face: text encoders in a folder or on the hub, e.g. hf:BAAI/bge-small-en-v1.5.
+
+    hf:FOLDER, hf:OWNER/NAME, hf:OWNER/NAME@REVISION
+    hf:FOLDER?pooling=first
+
+A folder has ``config.json``, ``tokenizer.json`` and the weights as safetensors. Neither pickled
+weights nor code of the repository are read. Tokens are pooled as sentence-transformers'
+``1_Pooling/config.json`` says, if there is one, and otherwise by their mean. The package
+transformers is an extra: ``pip install 'afield[text]'``.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from afield.data.sources.hub import download_snapshot
+from afield.data.sources.texts import read_tokenizer
+from afield.errors import DataError, SpecError, UnknownNameError
+from afield.files import file_digest
+from afield.networks.backbone import HUB, Backbone, Shape
+from afield.networks.text_features import Pooling, TransformerFeatures
+from afield.weights import check_complete, read_weights
+
+__all__ = ["Hf"]
+
+REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w.-]+))?")
+# Files that are fetched from the hub; never pickled weights or code.
+PATTERNS = ["config.json", "tokenizer.json", "*.safetensors", "*.safetensors.index.json"]
+POOLING_FILE = "1_Pooling/config.json"
+# A greater length is slow, and rarely needed to classify a text.
+USUAL_TOKENS = 128
+
+
+@dataclass(frozen=True)
+class Hf(Backbone):
+    """A text encoder of the library transformers."""
+
+    patterns: ClassVar[tuple[str, ...]] = ("hf:FOLDER", "hf:OWNER/NAME")
+
+    @property
+    def takes_text(self) -> bool:
+        """True: these are encoders of texts."""
+        return True
+
+    @property
+    def package(self) -> str:
+        """Transformers."""
+        return "transformers"
+
+    @property
+    def source(self) -> str:
+        """The folder, or the repository."""
+        return self.model.partition("?")[0]
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the encoder, which is fetched from the hub if it is not on this machine."""
+        return _folder(self.source)
+
+    @property
+    def tokenizer(self) -> str:
+        """The file of the encoder's own tokenizer."""
+        return str(_existing(self.folder, "tokenizer.json", "save the encoder with its tokenizer"))
+
+    @property
+    def usual_tokens(self) -> int:
+        """128, or fewer if the encoder has fewer positions."""
+        most = self._config().get("max_position_embeddings")
+        return min(USUAL_TOKENS, most) if isinstance(most, int) and most > 0 else USUAL_TOKENS
+
+    @property
+    def pooling(self) -> Pooling:
+        """How states are pooled: as the name says, or else as the folder says."""
+        chosen = self.model.partition("?")[2].removeprefix("pooling=")
+        if chosen:
+            if chosen not in get_args(Pooling):
+                raise SpecError(f"{self.name}: pooling is {' or '.join(get_args(Pooling))}")
+            return cast(Pooling, chosen)
+        file = self.folder / POOLING_FILE
+        return (
+            "first" if file.is_file() and _read_json(file).get("pooling_mode_cls_token") else "mean"
+        )
+
+    def check(self) -> None:
+        """Raise an error unless there is an encoder with a tokenizer, and all their files."""
+        if not self.source:
+            raise UnknownNameError("hf: names no encoder; give a folder, or OWNER/NAME on the hub")
+        self._config()
+        Path(self.tokenizer)
+        _ = self.pooling
+
+    def has_pretrained_weights(self) -> bool:
+        """True: the folder holds them."""
+        return True
+
+    def tagged_name(self) -> str:
+        """The name with the path of the folder, or the repository's revision, and the pooling."""
+        source = str(self.folder)
+        if not Path(self.source).expanduser().is_dir():
+            source = f"{self.source.partition('@')[0]}@{self.folder.name}"
+        return f"hf:{source}?pooling={self.pooling}"
+
+    def start_digest(self, weights: str) -> str:
+        """A digest of the configuration and the tokenizer, and of the weights if they are used."""
+        files = ["config.json", "tokenizer.json"]
+        files += [path.name for path in self._weight_files()] if weights == HUB else []
+        digests = [file_digest(self.folder / name) for name in files]
+        digests += [file_digest(weights)] if weights not in ("", HUB) else []
+        return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:16]
+
+    def build(
+        self, shape: Shape, *, weights: str, class_names: Sequence[str]
+    ) -> tuple[nn.Module, Tensor | None]:
+        """The encoder, pooled."""
+        del class_names
+        self.require_tokens(shape)
+        if weights == HUB:
+            encoder = self._pretrained()
+        else:
+            encoder = _transformers().AutoModel.from_config(self._auto_config(), **_options())
+        _remove_pooler(encoder)
+        features = TransformerFeatures(encoder, self.pooling)
+        self._check_vocabulary(encoder)
+        if weights not in ("", HUB):
+            state = read_weights(weights)
+            check_complete(weights, features, state)
+            features.load_state_dict(state)
+        return features, None
+
+    def _config(self) -> dict[str, Any]:
+        file = _existing(self.folder, "config.json", "give the folder of an encoder")
+        return _read_json(file)
+
+    def _auto_config(self) -> Any:
+        folder = str(self.folder)
+        return _transformers().AutoConfig.from_pretrained(folder, trust_remote_code=False)
+
+    def _weight_files(self) -> list[Path]:
+        files = sorted(self.folder.glob("*.safetensors"))
+        if not files:
+            pickled = [path.name for path in sorted(self.folder.glob("*.bin"))]
+            reason = f"only {pickled[0]}, a pickle, which may run code" if pickled else "no weights"
+            raise DataError(
+                f"{self.folder}: {reason}; convert the weights to model.safetensors, or use "
+                "--weights none"
+            )
+        return files
+
+    def _pretrained(self) -> nn.Module:
+        self._weight_files()
+        encoder, loading = _transformers().AutoModel.from_pretrained(
+            str(self.folder),
+            config=self._auto_config(),
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+            **_options(),
+        )
+        missing = sorted(name for name in loading["missing_keys"] if "pooler" not in name)
+        if missing:
+            raise DataError(
+                f"{self.folder}: its weights lack {len(missing)} tensors (e.g. {missing[0]}); "
+                "give the weights of this configuration"
+            )
+        return cast(nn.Module, encoder)
+
+    def _check_vocabulary(self, encoder: Any) -> None:
+        known = encoder.get_input_embeddings().num_embeddings
+        tokens = read_tokenizer(self.tokenizer).get_vocab_size()
+        if tokens > known:
+            raise DataError(
+                f"{self.folder}: its tokenizer has {tokens} tokens, its encoder knows {known}; "
+                "give the tokenizer of this encoder"
+            )
+
+
+def _options() -> dict[str, Any]:
+    # Eager attention can be differentiated twice, which some methods do.
+    return {"attn_implementation": "eager", "dtype": torch.float32}
+
+
+@lru_cache(maxsize=1)
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise SpecError(
+            "text encoders need the package transformers; try: pip install 'afield[text]'"
+        ) from None
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
+@lru_cache(maxsize=16)
+def _folder(source: str) -> Path:
+    """The folder of an encoder."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    match = REPOSITORY.fullmatch(source)
+    if match is None or path.is_absolute():
+        raise UnknownNameError(f"no encoder {source!r}: no such folder; give one, or OWNER/NAME")
+    repository, revision = match.groups()
+    patterns = [*PATTERNS, POOLING_FILE]
+    return download_snapshot(repository, revision, kind="model", patterns=patterns)
+
+
+def _existing(folder: Path, name: str, advice: str) -> Path:
+    if not (folder / name).is_file():
+        raise DataError(f"{folder}: no {name}; {advice}")
+    return folder / name
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{file}: not readable JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{file}: not a JSON object")
+    return content
+
+
+def _remove_pooler(encoder: Any) -> None:
+    """Remove the layer after the last block that only some training objectives use."""
+    if getattr(encoder, "pooler", None) is not None:
+        encoder.pooler = None
