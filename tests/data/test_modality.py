@@ -13,9 +13,11 @@ from afield.data.modality import (
     AUDIO,
     IMAGE,
     MODALITIES,
+    TEXT,
     Audio,
     FileModality,
     ModalityName,
+    Text,
     find_modality,
     modality_of_file,
 )
@@ -25,7 +27,7 @@ FILES = [IMAGE, AUDIO]
 
 
 def test_the_names_in_stored_models_are_those_of_the_modalities():
-    names = ("pictures", "sounds", "arrays", "table")
+    names = ("pictures", "sounds", "arrays", "table", "texts")
     assert get_args(ModalityName) == tuple(MODALITIES) == names
 
 
@@ -34,9 +36,12 @@ def test_the_names_in_the_cache_never_change():
     assert AUDIO.cache_form(0) == (
         "sounds as LogMel(rate=16000, seconds=1.0, bins=40, window=0.025, hop=0.01)"
     )
+    assert TEXT.cache_form(0) == "texts as 512 tokens of bytes"
 
 
-@pytest.mark.parametrize("modality", [IMAGE, AUDIO, Audio(LogMel(rate=8000)), ARRAY], ids=str)
+@pytest.mark.parametrize(
+    "modality", [IMAGE, AUDIO, Audio(LogMel(rate=8000)), ARRAY, Text("t.json", 8)], ids=str
+)
 def test_a_modality_is_found_again_by_its_name_and_settings(modality):
     assert find_modality(modality.name, **modality.settings) == modality
 
@@ -52,7 +57,8 @@ def test_an_unknown_name_and_a_setting_of_another_modality_are_refused():
 def test_the_modality_of_a_file_is_that_of_its_suffix_in_any_case(modality):
     for suffix in modality.suffixes:
         assert modality_of_file(Path(f"a{suffix.upper()}")) == modality
-    assert modality_of_file(Path("a.txt")) is None
+    assert modality_of_file(Path("a.txt")) == TEXT
+    assert modality_of_file(Path("a.pdf")) is None
     # A file of arrays is not one sample.
     assert modality_of_file(Path("a.npz")) is None
 
@@ -72,7 +78,7 @@ def test_rows_of_the_cache_become_samples_with_channels_first(modality: FileModa
 
 def test_images_alone_are_stored_larger_than_the_network_sees_them():
     assert IMAGE.stored_side(224) == 256
-    assert AUDIO.stored_side(224) == ARRAY.stored_side(224) == 0
+    assert AUDIO.stored_side(224) == ARRAY.stored_side(224) == TEXT.stored_side(224) == 0
     assert [modality.resizable for modality in (IMAGE, AUDIO, ARRAY)] == [True, False, False]
 
 

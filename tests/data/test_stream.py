@@ -500,3 +500,69 @@ def test_a_stream_of_all_continues_where_it_was():
     drawn(whole, 70)
     resumed.load_state_dict(whole.state_dict())
     assert drawn(whole, 5) == drawn(resumed, 5)
+
+
+def texts(*sizes: int) -> Samples:
+    """Texts of 1 to 32 tokens; the first token is the index of the text."""
+    draw, start, domains = torch.Generator().manual_seed(0), 0, {}
+    for number, size in enumerate(sizes):
+        x = torch.full((size, 32), -1, dtype=torch.int32)
+        for row, length in enumerate(torch.randint(1, 33, (size,), generator=draw).tolist()):
+            x[row, :length] = start + row
+        domains[f"domain{number}"] = Domain(x=x, y=torch.arange(size) % 2)
+        start += size
+    return pool_domains(domains)
+
+
+def test_texts_are_padded_to_the_longest_of_their_step_and_have_similar_lengths():
+    samples = texts(70, 90)
+    widths = []
+    for _, batches in zip(range(STEPS_PER_BLOCK), Stream(samples, batch=4, seed=0), strict=False):
+        rows = torch.cat([batch.x for batch in batches])
+        longest = int((rows >= 0).sum(dim=1).max())
+        assert rows.shape == (8, longest)
+        widths.append(longest)
+    # The longest of eight random texts has 29 tokens on average.
+    assert sum(widths) / len(widths) < 22
+    assert sorted(widths) != widths
+
+
+def test_bucketing_exchanges_texts_within_a_window_and_keeps_the_samples_that_the_seed_draws():
+    samples = texts(70, 90)
+    plain = replace(samples, x=type(samples.x)([samples.x.in_memory.long()]))
+    bucketed, drawn_plainly = (Stream(each, batch=4, seed=3) for each in (samples, plain))
+    ids = [
+        [[batch.x[:, 0].tolist() for batch in next(stream)] for _ in range(STEPS_PER_BLOCK)]
+        for stream in (bucketed, drawn_plainly)
+    ]
+    for group in (0, 1):
+        for start in range(0, STEPS_PER_BLOCK, 16):
+            windows = [
+                Counter(i for step in steps[start : start + 16] for i in step[group])
+                for steps in ids
+            ]
+            assert windows[0] == windows[1]
+    assert ids[0] != ids[1]
+
+
+def test_no_step_has_a_text_twice_when_a_domain_is_small():
+    stream = Stream(texts(6, 60), batch=4, seed=0)
+    for _ in range(STEPS_PER_BLOCK):
+        small = next(stream)[0].x[:, 0].tolist()
+        assert len(set(small)) >= 2
+    whole = Stream(texts(6, 60), batch=0, seed=0)
+    assert sorted(next(whole)[0].x[:, 0].tolist()) == list(range(6))
+
+
+@pytest.mark.parametrize("options", [{}, {"pooled": True}, {"balance": True}, {"per_step": 1}])
+def test_a_stream_of_texts_goes_on_where_it_was_saved(options):
+    samples = texts(40, 50)
+    stream = Stream(samples, batch=4, seed=1, **options)
+    for _ in range(70):
+        next(stream)
+    other = Stream(samples, batch=4, seed=1, **options)
+    other.load_state_dict(stream.state_dict())
+    for _ in range(5):
+        for ours, theirs in zip(next(stream), next(other), strict=True):
+            assert torch.equal(ours.x, theirs.x)
+            assert torch.equal(ours.y, theirs.y)

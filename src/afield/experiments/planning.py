@@ -35,7 +35,7 @@ from afield.experiments.known_classes import (
 from afield.experiments.merged.protocol import merging_runs
 from afield.experiments.protocol import divide, hold_out, leave_one_out
 from afield.experiments.record import Run
-from afield.experiments.run_data import RunData
+from afield.experiments.run_data import RunData, truncation_warnings
 from afield.experiments.run_setup import load_domains, run_prompts
 from afield.experiments.selection import default_rules, resolve_rules
 from afield.experiments.settings import (
@@ -48,6 +48,7 @@ from afield.experiments.settings import (
 from afield.hyperparameters import build, validate_values
 from afield.merging.scopes import merges_weights
 from afield.networks.backbone import HUB, network
+from afield.networks.freezing import freeze_blocks
 from afield.progress import progress
 
 __all__ = ["check_run", "plan_run", "plan_runs"]
@@ -276,18 +277,11 @@ def _check_inputs(dataset: DomainSet, run: Run) -> None:
     domains = load_domains(dataset, replace(run, classes=()))
     for gap in missing_class_warnings(domains, dataset.classes):
         log.warning("%s: %s", dataset.name, gap)
-    for extreme in extreme_value_warnings(domains):
-        log.warning("%s: %s", dataset.name, extreme)
+    for unusual in (*extreme_value_warnings(domains), *truncation_warnings(run, domains)):
+        log.warning("%s: %s", dataset.name, unusual)
     dropped = sum(len(domain.broken) for domain in domains.values())
     if dropped:
         log.warning("%s: %d broken file(s) left out", dataset.name, dropped)
-    truncated = sum(domain.truncated for domain in domains.values())
-    if truncated:
-        total = sum(len(domain.y) for domain in domains.values())
-        log.warning(
-            "%s: %d of %d texts are cut at %d tokens; --set tokens=N changes that",
-            *(dataset.name, truncated, total, run.tokens),
-        )
     shape = RunData.of(run, dataset, domains, torch.device("cpu")).shape
     if run.size and len(shape) != 3:
         raise SpecError(f"size={run.size}: {dataset.name} has no images; leave it out")
@@ -296,4 +290,6 @@ def _check_inputs(dataset: DomainSet, run: Run) -> None:
     with waiting, preserve_torch_state(cuda=False):
         classes = run.classes or dataset.classes
         prompts = run_prompts(run, dataset)
-        network(run.backbone, shape, len(classes), weights=run.weights, class_names=prompts)
+        options: dict[str, Any] = {"weights": run.weights, "class_names": prompts}
+        net = network(run.backbone, shape, len(classes), **options)
+        freeze_blocks(net.features, run.freeze_blocks, run.backbone)

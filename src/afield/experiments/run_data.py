@@ -28,6 +28,7 @@ from afield.training.checkpoint import Checkpoint, Scores
 from afield.training.evaluation import Evaluator, combine_scores
 
 __all__ = ["Evaluations", "RunData", "known_splits", "split_domains", "training_rows"]
+__all__ += ["truncation_warnings"]
 
 # Samples of all unseen domains together that are evaluated for the curves at a checkpoint, and the
 # least number per domain. An accuracy of 512 samples has a standard error of at most 2.2 points.
@@ -129,6 +130,14 @@ def _check_metric(run: Run, domains: Mapping[str, Domain], splits: Mapping[str, 
             raise SpecError(
                 f"auroc: the validation split of {name!r} has only one class; use another metric"
             )
+
+
+def truncation_warnings(run: Run, domains: Mapping[str, Domain]) -> list[str]:
+    """One sentence that says how many texts are cut, if there are any."""
+    truncated = sum(domain.truncated for domain in domains.values())
+    total = sum(len(domain.y) for domain in domains.values())
+    counts = f"{truncated} of {total} texts are cut at {run.tokens} tokens"
+    return [f"{counts}; --set tokens=N changes that"] if truncated else []
 
 
 def split_domains(run: Run, domains: Mapping[str, Domain]) -> dict[str, Parts]:

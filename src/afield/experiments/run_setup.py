@@ -148,8 +148,7 @@ def set_up_on(
     model = build_network(len(classes), class_names=prompts).to(machine.device)
     if run.base and not run.adaptation:
         model.load_state_dict(read_run_weights(machine.store / run.base))
-    if run.freeze_blocks:
-        freeze_blocks(model.features, run.freeze_blocks, run.backbone)
+    freeze_blocks(model.features, run.freeze_blocks, run.backbone)
     if run.freeze_head:
         model.head.requires_grad_(requires_grad=False)
     learner = method.setup(model, task)

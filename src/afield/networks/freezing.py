@@ -8,11 +8,13 @@ __all__ = ["freeze_blocks"]
 
 
 def freeze_blocks(features: nn.Module, count: int, name: str) -> None:
-    """Freeze the first `count` blocks of a network, and all that is defined before them.
+    """Freeze the first `count` blocks of a network, and all that is defined before them; 0: none.
 
     Blocks are the modules of the longest list or sequence of modules of one class, such as those
     of a transformer; embeddings are defined before them. `name` is that of the network, for errors.
     """
+    if not count:
+        return
     blocks = _blocks(features)
     if count > len(blocks):
         raise SpecError(f"freeze_blocks={count}: {name} has {len(blocks)} block(s)")

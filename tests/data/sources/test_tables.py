@@ -200,7 +200,6 @@ def test_bad_tables_are_refused_in_one_line(tmp_path):
         "only class 'one'": (numbers(label="one"), {}),
         "holds 'tomorrow'; write train, val or test": (numbers(split="tomorrow"), {}),
         "row 0 of column 'age' is infinite": (numbers(age=np.inf), {}),
-        "holds text": (numbers(text="a long story"), {}),
         "no column with samples": (plain[["id", "label", "domain"]], {}),
     }
     for number, (message, (frame, columns)) in enumerate(cases.items()):
