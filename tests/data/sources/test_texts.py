@@ -71,7 +71,7 @@ def test_notes_beside_images_do_not_make_a_folder_of_texts(tmp_path):
     (tmp_path / "data" / "b" / "x").mkdir(parents=True)
     (tmp_path / "data" / "a" / "x" / "a.txt").write_text("notes")
     (tmp_path / "data" / "b" / "x" / "b.jpg").write_bytes(b"")
-    with pytest.raises(DataError, match="a.txt: not an image"):
+    with pytest.raises(DataError, match=r"a\.txt: not an image"):
         find_dataset(tmp_path / "data")
 
 

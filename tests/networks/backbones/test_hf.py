@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from afield.data.domains import data_root
 from afield.errors import AfieldError
 from afield.networks.backbone import find_backbone, network
 from tests.texts import change_json, write_encoder, write_tokenizer
@@ -15,10 +16,9 @@ def folder(tmp_path):
     return write_encoder(tmp_path / "encoder")
 
 
-def refusal(name, **options):
+def refusal(name, shape=(8,), **options):
     with pytest.raises(AfieldError) as error:
-        find_backbone(name).check()
-        network(name, (8,), 2, **options)
+        network(name, shape, 2, **options)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -92,28 +92,21 @@ def test_what_is_missing_or_unsafe_is_refused_in_one_line(folder, tmp_path):
 
 
 def test_an_encoder_that_does_not_fit_is_refused_in_one_line(folder):
-    assert "takes texts, not samples of shape (3, 8, 8)" in _network_refusal(folder, (3, 8, 8))
-    assert "cannot be built for inputs of shape (25,)" in _network_refusal(folder, (25,))
+    assert "takes texts, not samples of shape (3, 8, 8)" in refusal(f"hf:{folder}", (3, 8, 8))
+    assert "cannot be built for inputs of shape (25,)" in refusal(f"hf:{folder}", (25,))
     change_json(folder / "config.json", vocab_size=10)
-    assert "its tokenizer has 22 tokens, its encoder knows 10" in _network_refusal(folder, (8,))
+    assert "its tokenizer has 22 tokens, its encoder knows 10" in refusal(f"hf:{folder}")
     change_json(folder / "config.json", model_type="unheard_of", auto_map={"AutoModel": "m.M"})
     (folder / "m.py").write_text("raise SystemExit('code of a folder was run')")
-    assert "cannot be built" in _network_refusal(folder, (8,))
-
-
-def _network_refusal(folder, shape):
-    with pytest.raises(AfieldError) as error:
-        network(f"hf:{folder}", shape, 2)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    assert "cannot be built" in refusal(f"hf:{folder}")
 
 
 @pytest.mark.data
 @pytest.mark.slow
-def test_a_published_encoder_puts_similar_sentences_close_together(data):
+def test_a_published_encoder_puts_similar_sentences_close_together():
     from afield.data.sources.texts import tokenize
 
-    backbone = find_backbone(f"hf:{data / 'weights' / 'minilm_l6'}")
+    backbone = find_backbone(f"hf:{data_root() / 'weights' / 'minilm_l6'}")
     sentences = ("a great film", "a wonderful movie", "the train is late")
     rows = [tokenize(each, backbone.tokenizer, 8)[1:] for each in sentences]
     net = network(backbone.name, (8,), 2, weights="hub").eval()
