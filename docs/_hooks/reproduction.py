@@ -43,6 +43,7 @@ afield recipe run crossgrad_table9             # the table, with the paper's num
 | `--trials 1` | fewer repetitions |
 | `--methods erm,dmg` | only these rows |
 | `--datasets pacs` | only these datasets |
+| `--rules sources` | only these selection rules; `left-out-source` trains additional runs |
 | `--data pacs=my/folder` | other data in place of a dataset |
 | `--set size=112` | another setting in all runs |
 

@@ -1,6 +1,15 @@
 """``afield recipe``: lists, shows, runs and continues."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
+
 import pytest
+
+from afield.experiments.store import Store
+from tests.experiments.interruption import outcome
 
 TOML = """
 title = "two turns"
@@ -61,6 +70,55 @@ def test_run_shows_the_paper_beside_ours_and_continues(afield, file, tmp_path):
     )
     assert code == 0
     assert again.startswith("part,rule,row,column,paper,ours")
+
+
+def contents(store):
+    """What must be the same in two stores: the weights and scores of all runs, and the tables."""
+    runs = {record.run.key: outcome(Store(store), record.run) for record in Store(store)}
+    return runs, {name: (store / name).read_bytes() for name in ("paper.csv", "paper.md")}
+
+
+@pytest.mark.slow
+def test_killed_between_two_runs_it_continues_to_the_same_bytes(afield, file, tmp_path):
+    words = ("recipe", "run", file, "--trials", 3, "--quiet", "--store")
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    afield(*words, straight)
+    command = [sys.executable, "-c", "from afield.cli.app import main; main()", *words, broken]
+    process = subprocess.Popen(
+        [str(word) for word in command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    while not list(broken.glob("*/record.json")):
+        assert process.poll() is None
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert 0 < len(list(broken.glob("*/record.json"))) < 6
+    assert not (broken / "paper.csv").exists()
+    code, _, _ = afield(*words, broken)
+    assert code == 0
+    assert contents(broken) == contents(straight)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_on_ray_it_gives_the_same_bytes(afield, file, tmp_path, monkeypatch):
+    # Not the cluster of another test that runs at the same time.
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    ray = pytest.importorskip("ray", reason="pip install 'afield[ray]'")
+    words = ("recipe", "run", file, "--scale", 0.5, "--quiet", "--store")
+    here, there = tmp_path / "here", tmp_path / "there"
+    afield(*words, here)
+    try:
+        code, _, _ = afield(*words, there, "--on", "ray")
+    finally:
+        ray.shutdown()
+    assert code == 0
+    assert contents(there) == contents(here)
 
 
 def test_missing_data_are_one_line(afield, tmp_path, monkeypatch):

@@ -20,7 +20,8 @@ from afield.cli.options import (
     split_names,
 )
 from afield.errors import SpecError
-from afield.experiments.reproduction.recipe import Changes, Recipe, read_recipe, recipe_names
+from afield.experiments.reproduction.changes import Changes
+from afield.experiments.reproduction.recipe import Recipe, read_recipe, recipe_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,6 +58,9 @@ Methods = Annotated[
 Datasets = Annotated[
     str | None, typer.Option(metavar="NAMES", help="Only these datasets of the recipe.")
 ]
+Rules = Annotated[
+    str | None, typer.Option(metavar="NAMES", help="Only these selection rules of the recipe.")
+]
 Data = Annotated[
     list[str] | None,
     typer.Option(
@@ -85,6 +89,7 @@ def show(
     trials: Trials = None,
     methods: Methods = None,
     datasets: Datasets = None,
+    rules: Rules = None,
     data: Data = None,
     set_: SetOption = None,
     measure: Annotated[
@@ -94,7 +99,7 @@ def show(
     """Show what a recipe runs and costs: runs, images, time, disk, and which data are missing."""
     from afield.experiments.reproduction.costs import estimate_costs
 
-    one = read_recipe(name, changes=_changes(scale, trials, methods, datasets, data, set_))
+    one = read_recipe(name, changes=_changes(scale, trials, methods, datasets, rules, data, set_))
     lines = [one.full_title, f"reproduces: {one.reproduces}"]
     lines += [f"differs: {one.differs}"] if one.differs else []
     lines += estimate_costs(one, measure=measure).describe()
@@ -114,6 +119,7 @@ def run(
     trials: Trials = None,
     methods: Methods = None,
     datasets: Datasets = None,
+    rules: Rules = None,
     data: Data = None,
     set_: SetOption = None,
     format_: Format = "console",
@@ -127,7 +133,7 @@ def run(
     again to continue. Default store: recipes/NAME.
     """
     check_format(format_)
-    changes = _changes(scale, trials, methods, datasets, data, set_)
+    changes = _changes(scale, trials, methods, datasets, rules, data, set_)
     one = read_recipe(name, changes=changes, **options)
     run_recipe(one, format_=format_, tensorboard=tensorboard, quiet=quiet)
 
@@ -137,6 +143,7 @@ def _changes(
     trials: int | None,
     methods: str | None,
     datasets: str | None,
+    rules: str | None,
     data: Sequence[str] | None,
     set_: list[str] | None,
 ) -> Changes:
@@ -146,6 +153,7 @@ def _changes(
         trials=trials,
         methods=tuple(split_names(methods or "")),
         datasets=tuple(split_names(datasets or "")),
+        rules=tuple(split_names(rules or "")),
         data=replaced,
         settings=collect_settings(set_),
     )

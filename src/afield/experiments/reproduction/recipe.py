@@ -32,13 +32,12 @@ from typing import Any, Literal
 from afield.errors import AfieldError, SpecError, UnknownNameError
 from afield.experiments.benchmark import OPTIONS, Benchmark, make_benchmark, read_toml
 from afield.experiments.options import build_validated
+from afield.experiments.reproduction.changes import Changes, change_benchmark
 from afield.registry import hint
 
-__all__ = ["Changes", "Numbers", "Part", "Recipe", "is_recipe", "read_recipe", "recipe_names"]
+__all__ = ["Numbers", "Part", "Recipe", "is_recipe", "read_recipe", "recipe_names"]
 
 FOLDER = Path(__file__).parent / "recipes"
-# The fewest steps that `--scale` leaves.
-MIN_STEPS = 50
 # The keys of a part that are not options of its benchmark.
 PART_KEYS = ("name", "numbers", "quoted")
 
@@ -98,37 +97,6 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Changes:
-    """What to do in another way than the paper.
-
-    `scale` multiplies steps and epochs, `trials` replaces the recipe's number, `methods` and
-    `datasets` keep only those, `data` maps names of datasets to others or to paths, and `settings`
-    are as after ``--set``.
-    """
-
-    scale: float = 1.0
-    trials: int | None = None
-    methods: tuple[str, ...] = ()
-    datasets: tuple[str, ...] = ()
-    data: Mapping[str, str] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not 0 < self.scale <= 1:
-            raise SpecError(f"--scale {self.scale:g}: must be above 0 and at most 1")
-
-    def describe(self) -> str:
-        """What was changed, for titles; empty if nothing was."""
-        words = [f"steps × {self.scale:g}"] if self.scale != 1 else []
-        words += [f"trials={self.trials}"] if self.trials else []
-        words += [f"methods {', '.join(self.methods)} only"] if self.methods else []
-        words += [f"datasets {', '.join(self.datasets)} only"] if self.datasets else []
-        words += [f"{Path(new).name} in place of {old}" for old, new in self.data.items()]
-        words += [f"{name}={value}" for name, value in self.settings.items()]
-        return ", ".join(words)
-
-
-@dataclass(frozen=True)
 class Recipe:
     """A table or figure of a paper.
 
@@ -156,7 +124,7 @@ class Recipe:
     parts: tuple[Part, ...] = ()
     numbers: tuple[Numbers, ...] = ()
     after: str = ""
-    changes: Changes = Changes()
+    changes: Changes = field(default_factory=Changes)
 
     @property
     def full_title(self) -> str:
@@ -212,7 +180,7 @@ def read_recipe(name: str | Path, *, changes: Changes | None = None, **options: 
         made = [_part({**shared, **part}, changes, given) for part in parts]
         made = [part for part in made if part is not None]
         if parts and not made:
-            wanted = ", ".join((*changes.methods, *changes.datasets))
+            wanted = ", ".join((*changes.methods, *changes.datasets, *changes.rules))
             raise SpecError(f"no part of it has what is wanted: {wanted}")
         words = {"name": path.stem, "parts": tuple(made), "changes": changes, **content}
         return build_validated(Recipe, words)
@@ -235,58 +203,15 @@ def _part(words: dict[str, Any], changes: Changes, options: Mapping[str, Any]) -
     own = {key: words.pop(key) for key in PART_KEYS if key in words}
     numbers = tuple(build_validated(Numbers, each) for each in own.pop("numbers", []))
     benchmark = make_benchmark(**words)
-    if changes.datasets:
-        kept = tuple(name for name in benchmark.dataset if name in changes.datasets)
-        benchmark = replace(benchmark, dataset=kept)
-    benchmark = _changed(benchmark, changes)
+    first_rule = (benchmark.rules or ("sources",))[0]
+    benchmark = change_benchmark(benchmark, changes)
     if not benchmark.dataset or not benchmark.methods + benchmark.merges:
         return None
+    if changes.rules:
+        numbers = tuple(each for each in numbers if (each.rule or first_rule) in benchmark.rules)
+        if not benchmark.rules:
+            return None
     known = {name: value for name, value in options.items() if name in OPTIONS}
     return build_validated(
         Part, {**own, "benchmark": replace(benchmark, **known), "numbers": numbers}
     )
-
-
-def _changed(benchmark: Benchmark, changes: Changes) -> Benchmark:
-    settings = _scaled(benchmark.settings, changes.scale)
-    # Steps and epochs exclude each other, and so do the two ways to give a batch size.
-    for one, other in (("steps", "epochs"), ("batch", "batch_total")):
-        for new, old in ((one, other), (other, one)):
-            if new in changes.settings:
-                settings.pop(old, None)
-    wanted = changes.methods
-    methods = tuple(m for m in benchmark.methods if not wanted or m in wanted)
-    merges = tuple(m for m in benchmark.merges if not wanted or m in wanted)
-    used = {*methods, *merges, *benchmark.expert_method, benchmark.average, "linear_probe"}
-    settings = {
-        name: value
-        for name, value in {**settings, **changes.settings}.items()
-        if "." not in name or name.rpartition(".")[0] in used
-    }
-    words: dict[str, Any] = {"methods": methods, "merges": merges, "settings": settings}
-    words["dataset"] = tuple(changes.data.get(name, name) for name in benchmark.dataset)
-    if not merges:
-        words |= {"expert_method": ("erm",), "base_steps": None, "expert_draws": None}
-    if changes.trials:
-        words["trials"] = changes.trials
-    return replace(benchmark, **words)
-
-
-def _scaled(settings: Mapping[str, Any], scale: float) -> dict[str, Any]:
-    """Settings with fewer steps or epochs, and checkpoints and warm-ups in proportion."""
-    scaled = dict(settings)
-    if scale == 1:
-        return scaled
-    if "steps" in scaled:
-        scaled["steps"] = max(min(MIN_STEPS, scaled["steps"]), round(scaled["steps"] * scale))
-    if "epochs" in scaled:
-        scaled["epochs"] = scaled["epochs"] * scale
-    if "every" in scaled:
-        scaled["every"] = max(1, round(scaled["every"] * scale))
-    if "lr_schedule" in scaled:
-        scaled["lr_schedule"] = re.sub(
-            r"warmup=(\d+)\b(?!\.)",
-            lambda match: f"warmup={round(int(match[1]) * scale)}",
-            scaled["lr_schedule"],
-        )
-    return scaled
