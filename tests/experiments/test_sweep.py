@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from afield import registry
 from afield.experiments.planning import plan_run
 from afield.experiments.pools import Local
 from afield.experiments.record import Failure, Record, Run
@@ -152,7 +153,9 @@ def test_records_of_code_that_has_changed_since_are_reported(tmp_path, monkeypat
     list(complete(runs, store))
     assert "changed" not in caplog.text
     monkeypatch.setattr("afield.registry._source", lambda kind, name: "another = 1")
+    registry._builtin_digest.cache_clear()
     list(complete(runs, store))
+    registry._builtin_digest.cache_clear()
     assert "erm: its code has changed" in caplog.text
 
 

@@ -1,11 +1,15 @@
 """The contents of a store: records of runs, their failures, plans and progress."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from afield.experiments.run import Run
-from afield.training.checkpoint import PARTS, Checkpoint
+from afield.training.checkpoint import PARTS, Checkpoint, CompactCheckpoints
 
 __all__ = ["Failure", "Plan", "Progress", "Record", "Run"]
 
@@ -22,7 +26,7 @@ class Record:
     """
 
     run: Run
-    checkpoints: tuple[Checkpoint, ...]
+    checkpoints: Annotated[Sequence[Checkpoint], AfterValidator(tuple)]
     seconds: float
     versions: Mapping[str, str]
     device: str
@@ -31,9 +35,11 @@ class Record:
     class_names: tuple[str, ...] = ()
     truncated: int = 0
 
-    @property
+    @cached_property
     def domains(self) -> tuple[str, ...]:
         """All domains that the run trains or is evaluated on, in the order of the dataset."""
+        if isinstance(self.checkpoints, CompactCheckpoints):
+            return self.checkpoints.domains
         return tuple(self.checkpoints[-1].scores)
 
     @property
@@ -41,9 +47,16 @@ class Record:
         """Why the record cannot be that of a finished run; empty if it can."""
         if not self.checkpoints:
             return "has no checkpoint"
-        if not self.candidates:
+        if not self.candidate_numbers:
             return "has no checkpoint that may be picked"
         needed = {*self.run.sources, *self.run.tested}
+        if isinstance(self.checkpoints, CompactCheckpoints):
+            sound = self.checkpoints.has_valid_accuracies and needed <= set(self.domains)
+            if sound:
+                return ""
+        return self._scores_problem(needed)
+
+    def _scores_problem(self, needed: set[str]) -> str:
         for checkpoint in self.checkpoints:
             if not needed <= set(checkpoint.scores):
                 missing = next(iter(needed - set(checkpoint.scores)))
@@ -54,12 +67,28 @@ class Record:
                     return f"has an impossible accuracy on {domain!r} at step {checkpoint.step}"
         return ""
 
+    @cached_property
+    def steps(self) -> tuple[int, ...]:
+        """The step of every checkpoint."""
+        if isinstance(self.checkpoints, CompactCheckpoints):
+            return self.checkpoints.steps
+        return tuple(checkpoint.step for checkpoint in self.checkpoints)
+
+    @cached_property
+    def candidate_numbers(self) -> tuple[int, ...]:
+        """The numbers of the checkpoints that a rule may pick."""
+        if isinstance(self.checkpoints, CompactCheckpoints):
+            flags: Sequence[bool] = self.checkpoints.deployed
+        else:
+            flags = [checkpoint.deployed for checkpoint in self.checkpoints]
+        return tuple(number for number, deployed in enumerate(flags) if deployed)
+
     @property
     def candidates(self) -> tuple[Checkpoint, ...]:
         """The checkpoints that a rule may pick."""
-        return tuple(checkpoint for checkpoint in self.checkpoints if checkpoint.deployed)
+        return tuple(self.checkpoints[number] for number in self.candidate_numbers)
 
-    @property
+    @cached_property
     def unseen(self) -> tuple[str, ...]:
         """The domains that were not trained on."""
         return tuple(domain for domain in self.domains if domain not in self.run.sources)

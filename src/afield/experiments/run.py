@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -192,6 +192,9 @@ class Run:
         return derive_seed("run", self.sources, self.trial, self.draw)
 
 
+_FIELDS = tuple(each.name for each in fields(Run))
+
+
 def _without_path(backbone: str) -> str:
     """The name of a backbone, without the folder of an encoder from Hugging Face."""
     family, _, model = backbone.partition(":")
@@ -204,7 +207,7 @@ def _digest(run: Run, leaving_out: tuple[str, ...]) -> str:
     A field that is added later changes no key as long as it is zero or empty, so runs that were
     finished before stay finished.
     """
-    values = asdict(run)
+    values = {each: getattr(run, each) for each in _FIELDS}
     values |= {"dataset": "" if run.data else run.dataset}
     values |= {"weights": "" if run.start else run.weights}
     values |= {"backbone": _without_path(run.backbone) if run.start else run.backbone}

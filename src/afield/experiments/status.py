@@ -7,6 +7,7 @@
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from afield.compute import is_alive
@@ -60,15 +61,32 @@ class Status:
         return (time.time() - self.plan.started) * max(0.0, rest) / new
 
 
+@dataclass(frozen=True)
+class _Contents:
+    """What a store holds about the progress of runs, from one scan."""
+
+    done: set[str]
+    progress: Sequence[Progress]
+    failures: Sequence[Failure]
+
+    @classmethod
+    def of(cls, store: Store) -> "_Contents":
+        return cls(store.done(), store.progress(), store.failures())
+
+
 def plan_status(store: Store, plan: Plan) -> Status:
     """The present progress of a plan."""
+    return _status(plan, _Contents.of(store))
+
+
+def _status(plan: Plan, contents: _Contents) -> Status:
     keys = set(plan.keys)
-    done = store.done() & keys
-    begun = [each for each in store.progress() if each.run.key in keys - done]
+    done = contents.done & keys
+    begun = [each for each in contents.progress if each.run.key in keys - done]
     # Runs that failed before the plan was made are repeated, so they count as waiting.
     waiting = keys - done - {each.run.key for each in begun}
     failed = [
-        each for each in store.failures() if each.run.key in waiting and each.at >= plan.started
+        each for each in contents.failures if each.run.key in waiting and each.at >= plan.started
     ]
     running = [is_alive(each.host, each.pid) is not False for each in begun]
     return Status(
@@ -83,7 +101,8 @@ def plan_status(store: Store, plan: Plan) -> Status:
 
 def statuses(store: Store) -> list[Status]:
     """The progress of every plan in a store, the latest last."""
-    return [plan_status(store, plan) for plan in store.plans()]
+    contents = _Contents.of(store)
+    return [_status(plan, contents) for plan in store.plans()]
 
 
 def format_duration(seconds: float) -> str:

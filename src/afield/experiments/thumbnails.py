@@ -7,7 +7,6 @@ samples have no thumbnails.
 """
 
 import base64
-import hashlib
 import io
 import json
 import logging
@@ -24,7 +23,7 @@ from afield.data.modality import Modality
 from afield.errors import AfieldError
 from afield.experiments.record import Run
 from afield.experiments.run_setup import load_domains
-from afield.experiments.store import Store
+from afield.experiments.store import Store, thumbnail_file
 
 __all__ = ["image_strips", "keep_thumbnails", "thumbnail_file", "write_strips"]
 
@@ -38,16 +37,13 @@ MIN_SIDE, MAX_CHANNELS = 8, 3
 STRIPS_FILE = "thumbnails.json"
 
 
-def thumbnail_file(run: Run) -> str:
-    """The name, in a store, of the thumbnails of a run's dataset."""
-    identity = json.dumps([run.dataset, run.data])
-    return f"thumbnails-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.json"
-
-
 def keep_thumbnails(runs: Iterable[Run], store: Store) -> None:
     """Write the thumbnails of all datasets of these runs into the store, where they are missing."""
+    by_data = {(run.dataset, run.data): run for run in runs}
     missing = {
-        name: run for run in runs if not (store.root / (name := thumbnail_file(run))).exists()
+        name: run
+        for run in by_data.values()
+        if not (store.root / (name := thumbnail_file(run))).exists()
     }
     for name, run in missing.items():
         try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from afield.experiments.record import Record
-from afield.experiments.selection import source_accuracy, validation_accuracy
+from afield.experiments.selection import source_accuracies, validation_accuracies
 from afield.reporting.axes import Mark, numeric_axis
 from afield.reporting.gaps import (
     PickedCheckpoint,
@@ -18,7 +18,7 @@ from afield.reporting.gaps import (
     compared_cases,
     gap,
     picked_checkpoints,
-    unseen_accuracy,
+    unseen_accuracies,
     whole_split,
 )
 from afield.reporting.results import Results
@@ -54,9 +54,9 @@ def curve(record: Record) -> Curve:
     validated = record.tests != record.unseen
     unseen, split = _unseen_curve(record)
     return Curve(
-        steps=[point.step for point in points],
-        sources=[source_accuracy(point, run.sources) for point in points],
-        validation=[validation_accuracy(point, run) for point in points] if validated else [],
+        steps=list(record.steps),
+        sources=source_accuracies(points, run.sources),
+        validation=validation_accuracies(points, run) if validated else [],
         unseen=unseen,
         split=split,
         size=_effective_size(record, split),
@@ -127,7 +127,7 @@ def _pick_data(case: SelectionCase, rule: int, picked: PickedCheckpoint) -> dict
 def _unseen_curve(record: Record) -> tuple[list[float], str]:
     """Unseen accuracies at all checkpoints, of the first split that all were evaluated on."""
     for split in ("main", "sample"):
-        values = [unseen_accuracy(record, point, split) for point in record.checkpoints]
+        values = unseen_accuracies(record, split)
         evaluated = [value for value in values if value is not None]
         if len(evaluated) == len(values):
             return evaluated, split

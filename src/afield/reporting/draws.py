@@ -11,9 +11,9 @@ from statistics import fmean
 from typing import Any
 
 from afield.experiments.record import Record
-from afield.experiments.selection import selection_value, validation_accuracy
+from afield.experiments.selection import selection_values, validation_accuracy
 from afield.reporting.axes import Axis, category_axis, numeric_axis
-from afield.reporting.gaps import selection_cases, unseen_accuracy
+from afield.reporting.gaps import selection_cases, unseen_accuracies
 from afield.reporting.results import UPPER_BOUND, Results
 
 __all__ = [
@@ -80,9 +80,12 @@ class ValidatedRun:
 
 def best_checkpoint_accuracies(record: Record) -> tuple[float, float] | None:
     """Validation and unseen accuracy of the checkpoint that is best in validation, if known."""
-    best = max(record.candidates, key=lambda checkpoint: selection_value(checkpoint, record.run))
-    accuracy = unseen_accuracy(record, best, "main")
-    return None if accuracy is None else (validation_accuracy(best, record.run), accuracy)
+    values = dict(zip(record.candidate_numbers, selection_values(record), strict=True))
+    best = max(values, key=lambda number: values[number])
+    accuracy = unseen_accuracies(record, "main")[best]
+    if accuracy is None:
+        return None
+    return validation_accuracy(record.checkpoints[best], record.run), accuracy
 
 
 def setting_panels(results: Results) -> dict[str, list[Panel]]:

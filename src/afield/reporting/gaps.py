@@ -7,7 +7,7 @@ evaluations is partly luck.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -15,11 +15,14 @@ from afield.experiments.record import Record
 from afield.experiments.selection import RULES
 from afield.reporting.axes import Mark
 from afield.reporting.results import UPPER_BOUND, Results
-from afield.training.checkpoint import Checkpoint
+from afield.training.checkpoint import metric_values, sample_counts
 
 __all__ = ["HELD_OUT_TARGET", "Gap", "GapRow", "GapTable", "PickedCheckpoint", "SelectionCase"]
 __all__ += ["build_gap_table", "compared_cases", "gap", "gap_means", "picked_checkpoints"]
-__all__ += ["selection_cases", "unseen_accuracy", "whole_split"]
+__all__ += ["selection_cases", "unseen_accuracies", "whole_split"]
+
+# The parts of an unseen domain that curves can show.
+SPLITS = ("main", "sample")
 
 # Stands for all tested domains where one model is tested on several.
 HELD_OUT_TARGET = "held-out domains"
@@ -127,10 +130,11 @@ def gap(case: SelectionCase, picked: PickedCheckpoint) -> Gap | None:
     if not all(splits.values()):
         return None
     accuracies = {
-        (record.run.key, checkpoint.step): accuracy
+        (record.run.key, record.steps[number]): accuracy
         for record in case.records
-        for checkpoint in record.candidates
-        if (accuracy := unseen_accuracy(record, checkpoint, splits[record.run.key])) is not None
+        for of_record in [unseen_accuracies(record, splits[record.run.key])]
+        for number in record.candidate_numbers
+        if (accuracy := of_record[number]) is not None
     }
     if len(accuracies) < 2 or (picked.key, picked.step) not in accuracies:
         return None
@@ -146,26 +150,34 @@ def whole_split(record: Record) -> str:
     The sample is the whole split if it agrees with the main split wherever both were evaluated.
     Models that predict from batches see other batches in each, so theirs may differ.
     """
-    points = record.checkpoints
-    if all(unseen_accuracy(record, point, "main") is not None for point in points):
+    if None not in unseen_accuracies(record, "main"):
         return "main"
-    if any(unseen_accuracy(record, point, "sample") is None for point in points):
+    if None in unseen_accuracies(record, "sample"):
         return ""
     pairs = [
-        (point.score(domain, "main"), point.score(domain, "sample"))
-        for point in points
+        (main, sample)
         for domain in record.tests
+        for main, sample in zip(*(_results_on(record, domain, s) for s in SPLITS), strict=True)
+        if main[0] is not None and sample[0] is not None
     ]
-    both = [(main, sample) for main, sample in pairs if main is not None and sample is not None]
-    equal = all((m.size, m.accuracy) == (s.size, s.accuracy) for m, s in both)
-    return "sample" if both and equal else ""
+    return "sample" if pairs and all(main == sample for main, sample in pairs) else ""
 
 
-def unseen_accuracy(record: Record, checkpoint: Checkpoint, split: str) -> float | None:
-    """Mean accuracy on a split of the tested domains; None unless all were evaluated on it."""
-    scores = [checkpoint.score(domain, split) for domain in record.tests]
-    evaluated = [score.accuracy for score in scores if score is not None]
-    return fmean(evaluated) if evaluated and len(evaluated) == len(scores) else None
+def _results_on(record: Record, domain: str, split: str) -> Iterator[tuple[float | None, ...]]:
+    """Number of samples and accuracy at every checkpoint."""
+    sizes = sample_counts(record.checkpoints, domain, split)
+    return zip(sizes, metric_values(record.checkpoints, domain, split), strict=True)
+
+
+def unseen_accuracies(record: Record, split: str) -> list[float | None]:
+    """Mean accuracy on a split of the tested domains at every checkpoint.
+
+    It is None unless all tested domains were evaluated on the split.
+    """
+    columns = [metric_values(record.checkpoints, domain, split) for domain in record.tests]
+    if not columns:
+        return [None] * len(record.checkpoints)
+    return [None if None in row else fmean(row) for row in zip(*columns, strict=True)]
 
 
 def gap_means(results: Results, rules: Sequence[str]) -> dict[str, dict[str, float]]:

@@ -3,6 +3,7 @@
 Runs that were trained only to be merged (bases and experts) have no row of their own.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -97,7 +98,11 @@ class Results:
         picks: Picks = {}
         for trial in sorted({record.run.trial for record in records}):
             of_trial = [record for record in records if record.run.trial == trial]
-            picks[trial] = {name: self._pick_one(rule, of_trial, name) for name in self.domains}
+            by_domain = _by_unseen_domain(of_trial)
+            picks[trial] = {
+                name: self._pick_one(rule, of_trial if self.by_source else by_domain[name], name)
+                for name in self.domains
+            }
         return picks
 
     def _pick_one(self, rule: str, records: Sequence[Record], domain: str) -> Pick | None:
@@ -106,6 +111,15 @@ class Results:
         of_source = [record for record in records if record.run.sources == (domain,)]
         targets = of_source[0].tests if of_source else ()
         return _mean_pick([RULES[rule].pick(of_source, name, self.metric) for name in targets])
+
+
+def _by_unseen_domain(records: Sequence[Record]) -> defaultdict[str, list[Record]]:
+    """The records that test on a domain, alone or beside others; rules read no other records."""
+    by_domain: defaultdict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        for name in {*record.run.tested, *record.unseen}:
+            by_domain[name].append(record)
+    return by_domain
 
 
 def _mean_pick(picks: Sequence[Pick | None]) -> Pick | None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ __all__ = [
     "find_metric",
     "metric_value",
     "selection_score",
+    "selection_scores",
 ]
 
 DEFAULT_METRIC = "accuracy"
@@ -99,11 +101,17 @@ def selection_score(score: Score, name: str = "") -> float | None:
     >>> selection_score(Score(0.5, 0.5, loss=2.0, size=4), "nll")
     -2.0
     """
-    value = metric_value(score, name)
-    if value is None:
-        return None
-    value = -value if find_metric(name).lower_is_better else value
-    return value if math.isfinite(value) else -sys.float_info.max
+    return selection_scores([metric_value(score, name)], name)[0]
+
+
+def selection_scores(values: Sequence[float | None], name: str = "") -> list[float | None]:
+    """Values of a metric as `selection_score` gives them."""
+    sign = -1.0 if find_metric(name).lower_is_better else 1.0
+    worst = -sys.float_info.max
+    return [
+        None if value is None else sign * value if math.isfinite(value) else worst
+        for value in values
+    ]
 
 
 def check_classes(name: str, classes: int, dataset: str) -> None:

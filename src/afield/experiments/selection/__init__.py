@@ -2,7 +2,10 @@
 
 from afield.experiments.selection.candidates import (
     selection_value,
+    selection_values,
+    source_accuracies,
     source_accuracy,
+    validation_accuracies,
     validation_accuracy,
 )
 from afield.experiments.selection.rules import (
@@ -17,4 +20,5 @@ from afield.experiments.selection.rules import (
 )
 
 __all__ = ["DEFAULT_RULES", "RULES", "Division", "Pick", "Rule", "default_rules", "describe_rules"]
-__all__ += ["resolve_rules", "selection_value", "source_accuracy", "validation_accuracy"]
+__all__ += ["resolve_rules", "selection_value", "selection_values", "source_accuracies"]
+__all__ += ["source_accuracy", "validation_accuracies", "validation_accuracy"]

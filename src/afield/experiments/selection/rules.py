@@ -106,7 +106,7 @@ class Division:
 class Rule:
     """A way to pick a checkpoint, and what a benchmark must provide for it.
 
-    `candidates` yields the checkpoints to choose from, each with its value and its record. `fits`
+    `candidates` yields the checkpoints to choose from by value, record and number. `fits`
     tells whether the rule can read a benchmark with a given division of its domains. `at_every`,
     `at_last` and `at_best` are the splits of unseen domains to evaluate at every checkpoint, at the
     last one, and at the best one on the sources. `needs_twins` asks for runs that leave out one
@@ -136,7 +136,8 @@ class Rule:
         best = max(candidates, key=lambda candidate: candidate[0], default=None)
         if best is None:
             return None
-        value, record, checkpoint = best
+        value, record, number = best
+        checkpoint = record.checkpoints[number]
         outcome, sources = checkpoint.score(target, "main"), record.run.sources
         if outcome is None:
             return None

@@ -2,7 +2,12 @@
 
 from afield.experiments.store.folder import BusyError, Store
 from afield.experiments.store.remote import RemoteStore, fetch_run, open_store
-from afield.experiments.store.run_files import read_record, read_run_inputs, read_run_weights
+from afield.experiments.store.run_files import (
+    read_record,
+    read_run_inputs,
+    read_run_weights,
+    thumbnail_file,
+)
 
 __all__ = ["BusyError", "RemoteStore", "Store", "fetch_run", "open_store"]
-__all__ += ["read_record", "read_run_inputs", "read_run_weights"]
+__all__ += ["read_record", "read_run_inputs", "read_run_weights", "thumbnail_file"]

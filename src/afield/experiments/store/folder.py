@@ -29,7 +29,9 @@ from afield.errors import SpecError
 from afield.experiments.record import Failure, Plan, Progress, Record, Run
 from afield.experiments.store.run_files import (
     RECORD,
+    RecordCache,
     as_json,
+    files_in_folders,
     on_cpu,
     read_run_weights,
     readable,
@@ -62,6 +64,7 @@ class Store:
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
+        self._records = RecordCache()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A worker may have another working directory.
@@ -69,7 +72,8 @@ class Store:
 
     def __iter__(self) -> Iterator[Record]:
         """All records, in the order of their keys; unreadable ones are logged and skipped."""
-        yield from readable(RECORD, self._look("*/record.json"))
+        records = (self._records.read(path) for path in self._look("*/record.json"))
+        return (record for record in records if record is not None)
 
     def prepare(self) -> None:
         """Create the folder, to report before any training that it cannot be written."""
@@ -103,7 +107,7 @@ class Store:
         A record that cannot be read is reported; its run counts as not done.
         """
         path = self._fetch_file(self.folder(run) / "record.json")
-        record = next(readable(RECORD, [path]), None)
+        record = self._records.read(path)
         if record is None:
             return None
         if run.group not in ("", record.run.group) or not set(run.rules) <= set(record.run.rules):
@@ -112,7 +116,7 @@ class Store:
 
     def with_stored_rules(self, run: Run) -> Run:
         """The run with the rules and groups of its stored record, so that no scores are lost."""
-        record = next(readable(RECORD, [self.folder(run) / "record.json"]), None)
+        record = self._records.read(self.folder(run) / "record.json")
         if record is None:
             return run
         rules = tuple(dict.fromkeys((*record.run.rules, *run.rules)))
@@ -140,7 +144,8 @@ class Store:
         if parts:
             self._keep(folder / "parts.safetensors", save(on_cpu(parts)))
         self._keep(folder / "model.safetensors", save(on_cpu(weights), metadata=metadata))
-        self._keep(folder / "record.json", as_json(RECORD, record))
+        written = replace(record, checkpoints=tuple(record.checkpoints))
+        self._keep(folder / "record.json", as_json(RECORD, written))
         for leftover in TEMPORARY_FILES:
             self._forget(folder / leftover)
 
@@ -214,7 +219,10 @@ class Store:
 
     def _look(self, pattern: str) -> list[Path]:
         """The files that match a pattern, sorted by name."""
-        return sorted(self.root.glob(pattern))
+        folder, _, name = pattern.rpartition("/")
+        if folder != "*":
+            return sorted(self.root.glob(pattern))
+        return [Path(path) for path in files_in_folders(self.root, name)]
 
     def _fetch_file(self, path: Path) -> Path:
         """Called before a file is read; returns its path, whether or not it exists."""

@@ -1,7 +1,9 @@
 """The files of a run in a store: records and other JSON, and weights as safetensors."""
 
+import hashlib
 import json
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,15 +12,16 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 
 from afield.errors import DataError
-from afield.experiments.record import Record
+from afield.experiments.record import Record, Run
+from afield.experiments.store.compact import compact_record
 from afield.files import check_regular_file
 
 # Reading records must not import torch, which takes seconds.
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["RECORD", "as_json", "on_cpu", "read_json", "read_record", "read_run_inputs"]
-__all__ += ["read_run_weights", "readable"]
+__all__ = ["RECORD", "RecordCache", "as_json", "files_in_folders", "on_cpu", "read_json"]
+__all__ += ["read_record", "read_run_inputs", "read_run_weights", "readable", "thumbnail_file"]
 
 log = logging.getLogger(__name__)
 # Reads and writes `Record` as JSON.
@@ -56,6 +59,12 @@ def read_record(folder: Path) -> Record:
     return record
 
 
+def thumbnail_file(run: Run) -> str:
+    """The name, in a store, of the thumbnails of a run's dataset."""
+    identity = json.dumps([run.dataset, run.data])
+    return f"thumbnails-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.json"
+
+
 def on_cpu(weights: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
     """Weights as safetensors takes them: detached, contiguous and on the CPU."""
     return {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
@@ -64,6 +73,38 @@ def on_cpu(weights: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
 def as_json(adapter: TypeAdapter[Any], value: Any) -> bytes:
     """JSON that keeps NaN and infinity, which the loss on an unseen domain may be."""
     return json.dumps(adapter.dump_python(value, exclude_none=True)).encode()
+
+
+class RecordCache:
+    """Records by their files: each is read once, and again if its file changes."""
+
+    def __init__(self) -> None:
+        self._records: dict[Path, tuple[tuple[int, ...], Record]] = {}
+
+    def read(self, path: Path) -> Record | None:
+        """The record in a file; None if there is none, or if it cannot be read, which is logged."""
+        try:
+            status = path.stat()
+        except OSError:
+            return next(readable(RECORD, [path]), None)
+        state = status.st_ino, status.st_size, status.st_mtime_ns
+        if path not in self._records or self._records[path][0] != state:
+            record = next(readable(RECORD, [path]), None)
+            self._records.pop(path, None)
+            if record is None:
+                return None
+            self._records[path] = state, record
+        return self._records[path][1]
+
+
+def files_in_folders(root: Path, name: str) -> list[str]:
+    """The paths ``root/<folder>/<name>`` that exist, sorted by the name of the folder."""
+    try:
+        with os.scandir(root) as entries:
+            folders = sorted(entry.path for entry in entries)
+    except OSError:
+        return []
+    return [path for folder in folders if os.access(path := f"{folder}/{name}", os.F_OK)]
 
 
 def readable(adapter: TypeAdapter[Any], paths: Iterable[Path]) -> Iterator[Any]:
@@ -81,7 +122,10 @@ def read_json(adapter: TypeAdapter[Any], path: Path) -> Any:
     """Read and validate one file."""
     try:
         check_regular_file(path)
-        content = adapter.validate_json(path.read_bytes())
+        text = path.read_bytes()
+        content = compact_record(text) if adapter is RECORD else None
+        if content is None:
+            content = adapter.validate_json(text)
     except FileNotFoundError:
         raise
     except OSError as error:

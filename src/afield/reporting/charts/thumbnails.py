@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from afield.experiments.record import Record
-from afield.experiments.thumbnails import thumbnail_file
+from afield.experiments.store import thumbnail_file
 
 __all__ = ["kept_thumbnails"]
 
@@ -24,7 +24,8 @@ def kept_thumbnails(
     roots: Sequence[Path], records: Sequence[Record]
 ) -> dict[str, Mapping[str, str]]:
     """For each dataset of the records, strips of images in base64 by domain, if a store has any."""
-    files = {thumbnail_file(record.run): record.run.dataset for record in records}
+    runs = {(record.run.dataset, record.run.data): record.run for record in records}
+    files = {thumbnail_file(run): run.dataset for run in runs.values()}
     paths = [root / name for root in roots for name in files]
     strips = {files[path.name]: _read(path) for path in paths if path.is_file()}
     return {dataset: of_domain for dataset, of_domain in strips.items() if of_domain}
