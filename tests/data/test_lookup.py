@@ -28,7 +28,8 @@ def test_a_dataset_is_found_by_name_by_folder_and_by_file(tmp_path, monkeypatch)
         found = find_dataset(spec)
         # From elsewhere the same data are found again.
         assert found.spec == str(tmp_path / spec)
-        assert find_dataset(found.spec).fingerprint == found.fingerprint != ""
+        assert find_dataset(found.spec).fingerprint == found.fingerprint
+        assert len(found.fingerprint) == 16
 
 
 def test_the_suffix_of_an_archive_may_be_left_out(tmp_path):

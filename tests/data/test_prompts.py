@@ -38,6 +38,8 @@ def test_a_dataset_states_names_and_templates():
         ["a scan of melanoma."],
     ]
     assert prompts.digest != dataset_prompts(dataset()).digest
+    # It is a part of keys.
+    assert prompts.digest == "6efa0a43cb12a675"
 
 
 def test_files_replace_what_the_dataset_states(tmp_path):

@@ -115,6 +115,7 @@ def test_the_provenance_says_with_what_the_features_were_made(folder, tmp_path):
     provenance = json.loads(str(found["provenance"]))
     assert provenance["dataset"] == folder.name
     assert provenance["data"] == find_dataset(folder).fingerprint
+    assert len(provenance["digest"]) == 16
     assert (provenance["backbone"], provenance["weights"], provenance["size"]) == (
         f"timm:{NET}",
         "",

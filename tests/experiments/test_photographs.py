@@ -39,6 +39,7 @@ def test_photographs_become_features_of_the_network_at_hand_once(weights, two_co
     assert (first.backbone, features.name) == ("small:mlp", "colours")
     assert features.domains == find_dataset(two_colours).domains
     assert first.data == features.fingerprint
+    assert len(first.data) == 16
     path = cache_root() / "features" / first.data / "colours.npz"
     before = path.stat().st_mtime_ns
     assert plan_run(two_colours, "erm", target="west").key == first.key

@@ -138,6 +138,8 @@ def test_the_latest_plan_is_last_and_the_same_plan_is_one(tmp_path, runs):
     ):
         store.put_plan(plan)
     assert [status.plan.started for status in statuses(store)] == [2.0, 3.0]
+    names = [path.stem for path in (tmp_path / "plans").glob("*.json")]
+    assert [len(name) for name in names] == [16, 16]
 
 
 def test_memory_in_use_is_in_the_record(tmp_path, runs):

@@ -1,6 +1,7 @@
 """Findings that are kept in a store."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,8 @@ def test_other_runs_and_settings_have_another_name(runs):
         finding_path("agreement", runs[:1], {}),
     }
     assert len(names) == 5
+    stems = [re.sub("[0-9a-f]{6}$", "#", name.stem) for name in names]
+    assert stems.count("loss_surface-erm-01-#") == 3
     assert finding_path("loss_surface", runs, {}) == finding_path("loss_surface", runs, {})
 
 

@@ -1,5 +1,6 @@
 """From records to tables, against numbers computed by hand."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,9 @@ from afield.experiments.record import Record, Run
 from afield.reporting.formats import as_markdown, as_rich
 from afield.reporting.results import Results
 from afield.reporting.table import COLUMNS, tabulate
+from afield.reporting.table.columns import find_column, format_value, lower_is_better
 from afield.training.evaluation import Checkpoint, Scores
+from afield.training.metrics import find_metric
 from tests.reporting.tables import (
     AT_HOME,
     DOMAINS,
@@ -44,6 +47,24 @@ def test_means_errors_and_the_worst_are_those_computed_by_hand():
 def test_the_order_of_the_records_is_nothing():
     records = benchmark([[0.9, 0.5, 0.7], [0.8, 0.6, 0.4]])
     pd.testing.assert_frame_equal(tabulate(records[::-1]), tabulate(records))
+
+
+def test_whether_lower_is_better_depends_on_the_column_and_the_metric():
+    nll, accuracy = find_metric("nll"), find_metric("accuracy")
+    mean, spread, calibration, confident = (
+        find_column(name) for name in ("mean", "spread", "calibration error", "accuracy at 90 %")
+    )
+    for column in (None, mean):
+        assert lower_is_better(column, nll)
+        assert not lower_is_better(column, accuracy)
+        assert format_value(0.5, column, nll) == "0.500"
+        assert format_value(0.5, column, accuracy) == "50.0"
+    for metric in (nll, accuracy):
+        assert lower_is_better(spread, metric)
+        assert lower_is_better(calibration, metric)
+        assert not lower_is_better(confident, metric)
+        assert format_value(0.5, calibration, metric) == "50.0"
+        assert format_value(math.nan, None, metric) == "–"
 
 
 def test_each_rule_reports_its_own_pick():

@@ -1,5 +1,6 @@
 """Python objects as input of `afield.bench`."""
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,6 +110,7 @@ def test_a_module_is_named_by_its_source_and_weights():
         words = accept_objects({"backbone": build((3,), 2)}, None)
         names.append(words["backbone"])
     assert names[0] == names[1] != names[2]
+    assert all(re.fullmatch("Sequential_[0-9a-f]{12}", name) for name in names)
 
 
 def test_a_module_starts_from_its_own_weights():
