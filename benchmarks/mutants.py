@@ -67,7 +67,7 @@ NEUTRAL_KEYWORDS = {
     "figsize",
     "ticks",
 }
-# Mutants that no test on a CPU can tell from the original: file, part of the line, and the reason.
+# Mutants that no test on a CPU can tell from the original: file, part of "change: line", reason.
 EQUIVALENT: tuple[tuple[str, str, str], ...] = (
     ("training/averages/swad.py", "self.bound = 0.0", "is set before it is read"),
     ("merging/job.py", "else torch.zeros(1)", "only whether any entry differs is used"),
@@ -78,6 +78,7 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
     ("experiments/runner.py", "os.cpu_count() or 1", "the number of cores is known on Linux"),
     ("networks/mask_folding.py", "x = torch.randn(4,", "any few random inputs serve the check"),
     ("reporting/reproduce.py", "number < 0x10000", "U+10000 is a letter, which is not escaped"),
+    ("deployment/fit_plan.py", 'number: "trials": trial + 1', "more trials are dropped again"),
     ("compute.py", "has_cuda = torch.cuda.device_count() > 0", "needs a GPU"),
 )
 SWAPS: dict[type, type] = {
@@ -212,7 +213,8 @@ def mutants_of(file: str) -> Iterator[Mutant]:
             continue
         line, column = node.lineno, node.col_offset  # type: ignore[attr-defined]
         text = lines[line - 1].strip()
-        if not any(file == where and part in text for where, part, _ in EQUIVALENT):
+        described = f"{change}: {text}"
+        if not any(file == where and part in described for where, part, _ in EQUIVALENT):
             yield Mutant(file, index, change, line, column, text)
 
 

@@ -4,6 +4,7 @@ import io
 import json
 import resource
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from afield.experiments import embedding
 from afield.experiments.benchmark import make_benchmark
 from afield.experiments.embedding import embed
 from afield.experiments.frozen import partial_features
+from afield.experiments.frozen.encoder import Encoder
 from afield.experiments.runner import execute
 from afield.experiments.store import Store
 from afield.progress import report_progress_to
@@ -249,6 +251,16 @@ def test_progress_counts_the_samples(folder, tmp_path, monkeypatch):
     assert [each for each in reports if each[0] == "embedding own"] == [
         ("embedding own", done, 12) for done in (5, 10, 12)
     ]
+
+
+def test_a_file_that_does_not_say_its_network_in_full_has_none():
+    known = {**asdict(Encoder("timm:a", kind="image", digest="abc")), "stored": [3, 8, 8]}
+    found = Encoder.from_provenance({**known, "more": 1})
+    assert found == Encoder("timm:a", kind="image", stored=(3, 8, 8), digest="abc")
+    for change in ({"digest": ""}, {"stored": []}, {"stored": ["x"]}):
+        assert Encoder.from_provenance({**known, **change}) is None
+    for name in known:
+        assert Encoder.from_provenance({k: v for k, v in known.items() if k != name}) is None
 
 
 def test_an_interrupted_embedding_continues_where_it_stopped(folder, tmp_path, monkeypatch):

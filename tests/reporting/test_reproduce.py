@@ -40,6 +40,10 @@ def rows(runs):
         ({"hold_out": 0.5, "validate": 0.25}, "--hold-out 0.5 --validate 0.2"),
         ({"hold_out": 0.25, "validate": 0.0}, "--hold-out 0.2 --validate 0"),
         ({"hold_out": 0.25, "validate": 0.25, "train_on": [1]}, "--train-on 1"),
+        ({"targets": ["turn0", "turn30"]}, "--targets turn0,turn30 --store"),
+        ({"targets": ["turn0"], "sources": ["turn20", "turn30"]}, "--sources turn20,turn30"),
+        ({"targets": ["turn0", "turn10"], "validate_on": ["turn30"]}, "--validate-on turn30"),
+        ({"single_source": True}, "--trials 2 --single-source --store"),
     ],
 )
 def test_the_command_of_a_row_plans_the_same_runs(options, expected, afield, monkeypatch):
@@ -85,6 +89,14 @@ def test_the_command_of_a_merged_row_plans_its_runs_too(options, afield, monkeyp
         own = {run.key for run in runs if run.method == name.split()[0] and run.role == "merged"}
         assert own
         assert own <= {run.key for run in planned}, command
+
+
+def test_a_row_with_missing_runs_is_done_as_a_whole():
+    runs = make_benchmark("spirals", ["erm"], trials=2).runs()
+    (whole,) = rows(runs).values()
+    assert whole == "afield bench spirals --methods erm --trials 2 --store again"
+    (part,) = rows(runs[:2]).values()
+    assert part == whole.replace("--trials 2", "--trials 1")
 
 
 def test_threads_are_named_where_they_are_not_one():

@@ -154,6 +154,7 @@ def test_unknown_layers_and_other_runs_are_refused(given, subject):
         Conflicts(layers=tuple("abcdefgh"))
     with pytest.raises(SpecError, match=r"conflicts.tau=-1: must be at least 0"):
         Conflicts(tau=-1)
+    assert len(Conflicts(layers=tuple("abcdefg"), tau=0).layers) == 7
 
 
 def test_layers_are_in_the_order_of_the_network(subject):

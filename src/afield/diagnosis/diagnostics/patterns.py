@@ -155,7 +155,7 @@ class Patterns(Diagnostic):
             "path": _indicators(views.path),
             "loss": views.losses[:, None],
         }
-        labels = {name: torch.full_like(group, -1) for name in points}
+        labels = {name: torch.zeros_like(group) for name in points}
         for index in track(large, "clusters", len(large)):
             for name, view in points.items():
                 labels[name][index] = kmeans_labels(view[index].numpy(), self.clusters, seed=seed)
