@@ -7,7 +7,7 @@ STAMP := $(VENV)/.current
 ARGS ?=
 PYTEST := $(VENV)/bin/pytest --numprocesses auto --dist worksteal
 
-.PHONY: bench quick test tests coverage mutants torture speed lint types format docs clean
+.PHONY: bench quick test tests coverage mutants torture speed wheel-test lint types format docs clean
 
 bench: $(RUNTIME)
 	$(VENV)/bin/afield bench $(ARGS)
@@ -40,6 +40,10 @@ torture: $(STAMP)
 # Measure the numbers of docs/speed.md again; about half an hour on two cores.
 speed: $(STAMP)
 	$(VENV)/bin/python benchmarks/speed.py $(ARGS)
+
+# Install the wheel with all that it depends on into a new environment, and run it: minutes, gigabytes.
+wheel-test: $(STAMP)
+	AFIELD_FRESH_WHEEL=1 $(VENV)/bin/pytest tests/test_wheel.py $(ARGS)
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .

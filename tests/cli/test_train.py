@@ -36,3 +36,29 @@ def test_embed_writes_a_dataset_that_bench_takes(afield, tmp_path):
     assert code == 0
     assert "away office" in out
     assert len(list(Store(tmp_path / "runs"))) == 2
+
+
+def test_every_command_that_reads_a_table_takes_the_names_of_its_columns(afield, tmp_path):
+    rows = [
+        f"{i % 5},{i % 7},{'well' if i % 2 else 'ill'},{'nord' if i < 40 else 'sud'}"
+        for i in range(80)
+    ]
+    (tmp_path / "visits.csv").write_text("age,pulse,verdict,ward\n" + "\n".join(rows))
+    columns = ("visits.csv", "--label", "verdict", "--domain", "ward")
+    code, out, _ = afield("data", "check", *columns)
+    assert code == 0
+    assert ["nord", "20", "20", "40"] in [line.split() for line in out.splitlines()]
+    steps = ("--steps", "5", "--store", "one")
+    assert afield("train", *columns, "erm", "--target", "sud", *steps)[0] == 0
+    words = ("erm", "--no-estimate", "--out", "model", *steps)
+    assert afield("fit", *columns, *words)[0] == 0
+    sweep = 'dataset = "visits.csv"\nmethods = "erm"\ntargets = "sud"\ntrials = 1\nworkers = 1\n'
+    (tmp_path / "bench.toml").write_text(f'{sweep}store = "one"\n[settings]\nsteps = 5\n')
+    assert afield("sweep", "bench.toml", *columns[1:])[0] == 0
+    # The run of `train` and that of the sweep are the same; the other one is that of `fit`.
+    assert len(list(Store(tmp_path / "one"))) == 2
+    code, _, err = afield("embed", *columns, "--out", "emb", "--backbone", "timm:test_resnet")
+    assert code == 2
+    assert "no column" not in err
+    code, _, err = afield("data", "check", "visits.csv", "--label", "diagnosis")
+    assert (code, "no column 'diagnosis'" in err) == (2, True)

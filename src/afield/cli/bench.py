@@ -151,7 +151,7 @@ def bench(
     run_and_print(benchmark, format_=format_, tensorboard=tensorboard, quiet=quiet)
 
 
-@with_options("on", "workers", "cpus", "gpus", "retries", "store", optional=True)
+@with_options("label", "domain", "on", "workers", "cpus", "gpus", "retries", "store", optional=True)
 def sweep(
     file: Annotated[
         Path,

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from afield.cli import console
 from afield.cli.help import Command, Group
-from afield.cli.options import ClassNames, DatasetArgument, Templates
+from afield.cli.options import ClassNames, DatasetArgument, DomainColumn, LabelColumn, Templates
 
 if TYPE_CHECKING:
     from afield.data.inspection import Inspection
@@ -76,6 +76,8 @@ def check(
             help="Also write an image with one sample of each domain and class, e.g. sheet.png.",
         ),
     ] = None,
+    label: LabelColumn = "",
+    domain: DomainColumn = "",
     class_names: ClassNames = None,
     templates: Templates = None,
 ) -> None:
@@ -93,9 +95,10 @@ def check(
         inspect_dataset,
         original_sizes,
     )
+    from afield.data.sources.table_columns import name_columns
 
     with console.show_progress():
-        inspection = inspect_dataset(dataset)
+        inspection = inspect_dataset(name_columns(dataset, label=label, domain=domain))
     console.out.print(_count_table(inspection))
     if sizes := original_sizes(inspection):
         console.out.print(_size_table(sizes))

@@ -13,7 +13,9 @@ from afield.cli.options import (
     Backbone,
     Classes,
     DatasetArgument,
+    DomainColumn,
     Finetune,
+    LabelColumn,
     ModelFolder,
     SetOption,
     SkipBroken,
@@ -51,6 +53,8 @@ def fit(
             "--method", metavar="METHOD", help="Same as the argument METHOD.", show_default=False
         ),
     ] = None,
+    label: LabelColumn = "",
+    domain: DomainColumn = "",
     average: Average = "last",
     classes: Classes = None,
     backbone: Backbone = None,
@@ -118,6 +122,7 @@ def fit(
     already holds are not repeated.
     """
     from afield.compute import keep_freed_memory
+    from afield.data.sources.table_columns import name_columns
     from afield.deployment.fitting import fit as fit_model
     from afield.experiments.pools import Local, default_workers
 
@@ -137,7 +142,7 @@ def fit(
     keep_freed_memory()
     with console.show_progress():
         model = fit_model(
-            dataset,
+            name_columns(dataset, label=label, domain=domain),
             chosen,
             out,
             store=store,

@@ -22,10 +22,12 @@ __all__ = [
     "Backbone",
     "ClassNames",
     "DatasetArgument",
+    "DomainColumn",
     "DomainsPerStep",
     "Finetune",
     "Format",
     "GroupOption",
+    "LabelColumn",
     "MetricOption",
     "ModelFolder",
     "Quiet",
@@ -57,6 +59,12 @@ EVALUATION = "Splits"
 DatasetArgument = Annotated[
     str,
     typer.Argument(metavar="DATASET", help=OPTIONS["dataset"].help, callback=check_dataset),
+]
+LabelColumn = Annotated[
+    str, typer.Option(metavar="COLUMN", help=OPTIONS["label"].help, rich_help_panel=TRAINING)
+]
+DomainColumn = Annotated[
+    str, typer.Option(metavar="COLUMN", help=OPTIONS["domain"].help, rich_help_panel=TRAINING)
 ]
 Average = Annotated[
     str, typer.Option(metavar="NAME", help=OPTIONS["average"].help, rich_help_panel=TRAINING)

@@ -16,8 +16,10 @@ from afield.cli.options import (
     Backbone,
     Classes,
     DatasetArgument,
+    DomainColumn,
     DomainsPerStep,
     Finetune,
+    LabelColumn,
     SetOption,
     SkipBroken,
     Steps,
@@ -36,8 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["embed", "train"]
 
-# Trial, draw, average, classes and finetune if none of them is given.
-ALONE = (0, 0, "last", None, None)
+# Columns, trial, draw, average, classes and finetune if none of them is given.
+ALONE = ("", "", 0, 0, "last", None, None)
 
 
 def train(
@@ -77,6 +79,8 @@ def train(
             min=0, metavar="N", help="Number of the hyperparameter sample; 0 uses the defaults."
         ),
     ] = 0,
+    label: LabelColumn = "",
+    domain: DomainColumn = "",
     average: Average = "last",
     classes: Classes = None,
     backbone: Backbone = None,
@@ -91,6 +95,7 @@ def train(
     tensorboard: Tensorboard = False,
 ) -> None:
     """Train one model and show its accuracy on the domains it has not seen."""
+    from afield.data.sources.table_columns import name_columns
     from afield.experiments.planning import check_run, plan_run
     from afield.experiments.store import open_store
 
@@ -106,7 +111,7 @@ def train(
         skip_broken=skip_broken or None,
     )
     if like is not None:
-        alone = (trial, draw, average, classes, finetune) == ALONE
+        alone = (label, domain, trial, draw, average, classes, finetune) == ALONE
         if dataset or target or settings or not alone:
             raise SpecError("--like repeats a run with its own settings; remove the other settings")
         run = _read_run(like)
@@ -120,7 +125,7 @@ def train(
     else:
         with console.show_progress():
             run = plan_run(
-                dataset,
+                name_columns(dataset, label=label, domain=domain),
                 method,
                 target=target or (),
                 trial=trial,
@@ -223,6 +228,8 @@ def embed(
             "dataset's if it is pretrained, otherwise the one whose weights are at hand.",
         ),
     ] = None,
+    label: LabelColumn = "",
+    domain: DomainColumn = "",
     weights: Weights = None,
     size: Annotated[
         int | None,
@@ -246,12 +253,13 @@ def embed(
     labels; their features are for `afield predict`.
     """
     from afield.compute import keep_freed_memory
+    from afield.data.sources.table_columns import name_columns
     from afield.experiments.embedding import embed as write_features
 
     keep_freed_memory()
     with console.show_progress():
         path = write_features(
-            dataset,
+            name_columns(dataset, label=label, domain=domain),
             out,
             backbone=backbone,
             weights=weights,

@@ -56,10 +56,11 @@ def get_dataset(name: str, root: Path | None = None) -> DomainSet:
 
 def _get_from_hub(dataset: DomainSet, root: Path) -> None:
     """Write the images of the hub home; without a connection, say how to get them by hand."""
+    home = dataset.download
     try:
-        write_hub_images(dataset.download.hub, root / dataset.download.folder)
+        write_hub_images(home.hub, root / home.folder, lists=home.hub_lists)
     except DataError as error:
-        raise DataError(f"{error}; or {dataset.download.instructions}") from None
+        raise DataError(f"{error}; or {home.instructions}") from None
 
 
 def _unpack_or_move(file: Path, into: Path) -> None:

@@ -90,10 +90,12 @@ class Download:
 
     `hub` is a repository of images on the Hugging Face hub at a fixed revision, with the same
     domains and classes, and `folder` the folder of the data root that its images are written to.
+    With `hub_lists`, its splits become the lists of training and test files.
     """
 
     archives: tuple[Archive, ...] = ()
     hub: str = ""
+    hub_lists: bool = False
     folder: str = ""
     instructions: str = ""
     license: str = ""

@@ -12,6 +12,7 @@ from PIL import Image
 
 from afield.data.availability import get_dataset
 from afield.data.lookup import find_dataset
+from afield.data.sources.hub import write_hub_images
 from afield.errors import AfieldError, DataError
 from tests.data.sources.hub_cache import COMMIT, put
 
@@ -112,6 +113,22 @@ def test_data_get_writes_the_images_of_a_hub_home(cache, tmp_path):
     assert len(found) == len(rows)
     first = tmp_path / "root" / "PACS" / rows[0][0] / rows[0][1]
     assert np.asarray(Image.open(next(first.iterdir())))[0, 0].tolist() == [0, 0, 0]
+
+
+def test_splits_of_a_hub_home_become_lists(cache, tmp_path, monkeypatch):
+    # Parts of a table that are read one after the other do not reuse the names of files.
+    monkeypatch.setattr("afield.data.sources.table_files.ROWS_AT_ONCE", 3)
+    splits = ("test", "train")
+    names = [f"data/{split}-00000-of-00001.parquet" for split in splits]
+    put(cache, "ann/pots", dict.fromkeys(names, table(tmp_path / "a.parquet")))
+    write_hub_images("hf:ann/pots", tmp_path / "pots", lists=True)
+    found = find_dataset(tmp_path / "pots").load()
+    for domain in ("art", "photo"):
+        assert found[domain].test.tolist().count(True) == 4
+        lists = [(tmp_path / "pots" / f"{domain}_{split}.txt").read_text() for split in splits]
+        assert [text.count(f"{domain}/cup/") for text in lists] == [2, 2]
+    write_hub_images("hf:ann/pots", tmp_path / "plain")
+    assert not list((tmp_path / "plain").glob("*.txt"))
 
 
 def test_the_checksums_of_the_test_cache_are_those_of_the_hub(cache):

@@ -4,7 +4,8 @@ Peng, Bai, Xia, Huang, Saenko, Wang, *Moment Matching for Multi-Source Domain Ad
 2019, in the cleaned version. The domains are clip art, infographics, paintings, quick drawings,
 photographs and sketches. License: non-commercial research and education only.
 
-In the data root: ``domain_net/<domain>/<class>/<file>`` and, beside them, the required lists
+`afield data get domain_net` takes images and splits from the hub (wltjr1007/DomainNet, 18.5 GB). In
+the data root: ``domain_net/<domain>/<class>/<file>`` and, beside them, the required lists
 ``domain_net/<domain>_train.txt`` and ``_test.txt``. Files on neither list are left out. Classes are
 in the order of the names of their folders. The numbers in the lists, which have another order, are
 not used.
@@ -57,6 +58,9 @@ def domain_net(root: Path) -> DomainSet:
         modality=IMAGE,
         needs=tuple(f"domain_net/{path}" for path in NEEDS),
         download=Download(
+            hub="hf:wltjr1007/DomainNet@ee20570ae7a29c51571e55a9a17983f7625295d6",
+            hub_lists=True,
+            folder="domain_net",
             instructions=f"download clipart.zip and painting.zip from {WEB}/groundtruth/, and "
             f"infograph.zip, quickdraw.zip, real.zip and sketch.zip from {WEB}/; unpack them in "
             "domain_net in the data root, and put the 12 lists <domain>_train.txt and "

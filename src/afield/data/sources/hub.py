@@ -10,14 +10,15 @@ those that the hub states. No code of a repository is run: there is no ``trust_r
 
 import hashlib
 import re
+from collections import defaultdict
+from collections.abc import Iterator
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
-
-import pandas as pd
 
 from afield.data.domains import DomainSet
 from afield.data.sources.table_columns import ColumnChoice, find_columns
-from afield.data.sources.table_files import TABLE_SUFFIXES, is_table, read_frame
+from afield.data.sources.table_files import TABLE_SUFFIXES, is_table, read_frames
 from afield.data.sources.tables import table_dataset
 from afield.errors import DataError, SpecError
 from afield.files import atomic_write, sha256
@@ -90,28 +91,40 @@ def table_parts(folder: Path, where: str) -> list[Path]:
     return files
 
 
-def write_hub_images(spec: str, folder: Path) -> None:
-    """Write the images of a repository as files, in the tree ``folder/<domain>/<class>/``."""
+def write_hub_images(spec: str, folder: Path, *, lists: bool = False) -> None:
+    """Write the images of a repository as files, in the tree ``folder/<domain>/<class>/``.
+
+    With `lists`, the splits after which the files of the repository are named are written too, as
+    ``folder/<domain>_train.txt`` and ``folder/<domain>_test.txt``.
+    """
+    listed: dict[str, list[str]] = defaultdict(list)
     with atomic_write(folder) as temporary:
         for part in _fetch(spec)[1]:
-            _write_images(read_frame(part), part.stem, temporary)
+            split = part.stem.partition("-")[0]
+            for domain, path in _write_images(part, temporary):
+                listed[f"{domain}_{split}.txt"].append(f"{path}\n")
+        for name, lines in listed.items() if lists else ():
+            (temporary / name).write_text("".join(lines), encoding="utf-8")
 
 
-def _write_images(frame: pd.DataFrame, prefix: str, folder: Path) -> None:
-    columns = find_columns(frame, ColumnChoice(), prefix)
-    if not columns.image:
-        raise DataError(f"{prefix}: has no images")
-    chosen = (columns.domain, columns.label, columns.image)
-    rows = zip(*(frame[name].tolist() for name in chosen), strict=True)
-    for number, (domain, label, cell) in enumerate(rows):
-        content = cell["bytes"] if isinstance(cell, dict) else cell
-        names = [str(domain), str(label)]
-        if any(name in ("", ".", "..") or "/" in name for name in names):
-            raise DataError(f"{prefix}: {names} cannot be the names of folders")
-        suffix = "png" if content.startswith(PNG_START) else "jpg"
-        target = folder.joinpath(*names, f"{prefix}-{number:05d}.{suffix}")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
+def _write_images(part: Path, folder: Path) -> Iterator[tuple[str, str]]:
+    """Write the images of a table; yield the domain of each, and its path in the folder."""
+    numbers = count()
+    for frame in read_frames(part):
+        columns = find_columns(frame, ColumnChoice(), part.stem)
+        if not columns.image:
+            raise DataError(f"{part.stem}: has no images")
+        chosen = (columns.domain, columns.label, columns.image)
+        for domain, label, cell in zip(*(frame[name].tolist() for name in chosen), strict=True):
+            content = cell["bytes"] if isinstance(cell, dict) else cell
+            names = [str(domain), str(label)]
+            if any(name in ("", ".", "..") or "/" in name for name in names):
+                raise DataError(f"{part.stem}: {names} cannot be the names of folders")
+            suffix = "png" if content.startswith(PNG_START) else "jpg"
+            path = "/".join([*names, f"{part.stem}-{next(numbers):05d}.{suffix}"])
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
+            yield names[0], path
 
 
 @lru_cache(maxsize=1024)

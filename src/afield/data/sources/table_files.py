@@ -7,8 +7,9 @@ CSV and JSON lines may be compressed (``.csv.gz``). Parquet needs pyarrow, which
 import gzip
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from numpy.typing import NDArray
 from afield.errors import DataError, SpecError
 from afield.files import check_regular_file
 
-__all__ = ["TABLE_SUFFIXES", "Column", "encode_rows", "is_table", "read_frame"]
+__all__ = ["TABLE_SUFFIXES", "Column", "encode_rows", "is_table", "read_frame", "read_frames"]
 
 TABLE_SUFFIXES = (".csv", ".csv.gz", ".parquet", ".jsonl", ".jsonl.gz")
+# Rows that `read_frames` yields at once.
+ROWS_AT_ONCE = 1000
 
 
 @dataclass(frozen=True)
@@ -124,16 +127,37 @@ def _read_jsonl(path: Path) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def read_frames(path: Path) -> Iterator[pd.DataFrame]:
+    """The rows of a table in parts: a Parquet file of images may be larger than the memory."""
+    if path.suffix != ".parquet":
+        yield read_frame(path)
+        return
+    _require_pyarrow(path)
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(path) as file:
+        for rows in file.iter_batches(ROWS_AT_ONCE):
+            yield _name_classes(rows.to_pandas(), file.schema_arrow.metadata, path)
+
+
 def _read_parquet(path: Path) -> pd.DataFrame:
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise SpecError(
-            f"{path}: Parquet needs pyarrow; try: pip install 'afield[parquet]'"
-        ) from None
+    _require_pyarrow(path)
+    import pyarrow.parquet
+
     table = pyarrow.parquet.read_table(path)
-    frame: pd.DataFrame = table.to_pandas()
-    for name, classes in _stated_classes(table.schema.metadata or {}).items():
+    return _name_classes(table.to_pandas(), table.schema.metadata, path)
+
+
+def _require_pyarrow(path: Path) -> None:
+    if find_spec("pyarrow") is None:
+        raise SpecError(f"{path}: Parquet needs pyarrow; try: pip install 'afield[parquet]'")
+
+
+def _name_classes(
+    frame: pd.DataFrame, metadata: Mapping[bytes, bytes] | None, path: Path
+) -> pd.DataFrame:
+    """The frame with the names of classes that the metadata states."""
+    for name, classes in _stated_classes(metadata or {}).items():
         if name in frame.columns:
             frame[name] = _with_names(frame[name], classes, f"{path}: column {name!r}")
     return frame
