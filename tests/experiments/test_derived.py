@@ -156,6 +156,8 @@ def test_a_soup_is_of_draws_on_all_sources_that_share_a_base(tmp_path):
     assert validation(soup) >= validation(best)
     assert soup.run.experts == tuple(run.key for run in experts)
     assert soup.run.given["expert_draws"] == 3
+    assert soup.checkpoints[0].logs["kept experts"] in (1, 2, 3)
+    assert not best.checkpoints[0].logs
 
 
 def test_starts_methods_averages_and_adaptations_go_together_in_pairs(tmp_path):

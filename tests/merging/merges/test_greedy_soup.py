@@ -12,10 +12,11 @@ from tests.merging.merges.numbers import random
 RUN = Run("toy", "greedy_soup", ("a", "b"))
 
 
-def soup(*weights: float) -> float:
-    """The soup of networks with one weight; the closer a weight is to 1, the better it validates.
+def soup(*weights: float) -> tuple[float, int]:
+    """The soup of networks with one weight, and how many networks it has.
 
-    The target says the opposite, which must not matter.
+    The closer a weight is to 1, the better it validates. The target says the opposite, which must
+    not matter.
     """
 
     def evaluate(network: nn.Module) -> dict[str, Scores]:
@@ -35,7 +36,8 @@ def soup(*weights: float) -> float:
         return result
 
     experts = [{"weight": torch.full((1, 1), weight)} for weight in weights]
-    return _greedy(RUN, work, experts, merged).weight.item()
+    model, logs = _greedy(RUN, work, experts, merged)
+    return model.weight.item(), logs["kept experts"]
 
 
 def test_it_is_the_mean_of_what_it_is_given():
@@ -44,11 +46,11 @@ def test_it_is_the_mean_of_what_it_is_given():
 
 
 def test_an_expert_is_kept_if_validation_does_not_fall():
-    assert soup(1.5, 0.5, 4.0) == 1.0  # both of equal distance help, the third does not
-    assert soup(4.0, 1.0, 3.0) == 1.0  # the best alone
-    assert soup(2.0, 0.0, 1.0, 1.0) == 1.0  # what changes nothing is kept, but 2 and 0 do harm
+    assert soup(1.5, 0.5, 4.0) == (1.0, 2)  # both of equal distance help, the third does not
+    assert soup(4.0, 1.0, 3.0) == (1.0, 1)  # the best alone
+    assert soup(2.0, 0.0, 1.0, 1.0) == (1.0, 2)  # what changes nothing is kept, but 2 and 0 do harm
 
 
 def test_the_best_expert_comes_first():
     # In the order given, 0 and then 2.5 would be kept: their mean is nearer to 1 than 0 is.
-    assert soup(-2.0, 0.9, 2.5) == soup(2.5, 0.9, -2.0) == float(torch.tensor(0.9))
+    assert soup(-2.0, 0.9, 2.5) == soup(2.5, 0.9, -2.0) == (float(torch.tensor(0.9)), 1)

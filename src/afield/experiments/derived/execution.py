@@ -65,8 +65,10 @@ def execute_derived(
         with deterministic(threads), track_peak_memory(machine.device) as peak:
             started = time.monotonic()
             work = set_up(run, machine)
-            model = _adapted(run, work) if run.adaptation else build_merged(run, work, store)
-            checkpoint = _evaluate(run, work, model)
+            model, logs = (
+                (_adapted(run, work), {}) if run.adaptation else build_merged(run, work, store)
+            )
+            checkpoint = replace(_evaluate(run, work, model), logs=logs)
         record = Record(
             run=run,
             checkpoints=(checkpoint,),

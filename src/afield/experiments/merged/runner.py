@@ -74,11 +74,16 @@ def _weights(store: Store, key: str) -> State:
         ) from None
 
 
-def build_merged(run: Run, work: TrainingState, store: Store) -> nn.Module:
-    """The model of a merged run; the network of `work` has the weights of the base."""
+def build_merged(
+    run: Run, work: TrainingState, store: Store
+) -> tuple[nn.Module, Mapping[str, float]]:
+    """The model of a merged run, and what to log about it.
+
+    The network of `work` has the weights of the base.
+    """
     network = work.learner.model
     if run.method == "base":
-        return network.eval()
+        return network.eval(), {}
     experts = [_weights(store, key) for key in run.experts]
     _check_alike(run, network, experts)
     special: dict[str, Callable[[], nn.Module]] = {
@@ -87,7 +92,7 @@ def build_merged(run: Run, work: TrainingState, store: Store) -> nn.Module:
         "target_expert": lambda: _copy_with(network, experts[0]),
     }
     if run.method in special:
-        return special[run.method]().eval()
+        return special[run.method]().eval(), {}
     base = {name: value.clone() for name, value in network.state_dict().items()}
     here = [{name: value.to(work.machine.device) for name, value in e.items()} for e in experts]
     kind = registry.find("merges", run.method)
@@ -96,7 +101,7 @@ def build_merged(run: Run, work: TrainingState, store: Store) -> nn.Module:
     def merged(chosen: Sequence[State]) -> nn.Module:
         return _copy_with(network, merge(run.method, base, chosen, **params)).eval()
 
-    return _greedy(run, work, here, merged) if needs_validation(kind) else merged(here)
+    return _greedy(run, work, here, merged) if needs_validation(kind) else (merged(here), {})
 
 
 def _copy_with(network: nn.Module, weights: State) -> nn.Module:
@@ -133,8 +138,11 @@ def _greedy(
     work: TrainingState,
     experts: Sequence[State],
     merged: Callable[[Sequence[State]], nn.Module],
-) -> nn.Module:
-    """The merge of experts, best first, each kept if the sources' validation does not fall."""
+) -> tuple[nn.Module, Mapping[str, float]]:
+    """The merge of experts, best first, each kept if the sources' validation does not fall.
+
+    The number of those that are kept is logged.
+    """
     alone = [_source_value(run, work, _copy_with(work.learner.model, each)) for each in experts]
     order = sorted(range(len(experts)), key=lambda number: -alone[number])
     kept, model = [experts[order[0]]], merged([experts[order[0]]])
@@ -144,7 +152,7 @@ def _greedy(
         value = _source_value(run, work, candidate)
         if value >= best:
             kept, best, model = [*kept, experts[number]], value, candidate
-    return model
+    return model, {"kept experts": float(len(kept))}
 
 
 def _source_value(run: Run, work: TrainingState, network: nn.Module) -> float:

@@ -3,17 +3,56 @@
 A warm-up is a share of the run, so that a penalty takes effect in short runs too.
 """
 
+from abc import abstractmethod
 from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from afield.errors import SpecError
-from afield.training.building_blocks.forward import Outputs
+from afield.hyperparameters import LogUniform, Uniform
+from afield.training.building_blocks.forward import Outputs, forward
 from afield.training.building_blocks.head_derivatives import loss_slopes
-from afield.training.method import Learner, Method
+from afield.training.method import Batches, Learner, Logs, Method
 
-__all__ = ["check_settings", "feature_variance", "is_warm", "scale_penalty"]
+__all__ = ["WarmPenalty", "check_settings", "feature_variance", "is_warm", "scale_penalty"]
+
+
+@dataclass(frozen=True)
+class WarmPenalty(Method):
+    """Mean risk plus a penalty, which has another weight during the warm-up.
+
+    `warmup` is a share of the steps, and `first_weight` the weight of the penalty until then. The
+    optimizer is reset when the warm-up ends.
+    """
+
+    penalty: Annotated[float, LogUniform(0.1, 1e5)] = 100.0
+    warmup: Annotated[float, Uniform(0.0, 0.5)] = 0.1
+
+    first_weight: ClassVar[float]
+    # What the logs call the term.
+    term_name: ClassVar[str] = "penalty"
+    min_batch = 2
+
+    def __post_init__(self) -> None:
+        check_settings(self, not_negative=["penalty"], shares=["warmup"])
+
+    @abstractmethod
+    def term(self, outputs: Outputs) -> Tensor:
+        """The penalty, without its weight."""
+
+    def loss(self, learner: Learner, batches: Batches) -> tuple[Tensor, Logs]:
+        """Mean risk plus the weighted penalty."""
+        return self.penalized(learner, forward(learner, batches))
+
+    def penalized(self, learner: Learner, outputs: Outputs) -> tuple[Tensor, Logs]:
+        """The same, from the outputs of the network."""
+        weight = self.penalty if is_warm(learner, self.warmup) else self.first_weight
+        risk, term = outputs.risks.mean(), self.term(outputs)
+        logs = {"risk": risk.detach(), self.term_name: term.detach()}
+        return risk + weight * term, logs
 
 
 def is_warm(learner: Learner, share: float, *, lr_factor: float = 1.0) -> bool:

@@ -12,33 +12,23 @@ tenth. Its log of the risk contains the penalty; ours does not. A batch of one s
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import ClassVar
 
 from torch import Tensor
 
-from afield.hyperparameters import LogUniform, Uniform
-from afield.training.building_blocks.forward import forward
-from afield.training.building_blocks.penalties import check_settings, feature_variance, is_warm
-from afield.training.method import Batches, Learner, Logs, Method
+from afield.training.building_blocks.forward import Outputs
+from afield.training.building_blocks.penalties import WarmPenalty, feature_variance
 
 __all__ = ["IBERM"]
 
 
 @dataclass(frozen=True)
-class IBERM(Method):
+class IBERM(WarmPenalty):
     """Information bottleneck; `warmup` is a share of the steps."""
 
-    penalty: Annotated[float, LogUniform(0.1, 1e5)] = 100.0
-    warmup: Annotated[float, Uniform(0.0, 0.5)] = 0.1
+    first_weight: ClassVar[float] = 0.0
+    term_name: ClassVar[str] = "variance"
 
-    min_batch = 2
-
-    def __post_init__(self) -> None:
-        check_settings(self, not_negative=["penalty"], shares=["warmup"])
-
-    def loss(self, learner: Learner, batches: Batches) -> tuple[Tensor, Logs]:
-        """Mean risk plus the weighted variance of the features."""
-        weight = self.penalty if is_warm(learner, self.warmup) else 0.0
-        outputs = forward(learner, batches)
-        risk, variance = outputs.risks.mean(), feature_variance(outputs)
-        return risk + weight * variance, {"risk": risk.detach(), "variance": variance.detach()}
+    def term(self, outputs: Outputs) -> Tensor:
+        """Mean variance of the features within a domain."""
+        return feature_variance(outputs)

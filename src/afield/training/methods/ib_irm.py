@@ -15,39 +15,28 @@ from torch import Tensor
 
 from afield.hyperparameters import LogUniform, Uniform
 from afield.training.building_blocks.forward import forward
-from afield.training.building_blocks.penalties import (
-    check_settings,
-    feature_variance,
-    is_warm,
-    scale_penalty,
-)
-from afield.training.method import Batches, Learner, Logs, Method
+from afield.training.building_blocks.penalties import check_settings, feature_variance, is_warm
+from afield.training.method import Batches, Learner, Logs
+from afield.training.methods.irm import IRM
 
 __all__ = ["IBIRM"]
 
 
 @dataclass(frozen=True)
-class IBIRM(Method):
+class IBIRM(IRM):
     """Information bottleneck and IRM; both warm-ups are shares of the steps."""
 
-    penalty: Annotated[float, LogUniform(0.1, 1e5)] = 100.0
-    warmup: Annotated[float, Uniform(0.0, 0.5)] = 0.1
     bottleneck: Annotated[float, LogUniform(0.1, 1e5)] = 100.0
     bottleneck_warmup: Annotated[float, Uniform(0.0, 0.5)] = 0.1
 
-    min_batch = 2
-
     def __post_init__(self) -> None:
-        shares = ["warmup", "bottleneck_warmup"]
-        check_settings(self, not_negative=["penalty", "bottleneck"], shares=shares)
+        super().__post_init__()
+        check_settings(self, not_negative=["bottleneck"], shares=["bottleneck_warmup"])
 
     def loss(self, learner: Learner, batches: Batches) -> tuple[Tensor, Logs]:
         """Mean risk plus both weighted penalties."""
-        weight = self.penalty if is_warm(learner, self.warmup) else 1.0
-        bottleneck = self.bottleneck if is_warm(learner, self.bottleneck_warmup) else 0.0
         outputs = forward(learner, batches)
-        risk, penalty = outputs.risks.mean(), scale_penalty(outputs)
+        loss, logs = self.penalized(learner, outputs)
+        weight = self.bottleneck if is_warm(learner, self.bottleneck_warmup) else 0.0
         variance = feature_variance(outputs)
-        logs = {"risk": risk, "penalty": penalty, "variance": variance}
-        loss = risk + weight * penalty + bottleneck * variance
-        return loss, {name: value.detach() for name, value in logs.items()}
+        return loss + weight * variance, {**logs, "variance": variance.detach()}

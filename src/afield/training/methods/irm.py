@@ -14,33 +14,22 @@ refused.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import ClassVar
 
 from torch import Tensor
 
-from afield.hyperparameters import LogUniform, Uniform
-from afield.training.building_blocks.forward import forward
-from afield.training.building_blocks.penalties import check_settings, is_warm, scale_penalty
-from afield.training.method import Batches, Learner, Logs, Method
+from afield.training.building_blocks.forward import Outputs
+from afield.training.building_blocks.penalties import WarmPenalty, scale_penalty
 
 __all__ = ["IRM"]
 
 
 @dataclass(frozen=True)
-class IRM(Method):
+class IRM(WarmPenalty):
     """Invariant risk minimization; `warmup` is a share of the steps."""
 
-    penalty: Annotated[float, LogUniform(0.1, 1e5)] = 100.0
-    warmup: Annotated[float, Uniform(0.0, 0.5)] = 0.1
+    first_weight: ClassVar[float] = 1.0
 
-    min_batch = 2
-
-    def __post_init__(self) -> None:
-        check_settings(self, not_negative=["penalty"], shares=["warmup"])
-
-    def loss(self, learner: Learner, batches: Batches) -> tuple[Tensor, Logs]:
-        """Mean risk plus the weighted penalty."""
-        weight = self.penalty if is_warm(learner, self.warmup) else 1.0
-        outputs = forward(learner, batches)
-        risk, penalty = outputs.risks.mean(), scale_penalty(outputs)
-        return risk + weight * penalty, {"risk": risk.detach(), "penalty": penalty.detach()}
+    def term(self, outputs: Outputs) -> Tensor:
+        """Mean product of the derivatives of two halves."""
+        return scale_penalty(outputs)

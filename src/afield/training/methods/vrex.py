@@ -14,6 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from afield.hyperparameters import LogUniform, Uniform
+from afield.training.building_blocks.penalties import is_warm
 from afield.training.method import Batches, Learner, Logs, Method, risks
 
 __all__ = ["VREx"]
@@ -28,10 +29,7 @@ class VREx(Method):
 
     def loss(self, learner: Learner, batches: Batches) -> tuple[Tensor, Logs]:
         """Mean risk plus the weighted variance of the risks."""
-        start = round(self.warmup * learner.task.steps)
-        if learner.step == start:
-            learner.reset_optimizer()
-        weight = self.penalty if learner.step >= start else 1.0
+        weight = self.penalty if is_warm(learner, self.warmup) else 1.0
         risk = risks(learner.model, batches)
         variance = risk.var(correction=0)
         return risk.mean() + weight * variance, {"variance": variance.detach()}
