@@ -7,7 +7,8 @@ On small:cnn (28 px) and on timm:resnet18 (64 px, BatchNorm frozen), 3 domains Ã
 core. A method and erm take turns step by step, as these machines are noisy, and the median of the
 ratios of processor time counts. Warm-ups are over. A line ends with an exclamation mark if the
 method is slower than its passes over the network explain by more than 15 %: a step of erm is one
-forward and one backward pass, and a backward pass counts as two forward passes.
+forward and one backward pass, and a backward pass counts as two forward passes. Passes over the
+head alone, or over a large part of a method's own, count as long as they take on their own.
 
 With --full, memory is the most that torch held, from the building of the network to the end of the
 second step. Of methods that regroup, a whole run counts as well: one in which every sample comes 75
@@ -77,8 +78,17 @@ HEAD_PASSES: dict[str, tuple[float, float]] = {
     # 300 products with the Hessian, two passes each, for each domain and for all; those of the
     # domains are differentiated.
     "hutchinson": (1200, 300),
+    # Steps of the adversarial head.
+    "transfer": (10, 10),
     # 30 steps of the probes, and ten products with their Hessians.
     "trm": (50, 30),
+}
+# Passes over a part of a method that is a network of its own and takes as long as some layers.
+PART_PASSES = {
+    # The fixed projection, three layers twice as wide as the features: forward, and back to them.
+    "self_reg": ("projection", 1),
+    # To train the features, and on noise and features to train it, with an optimizer of its own.
+    "urm": ("critic", 3),
 }
 # Passes that visit one domain after the other, and pay what a pass costs without samples each time.
 BY_DOMAIN = ("and_mask", "arith", "fish", "iga", "maml", "mldg", "reptile", "sand_mask")
@@ -280,6 +290,9 @@ def explained(name: str, backbone: str, pixels: int) -> float:
     if name in HEAD_PASSES:
         forward, backward = HEAD_PASSES[name]
         passes += (forward + 2 * backward) / 3 * head_ratio(backbone, pixels)
+    if name in PART_PASSES:
+        part, count = PART_PASSES[name]
+        passes += count * part_ratio(name, part, backbone, pixels)
     return passes
 
 
@@ -301,6 +314,23 @@ def head_ratio(backbone: str, pixels: int) -> float:
 
     def passes() -> None:
         torch.nn.functional.cross_entropy(head(x), y).backward()
+
+    return median_ratio(passes, stepping(erm, backbone, pixels, 1), 5)
+
+
+@cache
+def part_ratio(name: str, part: str, backbone: str, pixels: int) -> float:
+    """The time of a pass over a part, with the step of its optimizer if any, over a step of erm."""
+    method, erm = (build(registry.find("methods", each), {}) for each in (name, "erm"))
+    learner = begun(method, backbone, pixels)
+    x = torch.randn(DOMAINS * BATCH, learner.model.head.in_features, requires_grad=True)
+    optimizer = learner.optimizers.get(part)
+
+    def passes() -> None:
+        learner.parts[part](x).square().mean().backward()
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad()
 
     return median_ratio(passes, stepping(erm, backbone, pixels, 1), 5)
 

@@ -506,7 +506,9 @@ def test_evaluation_resizes_as_torchvision(channels, side, size):
     x = pictures(3, channels, side)
     expected = v2.functional.resize(x, [size, size], antialias=True)
     result = Resize(size, HALF)(x)
-    assert torch.equal(result, HALF(expected))
+    # torchvision 0.20 rounds some bytes to the next one; 1 / 127.5 is the distance of two bytes.
+    early = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 14)
+    torch.testing.assert_close(result, HALF(expected), rtol=0, atol=1.001 / 127.5 if early else 0)
     assert result.is_contiguous(memory_format=torch.channels_last)
     assert result.dtype == torch.float32
 

@@ -3,6 +3,7 @@
 import torch
 
 from afield.networks.styles import (
+    _sorted_places,
     match_distributions,
     mix_styles,
     randomize_content,
@@ -55,3 +56,10 @@ def test_matching_gives_exactly_the_values_of_the_other_sample():
     found = match_distributions(x, torch.zeros(2), perm)
     torch.testing.assert_close(found[0].flatten().sort().values, x[1].flatten().sort().values)
     assert torch.equal(found[0].flatten().argsort(), x[0].flatten().argsort())
+
+
+def test_values_are_sorted_as_torch_sorts_them():
+    x = torch.randn(3, 4, 50, generator=torch.Generator().manual_seed(0)).relu() - 0.1
+    x[0, 0, :8] = torch.tensor([0.0, -0.0, 1e30, -1e30, 1e-40, -1e-40, float("inf"), -float("inf")])
+    for values in (x, x.transpose(1, 2), x.double(), x[:, :, :1]):
+        assert torch.equal(_sorted_places(values), values.sort(dim=-1, stable=True).indices)

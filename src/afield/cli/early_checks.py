@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from afield import own_code
 from afield.data.sources.paths import check_dataset_exists
 from afield.deployment.model_files import check_model_folder
 from afield.errors import DataError
@@ -10,9 +11,12 @@ __all__ = ["check_dataset", "check_model", "check_store", "check_stores"]
 
 
 def check_dataset(name: str | None) -> str | None:
-    """Report a mistyped path before anything large is imported."""
-    if name is not None:
-        check_dataset_exists(name)
+    """Report a mistyped path before anything large is imported; load a dataset in Python."""
+    if name is None:
+        return None
+    if own_code.is_code("datasets", name):
+        return own_code.load("datasets", name)
+    check_dataset_exists(name)
     return name
 
 

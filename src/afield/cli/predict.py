@@ -11,6 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from afield import own_code
 from afield.cli import console
 from afield.cli.options import ModelFolder, collect_settings
 from afield.errors import SpecError
@@ -111,6 +112,7 @@ def predict(
     keep_freed_memory()
     loaded = load(model, device=device or default_device())
     if adapt is not None:
+        adapt = own_code.accept({"adapt": adapt})["adapt"]
         loaded = loaded.adapted(adapt, collect_settings(set_))
     elif set_:
         raise SpecError("--set is for --adapt; add it")

@@ -114,7 +114,8 @@ def train(
         alone = (label, domain, trial, draw, average, classes, finetune) == ALONE
         if dataset or target or settings or not alone:
             raise SpecError("--like repeats a run with its own settings; remove the other settings")
-        run = _read_run(like)
+        known = _read_record(like)
+        run = known.run
         if not run.experts:  # a merged model is refused, with a reason, when it is executed
             check_run(run)
     elif dataset is None or method is None:
@@ -135,16 +136,24 @@ def train(
                 finetune=finetune,
                 settings=settings,
             )
-    _execute(run, open_store(store), threads=threads, tensorboard=tensorboard)
+    record = _execute(run, open_store(store), threads=threads, tensorboard=tensorboard)
+    first = "first weights"
+    if like is not None and known.versions.get(first) != record.versions.get(first):
+        console.err.print(
+            f"note: {run.backbone} starts from other weights than in {like}, because code that it "
+            "calls has changed",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
-def _read_run(address: str) -> "Run":
+def _read_record(address: str) -> "Record":
     from afield.experiments.store import fetch_run, read_record
 
-    return read_record(fetch_run(address)).run
+    return read_record(fetch_run(address))
 
 
-def _execute(run: "Run", store: "Store", *, threads: int, tensorboard: bool) -> None:
+def _execute(run: "Run", store: "Store", *, threads: int, tensorboard: bool) -> "Record":
     """Train with a progress bar, then print the accuracies."""
     from afield.compute import keep_freed_memory
     from afield.experiments.runner import execute
@@ -162,6 +171,7 @@ def _execute(run: "Run", store: "Store", *, threads: int, tensorboard: bool) -> 
 
         record = execute(run, store, threads=threads, watch=watch)
     _print_record(record, store.where(run))
+    return record
 
 
 def _print_idle_cores(threads: int) -> None:

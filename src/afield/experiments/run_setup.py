@@ -25,6 +25,7 @@ from afield.experiments.store import read_run_inputs, read_run_weights
 from afield.hyperparameters import build, with_neutral
 from afield.networks.backbone import HUB, find_backbone, network
 from afield.networks.freezing import freeze_blocks
+from afield.networks.own_network import weights_digest
 from afield.training.average import Average
 from afield.training.checkpoint import Checkpoint
 from afield.training.counts import MAX_CONFUSION_CLASSES
@@ -73,7 +74,8 @@ class TrainingState:
     """The objects of one training run, and its results so far.
 
     `keeps_network` tells whether the method trains the network that it was given, perhaps within a
-    wrapper, and not another one with weights of its own.
+    wrapper, and not another one with weights of its own. `first_weights` is the digest of the
+    initial weights if the network is the user's own; empty for others, whose names say all.
     """
 
     run: Run
@@ -87,10 +89,17 @@ class TrainingState:
     dropped: int = 0
     truncated: int = 0
     keeps_network: bool = True
+    first_weights: str = ""
     checkpoints: list[Checkpoint] = field(default_factory=list)
     best: dict[str, Tensor] = field(default_factory=dict)
     best_parts: dict[str, Tensor] = field(default_factory=dict)
     seconds: float = 0.0
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions of what the run uses, for its record."""
+        first = {"first weights": self.first_weights} if self.first_weights else {}
+        return {**versions(self.run), **first}
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -146,6 +155,8 @@ def set_up_on(
     )
     prompts = run_prompts(run, dataset)
     model = build_network(len(classes), class_names=prompts).to(machine.device)
+    is_own = run.backbone.partition(":")[0] in own_code.names("backbones")
+    first_weights = weights_digest(model)[:16] if is_own else ""
     if run.base and not run.adaptation:
         model.load_state_dict(read_run_weights(machine.store / run.base))
     freeze_blocks(model.features, run.freeze_blocks, run.backbone)
@@ -173,6 +184,7 @@ def set_up_on(
         dropped=run_data.dropped,
         truncated=run_data.truncated,
         keeps_network=keeps_network,
+        first_weights=first_weights,
     )
 
 

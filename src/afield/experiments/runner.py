@@ -97,7 +97,7 @@ def execute(
             run=run,
             checkpoints=tuple(work.checkpoints),
             seconds=work.seconds,
-            versions=versions(run),
+            versions=work.versions,
             device=work.machine.description,
             dropped=work.dropped,
             truncated=work.truncated,

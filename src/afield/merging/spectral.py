@@ -149,12 +149,15 @@ def polar_factor(columns: Tensor) -> Tensor:
 def full_precision() -> Iterator[None]:
     """Multiply float32 matrices in float32 and not in TF32, which may be enabled for training."""
     matmul = torch.backends.cuda.matmul
-    before = matmul.fp32_precision
-    matmul.fp32_precision = "ieee"
+    # Early versions of torch have a switch for TF32 instead.
+    is_named = hasattr(matmul, "fp32_precision")
+    name, value = ("fp32_precision", "ieee") if is_named else ("allow_tf32", False)
+    before = getattr(matmul, name)
+    setattr(matmul, name, value)
     try:
         yield
     finally:
-        matmul.fp32_precision = before
+        setattr(matmul, name, before)
 
 
 def _quick_polar(columns: Tensor) -> Tensor | None:

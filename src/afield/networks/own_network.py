@@ -5,6 +5,7 @@ head of a `Classifier`, with its initial weights, and everything before it the f
 """
 
 import copy
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from afield.errors import SpecError
 from afield.networks.backbone import Classifier, Shape, WholeNetwork
 
-__all__ = ["OwnNetwork", "own_backbone"]
+__all__ = ["OwnNetwork", "own_backbone", "weights_digest"]
 
 Builder = Callable[[Shape, int], nn.Module]
 
@@ -62,6 +63,15 @@ def own_backbone(network: nn.Module | Builder) -> type[OwnNetwork]:
     """A family of backbones with this one network."""
     build: Builder = FromModule(network) if isinstance(network, nn.Module) else network
     return type("Own", (OwnNetwork,), {"builder": staticmethod(build)})
+
+
+def weights_digest(network: nn.Module) -> str:
+    """Digest of the weights of a module, and of its layers."""
+    digest = hashlib.sha256(repr(network).encode())
+    for name, tensor in network.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _outputs(name: str, module: nn.Module, shape: Shape, wanted: tuple[int, int]) -> Tensor:

@@ -45,7 +45,7 @@ def row_command(
     """
     runs = [record.run for record in records]
     first = runs[0]
-    words = ["afield", "bench", Path(first.dataset).name]
+    words = ["afield", *_code(first), "bench", Path(first.dataset).name]
     methods = [*beside, *([] if first.experts or first.method in beside else [first.method])]
     if methods:
         words += ["--methods", ",".join(methods)]
@@ -72,8 +72,14 @@ def run_command(run: Run, *, from_store: str, store: str) -> str:
 
     A merged or adapted model needs the command of its row.
     """
-    words = ["afield", "train", "--like", f"{from_store}/{run.key}", "--store", store]
+    words = ["afield", *_code(run), "train", "--like", f"{from_store}/{run.key}"]
+    words += ["--store", store]
     return " ".join(shell_quote(word) for word in words)
+
+
+def _code(run: Run) -> list[str]:
+    """The user's own code that a run needs, in files with the names that the record keeps."""
+    return [word for each in run.code for word in ("--code", f"{each.partition('/')[2]}.py")]
 
 
 def shell_quote(word: str) -> str:

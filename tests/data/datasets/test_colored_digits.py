@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from afield.data.datasets import colored_digits as small
+from afield.data.datasets import colored_mnist_irm as large
 from afield.data.datasets.colored_digits import COPIES, colored_digits
 from afield.data.domains import ReadOptions
+from afield.networks.backbone import network
 
 AGREE = {"+90%": 0.9, "+80%": 0.8, "-90%": 0.1}
 
@@ -46,3 +49,14 @@ def test_the_classes_are_small_and_large_digits(domains):
     share = torch.cat([domain.y for domain in domains.values()]).float().mean()
     # 901 of 1,797 digits are below 5; a quarter of both classes is flipped.
     assert share == pytest.approx((0.75 * 901 + 0.25 * 896) / 1797, abs=1e-3)
+
+
+def test_fishr_has_the_penalty_of_irm_as_a_sum_over_the_head(tmp_path):
+    for module, dataset, shape in (
+        (small, colored_digits, (2, 8, 8)),
+        (large, large.colored_mnist_irm(tmp_path), (2, 14, 14)),
+    ):
+        head = network(dataset.training.backbone, shape, 2).head
+        assert sum(weights.numel() for weights in head.parameters()) == module.HEAD_ENTRIES
+        penalty = dataset.methods["fishr"]["fishr.penalty"] / module.HEAD_ENTRIES
+        assert penalty == dataset.methods["irm"]["irm.penalty"]

@@ -163,20 +163,22 @@ def test_the_quick_way_is_within_the_promise():
 
 def test_tf32_is_off_in_it_and_as_before_after_it(monkeypatch):
     products = torch.backends.cuda.matmul
-    before, seen = products.fp32_precision, []
+    is_named = hasattr(products, "fp32_precision")
+    name, on, off = ("fp32_precision", "tf32", "ieee") if is_named else ("allow_tf32", True, False)
+    before, seen = getattr(products, name), []
 
     def watched(square, **settings):
-        seen.append(products.fp32_precision)
+        seen.append(getattr(products, name))
         return keep_entries(square, **settings)
 
     monkeypatch.setattr("afield.merging.merges.score.keep_entries", watched)
-    products.fp32_precision = "tf32"
+    setattr(products, name, on)
     try:
         score(normal(2, 8, 6).float())
-        assert products.fp32_precision == "tf32"
+        assert getattr(products, name) == on
     finally:
-        products.fp32_precision = before
-    assert set(seen) == {"ieee"}
+        setattr(products, name, before)
+    assert set(seen) == {off}
 
 
 def test_an_entry_at_the_threshold_is_kept():

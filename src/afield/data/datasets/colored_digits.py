@@ -14,7 +14,8 @@ noise. No digit is in two domains, but the training and validation splits of a d
 
 The interesting target is ``-90%`` (``--targets=-90%``). Validation on the sources prefers color
 there, so methods that ignore color win only if the last checkpoint is used, as the rule `target`
-does.
+does. The penalty was chosen with `irm` and `vrex` while looking at this target; `fishr` has the
+same, as a sum over the entries of the head (see `colored_mnist_irm`).
 """
 
 import numpy as np
@@ -28,6 +29,9 @@ __all__ = ["colored_digits"]
 # Share of the samples whose color is swapped.
 SWAPPED = {"+90%": 0.1, "+80%": 0.2, "-90%": 0.9}
 COPIES, FLIPPED_COPIES = 40, 10
+PENALTY = 1e4
+# Weights and biases of the head of small:mlp, over which `fishr` takes a mean.
+HEAD_ENTRIES = 2 * (64 + 1)
 
 
 def _read(options: ReadOptions) -> dict[str, Domain]:
@@ -67,9 +71,13 @@ colored_digits = DomainSet(
     ),
     sizes=dict.fromkeys(SWAPPED, 599 * COPIES),
     methods={
-        "irm": {"irm.penalty": 1e4, "irm.warmup": 0.4},
-        "vrex": {"vrex.penalty": 1e4, "vrex.warmup": 0.4},
-        "fishr": {"fishr.penalty": 1e5, "fishr.warmup": 0.4, "fishr.memory": 0.0},
+        "irm": {"irm.penalty": PENALTY, "irm.warmup": 0.4},
+        "vrex": {"vrex.penalty": PENALTY, "vrex.warmup": 0.4},
+        "fishr": {
+            "fishr.penalty": PENALTY * HEAD_ENTRIES,
+            "fishr.warmup": 0.4,
+            "fishr.memory": 0.0,
+        },
         "eqrm": {"eqrm.quantile": 1 - 1e-15, "eqrm.warmup": 0.4, "eqrm.lr_factor": 0.1},
     },
 )

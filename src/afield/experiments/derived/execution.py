@@ -22,7 +22,7 @@ from afield.data.domains import data_root
 from afield.data.lookup import find_dataset
 from afield.experiments.merged.runner import build_merged
 from afield.experiments.record import Record, Run
-from afield.experiments.run_setup import Machine, TrainingState, load_domains, set_up, versions
+from afield.experiments.run_setup import Machine, TrainingState, load_domains, set_up
 from afield.experiments.store import Store
 from afield.hyperparameters import build, with_neutral
 from afield.training.adaptation import Adaptation
@@ -73,7 +73,7 @@ def execute_derived(
             run=run,
             checkpoints=(checkpoint,),
             seconds=time.monotonic() - started,
-            versions=versions(run),
+            versions=work.versions,
             device=machine.description,
             dropped=work.dropped,
             truncated=work.truncated,

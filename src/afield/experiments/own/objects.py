@@ -13,7 +13,7 @@ from afield import own_code, registry
 from afield.errors import SpecError
 from afield.experiments.own.samples import dataset_spec
 from afield.hyperparameters import defaults
-from afield.networks.own_network import own_backbone
+from afield.networks.own_network import own_backbone, weights_digest
 from afield.training.method import Method
 
 __all__ = ["accept_objects"]
@@ -81,20 +81,11 @@ def _backbone_name(network: Any) -> str:
         )
     source = _source(type(network) if isinstance(network, nn.Module) else network)
     if isinstance(network, nn.Module):
-        source += _weights_digest(network)
+        source += weights_digest(network)
     kind = own_backbone(network)
     named = type(network) if isinstance(network, nn.Module) else network
     name = f"{named.__name__}_{hashlib.sha256(source.encode()).hexdigest()[:12]}"
     return own_code.register("backbones", name, kind, source=source, payload=network)
-
-
-def _weights_digest(network: nn.Module) -> str:
-    """Digest of the initial weights of a module, and of its layers."""
-    digest = hashlib.sha256(repr(network).encode())
-    for name, tensor in network.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _source(value: Any) -> str:

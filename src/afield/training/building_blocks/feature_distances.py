@@ -1,13 +1,14 @@
 """Distances between sets of samples: by their moments, and by kernels.
 
 Both take any number of sets and return the mean distance over all pairs of them. Neither visits
-the pairs: a sum of squared differences over all pairs is the number of sets times the sum of
-squared deviations from the mean, and the kernels of all samples are computed once.
+the pairs of sets: a sum of squared differences over all pairs is the number of sets times the sum
+of squared deviations from the mean, and the kernels of all samples are computed once.
 """
 
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = ["WIDTHS", "block_means", "kernel", "kernel_distance", "moment_distance"]
@@ -22,19 +23,49 @@ def moment_distance(sets: Sequence[Tensor]) -> Tensor:
     The squares are means over k entries of the means and over k² of the covariances, which have
     the divisor m - 1. The distance of a single set is 0.
     """
+    if len(sets) == 1:
+        return sets[0].new_zeros(())
+    sizes = [len(features) for features in sets]
+    means, rows = _centered(sets, sizes)
+    return _mean_over_pairs(means) + _covariance_distance(rows, sizes)
+
+
+def _centered(sets: Sequence[Tensor], sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Means of the sets, and the rows of all sets less the means of their own."""
+    if len(set(sizes)) == 1:
+        stacked = torch.stack(list(sets))
+        means = stacked.mean(dim=1)
+        return means, (stacked - means[:, None]).flatten(0, 1)
     means = torch.stack([features.mean(dim=0) for features in sets])
-    centered = [features - mean for features, mean in zip(sets, means, strict=True)]
-    covariances = torch.stack([c.T @ c / (len(c) - 1) for c in centered])
-    return _mean_over_pairs(means) + _mean_over_pairs(covariances)
+    return means, torch.cat([each - mean for each, mean in zip(sets, means, strict=True)])
+
+
+def _covariance_distance(rows: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Mean over pairs of the squared difference of covariances, and over their entries.
+
+    If there are fewer samples than features, the covariances are larger than the matrix of products
+    of samples, which is then used instead: ⟨AᵀA, BᵀB⟩ = ‖A Bᵀ‖².
+    """
+    if len(rows) >= rows.shape[1]:
+        own = rows.split(list(sizes))
+        return _mean_over_pairs(torch.stack([c.T @ c / (len(c) - 1) for c in own]))
+    # Makes of a mean over m samples one with the divisor m - 1.
+    factors = rows.new_tensor([size / (size - 1) for size in sizes])
+    products = block_means((rows @ rows.T).square(), sizes) * factors * factors[:, None]
+    return _mean_pair_distance(products) / rows.shape[1] ** 2
 
 
 def _mean_over_pairs(rows: Tensor) -> Tensor:
     """Mean of the squared difference over all pairs of rows and all entries."""
-    if len(rows) == 1:
-        return rows.new_zeros(())
     # Twice the variance over the rows; torch's own takes many times as long.
     squares = (rows - rows.mean(dim=0)).square().sum()
     return 2 * squares / ((len(rows) - 1) * rows[0].numel())
+
+
+def _mean_pair_distance(products: Tensor) -> Tensor:
+    """Mean of ‖a - b‖² over all pairs of vectors, from the matrix of their products."""
+    n, within = len(products), products.trace()
+    return 2 * within / n - 2 * (products.sum() - within) / (n * (n - 1))
 
 
 def kernel_distance(sets: Sequence[Tensor], widths: Sequence[float] = WIDTHS) -> Tensor:
@@ -43,12 +74,24 @@ def kernel_distance(sets: Sequence[Tensor], widths: Sequence[float] = WIDTHS) ->
     The distance of a pair is the mean kernel within either set less twice the mean kernel between
     them; a sample is also paired with itself. The distance of a single set is 0.
     """
-    n, samples = len(sets), torch.cat(list(sets))
-    means = block_means(kernel(samples, widths), [len(each) for each in sets])
-    if n == 1:
-        return means.new_zeros(())
-    within = means.trace()
-    return 2 * within / n - 2 * (means.sum() - within) / (n * (n - 1))
+    if len(sets) == 1:
+        return sets[0].new_zeros(())
+    n, samples, sizes = len(sets), torch.cat(list(sets)), [len(each) for each in sets]
+    # Each pair of samples is computed once, and its weight counts it twice.
+    distances = F.pdist(samples).square()
+    kernels = (distances * -distances.new_tensor(widths)[:, None]).exp().sum(dim=0)
+    with_itself = 2 * len(widths) * sum(1 / size for size in sizes) / n
+    return kernels @ _pair_weights(sizes, kernels) + with_itself
+
+
+def _pair_weights(sizes: Sequence[int], like: Tensor) -> Tensor:
+    """Weight of each pair of samples in the mean distance, in the order of `F.pdist`."""
+    n, count = len(sizes), sum(sizes)
+    first, second = torch.triu_indices(count, count, offset=1, device=like.device)
+    owner = torch.arange(n).repeat_interleave(torch.tensor(sizes)).to(like.device)
+    shares = like.new_tensor([1 / size for size in sizes])[owner]
+    signs = like.new_tensor([4 / n, -4 / (n * (n - 1))])
+    return shares[first] * shares[second] * signs[(owner[first] != owner[second]).long()]
 
 
 def kernel(samples: Tensor, widths: Sequence[float] = WIDTHS) -> Tensor:

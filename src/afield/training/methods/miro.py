@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -111,8 +111,24 @@ def _negative_log_likelihood(z: Tensor, mean: Tensor, b: Tensor) -> Tensor:
     """Half the mean of (z - mean)² / v + log v; means over positions come first, which is fast."""
     variance = F.softplus(b) + LEAST_VARIANCE
     shared = [dim for dim, size in enumerate(b.shape) if size == 1 or dim == 0]
-    distance = (z - mean).square().mean(dim=shared, keepdim=True)
+    distance = cast(Tensor, _MeanSquares.apply(z - mean, shared))
     return (distance / variance + variance.log()).mean() / 2
+
+
+class _MeanSquares(torch.autograd.Function):
+    """Mean of the squares over some dimensions, whose gradient reads the maps only once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dims: list[int]) -> Tensor:
+        """Mean of the squares."""
+        ctx.save_for_backward(x)
+        return x.square().mean(dim=dims, keepdim=True)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        """Gradient with respect to `x`."""
+        (x,) = ctx.saved_tensors
+        return x * (gradient * (2 * gradient.numel() / x.numel())), None
 
 
 def _compared_stages(model: nn.Module, x: Tensor) -> dict[str, tuple[int, ...]]:
