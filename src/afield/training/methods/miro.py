@@ -125,7 +125,7 @@ class _MeanSquares(torch.autograd.Function):
         return x.square().mean(dim=dims, keepdim=True)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """Gradient with respect to `x`."""
         (x,) = ctx.saved_tensors
         return x * (gradient * (2 * gradient.numel() / x.numel())), None
