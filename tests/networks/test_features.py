@@ -39,7 +39,7 @@ def test_samples_are_looked_at_in_evaluation_mode_and_as_they_are(model, samples
 
 def test_large_sets_are_looked_at_in_pieces(model, samples, monkeypatch):
     whole = view_samples(model, samples, torch.arange(100))
-    monkeypatch.setattr("afield.networks.inference.MAX_CHUNK_NUMBERS", 7 * 6)
+    monkeypatch.setattr("afield.networks.inference.MAX_CHUNK_NUMBERS", 7 * 8)
     assert MAX_CHUNK_SAMPLES > 100
     pieces = view_samples(model, samples, torch.arange(100))
     for name in ("features", "path", "logits", "y"):

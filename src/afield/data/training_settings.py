@@ -74,6 +74,9 @@ class Training:
     group
         Groups of samples finer than a domain whose accuracies are shown as well: a column of the
         data, or a CSV file with the columns path and group.
+    precision
+        Arithmetic of the networks: fp32, bf16 (bfloat16), fp16 (float16, for GPUs without
+        bfloat16), or auto, which chooses by the device and the network.
     class_names, templates
         Files with readable names of the classes and with sentences, for the prompts of a CLIP;
         empty means those of the dataset.
@@ -107,6 +110,7 @@ class Training:
     skip_broken: bool = False
     metric: str = ""
     group: str = ""
+    precision: Literal["fp32", "bf16", "fp16", "auto"] = "fp32"
     class_names: str = ""
     templates: str = ""
 

@@ -26,6 +26,7 @@ from afield.hyperparameters import build, with_neutral
 from afield.networks.backbone import HUB, find_backbone, network
 from afield.networks.freezing import freeze_blocks
 from afield.networks.own_network import weights_digest
+from afield.networks.precision import lower_precision
 from afield.training.average import Average
 from afield.training.checkpoint import Checkpoint
 from afield.training.counts import MAX_CONFUSION_CLASSES
@@ -151,6 +152,7 @@ def set_up_on(
         shape=run_data.shape,
         schedule=make_schedule(schedule_in_steps(run.lr_schedule, epoch), run.steps),
         clip_norm=run.clip_norm,
+        scales_loss=run.precision == "fp16",
         pretrained=bool(run.weights or run.base),
     )
     prompts = run_prompts(run, dataset)
@@ -168,6 +170,9 @@ def set_up_on(
     if run.adaptation:
         # The weights of a finished run are those of the network that its method made.
         learner.model.load_state_dict(read_run_weights(machine.store / run.base))
+    if run.precision:
+        for net in (learner.model, learner.parts):
+            lower_precision(net, run.precision)
     kind = registry.find("averages", run.average)
     average: Average = build(kind, with_neutral(kind, run.average_params))
     average.setup(learner.model, steps=learner.task.steps)

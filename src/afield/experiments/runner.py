@@ -23,6 +23,7 @@ from afield.experiments.record import Progress, Record, Run
 from afield.experiments.run_setup import Machine, TrainingState, set_up, versions
 from afield.experiments.selection import RULES, selection_value, validation_accuracy
 from afield.experiments.store import Store
+from afield.networks.precision import check_precision
 from afield.seeds import capture_rng_state, restore_rng_state
 from afield.training.checkpoint import PARTS, Checkpoint
 from afield.training.evaluation import without_details
@@ -81,6 +82,7 @@ def execute(
         option = "--adapt" if run.adaptation else "--merges"
         raise SpecError(f"{run.key}: this model is not trained; bench with {option} makes it")
     where = torch.device(device or default_device())
+    check_precision(run.precision, where)
     with store.claim(run, wait=wait):
         stored = store.get(run)
         if stored is not None:

@@ -18,6 +18,7 @@ from afield.experiments.run_setup import steps_per_epoch
 from afield.experiments.selection import DEFAULT_RULES, RULES
 from afield.hyperparameters import build, defaults, draw_values, validate_values, without_neutral
 from afield.networks.backbone import HUB, find_backbone
+from afield.networks.precision import resolve_precision
 from afield.networks.text_settings import token_count, with_pooling
 from afield.registry import hint
 from afield.training.method import Method
@@ -38,10 +39,8 @@ PHOTOGRAPH_SIZE = 96
 # The usual learning rate of fine-tuning, if the dataset's own is meant for a small network.
 FINE_TUNING_LR = 5e-5
 # Settings that may be None, which means that the dataset and the network decide.
-OPTIONAL_SETTINGS = (
-    *("every", "weights", "freeze_bn", "size", "augment", "optimizer", "lr_schedule"),
-    *("metric", "tokens"),
-)
+OPTIONAL_SETTINGS = ["every", "weights", "freeze_bn", "size", "augment", "optimizer"]
+OPTIONAL_SETTINGS += ["lr_schedule", "metric", "tokens"]
 Settings = Mapping[str, Any]
 
 
@@ -244,6 +243,7 @@ def resolve_settings(training: dict[str, Any], dataset: DomainSet) -> dict[str, 
         augment = "full" if resolved["size"] >= PHOTOGRAPH_SIZE else "light"
         augment = augment if dataset.modality.resizable else "none"
     resolved["augment"] = "" if augment == "none" else augment
+    resolved["precision"] = resolve_precision(resolved)
     resolved["prompts"] = _prompts_digest(training, dataset)
     for name in ("class_names", "templates"):
         resolved[name] = str(Path(training[name]).resolve()) if training[name] else ""

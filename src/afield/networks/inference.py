@@ -5,7 +5,10 @@ same domain; it is given one domain at a time, in batches of a fixed size.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +18,17 @@ from afield.data.samples import Prepare, Rows, identity, trim_padding
 __all__ = ["MAX_CHUNK_NUMBERS", "MAX_CHUNK_SAMPLES", "BatchPredictor"]
 __all__ += ["compute_outputs", "eval_mode"]
 
-# Greatest number of samples, and of values in them, in one forward pass: large enough to keep the
-# cores busy, small enough for caches and memory.
-MAX_CHUNK_SAMPLES, MAX_CHUNK_NUMBERS = 512, 2**23
+# Greatest number of samples in one forward pass on a CPU and on a GPU, and of values in the largest
+# output of a layer: large enough to keep the device busy, small enough for caches and memory.
+MAX_CHUNK_SAMPLES, MAX_CHUNK_SAMPLES_GPU, MAX_CHUNK_NUMBERS = 128, 512, 2**24
 # The same for texts: a transformer computes thousands of values per token.
 MAX_CHUNK_TOKENS = 2**14
+# On a GPU, the largest output of a layer takes at most this share of the free memory.
+GPU_MEMORY_SHARE = 1 / 16
+# Samples in the first pass of a network, which measures the outputs of its layers.
+MEASURED_SAMPLES = 8
+# The number of values of a sample in the largest layer output, by network.
+_largest_outputs: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 
 class BatchPredictor(nn.Module):
@@ -62,7 +71,7 @@ def compute_outputs(
     prepare: Prepare = identity,
     *,
     indices: Tensor | None = None,
-    max_batch_size: int = MAX_CHUNK_SAMPLES,
+    max_batch_size: int | None = None,
     domain: int | None = None,
 ) -> Tensor:
     """Compute the outputs of a network in evaluation mode, in chunks.
@@ -76,19 +85,63 @@ def compute_outputs(
     indices
         Samples to use; by default all.
     max_batch_size
-        Greatest number of samples in a chunk; large samples make chunks smaller.
+        Greatest number of samples in a chunk; a network with large layers gets smaller chunks.
     domain
         Domain label of the samples, for networks that accept one.
     """
     label = () if domain is None else (domain,)
-    numbers = MAX_CHUNK_TOKENS if x.is_tokens else MAX_CHUNK_NUMBERS
-    size = max(1, min(max_batch_size, numbers // x.shape.numel()))
     by_batch = isinstance(model, BatchPredictor)
     if isinstance(model, BatchPredictor):
         model.reset()
-        size = model.batch_size
+        chunks = x.chunks(model.batch_size, indices)
+    else:
+        chunks = _chunks(model, x, indices, max_batch_size)
     with eval_mode(model), torch.no_grad() if by_batch else torch.inference_mode():
-        chunks = x.chunks(size, indices)
         if x.is_tokens:
             chunks = map(trim_padding, chunks)
         return torch.cat([model(prepare(chunk), *label) for chunk in chunks]).float()
+
+
+def _chunks(
+    model: nn.Module, x: Rows, indices: Tensor | None, max_batch_size: int | None
+) -> Iterator[Tensor]:
+    """Samples in chunks that suit the layers of a network; a new network is measured first."""
+    if x.is_tokens:
+        size = min(max_batch_size or MAX_CHUNK_SAMPLES, MAX_CHUNK_TOKENS // x.shape.numel())
+        yield from x.chunks(max(1, size), indices)
+        return
+    if model not in _largest_outputs:
+        rows = torch.arange(len(x)) if indices is None else indices
+        count = min(MEASURED_SAMPLES, max_batch_size or MEASURED_SAMPLES, len(rows))
+        sizes = [count * x.shape.numel()]
+        with _output_sizes(model, sizes):
+            yield from x.chunks(count, rows[:count])
+        _largest_outputs[model] = max(sizes) // count
+        indices = rows[count:]
+        if not len(indices):
+            return
+    values = max(_largest_outputs[model], x.shape.numel())
+    yield from x.chunks(_chunk_size(x.device, values, max_batch_size), indices)
+
+
+def _chunk_size(device: torch.device, values: int, max_batch_size: int | None) -> int:
+    """Number of samples in a chunk, if the largest layer has this number of values per sample."""
+    numbers, samples = MAX_CHUNK_NUMBERS, MAX_CHUNK_SAMPLES
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        numbers, samples = int(GPU_MEMORY_SHARE * free / 4), MAX_CHUNK_SAMPLES_GPU
+    return max(1, min(max_batch_size or samples, numbers // values))
+
+
+@contextmanager
+def _output_sizes(model: nn.Module, sizes: list[int]) -> Iterator[None]:
+    """Append the number of values of every layer's output to `sizes`."""
+    with ExitStack() as stack:
+        for module in model.modules():
+            stack.callback(module.register_forward_hook(partial(_append_size, sizes)).remove)
+        yield
+
+
+def _append_size(sizes: list[int], _: nn.Module, _inputs: Any, output: Any) -> None:
+    if isinstance(output, Tensor):
+        sizes.append(output.numel())

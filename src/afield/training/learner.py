@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from afield.training.loss_scale import LossScale
 from afield.training.task import Task
 
 __all__ = ["Learner"]
@@ -67,6 +68,7 @@ class Learner:
             self.parts[name].requires_grad_(requires_grad=False)
         self.memory: dict[str, Tensor] = {}
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self.loss_scale = LossScale() if task.scales_loss else None
         self.step = 0
         self.reset_optimizer()
 
@@ -139,8 +141,15 @@ class Learner:
                 group["lr"] = factor * group.get("share", 1.0) * initial
 
     def step_optimizer(self, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Clip the gradients that an optimizer's parameters have, and step it."""
+        """Clip the gradients that an optimizer's parameters have, and step it.
+
+        In float16, a step whose gradients are not finite is left out.
+        """
         other = optimizer if optimizer is not self.optimizer else None
+        if self.loss_scale is not None:
+            stepped = _parameters_of(other or self.optimizer)
+            if not self.loss_scale.accepts([parameter.grad for parameter in stepped]):
+                return
         if self.task.clip_norm:
             parameters = _parameters_of(other) if other else self.parameters()
             nn.utils.clip_grad_norm_(parameters, self.task.clip_norm)
@@ -159,6 +168,8 @@ class Learner:
         the gradients can be differentiated again.
         """
         tensors = self.parameters() if tensors is None else tensors
+        if self.loss_scale is not None:
+            return self.loss_scale.gradients(loss, tensors, create_graph=create_graph)
         return list(
             torch.autograd.grad(loss, tensors, create_graph=create_graph, materialize_grads=True)
         )
@@ -170,9 +181,12 @@ class Learner:
 
         If parameters are given, only they get gradients.
         """
-        if parameters is None:
+        trained = None if parameters is None else _trained(parameters)
+        if self.loss_scale is not None:
+            self.loss_scale.accumulate(loss, trained)
+        elif trained is None:
             loss.backward()
-        elif trained := _trained(parameters):
+        elif trained:
             loss.backward(inputs=trained)
 
     def descend(
@@ -226,6 +240,7 @@ class Learner:
             "optimizers": {name: other.state_dict() for name, other in self.optimizers.items()},
             "memory": self.memory,
             "step": self.step,
+            **({"loss_scale": self.loss_scale.state_dict()} if self.loss_scale else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -239,6 +254,8 @@ class Learner:
         device = next(self.model.parameters()).device
         self.memory = {name: value.to(device) for name, value in state["memory"].items()}
         self.step = state["step"]
+        if self.loss_scale is not None:
+            self.loss_scale.load_state_dict(state["loss_scale"])
 
     def _submodule(self, name: str) -> nn.Module:
         """A submodule of the model, or a part if the name begins with ``parts.``."""

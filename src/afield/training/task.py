@@ -30,6 +30,8 @@ class Task:
         Factor of the learning rate at a step; None means constant.
     clip_norm
         Greatest norm of a gradient; 0 means unlimited.
+    scales_loss
+        Whether losses are scaled up for backward passes in float16, whose small numbers are coarse.
     pretrained
         Whether the network starts from weights that were trained before.
     """
@@ -42,4 +44,5 @@ class Task:
     shape: tuple[int, ...] = ()
     schedule: Callable[[int], float] | None = None
     clip_norm: float = 0.0
+    scales_loss: bool = False
     pretrained: bool = True
