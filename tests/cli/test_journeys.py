@@ -75,6 +75,7 @@ def test_from_photographs_to_an_answer_for_a_new_file(photos):
     bench = run(photos, "bench", "photos", "--methods", "linear_probe,erm", *QUICK)
     assert "timm:tf_efficientnet_lite0, weights tf_efficientnet_lite0.safetensors" in bench.stderr
     assert "photos: accuracy (%) on unseen domains" in bench.stdout
+    assert (photos / "runs" / "report.html").read_text().count("data:image/webp") == 3
     run(photos, "fit", "photos", "best", "--out", "model", "--workers", "1")
     run(photos, "predict", "model", "new", "--out", "answers.csv")
     (answer,) = answers(photos)
@@ -102,6 +103,9 @@ def test_an_own_method_is_compared_and_deployed(tmp_path):
     run(tmp_path, "fit", "spirals", "calm.py", "--out", "model", "--steps", "20", "--workers", "1")
     content = json.loads((tmp_path / "model" / "model.json").read_text())
     assert content["name"] == "spirals-calm"
+    np.savez(tmp_path / "new.npz", X=np.zeros((2, 2)))
+    run(tmp_path, "predict", "model", "new.npz", "--out", "answers.csv")
+    assert {answer["class"] for answer in answers(tmp_path)} <= {"first", "second"}
 
 
 @pytest.mark.slow

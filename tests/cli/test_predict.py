@@ -119,8 +119,22 @@ def test_predict_adapts_to_the_files(afield, spiral_model, new):
         (["--adapt", "t4a"], "did you mean 't3a'?"),
         (["--adapt", "tent"], "tent adapts BatchNorm layers"),
         (["--set", "t3a.keep=5"], "--set is for --adapt"),
-        (["--adapt", "t3a", "--abstain", "0.1"], "cannot abstain"),
+        (["--adapt", "t3a", "--abstain", "0.1"], "--abstain needs calibrated confidences"),
     ):
         code, _, err = afield("predict", spiral_model, new, *words)
         assert code == 2
         assert message in err
+
+
+def test_a_model_that_was_fitted_to_adapt_does_so(afield, new):
+    words = ("fit", "spirals", "erm", "--adapt", "t3a", "--no-estimate", "--steps", "20")
+    code, out, _ = afield(*words, "--out", "m")
+    assert code == 0
+    assert "adapts this model to the files it is given (t3a)" in out
+    code, adapted, err = afield("predict", "m", new)
+    assert code == 0
+    assert "note: adapting to these files (t3a)" in err
+    assert afield("predict", "m", new, "--adapt", "t3a")[1] == adapted
+    code, alone, err = afield("predict", "m", new, "--adapt", "none")
+    assert "adapting" not in err
+    assert alone != adapted

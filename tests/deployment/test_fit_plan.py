@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from afield.deployment.estimates import unseen_accuracies
+from afield.deployment.exporting import export
 from afield.deployment.fit_plan import FitRequest, plan_fit
 from afield.deployment.fitting import fit
-from afield.errors import DataError, SpecError
+from afield.deployment.recipes import Recipe
+from afield.errors import AfieldError, DataError, SpecError
 from afield.experiments.store import Store, read_run_weights
 from afield.reporting.benchmarking import bench
 
@@ -103,21 +105,86 @@ def test_a_merge_is_fitted_like_a_method(tmp_path):
     np.testing.assert_allclose(model.module.head.weight.detach(), mean, rtol=1e-4, atol=1e-6)
 
 
-def test_an_adaptation_that_is_better_is_named(tmp_path, caplog):
-    bench("spirals", "erm", adapt="t3a", trials=1, store=tmp_path, settings=QUICK)
-    plan = plan_fit(FitRequest("spirals", "best"), Store(tmp_path))
-    assert (plan.run.method, plan.run.adaptation) == ("erm", "")
-    accuracies = {
-        run.adaptation: record_accuracy(tmp_path, run.adaptation) for run in runs_in(tmp_path)
-    }
-    better = accuracies["t3a"] > accuracies[""]
-    assert ("--adapt t3a" in caplog.text) == better
-
-
-def runs_in(store):
-    return [record.run for record in Store(store)]
-
-
-def record_accuracy(store, adaptation):
+def mean_accuracy(store, adaptation):
     records = [record for record in Store(store) if record.run.adaptation == adaptation]
     return np.mean([next(iter(unseen_accuracies(record).values())) for record in records])
+
+
+def test_best_can_be_an_adaptation_unless_it_is_not_to(tmp_path):
+    bench("spirals", "erm", adapt="t3a", trials=1, store=tmp_path, settings=QUICK)
+    better = mean_accuracy(tmp_path, "t3a") > mean_accuracy(tmp_path, "")
+    plan = plan_fit(FitRequest("spirals", "best"), Store(tmp_path))
+    assert (plan.run.method, plan.run.adaptation, plan.run.role) == ("erm", "", "")
+    assert bool(plan.adaptation) == better
+    assert [run.base for run in plan.adapted] == [run.key for run in plan.held_out] * better
+    assert plan.estimate.recipes == 2
+    plain = plan_fit(FitRequest("spirals", "best", adapt="none"), Store(tmp_path))
+    assert (plain.adaptation, plain.adapted, plain.run) == (None, (), plan.run)
+    assert plain.estimate.recipes == 1
+    with pytest.raises(SpecError, match="settings from the store"):
+        plan_fit(FitRequest("spirals", "best", adapt="t3a"), Store(tmp_path))
+
+
+def test_a_chosen_adaptation_is_that_of_the_model(tmp_path, monkeypatch):
+    bench("spirals", "erm", adapt="t3a", trials=1, store=tmp_path / "r", settings=QUICK)
+    accuracy = Recipe.accuracy
+
+    def with_bonus(recipe, *names):
+        return accuracy(recipe, *names) + bool(recipe.run.adaptation)
+
+    monkeypatch.setattr(Recipe, "accuracy", with_bonus)
+    model = fit("spirals", "best", tmp_path / "model", store=tmp_path / "r")
+    assert model.about.adaptation == "t3a"
+    assert model.about.adaptation_params == {"keep": 100}
+    assert model.about.calibration is not None
+    assert model.about.estimate.accuracy == pytest.approx(mean_accuracy(tmp_path / "r", "t3a"))
+    assert "adapted to unlabelled samples" in (tmp_path / "model" / "README.md").read_text()
+    x = np.random.default_rng(0).normal(size=(50, 2)).astype(np.float32)
+    adapted = model.adapted("t3a", {"t3a.keep": 100}).predict_proba(x)
+    np.testing.assert_array_equal(model.adapted().predict_proba(x), adapted)
+    with pytest.raises(SpecError, match="fit it with --adapt none"):
+        export(tmp_path / "model", "torch", tmp_path / "model.pt2")
+
+
+def test_a_method_is_fitted_with_an_adaptation_and_a_start(tmp_path):
+    settings = {**QUICK, "t3a.keep": 5, "linear_probe.l2": 0.1}
+    request = FitRequest("spirals", "erm", settings=settings, start="linear_probe", adapt="t3a")
+    plan = plan_fit(request, Store(tmp_path / "r"))
+    (start,) = plan.needed
+    assert (start.method, start.role, start.params["l2"]) == ("linear_probe", "base", 0.1)
+    assert plan.run.base == start.key
+    assert {run.role for run in plan.held_out} == {"base", ""}
+    assert plan.adaptation.adaptation_params == {"keep": 5}
+    trained = [run.key for run in plan.held_out if not run.role]
+    assert [run.base for run in plan.adapted] == trained
+    model = fit(
+        "spirals",
+        "erm",
+        tmp_path / "model",
+        store=tmp_path / "r",
+        start="linear_probe",
+        adapt="t3a",
+        settings=settings,
+    )
+    assert model.about.adaptation_params == {"keep": 5}
+    assert model.about.estimate.accuracy == pytest.approx(mean_accuracy(tmp_path / "r", "t3a"))
+    assert "--start linear_probe --adapt t3a" in model.about.command
+    for options, message in (
+        ({"start": "erm"}, "can start from linear_probe only"),
+        ({"adapt": "tent"}, "tent adapts BatchNorm layers"),
+        ({"settings": {"t3a.keep": 5}}, "no 't3a'"),
+    ):
+        with pytest.raises(AfieldError, match=message):
+            plan_fit(FitRequest("spirals", "erm", **options), Store(tmp_path / "r"))
+
+
+def test_best_can_be_a_run_that_starts_from_a_fitted_head(tmp_path):
+    bench("spirals", "erm", start="linear_probe", trials=1, store=tmp_path, settings=QUICK)
+    plan = plan_fit(FitRequest("spirals", "best"), Store(tmp_path))
+    (start,) = plan.needed
+    assert (start.method, start.sources, start.role) == ("linear_probe", plan.run.sources, "base")
+    assert len(plan.run.sources) == 4
+    assert plan.run.base == start.key
+    model = fit("spirals", "best", tmp_path / "model", store=tmp_path)
+    assert model.about.run.base == start.key
+    assert model.about.estimate.recipes == 1

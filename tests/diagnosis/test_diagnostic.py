@@ -122,7 +122,9 @@ def test_a_place_that_cannot_be_written_is_reported(tmp_path):
         finding.save(tmp_path / "file" / "fig.png")
 
 
-@pytest.mark.parametrize(("panels", "rows"), [(1, 1), (4, 1), (5, 2), (6, 2), (8, 2), (9, 3)])
+@pytest.mark.parametrize(
+    ("panels", "rows"), [(1, 1), (3, 1), (4, 2), (5, 2), (6, 2), (8, 4), (9, 3), (10, 5)]
+)
 def test_panels_fill_their_rows(panels, rows):
     finding = Finding(pd.DataFrame(), "", lambda axes: None, panels=panels)
     axes = finding.figure().axes

@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 
 from afield import registry
-from afield.diagnosis.figure_style import READING, legend_below
+from afield.diagnosis.figure_style import COLORS, READING, color_of, legend_below, legend_outside
 
 
 def test_every_diagnostic_says_what_is_high_and_what_is_low():
@@ -19,3 +19,28 @@ def test_a_legend_below_hides_no_data():
     figure.canvas.draw()
     assert axes.get_legend().get_window_extent().y1 < axes.get_window_extent().y0
     assert not axes.get_legend().get_texts()[0].get_parse_math()
+
+
+def test_one_legend_outside_stands_below_all_panels():
+    figure = Figure(layout="constrained")
+    first, second = figure.subplots(1, 2)
+    for axes in (first, second):
+        axes.plot([0, 1], [0, 1], label="$a_b$")
+    legend_outside(first)
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    assert first.get_legend() is None
+    assert legend.get_window_extent().y1 < second.get_window_extent().y0
+    assert not legend.get_texts()[0].get_parse_math()
+
+
+def test_without_a_layout_the_legend_is_below_its_panel():
+    axes = Figure().subplots()
+    axes.plot([0, 1], [0, 1], label="a")
+    legend_outside(axes)
+    assert axes.get_legend() is not None
+
+
+def test_colors_repeat_only_after_all_were_used():
+    assert len({color_of(number) for number in range(10)}) == len(COLORS) == 10
+    assert color_of(10) == color_of(0)

@@ -49,7 +49,7 @@ def test_the_tutorial_prints_what_it_shows(afield, tmp_path):
 
     check = "afield data check scans"
     assert_alike(said(check), shown(f"$ {check}"))
-    fit = "afield fit scans erm --out model --steps 100 --set size=32"
+    fit = "afield fit scans erm --out model --backbone small:cnn --steps 100 --set size=32"
     assert_alike(said(fit, "--workers", "1"), shown(f"$ {fit}"))
     files = "\n".join(sorted(path.name for path in (tmp_path / "model").iterdir()))
     assert files == shown(f"$ {command('ls model')}")

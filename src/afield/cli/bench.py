@@ -273,8 +273,9 @@ def _print_table(
     from afield.experiments.selection import resolve_rules
     from afield.reporting.results import UPPER_BOUND
 
-    # The upper bound always has the rule of an oracle, too.
-    asked = [rule for run in runs if run.method != UPPER_BOUND for rule in run.rules]
+    # The upper bound always has the rule of an oracle, too; bases and experts have no rows.
+    rows = [r for r in runs if r.method != UPPER_BOUND and r.role not in ("base", "expert")]
+    asked = [rule for run in rows for rule in run.rules]
     console.print_outcomes(
         outcomes,
         store,

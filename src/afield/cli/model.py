@@ -9,6 +9,7 @@ from afield import own_code
 from afield.cli import console
 from afield.cli.options import (
     OUTPUT,
+    TRAINING,
     Average,
     Backbone,
     Classes,
@@ -19,6 +20,7 @@ from afield.cli.options import (
     ModelFolder,
     SetOption,
     SkipBroken,
+    Start,
     Steps,
     StoreOption,
     Threads,
@@ -43,7 +45,7 @@ def fit(
         typer.Argument(
             metavar="METHOD",
             help="Name of a method (see `afield list methods`), or 'best': the method or merge, "
-            "and settings, with the best result among the benchmarks in the store.",
+            "settings and adaptation with the best result among the benchmarks in the store.",
         ),
     ] = None,
     *,
@@ -56,6 +58,17 @@ def fit(
     label: LabelColumn = "",
     domain: DomainColumn = "",
     average: Average = "last",
+    start: Start = "",
+    adapt: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Test-time adaptation that the model is meant for: the estimate is that of "
+            "adapted models, and `afield predict` adapts to the files it is given. With 'best', "
+            "'none' leaves adapted models out. See `afield list adaptations`.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = "",
     classes: Classes = None,
     backbone: Backbone = None,
     weights: Weights = None,
@@ -149,6 +162,8 @@ def fit(
             average=average,
             classes=classes,
             finetune=finetune,
+            start=start,
+            adapt=adapt,
             settings=settings,
             estimate=not no_estimate,
             trials=trials,
@@ -177,8 +192,9 @@ def _print_model(model: "Model", out: Path) -> None:
         )
         if (selection := estimate.selection) is not None and about.run is not None:
             cost = round(100 * selection.cost, 1) + 0.0
+            name = row_label(about.run) + (f" + {about.adaptation}" if about.adaptation else "")
             console.out.print(
-                f"{row_label(about.run)}: best of {estimate.recipes} with "
+                f"{name}: best of {estimate.recipes} with "
                 f"{100 * selection.accuracy:.1f} %; choosing cost {cost:.1f} points: the estimate "
                 "chooses again without each domain",
                 markup=False,
@@ -189,6 +205,12 @@ def _print_model(model: "Model", out: Path) -> None:
             f"confidence: temperature {calibration.temperature:.2f}; calibration error on unseen "
             f"domains {100 * calibration.error_before:.1f} % before, "
             f"{100 * calibration.error_after:.1f} % after",
+            soft_wrap=True,
+        )
+    if about.adaptation:
+        console.out.print(
+            f"`afield predict` adapts this model to the files it is given ({about.adaptation}); "
+            "give it many files of one domain, or --adapt none",
             soft_wrap=True,
         )
     console.out.print(f"model in {out}", markup=False, soft_wrap=True)

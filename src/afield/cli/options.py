@@ -34,6 +34,7 @@ __all__ = [
     "SetOption",
     "ShownMetric",
     "SkipBroken",
+    "Start",
     "Steps",
     "StoreArgument",
     "StoreOption",
@@ -68,6 +69,9 @@ DomainColumn = Annotated[
 ]
 Average = Annotated[
     str, typer.Option(metavar="NAME", help=OPTIONS["average"].help, rich_help_panel=TRAINING)
+]
+Start = Annotated[
+    str, typer.Option(metavar="NAME", help=OPTIONS["start"].help, rich_help_panel=TRAINING)
 ]
 Classes = Annotated[
     str | None,

@@ -67,7 +67,8 @@ def predict(
             metavar="NAME",
             help="Test-time adaptation: predict with the help of the other files, without labels. "
             "All files should come from one domain, in mixed order; see `afield list "
-            "adaptations`.",
+            "adaptations`. 'none' predicts each file by itself. Default: the adaptation that the "
+            "model was fitted for, if any.",
         ),
     ] = None,
     set_: Annotated[
@@ -113,9 +114,12 @@ def predict(
     loaded = load(model, device=device or default_device())
     if adapt is not None:
         adapt = own_code.accept({"adapt": adapt})["adapt"]
-        loaded = loaded.adapted(adapt, collect_settings(set_))
-    elif set_:
-        raise SpecError("--set is for --adapt; add it")
+    loaded, adapt = _adapt(loaded, adapt, collect_settings(set_))
+    if adapt and abstain is not None:
+        raise SpecError(
+            "--abstain needs calibrated confidences, which an adapted model does not have; add "
+            "--adapt none"
+        )
     _set_threads(threads, loaded)
     columns = Columns(
         threshold=None if abstain is None else loaded.threshold(abstain),
@@ -142,6 +146,22 @@ def predict(
         else:
             _print_predictions(predictions, columns)
     counter.print_summary(out)
+
+
+def _adapt(model: "Model", name: str | None, settings: dict[str, Any]) -> "tuple[Model, str]":
+    """The model with the adaptation of this name, or the one it was fitted for, and its name."""
+    chosen = model.about.adaptation if name is None else name
+    if chosen in ("", "none"):
+        if settings:
+            raise SpecError("--set is for --adapt; add it")
+        return model, ""
+    if name is None:
+        console.err.print(
+            f"note: adapting to these files ({chosen}), which should come from one domain; "
+            "--adapt none predicts each file by itself",
+            soft_wrap=True,
+        )
+    return model.adapted(name or "", settings), chosen
 
 
 def _set_threads(threads: int | None, model: "Model") -> None:

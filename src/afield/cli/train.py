@@ -22,6 +22,7 @@ from afield.cli.options import (
     LabelColumn,
     SetOption,
     SkipBroken,
+    Start,
     Steps,
     StoreOption,
     Tensorboard,
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["embed", "train"]
 
-# Columns, trial, draw, average, classes and finetune if none of them is given.
-ALONE = ("", "", 0, 0, "last", None, None)
+# Columns, trial, draw, average, classes, finetune and start if none of them is given.
+ALONE = ("", "", 0, 0, "last", None, None, "")
 
 
 def train(
@@ -82,6 +83,7 @@ def train(
     label: LabelColumn = "",
     domain: DomainColumn = "",
     average: Average = "last",
+    start: Start = "",
     classes: Classes = None,
     backbone: Backbone = None,
     weights: Weights = None,
@@ -96,7 +98,7 @@ def train(
 ) -> None:
     """Train one model and show its accuracy on the domains it has not seen."""
     from afield.data.sources.table_columns import name_columns
-    from afield.experiments.planning import check_run, plan_run
+    from afield.experiments.planning import check_run, plan_training
     from afield.experiments.store import open_store
 
     dataset, method, average, backbone = own_code.accept(
@@ -111,11 +113,11 @@ def train(
         skip_broken=skip_broken or None,
     )
     if like is not None:
-        alone = (label, domain, trial, draw, average, classes, finetune) == ALONE
+        alone = (label, domain, trial, draw, average, classes, finetune, start) == ALONE
         if dataset or target or settings or not alone:
             raise SpecError("--like repeats a run with its own settings; remove the other settings")
         known = _read_record(like)
-        run = known.run
+        runs = [run := known.run]
         if not run.experts:  # a merged model is refused, with a reason, when it is executed
             check_run(run)
     elif dataset is None or method is None:
@@ -125,7 +127,7 @@ def train(
         )
     else:
         with console.show_progress():
-            run = plan_run(
+            runs = plan_training(
                 name_columns(dataset, label=label, domain=domain),
                 method,
                 target=target or (),
@@ -134,9 +136,10 @@ def train(
                 average=average,
                 classes=classes,
                 finetune=finetune,
+                start=start,
                 settings=settings,
             )
-    record = _execute(run, open_store(store), threads=threads, tensorboard=tensorboard)
+    record = _execute(runs, open_store(store), threads=threads, tensorboard=tensorboard)
     first = "first weights"
     if like is not None and known.versions.get(first) != record.versions.get(first):
         console.err.print(
@@ -153,14 +156,17 @@ def _read_record(address: str) -> "Record":
     return read_record(fetch_run(address))
 
 
-def _execute(run: "Run", store: "Store", *, threads: int, tensorboard: bool) -> "Record":
-    """Train with a progress bar, then print the accuracies."""
+def _execute(runs: "list[Run]", store: "Store", *, threads: int, tensorboard: bool) -> "Record":
+    """Train the last run with a progress bar, after those it starts from; print its accuracies."""
     from afield.compute import keep_freed_memory
     from afield.experiments.runner import execute
     from afield.experiments.tensorboard import TensorBoardWriter
 
     keep_freed_memory()
     _print_idle_cores(threads)
+    *starts, run = runs
+    for each in starts:
+        execute(each, store, threads=threads)
     writer = TensorBoardWriter(f"{store.where()}/tensorboard") if tensorboard else None
     with console.progress_bar(f"{run.method} on {run.dataset}", run.steps) as advance:
 

@@ -125,7 +125,9 @@ class Description:
     """All that is known about a model; the content of model.json.
 
     `run` is the training, without the paths of data and initial weights. `merged` says how the
-    weights were merged from others, if they were. `files` has the SHA-256 of the safetensors files.
+    weights were merged from others, if they were. `adaptation` is the test-time adaptation that the
+    model is meant for, and that the estimate is about; empty for most models. `files` has the
+    SHA-256 of the safetensors files.
     """
 
     name: str
@@ -137,6 +139,8 @@ class Description:
     command: str
     run: Run | None = None
     merged: Mapping[str, Any] = field(default_factory=dict)
+    adaptation: str = ""
+    adaptation_params: Mapping[str, Any] = field(default_factory=dict)
     license: Annotated[str, Field(alias="licence")] = ""
     estimate: Estimate | None = None
     calibration: Calibration | None = None

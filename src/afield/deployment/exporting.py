@@ -89,6 +89,12 @@ def export(
             "predicts from batches of unlabelled samples, which an exported function of one sample "
             "cannot; use afield predict, or another method"
         )
+    if loaded.about.adaptation:
+        raise SpecError(
+            f"{loaded.about.name}: was fitted to adapt to the files it predicts "
+            f"({loaded.about.adaptation}), which an exported function of one sample cannot; use "
+            "afield predict, or fit it with --adapt none"
+        )
     if loaded.about.inputs.table:
         raise SpecError(
             f"{loaded.about.name}: takes tables, whose categories an exported function of numbers "

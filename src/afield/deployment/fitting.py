@@ -18,7 +18,7 @@ from afield.data.lookup import find_dataset
 from afield.data.sources.table_scaling import TableScaling
 from afield.deployment.encoding import build_encoder, put_encoder_in_front
 from afield.deployment.estimates import calibrate, estimate_accuracy, fit_distances
-from afield.deployment.fit_plan import FitPlan, FitRequest, plan_fit
+from afield.deployment.fit_plan import FitRequest, plan_fit
 from afield.deployment.inputs import Inputs
 from afield.deployment.model import Model, load
 from afield.deployment.model_card import render_card
@@ -52,6 +52,8 @@ def fit(
     average: str = "last",
     classes: str | None = None,
     finetune: bool | None = None,
+    start: str = "",
+    adapt: str = "",
     settings: Mapping[str, Any] | None = None,
     estimate: bool = True,
     trials: int = 1,
@@ -83,6 +85,11 @@ def fit(
     finetune
         Whether to train a pretrained network itself, or a small one on its features; as in a
         benchmark. A model on features takes images all the same.
+    start
+        As in a benchmark: ``linear_probe`` starts from a head fitted on frozen features.
+    adapt
+        The test-time adaptation that the model is meant for; the estimate is then that of adapted
+        models, and ``afield predict`` adapts. With ``best``, ``none`` leaves adapted models out.
     estimate
         Whether to hold out domains, to estimate the accuracy on unseen domains and to calibrate
         confidences for them.
@@ -122,14 +129,19 @@ def fit(
         hold_out,
         classes,
         finetune,
+        start,
+        adapt,
     )
     plan = plan_fit(request, opened)
     options: dict[str, Any] = {"threads": threads, "device": device}
     # Before anything is trained: its weights may be missing.
     encoder = build_encoder(find_dataset(plan.run.dataset))
-    records = _do_held_out(plan.held_out, opened, pool or Local(), options) if estimate else []
-    if plan.needed:
-        _merge(plan, opened, pool or Local(), options)
+    pool = pool or Local()
+    records = _do_held_out(plan.held_out, opened, pool, options) if estimate else []
+    adapted = _do_held_out(plan.adapted, opened, pool, options) if estimate else []
+    _do_needed(plan.needed, opened, pool, options)
+    if plan.run.experts:
+        execute_derived(plan.run, opened, **options)
     else:
         _train(plan.run, opened, options)
     opened.fetch(plan.run.key, *(record.run.key for record in records))
@@ -143,11 +155,14 @@ def fit(
     described, network = describe_model(finished, opened.folder(plan.run)), finished.model
     if encoder is not None:
         described, network = put_encoder_in_front(described, network, *encoder)
+    adaptation = plan.adaptation
     about = replace(
         described,
+        adaptation=adaptation.adaptation if adaptation else "",
+        adaptation_params=dict(adaptation.adaptation_params) if adaptation else {},
         command=request.command(path, opened.where()),
         license=license,
-        estimate=(plan.estimate or estimate_accuracy(records)) if records else None,
+        estimate=(plan.estimate or estimate_accuracy(adapted or records)) if records else None,
         calibration=calibration,
     )
     weights = network.state_dict()
@@ -203,7 +218,10 @@ def _describe_inputs(dataset: DomainSet, run: Run, run_inputs: Mapping[str, Any]
 def _do_held_out(
     runs: Sequence[Run], store: Store, pool: Pool, options: Mapping[str, Any]
 ) -> list[Record]:
-    """Complete the held-out runs and return their records in order; raise if one fails."""
+    """Complete the held-out runs and return their records in order; raise if one fails.
+
+    Runs that only fit the head from which others start have no record in the result.
+    """
     outcomes = complete(runs, store, pool=pool, **options)
     records = []
     for outcome in track(outcomes, "holding domains out", len(runs)):
@@ -212,18 +230,18 @@ def _do_held_out(
                 f"{outcome.run.key}: this run with held-out domains failed ({outcome.error}); fix "
                 "the cause, or use --no-estimate"
             )
-        records.append(outcome)
+        if outcome.run.role != "base":
+            records.append(outcome)
     order = {run.key: number for number, run in enumerate(runs)}
     return sorted(records, key=lambda record: order[record.run.key])
 
 
-def _merge(plan: FitPlan, store: Store, pool: Pool, options: Mapping[str, Any]) -> None:
-    """Train the base and the experts of a merge on all domains, and merge them."""
-    outcomes = complete(plan.needed, store, pool=pool, **options)
-    for outcome in track(outcomes, "experts on all domains", len(plan.needed)):
+def _do_needed(runs: Sequence[Run], store: Store, pool: Pool, options: Mapping[str, Any]) -> None:
+    """Train what the model is made from, on all domains: parts of a merge, or a head to start."""
+    outcomes = complete(runs, store, pool=pool, **options) if runs else ()
+    for outcome in track(outcomes, "its parts on all domains", len(runs)):
         if isinstance(outcome, Failure):
-            raise DataError(f"{outcome.run.key}: this part of the merge failed ({outcome.error})")
-    execute_derived(plan.run, store, **options)
+            raise DataError(f"{outcome.run.key}: this part of the model failed ({outcome.error})")
 
 
 def _train(run: Run, store: Store, options: Mapping[str, Any]) -> None:

@@ -1,21 +1,29 @@
-"""Merges as recipes of `fit`: the base and the experts of a benchmark, trained on all domains."""
+"""Recipes of a benchmark on all domains: a training, with its start, or a merge with its parts."""
 
 from dataclasses import replace
 from typing import Any
 
 from afield import registry
 from afield.data.domains import DomainSet
+from afield.experiments.merged.runner import MERGE_BASELINES
 from afield.experiments.record import Run
 from afield.experiments.selection import DEFAULT_RULES
 from afield.experiments.settings import resolve_epochs
 from afield.experiments.store import Store, read_record
 
-__all__ = ["is_merge", "merge_recipe", "plan_whole_merge"]
+__all__ = ["is_merge", "is_recipe", "merge_recipe", "plan_whole"]
 
 
 def is_merge(run: Run) -> bool:
     """Whether a run is a merge, and neither a baseline of one nor adapted to its target."""
     return run.role == "merged" and run.method in registry.names("merges")
+
+
+def is_recipe(run: Run) -> bool:
+    """Whether `fit` can make the model of such a run: of a training, a merge or an adaptation."""
+    trained = run.role in ("", "adapted") and not run.experts
+    merged = run.role in ("merged", "adapted") and run.method in registry.names("merges")
+    return (trained or merged) and run.method not in MERGE_BASELINES
 
 
 def merge_recipe(run: Run) -> str:
@@ -25,7 +33,22 @@ def merge_recipe(run: Run) -> str:
     return f"{plain.recipe} {labels}"
 
 
-def plan_whole_merge(run: Run, store: Store, dataset: DomainSet) -> tuple[list[Run], Run]:
+def plan_whole(run: Run, store: Store, dataset: DomainSet) -> tuple[list[Run], Run]:
+    """A run like one that left a domain out, on all domains, and the runs that it is made from."""
+    if is_merge(run):
+        return _plan_whole_merge(run, store, dataset)
+    # All domains are sources, so the model knows the classes of all.
+    whole: dict[str, Any] = {"dataset": dataset.spec, "sources": dataset.domains}
+    whole |= {"tested": (), "unused": (), "classes": ()}
+    run = resolve_epochs(replace(run, rules=DEFAULT_RULES, **whole), dataset)
+    if not run.base:
+        return [], run
+    store.fetch(run.base)
+    start = resolve_epochs(replace(read_record(store.root / run.base).run, **whole), dataset)
+    return [start], replace(run, base=start.key)
+
+
+def _plan_whole_merge(run: Run, store: Store, dataset: DomainSet) -> tuple[list[Run], Run]:
     """The base and experts on all domains, and their merge, like a merge that left one domain out.
 
     Parameters

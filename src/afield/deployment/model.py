@@ -99,7 +99,7 @@ class Model:
         """The source domains that can be given to `predict`; for most models none."""
         return tuple(getattr(self.module, "domains", ()))
 
-    def adapted(self, adaptation: str, settings: Mapping[str, Any] | None = None) -> "Model":
+    def adapted(self, adaptation: str = "", settings: Mapping[str, Any] | None = None) -> "Model":
         """A copy of the model that uses the other samples of a prediction, without their labels.
 
         Every call of `predict`, `predict_proba` or `predictions` starts afresh. Give it samples of
@@ -108,10 +108,14 @@ class Model:
         Parameters
         ----------
         adaptation
-            Name of a test-time adaptation, such as ``t3a``.
+            Name of a test-time adaptation, such as ``t3a``; by default the one that the model was
+            fitted for (`about.adaptation`).
         settings
             Its settings, such as ``{"t3a.keep": 20}``.
         """
+        if not adaptation and self.about.adaptation:
+            adaptation, params = self.about.adaptation, self.about.adaptation_params
+            settings = {f"{adaptation}.{k}": v for k, v in params.items()} | dict(settings or {})
         kind = registry.find("adaptations", adaptation)
         other = [name for name in settings or {} if not name.startswith(f"{adaptation}.")]
         if other:

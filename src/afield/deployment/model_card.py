@@ -89,6 +89,12 @@ def _accuracy(about: Description) -> str:
         text += " There was only one trial, so the variation between trials is unknown."
     elif estimate.stderr is None:
         text += " Not all recipes had the same trials, so the standard error is unknown."
+    if about.adaptation:
+        text += (
+            f"\n\nThe models **adapted to unlabelled samples of the left-out domain** "
+            f"({about.adaptation}). Give `afield predict` many files of one domain at a time. With "
+            "`--adapt none`, these numbers do not hold."
+        )
     if estimate.recipes > 1:
         text += f"\n\n{_selection(estimate)}"
     return f"{text}\n\n{_domain_table(estimate)}"

@@ -21,7 +21,7 @@ from statistics import fmean
 
 from afield.data.domains import DomainSet
 from afield.deployment.estimates import estimate_accuracy, unseen_accuracies
-from afield.deployment.merged_recipes import is_merge, merge_recipe
+from afield.deployment.merged_recipes import is_recipe, merge_recipe
 from afield.deployment.model_folder import Estimate, Selection
 from afield.errors import DataError
 from afield.experiments.record import Record, Run
@@ -49,6 +49,11 @@ class Recipe:
         self.records.setdefault(left_out, {})[trial] = record
         self.accuracies.setdefault(left_out, {}).setdefault(trial, {}).update(accuracies)
 
+    @property
+    def run(self) -> Run:
+        """Any run of the recipe."""
+        return next(iter(next(iter(self.records.values())).values())).run
+
     def trials(self, *left_out: str) -> set[int]:
         """The trials in which these domains, and no others, were left out."""
         trials = self.accuracies.get(frozenset(left_out), {})
@@ -73,17 +78,11 @@ class Recipe:
         return recipe
 
 
-def complete_recipes(
-    records: Iterable[Record], dataset: DomainSet, *, adapted: bool = False
-) -> list[Recipe]:
-    """The recipes on a dataset, with the trials in which each domain was left out.
-
-    With `adapted`, those of models that adapt to the target's unlabelled samples, and no others.
-    """
+def complete_recipes(records: Iterable[Record], dataset: DomainSet) -> list[Recipe]:
+    """The recipes on a dataset, with the trials in which each domain was left out."""
     found: dict[str, list[tuple[Record, dict[str, float]]]] = {}
     for record in records:
-        wanted = _same_data(record.run, dataset) and bool(record.run.adaptation) == adapted
-        accuracies = _left_out_accuracies(record) if wanted else {}
+        accuracies = _left_out_accuracies(record) if _same_data(record.run, dataset) else {}
         if accuracies:
             found.setdefault(_recipe_key(record.run), []).append((record, accuracies))
     complete = []
@@ -96,7 +95,7 @@ def complete_recipes(
 
 def _recipe_key(run: Run) -> str:
     """What the runs of one recipe have in common."""
-    if is_merge(run) or run.experts:
+    if run.experts:
         return merge_recipe(run)
     # The classes of a fold depend on its sources.
     return replace(run, trial=0, classes=()).recipe
@@ -153,9 +152,7 @@ def _same_data(run: Run, dataset: DomainSet) -> bool:
 def _left_out_accuracies(record: Record) -> dict[str, float]:
     """The accuracies on the one or two domains that a record leaves out; empty if unknown."""
     run = record.run
-    # A run that starts from a fitted head is no recipe for `fit`, nor is a part of a merge.
-    known = is_merge(run) or run.role == "adapted" or not (run.role or run.base)
-    if not known or run.tested or len(record.unseen) not in (1, 2):
+    if not is_recipe(run) or run.tested or len(record.unseen) not in (1, 2):
         return {}
     try:
         return unseen_accuracies(record)

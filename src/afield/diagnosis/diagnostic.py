@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 # The size of a panel in inches, and the possible numbers of panels in a row.
-PANEL_INCHES, PANEL_COLUMNS = (4.2, 3.6), (4, 3)
+PANEL_INCHES, PANEL_COLUMNS = (4.2, 3.6), (3, 2)
 FIGURE_FORMATS = ("png", "svg", "pdf")
 
 PlotFunction = Callable[[Sequence["Axes"]], None]
@@ -85,7 +85,7 @@ class Finding:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
 
-        # Rows of three or four panels, whichever leaves fewer cells empty.
+        # Rows of three or two panels, whichever leaves fewer cells empty.
         columns = min(self.panels, min(PANEL_COLUMNS, key=lambda across: -self.panels % across))
         rows = -(-self.panels // columns)
         size = PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows

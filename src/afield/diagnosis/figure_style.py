@@ -4,12 +4,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.legend import Legend
 
-__all__ = ["COLORS", "READING", "STYLE", "legend_below"]
+__all__ = [
+    "COLORS",
+    "PALE",
+    "READING",
+    "STYLE",
+    "color_of",
+    "legend_below",
+    "legend_outside",
+    "signed",
+]
 
 # Colors of the page in light mode; in dark mode, the page inverts figures.
 INK, SOFT, LINE = "#1c2127", "#56606d", "#dde2e8"
-COLORS = ("#0072b2", "#c85200", "#008a64", "#a33c8c", "#7d6a00")
+COLORS = (
+    *("#0072b2", "#c85200", "#008a64", "#a33c8c", "#7d6a00"),
+    *("#b3261e", "#5b4fc4", "#4f7a1c", "#8a5a3b", "#5c6b7a"),
+)
+PALE = "#cbd2da"
 STYLE: dict[str, Any] = {
     "axes.edgecolor": SOFT,
     "axes.labelcolor": SOFT,
@@ -53,8 +67,38 @@ READING = {
 }
 
 
-def legend_below(axes: "Axes", *, fontsize: int = 7, columns: int = 2) -> None:
+def color_of(number: int) -> str:
+    """The color of a domain, method or class by its number; after ten, colors repeat."""
+    return COLORS[number % len(COLORS)]
+
+
+def legend_below(axes: "Axes", *, fontsize: int = 7, columns: int = 2, **style: Any) -> "Legend":
     """Place the legend below the axes, where it hides no data, with names as they are."""
     place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
-    for text in axes.legend(fontsize=fontsize, ncols=columns, **place).get_texts():
+    legend = axes.legend(fontsize=fontsize, ncols=columns, **place, **style)
+    for text in legend.get_texts():
         text.set_parse_math(False)
+    return legend
+
+
+def legend_outside(axes: "Axes", *, columns: int = 3) -> None:
+    """Place one legend for all panels below the figure; below the axes if that has no room."""
+    figure = axes.get_figure(root=True)
+    if figure is None or figure.get_layout_engine() is None:
+        legend_below(axes)
+        return
+    legend = figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside lower center", fontsize=8, ncols=columns
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+def signed(value: float) -> str:
+    """A number with two decimals, with a real minus sign and without a negative zero.
+
+    >>> signed(-0.001), signed(-0.25)
+    ('0.00', '−0.25')
+    """
+    text = f"{value:.2f}"
+    return text.lstrip("-") if float(text) == 0 else text.replace("-", "−")

@@ -7,6 +7,7 @@ import pandas as pd
 import torch
 
 from afield.data.images import to_rgb
+from afield.diagnosis.figure_style import COLORS, legend_below
 from afield.experiments.finished import FinishedRun
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["PanelPlot", "contact_sheet", "plot_agreement", "plot_history", "plot_map"]
 
 # Columns and rows of a contact sheet, and the height of a row with its captions.
-SHEET_GRID, ROW_HEIGHT = (5, 3), 1.3
+SHEET_GRID, ROW_HEIGHT = (5, 3), 1.42
 
 PanelPlot = Callable[["Axes"], None]
 
@@ -30,14 +31,14 @@ def plot_map(axes: "Axes", table: pd.DataFrame, view: str, title: str) -> None:
             rows[f"{view}_y"],
             c=rows["rank"],
             marker="o" if seen else "^",
-            s=8 if seen else 14,
+            s=14 if seen else 22,
             linewidths=0,
             vmin=0,
             vmax=1,
             label="trained on" if seen else "unseen",
         )
     axes.figure.colorbar(drawn, ax=axes, label="loss, by rank")
-    for handle in axes.legend(fontsize=7).legend_handles:
+    for handle in legend_below(axes).legend_handles:
         # Colors mean the loss, so the legend has none.
         handle.set(array=None, color="gray")  # type: ignore[union-attr]
     axes.set_xticks([])
@@ -55,7 +56,7 @@ def plot_agreement(axes: "Axes", agreement: pd.DataFrame) -> None:
     axes.set_yticks(rows, labels, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
-    axes.legend(fontsize=7)
+    legend_below(axes)
     axes.set_title("do clusters of two views agree?", fontsize=10)
 
 
@@ -73,7 +74,7 @@ def plot_history(axes: "Axes", history: pd.DataFrame, deployed: int) -> None:
             axes.plot(curve.index, curve, style, color=color, label=label, linewidth=1.4)
     axes.axvline(deployed, color="gray", linestyle=":", linewidth=1)
     axes.set(xlabel="step (dotted: deployed)", ylabel="accuracy (%)", ylim=(0, 102))
-    axes.legend(fontsize=7, title="dashed: unseen", title_fontsize=7)
+    legend_below(axes, title="dashed: unseen", title_fontsize=7)
     axes.set_title("accuracy of each seed category", fontsize=10)
 
 
@@ -90,14 +91,14 @@ def contact_sheet(finished: FinishedRun, name: str, table: pd.DataFrame) -> Pane
 
 def _plot_sheet(axes: "Axes", title: str, images: Sequence[Any], samples: pd.DataFrame) -> None:
     columns, rows = SHEET_GRID
-    style: dict[str, Any] = {"fontsize": 6, "ha": "center", "va": "top", "parse_math": False}
+    style: dict[str, Any] = {"fontsize": 7, "ha": "center", "va": "top", "parse_math": False}
     predictions = zip(samples["class"], samples["answer"], samples["right"], strict=True)
     for i, (image, (label, predicted, right)) in enumerate(zip(images, predictions, strict=True)):
         top, left = ROW_HEIGHT * (i // columns), i % columns
         extent = (left, left + 0.94, top + 0.94, top)
         axes.imshow(image, cmap="gray", vmin=0, vmax=1, extent=extent)
         caption = _short(label, 13) + ("" if right else f"\n→ {_short(predicted, 12)}")
-        color = "black" if right else "tab:red"
+        color = "black" if right else COLORS[5]
         axes.text(left + 0.47, top + 0.97, caption, color=color, **style)
     axes.set(xlim=(0, columns), ylim=(ROW_HEIGHT * rows, 0), aspect="auto")
     axes.set_axis_off()

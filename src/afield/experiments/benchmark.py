@@ -27,6 +27,7 @@ from afield.experiments.options import (
     Option,
     build_validated,
     check_classes_choice,
+    check_start,
     flatten_settings,
     parse_options,
     refuse_misspelled,
@@ -156,8 +157,7 @@ class Benchmark:
         expert_options = self.base_steps or self.expert_draws
         if not self.merges and (expert_options or set(self.expert_method) != {"erm"}):
             raise SpecError("--expert-method, --expert-draws and --base-steps need --merges")
-        if self.start not in ("", START):
-            raise SpecError(f"--start {self.start}: training can start from {START} only")
+        check_start(self.start)
         if self.start and self.merges and not self.methods:
             raise SpecError("--start is for --methods; the experts of --merges share a base anyway")
         check_classes_choice(self.classes)

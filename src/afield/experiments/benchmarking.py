@@ -18,7 +18,7 @@ from typing import Any
 from afield import own_code
 from afield.compute import hostname
 from afield.experiments.benchmark import Benchmark
-from afield.experiments.planning import plan_run, plan_runs
+from afield.experiments.planning import plan_runs, plan_training
 from afield.experiments.pools import Pool
 from afield.experiments.record import Failure, Plan, Record, Run
 from afield.experiments.runner import execute
@@ -164,6 +164,7 @@ def train(
     draw: int = 0,
     average: str = "last",
     finetune: bool | None = None,
+    start: str = "",
     settings: dict[str, Any] | None = None,
     **options: Any,
 ) -> Record:
@@ -179,7 +180,7 @@ def train(
         The folder or address of the records.
     trial, draw, average, settings
         As in `resolve_run`.
-    finetune
+    finetune, start
         As in a benchmark.
     options
         As in `execute`.
@@ -194,7 +195,7 @@ def train(
     """
     words = {"dataset": str(dataset), "method": method, "average": average}
     dataset, method, average = own_code.accept(words).values()
-    run = plan_run(
+    runs = plan_training(
         dataset,
         method,
         target=target,
@@ -202,6 +203,7 @@ def train(
         draw=draw,
         average=average,
         finetune=finetune,
+        start=start,
         settings=settings,
     )
-    return execute(run, open_store(store), **options)
+    return [execute(run, open_store(store), **options) for run in runs][-1]

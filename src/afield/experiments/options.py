@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from afield.errors import SpecError, UnknownNameError
+from afield.experiments.option_texts import START
 
 __all__ = [
     "Option",
     "build_validated",
     "check_classes_choice",
+    "check_start",
     "flatten_settings",
     "parse_options",
     "refuse_misspelled",
@@ -45,6 +47,12 @@ def check_classes_choice(choice: str | None) -> None:
     """Refuse a value of the option ``classes`` that is neither ``sources`` nor ``all``."""
     if choice not in (None, "sources", "all"):
         raise SpecError(f"classes={choice}: give 'sources' or 'all'")
+
+
+def check_start(name: str) -> None:
+    """Refuse a start of training other than the one there is."""
+    if name not in ("", START):
+        raise SpecError(f"--start {name}: training can start from {START} only")
 
 
 def parse_options(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

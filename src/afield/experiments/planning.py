@@ -2,20 +2,15 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from afield import own_code, registry
-from afield.compute import preserve_torch_state
-from afield.data.class_lists import missing_class_warnings, source_classes
+from afield.data.class_lists import source_classes
 from afield.data.domains import DomainSet
 from afield.data.lookup import find_dataset
-from afield.data.scaling import extreme_value_warnings
 from afield.data.sources.table_columns import name_columns
 from afield.errors import IncompatibleMethodError, SpecError
 from afield.experiments.benchmark import (
@@ -25,7 +20,12 @@ from afield.experiments.benchmark import (
     START,
     Benchmark,
 )
-from afield.experiments.derived.combinations import adapted_runs, possible_runs
+from afield.experiments.derived.combinations import (
+    adapted_runs,
+    check_data_and_network,
+    possible_runs,
+)
+from afield.experiments.domain_choice import Fold
 from afield.experiments.frozen.photographs import use_features
 from afield.experiments.known_classes import (
     check_unseen_classes,
@@ -33,10 +33,9 @@ from afield.experiments.known_classes import (
     with_classes_choice,
 )
 from afield.experiments.merged.protocol import merging_runs
-from afield.experiments.protocol import divide, hold_out, leave_one_out
+from afield.experiments.options import check_start
+from afield.experiments.protocol import divide, hold_out, in_fold, leave_one_out, start_run
 from afield.experiments.record import Run
-from afield.experiments.run_data import RunData, truncation_warnings
-from afield.experiments.run_setup import load_domains, run_prompts
 from afield.experiments.selection import default_rules, resolve_rules
 from afield.experiments.settings import (
     Settings,
@@ -47,11 +46,8 @@ from afield.experiments.settings import (
 )
 from afield.hyperparameters import build, validate_values
 from afield.merging.scopes import merges_weights
-from afield.networks.backbone import HUB, network
-from afield.networks.freezing import freeze_blocks
-from afield.progress import progress
 
-__all__ = ["check_run", "plan_run", "plan_runs"]
+__all__ = ["check_run", "plan_run", "plan_runs", "plan_training"]
 
 log = logging.getLogger(__name__)
 
@@ -70,34 +66,48 @@ def plan_runs(benchmark: Benchmark, *, check_inputs: bool = True) -> list[Run]:
     ]
 
 
-def plan_run(
+def plan_run(dataset: str | Path, method: str, **options: Any) -> Run:
+    """The run that trains on all domains but the target; options are those of `plan_training`."""
+    return plan_training(dataset, method, **options)[-1]
+
+
+def plan_training(
     dataset: str | Path,
     method: str,
     *,
     target: str | Sequence[str] = (),
     classes: str | None = None,
     finetune: bool | None = None,
+    start: str = "",
     **options: Any,
-) -> Run:
-    """The run that trains on all domains but the target.
+) -> list[Run]:
+    """The run that trains on all domains but the target, after the one that fits its start, if any.
 
-    `classes` and `finetune` are as in a benchmark; `options` are as in `resolve_run`.
+    `classes`, `finetune` and `start` are as in a benchmark; `options` are as in `resolve_run`.
     """
+    check_start(start)
     domain_set = find_dataset(dataset)
     domain_set.check_available()
     given = options.get("settings") or {}
-    domain_set, options["settings"] = use_features(domain_set, given, finetune=finetune)
+    domain_set, settings = use_features(domain_set, given, finetune=finetune)
     targets = (target,) if isinstance(target, str) else tuple(target)
     sources = domain_set.without(*targets)
-    known = read_classes(domain_set, options.get("settings"), classes) if targets else None
+    known = read_classes(domain_set, settings, classes) if targets else None
     own = source_classes(domain_set, known, sources)
+    of_start = [name for name in settings if start and name.startswith(f"{start}.")]
+    options["settings"] = {k: v for k, v in settings.items() if k not in of_start}
     run = resolve_run(domain_set, method, sources, classes=own, **options)
     (run,) = with_classes_choice([run], domain_set, classes)
     check_unseen_classes(domain_set, [run])
-    _log_dataset_settings(domain_set, [run.method], run.average, options.get("settings") or {})
-    _check_inputs(domain_set, run)
-    possible_runs(domain_set, [run], every=False)
-    return run
+    _log_dataset_settings(domain_set, [run.method], run.average, settings)
+    check_data_and_network(domain_set, run)
+    runs = [run]
+    if start:
+        fold = Fold(sources, classes=run.classes)
+        base = start_run(domain_set, fold, run.trial, settings)
+        runs = [base, in_fold(run, fold, base)]
+    possible_runs(domain_set, runs[-1:], every=False)
+    return runs
 
 
 def check_run(run: Run) -> None:
@@ -113,7 +123,7 @@ def check_run(run: Run) -> None:
         ("averages", run.average, run.average_params),
     ):
         build(registry.find(kind, name), validate_values(registry.find(kind, name), values, name))
-    _check_inputs(dataset, run)
+    check_data_and_network(dataset, run)
 
 
 def _methods(benchmark: Benchmark) -> list[str]:
@@ -186,7 +196,7 @@ def _plan_dataset(asked: Benchmark, name: str, *, check_inputs: bool) -> list[Ru
 def _checked_runs(dataset: DomainSet, runs: list[Run], *, every: bool) -> list[Run]:
     """The possible runs, after reading the data and building the network."""
     check_unseen_classes(dataset, runs)
-    _check_inputs(dataset, runs[0])
+    check_data_and_network(dataset, runs[0])
     return possible_runs(dataset, runs, every=every)
 
 
@@ -270,26 +280,3 @@ def _fitting_merges(dataset: DomainSet, benchmark: Benchmark, methods: int) -> l
     experts = min(sources) if methods == 1 else methods
     merges = {name: registry.find("merges", name) for name in registry.names("merges")}
     return [name for name, merge in merges.items() if merges_weights(merge, experts)]
-
-
-def _check_inputs(dataset: DomainSet, run: Run) -> None:
-    """Read the data and build the network before anything is trained; log what is unusual."""
-    domains = load_domains(dataset, replace(run, classes=()))
-    for gap in missing_class_warnings(domains, dataset.classes):
-        log.warning("%s: %s", dataset.name, gap)
-    for unusual in (*extreme_value_warnings(domains), *truncation_warnings(run, domains)):
-        log.warning("%s: %s", dataset.name, unusual)
-    dropped = sum(len(domain.broken) for domain in domains.values())
-    if dropped:
-        log.warning("%s: %d broken file(s) left out", dataset.name, dropped)
-    shape = RunData.of(run, dataset, domains, torch.device("cpu")).shape
-    if run.size and len(shape) != 3:
-        raise SpecError(f"size={run.size}: {dataset.name} has no images; leave it out")
-    # Weights from the hub may take a while. The caller's random state is restored.
-    waiting = progress(f"weights of {run.backbone}") if run.weights == HUB else nullcontext()
-    with waiting, preserve_torch_state(cuda=False):
-        classes = run.classes or dataset.classes
-        prompts = run_prompts(run, dataset)
-        options: dict[str, Any] = {"weights": run.weights, "class_names": prompts}
-        net = network(run.backbone, shape, len(classes), **options)
-        freeze_blocks(net.features, run.freeze_blocks, run.backbone)

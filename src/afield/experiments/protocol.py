@@ -32,7 +32,7 @@ from afield.experiments.settings import (
 from afield.hyperparameters import defaults
 from afield.seeds import derive_seed
 
-__all__ = ["divide", "hold_out", "leave_one_out"]
+__all__ = ["divide", "hold_out", "in_fold", "leave_one_out", "start_run"]
 
 
 def leave_one_out(
@@ -226,7 +226,7 @@ def _runs(
     for trial, folds in enumerate(trial_folds):
         for draw in range(draws):
             for fold in folds:
-                base = _base(dataset, fold, trial, settings) if start else None
+                base = start_run(dataset, fold, trial, settings) if start else None
                 bases |= {base.key: base} if base else {}
                 for method in methods:
                     run = resolve_run(
@@ -241,11 +241,11 @@ def _runs(
                         tested=fold.tested,
                         classes=fold.classes,
                     )
-                    runs.append(_in_fold(run, fold, base))
+                    runs.append(in_fold(run, fold, base))
     return [*bases.values(), *runs]
 
 
-def _base(dataset: DomainSet, fold: Fold, trial: int, settings: Settings) -> Run:
+def start_run(dataset: DomainSet, fold: Fold, trial: int, settings: Settings) -> Run:
     """The run that fits the head from which the runs of a fold start."""
     # The head belongs to the network that is trained afterwards.
     network = {"backbone": dataset.training.backbone}
@@ -262,7 +262,7 @@ def _base(dataset: DomainSet, fold: Fold, trial: int, settings: Settings) -> Run
     return replace(run, role="base", unused=fold.unused, given={})
 
 
-def _in_fold(run: Run, fold: Fold, base: Run | None) -> Run:
+def in_fold(run: Run, fold: Fold, base: Run | None) -> Run:
     """The run with the base, the unused domains and the label of its fold."""
     run = replace(run, unused=fold.unused, given={**run.given, **fold.given})
     if base is None:

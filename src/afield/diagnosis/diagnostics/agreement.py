@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from afield.diagnosis.diagnostic import Diagnostic, Finding, single_run
+from afield.diagnosis.figure_style import signed
 from afield.errors import SpecError
 from afield.experiments.finished import FinishedRun
 from afield.hyperparameters import LogUniform, Variant
@@ -103,6 +104,6 @@ def _plot(axes: "Axes", data: pd.DataFrame, names: list[str], seen: set[str]) ->
     for i, row in enumerate(square.to_numpy()):
         for j, value in enumerate(row):
             color = "white" if abs(value) > 0.6 else "black"
-            axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=color, fontsize=8)
+            axes.text(j, i, signed(value), ha="center", va="center", color=color, fontsize=8)
     axes.set_title("cosine of gradients", fontsize=10)
     axes.set_xlabel("diagonal: two halves of a domain's samples", fontsize=8)

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afield.diagnosis.diagnostic import Diagnostic, Finding, Reopen
+from afield.diagnosis.figure_style import legend_below
 from afield.errors import SpecError
 from afield.experiments.finished import FinishedRun
 from afield.experiments.record import Record
@@ -214,5 +215,4 @@ def _plot(axes: Sequence["Axes"], *, curves: pd.DataFrame, data: pd.DataFrame) -
         panel.set_ylabel("accuracy on unseen domains")
         panel.set_xlim(0, 1.02)
         panel.set_ylim(0, 1.02)
-        for text in panel.legend(fontsize=8).get_texts():
-            text.set_parse_math(False)
+        legend_below(panel, columns=3)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from afield.diagnosis.diagnostic import Diagnostic, Finding, single_run
+from afield.diagnosis.figure_style import COLORS, PALE, legend_below
 from afield.diagnosis.merged_runs import (
     changed_matrices,
     check_matrices,
@@ -205,16 +206,16 @@ def _arrange(axes: Sequence["Axes"], layers: int) -> tuple[tuple["Axes", "Axes"]
 
 def _plot_kept(axes: "Axes", data: pd.DataFrame) -> None:
     rows = pd.Series(range(len(data)))
-    axes.barh(rows - 0.2, 100 * data["kept"], 0.4, color="tab:blue", label="entries")
-    axes.barh(rows + 0.2, 100 * data["energy kept"], 0.4, color="tab:cyan", label="their energy")
+    axes.barh(rows - 0.2, 100 * data["kept"], 0.4, color=COLORS[0], label="entries")
+    axes.barh(rows + 0.2, 100 * data["energy kept"], 0.4, color=COLORS[1], label="their energy")
     _label(axes, data, "kept off the diagonal")
 
 
 def _plot_energy(axes: "Axes", data: pd.DataFrame) -> None:
     parts = {
-        "diagonal": (data["on diagonal"], "tab:green"),
-        "kept off diagonal": (1 - data["on diagonal"] - data["conflict"], "tab:cyan"),
-        "removed": (data["conflict"], "tab:red"),
+        "diagonal": (data["on diagonal"], COLORS[2]),
+        "kept off diagonal": (1 - data["on diagonal"] - data["conflict"], COLORS[1]),
+        "removed": (data["conflict"], COLORS[3]),
     }
     left = 0 * data["conflict"]
     for label, (share, color) in parts.items():
@@ -228,9 +229,11 @@ def _label(axes: "Axes", data: pd.DataFrame, title: str) -> None:
         axes.set_yticks(range(len(data)), map(_short, data["layer"]), fontsize=7, parse_math=False)
     else:
         axes.set_ylabel("matrix, in the order of the network")
-    axes.set(xlim=(0, 100), ylim=(len(data) - 0.5, -0.5), xlabel="%")
+    # The bars of one or two matrices are no thicker than those of four.
+    room = 0.5 + max(0, 4 - len(data)) / 2
+    axes.set(xlim=(0, 100), ylim=(len(data) - 1 + room, -room), xlabel="%")
     axes.set_title(title, fontsize=10)
-    axes.legend(fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.15))
+    legend_below(axes, columns=3)
 
 
 def _plot_pair(axes: Sequence["Axes"], heatmaps: _Heatmaps, experts: list[str]) -> None:
@@ -243,7 +246,7 @@ def _plot_pair(axes: Sequence["Axes"], heatmaps: _Heatmaps, experts: list[str]) 
     for panel, square, title in zip(axes, (heatmaps.before, heatmaps.after), titles, strict=True):
         shown = square.clamp(min=norm.vmin).where(square > 0, torch.nan)
         image = panel.imshow(shown.numpy(), cmap="magma", norm=norm, interpolation="nearest")
-        panel.set_facecolor("lightgray")
+        panel.set_facecolor(PALE)
         panel.set_title(title, fontsize=9, parse_math=False)
         middles = [heatmaps.block * (number + 0.5) - 0.5 for number in range(len(experts))]
         if heatmaps.block and len(experts) <= MAX_EXPERTS_NAMED:

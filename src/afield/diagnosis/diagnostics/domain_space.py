@@ -32,7 +32,7 @@ from afield.diagnosis.diagnostic import (
     single_run,
     trained_learner,
 )
-from afield.diagnosis.figure_style import legend_below
+from afield.diagnosis.figure_style import COLORS, PALE, color_of, legend_below
 from afield.errors import SpecError
 from afield.experiments.finished import FinishedRun
 from afield.hyperparameters import LogUniform, Variant
@@ -236,18 +236,18 @@ def _plot_domains(axes: "Axes", data: pd.DataFrame, finished: FinishedRun) -> No
         seen = name in finished.record.run.sources
         style: dict[str, Any] = {"marker": "o" if seen else "^", "s": 9 if seen else 16}
         label = f" {name}" if seen else f" {name} (unseen)"
-        axes.scatter(rows["first"], rows["second"], color=f"C{number}", label=label, **style)
+        axes.scatter(rows["first"], rows["second"], color=color_of(number), label=label, **style)
     _label(axes, "domains")
 
 
 def _plot_perturbed(axes: "Axes", data: pd.DataFrame, source: str, *, shown: bool) -> None:
     clean, rows = data[~data["moved"]], data[data["domain"] == source]
     others = clean[clean["domain"] != source]
-    axes.scatter(others["first"], others["second"], s=6, color="lightgray", label=" other domains")
+    axes.scatter(others["first"], others["second"], s=6, color=PALE, label=" other domains")
     before, after = rows[~rows["moved"]], rows[rows["moved"]]
-    axes.scatter(before["first"], before["second"], s=9, color="tab:blue", label=f" {source}")
+    axes.scatter(before["first"], before["second"], s=9, color=COLORS[0], label=f" {source}")
     if shown:
-        axes.scatter(after["first"], after["second"], s=9, color="tab:red", label=" perturbed")
+        axes.scatter(after["first"], after["second"], s=9, color=COLORS[5], label=" perturbed")
     _label(axes, f"{source}, and perturbed" if shown else f"{source} (no perturbations)")
 
 
@@ -255,8 +255,10 @@ def _plot_labels(axes: "Axes", data: pd.DataFrame, source: str) -> None:
     rows = data[(data["domain"] == source) & ~data["moved"]]
     names = list(dict.fromkeys(sorted(rows["label"])))
     numbers = rows["label"].map({name: i for i, name in enumerate(names)})
-    style: dict[str, Any] = {"cmap": "tab10" if len(names) <= 10 else "hsv", "s": 9}
-    axes.scatter(rows["first"], rows["second"], c=numbers, **style)
+    style: dict[str, Any] = {"c": numbers, "cmap": "hsv"}
+    if len(names) <= len(COLORS):
+        style = {"c": [color_of(number) for number in numbers]}
+    axes.scatter(rows["first"], rows["second"], s=9, **style)
     axes.set_title(f"{source} by label (one color each)", fontsize=10, parse_math=False)
     axes.set(xlabel="first component of g", ylabel="second")
 

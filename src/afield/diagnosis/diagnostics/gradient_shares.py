@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from afield.diagnosis.diagnostic import Diagnostic, Finding, check_unmasked, single_run
+from afield.diagnosis.figure_style import legend_below
 from afield.errors import SpecError
 from afield.experiments.finished import FinishedRun
 from afield.hyperparameters import LogUniform, Uniform
@@ -91,9 +92,6 @@ def _plot(axes: "Axes", data: pd.DataFrame, names: list[str]) -> None:
         bottom = bottom + rows["share"]
     axes.set(xlabel="step (its domain is framed)", ylabel="share of Adam's momentum", ylim=(0, 1))
     axes.set_xticks(bottom.index[:: -(-len(bottom) // 15)])
-    below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncol": 3}
-    legend = axes.legend(fontsize=8, **below)
-    for text, patch in zip(legend.get_texts(), legend.get_patches(), strict=True):
-        text.set_parse_math(False)
+    for patch in legend_below(axes, fontsize=8, columns=3).get_patches():
         patch.set_linewidth(0)
     axes.set_title("whose gradient a step contains", fontsize=10)

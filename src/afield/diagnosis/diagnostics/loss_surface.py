@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afield.diagnosis.diagnostic import Diagnostic, Finding, check_unmasked
-from afield.diagnosis.figure_style import legend_below
+from afield.diagnosis.figure_style import legend_outside
 from afield.errors import SpecError
 from afield.experiments.finished import FinishedRun
 from afield.hyperparameters import LogUniform, Uniform, Variant
@@ -263,7 +263,7 @@ def _plot(axes: "Axes", data: pd.DataFrame, domain: str, *, legend: bool) -> Non
     }
     axes.scatter(centroid["x"], centroid["y"], **star)
     if legend:
-        legend_below(axes, fontsize=6)
+        legend_outside(axes)
     title = domain if data["seen"].iloc[0] else f"{domain} (unseen)"
     axes.set_title(title, fontsize=10, parse_math=False)
     axes.tick_params(labelsize=7)

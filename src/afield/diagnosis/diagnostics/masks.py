@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 
 from afield.diagnosis.diagnostic import Diagnostic, Finding, single_run
-from afield.diagnosis.figure_style import COLORS, legend_below
+from afield.diagnosis.figure_style import COLORS, PALE, legend_below
 from afield.errors import SpecError
 from afield.experiments.finished import FinishedRun
 from afield.hyperparameters import LogUniform
@@ -137,7 +137,7 @@ def _plot_overlap(axes: "Axes", overlap: pd.DataFrame) -> None:
 def _plot_kinds(axes: "Axes", kinds: pd.DataFrame) -> None:
     layers = list(dict.fromkeys(kinds["layer"]))
     bottom = [0.0] * len(layers)
-    colors = {"shared": "tab:green", "specific": "tab:orange", "useless": "lightgray"}
+    colors = {"shared": COLORS[2], "specific": COLORS[1], "useless": PALE}
     for kind in KINDS:
         shares = kinds[kinds["kind"] == kind]["share"].tolist()
         axes.bar(range(len(layers)), shares, bottom=bottom, label=kind, color=colors[kind])

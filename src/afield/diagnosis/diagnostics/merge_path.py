@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from afield.diagnosis.diagnostic import Diagnostic, Finding, single_run
+from afield.diagnosis.figure_style import color_of, legend_below
 from afield.diagnosis.merged_runs import check_merged
 from afield.errors import SpecError
 from afield.experiments.finished import FinishedRun
@@ -134,11 +135,10 @@ def _plot(axes: "Axes", data: pd.DataFrame, sources: "pd.Series[float]", best: f
     unseen = data[~data["seen"]].groupby("domain", sort=False)
     for number, (name, rows) in enumerate(unseen):
         label = f" {name} (unseen)"
-        axes.plot(rows["scale"], 100 * rows["accuracy"], color=f"C{number}", label=label)
+        axes.plot(rows["scale"], 100 * rows["accuracy"], color=color_of(number), label=label)
     axes.axvline(1.0, color="gray", linestyle=":", label=" as merged")
     style: dict[str, Any] = {"marker": "*", "color": "k", "markersize": 11, "linestyle": ""}
     axes.plot([best], [100 * sources[best]], label=f" best on the sources: {best:g}", **style)
     axes.set(xlabel="scale (0: the base)", ylabel="accuracy (%)")
     axes.set_title("from the base through the merged model", fontsize=10)
-    for text in axes.legend(fontsize=7).get_texts():
-        text.set_parse_math(False)
+    legend_below(axes)

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from afield.diagnosis.diagnostic import Diagnostic, Finding, single_run
+from afield.diagnosis.figure_style import legend_below
 from afield.diagnosis.merged_runs import changed_matrices, check_merged, matrix_deltas
 from afield.errors import SpecError
 from afield.experiments.finished import FinishedRun
@@ -207,5 +208,4 @@ def _plot_angles(axes: "Axes", angles: pd.DataFrame, scope: str) -> None:
     )
     axes.set_xticks(range(1, len(chance) + 1, -(-len(chance) // 8)))
     axes.set_title(f"principal angles ({scope})", fontsize=10)
-    for text in axes.legend(fontsize=7).get_texts():
-        text.set_parse_math(False)
+    legend_below(axes, columns=3)

@@ -24,6 +24,7 @@ from afield.diagnosis.diagnostic import (
     single_run,
     trained_learner,
 )
+from afield.diagnosis.figure_style import COLORS, PALE, legend_below
 from afield.errors import SpecError
 from afield.experiments.finished import FinishedRun
 from afield.hyperparameters import LogUniform
@@ -101,9 +102,9 @@ class _Strips:
             axes.set_axis_off()
         else:
             note, scale = "", float(np.abs(added[0]).max())
-            axes.plot(self.before[0].reshape(-1), color="tab:gray", label="input")
-            axes.plot(self.after[0].reshape(-1), color="tab:red", label="perturbed", linewidth=0.8)
-            axes.legend(fontsize=7)
+            axes.plot(self.before[0].reshape(-1), color=PALE, label="input")
+            axes.plot(self.after[0].reshape(-1), color=COLORS[5], label="perturbed", linewidth=0.8)
+            legend_below(axes)
         title = f"{self.domain}: input, perturbed, difference\n({note}±{scale:.2g})"
         axes.set_title(title, fontsize=9, parse_math=False)
 

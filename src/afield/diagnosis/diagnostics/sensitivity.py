@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import pandas as pd
 
 from afield.diagnosis.diagnostic import Diagnostic, Finding
+from afield.diagnosis.figure_style import color_of, legend_below
 from afield.errors import SpecError
 from afield.experiments.record import Record, Run
 from afield.hyperparameters import Variant
@@ -188,12 +189,12 @@ def _plot(axes: "Axes", data: pd.DataFrame, name: str, quantity: str) -> None:
     for number, (method, rows) in enumerate(data.groupby("method")):
         if rows["value"].isna().all():
             level = 100 * rows["accuracy"].iloc[0]
-            axes.axhline(level, linestyle="--", color=f"C{number}", label=f" {method}")
+            axes.axhline(level, linestyle="--", color=color_of(number), label=f" {method}")
             continue
         error = 100 * rows["stderr"].fillna(0)
         axes.errorbar(
             rows["value"], 100 * rows["accuracy"], error, marker="o", capsize=3,
-            color=f"C{number}", label=f" {method}",
+            color=color_of(number), label=f" {method}",
         )  # fmt: skip
     axes.set_ylabel(quantity)
     _format_axis(axes, data, name)
@@ -209,8 +210,7 @@ def _format_axis(axes: "Axes", data: pd.DataFrame, name: str) -> None:
         scale: dict[str, Any] = {"linthresh": smallest} if values[0] <= 0 else {}
         axes.set_xscale("symlog" if scale else "log", **scale)
     if not words and len(set(values)) <= MAX_TICKS:
-        axes.set_xticks(sorted(set(values)), [f"{value:g}" for value in sorted(set(values))])
+        axes.set_xticks(sorted(set(values)), [f"{value:.3g}" for value in sorted(set(values))])
         axes.minorticks_off()
     axes.set_xlabel(name, parse_math=False)
-    for text in axes.legend(fontsize=8).get_texts():
-        text.set_parse_math(False)
+    legend_below(axes)

@@ -1,30 +1,38 @@
-"""Which networks, starts, averages and adaptations fit a method, and the runs that adapt."""
+"""Whether runs are possible, before anything is trained, and the runs that adapt."""
 
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from afield import own_code, registry
 from afield.compute import preserve_torch_state
+from afield.data.class_lists import missing_class_warnings
 from afield.data.domains import DomainSet, data_root
+from afield.data.scaling import extreme_value_warnings
 from afield.errors import SpecError
 from afield.experiments.benchmark import START
 from afield.experiments.derived.execution import run_adaptation
 from afield.experiments.record import Run
+from afield.experiments.run_data import RunData, truncation_warnings
 from afield.experiments.run_setup import (
     PLACEHOLDER_METHOD,
     Machine,
     TrainingState,
     load_domains,
+    run_prompts,
     set_up_on,
 )
 from afield.experiments.settings import Settings
 from afield.hyperparameters import build, defaults, draw_values, validate_values, without_neutral
-from afield.networks.backbone import find_backbone
+from afield.networks.backbone import HUB, find_backbone, network
+from afield.networks.freezing import freeze_blocks
+from afield.progress import progress
 
-__all__ = ["adapted_runs", "possible_runs"]
+__all__ = ["adapted_runs", "check_data_and_network", "possible_runs"]
 
 log = logging.getLogger(__name__)
 
@@ -130,3 +138,26 @@ def _set_up_untrained(dataset: DomainSet, run: Run) -> TrainingState:
     machine = Machine(torch.device("cpu"), 1, data_root())
     with preserve_torch_state(cuda=False):
         return set_up_on(dataset, load_domains(dataset, run), plain, machine)
+
+
+def check_data_and_network(dataset: DomainSet, run: Run) -> None:
+    """Read the data and build the network before anything is trained; log what is unusual."""
+    domains = load_domains(dataset, replace(run, classes=()))
+    for gap in missing_class_warnings(domains, dataset.classes):
+        log.warning("%s: %s", dataset.name, gap)
+    for unusual in (*extreme_value_warnings(domains), *truncation_warnings(run, domains)):
+        log.warning("%s: %s", dataset.name, unusual)
+    dropped = sum(len(domain.broken) for domain in domains.values())
+    if dropped:
+        log.warning("%s: %d broken file(s) left out", dataset.name, dropped)
+    shape = RunData.of(run, dataset, domains, torch.device("cpu")).shape
+    if run.size and len(shape) != 3:
+        raise SpecError(f"size={run.size}: {dataset.name} has no images; leave it out")
+    # Weights from the hub may take a while. The caller's random state is restored.
+    waiting = progress(f"weights of {run.backbone}") if run.weights == HUB else nullcontext()
+    with waiting, preserve_torch_state(cuda=False):
+        classes = run.classes or dataset.classes
+        prompts = run_prompts(run, dataset)
+        options: dict[str, Any] = {"weights": run.weights, "class_names": prompts}
+        net = network(run.backbone, shape, len(classes), **options)
+        freeze_blocks(net.features, run.freeze_blocks, run.backbone)
