@@ -116,7 +116,7 @@ def test_best_can_be_an_adaptation_unless_it_is_not_to(tmp_path):
     plan = plan_fit(FitRequest("spirals", "best"), Store(tmp_path))
     assert (plan.run.method, plan.run.adaptation, plan.run.role) == ("erm", "", "")
     assert bool(plan.adaptation) == better
-    assert [run.base for run in plan.adapted] == [run.key for run in plan.held_out] * better
+    assert [run.base for run in plan.adapted] == [run.key for run in plan.held_out] * int(better)
     assert plan.estimate.recipes == 2
     plain = plan_fit(FitRequest("spirals", "best", adapt="none"), Store(tmp_path))
     assert (plain.adaptation, plain.adapted, plain.run) == (None, (), plan.run)

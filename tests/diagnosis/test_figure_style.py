@@ -3,7 +3,14 @@
 from matplotlib.figure import Figure
 
 from afield import registry
-from afield.diagnosis.figure_style import COLORS, READING, color_of, legend_below, legend_outside
+from afield.diagnosis.figure_style import (
+    COLORS,
+    READING,
+    color_of,
+    installed_fonts,
+    legend_below,
+    legend_outside,
+)
 
 
 def test_every_diagnostic_says_what_is_high_and_what_is_low():
@@ -44,3 +51,18 @@ def test_without_a_layout_the_legend_is_below_its_panel():
 def test_colors_repeat_only_after_all_were_used():
     assert len({color_of(number) for number in range(10)}) == len(COLORS) == 10
     assert color_of(10) == color_of(0)
+
+
+def test_figures_have_a_font_of_the_page_or_the_one_of_matplotlib():
+    assert installed_fonts()[-1] == "DejaVu Sans"
+
+
+def test_many_or_long_names_leave_room_for_the_data():
+    for count, length in ((4, 55), (40, 12), (3, 100)):
+        figure = Figure((4.2, 3.6), layout="constrained")
+        axes = figure.subplots()
+        for number in range(count):
+            axes.plot([0, 1], [0, number], label=f"{number}{'x' * length}")
+        legend_below(axes, columns=3)
+        figure.canvas.draw()
+        assert axes.get_window_extent().height > 100

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import pandas as pd
 
 from afield import registry
-from afield.diagnosis.figure_style import COLORS, STYLE
+from afield.diagnosis.figure_style import COLORS, STYLE, installed_fonts
 from afield.errors import DataError, SpecError
 from afield.experiments.finished import FinishedRun
 from afield.experiments.record import Record
@@ -90,6 +90,7 @@ class Finding:
         rows = -(-self.panels // columns)
         size = PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows
         style: dict[Any, Any] = {**STYLE, "axes.prop_cycle": cycler(color=COLORS)}
+        style["font.family"] = installed_fonts()
         with rc_context(style):
             figure = Figure(size, dpi=120, layout="constrained")
             self.draw(figure.subplots(rows, columns, squeeze=False))

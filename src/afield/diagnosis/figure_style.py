@@ -12,6 +12,7 @@ __all__ = [
     "READING",
     "STYLE",
     "color_of",
+    "installed_fonts",
     "legend_below",
     "legend_outside",
     "signed",
@@ -24,6 +25,8 @@ COLORS = (
     *("#b3261e", "#5b4fc4", "#4f7a1c", "#8a5a3b", "#5c6b7a"),
 )
 PALE = "#cbd2da"
+# Fonts of the page, in its order; the last one comes with matplotlib.
+FONTS = ("Segoe UI", "Roboto", "Noto Sans", "Helvetica Neue", "Arial", "DejaVu Sans")
 STYLE: dict[str, Any] = {
     "axes.edgecolor": SOFT,
     "axes.labelcolor": SOFT,
@@ -39,6 +42,8 @@ STYLE: dict[str, Any] = {
     "ytick.color": SOFT,
     "ytick.labelsize": 8,
 }
+# Characters in a line of a legend, and lines of a legend below a panel.
+LINE_LENGTH, MAX_LEGEND_LINES = 60, 10
 # What is high and what is low in a figure, by the name of the diagnostic.
 READING = {
     "agreement": "High (near the diagonal) means that a step for one domain helps the other; near "
@@ -67,6 +72,14 @@ READING = {
 }
 
 
+def installed_fonts() -> list[str]:
+    """The fonts of the page that this machine has."""
+    from matplotlib.font_manager import fontManager
+
+    installed = {font.name for font in fontManager.ttflist}
+    return [name for name in FONTS if name in installed]
+
+
 def color_of(number: int) -> str:
     """The color of a domain, method or class by its number; after ten, colors repeat."""
     return COLORS[number % len(COLORS)]
@@ -74,7 +87,13 @@ def color_of(number: int) -> str:
 
 def legend_below(axes: "Axes", *, fontsize: int = 7, columns: int = 2, **style: Any) -> "Legend":
     """Place the legend below the axes, where it hides no data, with names as they are."""
+    labels = axes.get_legend_handles_labels()[1]
+    # A legend that is wider or higher than the panel would leave no room for the data.
+    longest = max(map(len, labels), default=1)
+    columns = max(1, min(columns, LINE_LENGTH // max(1, longest)))
     place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
+    if -(-len(labels) // columns) > MAX_LEGEND_LINES:
+        place = {"loc": "best"}
     legend = axes.legend(fontsize=fontsize, ncols=columns, **place, **style)
     for text in legend.get_texts():
         text.set_parse_math(False)
