@@ -37,6 +37,11 @@ def test_images_get_the_predictions_of_their_features(features, two_colours, tmp
     plain = fit(features, "erm", tmp_path / "plain", **options)
     assert plain.about.inputs.kind == "arrays"
     np.testing.assert_allclose(from_files, plain.predict_proba(content["X"]), atol=1e-4)
+    adapted, expected = model.adapted("t3a"), plain.adapted("t3a").predict_proba(content["X"])
+    np.testing.assert_allclose(adapted.predict_proba(files), expected, atol=1e-3)
+    # Every prediction starts afresh.
+    np.testing.assert_allclose(adapted.predict_proba(files), expected, atol=1e-3)
+    assert not np.allclose(expected, from_files, atol=1e-2)
     distances = [each.distance for each in model.predictions(files)]
     expected = [each.distance for each in plain.predictions(content["X"])]
     np.testing.assert_allclose(distances, expected, rtol=1e-2)

@@ -1,5 +1,6 @@
 """The commands ``afield fit``, ``export`` and ``push``: make a model, convert it, upload it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -178,7 +179,7 @@ def fit(
 
 def _print_model(model: "Model", out: Path) -> None:
     """Estimate and calibration of a model, and where it is."""
-    from afield.reporting.results import row_label
+    from afield.reporting.results import chosen_settings, row_label
 
     about = model.about
     if (estimate := about.estimate) is None:
@@ -192,7 +193,9 @@ def _print_model(model: "Model", out: Path) -> None:
         )
         if (selection := estimate.selection) is not None and about.run is not None:
             cost = round(100 * selection.cost, 1) + 0.0
-            name = row_label(about.run) + (f" + {about.adaptation}" if about.adaptation else "")
+            run = replace(about.run, adaptation=about.adaptation)
+            usual = chosen_settings(run).keys() - run.given.keys()
+            name = row_label(run, exclude=usual)
             console.out.print(
                 f"{name}: best of {estimate.recipes} with "
                 f"{100 * selection.accuracy:.1f} %; choosing cost {cost:.1f} points: the estimate "

@@ -27,7 +27,7 @@ from afield.deployment.file_batches import FileBatch, find_files, read_file_batc
 from afield.deployment.hub import HUB_PREFIX, fetch_model
 from afield.deployment.model_files import DESCRIPTION_FILE, WEIGHTS_FILE
 from afield.deployment.model_folder import Description, read_model
-from afield.deployment.model_network import build_network, load_weights
+from afield.deployment.model_network import adapt_network, build_network, load_weights
 from afield.errors import AfieldError, DataError, SpecError
 from afield.hyperparameters import build
 from afield.networks.features import capture_features
@@ -121,7 +121,7 @@ class Model:
         if other:
             raise SpecError(f"{other[0]}: no setting of {adaptation}; write {adaptation}.NAME")
         values = {name.partition(".")[2]: value for name, value in (settings or {}).items()}
-        module = build(kind, values, adaptation).predictor(copy.deepcopy(self.module))
+        module = adapt_network(copy.deepcopy(self.module), build(kind, values, adaptation))
         about = replace(self.about, calibration=None)
         return Model(about, module, self.distances, device=self.device)
 

@@ -12,11 +12,13 @@ from afield.deployment.model_folder import Description
 from afield.errors import DataError
 from afield.hyperparameters import build, with_neutral
 from afield.networks.backbone import network
+from afield.networks.inference import BatchPredictor
+from afield.training.adaptation import Adaptation
 from afield.training.method import Method, Task
 from afield.training.optimizers import optimizer_factory
 from afield.weights import check_values
 
-__all__ = ["EncodedNetwork", "build_network", "load_weights"]
+__all__ = ["EncodedNetwork", "adapt_network", "build_network", "load_weights"]
 
 
 class EncodedNetwork(nn.Module):
@@ -41,6 +43,30 @@ class EncodedNetwork(nn.Module):
         """Logits of prepared images."""
         features = (self.encoder(x) - self.mean) / self.std
         return self.network(features, *label)
+
+
+class _AdaptedEncoding(BatchPredictor):
+    """An encoded network whose part behind the frozen encoder adapts to unlabelled samples."""
+
+    def __init__(self, encoded: EncodedNetwork, adapted: BatchPredictor) -> None:
+        super().__init__()
+        self.encoded, self.adapted = encoded, adapted
+        encoded.network = adapted
+
+    def reset(self) -> None:
+        """Forget all samples seen so far."""
+        self.adapted.reset()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of prepared images."""
+        return self.encoded(x)
+
+
+def adapt_network(module: nn.Module, adaptation: Adaptation) -> BatchPredictor:
+    """The network with a test-time adaptation of the part that was trained; it owns the network."""
+    if not isinstance(module, EncodedNetwork):
+        return adaptation.predictor(module)
+    return _AdaptedEncoding(module, adaptation.predictor(module.network))
 
 
 def build_network(about: Description) -> nn.Module:
