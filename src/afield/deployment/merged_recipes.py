@@ -5,7 +5,7 @@ from typing import Any
 
 from afield import registry
 from afield.data.domains import DomainSet
-from afield.experiments.merged.runner import MERGE_BASELINES
+from afield.experiments.merged import MERGE_BASELINES
 from afield.experiments.record import Run
 from afield.experiments.selection import DEFAULT_RULES
 from afield.experiments.settings import resolve_epochs
