@@ -53,9 +53,7 @@ __all__ = [
 FORMATS = ("console", "md", "latex", "csv")
 # Headings under which the help of a command lists its options.
 DATA, NETWORK, TRAINING = "Data", "Network", "Training"
-RUNNING, OUTPUT = "Running", "Output"
-SCORES = "Which scores"
-EVALUATION = "Splits"
+RUNNING, OUTPUT, SCORES, EVALUATION = "Running", "Output", "Which scores", "Splits"
 
 DatasetArgument = Annotated[
     str,
