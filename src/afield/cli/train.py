@@ -163,8 +163,9 @@ def _execute(runs: "list[Run]", store: "Store", *, threads: int, tensorboard: bo
     from afield.experiments.tensorboard import TensorBoardWriter
 
     keep_freed_memory()
-    _print_idle_cores(threads)
     *starts, run = runs
+    if not run.experts:  # otherwise an error follows
+        _print_idle_cores(threads)
     for each in starts:
         execute(each, store, threads=threads)
     writer = TensorBoardWriter(f"{store.where()}/tensorboard") if tensorboard else None
