@@ -16,6 +16,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -142,15 +143,27 @@ def ranges(kind: Callable[..., Any]) -> dict[str, Range]:
     >>> ranges(VREx)["penalty"]
     LogUniform(low=0.1, high=100000.0)
     """
-    hints = get_type_hints(kind, include_extras=True)
+    hints = _declared(kind)[1]
     marks = {name: [a for a in get_args(hints[name])[1:] if isinstance(a, Range)] for name in hints}
     return {name: marks[name][0] for name in defaults(kind) if marks.get(name)}
 
 
 def defaults(kind: Callable[..., Any]) -> dict[str, Any]:
     """Default values of the hyperparameters of a dataclass or function."""
+    return dict(_declared(kind)[0])
+
+
+# Planning ten thousand runs asks for the same few signatures again and again.
+@lru_cache(maxsize=1024)
+def _declared(kind: Callable[..., Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     parameters = inspect.signature(kind).parameters.values()
-    return {p.name: p.default for p in parameters if p.default is not p.empty}
+    values = {p.name: p.default for p in parameters if p.default is not p.empty}
+    return values, get_type_hints(kind, include_extras=True)
+
+
+@lru_cache(maxsize=1024)
+def _adapter(kind: Callable[..., Any], name: str) -> TypeAdapter[Any]:
+    return TypeAdapter(_declared(kind)[1][name])
 
 
 def draw_values(
@@ -195,7 +208,7 @@ def with_neutral(kind: Callable[..., Any], values: Mapping[str, Any]) -> dict[st
 
 
 def _neutral(kind: Callable[..., Any]) -> dict[str, Any]:
-    hints = get_type_hints(kind, include_extras=True)
+    hints = _declared(kind)[1]
     return {
         name: mark.neutral
         for name in defaults(kind)
@@ -231,14 +244,14 @@ def validate_values(
     Errors call the settings those of `owner`: by default the name of the class or function; empty
     for settings that are given without a prefix.
     """
-    hints, names = get_type_hints(kind, include_extras=True), list(defaults(kind))
+    names = list(defaults(kind))
     owner = kind.__name__ if owner is None else owner
     for key in values:
         if key not in names:
             problem = f"{owner} has no setting {key!r}" if owner else f"no setting {key!r}"
             raise SpecError(f"{problem}; {hint(key, names)}")
     prefix = f"{owner}." if owner else ""
-    converted = {key: _convert(value, hints[key], prefix + key) for key, value in values.items()}
+    converted = {key: _convert(value, kind, key, prefix + key) for key, value in values.items()}
     for key, value in converted.items():
         if _is_negative(value) and key in (known := ranges(kind)) and _starts_at_0(known[key]):
             raise SpecError(f"{prefix}{key}={value:g}: must not be below 0")
@@ -255,15 +268,15 @@ def _is_negative(value: Any) -> bool:
     return isinstance(value, int | float) and value < 0
 
 
-def _convert(value: Any, type_: Any, where: str) -> Any:
-    adapter = TypeAdapter(type_)
+def _convert(value: Any, kind: Callable[..., Any], name: str, where: str) -> Any:
+    adapter, type_ = _adapter(kind, name), _declared(kind)[1][name]
     if isinstance(value, str) and value.lower() != "none" and _allows_tuple(type_):
         value = [item.strip() for item in value.split(",") if item.strip()]
     try:
         result = adapter.validate_python(value)
     except ValidationError as error:
         if value in ("none", "None"):
-            return _convert(None, type_, where)
+            return _convert(None, kind, name, where)
         reason = error.errors()[0]["msg"].removeprefix("Input ").partition(", unable to ")[0]
         raise SpecError(f"{where}={value!r}: {reason[0].lower()}{reason[1:]}") from None
     numbers = result if isinstance(result, (list, tuple)) else (result,)
@@ -279,7 +292,8 @@ def _allows_tuple(type_: Any) -> bool:
 
 def _round_integer(kind: Callable[..., Any], name: str, value: Any, ends: tuple[Any, Any]) -> Any:
     """Round a number drawn for an integer hyperparameter; the result stays in the range."""
-    type_ = get_type_hints(kind)[name]
+    hint_ = _declared(kind)[1][name]
+    type_ = getattr(hint_, "__origin__", hint_) if hasattr(hint_, "__metadata__") else hint_
     is_integer = int in (type_, *get_args(type_)) and float not in get_args(type_)
     if not is_integer or not isinstance(value, float):
         return value

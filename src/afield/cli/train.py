@@ -30,6 +30,7 @@ from afield.cli.options import (
     Weights,
     collect_settings,
 )
+from afield.data.sources.listing import listed_once
 from afield.errors import SpecError
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ __all__ = ["embed", "train"]
 ALONE = ("", "", 0, 0, "last", None, None, "")
 
 
+@listed_once()
 def train(
     dataset: Annotated[
         str | None,

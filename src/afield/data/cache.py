@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afield.compute import usable_cores
+from afield.data.sources.listing import file_status
 from afield.errors import DataError
 from afield.files import atomic_write, check_regular_file, format_bytes
 from afield.progress import track
@@ -181,12 +182,12 @@ def stat_digest(files: Sequence[Path]) -> str:
     digest = hashlib.sha256(f"afield cache {VERSION}".encode())
     for file in files:
         try:
-            status = file.stat()
+            status = file_status(file)
         except OSError as error:
             raise DataError(f"{file}: cannot be read ({error.strerror})") from None
         # fsencode: names from old archives may not be valid Unicode.
         digest.update(os.fsencode(file))
-        digest.update(f"\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_mode}\n".encode())
+        digest.update(status)
     return digest.hexdigest()
 
 

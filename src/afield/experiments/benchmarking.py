@@ -17,6 +17,7 @@ from typing import Any
 
 from afield import own_code
 from afield.compute import hostname
+from afield.data.sources.listing import listed_once
 from afield.experiments.benchmark import Benchmark
 from afield.experiments.planning import plan_runs, plan_training
 from afield.experiments.pools import Pool
@@ -55,6 +56,7 @@ class Observer:
         """Called with the path of the report."""
 
 
+@listed_once()
 def run_benchmark(
     benchmark: Benchmark,
     *,
@@ -154,6 +156,7 @@ def _write_report(report: Callable[[Store], str], store: Store, observer: Observ
         observer.reported(path)
 
 
+@listed_once()
 def train(
     dataset: str | Path,
     method: str,

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from afield import own_code, registry
+from afield.data.sources.listing import current_listing, join_listing
 from afield.errors import AfieldError
 from afield.experiments.derived.execution import execute_derived
 from afield.experiments.pools import Local, Pool
@@ -42,7 +43,13 @@ def complete(
     yield from _warn_of_changes(record for record in stored if record is not None)
     missing = [run for run, record in zip(runs, stored, strict=True) if record is None]
     missing.sort(key=lambda run: (run.trial, run.draw))
-    attempt = partial(_attempt, store=store, options=options, codes=own_code.registered())
+    attempt = partial(
+        _attempt,
+        store=store,
+        options=options,
+        codes=own_code.registered(),
+        listing=current_listing(),
+    )
     lost = partial(_lost, store=store)
     for stage in sorted({run.order for run in missing}):
         elsewhere = []
@@ -77,11 +84,18 @@ def sort_outcomes(
 
 
 def _attempt(
-    run: Run, *, store: Store, options: dict[str, Any], codes: Sequence[Code], wait: bool
+    run: Run,
+    *,
+    store: Store,
+    options: dict[str, Any],
+    codes: Sequence[Code],
+    listing: str,
+    wait: bool,
 ) -> Record | Failure | Run:
     """The record, the failure, or the run itself if another process is doing it."""
     try:
         own_code.restore(codes)
+        join_listing(listing)
         return (execute_derived if run.is_derived else execute)(run, store, wait=wait, **options)
     except BusyError:
         return run

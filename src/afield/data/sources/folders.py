@@ -26,6 +26,7 @@ from afield.data.sources.labeled_files import (
     list_files,
     list_folders,
 )
+from afield.data.sources.listing import once
 from afield.errors import DataError
 
 __all__ = ["TEXT_TRAINING", "DomainFiles", "folder_dataset", "folder_reader", "read_files"]
@@ -46,6 +47,10 @@ def _has_domains(path: Path) -> bool:
 def folder_dataset(path: Path) -> DomainSet:
     """Dataset of a user's folder; its subfolders are the domains, theirs are the classes."""
     path = path.resolve()
+    return once(("dataset", path), lambda: _folder_dataset(path))
+
+
+def _folder_dataset(path: Path) -> DomainSet:
     modality = _detect_modality(path)
     names = [child.name for child in list_folders(path)]
     if len(names) < 2:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from afield.data.modality import FileModality
+from afield.data.sources.listing import Entry, scan_folder
 from afield.errors import DataError
 
 __all__ = ["LabeledFile", "find_files", "find_lists", "list_files", "list_folders"]
@@ -69,7 +70,7 @@ def _splits(root: Path, domains: Sequence[str]) -> tuple[str, ...]:
 
 def list_folders(path: Path) -> list[Path]:
     """Folders in a folder, sorted, without hidden ones; their names must be UTF-8."""
-    folders = sorted(child for child in _children(path) if child.is_dir())
+    folders = [child.path for child in _children(path) if child.is_folder]
     for folder in folders:
         try:
             folder.name.encode()
@@ -80,7 +81,7 @@ def list_folders(path: Path) -> list[Path]:
 
 def list_files(path: Path) -> list[Path]:
     """Files in a folder, sorted, without hidden ones."""
-    return sorted(child for child in _children(path) if not child.is_dir())
+    return [child.path for child in _children(path) if not child.is_folder]
 
 
 def _domain_files(
@@ -158,7 +159,7 @@ def _check_no_stray_files(
         raise DataError(f"{stray[0]}: outside {outside}; move it to {target}")
 
 
-def _children(path: Path) -> list[Path]:
+def _children(path: Path) -> list[Entry]:
     """Files and folders in a folder, without hidden and ignored ones.
 
     A broken link is an error, and so is a pipe, device or socket, whose reading may never end.
@@ -166,12 +167,12 @@ def _children(path: Path) -> list[Path]:
     try:
         children = [
             child
-            for child in path.iterdir()
-            if not child.name.startswith(".") and child.name.lower() not in IGNORED_NAMES
+            for child in scan_folder(path)
+            if not child.path.name.startswith(".") and child.path.name.lower() not in IGNORED_NAMES
         ]
-        others = [child for child in children if not child.is_file() and not child.is_dir()]
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    others = [child.path for child in children if child.is_other]
     if others:
         what = "not a regular file" if others[0].exists() else "a broken link"
         raise DataError(f"{others[0]}: {what}; remove it")
