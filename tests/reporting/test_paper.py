@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from afield.experiments.reproduction.changes import Changes
 from afield.experiments.reproduction.recipe import read_recipe
 from afield.experiments.store import Store
 from afield.reporting.benchmarking import bench
@@ -84,6 +85,17 @@ def test_only_clearly_lower_numbers_are_marked(frame):
     assert find(frame, part="net, one", row="erm", column="turn0")["lower"]
     assert not find(frame, part="net, one", row="erm", column="mean")["lower"]
     assert not find(frame, part="net, one", row="quoted", column="turn0")["lower"]
+
+
+def test_data_in_place_of_a_dataset_are_compared_with_no_other_column(records):
+    changes = Changes(datasets=("pacs",), data={"pacs": "spirals"}, methods=("erm",))
+    frame = compare_with_paper(read_recipe("arith_table4", changes=changes), [records, records])
+    trials = frame[(frame.part == "with SWAD") & (frame.row == "erm")].set_index("column").trials
+    assert trials["pacs"] == 2
+    assert trials.drop("pacs").tolist() == [0] * 5
+    score = read_recipe("score_table1", changes=Changes(datasets=("pacs",)))
+    frame = compare_with_paper(score, [[] for _ in score.parts])
+    assert set(frame.column) == {"pacs"}
 
 
 def test_one_trial_has_no_mark(recipe, records):

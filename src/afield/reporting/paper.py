@@ -51,7 +51,8 @@ NOTHING: Estimate = (math.nan, math.nan, 0)
 def compare_with_paper(recipe: Recipe, records: Sequence[Sequence[Record]]) -> pd.DataFrame:
     """Paper and ours in percent, for the records of every part of a recipe."""
     measured = [
-        _Measured(part, of_part) for part, of_part in zip(recipe.parts, records, strict=True)
+        _Measured(part, of_part, recipe.changes.data)
+        for part, of_part in zip(recipe.parts, records, strict=True)
     ]
     rows: list[tuple[object, ...]] = []
     for part in measured:
@@ -59,7 +60,7 @@ def compare_with_paper(recipe: Recipe, records: Sequence[Sequence[Record]]) -> p
             rows += _lines(part.part.name, numbers, part.rule(numbers), part.estimate)
     for numbers in recipe.numbers:
         members = [part for part in measured if part.part.name.startswith(numbers.over)]
-        if members:
+        if members and not recipe.changes.datasets:
             rule, estimate = members[0].rule(numbers), _mean_of(members)
             rows += _lines(numbers.over.rstrip(", "), numbers, rule, estimate)
     return pd.DataFrame(rows, columns=FIELDS)
@@ -68,8 +69,8 @@ def compare_with_paper(recipe: Recipe, records: Sequence[Sequence[Record]]) -> p
 class _Measured:
     """The results of a part: what was measured for a row and a column."""
 
-    def __init__(self, part: Part, records: Sequence[Record]) -> None:
-        self.part = part
+    def __init__(self, part: Part, records: Sequence[Record], replaced: Mapping[str, str]) -> None:
+        self.part, self.replaced = part, replaced
         metric = str(part.benchmark.settings.get("metric", ""))
         self.results = group_records(records, metric) if records else []
 
@@ -78,11 +79,20 @@ class _Measured:
 
     def estimate(self, numbers: Numbers, row: str, column: str) -> Estimate:
         """Mean, standard error and number of trials."""
+        if not all(
+            self._is_run(name) for name in (numbers.columns if column == MEAN else [column])
+        ):
+            return NOTHING
         if column == MEAN:
             estimates = [_estimate(self._values(r, numbers, row, MEAN)) for r in self.results]
             return _mean_estimate(estimates)
         found = self._results_of(column, numbers)
         return _estimate(self._values(found, numbers, row, column)) if found else NOTHING
+
+    def _is_run(self, column: str) -> bool:
+        """Whether a column that names a dataset is one of the part, or replaced by one of it."""
+        dataset = self.replaced.get(column, column)
+        return column not in registry.names("datasets") or dataset in self.part.benchmark.dataset
 
     def _results_of(self, column: str, numbers: Numbers) -> Results | None:
         """The results of the dataset that a column names, or that has a domain of this name."""
