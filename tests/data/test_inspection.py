@@ -10,12 +10,14 @@ from afield.data.inspection import (
     MAX_CELLS,
     contact_sheet,
     describe_prompts,
+    describe_texts,
     inspect_dataset,
     original_sizes,
 )
 from afield.data.lookup import find_dataset
 from afield.errors import DataError, SpecError
 from tests.files import words
+from tests.texts import reviews, write_reviews
 
 EACH = 4
 
@@ -308,3 +310,18 @@ def test_features_have_no_contact_sheet(tmp_path):
 def test_named_datasets_are_looked_for_under_the_given_root(tmp_path):
     with pytest.raises(DataError, match=str(tmp_path)):
         inspect_dataset("pacs", tmp_path)
+
+
+def test_texts_are_described_by_their_lengths_and_empty_or_equal_ones_are_reported(tmp_path):
+    frame = reviews(3)
+    frame.loc[0, "text"] = " "
+    frame.loc[7, "text"] = frame.loc[1, "text"]
+    frame.loc[13, "text"] = "long " * 300
+    found = inspect_dataset(write_reviews(tmp_path, frame))
+    median, long = describe_texts(found)
+    lengths = frame.text[frame.domain == "food"].str.len()
+    assert f"food {lengths.sort_values().iloc[2]}, hotels" in median
+    assert long == "1 of 17 texts have more than 1024 bytes"
+    assert "broken: row 0 (no text)" in found.remarks
+    assert "another domain: row 7 equals row 1" in found.remarks[-1]
+    assert describe_texts(inspect_dataset("spirals")) == []

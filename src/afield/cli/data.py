@@ -84,7 +84,7 @@ def check(
     """Count the samples of a dataset, report problems, and show the prompts for CLIP.
 
     For image files, the sizes of the smallest, median and largest image of
-    every domain are shown too.
+    every domain are shown too, and for texts their median lengths.
 
     Problems are broken files, the same sample in several domains, missing
     classes and imbalance. The exit code is 1 if files are broken.
@@ -92,6 +92,7 @@ def check(
     from afield.data.inspection import (
         contact_sheet,
         describe_prompts,
+        describe_texts,
         inspect_dataset,
         original_sizes,
     )
@@ -102,7 +103,8 @@ def check(
     console.out.print(_count_table(inspection))
     if sizes := original_sizes(inspection):
         console.out.print(_size_table(sizes))
-    for line in describe_prompts(inspection.dataset, class_names or "", templates or ""):
+    prompts = describe_prompts(inspection.dataset, class_names or "", templates or "")
+    for line in [*describe_texts(inspection), *prompts]:
         console.out.print(line, markup=False, soft_wrap=True)
     remarks = inspection.remarks
     for remark in remarks[:MAX_REMARKS]:

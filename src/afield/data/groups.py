@@ -2,7 +2,8 @@
 
 A group is a column of the data (``slide`` of camelyon17, the array `group` of an .npz file), or a
 CSV file with a header and one row per sample: the column ``path``, relative to the dataset's
-folder, and the column ``group``. ``slides.csv:slide`` reads another column than ``group``.
+folder, and the column ``group``. ``slides.csv:slide`` reads another column than ``group``. A sample
+in several groups has their names, separated by `GROUP_SEPARATOR`.
 """
 
 import csv
@@ -17,11 +18,13 @@ from afield.registry import hint
 if TYPE_CHECKING:
     from afield.data.domains import Domain
 
-__all__ = ["canonical_group", "describe_group", "group_labels"]
+__all__ = ["GROUP_SEPARATOR", "canonical_group", "describe_group", "group_labels"]
 
 # Between the name of a file and the digest of its content.
 DIGEST_MARK = "@"
 DEFAULT_COLUMN = "group"
+# Between the names of several groups of one sample: the unit separator, which no name contains.
+GROUP_SEPARATOR = "\x1f"
 
 
 def canonical_group(group: str) -> str:

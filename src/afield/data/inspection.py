@@ -1,7 +1,8 @@
 """Inspect a dataset before training: counts, broken files, duplicates and a contact sheet.
 
-Duplicates are samples with the same bytes after decoding. Within a domain they only affect the
-validation split; across domains, a model is tested on samples it was trained on.
+Duplicates are samples with the same bytes after decoding, or texts that begin with the same bytes.
+Within a domain they only affect the validation split; across domains, a model is tested on samples
+it was trained on.
 """
 
 import hashlib
@@ -18,8 +19,9 @@ from numpy.typing import NDArray
 from afield.data.domains import Domain, DomainSet, ReadOptions, data_root
 from afield.data.images import image_size, silence_pillow, to_rgb
 from afield.data.lookup import find_dataset
-from afield.data.modality import Image
+from afield.data.modality import Image, Text
 from afield.data.prompts import dataset_prompts
+from afield.data.samples import Rows
 from afield.data.scaling import extreme_value_warnings
 from afield.errors import DataError, SpecError
 from afield.files import atomic_write
@@ -28,11 +30,20 @@ from afield.progress import progress
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Inspection", "contact_sheet", "describe_prompts", "inspect_dataset", "original_sizes"]
+__all__ = [
+    "Inspection",
+    "contact_sheet",
+    "describe_prompts",
+    "describe_texts",
+    "inspect_dataset",
+    "original_sizes",
+]
 
 IMAGE_SIZE = 64
 # Files of a domain whose headers are read for the sizes of the images.
 MAX_HEADERS = 2000
+# Beginning of a text by which duplicates are found.
+INSPECTED_BYTES = 1024
 # Maximum number of class names to list.
 MAX_NAMES = 20
 # A class or domain that is this many times as large as another gets a remark.
@@ -103,11 +114,26 @@ def describe_prompts(dataset: DomainSet, class_names: str = "", templates: str =
     ]
 
 
+def describe_texts(inspection: Inspection) -> list[str]:
+    """The lengths of texts by domain, in bytes; empty if the samples are no texts."""
+    if not isinstance(inspection.dataset.modality, Text):
+        return []
+    domains = list(inspection.domains.items())
+    medians = [f"{name} {int(Rows([d.x]).lengths.median())}" for name, d in domains[:MAX_NAMES]]
+    more = f" and {len(domains) - MAX_NAMES} more domains" if len(domains) > MAX_NAMES else ""
+    cut = sum(domain.truncated for domain in inspection.domains.values())
+    total = sum(len(domain.y) for domain in inspection.domains.values())
+    return [
+        f"median length in bytes: {', '.join(medians)}{more}",
+        f"{cut} of {total} texts have more than {INSPECTED_BYTES} bytes",
+    ]
+
+
 def inspect_dataset(dataset: str | Path, root: Path | None = None) -> Inspection:
     """Read a dataset, except for broken files, and count its samples and duplicates."""
     domain_set = find_dataset(dataset, root)
     side = domain_set.modality.stored_side(IMAGE_SIZE)
-    options = ReadOptions(root or data_root(), side=side, skip_broken=True)
+    options = ReadOptions(root or data_root(), side=side, skip_broken=True, tokens=INSPECTED_BYTES)
     try:
         domains = domain_set.load(options)
     except DataError:

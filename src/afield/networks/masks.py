@@ -93,15 +93,16 @@ class MaskedNetwork(nn.Module):
     def _try(self, x: Tensor) -> None:
         """Raise `SpecError` before training if samples cannot pass with the masks of all domains.
 
-        This happens if a skip connection bypasses the first masked layer.
+        This happens if a skip connection bypasses the first masked layer, or if the layer has
+        further inputs, such as which tokens of a text are padding.
         """
         try:
             with eval_mode(self), torch.no_grad():
-                self(x)
+                self(torch.cat([x, x]))
         except RuntimeError:
             raise SpecError(
-                f"layer {self.layers[0]!r} is bypassed by a skip connection; mask the module that "
-                "contains both, or 'head'"
+                f"layer {self.layers[0]!r} is bypassed by a skip connection or a mask; mask the "
+                "module that contains both, or 'head'"
             ) from None
 
     def forward(self, x: Tensor, domain: Tensor | int | None = None) -> Tensor:

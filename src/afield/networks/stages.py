@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from afield.networks.inference import eval_mode
+from afield.networks.text_features import TextFeatures
 
 __all__ = [
     "block_stages",
@@ -112,12 +113,15 @@ def late_modules(model: nn.Module, x: Tensor) -> list[str]:
 
     These are the hidden fully connected layers before the classifier, if any (as in AlexNet); the
     last blocks of a transformer; otherwise the last stage of maps. A module whose input is the
-    sample itself is never among them.
+    sample itself is never among them. Blocks for texts also take which tokens are padding, so that
+    only the classifier counts.
     """
     calls, stages = _record_calls(model, x), find_stages(model, x)
     shapes = {call.name: call.shape for call in calls}
     *hidden, last = [call.name for call in calls if _is_layer(call)]
     blocks = [name for name in stages if len(shapes[name]) == 3][-LATE_BLOCKS:]
+    if isinstance(getattr(model, "features", None), TextFeatures):
+        blocks = []
     maps = [name for name in stages if len(shapes[name]) == 4][-2:]
     late = hidden or blocks or ([_stage_start(calls, *maps)] if len(maps) > 1 else [])
     input_shapes = {call.name: call.input_shape for call in calls}

@@ -20,7 +20,9 @@ KERNEL = 5
 
 
 class TextFeatures(nn.Module, ABC):
-    """Features of texts."""
+    """Features of texts; `embedding_width` is the width of an embedded token."""
+
+    embedding_width: int
 
     @abstractmethod
     def lookup(self, ids: Tensor) -> Tensor:
@@ -60,11 +62,15 @@ class ConvBlock(nn.Module):
 class ByteFeatures(TextFeatures):
     """A small convolutional network on tokens: three blocks, then maxima and means over the text.
 
-    Padding is masked before every block, so that the features do not depend on its length.
+    Padding is masked before every block, so that the features do not depend on its length. There
+    are `width` features; `embedding_width` is the width of an embedded token.
     """
+
+    width = 2 * BLOCK_WIDTHS[-1]
 
     def __init__(self, tokens: int, width: int = BYTE_WIDTH) -> None:
         super().__init__()
+        self.embedding_width = width
         self.embedding = nn.Embedding(tokens, width)
         widths = (width, *BLOCK_WIDTHS)
         self.blocks = nn.ModuleList(
@@ -96,6 +102,7 @@ class TransformerFeatures(TextFeatures):
     def __init__(self, encoder: Any, pooling: Pooling) -> None:
         super().__init__()
         self.encoder = encoder
+        self.embedding_width = encoder.get_input_embeddings().embedding_dim
         self.pooling = pooling
 
     def lookup(self, ids: Tensor) -> Tensor:

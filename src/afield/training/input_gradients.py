@@ -3,19 +3,22 @@
     X' = X + ε · c(∇_X J(X)),   J a mean over the batch, c the identity or a clip of every entry
 
 One backward pass on the clean inputs computes both the gradient with respect to the weights and
-the gradient with respect to the inputs.
+the gradient with respect to the inputs. The inputs of a network for texts are its embedded tokens:
+the embedding is trained on the clean inputs only, because X' is a constant.
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from afield.errors import SpecError
+from afield.networks.text_features import TextFeatures
 from afield.training.method import Learner
 
 __all__ = [
     "backward_perturbed_loss",
     "check_perturbation",
     "input_gradient",
+    "movable_inputs",
     "perturb_inputs",
     "require_float_inputs",
 ]
@@ -30,6 +33,18 @@ def require_float_inputs(x: Tensor, name: str) -> Tensor:
             "numbers, such as the features that `afield embed` writes"
         )
     return x.detach()
+
+
+def movable_inputs(model: nn.Module, x: Tensor, name: str) -> Tensor:
+    """Return inputs that have a gradient: real numbers themselves, or embedded tokens of texts."""
+    features = getattr(model, "features", None)
+    if not isinstance(features, TextFeatures):
+        return require_float_inputs(x, name).requires_grad_()
+    embedded = features.embed(x)
+    if not embedded.requires_grad:
+        return embedded.detach().requires_grad_()
+    embedded.retain_grad()
+    return embedded
 
 
 def input_gradient(learner: Learner, loss: Tensor, x: Tensor, *, share: float) -> Tensor:

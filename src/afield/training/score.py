@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from afield.data.groups import GROUP_SEPARATOR
 from afield.training.calibration import calibration_errors, selective_accuracies
 from afield.training.checkpoint import Score
 from afield.training.counts import ClassCounts, class_metrics, group_metrics, roc_auc
@@ -122,13 +123,12 @@ def _roc_auc(outputs: Outputs, split: int) -> dict[str, float]:
 
 def _with_groups(score: Score, groups: Groups, hits: NDArray[np.bool_]) -> Score:
     names, index = groups
-    counts = zip(np.bincount(index, hits), np.bincount(index), strict=True)
-    by_group = {
-        str(name): (int(right), int(size))
-        for name, (right, size) in zip(names, counts, strict=True)
-        # Samples without a group count in no group.
-        if name
-    }
+    by_group: dict[str, tuple[int, int]] = {}
+    for name, right, size in zip(names, np.bincount(index, hits), np.bincount(index), strict=True):
+        # Samples without a group count in no group, those with several in each of them.
+        for group in filter(None, str(name).split(GROUP_SEPARATOR)):
+            before = by_group.get(group, (0, 0))
+            by_group[group] = before[0] + int(right), before[1] + int(size)
     if not by_group:
         return score
     metrics = {**(score.metrics or {}), **group_metrics(list(by_group.values()))}

@@ -148,6 +148,15 @@ def test_paths_are_decoded_like_a_folder(tmp_path):
     assert find_dataset(tmp_path / "list.csv").fingerprint != before
 
 
+def test_another_domain_column_gives_other_images_from_the_same_file(tmp_path):
+    cells = [picture(10 * number) for number in range(8)]
+    frame = pd.DataFrame({"image": cells, "label": ["a", "b"] * 4, "domain": ["x"] * 4 + ["y"] * 4})
+    path = write(tmp_path, frame.assign(site=list("yyxxyyxx")), "images.parquet")
+    find_dataset(path).load(ReadOptions(tmp_path))
+    by_site = find_dataset(f"{path}?domain=site").load(ReadOptions(tmp_path))
+    assert by_site["x"].x[:, 0, 0, 0].tolist() == [20, 30, 60, 70]
+
+
 def test_image_bytes_are_decoded_and_broken_ones_can_be_skipped(tmp_path):
     frame = pictures(tmp_path).drop(columns="path")
     cells = [{"bytes": picture(10 * i), "path": f"{i}.png"} for i in range(len(frame))]

@@ -12,7 +12,7 @@ from afield.data.sources.wilds import WildsSet
 from afield.errors import DataError
 from tests.data.datasets.trees import needs_wilds
 
-NAMES = ["camelyon17", "iwildcam", "fmow"]
+NAMES = ["camelyon17", "iwildcam", "fmow", "civilcomments"]
 
 
 @pytest.mark.parametrize("name", NAMES)

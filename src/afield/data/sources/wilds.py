@@ -1,7 +1,7 @@
 """Datasets of WILDS, whose files, labels and domains the package `wilds` lists.
 
-The package is an extra (``pip install afield[wilds]``) and only reads the tables; the images are
-decoded once, like those of all datasets. The data are in the folder that the package creates:
+The package is an extra (``pip install afield[wilds]``) and only reads the tables; images and texts
+are decoded once, like those of all datasets. The data are in the folder that the package creates:
 ``<name>_v<version>`` in the data root.
 """
 
@@ -17,12 +17,12 @@ from typing import Any
 from PIL import Image
 
 from afield.data.domains import Domain, Download, Reader, ReadOptions
-from afield.data.modality import IMAGE
+from afield.data.modality import IMAGE, TEXT
 from afield.data.sources.folders import read_files
 from afield.data.sources.labeled_files import LabeledFile
 from afield.errors import DataError
 
-__all__ = ["OTHERS", "OUTSIDE", "WildsSet", "join_incomplete"]
+__all__ = ["OTHERS", "OUTSIDE", "WildsSet", "join_incomplete", "row_names"]
 
 # Official splits inside and outside of the training distribution.
 INSIDE, OUTSIDE = ("train", "id_val"), ("val", "test")
@@ -44,13 +44,18 @@ class WildsSet:
     field
         Column of the metadata with the domains.
     image_paths
-        Returns the paths of the images in the folder of the dataset, given the package's object.
+        Returns the paths of the images in the folder of the dataset, given the package's object;
+        for texts, their names.
     table
         File with the metadata, which are in the order of the images.
     groups
         Columns of the metadata that can group samples when scores are shown, such as slide.
     ungrouped
         Values of these columns that WILDS leaves out of its scores of groups.
+    texts
+        Returns the texts, given the package's object, if the samples are texts.
+    columns
+        Further columns that can group samples, as functions of the package's object.
     """
 
     name: str
@@ -60,6 +65,8 @@ class WildsSet:
     table: str = "metadata.csv"
     groups: tuple[str, ...] = ()
     ungrouped: tuple[str, ...] = ()
+    texts: Callable[[Any], Sequence[str]] | None = None
+    columns: tuple[tuple[str, Callable[[Any], list[str]]], ...] = ()
 
     @property
     def folder(self) -> str:
@@ -100,9 +107,11 @@ class WildsSet:
 
         The domains ``val`` and ``test`` are the splits outside of the training distribution. The
         other domains have the files of the training split, and as their test list those of the
-        validation split inside of it (id_val); domains without both are joined in `OTHERS`.
+        validation split inside of it (id_val); domains without both are joined in `OTHERS`. If the
+        dataset has no such validation split, they have no lists.
         """
         dataset = self._open(root)
+        has_lists = "id_val" in dataset.split_dict
         split_names = {number: name for name, number in dataset.split_dict.items()}
         splits = [split_names.get(int(number), "") for number in dataset.split_array.tolist()]
         files: dict[str, list[LabeledFile]] = {}
@@ -110,9 +119,9 @@ class WildsSet:
             if split in OUTSIDE:
                 files.setdefault(split, []).append(entry)
             elif split in INSIDE:
-                listed = replace(entry, test=split == "id_val")
+                listed = replace(entry, test=split == "id_val" if has_lists else None)
                 files.setdefault(domain, []).append(listed)
-        return join_incomplete(files)
+        return join_incomplete(files) if has_lists else files
 
     def _entries(self, dataset: Any, root: Path) -> Iterator[tuple[str, LabeledFile]]:
         """Domain and file of every image."""
@@ -121,7 +130,7 @@ class WildsSet:
         rows = zip(column, self.image_paths(dataset), dataset.y_array.tolist(), strict=True)
         for value, name, label in rows:
             file = root / self.folder / name
-            if not file.is_file():
+            if self.texts is None and not file.is_file():
                 advice = "delete the folder and download the data again"
                 raise DataError(f"{file}: listed in the metadata, but missing; {advice}")
             yield f"{prefix}{value}", LabeledFile(file, label)
@@ -140,6 +149,8 @@ class WildsSet:
         for field in self.groups:
             labels = ["" if v in self.ungrouped else v for v in self._column(dataset, field)]
             columns[field] = dict(zip(paths, labels, strict=True))
+        for field, compute in self.columns:
+            columns[field] = dict(zip(paths, compute(dataset), strict=True))
         return {name: replace(d, columns=_of_files(columns, d)) for name, d in domains.items()}
 
     def _read(
@@ -157,7 +168,20 @@ class WildsSet:
             raise DataError(
                 f"{root / self.folder}: {self.field} {name!r} is {what}; download the data again"
             )
-        return self._with_groups(read_files(root / self.folder, files, IMAGE, options), root)
+        read = partial(read_files, root / self.folder, files)
+        if self.texts is None:
+            return self._with_groups(read(IMAGE, options), root)
+        dataset, modality = self._open(root), TEXT.with_tokens(options.tokenizer, options.tokens)
+        texts = dict(zip(self.image_paths(dataset), self.texts(dataset), strict=True))
+        # The official tables hold a few empty texts.
+        tokenized = read(
+            TEXT,
+            options,
+            decode=lambda row: modality.tokenize(texts[row.name].strip() or "."),
+            stated=[root / name for name in self.needs],
+            selection=f" by {self.field}",
+        )
+        return self._with_groups(tokenized, root)
 
     def _open(self, root: Path) -> Any:
         """Open the dataset with the package."""
@@ -176,6 +200,11 @@ class WildsSet:
                 f"{root / self.folder}: the package wilds cannot read it ({reason}); "
                 "download the data again"
             ) from None
+
+
+def row_names(dataset: Any) -> list[str]:
+    """Names of the rows of a table of texts, given the package's object."""
+    return [f"row {number}" for number in range(len(dataset.y_array))]
 
 
 def _of_files(columns: Mapping[str, Mapping[str, str]], domain: Domain) -> dict[str, list[str]]:

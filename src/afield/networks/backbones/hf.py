@@ -101,6 +101,10 @@ class Hf(Backbone):
         """True: the folder holds them."""
         return True
 
+    def is_pretrained(self) -> bool:
+        """True: the folder holds the weights."""
+        return True
+
     def tagged_name(self) -> str:
         """The name with the path of the folder, or the repository's revision, and the pooling."""
         source = str(self.folder)

@@ -24,23 +24,27 @@ and the domain network is small by default (theirs has the architecture of the l
 `domain_net=same`). A domain network given by name starts from random weights. BatchNorm layers
 that are not frozen also see the perturbed inputs: their running statistics are a mixture of both,
 while the networks of the authors have no BatchNorm. With one source domain no input is perturbed:
-it is ERM.
+it is ERM. Of texts, the tokens that the label network has embedded are moved; the domain network
+takes them too, and the embedding is trained by J_l on the clean inputs only.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, cast
+from typing import Annotated, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from afield.data.modality import Modality, Text
 from afield.errors import SpecError
 from afield.hyperparameters import Choice, LogUniform, Variant
 from afield.networks.backbone import Classifier, find_backbone, network
+from afield.networks.text_features import ByteFeatures, TextFeatures
 from afield.training.input_gradients import (
     backward_perturbed_loss,
     check_perturbation,
     input_gradient,
+    movable_inputs,
     perturb_inputs,
     require_float_inputs,
 )
@@ -77,8 +81,9 @@ class CrossGrad(Method):
     `epsilon_label` and `alpha_label` are ε_l and α_l of the label network, `epsilon_domain` and
     `alpha_domain` those of the domain network; by default `alpha_domain` equals `alpha_label`.
     `clip` limits the entries of the gradient; 0 means unlimited. `domain_net` is `small` (small:cnn
-    for images and audio, small:mlp for other inputs), `same` as the label network, or the name of a
-    backbone. With `guided`, the label network gets the features of the domain network.
+    for images and audio, the convolutions of small:text for texts, small:mlp for other inputs),
+    `same` as the label network, or the name of a backbone. With `guided`, the label network gets
+    the features of the domain network.
     """
 
     epsilon_label: Annotated[float, LogUniform(1.0, 1000.0)] = 10.0
@@ -88,8 +93,6 @@ class CrossGrad(Method):
     clip: Annotated[float, Variant((0.1, 0.0, 0.01))] = 0.1
     domain_net: Annotated[str, Variant(("small", "same"))] = "small"
     guided: Annotated[bool, Variant((False, True))] = False
-
-    mixes_inputs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         lengths = ("epsilon_label", "epsilon_domain", "clip")
@@ -108,9 +111,17 @@ class CrossGrad(Method):
             return self.alpha_label, self.alpha_label
         return self.alpha_label, self.alpha_domain
 
+    def check_modality(self, modality: Modality) -> None:
+        """Refuse texts for what needs the same inputs for both networks, without embedding."""
+        if isinstance(modality, Text) and (self.guided or self.domain_net not in ("small", "same")):
+            raise SpecError(
+                "crossgrad on texts needs guided=false and domain_net=small or same, because its "
+                "domain network takes the embedded tokens of the label network"
+            )
+
     def setup(self, model: nn.Module, task: Task) -> Learner:
         """Add the domain network."""
-        domain = self._domain_net(task).to(next(model.parameters()).device)
+        domain = self._domain_net(model, task).to(next(model.parameters()).device)
         if not self.guided:
             return Learner(model, task, {"domain": domain})
         if not isinstance(model, Classifier) or not isinstance(domain, Classifier):
@@ -120,8 +131,9 @@ class CrossGrad(Method):
     def update(self, learner: Learner, batches: Batches) -> Logs:
         """Descend on the losses of both networks; both use the weights before the step."""
         pooled, (share, domain_share) = pool(batches), self.shares
-        x = require_float_inputs(pooled.x, "crossgrad")
-        label_x, domain_x = x.detach().requires_grad_(), x.detach().requires_grad_()
+        label_x = movable_inputs(learner.model, pooled.x, "crossgrad")
+        x = label_x.detach()
+        domain_x = x.detach().requires_grad_()
         learner.optimizer.zero_grad()
         net = self.domain_classifier(learner)
         g = (cast(Classifier, net).features(domain_x),) if self.guided else ()
@@ -167,10 +179,14 @@ class CrossGrad(Method):
         gradient = input_gradient(learner, loss, x, share=0)
         return perturb_inputs(x, gradient, epsilon=self.epsilon_label, clip=self.clip)
 
-    def _domain_net(self, task: Task) -> nn.Module:
+    def _domain_net(self, model: nn.Module, task: Task) -> nn.Module:
         outputs = len(task.sources)
         if self.domain_net == "same":
             return task.network(outputs)
+        features = getattr(model, "features", None)
+        if isinstance(features, TextFeatures):
+            small_text = ByteFeatures(1, features.embedding_width)
+            return Classifier(small_text, small_text.width, outputs)
         small = "small:cnn" if len(task.shape) == 3 else "small:mlp"
         name = small if self.domain_net == "small" else self.domain_net
         return network(name, task.shape, outputs)

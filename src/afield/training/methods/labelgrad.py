@@ -10,11 +10,12 @@ scales them differently.
 
 Differs from the paper: entries of the gradient are clipped at 0.1, as in the authors' code for
 CrossGrad (`clip=0` is the paper's form). The authors published no code for LabelGrad; ε and α are
-those of their code for CrossGrad.
+those of their code for CrossGrad. Of texts, the embedded tokens are moved; the embedding is trained
+on the clean inputs only.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,6 +25,7 @@ from afield.training.input_gradients import (
     backward_perturbed_loss,
     check_perturbation,
     input_gradient,
+    movable_inputs,
     perturb_inputs,
     require_float_inputs,
 )
@@ -44,8 +46,6 @@ class LabelGrad(Method):
     alpha: Annotated[float, Choice((0.1, 0.25, 0.5, 0.75, 0.9))] = 0.5
     clip: Annotated[float, Variant((0.1, 0.0, 0.01))] = 0.1
 
-    mixes_inputs: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         lengths = {"epsilon": self.epsilon, "clip": self.clip}
         check_perturbation("labelgrad", epsilons=lengths, alphas={"alpha": self.alpha})
@@ -53,7 +53,7 @@ class LabelGrad(Method):
     def update(self, learner: Learner, batches: Batches) -> Logs:
         """Descend on the loss of clean and perturbed inputs."""
         pooled = pool(batches)
-        x = require_float_inputs(pooled.x, "labelgrad").requires_grad_()
+        x = movable_inputs(learner.model, pooled.x, "labelgrad")
         learner.optimizer.zero_grad()
         loss = F.cross_entropy(learner.model(x), pooled.y)
         gradient = input_gradient(learner, loss, x, share=1 - self.alpha)
