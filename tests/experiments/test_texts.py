@@ -151,3 +151,28 @@ def test_a_benchmark_of_all_methods_leaves_out_those_that_do_not_fit(tmp_path, c
     } <= methods
     assert not {"mixup", "lisa"} & methods
     assert "left out: mixup mixes inputs" in caplog.text
+
+
+@pytest.mark.slow
+def test_experts_of_an_encoder_are_merged_and_diagnosed(tmp_path):
+    path, folder = write_reviews(tmp_path), write_encoder(tmp_path / "encoder")
+    store = tmp_path / "runs"
+    options = {"steps": 3, "every": 3, "batch": 4, "tokens": 16, "lr": 0.01}
+    records = package.bench(
+        path,
+        "erm",
+        merges="score,average",
+        start="linear_probe",
+        trials=1,
+        targets="hotels",
+        backbone=f"hf:{folder}",
+        store=str(store),
+        workers=1,
+        **options,
+    )
+    methods = {record.run.method: record.run for record in records}
+    assert {"erm", "base", "score", "average", "logit_ensemble", "best_expert"} <= {*methods}
+    merged = store / methods["score"].key
+    for name in ("overlap", "conflicts", "merge_path"):
+        finding = package.diagnose(name, merged)
+        assert "embeddings.word_embeddings" in str(finding.data) or name == "merge_path"
