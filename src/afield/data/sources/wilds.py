@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from PIL import Image
 
 from afield.data.domains import Domain, Download, Reader, ReadOptions
@@ -186,7 +187,8 @@ class WildsSet:
     def _open(self, root: Path) -> Any:
         """Open the dataset with the package."""
         try:
-            with _undo_side_effects():
+            # The package writes numbers into columns of text, which only objects allow.
+            with _undo_side_effects(), pd.option_context("future.infer_string", False):
                 from wilds import get_dataset
 
                 return get_dataset(self.name, version=self.version, root_dir=root, download=False)
