@@ -8,7 +8,13 @@ from pydantic import BeforeValidator
 
 from afield.hyperparameters import Around, LogUniform
 
-__all__ = ["DOMAINBED_AVERAGES", "DOMAINBED_DEFAULTS", "WHOLE_DOMAINS", "Training"]
+__all__ = [
+    "DOMAINBED_AVERAGES",
+    "DOMAINBED_DEFAULTS",
+    "WHOLE_DOMAINS",
+    "WILDS_TEXT_DEFAULTS",
+    "Training",
+]
 
 
 # The value of `batch` that stands for all training samples of a domain; users write ``all``.
@@ -122,3 +128,13 @@ DOMAINBED_DEFAULTS = Training(
 )
 # Settings that the authors of an average chose for these datasets: SWAD's checkpoints.
 DOMAINBED_AVERAGES: Mapping[str, Mapping[str, Any]] = {"swad": {"every": 100}}
+# The optimizer and network of WILDS for its datasets of texts.
+WILDS_TEXT_DEFAULTS = Training(
+    steps=5000,
+    every=250,
+    batch=8,
+    lr=1e-5,
+    weight_decay=0.01,
+    optimizer="adamw",
+    backbone="hf:distilbert/distilbert-base-uncased",
+)

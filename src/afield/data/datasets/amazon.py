@@ -21,10 +21,10 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from afield.data.datasets.civilcomments import DISTILBERT
 from afield.data.domains import DomainSet
 from afield.data.modality import TEXT
 from afield.data.sources.wilds import OTHERS, OUTSIDE, WildsSet, row_names
+from afield.data.training_settings import WILDS_TEXT_DEFAULTS
 
 __all__ = ["amazon"]
 
@@ -48,7 +48,7 @@ def amazon(root: Path) -> DomainSet:
         domains=domains,
         classes=("1", "2", "3", "4", "5"),
         reader=WILDS.official_reader(domains),
-        training=replace(DISTILBERT, batch=1, domains_per_step=8, group="user"),
+        training=replace(WILDS_TEXT_DEFAULTS, batch=1, domains_per_step=8, group="user"),
         modality=TEXT,
         needs=WILDS.needs,
         download=WILDS.download("2.0 GB", license_name="research use only"),

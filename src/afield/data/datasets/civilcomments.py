@@ -20,23 +20,14 @@ unless ``--set tokens=300``. An empty text is read as a full stop.
 from dataclasses import replace
 from typing import Any
 
-from afield.data.domains import DomainSet, Training
+from afield.data.domains import DomainSet
 from afield.data.groups import GROUP_SEPARATOR
 from afield.data.modality import TEXT
 from afield.data.sources.wilds import WildsSet, row_names
+from afield.data.training_settings import WILDS_TEXT_DEFAULTS
 
-__all__ = ["DISTILBERT", "civilcomments"]
+__all__ = ["civilcomments"]
 
-# The settings of WILDS for both of its datasets of texts.
-DISTILBERT = Training(
-    steps=5000,
-    every=250,
-    batch=8,
-    lr=1e-5,
-    weight_decay=0.01,
-    optimizer="adamw",
-    backbone="hf:distilbert/distilbert-base-uncased",
-)
 CLASSES = ("not toxic", "toxic")
 DOMAINS = ("black_0", "black_1", "val", "test")
 
@@ -69,7 +60,7 @@ civilcomments = DomainSet(
     domains=DOMAINS,
     classes=CLASSES,
     reader=WILDS.official_reader(DOMAINS),
-    training=replace(DISTILBERT, group="identity"),
+    training=replace(WILDS_TEXT_DEFAULTS, group="identity"),
     modality=TEXT,
     needs=WILDS.needs,
     download=WILDS.download("90 MB", license_name="CC0"),

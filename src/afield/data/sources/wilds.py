@@ -140,7 +140,7 @@ class WildsSet:
         """A column of the metadata in words, or in numbers if it has no words."""
         numbers = dataset.metadata_array[:, dataset.metadata_fields.index(field)].tolist()
         names = (dataset.metadata_map or {}).get(field)
-        return [str(names[number] if names else number) for number in numbers]
+        return [str(number if names is None else names[number]) for number in numbers]
 
     def _with_groups(self, domains: Mapping[str, Domain], root: Path) -> dict[str, Domain]:
         """The domains with the columns that group samples; empty for those in no group."""
@@ -188,7 +188,7 @@ class WildsSet:
         """Open the dataset with the package."""
         try:
             # The package writes numbers into columns of text, which only objects allow.
-            with _undo_side_effects(), pd.option_context("future.infer_string", False):
+            with _undo_side_effects(), pd.option_context("future.infer_string", False):  # noqa: FBT003
                 from wilds import get_dataset
 
                 return get_dataset(self.name, version=self.version, root_dir=root, download=False)
