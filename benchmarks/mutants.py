@@ -55,7 +55,10 @@ CONTRACTS = {
 # Functions that draw with matplotlib take or return one of these; figures are checked by eye.
 DRAWING = ("Axes", "Figure")
 # Constants that only change how something looks, or the time and memory that it takes.
-NEUTRAL_NAMES = r".*(_INCHES|_COLUMNS|_SECONDS|CHUNK.*|_BYTES|_WIDTH|MAX_LEGEND.*|MAX_\w+_POINTS)$"
+NEUTRAL_NAMES = (
+    r".*(_INCHES|_COLUMNS|_SECONDS|CHUNK.*|_BYTES|_WIDTH|MAX_LEGEND.*|MAX_\w+_POINTS|TIMEOUT"
+    r"|MALLOC_\w+)$"
+)
 # Keywords that only change how something looks, or the time and memory that it takes.
 NEUTRAL_KEYWORDS = {
     "timeout",
@@ -79,6 +82,7 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
     ("networks/mask_folding.py", "x = torch.randn(4,", "any few random inputs serve the check"),
     ("reporting/reproduce.py", "number < 0x10000", "U+10000 is a letter, which is not escaped"),
     ("deployment/fit_plan.py", 'number: "trials": trial + 1', "more trials are dropped again"),
+    ("merging/spectral.py", "operator: return Triplets(left * sign", "the sign is 1 or -1"),
     ("compute.py", "has_cuda = torch.cuda.device_count() > 0", "needs a GPU"),
 )
 SWAPS: dict[type, type] = {

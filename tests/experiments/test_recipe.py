@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from afield.errors import DataError, SpecError, UnknownNameError
 from afield.experiments.merged.runner import MERGE_BASELINES
 from afield.experiments.planning import plan_runs
 from afield.experiments.reproduction.changes import Changes
-from afield.experiments.reproduction.costs import estimate_costs
+from afield.experiments.reproduction.costs import Costs, estimate_costs
 from afield.experiments.reproduction.planning import merge_plans, plan_recipe
 from afield.experiments.reproduction.recipe import is_recipe, read_recipe, recipe_names
+from afield.networks.backbone import network
 from tests.experiments.standins import use_standins
 
 # Runs of one trial, counted by hand as rows × columns of the paper, and the number of trials. Terms
@@ -248,12 +250,34 @@ def test_a_run_of_two_parts_is_done_once_for_the_rules_of_both(small):
     assert len(merge_plans(plans)) == 16
 
 
+def test_a_cost_is_described_in_a_few_lines():
+    costs = Costs(1200, 34_000, {"a": 5000, "b": None}, 5400.0, 1_234_000_000, {"b": "get it"})
+    runs, samples, time, disk, missing = costs.describe()
+    assert runs == "runs: 1,200, 34,000 training steps"
+    assert samples == "samples: a 5,000, b (unknown)"
+    assert time.startswith("time: about 1.5 hours of training on ")
+    assert disk == "disk: about 1.2 GB of weights"
+    assert missing == "missing: b: get it"
+    for seconds, words in ((3600, "1.0 hours"), (3599, "60 minutes"), (60, "1 minutes"),
+                           (59, "59 seconds")):  # fmt: skip
+        assert f"about {words} of" in replace(costs, seconds=seconds).describe()[2]
+    empty = Costs(0, None, {}, missing={"b": "get it"})
+    assert empty.describe()[:3] == [
+        "runs: 0, steps by epochs",
+        "samples: none",
+        "time: unknown until the data are here",
+    ]
+    assert len(replace(empty, missing={}).describe()) == 2
+
+
 def test_the_cost_is_known_before_training(small, tmp_path, monkeypatch):
     costs = estimate_costs(read_recipe(small))
     assert (costs.runs, costs.steps) == (16, 16 * 60)
     assert costs.seconds is not None
     assert costs.seconds > 0
-    assert costs.disk is not None
+    # The measured network has ten classes.
+    weights = network("small:mlp", (2,), 10).parameters()
+    assert costs.disk == 16 * 4 * sum(value.numel() for value in weights)
     monkeypatch.setenv("AFIELD_DATA", str(tmp_path / "empty"))
     missing = estimate_costs(read_recipe("dmg_table2"), measure=False)
     assert (missing.runs, missing.steps) == (108, None)

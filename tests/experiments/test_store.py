@@ -227,6 +227,17 @@ def test_a_file_that_cannot_be_read_does_not_hide_the_others(tmp_path, caplog):
     assert "record.json: cannot be read (Is a directory)" in caplog.text
 
 
+def test_where_a_record_is_wrong_is_reported(tmp_path):
+    store = Store(tmp_path)
+    put(store, record_of(RUN))
+    path = store.folder(RUN) / "record.json"
+    content = json.loads(path.read_text())
+    for wrong, where in (([1], "the whole file"), (content | {"seconds": "long"}, "seconds")):
+        path.write_text(json.dumps(wrong))
+        with pytest.raises(DataError, match=rf"not a record of afield \({where}: "):
+            read_record(path.parent)
+
+
 def test_weights_say_how_their_inputs_are_made(tmp_path):
     store = Store(tmp_path)
     with store.claim(RUN):

@@ -140,7 +140,8 @@ def test_failures_stand_with_their_reasons():
     text = render_page(several(), [failure()])
     assert "diverged: &lt;b&gt;loss&lt;/b&gt; is NaN" in text
     assert "Traceback\n  File &lt;x&gt;\nNaN" in text
-    assert "1 failed" in text
+    assert f"{len(several())} finished runs, 1 failed" in text
+    assert "1 finished run, 0 failed" in render_page(several()[:1])
     assert "This store has no finished runs." in render_page([], [failure()])
 
 

@@ -69,6 +69,18 @@ def test_every_form_of_data_has_the_same_samples(tmp_path):
         assert len(list((tmp_path / form).iterdir())) == 1, form
 
 
+def test_several_datasets_are_several_and_arrays_are_one(tmp_path):
+    for several in (["spirals", "rotated_digits"], ("spirals", "rotated_digits")):
+        accepted = accept_objects({"dataset": several}, tmp_path)
+        assert accepted["dataset"] == ["spirals", "rotated_digits"]
+    spec = accept_objects({"dataset": samples()}, tmp_path)["dataset"]
+    assert find_dataset(spec).domains == ("away", "east", "west")
+    assert accept_objects({"dataset": [samples(), "spirals"]}, tmp_path)["dataset"] == [
+        spec,
+        "spirals",
+    ]
+
+
 def test_a_dataset_of_the_hub_library_is_read(tmp_path):
     datasets = pytest.importorskip("datasets")
     x, y, domain = samples()

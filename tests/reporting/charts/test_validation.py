@@ -1,5 +1,7 @@
 """Does validation predict the test accuracy? Compared within a trial and unseen domain only."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -39,6 +41,36 @@ def test_differences_between_domains_do_not_count(slope, expected):
     found = rank_correlation(list(by_case.values()))
     assert found.value == pytest.approx(expected)
     assert found.runs == 36
+
+
+def test_the_interval_is_fishers_with_a_mean_removed_from_every_group():
+    """Two runs of each of two groups swap their places; five degrees of freedom are the least."""
+
+    def found(sizes):
+        groups = [
+            [
+                SimpleNamespace(validation=place, accuracy={0: 1, 1: 0}.get(place, place))
+                for place in range(size)
+            ]
+            for size in sizes
+        ]
+        return rank_correlation(groups)
+
+    for sizes, freedom in (((8,), 5), ((6, 6), 8)):
+        correlation = found(sizes)
+        values = [np.arange(size) for size in sizes]
+        ranks = [np.array([1, 0, *range(2, size)]) for size in sizes]
+        x, y = (
+            np.concatenate([(each - each.mean()) / len(each) for each in side])
+            for side in (values, ranks)
+        )
+        assert correlation.value == pytest.approx(np.corrcoef(x, y)[0, 1])
+        reach = 1.96 * np.sqrt(1.06 / freedom)
+        middle = np.arctanh(correlation.value)
+        ends = np.tanh([middle - reach, middle + reach])
+        assert (correlation.low, correlation.high) == pytest.approx(tuple(ends))
+        assert correlation.runs == sum(sizes)
+    assert np.isnan([found((7,)).low, found((4, 4)).high]).all()
 
 
 @pytest.mark.parametrize(

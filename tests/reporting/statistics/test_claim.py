@@ -158,6 +158,10 @@ def test_every_rule_with_a_mean_has_a_claim():
     means = frame.query("domain == 'mean' and rule == 'sources'").set_index("method")["accuracy"]
     assert claims["sources"].accuracy == means["good"]
     assert list(ranked_means(frame, "sources")) == ["good", "erm"]
+    # Of equals the reference is first, and the others are in the order of their names.
+    equal = [benchmark_records([[0.5] * 3], method=name) for name in ("zeta", "erm", "alpha")]
+    tied = tabulate([record for records in equal for record in records])
+    assert list(ranked_means(tied, "sources")) == ["erm", "alpha", "zeta"]
     (results,) = group_records(erm[:1])
     assert build_claims(results, tabulate(erm[:1])) == {}
 

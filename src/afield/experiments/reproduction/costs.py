@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +31,7 @@ __all__ = ["Costs", "estimate_costs"]
 MAX_MEASURED, MEASURED_STEPS, MAX_SECONDS = 8, 6, 3.0
 BYTES_PER_WEIGHT = 4
 HOUR, MINUTE = 3600, 60
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -104,12 +106,13 @@ def estimate_costs(recipe: Recipe, *, measure: bool = True) -> Costs:
     return replace(
         costs,
         seconds=_total(times) if known else None,
-        disk=None if None in sizes else sum(size or 0 for size in sizes),
+        disk=_total(sizes),
     )
 
 
-def _total(values: Sequence[float | None]) -> float | None:
-    return None if None in values else sum(value or 0.0 for value in values)
+def _total(values: Sequence[Number | None]) -> Number | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def _has_epochs(recipe: Recipe) -> bool:
