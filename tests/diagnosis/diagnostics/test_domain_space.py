@@ -269,6 +269,7 @@ def test_one_domain_alone_has_no_neighbours(moving):
     finding = DomainSpace(domains=("turn10",)).diagnose_runs([moving])
     assert finding.summary.startswith("silhouette: ")
     assert "of domains" not in finding.summary
+    assert "of domains" in DomainSpace(domains=("turn0", "turn10")).diagnose_runs([moving]).summary
     unseen = DomainSpace(domains=("turn30",)).diagnose_runs([moving])
     assert unseen.panels == 1
     assert not unseen.data["moved"].any()

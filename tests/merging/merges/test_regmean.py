@@ -45,6 +45,13 @@ def test_an_input_that_never_was_gets_the_mean():
     torch.testing.assert_close(regmean(deltas, statistics=0 * gram), deltas.mean(0))
 
 
+def test_the_scale_of_the_inputs_does_not_matter():
+    deltas = random(2, 4, 6)
+    _, gram = grams(2, 20, 6)
+    found = [regmean(deltas, statistics=scale * gram) for scale in (1.0, 1e-14)]
+    torch.testing.assert_close(*found)
+
+
 def test_gram_matrices_of_another_layer_are_refused():
     with pytest.raises(MergeError, match=r"shape \[4, 4\], not \[6, 6\]"):
         regmean(random(2, 4, 6), statistics=random(2, 4, 4))

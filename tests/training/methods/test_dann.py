@@ -120,10 +120,11 @@ def test_domains_are_harder_to_tell_from_its_features(model, task, stream):
 
 
 def test_the_domain_classifier_has_the_layers_that_are_asked_for(model, task):
-    learner = DANN(hidden=(12, 7, 5)).setup(model, task)
-    layers = [m for m in learner.parts["domain"] if isinstance(m, nn.Linear)]
-    widths = [(layer.in_features, layer.out_features) for layer in layers]
-    assert widths == [(model.width, 12), (12, 7), (7, 5), (5, len(task.sources))]
+    for hidden in ((12, 7, 5), (1,), ()):
+        learner = DANN(hidden=hidden).setup(model, task)
+        layers = [m for m in learner.parts["domain"] if isinstance(m, nn.Linear)]
+        widths = [layers[0].in_features, *(layer.out_features for layer in layers)]
+        assert widths == [model.width, *hidden, len(task.sources)]
 
 
 def test_it_needs_a_network_of_features_and_a_head(task):
