@@ -96,7 +96,7 @@ def test_a_setting_cannot_be_taken_for_something_else(folder, name):
         ("agreement", {"samples": 1}, "samples=1: must be at least 2"),
         ("gradient_shares", {"steps": 0}, "steps=0: must be at least 1"),
         ("gradient_shares", {"beta": 1}, "beta=1: must be at least 0 and below 1"),
-        ("loss_surface", {"rate": -1}, "rate=-1.0: must be at least 0"),
+        ("loss_surface", {"rate": -1}, "loss_surface.rate=-1: must not be below 0"),
         ("loss_surface", {"points": 1}, "points=1: must be at least 2"),
     ],
 )

@@ -39,7 +39,10 @@ def test_an_unknown_name_is_answered_with_a_guess():
     [
         ("small:cnn1", "did you mean 'small:cnn'"),
         ("smal:lenet", "did you mean 'small:lenet'"),
-        ("nothing", "known: clip:MODEL/TAG, linear, small:cnn, .*, timm:NAME, torchvision:NAME"),
+        (
+            "nothing",
+            "known: clip:MODEL/TAG, hf:FOLDER, .*, linear, small:cnn, .*, timm:NAME, torchvision:NAME",
+        ),
         pytest.param("timm:resnet81", "did you mean 'timm:resnet18'", marks=heavy),
         pytest.param("timm:qqqqqq", "known: ", marks=heavy),
         pytest.param("torchvision:alexnett", "did you mean 'torchvision:alexnet'", marks=heavy),
