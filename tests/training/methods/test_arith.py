@@ -233,7 +233,7 @@ def test_the_first_domain_moves_the_step_most(model, task, monkeypatch):
 @pytest.mark.parametrize("eps", [-1, -1e-9])
 def test_an_eps_below_zero_is_refused(eps):
     with pytest.raises(SpecError, match=r"^arith\.eps=-\S+: must not be below 0$"):
-        build(Arith, {"eps": eps})
+        build(Arith, {"eps": eps}, "arith")
 
 
 @pytest.mark.parametrize("shares", [(1.0,), (0.5, 0.5), (0.25,) * 4])

@@ -315,7 +315,7 @@ def test_what_does_not_go_together_is_refused():
     with pytest.raises(SpecError, match=r"^mldg\.second_order needs mldg\.inner=sgd$"):
         build(MLDG, {"second_order": True})
     with pytest.raises(SpecError, match=r"^mldg\.tests=-1: must not be below 0$"):
-        build(MLDG, {"tests": -1})
+        build(MLDG, {"tests": -1}, "mldg")
 
 
 @pytest.mark.parametrize(

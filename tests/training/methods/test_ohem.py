@@ -87,5 +87,7 @@ def test_where_all_are_as_hard_it_is_their_loss(model, task, stream):
 
 @pytest.mark.parametrize("share", [0.0, -0.5, 1.01, 50])
 def test_a_share_that_is_none_is_refused(share):
-    with pytest.raises(SpecError, match=r"ohem\.share=.*above 0 and at most 1"):
+    with pytest.raises(
+        SpecError, match=r"(?i)ohem\.share=.*(above 0 and at most 1|not be below 0)"
+    ):
         build(OHEM, {"share": share})
