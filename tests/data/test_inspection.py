@@ -1,5 +1,6 @@
 """What is found in data that were spoiled on purpose."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from afield.data.inspection import (
 )
 from afield.data.lookup import find_dataset
 from afield.errors import DataError, SpecError
+from afield.progress import report_progress_to
 from tests.files import words
 from tests.texts import reviews, write_reviews
 
@@ -146,6 +148,20 @@ def test_uneven_domains_and_classes_are_reported_with_their_numbers(tmp_path):
     assert "balance=true" not in domain
     assert label.startswith("class 'cup' has 24 samples, 'pot' has 8: imbalanced")
     assert "--set balance=true" in label
+
+
+def test_progress_is_reported_after_every_domain(tmp_path):
+    reports = []
+
+    @contextmanager
+    def listener(what, total):
+        yield lambda done: reports.append((what, done, total))
+
+    counts = {("a", "cup"): 2, ("a", "pot"): 1, ("b", "cup"): 1, ("b", "pot"): 4}
+    with report_progress_to(listener):
+        inspect_dataset(pictures(tmp_path / "own", counts))
+    found = [(done, total) for what, done, total in reports if what == "looking for duplicates"]
+    assert found == [(3, 8), (8, 8)]
 
 
 def test_prompts_are_shown_for_images_or_on_request(tmp_path):

@@ -86,3 +86,20 @@ def test_a_server_that_is_not_ray_is_not_waited_for(monkeypatch):
         address = f"ray://127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(SpecError, match="no answer within 1 seconds"):
             list(Ray(address).map(str, [1], str))
+
+
+def test_resources_that_no_run_can_have_are_refused():
+    for cpus, gpus in ((0, 0), (-1, 2), (2, -1), (-1, 0)):
+        with pytest.raises(SpecError, match="a run needs CPUs or GPUs"):
+            Ray(cpus=cpus, gpus=gpus)
+    with pytest.raises(SpecError, match="give a part of one GPU, or whole ones"):
+        Ray(gpus=1.5)
+    with pytest.raises(SpecError, match="retries=-1: must not be below 0"):
+        Ray(retries=-1)
+    for accepted in (
+        {"cpus": 0, "gpus": 0.5},
+        {"cpus": 0.5},
+        {"gpus": 1},
+        {"gpus": 2, "retries": 0},
+    ):
+        assert Ray(**accepted).cpus >= 0

@@ -415,20 +415,20 @@ def test_a_snapshot_without_a_field_is_reported_and_not_used(tmp_path, caplog, l
 
 
 def test_slow_snapshots_are_written_less_often(tmp_path, monkeypatch):
-    """After one that took a second, 20 seconds pass; every checkpoint takes two seconds."""
+    """After one that took two seconds, 40 seconds pass; every checkpoint takes two seconds."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: clock.now))
 
     class Slow(Store):
         def put_snapshot(self, run, state, done):
-            clock.now += 1
+            clock.now += 2
             saved.append(done[-1].step)
 
     def watch(run, checkpoint):
         clock.now += 2
 
-    run = plan_run("spirals", "erm", target="turn0", settings={"steps": 20, "every": 1})
-    for seconds, expected in ((5.0, [4, 14]), (21.0, [12])):
+    run = plan_run("spirals", "erm", target="turn0", settings={"steps": 30, "every": 1})
+    for seconds, expected in ((5.0, [4, 24]), (41.0, [22])):
         saved = []
         execute(run, Slow(tmp_path / str(seconds)), snapshot_seconds=seconds, watch=watch)
         assert saved == expected

@@ -16,6 +16,7 @@ from afield.data.modality import ARRAY
 from afield.experiments.settings import resolve_run
 from afield.experiments.store import Store
 from afield.experiments.thumbnails import (
+    GAP,
     IMAGES,
     MAX_DOMAINS,
     SIDE,
@@ -43,7 +44,7 @@ def test_every_domain_has_a_strip_of_equal_images():
     for strip in strips.values():
         image = opened(strip)
         assert (image.format, image.height) == ("WEBP", SIDE)
-        assert image.width // SIDE == IMAGES
+        assert image.width == IMAGES * SIDE + (IMAGES - 1) * GAP
         assert len(strip) < 50_000
     # Three samples leave the rest of the strip transparent.
     assert opened(strips["b"]).convert("RGBA").getpixel((image.width - 5, 5))[3] == 0
