@@ -1,6 +1,7 @@
 """The numbers of a paper beside ours: what is compared with what, and what is marked."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from afield.reporting.paper import (
     paper_tables,
 )
 from afield.reporting.table import tabulate
+from tests.reporting.tables import benchmark
 
 TOML = """
 title = "spirals"
@@ -116,6 +118,25 @@ def test_gains_are_differences_within_a_trial(frame, records):
 def test_numbers_over_parts_are_means_over_their_datasets(frame):
     line = find(frame, part="net", row="erm", column="mean")
     assert line["ours"] == find(frame, part="net, one", row="erm", column="mean")["ours"]
+
+
+def test_a_column_may_be_a_group_of_samples(tmp_path):
+    path = tmp_path / "groups.toml"
+    head = TOML[: TOML.index("[[parts.numbers]]")]
+    numbers = '[[parts.numbers]]\nvalue = "group"\ncolumns = ["s1", "s3"]\nrows.erm = [60.0, 1.0]'
+    path.write_text(f"{head}{numbers}\n")
+
+    def with_groups(record):
+        (target,) = record.unseen
+        last = record.checkpoints[-1]
+        main = replace(last.scores[target].main, groups={"s1": (3, 4), "s2": (1, 9)})
+        scores = {**last.scores, target: replace(last.scores[target], main=main)}
+        return replace(record, checkpoints=(replace(last, scores=scores),))
+
+    records = [with_groups(record) for record in benchmark([[0.9, 0.5, 0.7]])]
+    found = compare_with_paper(read_recipe(path), [records])
+    assert find(found, column="s1")["ours"] == pytest.approx(75.0)
+    assert math.isnan(find(found, column="s3")["ours"])
 
 
 def test_without_records_the_paper_stands_alone(recipe):
