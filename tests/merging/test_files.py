@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 import afield
 from afield import registry
-from afield.errors import DataError, MergeError
-from afield.merging import files
+from afield.errors import DataError, MergeError, SpecError
+from afield.merging import files, workers
 from afield.merging.state_dicts import merge
 from tests.merging.families import count_for, sharded, statistics_for, written
 
@@ -105,6 +105,23 @@ def test_more_workers_give_the_same_bytes(tmp_path):
         for n in (1, 2)
     ]
     assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_small_models_are_merged_in_one_process_and_large_ones_on_all_cores(tmp_path, monkeypatch):
+    _, _, paths = written(tmp_path)
+    job = files.FileMerge("tsv", paths[0], tuple(paths[1:])).open_job()
+    assert workers.default_workers(job) == 1
+    monkeypatch.setattr(workers, "MIN_ENTRIES_FOR_WORKERS", 0)
+    monkeypatch.setattr(workers, "usable_cores", lambda: 3)
+    assert workers.default_workers(job) == 3
+    monkeypatch.setattr(workers, "usable_cores", lambda: 300)
+    assert workers.default_workers(job) == len(job.base.specs)
+
+
+def test_a_device_that_is_not_there_is_reported_before_anything_is_read(tmp_path):
+    _, _, paths = written(tmp_path)
+    with pytest.raises(SpecError, match=r"no device 'warp' .*; use cpu"):
+        merge_files("ties", paths[0], paths[1:], tmp_path / "out.safetensors", device="warp")
 
 
 @pytest.mark.slow

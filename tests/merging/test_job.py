@@ -19,6 +19,39 @@ def test_pieces_give_what_the_whole_gives(name, monkeypatch):
     assert_close(merged(name, base, experts), whole)
 
 
+@pytest.mark.parametrize("name", ["dare", "breadcrumbs", "model_stock", "slerp"])
+def test_a_merge_of_large_tensors_in_pieces_gives_what_the_whole_gives(name, monkeypatch):
+    base, experts = family(2 if name == "slerp" else 3)
+    whole = merged(name, base, experts)
+    monkeypatch.setattr("afield.merging.job.MAX_WHOLE_ENTRIES", 10)
+    for size in (7, 1 << 18):
+        monkeypatch.setattr("afield.merging.job.ENTRIES_PER_PIECE", size)
+        pieces = merged(name, base, experts)
+        if name in ("dare", "breadcrumbs"):
+            assert all(torch.equal(pieces[key], whole[key]) for key in whole)
+        else:
+            assert_close(pieces, whole)
+
+
+def test_settings_of_a_merge_in_pieces_matter(monkeypatch):
+    base, experts = family(3)
+    monkeypatch.setattr("afield.merging.job.MAX_WHOLE_ENTRIES", 10)
+    for name, settings in (
+        ("dare", {"drop": 0.5}),
+        ("dare", {"seed": 1}),
+        ("breadcrumbs", {"low": 0.5}),
+        ("breadcrumbs", {"high": 0.1}),
+        ("breadcrumbs", {"low": 1.0}),
+    ):
+        default, changed = merge(name, base, experts), merge(name, base, experts, **settings)
+        assert any(not torch.equal(default[key], changed[key]) for key in default), settings
+    first, second = (merge("slerp", base, experts[:2], t=t) for t in (0.0, 1.0))
+    assert_close(first, experts[0])
+    assert_close(second, experts[1])
+    (alone,) = [merge("model_stock", base, experts[:1])]
+    assert_close(alone, experts[0])
+
+
 def test_a_model_in_which_nothing_is_for_the_merge_is_doubted(caplog):
     base, expert = {"w": torch.ones(3)}, {"w": torch.full((3,), 1.1)}
     grams = [{"w": torch.ones(3)}]

@@ -76,13 +76,21 @@ def merge(
         ),
     ] = None,
     workers: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=1,
             metavar="N",
-            help="Parallel processes, for merges of matrices. The result does not depend on it.",
+            help="Parallel processes, for merges of matrices and tensors. The result does not "
+            "depend on it. Default: the number of cores, or 1 for a small model.",
         ),
-    ] = 1,
+    ] = None,
+    device: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Where to compute, e.g. cuda. The last digits of the result depend on it.",
+        ),
+    ] = "cpu",
     out: Annotated[
         Path,
         typer.Option(
@@ -126,7 +134,13 @@ def merge(
 
     scale = scale_of(registry.find("merges", how)) if scale is None else scale
     planned = FileMerge(
-        how, base, tuple(experts), scale, tuple(statistics or ()), parse_assignments(set_ or [])
+        how,
+        base,
+        tuple(experts),
+        scale,
+        tuple(statistics or ()),
+        parse_assignments(set_ or []),
+        device,
     )
     if dry_run:
         _print_preview(planned.preview(out, overwrite=force))

@@ -46,7 +46,7 @@ def merge_model(
     like: str | Path | None = None,
     scale: float = 1.0,
     overwrite: bool = False,
-    workers: int = 1,
+    workers: int | None = None,
     **params: Any,
 ) -> Model:
     """Merge models into a model folder, ready for `load` and ``afield predict``.
@@ -73,7 +73,12 @@ def merge_model(
 
 
 def write_merged_model(
-    request: FileMerge, out: Path, like: Path, *, overwrite: bool = False, workers: int = 1
+    request: FileMerge,
+    out: Path,
+    like: Path,
+    *,
+    overwrite: bool = False,
+    workers: int | None = None,
 ) -> MergeJob:
     """Merge models and write a model folder."""
     check_output_folder(out, overwrite=overwrite)

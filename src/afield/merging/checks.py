@@ -18,6 +18,7 @@ __all__ = [
     "check_statistics",
     "merge_warnings",
     "nonfinite_delta",
+    "still_identical",
 ]
 
 # Deltas of this size relative to the weights are doubtful: unrelated weights differ by about 1.4
@@ -192,3 +193,14 @@ def _abridge(names: Sequence[str]) -> str:
 
 def _short_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def still_identical(
+    pairs: frozenset[tuple[int, int]], deltas: Tensor, squares: Sequence[float]
+) -> frozenset[tuple[int, int]]:
+    """The pairs of experts that are identical in these entries too."""
+    return frozenset(
+        (i, j)
+        for i, j in pairs
+        if squares[i] == squares[j] == 0 or torch.equal(deltas[i], deltas[j])
+    )

@@ -7,11 +7,9 @@ averaged and kept, and why. The same merge gives the same bytes.
 """
 
 import json
-import logging
-import multiprocessing
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -20,14 +18,13 @@ from typing import Any
 import torch
 
 from afield import registry
-from afield.compute import end_with_parent, preserve_torch_state
-from afield.errors import DataError, MergeError
+from afield.compute import preserve_torch_state
+from afield.errors import DataError, MergeError, SpecError
 from afield.files import atomic_write, file_digest, format_bytes
-from afield.merging.checks import TensorChange
-from afield.merging.job import MergeJob, log_merge_warnings, merge_pieces, plan_merge
-from afield.merging.scopes import needs_validation, scope_of
+from afield.merging.job import MergeJob, log_merge_warnings, plan_merge
+from afield.merging.scopes import needs_validation
 from afield.merging.tensor_files import TensorFiles, write_header
-from afield.progress import track
+from afield.merging.workers import Offsets, default_workers, write_tensors
 
 __all__ = ["FileMerge", "merge_files"]
 
@@ -44,8 +41,8 @@ SKIPPED_SUFFIXES = {
     ".gguf",
 }
 DESCRIPTION_FILES = ("README.md", "model.json")
-# For each tensor of the result: its file, and the byte at which its entries start.
-Offsets = Mapping[str, tuple[Path, int]]
+# Hexadecimal digits of a checksum in the metadata.
+DIGEST_DIGITS = 16
 
 
 def merge_files(
@@ -57,7 +54,8 @@ def merge_files(
     scale: float = 1.0,
     statistics: Sequence[str | Path] = (),
     overwrite: bool = False,
-    workers: int = 1,
+    workers: int | None = None,
+    device: str = "cpu",
     **params: Any,
 ) -> Path:
     """Merge models in files, tensor by tensor, and return the path of the result.
@@ -80,12 +78,20 @@ def merge_files(
         Whether an existing file may be replaced.
     workers
         Number of processes, used by merges of matrices or of whole tensors; the result does not
-        depend on it.
+        depend on it. By default the number of cores, or 1 if the model is small.
+    device
+        Where to compute, e.g. cuda; the last digits of a result depend on it.
     params
         Settings of the merge.
     """
     request = FileMerge(
-        how, Path(base), tuple(map(Path, experts)), scale, tuple(map(Path, statistics)), params
+        how,
+        Path(base),
+        tuple(map(Path, experts)),
+        scale,
+        tuple(map(Path, statistics)),
+        params,
+        device,
     )
     request.write(Path(out), overwrite=overwrite, workers=workers)
     return Path(out).expanduser()
@@ -101,6 +107,7 @@ class FileMerge:
     scale: float = 1.0
     statistics: tuple[Path, ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
 
     def open_job(self) -> MergeJob:
         """Open the files and decide what happens to each tensor."""
@@ -110,20 +117,24 @@ class FileMerge:
         """Return the job that `write` would carry out, or raise its errors; write nothing."""
         return self._open_checked(out.expanduser(), overwrite=overwrite)[0]
 
-    def write(self, out: Path, *, overwrite: bool = False, workers: int = 1) -> MergeJob:
+    def write(self, out: Path, *, overwrite: bool = False, workers: int | None = None) -> MergeJob:
         """Merge into a file or folder, which appears only once it is complete."""
         out = out.expanduser()
         job, sources = self._open_checked(out, overwrite=overwrite)
         _check_free_space(job, out)
-        provenance = json.dumps(self._provenance(job, sources))
-        metadata = {"format": "pt", **sources[0].metadata, "afield": provenance}
+        workers = workers or default_workers(job)
         # More than one thread is not faster here, and makes the last digits depend on the machine.
         with (
             preserve_torch_state(threads=1, cuda=False),
+            ThreadPoolExecutor(1) as beside,
             atomic_write(out, durable=True) as temporary,
         ):
-            offsets = _create_files(sources[0], temporary, metadata)
-            changes = list(_write_tensors(self, job, offsets, workers))
+            # Checksums are as long as the work; they are computed beside it, and hashing leaves
+            # the interpreter to others. Headers get them at the end: their length is known.
+            digests = beside.submit(_digests, sources)
+            offsets = _create_files(sources[0], temporary, self._metadata(job, sources))
+            changes = list(write_tensors(self.open_job, job, offsets, workers))
+            _write_headers(sources[0], temporary, self._metadata(job, sources, digests.result()))
         log_merge_warnings(job, changes)
         return job
 
@@ -139,11 +150,18 @@ class FileMerge:
                 f"{self.how} chooses experts by their validation scores, which files do not have; "
                 f"use average, or `afield bench --merges {self.how}`"
             )
+        _check_device(self.device)
         sources = [TensorFiles(path) for path in (self.base, *self.experts, *self.statistics)]
         base, *others = sources
         experts, statistics = others[: len(self.experts)], others[len(self.experts) :]
         job = plan_merge(
-            self.how, base, experts, scale=self.scale, statistics=statistics, params=self.params
+            self.how,
+            base,
+            experts,
+            scale=self.scale,
+            statistics=statistics,
+            params=self.params,
+            device=self.device,
         )
         return job, sources
 
@@ -162,11 +180,24 @@ class FileMerge:
                 f"{out}: the result is a safetensors file; name it {out.stem}.safetensors"
             )
 
-    def _provenance(self, job: MergeJob, sources: Sequence[TensorFiles]) -> dict[str, Any]:
+    def _metadata(
+        self,
+        job: MergeJob,
+        sources: Sequence[TensorFiles],
+        digests: Mapping[Path, str] | None = None,
+    ) -> dict[str, str]:
+        """Metadata of the result; without digests, of the same length as with them."""
+        provenance = json.dumps(self._provenance(job, sources, digests or {}))
+        return {"format": "pt", **sources[0].metadata, "afield": provenance}
+
+    def _provenance(
+        self, job: MergeJob, sources: Sequence[TensorFiles], digests: Mapping[Path, str]
+    ) -> dict[str, Any]:
         """How the result is made, for its metadata."""
-        paths = [shard for source in sources for shard in source.shards]
-        digests = {path: file_digest(path) for path in track(paths, "checksums", len(paths))}
-        inputs = [{shard.name: digests[shard] for shard in source.shards} for source in sources]
+        inputs = [
+            {shard.name: digests.get(shard, "0" * DIGEST_DIGITS) for shard in source.shards}
+            for source in sources
+        ]
         last = 1 + len(self.experts)
         return {
             "merge": self.how,
@@ -176,8 +207,21 @@ class FileMerge:
             "base": inputs[0],
             "experts": inputs[1:last],
             **({"statistics": inputs[last:]} if self.statistics else {}),
+            **({"device": self.device} if self.device != "cpu" else {}),
             "version": version("afield"),
         }
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise SpecError(f"no device {name!r} ({reason}); use cpu, or leave it out") from None
+
+
+def _digests(sources: Sequence[TensorFiles]) -> dict[Path, str]:
+    return {shard: file_digest(shard) for source in sources for shard in source.shards}
 
 
 def _check_not_an_input(out: Path, inputs: Iterable[Path]) -> None:
@@ -205,55 +249,14 @@ def _create_files(base: TensorFiles, temporary: Path, metadata: Mapping[str, str
             skipped = file.suffix in SKIPPED_SUFFIXES or file.name in DESCRIPTION_FILES
             if file.is_file() and not skipped:
                 shutil.copyfile(file, temporary / file.name)
+    return _write_headers(base, temporary, metadata)
+
+
+def _write_headers(base: TensorFiles, temporary: Path, metadata: Mapping[str, str]) -> Offsets:
+    """Write the headers of all files, without a change to the entries that follow them."""
     offsets = {}
     for shard, names in base.shards.items():
         file = temporary / shard.name if base.is_folder else temporary
         starts = write_header(file, {name: base.specs[name] for name in names}, metadata)
         offsets.update({name: (file, start) for name, start in starts.items()})
     return offsets
-
-
-def _write_tensors(
-    request: FileMerge, job: MergeJob, offsets: Offsets, workers: int
-) -> Iterator[TensorChange]:
-    """Merge and write all tensors; yield how far the experts have moved in each."""
-    if workers == 1 or scope_of(job.merge) in ("entry", "model"):
-        for name, (file, start) in track(offsets.items(), job.how, len(offsets)):
-            yield _merge_tensor(job, name, file, start)
-        return
-    # Spawned, not forked: torch's threads do not survive a fork.
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(request,))
-    try:
-        tasks = ((name, file, start) for name, (file, start) in offsets.items())
-        yield from track(pool.map(_merge_in_worker, tasks), job.how, len(offsets))
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _merge_tensor(job: MergeJob, name: str, path: Path, start: int) -> TensorChange:
-    changes: list[TensorChange] = []
-    with path.open("rb+") as file:
-        file.seek(start)
-        for piece in merge_pieces(job, name, changes.append):
-            file.write(piece.contiguous().view(torch.uint8).numpy().data)
-    return changes[0]
-
-
-_worker_job: MergeJob | None = None
-
-
-def _start_worker(request: FileMerge) -> None:
-    """Open the files in a worker process, which ends when its parent does."""
-    global _worker_job  # noqa: PLW0603  a worker has one job and no other way to keep it
-    end_with_parent()
-    # The parent process has logged the warnings about the files.
-    logging.getLogger("afield").setLevel(logging.CRITICAL)
-    torch.set_num_threads(1)
-    _worker_job = request.open_job()
-
-
-def _merge_in_worker(task: tuple[str, Path, int]) -> TensorChange:
-    if _worker_job is None:
-        raise RuntimeError("this worker process was not started with its job")
-    return _merge_tensor(_worker_job, *task)

@@ -25,12 +25,14 @@ from afield.merging.checks import (
     check_statistics,
     merge_warnings,
     nonfinite_delta,
+    still_identical,
 )
-from afield.merging.order_statistics import Deltas
+from afield.merging.order_statistics import Deltas, TensorPieces
 from afield.merging.scopes import (
     KEPT,
     MERGED,
     MergeFunction,
+    piecewise,
     required_keywords,
     scope_of,
     tensor_action,
@@ -42,6 +44,8 @@ __all__ = ["MergeJob", "log_merge_warnings", "merge_pieces", "plan_merge"]
 
 # Entries merged at once if a tensor may be split: few enough to fit in a CPU's cache.
 ENTRIES_PER_PIECE = 1 << 18
+# Larger tensors are merged in pieces also by merges of whole tensors that have a form for it.
+MAX_WHOLE_ENTRIES = 1 << 24
 log = logging.getLogger(__name__)
 
 
@@ -57,6 +61,7 @@ class MergeJob:
     experts: Sequence[TensorSource]
     statistics: Sequence[TensorSource]
     actions: dict[str, str]
+    device: str = "cpu"
     _merge_model_piece: MergeFunction | None = field(default=None, repr=False)
 
     @property
@@ -77,6 +82,9 @@ class MergeJob:
         """The function that merges the deltas of a tensor, and whether it accepts pieces."""
         if self.actions[name] != MERGED:
             return _mean, True
+        in_pieces = piecewise(self.merge)
+        if in_pieces is not None and self.base.specs[name].size > MAX_WHOLE_ENTRIES:
+            return in_pieces(self._tensor_pieces(name), name=name, **self.params), True
         if scope_of(self.merge) != "model":
             return partial(self.merge, **self.params), scope_of(self.merge) == "entry"
         if self._merge_model_piece is None:
@@ -85,6 +93,15 @@ class MergeJob:
             deltas = Deltas(len(self.experts), size, partial(_stream_deltas, self, names))
             self._merge_model_piece = self.merge(deltas, **self.params)
         return self._merge_model_piece, True
+
+    def _tensor_pieces(self, name: str) -> TensorPieces:
+        size = self.base.specs[name].size
+        starts = range(0, size, ENTRIES_PER_PIECE)
+        return TensorPieces(
+            len(self.experts),
+            size,
+            lambda: (_read_deltas(self, name, at, at + ENTRIES_PER_PIECE)[:2] for at in starts),
+        )
 
     def check_on_zeros(self) -> None:
         """Merge zeros, so that settings that cannot work fail before anything is read."""
@@ -106,6 +123,7 @@ def plan_merge(
     scale: float = 1.0,
     statistics: Sequence[TensorSource] = (),
     params: Mapping[str, Any] | None = None,
+    device: str = "cpu",
 ) -> MergeJob:
     """Decide what happens to each tensor; raise before reading if the merge cannot work."""
     merge: MergeFunction = registry.find("merges", how)
@@ -121,7 +139,7 @@ def plan_merge(
             log.warning("%s", warning)
     if MERGED not in actions.values():
         log.warning("%s: no tensor of %s fits this merge: all are averaged", how, base.label)
-    job = MergeJob(how, merge, settings, scale, base, experts, statistics, actions)
+    job = MergeJob(how, merge, settings, scale, base, experts, statistics, actions, device)
     job.check_on_zeros()
     return job
 
@@ -164,7 +182,7 @@ def merge_pieces(
         finite = math.isfinite(base_square)
         finite_square = base_square if finite else 0.0
         squares += torch.tensor([finite_square, *delta_squares], dtype=squares.dtype)
-        identical = _still_identical(identical, deltas, delta_squares)
+        identical = still_identical(identical, deltas, delta_squares)
         if not finite and not deltas.any():
             # For example a mask of -inf, which no merge can or needs to compute with.
             yield base.to(spec.dtype, copy=True)
@@ -199,17 +217,6 @@ def _kept_pieces(
     on_change(TensorChange(name, float(len(base)), tuple(changed), kept=True))
 
 
-def _still_identical(
-    pairs: frozenset[tuple[int, int]], deltas: Tensor, squares: Sequence[float]
-) -> frozenset[tuple[int, int]]:
-    """The pairs of experts that are identical in these entries too."""
-    return frozenset(
-        (i, j)
-        for i, j in pairs
-        if squares[i] == squares[j] == 0 or torch.equal(deltas[i], deltas[j])
-    )
-
-
 def _stream_deltas(job: MergeJob, names: Sequence[str]) -> Iterator[Tensor]:
     """The deltas of several tensors, in pieces."""
     for name in track(names, f"{job.how}: all deltas", len(names)):
@@ -222,7 +229,7 @@ def _read_deltas(
 ) -> tuple[Tensor, Tensor, list[float]]:
     """The base's entries, the experts' deltas and the sums of their squares, in compute type."""
     dtype = job.compute_dtypes[name]
-    base = job.base.read(name, start, stop).to(dtype)
+    base = job.base.read(name, start, stop).to(job.device, dtype)
     deltas, squares = base.new_empty(len(job.experts), len(base)), []
     for delta, expert in zip(deltas, job.experts, strict=True):
         entries = expert.read(name, start, stop).to(base.device, dtype)

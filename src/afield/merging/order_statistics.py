@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Deltas", "sorted_entries"]
+__all__ = ["Deltas", "TensorPieces", "sorted_entries"]
 
 BITS_PER_PASS = 16
 BUCKETS = 1 << BITS_PER_PASS
@@ -42,6 +42,26 @@ class Deltas:
         Exact, and of shape [D, ranks]. Every tensor counts, even if no expert has changed it.
         """
         return sorted_entries(_MappedPieces(self, of), ranks)
+
+
+@dataclass(frozen=True)
+class TensorPieces:
+    """The base and the deltas of one large tensor: pieces [n] and [D, n], read any number of times.
+
+    `experts` is D, `size` the number of entries, `read` starts a pass over the pieces.
+    """
+
+    experts: int
+    size: int
+    read: Callable[[], Iterable[tuple[Tensor, Tensor]]]
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(self.read())
+
+    @property
+    def deltas(self) -> Deltas:
+        """The deltas alone."""
+        return Deltas(self.experts, self.size, lambda: (deltas for _, deltas in self.read()))
 
 
 @dataclass(frozen=True)

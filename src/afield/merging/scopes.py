@@ -42,6 +42,7 @@ __all__ = [
     "merges_weights",
     "needs_statistics",
     "needs_validation",
+    "piecewise",
     "required_keywords",
     "scale_of",
     "scope",
@@ -63,6 +64,7 @@ def scope(
     experts: int | None = None,
     validation: bool = False,
     usual_scale: float = 1.0,
+    in_pieces: Callable[..., Any] | None = None,
 ) -> Callable[[F], F]:
     """Declare what a merge is a function of, and what it needs.
 
@@ -76,12 +78,17 @@ def scope(
         Whether the caller chooses the experts by their validation scores before it merges them.
     usual_scale
         The factor of the merged delta in the paper or the authors' code.
+    in_pieces
+        For a merge of tensors: does the same for a tensor that is too large to hold. It takes the
+        `TensorPieces`, the settings and the name, and returns a function of a piece [D, n] of the
+        deltas, which gets the pieces in their order, with the same keywords as the merge.
     """
 
     def declare(merge: F) -> F:
         merge.scope, merge.experts = kind, experts  # type: ignore[attr-defined]
         merge.validation = validation  # type: ignore[attr-defined]
         merge.usual_scale = usual_scale  # type: ignore[attr-defined]
+        merge.in_pieces = in_pieces  # type: ignore[attr-defined]
         return merge
 
     return declare
@@ -105,6 +112,12 @@ def needs_validation(merge: MergeFunction) -> bool:
 def scale_of(merge: MergeFunction) -> float:
     """The factor that usually multiplies the merged delta; 1 unless the merge declares another."""
     return getattr(merge, "usual_scale", 1.0)
+
+
+def piecewise(merge: MergeFunction) -> Callable[..., Any] | None:
+    """The form of a merge for tensors that are too large to hold; None if it has none."""
+    form: Callable[..., Any] | None = getattr(merge, "in_pieces", None)
+    return form
 
 
 def needs_statistics(merge: MergeFunction) -> bool:

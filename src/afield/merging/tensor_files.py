@@ -231,7 +231,8 @@ def write_header(
         }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
+    # A file that has its entries already keeps them, and gets another header of the same length.
+    with path.open("rb+" if path.exists() else "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + end)
     return {name: 8 + len(text) + start for name, start in starts.items()}
