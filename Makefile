@@ -7,7 +7,7 @@ STAMP := $(VENV)/.current
 ARGS ?=
 PYTEST := $(VENV)/bin/pytest --numprocesses auto --dist worksteal
 
-.PHONY: bench quick test tests coverage mutants torture speed wheel-test lint types format docs clean
+.PHONY: bench quick test tests coverage mutants torture test-gpu speed wheel-test lint types format docs clean
 
 bench: $(RUNTIME)
 	$(VENV)/bin/afield bench $(ARGS)
@@ -19,6 +19,10 @@ quick: lint
 # Types are checked beside the tests, because the type checker uses one core only.
 test: lint
 	$(MAKE) --no-print-directory --jobs=2 types tests
+
+# The tests that need a GPU; without one they are skipped.
+test-gpu: $(STAMP)
+	$(PYTEST) -m gpu --numprocesses 1 $(ARGS)
 
 tests: $(STAMP)
 	$(PYTEST) $(ARGS)

@@ -23,18 +23,18 @@ __all__ = ["Stopwatch", "asked", "bare_steps", "stream_of"]
 
 
 class Stopwatch:
-    """Adds up the seconds spent between `start` and `stop`."""
+    """Adds up the CPU seconds spent between `start` and `stop`."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def start(self) -> None:
         """Go on counting."""
-        self.since = time.perf_counter()
+        self.since = time.process_time()
 
     def stop(self) -> None:
         """Stop counting."""
-        self.seconds += time.perf_counter() - self.since
+        self.seconds += time.process_time() - self.since
 
 
 def asked(**settings: int) -> Run:

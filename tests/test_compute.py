@@ -12,13 +12,16 @@ import torch
 from afield.compute import (
     default_device,
     deterministic,
+    find_device,
     hostname,
     is_alive,
     keep_freed_memory,
     preserve_torch_state,
     track_peak_memory,
     usable_cores,
+    visible_gpus,
 )
+from afield.errors import SpecError
 
 
 def torch_state():
@@ -77,6 +80,33 @@ def test_a_caller_who_is_strict_stays_so():
         assert torch.are_deterministic_algorithms_enabled()
     finally:
         torch.use_deterministic_algorithms(mode=False)
+
+
+def test_inexact_work_may_use_the_fastest_kernels_and_restores_the_settings():
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.benchmark, matmul.fp32_precision
+    with deterministic(1, inexact=True):
+        assert (cudnn.benchmark, matmul.fp32_precision) == (True, "tf32")
+        assert not torch.are_deterministic_algorithms_enabled()
+    assert (cudnn.benchmark, matmul.fp32_precision) == before
+    with deterministic(1):
+        assert not cudnn.benchmark
+
+
+def test_a_device_that_is_not_here_is_refused_in_one_line():
+    assert find_device("cpu") == torch.device("cpu")
+    with pytest.raises(SpecError, match="device=gpu7: no such device; use cpu, cuda"):
+        find_device("gpu7")
+    with pytest.raises(SpecError, match="device=cuda:99: this machine has no such GPU; use cpu"):
+        find_device("cuda:99")
+
+
+def test_gpus_are_named_as_this_process_sees_them(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_gpus() == ("0", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, GPU-7")
+    assert visible_gpus() == ("4", "GPU-7")
 
 
 def test_a_process_is_alive_until_it_ends_and_unknown_on_another_machine():

@@ -10,9 +10,11 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from afield.errors import SpecError
 
 if TYPE_CHECKING:
     import torch
@@ -21,12 +23,14 @@ __all__ = [
     "default_device",
     "deterministic",
     "end_with_parent",
+    "find_device",
     "hostname",
     "is_alive",
     "keep_freed_memory",
     "preserve_torch_state",
     "track_peak_memory",
     "usable_cores",
+    "visible_gpus",
 ]
 
 MAX_PID = 2**31 - 1
@@ -107,6 +111,29 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def find_device(name: str | None) -> "torch.device":
+    """The device of a name, by default the fastest one; one that is not here is refused."""
+    import torch
+
+    try:
+        device = torch.device(name or default_device())
+    except RuntimeError:
+        raise SpecError(f"device={name}: no such device; use cpu, cuda or cuda:1") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise SpecError(f"device={name}: this machine has no such GPU; use cpu")
+    return device
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """The GPUs that this process may use, each as a value of CUDA_VISIBLE_DEVICES."""
+    import torch
+
+    count = torch.cuda.device_count()
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = [name.strip() for name in given.split(",")] if given else map(str, range(count))
+    return tuple(names)[:count]
+
+
 @contextmanager
 def preserve_torch_state(threads: int | None = None, *, cuda: bool = True) -> Iterator[None]:
     """Run with `threads` threads; restore the caller's RNG state and thread count afterwards.
@@ -128,10 +155,11 @@ def preserve_torch_state(threads: int | None = None, *, cuda: bool = True) -> It
 
 
 @contextmanager
-def deterministic(threads: int) -> Iterator[None]:
+def deterministic(threads: int, *, inexact: bool = False) -> Iterator[None]:
     """Run with `threads` threads, deterministic kernels and float32; restore all of it afterwards.
 
-    The caller's RNG state is restored too.
+    The caller's RNG state is restored too. If `inexact` is true, a GPU may use its fastest kernels,
+    which do not repeat bit for bit.
     """
     import torch
 
@@ -140,12 +168,28 @@ def deterministic(threads: int) -> Iterator[None]:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     with preserve_torch_state(threads):
         torch.set_default_dtype(torch.float32)
-        torch.use_deterministic_algorithms(mode=strict or has_cuda, warn_only=not strict)
+        exact = has_cuda and not inexact
+        torch.use_deterministic_algorithms(mode=strict or exact, warn_only=not strict)
         try:
-            yield
+            with _fastest_kernels() if inexact else nullcontext():
+                yield
         finally:
             torch.set_default_dtype(dtype)
             torch.use_deterministic_algorithms(mode=strict)
+
+
+@contextmanager
+def _fastest_kernels() -> Iterator[None]:
+    """Let cuDNN try its kernels and keep the fastest, and multiply matrices in TF32."""
+    import torch
+
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.benchmark, matmul.fp32_precision
+    cudnn.benchmark, matmul.fp32_precision = True, "tf32"
+    try:
+        yield
+    finally:
+        cudnn.benchmark, matmul.fp32_precision = before
 
 
 @contextmanager

@@ -8,9 +8,10 @@ import sys
 import time
 
 import pytest
+import torch
 
 from afield.errors import SpecError
-from afield.experiments.pools import Local, Ray, ray_cluster
+from afield.experiments.pools import Local, Ray, local, local_pool, ray_cluster
 
 
 def doubled_unless_killed(number):
@@ -23,6 +24,29 @@ def doubled_unless_killed(number):
 def test_a_killed_worker_loses_only_its_own_item():
     found = Local(2).map(doubled_unless_killed, range(6), on_lost=lambda number: f"lost {number}")
     assert sorted(map(str, found)) == ["0", "10", "2", "6", "8", "lost 2"]
+
+
+def gpu_unless_killed(number):
+    if number == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+@pytest.mark.slow
+def test_every_worker_sees_one_gpu_and_its_successor_the_same():
+    found = list(Local(2, ("3", "GPU-5")).map(gpu_unless_killed, range(8), lambda _: "lost"))
+    assert sorted(set(found)) == ["3", "GPU-5", "lost"]
+
+
+def test_by_default_there_is_one_worker_per_gpu_or_per_core(monkeypatch):
+    monkeypatch.setattr(local, "usable_cores", lambda: 8)
+    assert local_pool(2, device="cpu") == Local(4)
+    assert local_pool(2, 3, device="cpu") == Local(3)
+    monkeypatch.setattr(local, "visible_gpus", lambda: ("0", "1", "2"))
+    monkeypatch.setattr(local, "find_device", lambda name: torch.device(name or "cuda"))
+    assert local_pool(1) == Local(3, ("0", "1", "2"))
+    assert local_pool(1, 6) == Local(6, ("0", "1", "2"))
+    assert local_pool(1, device="cuda:1") == Local(1)
 
 
 @pytest.mark.slow

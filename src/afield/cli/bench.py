@@ -61,7 +61,7 @@ HEADINGS = {
     "finetune": NETWORK,
     **dict.fromkeys(("start", "average", "adapt"), TRAINING),
     "store": OUTPUT,
-    **dict.fromkeys(("on", "workers", "threads", "cpus", "gpus", "retries"), RUNNING),
+    **dict.fromkeys(("on", "workers", "device", "threads", "cpus", "gpus", "retries"), RUNNING),
 }
 # The settings with an option of their own; the others are given after --set.
 SETTING_OPTIONS: dict[str, Any] = {
@@ -151,7 +151,10 @@ def bench(
     run_and_print(benchmark, format_=format_, tensorboard=tensorboard, quiet=quiet)
 
 
-@with_options("label", "domain", "on", "workers", "cpus", "gpus", "retries", "store", optional=True)
+@with_options(
+    *("label", "domain", "on", "workers", "device", "cpus", "gpus", "retries", "store"),
+    optional=True,
+)
 def sweep(
     file: Annotated[
         Path,

@@ -15,6 +15,7 @@ from afield.cli.options import (
     Backbone,
     Classes,
     DatasetArgument,
+    Device,
     DomainColumn,
     Finetune,
     LabelColumn,
@@ -109,6 +110,7 @@ def fit(
     ] = 0.0,
     workers: Workers = None,
     threads: Threads = 1,
+    device: Device = None,
     out: Annotated[
         Path,
         typer.Option(metavar="FOLDER", help="Model folder to write.", rich_help_panel=OUTPUT),
@@ -138,7 +140,7 @@ def fit(
     from afield.compute import keep_freed_memory
     from afield.data.sources.table_columns import name_columns
     from afield.deployment.fitting import fit as fit_model
-    from afield.experiments.pools import Local, default_workers
+    from afield.experiments.pools import local_pool
 
     if method and method_ and method != method_:
         raise SpecError(f"two methods given, {method} and --method {method_}; give only one")
@@ -171,8 +173,9 @@ def fit(
             hold_out=hold_out,
             license=license_,
             overwrite=force,
-            pool=Local(workers or default_workers(threads)),
+            pool=local_pool(threads, workers, device),
             threads=threads,
+            device=device,
         )
     _print_model(model, out)
 

@@ -12,43 +12,12 @@ from afield.errors import SpecError, UnknownNameError
 from afield.experiments.benchmark import OPTIONS
 from afield.training.metrics import METRICS
 
-__all__ = [
-    "DATA",
-    "NETWORK",
-    "OUTPUT",
-    "RUNNING",
-    "TRAINING",
-    "Average",
-    "Backbone",
-    "ClassNames",
-    "DatasetArgument",
-    "DomainColumn",
-    "DomainsPerStep",
-    "Finetune",
-    "Format",
-    "GroupOption",
-    "LabelColumn",
-    "MetricOption",
-    "ModelFolder",
-    "Quiet",
-    "SetOption",
-    "ShownMetric",
-    "SkipBroken",
-    "Start",
-    "Steps",
-    "StoreArgument",
-    "StoreOption",
-    "StoresArgument",
-    "Templates",
-    "Tensorboard",
-    "Threads",
-    "Weights",
-    "Workers",
-    "check_format",
-    "collect_settings",
-    "parse_assignments",
-    "split_names",
-]
+__all__ = ["DATA", "NETWORK", "OUTPUT", "RUNNING", "TRAINING", "Average", "Backbone"]
+__all__ += ["ClassNames", "DatasetArgument", "Device", "DomainColumn", "DomainsPerStep"]
+__all__ += ["Finetune", "Format", "GroupOption", "LabelColumn", "MetricOption", "ModelFolder"]
+__all__ += ["Quiet", "SetOption", "ShownMetric", "SkipBroken", "Start", "Steps", "StoreArgument"]
+__all__ += ["StoreOption", "StoresArgument", "Templates", "Tensorboard", "Threads", "Weights"]
+__all__ += ["Workers", "check_format", "collect_settings", "parse_assignments", "split_names"]
 
 FORMATS = ("console", "md", "latex", "csv")
 # Headings under which the help of a command lists its options.
@@ -191,7 +160,8 @@ SetOption = Annotated[
         "per domain, or all), batch_total (samples of all domains together), epochs (instead of "
         "steps), weight_decay, optimizer (sgd:momentum=0.9), lr_schedule (constant, cosine, "
         "exponential, inverse or step, with options: cosine:warmup=500), clip_norm, every (steps "
-        "between evaluations), freeze_bn (true or false), precision (fp32, bf16, fp16, auto). "
+        "between evaluations), freeze_bn (true or false), precision (fp32, bf16, fp16, auto), "
+        "inexact (true: the fastest kernels of a GPU, which do not repeat bit for bit). "
         "Data: size (pixels), augment (none, light, full), balance (classes; true or false), limit "
         "(samples per class and domain), split (lists, random), report (test, whole). "
         "Selection: metric (macro_f1), group (slide). CLIP: class_names, templates (files). A "
@@ -202,6 +172,10 @@ SetOption = Annotated[
 Threads = Annotated[
     int,
     typer.Option(min=1, metavar="N", help=OPTIONS["threads"].help, rich_help_panel=RUNNING),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(metavar="DEVICE", help=OPTIONS["device"].help, rich_help_panel=RUNNING),
 ]
 Workers = Annotated[
     int | None,

@@ -16,6 +16,7 @@ from afield.cli.options import (
     Backbone,
     Classes,
     DatasetArgument,
+    Device,
     DomainColumn,
     DomainsPerStep,
     Finetune,
@@ -95,6 +96,7 @@ def train(
     set_: SetOption = None,
     skip_broken: SkipBroken = False,
     threads: Threads = 1,
+    device: Device = None,
     store: StoreOption = "runs",
     tensorboard: Tensorboard = False,
 ) -> None:
@@ -141,7 +143,9 @@ def train(
                 start=start,
                 settings=settings,
             )
-    record = _execute(runs, open_store(store), threads=threads, tensorboard=tensorboard)
+    record = _execute(
+        runs, open_store(store), threads=threads, device=device, tensorboard=tensorboard
+    )
     first = "first weights"
     if like is not None and known.versions.get(first) != record.versions.get(first):
         console.err.print(
@@ -158,7 +162,9 @@ def _read_record(address: str) -> "Record":
     return read_record(fetch_run(address))
 
 
-def _execute(runs: "list[Run]", store: "Store", *, threads: int, tensorboard: bool) -> "Record":
+def _execute(
+    runs: "list[Run]", store: "Store", *, threads: int, device: str | None, tensorboard: bool
+) -> "Record":
     """Train the last run with a progress bar, after those it starts from; print its accuracies."""
     from afield.compute import keep_freed_memory
     from afield.experiments.runner import execute
@@ -169,7 +175,7 @@ def _execute(runs: "list[Run]", store: "Store", *, threads: int, tensorboard: bo
     if not run.experts:  # otherwise an error follows
         _print_idle_cores(threads)
     for each in starts:
-        execute(each, store, threads=threads)
+        execute(each, store, threads=threads, device=device)
     writer = TensorBoardWriter(f"{store.where()}/tensorboard") if tensorboard else None
     with console.progress_bar(f"{run.method} on {run.dataset}", run.steps) as advance:
 
@@ -178,7 +184,7 @@ def _execute(runs: "list[Run]", store: "Store", *, threads: int, tensorboard: bo
             if writer is not None:
                 writer(run, checkpoint)
 
-        record = execute(run, store, threads=threads, watch=watch)
+        record = execute(run, store, threads=threads, device=device, watch=watch)
     _print_record(record, store.where(run))
     return record
 

@@ -30,7 +30,10 @@ __all__ = [
 ]
 
 # Rows of up to this many bytes are copied to the device. A CPU reads a memory map nearly as fast.
-MAX_BYTES_CPU, MAX_BYTES_GPU = 64 * 2**20, 512 * 2**20
+MAX_BYTES_CPU = 64 * 2**20
+# On a GPU, rows are copied if they take at most this share of the memory that is free then: those
+# of training and of several evaluations are to fit, and the network too.
+GPU_MEMORY_SHARE = 1 / 4
 # The type of token ids, and of nothing else: numbers of other modalities are bytes or floats.
 TOKEN_DTYPE = torch.int32
 
@@ -63,7 +66,7 @@ class Rows:
         self.ends = sizes.cumsum(0)
         self.in_memory: Tensor | None = None
         if max_bytes is None:
-            max_bytes = MAX_BYTES_CPU if self.device.type == "cpu" else MAX_BYTES_GPU
+            max_bytes = _max_bytes(self.device)
         if len(self) * self.shape.numel() * self.arrays[0].element_size() <= max_bytes:
             pieces = [take_rows(a, rows) for a, rows in zip(self.arrays, self.chosen, strict=True)]
             self.in_memory = torch.cat(pieces).to(self.device)
@@ -119,6 +122,14 @@ class Rows:
         index = torch.arange(len(self)) if chosen is None else chosen
         for chunk in index.to(self.index_device).split(size):
             yield self.take(chunk)
+
+
+def _max_bytes(device: torch.device) -> int:
+    """The size up to which rows are copied to a device."""
+    if device.type != "cuda":
+        return MAX_BYTES_CPU
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(GPU_MEMORY_SHARE * free)
 
 
 def take_rows(array: Tensor, index: Tensor) -> Tensor:

@@ -83,6 +83,8 @@ class Training:
     precision
         Arithmetic of the networks: fp32, bf16 (bfloat16), fp16 (float16, for GPUs without
         bfloat16), or auto, which chooses by the device and the network.
+    inexact
+        Whether a GPU may use its fastest kernels, which do not repeat bit for bit.
     class_names, templates
         Files with readable names of the classes and with sentences, for the prompts of a CLIP;
         empty means those of the dataset.
@@ -117,6 +119,7 @@ class Training:
     metric: str = ""
     group: str = ""
     precision: Literal["fp32", "bf16", "fp16", "auto"] = "fp32"
+    inexact: bool = False
     class_names: str = ""
     templates: str = ""
 

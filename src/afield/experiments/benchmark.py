@@ -132,8 +132,17 @@ class Benchmark:
     on: Annotated[str, Option(texts.ON_HELP, metavar="PLACE")] = "local"
     workers: Annotated[
         int | None,
-        Option("Number of runs at a time, in parallel processes. Default: one per core.", min=1),
+        Option(
+            "Number of runs at a time, in parallel processes. Default: one per core, or per GPU.",
+            min=1,
+        ),
     ] = None
+    device: Annotated[
+        str,
+        Option(
+            "Device to compute on: cpu, cuda or cuda:1. Default: the fastest.", metavar="DEVICE"
+        ),
+    ] = ""
     threads: Annotated[int, Option("CPU threads per run.", min=1)] = 1
     cpus: Annotated[
         float | None, Option("On Ray: CPUs per run. Default: as --threads.", min=0.0)
@@ -185,6 +194,7 @@ class Benchmark:
             cpus=self.cpus,
             gpus=self.gpus,
             retries=self.retries,
+            device=self.device or None,
         )
 
 

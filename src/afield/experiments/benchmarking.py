@@ -99,7 +99,8 @@ def run_benchmark(
         runs = plan(benchmark)
     place.prepare()
     written = _write_plan(runs, place, command or shell_command(benchmark))
-    outcomes = complete(runs, place, pool=pool, threads=benchmark.threads, **options)
+    options |= {"threads": benchmark.threads, "device": benchmark.device or None}
+    outcomes = complete(runs, place, pool=pool, **options)
     ordered = sort_outcomes(runs, observer.follow(outcomes, runs, place, written))
     observer.finished(ordered, runs, place)
     if report is not None:

@@ -21,7 +21,7 @@ LIMITS = {"steps": 10**9, "batch": 2**20, "batch_total": 2**20, "size": 4096, "t
 # Counts that may be 0, which means 'not set'.
 COUNTS = ("batch", "size", "tokens", "domains_per_step", "limit", "batch_total", "freeze_blocks")
 # Fields for later versions. Declared now, so that adding the code changes no key.
-RESERVED = ("inexact", "compile")
+RESERVED = ("compile",)
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class Run:
         The selection rules that will read the record, and the settings that were chosen by hand,
         which label the row in a table. Neither changes the key.
 
-    The other fields are those of `Training`, resolved; an empty `precision` is float32. Fields for
-    later versions, empty so far: `inexact` (kernels that do not repeat bit for bit), `compile`.
+    The other fields are those of `Training`, resolved; an empty `precision` is float32. A field for
+    later versions, empty so far: `compile`.
     """
 
     dataset: str

@@ -13,10 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from afield import registry
-from afield.compute import default_device, deterministic, hostname, track_peak_memory
+from afield.compute import deterministic, find_device, hostname, track_peak_memory
 from afield.data.domains import data_root
 from afield.errors import AfieldError, SpecError
 from afield.experiments.record import Progress, Record, Run
@@ -81,7 +79,7 @@ def execute(
     if run.is_derived:
         option = "--adapt" if run.adaptation else "--merges"
         raise SpecError(f"{run.key}: this model is not trained; bench with {option} makes it")
-    where = torch.device(device or default_device())
+    where = find_device(device)
     check_precision(run.precision, where)
     with store.claim(run, wait=wait):
         stored = store.get(run)
@@ -89,7 +87,7 @@ def execute(
             return stored
         run = store.with_stored_rules(run)
         store.fetch(*filter(None, [run.base]))
-        with deterministic(threads), track_peak_memory(where) as peak:
+        with deterministic(threads, inexact=run.inexact), track_peak_memory(where) as peak:
             machine = Machine(where, threads, root or data_root(), store.root)
             work = _resume(run, store, machine)
             _train(work, store, snapshot_seconds, watch)

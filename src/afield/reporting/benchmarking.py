@@ -23,7 +23,6 @@ def bench(
     *,
     store: str | Path | Store = "runs",
     pool: Pool | None = None,
-    device: str | None = None,
     tensorboard: bool = False,
     **options: Any,
 ) -> list[Record]:
@@ -44,13 +43,12 @@ def bench(
         The folder of the records, or an address such as ``s3://bucket/runs``.
     pool
         Where to do the runs, such as ``afield.Ray()``; by default one process, or `workers`.
-    device
-        As in `execute`.
     tensorboard
         Whether to write curves for TensorBoard into the store.
     options
         Options of ``afield bench`` and settings of the runs, as in `make_benchmark`: trials, draws,
-        rules, hold_out, merges, average, workers, threads, steps and so on. `backbone` may also be
+        rules, hold_out, merges, average, workers, device, threads, steps and
+        so on. `backbone` may also be
         an ``nn.Module`` or a function of (shape, classes) that returns one.
 
     Examples
@@ -71,7 +69,6 @@ def bench(
         report=write_report,
         store=store,
         pool=pool,
-        device=device,
         tensorboard=tensorboard,
     )
     for outcome in outcomes:

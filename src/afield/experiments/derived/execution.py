@@ -13,11 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from afield import registry
-from afield.compute import default_device, deterministic, track_peak_memory
+from afield.compute import deterministic, find_device, track_peak_memory
 from afield.data.domains import data_root
 from afield.data.lookup import find_dataset
 from afield.experiments.merged.runner import build_merged
@@ -53,16 +52,14 @@ def execute_derived(
         What else `execute` takes: there is nothing to train.
     """
     del training
-    machine = Machine(
-        torch.device(device or default_device()), threads, root or data_root(), store.root
-    )
+    machine = Machine(find_device(device), threads, root or data_root(), store.root)
     with store.claim(run, wait=wait):
         known = store.get(run)
         if known is not None:
             return known
         run = store.with_stored_rules(run)
         store.fetch(*filter(None, [run.base]), *run.experts)
-        with deterministic(threads), track_peak_memory(machine.device) as peak:
+        with deterministic(threads, inexact=run.inexact), track_peak_memory(machine.device) as peak:
             started = time.monotonic()
             work = set_up(run, machine)
             model, logs = (

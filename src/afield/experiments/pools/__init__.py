@@ -1,11 +1,11 @@
 """Where runs are done: in processes of this machine, or on a Ray cluster."""
 
 from afield.errors import SpecError, UnknownNameError
-from afield.experiments.pools.local import Local, Pool, default_workers
+from afield.experiments.pools.local import Local, Pool, local_pool
 from afield.experiments.pools.ray_cluster import Ray
 from afield.registry import hint
 
-__all__ = ["Local", "Pool", "Ray", "default_workers", "make_pool"]
+__all__ = ["Local", "Pool", "Ray", "local_pool", "make_pool"]
 
 
 def make_pool(
@@ -16,13 +16,14 @@ def make_pool(
     cpus: float | None = None,
     gpus: float = 0.0,
     retries: int = 3,
+    device: str | None = None,
 ) -> Pool:
     """The pool that `on` names: ``local``, ``ray`` or ``ray://HOST:PORT``."""
     kind, _, address = on.partition("://")
     if kind == "local" and not address:
         if gpus or cpus is not None:
             raise SpecError("--cpus and --gpus need --on ray; use --workers and --threads")
-        return Local(workers or default_workers(threads))
+        return local_pool(threads, workers, device)
     if kind != "ray":
         known = ["local", "ray", "ray://HOST:PORT"]
         raise UnknownNameError(f"cannot run on {on!r}; {hint(on, known)}")

@@ -4,16 +4,22 @@ import logging
 import multiprocessing
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from afield.compute import default_device, end_with_parent, keep_freed_memory, usable_cores
+from afield.compute import (
+    end_with_parent,
+    find_device,
+    keep_freed_memory,
+    usable_cores,
+    visible_gpus,
+)
 from afield.errors import SpecError
 
-__all__ = ["Item", "Local", "Pool", "Result", "default_workers"]
+__all__ = ["Item", "Local", "Pool", "Result", "local_pool"]
 
 log = logging.getLogger(__name__)
 Item = TypeVar("Item")
@@ -34,9 +40,13 @@ class Pool(Protocol):
 
 @dataclass(frozen=True)
 class Local:
-    """Worker processes on this machine; a single worker is the calling process itself."""
+    """Worker processes on this machine; a single worker is the calling process itself.
+
+    If GPUs are given, as values of CUDA_VISIBLE_DEVICES, every worker sees one of them.
+    """
 
     workers: int = 1
+    gpus: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -57,7 +67,8 @@ class Local:
             yield from map(function, items)
             return
         waiting = deque(items)
-        idle = _start_workers(min(self.workers, len(waiting)))
+        gpus = self._gpus(min(self.workers, len(waiting)))
+        idle = list(gpus)
         at_work: dict[Future[Result], tuple[ProcessPoolExecutor, Item]] = {}
         try:
             while waiting or at_work:
@@ -67,7 +78,11 @@ class Local:
                 for future in wait(at_work, return_when=FIRST_COMPLETED).done:
                     worker, item = at_work.pop(future)
                     died = isinstance(future.exception(), BrokenProcessPool)
-                    idle.append(_make_worker() if died else worker)
+                    if died:
+                        gpu = gpus[worker]
+                        worker = _make_worker(gpu)
+                        gpus[worker] = gpu
+                    idle.append(worker)
                     yield on_lost(item) if died else future.result()
         finally:
             for worker, _ in at_work.values():
@@ -75,17 +90,25 @@ class Local:
             for worker in idle:
                 worker.shutdown(wait=False)
 
+    def _gpus(self, workers: int) -> dict[ProcessPoolExecutor, str]:
+        """Start workers, and return the GPU of each."""
+        names = self.gpus or ("",)
+        chosen = [names[number % len(names)] for number in range(workers)]
+        return dict(zip(_start_workers(chosen), chosen, strict=True))
 
-def default_workers(threads: int) -> int:
-    """One worker per `threads` cores that this process may use; one worker on a GPU."""
-    if default_device() != "cpu":
-        return 1
-    return max(1, usable_cores() // threads)
+
+def local_pool(threads: int, workers: int | None = None, device: str | None = None) -> Local:
+    """The processes of this machine: by default one per GPU, or one per `threads` cores."""
+    where = find_device(device)
+    if where.type == "cpu":
+        return Local(workers or max(1, usable_cores() // threads))
+    gpus = visible_gpus() if where.index is None else ()
+    return Local(workers or max(1, len(gpus)), gpus)
 
 
-def _start_workers(count: int) -> list[ProcessPoolExecutor]:
-    """Start workers, and wait until they run."""
-    started = [_make_worker() for _ in range(count)]
+def _start_workers(gpus: Sequence[str]) -> list[ProcessPoolExecutor]:
+    """Start a worker for each of these GPUs, and wait until they run."""
+    started = [_make_worker(gpu) for gpu in gpus]
     try:
         wait([worker.submit(os.getpid) for worker in started])
         for worker in started:
@@ -105,13 +128,15 @@ def _end(worker: ProcessPoolExecutor) -> None:
     worker.shutdown(wait=False, cancel_futures=True)
 
 
-def _make_worker() -> ProcessPoolExecutor:
+def _make_worker(gpu: str) -> ProcessPoolExecutor:
     # Spawned, not forked: torch's threads do not survive a fork.
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(1, mp_context=context, initializer=_begin)
+    return ProcessPoolExecutor(1, mp_context=context, initializer=_begin, initargs=(gpu,))
 
 
-def _begin() -> None:
-    """Prepare a worker process."""
+def _begin(gpu: str) -> None:
+    """Prepare a worker process; without a GPU of its own it sees those of its parent."""
+    if gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     end_with_parent()
     keep_freed_memory()
