@@ -48,8 +48,8 @@ Backbone = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Network, e.g. small:cnn, timm:resnet50, torchvision:resnet18 or "
-        "clip:ViT-B-32/openai. Default: the dataset's.",
+        help="Network, e.g. small:cnn, timm:resnet50, torchvision:resnet18, "
+        "clip:ViT-B-32/openai, or hf:FOLDER for texts. Default: the dataset's.",
         rich_help_panel=NETWORK,
     ),
 ]
