@@ -29,6 +29,13 @@ def test_explain_prints_formula_settings_and_ranges(afield):
     assert afield("explain", "erm")[1].endswith("\nsettings: none\n")
 
 
+def test_an_explanation_fits_a_narrow_terminal(afield):
+    code, out, _ = afield("explain", "vrex", width=60)
+    assert code == 0
+    assert max(len(line) for line in out.splitlines() if not line.startswith(" ")) <= 60
+    assert "    loss = mean(risks) + penalty · var(risks)" in out.splitlines()
+
+
 def test_an_explanation_has_the_whole_docstring_and_every_setting():
     for kind, name in EVERYTHING:
         text = explanation_text(name)

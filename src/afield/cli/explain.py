@@ -1,6 +1,7 @@
 """The commands ``afield list`` and ``afield explain``: what is available, and what it does."""
 
 import inspect
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,8 +16,10 @@ from afield.errors import UnknownNameError
 if TYPE_CHECKING:
     from afield.hyperparameters import Range
 
-__all__ = ["describe_range", "explain", "explanation_text", "list_"]
+__all__ = ["describe_range", "explain", "explanation_text", "fill_paragraphs", "list_"]
 
+# The width of text in a wide terminal.
+MAX_WIDTH = 100
 # How many names of domains or classes are listed.
 MAX_NAMES = 20
 
@@ -54,7 +57,29 @@ def explain(
 
     Shows its description and its settings, with their defaults and search ranges.
     """
-    console.out.print(explanation_text(name), markup=False, soft_wrap=True)
+    text = explanation_text(name)
+    # The last part has a fact in each line.
+    description, gap, facts = text.rpartition("\n\n")
+    description = fill_paragraphs(description, min(MAX_WIDTH, console.out.width))
+    console.out.print(f"{description}{gap}{facts}", markup=False, soft_wrap=True)
+
+
+def fill_paragraphs(text: str, width: int) -> str:
+    r"""Fill the paragraphs of a text to a width; formulas, lists and settings stay as they are.
+
+    >>> print(fill_paragraphs("one two three\nfour\n\n    x = y + z", 10))
+    one two
+    three four
+    <BLANKLINE>
+        x = y + z
+    """
+    blocks = text.split("\n\n")
+    return "\n\n".join(
+        block
+        if any(line.startswith((" ", "- ", "|")) for line in block.splitlines())
+        else textwrap.fill(block, width, break_long_words=False, break_on_hyphens=False)
+        for block in blocks
+    )
 
 
 def explanation_text(name: str) -> str:
