@@ -160,12 +160,15 @@ SetOption = Annotated[
         "per domain, or all), batch_total (samples of all domains together), epochs (instead of "
         "steps), weight_decay, optimizer (sgd:momentum=0.9), lr_schedule (constant, cosine, "
         "exponential, inverse or step, with options: cosine:warmup=500), clip_norm, every (steps "
-        "between evaluations), freeze_bn (true or false), precision (fp32, bf16, fp16, auto), "
+        "between evaluations), freeze_bn (true or false), freeze_blocks (blocks at the beginning "
+        "of the network that are not trained), precision (fp32, bf16, fp16, auto), "
         "inexact (true: the fastest kernels of a GPU, which do not repeat bit for bit). "
         "Data: size (pixels), augment (none, light, full), balance (classes; true or false), limit "
         "(samples per class and domain), split (lists, random), report (test, whole). "
-        "Selection: metric (macro_f1), group (slide). CLIP: class_names, templates (files). A "
-        "method's own settings start with its name: vrex.penalty=1.",
+        "Texts: tokens (at which texts are cut), pooling (mean, first). "
+        "Selection: metric (macro_f1), group (slide). CLIP: "
+        "class_names, templates (files). A method's own settings start with its name: "
+        "vrex.penalty=1.",
         rich_help_panel=TRAINING,
     ),
 ]
