@@ -73,6 +73,55 @@ TABLES: dict[str, tuple[Row, ...]] = {
     ),
 }
 
+# Training and evaluation. Both columns are printed by one command, which compares the two.
+_LITE, _MNIST, _RESNET = "timm:tf_efficientnet_lite0", "small:mnist_cnn", "timm:resnet18"
+TABLES |= {
+    "allocator": tuple(
+        Row(
+            title,
+            f"{PYTHON} benchmarks/allocator.py {name}",
+            before,
+            pattern=r"kept: (.*), weights",
+        )
+        for title, name, before in (
+            ("8 steps, EfficientNet-Lite0", _LITE, "7.70 s user + 11.23 s system, 2.77 GB"),
+            ("40 steps, ColoredMNIST network", _MNIST, "16.10 s user + 1.78 s system, 1.07 GB"),
+            ("3 steps, ResNet-18", _RESNET, "13.90 s user + 5.08 s system, 3.00 GB"),
+        )
+    ),
+    "precision": tuple(
+        Row(
+            f"{what}, {title}",
+            f"{PYTHON} benchmarks/precision.py {name}",
+            before,
+            pattern=rf"{what} +\S+ +(\S+ s)",
+        )
+        for title, name, numbers in (
+            ("ResNet-18", _RESNET, {"step": "4.647 s", "evaluation": "1.438 s"}),
+            ("ColoredMNIST network", _MNIST, {"step": "0.274 s", "evaluation": "0.346 s"}),
+            ("EfficientNet-Lite0", _LITE, {"step": "1.005 s", "evaluation": "0.394 s"}),
+        )
+        for what, before in numbers.items()
+    ),
+    "evaluation": tuple(
+        Row(title, f"{PYTHON} benchmarks/evaluation.py {name}", "", pattern="(before: .*)")
+        for title, name in (
+            ("512 images, EfficientNet-Lite0", _LITE),
+            ("2,048 images, ColoredMNIST network", _MNIST),
+            ("110 images, ResNet-18", _RESNET),
+        )
+    ),
+    "loop": (
+        Row(
+            "share of a bare loop, erm",
+            f"{PYTHON} benchmarks/loop.py",
+            "0.94",
+            "0.97",
+            pattern=r"ratio +(\S+)",
+        ),
+    ),
+}
+
 
 def measure(row: Row) -> str:
     """Run a row's command and return its numbers as the page shows them."""
