@@ -6,7 +6,8 @@
 On small:cnn (28 px) and on timm:resnet18 (64 px, BatchNorm frozen), 3 domains × 32 samples, on one
 core. A method and erm take turns step by step, as these machines are noisy, and the median of the
 ratios of processor time counts. Warm-ups are over. A line ends with an exclamation mark if the
-method is slower than its passes over the network explain by more than 15 %: a step of erm is one
+method is slower than its passes over the network explain by more than 15 %, or with an asterisk if
+it has other work to do, which the last line names: a step of erm is one
 forward and one backward pass, and a backward pass counts as two forward passes. Passes over the
 head alone, or over a large part of a method's own, count as long as they take on their own.
 
@@ -89,6 +90,11 @@ PART_PASSES = {
     "self_reg": ("projection", 1),
     # To train the features, and on noise and features to train it, with an optimizer of its own.
     "urm": ("critic", 3),
+}
+# Work that is no pass, for which a method may take longer than its passes explain.
+OTHER_WORK = {
+    "efdmix": "sorts the values of every channel of two maps",
+    "mixstyle": "reads two maps for their means and variances, and again to change them",
 }
 # Passes that visit one domain after the other, and pay what a pass costs without samples each time.
 BY_DOMAIN = ("and_mask", "arith", "fish", "iga", "maml", "mldg", "reptile", "sand_mask")
@@ -345,8 +351,10 @@ def quick(names: list[str]) -> None:
         for case, (steps, batch) in zip(cases, QUICK, strict=True):
             found, due = time_ratio(name, *case, steps, batch), explained(name, *case)
             too_slow = found > (1 + SLACK) * due
-            slow += [f"{name} on {case[0]}"] * too_slow
-            line += f"{found:15.2f} {due:6.2f}" + ("!" if too_slow else " ")
+            reason = f" ({OTHER_WORK[name]})" if name in OTHER_WORK else ""
+            slow += [f"{name} on {case[0]}{reason}"] * too_slow
+            mark = "*" if reason else "!"
+            line += f"{found:15.2f} {due:6.2f}" + (mark if too_slow else " ")
         print(line, flush=True)
     print(f"slower than passes explain by more than {SLACK:.0%}: {', '.join(slow) or 'none'}")
 
