@@ -5,11 +5,11 @@
 
 On small:cnn (28 px) and on timm:resnet18 (64 px, BatchNorm frozen), 3 domains × 32 samples, on one
 core. A method and erm take turns step by step, as these machines are noisy, and the median of the
-ratios of processor time counts. Warm-ups are over. A line ends with an exclamation mark if the
-method is slower than its passes over the network explain by more than 15 %, or with an asterisk if
-it has other work to do, which the last line names: a step of erm is one
-forward and one backward pass, and a backward pass counts as two forward passes. Passes over the
-head alone, or over a large part of a method's own, count as long as they take on their own.
+ratios of processor time counts. Warm-ups are over. A step of erm is one forward and one backward
+pass, and a backward pass counts as two forward passes. Passes over the head alone, or over a large
+part of a method's own, count as long as they take on their own. A number has an exclamation mark if
+the method is slower than its passes explain by more than 15 %, or an asterisk if it has other work
+to do, which the last line names.
 
 With --full, memory is the most that torch held, from the building of the network to the end of the
 second step. Of methods that regroup, a whole run counts as well: one in which every sample comes 75
