@@ -25,6 +25,7 @@ from afield.cli.options import (
     Start,
     Steps,
     StoreOption,
+    TextColumn,
     Threads,
     Weights,
     Workers,
@@ -59,6 +60,7 @@ def fit(
     ] = None,
     label: LabelColumn = "",
     domain: DomainColumn = "",
+    text: TextColumn = "",
     average: Average = "last",
     start: Start = "",
     adapt: Annotated[
@@ -158,7 +160,7 @@ def fit(
     keep_freed_memory()
     with console.show_progress():
         model = fit_model(
-            name_columns(dataset, label=label, domain=domain),
+            name_columns(dataset, label=label, domain=domain, text=text),
             chosen,
             out,
             store=store,

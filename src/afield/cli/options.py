@@ -16,8 +16,9 @@ __all__ = ["DATA", "NETWORK", "OUTPUT", "RUNNING", "TRAINING", "Average", "Backb
 __all__ += ["ClassNames", "DatasetArgument", "Device", "DomainColumn", "DomainsPerStep"]
 __all__ += ["Finetune", "Format", "GroupOption", "LabelColumn", "MetricOption", "ModelFolder"]
 __all__ += ["Quiet", "SetOption", "ShownMetric", "SkipBroken", "Start", "Steps", "StoreArgument"]
-__all__ += ["StoreOption", "StoresArgument", "Templates", "Tensorboard", "Threads", "Weights"]
-__all__ += ["Workers", "check_format", "collect_settings", "parse_assignments", "split_names"]
+__all__ += ["StoreOption", "StoresArgument", "Templates", "Tensorboard", "TextColumn"]
+__all__ += ["Threads", "Weights", "Workers", "check_format", "collect_settings"]
+__all__ += ["parse_assignments", "split_names"]
 
 FORMATS = ("console", "md", "latex", "csv")
 # Headings under which the help of a command lists its options.
@@ -29,10 +30,13 @@ DatasetArgument = Annotated[
     typer.Argument(metavar="DATASET", help=OPTIONS["dataset"].help, callback=check_dataset),
 ]
 LabelColumn = Annotated[
-    str, typer.Option(metavar="COLUMN", help=OPTIONS["label"].help, rich_help_panel=TRAINING)
+    str, typer.Option(metavar="COLUMN", help=OPTIONS["label"].help, rich_help_panel=DATA)
 ]
 DomainColumn = Annotated[
-    str, typer.Option(metavar="COLUMN", help=OPTIONS["domain"].help, rich_help_panel=TRAINING)
+    str, typer.Option(metavar="COLUMN", help=OPTIONS["domain"].help, rich_help_panel=DATA)
+]
+TextColumn = Annotated[
+    str, typer.Option(metavar="COLUMN", help=OPTIONS["text"].help, rich_help_panel=DATA)
 ]
 Average = Annotated[
     str, typer.Option(metavar="NAME", help=OPTIONS["average"].help, rich_help_panel=TRAINING)

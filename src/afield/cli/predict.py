@@ -79,6 +79,14 @@ def predict(
             help="Setting of the adaptation, e.g. t3a.keep=20; repeat the option for several.",
         ),
     ] = None,
+    text: Annotated[
+        str,
+        typer.Option(
+            metavar="COLUMN",
+            help="Column of a table with the texts. Default: that of the training data.",
+            show_default=False,
+        ),
+    ] = "",
     probabilities: Annotated[
         bool,
         typer.Option("--probabilities", help="Add a column with the probability of each class."),
@@ -134,7 +142,8 @@ def predict(
         )
     counter = _Counter()
     with console.show_progress():
-        predictions = counter.count(loaded.predictions(paths, domain=domain, batch=batch))
+        answers = loaded.predictions(paths, domain=domain, batch=batch, text=text)
+        predictions = counter.count(answers)
         first = next(predictions, None)
         if first is None:
             raise SpecError(

@@ -27,6 +27,7 @@ from afield.cli.options import (
     Steps,
     StoreOption,
     Tensorboard,
+    TextColumn,
     Threads,
     Weights,
     collect_settings,
@@ -255,6 +256,7 @@ def embed(
     ] = None,
     label: LabelColumn = "",
     domain: DomainColumn = "",
+    text: TextColumn = "",
     weights: Weights = None,
     size: Annotated[
         int | None,
@@ -265,17 +267,21 @@ def embed(
             rich_help_panel=TRAINING,
         ),
     ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Cut texts at N tokens. Default: 128.")
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="CPU threads. Default: all.")
     ] = None,
     skip_broken: SkipBroken = False,
 ) -> None:
-    """Compute the features of all images once and save them as a dataset.
+    """Compute the features of all images or texts once and save them as a dataset.
 
     Every command takes the file as its dataset: training on features is fast.
-    A model that `fit` trains on it takes images. Interrupted, the same command
-    continues. Files that are not in folders of domains and classes have no
-    labels; their features are for `afield predict`.
+    A model that `fit` trains on it takes images or texts. Texts need an
+    encoder: --backbone hf:FOLDER. Interrupted, the same command continues.
+    Image files that are not in folders of domains and classes have no labels;
+    their features are for `afield predict`.
     """
     from afield.compute import keep_freed_memory
     from afield.data.sources.table_columns import name_columns
@@ -284,11 +290,12 @@ def embed(
     keep_freed_memory()
     with console.show_progress():
         path = write_features(
-            name_columns(dataset, label=label, domain=domain),
+            name_columns(dataset, label=label, domain=domain, text=text),
             out,
             backbone=backbone,
             weights=weights,
             size=size,
+            tokens=tokens,
             threads=threads,
             skip_broken=skip_broken,
         )

@@ -1,7 +1,7 @@
-"""Models on features that take images: the frozen network that computes the features goes in front.
+"""Models on features that take images or texts: the frozen network of the features goes in front.
 
 A method is trained on features, as in `afield embed` or on photographs. The model folder then holds
-the frozen network too, so that prediction and export start from images.
+the frozen network too, so that prediction and export start from images or texts.
 """
 
 import logging
@@ -12,11 +12,13 @@ from torch import nn
 
 from afield.compute import preserve_torch_state
 from afield.data.domains import DomainSet
+from afield.data.sources.table_columns import split_spec
 from afield.deployment.description import Architecture, Description, FrozenEncoder
 from afield.deployment.inputs import Inputs
 from afield.deployment.model_network import EncodedNetwork
 from afield.errors import AfieldError
 from afield.experiments.frozen.encoder import Encoder
+from afield.networks.backbone import find_backbone
 from afield.networks.inference import BatchPredictor
 
 __all__ = ["build_encoder", "put_encoder_in_front"]
@@ -35,29 +37,31 @@ def build_encoder(dataset: DomainSet) -> tuple[Encoder, nn.Module] | None:
     try:
         return encoder, encoder.build()
     except AfieldError as error:
-        log.warning("the model will take features, not images: %s", error)
+        samples = "texts" if encoder.tokens else "images"
+        log.warning("the model will take features, not %s: %s", samples, error)
         return None
 
 
 def put_encoder_in_front(
-    about: Description, network: nn.Module, encoder: Encoder, features: nn.Module
+    about: Description,
+    network: nn.Module,
+    encoder: Encoder,
+    features: nn.Module,
+    *,
+    dataset: str = "",
 ) -> tuple[Description, nn.Module]:
-    """The description and network of the model that takes the images themselves."""
+    """The description and network of the model that takes the images or texts themselves.
+
+    `dataset` is the name of the dataset whose features were computed.
+    """
     if isinstance(network, BatchPredictor):
         log.warning(
-            "%s: predicts from batches, so the model takes features, not images", about.name
+            "%s: predicts from batches, so the model takes features, not %s",
+            about.name,
+            "texts" if encoder.tokens else "images",
         )
         return about, network
-    scaling = encoder.scaling()
-    kind: Any = encoder.kind
-    inputs = Inputs(
-        kind=kind,
-        dtype="uint8",
-        stored=encoder.stored,
-        mean=tuple(scaling.mean.flatten().tolist()),
-        std=tuple(scaling.std.flatten().tolist()),
-        size=encoder.size,
-    )
+    inputs = _text_inputs(encoder, dataset) if encoder.tokens else _image_inputs(encoder)
     before = about.inputs
     with preserve_torch_state(cuda=False):
         whole = EncodedNetwork(features, before.stored[0], network)
@@ -66,3 +70,28 @@ def put_encoder_in_front(
     frozen = FrozenEncoder(encoder.backbone, before.stored[0], encoder.digest)
     architecture: Architecture = replace(about.architecture, encoder=frozen)
     return replace(about, inputs=inputs, architecture=architecture), whole.eval()
+
+
+def _image_inputs(encoder: Encoder) -> Inputs:
+    scaling = encoder.scaling()
+    kind: Any = encoder.kind
+    return Inputs(
+        kind=kind,
+        dtype="uint8",
+        stored=encoder.stored,
+        mean=tuple(scaling.mean.flatten().tolist()),
+        std=tuple(scaling.std.flatten().tolist()),
+        size=encoder.size,
+    )
+
+
+def _text_inputs(encoder: Encoder, dataset: str) -> Inputs:
+    return Inputs(
+        kind="texts",
+        dtype="int32",
+        stored=encoder.stored,
+        mean=(0.0,),
+        std=(1.0,),
+        tokenizer=find_backbone(encoder.backbone).tokenizer,
+        column=split_spec(dataset)[1].text,
+    )

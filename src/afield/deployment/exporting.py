@@ -5,8 +5,14 @@
     logits         n × classes
     probabilities  n × classes: softmax(logits / T), with the temperature of the model
 
+A model for texts takes two inputs instead of x:
+
+    input_ids       int64, n × tokens, any n and any number of tokens up to that of the model
+    attention_mask  int64, n × tokens: 1 for a token, 0 for padding
+
 The export includes scaling, temperature and softmax. It does not include reading files, resizing
-images, or the distance. A model that can use the domain label is exported for unknown domains.
+images, the tokenizer, or the distance. A model that can use the domain label is exported for
+unknown domains.
 """
 
 import copy
@@ -24,8 +30,9 @@ from torch import Tensor, nn
 
 from afield.data.scaling import Scaling
 from afield.deployment.model import Model, load
+from afield.deployment.texts.exported_texts import DeployedTextNetwork, example_texts
 from afield.errors import AfieldError, SpecError
-from afield.files import atomic_write
+from afield.files import atomic_write, sha256
 from afield.networks.inference import BatchPredictor
 
 __all__ = ["TOLERANCE", "DeployedNetwork", "ExportFormat", "export"]
@@ -36,7 +43,8 @@ SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 TOLERANCE = 1e-4
 CHECKED_BATCH_SIZES = (1, 2, 7)
 
-ExportedForward = Callable[[Tensor], tuple[Tensor, Tensor]]
+Example = tuple[Tensor, ...]
+ExportedForward = Callable[..., tuple[Tensor, Tensor]]
 
 
 class DeployedNetwork(nn.Module):
@@ -133,7 +141,7 @@ def _output_path(
     return path
 
 
-def _deploy(model: Model) -> DeployedNetwork:
+def _deploy(model: Model) -> nn.Module:
     """The network to export, on the CPU, whatever device the loaded model uses."""
     inputs = model.about.inputs
     scaling = Scaling(inputs.per_channel(inputs.mean), inputs.per_channel(inputs.std))
@@ -143,22 +151,30 @@ def _deploy(model: Model) -> DeployedNetwork:
         # The results are the same, but torch takes several times as long to trace inplace layers.
         if getattr(layer, "inplace", False):
             layer.inplace = False  # type: ignore[assignment]
+    if _takes_texts(model):
+        return DeployedTextNetwork(module, model.temperature).eval()
     return DeployedNetwork(module, scaling, model.temperature).eval()
 
 
-def _example(model: Model, count: int) -> Tensor:
+def _takes_texts(model: Model) -> bool:
+    return model.about.inputs.kind == "texts"
+
+
+def _example(model: Model, count: int) -> Example:
     """Random samples of the kind that the model takes."""
+    if _takes_texts(model):
+        return example_texts(model.about.inputs, count)
     generator = torch.Generator().manual_seed(count)
     noise = torch.randn(count, *model.about.inputs.shape, generator=generator)
     inputs = model.about.inputs
     x = noise * inputs.per_channel(inputs.std) + inputs.per_channel(inputs.mean)
-    return x.clamp(0, 255).round() if inputs.dtype == "uint8" else x
+    return (x.clamp(0, 255).round() if inputs.dtype == "uint8" else x,)
 
 
-def _write_program(deployed: DeployedNetwork, model: Model, path: Path) -> ExportedForward:
+def _write_program(deployed: nn.Module, model: Model, path: Path) -> ExportedForward:
     # Two samples: with one, torch would take the batch size for a constant.
-    example = (_example(model, 2),)
-    program = torch.export.export(deployed, example, dynamic_shapes=_dynamic_shapes())
+    shapes = _dynamic_shapes(model)
+    program = torch.export.export(deployed, _example(model, 2), dynamic_shapes=shapes)
     # In memory first: on a full disk, torch's writer would abort the process.
     content = io.BytesIO()
     torch.export.save(program, content, extra_files=_metadata(model))
@@ -168,7 +184,7 @@ def _write_program(deployed: DeployedNetwork, model: Model, path: Path) -> Expor
     return exported
 
 
-def _write_onnx(deployed: DeployedNetwork, model: Model, path: Path) -> ExportedForward:
+def _write_onnx(deployed: nn.Module, model: Model, path: Path) -> ExportedForward:
     try:
         import onnxruntime
         import onnxscript  # noqa: F401  imported by torch.onnx.export
@@ -178,10 +194,10 @@ def _write_onnx(deployed: DeployedNetwork, model: Model, path: Path) -> Exported
         ) from None
     program = torch.onnx.export(
         deployed,
-        (_example(model, 2),),
+        _example(model, 2),
         dynamo=True,
-        dynamic_shapes=_dynamic_shapes(),
-        input_names=["x"],
+        dynamic_shapes=_dynamic_shapes(model),
+        input_names=_input_names(model),
         output_names=["logits", "probabilities"],
         verbose=False,
     )
@@ -191,34 +207,46 @@ def _write_onnx(deployed: DeployedNetwork, model: Model, path: Path) -> Exported
     program.save(path, external_data=False)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
-    def run(x: Tensor) -> tuple[Tensor, Tensor]:
-        logits, probabilities = session.run(None, {"x": x.numpy()})
+    def run(*values: Tensor) -> tuple[Tensor, Tensor]:
+        arrays = [value.numpy() for value in values]
+        named = dict(zip(_input_names(model), arrays, strict=True))
+        logits, probabilities = session.run(None, named)
         return torch.from_numpy(logits), torch.from_numpy(probabilities)
 
     return run
 
 
-def _dynamic_shapes() -> dict[str, dict[int, Any]]:
-    return {"x": {0: torch.export.Dim.DYNAMIC}}
+def _input_names(model: Model) -> list[str]:
+    return ["input_ids", "attention_mask"] if _takes_texts(model) else ["x"]
+
+
+def _dynamic_shapes(model: Model) -> dict[str, dict[int, Any]]:
+    axes = (0, 1) if _takes_texts(model) else (0,)
+    return {name: dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for name in _input_names(model)}
 
 
 def _metadata(model: Model) -> dict[str, str]:
     """The metadata of the exported file."""
-    return {
+    facts = {
         "classes": json.dumps(model.classes),
         "temperature": repr(model.temperature),
         "name": model.about.name,
     }
+    if _takes_texts(model):
+        inputs = model.about.inputs
+        tokenizer = sha256(Path(inputs.tokenizer)) if inputs.tokenizer else "bytes"
+        facts |= {"tokenizer": tokenizer, "max_tokens": str(inputs.stored[0])}
+    return facts
 
 
 def _check_same(
-    deployed: DeployedNetwork, exported: ExportedForward, model: Model, to: ExportFormat
+    deployed: nn.Module, exported: ExportedForward, model: Model, to: ExportFormat
 ) -> None:
     """Raise unless the export gives the same results as the network, for several batch sizes."""
     for count in CHECKED_BATCH_SIZES:
         x = _example(model, count)
         try:
-            pairs = list(zip(exported(x), deployed(x), strict=True))
+            pairs = list(zip(exported(*x), deployed(*x), strict=True))
         except Exception as error:
             reason = " ".join(str(error).split())[:200]
             raise SpecError(f"{to}: the export fails for a batch of {count} ({reason})") from error

@@ -12,6 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,9 +21,10 @@ from afield.compute import usable_cores
 from afield.data.images import silence_pillow
 from afield.data.modality import FileModality
 from afield.deployment.inputs import Inputs
-from afield.errors import DataError
+from afield.errors import DataError, SpecError
+from afield.progress import progress
 
-__all__ = ["FileBatch", "find_files", "read_file_batches"]
+__all__ = ["FileBatch", "find_files", "read_file_batches", "sample_batches"]
 
 # Files that operating systems leave behind; hidden files are ignored as well.
 IGNORED_NAMES = ("thumbs.db", "desktop.ini", "__macosx")
@@ -59,6 +62,36 @@ def find_files(paths: Iterable[str | Path], suffixes: Sequence[str]) -> list[Pat
 
 def _is_ignored(name: str) -> bool:
     return name.startswith(".") or name.lower() in IGNORED_NAMES
+
+
+def sample_batches(inputs: Inputs, values: Any, size: int) -> Iterator[FileBatch]:
+    """Batches of at most `size` samples of an array, tensor or data frame, or of files."""
+    if isinstance(values, np.ndarray | Tensor | pd.DataFrame):
+        yield from _split_samples(inputs, values, size)
+        return
+    files = find_files(_to_paths(values), inputs.suffixes)
+    with progress("predicting", len(files)) as advance:
+        for batch in read_file_batches(inputs, files, size):
+            yield batch
+            advance(batch.files_done)
+
+
+def _to_paths(values: Any) -> list[Path]:
+    if isinstance(values, str | Path):
+        return [Path(values)]
+    if isinstance(values, Iterable):
+        paths = list(values)
+        if all(isinstance(path, str | Path) for path in paths):
+            return [Path(path) for path in paths]
+    raise SpecError("give paths of files or folders, or one array of samples")
+
+
+def _split_samples(inputs: Inputs, values: Any, size: int) -> Iterator[FileBatch]:
+    x = inputs.to_samples(values)
+    for start in range(0, len(x), size):
+        rows = x[start : start + size]
+        names = [f"[{start + i}]" for i in range(len(rows))]
+        yield FileBatch(names, [""] * len(rows), rows)
 
 
 def read_file_batches(inputs: Inputs, files: Sequence[Path], size: int) -> Iterator[FileBatch]:

@@ -12,6 +12,7 @@ from afield.data.lookup import find_dataset
 from afield.deployment.merged_recipes import plan_whole
 from afield.deployment.model_folder import Estimate
 from afield.deployment.recipes import Recipe, choose_recipe, complete_recipes, estimate_choice
+from afield.deployment.texts.encoder_files import name_without_path
 from afield.errors import DataError, SpecError
 from afield.experiments.derived.combinations import adapted_runs, possible_runs
 from afield.experiments.frozen.encoder import Encoder
@@ -72,7 +73,8 @@ class FitRequest:
             words += [option, value] if value else []
         words += {None: [], True: ["--finetune"], False: ["--no-finetune"]}[self.finetune]
         for name, setting in (self.settings or {}).items():
-            words += ["--set", f"{name}={setting}"]
+            shown = name_without_path(setting) if name == "backbone" else setting
+            words += ["--set", f"{name}={shown}"]
         if not self.estimate:
             words.append("--no-estimate")
         elif self.trials != 1:

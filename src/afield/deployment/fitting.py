@@ -15,6 +15,7 @@ from afield import own_code
 from afield.compute import deterministic
 from afield.data.domains import DomainSet
 from afield.data.lookup import find_dataset
+from afield.data.sources.table_columns import split_spec
 from afield.data.sources.table_scaling import TableScaling
 from afield.deployment.encoding import build_encoder, put_encoder_in_front
 from afield.deployment.estimates import calibrate, estimate_accuracy, fit_distances
@@ -37,7 +38,7 @@ from afield.experiments.run_setup import load_domains, versions
 from afield.experiments.runner import execute
 from afield.experiments.store import Store, open_store, read_run_inputs
 from afield.experiments.sweep import complete
-from afield.networks.backbone import Classifier
+from afield.networks.backbone import Classifier, find_backbone
 from afield.progress import progress, track
 
 __all__ = ["describe_model", "fit"]
@@ -154,7 +155,8 @@ def fit(
         calibration = calibrate(folders, **here) if folders else None
     described, network = describe_model(finished, opened.folder(plan.run)), finished.model
     if encoder is not None:
-        described, network = put_encoder_in_front(described, network, *encoder)
+        origin = str(find_dataset(plan.run.dataset).provenance.get("dataset", ""))
+        described, network = put_encoder_in_front(described, network, *encoder, dataset=origin)
     adaptation = plan.adaptation
     about = replace(
         described,
@@ -202,6 +204,10 @@ def describe_model(finished: FinishedRun, folder: Path) -> Description:
 
 def _describe_inputs(dataset: DomainSet, run: Run, run_inputs: Mapping[str, Any]) -> Inputs:
     x = load_domains(dataset, run)[run.sources[0]].x
+    settings: dict[str, Any] = dict(dataset.modality.settings)
+    if run.tokens:
+        column = split_spec(run.dataset)[1].text
+        settings = {"tokenizer": find_backbone(run.backbone).tokenizer, "column": column}
     dtype: Any = str(x.dtype).removeprefix("torch.")
     return Inputs(
         kind=dataset.modality.name,
@@ -211,7 +217,7 @@ def _describe_inputs(dataset: DomainSet, run: Run, run_inputs: Mapping[str, Any]
         std=tuple(run_inputs["std"]),
         size=run.size,
         table=TableScaling.from_dict(run_inputs).columns if "table" in run_inputs else (),
-        **dataset.modality.settings,
+        **settings,
     )
 
 

@@ -5,6 +5,7 @@
     sounds     audio files, as log-mel features with fixed settings, scaled
     arrays     samples × features, or samples × (channels ×) height × width, scaled
     table      rows of a table or data frame with the columns of the training data, preprocessed
+    texts      texts, as token ids that are cut at a number of tokens and padded with -1
 
 The steps are those of training: the decoders of `modality`, `Scaling` and `Resize`.
 """
@@ -26,7 +27,7 @@ from afield.data.audio import LogMel
 from afield.data.augmentation import Resize
 from afield.data.images import resize_square
 from afield.data.modality import FileModality, Modality, ModalityName, find_modality
-from afield.data.samples import Prepare
+from afield.data.samples import TOKEN_DTYPE, Prepare, trim_padding
 from afield.data.scaling import Scaling
 from afield.data.sources.arrays import to_channels_first, translate_numpy_errors
 from afield.data.sources.table_files import TABLE_SUFFIXES, encode_rows, is_table, read_frame
@@ -37,6 +38,7 @@ from afield.files import check_regular_file
 __all__ = ["Inputs"]
 
 DTYPES = {"uint8": torch.uint8, "float16": torch.float16, "float32": torch.float32}
+DTYPES["int32"] = TOKEN_DTYPE
 # The largest number of values in a sample; a description that asks for more is not valid.
 MAX_SAMPLE_SIZE = 2**26
 
@@ -47,17 +49,20 @@ class Inputs:
 
     `stored` is the shape of a sample as decoded, and `size` the side in pixels that the network
     sees (0: as stored). `mean` and `std` are the scaling, with one number per channel or feature,
-    or one for all. `table` is the preprocessing of the columns of a table.
+    or one for all. `table` is the preprocessing of the columns of a table. Texts have the file of
+    their `tokenizer` (empty: bytes are tokens), and the `column` of the table that they came from.
     """
 
     kind: ModalityName
-    dtype: Literal["uint8", "float16", "float32"]
+    dtype: Literal["uint8", "float16", "float32", "int32"]
     stored: tuple[int, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     size: int = 0
     mel: LogMel | None = None
     table: tuple[FittedColumn, ...] = ()
+    tokenizer: str = ""
+    column: str = ""
 
     def __post_init__(self) -> None:
         if (
@@ -73,6 +78,10 @@ class Inputs:
             raise SpecError("mean and std must be finite, and std above 0")
         if self.modality.settings != self._settings:
             raise SpecError(f"kind={self.kind}: {', '.join(self.modality.settings)} is missing")
+        if (self.kind == "texts") != (self.dtype == "int32") or (
+            self.kind == "texts" and len(self.stored) != 1
+        ):
+            raise SpecError(f"kind={self.kind}: not with {self.dtype} of shape {self.stored}")
         if len(self.table) != (self.stored[0] if self.kind == "table" else 0):
             raise SpecError(f"kind={self.kind}: table must describe every column, and only columns")
 
@@ -100,6 +109,8 @@ class Inputs:
 
     @property
     def _settings(self) -> dict[str, Any]:
+        if self.kind == "texts":
+            return {"tokenizer": self.tokenizer, "tokens": self.stored[0]}
         return {"mel": self.mel} if self.mel else {}
 
     @property
@@ -110,6 +121,10 @@ class Inputs:
     @property
     def summary(self) -> str:
         """What the model takes, in words."""
+        if self.kind == "texts":
+            return (
+                f"texts: .txt files, or tables with a column of texts ({', '.join(TABLE_SUFFIXES)})"
+            )
         if isinstance(self.modality, FileModality):
             return f"{self.modality.noun}s ({', '.join(self.suffixes)})"
         if self.table:
@@ -123,6 +138,8 @@ class Inputs:
         """The function from samples as stored to the network's inputs, as in evaluation."""
         if self.table:
             return TableScaling(self.table)
+        if self.kind == "texts":
+            return trim_padding
         scaling = Scaling(self.per_channel(self.mean), self.per_channel(self.std))
         return Resize(self.size, scaling) if self.size and len(self.stored) == 3 else scaling
 
@@ -132,7 +149,7 @@ class Inputs:
 
     def decode(self, file: Path) -> NDArray[Any]:
         """Decode an image or audio file as it is stored; raise if it is broken."""
-        return self.file_modality.decode(file, self.stored[1])
+        return self.file_modality.decode(file, self.stored[-1])
 
     def stack(self, samples: Sequence[NDArray[Any]]) -> Tensor:
         """Stack decoded samples to a batch, in the memory layout of the cache."""

@@ -9,7 +9,7 @@ Each prediction has
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,18 +21,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from afield import registry
+from afield.data.modality import Text
 from afield.data.samples import Prepare
 from afield.deployment.distances import Distances
-from afield.deployment.file_batches import FileBatch, find_files, read_file_batches
+from afield.deployment.file_batches import FileBatch, sample_batches
 from afield.deployment.hub import HUB_PREFIX, fetch_model
 from afield.deployment.model_files import DESCRIPTION_FILE, WEIGHTS_FILE
 from afield.deployment.model_folder import Description, read_model
 from afield.deployment.model_network import adapt_network, build_network, load_weights
+from afield.deployment.texts.text_batches import text_batches
 from afield.errors import AfieldError, DataError, SpecError
 from afield.hyperparameters import build
 from afield.networks.features import capture_features
 from afield.networks.inference import BatchPredictor
-from afield.progress import progress
 from afield.registry import hint
 from afield.training.calibration import percentile_ranks
 
@@ -147,7 +148,12 @@ class Model:
         return np.array(rows).reshape(-1, len(self.classes))
 
     def predictions(
-        self, inputs: ModelInput, *, domain: str | None = None, batch: int = BATCH_SIZE
+        self,
+        inputs: ModelInput,
+        *,
+        domain: str | None = None,
+        batch: int = BATCH_SIZE,
+        text: str = "",
     ) -> Iterator[Prediction]:
         """Yield a `Prediction` for every sample, batch by batch.
 
@@ -155,29 +161,30 @@ class Model:
         ----------
         inputs
             Paths of files, or of folders with files at any depth; or an array, tensor or data
-            frame of samples.
+            frame of samples. For a model of texts, strings are texts and `Path` objects are files.
         domain
             The source domain of all samples, for models that can use the domain label.
         batch
             The number of samples that go through the network at once.
+        text
+            The column of a table with the texts, by default that of the training data.
         """
         index = self.domain_index(domain)
         if batch < 1:
             raise SpecError(f"batch={batch}: must be at least 1")
         if isinstance(self.module, BatchPredictor):
             self.module.reset()
-        if isinstance(inputs, np.ndarray | Tensor | pd.DataFrame):
-            x = self.about.inputs.to_samples(inputs)
-            for start in range(0, len(x), batch):
-                rows = x[start : start + batch]
-                names = [f"[{start + i}]" for i in range(len(rows))]
-                yield from self._predict_batch(FileBatch(names, [""] * len(rows), rows), index)
+        for samples in self._batches(inputs, batch, text):
+            yield from self._predict_batch(samples, index)
+
+    def _batches(self, values: Any, size: int, text: str) -> Iterator[FileBatch]:
+        inputs = self.about.inputs
+        if isinstance(inputs.modality, Text):
+            yield from text_batches(inputs, values, size, column=text)
             return
-        files = find_files(_to_paths(inputs), self.about.inputs.suffixes)
-        with progress("predicting", len(files)) as advance:
-            for file_batch in read_file_batches(self.about.inputs, files, batch):
-                yield from self._predict_batch(file_batch, index)
-                advance(file_batch.files_done)
+        if text:
+            raise SpecError(f"{self.about.name} takes no texts; leave --text out")
+        yield from sample_batches(inputs, values, size)
 
     def domain_index(self, domain: str | None) -> int | None:
         """The index of a source domain; None for None."""
@@ -279,13 +286,3 @@ def load(folder: str | Path, *, device: str | None = None) -> Model:
             f"device {device!r} cannot be used ({str(error).splitlines()[0]}); give another, e.g. "
             "cpu"
         ) from None
-
-
-def _to_paths(inputs: Any) -> list[Path]:
-    if isinstance(inputs, str | Path):
-        return [Path(inputs)]
-    if isinstance(inputs, Iterable):
-        paths = list(inputs)
-        if all(isinstance(path, str | Path) for path in paths):
-            return [Path(path) for path in paths]
-    raise SpecError("give paths of files or folders, or one array of samples")

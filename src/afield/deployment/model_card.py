@@ -9,6 +9,8 @@ from pathlib import Path
 from huggingface_hub import EvalResult, ModelCardData
 
 from afield.deployment.model_folder import Calibration, Description, Estimate, Selection
+from afield.deployment.texts.encoder_files import without_paths
+from afield.deployment.texts.usage import describe_tokens, python_example
 from afield.files import escape_markdown
 
 __all__ = ["render_card"]
@@ -21,6 +23,7 @@ WEAK_SEPARATION = 0.7
 
 def render_card(about: Description) -> str:
     """Render README.md: metadata for programs, then a description for people."""
+    about = without_paths(about)
     sections = [
         f"---\n{_metadata(about).to_yaml()}\n---",
         f"# {escape_markdown(about.name)}",
@@ -208,7 +211,7 @@ def _usage(about: Description) -> str:
         f"```bash\nafield predict . {example} --out predictions.csv --abstain 0.1\n```\n\n"
         "```python\nimport afield\n\n"
         'model = afield.load("path/to/this/folder")  # runs no code from the folder\n'
-        f'model.predict(["{example.replace("*", "1")}"])\n```\n\n'
+        f'model.predict(["{python_example(about)}"])\n```\n\n'
         f"The model takes {about.inputs.summary}.{_preprocessing(about)}"
     )
 
@@ -218,6 +221,8 @@ def _preprocessing(about: Description) -> str:
     inputs = about.inputs
     if inputs.table:
         return ""
+    if inputs.kind == "texts":
+        return describe_tokens(about)
     steps = []
     if inputs.kind == "pictures":
         side = inputs.stored[1]

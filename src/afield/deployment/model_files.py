@@ -11,6 +11,7 @@ __all__ = [
     "CARD_FILE",
     "DESCRIPTION_FILE",
     "DISTANCES_FILE",
+    "ENCODER_FILES",
     "MODEL_FILES",
     "WEIGHTS_FILE",
     "check_model_folder",
@@ -20,7 +21,9 @@ __all__ = [
 
 DESCRIPTION_FILE, CARD_FILE = "model.json", "README.md"
 WEIGHTS_FILE, DISTANCES_FILE = "model.safetensors", "distance.safetensors"
-MODEL_FILES = (DESCRIPTION_FILE, CARD_FILE, WEIGHTS_FILE, DISTANCES_FILE)
+# Of an encoder of texts: its configuration and its tokenizer.
+ENCODER_FILES = ("encoder/config.json", "encoder/tokenizer.json")
+MODEL_FILES = (DESCRIPTION_FILE, CARD_FILE, WEIGHTS_FILE, DISTANCES_FILE, *ENCODER_FILES)
 # Suffixes of weights that can only be read by unpickling.
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 

@@ -2,11 +2,12 @@
 
     model.safetensors      the weights, as a plain state dict
     distance.safetensors   where the sources lie in its features (see `distances`), if known
+    encoder/               configuration and tokenizer of an encoder of texts (see `encoder_files`)
     model.json             everything else: `Description`
     README.md              the model card, the same for people (see `model_card`)
 
 The folder is written under a temporary name and renamed, so it is complete or absent. When it is
-read, the hashes of both safetensors files must be those in model.json. That detects accidents, and
+read, the hashes of its files must be those in model.json. That detects accidents, and
 files that were changed without their hash. Even if both are changed, no code can run: only JSON and
 safetensors are read, and the network is one of afield's, built by its name.
 """
@@ -40,6 +41,7 @@ from afield.deployment.model_files import (
     file_inside,
     is_model_folder,
 )
+from afield.deployment.texts.encoder_files import copy_encoder, locate_encoder, without_paths
 from afield.errors import DataError, SpecError
 from afield.files import atomic_write, sha256, unwritable_reason
 
@@ -97,8 +99,9 @@ def write_model(
             folder.mkdir()
             for name, content in tensors.items():
                 (folder / name).write_bytes(save(content, metadata={"format": "pt"}))
-            hashed = replace(description, files={name: sha256(folder / name) for name in tensors})
-            fields = _DESCRIPTION.dump_python(hashed, mode="json", by_alias=True)
+            files = (*tensors, *copy_encoder(description, folder))
+            hashed = replace(description, files={name: sha256(folder / name) for name in files})
+            fields = _DESCRIPTION.dump_python(without_paths(hashed), mode="json", by_alias=True)
             text = json.dumps(fields, indent=1) + "\n"
             (folder / DESCRIPTION_FILE).write_text(text, encoding="utf-8")
             (folder / CARD_FILE).write_text(card, encoding="utf-8")
@@ -139,7 +142,7 @@ def read_description(folder: Path) -> Description:
         problem = f"has format {version}, from a later afield" if later else "not from afield"
         raise DataError(f"{path}: {problem}; this version reads format {FORMAT_VERSION}")
     try:
-        return _DESCRIPTION.validate_python(content)
+        about: Description = _DESCRIPTION.validate_python(content)
     except (ValidationError, RecursionError) as error:
         reason = str(error)
         if isinstance(error, ValidationError):
@@ -148,6 +151,7 @@ def read_description(folder: Path) -> Description:
             message = first["msg"].removeprefix("Value error, ")
             reason = f"{field_name}: {message}" if field_name else message
         raise DataError(f"{path}: not a valid description of a model ({reason})") from None
+    return locate_encoder(about, folder)
 
 
 def _read_tensors(folder: Path, name: str, expected_hash: str) -> dict[str, Tensor]:

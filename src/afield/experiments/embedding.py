@@ -6,6 +6,7 @@ made). Files without labels give X and names only, for `afield predict`.
 """
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from afield.compute import default_device, preserve_torch_state, usable_cores
 from afield.data.domains import Domain, DomainSet, ReadOptions, Training, data_root
 from afield.data.lookup import find_dataset
-from afield.data.modality import FileModality
+from afield.data.modality import FileModality, Text
 from afield.data.samples import Rows
 from afield.data.sources.unlabelled import unlabelled_images
 from afield.errors import SpecError
@@ -35,6 +36,7 @@ from afield.networks.backbone import find_backbone
 
 __all__ = ["embed", "plan_encoder", "write_features"]
 
+log = logging.getLogger(__name__)
 DEFAULT_BACKBONE = "timm:resnet18"
 # Samples that go through the network at once.
 CHUNK = 64
@@ -47,6 +49,7 @@ def embed(
     backbone: str | None = None,
     weights: str | None = None,
     size: int | None = None,
+    tokens: int | None = None,
     device: str | None = None,
     threads: int | None = None,
     skip_broken: bool = False,
@@ -65,7 +68,10 @@ def embed(
     backbone, weights, size
         The network, its weights, and the side in pixels of the images that it sees. Default: the
         dataset's network if it is pretrained, or else the one whose weights are at hand, or else
-        timm's resnet18 with weights from the hub.
+        timm's resnet18 with weights from the hub. Texts need an encoder such as ``hf:FOLDER``.
+    tokens
+        The number of tokens at which texts are cut; by default 128, or fewer if the encoder cannot
+        take as many.
     device, threads
         Where to compute; by default on all cores.
     skip_broken
@@ -77,7 +83,7 @@ def embed(
     domain_set = unlabelled_images(Path(dataset)) or find_dataset(dataset)
     if domain_set.origin == str(path.resolve()):
         raise SpecError(f"{path}: is the dataset itself; give another --out")
-    encoder = plan_encoder(domain_set, backbone=backbone, weights=weights, size=size)
+    encoder = plan_encoder(domain_set, backbone=backbone, weights=weights, size=size, tokens=tokens)
     write_features(
         path, domain_set, encoder, device=device, threads=threads, skip_broken=skip_broken
     )
@@ -90,20 +96,23 @@ def plan_encoder(
     backbone: str | None = None,
     weights: str | None = None,
     size: int | None = None,
+    tokens: int | None = None,
 ) -> Encoder:
     """The network that computes the features of a dataset, before any file is decoded."""
     default = dataset.training.backbone
-    if backbone is None and find_backbone(default).input_form() is None:
+    if isinstance(dataset.modality, Text):
+        _check_text_encoder(dataset, backbone)
+    elif backbone is None and find_backbone(default).input_form() is None:
         at_hand = find_pretrained(weights) if weights != "none" else None
         default = at_hand.backbone if at_hand else DEFAULT_BACKBONE
         weights = at_hand.weights if at_hand else weights
-    given = {"backbone": backbone or default, "size": size}
+    given = {"backbone": backbone or default, "size": size, "tokens": tokens}
     chosen = validate_values(
         Training, {name: value for name, value in given.items() if value is not None}, owner=""
     )
     chosen["weights"] = weights or dataset.training.weights
     settings = resolve_settings({**vars(dataset.training), **chosen}, dataset)
-    names = ("backbone", "weights", "start", "size")
+    names = ("backbone", "weights", "start", "size", "tokens")
     return Encoder(**{name: settings[name] for name in names}, kind=dataset.modality.name)
 
 
@@ -122,14 +131,10 @@ def write_features(
     with preserve_torch_state(threads or max(torch.get_num_threads(), usable_cores()), cuda=False):
         if isinstance(dataset.modality, FileModality):
             # The weights are checked before any file is decoded.
-            side = dataset.modality.stored_side(encoder.size)
-            _refuse_unless_images(dataset, encoder)
-            encoder = replace(encoder, stored=(3, side, side))
+            encoder = replace(encoder, stored=_stored_shape(dataset, encoder))
             network = encoder.build()
-        options = ReadOptions(
-            data_root(), side=dataset.modality.stored_side(encoder.size), skip_broken=skip_broken
-        )
-        domains = dataset.load(options)
+        domains = dataset.load(_read_options(dataset, encoder, skip_broken=skip_broken))
+        _warn_of_cut_texts(domains, encoder)
         rows = Rows([domain.x for domain in domains.values()], device=where)
         if not encoder.stored:
             if not rows.is_pixels:
@@ -138,7 +143,9 @@ def write_features(
             network = encoder.build()
         encoder = replace(encoder, digest=state_digest(network))
         forward = partial(_forward, network.to(where), encoder.prepare(where))
-        x, done = compute_features(forward, rows, dataset, encoder, chunk=CHUNK)
+        # Long texts first: batches hold little padding, and the time left is not underestimated.
+        order = rows.lengths.argsort(descending=True, stable=True) if encoder.tokens else None
+        x, done = compute_features(forward, rows, dataset, encoder, chunk=CHUNK, order=order)
     _write(path, x, dataset, domains, encoder, identity)
     done()
 
@@ -147,10 +154,42 @@ def _forward(network: Any, prepare: Any, x: torch.Tensor) -> NDArray[np.float32]
     return network(prepare(x)).float().cpu().numpy()
 
 
-def _refuse_unless_images(dataset: DomainSet, encoder: Encoder) -> None:
+def _stored_shape(dataset: DomainSet, encoder: Encoder) -> tuple[int, ...]:
+    """The shape of a decoded sample; raises if the network cannot compute its features."""
+    if encoder.tokens:
+        return (encoder.tokens,)
     form = find_backbone(encoder.backbone).input_form()
     if form is None or not dataset.modality.resizable:
         raise _not_images(dataset, encoder)
+    side = dataset.modality.stored_side(encoder.size)
+    return (3, side, side)
+
+
+def _read_options(dataset: DomainSet, encoder: Encoder, *, skip_broken: bool) -> ReadOptions:
+    return ReadOptions(
+        data_root(),
+        side=dataset.modality.stored_side(encoder.size),
+        skip_broken=skip_broken,
+        tokenizer=find_backbone(encoder.backbone).tokenizer if encoder.tokens else "",
+        tokens=encoder.tokens,
+    )
+
+
+def _check_text_encoder(dataset: DomainSet, backbone: str | None) -> None:
+    """Refuse to compute features of texts without a pretrained encoder."""
+    if not backbone or not find_backbone(backbone).has_pretrained_weights():
+        raise SpecError(
+            f"{dataset.name}{f' with {backbone}' if backbone else ''}: features of texts are "
+            "computed by a pretrained encoder; give, e.g., --backbone hf:FOLDER"
+        )
+
+
+def _warn_of_cut_texts(domains: Mapping[str, Domain], encoder: Encoder) -> None:
+    cut = sum(domain.truncated for domain in domains.values())
+    total = sum(len(domain.y) for domain in domains.values())
+    if cut:
+        counts = f"{cut} of {total} texts are cut at {encoder.tokens} tokens"
+        log.warning("%s; --tokens N changes that", counts)
 
 
 def _not_images(dataset: DomainSet, encoder: Encoder) -> SpecError:
@@ -180,7 +219,8 @@ def _write(
 ) -> None:
     """Write the file atomically."""
     files = [name for domain in domains.values() for name in domain.names]
-    packages = {name: version(name) for name in ("afield", "timm", "torch")}
+    library = "transformers" if encoder.tokens else "timm"
+    packages = {name: version(name) for name in ("afield", library, "torch")}
     origin = {"dataset": Path(dataset.spec).name, "data": dataset.fingerprint}
     provenance = {**origin, **asdict(encoder), **packages}
     provenance |= {"identity": identity} if identity else {}

@@ -1,4 +1,4 @@
-"""A frozen network that turns images into features, and how its images are prepared."""
+"""A frozen network that turns images or texts into features, and how its inputs are prepared."""
 
 import hashlib
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ from torch import nn
 
 from afield.compute import preserve_torch_state
 from afield.data.augmentation import Resize
+from afield.data.samples import Prepare, trim_padding
 from afield.data.scaling import Scaling
 from afield.errors import DataError, SpecError
-from afield.files import file_digest
 from afield.networks.backbone import HUB, Form, find_backbone, network
 from afield.progress import progress
 from afield.seeds import derive_seed
@@ -35,6 +35,8 @@ class Encoder:
         The kind of the samples (see `Modality`) and their shape as decoded.
     digest
         The digest of all its tensors; empty before it is built.
+    tokens
+        The number of tokens at which texts are cut; 0 for images.
     """
 
     backbone: str
@@ -44,6 +46,7 @@ class Encoder:
     kind: str = ""
     stored: tuple[int, ...] = ()
     digest: str = ""
+    tokens: int = 0
 
     @classmethod
     def from_provenance(cls, provenance: Mapping[str, Any]) -> "Encoder | None":
@@ -51,14 +54,15 @@ class Encoder:
         if not provenance.get("digest") or not provenance.get("stored"):
             return None
         try:
-            values = {name: provenance[name] for name in asdict(cls(""))}
+            # Features of earlier versions are those of images, and do not mention tokens.
+            values = {name: {"tokens": 0, **provenance}[name] for name in asdict(cls(""))}
             return cls(**{**values, "stored": tuple(int(n) for n in values["stored"])})
         except (KeyError, TypeError, ValueError):
             return None
 
     @property
     def form(self) -> Form:
-        """The images that the network expects; raises if it is not a pretrained one."""
+        """The images that the network expects; raises if it is not a pretrained one for images."""
         form = find_backbone(self.backbone).input_form()
         if form is None:
             raise SpecError(
@@ -69,7 +73,9 @@ class Encoder:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of an image as the network sees it."""
+        """The shape of a sample as the network sees it."""
+        if self.tokens:
+            return (self.tokens,)
         channels, side = self.stored[0], self.size or self.stored[-1]
         return channels, side, side
 
@@ -80,16 +86,19 @@ class Encoder:
             form.mean, form.std, channels=self.stored[0], device=device or torch.device("cpu")
         )
 
-    def prepare(self, device: torch.device) -> Resize:
-        """The function from images as stored to the network's inputs, in channels_last."""
+    def prepare(self, device: torch.device) -> Prepare:
+        """The function from samples as stored to the network's inputs; images in channels_last."""
+        if self.tokens:
+            return trim_padding
         return Resize(self.shape[-1], self.scaling(device))
 
     def build(self) -> nn.Module:
         """The network in evaluation mode; random weights come from a fixed seed."""
         weights = self.weights
-        if self.start and file_digest(weights) != self.start:
+        if self.start and find_backbone(self.backbone).start_digest(weights) != self.start:
+            source = weights if weights not in ("", HUB) else self.backbone
             raise DataError(
-                f"{weights}: not the weights that computed the features; get that file again"
+                f"{source}: not the weights that computed the features; get that file again"
             )
         with progress(f"weights of {self.backbone}"), preserve_torch_state(cuda=False):
             torch.manual_seed(derive_seed("embedding", self.backbone))

@@ -39,6 +39,7 @@ def compute_features(
     encoder: Encoder,
     *,
     chunk: int,
+    order: torch.Tensor | None = None,
 ) -> tuple[Features, Callable[[], None]]:
     """The features of all samples, and a function that removes the pieces when they are not needed.
 
@@ -52,13 +53,17 @@ def compute_features(
         Where the samples come from and what computes their features: they identify the pieces.
     chunk
         The number of samples in a batch.
+    order
+        The order in which samples go through the network, by default as they are. The pieces are
+        in this order, the returned features are not.
     """
+    order = torch.arange(len(rows)) if order is None else order
     folder = cache_root() / f"embedding-{_digest(dataset, encoder, len(rows))}"
     pieces = _read_pieces(folder)
     count, unsaved, saved = sum(map(len, pieces)), list[Features](), time.monotonic()
     first = count
     with torch.inference_mode(), progress(f"embedding {dataset.name}", len(rows)) as advance:
-        for batch in rows.chunks(chunk, torch.arange(first, len(rows))):
+        for batch in rows.chunks(chunk, order[first:]):
             unsaved.append(forward(batch))
             count += len(unsaved[-1])
             advance(count)
@@ -66,7 +71,7 @@ def compute_features(
                 pieces.append(np.concatenate(unsaved))
                 _write_piece(folder, count - len(pieces[-1]), pieces[-1])
                 unsaved, saved = [], time.monotonic()
-    features = np.concatenate([*pieces, *unsaved])
+    features = np.concatenate([*pieces, *unsaved])[order.argsort().numpy()]
     return features, lambda: shutil.rmtree(folder, ignore_errors=True)
 
 

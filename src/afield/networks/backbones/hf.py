@@ -129,7 +129,9 @@ class Hf(Backbone):
         if weights == HUB:
             encoder = self._pretrained()
         else:
-            encoder = _transformers().AutoModel.from_config(self._auto_config(), **_options())
+            encoder = _transformers().AutoModel.from_config(
+                self._auto_config(), trust_remote_code=False, **_options()
+            )
         _remove_pooler(encoder)
         features = TransformerFeatures(encoder, self.pooling)
         self._check_vocabulary(encoder)

@@ -1,0 +1,1 @@
+"""Models that take texts: the files of their encoder, and their samples."""
