@@ -9,13 +9,13 @@ import sys
 import numpy as np
 import pytest
 import torch
-from texts import reviews, write_encoder, write_reviews, write_text_tree
 
 from afield.data.lookup import find_dataset
 from afield.errors import SpecError
 from afield.experiments.embedding import embed
 from afield.experiments.frozen import partial_features
 from afield.experiments.frozen.encoder import Encoder
+from tests.texts import reviews, write_encoder, write_reviews, write_text_tree
 
 
 @pytest.fixture(scope="module")

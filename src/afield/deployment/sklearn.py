@@ -1,4 +1,4 @@
-"""Domain generalization as a scikit-learn classifier, for arrays in memory.
+"""Domain generalization as a scikit-learn classifier, for arrays or texts in memory.
 
     clf = DomainClassifier("vrex", random_state=0).fit(X, y, domains=hospital)
     cross_val_score(clf, X, y, cv=LeaveOneGroupOut(), params={"groups": h, "domains": h})
@@ -9,10 +9,10 @@ validation accuracy are kept. Nothing is written to disk.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pandas as pd
@@ -27,13 +27,15 @@ from torch import Tensor
 from afield.compute import default_device, deterministic
 from afield.data.augmentation import Resize
 from afield.data.domains import Domain, DomainSet, Training
+from afield.data.modality import ARRAY, TEXT, Text
 from afield.data.samples import Rows
 from afield.data.sources.arrays import to_channels_first
-from afield.errors import IncompatibleMethodError, SpecError
+from afield.errors import DataError, IncompatibleMethodError, SpecError
 from afield.experiments.record import Run
 from afield.experiments.run_setup import Machine, set_up_on
 from afield.experiments.runner import remaining_checkpoints
 from afield.experiments.settings import resolve_run
+from afield.networks.backbone import find_backbone
 from afield.networks.inference import compute_outputs
 
 __all__ = ["DomainClassifier"]
@@ -50,8 +52,8 @@ class DomainClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
     method
         The name of a method: arith, erm, vrex, … (see ``afield list methods``).
     backbone
-        The name of a network; None means ``small:mlp`` for feature vectors and ``small:cnn`` for
-        images.
+        The name of a network; None means ``small:mlp`` for feature vectors, ``small:cnn`` for
+        images and ``small:text`` for texts. An encoder of texts is ``hf:FOLDER``.
     steps
         The number of training steps.
     batch
@@ -133,25 +135,34 @@ class DomainClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
     ) -> "DomainClassifier":
         """Train on samples, their labels, and the domain of each sample.
 
-        X is samples × features, or images as samples × (channels ×) height × width.
+        X is samples × features, images as samples × (channels ×) height × width, or strings.
         """
-        values, labels = validate_data(self, X, y, dtype=_storage_dtype(X), allow_nd=True)
+        values: Any
+        if is_texts := _is_texts(X):
+            values, labels = list(cast("Sequence[str]", X)), column_or_1d(y, warn=True)
+            check_consistent_length(values, labels)
+        else:
+            values, labels = validate_data(self, X, y, dtype=_storage_dtype(X), allow_nd=True)
         check_classification_targets(labels)
         self.classes_, label = np.unique(labels, return_inverse=True)
         self.domains_, index = _index_domains(domains, values)
-        x, y_ = _to_samples(values), torch.from_numpy(label)
-        by_name = {
+        by_name: dict[str, Domain] = {}
+        backbone = "small:text" if is_texts else "small:mlp" if values.ndim == 2 else "small:cnn"
+        dataset = DomainSet(
+            name="X",
+            domains=tuple(self.domains_.tolist()),
+            classes=tuple(map(str, self.classes_.tolist())),
+            reader=lambda _: by_name,
+            training=Training(backbone=backbone),
+            modality=TEXT if is_texts else ARRAY,
+        )
+        run, device = self._run(dataset), torch.device(self.device or default_device())
+        self._text = _text_modality(run) if is_texts else None
+        x, y_ = self._to_samples(values), torch.from_numpy(label)
+        by_name |= {
             name: Domain(x[index == i], y_[index == i])
             for i, name in enumerate(self.domains_.tolist())
         }
-        dataset = DomainSet(
-            name="X",
-            domains=tuple(by_name),
-            classes=tuple(map(str, self.classes_.tolist())),
-            reader=lambda _: by_name,
-            training=Training(backbone="small:mlp" if x.ndim == 2 else "small:cnn"),
-        )
-        run, device = self._run(dataset), torch.device(self.device or default_device())
         with deterministic(self.threads):
             state = set_up_on(dataset, by_name, run, Machine(device, self.threads, Path()))
             self.checkpoints_ = tuple(remaining_checkpoints(state))
@@ -165,8 +176,13 @@ class DomainClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:  # noqa: N803
         """Predict the probability of every class, samples × classes."""
         check_is_fitted(self)
-        values = validate_data(self, X, reset=False, dtype=_storage_dtype(X), allow_nd=True)
-        x = _to_samples(values)
+        if self._text is not None:
+            if not _is_texts(X):
+                raise SpecError("X: this DomainClassifier was fitted to texts; give strings")
+            values = list(cast("Sequence[str]", X))
+        else:
+            values = validate_data(self, X, reset=False, dtype=_storage_dtype(X), allow_nd=True)
+        x = self._to_samples(values)
         if tuple(x.shape[1:]) != self._shape:
             raise SpecError(
                 f"X has samples of shape {tuple(x.shape[1:])}, but this DomainClassifier was fitted"
@@ -174,11 +190,13 @@ class DomainClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
             )
         device = torch.device(self.device or default_device())
         # In float64, the result of a feature vector does not depend on the others in its batch.
-        exact = torch.float64 if x.ndim == 2 else torch.float32
+        exact = torch.float64 if x.ndim == 2 and self._text is None else torch.float32
         model = copy.deepcopy(self.model_).to(device, exact)
         with deterministic(self.threads):
             logits = compute_outputs(
-                model, Rows([x]), lambda rows: self.prepare_(rows).to(device, exact)
+                model,
+                Rows([x]),
+                lambda rows: self.prepare_(rows).to(device, None if self._text else exact),
             )
         probabilities: NDArray[np.float64] = logits.double().softmax(dim=1).cpu().numpy()
         return probabilities
@@ -192,6 +210,13 @@ class DomainClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         tags = super().__sklearn_tags__()
         tags.input_tags.three_d_array = True
         return tags
+
+    def _to_samples(self, values: Any) -> Tensor:
+        """Samples as they are stored: numbers with channels first, or token ids."""
+        if self._text is not None:
+            return _tokenize(values, self._text)
+        # torch shares the memory, and warns if that is not writable.
+        return to_channels_first(np.require(values, requirements="W"))
 
     def _run(self, dataset: DomainSet) -> Run:
         """The run with all its settings."""
@@ -224,12 +249,31 @@ def _storage_dtype(x: Any) -> Any:
     return np.uint8 if byte_images else np.float32
 
 
-def _to_samples(values: NDArray[Any]) -> Tensor:
-    # torch shares the memory, and warns if that is not writable.
-    return to_channels_first(np.require(values, requirements="W"))
+def _is_texts(x: Any) -> bool:
+    """Whether samples are strings: a list, a series or an array of them."""
+    if isinstance(x, str):
+        raise SpecError("X: one string; give a list of strings")
+    if isinstance(x, np.ndarray) and x.ndim != 1:
+        return False
+    strings = isinstance(x, list | tuple | pd.Series | np.ndarray)
+    return strings and len(x) > 0 and isinstance(next(iter(x)), str)
 
 
-def _index_domains(domains: ArrayLike | None, x: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+def _text_modality(run: Run) -> Text:
+    return TEXT.with_tokens(find_backbone(run.backbone).tokenizer, run.tokens)
+
+
+def _tokenize(texts: Sequence[Any], modality: Text) -> Tensor:
+    rows = []
+    for number, text in enumerate(texts):
+        try:
+            rows.append(modality.tokenize(text))
+        except ValueError as error:
+            raise DataError(f"X: sample {number}: {error}; leave it out") from None
+    return modality.to_samples(torch.from_numpy(np.stack(rows)))
+
+
+def _index_domains(domains: ArrayLike | None, x: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     """The names of the domains, and for each sample the index of its domain."""
     if domains is None:
         return np.array([SINGLE_DOMAIN]), np.zeros(len(x), dtype=int)

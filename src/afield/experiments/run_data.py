@@ -63,7 +63,8 @@ class Evaluations:
 class RunData:
     """The samples to train on, the evaluations, the scaling, and the shape that a network sees.
 
-    `dropped` counts unreadable files that were left out, `truncated` texts that were cut.
+    `dropped` counts unreadable files that were left out, `truncated` texts that were cut;
+    `median_tokens` is the median length of the texts to train on.
     """
 
     samples: Samples
@@ -72,6 +73,7 @@ class RunData:
     shape: tuple[int, ...]
     dropped: int = 0
     truncated: int = 0
+    median_tokens: int = 0
 
     @classmethod
     def of(
@@ -120,6 +122,7 @@ class RunData:
             shape=inputs.shape,
             dropped=sum(len(domain.broken) for domain in domains.values()),
             truncated=sum(domain.truncated for domain in domains.values()),
+            median_tokens=int(samples.x.lengths.median()) if samples.x.is_tokens else 0,
         )
 
 

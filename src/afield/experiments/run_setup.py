@@ -89,6 +89,7 @@ class TrainingState:
     inputs: dict[str, Any]
     dropped: int = 0
     truncated: int = 0
+    median_tokens: int = 0
     keeps_network: bool = True
     first_weights: str = ""
     checkpoints: list[Checkpoint] = field(default_factory=list)
@@ -188,6 +189,7 @@ def set_up_on(
         inputs=inputs,
         dropped=run_data.dropped,
         truncated=run_data.truncated,
+        median_tokens=run_data.median_tokens,
         keeps_network=keeps_network,
         first_weights=first_weights,
     )

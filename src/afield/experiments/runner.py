@@ -101,6 +101,7 @@ def execute(
             device=work.machine.description,
             dropped=work.dropped,
             truncated=work.truncated,
+            median_tokens=work.median_tokens,
             memory=peak(),
             class_names=work.class_names,
         )

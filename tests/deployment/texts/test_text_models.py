@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from texts import change_json, reviews, write_encoder, write_reviews
 
 import afield
 from afield.deployment.exporting import export
@@ -15,6 +14,7 @@ from afield.deployment.model_files import DESCRIPTION_FILE
 from afield.deployment.model_folder import sha256
 from afield.errors import DataError, SpecError
 from afield.experiments.embedding import embed
+from tests.texts import change_json, reviews, write_encoder, write_reviews
 
 TEXTS = ["the film was very good", "awful soup", "a fine room and the plot"]
 

@@ -25,3 +25,13 @@ def test_of_many_domains_only_the_range_is_stated():
     domains = tuple(f"d{n:02}" for n in range(20))
     records = benchmark_records([[0.5] * 20], domains=domains)
     assert described(records).startswith("20 domains of 200 to 200 samples; small:cnn from random")
+
+
+def test_texts_have_their_median_length_and_how_many_are_cut():
+    records = benchmark_records([[0.5] * 3], backbone="small:text", tokens=64)
+    lengths = [
+        replace(record, truncated=7, median_tokens=30 + number)
+        for number, record in enumerate(records)
+    ]
+    assert "; texts of 30 to 32 tokens (median), 7 cut at 64; small:text" in described(lengths)
+    assert "; none cut at 64; small:text" in described(records)

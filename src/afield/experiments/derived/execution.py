@@ -74,6 +74,7 @@ def execute_derived(
             device=machine.description,
             dropped=work.dropped,
             truncated=work.truncated,
+            median_tokens=work.median_tokens,
             memory=peak(),
             class_names=work.class_names,
         )

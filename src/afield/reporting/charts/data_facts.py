@@ -14,9 +14,10 @@ MAX_NAMED = 12
 
 
 def describe_data(results: Results) -> str:
-    """Domains with their samples, classes, backbones and their weights, in a line."""
+    """Domains with their samples, classes, lengths of texts, backbones and weights, in a line."""
     records = [record for of_method in results.methods.values() for record in of_method]
     parts = [_describe_domains(records), *_describe_classes(records)]
+    parts += _describe_texts(records)
     networks = {_describe_network(record): None for record in records if not record.run.experts}
     return "; ".join([*parts, *networks]) + "."
 
@@ -51,6 +52,17 @@ def _describe_classes(records: Sequence[Record]) -> list[str]:
         if record.class_names:
             return [f"{len(record.class_names)} classes"]
     return []
+
+
+def _describe_texts(records: Sequence[Record]) -> list[str]:
+    """The lengths of texts; the median is that of the sources, so it differs between runs."""
+    texts = [record for record in records if record.run.tokens]
+    if not texts:
+        return []
+    medians = sorted({record.median_tokens for record in texts if record.median_tokens})
+    ends = " to ".join(str(end) for end in dict.fromkeys(medians[:1] + medians[-1:]))
+    cut = {f"{record.truncated or 'none'} cut at {record.run.tokens}": None for record in texts}
+    return [f"texts of {ends} tokens (median), " * bool(ends) + ", ".join(cut)]
 
 
 def _describe_network(record: Record) -> str:
