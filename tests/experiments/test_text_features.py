@@ -74,6 +74,7 @@ def test_folders_of_texts_give_the_same_features_as_a_table(tmp_path, encoder):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_killed_process_continues_and_gives_the_same_bytes(tmp_path, encoder, monkeypatch):
     monkeypatch.setenv("AFIELD_CACHE", str(tmp_path / "cache"))
     path = write_reviews(tmp_path, reviews(40))

@@ -11,7 +11,6 @@ from rich.text import Text
 from afield import own_code
 from afield.cli import console
 from afield.cli.options import (
-    TRAINING,
     Average,
     Backbone,
     Classes,
@@ -260,12 +259,7 @@ def embed(
     weights: Weights = None,
     size: Annotated[
         int | None,
-        typer.Option(
-            min=16,
-            metavar="PIXELS",
-            help="Width and height of the images. Default: the network's.",
-            rich_help_panel=TRAINING,
-        ),
+        typer.Option(min=16, metavar="PIXELS", help="Side of the images. Default: the network's."),
     ] = None,
     tokens: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Cut texts at N tokens. Default: 128.")

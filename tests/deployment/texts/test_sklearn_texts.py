@@ -27,6 +27,7 @@ def test_lists_series_and_arrays_of_strings_give_the_same_classifier():
     np.testing.assert_array_equal(again.predict_proba(FRAME["text"]), proba[0])
 
 
+@pytest.mark.slow
 def test_an_encoder_of_hugging_face_can_be_fine_tuned_and_cross_validated(tmp_path):
     encoder = write_encoder(tmp_path / "encoder")
     classifier = DomainClassifier(

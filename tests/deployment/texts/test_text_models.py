@@ -16,6 +16,7 @@ from afield.errors import DataError, SpecError
 from afield.experiments.embedding import embed
 from tests.texts import change_json, reviews, write_encoder, write_reviews
 
+pytestmark = pytest.mark.slow
 TEXTS = ["the film was very good", "awful soup", "a fine room and the plot"]
 
 
@@ -146,7 +147,6 @@ def test_other_models_refuse_a_column_of_texts(tmp_path):
         list(model.predictions(np.zeros((1, 2)), text="text"))
 
 
-@pytest.mark.slow
 def test_exports_take_token_ids_and_a_mask_of_any_length(home, tmp_path):
     import onnxruntime
 

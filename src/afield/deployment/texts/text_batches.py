@@ -75,10 +75,9 @@ def _read_files(inputs: Inputs, files: Sequence[Path], column: str) -> Iterator[
                 continue
             frame = read_frame(file)
             texts = frame[_text_column(frame, inputs, column, str(file))].tolist()
-        except FileNotFoundError:
-            yield str(file), ValueError("no such file or folder"), number
         except (DataError, ValueError, OSError) as error:
-            reason = str(error).removeprefix(f"{file}: ") if file.exists() else "no such file"
+            reason = str(error).removeprefix(f"{file}: ")
+            reason = reason if file.exists() else "no such file or folder"
             yield str(file), ValueError(reason), number
         else:
             for row, text in enumerate(texts):
