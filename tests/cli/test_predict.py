@@ -7,8 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from rich.console import Console
 
+from afield.cli import console
+from afield.cli.predict import _print_predictions
 from afield.data.lookup import find_dataset
+from afield.deployment.model import Prediction
+from afield.deployment.predictions import Columns
 
 
 @pytest.fixture
@@ -138,3 +143,16 @@ def test_a_model_that_was_fitted_to_adapt_does_so(afield, new):
     code, alone, err = afield("predict", "m", new, "--adapt", "none")
     assert "adapting" not in err
     assert alone != adapted
+
+
+def test_a_table_on_a_terminal_has_no_empty_columns(monkeypatch):
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=80)
+    monkeypatch.setattr(console, "out", terminal)
+    good = Prediction("a.png", "dog", 0.9, 1.25)
+    _print_predictions([good], Columns())
+    text = terminal.file.getvalue()
+    assert "dog" in text
+    assert "percentile" not in text
+    assert "error" not in text
+    _print_predictions([good, Prediction("b.png", error="broken file")], Columns())
+    assert "broken file" in terminal.file.getvalue()

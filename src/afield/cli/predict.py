@@ -219,12 +219,15 @@ def _print_predictions(predictions: "Iterable[Prediction]", columns: "Columns") 
             sys.stdout.write(line)
         return
     table = Table(box=box.SIMPLE)
-    for name in columns.names:
+    listed = list(rows)
+    # A terminal has no room for columns without content: no errors, or no known percentiles.
+    names = [name for name in columns.names if any(row[name] not in (None, "") for row in listed)]
+    for name in names:
         is_text = name in ("file", "class", "error")
         table.add_column(name, justify="left" if is_text else "right", overflow="fold")
-    for row in rows:
+    for row in listed:
         style = "bold" if row.get("abstain") or row["error"] else ""
-        table.add_row(*(Text(_format_cell(row[name])) for name in columns.names), style=style)
+        table.add_row(*(Text(_format_cell(row[name])) for name in names), style=style)
     console.out.print(table)
 
 
