@@ -94,6 +94,7 @@ PART_PASSES = {
 # Work that is no pass, for which a method may take longer than its passes explain.
 OTHER_WORK = {
     "efdmix": "sorts the values of every channel of two maps",
+    "mmd": "computes seven kernels of every pair of samples",
     "mixstyle": "reads two maps for their means and variances, and again to change them",
 }
 # Passes that visit one domain after the other, and pay what a pass costs without samples each time.

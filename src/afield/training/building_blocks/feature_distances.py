@@ -6,6 +6,7 @@ of squared deviations from the mean, and the kernels of all samples are computed
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -81,16 +82,18 @@ def kernel_distance(sets: Sequence[Tensor], widths: Sequence[float] = WIDTHS) ->
     distances = F.pdist(samples).square()
     kernels = (distances * -distances.new_tensor(widths)[:, None]).exp().sum(dim=0)
     with_itself = 2 * len(widths) * sum(1 / size for size in sizes) / n
-    return kernels @ _pair_weights(sizes, kernels) + with_itself
+    return kernels @ _pair_weights(tuple(sizes), kernels.dtype, kernels.device) + with_itself
 
 
-def _pair_weights(sizes: Sequence[int], like: Tensor) -> Tensor:
+# Most runs have the same sizes in every step.
+@lru_cache(maxsize=1)
+def _pair_weights(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Weight of each pair of samples in the mean distance, in the order of `F.pdist`."""
     n, count = len(sizes), sum(sizes)
-    first, second = torch.triu_indices(count, count, offset=1, device=like.device)
-    owner = torch.arange(n).repeat_interleave(torch.tensor(sizes)).to(like.device)
-    shares = like.new_tensor([1 / size for size in sizes])[owner]
-    signs = like.new_tensor([4 / n, -4 / (n * (n - 1))])
+    first, second = torch.triu_indices(count, count, offset=1, device=device)
+    owner = torch.arange(n).repeat_interleave(torch.tensor(sizes)).to(device)
+    shares = torch.tensor([1 / size for size in sizes], dtype=dtype, device=device)[owner]
+    signs = torch.tensor([4 / n, -4 / (n * (n - 1))], dtype=dtype, device=device)
     return shares[first] * shares[second] * signs[(owner[first] != owner[second]).long()]
 
 
