@@ -259,9 +259,9 @@ def export(
     """Convert a model for other programs, for batches of any size.
 
     The file takes decoded samples x (float32, unscaled, at the network's
-    input size) and returns logits and calibrated probabilities: scaling,
-    temperature and softmax are included. It is written only if its outputs
-    equal those of the model.
+    input size), or input_ids and attention_mask of texts. It returns logits
+    and calibrated probabilities: scaling, temperature and softmax are
+    included. It is written only if its outputs equal those of the model.
     """
     from afield.deployment.exporting import CHECKED_BATCH_SIZES, TOLERANCE
     from afield.deployment.exporting import export as convert
@@ -272,13 +272,15 @@ def export(
     inputs = read_description(model.expanduser()).inputs
     shape = " × ".join(("n", *map(str, inputs.shape)))
     levels = ", 0 to 255" * (inputs.dtype == "uint8")
-    console.out.print(
-        f"{path}: from x ({shape}, float32{levels}) to logits and probabilities", soft_wrap=True
-    )
+    takes = f"x ({shape}, float32{levels})"
+    if inputs.kind == "texts":
+        takes = f"input_ids and attention_mask (n × up to {inputs.stored[0]} tokens, int64)"
+    console.out.print(f"{path}: from {takes} to logits and probabilities", soft_wrap=True)
     sizes = ", ".join(map(str, CHECKED_BATCH_SIZES))
     resize = f" and resize images to {inputs.size} px" if inputs.modality.resizable else ""
     console.out.print(
         f"outputs checked for batches of {sizes} (equal within {TOLERANCE:g}); "
-        f"decode files{resize} before calling it",
+        f"{'tokenize texts' if inputs.kind == 'texts' else 'decode files'}{resize} before calling "
+        "it",
         soft_wrap=True,
     )

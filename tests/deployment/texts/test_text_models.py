@@ -170,3 +170,33 @@ def test_the_card_and_the_command_name_the_column(home):
     assert 'model.predict(["A text."])' in card
     assert "text-classification" in card
     assert Path(home / "gone").exists()
+
+
+def test_the_commands_predict_a_column_and_export_with_the_inputs_of_texts(home, tmp_path, afield):
+    path = write_reviews(tmp_path, pd.DataFrame({"words": TEXTS}), "new.csv")
+    code, out, _ = afield("predict", home / "small_model", path, "--text", "words")
+    assert code == 0
+    assert out.count(f"{path}[") == 3
+    words = ("export", home / "small_model", "--to", "torch", "--out", tmp_path / "model.pt2")
+    code, out, _ = afield(*words)
+    assert code == 0
+    assert "from input_ids and attention_mask (n × up to 64 tokens, int64)" in out
+
+
+def test_bad_input_of_the_commands_is_one_line(home, tmp_path, afield):
+    encoder, data = home / "gone" / "tiny", home / "reviews.csv"
+    bare = shutil.copytree(encoder, tmp_path / "bare")
+    (bare / "tokenizer.json").unlink()
+    shutil.copytree(encoder, tmp_path / "pickled")
+    (tmp_path / "pickled" / "model.safetensors").rename(tmp_path / "pickled" / "model.bin")
+    for words, message in (
+        (("embed", data, "--text", "review", "--backbone", f"hf:{encoder}"), "no column 'review'"),
+        (("embed", data), "computed by a pretrained encoder"),
+        (("embed", data, "--backbone", f"hf:{bare}"), "no tokenizer.json"),
+        (("embed", data, "--backbone", f"hf:{tmp_path / 'pickled'}"), "a pickle"),
+        (("fit", data, "erm", "--backbone", f"hf:{tmp_path / 'none'}"), "no such folder"),
+    ):
+        code, out, err = afield(*words, "--out", tmp_path / "out")
+        assert code == 2, message
+        assert message in err
+        assert len((out + err).strip().splitlines()) == 1
