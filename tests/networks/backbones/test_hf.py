@@ -64,6 +64,7 @@ def test_the_digest_depends_on_every_file_and_not_on_the_path(folder, tmp_path):
     other = write_encoder(tmp_path / "other")
     digests = [find_backbone(f"hf:{each}").start_digest("hub") for each in (folder, other)]
     assert digests[0] == digests[1]
+    assert len(digests[0]) == 16
     changed = {digests[0], find_backbone(f"hf:{other}").start_digest("")}
     write_encoder(other, seed=1)
     changed.add(find_backbone(f"hf:{other}").start_digest("hub"))

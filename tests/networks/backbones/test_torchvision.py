@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from afield.errors import SpecError
 from afield.networks.backbone import network
 
 # Importing timm takes two seconds, torchvision's networks one: whichever test is the first.
@@ -23,6 +24,15 @@ def one_thread() -> Iterator[None]:
 
 def inputs(shape: tuple[int, ...], n: int = 4) -> torch.Tensor:
     return torch.randn(n, *shape, generator=torch.Generator().manual_seed(0))
+
+
+@heavy
+def test_a_network_needs_a_linear_layer_at_its_end():
+    assert network("torchvision:shufflenet_v2_x0_5", (3, 64, 64), 3).width == 1024
+    with pytest.raises(SpecError, match=r"squeezenet1_1 does not end in a linear layer"):
+        network("torchvision:squeezenet1_1", (3, 64, 64), 3)
+    with pytest.raises(SpecError, match=r"takes color images, not 1 channel"):
+        network("torchvision:resnet18", (1, 64, 64), 3)
 
 
 @heavy
