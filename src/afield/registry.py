@@ -172,10 +172,8 @@ def _is_import_or_text(node: ast.AST) -> bool:
 def _source(kind: str, name: str) -> str:
     if name in own_code.names(kind):
         return next(code.source for code in own_code.registered() if code.name == name)
-    spec = find_spec(_module_name(kind, name))
-    if spec is None or spec.origin is None:
-        return ""
-    return Path(spec.origin).read_text(encoding="utf-8")
+    file = getattr(find_spec(_module_name(kind, name)), "origin", None)
+    return Path(file).read_text(encoding="utf-8") if file else ""
 
 
 def _module_name(kind: str, name: str) -> str:
