@@ -41,6 +41,7 @@ def rows(runs):
         ({"hold_out": 0.25, "validate": 0.0}, "--hold-out 0.2 --validate 0"),
         ({"hold_out": 0.25, "validate": 0.25, "train_on": [1]}, "--train-on 1"),
         ({"targets": ["turn0", "turn30"]}, "--targets turn0,turn30 --store"),
+        ({"targets": ["turn0", "turn10", "turn20", "turn30"]}, "--trials 2 --store"),
         ({"targets": ["turn0"], "sources": ["turn20", "turn30"]}, "--sources turn20,turn30"),
         ({"targets": ["turn0", "turn10"], "validate_on": ["turn30"]}, "--validate-on turn30"),
         ({"single_source": True}, "--trials 2 --single-source --store"),
