@@ -33,3 +33,16 @@ def test_the_gradient_of_a_kernel_is_finite_for_equal_samples():
 def test_blocks_of_unequal_size_have_their_own_means():
     values = torch.arange(9.0).view(3, 3)
     assert block_means(values, [1, 2]).tolist() == [[0.0, 1.5], [4.5, 6.0]]
+
+
+def test_the_kernels_have_the_widths_that_are_given():
+    first, second = torch.randn(5, 3), torch.randn(4, 3) + 1
+    widths = (0.5, 3.0)
+
+    def mean(one, other):
+        distances = (one[:, None] - other).square().sum(dim=2)
+        return sum(torch.exp(-width * distances).mean() for width in widths)
+
+    expected = mean(first, first) + mean(second, second) - 2 * mean(first, second)
+    torch.testing.assert_close(kernel_distance([first, second], widths), expected)
+    torch.testing.assert_close(kernel(first, widths).mean(), mean(first, first))
