@@ -55,3 +55,8 @@ def test_the_features_can_be_differentiated_twice(features):
     loss = features(IDS).square().sum()
     (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)
     assert torch.autograd.grad(gradient.square().sum(), weight)[0].abs().sum() > 0
+
+
+def test_the_small_network_has_as_many_features_as_it_says():
+    model = network("small:text", (16,), 2).eval()
+    assert model.features(IDS).shape == (len(IDS), model.features.width)
