@@ -70,6 +70,52 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("`table`", f"afield table {STORE}", "93 s, 3.8 GB", "10 s, 1 GB", setup=MAKE_STORE),
         Row("`report`", f"afield report {STORE}", "108 s, 3.9 GB", "10 s, 1 GB", setup=MAKE_STORE),
         Row("`status`", f"afield status {STORE}", "3.6 s, 0.82 GB", "10 s, 1 GB", setup=MAKE_STORE),
+        Row(
+            "restart of a bench, with its report",
+            f"{PYTHON} benchmarks/restart.py {STORE}",
+            "184 s, 7.0 GB",
+            "10 s, 1 GB",
+            setup=MAKE_STORE,
+        ),
+    ),
+    "growth": (
+        Row(
+            "exponents, with records",
+            f"{PYTHON} benchmarks/scaling.py records",
+            "not measured",
+            "1",
+            pattern=r"exponent of growth, records: (.*)",
+        ),
+        Row(
+            "exponents, with domains",
+            f"{PYTHON} benchmarks/scaling.py domains",
+            "not measured",
+            "1",
+            pattern=r"exponent of growth, domains: (.*)",
+        ),
+        Row(
+            "exponent, with files",
+            f"{PYTHON} benchmarks/scaling.py files",
+            "not measured",
+            "1",
+            pattern=r"exponent of growth, files: (.*)",
+        ),
+        Row(
+            "exponent, with experts",
+            f"{PYTHON} benchmarks/scaling.py experts",
+            "not measured",
+            "1",
+            pattern=r"exponent of growth, experts: (.*)",
+        ),
+    ),
+    "merging": (
+        Row(
+            "memory of merging an embedding of 128,000 × 4,096 with three experts",
+            f"{PYTHON} benchmarks/merge_large.py",
+            "not measured; dare with 32,000 rows: 4.6 GB",
+            "1.5 GB",
+            pattern=r"memory (.*)",
+        ),
     ),
 }
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+import pandas as pd
 
 from afield.reporting.axes import numeric_axis
 from afield.reporting.draws import Panel, Point, ValidatedRun, validated_runs
@@ -57,7 +57,7 @@ def rank_correlation(groups: Sequence[Sequence[ValidatedRun]]) -> RankCorrelatio
     ranks = []
     for group in groups:
         pairs = np.array([[run.validation, run.accuracy] for run in group])
-        ranked = stats.rankdata(pairs, axis=0)
+        ranked = pd.DataFrame(pairs).rank().to_numpy()
         # Ranks of groups of all sizes get the same scale.
         ranks.append((ranked - ranked.mean(axis=0)) / len(group))
     x, y = np.concatenate(ranks).T
