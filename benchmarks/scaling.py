@@ -31,6 +31,8 @@ SIZES = {
     "experts": (4, 8, 16),
 }
 RECORDS = 600
+# Less than this above the start is mostly noise.
+NOISE_SECONDS = 0.5
 COMMAND = "import sys; sys.argv[0] = 'afield'; from afield.cli import main; main()"
 RESTART = "import sys; from restart import main; sys.argv[0] = 'restart'; main()"
 FILES = """
@@ -89,10 +91,12 @@ def tasks(axis: str, size: int, work: Path) -> dict[str, tuple[object, ...]]:
     return {**commands, "restart": (RESTART, store, "--records", records)}
 
 
-def exponent(sizes: list[int], costs: list[Cost], start: float) -> float:
+def exponent(sizes: list[int], costs: list[Cost], start: float) -> str:
     """The slope between the smallest and the largest size, without the time to start."""
     first, last = (max(1e-3, each.seconds - start) for each in (costs[0], costs[-1]))
-    return math.log(last / first) / math.log(sizes[-1] / sizes[0])
+    if last < NOISE_SECONDS:
+        return "too fast to tell"
+    return f"{math.log(last / first) / math.log(sizes[-1] / sizes[0]):.2f}"
 
 
 def measure(axis: str, sizes: list[int], work: Path) -> str:
@@ -106,7 +110,7 @@ def measure(axis: str, sizes: list[int], work: Path) -> str:
             costs.setdefault(name, []).append(now)
             print(f"{axis} {size:6} {name:8} {now.seconds:6.2f} s {now.memory:5.2f} GB", flush=True)
     slopes = {name: exponent(sizes, each, starts[name]) for name, each in costs.items()}
-    return f"{axis}: " + ", ".join(f"{name} {slope:.2f}" for name, slope in slopes.items())
+    return f"{axis}: " + ", ".join(f"{name} {slope}" for name, slope in slopes.items())
 
 
 def main() -> None:
