@@ -86,6 +86,8 @@ HEAD_PASSES: dict[str, tuple[float, float]] = {
 }
 # Passes over a part of a method that is a network of its own and takes as long as some layers.
 PART_PASSES = {
+    # The classifier of domains, trained with the features.
+    **dict.fromkeys(("cdann", "dann"), ("domain", 1)),
     # The fixed projection, three layers twice as wide as the features: forward, and back to them.
     "self_reg": ("projection", 1),
     # To train the features, and on noise and features to train it, with an optimizer of its own.
@@ -93,6 +95,7 @@ PART_PASSES = {
 }
 # Work that is no pass, for which a method may take longer than its passes explain.
 OTHER_WORK = {
+    "dmg": "draws masks, and multiplies maps by them",
     "efdmix": "sorts the values of every channel of two maps",
     "mmd": "computes seven kernels of every pair of samples",
     "mixstyle": "reads two maps for their means and variances, and again to change them",
