@@ -47,6 +47,7 @@ CONTRACTS = {
         "test_declared.py",
         "merging/test_state_dicts.py",
         "merging/test_scopes.py",
+        "merging/test_job.py",
     ],
     "networks/backbones": ["test_declared.py", "networks/test_backbone.py"],
     "data/datasets": ["test_declared.py", "data/test_availability.py"],
