@@ -84,11 +84,13 @@ def test_a_caller_who_is_strict_stays_so():
 
 def test_inexact_work_may_use_the_fastest_kernels_and_restores_the_settings():
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.benchmark, matmul.fp32_precision
+    is_named = hasattr(matmul, "fp32_precision")
+    name, on = ("fp32_precision", "tf32") if is_named else ("allow_tf32", True)
+    before = cudnn.benchmark, getattr(matmul, name)
     with deterministic(1, inexact=True):
-        assert (cudnn.benchmark, matmul.fp32_precision) == (True, "tf32")
+        assert (cudnn.benchmark, getattr(matmul, name)) == (True, on)
         assert not torch.are_deterministic_algorithms_enabled()
-    assert (cudnn.benchmark, matmul.fp32_precision) == before
+    assert (cudnn.benchmark, getattr(matmul, name)) == before
     with deterministic(1):
         assert not cudnn.benchmark
 

@@ -27,6 +27,7 @@ __all__ = [
     "hostname",
     "is_alive",
     "keep_freed_memory",
+    "matrix_products",
     "preserve_torch_state",
     "track_peak_memory",
     "usable_cores",
@@ -183,13 +184,32 @@ def _fastest_kernels() -> Iterator[None]:
     """Let cuDNN try its kernels and keep the fastest, and multiply matrices in TF32."""
     import torch
 
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.benchmark, matmul.fp32_precision
-    cudnn.benchmark, matmul.fp32_precision = True, "tf32"
+    cudnn = torch.backends.cudnn
+    before, cudnn.benchmark = cudnn.benchmark, True
+    try:
+        with matrix_products(tf32=True):
+            yield
+    finally:
+        cudnn.benchmark = before
+
+
+@contextmanager
+def matrix_products(*, tf32: bool) -> Iterator[None]:
+    """Multiply float32 matrices on a GPU in TF32, or in float32."""
+    import torch
+
+    matmul = torch.backends.cuda.matmul
+    # Early versions of torch have a switch instead of names.
+    is_named = hasattr(matmul, "fp32_precision")
+    name, values = (
+        ("fp32_precision", ("ieee", "tf32")) if is_named else ("allow_tf32", (False, True))
+    )
+    before = getattr(matmul, name)
+    setattr(matmul, name, values[tf32])
     try:
         yield
     finally:
-        cudnn.benchmark, matmul.fp32_precision = before
+        setattr(matmul, name, before)
 
 
 @contextmanager

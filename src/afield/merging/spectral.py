@@ -20,6 +20,8 @@ from scipy.linalg import LinAlgError, blas, lapack
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
+from afield.compute import matrix_products
+
 __all__ = [
     "Triplets",
     "concatenate_triplets",
@@ -148,16 +150,8 @@ def polar_factor(columns: Tensor) -> Tensor:
 @contextmanager
 def full_precision() -> Iterator[None]:
     """Multiply float32 matrices in float32 and not in TF32, which may be enabled for training."""
-    matmul = torch.backends.cuda.matmul
-    # Early versions of torch have a switch for TF32 instead.
-    is_named = hasattr(matmul, "fp32_precision")
-    name, value = ("fp32_precision", "ieee") if is_named else ("allow_tf32", False)
-    before = getattr(matmul, name)
-    setattr(matmul, name, value)
-    try:
+    with matrix_products(tf32=False):
         yield
-    finally:
-        setattr(matmul, name, before)
 
 
 def _quick_polar(columns: Tensor) -> Tensor | None:
