@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -147,20 +148,40 @@ def test_the_version_is_shown(afield):
     assert out.startswith("afield 0.")
 
 
+@contextmanager
+def started(folder, *words):
+    """A command in a process of its own, which ends with the test.
+
+    Ctrl-C reaches it even if the tests run in the background, where a shell ignores it.
+    """
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from afield.cli.app import main; main()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
 @pytest.mark.slow
 def test_ctrl_c_stops_at_once_and_nothing_is_left_running(tmp_path):
-    command = [sys.executable, "-c", "from afield.cli.app import main; main()"]
-    words = ["bench", "spirals", "--methods", "erm", "--steps", "1000000", "--workers", "2"]
-    bench = subprocess.Popen(
-        [*command, *words], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    begun = time.monotonic()
-    while not list(tmp_path.glob("runs/*/lock")):
-        assert time.monotonic() - begun < 60
-        time.sleep(0.1)
-    bench.send_signal(signal.SIGINT)
-    # The pipes end only when every worker has let go of them; their runs would last for minutes.
-    _, err = bench.communicate(timeout=20)
+    words = ("bench", "spirals", "--methods", "erm", "--steps", "1000000", "--workers", "2")
+    with started(tmp_path, *words) as bench:
+        begun = time.monotonic()
+        while not list(tmp_path.glob("runs/*/lock")):
+            assert time.monotonic() - begun < 60
+            time.sleep(0.1)
+        bench.send_signal(signal.SIGINT)
+        # The pipes end only when every worker has let go of them; their runs would last minutes.
+        _, err = bench.communicate(timeout=20)
     assert bench.returncode == 130
     assert err.strip().splitlines()[-1] == "stopped; run the same command again to continue"
 
@@ -168,20 +189,13 @@ def test_ctrl_c_stops_at_once_and_nothing_is_left_running(tmp_path):
 @pytest.mark.slow
 def test_a_polite_request_to_end_leaves_no_warning(tmp_path):
     """SIGTERM while worker processes train: no traceback and no word about semaphores."""
-    words = ["bench", "spirals", "--methods", "erm", "--steps", "100000", "--workers", "2"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from afield.cli.app import main; main()", *words],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    progress = tmp_path / "runs"
-    while not list(progress.glob("*/progress.json")):
-        assert process.poll() is None
-        time.sleep(0.1)
-    process.terminate()
-    _, errors = process.communicate(timeout=60)
+    words = ("bench", "spirals", "--methods", "erm", "--steps", "100000", "--workers", "2")
+    with started(tmp_path, *words) as process:
+        while not list(tmp_path.glob("runs/*/progress.json")):
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
     assert "semaphore" not in errors
     assert "Traceback" not in errors
