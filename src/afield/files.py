@@ -201,8 +201,8 @@ def restore_folder(path: Path) -> None:
     """Rename a folder back whose replacement was interrupted between two renames."""
     if path.exists() or path.is_symlink():
         return
-    for old in path.parent.glob(f"{glob.escape(path.name)}.*.old"):
-        if old.is_dir() and _is_abandoned(_writer_of(old)):
+    for old in _leftovers(path, ".old"):
+        if old.is_dir():
             with suppress(OSError):
                 old.rename(path)
             return
@@ -210,9 +210,16 @@ def restore_folder(path: Path) -> None:
 
 def _remove_leftovers(path: Path, suffix: str) -> None:
     """Remove temporary files and folders of writers that no longer exist."""
+    for leftover in _leftovers(path, suffix):
+        _remove(leftover)
+
+
+def _leftovers(path: Path, suffix: str) -> Iterator[Path]:
+    """Temporary files and folders beside a path whose writers no longer exist."""
     for leftover in path.parent.glob(f"{glob.escape(path.name)}.*{suffix}"):
-        if _is_abandoned(_writer_of(leftover)):
-            _remove(leftover)
+        writer = _writer_of(leftover)
+        if leftover.name == f"{path.name}.{writer}{suffix}" and _is_abandoned(writer):
+            yield leftover
 
 
 def _writer_of(temporary: Path) -> str:

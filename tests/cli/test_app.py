@@ -111,7 +111,8 @@ def test_notes_are_whole_lines_on_standard_error(afield, tmp_path, monkeypatch):
     np.savez(tmp_path / "own.npz", X=np.eye(4), y=["b", label, "b", "b"], domain=list("aabb"))
     code, _, err = afield("train", "own.npz", "erm", "--steps", "1", width=80)
     assert code == 0
-    note, place = err.splitlines()
+    note, *idle, place = err.splitlines()
+    assert all("--threads" in line for line in idle)
     assert note == f"note: own: domain 'b' has no sample of class {label!r}"
     assert place.startswith("record and weights in runs")
 

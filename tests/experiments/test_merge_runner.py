@@ -34,6 +34,7 @@ from afield.experiments.runner import execute
 from afield.experiments.selection import selection_value
 from afield.experiments.store import Store, read_run_weights
 from afield.experiments.sweep import complete
+from afield.registry import CODE_FORM
 from afield.reporting.table import tabulate
 from afield.training.evaluation import Checkpoint, Score, Scores
 from tests.files import GOLDEN
@@ -474,7 +475,7 @@ def test_what_is_known_of_a_merged_run_says_with_what_it_was_made(done, monkeypa
     assert record.versions["code"] != done.merged["ties"].versions["code"]
     with safe_open(done.store.folder(record.run) / "model.safetensors", "pt") as file:
         assert record.run.key in file.metadata()["afield"]
-    monkeypatch.setattr("afield.registry._source", lambda kind, name: "another = 1")
+    monkeypatch.setattr("afield.registry._builtin_digest", lambda *_: f"{CODE_FORM}another")
     with caplog.at_level(logging.WARNING):
         list(complete([record.run], done.store))
     assert "score: its code has changed" in caplog.text

@@ -29,6 +29,7 @@ def test_a_killed_worker_loses_only_its_own_item():
 def gpu_unless_killed(number):
     if number == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.2)
     return os.environ["CUDA_VISIBLE_DEVICES"]
 
 

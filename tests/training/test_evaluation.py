@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -78,8 +79,10 @@ def slow_accuracy_at_90(confidence: np.ndarray, hits: np.ndarray) -> float:
 
 def assert_close(found: Score | None, expected: Score) -> None:
     assert found is not None
-    numbers = {name: value for name, value in vars(found).items() if name not in DETAILS}
-    expected_numbers = {name: v for name, v in vars(expected).items() if name not in DETAILS}
+    names = [field.name for field in fields(Score) if field.name not in DETAILS]
+    numbers, expected_numbers = (
+        {name: getattr(score, name) for name in names} for score in (found, expected)
+    )
     assert numbers == pytest.approx(expected_numbers, rel=1e-5)
 
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from afield.errors import SpecError
@@ -192,7 +192,9 @@ class Run:
         return derive_seed("run", self.sources, self.trial, self.draw)
 
 
-_FIELDS = tuple(each.name for each in fields(Run))
+@cache
+def _field_names(kind: type[Run]) -> tuple[str, ...]:
+    return tuple(each.name for each in fields(kind))
 
 
 def _without_path(backbone: str) -> str:
@@ -207,7 +209,7 @@ def _digest(run: Run, leaving_out: tuple[str, ...]) -> str:
     A field that is added later changes no key as long as it is zero or empty, so runs that were
     finished before stay finished.
     """
-    values = {each: getattr(run, each) for each in _FIELDS}
+    values = {each: getattr(run, each) for each in _field_names(type(run))}
     values |= {"dataset": "" if run.data else run.dataset}
     values |= {"weights": "" if run.start else run.weights}
     values |= {"backbone": _without_path(run.backbone) if run.start else run.backbone}

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +24,8 @@ MAX_CHUNK_SAMPLES, MAX_CHUNK_SAMPLES_GPU, MAX_CHUNK_NUMBERS = 128, 512, 2**24
 MAX_CHUNK_TOKENS = 2**14
 # On a GPU, the largest output of a layer takes at most this share of the free memory.
 GPU_MEMORY_SHARE = 1 / 16
-# Samples in the first pass of a network, which measures the outputs of its layers.
+# Samples in the first chunk, which measures the outputs of the layers.
 MEASURED_SAMPLES = 8
-# The number of values of a sample in the largest layer output, by network.
-_largest_outputs: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 
 class BatchPredictor(nn.Module):
@@ -105,23 +102,23 @@ def compute_outputs(
 def _chunks(
     model: nn.Module, x: Rows, indices: Tensor | None, max_batch_size: int | None
 ) -> Iterator[Tensor]:
-    """Samples in chunks that suit the layers of a network; a new network is measured first."""
+    """Samples in chunks that suit the layers of a network, which a small first chunk measures.
+
+    The chunks do not depend on earlier calls: the last digits of outputs can depend on the size of
+    a chunk, and a run that continues in a new process must compute the same.
+    """
     if x.is_tokens:
         size = min(max_batch_size or MAX_CHUNK_SAMPLES, MAX_CHUNK_TOKENS // x.shape.numel())
         yield from x.chunks(max(1, size), indices)
         return
-    if model not in _largest_outputs:
-        rows = torch.arange(len(x)) if indices is None else indices
-        count = min(MEASURED_SAMPLES, max_batch_size or MEASURED_SAMPLES, len(rows))
-        sizes = [count * x.shape.numel()]
-        with _output_sizes(model, sizes):
-            yield from x.chunks(count, rows[:count])
-        _largest_outputs[model] = max(sizes) // count
-        indices = rows[count:]
-        if not len(indices):
-            return
-    values = max(_largest_outputs[model], x.shape.numel())
-    yield from x.chunks(_chunk_size(x.device, values, max_batch_size), indices)
+    rows = torch.arange(len(x)) if indices is None else indices
+    count = min(MEASURED_SAMPLES, max_batch_size or MEASURED_SAMPLES, len(rows))
+    sizes = [count * x.shape.numel()]
+    with _output_sizes(model, sizes):
+        yield from x.chunks(count, rows[:count])
+    if len(rows) > count:
+        size = _chunk_size(x.device, max(sizes) // count, max_batch_size)
+        yield from x.chunks(size, rows[count:])
 
 
 def _chunk_size(device: torch.device, values: int, max_batch_size: int | None) -> int:
