@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 from afield.errors import SpecError
@@ -192,11 +192,6 @@ class Run:
         return derive_seed("run", self.sources, self.trial, self.draw)
 
 
-@cache
-def _field_names(kind: type[Run]) -> tuple[str, ...]:
-    return tuple(each.name for each in fields(kind))
-
-
 def _without_path(backbone: str) -> str:
     """The name of a backbone, without the folder of an encoder from Hugging Face."""
     family, _, model = backbone.partition(":")
@@ -209,7 +204,7 @@ def _digest(run: Run, leaving_out: tuple[str, ...]) -> str:
     A field that is added later changes no key as long as it is zero or empty, so runs that were
     finished before stay finished.
     """
-    values = {each: getattr(run, each) for each in _field_names(type(run))}
+    values = {each.name: getattr(run, each.name) for each in fields(run)}
     values |= {"dataset": "" if run.data else run.dataset}
     values |= {"weights": "" if run.start else run.weights}
     values |= {"backbone": _without_path(run.backbone) if run.start else run.backbone}
