@@ -210,5 +210,5 @@ def _digest(run: Run, leaving_out: tuple[str, ...]) -> str:
     values |= {"backbone": _without_path(run.backbone) if run.start else run.backbone}
     # Of a file with groups, only the digest counts.
     values |= {"group": run.group.rpartition("@")[2] if find_metric(run.metric).of_groups else ""}
-    fields = {name: v for name, v in values.items() if v and name not in leaving_out}
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+    stated = {name: v for name, v in values.items() if v and name not in leaving_out}
+    return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()[:16]
