@@ -4,6 +4,7 @@ Most networks map each sample to its outputs. A `BatchPredictor` also uses the o
 same domain; it is given one domain at a time, in batches of a fixed size.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -25,7 +26,7 @@ MAX_CHUNK_TOKENS = 2**14
 # On a GPU, the largest output of a layer takes at most this share of the free memory.
 GPU_MEMORY_SHARE = 1 / 16
 # Samples in the first chunk, which measures the outputs of the layers.
-MEASURED_SAMPLES = 8
+MEASURED_SAMPLES = 16
 
 
 class BatchPredictor(nn.Module):
@@ -104,21 +105,24 @@ def _chunks(
 ) -> Iterator[Tensor]:
     """Samples in chunks that suit the layers of a network, which a small first chunk measures.
 
-    The chunks do not depend on earlier calls: the last digits of outputs can depend on the size of
-    a chunk, and a run that continues in a new process must compute the same.
+    The chunks do not depend on earlier calls, and none is very small unless all samples are few:
+    the last digits of outputs can depend on the size of a chunk, and a run that continues in a new
+    process must compute the same.
     """
     if x.is_tokens:
         size = min(max_batch_size or MAX_CHUNK_SAMPLES, MAX_CHUNK_TOKENS // x.shape.numel())
         yield from x.chunks(max(1, size), indices)
         return
     rows = torch.arange(len(x)) if indices is None else indices
-    count = min(MEASURED_SAMPLES, max_batch_size or MEASURED_SAMPLES, len(rows))
+    first = MEASURED_SAMPLES if len(rows) >= 2 * MEASURED_SAMPLES else len(rows)
+    count = max(1, min(first, max_batch_size or first))
     sizes = [count * x.shape.numel()]
     with _output_sizes(model, sizes):
         yield from x.chunks(count, rows[:count])
-    if len(rows) > count:
+    left = len(rows) - count
+    if left > 0:
         size = _chunk_size(x.device, max(sizes) // count, max_batch_size)
-        yield from x.chunks(size, rows[count:])
+        yield from x.chunks(math.ceil(left / math.ceil(left / size)), rows[count:])
 
 
 def _chunk_size(device: torch.device, values: int, max_batch_size: int | None) -> int:
