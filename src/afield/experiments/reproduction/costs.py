@@ -169,7 +169,7 @@ def _shape(run: Run) -> Shape | None:
 
 @lru_cache(maxsize=64)
 def _step(backbone: str, shape: Shape, count: int) -> tuple[float, int]:
-    """Seconds of a training step with so many samples, and the number of weights."""
+    """Seconds of a training step on a batch of this size, and the number of weights."""
     device = default_device()
     with preserve_torch_state(1, cuda=False):  # runs have one thread
         try:
