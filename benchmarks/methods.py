@@ -86,6 +86,8 @@ HEAD_PASSES: dict[str, tuple[float, float]] = {
 }
 # Passes over a part of a method that is a network of its own and takes as long as some layers.
 PART_PASSES = {
+    # The context network, three convolutions at the size of the images.
+    "arm": ("context", 1),
     # The classifier of domains, trained with the features.
     **dict.fromkeys(("cdann", "dann"), ("domain", 1)),
     # The fixed projection, three layers twice as wide as the features: forward, and back to them.
@@ -95,10 +97,16 @@ PART_PASSES = {
 }
 # Work that is no pass, for which a method may take longer than its passes explain.
 OTHER_WORK = {
+    **dict.fromkeys(("cad", "cond_cad"), "compares every pair of samples"),
+    "causirl_coral": "compares the covariances of two sets whose sizes are drawn",
+    "causirl_mmd": "computes seven kernels of every pair of samples",
     "dmg": "draws masks, and multiplies maps by them",
     "efdmix": "sorts the values of every channel of two maps",
+    "eqrm": "finds a quantile in 32 halvings",
+    "hgp": "multiplies the head's Hessian of every domain by two directions",
     "mmd": "computes seven kernels of every pair of samples",
     "mixstyle": "reads two maps for their means and variances, and again to change them",
+    "rdm": "computes eight kernels of every pair of losses",
 }
 # Passes that visit one domain after the other, and pay what a pass costs without samples each time.
 BY_DOMAIN = ("and_mask", "arith", "fish", "iga", "maml", "mldg", "reptile", "sand_mask")
@@ -306,6 +314,17 @@ def explained(name: str, backbone: str, pixels: int) -> float:
     return passes
 
 
+def step_ms(backbone: str, pixels: int) -> float:
+    """Median processor time of a step of erm, in milliseconds."""
+    step = stepping(build(registry.find("methods", "erm"), {}), backbone, pixels, 1)
+    times = []
+    for _ in range(WARMUP + 9):
+        start = process_time()
+        step()
+        times.append(process_time() - start)
+    return 1000 * statistics.median(times[WARMUP:])
+
+
 @cache
 def fixed_ratio(backbone: str, pixels: int) -> float:
     """The time of a step of erm with one sample of each domain, over that of a usual step."""
@@ -333,11 +352,16 @@ def part_ratio(name: str, part: str, backbone: str, pixels: int) -> float:
     """The time of a pass over a part, with the step of its optimizer if any, over a step of erm."""
     method, erm = (build(registry.find("methods", each), {}) for each in (name, "erm"))
     learner = begun(method, backbone, pixels)
-    x = torch.randn(DOMAINS * BATCH, learner.model.head.in_features, requires_grad=True)
+    if part in learner.parts:
+        net, shape = learner.parts[part], (learner.model.head.in_features,)
+    else:
+        net, shape = learner.model.get_submodule(part), (3, pixels, pixels)
+    # Images need no gradient, features do.
+    x = torch.randn(DOMAINS * BATCH, *shape, requires_grad=len(shape) == 1)
     optimizer = learner.optimizers.get(part)
 
     def passes() -> None:
-        learner.parts[part](x).square().mean().backward()
+        net(x).square().mean().backward()
         if optimizer is not None:
             optimizer.step()
             optimizer.zero_grad()
@@ -349,6 +373,8 @@ def quick(names: list[str]) -> None:
     """Print a line for each method: its step time over erm's, and what its passes explain."""
     cases = [(backbone, pixels) for backbone, pixels, _ in CASES]
     print(f"{'method':14}" + "".join(f"{case[0]:>15} {'passes':>7}" for case in cases), flush=True)
+    milliseconds = "".join(f"{step_ms(*case):15.1f} {'':7}" for case in cases)
+    print(f"{'erm, ms':14}{milliseconds}", flush=True)
     slow = []
     for name in names:
         line = f"{name:14}"
