@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 import torch
 
+from afield.data.domains import data_root
 from afield.data.lookup import find_dataset
+from afield.data.sources.unlabelled import unlabelled_files
 from afield.errors import SpecError
+from afield.experiments.benchmarking import train
 from afield.experiments.embedding import embed
 from afield.experiments.frozen import partial_features
 from afield.experiments.frozen.encoder import Encoder
+from tests.files import words
 from tests.texts import reviews, write_encoder, write_reviews, write_text_tree
 
 
@@ -118,3 +122,69 @@ def test_features_of_texts_need_a_pretrained_encoder_and_images_need_none(tmp_pa
             embed(path, tmp_path / "out", **options)
     with pytest.raises(SpecError, match="has no texts"):
         embed("rotated_digits", tmp_path / "out", backbone=f"hf:{encoder}")
+
+
+def test_texts_without_labels_give_vectors_and_names(tmp_path, encoder):
+    frame = reviews(2)
+    tree = write_text_tree(tmp_path / "tree", frame)
+    flat = tree / "food" / "good"
+    (flat / "read me.TXT").write_text("very good soup")
+    labelled = np.load(embed(tree, tmp_path / "labelled", backbone=f"hf:{encoder}"))
+    found = np.load(embed(flat, tmp_path / "flat", backbone=f"hf:{encoder}"))
+    assert sorted(found.files) == ["X", "names", "provenance"]
+    assert found["names"].tolist() == ["004.txt", "006.txt", "read me.TXT"]
+    rows = [name.startswith("food/good") for name in labelled["names"]]
+    np.testing.assert_allclose(found["X"], labelled["X"][rows], atol=1e-5)
+    one = np.load(embed(flat / "006.txt", tmp_path / "one", backbone=f"hf:{encoder}"))
+    np.testing.assert_allclose(one["X"][0], found["X"][1], atol=1e-5)
+    vector = sentence_vector(encoder, "very good soup", 24)
+    np.testing.assert_allclose(found["X"][2], vector, atol=1e-5)
+
+
+def test_notes_in_folders_of_labelled_samples_are_not_texts_to_embed(tmp_path):
+    texts = write_text_tree(tmp_path / "texts", reviews(2))
+    (texts / "README.txt").write_text("Collected in May.")
+    assert unlabelled_files(texts) is None
+    sounds = words(tmp_path / "sounds")
+    (sounds / "README.txt").write_text("Recorded in May.")
+    assert unlabelled_files(sounds) is None
+    assert unlabelled_files(tmp_path / "absent") is None
+
+
+def test_the_record_of_features_knows_how_long_their_texts_were(tmp_path, encoder):
+    path = write_reviews(tmp_path, reviews(6))
+    out = embed(path, tmp_path / "features", backbone=f"hf:{encoder}", tokens=8)
+    options = {"target": "food", "store": tmp_path / "runs", "device": "cpu"}
+    record = train(out, "erm", settings={"steps": 4}, **options)
+    settings = {"steps": 4, "backbone": f"hf:{encoder}", "tokens": 8}
+    texts = train(path, "erm", settings=settings, **options)
+    assert record.embedded_tokens == texts.run.tokens == 8
+    assert texts.embedded_tokens == record.run.tokens == 0
+    assert record.truncated == texts.truncated > 0
+    assert record.median_tokens == texts.median_tokens > 0
+
+
+def test_features_without_lengths_of_texts_are_still_read(tmp_path, encoder):
+    out = embed(write_reviews(tmp_path), tmp_path / "features", backbone=f"hf:{encoder}")
+    with np.load(out) as file:
+        arrays = {key: file[key] for key in file.files if key != "text_lengths"}
+    older = tmp_path / "older.npz"
+    np.savez(older, **arrays)
+    record = train(older, "erm", store=tmp_path / "runs", target="food", settings={"steps": 4})
+    assert (record.truncated, record.median_tokens, record.embedded_tokens) == (0, 0, 0)
+
+
+@pytest.mark.data
+def test_the_vectors_of_new_texts_are_near_those_of_texts_with_the_same_meaning(tmp_path):
+    folder = tmp_path / "new"
+    folder.mkdir()
+    for name, text in (
+        ("a", "I loved this film."),
+        ("b", "The hotel room was dirty."),
+        ("c", "What a wonderful movie!"),
+    ):
+        (folder / f"{name}.txt").write_text(text)
+    encoder = data_root() / "weights" / "minilm_l6"
+    x = np.load(embed(folder, tmp_path / "out", backbone=f"hf:{encoder}"))["X"]
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    assert x[0] @ x[2] > 0.6 > 0.3 > x[0] @ x[1]

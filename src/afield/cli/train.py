@@ -274,8 +274,8 @@ def embed(
     Every command takes the file as its dataset: training on features is fast.
     A model that `fit` trains on it takes images or texts. Texts need an
     encoder: --backbone hf:FOLDER. Interrupted, the same command continues.
-    Image files that are not in folders of domains and classes have no labels;
-    their features are for `afield predict`.
+    Images and .txt files that are not in folders of domains and classes have no
+    labels; their features are for `afield predict`.
     """
     from afield.compute import keep_freed_memory
     from afield.data.sources.table_columns import name_columns

@@ -51,7 +51,8 @@ class Domain:
     each sample is a file. `broken` maps each unreadable file that was skipped on request to the
     reason. `columns` are further properties of the samples by name, such as the slide of a patch;
     they only group samples when scores are shown. Texts are token ids (int32, padded with -1);
-    `truncated` counts those that were cut at the greatest number of tokens.
+    `truncated` counts those that were cut at the greatest number of tokens. If the samples are
+    features of texts, `text_lengths` are the numbers of tokens of these texts.
     """
 
     x: Tensor
@@ -63,6 +64,7 @@ class Domain:
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
     folder: Path | None = field(default=None, repr=False)
     truncated: int = 0
+    text_lengths: Tensor | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ class DomainSet:
                     "are missing or were added: download the data again, or pass the path of the "
                     "folder to use it as your own data"
                 )
-        # Images without labels are not trained on.
+        # Samples without labels are not trained on.
         for name in self.domains if self.classes else ():
             validate_domain(domains[name], f"{self.name}: domain {name!r}", self.modality)
         return {name: domains[name] for name in self.domains}

@@ -1,8 +1,9 @@
 """Features of a frozen network as a dataset, on which every method trains in minutes.
 
 The ``.npz`` file has the arrays X (features), y and domain (names), `names` (of the files), `test`
-and `validation` (if the dataset has official lists) and `provenance` (JSON: how the features were
-made). Files without labels give X and names only, for `afield predict`.
+and `validation` (if the dataset has official lists), `text_lengths` (if it has texts: their numbers
+of tokens) and `provenance` (JSON: how the features were made, and how many texts were cut). Files
+without labels give X and names only, for `afield predict`.
 """
 
 import json
@@ -24,7 +25,7 @@ from afield.data.domains import Domain, DomainSet, ReadOptions, Training, data_r
 from afield.data.lookup import find_dataset
 from afield.data.modality import FileModality, Text
 from afield.data.samples import Rows
-from afield.data.sources.unlabelled import unlabelled_images
+from afield.data.sources.unlabelled import unlabelled_files
 from afield.errors import SpecError
 from afield.experiments.frozen.encoder import Encoder, state_digest
 from afield.experiments.frozen.partial_features import compute_features
@@ -61,8 +62,9 @@ def embed(
     Parameters
     ----------
     dataset
-        Name of a dataset, or path of your own data. A file, or a folder with files that are not in
-        folders of domains and classes, has no labels: its features are for `predict`.
+        Name of a dataset, or path of your own data. An image or a text, or a folder with images or
+        texts that are not in folders of domains and classes, has no labels: its features are for
+        `predict`.
     out
         The file to write; ``.npz`` is added if it is missing.
     backbone, weights, size
@@ -80,7 +82,7 @@ def embed(
     path = _check_out(Path(out).expanduser())
     if threads is not None and not 1 <= threads <= (os.cpu_count() or 1):
         raise SpecError(f"threads={threads}: this machine has {os.cpu_count()} cores")
-    domain_set = unlabelled_images(Path(dataset)) or find_dataset(dataset)
+    domain_set = unlabelled_files(Path(dataset)) or find_dataset(dataset)
     if domain_set.origin == str(path.resolve()):
         raise SpecError(f"{path}: is the dataset itself; give another --out")
     encoder = plan_encoder(domain_set, backbone=backbone, weights=weights, size=size, tokens=tokens)
@@ -185,11 +187,15 @@ def _check_text_encoder(dataset: DomainSet, backbone: str | None) -> None:
 
 
 def _warn_of_cut_texts(domains: Mapping[str, Domain], encoder: Encoder) -> None:
-    cut = sum(domain.truncated for domain in domains.values())
+    cut = _count_cut(domains)
     total = sum(len(domain.y) for domain in domains.values())
     if cut:
         counts = f"{cut} of {total} texts are cut at {encoder.tokens} tokens"
         log.warning("%s; --tokens N changes that", counts)
+
+
+def _count_cut(domains: Mapping[str, Domain]) -> int:
+    return sum(domain.truncated for domain in domains.values())
 
 
 def _not_images(dataset: DomainSet, encoder: Encoder) -> SpecError:
@@ -224,6 +230,7 @@ def _write(
     origin = {"dataset": Path(dataset.spec).name, "data": dataset.fingerprint}
     provenance = {**origin, **asdict(encoder), **packages}
     provenance |= {"identity": identity} if identity else {}
+    provenance |= {"truncated": _count_cut(domains)} if encoder.tokens else {}
     arrays: dict[str, Any] = {"X": x, "provenance": np.array(json.dumps(provenance))}
     if dataset.classes:
         arrays |= _labels(dataset, domains)
@@ -249,4 +256,6 @@ def _labels(dataset: DomainSet, domains: Mapping[str, Domain]) -> dict[str, NDAr
         marks = [getattr(domain, key) for domain in domains.values()]
         if all(mark is not None for mark in marks):
             arrays[key] = torch.cat(marks).numpy()
+    if isinstance(dataset.modality, Text):
+        arrays["text_lengths"] = Rows([domain.x for domain in domains.values()]).lengths.numpy()
     return arrays

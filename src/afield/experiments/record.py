@@ -20,10 +20,11 @@ class Record:
 
     `dropped` counts unreadable files that were left out, `truncated` texts that were cut at the
     number of tokens of the run; `median_tokens` is the median length of the texts of the sources,
-    cut as they are. `memory` is the peak memory in bytes: on a
-    GPU that of the run's tensors, on a CPU that of the whole process, which may have done other
-    runs before; 0 means unknown. `class_names` are those of confusion matrices, which
-    have up to 100 classes; older records lack them.
+    cut as they are. If the samples are features of texts, both are about these texts, and
+    `embedded_tokens` is the number of tokens at which `embed` cut them. `memory` is the peak
+    memory in bytes: on a GPU that of the run's tensors, on a CPU that of the whole process, which
+    may have done other runs before; 0 means unknown. `class_names` are those of confusion
+    matrices, which have up to 100 classes; older records lack them.
     """
 
     run: Run
@@ -36,6 +37,7 @@ class Record:
     class_names: tuple[str, ...] = ()
     truncated: int = 0
     median_tokens: int = 0
+    embedded_tokens: int = 0
 
     @cached_property
     def domains(self) -> tuple[str, ...]:

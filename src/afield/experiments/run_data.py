@@ -6,7 +6,7 @@ evaluated.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from afield.data.samples import TOKEN_DTYPE, Prepare, Rows, Samples, pool_domain
 from afield.data.scaling import Scaling
 from afield.data.sources.table_scaling import TableScaling
 from afield.errors import SpecError
+from afield.experiments.frozen.text_lengths import TextLengths
 from afield.experiments.prepared_inputs import prepare_inputs
 from afield.experiments.record import Run
 from afield.experiments.selection import RULES
@@ -63,8 +64,7 @@ class Evaluations:
 class RunData:
     """The samples to train on, the evaluations, the scaling, and the shape that a network sees.
 
-    `dropped` counts unreadable files that were left out, `truncated` texts that were cut;
-    `median_tokens` is the median length of the texts to train on.
+    `dropped` counts unreadable files that were left out.
     """
 
     samples: Samples
@@ -72,8 +72,7 @@ class RunData:
     scaling: Scaling | TableScaling
     shape: tuple[int, ...]
     dropped: int = 0
-    truncated: int = 0
-    median_tokens: int = 0
+    text_lengths: TextLengths = field(default_factory=TextLengths)
 
     @classmethod
     def of(
@@ -91,7 +90,8 @@ class RunData:
         whose weights this one starts, which is reused.
         """
         splits = split_domains(run, domains)
-        samples = pool_domains(domains, training_rows(run, domains), device)
+        to_train = training_rows(run, domains)
+        samples = pool_domains(domains, to_train, device)
         inputs = prepare_inputs(run, dataset, samples, device, start_inputs)
         unseen = dataset.without(*run.sources, *run.unused)
         share = _curve_share(inputs.shape, len(unseen), is_text=samples.x.is_tokens)
@@ -121,8 +121,7 @@ class RunData:
             scaling=inputs.scaling,
             shape=inputs.shape,
             dropped=sum(len(domain.broken) for domain in domains.values()),
-            truncated=sum(domain.truncated for domain in domains.values()),
-            median_tokens=int(samples.x.lengths.median()) if samples.x.is_tokens else 0,
+            text_lengths=TextLengths.of(dataset, domains, to_train, samples),
         )
 
 

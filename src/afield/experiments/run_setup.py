@@ -19,6 +19,7 @@ from afield.data.prompts import Prompts, dataset_prompts
 from afield.data.samples import Samples
 from afield.data.stream import Stream
 from afield.errors import DataError
+from afield.experiments.frozen.text_lengths import TextLengths
 from afield.experiments.record import Run
 from afield.experiments.run_data import Evaluations, RunData, training_rows
 from afield.experiments.store import read_run_inputs, read_run_weights
@@ -88,8 +89,7 @@ class TrainingState:
     evaluations: Evaluations
     inputs: dict[str, Any]
     dropped: int = 0
-    truncated: int = 0
-    median_tokens: int = 0
+    text_lengths: TextLengths = field(default_factory=TextLengths)
     keeps_network: bool = True
     first_weights: str = ""
     checkpoints: list[Checkpoint] = field(default_factory=list)
@@ -188,8 +188,7 @@ def set_up_on(
         evaluations=run_data.evaluations,
         inputs=inputs,
         dropped=run_data.dropped,
-        truncated=run_data.truncated,
-        median_tokens=run_data.median_tokens,
+        text_lengths=run_data.text_lengths,
         keeps_network=keeps_network,
         first_weights=first_weights,
     )

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +101,7 @@ def execute(
             versions=work.versions,
             device=work.machine.description,
             dropped=work.dropped,
-            truncated=work.truncated,
-            median_tokens=work.median_tokens,
+            **asdict(work.text_lengths),
             memory=peak(),
             class_names=work.class_names,
         )

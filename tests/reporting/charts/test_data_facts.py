@@ -35,3 +35,10 @@ def test_texts_have_their_median_length_and_how_many_are_cut():
     ]
     assert "; texts of 30 to 32 tokens (median), 7 cut at 64; small:text" in described(lengths)
     assert "; none cut at 64; small:text" in described(records)
+    features = [
+        replace(record, truncated=7, median_tokens=30, embedded_tokens=64)
+        for record in benchmark_records([[0.5] * 3], backbone="small:mlp")
+    ]
+    assert "; features of texts of 30 tokens (median), 7 cut at 64; small:mlp" in described(
+        features
+    )

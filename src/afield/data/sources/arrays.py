@@ -2,8 +2,8 @@
 
 X has the shape samples × features or samples × (channels ×) height × width. Optional arrays are
 `test`, true for the samples of the test split, `validation`, likewise, `names`, one per sample,
-`group`, groups of samples finer than a domain, and `provenance`, a JSON text that says how features
-were computed.
+`group`, groups of samples finer than a domain, `text_lengths`, the numbers of tokens of the texts
+whose features X has, and `provenance`, a JSON text that says how features were computed.
 """
 
 import json
@@ -29,7 +29,7 @@ __all__ = ["array_dataset", "to_channels_first", "translate_numpy_errors"]
 
 CHANNEL_COUNTS = (1, 3, 4)
 REQUIRED_KEYS = ("X", "y", "domain")
-OPTIONAL_KEYS = ("test", "validation", "names", "group")
+OPTIONAL_KEYS = ("test", "validation", "names", "group", "text_lengths")
 
 
 def array_dataset(path: Path) -> DomainSet:
@@ -170,11 +170,13 @@ def _read_arrays(
     domain = np.unique(_decode(arrays["domain"]), return_inverse=True)[1]
     if (_labels(arrays["domain"]), _labels(arrays["y"])) != (names, classes):
         raise DataError(f"{path}: the file changed after it was opened; start again")
-    marks: dict[str, Any] = {
+    of_samples: dict[str, Any] = {
         key: torch.from_numpy(arrays[key].astype(bool))
         for key in ("test", "validation")
         if key in arrays
     }
+    if "text_lengths" in arrays and arrays["text_lengths"].dtype.kind in "iu":
+        of_samples["text_lengths"] = torch.from_numpy(arrays["text_lengths"].astype(np.int64))
     files = _decode(arrays["names"]) if "names" in arrays else None
     columns = {"group": _decode(arrays["group"])} if "group" in arrays else {}
     domains = {}
@@ -183,7 +185,7 @@ def _read_arrays(
         domains[name] = Domain(
             x[rows],
             y[rows],
-            **{key: mark[rows] for key, mark in marks.items()},
+            **{key: values[rows] for key, values in of_samples.items()},
             names=() if files is None else [str(file) for file in files[rows]],
             columns={key: [str(value) for value in of[rows]] for key, of in columns.items()},
         )

@@ -9,7 +9,7 @@ of the checkpoint that is best on the sources' validation splits, or on the vali
 """
 
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,7 @@ def execute_derived(
             versions=work.versions,
             device=machine.description,
             dropped=work.dropped,
-            truncated=work.truncated,
-            median_tokens=work.median_tokens,
+            **asdict(work.text_lengths),
             memory=peak(),
             class_names=work.class_names,
         )

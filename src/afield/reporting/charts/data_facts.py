@@ -56,13 +56,17 @@ def _describe_classes(records: Sequence[Record]) -> list[str]:
 
 def _describe_texts(records: Sequence[Record]) -> list[str]:
     """The lengths of texts; the median is that of the sources, so it differs between runs."""
-    texts = [record for record in records if record.run.tokens]
+    texts = [record for record in records if record.run.tokens or record.embedded_tokens]
     if not texts:
         return []
     medians = sorted({record.median_tokens for record in texts if record.median_tokens})
     ends = " to ".join(str(end) for end in dict.fromkeys(medians[:1] + medians[-1:]))
-    cut = {f"{record.truncated or 'none'} cut at {record.run.tokens}": None for record in texts}
-    return [f"texts of {ends} tokens (median), " * bool(ends) + ", ".join(cut)]
+    cut = {
+        f"{record.truncated or 'none'} cut at {record.run.tokens or record.embedded_tokens}": None
+        for record in texts
+    }
+    features = "features of " * any(record.embedded_tokens for record in texts)
+    return [f"{features}texts of {ends} tokens (median), " * bool(ends) + ", ".join(cut)]
 
 
 def _describe_network(record: Record) -> str:
