@@ -36,9 +36,9 @@ class TextLengths:
         if not all(map(len, lengths)):
             return cls()
         # A file of features is a user's: what it says need not be a number.
-        truncated, tokens = (dataset.provenance.get(key) for key in ("truncated", "tokens"))
+        cut, tokens = (dataset.provenance.get(key) for key in ("truncated", "tokens"))
         return cls(
-            truncated if isinstance(truncated, int) else 0,
+            cut if isinstance(cut, int) else 0,
             int(torch.cat(lengths).median()),
             tokens if isinstance(tokens, int) else 0,
         )

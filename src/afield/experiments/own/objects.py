@@ -71,7 +71,12 @@ def _registered_name(kind: type[Method]) -> str:
 
 
 def _backbone_name(network: Any) -> str:
-    """The name of a network: its own, with digests of its source and of its weights."""
+    """The name of a network: its own, with digests of its source and, of a module, its weights.
+
+    A function has no weights before a run: they follow from its source, the shape of the data and
+    the run's seed, which is derived from the run's key and hence from this name. The record has
+    their digest, so that a function whose result depends on anything else can be noticed.
+    """
     if isinstance(network, str):
         return network
     if not callable(network):
