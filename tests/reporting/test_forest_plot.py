@@ -42,6 +42,15 @@ def test_an_outlier_is_clipped_and_does_not_squeeze_the_rest():
     assert found.axis.low > -40
 
 
+def test_a_bar_that_goes_on_beyond_the_axis_ends_at_its_edge():
+    wide = benchmark_records(noisy(0.5, 3, 3, seed=4, spread=0.2), method="wide")
+    close = benchmark_records(noisy(0.72, 3, 3, seed=5, spread=0.005), method="close")
+    near = benchmark_records(noisy(0.71, 3, 3, seed=6, spread=0.005), method="near")
+    rows = {row.name: row for row in drawn(ERM_STEADY, wide, close, near, best="close").rows}
+    assert rows["wide"].low == 0.0
+    assert 0.0 < rows["close"].low < rows["close"].high < 100.0
+
+
 def test_what_is_a_little_off_is_not_clipped():
     assert {row.clipped for row in drawn(ERM, GOOD, BAD).rows} == {""}
 

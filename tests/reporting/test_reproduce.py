@@ -107,6 +107,13 @@ def test_threads_are_named_where_they_are_not_one():
     assert "--threads" not in row_command([record("art", [0.5], device="NVIDIA 4")], store="s")
 
 
+def test_commands_do_not_show_where_files_are():
+    given = {"backbone": "hf:/home/ada/minilm?pooling=mean", "weights": "/home/ada/w.safetensors"}
+    own = record("art", [0.5], given=given)
+    command = row_command([own], store="s")
+    assert "--backbone 'hf:minilm?pooling=mean' --weights w.safetensors" in command
+
+
 def test_held_out_shares_name_the_same_numbers_of_domains():
     own = held_out("erm", [0.5] * 4)
     words = shlex.split(row_command([own], store="s"))

@@ -81,3 +81,9 @@ def test_a_merge_that_leads_is_run_again_as_a_merge():
     command = "afield bench things --methods erm --merges score --trials 3 --store 'my runs'"
     assert found.steps[0].command == command
     assert found.steps[1].command == "afield fit things best --store 'my runs' --out model"
+
+
+def test_a_merge_is_run_again_beside_plain_training_with_its_start():
+    started = rows("erm", 0.7, trials=1, given={"start": "linear_probe"})
+    merged = rows("score", 0.8, seed=1, trials=1, role="merged", experts=("x",))
+    assert "--trials 3 --start linear_probe --store" in built(started, merged).steps[0].command

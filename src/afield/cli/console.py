@@ -190,9 +190,9 @@ def print_outcomes(
     Returns whether all runs succeeded.
     """
     from afield.experiments.record import Failure, Record
+    from afield.reporting.charts.data_facts import describe_groups
     from afield.reporting.formats import FORMATS, as_rich
     from afield.reporting.headline import claim_lines
-    from afield.reporting.results import describe_groups
     from afield.reporting.table import tabulate
     from afield.training.metrics import DEFAULT_METRIC
 

@@ -12,7 +12,6 @@ from afield.data.lookup import find_dataset
 from afield.deployment.merged_recipes import plan_whole
 from afield.deployment.model_folder import Estimate
 from afield.deployment.recipes import Recipe, choose_recipe, complete_recipes, estimate_choice
-from afield.deployment.texts.encoder_files import name_without_path
 from afield.errors import DataError, SpecError
 from afield.experiments.derived.combinations import adapted_runs, possible_runs
 from afield.experiments.frozen.encoder import Encoder
@@ -21,6 +20,7 @@ from afield.experiments.known_classes import check_unseen_classes, read_classes
 from afield.experiments.planning import plan_training
 from afield.experiments.protocol import hold_out, leave_one_out
 from afield.experiments.record import Run
+from afield.experiments.run import name_without_path
 from afield.experiments.settings import check_settings, settings_of
 from afield.experiments.store import Store, read_record
 

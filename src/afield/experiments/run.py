@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from pathlib import PurePath
 from typing import Any
 
 from afield.errors import SpecError
@@ -12,7 +13,7 @@ from afield.experiments.selection import DEFAULT_RULES
 from afield.seeds import derive_seed
 from afield.training.metrics import find_metric
 
-__all__ = ["Run"]
+__all__ = ["Run", "name_without_path"]
 
 # Fields that change how a run is selected and shown, but not what is trained.
 NOT_IN_KEY = ("rules", "given", "class_names", "templates")
@@ -190,6 +191,21 @@ class Run:
         depend on the fingerprint of the data, so labels of unseen domains cannot affect training.
         """
         return derive_seed("run", self.sources, self.trial, self.draw)
+
+
+def name_without_path(name: str) -> str:
+    """The name of a backbone, or of a file, to show: without its path, which is private.
+
+    >>> name_without_path("hf:/home/ada/minilm?pooling=mean"), name_without_path("small:cnn")
+    ('hf:minilm?pooling=mean', 'small:cnn')
+    >>> name_without_path("/home/ada/resnet18.safetensors")
+    'resnet18.safetensors'
+    """
+    family = "hf:" * name.startswith("hf:")
+    source, mark, options = name.removeprefix(family).partition("?")
+    if not source.startswith(("/", "./", "../", "~/")):
+        return name
+    return f"{family}{PurePath(source).name}{mark}{options}"
 
 
 def _without_path(backbone: str) -> str:

@@ -28,7 +28,8 @@ MIN_CLIPPING_GAIN = 1.5
 class ForestRow:
     """A method: the position of its dot, the ends of its bar (None: no bar), and both in words.
 
-    `clipped` is "low" or "high" if the dot lies beyond that end of the axis: an arrow marks it.
+    `clipped` is "low" or "high" if the dot lies beyond that end of the axis: an arrow marks it. A
+    bar that reaches 0 or 100 goes on beyond the axis, and an arrow marks that end.
     """
 
     name: str

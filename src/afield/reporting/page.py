@@ -19,6 +19,7 @@ from markupsafe import Markup
 from afield import registry
 from afield.errors import DataError, SpecError
 from afield.experiments.record import Failure, Record
+from afield.experiments.run import name_without_path
 from afield.experiments.store import Store, open_store
 from afield.files import atomic_write
 from afield.reporting.charts.thumbnails import kept_thumbnails
@@ -240,7 +241,7 @@ def _environment_facts(records: Sequence[Record]) -> list[tuple[str, str]]:
             if name != "code":
                 versions.setdefault(name, set()).add(value)
     facts = {
-        "Backbone": {record.run.backbone for record in records},
+        "Backbone": {name_without_path(record.run.backbone) for record in records},
         "Device": {record.device for record in records},
         "Versions": {f"{name} {' and '.join(sorted(values))}" for name, values in versions.items()},
     }

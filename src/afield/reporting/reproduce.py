@@ -9,6 +9,7 @@ from typing import Any
 from afield.experiments.domain_choice import TARGETS, is_held_out_share, is_single_source
 from afield.experiments.merged import MERGE_BASELINES
 from afield.experiments.record import Record, Run
+from afield.experiments.run import name_without_path
 from afield.experiments.selection import RULES, Division, default_rules
 
 __all__ = ["row_command", "run_command", "shell_quote"]
@@ -27,6 +28,7 @@ def row_command(
     merge: str = "average",
     trials: int = 0,
     beside: Sequence[str] = (),
+    start: str = "",
 ) -> str:
     """The command that reproduces the records of one row in another store.
 
@@ -42,6 +44,8 @@ def row_command(
         The number of trials; by default that of the records.
     beside
         Methods to run beside that of the row.
+    start
+        The start of these methods, if the row is a merge, which has none.
     """
     runs = [record.run for record in records]
     first = runs[0]
@@ -60,6 +64,7 @@ def row_command(
     if first.adaptation:
         words += ["--adapt", first.adaptation]
     words += _classes(runs)
+    words += ["--start", start] if start else []
     words += _settings(first.given, first)
     if first.group:
         words += ["--group", first.group.partition("@")[0]]
@@ -168,7 +173,7 @@ def _settings(given: Mapping[str, Any], run: Run) -> list[str]:
         elif name == "experts" and run.experts:
             words += ["--expert-method", str(value).replace("+", ",")]
         elif name in OPTION_SETTINGS:
-            words += [f"--{name.replace('_', '-')}", str(value)]
+            words += [f"--{name.replace('_', '-')}", name_without_path(str(value))]
         else:
             # Records keep the settings of an expert's method with a space instead of a dot.
             words += ["--set", f"{name.replace(' ', '.') if run.experts else name}={value}"]

@@ -12,7 +12,6 @@ from statistics import fmean
 from typing import Any
 
 from afield import registry
-from afield.data.groups import describe_group
 from afield.experiments.domain_choice import (
     TARGETS,
     choice_identity,
@@ -22,6 +21,7 @@ from afield.experiments.domain_choice import (
     named_targets,
 )
 from afield.experiments.record import Record, Run
+from afield.experiments.run import name_without_path
 from afield.experiments.selection import RULES, Pick
 from afield.training.metrics import DEFAULT_METRIC
 
@@ -31,7 +31,6 @@ __all__ = [
     "Results",
     "chosen_settings",
     "common_settings",
-    "describe_groups",
     "group_records",
     "row_label",
     "sees_target_samples",
@@ -164,26 +163,6 @@ def _results(name: str, records: Sequence[Record], metric: str) -> Results:
     )
 
 
-def describe_groups(records: Iterable[Record]) -> list[str]:
-    """How many groups each tested domain has, and their sizes: one line per dataset and group."""
-    sizes: dict[tuple[str, str], dict[str, list[int]]] = {}
-    for record in records:
-        for name in record.tests:
-            score = record.checkpoints[-1].score(name, "main")
-            if score is not None and score.groups:
-                key = (Path(record.run.dataset).name, describe_group(record.run.group))
-                counts = [size for _, size in score.groups.values()]
-                sizes.setdefault(key, {}).setdefault(name, counts)
-    return [
-        f"groups of {dataset} by {group}: "
-        + "; ".join(
-            f"{name} {len(counts)} of {min(counts)} to {max(counts)} samples"
-            for name, counts in by_domain.items()
-        )
-        for (dataset, group), by_domain in sizes.items()
-    ]
-
-
 def row_label(run: Run, *, exclude: Iterable[str] = ()) -> str:
     """The row of a run: method or merge, average, adaptation, and the settings chosen by hand."""
     added = [run.average if run.average != "last" else "", run.adaptation]
@@ -232,9 +211,16 @@ def chosen_settings(run: Run) -> dict[str, Any]:
     if run.epochs:
         settings["epochs"] = f"{run.epochs:g}"
         del settings["steps"]
-    if "weights" in settings and run.start:
-        settings["weights"] = f"{Path(run.weights).name} [{run.start[:6]}]"
-    return settings
+    return {name: _shown_value(run, name, value) for name, value in settings.items()}
+
+
+def _shown_value(run: Run, name: str, value: Any) -> Any:
+    """A setting without private paths; pretrained weights have a digest instead."""
+    if not isinstance(value, str):
+        return value
+    shown = Path(run.weights).name if name == "weights" and run.start else name_without_path(value)
+    is_file = name == "weights" or (name == "backbone" and shown != value)
+    return f"{shown} [{run.start[:6]}]" if is_file and run.start else shown
 
 
 def _dataset_names(records: Sequence[Record]) -> list[str]:

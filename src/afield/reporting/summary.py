@@ -173,7 +173,9 @@ def _bench_step(results: Results, claim: Claim, store: str, text: str, trials: i
     other = records[0].run if records else None
     beside = [REFERENCE] if other is None else [] if other.experts else [other.method]
     leader = results.methods[claim.leader]
-    return Step(text, row_command(leader, store=store, trials=trials, beside=beside))
+    start = str(other.given.get("start", "")) if other and leader[0].run.experts else ""
+    command = row_command(leader, store=store, trials=trials, beside=beside, start=start)
+    return Step(text, command)
 
 
 def _is_reference(name: str) -> bool:

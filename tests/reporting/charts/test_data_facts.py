@@ -42,3 +42,5 @@ def test_texts_have_their_median_length_and_how_many_are_cut():
     assert "; features of texts of 30 tokens (median), 7 cut at 64; small:mlp" in described(
         features
     )
+    # A merged model counts no texts.
+    assert "7 cut at 64; small:text" in described([*lengths, *records])

@@ -16,29 +16,17 @@ from typing import Any
 from afield.deployment.description import Architecture, Description
 from afield.deployment.model_files import ENCODER_FILES, file_inside
 from afield.errors import DataError
+from afield.experiments.run import name_without_path
 from afield.files import sha256
 from afield.networks.backbone import find_backbone
 
-__all__ = ["copy_encoder", "locate_encoder", "name_without_path", "without_paths"]
+__all__ = ["copy_encoder", "locate_encoder", "without_paths"]
 
 FAMILY = "hf:"
 CONFIG, TOKENIZER = ENCODER_FILES
 # Values of a configuration that name code, or the place where it was read.
 DROPPED_VALUES = ("auto_map", "_name_or_path")
 MAX_CONFIG_BYTES = 2**20
-
-
-def name_without_path(backbone: str) -> str:
-    """The name of a backbone; the folder of an encoder loses its path, which is private.
-
-    >>> name_without_path("hf:/home/ada/minilm?pooling=mean"), name_without_path("small:cnn")
-    ('hf:minilm?pooling=mean', 'small:cnn')
-    """
-    source, mark, options = backbone.removeprefix(FAMILY).partition("?")
-    path = Path(source).expanduser()
-    if not backbone.startswith(FAMILY) or not (path.is_absolute() or path.is_dir()):
-        return backbone
-    return f"{FAMILY}{path.name}{mark}{options}"
 
 
 def without_paths(about: Description) -> Description:

@@ -1,13 +1,15 @@
 """What the data and the network are, from records alone."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from afield.data.groups import describe_group
 from afield.experiments.record import Record
+from afield.experiments.run import name_without_path
 from afield.reporting.headline import bidi_isolate, escape_invisible
 from afield.reporting.results import Results
 
-__all__ = ["describe_data"]
+__all__ = ["describe_data", "describe_groups"]
 
 # With more domains than this, only the range of their sizes is stated.
 MAX_NAMED = 12
@@ -20,6 +22,26 @@ def describe_data(results: Results) -> str:
     parts += _describe_texts(records)
     networks = {_describe_network(record): None for record in records if not record.run.experts}
     return "; ".join([*parts, *networks]) + "."
+
+
+def describe_groups(records: Iterable[Record]) -> list[str]:
+    """How many groups each tested domain has, and their sizes: one line per dataset and group."""
+    sizes: dict[tuple[str, str], dict[str, list[int]]] = {}
+    for record in records:
+        for name in record.tests:
+            score = record.checkpoints[-1].score(name, "main")
+            if score is not None and score.groups:
+                key = (Path(record.run.dataset).name, describe_group(record.run.group))
+                counts = [size for _, size in score.groups.values()]
+                sizes.setdefault(key, {}).setdefault(name, counts)
+    return [
+        f"groups of {dataset} by {group}: "
+        + "; ".join(
+            f"{name} {len(counts)} of {min(counts)} to {max(counts)} samples"
+            for name, counts in by_domain.items()
+        )
+        for (dataset, group), by_domain in sizes.items()
+    ]
 
 
 def _describe_domains(records: Sequence[Record]) -> str:
@@ -61,17 +83,20 @@ def _describe_texts(records: Sequence[Record]) -> list[str]:
         return []
     medians = sorted({record.median_tokens for record in texts if record.median_tokens})
     ends = " to ".join(str(end) for end in dict.fromkeys(medians[:1] + medians[-1:]))
-    cut = {
-        f"{record.truncated or 'none'} cut at {record.run.tokens or record.embedded_tokens}": None
-        for record in texts
-    }
+    # Derived runs, such as merged models, read no training data and count no texts.
+    counts: dict[int, int] = {}
+    for record in texts:
+        tokens = record.run.tokens or record.embedded_tokens
+        counts[tokens] = max(counts.get(tokens, 0), record.truncated)
+    cut = [f"{count or 'none'} cut at {tokens}" for tokens, count in counts.items()]
     features = "features of " * any(record.embedded_tokens for record in texts)
     return [f"{features}texts of {ends} tokens (median), " * bool(ends) + ", ".join(cut)]
 
 
 def _describe_network(record: Record) -> str:
     run = record.run
+    backbone = name_without_path(run.backbone)
     if not run.weights:
-        return f"{run.backbone} from random weights"
+        return f"{backbone} from random weights"
     digest = f" [{run.start[:6]}]" * bool(run.start)
-    return f"{run.backbone} from {escape_invisible(Path(run.weights).name)}{digest}"
+    return f"{backbone} from {escape_invisible(Path(run.weights).name)}{digest}"
