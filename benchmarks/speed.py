@@ -149,6 +149,20 @@ TABLES |= {
         )
         for what, before in numbers.items()
     ),
+    "compilation": tuple(
+        Row(
+            f"{what}, {title}",
+            f"{PYTHON} benchmarks/compilation.py {name}",
+            before,
+            pattern=rf"{what} +\S+ +(\S+ s)",
+        )
+        for title, name, numbers in (
+            ("ResNet-18", _RESNET, {"step": "5.1298 s", "evaluation": "1.4434 s"}),
+            ("ColoredMNIST network", _MNIST, {"step": "0.2648 s", "evaluation": "0.3343 s"}),
+            ("EfficientNet-Lite0", _LITE, {"step": "0.9253 s", "evaluation": "0.4027 s"}),
+        )
+        for what, before in numbers.items()
+    ),
     "evaluation": tuple(
         Row(title, f"{PYTHON} benchmarks/evaluation.py {name}", "", pattern="(before: .*)")
         for title, name in (

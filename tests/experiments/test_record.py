@@ -5,7 +5,7 @@ import torch
 
 from afield.errors import SpecError
 from afield.experiments.record import Record
-from afield.experiments.run import RESERVED, Run
+from afield.experiments.run import Run
 from afield.training.evaluation import Checkpoint, Score, Scores
 
 RUN = Run("toy", "erm", ("a", "b"), params={"x": 1.0})
@@ -107,14 +107,13 @@ def test_groups_are_in_the_key_only_if_they_select():
 def test_every_field_is_either_in_the_key_or_known_not_to_be():
     changed = {"rules", "given", "group", "class_names", "templates"}
     assert changed | {
-        *RESERVED,
         *("dataset", "method", "sources", "trial", "draw", "params", "average", "average_params"),
         *("backbone", "steps", "every", "batch", "lr", "weight_decay", "data"),
         *("weights", "start", "freeze_bn", "size", "augment", "domains_per_step", "balance"),
         *("limit", "skip_broken", "tested", "unused", "optimizer", "lr_schedule", "clip_norm"),
         *("role", "base", "experts", "freeze_head", "batch_total", "epochs", "report", "split"),
         *("classes", "adaptation", "adaptation_params", "metric", "prompts", "code"),
-        *("precision", "inexact", "tokens", "freeze_blocks"),
+        *("precision", "inexact", "compile", "tokens", "freeze_blocks"),
     } == set(Run.__dataclass_fields__)
 
 
@@ -212,16 +211,6 @@ def test_a_record_knows_nothing_of_unused_domains():
     run = replace(RUN, tested=("c",), unused=("d",))
     assert record_of(run).domains == ("a", "b", "c")
     assert record_of(run).unseen == record_of(run).tests == ("c",)
-
-
-@pytest.mark.parametrize("later", [{"compile": True}])
-def test_a_field_for_a_later_version_changes_the_key_and_is_refused_for_now(later):
-    plain = Run(dataset="d", method="erm", sources=("a",))
-    run = replace(plain, **later)
-    assert run.key != plain.key
-    plain.check_supported()
-    with pytest.raises(SpecError, match="this version"):
-        run.check_supported()
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,8 @@ class Training:
         bfloat16), or auto, which chooses by the device and the network.
     inexact
         Whether a GPU may use its fastest kernels, which do not repeat bit for bit.
+    compile
+        Whether torch.compile compiles the network, which takes a while before the first step.
     class_names, templates
         Files with readable names of the classes and with sentences, for the prompts of a CLIP;
         empty means those of the dataset.
@@ -120,6 +122,7 @@ class Training:
     group: str = ""
     precision: Literal["fp32", "bf16", "fp16", "auto"] = "fp32"
     inexact: bool = False
+    compile: bool = False
     class_names: str = ""
     templates: str = ""
 

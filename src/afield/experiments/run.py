@@ -21,8 +21,6 @@ NOT_IN_KEY = ("rules", "given", "class_names", "templates")
 LIMITS = {"steps": 10**9, "batch": 2**20, "batch_total": 2**20, "size": 4096, "tokens": 2**14}
 # Counts that may be 0, which means 'not set'.
 COUNTS = ("batch", "size", "tokens", "domains_per_step", "limit", "batch_total", "freeze_blocks")
-# Fields for later versions. Declared now, so that adding the code changes no key.
-RESERVED = ("compile",)
 
 
 @dataclass(frozen=True)
@@ -69,8 +67,7 @@ class Run:
         The selection rules that will read the record, and the settings that were chosen by hand,
         which label the row in a table. Neither changes the key.
 
-    The other fields are those of `Training`, resolved; an empty `precision` is float32. A field for
-    later versions, empty so far: `compile`.
+    The other fields are those of `Training`, resolved; an empty `precision` is float32.
     """
 
     dataset: str
@@ -145,13 +142,6 @@ class Run:
         for name, limit in LIMITS.items():
             if getattr(self, name) > limit:
                 raise SpecError(f"{name}={getattr(self, name)}: must be at most {limit:,}")
-
-    def check_supported(self) -> None:
-        """Refuse a run with settings of a later version."""
-        for name in RESERVED:
-            if getattr(self, name):
-                value = getattr(self, name)
-                raise SpecError(f"{name}={value!r}: this version of afield cannot do that")
 
     @cached_property
     def key(self) -> str:

@@ -18,13 +18,14 @@ from afield.data.lookup import find_dataset
 from afield.data.prompts import Prompts, dataset_prompts
 from afield.data.samples import Samples
 from afield.data.stream import Stream
-from afield.errors import DataError
+from afield.errors import DataError, SpecError
 from afield.experiments.frozen.text_lengths import TextLengths
 from afield.experiments.record import Run
 from afield.experiments.run_data import Evaluations, RunData, training_rows
 from afield.experiments.store import read_run_inputs, read_run_weights
 from afield.hyperparameters import build, with_neutral
 from afield.networks.backbone import HUB, find_backbone, network
+from afield.networks.compilation import compile_features
 from afield.networks.freezing import freeze_blocks
 from afield.networks.own_network import weights_digest
 from afield.networks.precision import lower_precision
@@ -177,6 +178,8 @@ def set_up_on(
     kind = registry.find("averages", run.average)
     average: Average = build(kind, with_neutral(kind, run.average_params))
     average.setup(learner.model, steps=learner.task.steps)
+    if run.compile and not run.is_derived:
+        _compile(learner, average, run.method, machine.threads)
     inputs = {"classes": classes, "shape": run_data.shape, **run_data.scaling.to_dict()}
     return TrainingState(
         run=run,
@@ -192,6 +195,17 @@ def set_up_on(
         keeps_network=keeps_network,
         first_weights=first_weights,
     )
+
+
+def _compile(learner: Learner, average: Average, method: str, threads: int) -> None:
+    """Compile the networks of a run."""
+    if learner.layers:
+        raise SpecError(
+            f"compile=true: {method} reads or changes layers within the network, which is not "
+            "possible in compiled code; leave it out"
+        )
+    if not compile_features(learner.model, learner.parts, average.model, threads=threads):
+        raise SpecError(f"compile=true: {method} makes a network of its own; leave it out")
 
 
 def run_prompts(run: Run, dataset: DomainSet) -> Prompts:

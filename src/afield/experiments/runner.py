@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from afield.experiments.record import Progress, Record, Run
 from afield.experiments.run_setup import Machine, TrainingState, set_up, versions
 from afield.experiments.selection import RULES, selection_value, validation_accuracy
 from afield.experiments.store import Store
+from afield.networks.compilation import check_compiler, compiled_run
 from afield.networks.precision import check_precision
 from afield.seeds import capture_rng_state, restore_rng_state
 from afield.training.checkpoint import PARTS, Checkpoint
@@ -76,19 +77,22 @@ def execute(
     """
     if not 1 <= threads <= (os.cpu_count() or 1):
         raise SpecError(f"threads={threads}: this machine has {os.cpu_count()} cores")
-    run.check_supported()
     if run.is_derived:
         option = "--adapt" if run.adaptation else "--merges"
         raise SpecError(f"{run.key}: this model is not trained; bench with {option} makes it")
     where = find_device(device)
     check_precision(run.precision, where)
+    if run.compile:
+        check_compiler()
     with store.claim(run, wait=wait):
         stored = store.get(run)
         if stored is not None:
             return stored
         run = store.with_stored_rules(run)
         store.fetch(*filter(None, [run.base]))
-        with deterministic(threads, inexact=run.inexact), track_peak_memory(where) as peak:
+        compiling = compiled_run(run.method, run.backbone) if run.compile else nullcontext()
+        exact = deterministic(threads, inexact=run.inexact)
+        with exact, compiling, track_peak_memory(where) as peak:
             machine = Machine(where, threads, root or data_root(), store.root)
             work = _resume(run, store, machine)
             _train(work, store, snapshot_seconds, watch)

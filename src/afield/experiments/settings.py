@@ -107,6 +107,7 @@ def resolve_run(
         _check_pooled(built, method, training["batch_total"])
     try:
         built.check_modality(dataset.modality)
+        built.check_compilation(dataset.modality, compiled=training["compile"])
         built.check(per_step)
         built.check_batch(training["batch"] or sys.maxsize)
     except SpecError as error:

@@ -43,7 +43,8 @@ def lower_precision(module: nn.Module, precision: str) -> None:
 
 
 def _enter(device: str, dtype: torch.dtype, module: nn.Module, _inputs: Any) -> None:
-    if getattr(_entered, "module", None) is None:
+    # Compiled code is entered from outside, where the module that was called has hooks too.
+    if not torch.compiler.is_compiling() and getattr(_entered, "module", None) is None:
         # Casts of weights are not cached: one that was made without gradients would be reused.
         context = torch.autocast(device, dtype=dtype, cache_enabled=False)
         context.__enter__()
@@ -51,7 +52,7 @@ def _enter(device: str, dtype: torch.dtype, module: nn.Module, _inputs: Any) -> 
 
 
 def _leave(module: nn.Module, _inputs: Any, output: Any) -> Any:
-    if getattr(_entered, "module", None) is not module:
+    if torch.compiler.is_compiling() or getattr(_entered, "module", None) is not module:
         return None
     _entered.module = None
     _entered.context.__exit__(None, None, None)

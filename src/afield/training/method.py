@@ -72,6 +72,11 @@ class Method:
         """How many batches per group one step consumes; 1 for most methods."""
         return 1
 
+    @property
+    def differentiates_gradients(self) -> bool:
+        """Whether a step differentiates gradients of the network; compiled ones do not allow it."""
+        return False
+
     def check(self, domains: int) -> None:
         """Raise `SpecError` if a step cannot use this number of source domains."""
         self._require(domains, self.min_domains, "source domain(s) per step")
@@ -86,6 +91,18 @@ class Method:
             raise SpecError(
                 f"{self.name} mixes inputs, which token ids of texts do not allow; use it on the "
                 "features that `afield embed` writes"
+            )
+
+    def check_compilation(self, modality: Modality, *, compiled: bool) -> None:
+        """Raise `SpecError` if the network is to be compiled, but cannot be."""
+        if compiled and self.differentiates_gradients:
+            raise SpecError(
+                f"compile=true: {self.name} differentiates gradients of the network, which torch "
+                "cannot compile; leave it out"
+            )
+        if compiled and isinstance(modality, Text):
+            raise SpecError(
+                "compile=true: not for texts, because every length would be compiled by itself"
             )
 
     def _require(self, count: int, least: int, what: str) -> None:

@@ -33,6 +33,11 @@ class IGA(Method):
     def __post_init__(self) -> None:
         check_settings(self, not_negative=["penalty"])
 
+    @property
+    def differentiates_gradients(self) -> bool:
+        """True: the spread of the gradients is minimized."""
+        return True
+
     def loss(self, learner: Learner, batches: Batches) -> tuple[Tensor, Logs]:
         """Mean risk plus the weighted spread of the gradients."""
         risks, gradients = domain_gradients(learner, batches, create_graph=True)

@@ -65,6 +65,11 @@ class MLDG(Method):
                 + instead
             )
 
+    @property
+    def differentiates_gradients(self) -> bool:
+        """Whether the step in between is differentiated."""
+        return self.second_order
+
     def update(self, learner: Learner, batches: Batches) -> Logs:
         """Sum the gradients of all pairs, then step the optimizer."""
         self.check(len(batches))
