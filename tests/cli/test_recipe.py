@@ -51,6 +51,26 @@ def test_show_says_what_it_costs(afield, file):
     assert "time: about" in out
 
 
+def test_show_states_the_command_that_runs_what_it_shows(afield, file):
+    given = (
+        "--trials",
+        1,
+        "--scale",
+        0.5,
+        "--methods",
+        "erm",
+        "--set",
+        "lr=0.1",
+        "--set",
+        "size=8",
+    )
+    code, out, _ = afield("recipe", "show", file, "--no-measure", *given)
+    options = "--scale 0.5 --trials 1 --methods erm --set lr=0.1 --set size=8"
+    assert (code, f"run it: afield recipe run {file} {options}" in out) == (0, True)
+    _, out, _ = afield("recipe", "show", file, "--no-measure")
+    assert f"run it: afield recipe run {file}\n" in out
+
+
 @pytest.mark.slow
 def test_run_shows_the_paper_beside_ours_and_continues(afield, file, tmp_path):
     store = tmp_path / "store"

@@ -365,9 +365,7 @@ def test_too_little_room_is_reported_before_anything_is_made(tmp_path, place, mo
         wanted(needed_bytes=5 * 2**30 + 2**29)
     message = str(caught.value)
     assert "\n" not in message
-    assert message.startswith(
-        f"{place}: the cache of numbers needs 5.5 GB, but only 3.0 MB are free"
-    )
+    assert message.startswith(f"{place}: the cache of mine needs 5.5 GB, but only 3.0 MB are free")
     assert entries(place) == []
     wanted(needed_bytes=2 * 2**20)
 
@@ -413,7 +411,7 @@ def test_the_size_is_reported_before_a_large_entry_is_made(tmp_path, place, monk
         read(tmp_path / "mine", decode, form="large rows")
         read(tmp_path / "mine", decode, form="large rows")
     (message,) = caplog.messages
-    assert message.startswith(f"large rows: caching 144 bytes in {place}/mine-")
+    assert message.startswith(f"mine: caching 144 bytes of decoded samples in {place}/mine-")
 
 
 def test_sixteen_megabytes_are_worth_telling():

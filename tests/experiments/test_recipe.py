@@ -219,10 +219,22 @@ def test_methods_data_and_settings_can_be_replaced():
     (part,) = read_recipe("seed_category_table2", changes=Changes(rules=("target",))).parts
     assert part.benchmark.rules == ("target",)
     assert [numbers.rule for numbers in part.numbers] == ["target"]
-    with pytest.raises(SpecError, match="no part of it has what is wanted: target"):
+    with pytest.raises(SpecError, match="the recipe has no rule 'target'; it has sources"):
         read_recipe("arith_table1", changes=Changes(rules=("target",)))
-    with pytest.raises(SpecError, match="no part of it has what is wanted: score"):
-        read_recipe("arith_table4", changes=Changes(methods=("score",)))
+    with pytest.raises(SpecError, match="no method 'score'; it has arith, erm, fish, mldg"):
+        read_recipe("arith_table4", changes=Changes(methods=("erm", "score")))
+    for changes in (Changes(datasets=("pasc",)), Changes(data={"pasc": "my/pacs"})):
+        with pytest.raises(SpecError, match="no dataset 'pasc'; it has domain_net, office_home"):
+            read_recipe("arith_table4", changes=changes)
+
+
+def test_names_that_no_part_has_together_are_one_error(tmp_path):
+    path = tmp_path / "two.toml"
+    parts = '[[parts]]\ndataset = "{}"\nmethods = ["{}"]\n'
+    head = 'title = "two"\nreproduces = "exact"\n'
+    path.write_text(head + parts.format("spirals", "erm") + parts.format("rotated_digits", "vrex"))
+    with pytest.raises(SpecError, match="no part of the recipe has all of these: vrex, spirals"):
+        read_recipe(path, changes=Changes(methods=("vrex",), datasets=("spirals",)))
 
 
 def test_mistakes_are_one_line(tmp_path):
@@ -258,7 +270,8 @@ def test_a_cost_is_described_in_a_few_lines():
     assert time.startswith("time: about 1.5 hours of training on ")
     assert disk == "disk: about 1.2 GB of weights"
     assert missing == "missing: b: get it"
-    for seconds, words in ((3600, "1.0 hours"), (3599, "60 minutes"), (60, "1 minutes"),
+    for seconds, words in ((864_000, "10 days"), (863_999, "240.0 hours"), (3600, "1.0 hours"),
+                           (3599, "60 minutes"), (60, "1 minutes"),
                            (59, "59 seconds")):  # fmt: skip
         assert f"about {words} of" in replace(costs, seconds=seconds).describe()[2]
     empty = Costs(0, None, {}, missing={"b": "get it"})

@@ -19,6 +19,7 @@ from afield.reporting.paper import (
     paper_tables,
 )
 from afield.reporting.table import tabulate
+from tests.files import arrays, npz
 from tests.reporting.tables import benchmark
 
 TOML = """
@@ -98,6 +99,38 @@ def test_data_in_place_of_a_dataset_are_compared_with_no_other_column(records):
     score = read_recipe("score_table1", changes=Changes(datasets=("pacs",)))
     frame = compare_with_paper(score, [[] for _ in score.parts])
     assert set(frame.column) == {"pacs"}
+
+
+def test_every_column_has_the_numbers_of_the_data_in_place_of_its_dataset(tmp_path, records):
+    folders = [tmp_path / name for name in ("first", "second")]
+    paths = [folder.mkdir() or npz(folder, **arrays(24)) for folder in folders]
+    done = [
+        replace(record, run=replace(record.run, dataset=str(path), data=path.parent.name))
+        for path, shift in zip(paths, (0, 1), strict=True)
+        for record in records
+        if record.run.trial <= shift
+    ]
+    changes = Changes(
+        datasets=("pacs", "vlcs"), data={"vlcs": str(paths[0]), "pacs": str(paths[1])}
+    )
+    recipe = read_recipe("arith_table4", changes=changes)
+    trials = compare_with_paper(recipe, [done, []]).query("part == 'without SWAD' and row == 'erm'")
+    assert trials.set_index("column").trials.to_dict() == {
+        "pacs": 2, "vlcs": 1, "office_home": 0, "terra_incognita": 0, "domain_net": 0, "mean": 0
+    }  # fmt: skip
+    # The other dataset failed: its column stays empty.
+    second = [record for record in done if record.run.data == "second"]
+    frame = compare_with_paper(recipe, [second, []]).query("part == 'without SWAD'")
+    assert frame.query("row == 'erm' and trials > 0").column.tolist() == ["pacs"]
+
+
+def test_rows_that_were_not_asked_for_are_left_out_and_the_title_says_so(records):
+    changes = Changes(methods=("erm", "arith"))
+    recipe = read_recipe("dmg_table2", changes=Changes(methods=("dmg",)))
+    assert set(compare_with_paper(recipe, [[] for _ in recipe.parts]).row) == {"dmg"}
+    assert recipe.full_title.endswith("[methods dmg only]")
+    recipe = read_recipe("arith_table4", changes=changes)
+    assert set(compare_with_paper(recipe, [[], []]).row) == {"erm", "arith"}
 
 
 def test_one_trial_has_no_mark(recipe, records):

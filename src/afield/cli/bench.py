@@ -85,12 +85,16 @@ def with_options(*names: str, optional: bool = False) -> Callable[[Command], Com
 
     An `optional` option has no default: it is None unless it is given.
     """
+    return with_parameters([p for name in names for p in _parameters(name, optional=optional)])
+
+
+def with_parameters(added: Sequence[inspect.Parameter]) -> Callable[[Command], Command]:
+    """Give a command keyword parameters, between its arguments and its own options."""
 
     def decorate(command: Command) -> Command:
         declared = inspect.signature(command, eval_str=True).parameters.values()
         arguments = [p for p in declared if p.kind is p.POSITIONAL_OR_KEYWORD]
         options = [p for p in declared if p.kind is p.KEYWORD_ONLY]
-        added = [p for name in names for p in _parameters(name, optional=optional)]
         signature = inspect.Signature([*arguments, *added, *options])
         command.__signature__ = signature  # type: ignore[attr-defined]
         return command

@@ -1,6 +1,8 @@
 """The commands ``afield recipe list``, ``show`` and ``run``: tables and figures of papers."""
 
-from collections.abc import Sequence
+import inspect
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from afield.cli import console
-from afield.cli.bench import run_and_print, with_options
+from afield.cli.bench import run_and_print, with_options, with_parameters
 from afield.cli.options import (
     Format,
     Quiet,
@@ -82,38 +84,7 @@ def list_() -> None:
     console.out.print(table)
 
 
-@recipe.command()
-def show(
-    name: Name,
-    scale: Scale = 1.0,
-    trials: Trials = None,
-    methods: Methods = None,
-    datasets: Datasets = None,
-    rules: Rules = None,
-    data: Data = None,
-    set_: SetOption = None,
-    measure: Annotated[
-        bool, typer.Option(help="Measure a training step, to estimate the time.")
-    ] = True,
-) -> None:
-    """Show what a recipe runs and costs: runs, images, time, disk, and which data are missing."""
-    from afield.experiments.reproduction.costs import estimate_costs
-
-    one = read_recipe(name, changes=_changes(scale, trials, methods, datasets, rules, data, set_))
-    lines = [one.full_title, f"reproduces: {one.reproduces}"]
-    lines += [f"differs: {one.differs}"] if one.differs else []
-    lines += estimate_costs(one, measure=measure).describe()
-    if one.parts:
-        lines.append(f"run it: afield recipe run {name}")
-    lines += [f"afterwards: {one.after}"] if one.after else []
-    for line in lines:
-        console.out.print(line, markup=False, soft_wrap=True)
-
-
-@recipe.command()
-@with_options("on", "workers", "cpus", "gpus", "retries", "store", optional=True)
-def run(
-    name: Name,
+def _changes(
     *,
     scale: Scale = 1.0,
     trials: Trials = None,
@@ -122,31 +93,8 @@ def run(
     rules: Rules = None,
     data: Data = None,
     set_: SetOption = None,
-    format_: Format = "console",
-    tensorboard: Tensorboard = False,
-    quiet: Quiet = False,
-    **options: Any,
-) -> None:
-    """Run a recipe and show the paper's numbers beside ours.
-
-    Runs that the store already holds are not repeated: run the same command
-    again to continue. Default store: recipes/NAME.
-    """
-    check_format(format_)
-    changes = _changes(scale, trials, methods, datasets, rules, data, set_)
-    one = read_recipe(name, changes=changes, **options)
-    run_recipe(one, format_=format_, tensorboard=tensorboard, quiet=quiet)
-
-
-def _changes(
-    scale: float,
-    trials: int | None,
-    methods: str | None,
-    datasets: str | None,
-    rules: str | None,
-    data: Sequence[str] | None,
-    set_: list[str] | None,
 ) -> Changes:
+    """What to do in another way than the paper, from the options of a command."""
     replaced = dict(_assignment(text) for text in data or ())
     return Changes(
         scale=scale,
@@ -159,11 +107,70 @@ def _changes(
     )
 
 
+CHANGE_OPTIONS = inspect.signature(_changes, eval_str=True).parameters
+
+
 def _assignment(text: str) -> tuple[str, str]:
     name, _, path = text.partition("=")
     if not name or not path:
         raise SpecError(f"--data {text}: write the name of a dataset and a path, NAME=PATH")
     return name, path
+
+
+@recipe.command()
+@with_parameters(list(CHANGE_OPTIONS.values()))
+def show(
+    name: Name,
+    *,
+    measure: Annotated[
+        bool, typer.Option(help="Measure a training step, to estimate the time.")
+    ] = True,
+    **options: Any,
+) -> None:
+    """Show what a recipe runs and costs: runs, images, time, disk, and which data are missing."""
+    from afield.experiments.reproduction.costs import estimate_costs
+
+    one = read_recipe(name, changes=_changes(**options))
+    lines = [one.full_title, f"reproduces: {one.reproduces}"]
+    lines += [f"differs: {one.differs}"] if one.differs else []
+    lines += estimate_costs(one, measure=measure).describe()
+    if one.parts:
+        lines.append(f"run it: {_run_command(name, options)}")
+    lines += [f"afterwards: {one.after}"] if one.after else []
+    for line in lines:
+        console.out.print(line, markup=False, soft_wrap=True)
+
+
+def _run_command(name: str, options: Mapping[str, Any]) -> str:
+    """The command that runs what was shown."""
+    words = ["afield", "recipe", "run", name]
+    for option, value in options.items():
+        if value != CHANGE_OPTIONS[option].default:
+            values = value if isinstance(value, list) else [value]
+            words += [word for each in values for word in (f"--{option.strip('_')}", str(each))]
+    return shlex.join(words)
+
+
+@recipe.command()
+@with_options("on", "workers", "cpus", "gpus", "retries", "store", optional=True)
+@with_parameters(list(CHANGE_OPTIONS.values()))
+def run(
+    name: Name,
+    *,
+    format_: Format = "console",
+    tensorboard: Tensorboard = False,
+    quiet: Quiet = False,
+    **options: Any,
+) -> None:
+    """Run a recipe and show the paper's numbers beside ours.
+
+    Runs that the store already holds are not repeated: run the same command
+    again to continue. Default store: recipes/NAME.
+    """
+    check_format(format_)
+    changes = _changes(**{option: options.pop(option) for option in CHANGE_OPTIONS})
+    one = read_recipe(name, changes=changes, **options)
+    run_recipe(one, format_=format_, tensorboard=tensorboard, quiet=quiet)
 
 
 def run_recipe(one: Recipe, *, format_: str, tensorboard: bool, quiet: bool) -> None:

@@ -212,23 +212,23 @@ def _entry(
         ) from None
     try:
         if _read_state(folder) != state:
-            _check_space(folder, description, needed)
+            _check_space(folder, root.name, needed)
             _write_entry(folder, description, state, build)
         yield folder
     finally:
         lock.release()
 
 
-def _check_space(folder: Path, description: str, needed: int) -> None:
+def _check_space(folder: Path, name: str, needed: int) -> None:
     free = shutil.disk_usage(folder.parent).free
     if needed > free:
         sizes = f"needs {format_bytes(needed)}, but only {format_bytes(free)} are free"
         raise DataError(
-            f"{folder.parent}: the cache of {description} {sizes}; set AFIELD_CACHE to a folder "
+            f"{folder.parent}: the cache of {name} {sizes}; set AFIELD_CACHE to a folder "
             "with more space, or use a smaller --set size=..."
         )
     if needed >= LARGE_ENTRY_BYTES:
-        log.warning("%s: caching %s in %s", description, format_bytes(needed), folder)
+        log.warning("%s: caching %s of decoded samples in %s", name, format_bytes(needed), folder)
 
 
 def _write_entry(folder: Path, description: str, state: str, build: Callable[[Path], None]) -> None:

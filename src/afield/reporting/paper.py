@@ -13,7 +13,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -21,6 +21,7 @@ import pandas as pd
 from pydantic import TypeAdapter, ValidationError
 
 from afield import registry
+from afield.data.lookup import find_dataset
 from afield.experiments.record import Record
 from afield.experiments.reproduction.recipe import Numbers, Part, Recipe
 from afield.experiments.selection import Pick
@@ -50,20 +51,29 @@ NOTHING: Estimate = (math.nan, math.nan, 0)
 
 def compare_with_paper(recipe: Recipe, records: Sequence[Sequence[Record]]) -> pd.DataFrame:
     """Paper and ours in percent, for the records of every part of a recipe."""
+    changes = recipe.changes
     measured = [
-        _Measured(part, of_part, recipe.changes.data)
+        _Measured(part, of_part, changes.data)
         for part, of_part in zip(recipe.parts, records, strict=True)
     ]
     rows: list[tuple[object, ...]] = []
     for part in measured:
-        for numbers in part.part.numbers:
+        for numbers in _asked_for(part.part.numbers, changes.methods):
             rows += _lines(part.part.name, numbers, part.rule(numbers), part.estimate)
-    for numbers in recipe.numbers:
+    for numbers in _asked_for(recipe.numbers, changes.methods):
         members = [part for part in measured if part.part.name.startswith(numbers.over)]
-        if members and not recipe.changes.datasets:
+        if members and not changes.datasets:
             rule, estimate = members[0].rule(numbers), _mean_of(members)
             rows += _lines(numbers.over.rstrip(", "), numbers, rule, estimate)
     return pd.DataFrame(rows, columns=FIELDS)
+
+
+def _asked_for(several: Sequence[Numbers], methods: Sequence[str]) -> list[Numbers]:
+    """The numbers of the chosen rows; without a choice, of all rows, quoted ones too."""
+    if not methods:
+        return list(several)
+    rows = [{name: each.rows[name] for name in each.rows if name in methods} for each in several]
+    return [replace(each, rows=of) for each, of in zip(several, rows, strict=True)]
 
 
 class _Measured:
@@ -79,9 +89,10 @@ class _Measured:
 
     def estimate(self, numbers: Numbers, row: str, column: str) -> Estimate:
         """Mean, standard error and number of trials."""
-        if not all(
-            self._is_run(name) for name in (numbers.columns if column == MEAN else [column])
-        ):
+        datasets = [name for name in numbers.columns if name in registry.names("datasets")]
+        if column == MEAN and datasets:
+            return _mean_estimate([self.estimate(numbers, row, name) for name in datasets])
+        if column == MEAN and len(self.results) < len(self.part.benchmark.dataset):
             return NOTHING
         if column == MEAN:
             estimates = [_estimate(self._values(r, numbers, row, MEAN)) for r in self.results]
@@ -89,19 +100,23 @@ class _Measured:
         found = self._results_of(column, numbers)
         return _estimate(self._values(found, numbers, row, column)) if found else NOTHING
 
-    def _is_run(self, column: str) -> bool:
-        """Whether a column that names a dataset is one of the part, or replaced by one of it."""
-        dataset = self.replaced.get(column, column)
-        return column not in registry.names("datasets") or dataset in self.part.benchmark.dataset
-
     def _results_of(self, column: str, numbers: Numbers) -> Results | None:
         """The results of the dataset that a column names, or that has a domain of this name."""
-        if len(self.results) == 1 and (
-            numbers.value == "group" or column in registry.names("datasets")
-        ):
-            return self.results[0]  # also of data in place of the paper's
-        named = (r for r in self.results if column in (r.name, *r.domains))
-        return next(named, None)
+        if column in registry.names("datasets"):
+            return self._results_on(self.replaced.get(column, column))
+        if numbers.value == "group" and len(self.results) == 1:
+            return self.results[0]
+        return next((each for each in self.results if column in each.domains), None)
+
+    def _results_on(self, dataset: str) -> Results | None:
+        """The results on a dataset of the part, which may be data in place of the paper's."""
+        several = self.part.benchmark.dataset
+        if dataset not in several:
+            return None
+        if len(several) == 1 and len(self.results) == 1:
+            return self.results[0]
+        spec = find_dataset(dataset).spec
+        return next((each for each in self.results if each.data == spec), None)
 
     def _values(self, results: Results, numbers: Numbers, row: str, column: str) -> Values:
         """The number of every trial."""

@@ -85,6 +85,11 @@ class Results:
     together: bool = False
     _picks: dict[str, dict[str, Picks]] = field(default_factory=dict, repr=False, compare=False)
 
+    @property
+    def data(self) -> str:
+        """The name or path of the dataset, as in its runs."""
+        return next(iter(self.methods.values()))[0].run.dataset
+
     def picks(self, rule: str) -> dict[str, Picks]:
         """The picks of a rule for every method, trial and domain."""
         if rule not in self._picks:

@@ -30,7 +30,7 @@ __all__ = ["Costs", "estimate_costs"]
 # starts. The fastest step counts; the first one also allocates memory.
 MAX_MEASURED, MEASURED_STEPS, MAX_SECONDS = 8, 6, 3.0
 BYTES_PER_WEIGHT = 4
-HOUR, MINUTE = 3600, 60
+DAY, HOUR, MINUTE = 86_400, 3600, 60
 Number = TypeVar("Number", int, float)
 
 
@@ -81,6 +81,8 @@ class Costs:
 
 
 def _duration(seconds: float) -> str:
+    if seconds >= 10 * DAY:
+        return f"{seconds / DAY:,.0f} days"
     if seconds >= HOUR:
         return f"{seconds / HOUR:,.1f} hours"
     return f"{seconds / MINUTE:.0f} minutes" if seconds >= MINUTE else f"{seconds:.0f} seconds"

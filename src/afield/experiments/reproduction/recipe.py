@@ -24,7 +24,7 @@ of the part; other rows are numbers that the paper quotes, or of methods that af
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -177,11 +177,16 @@ def read_recipe(name: str | Path, *, changes: Changes | None = None, **options: 
     changes = changes or Changes()
     given.setdefault("store", shared.get("store", f"recipes/{path.stem}"))
     try:
-        made = [_part({**shared, **part}, changes, given) for part in parts]
+        benchmarks = [_benchmark({**shared, **part}) for part in parts]
+        _check_names(benchmarks, changes)
+        made = [
+            _part(part, benchmark, changes, given)
+            for part, benchmark in zip(parts, benchmarks, strict=True)
+        ]
         made = [part for part in made if part is not None]
         if parts and not made:
             wanted = ", ".join((*changes.methods, *changes.datasets, *changes.rules))
-            raise SpecError(f"no part of it has what is wanted: {wanted}")
+            raise SpecError(f"no part of the recipe has all of these: {wanted}")
         words = {"name": path.stem, "parts": tuple(made), "changes": changes, **content}
         return build_validated(Recipe, words)
     except AfieldError as error:
@@ -198,11 +203,33 @@ def _read_toml(name: str | Path) -> tuple[Path, dict[str, Any]]:
     return path, read_toml(path)
 
 
-def _part(words: dict[str, Any], changes: Changes, options: Mapping[str, Any]) -> Part | None:
+def _benchmark(words: Mapping[str, Any]) -> Benchmark:
+    return make_benchmark(**{key: value for key, value in words.items() if key not in PART_KEYS})
+
+
+def _check_names(benchmarks: Sequence[Benchmark], changes: Changes) -> None:
+    """Refuse to keep or replace what no part of the recipe has."""
+    rules = {rule for each in benchmarks for rule in each.rules or changes.rules}
+    for kind, wanted, known in (
+        ("method", changes.methods, {m for each in benchmarks for m in each.methods + each.merges}),
+        ("dataset", (*changes.datasets, *changes.data), {d for b in benchmarks for d in b.dataset}),
+        ("rule", changes.rules, rules),
+    ):
+        for name in wanted:
+            if known and name not in known:
+                names = ", ".join(sorted(known))
+                raise SpecError(f"the recipe has no {kind} {name!r}; it has {names}")
+
+
+def _part(
+    words: Mapping[str, Any],
+    benchmark: Benchmark,
+    changes: Changes,
+    options: Mapping[str, Any],
+) -> Part | None:
     """A part with its changes; None if none of its methods is wanted."""
-    own = {key: words.pop(key) for key in PART_KEYS if key in words}
+    own = {key: words[key] for key in PART_KEYS if key in words}
     numbers = tuple(build_validated(Numbers, each) for each in own.pop("numbers", []))
-    benchmark = make_benchmark(**words)
     first_rule = (benchmark.rules or ("sources",))[0]
     benchmark = change_benchmark(benchmark, changes)
     if not benchmark.dataset or not benchmark.methods + benchmark.merges:
