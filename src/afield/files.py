@@ -1,4 +1,4 @@
-"""Atomic writes, digests, and checks of files.
+"""Atomic writes, digests, checks of files, and small JSON files.
 
 A file or folder is written under a temporary name beside its target and then renamed, so it is
 complete or absent. The next write to the same target removes what a killed process left behind.
@@ -8,6 +8,7 @@ import ctypes
 import errno
 import glob
 import hashlib
+import json
 import os
 import shutil
 import stat
@@ -29,6 +30,7 @@ __all__ = [
     "flush_to_disk",
     "format_bytes",
     "guard_formula",
+    "read_json_object",
     "remove_abandoned",
     "restore_folder",
     "sha256",
@@ -39,6 +41,8 @@ __all__ = [
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 # A spreadsheet takes a cell of a CSV file that starts with one of these for a formula.
 FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r")
+# A larger file is taken for a mistake where a small JSON file is expected.
+MAX_JSON_BYTES = 2**20
 MARKDOWN_ESCAPES = str.maketrans({"|": r"\|", "<": "&lt;", ">": "&gt;", "[": r"\[", "`": r"\`"})
 
 
@@ -147,6 +151,19 @@ def file_digest(path: str | Path) -> str:
 def _cached_digest(file: Path, size: int, modified: int) -> str:
     del size, modified
     return sha256(file)[:16]
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The object in a small JSON file; raises DataError if there is none."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise DataError(f"{path}: too large for JSON of this kind")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not readable JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: not a JSON object")
+    return content
 
 
 def remove_abandoned(folder: Path) -> None:

@@ -14,17 +14,9 @@ from afield.errors import AfieldError
 from tests.data.sources.hub_cache import COMMIT, put
 
 
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    folder = tmp_path / "hub"
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(folder))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    return folder
-
-
-def test_a_model_of_the_hub_predicts_like_its_folder(cache, model_folder):
+def test_a_model_of_the_hub_predicts_like_its_folder(hub_cache, model_folder):
     files = {path.name: path.read_bytes() for path in model_folder.iterdir()}
-    snapshot = put(cache, "ann/spirals", files, kind="model")
+    snapshot = put(hub_cache, "ann/spirals", files, kind="model")
     here = package.load(model_folder)
     x = np.full((3, here.about.inputs.stored[0]), 0.5)
     for spec in ("hf:ann/spirals", f"hf:ann/spirals@{COMMIT}"):
@@ -37,7 +29,7 @@ def test_a_model_of_the_hub_predicts_like_its_folder(cache, model_folder):
         package.load("hf:ann/spirals")
 
 
-def test_a_model_that_is_not_there_is_one_clear_line(cache):
+def test_a_model_that_is_not_there_is_one_clear_line(hub_cache):
     for spec, message in {
         "hf:ann/none": "cannot be fetched from the hub",
         "hf:ann": "write hf:user/name",

@@ -4,7 +4,6 @@ import hashlib
 import io
 from pathlib import Path
 
-import huggingface_hub.constants
 import numpy as np
 import pandas as pd
 import pytest
@@ -35,17 +34,8 @@ def table(path: Path, **changes) -> bytes:
     return path.read_bytes()
 
 
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    """An empty cache of the hub, without a connection."""
-    folder = tmp_path / "hub"
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(folder))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    return folder
-
-
-def test_a_repository_is_read_and_its_revision_pinned(cache, tmp_path):
-    put(cache, "ann/pots", {"data/train-00000-of-00001.parquet": table(tmp_path / "a.parquet")})
+def test_a_repository_is_read_and_its_revision_pinned(hub_cache, tmp_path):
+    put(hub_cache, "ann/pots", {"data/train-00000-of-00001.parquet": table(tmp_path / "a.parquet")})
     found = find_dataset("hf:ann/pots")
     assert found.name == "pots"
     assert found.spec == f"hf:ann/pots@{COMMIT}"
@@ -55,27 +45,27 @@ def test_a_repository_is_read_and_its_revision_pinned(cache, tmp_path):
     assert again.fingerprint == found.fingerprint
 
 
-def test_files_of_two_splits_are_one_table(cache, tmp_path):
+def test_files_of_two_splits_are_one_table(hub_cache, tmp_path):
     content = table(tmp_path / "a.parquet")
     names = [f"data/{split}-00000-of-00001.parquet" for split in ("test", "train")]
-    put(cache, "ann/pots", dict.fromkeys(names, content))
+    put(hub_cache, "ann/pots", dict.fromkeys(names, content))
     domain = find_dataset("hf:ann/pots").load()["art"]
     assert domain.test.tolist() == [True] * 4 + [False] * 4
 
 
-def test_a_changed_file_is_refused(cache, tmp_path):
-    put(cache, "ann/pots", {"data/train.parquet": table(tmp_path / "a.parquet")})
-    blob = next((cache / "datasets--ann--pots" / "blobs").iterdir())
+def test_a_changed_file_is_refused(hub_cache, tmp_path):
+    put(hub_cache, "ann/pots", {"data/train.parquet": table(tmp_path / "a.parquet")})
+    blob = next((hub_cache / "datasets--ann--pots" / "blobs").iterdir())
     blob.write_bytes(table(tmp_path / "b.parquet", label=["a", "b"] * 4))
     with pytest.raises(DataError, match="checksum is not the one that the hub states"):
         find_dataset("hf:ann/pots")
 
 
-def test_what_cannot_be_read_is_refused_in_one_line(cache, tmp_path):
+def test_what_cannot_be_read_is_refused_in_one_line(hub_cache, tmp_path):
     good = table(tmp_path / "a.parquet")
-    put(cache, "ann/code", {"pots.py": b"raise SystemExit"})
-    put(cache, "ann/two", {"small/a.parquet": good, "large/a.parquet": good})
-    put(cache, "ann/bare", {"a.parquet": table(tmp_path / "b.parquet", image=None)})
+    put(hub_cache, "ann/code", {"pots.py": b"raise SystemExit"})
+    put(hub_cache, "ann/two", {"small/a.parquet": good, "large/a.parquet": good})
+    put(hub_cache, "ann/bare", {"a.parquet": table(tmp_path / "b.parquet", image=None)})
     for spec, message in {
         "hf:ann/none": "cannot be fetched from the hub",
         "hf:ann": "write hf:owner/name",
@@ -97,7 +87,7 @@ def test_a_folder_in_the_layout_of_the_hub_is_a_dataset(tmp_path):
     assert find_dataset(found.spec).fingerprint == found.fingerprint
 
 
-def test_data_get_writes_the_images_of_a_hub_home(cache, tmp_path):
+def test_data_get_writes_the_images_of_a_hub_home(hub_cache, tmp_path):
     from afield.data.datasets.pacs import CLASSES, SIZES, pacs
 
     rows = [(domain, name) for domain in SIZES for name in CLASSES]
@@ -106,7 +96,7 @@ def test_data_get_writes_the_images_of_a_hub_home(cache, tmp_path):
     frame.to_parquet(tmp_path / "pacs.parquet")
     revision = pacs.download.hub.partition("@")[2]
     files = {"data/train-00000-of-00001.parquet": (tmp_path / "pacs.parquet").read_bytes()}
-    put(cache, "flwrlabs/pacs", files, commit=revision)
+    put(hub_cache, "flwrlabs/pacs", files, commit=revision)
     dataset = get_dataset("pacs", tmp_path / "root")
     assert not dataset.missing_files(tmp_path / "root")
     found = sorted(path.parent for path in (tmp_path / "root" / "PACS").glob("*/*/*.png"))
@@ -115,12 +105,12 @@ def test_data_get_writes_the_images_of_a_hub_home(cache, tmp_path):
     assert np.asarray(Image.open(next(first.iterdir())))[0, 0].tolist() == [0, 0, 0]
 
 
-def test_splits_of_a_hub_home_become_lists(cache, tmp_path, monkeypatch):
+def test_splits_of_a_hub_home_become_lists(hub_cache, tmp_path, monkeypatch):
     # Parts of a table that are read one after the other do not reuse the names of files.
     monkeypatch.setattr("afield.data.sources.table_files.ROWS_AT_ONCE", 3)
     splits = ("test", "train")
     names = [f"data/{split}-00000-of-00001.parquet" for split in splits]
-    put(cache, "ann/pots", dict.fromkeys(names, table(tmp_path / "a.parquet")))
+    put(hub_cache, "ann/pots", dict.fromkeys(names, table(tmp_path / "a.parquet")))
     write_hub_images("hf:ann/pots", tmp_path / "pots", lists=True)
     found = find_dataset(tmp_path / "pots").load()
     for domain in ("art", "photo"):
@@ -131,7 +121,7 @@ def test_splits_of_a_hub_home_become_lists(cache, tmp_path, monkeypatch):
     assert not list((tmp_path / "plain").glob("*.txt"))
 
 
-def test_the_checksums_of_the_test_cache_are_those_of_the_hub(cache):
-    put(cache, "ann/pots", {"a.csv": b"x"})
-    blob = next((cache / "datasets--ann--pots" / "blobs").iterdir())
+def test_the_checksums_of_the_test_cache_are_those_of_the_hub(hub_cache):
+    put(hub_cache, "ann/pots", {"a.csv": b"x"})
+    blob = next((hub_cache / "datasets--ann--pots" / "blobs").iterdir())
     assert blob.name == hashlib.sha256(b"x").hexdigest()

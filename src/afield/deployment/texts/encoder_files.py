@@ -17,7 +17,7 @@ from afield.deployment.description import Architecture, Description
 from afield.deployment.model_files import ENCODER_FILES, file_inside
 from afield.errors import DataError
 from afield.experiments.run import name_without_path
-from afield.files import sha256
+from afield.files import read_json_object, sha256
 from afield.networks.backbone import find_backbone
 
 __all__ = ["copy_encoder", "locate_encoder", "without_paths"]
@@ -26,7 +26,6 @@ FAMILY = "hf:"
 CONFIG, TOKENIZER = ENCODER_FILES
 # Values of a configuration that name code, or the place where it was read.
 DROPPED_VALUES = ("auto_map", "_name_or_path")
-MAX_CONFIG_BYTES = 2**20
 
 
 def without_paths(about: Description) -> Description:
@@ -67,7 +66,7 @@ def copy_encoder(about: Description, folder: Path) -> tuple[str, ...]:
     if not name:
         return ()
     tokenizer = Path(find_backbone(name).tokenizer)
-    content = _read_config(tokenizer.with_name(Path(CONFIG).name))
+    content = read_json_object(tokenizer.with_name(Path(CONFIG).name))
     (folder / CONFIG).parent.mkdir()
     kept = {key: value for key, value in content.items() if key not in DROPPED_VALUES}
     (folder / CONFIG).write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
@@ -97,17 +96,5 @@ def _check_file(about: Description, folder: Path, name: str) -> None:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     if changed:
         raise DataError(f"{path}: its SHA-256 is not the one in model.json; get the folder again")
-    if name == CONFIG and "auto_map" in _read_config(path):
+    if name == CONFIG and "auto_map" in read_json_object(path):
         raise DataError(f"{path}: names code (auto_map), which is never run; get another model")
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise DataError(f"{path}: too large for a configuration")
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not readable JSON ({error})") from None
-    if not isinstance(content, dict):
-        raise DataError(f"{path}: not a JSON object")
-    return content

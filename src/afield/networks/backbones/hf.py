@@ -10,7 +10,6 @@ transformers is an extra: ``pip install 'afield[text]'``.
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from afield.data.sources.hub import download_snapshot
 from afield.data.sources.texts import read_tokenizer
 from afield.errors import DataError, SpecError, UnknownNameError
-from afield.files import file_digest
+from afield.files import file_digest, read_json_object
 from afield.networks.backbone import HUB, Backbone, Shape
 from afield.networks.text_features import Pooling, TransformerFeatures
 from afield.weights import check_complete, read_weights
@@ -86,7 +85,9 @@ class Hf(Backbone):
             return cast(Pooling, chosen)
         file = self.folder / POOLING_FILE
         return (
-            "first" if file.is_file() and _read_json(file).get("pooling_mode_cls_token") else "mean"
+            "first"
+            if file.is_file() and read_json_object(file).get("pooling_mode_cls_token")
+            else "mean"
         )
 
     def check(self) -> None:
@@ -143,7 +144,7 @@ class Hf(Backbone):
 
     def _config(self) -> dict[str, Any]:
         file = _existing(self.folder, "config.json", "give the folder of an encoder")
-        return _read_json(file)
+        return read_json_object(file)
 
     def _auto_config(self) -> Any:
         folder = str(self.folder)
@@ -225,16 +226,6 @@ def _existing(folder: Path, name: str, advice: str) -> Path:
     if not (folder / name).is_file():
         raise DataError(f"{folder}: no {name}; {advice}")
     return folder / name
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{file}: not readable JSON ({error})") from None
-    if not isinstance(content, dict):
-        raise DataError(f"{file}: not a JSON object")
-    return content
 
 
 def _remove_pooler(encoder: Any) -> None:
