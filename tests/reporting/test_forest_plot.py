@@ -55,6 +55,12 @@ def test_what_is_a_little_off_is_not_clipped():
     assert {row.clipped for row in drawn(ERM, GOOD, BAD).rows} == {""}
 
 
+def test_without_intervals_the_caption_says_so():
+    erm, good = (benchmark_records([[0.7, 0.6, 0.8]], method=name) for name in ("erm", "good"))
+    assert "bars are 95 % intervals" in drawn(ERM, GOOD).caption
+    assert drawn(erm, good).caption.endswith("too few results for intervals")
+
+
 def test_several_references_are_reported():
     assert "minus that of erm, in" in drawn(ERM, GOOD).caption
     small = {"given": {"batch": 8}, "batch": 8}

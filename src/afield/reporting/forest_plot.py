@@ -82,11 +82,11 @@ def _differences(comparisons: Sequence[Comparison], best: str) -> ForestPlot:
     axis = numeric_axis([100 * end for end in _window(comparisons)], log=False, sign=True)
     several = len({each.reference for each in comparisons}) > 1
     against = f"{REFERENCE} with the same settings" if several else REFERENCE
-    rivals = comparisons[0].rivals
-    correction = f", corrected for {rivals} comparisons" * (rivals > 1)
     return ForestPlot(
-        caption=f"Accuracy on unseen domains minus that of {against}, in percentage points; bars "
-        f"are 95 % intervals{correction}, and a difference whose bar crosses 0 may be chance",
+        caption=f"Accuracy on unseen domains minus that of {against}, in percentage points; "
+        + _describe_bars(
+            comparisons[0].rivals, known=any(math.isfinite(low) for low, _ in intervals)
+        ),
         quantity="difference",
         unit="points",
         axis=axis,
@@ -103,6 +103,15 @@ def _differences(comparisons: Sequence[Comparison], best: str) -> ForestPlot:
             for each, (low, high) in zip(comparisons, intervals, strict=True)
         ],
         zero=axis.to_percent(0.0),
+    )
+
+
+def _describe_bars(rivals: int, *, known: bool) -> str:
+    if not known:
+        return "any of them may be chance, because there are too few results for intervals"
+    correction = f", corrected for {rivals} comparisons" * (rivals > 1)
+    return (
+        f"bars are 95 % intervals{correction}, and a difference whose bar crosses 0 may be chance"
     )
 
 
