@@ -1,5 +1,6 @@
 """Computations leave the state of torch unchanged, and live processes are distinguished."""
 
+import gc
 import os
 import platform
 import subprocess
@@ -16,6 +17,7 @@ from afield.compute import (
     hostname,
     is_alive,
     keep_freed_memory,
+    pause_cycle_search,
     preserve_torch_state,
     track_peak_memory,
     usable_cores,
@@ -212,3 +214,16 @@ def test_a_worker_ends_with_its_parent():
         time.sleep(0.05)
     assert not is_alive(hostname(), worker)
     parent.stdout.close()
+
+
+def test_the_search_for_cycles_is_paused_and_resumed():
+    @pause_cycle_search()
+    def fail():
+        with pause_cycle_search():
+            pass
+        raise ZeroDivisionError(gc.isenabled())
+
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError, match="False"):
+        fail()
+    assert gc.isenabled()

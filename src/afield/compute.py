@@ -4,6 +4,7 @@ Functions import torch themselves, so that processes and files can be looked at 
 """
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -28,6 +29,7 @@ __all__ = [
     "is_alive",
     "keep_freed_memory",
     "matrix_products",
+    "pause_cycle_search",
     "preserve_torch_state",
     "track_peak_memory",
     "usable_cores",
@@ -62,6 +64,22 @@ def end_with_parent() -> None:
             os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def pause_cycle_search() -> Iterator[None]:
+    """Pause Python's search for unused objects that refer to each other (`gc`).
+
+    While the records of a large store are read, it finds nothing and takes a sixth of the time.
+    All other objects are freed as usual.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def keep_freed_memory() -> bool:

@@ -12,7 +12,7 @@ from afield.experiments.selection import RULES, selection_value, selection_value
 from afield.experiments.store import Store
 from afield.experiments.store.compact import compact_record
 from afield.experiments.store.run_files import RECORD, as_json
-from afield.training.checkpoint import Checkpoint, CompactCheckpoints, Score, Scores
+from afield.training.checkpoint import Checkpoint, CompactCheckpoints, Score, Scores, score_at
 from afield.training.counts import Confusion
 from tests.stores import record
 
@@ -34,7 +34,8 @@ def detailed(position: int) -> Checkpoint:
 def full_record() -> Record:
     whole = record("sketch", [0.4, 0.5])
     run = replace(whole.run, sources=("art", "photo"), params={"eta": 0.1})
-    return replace(whole, run=run, checkpoints=tuple(map(detailed, range(4))), class_names=("a",))
+    rest = {"class_names": ("a",), "dropped": 1, "memory": 2, "truncated": 3, "median_tokens": 4}
+    return replace(whole, run=run, checkpoints=tuple(map(detailed, range(4))), **rest)
 
 
 def test_a_compact_record_equals_the_record_that_was_written():
@@ -66,11 +67,52 @@ def test_rules_pick_the_same_from_compact_records():
         assert selection_values(each) == [selection_value(c, each.run) for c in each.candidates]
 
 
+def test_an_infinite_loss_is_kept():
+    content = as_json(RECORD, full_record()).replace(b"3.141592653589793", b"Infinity")
+    compact = compact_record(content)
+    assert isinstance(compact.checkpoints, CompactCheckpoints)
+    assert compact.checkpoints[0].score("photo", "probe").loss == math.inf
+
+
+def test_the_means_of_compact_records_are_those_of_the_training_loop():
+    values = np.random.default_rng(0).random((5, 20))
+    names = [f"domain{number}" for number in range(5)]
+    checkpoints = tuple(
+        Checkpoint(
+            step,
+            {n: Scores(probe=Score(v, v, 10 * v, 9)) for n, v in zip(names, of_step, strict=True)},
+            {},
+        )
+        for step, of_step in enumerate(values.T.tolist())
+    )
+    run = replace(full_record().run, sources=tuple(names))
+    for metric in ("", "balanced_accuracy", "nll"):
+        whole = replace(full_record(), run=replace(run, metric=metric), checkpoints=checkpoints)
+        compact = compact_record(as_json(RECORD, whole))
+        assert selection_values(compact) == [selection_value(c, whole.run) for c in checkpoints]
+        # The second time, the values are those that were kept.
+        assert selection_values(compact) == selection_values(whole)
+
+
+def test_a_score_is_found_by_the_number_of_its_checkpoint():
+    compact = compact_record(as_json(RECORD, full_record())).checkpoints
+    for number in (-4, -1, 0, 2, 3):
+        for domain, part in (("art", "probe"), ("sketch", "main"), ("sketch", "sample")):
+            expected = compact[number].score(domain, part)
+            assert score_at(compact, number, domain, part) == expected
+            assert score_at(tuple(compact), number, domain, part) == expected
+    assert score_at(compact, 2, "sketch", "main") == DETAILED
+    assert score_at(compact, 1, "sketch", "main") is None
+    assert score_at(compact, 1, "absent", "main") is None
+
+
 def test_whatever_is_unusual_is_left_to_the_validation_of_records(tmp_path):
     content = json.loads(as_json(RECORD, full_record()))
     for place, value in (
         (("checkpoints", 0, "scores", "art", "probe", "loss"), math.nan),
         (("checkpoints", 0, "scores", "art", "probe", "size"), 1.5),
+        (("checkpoints", 0, "scores", "art", "probe", "size"), 1e300),
+        (("checkpoints", 0, "scores", "art", "probe", "size"), math.inf),
         (("checkpoints", 0, "scores", "art", "probe", "accuracy"), "good"),
         (("checkpoints", 0, "scores", "art", "probe"), None),
         (("checkpoints", 0, "step"), "ten"),
@@ -121,7 +163,7 @@ def test_a_store_reads_each_record_once_and_again_when_its_file_changes(tmp_path
 def test_compact_checkpoints_take_a_tenth_of_the_memory():
     whole = record("art", np.linspace(0.1, 0.9, 50), exact=False)
     compact = compact_record(as_json(RECORD, whole)).checkpoints
-    arrays = sum(sys.getsizeof(track.rows) for track in compact.tracks.values())
+    arrays = sys.getsizeof(compact.scores)
     objects = sum(
         sys.getsizeof(score) + 3 * sys.getsizeof(score.accuracy)
         for checkpoint in whole.checkpoints

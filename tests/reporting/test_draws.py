@@ -2,7 +2,7 @@
 
 import pytest
 
-from afield.reporting.draws import best_checkpoint_accuracies, setting_panels
+from afield.reporting.draws import best_checkpoint_accuracies, setting_panels, validated_runs
 from afield.reporting.results import group_records
 from tests.stores import record
 
@@ -23,7 +23,7 @@ def test_settings_that_vary_have_a_panel_and_others_have_none():
         )
         for draw in range(2)
     ]
-    panels = {panel.title: panel for panel in setting_panels(one(records))["erm"]}
+    panels = {panel.title: panel for panel in setting_panels(validated_runs(one(records)))["erm"]}
     assert set(panels) == {"lr", "kind"}
     assert [tick.text for tick in panels["kind"].x.ticks] == ["a", "b"]
     for panel in panels.values():
@@ -36,7 +36,7 @@ def test_settings_that_vary_have_a_panel_and_others_have_none():
 
 
 def test_one_draw_has_no_settings_to_show():
-    assert setting_panels(one([record("art", [0.5])])) == {}
+    assert setting_panels(validated_runs(one([record("art", [0.5])]))) == {}
 
 
 def test_where_a_run_is_best_in_validation_both_accuracies_are_known():

@@ -97,7 +97,7 @@ class Record:
         """The domains that were not trained on."""
         return tuple(domain for domain in self.domains if domain not in self.run.sources)
 
-    @property
+    @cached_property
     def tests(self) -> tuple[str, ...]:
         """The unseen domains that are tested on; the others only validate."""
         return self.run.tested or self.unseen

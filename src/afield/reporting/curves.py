@@ -22,6 +22,7 @@ from afield.reporting.gaps import (
     whole_split,
 )
 from afield.reporting.results import Results
+from afield.training.checkpoint import score_at
 
 __all__ = ["Curve", "curve", "curve_data"]
 
@@ -136,7 +137,7 @@ def _unseen_curve(record: Record) -> tuple[list[float], str]:
 
 def _effective_size(record: Record, split: str) -> float:
     """The number of samples of a mean over the tested domains: k² / Σ 1/n for k domains."""
-    scores = [record.checkpoints[-1].score(domain, split) for domain in record.tests if split]
+    scores = [score_at(record.checkpoints, -1, name, split) for name in record.tests if split]
     sizes = [score.size for score in scores if score is not None and score.size]
     return len(sizes) ** 2 / sum(1 / size for size in sizes) if sizes else 0.0
 

@@ -5,16 +5,16 @@ accuracy on the unseen main split, and the settings of the run.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from afield.experiments.record import Record
-from afield.experiments.selection import selection_values, validation_accuracy
+from afield.experiments.selection import selection_values, validation_accuracies
 from afield.reporting.axes import Axis, category_axis, numeric_axis
-from afield.reporting.gaps import selection_cases, unseen_accuracies
-from afield.reporting.results import UPPER_BOUND, Results
+from afield.reporting.gaps import compared_cases, unseen_accuracies
+from afield.reporting.results import Results
 
 __all__ = [
     "Panel",
@@ -85,13 +85,14 @@ def best_checkpoint_accuracies(record: Record) -> tuple[float, float] | None:
     accuracy = unseen_accuracies(record, "main")[best]
     if accuracy is None:
         return None
-    return validation_accuracy(record.checkpoints[best], record.run), accuracy
+    (validation,) = validation_accuracies(record.checkpoints, record.run, [best])
+    return validation, accuracy
 
 
-def setting_panels(results: Results) -> dict[str, list[Panel]]:
+def setting_panels(runs: Iterable[ValidatedRun]) -> dict[str, list[Panel]]:
     """For each method with several draws: every drawn setting against the unseen accuracy."""
     by_method: dict[str, dict[DrawKey, list[ValidatedRun]]] = {}
-    for validated in validated_runs(results):
+    for validated in runs:
         run = validated.record.run
         draws = by_method.setdefault(validated.method, {})
         draws.setdefault((run.trial, run.draw), []).append(validated)
@@ -103,13 +104,14 @@ def setting_panels(results: Results) -> dict[str, list[Panel]]:
     return {method: of_method for method, of_method in panels.items() if of_method}
 
 
-def validated_runs(results: Results) -> Iterator[ValidatedRun]:
+def validated_runs(results: Results) -> list[ValidatedRun]:
     """All runs that were evaluated on the test split where validation is best."""
-    for case in selection_cases(results):
-        for record in case.records:
-            accuracies = best_checkpoint_accuracies(record)
-            if accuracies is not None and not case.method.startswith(UPPER_BOUND):
-                yield ValidatedRun(record, case.method, case.target, *accuracies)
+    return [
+        ValidatedRun(record, case.method, case.target, *accuracies)
+        for case in compared_cases(results)
+        for record in case.records
+        if (accuracies := best_checkpoint_accuracies(record)) is not None
+    ]
 
 
 def _setting_panels(method: str, draws: Mapping[DrawKey, Sequence[ValidatedRun]]) -> list[Panel]:

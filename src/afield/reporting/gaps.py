@@ -15,7 +15,7 @@ from afield.experiments.record import Record
 from afield.experiments.selection import RULES
 from afield.reporting.axes import Mark
 from afield.reporting.results import UPPER_BOUND, Results
-from afield.training.checkpoint import metric_values, sample_counts
+from afield.training.checkpoint import metric_values, remember, sample_counts
 
 __all__ = ["HELD_OUT_TARGET", "Gap", "GapRow", "GapTable", "PickedCheckpoint", "SelectionCase"]
 __all__ += ["build_gap_table", "compared_cases", "gap", "gap_means", "picked_checkpoints"]
@@ -150,6 +150,11 @@ def whole_split(record: Record) -> str:
     The sample is the whole split if it agrees with the main split wherever both were evaluated.
     Models that predict from batches see other batches in each, so theirs may differ.
     """
+    question = "whole split", record.tests
+    return remember(record.checkpoints, question, lambda: _whole_split(record))
+
+
+def _whole_split(record: Record) -> str:
     if None not in unseen_accuracies(record, "main"):
         return "main"
     if None in unseen_accuracies(record, "sample"):
@@ -169,11 +174,18 @@ def _results_on(record: Record, domain: str, split: str) -> Iterator[tuple[float
     return zip(sizes, metric_values(record.checkpoints, domain, split), strict=True)
 
 
-def unseen_accuracies(record: Record, split: str) -> list[float | None]:
+def unseen_accuracies(record: Record, split: str) -> Sequence[float | None]:
     """Mean accuracy on a split of the tested domains at every checkpoint.
 
     It is None unless all tested domains were evaluated on the split.
     """
+    question = "unseen accuracies", record.tests, split
+    return remember(record.checkpoints, question, lambda: _unseen_accuracies(record, split))
+
+
+def _unseen_accuracies(record: Record, split: str) -> Sequence[float | None]:
+    if len(record.tests) == 1:
+        return metric_values(record.checkpoints, *record.tests, split)
     columns = [metric_values(record.checkpoints, domain, split) for domain in record.tests]
     if not columns:
         return [None] * len(record.checkpoints)

@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from afield import registry
+from afield.compute import pause_cycle_search
 from afield.errors import DataError, SpecError
 from afield.experiments.record import Failure, Record
 from afield.experiments.run import name_without_path
@@ -39,6 +40,7 @@ REPORT_FILE = "report.html"
 TEMPLATE_FOLDER = Path(__file__).parent / "templates"
 
 
+@pause_cycle_search()
 def write_report(
     store: str | Path | Store | Sequence[str | Path | Store],
     out: str | Path | None = None,
@@ -271,7 +273,7 @@ def _warnings(records: Sequence[Record], sections: Sequence[Section]) -> list[st
 def _run_row(record: Record) -> Mapping[str, Any]:
     run = record.run
     return {"key": run.key, "dataset": Path(run.dataset).name, "unseen": record.unseen[:4],
-            "trial": run.trial, "draw": run.draw, "steps": record.checkpoints[-1].step,
+            "trial": run.trial, "draw": run.draw, "steps": record.steps[-1],
             "seconds": record.seconds}  # fmt: skip
 
 

@@ -272,18 +272,16 @@ def _by_classes(label: str, records: list[Record]) -> dict[str, list[Record]]:
     Targets without a class of their own are in both rows: their runs are the same.
     """
     dropping = {record.tests for record in records if record.run.classes and _is_tested(record)}
-    closed = [
-        record
+    closed = {
+        record.run.key: record
         for record in records
         if not record.run.classes and record.tests in dropping and _is_tested(record)
-    ]
+    }
     if not closed:
         return {label: records}
-    others = [record for record in records if not record.run.classes and record not in closed]
-    return {
-        label: [record for record in records if record not in closed],
-        f"{label} classes=all": [*closed, *others],
-    }
+    open_or_same = [record for record in records if record.run.key not in closed]
+    same = [record for record in open_or_same if not record.run.classes]
+    return {label: open_or_same, f"{label} classes=all": [*closed.values(), *same]}
 
 
 def _is_tested(record: Record) -> bool:

@@ -21,7 +21,7 @@ from afield.reporting.charts.gains import GainTable, gains_by_domain
 from afield.reporting.charts.validation import ValidationPlot, build_validation_plot
 from afield.reporting.costs import CostRow, cost_rows
 from afield.reporting.curves import curve_data
-from afield.reporting.draws import Panel, setting_panels
+from afield.reporting.draws import Panel, setting_panels, validated_runs
 from afield.reporting.families import group_by_family, make_marks
 from afield.reporting.forest_plot import ForestPlot, build_forest_plot
 from afield.reporting.formats import as_csv, as_latex
@@ -33,8 +33,8 @@ from afield.reporting.rule_tables import RuleTable, build_rule_table
 from afield.reporting.statistics.claim import Claim, build_claims, leading_rule, ranked_means
 from afield.reporting.statistics.comparison import REFERENCE, comparisons, references
 from afield.reporting.summary import Summary, build_summary
-from afield.reporting.table import ALL_DATASETS, tabulate
-from afield.training.metrics import DEFAULT_METRIC, find_metric
+from afield.reporting.table import ALL_DATASETS, tabulate, tabulate_results
+from afield.training.metrics import find_metric
 
 __all__ = ["Section", "build_section"]
 
@@ -190,12 +190,9 @@ def build_section(
     rerun_store
         The store that the commands for repeating runs write to.
     """
-    frame = tabulate(
-        [record for of_method in results.methods.values() for record in of_method],
-        metric=results.metric or DEFAULT_METRIC,
-    )
-    # Several datasets on a page may need longer titles than a table of one dataset.
-    frame = frame.assign(dataset=results.title)
+    frame = tabulate_results(results)
+    if results.metric:
+        frame = frame.assign(metric=results.metric)
     leading = leading_rule(frame)
     rules = sorted(dict.fromkeys(frame["rule"]), key=lambda rule: rule != leading)
     # Differences are shown in percentage points.
@@ -210,7 +207,8 @@ def build_section(
     against = references(results)
     # Curves and hyperparameter samples are shown by accuracy, which every checkpoint has.
     plain = replace(results, metric="", _picks={}) if results.metric else results
-    drawn = setting_panels(plain)
+    validated = validated_runs(plain)
+    drawn = setting_panels(validated)
     costs, reference_bar_end = cost_rows(results, records, marks)
     return Section(
         id=f"d{number}",
@@ -226,7 +224,7 @@ def build_section(
         forest=_forest_of_metric(forest, results.metric),
         curves=curve_data(plain, rules, marks),
         gaps=build_gap_table(plain, rules, marks),
-        validation=build_validation_plot(plain),
+        validation=build_validation_plot(validated),
         gains=gains_by_domain(results, leading, marks) if leading and against else None,
         classes=class_errors(results, leading, headline.best) if headline.best else None,
         settings={name: drawn[name] for name in marks if name in drawn},

@@ -4,10 +4,11 @@ Tables of ten thousand records read them, so nothing here imports torch, and the
 for the checkpoints of a run (`CompactCheckpoints`), which takes a tenth of the memory.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any, overload
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import add, attrgetter
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,9 @@ from afield.training.counts import Confusion
 from afield.training.metrics import find_metric, metric_value
 
 __all__ = ["PARTS", "Checkpoint", "CompactCheckpoints", "Score", "Scores", "Track"]
-__all__ += ["metric_values", "sample_counts"]
+__all__ += ["metric_values", "plain_means", "remember", "sample_counts", "score_at"]
+
+Answer = TypeVar("Answer")
 
 PARTS = ("main", "probe", "sample", "known", "test")
 
@@ -103,23 +106,19 @@ class Checkpoint:
         return getattr(scores, part) if scores else None
 
 
-# The columns of a `Track`.
+# The fields of a score without details.
 COLUMNS = ("accuracy", "balanced_accuracy", "loss", "size")
 
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """Scores of one split without details: a row for each of the checkpoints `at`."""
+    """Where the scores of one split are: a row of `CompactCheckpoints.scores` per checkpoint.
+
+    `at` are the numbers of the checkpoints that have a score without details.
+    """
 
     at: Sequence[int]
-    rows: NDArray[np.float64]
-
-    def score(self, checkpoint: int) -> Score | None:
-        """The score at a checkpoint; None if there is none."""
-        if checkpoint not in self.at:
-            return None
-        accuracy, balanced, loss, size = self.rows[self.at.index(checkpoint)].tolist()
-        return Score(accuracy, balanced, loss, int(size))
+    rows: NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,19 +132,25 @@ class CompactCheckpoints(Sequence[Checkpoint]):
     domains
         The domains that were evaluated, in the order of the dataset.
     tracks
-        Scores by domain and part.
+        The scores without details, by domain and part; records with the same splits share them.
+    scores
+        A row for each of these scores, with `COLUMNS`.
     details
-        The scores with more than `COLUMNS`, by checkpoint, domain and part.
+        The scores with more than `COLUMNS`, by domain and part, then by checkpoint.
     logs
         Names of the logs, and their values: a row per checkpoint.
+    answers
+        What `remember` has computed from them.
     """
 
     steps: tuple[int, ...]
     deployed: tuple[bool, ...]
     domains: tuple[str, ...]
     tracks: Mapping[tuple[str, str], Track]
-    details: Mapping[tuple[int, str, str], Score]
+    scores: NDArray[np.float64]
+    details: Mapping[tuple[str, str], Mapping[int, Score]]
     logs: tuple[tuple[str, ...], NDArray[np.float64]]
+    answers: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -173,37 +178,77 @@ class CompactCheckpoints(Sequence[Checkpoint]):
 
     def _scores(self, number: int) -> dict[str, Scores]:
         by_domain: dict[str, dict[str, Score]] = {domain: {} for domain in self.domains}
-        for domain, part in self.tracks:
-            score = self.tracks[domain, part].score(number)
+        for domain, part in dict.fromkeys((*self.tracks, *self.details)):
+            score = self.score(number, domain, part)
             if score is not None:
                 by_domain[domain][part] = score
-        for (at, domain, part), score in self.details.items():
-            if at == number:
-                by_domain[domain][part] = score
         return {domain: Scores(**scores) for domain, scores in by_domain.items()}
+
+    def score(self, number: int, domain: str, part: str) -> Score | None:
+        """The score of a checkpoint on one split of one domain; None if it was not evaluated."""
+        number = range(len(self))[number]
+        track = self.tracks.get((domain, part))
+        if track is None or number not in track.at:
+            return self.details.get((domain, part), {}).get(number)
+        row = self.scores[track.rows[track.at.index(number)]]
+        accuracy, balanced, loss, size = row.tolist()
+        return Score(accuracy, balanced, loss, int(size))
 
     @property
     def has_valid_accuracies(self) -> bool:
         """Whether all accuracies are between 0 and 1."""
-        plain = (track.rows[:, 0] for track in self.tracks.values())
-        return all(((column >= 0) & (column <= 1)).all() for column in plain) and all(
-            0 <= score.accuracy <= 1 for score in self.details.values()
+        accuracies = self.scores[:, 0]
+        details = (score for by_number in self.details.values() for score in by_number.values())
+        return bool(((accuracies >= 0) & (accuracies <= 1)).all()) and all(
+            0 <= score.accuracy <= 1 for score in details
         )
+
+    def column(self, domain: str, part: str, name: str) -> NDArray[np.float64] | None:
+        """A field of the scores on a split; None unless all checkpoints have one in `scores`."""
+        track = self.tracks.get((domain, part))
+        if track is None or len(track.at) < len(self):
+            return None
+        return self.scores[track.rows, COLUMNS.index(name)]
 
     def values(
         self, domain: str, part: str, column: str, of_score: Callable[[Score], float | None]
     ) -> list[float | None]:
-        """A value of every checkpoint: a column of the track, or from a score with details."""
+        """A value of every checkpoint: a field of its score, or from a score with details."""
         values: list[float | None] = [None] * len(self)
         track = self.tracks.get((domain, part))
         if track is not None and column:
-            numbers = track.rows[:, COLUMNS.index(column)].tolist()
+            numbers: list[float | None] = self.scores[track.rows, COLUMNS.index(column)].tolist()
+            if len(numbers) == len(values):
+                return numbers
             for at, number in zip(track.at, numbers, strict=True):
                 values[at] = number
-        for (at, *where), score in self.details.items():
-            if where == [domain, part]:
-                values[at] = of_score(score)
+        for at, score in self.details.get((domain, part), {}).items():
+            values[at] = of_score(score)
         return values
+
+
+def score_at(
+    checkpoints: Sequence[Checkpoint], number: int, domain: str, part: str
+) -> Score | None:
+    """The score of one checkpoint on one split of one domain; None if it was not evaluated."""
+    if isinstance(checkpoints, CompactCheckpoints):
+        return checkpoints.score(number, domain, part)
+    return checkpoints[number].score(domain, part)
+
+
+def remember(
+    checkpoints: Sequence[Checkpoint], question: Hashable, answer: Callable[[], Answer]
+) -> Answer:
+    """What a function without arguments returns; for compact checkpoints, it is called only once.
+
+    Several parts of a report ask the same of ten thousand records. The answer must not be changed.
+    """
+    if not isinstance(checkpoints, CompactCheckpoints):
+        return answer()
+    if question not in checkpoints.answers:
+        checkpoints.answers[question] = answer()
+    known: Answer = checkpoints.answers[question]
+    return known
 
 
 def metric_values(
@@ -212,6 +257,24 @@ def metric_values(
     """A metric on one split at every checkpoint; None where the scores do not hold it."""
     column = find_metric(metric).field
     return _values(checkpoints, domain, part, column, lambda score: metric_value(score, metric))
+
+
+def plain_means(
+    checkpoints: Sequence[Checkpoint], domains: Sequence[str], part: str, metric: str = ""
+) -> list[float] | None:
+    """The mean of a metric over domains at every checkpoint, if all have plain, finite scores.
+
+    It is None in all other cases, which may have a mean as well.
+    """
+    name = find_metric(metric).field
+    if not isinstance(checkpoints, CompactCheckpoints) or not name or not domains:
+        return None
+    columns = [checkpoints.column(domain, part, name) for domain in domains]
+    known = [column for column in columns if column is not None]
+    if len(known) < len(columns):
+        return None
+    means = reduce(add, known) / len(known)
+    return means.tolist() if np.isfinite(means).all() else None
 
 
 def sample_counts(checkpoints: Sequence[Checkpoint], domain: str, part: str) -> list[float | None]:

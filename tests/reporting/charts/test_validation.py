@@ -83,11 +83,11 @@ def test_the_interval_is_fishers_with_a_mean_removed_from_every_group():
     ],
 )
 def test_the_answer_is_a_sentence(records, start):
-    assert build_validation_plot(one(records)).answer.startswith(start)
+    assert build_validation_plot(validated_runs(one(records))).answer.startswith(start)
 
 
 def test_points_are_relative_to_the_mean_of_their_trial_and_domain():
-    plot = build_validation_plot(one(runs(1, methods=2, trials=1)))
+    plot = build_validation_plot(validated_runs(one(runs(1, methods=2, trials=1))))
     axis = plot.panel.x
     assert sorted({point.x for point in plot.panel.points}) == [
         axis.to_percent(-1.0),
@@ -98,4 +98,5 @@ def test_points_are_relative_to_the_mean_of_their_trial_and_domain():
 
 def test_merged_models_and_runs_alone_are_not_compared():
     merged = [record(t, [0.5], method="score", role="merged", experts=("x",)) for t in DOMAINS]
-    assert build_validation_plot(one([record(t, [0.5]) for t in DOMAINS] + merged)) is None
+    runs_of_all = validated_runs(one([record(t, [0.5]) for t in DOMAINS] + merged))
+    assert build_validation_plot(runs_of_all) is None

@@ -7,6 +7,8 @@ below stands for that metric, and the lowest negative log-likelihood is the best
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING
 
 from afield.errors import DataError
@@ -41,7 +43,7 @@ def by_sources(records: Sequence[Record], target: str) -> Iterator[Candidate]:
 def by_left_out_source(records: Sequence[Record], target: str) -> Iterator[Candidate]:
     """Every checkpoint, by the mean accuracy on each source in the run that leaves it out too."""
     curves = _twin_curves(records, target)
-    for record in _testing_on(records, target):
+    for record in _testing_on(records, target) if curves else ():
         values = [curves.get((record.run.recipe, name), {}) for name in record.run.sources]
         for step, number in _by_step(record):
             if all(step in curve for curve in values):
@@ -69,19 +71,21 @@ def by_target(records: Sequence[Record], target: str) -> Iterator[Candidate]:
 
 def selection_values(record: Record) -> list[float]:
     """The values of the candidates that choose the deployed one: see `selection_value`."""
-    return _values(record.checkpoints, record.candidate_numbers, record.run)
+    return _values(record.checkpoints, record.candidate_numbers, record.run, record.run.metric)
 
 
 def selection_value(checkpoint: Checkpoint, run: Run) -> float:
     """The value that chooses the deployed checkpoint: on validation domains, or on the sources."""
-    return _values([checkpoint], [0], run)[0]
+    return _values([checkpoint], [0], run, run.metric)[0]
 
 
-def _values(checkpoints: Sequence[Checkpoint], numbers: Sequence[int], run: Run) -> list[float]:
-    validated = _validation_values(checkpoints, run, run.metric)
-    of_sources = _means(checkpoints, run.sources, "probe", run.metric)
+def _values(
+    checkpoints: Sequence[Checkpoint], numbers: Sequence[int], run: Run, metric: str
+) -> list[float]:
+    validated = _validation_values(checkpoints, run, metric)
+    of_sources = _means(checkpoints, run.sources, "probe", metric)
     return [
-        _required(of_sources, number, checkpoints, run.metric)
+        _required(of_sources, number, checkpoints, metric)
         if (value := validated[number]) is None
         else value
         for number in numbers
@@ -93,14 +97,11 @@ def validation_accuracy(checkpoint: Checkpoint, run: Run) -> float:
     return validation_accuracies([checkpoint], run)[0]
 
 
-def validation_accuracies(checkpoints: Sequence[Checkpoint], run: Run) -> list[float]:
-    """`validation_accuracy` of every checkpoint."""
-    validated = _validation_values(checkpoints, run, "")
-    of_sources = _means(checkpoints, run.sources, "probe", "")
-    return [
-        _required(of_sources, number, checkpoints) if value is None else value
-        for number, value in enumerate(validated)
-    ]
+def validation_accuracies(
+    checkpoints: Sequence[Checkpoint], run: Run, numbers: Sequence[int] | None = None
+) -> list[float]:
+    """`validation_accuracy` of every checkpoint, or of those with the given numbers."""
+    return _values(checkpoints, range(len(checkpoints)) if numbers is None else numbers, run, "")
 
 
 def source_accuracy(checkpoint: Checkpoint, sources: Sequence[str]) -> float:
@@ -128,8 +129,12 @@ def _required(
 
 
 def mean(values: Sequence[float]) -> float:
-    """The arithmetic mean."""
-    return sum(values) / len(values)
+    """The arithmetic mean.
+
+    The sum is that of arrays, from left to right; `sum` is more exact from Python 3.12 on. A run
+    and a table that reads its record have to pick the same checkpoint.
+    """
+    return reduce(add, values) / len(values)
 
 
 def metric_on(
@@ -188,15 +193,21 @@ def _whole_value(columns: Sequence[Columns], number: int, domain: str, metric: s
 
 def _means(
     checkpoints: Sequence[Checkpoint], domains: Sequence[str], part: str, metric: str
-) -> list[float | None]:
+) -> Sequence[float | None]:
     """The mean over domains at every checkpoint, more is better; None unless all have a value."""
-    from afield.training.checkpoint import metric_values
+    from afield.training.checkpoint import metric_values, plain_means, remember
 
-    columns = [
-        selection_scores(metric_values(checkpoints, domain, part, metric), metric)
-        for domain in domains
-    ]
-    return [None if None in values else mean(values) for values in zip(*columns, strict=True)]
+    def compute() -> Sequence[float | None]:
+        plain = plain_means(checkpoints, domains, part, metric)
+        if plain is not None:
+            return selection_scores(plain, metric)
+        columns = [
+            selection_scores(metric_values(checkpoints, domain, part, metric), metric)
+            for domain in domains
+        ]
+        return [None if None in values else mean(values) for values in zip(*columns, strict=True)]
+
+    return remember(checkpoints, ("mean", tuple(domains), part, metric), compute)
 
 
 def _testing_on(records: Iterable[Record], target: str) -> list[Record]:

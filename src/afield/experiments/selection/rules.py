@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from afield.errors import SpecError, UnknownNameError
@@ -133,7 +134,7 @@ class Rule:
         next best would be another rule.
         """
         candidates = self.candidates(records, target)
-        best = max(candidates, key=lambda candidate: candidate[0], default=None)
+        best = max(candidates, key=itemgetter(0), default=None)
         if best is None:
             return None
         value, record, number = best

@@ -4,11 +4,16 @@ A record that has anything unusual in it is left to pydantic, which is slower, a
 valid, and says what is wrong.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain, compress, repeat
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
+import orjson
+from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
@@ -17,28 +22,52 @@ from afield.training.checkpoint import COLUMNS, PARTS, CompactCheckpoints, Score
 
 __all__ = ["compact_record"]
 
-_SCORE = TypeAdapter(Score)
+# Fields of `Record` beside the run and its checkpoints, with the values that older records lack.
+_REST = TypeAdapter(tuple[float, dict[str, str], str, int, int, tuple[str, ...], int, int])
+_REQUIRED = itemgetter("seconds", "versions", "device")
+_OPTIONAL = {"dropped": 0, "memory": 0, "class_names": (), "truncated": 0, "median_tokens": 0}
 _RUN = TypeAdapter(Run)
-_REST = TypeAdapter(tuple[float, dict[str, str], str, int, int, tuple[str, ...]])
+_SCORE = TypeAdapter(Score)
 _columns = itemgetter(*COLUMNS)
 # Equal tuples of many records are kept once.
 _shared: dict[Any, Any] = {}
 MAX_SHARED = 10_000
+# Records of one benchmark differ in the checkpoints whose scores have details.
+MAX_LAYOUTS = 1000
+# Larger whole numbers are not exact in an array of float64.
+MAX_SIZE = 2**53
 
 
 class _UnusualError(Exception):
     """The record is valid or not; this module cannot tell."""
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """Where the scores of a record belong, in the order of the file.
+
+    Attributes
+    ----------
+    plain
+        Whether each score has `COLUMNS` and no details.
+    tracks
+        By domain and part, where the plain scores are.
+    details
+        Checkpoint, domain and part of each of the other scores.
+    """
+
+    plain: Sequence[bool]
+    tracks: Mapping[tuple[str, str], Track]
+    details: Sequence[tuple[int, str, str]]
+
+
 def compact_record(content: bytes) -> Record | None:
     """The record in a file, with compact checkpoints; None if it is not an ordinary record."""
     try:
-        raw = from_json(content)
-        seconds, versions, device, dropped, memory, names = _REST.validate_python(
-            (
-                *(raw[name] for name in ("seconds", "versions", "device")),
-                *(raw.get("dropped", 0), raw.get("memory", 0), raw.get("class_names", ())),
-            )
+        raw = _parse(content)
+        optional = (raw.get(name, default) for name, default in _OPTIONAL.items())
+        seconds, versions, device, dropped, memory, names, truncated, median_tokens = (
+            _REST.validate_python((*_REQUIRED(raw), *optional))
         )
         return Record(
             run=_RUN.validate_python(raw["run"]),
@@ -49,67 +78,127 @@ def compact_record(content: bytes) -> Record | None:
             dropped=dropped,
             memory=memory,
             class_names=_share(names),
+            truncated=truncated,
+            median_tokens=median_tokens,
         )
     except (_UnusualError, ValidationError, ValueError, TypeError, LookupError, AttributeError):
         return None
 
 
+def _parse(content: bytes) -> Any:
+    try:
+        return orjson.loads(content)
+    except orjson.JSONDecodeError:
+        # This one is slower and takes NaN and infinity, which the loss on a domain may be.
+        return from_json(content)
+
+
 def _checkpoints(raw: Sequence[Mapping[str, Any]]) -> CompactCheckpoints:
-    domains = tuple(raw[0]["scores"])
-    if any(tuple(checkpoint["scores"]) != domains for checkpoint in raw):
-        raise _UnusualError
-    tracks: dict[tuple[str, str], Track] = {}
-    details: dict[tuple[int, str, str], Score] = {}
-    for domain in domains:
-        rows: dict[str, list[tuple[float, ...]]] = {}
-        for at, checkpoint in enumerate(raw):
-            for part, score in checkpoint["scores"][domain].items():
-                if len(score) == len(COLUMNS):
-                    rows.setdefault(part, []).append((at, *_columns(score)))
-                else:
-                    details[at, domain, part] = _SCORE.validate_python(score)
-        tracks |= {(domain, part): _track(of_part) for part, of_part in rows.items()}
-    if not {part for _, part in tracks} | {part for *_, part in details} <= set(PARTS):
-        raise _UnusualError
+    by_domain = [checkpoint["scores"] for checkpoint in raw]
+    domains = _common_names(by_domain)
+    by_part = list(chain.from_iterable(map(dict.values, by_domain)))
+    scores = list(chain.from_iterable(map(dict.values, by_part)))
+    layout = _layout(
+        domains,
+        tuple(chain.from_iterable(by_part)),
+        tuple(map(len, by_part)),
+        tuple(map(len, scores)),
+    )
     return CompactCheckpoints(
-        steps=_share(tuple(_whole(checkpoint["step"]) for checkpoint in raw)),
-        deployed=_share(tuple(_flag(checkpoint.get("deployed", True)) for checkpoint in raw)),
+        steps=_share(_of_type(int, (checkpoint["step"] for checkpoint in raw))),
+        deployed=_share(_of_type(bool, (each.get("deployed", True) for each in raw))),
         domains=_share(domains),
-        tracks=tracks,
-        details=details,
-        logs=_logs(raw),
+        tracks=layout.tracks,
+        scores=_rows(compress(scores, layout.plain)),
+        details=_details(layout, scores),
+        logs=_logs([checkpoint["logs"] for checkpoint in raw]),
     )
 
 
-def _track(rows: list[tuple[float, ...]]) -> Track:
-    values = np.array(rows, dtype=np.float64)
+def _common_names(mappings: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The names in every mapping, which have to be the same in the same order."""
+    names = tuple(mappings[0])
+    if list(chain.from_iterable(mappings)) != list(names) * len(mappings):
+        raise _UnusualError
+    return names
+
+
+@lru_cache(maxsize=MAX_LAYOUTS)
+def _layout(
+    domains: tuple[str, ...],
+    parts: tuple[str, ...],
+    counts: tuple[int, ...],
+    lengths: tuple[int, ...],
+) -> _Layout:
+    """The layout of a record.
+
+    Parameters
+    ----------
+    domains
+        Of every checkpoint.
+    parts
+        Of every score.
+    counts
+        How many scores there are of each domain at each checkpoint.
+    lengths
+        How many fields each score has.
+    """
+    if not set(parts) <= set(PARTS):
+        raise _UnusualError
+    plain = [length == len(COLUMNS) for length in lengths]
+    places = chain.from_iterable(
+        repeat((number // len(domains), domains[number % len(domains)]), count)
+        for number, count in enumerate(counts)
+    )
+    rows: dict[tuple[str, str], dict[int, int]] = {}
+    details, row = [], 0
+    for (at, domain), part, is_plain in zip(places, parts, plain, strict=True):
+        if is_plain:
+            rows.setdefault((domain, part), {})[at] = row
+            row += 1
+        else:
+            details.append((at, domain, part))
+    tracks = {
+        name: Track(_share(tuple(of_track)), np.array(list(of_track.values()), dtype=np.intp))
+        for name, of_track in rows.items()
+    }
+    return _Layout(plain, tracks, details)
+
+
+def _rows(scores: Iterable[Mapping[str, Any]]) -> NDArray[np.float64]:
+    """Plain scores as an array with a row for each."""
+    values = np.array(list(chain.from_iterable(map(_columns, scores))), dtype=np.float64)
+    rows = values.reshape(-1, len(COLUMNS))
+    sizes = rows[:, -1]
     # A text or null in place of a number is for pydantic to judge, and so is NaN.
-    if np.isnan(values).any() or (values[:, -1] % 1).any():
+    if np.isnan(values).any() or (np.abs(sizes) > MAX_SIZE).any() or (sizes % 1).any():
         raise _UnusualError
-    return Track(_share(tuple(int(row[0]) for row in rows)), values[:, 1:].copy())
+    return rows
 
 
-def _logs(raw: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], Any]:
-    names = tuple(raw[0]["logs"])
-    if any(tuple(checkpoint["logs"]) != names for checkpoint in raw):
-        raise _UnusualError
-    rows = [tuple(checkpoint["logs"].values()) for checkpoint in raw]
-    values = np.array(rows, dtype=np.float64).reshape(len(raw), len(names))
+def _details(
+    layout: _Layout, scores: Sequence[Mapping[str, Any]]
+) -> dict[tuple[str, str], dict[int, Score]]:
+    details: dict[tuple[str, str], dict[int, Score]] = {}
+    detailed = compress(scores, (not plain for plain in layout.plain))
+    for (at, domain, part), score in zip(layout.details, detailed, strict=True):
+        details.setdefault((domain, part), {})[at] = _SCORE.validate_python(score)
+    return details
+
+
+def _logs(raw: Sequence[dict[str, Any]]) -> tuple[tuple[str, ...], NDArray[np.float64]]:
+    names = _common_names(raw)
+    values = np.array(list(chain.from_iterable(map(dict.values, raw))), dtype=np.float64)
     if np.isnan(values).any():
         raise _UnusualError
-    return _share(names), values
+    return _share(names), values.reshape(len(raw), len(names))
 
 
-def _whole(value: object) -> int:
-    if type(value) is not int:
+def _of_type(kind: type, values: Iterable[Any]) -> tuple[Any, ...]:
+    checked = tuple(values)
+    if set(map(type, checked)) != {kind}:
         raise _UnusualError
-    return value
-
-
-def _flag(value: object) -> bool:
-    if type(value) is not bool:
-        raise _UnusualError
-    return value
+    return checked
 
 
 def _share(value: Any) -> Any:

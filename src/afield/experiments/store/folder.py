@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
+from afield.compute import pause_cycle_search
 from afield.errors import SpecError
 from afield.experiments.record import Failure, Plan, Progress, Record, Run
 from afield.experiments.store.run_files import (
@@ -70,9 +71,10 @@ class Store:
         # A worker may have another working directory.
         return type(self), (self.root.absolute(),)
 
+    @pause_cycle_search()
     def __iter__(self) -> Iterator[Record]:
         """All records, in the order of their keys; unreadable ones are logged and skipped."""
-        records = (self._records.read(path) for path in self._look("*/record.json"))
+        records = [self._records.read(path) for path in self._look("*/record.json")]
         return (record for record in records if record is not None)
 
     def prepare(self) -> None:
@@ -96,7 +98,7 @@ class Store:
         for folder in (self.root, self.root / "plans"):
             remove_abandoned(folder)
         for name in TEMPORARY_FILES:
-            for path in self.root.glob(f"*/{name}"):
+            for path in map(Path, files_in_folders(self.root, name)):
                 with suppress(OSError):
                     if path.stat().st_mtime <= path.with_name("record.json").stat().st_mtime:
                         path.unlink()
@@ -191,6 +193,7 @@ class Store:
         """The keys of all finished runs."""
         return {path.parent.name for path in self._look("*/record.json")}
 
+    @pause_cycle_search()
     def known(self, runs: Sequence[Run]) -> list[Record | None]:
         """The records of several runs, as `get` returns them."""
         return [self.get(run) for run in runs]

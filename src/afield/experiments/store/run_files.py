@@ -79,22 +79,24 @@ class RecordCache:
     """Records by their files: each is read once, and again if its file changes."""
 
     def __init__(self) -> None:
-        self._records: dict[Path, tuple[tuple[int, ...], Record]] = {}
+        self._records: dict[str, tuple[tuple[int, ...], Record]] = {}
 
     def read(self, path: Path) -> Record | None:
         """The record in a file; None if there is none, or if it cannot be read, which is logged."""
+        name = str(path)
         try:
             status = path.stat()
         except OSError:
             return next(readable(RECORD, [path]), None)
         state = status.st_ino, status.st_size, status.st_mtime_ns
-        if path not in self._records or self._records[path][0] != state:
-            record = next(readable(RECORD, [path]), None)
-            self._records.pop(path, None)
-            if record is None:
-                return None
-            self._records[path] = state, record
-        return self._records[path][1]
+        known = self._records.get(name)
+        if known is not None and known[0] == state:
+            return known[1]
+        self._records.pop(name, None)
+        record: Record | None = next(readable(RECORD, [path]), None)
+        if record is not None:
+            self._records[name] = state, record
+        return record
 
 
 def files_in_folders(root: Path, name: str) -> list[str]:

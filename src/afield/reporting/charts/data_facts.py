@@ -8,6 +8,7 @@ from afield.experiments.record import Record
 from afield.experiments.run import name_without_path
 from afield.reporting.headline import bidi_isolate, escape_invisible
 from afield.reporting.results import Results
+from afield.training.checkpoint import score_at
 
 __all__ = ["describe_data", "describe_groups"]
 
@@ -29,7 +30,7 @@ def describe_groups(records: Iterable[Record]) -> list[str]:
     sizes: dict[tuple[str, str], dict[str, list[int]]] = {}
     for record in records:
         for name in record.tests:
-            score = record.checkpoints[-1].score(name, "main")
+            score = score_at(record.checkpoints, -1, name, "main")
             if score is not None and score.groups:
                 key = (Path(record.run.dataset).name, describe_group(record.run.group))
                 counts = [size for _, size in score.groups.values()]
@@ -62,10 +63,11 @@ def _samples(records: Sequence[Record]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for record in records:
         for name in record.tests:
-            scores = record.checkpoints[-1].scores.get(name)
-            if scores is not None and scores.main is not None and name not in sizes:
-                rest = scores.probe.size if scores.probe and not record.run.report else 0
-                sizes[name] = scores.main.size + rest
+            if name in sizes:
+                continue
+            main, probe = (score_at(record.checkpoints, -1, name, p) for p in ("main", "probe"))
+            if main is not None:
+                sizes[name] = main.size + (probe.size if probe and not record.run.report else 0)
     return sizes
 
 

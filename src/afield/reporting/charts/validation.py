@@ -7,15 +7,14 @@ Pearson (1957) for ranks, as if runs were independent.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from afield.reporting.axes import numeric_axis
-from afield.reporting.draws import Panel, Point, ValidatedRun, validated_runs
-from afield.reporting.results import Results
+from afield.reporting.draws import Panel, Point, ValidatedRun
 
 __all__ = ["RankCorrelation", "ValidationPlot", "build_validation_plot", "rank_correlation"]
 
@@ -42,14 +41,14 @@ class ValidationPlot:
     panel: Panel
 
 
-def build_validation_plot(results: Results) -> ValidationPlot | None:
+def build_validation_plot(runs: Iterable[ValidatedRun]) -> ValidationPlot | None:
     """The answer for the trained runs of one dataset; None if no two can be compared."""
     # Merged models differ from trained ones by so much that they would hide the rest.
-    runs = [run for run in validated_runs(results) if not run.record.run.experts]
-    groups = _groups(runs)
+    trained = [run for run in runs if not run.record.run.experts]
+    groups = _groups(trained)
     if not groups:
         return None
-    return ValidationPlot(_answer(rank_correlation(groups), len(runs)), _panel(groups))
+    return ValidationPlot(_answer(rank_correlation(groups), len(trained)), _panel(groups))
 
 
 def rank_correlation(groups: Sequence[Sequence[ValidatedRun]]) -> RankCorrelation | None:

@@ -9,7 +9,14 @@ from afield.reporting.table.columns import (
     format_value,
 )
 from afield.reporting.table.datasets import ALL_DATASETS
-from afield.reporting.table.tabulation import ranks, shown_metric, table_caption, tabulate
+from afield.reporting.table.tabulation import (
+    ranks,
+    shown_metric,
+    table_caption,
+    tabulate,
+    tabulate_results,
+)
 
 __all__ = ["ALL_DATASETS", "COLUMNS", "Column", "display_order", "find_column"]
 __all__ += ["format_number", "format_value", "ranks", "shown_metric", "table_caption", "tabulate"]
+__all__ += ["tabulate_results"]

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pandas as pd
 
+from afield.compute import pause_cycle_search
 from afield.experiments.record import Record
 from afield.experiments.selection import RULES, resolve_rules
 from afield.reporting.results import (
@@ -31,11 +32,12 @@ from afield.reporting.table.columns import (
 from afield.reporting.table.datasets import mean_over_datasets
 from afield.training.metrics import DEFAULT_METRIC, find_metric
 
-__all__ = ["ranks", "shown_metric", "table_caption", "tabulate"]
+__all__ = ["ranks", "shown_metric", "table_caption", "tabulate", "tabulate_results"]
 
 FIELDS = ["dataset", "rule", "method", "domain", "accuracy", "stderr", "trials", "draws"]
 
 
+@pause_cycle_search()
 def tabulate(
     records: Iterable[Record],
     *,
@@ -68,16 +70,16 @@ def tabulate(
     """
     find_metric(metric)
     wanted = resolve_rules([rules] if isinstance(rules, str) else rules or list(RULES))
-    rows = [
-        row
-        for results in group_records(records, metric)
-        for rule in wanted
-        for row in _rule_rows(results, rule)
-    ]
-    frame = pd.DataFrame(rows, columns=FIELDS)
+    frame = tabulate_results(*group_records(records, metric), rules=wanted)
     if over_datasets:
         frame = pd.concat([frame, mean_over_datasets(frame)], ignore_index=True)
     return frame if metric == DEFAULT_METRIC else frame.assign(metric=metric)
+
+
+def tabulate_results(*datasets: Results, rules: Sequence[str] = tuple(RULES)) -> pd.DataFrame:
+    """The rows of `tabulate` for results that are grouped already, without a column `metric`."""
+    rows = [row for each in datasets for rule in rules for row in _rule_rows(each, rule)]
+    return pd.DataFrame(rows, columns=FIELDS)
 
 
 def _rule_rows(results: Results, rule: str) -> Iterator[tuple[object, ...]]:
