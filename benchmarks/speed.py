@@ -171,6 +171,13 @@ TABLES |= {
             ("110 images, ResNet-18", _RESNET),
         )
     ),
+    "ahead": tuple(
+        Row(title, f"{PYTHON} benchmarks/ahead.py {name}", before, pattern=r"with +(.* CPU s)")
+        for title, name, before in (
+            ("step, EfficientNet-Lite0", _LITE, "1.204 s, 0.902 CPU s"),
+            ("step, small:cnn", "small:cnn", "0.098 s, 0.065 CPU s"),
+        )
+    ),
     "loop": (
         Row(
             "share of a bare loop, erm",

@@ -1,5 +1,6 @@
 """From domains to batches: who is drawn when, and where a stream goes on."""
 
+import threading
 from collections import Counter
 from dataclasses import replace
 from itertools import chain, pairwise
@@ -7,9 +8,11 @@ from itertools import chain, pairwise
 import pytest
 import torch
 
+from afield.compute import preserve_torch_state
 from afield.data.domains import Domain
-from afield.data.samples import Samples, pool_domains
+from afield.data.samples import Rows, Samples, pool_domains
 from afield.data.stream import STEPS_PER_BLOCK, Stream
+from afield.errors import DataError
 from tests.pairs import every_pair
 
 
@@ -566,3 +569,83 @@ def test_a_stream_of_texts_goes_on_where_it_was_saved(options):
         for ours, theirs in zip(next(stream), next(other), strict=True):
             assert torch.equal(ours.x, theirs.x)
             assert torch.equal(ours.y, theirs.y)
+
+
+def mapped(*, augment=None) -> Samples:
+    """Samples that are not held in memory, such as those of the decode cache."""
+    samples = numbered(70, 90)
+    x = Rows(list(samples.x.in_memory.split([70, 90])), max_bytes=0)
+    return replace(samples, x=x, augment=augment)
+
+
+def of_numbers(x, generator):
+    return x + torch.rand(len(x), 1, generator=generator)
+
+
+def test_batches_that_are_read_ahead_are_the_same_and_do_not_count_yet():
+    for options in ({}, {"per_step": 1}, {"balance": True}, {"pooled": True}):
+        streams = [Stream(mapped(augment=of_numbers), batch=8, seed=0, **options) for _ in "ab"]
+        plain, ahead = streams
+        groups = [[0, 3, 5, 100], [1, 2, 159]]
+        with ahead.reading_ahead():
+            for step in range(STEPS_PER_BLOCK + 9):
+                if step in (5, STEPS_PER_BLOCK):
+                    for stream in streams:
+                        stream.regroup(groups if step == 5 else [*groups, [7]])
+                for batches in zip(next(plain), next(ahead), strict=True):
+                    assert all(map(torch.equal, *batches))
+                assert ahead.state_dict()["drawn"] == plain.state_dict()["drawn"]
+        assert next(plain)[0].x.equal(next(ahead)[0].x)
+
+
+def test_a_stream_that_reads_ahead_continues_from_a_saved_position():
+    stream = Stream(mapped(), batch=8, seed=0)
+    with stream.reading_ahead():
+        first = drawn(stream, 5)
+        saved = stream.state_dict()
+        second = drawn(stream, 4)
+        stream.load_state_dict(saved)
+        assert drawn(stream, 4) == second
+    assert first != second
+
+
+def test_the_thread_has_the_number_of_threads_of_the_run_and_ends_with_it():
+    seen = []
+
+    def note(x, generator):
+        seen.append((threading.current_thread().name, torch.get_num_threads()))
+        return x
+
+    before = threading.active_count()
+    for threads in (1, 2):
+        with preserve_torch_state(threads, cuda=False):
+            stream = Stream(mapped(augment=note), batch=8, seed=0)
+            with stream.reading_ahead():
+                drawn(stream, 3)
+        assert threading.active_count() == before
+    assert [count for _, count in seen] == 4 * [1] + 4 * [2]
+    main = threading.current_thread().name
+    assert [name == main for name, _ in seen] == 2 * [True, False, False, False]
+
+
+def test_an_error_in_the_thread_is_raised_by_the_stream():
+    def fail(x, generator):
+        if threading.current_thread() is not threading.main_thread():
+            raise DataError("rows.npy: cannot be read")
+        return x
+
+    stream = Stream(mapped(augment=fail), batch=8, seed=0)
+    before = threading.active_count()
+    with pytest.raises(DataError, match=r"^rows\.npy: cannot be read$"), stream.reading_ahead():
+        drawn(stream, 2)
+    assert threading.active_count() == before
+
+
+def test_samples_in_memory_are_read_without_a_thread_unless_they_are_large_and_augmented():
+    large = Domain(x=torch.zeros(4, 3, 128, 128, dtype=torch.uint8), y=torch.zeros(4).long())
+    cases = [(numbered(6, 9), False), (mapped(), True), (pool_domains({"a": large}), False)]
+    cases += [(replace(pool_domains({"a": large}), augment=of_numbers), True)]
+    for samples, expected in cases:
+        stream = Stream(samples, batch=2, seed=0)
+        with stream.reading_ahead():
+            assert (stream.thread is not None) == expected

@@ -5,11 +5,16 @@ used up, then shuffles it again. A step may also draw from some of the groups on
 them twice, and over many steps all come equally often. The order of the samples and their
 augmentation depend on the seed and the position alone, so a snapshot stores only the position.
 
+Images of the decode cache take a while to read, crop and color. In training, a thread does so for
+the next step during the present one. The batches are the same.
+
 Texts are padded to the longest text of their step. To keep this short, texts of similar length are
 put into the same step: of the samples of some consecutive steps, in an order that the seed fixes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -64,7 +69,39 @@ class Stream:
         self.total = batch * self.per_step or repeats * len(samples)
         self.table: Tensor | None = None
         self.widths: list[int] = []
+        self.thread: ThreadPoolExecutor | None = None
+        self.ahead: Future[list[Batch]] | None = None
         self._restart()
+
+    @contextmanager
+    def reading_ahead(self) -> Iterator[None]:
+        """Let a thread make the batches of the next step, where that takes more than a moment.
+
+        It is so for rows that are not held in memory, and for large images that are augmented on a
+        CPU. The position of the stream counts only the batches that were returned.
+        """
+        if not self._is_slow():
+            yield
+            return
+        count = torch.get_num_threads()
+        with ThreadPoolExecutor(1, "next batch", torch.set_num_threads, (count,)) as thread:
+            self.thread = thread
+            try:
+                yield
+            finally:
+                self._forget_ahead()
+                self.thread = None
+
+    def _is_slow(self) -> bool:
+        x = self.samples.x
+        is_large = x.shape.numel() >= LARGE_SAMPLE_VALUES and x.device.type == "cpu"
+        return x.in_memory is None or (is_large and self.samples.augment is not None)
+
+    def _forget_ahead(self) -> None:
+        """Wait for the thread, and drop the batches that it made."""
+        if self.ahead is not None:
+            self.ahead.exception()
+            self.ahead = None
 
     def regroup(self, groups: Sequence[Sequence[int] | Tensor]) -> None:
         """Draw from these groups of indices from now on; a step keeps its number of samples.
@@ -77,6 +114,7 @@ class Stream:
             raise ValueError("a group without samples cannot be drawn from")
         if len(indices) == len(self.groups) and all(map(torch.equal, indices, self.groups)):
             return
+        self._forget_ahead()
         self.generation += 1
         self.groups = indices
         self._restart()
@@ -97,7 +135,15 @@ class Stream:
         return self
 
     def __next__(self) -> list[Batch]:
-        block, row = divmod(self.drawn, STEPS_PER_BLOCK)
+        batches = self._batches(self.drawn) if self.ahead is None else self.ahead.result()
+        self.drawn += 1
+        if self.thread is not None:
+            self.ahead = self.thread.submit(self._batches, self.drawn)
+        return batches
+
+    def _batches(self, position: int) -> list[Batch]:
+        """The batches of a step; of steps that follow each other, a block is drawn once."""
+        block, row = divmod(position, STEPS_PER_BLOCK)
         if row == 0 or self.table is None:
             tables = self._draw_block(block)
             if self.pooled and not self.generation:
@@ -107,9 +153,8 @@ class Stream:
             self.table, self.group = (table.to(self.samples.y.device) for table in tables)
         generator = None
         if self.samples.augment is not None:
-            seed = derive_seed(self.seed, "augment", self.generation, self.drawn)
+            seed = derive_seed(self.seed, "augment", self.generation, position)
             generator = torch.Generator().manual_seed(seed)
-        self.drawn += 1
         sizes = self.row_sizes[row] if self.row_sizes else self.sizes
         if self.samples.x.shape.numel() >= LARGE_SAMPLE_VALUES:
             columns = (table[row].split(sizes) for table in (self.table, self.group))
@@ -125,6 +170,7 @@ class Stream:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved position."""
+        self._forget_ahead()
         self.generation, self.groups = state["generation"], state["groups"]
         self._restart()
         self.drawn = state["drawn"]

@@ -23,8 +23,9 @@ __all__ += ["compute_outputs", "eval_mode"]
 MAX_CHUNK_SAMPLES, MAX_CHUNK_SAMPLES_GPU, MAX_CHUNK_NUMBERS = 128, 512, 2**24
 # The same for texts: a transformer computes thousands of values per token.
 MAX_CHUNK_TOKENS = 2**14
-# On a GPU, the largest output of a layer takes at most this share of the free memory.
-GPU_MEMORY_SHARE = 1 / 16
+# On a GPU, the largest output of a layer takes at most this share of its memory. What is free at the
+# moment must not matter: the last digits of outputs can depend on the size of a chunk.
+GPU_MEMORY_SHARE = 1 / 32
 # Samples in the first chunk, which measures the outputs of the layers.
 MEASURED_SAMPLES = 16
 
@@ -129,8 +130,8 @@ def _chunk_size(device: torch.device, values: int, max_batch_size: int | None) -
     """Number of samples in a chunk, if the largest layer has this number of values per sample."""
     numbers, samples = MAX_CHUNK_NUMBERS, MAX_CHUNK_SAMPLES
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        numbers, samples = int(GPU_MEMORY_SHARE * free / 4), MAX_CHUNK_SAMPLES_GPU
+        total = torch.cuda.get_device_properties(device).total_memory
+        numbers, samples = int(GPU_MEMORY_SHARE * total / 4), MAX_CHUNK_SAMPLES_GPU
     return max(1, min(max_batch_size or samples, numbers // values))
 
 

@@ -52,34 +52,35 @@ def checkpoints(
     """
     learner.train()
     recent: list[Logs] = []
-    while learner.step < steps and not average.done:
-        groups = method.regroup(learner, stream.samples)
-        if groups is not None:
-            stream.regroup(groups)
-        if learner.task.schedule is not None:
-            learner.apply_schedule()
-        recent.append(method.update(learner, next(stream)))
-        average.after_step(learner.model)
-        learner.step += 1
-        if learner.step % every == 0 or learner.step == steps:
-            model = (
-                learner.model
-                if average.deploys_at_end
-                else _deployable(average, learner, stream, every)
-            )
-            checkpoint = Checkpoint(learner.step, evaluate(model), _mean_logs(recent))
-            recent = []
-            _require_finite(method, checkpoint, learner.task.sources)
-            average.after_checkpoint(_without_unseen(checkpoint, learner.task.sources))
-            if average.deploys_at_end:
-                ended = average.done or learner.step == steps
-                scores = checkpoint.scores
-                if ended:
-                    scores = evaluate(_deployable(average, learner, stream))
-                logs = {**checkpoint.logs, **(average.logs() if ended else {})}
-                checkpoint = replace(checkpoint, scores=scores, logs=logs, deployed=ended)
-            learner.train()
-            yield checkpoint
+    with stream.reading_ahead():
+        while learner.step < steps and not average.done:
+            groups = method.regroup(learner, stream.samples)
+            if groups is not None:
+                stream.regroup(groups)
+            if learner.task.schedule is not None:
+                learner.apply_schedule()
+            recent.append(method.update(learner, next(stream)))
+            average.after_step(learner.model)
+            learner.step += 1
+            if learner.step % every == 0 or learner.step == steps:
+                model = (
+                    learner.model
+                    if average.deploys_at_end
+                    else _deployable(average, learner, stream, every)
+                )
+                checkpoint = Checkpoint(learner.step, evaluate(model), _mean_logs(recent))
+                recent = []
+                _require_finite(method, checkpoint, learner.task.sources)
+                average.after_checkpoint(_without_unseen(checkpoint, learner.task.sources))
+                if average.deploys_at_end:
+                    ended = average.done or learner.step == steps
+                    scores = checkpoint.scores
+                    if ended:
+                        scores = evaluate(_deployable(average, learner, stream))
+                    logs = {**checkpoint.logs, **(average.logs() if ended else {})}
+                    checkpoint = replace(checkpoint, scores=scores, logs=logs, deployed=ended)
+                learner.train()
+                yield checkpoint
 
 
 def _deployable(
