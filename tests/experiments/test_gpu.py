@@ -58,7 +58,7 @@ def test_rows_are_held_on_the_gpu_up_to_a_share_of_its_memory():
 
 
 def test_an_evaluation_in_chunks_gives_what_one_pass_gives():
-    """Chunks by the free memory of the GPU change no output beyond rounding."""
+    """Chunks by the memory of the GPU change no output beyond rounding."""
     layer, x = torch.nn.Linear(8, 3).cuda(), torch.randn(700, 8)
     outputs = compute_outputs(layer, Rows([x], device="cuda"))
     torch.testing.assert_close(outputs, layer(x.cuda()), atol=1e-3, rtol=1e-3)

@@ -23,8 +23,8 @@ __all__ += ["compute_outputs", "eval_mode"]
 MAX_CHUNK_SAMPLES, MAX_CHUNK_SAMPLES_GPU, MAX_CHUNK_NUMBERS = 128, 512, 2**24
 # The same for texts: a transformer computes thousands of values per token.
 MAX_CHUNK_TOKENS = 2**14
-# On a GPU, the largest output of a layer takes at most this share of its memory. What is free at the
-# moment must not matter: the last digits of outputs can depend on the size of a chunk.
+# On a GPU, the largest output of a layer takes at most this share of its memory. What is free does
+# not matter: the last digits of outputs can depend on the size of a chunk.
 GPU_MEMORY_SHARE = 1 / 32
 # Samples in the first chunk, which measures the outputs of the layers.
 MEASURED_SAMPLES = 16
