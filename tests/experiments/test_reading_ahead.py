@@ -22,7 +22,7 @@ def test_a_run_has_the_same_bytes_without_the_thread_and_after_an_interruption(
     real = Stream.reading_ahead
 
     def noted(stream):
-        threads.append(stream._is_slow())
+        threads.append(stream.samples.take_time)
         return real(stream)
 
     monkeypatch.setattr(Stream, "reading_ahead", noted)

@@ -34,6 +34,8 @@ MAX_BYTES_CPU = 64 * 2**20
 # On a GPU, rows are copied if they take at most this share of the memory that is free then: those
 # of training and of several evaluations are to fit, and the network too.
 GPU_MEMORY_SHARE = 1 / 4
+# Samples with at least this many values are large, such as photographs.
+LARGE_SAMPLE_VALUES = 2**15
 # The type of token ids, and of nothing else: numbers of other modalities are bytes or floats.
 TOKEN_DTYPE = torch.int32
 
@@ -173,6 +175,20 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def are_large(self) -> bool:
+        """Whether a sample has very many values."""
+        return self.x.shape.numel() >= LARGE_SAMPLE_VALUES
+
+    @property
+    def take_time(self) -> bool:
+        """Whether a batch takes more than a moment to make.
+
+        It does if the rows are on disk, or if large images are augmented on a CPU.
+        """
+        augmented = self.augment is not None and self.x.device.type == "cpu"
+        return self.x.in_memory is None or (augmented and self.are_large)
 
     def batch(
         self,

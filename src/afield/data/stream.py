@@ -28,9 +28,6 @@ __all__ = ["Stream"]
 
 # Number of steps whose samples are drawn together, so that a step only looks up a row of a table.
 STEPS_PER_BLOCK = 64
-# Samples with at least this many values are prepared group by group, in pieces small enough for
-# the allocator to reuse; smaller ones are prepared together, in fewer calls.
-LARGE_SAMPLE_VALUES = 2**15
 # Number of steps among which texts are exchanged; it divides STEPS_PER_BLOCK.
 BUCKET_STEPS = 16
 
@@ -75,12 +72,11 @@ class Stream:
 
     @contextmanager
     def reading_ahead(self) -> Iterator[None]:
-        """Let a thread make the batches of the next step, where that takes more than a moment.
+        """Let a thread make the batches of the next step, if they take time.
 
-        It is so for rows that are not held in memory, and for large images that are augmented on a
-        CPU. The position of the stream counts only the batches that were returned.
+        The position of the stream counts only the batches that were returned.
         """
-        if not self._is_slow():
+        if not self.samples.take_time:
             yield
             return
         count = torch.get_num_threads()
@@ -91,11 +87,6 @@ class Stream:
             finally:
                 self._forget_ahead()
                 self.thread = None
-
-    def _is_slow(self) -> bool:
-        x = self.samples.x
-        is_large = x.shape.numel() >= LARGE_SAMPLE_VALUES and x.device.type == "cpu"
-        return x.in_memory is None or (is_large and self.samples.augment is not None)
 
     def _forget_ahead(self) -> None:
         """Wait for the thread, and drop the batches that it made."""
@@ -156,7 +147,8 @@ class Stream:
             seed = derive_seed(self.seed, "augment", self.generation, position)
             generator = torch.Generator().manual_seed(seed)
         sizes = self.row_sizes[row] if self.row_sizes else self.sizes
-        if self.samples.x.shape.numel() >= LARGE_SAMPLE_VALUES:
+        if self.samples.are_large:
+            # In pieces small enough for the allocator to reuse; others together, in fewer calls.
             columns = (table[row].split(sizes) for table in (self.table, self.group))
             return [self.samples.batch(i, generator, g) for i, g in zip(*columns, strict=True)]
         width = self.widths[row] if self.widths else None
