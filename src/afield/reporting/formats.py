@@ -111,12 +111,13 @@ def _cells(
     columns = list(dict.fromkeys(frame["domain"]))
     cells: dict[str, list[str]] = {method: [] for method in dict.fromkeys(frame["method"])}
     ranked, metric = ranks(frame), find_metric(shown_metric(frame))
-    for name in columns:
-        number = partial(format_value, column=find_column(name), metric=metric)
-        for method, row in frame[frame["domain"] == name].set_index("method").iterrows():
-            text = _format_cell(row["accuracy"], row["stderr"], sign, number)
-            rank = ranked.get((str(method), name))
-            cells[str(method)].append((best, second)[rank - 1](text) if rank else text)
+    for name, rows in frame.groupby("domain", sort=False):
+        number = partial(format_value, column=find_column(str(name)), metric=metric)
+        numbers = zip(rows["method"], rows["accuracy"], rows["stderr"], strict=True)
+        for method, accuracy, stderr in numbers:
+            text = _format_cell(accuracy, stderr, sign, number)
+            rank = ranked.get((method, str(name)))
+            cells[method].append((best, second)[rank - 1](text) if rank else text)
     return cells, columns
 
 

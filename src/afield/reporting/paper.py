@@ -21,7 +21,6 @@ import pandas as pd
 from pydantic import TypeAdapter, ValidationError
 
 from afield import registry
-from afield.data.lookup import find_dataset
 from afield.experiments.record import Record
 from afield.experiments.reproduction.recipe import Numbers, Part, Recipe
 from afield.experiments.selection import Pick
@@ -115,6 +114,9 @@ class _Measured:
             return None
         if len(several) == 1 and len(self.results) == 1:
             return self.results[0]
+        # The report of a store does not get here, and starts without torch.
+        from afield.data.lookup import find_dataset
+
         spec = find_dataset(dataset).spec
         return next((each for each in self.results if each.data == spec), None)
 

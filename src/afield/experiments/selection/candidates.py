@@ -138,12 +138,13 @@ def mean(values: Sequence[float]) -> float:
 
 
 def metric_on(
-    checkpoint: Checkpoint, domains: Sequence[str], part: str, metric: str
+    record: Record, number: int, domains: Sequence[str], part: str, metric: str
 ) -> float | None:
-    """The mean of a metric over domains; None unless all of them have it."""
-    values = [
-        metric_value(s, metric) if (s := checkpoint.score(d, part)) else None for d in domains
-    ]
+    """The mean of a metric over domains at one checkpoint; None unless all of them have it."""
+    from afield.training.checkpoint import score_at
+
+    scores = [score_at(record.checkpoints, number, domain, part) for domain in domains]
+    values = [None if score is None else metric_value(score, metric) for score in scores]
     known = [value for value in values if value is not None]
     return mean(known) if known and len(known) == len(domains) else None
 

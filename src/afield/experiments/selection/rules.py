@@ -133,29 +133,30 @@ class Rule:
         None without candidates, and if the target was not evaluated at the best checkpoint: the
         next best would be another rule.
         """
+        from afield.training.checkpoint import score_at
+
         candidates = self.candidates(records, target)
         best = max(candidates, key=itemgetter(0), default=None)
         if best is None:
             return None
         value, record, number = best
-        checkpoint = record.checkpoints[number]
-        outcome, sources = checkpoint.score(target, "main"), record.run.sources
+        outcome, sources = score_at(record.checkpoints, number, target, "main"), record.run.sources
         if outcome is None:
             return None
-        listed = all(checkpoint.score(name, "test") for name in sources)
+        listed = all(score_at(record.checkpoints, number, name, "test") for name in sources)
         own = "test" if listed else "probe"
-        accuracy, in_domain = (
-            metric_on(checkpoint, domains, part, metric)
-            for domains, part in (((target,), "main"), (sources, own))
+        accuracy, in_domain, known = (
+            metric_on(record, number, domains, part, metric)
+            for domains, part in (((target,), "main"), (sources, own), (sources, "known"))
         )
         unseen = outcome.unseen_classes or 0
         return Pick(
             run=record.run,
-            step=checkpoint.step,
+            step=record.steps[number],
             value=value,
             accuracy=math.nan if accuracy is None else accuracy,
             in_domain=math.nan if in_domain is None else in_domain,
-            known=metric_on(checkpoint, sources, "known", metric),
+            known=known,
             calibration_error=outcome.calibration_error,
             accuracy_at_90=outcome.accuracy_at_90,
             unseen_classes=unseen / (unseen + outcome.size) if unseen else None,

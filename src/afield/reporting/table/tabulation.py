@@ -9,6 +9,7 @@ one number first; `COLUMNS` in `columns.py` lists them all.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 
 from afield.compute import pause_cycle_search
@@ -139,11 +140,13 @@ def _summary(column: Column, values: pd.DataFrame, metric: str) -> "pd.Series[fl
 
 def _values(picks: Picks, attribute: str) -> pd.DataFrame:
     """One row per trial, one column per domain, NaN where there is no pick."""
-    values = {
-        trial: {domain: getattr(pick, attribute, None) for domain, pick in by_domain.items()}
-        for trial, by_domain in picks.items()
-    }
-    return pd.DataFrame.from_dict(values, orient="index").astype(float)
+    domains = list(next(iter(picks.values()), {}))
+    rows = [
+        [getattr(by_domain[domain], attribute, None) for domain in domains]
+        for by_domain in picks.values()
+    ]
+    values = np.array(rows, dtype=np.float64).reshape(len(picks), len(domains))
+    return pd.DataFrame(values, index=list(picks), columns=domains)
 
 
 def _stderr(values: "pd.Series[float]") -> float:
