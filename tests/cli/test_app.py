@@ -121,7 +121,9 @@ def test_help_lists_every_command_and_each_has_a_help_text(afield):
     code, out, _ = afield("--help")
     assert code == 0
     assert {name for line in out.splitlines() for name in line.split()[1:2]} >= {*NAMES, "data"}
-    for words in [*([name] for name in NAMES), *(["data", name] for name in OF_DATA)]:
+    groups = {"data": OF_DATA, "recipe": ("list", "run", "show")}
+    inner = [[group, name] for group, names in groups.items() for name in names]
+    for words in [*([name] for name in NAMES), *inner]:
         code, out, _ = afield(*words, "--help", width=80)
         assert code == 0
         assert "<str>" not in out

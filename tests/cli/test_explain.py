@@ -6,7 +6,7 @@ from afield import registry
 from afield.cli.explain import MAX_NAMES, describe_range, explanation_text
 from afield.data.lookup import find_dataset
 from afield.errors import UnknownNameError
-from afield.hyperparameters import defaults, ranges
+from afield.hyperparameters import defaults, ranges, validate_values
 
 EVERYTHING = [(kind, name) for kind in registry.KINDS for name in registry.names(kind)]
 
@@ -42,7 +42,9 @@ def test_an_explanation_has_the_whole_docstring_and_every_setting():
         assert text.startswith(f"{name} ({kind})\n\n{registry.docstring(kind, name)}")
         instance = registry.find(kind, name)
         for setting, default in defaults(instance).items() if kind != "datasets" else ():
-            (line,) = [x for x in text.splitlines() if x.startswith(f"  {setting} = {default}")]
+            (line,) = [x for x in text.splitlines() if x.startswith(f"  {setting} = ")]
+            shown = line.partition(" = ")[2].partition("    ")[0].strip("'")
+            assert validate_values(instance, {setting: shown}, owner=name) == {setting: default}
             assert line.endswith(f"({describe_range(ranges(instance)[setting])})")
 
 
@@ -63,3 +65,10 @@ def test_an_unknown_name_is_answered_with_a_guess_among_all_kinds():
     for wrong, right in (("verx", "vrex"), ("emma", "ema"), ("spirls", "spirals")):
         with pytest.raises(UnknownNameError, match=f"'{wrong}'; did you mean '{right}'"):
             explanation_text(wrong)
+
+
+def test_values_are_shown_as_one_types_them():
+    lines = explanation_text("dmg").splitlines()
+    schedules = "one of none, constant, exponential, inverse; draws keep the default"
+    assert f"  mask_schedule = none    ({schedules})" in lines
+    assert "  layers = ''    (one of '' or features; draws keep the default)" in lines

@@ -128,8 +128,15 @@ def _settings_facts(kind: str, name: str) -> list[str]:
     return [
         f"{inspect.cleandoc(instance.__doc__ or '')}\n",
         "settings:" if settings else "settings: none",
-        *(f"  {name} = {value}{words.get(name, '')}" for name, value in settings.items()),
+        *(f"  {name} = {_typed(value)}{words.get(name, '')}" for name, value in settings.items()),
     ]
+
+
+def _typed(value: object) -> str:
+    """A value as one types it after ``--set NAME=``."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "''"
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def describe_range(range_: "Range") -> str:
@@ -142,7 +149,8 @@ def describe_range(range_: "Range") -> str:
     from afield.hyperparameters import Around, Choice, LogUniform, Variant
 
     if isinstance(range_, Choice):
-        options = ", ".join(map(str, range_.options))
+        several = any(isinstance(option, tuple) for option in range_.options)
+        options = (" or " if several else ", ").join(map(_typed, range_.options))
         keeps = isinstance(range_, Variant)
         return f"one of {options}; draws keep the default" if keeps else f"draws: one of {options}"
     ends = f"{range_.low:g} to {range_.high:g}"

@@ -48,7 +48,7 @@ def merge(
     ],
     experts: Annotated[
         list[Path],
-        typer.Argument(metavar="EXPERT...", help="Fine-tuned models, in the same formats."),
+        typer.Argument(metavar="EXPERT", help="Fine-tuned models, in the same formats."),
     ],
     *,
     set_: Annotated[

@@ -141,8 +141,8 @@ Report = Annotated[
     str | None,
     typer.Option(
         metavar="SPLIT",
-        help="Report on the 'test' split of a target, or on the 'whole' target, where no rule "
-        "selects with a part of it. Default: test.",
+        help="Report on the 'test' split of a target, or on the 'whole' target, which excludes "
+        "the rule 'target'. Default: test.",
         rich_help_panel=EVALUATION,
     ),
 ]
@@ -160,20 +160,21 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Change another setting; repeat the option for several. Training: lr, batch (samples "
-        "per domain, or all), batch_total (samples of all domains together), epochs (instead of "
-        "steps), weight_decay, optimizer (sgd:momentum=0.9), lr_schedule (constant, cosine, "
-        "exponential, inverse or step, with options: cosine:warmup=500), clip_norm, every (steps "
-        "between evaluations), freeze_bn (true or false), freeze_blocks (blocks at the beginning "
+        help="Change another setting; repeat the option for several.\n\n"
+        "Training: lr, batch (samples per domain, or all), batch_total (samples of all domains "
+        "together), epochs (instead of steps), weight_decay, optimizer "
+        "(sgd:momentum=0.9), lr_schedule (constant, cosine, exponential, inverse or step, with "
+        "options: cosine:warmup=500), clip_norm, every (steps between evaluations), "
+        "freeze_bn (true or false), freeze_blocks (blocks at the beginning "
         "of the network that are not trained), precision (fp32, bf16, fp16, auto), "
         "inexact (true: the fastest kernels of a GPU, which do not repeat bit for bit), "
-        "compile (true: torch.compile compiles the network). "
+        "compile (true: torch.compile compiles the network).\n\n"
         "Data: size (pixels), augment (none, light, full), balance (classes; true or false), limit "
-        "(samples per class and domain), split (lists, random), report (test, whole). "
-        "Texts: tokens (at which texts are cut), pooling (mean, first). "
-        "Selection: metric (macro_f1), group (slide). CLIP: "
-        "class_names, templates (files). A method's own settings start with its name: "
-        "vrex.penalty=1.",
+        "(samples per class and domain), split (lists, random), report (test, whole).\n\n"
+        "Texts: tokens (at which texts are cut), pooling (mean, first).\n\n"
+        "Selection: metric (macro_f1), group (slide).\n\n"
+        "CLIP: class_names, templates (files).\n\n"
+        "A method's own settings start with its name: vrex.penalty=1.",
         rich_help_panel=TRAINING,
     ),
 ]

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from afield.cli import console
 from afield.cli.bench import run_and_print, with_options, with_parameters
+from afield.cli.help import Command, Group
 from afield.cli.options import (
     Format,
     Quiet,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["recipe", "run_recipe"]
 
 recipe = typer.Typer(
+    cls=Group,
     help="Run the tables and figures of papers, with the paper's numbers beside ours.",
     no_args_is_help=True,
 )
@@ -72,7 +74,7 @@ Data = Annotated[
 ]
 
 
-@recipe.command(name="list")
+@recipe.command(name="list", cls=Command)
 def list_() -> None:
     """List all recipes: what they show, and how closely afield can follow the paper."""
     table = Table(box=box.SIMPLE)
@@ -117,7 +119,7 @@ def _assignment(text: str) -> tuple[str, str]:
     return name, path
 
 
-@recipe.command()
+@recipe.command(cls=Command)
 @with_parameters(list(CHANGE_OPTIONS.values()))
 def show(
     name: Name,
@@ -151,7 +153,7 @@ def _run_command(name: str, options: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-@recipe.command()
+@recipe.command(cls=Command)
 @with_options("on", "workers", "cpus", "gpus", "retries", "store", optional=True)
 @with_parameters(list(CHANGE_OPTIONS.values()))
 def run(

@@ -271,9 +271,11 @@ def embed(
 ) -> None:
     """Compute the features of all images or texts once and save them as a dataset.
 
-    Every command takes the file as its dataset: training on features is fast.
+    The file is a dataset for all other commands, on which training is fast.
     A model that `fit` trains on it takes images or texts. Texts need an
-    encoder: --backbone hf:FOLDER. Interrupted, the same command continues.
+    encoder: --backbone hf:FOLDER. If the command is interrupted, run it again
+    to continue.
+
     Images and .txt files that are not in folders of domains and classes have no
     labels; their features are for `afield predict`.
     """

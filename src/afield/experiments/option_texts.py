@@ -55,11 +55,11 @@ AVERAGE_HELP = (
 CLASSES_HELP = (
     "Classes that a network has outputs for: those of its sources, or all classes of the dataset. "
     "Samples of other classes are left out of the accuracy and reported apart. Default: sources "
-    "for your own data, all for datasets with a name, whose classes are given in advance."
+    "for your own data, all for the datasets of `afield list datasets`."
 )
 START_HELP = (
     f"Where training starts: {START} (a head fitted on frozen features). Default: the "
-    "network's first weights, with a new head."
+    "network's initial weights, with a new head."
 )
 ADAPT_HELP = (
     "Test-time adaptations, separated by commas, or 'all'. Each adds a row per method or merge, "

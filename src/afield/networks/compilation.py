@@ -90,9 +90,11 @@ def compiled_run(method: str, backbone: str) -> Iterator[None]:
     """Settings of torch for a compiled run; what torch cannot compile is reported in one line."""
     from torch._dynamo import config, exc
 
-    limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
-    settings = {limit: MAX_SHAPES, f"accumulated_{limit}": 16 * MAX_SHAPES}
-    with config.patch({**settings, f"fail_on_{limit}_hit": True}):
+    # Torch 2.6 has other names.
+    recent = hasattr(config, "recompile_limit")
+    limit = "recompile_limit" if recent else "cache_size_limit"
+    fail = "fail_on_recompile_limit_hit" if recent else "fail_on_cache_limit_hit"
+    with config.patch({limit: MAX_SHAPES, f"accumulated_{limit}": 16 * MAX_SHAPES, fail: True}):
         try:
             yield
         except exc.FailOnRecompileLimitHit:
