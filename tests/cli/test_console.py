@@ -70,7 +70,7 @@ def test_the_same_note_is_said_once(monkeypatch, capsys):
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_store_out_of_reach_ends_no_work(tmp_path, monkeypatch, terminal):
     class Away(Store):
-        def done(self):
+        def done(self, keys=None):
             raise DataError("s3://there: cannot be read (no route)")
 
     monkeypatch.setattr(console, "err", Console(file=io.StringIO(), force_terminal=terminal))

@@ -1,6 +1,7 @@
 """The progress of a benchmark, read from its store alone."""
 
 import os
+import shutil
 import time
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from afield.compute import hostname
 from afield.experiments.planning import plan_run
 from afield.experiments.record import Failure, Plan, Progress
 from afield.experiments.runner import execute
-from afield.experiments.status import plan_status, statuses
+from afield.experiments.status import PlanWatcher, plan_status, statuses
 from afield.experiments.store import Store
 
 TARGETS = ("turn0", "turn10", "turn20", "turn30")
@@ -97,6 +98,30 @@ def test_what_failed_before_is_done_again_and_neither_failed_nor_done_until_then
     status = plan_status(store, plan)
     assert [each.error for each in status.failed] == ["no luck again"]
     assert status.remaining == 3
+
+
+def test_a_watcher_reads_what_changed_in_its_own_runs_only(tmp_path, runs, monkeypatch):
+    store, looked = Store(tmp_path), []
+    execute(runs[0], store)
+    watcher = PlanWatcher(store, plan_of(runs[:3]))
+    assert (watcher.read().done, watcher.read().remaining) == (1, 2)
+    begin(store, runs[1])
+    begin(store, runs[3])
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: looked.append(path) or access(path, mode))
+    assert [each.run for each in watcher.read().running] == [runs[1]]
+    # Neither the finished run, nor one without a folder, nor one of another plan.
+    assert {path.split("/")[-2] for path in looked} == {runs[1].key}
+    execute(runs[1], store)
+    store.put_failure(Failure(runs[2], "no luck", ""))
+    status = watcher.read()
+    assert (status.done, status.remaining, status.running) == (2, 0, ())
+    assert [each.error for each in status.failed] == ["no luck"]
+    store.put_failure(Failure(runs[2], "no luck again", ""))
+    assert [each.error for each in watcher.read().failed] == ["no luck again"]
+    shutil.rmtree(tmp_path / runs[0].key)
+    assert watcher.read().done == 1
+    assert watcher.read() == plan_status(store, watcher.plan)
 
 
 def test_a_run_says_how_far_it_is(tmp_path, monkeypatch):

@@ -37,10 +37,11 @@ def follow_outcomes(
 
 def show_until_done(store: "Store", plan: "Plan") -> None:
     """Show the live view of a plan that another process works on, until that process ends."""
-    from afield.experiments.status import plan_status
+    from afield.experiments.status import PlanWatcher
 
+    watcher = PlanWatcher(store, plan)
     with _live_view(store, plan):
-        while (status := plan_status(store, plan)).remaining and status.process_alive is not False:
+        while (status := watcher.read()).remaining and status.process_alive is not False:
             time.sleep(REFRESH_SECONDS)
 
 
@@ -86,14 +87,15 @@ def _status_reader(store: "Store", plan: "Plan") -> "Callable[[], Status | None]
 
     A store that is out of reach for a moment must not stop the work.
     """
-    from afield.experiments.status import plan_status
+    from afield.experiments.status import PlanWatcher
 
+    watcher = PlanWatcher(store, plan)
     last: Status | None = None
 
     def read_status() -> "Status | None":
         nonlocal last
         with suppress(AfieldError, OSError):
-            last = plan_status(store, plan)
+            last = watcher.read()
         return last
 
     return read_status

@@ -14,7 +14,7 @@ from afield.compute import is_alive
 from afield.experiments.record import Failure, Plan, Progress
 from afield.experiments.store import Store
 
-__all__ = ["Status", "format_duration", "plan_status", "statuses"]
+__all__ = ["PlanWatcher", "Status", "format_duration", "plan_status", "statuses"]
 
 
 @dataclass(frozen=True)
@@ -69,22 +69,40 @@ class _Contents:
     progress: Sequence[Progress]
     failures: Sequence[Failure]
 
-    @classmethod
-    def of(cls, store: Store) -> "_Contents":
-        return cls(store.done(), store.progress(), store.failures())
+
+class PlanWatcher:
+    """Reads the progress of a plan again and again, which is cheap also in a large store.
+
+    It looks at the runs of the plan only, and no more at those that were finished the last time.
+    """
+
+    def __init__(self, store: Store, plan: Plan) -> None:
+        self.store, self.plan = store, plan
+        self._done: set[str] = set()
+
+    def read(self) -> Status:
+        """The present progress."""
+        begun = self.store.begun(self.plan.keys)
+        # The folder of a finished run may have been removed.
+        known = self._done & begun
+        self._done = known | self.store.done(begun - known)
+        others = begun - self._done
+        contents = _Contents(self._done, self.store.progress(others), self.store.failures(others))
+        return _status(self.plan, contents)
 
 
 def plan_status(store: Store, plan: Plan) -> Status:
     """The present progress of a plan."""
-    return _status(plan, _Contents.of(store))
+    return PlanWatcher(store, plan).read()
 
 
 def _status(plan: Plan, contents: _Contents) -> Status:
     keys = set(plan.keys)
     done = contents.done & keys
-    begun = [each for each in contents.progress if each.run.key in keys - done]
+    unfinished = keys - done
+    begun = [each for each in contents.progress if each.run.key in unfinished]
     # Runs that failed before the plan was made are repeated, so they count as waiting.
-    waiting = keys - done - {each.run.key for each in begun}
+    waiting = unfinished - {each.run.key for each in begun}
     failed = [
         each for each in contents.failures if each.run.key in waiting and each.at >= plan.started
     ]
@@ -101,7 +119,7 @@ def _status(plan: Plan, contents: _Contents) -> Status:
 
 def statuses(store: Store) -> list[Status]:
     """The progress of every plan in a store, the latest last."""
-    contents = _Contents.of(store)
+    contents = _Contents(store.done(), store.progress(), store.failures())
     return [_status(plan, contents) for plan in store.plans()]
 
 

@@ -15,7 +15,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,8 +30,9 @@ from afield.errors import SpecError
 from afield.experiments.record import Failure, Plan, Progress, Record, Run
 from afield.experiments.store.run_files import (
     RECORD,
-    RecordCache,
+    ContentCache,
     as_json,
+    entries,
     files_in_folders,
     on_cpu,
     read_run_weights,
@@ -65,7 +66,8 @@ class Store:
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
-        self._records = RecordCache()
+        self._records = ContentCache(RECORD)
+        self._failures = ContentCache(_FAILURE)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A worker may have another working directory.
@@ -74,7 +76,7 @@ class Store:
     @pause_cycle_search()
     def __iter__(self) -> Iterator[Record]:
         """All records, in the order of their keys; unreadable ones are logged and skipped."""
-        records = [self._records.read(path) for path in self._look("*/record.json")]
+        records = [self._records.read(path) for path in self._look("record.json")]
         return (record for record in records if record is not None)
 
     def prepare(self) -> None:
@@ -98,7 +100,7 @@ class Store:
         for folder in (self.root, self.root / "plans"):
             remove_abandoned(folder)
         for name in TEMPORARY_FILES:
-            for path in map(Path, files_in_folders(self.root, name)):
+            for path in files_in_folders(self.root, name):
                 with suppress(OSError):
                     if path.stat().st_mtime <= path.with_name("record.json").stat().st_mtime:
                         path.unlink()
@@ -164,18 +166,19 @@ class Store:
                 self._keep(folder / "failure.json", as_json(_FAILURE, failure))
                 self._forget(folder / "progress.json")
 
-    def failures(self) -> list[Failure]:
-        """Failures of runs that have not succeeded since."""
-        return list(readable(_FAILURE, self._look("*/failure.json")))
+    def failures(self, keys: Collection[str] | None = None) -> list[Failure]:
+        """Failures of runs that have not succeeded since; of all runs, or of those with `keys`."""
+        failures = [self._failures.read(path) for path in self._look("failure.json", keys)]
+        return [failure for failure in failures if failure is not None]
 
     def put_progress(self, progress: Progress) -> None:
         """Write how far a run is, for `afield status` only."""
         content = as_json(_PROGRESS, progress)
         self._keep(self.folder(progress.run) / "progress.json", content, lasting=False)
 
-    def progress(self) -> list[Progress]:
+    def progress(self, keys: Collection[str] | None = None) -> list[Progress]:
         """Progress of the runs that have neither finished nor failed."""
-        return list(readable(_PROGRESS, self._look("*/progress.json")))
+        return list(readable(_PROGRESS, self._look("progress.json", keys)))
 
     def put_plan(self, plan: Plan) -> None:
         """Write a plan; it replaces an earlier plan of the same runs."""
@@ -186,12 +189,16 @@ class Store:
 
     def plans(self) -> list[Plan]:
         """All plans, the latest last."""
-        plans = readable(_PLAN, self._look("plans/*.json"))
+        plans = readable(_PLAN, self._look_at_plans())
         return sorted(plans, key=lambda plan: plan.started)
 
-    def done(self) -> set[str]:
-        """The keys of all finished runs."""
-        return {path.parent.name for path in self._look("*/record.json")}
+    def done(self, keys: Collection[str] | None = None) -> set[str]:
+        """The keys of finished runs: of all, or of those among `keys`."""
+        return {path.parent.name for path in self._look("record.json", keys)}
+
+    def begun(self, keys: Collection[str]) -> set[str]:
+        """Those of the keys whose runs may have files; runs that nobody has started have none."""
+        return set(keys).intersection(entries(self.root))
 
     @pause_cycle_search()
     def known(self, runs: Sequence[Run]) -> list[Record | None]:
@@ -220,12 +227,12 @@ class Store:
 
     # `RemoteStore` overrides the following methods.
 
-    def _look(self, pattern: str) -> list[Path]:
-        """The files that match a pattern, sorted by name."""
-        folder, _, name = pattern.rpartition("/")
-        if folder != "*":
-            return sorted(self.root.glob(pattern))
-        return [Path(path) for path in files_in_folders(self.root, name)]
+    def _look(self, name: str, keys: Collection[str] | None = None) -> list[Path]:
+        """The files of this name in the folders of all runs or of some, sorted by their keys."""
+        return files_in_folders(self.root, name, keys)
+
+    def _look_at_plans(self) -> list[Path]:
+        return sorted(self.root.glob("plans/*.json"))
 
     def _fetch_file(self, path: Path) -> Path:
         """Called before a file is read; returns its path, whether or not it exists."""

@@ -9,7 +9,7 @@ with the same result. Within one sweep this does not happen, on any number of ma
 
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -80,7 +80,19 @@ class RemoteStore(Store):
         """The address of the store or of a run in it."""
         return f"{self.address}/{run.key}" if run else self.address
 
-    def _look(self, pattern: str) -> list[Path]:
+    def begun(self, keys: Collection[str]) -> set[str]:
+        """All keys: to list the address takes as long as to look for their files."""
+        return set(keys)
+
+    def _look(self, name: str, keys: Collection[str] | None = None) -> list[Path]:
+        paths = self._mirror_files(f"*/{name}")
+        return [path for path in paths if keys is None or path.parent.name in keys]
+
+    def _look_at_plans(self) -> list[Path]:
+        return self._mirror_files("plans/*.json")
+
+    def _mirror_files(self, pattern: str) -> list[Path]:
+        """Download the files that match a pattern and have changed; return the paths of all."""
         with self._report_errors():
             listing = self.files.glob(f"{self.path}/{pattern}", detail=True)
             states = {self._here(path): _state(info) for path, info in listing.items()}

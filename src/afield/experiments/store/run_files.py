@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
@@ -20,10 +20,19 @@ from afield.files import check_regular_file
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["RECORD", "RecordCache", "as_json", "files_in_folders", "on_cpu", "read_json"]
-__all__ += ["read_record", "read_run_inputs", "read_run_weights", "readable", "thumbnail_file"]
+__all__ = ["RECORD", "ContentCache", "as_json", "entries", "files_in_folders", "on_cpu"]
+__all__ += [
+    "read_json",
+    "read_record",
+    "read_run_inputs",
+    "read_run_weights",
+    "readable",
+    "thumbnail_file",
+]
 
 log = logging.getLogger(__name__)
+
+Content = TypeVar("Content")
 # Reads and writes `Record` as JSON.
 RECORD = TypeAdapter(Record)
 
@@ -75,38 +84,45 @@ def as_json(adapter: TypeAdapter[Any], value: Any) -> bytes:
     return json.dumps(adapter.dump_python(value, exclude_none=True)).encode()
 
 
-class RecordCache:
-    """Records by their files: each is read once, and again if its file changes."""
+class ContentCache(Generic[Content]):
+    """Contents of files: each file is read once, and again if it changes."""
 
-    def __init__(self) -> None:
-        self._records: dict[str, tuple[tuple[int, ...], Record]] = {}
+    def __init__(self, adapter: TypeAdapter[Content]) -> None:
+        self._adapter = adapter
+        self._contents: dict[str, tuple[tuple[int, ...], Content]] = {}
 
-    def read(self, path: Path) -> Record | None:
-        """The record in a file; None if there is none, or if it cannot be read, which is logged."""
+    def read(self, path: Path) -> Content | None:
+        """The content; None if there is no file, or if it cannot be read, which is logged."""
         name = str(path)
         try:
             status = path.stat()
         except OSError:
-            return next(readable(RECORD, [path]), None)
+            return next(readable(self._adapter, [path]), None)
         state = status.st_ino, status.st_size, status.st_mtime_ns
-        known = self._records.get(name)
+        known = self._contents.get(name)
         if known is not None and known[0] == state:
             return known[1]
-        self._records.pop(name, None)
-        record: Record | None = next(readable(RECORD, [path]), None)
-        if record is not None:
-            self._records[name] = state, record
-        return record
+        self._contents.pop(name, None)
+        content: Content | None = next(readable(self._adapter, [path]), None)
+        if content is not None:
+            self._contents[name] = state, content
+        return content
 
 
-def files_in_folders(root: Path, name: str) -> list[str]:
-    """The paths ``root/<folder>/<name>`` that exist, sorted by the name of the folder."""
+def entries(root: Path) -> list[str]:
+    """The names of files and folders in a folder, sorted; empty if it cannot be read."""
     try:
-        with os.scandir(root) as entries:
-            folders = sorted(entry.path for entry in entries)
+        with os.scandir(root) as found:
+            return sorted(entry.name for entry in found)
     except OSError:
         return []
-    return [path for folder in folders if os.access(path := f"{folder}/{name}", os.F_OK)]
+
+
+def files_in_folders(root: Path, name: str, folders: Iterable[str] | None = None) -> list[Path]:
+    """The files of this name that exist in folders of `root`, sorted by the folders' names."""
+    names = entries(root) if folders is None else sorted(folders)
+    paths = (f"{root}/{folder}/{name}" for folder in names)
+    return [Path(path) for path in paths if os.access(path, os.F_OK)]
 
 
 def readable(adapter: TypeAdapter[Any], paths: Iterable[Path]) -> Iterator[Any]:
