@@ -187,14 +187,17 @@ def deterministic(threads: int, *, inexact: bool = False) -> Iterator[None]:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     with preserve_torch_state(threads):
         torch.set_default_dtype(torch.float32)
-        exact = has_cuda and not inexact
-        torch.use_deterministic_algorithms(mode=strict or exact, warn_only=not strict)
+        # Without a GPU there is nothing to do, and the call would import torch's compiler.
+        exact = has_cuda and not inexact and not strict
+        if exact:
+            torch.use_deterministic_algorithms(mode=True, warn_only=True)
         try:
             with _fastest_kernels() if inexact else nullcontext():
                 yield
         finally:
             torch.set_default_dtype(dtype)
-            torch.use_deterministic_algorithms(mode=strict)
+            if exact:
+                torch.use_deterministic_algorithms(mode=False)
 
 
 @contextmanager

@@ -37,3 +37,15 @@ def test_auroc_is_the_share_of_ordered_pairs():
     assert roc_auc(np.array([3.0, 1.0, 2.0, 2.0]), positive) == pytest.approx(3.5 / 4)
     assert roc_auc(np.array([3.0, np.nan, 2.0, 2.0]), positive) is None
     assert roc_auc(np.array([3.0, 1.0]), np.array([True, True])) is None
+
+
+def test_the_area_under_the_curve_is_that_of_scipys_ranks():
+    from scipy.stats import rankdata
+
+    random = np.random.default_rng(0)
+    for scores in (random.normal(size=400), random.integers(0, 9, size=400).astype(float)):
+        positive = random.random(400) < 0.3
+        count = int(positive.sum())
+        ranks = rankdata(scores)[positive].sum()
+        expected = float((ranks - count * (count + 1) / 2) / (count * (400 - count)))
+        assert roc_auc(scores, positive) == expected

@@ -185,3 +185,27 @@ def test_tensorflows_rmsprop_agrees_with_the_reference():
         w.grad = torch.tensor(slope).clamp(-0.1, 0.1)
         optimizer.step()
         torch.testing.assert_close(w.detach(), torch.tensor(after), rtol=0, atol=1e-10)
+
+
+def test_steps_have_the_same_bytes_as_those_of_torch_and_call_its_hooks():
+    for name, kind, options in (
+        ("", torch.optim.Adam, {"fused": True}),
+        ("sgd:momentum=0.9", torch.optim.SGD, {"momentum": 0.9, "fused": True}),
+        ("rmsprop", torch.optim.RMSprop, {}),
+    ):
+        weights = [torch.linspace(-1, 1, 7).requires_grad_() for _ in range(2)]
+        make = optimizer_factory(name, lr=0.1, weight_decay=0.01)
+        theirs = kind([weights[0]], lr=0.1, weight_decay=0.01, **options)
+        ours, called = make([weights[1]]), []
+        ours.register_step_post_hook(lambda *_, called=called: called.append(1))
+        for step in range(6):
+            for optimizer, weight in zip((theirs, ours), weights, strict=True):
+                optimizer.zero_grad()
+                (weight.square().sum() + step * weight.sum()).backward()
+                optimizer.step()
+            if step == 3:
+                state, ours = ours.state_dict(), make([weights[1]])
+                ours.load_state_dict(state)
+        assert torch.equal(*weights)
+        assert len(called) == 4
+        assert not ours.state[weights[1]].get("exp_avg", weights[1].detach()).requires_grad

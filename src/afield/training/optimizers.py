@@ -98,8 +98,28 @@ def _reject_constant(value: str) -> None:
 @lru_cache
 def _optimizers() -> dict[str, Any]:
     """Supported optimizers by name."""
-    kinds = {name.lower(): kind for name, kind in vars(torch.optim).items() if _is_supported(kind)}
+    kinds = {
+        name.lower(): _uncompiled(kind)
+        for name, kind in vars(torch.optim).items()
+        if _is_supported(kind)
+    }
     return dict(sorted({**kinds, RMSPROP_TF: _rmsprop_tf}.items()))
+
+
+def _uncompiled(kind: Any) -> Any:
+    """The same optimizer, without the wrappers that exempt its methods from torch's compiler.
+
+    They import the compiler, which takes a second and 0.2 GB. The methods themselves are torch's.
+    """
+    names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
+    plain_step = inspect.unwrap(kind.step)
+
+    def step(self: Optimizer) -> None:
+        with torch.set_grad_enabled(self.defaults.get("differentiable", False)):
+            plain_step(self)
+
+    return type(kind.__name__, (kind,), {**methods, "step": step})
 
 
 def _rmsprop_tf(*parameters: Any, **options: Any) -> Optimizer:

@@ -8,16 +8,18 @@ is a table with columns that the user has named; the part after the question mar
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
-import pandas as pd
 
 from afield.data.modality import modality_of_file
 from afield.data.sources.table_files import Column
 from afield.errors import DataError, SpecError
 from afield.registry import hint
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["ColumnChoice", "feature_columns", "find_columns", "name_columns", "split_spec"]
 
@@ -96,7 +98,7 @@ def name_columns(spec: str, **chosen: str) -> str:
     return path + replace(choice, **given).query
 
 
-def find_columns(frame: pd.DataFrame, choice: ColumnChoice, where: str) -> ColumnChoice:
+def find_columns(frame: "pd.DataFrame", choice: ColumnChoice, where: str) -> ColumnChoice:
     """Complete a choice with the columns that are recognized by their names and types."""
     for kind, name in asdict(choice).items():
         if name and name not in frame.columns:
@@ -115,7 +117,7 @@ def find_columns(frame: pd.DataFrame, choice: ColumnChoice, where: str) -> Colum
     return ColumnChoice(**found)
 
 
-def _sample_column(frame: pd.DataFrame, found: Mapping[str, str]) -> dict[str, str]:
+def _sample_column(frame: "pd.DataFrame", found: Mapping[str, str]) -> dict[str, str]:
     """The column with images, paths or text; empty if the samples are numbers."""
     rest = [name for name in frame.columns if name not in found.values()]
     by_name = sorted(rest, key=lambda name: _rank(name, "image"))
@@ -130,7 +132,7 @@ def _sample_column(frame: pd.DataFrame, found: Mapping[str, str]) -> dict[str, s
     return {"text": text} if text and _holds_text(frame[text]) else {}
 
 
-def feature_columns(frame: pd.DataFrame, choice: ColumnChoice, where: str) -> tuple[Column, ...]:
+def feature_columns(frame: "pd.DataFrame", choice: ColumnChoice, where: str) -> tuple[Column, ...]:
     """The columns of a table of numbers and categories, with the categories in the table."""
     names = [
         name
@@ -147,6 +149,8 @@ def feature_columns(frame: pd.DataFrame, choice: ColumnChoice, where: str) -> tu
 
 
 def _feature(values: "pd.Series[Any]", where: str) -> Column:
+    import pandas as pd
+
     name = str(values.name)
     if pd.api.types.is_bool_dtype(values) or pd.api.types.is_numeric_dtype(values):
         return Column(name)
@@ -165,7 +169,7 @@ def _feature(values: "pd.Series[Any]", where: str) -> Column:
     return Column(name, tuple(sorted({str(cell) for cell in cells})))
 
 
-def _usual(frame: pd.DataFrame, kind: str, found: Mapping[str, str]) -> str:
+def _usual(frame: "pd.DataFrame", kind: str, found: Mapping[str, str]) -> str:
     names = [name for name in frame.columns if name not in found.values()]
     usual = [name for name in names if name.lower() in USUAL_NAMES[kind]]
     return min(usual, key=lambda name: _rank(name, kind), default="")
@@ -194,6 +198,6 @@ def _holds_text(values: "pd.Series[Any]") -> bool:
     return bool(np.all([isinstance(cell, str) for cell in values.dropna().head(10)]))
 
 
-def _listing(frame: pd.DataFrame, limit: int = 20) -> str:
+def _listing(frame: "pd.DataFrame", limit: int = 20) -> str:
     names: Sequence[str] = [str(name) for name in frame.columns]
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" * (len(names) > limit))

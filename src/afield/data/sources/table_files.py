@@ -11,14 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from afield.errors import DataError, SpecError
 from afield.files import check_regular_file
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["TABLE_SUFFIXES", "Column", "encode_rows", "is_table", "read_frame", "read_frames"]
 
@@ -40,8 +42,10 @@ def is_table(path: Path) -> bool:
     return path.name.lower().endswith(TABLE_SUFFIXES)
 
 
-def read_frame(path: Path) -> pd.DataFrame:
+def read_frame(path: Path) -> "pd.DataFrame":
     """Read a table; class indices whose names the file states become these names."""
+    import pandas as pd
+
     try:
         check_regular_file(path)
         frame = _reader(path)(path)
@@ -60,7 +64,9 @@ def read_frame(path: Path) -> pd.DataFrame:
     return frame.rename(columns=str)
 
 
-def encode_rows(frame: pd.DataFrame, columns: Sequence[Column], where: str) -> NDArray[np.float32]:
+def encode_rows(
+    frame: "pd.DataFrame", columns: Sequence[Column], where: str
+) -> NDArray[np.float32]:
     """Rows × columns as numbers: NaN for a missing value, and the index of each category.
 
     A category that is not listed has the index -1.
@@ -77,6 +83,8 @@ def encode_rows(frame: pd.DataFrame, columns: Sequence[Column], where: str) -> N
 
 
 def _numbers(values: "pd.Series[Any]", column: Column, where: str) -> NDArray[np.float64]:
+    import pandas as pd
+
     try:
         numbers = pd.to_numeric(values).to_numpy(dtype=np.float64, na_value=np.nan)
     except (TypeError, ValueError):
@@ -106,12 +114,16 @@ def _reader(path: Path) -> Any:
     return _read_csv if name.endswith((".csv", ".csv.gz")) else _read_jsonl
 
 
-def _read_csv(path: Path) -> pd.DataFrame:
+def _read_csv(path: Path) -> "pd.DataFrame":
+    import pandas as pd
+
     # utf-8-sig: some editors write a byte order mark, which is not part of the first name.
     return pd.read_csv(path, encoding="utf-8-sig", low_memory=False)
 
 
-def _read_jsonl(path: Path) -> pd.DataFrame:
+def _read_jsonl(path: Path) -> "pd.DataFrame":
+    import pandas as pd
+
     rows = []
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -127,7 +139,7 @@ def _read_jsonl(path: Path) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def read_frames(path: Path) -> Iterator[pd.DataFrame]:
+def read_frames(path: Path) -> "Iterator[pd.DataFrame]":
     """The rows of a table in parts: a Parquet file of images may be larger than the memory."""
     if path.suffix != ".parquet":
         yield read_frame(path)
@@ -140,7 +152,7 @@ def read_frames(path: Path) -> Iterator[pd.DataFrame]:
             yield _name_classes(rows.to_pandas(), file.schema_arrow.metadata, path)
 
 
-def _read_parquet(path: Path) -> pd.DataFrame:
+def _read_parquet(path: Path) -> "pd.DataFrame":
     _require_pyarrow(path)
     import pyarrow.parquet
 
@@ -154,8 +166,8 @@ def _require_pyarrow(path: Path) -> None:
 
 
 def _name_classes(
-    frame: pd.DataFrame, metadata: Mapping[bytes, bytes] | None, path: Path
-) -> pd.DataFrame:
+    frame: "pd.DataFrame", metadata: Mapping[bytes, bytes] | None, path: Path
+) -> "pd.DataFrame":
     """The frame with the names of classes that the metadata states."""
     for name, classes in _stated_classes(metadata or {}).items():
         if name in frame.columns:

@@ -4,15 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from afield.data.sources.table_columns import ColumnChoice, find_columns
 from afield.data.sources.table_files import Column, read_frame
 from afield.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["TableRows", "read_rows"]
 
@@ -28,7 +30,7 @@ SPLITS = {
 class TableRows:
     """The rows of a table: label, domain and split of each as numbers, with their names."""
 
-    frame: pd.DataFrame
+    frame: "pd.DataFrame"
     columns: ColumnChoice
     classes: tuple[str, ...]
     domains: tuple[str, ...]
@@ -59,6 +61,8 @@ def read_rows(
     path: Path, parts: tuple[Path, ...], digests: tuple[str, ...], choice: ColumnChoice
 ) -> TableRows:
     """The rows of files in this state, which are not read and checked again for every run."""
+    import pandas as pd
+
     del digests
     frames = [read_frame(part) for part in parts]
     if len(parts) > 1:
@@ -75,7 +79,7 @@ def read_rows(
     return TableRows(frame, columns, classes, domains, label, domain, split)
 
 
-def _with_split(frame: pd.DataFrame, part: Path) -> pd.DataFrame:
+def _with_split(frame: "pd.DataFrame", part: Path) -> "pd.DataFrame":
     """Add the split that the name of a file on the hub states: train-00000-of-00002.parquet."""
     split = SPLITS.get(part.name.partition("-")[0].lower())
     if split is None or "split" in map(str.lower, frame.columns):
@@ -84,9 +88,11 @@ def _with_split(frame: pd.DataFrame, part: Path) -> pd.DataFrame:
 
 
 def _names(
-    frame: pd.DataFrame, column: str, kind: str, path: Path
+    frame: "pd.DataFrame", column: str, kind: str, path: Path
 ) -> tuple[tuple[str, ...], NDArray[Any]]:
     """The names in a column of labels or domains, sorted, and the index of each row's name."""
+    import pandas as pd
+
     values = frame[column]
     gone = np.flatnonzero(values.isna())
     if len(gone):
@@ -107,7 +113,7 @@ def _names(
     return tuple(str(name) for name in unique.tolist()), index
 
 
-def _splits(frame: pd.DataFrame, column: str, path: Path) -> list[str]:
+def _splits(frame: "pd.DataFrame", column: str, path: Path) -> list[str]:
     given = [str(cell).lower() for cell in frame[column].tolist()]
     unknown = [cell for cell in given if cell not in SPLITS]
     if unknown:

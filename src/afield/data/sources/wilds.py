@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from PIL import Image
 
 from afield.data.domains import Domain, Download, Reader, ReadOptions
@@ -186,6 +185,8 @@ class WildsSet:
 
     def _open(self, root: Path) -> Any:
         """Open the dataset with the package."""
+        import pandas as pd
+
         try:
             # The package writes numbers into columns of text, which only objects allow.
             with _undo_side_effects(), pd.option_context("future.infer_string", False):  # noqa: FBT003

@@ -8,10 +8,9 @@ The name of the file ends in a digest of its content: the same data are written 
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 
@@ -20,11 +19,16 @@ from afield.data.domains import DomainSet
 from afield.errors import DataError, SpecError
 from afield.files import sha256
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 __all__ = ["dataset_spec"]
 
 
 def dataset_spec(data: Any, folder: Path) -> str:
     """The name or path of a dataset; data in memory are written into the folder first."""
+    import pandas as pd
+
     if isinstance(data, str | Path):
         return str(data)
     if isinstance(data, DomainSet):
@@ -63,7 +67,7 @@ def _save(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     np.savez(path, **arrays)  # type: ignore[arg-type]
 
 
-def _save_frame(path: Path, frame: pd.DataFrame) -> None:
+def _save_frame(path: Path, frame: "pd.DataFrame") -> None:
     try:
         frame.to_parquet(path, index=False)
     except ImportError:
