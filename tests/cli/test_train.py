@@ -31,6 +31,8 @@ def test_embed_writes_a_dataset_that_bench_takes(afield, tmp_path):
     code, out, err = afield("embed", "own", "--out", "emb", *network, "--threads", "1")
     assert (code, err) == (0, "")
     assert out == "features in emb.npz; next: `afield bench emb.npz`\n"
+    _, out, _ = afield("embed", "own/home/dark", "--out", "new", *network, "--threads", "1")
+    assert out == "features in new.npz; without labels\n"
     words = ("--methods", "erm", "--steps", "10", "--workers", "1", "--trials", "1")
     code, out, _ = afield("bench", "emb.npz", *words)
     assert code == 0

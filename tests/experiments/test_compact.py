@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 
 import numpy as np
 
@@ -35,6 +35,9 @@ def full_record() -> Record:
     whole = record("sketch", [0.4, 0.5])
     run = replace(whole.run, sources=("art", "photo"), params={"eta": 0.1})
     rest = {"class_names": ("a",), "dropped": 1, "memory": 2, "truncated": 3, "median_tokens": 4}
+    rest |= {"embedded_tokens": 5}
+    optional = {each.name for each in fields(Record) if each.default is not MISSING}
+    assert set(rest) == {*optional, "class_names"}
     return replace(whole, run=run, checkpoints=tuple(map(detailed, range(4))), **rest)
 
 

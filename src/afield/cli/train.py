@@ -279,6 +279,8 @@ def embed(
     Images and .txt files that are not in folders of domains and classes have no
     labels; their features are for `afield predict`.
     """
+    import numpy as np
+
     from afield.compute import keep_freed_memory
     from afield.data.sources.table_columns import name_columns
     from afield.experiments.embedding import embed as write_features
@@ -295,6 +297,6 @@ def embed(
             threads=threads,
             skip_broken=skip_broken,
         )
-    console.out.print(
-        f"features in {path}; next: `afield bench {path}`", markup=False, soft_wrap=True
-    )
+    with np.load(path) as arrays:
+        advice = f"next: `afield bench {path}`" if "y" in arrays else "without labels"
+    console.out.print(f"features in {path}; {advice}", markup=False, soft_wrap=True)

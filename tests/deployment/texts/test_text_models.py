@@ -124,10 +124,13 @@ def test_texts_that_cannot_be_read_get_a_line_each(home, tmp_path):
     assert [prediction.error for prediction in broken] == ["", "no text", "no text", ""]
     (tmp_path / "latin.txt").write_bytes("schön".encode("latin-1"))
     path = write_reviews(tmp_path, pd.DataFrame({"words": ["good"]}))
-    found = list(model.predictions([tmp_path / "latin.txt", tmp_path / "none.txt", path]))
+    (tmp_path / "vectors.npz").write_bytes(b"PK")
+    files = [tmp_path / name for name in ("latin.txt", "none.txt", path.name, "vectors.npz")]
+    found = list(model.predictions(files))
     assert found[0].error.startswith("not UTF-8")
     assert found[1].error == "no such file or folder"
     assert "no column 'text' of texts; it has words" in found[2].error
+    assert found[3].error == "arrays, but this model takes texts"
     (named,) = model.predictions(path, text="words")
     assert named.label in model.classes
     for values, message in (

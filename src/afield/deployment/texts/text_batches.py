@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from afield.data.modality import Text
+from afield.data.modality import ARRAY, Text
 from afield.data.sources.table_columns import USUAL_NAMES
 from afield.data.sources.table_files import is_table, read_frame
 from afield.data.sources.texts import read_text
@@ -70,6 +70,8 @@ def _of_files(inputs: Inputs, paths: Sequence[Path], size: int, column: str) -> 
 def _read_files(inputs: Inputs, files: Sequence[Path], column: str) -> Iterator[Item]:
     for number, file in enumerate(files, start=1):
         try:
+            if file.suffix.lower() in ARRAY.suffixes:
+                raise ValueError("arrays, but this model takes texts")  # noqa: TRY301
             if not is_table(file):
                 yield str(file), read_text(file), number
                 continue

@@ -23,9 +23,10 @@ from afield.training.checkpoint import COLUMNS, PARTS, CompactCheckpoints, Score
 __all__ = ["compact_record"]
 
 # Fields of `Record` beside the run and its checkpoints, with the values that older records lack.
-_REST = TypeAdapter(tuple[float, dict[str, str], str, int, int, tuple[str, ...], int, int])
+_REST = TypeAdapter(tuple[float, dict[str, str], str, int, int, tuple[str, ...], int, int, int])
 _REQUIRED = itemgetter("seconds", "versions", "device")
 _OPTIONAL = {"dropped": 0, "memory": 0, "class_names": (), "truncated": 0, "median_tokens": 0}
+_OPTIONAL |= {"embedded_tokens": 0}
 _RUN = TypeAdapter(Run)
 _SCORE = TypeAdapter(Score)
 _columns = itemgetter(*COLUMNS)
@@ -66,7 +67,7 @@ def compact_record(content: bytes) -> Record | None:
     try:
         raw = _parse(content)
         optional = (raw.get(name, default) for name, default in _OPTIONAL.items())
-        seconds, versions, device, dropped, memory, names, truncated, median_tokens = (
+        seconds, versions, device, dropped, memory, names, truncated, median_tokens, embedded = (
             _REST.validate_python((*_REQUIRED(raw), *optional))
         )
         return Record(
@@ -80,6 +81,7 @@ def compact_record(content: bytes) -> Record | None:
             class_names=_share(names),
             truncated=truncated,
             median_tokens=median_tokens,
+            embedded_tokens=embedded,
         )
     except (_UnusualError, ValidationError, ValueError, TypeError, LookupError, AttributeError):
         return None
