@@ -1,7 +1,6 @@
-"""`afield train` and `afield embed` as a user types them."""
+"""`afield train` as a user types it, and columns of tables in both `train` and `embed`."""
 
 from afield.experiments.store import Store
-from tests.files import pictures
 
 
 def test_train_shows_sources_and_the_unseen_domain_and_can_be_repeated(afield, tmp_path):
@@ -23,21 +22,6 @@ def test_train_shows_what_the_domain_label_gives_where_a_method_can_use_it(afiel
     code, out, _ = afield("train", "spirals", "dmg", "--target", "turn10", "--steps", "5")
     assert code == 0
     assert out.count("validation, domain label given") == 3
-
-
-def test_embed_writes_a_dataset_that_bench_takes(afield, tmp_path):
-    pictures(tmp_path / "own")
-    network = ("--backbone", "timm:test_resnet", "--weights", "none", "--size", "32")
-    code, out, err = afield("embed", "own", "--out", "emb", *network, "--threads", "1")
-    assert (code, err) == (0, "")
-    assert out == "features in emb.npz; next: `afield bench emb.npz`\n"
-    _, out, _ = afield("embed", "own/home/dark", "--out", "new", *network, "--threads", "1")
-    assert out == "features in new.npz; without labels\n"
-    words = ("--methods", "erm", "--steps", "10", "--workers", "1", "--trials", "1")
-    code, out, _ = afield("bench", "emb.npz", *words)
-    assert code == 0
-    assert "away office" in out
-    assert len(list(Store(tmp_path / "runs"))) == 2
 
 
 def test_every_command_that_reads_a_table_takes_the_names_of_its_columns(afield, tmp_path):

@@ -19,6 +19,7 @@ from afield.cli import console
 from afield.cli.bench import bench, status, sweep
 from afield.cli.data import data
 from afield.cli.diagnose import diagnose
+from afield.cli.embed import embed
 from afield.cli.explain import explain, list_
 from afield.cli.help import Command, Group
 from afield.cli.merge import MergeCommand, merge
@@ -27,7 +28,7 @@ from afield.cli.new import new
 from afield.cli.predict import predict
 from afield.cli.recipe import recipe
 from afield.cli.report import export_domainbed, power, report, table
-from afield.cli.train import embed, train
+from afield.cli.train import train
 from afield.errors import AfieldError
 
 __all__ = ["app", "main"]

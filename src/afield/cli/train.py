@@ -1,6 +1,5 @@
-"""The commands ``afield train`` (one run) and ``afield embed`` (features of a dataset)."""
+"""The command ``afield train``: one run."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +13,6 @@ from afield.cli.options import (
     Average,
     Backbone,
     Classes,
-    DatasetArgument,
     Device,
     DomainColumn,
     DomainsPerStep,
@@ -26,7 +24,6 @@ from afield.cli.options import (
     Steps,
     StoreOption,
     Tensorboard,
-    TextColumn,
     Threads,
     Weights,
     collect_settings,
@@ -39,7 +36,7 @@ if TYPE_CHECKING:
     from afield.experiments.store import Store
     from afield.training.checkpoint import Checkpoint
 
-__all__ = ["embed", "train"]
+__all__ = ["train"]
 
 # Columns, trial, draw, average, classes, finetune and start if none of them is given.
 ALONE = ("", "", 0, 0, "last", None, None, "")
@@ -237,66 +234,3 @@ def _print_record(record: "Record", folder: str) -> None:
                 soft_wrap=True,
             )
     console.err.print(f"record and weights in {folder}", markup=False, soft_wrap=True)
-
-
-def embed(
-    dataset: DatasetArgument,
-    out: Annotated[
-        Path,
-        typer.Option(metavar="FILE", help="File to write; .npz is added if it is missing."),
-    ],
-    backbone: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Pretrained network that computes the features, e.g. timm:resnet50. Default: the "
-            "dataset's if it is pretrained, otherwise the one whose weights are at hand.",
-        ),
-    ] = None,
-    label: LabelColumn = "",
-    domain: DomainColumn = "",
-    text: TextColumn = "",
-    weights: Weights = None,
-    size: Annotated[
-        int | None,
-        typer.Option(min=16, metavar="PIXELS", help="Side of the images. Default: the network's."),
-    ] = None,
-    tokens: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Cut texts at N tokens. Default: 128.")
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="CPU threads. Default: all.")
-    ] = None,
-    skip_broken: SkipBroken = False,
-) -> None:
-    """Compute the features of all images or texts once and save them as a dataset.
-
-    The file is a dataset for all other commands, on which training is fast.
-    A model that `fit` trains on it takes images or texts. Texts need an
-    encoder: --backbone hf:FOLDER. If the command is interrupted, run it again
-    to continue.
-
-    Images and .txt files that are not in folders of domains and classes have no
-    labels; their features are for `afield predict`.
-    """
-    import numpy as np
-
-    from afield.compute import keep_freed_memory
-    from afield.data.sources.table_columns import name_columns
-    from afield.experiments.embedding import embed as write_features
-
-    keep_freed_memory()
-    with console.show_progress():
-        path = write_features(
-            name_columns(dataset, label=label, domain=domain, text=text),
-            out,
-            backbone=backbone,
-            weights=weights,
-            size=size,
-            tokens=tokens,
-            threads=threads,
-            skip_broken=skip_broken,
-        )
-    with np.load(path) as arrays:
-        advice = f"next: `afield bench {path}`" if "y" in arrays else "without labels"
-    console.out.print(f"features in {path}; {advice}", markup=False, soft_wrap=True)

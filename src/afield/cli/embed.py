@@ -1,0 +1,81 @@
+"""The command ``afield embed``: the features of a dataset."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from afield.cli import console
+from afield.cli.options import (
+    DatasetArgument,
+    DomainColumn,
+    LabelColumn,
+    SkipBroken,
+    TextColumn,
+    Weights,
+)
+
+__all__ = ["embed"]
+
+
+def embed(
+    dataset: DatasetArgument,
+    out: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="File to write; .npz is added if it is missing."),
+    ],
+    backbone: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Pretrained network that computes the features, e.g. timm:resnet50. Default: the "
+            "dataset's if it is pretrained, otherwise the one whose weights are at hand.",
+        ),
+    ] = None,
+    label: LabelColumn = "",
+    domain: DomainColumn = "",
+    text: TextColumn = "",
+    weights: Weights = None,
+    size: Annotated[
+        int | None,
+        typer.Option(min=16, metavar="PIXELS", help="Side of the images. Default: the network's."),
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Cut texts at N tokens. Default: 128.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="CPU threads. Default: all.")
+    ] = None,
+    skip_broken: SkipBroken = False,
+) -> None:
+    """Compute the features of all images or texts once and save them as a dataset.
+
+    The file is a dataset for all other commands, on which training is fast.
+    A model that `fit` trains on it takes images or texts. Texts need an
+    encoder: --backbone hf:FOLDER. If the command is interrupted, run it again
+    to continue.
+
+    Images and .txt files that are not in folders of domains and classes have no
+    labels; their features are for `afield predict`.
+    """
+    import numpy as np
+
+    from afield.compute import keep_freed_memory
+    from afield.data.sources.table_columns import name_columns
+    from afield.experiments.embedding import embed as write_features
+
+    keep_freed_memory()
+    with console.show_progress():
+        path = write_features(
+            name_columns(dataset, label=label, domain=domain, text=text),
+            out,
+            backbone=backbone,
+            weights=weights,
+            size=size,
+            tokens=tokens,
+            threads=threads,
+            skip_broken=skip_broken,
+        )
+    with np.load(path) as arrays:
+        advice = f"next: `afield bench {path}`" if "y" in arrays else "without labels"
+    console.out.print(f"features in {path}; {advice}", markup=False, soft_wrap=True)
