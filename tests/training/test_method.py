@@ -429,3 +429,14 @@ def test_other_optimizers_are_clipped_by_the_gradients_of_their_own_parameters(m
     learner.descend(100 * part(torch.ones(3, 4)).sum(), learner.optimizers["critic"])
     moved = parameters_to_vector(part.parameters()).detach() - before
     assert moved.norm() == pytest.approx(0.1, rel=1e-4)
+
+
+def test_pooled_batches_are_those_of_the_stream_and_have_gradients_of_their_own(stream):
+    batches = next(Stream(stream.samples, batch=8, seed=0))
+    pooled, copied = pool(batches), pool(list(batches))
+    assert all(map(torch.equal, pooled, copied))
+    assert pooled.x.stride() == copied.x.stride()
+    pooled.x.requires_grad_().sum().backward()
+    assert not any(batch.x.requires_grad for batch in batches)
+    assert pool(batches).x.grad is None
+    assert list(batches[1:]) == [batches[i] for i in range(1, len(batches))]

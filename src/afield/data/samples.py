@@ -8,7 +8,7 @@ device once, at the start.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ __all__ = [
     "TOKEN_DTYPE",
     "Augment",
     "Batch",
+    "PooledBatches",
     "Prepare",
     "Rows",
     "Samples",
@@ -156,6 +157,30 @@ class Batch(NamedTuple):
     y: Tensor
     domain: Tensor
     group: Tensor
+
+
+class PooledBatches(Sequence[Batch]):
+    """Batches that are pieces of one; it is divided when a piece is asked for."""
+
+    def __init__(self, pooled: Batch, sizes: Sequence[int]) -> None:
+        self.pooled = pooled
+        self.sizes = list(sizes)
+
+    @cached_property
+    def pieces(self) -> list[Batch]:
+        """The batches."""
+        fields = (field.split(self.sizes) for field in self.pooled)
+        return [Batch(*values) for values in zip(*fields, strict=True)]
+
+    @overload
+    def __getitem__(self, index: int) -> Batch: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Batch]: ...
+    def __getitem__(self, index: int | slice) -> Batch | list[Batch]:
+        return self.pieces[index]
+
+    def __len__(self) -> int:
+        return len(self.sizes)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from afield.data.samples import Batch, Samples
+from afield.data.samples import Batch, PooledBatches, Samples
 from afield.seeds import derive_seed
 
 __all__ = ["Stream"]
@@ -67,7 +67,7 @@ class Stream:
         self.table: Tensor | None = None
         self.widths: list[int] = []
         self.thread: ThreadPoolExecutor | None = None
-        self.ahead: Future[list[Batch]] | None = None
+        self.ahead: Future[Sequence[Batch]] | None = None
         self._restart()
 
     @contextmanager
@@ -125,14 +125,14 @@ class Stream:
     def __iter__(self) -> "Stream":
         return self
 
-    def __next__(self) -> list[Batch]:
+    def __next__(self) -> Sequence[Batch]:
         batches = self._batches(self.drawn) if self.ahead is None else self.ahead.result()
         self.drawn += 1
         if self.thread is not None:
             self.ahead = self.thread.submit(self._batches, self.drawn)
         return batches
 
-    def _batches(self, position: int) -> list[Batch]:
+    def _batches(self, position: int) -> Sequence[Batch]:
         """The batches of a step; of steps that follow each other, a block is drawn once."""
         block, row = divmod(position, STEPS_PER_BLOCK)
         if row == 0 or self.table is None:
@@ -153,8 +153,7 @@ class Stream:
             return [self.samples.batch(i, generator, g) for i, g in zip(*columns, strict=True)]
         width = self.widths[row] if self.widths else None
         pooled = self.samples.batch(self.table[row], generator, self.group[row], width)
-        fields = (field.split(sizes) for field in pooled)
-        return [Batch(*values) for values in zip(*fields, strict=True)]
+        return PooledBatches(pooled, sizes)
 
     def state_dict(self) -> dict[str, Any]:
         """Position of the stream."""

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from afield.data.modality import Modality, Text
-from afield.data.samples import Batch, Samples
+from afield.data.samples import Batch, PooledBatches, Samples
 from afield.errors import SpecError
 from afield.training.learner import Learner
 from afield.training.task import Task
@@ -136,7 +136,12 @@ class Method:
 
 
 def pool(batches: Batches) -> Batch:
-    """Concatenate all batches to one."""
+    """Concatenate all batches to one.
+
+    Batches that are pieces of one are not copied: the inputs share their memory.
+    """
+    if isinstance(batches, PooledBatches) and batches.pooled.x.is_contiguous():
+        return batches.pooled._replace(x=batches.pooled.x.detach())
     return Batch(*(torch.cat(column) for column in zip(*batches, strict=True)))
 
 
