@@ -179,11 +179,6 @@ def unseen_accuracies(record: Record, split: str) -> Sequence[float | None]:
 
     It is None unless all tested domains were evaluated on the split.
     """
-    question = "unseen accuracies", record.tests, split
-    return remember(record.checkpoints, question, lambda: _unseen_accuracies(record, split))
-
-
-def _unseen_accuracies(record: Record, split: str) -> Sequence[float | None]:
     if len(record.tests) == 1:
         return metric_values(record.checkpoints, *record.tests, split)
     columns = [metric_values(record.checkpoints, domain, split) for domain in record.tests]
