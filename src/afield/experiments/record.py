@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -82,10 +82,8 @@ class Record:
     def candidate_numbers(self) -> tuple[int, ...]:
         """The numbers of the checkpoints that a rule may pick."""
         if isinstance(self.checkpoints, CompactCheckpoints):
-            flags: Sequence[bool] = self.checkpoints.deployed
-        else:
-            flags = [checkpoint.deployed for checkpoint in self.checkpoints]
-        return tuple(number for number, deployed in enumerate(flags) if deployed)
+            return _numbers_of_true(self.checkpoints.deployed)
+        return _numbers_of_true(tuple(checkpoint.deployed for checkpoint in self.checkpoints))
 
     @property
     def candidates(self) -> tuple[Checkpoint, ...]:
@@ -101,6 +99,12 @@ class Record:
     def tests(self) -> tuple[str, ...]:
         """The unseen domains that are tested on; the others only validate."""
         return self.run.tested or self.unseen
+
+
+@lru_cache(maxsize=100)
+def _numbers_of_true(flags: tuple[bool, ...]) -> tuple[int, ...]:
+    """The numbers of the flags that are true; thousands of records share one tuple."""
+    return tuple(number for number, flag in enumerate(flags) if flag)
 
 
 @dataclass(frozen=True)

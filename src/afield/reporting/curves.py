@@ -29,6 +29,8 @@ __all__ = ["Curve", "curve", "curve_data"]
 # Points of one curve, and of all curves together.
 MAX_CURVE_POINTS = 120
 MAX_TOTAL_POINTS = 60_000
+# One object per number: the curves of ten thousand runs have half a million of them.
+THOUSANDTHS = tuple(range(1001))
 
 
 @dataclass(frozen=True)
@@ -161,4 +163,5 @@ def _thin(full: Curve, max_points: int, kept: set[int]) -> Curve:
 
 
 def _thousandths(share: float) -> int:
-    return round(1000 * share)
+    number = round(1000 * share)
+    return THOUSANDTHS[number] if 0 <= number <= 1000 else number

@@ -6,7 +6,7 @@ for the checkpoints of a run (`CompactCheckpoints`), which takes a tenth of the 
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from operator import add, attrgetter
 from typing import Any, TypeVar, overload
 
@@ -203,12 +203,15 @@ class CompactCheckpoints(Sequence[Checkpoint]):
             0 <= score.accuracy <= 1 for score in details
         )
 
-    def column(self, domain: str, part: str, name: str) -> NDArray[np.float64] | None:
-        """A field of the scores on a split; None unless all checkpoints have one in `scores`."""
-        track = self.tracks.get((domain, part))
-        if track is None or len(track.at) < len(self):
+    def means(self, domains: Sequence[str], part: str, name: str) -> NDArray[np.float64] | None:
+        """The mean of a field over domains; None unless all have finite values in `scores`."""
+        tracks = [self.tracks.get((domain, part)) for domain in domains]
+        rows = [track.rows for track in tracks if track and len(track.at) == len(self)]
+        if len(rows) < len(domains):
             return None
-        return self.scores[track.rows, COLUMNS.index(name)]
+        column = self.scores[:, COLUMNS.index(name)]
+        means: NDArray[np.float64] = reduce(add, (column[each] for each in rows)) / len(rows)
+        return means if np.isfinite(means).all() else None
 
     def values(
         self, domain: str, part: str, column: str, of_score: Callable[[Score], float | None]
@@ -269,12 +272,9 @@ def plain_means(
     name = find_metric(metric).field
     if not isinstance(checkpoints, CompactCheckpoints) or not name or not domains:
         return None
-    columns = [checkpoints.column(domain, part, name) for domain in domains]
-    known = [column for column in columns if column is not None]
-    if len(known) < len(columns):
-        return None
-    means = reduce(add, known) / len(known)
-    return means.tolist() if np.isfinite(means).all() else None
+    compute = partial(checkpoints.means, domains, part, name)
+    means = remember(checkpoints, ("means", tuple(domains), part, name), compute)
+    return None if means is None else means.tolist()
 
 
 def sample_counts(checkpoints: Sequence[Checkpoint], domain: str, part: str) -> list[float | None]:

@@ -12,7 +12,7 @@ from operator import add
 from typing import TYPE_CHECKING
 
 from afield.errors import DataError
-from afield.training.metrics import metric_value, selection_scores
+from afield.training.metrics import find_metric, metric_value, selection_scores
 
 # The command line lists the rules in its help: nothing here imports torch or numpy.
 if TYPE_CHECKING:
@@ -196,19 +196,16 @@ def _means(
     checkpoints: Sequence[Checkpoint], domains: Sequence[str], part: str, metric: str
 ) -> Sequence[float | None]:
     """The mean over domains at every checkpoint, more is better; None unless all have a value."""
-    from afield.training.checkpoint import metric_values, plain_means, remember
+    from afield.training.checkpoint import metric_values, plain_means
 
-    def compute() -> Sequence[float | None]:
-        plain = plain_means(checkpoints, domains, part, metric)
-        if plain is not None:
-            return selection_scores(plain, metric)
-        columns = [
-            selection_scores(metric_values(checkpoints, domain, part, metric), metric)
-            for domain in domains
-        ]
-        return [None if None in values else mean(values) for values in zip(*columns, strict=True)]
-
-    return remember(checkpoints, ("mean", tuple(domains), part, metric), compute)
+    plain = plain_means(checkpoints, domains, part, metric)
+    if plain is not None:
+        return [-value for value in plain] if find_metric(metric).lower_is_better else plain
+    columns = [
+        selection_scores(metric_values(checkpoints, domain, part, metric), metric)
+        for domain in domains
+    ]
+    return [None if None in values else mean(values) for values in zip(*columns, strict=True)]
 
 
 def _testing_on(records: Iterable[Record], target: str) -> list[Record]:

@@ -5,7 +5,7 @@ valid, and says what is wrong.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, compress, repeat
 from operator import itemgetter
@@ -17,17 +17,13 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from afield.experiments.record import Record, Run
+from afield.experiments.record import Record
 from afield.training.checkpoint import COLUMNS, PARTS, CompactCheckpoints, Score, Track
 
-__all__ = ["compact_record"]
+__all__ = ["RECORD", "compact_record"]
 
-# Fields of `Record` beside the run and its checkpoints, with the values that older records lack.
-_REST = TypeAdapter(tuple[float, dict[str, str], str, int, int, tuple[str, ...], int, int, int])
-_REQUIRED = itemgetter("seconds", "versions", "device")
-_OPTIONAL = {"dropped": 0, "memory": 0, "class_names": (), "truncated": 0, "median_tokens": 0}
-_OPTIONAL |= {"embedded_tokens": 0}
-_RUN = TypeAdapter(Run)
+# Reads and writes `Record` as JSON.
+RECORD = TypeAdapter(Record)
 _SCORE = TypeAdapter(Score)
 _columns = itemgetter(*COLUMNS)
 # Equal tuples of many records are kept once.
@@ -66,22 +62,13 @@ def compact_record(content: bytes) -> Record | None:
     """The record in a file, with compact checkpoints; None if it is not an ordinary record."""
     try:
         raw = _parse(content)
-        optional = (raw.get(name, default) for name, default in _OPTIONAL.items())
-        seconds, versions, device, dropped, memory, names, truncated, median_tokens, embedded = (
-            _REST.validate_python((*_REQUIRED(raw), *optional))
-        )
-        return Record(
-            run=_RUN.validate_python(raw["run"]),
+        _check_settings(raw["run"])
+        record = RECORD.validate_python({**raw, "checkpoints": ()})
+        return replace(
+            record,
             checkpoints=_checkpoints(raw["checkpoints"]),
-            seconds=seconds,
-            versions=_share(versions),
-            device=device,
-            dropped=dropped,
-            memory=memory,
-            class_names=_share(names),
-            truncated=truncated,
-            median_tokens=median_tokens,
-            embedded_tokens=embedded,
+            versions=_share(record.versions),
+            class_names=_share(record.class_names),
         )
     except (_UnusualError, ValidationError, ValueError, TypeError, LookupError, AttributeError):
         return None
@@ -93,6 +80,14 @@ def _parse(content: bytes) -> Any:
     except orjson.JSONDecodeError:
         # This one is slower and takes NaN and infinity, which the loss on a domain may be.
         return from_json(content)
+
+
+def _check_settings(run: Mapping[str, Any]) -> None:
+    """Refuse hyperparameters that orjson may have rounded: whole numbers of more than 64 bits."""
+    for settings in run.values():
+        values = settings.values() if type(settings) is dict else ()
+        if any(type(value) is float and abs(value) >= MAX_SIZE for value in values):
+            raise _UnusualError
 
 
 def _checkpoints(raw: Sequence[Mapping[str, Any]]) -> CompactCheckpoints:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from afield.errors import DataError
 from afield.experiments.record import Record, Run
-from afield.experiments.store.compact import compact_record
+from afield.experiments.store.compact import RECORD, compact_record
 from afield.files import check_regular_file
 
 # Reading records must not import torch, which takes seconds.
@@ -33,8 +33,6 @@ __all__ += [
 log = logging.getLogger(__name__)
 
 Content = TypeVar("Content")
-# Reads and writes `Record` as JSON.
-RECORD = TypeAdapter(Record)
 
 
 def read_run_weights(folder: Path, name: str = "model") -> "dict[str, Tensor]":
