@@ -17,6 +17,7 @@ processes. The last line is DomainBed over afield.
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -96,8 +97,9 @@ def observe(command: list[str], folder: Path, threads: int) -> Usage:
             usage.processes = max(usage.processes, len(pids))
             usage.memory = max(usage.memory, sum(map(memory, pids)))
             time.sleep(SAMPLE_SECONDS)
+    process.returncode = os.waitstatus_to_exitcode(status)
     if status:
-        raise SystemExit(f"{command[0]}: ended with status {status}; see {log.name}")
+        raise SystemExit(f"{command[0]}: ended with status {process.returncode}; see {log.name}")
     usage.seconds = resources.ru_utime + resources.ru_stime
     usage.wall = time.monotonic() - started
     return usage
@@ -154,6 +156,8 @@ def main() -> None:
     if not (args.domainbed / "domainbed" / "scripts" / "train.py").exists():
         parser.error(f"{args.domainbed}: no domainbed/scripts/train.py; give a clone of DomainBed")
     args.data = str(Path(args.data).resolve())
+    # Programs start in other folders. A link is not followed: it may be that of an environment.
+    args.python = os.path.abspath(shutil.which(args.python) or args.python)  # noqa: PTH100
     os.environ["AFIELD_DATA"] = args.data
     case = CASES[args.dataset]
     with tempfile.TemporaryDirectory() as folder:
