@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from afield.data.cache import _mapped
+from afield.data.cache import _map_tensor
 from afield.data.domains import Domain, DomainSet
 from afield.experiments.record import Run
 from afield.experiments.run_data import RunData
@@ -42,7 +42,7 @@ def domains(folder: Path) -> dict[str, Domain]:
     each = int(1.25 * kilobytes("/proc/meminfo", "MemTotal") / len(NAMES) / (3 * SIDE * SIDE))
     shape = (len(NAMES) * each, SIDE, SIDE, 3)
     np.lib.format.open_memmap(folder / "rows.npy", "w+", np.uint8, shape).flush()
-    parts = _mapped(folder / "rows.npy").permute(0, 3, 1, 2).split(each)
+    parts = _map_tensor(folder / "rows.npy").permute(0, 3, 1, 2).split(each)
     labels = torch.arange(each) % 2
     return {name: Domain(x, labels) for name, x in zip(NAMES, parts, strict=True)}
 
