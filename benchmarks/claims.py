@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from afield.reporting.statistics.claim import Claim, make_claim
+from afield.reporting.claims import Claim, make_claim
 
 SHAPES = ((3, 4), (3, 6), (5, 4))
 RIVALS = (1, 4, 9, 19)

@@ -34,10 +34,10 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import afield
-from afield.data.audio import LogMel, read_audio
 from afield.data.groups import group_labels
-from afield.data.images import IMAGE_ERRORS, read_image
 from afield.data.lookup import find_dataset
+from afield.data.modalities.audio import LogMel, read_audio
+from afield.data.modalities.image import IMAGE_ERRORS, read_image
 from afield.deployment import load
 from afield.errors import AfieldError
 from afield.experiments.benchmark import read_benchmark
@@ -46,7 +46,7 @@ from afield.experiments.store import Store
 from afield.merging.tensor_files import TensorFiles
 from afield.reporting import tabulate
 from afield.reporting.page import render_page
-from afield.weights import read_weights
+from afield.tensors import read_weights
 
 MAX_SECONDS, MAX_MEMORY = 5, 2**30
 ODD_VALUES: list[Any] = [None, True, -1, 0, 10**30, 1e308, float("nan"), "", "\x1b[2J", [], {}]

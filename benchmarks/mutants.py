@@ -80,9 +80,9 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
     ("experiments/merge_checks.py", "TINY_SHAPE = (4,)", "any small network serves the check"),
     ("compute.py", "os._exit(1)", "nobody reads the exit code of a worker without a parent"),
     ("experiments/runner.py", "os.cpu_count() or 1", "the number of cores is known on Linux"),
-    ("networks/mask_folding.py", "x = torch.randn(4,", "any few random inputs serve the check"),
+    ("networks/masks.py", "x = torch.randn(4,", "any few random inputs serve the check"),
     ("reporting/reproduce.py", "number < 0x10000", "U+10000 is a letter, which is not escaped"),
-    ("deployment/fit_plan.py", 'number: "trials": trial + 1', "more trials are dropped again"),
+    ("deployment/fitting.py", 'number: "trials": trial + 1', "more trials are dropped again"),
     ("merging/spectral.py", "operator: return Triplets(left * sign", "the sign is 1 or -1"),
     ("compute.py", "has_cuda = torch.cuda.device_count() > 0", "needs a GPU"),
 )

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from afield.errors import DataError
-from afield.weights import check_complete, read_weights, weights_digest
+from afield.tensors import check_complete, read_weights, weights_digest
 
 TENSORS = {"a.weight": torch.arange(6.0).view(2, 3), "a.bias": torch.ones(2)}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from afield.data.archives import unpack
+from afield.data.downloads import unpack
 from afield.errors import DataError
 from afield.progress import report_progress_to
 from tests.files import CONTENT, there, zip_of

@@ -4,8 +4,14 @@ import numpy as np
 import pytest
 import soundfile
 
-from afield.data.audio import AUDIO_SUFFIXES, POWER_FLOOR, LogMel, _mel_triangles, read_audio
 from afield.data.domains import data_root
+from afield.data.modalities.audio import (
+    AUDIO_SUFFIXES,
+    POWER_FLOOR,
+    LogMel,
+    _mel_triangles,
+    read_audio,
+)
 from afield.errors import SpecError
 
 RATE = 16_000

@@ -5,15 +5,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from afield.data.class_lists import (
+from afield.data.domains import (
     UNKNOWN,
+    Domain,
+    DomainSet,
     classes_by_domain,
     missing_class_warnings,
     relabel,
     source_classes,
     uses_all_classes,
 )
-from afield.data.domains import Domain, DomainSet
 
 CLASSES = ("cup", "jug", "owl", "pot")
 DOMAINS = {

@@ -389,7 +389,7 @@ def test_processes_at_once_make_one_download_and_one_tree(site, tmp_path):
     archive = site.archive("a.zip", content)
     program = (
         "import sys; from pathlib import Path; from afield.data.downloads import Archive, fetch\n"
-        "from afield.data.archives import unpack; into = Path('.')\n"
+        "from afield.data.downloads import unpack; into = Path('.')\n"
         "unpack(fetch(Archive(sys.argv[1], sys.argv[2]), into), into / 'tree')"
     )
     command = [sys.executable, "-c", program, archive.url, archive.checksum]

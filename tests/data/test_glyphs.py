@@ -7,7 +7,7 @@ from fontTools.pens.ttGlyphPen import TTGlyphPen
 from fontTools.ttLib import reorderFontTables
 
 from afield.data.domains import data_root
-from afield.data.glyphs import (
+from afield.data.sources.fonts import (
     CHARACTERS,
     FONT_SUFFIXES,
     MAX_DEGREES,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from afield.data.images import (
+from afield.data.modalities.image import (
     IMAGE_ERRORS,
     IMAGE_SUFFIXES,
     compare_images,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from afield.data.audio import LogMel
+from afield.data.modalities.audio import LogMel
 from afield.data.modality import (
     ARRAY,
     AUDIO,

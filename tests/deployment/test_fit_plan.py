@@ -7,8 +7,7 @@ import pytest
 
 from afield.deployment.estimates import unseen_accuracies
 from afield.deployment.exporting import export
-from afield.deployment.fit_plan import FitRequest, plan_fit
-from afield.deployment.fitting import fit
+from afield.deployment.fitting import FitRequest, fit, plan_fit
 from afield.deployment.recipes import Recipe
 from afield.errors import AfieldError, DataError, SpecError
 from afield.experiments.store import Store, read_run_weights

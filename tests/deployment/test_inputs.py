@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from afield.data.audio import LogMel
 from afield.data.domains import ReadOptions
-from afield.data.images import stored_side
 from afield.data.lookup import find_dataset
+from afield.data.modalities.audio import LogMel
+from afield.data.modalities.image import stored_side
 from afield.data.modality import AUDIO
 from afield.deployment.inputs import Inputs
 from afield.errors import DataError, SpecError

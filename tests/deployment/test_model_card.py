@@ -3,16 +3,16 @@ from dataclasses import replace
 import pytest
 from huggingface_hub import ModelCard
 
-from afield.deployment.description import (
+from afield.deployment.inputs import Inputs
+from afield.deployment.model_card import render_card
+from afield.deployment.model_folder import (
     Architecture,
     Calibration,
     Description,
     Estimate,
     Selection,
+    read_description,
 )
-from afield.deployment.inputs import Inputs
-from afield.deployment.model_card import render_card
-from afield.deployment.model_folder import read_description
 from afield.experiments.record import Run
 from tests.files import GOLDEN
 

@@ -12,8 +12,14 @@ from afield.experiments.selection import RULES, selection_value, selection_value
 from afield.experiments.store import Store
 from afield.experiments.store.compact import compact_record
 from afield.experiments.store.run_files import RECORD, as_json
-from afield.training.checkpoint import Checkpoint, CompactCheckpoints, Score, Scores, score_at
-from afield.training.counts import Confusion
+from afield.training.scores import (
+    Checkpoint,
+    CompactCheckpoints,
+    Confusion,
+    Score,
+    Scores,
+    score_at,
+)
 from tests.stores import record
 
 DETAILED = Score(

@@ -11,7 +11,7 @@ import afield
 from afield.data.domains import Domain
 from afield.errors import SpecError
 from afield.experiments.benchmark import make_benchmark
-from afield.experiments.derived.execution import execute_derived, run_adaptation
+from afield.experiments.derived import execute_derived, run_adaptation
 from afield.experiments.finished import reopen
 from afield.experiments.record import Run
 from afield.experiments.runner import execute

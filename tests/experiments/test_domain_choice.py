@@ -6,7 +6,7 @@ from afield.data.domains import DomainSet
 from afield.data.lookup import find_dataset
 from afield.errors import SpecError, UnknownNameError
 from afield.experiments.domain_choice import DomainChoice
-from afield.experiments.merged.protocol import merging_runs
+from afield.experiments.merge_protocol import merging_runs
 from afield.experiments.protocol import leave_one_out
 
 FOUR = DomainSet("four", ("art", "cartoon", "photo", "sketch"), ("x", "y"), reader=lambda _: {})

@@ -21,13 +21,13 @@ from afield.data.domains import data_root
 from afield.data.lookup import find_dataset
 from afield.data.sources.arrays import array_dataset
 from afield.errors import DataError, SpecError
-from afield.experiments import embedding
+from afield.experiments import features as embedding
+from afield.experiments import features as partial_features
 from afield.experiments.benchmark import make_benchmark
-from afield.experiments.embedding import embed
-from afield.experiments.frozen import partial_features
-from afield.experiments.frozen.encoder import Encoder
+from afield.experiments.features import embed
 from afield.experiments.runner import execute
 from afield.experiments.store import Store
+from afield.networks.encoder import Encoder
 from afield.progress import report_progress_to
 from afield.seeds import derive_seed
 

@@ -5,8 +5,8 @@ import time
 import pytest
 
 from afield.experiments.benchmark import make_benchmark
+from afield.experiments.forecast import expected_seconds
 from afield.experiments.pools import Local
-from afield.experiments.pools.forecast import expected_seconds
 from afield.experiments.store import Store
 from afield.experiments.sweep import complete
 

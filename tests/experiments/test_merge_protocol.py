@@ -11,8 +11,8 @@ from afield import registry
 from afield.data.lookup import find_dataset
 from afield.errors import AfieldError, IncompatibleMethodError, SpecError, UnknownNameError
 from afield.experiments.benchmark import make_benchmark
+from afield.experiments.merge_protocol import merging_runs
 from afield.experiments.merged import MERGE_BASELINES
-from afield.experiments.merged.protocol import merging_runs
 from afield.experiments.protocol import leave_one_out
 from afield.experiments.record import Run
 from afield.hyperparameters import defaults

@@ -24,9 +24,9 @@ from afield.diagnosis.diagnosing import diagnose
 from afield.errors import DataError, SpecError
 from afield.experiments import sweep
 from afield.experiments.benchmark import make_benchmark
-from afield.experiments.derived.execution import execute_derived
+from afield.experiments.derived import execute_derived
 from afield.experiments.finished import reopen
-from afield.experiments.merged.runner import MERGE_BASELINES, Ensemble, _best_expert
+from afield.experiments.merged import MERGE_BASELINES, Ensemble, _best_expert
 from afield.experiments.pools import Local
 from afield.experiments.record import Failure, Record, Run
 from afield.experiments.run_setup import Machine, set_up

@@ -13,10 +13,10 @@ from afield.data.cache import cache_root
 from afield.data.lookup import find_dataset
 from afield.errors import DataError, SpecError
 from afield.experiments.benchmark import make_benchmark
-from afield.experiments.frozen import pretrained
-from afield.experiments.frozen.photographs import use_features
-from afield.experiments.frozen.pretrained import Pretrained, find_pretrained
+from afield.experiments.features import use_features
 from afield.experiments.planning import plan_run
+from afield.networks import pretrained
+from afield.networks.pretrained import Pretrained, find_pretrained
 
 NET = "test_resnet"
 

@@ -10,12 +10,10 @@ import pytest
 import afield
 from afield.data.lookup import find_dataset
 from afield.errors import DataError, SpecError, UnknownNameError
-from afield.experiments.merged.runner import MERGE_BASELINES
+from afield.experiments.merged import MERGE_BASELINES
 from afield.experiments.planning import plan_runs
-from afield.experiments.reproduction.changes import Changes
-from afield.experiments.reproduction.costs import Costs, estimate_costs
-from afield.experiments.reproduction.planning import merge_plans, plan_recipe
-from afield.experiments.reproduction.recipe import is_recipe, read_recipe, recipe_names
+from afield.experiments.recipe import Changes, is_recipe, read_recipe, recipe_names
+from afield.experiments.recipe_costs import Costs, estimate_costs, merge_plans, plan_recipe
 from afield.networks.backbone import network
 from tests.experiments.standins import use_standins
 
@@ -189,7 +187,7 @@ def test_settings_are_those_of_the_papers():
 
 
 def test_recipes_are_in_the_package():
-    assert sorted(Path(afield.__file__).parent.glob("experiments/reproduction/recipes/*.toml"))
+    assert sorted(Path(afield.__file__).parent.glob("experiments/recipes/*.toml"))
 
 
 def test_scale_shortens_training_and_the_title_says_so():

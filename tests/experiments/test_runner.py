@@ -42,7 +42,7 @@ from afield.training.evaluation import Checkpoint
 from afield.training.loop import checkpoints
 from afield.training.method import Learner, Task, pool
 from afield.training.methods.erm import ERM
-from afield.training.schedules import make_schedule
+from afield.training.optimizers import make_schedule
 from tests.experiments.interruption import interrupted, outcome
 from tests.pairs import small_problem
 

@@ -12,12 +12,12 @@ import torch
 
 from afield.data.domains import data_root
 from afield.data.lookup import find_dataset
-from afield.data.sources.unlabelled import unlabelled_files
+from afield.data.sources.folders import unlabelled_files
 from afield.errors import SpecError
+from afield.experiments import features as partial_features
 from afield.experiments.benchmarking import train
-from afield.experiments.embedding import embed
-from afield.experiments.frozen import partial_features
-from afield.experiments.frozen.encoder import Encoder
+from afield.experiments.features import embed
+from afield.networks.encoder import Encoder
 from tests.files import words
 from tests.texts import reviews, write_encoder, write_reviews, write_text_tree
 
@@ -85,7 +85,7 @@ def test_a_killed_process_continues_and_gives_the_same_bytes(tmp_path, encoder, 
     whole = embed(path, tmp_path / "whole", backbone=f"hf:{encoder}")
     script = (
         "import os, signal, sys\n"
-        "from afield.experiments.embedding import embed\n"
+        "from afield.experiments.features import embed\n"
         "from afield.experiments.frozen import partial_features as pieces\n"
         "pieces.SAVE_SECONDS, write = 0.0, pieces._write_piece\n"
         "def die(folder, start, piece):\n"

@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 import afield
 from afield import registry
 from afield.errors import DataError, MergeError, SpecError
-from afield.merging import files, workers
+from afield.merging import files
+from afield.merging import files as workers
 from afield.merging.state_dicts import merge
 from tests.merging.families import count_for, sharded, statistics_for, written
 

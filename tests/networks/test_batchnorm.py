@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from afield.networks.backbone import Classifier, network
-from afield.networks.batchnorm import has_unfrozen_batchnorm, update_batchnorm
+from afield.networks.freezing import has_unfrozen_batchnorm, update_batchnorm
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -8,8 +8,7 @@ from torch import nn
 
 from afield.errors import SpecError
 from afield.networks.backbone import network
-from afield.networks.mask_folding import fold_masks
-from afield.networks.masks import MaskedNetwork
+from afield.networks.masks import MaskedNetwork, fold_masks
 
 DOMAINS = ("art", "cartoon", "photo")
 

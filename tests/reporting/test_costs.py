@@ -2,8 +2,8 @@
 
 import pytest
 
-from afield.reporting.axes import Mark
-from afield.reporting.costs import cost_rows, method_costs
+from afield.reporting.charts.axes import Mark
+from afield.reporting.charts.costs import cost_rows, method_costs
 from afield.reporting.results import group_records
 from tests.stores import DOMAINS, record, weighed
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from afield.reporting.axes import Mark
-from afield.reporting.curves import MAX_CURVE_POINTS, curve, curve_data
-from afield.reporting.gaps import (
+from afield.reporting.charts.axes import Mark
+from afield.reporting.charts.curves import MAX_CURVE_POINTS, curve, curve_data
+from afield.reporting.charts.gaps import (
     HELD_OUT_TARGET,
     gap,
     gap_means,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from afield.reporting.draws import best_checkpoint_accuracies, setting_panels, validated_runs
+from afield.reporting.charts.draws import best_checkpoint_accuracies, setting_panels, validated_runs
 from afield.reporting.results import group_records
 from tests.stores import record
 

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from afield.reporting.families import group_by_family, make_marks, row_family
 from afield.reporting.results import group_records
+from afield.reporting.sections import group_by_family, make_marks, row_family
 from afield.reporting.table import tabulate
 from tests.stores import benchmark_records, noisy, record
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from afield.reporting.forest_plot import build_forest_plot
+from afield.reporting.charts.forest_plot import build_forest_plot
+from afield.reporting.comparison import comparisons
 from afield.reporting.results import group_records
-from afield.reporting.statistics.comparison import comparisons
 from afield.reporting.table import tabulate
 from tests.stores import benchmark_records, noisy
 

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from afield.reporting.headline import (
+from afield.reporting.claims import build_claims, leading_rule
+from afield.reporting.results import group_records
+from afield.reporting.sentences import (
     bidi_isolate,
     build_headline,
     claim_lines,
     escape_invisible,
     format_points,
 )
-from afield.reporting.results import group_records
-from afield.reporting.statistics.claim import build_claims, leading_rule
 from afield.reporting.table import tabulate
 from tests.stores import HOSTILE, benchmark_records, held_out, noisy
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from afield.experiments.reproduction.changes import Changes
-from afield.experiments.reproduction.recipe import read_recipe
+from afield.experiments.recipe import Changes, read_recipe
 from afield.experiments.store import Store
 from afield.reporting.benchmarking import bench
 from afield.reporting.page import write_report

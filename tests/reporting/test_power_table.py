@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from afield.reporting.power_table import as_power_table
+from afield.reporting.formats import as_power_table
 from tests.stores import HOSTILE, benchmark_records, noisy
 
 

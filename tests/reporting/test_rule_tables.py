@@ -2,10 +2,10 @@
 
 import pytest
 
-from afield.reporting.axes import Mark
+from afield.reporting.charts.axes import Mark
+from afield.reporting.comparison import comparisons
 from afield.reporting.results import group_records
-from afield.reporting.rule_tables import build_rule_table
-from afield.reporting.statistics.comparison import comparisons
+from afield.reporting.sections import build_rule_table
 from afield.reporting.table import tabulate
 from tests.stores import DOMAINS, benchmark_records, noisy, trusted
 

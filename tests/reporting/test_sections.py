@@ -7,9 +7,9 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from afield.reporting.headline import format_points
 from afield.reporting.results import group_records
 from afield.reporting.sections import build_section
+from afield.reporting.sentences import format_points
 from tests.reporting.tables import measured
 from tests.stores import DOMAINS, benchmark_records, held_out, noisy, record
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from afield.reporting.claims import build_claims
 from afield.reporting.results import group_records
-from afield.reporting.statistics.claim import build_claims
-from afield.reporting.summary import build_summary
+from afield.reporting.sentences import build_summary
 from afield.reporting.table import tabulate
 from tests.stores import DOMAINS, benchmark_records, noisy
 

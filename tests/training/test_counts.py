@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from afield.training import counts
-from afield.training.counts import ClassCounts, class_metrics, roc_auc
+from afield.training import scores as counts
+from afield.training.scores import ClassCounts, class_metrics, roc_auc
 
 SPLIT, LABELS = np.array([0, 0, 0, 1, 1]), np.array([0, 1, 2, 1, 1])
 PREDICTED = np.array([0, 1, 1, 0, 1])

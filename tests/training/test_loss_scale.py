@@ -9,8 +9,8 @@ from torch import nn
 from afield import registry
 from afield.experiments.planning import plan_run
 from afield.experiments.run_setup import Machine, set_up
+from afield.training.learner import FIRST_SCALE, STEPS_UNTIL_DOUBLED, LossScale
 from afield.training.loop import checkpoints
-from afield.training.loss_scale import FIRST_SCALE, STEPS_UNTIL_DOUBLED, LossScale
 from tests.pairs import small_problem
 
 

@@ -24,8 +24,7 @@ from afield.networks.inference import BatchPredictor
 from afield.training.averages.last import Last
 from afield.training.loop import checkpoints
 from afield.training.method import Learner, Method, pool, risks
-from afield.training.optimizers import optimizer_factory
-from afield.training.schedules import make_schedule
+from afield.training.optimizers import make_schedule, optimizer_factory
 
 NAMES = registry.names("methods")
 # Settings that say something of one form of a method only.

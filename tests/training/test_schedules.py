@@ -5,7 +5,7 @@ import math
 import pytest
 
 from afield.errors import SpecError
-from afield.training.schedules import canonical_schedule, make_schedule, schedule_in_steps
+from afield.training.optimizers import canonical_schedule, make_schedule, schedule_in_steps
 
 
 @pytest.mark.parametrize(

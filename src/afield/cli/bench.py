@@ -42,7 +42,7 @@ from afield.cli.options import (
 )
 from afield.errors import DataError
 from afield.experiments.benchmark import OPTIONS, Benchmark, make_benchmark, read_benchmark
-from afield.experiments.reproduction.recipe import is_recipe, read_recipe
+from afield.experiments.recipe import is_recipe, read_recipe
 
 if TYPE_CHECKING:
     from afield.experiments.record import Failure, Plan, Record, Run

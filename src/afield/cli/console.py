@@ -154,8 +154,8 @@ def print_plan(runs: "Sequence[Run]", *, done: int) -> None:
 
 def print_forecast(runs: "Sequence[Run]", pool: "Pool", done: int, *, threads: int) -> None:
     """Say how long the missing runs will take on this machine, unless there are only a few."""
+    from afield.experiments.forecast import expected_seconds
     from afield.experiments.pools import Local
-    from afield.experiments.pools.forecast import expected_seconds
     from afield.experiments.status import format_duration
 
     missing = len(runs) - done
@@ -192,7 +192,7 @@ def print_outcomes(
     from afield.experiments.record import Failure, Record
     from afield.reporting.charts.data_facts import describe_groups
     from afield.reporting.formats import FORMATS, as_rich
-    from afield.reporting.headline import claim_lines
+    from afield.reporting.sentences import claim_lines
     from afield.reporting.table import tabulate
     from afield.training.metrics import DEFAULT_METRIC
 

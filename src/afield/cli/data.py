@@ -96,7 +96,7 @@ def check(
         inspect_dataset,
         original_sizes,
     )
-    from afield.data.sources.table_columns import name_columns
+    from afield.data.sources.tables import name_columns
 
     with console.show_progress():
         inspection = inspect_dataset(name_columns(dataset, label=label, domain=domain))

@@ -61,8 +61,8 @@ def embed(
     import numpy as np
 
     from afield.compute import keep_freed_memory
-    from afield.data.sources.table_columns import name_columns
-    from afield.experiments.embedding import embed as write_features
+    from afield.data.sources.tables import name_columns
+    from afield.experiments.features import embed as write_features
 
     keep_freed_memory()
     with console.show_progress():

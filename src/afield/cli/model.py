@@ -140,7 +140,7 @@ def fit(
     already holds are not repeated.
     """
     from afield.compute import keep_freed_memory
-    from afield.data.sources.table_columns import name_columns
+    from afield.data.sources.tables import name_columns
     from afield.deployment.fitting import fit as fit_model
     from afield.experiments.pools import local_pool
 

@@ -6,19 +6,51 @@ from typing import Annotated, Any
 
 import typer
 
-from afield import registry
-from afield.cli.early_checks import check_dataset, check_model, check_store, check_stores
-from afield.errors import SpecError, UnknownNameError
+from afield import own_code, registry
+from afield.data.sources.listing import check_dataset_exists
+from afield.deployment.model_files import check_model_folder
+from afield.errors import DataError, SpecError, UnknownNameError
 from afield.experiments.benchmark import OPTIONS
 from afield.training.metrics import METRICS
 
-__all__ = ["DATA", "NETWORK", "OUTPUT", "RUNNING", "TRAINING", "Average", "Backbone"]
-__all__ += ["ClassNames", "DatasetArgument", "Device", "DomainColumn", "DomainsPerStep"]
-__all__ += ["Finetune", "Format", "GroupOption", "LabelColumn", "MetricOption", "ModelFolder"]
-__all__ += ["Quiet", "SetOption", "ShownMetric", "SkipBroken", "Start", "Steps", "StoreArgument"]
-__all__ += ["StoreOption", "StoresArgument", "Templates", "Tensorboard", "TextColumn"]
-__all__ += ["Threads", "Weights", "Workers", "check_format", "collect_settings"]
-__all__ += ["parse_assignments", "split_names"]
+__all__ = ["DATA", "NETWORK", "OUTPUT", "RUNNING", "TRAINING", "Average", "Backbone", "ClassNames"]
+__all__ += ["DatasetArgument", "Device", "DomainColumn", "DomainsPerStep", "Finetune", "Format"]
+__all__ += ["GroupOption", "LabelColumn", "MetricOption", "ModelFolder", "Quiet", "SetOption"]
+__all__ += ["ShownMetric", "SkipBroken", "Start", "Steps", "StoreArgument", "StoreOption"]
+__all__ += ["StoresArgument", "Templates", "Tensorboard", "TextColumn", "Threads", "Weights"]
+__all__ += ["Workers", "check_format", "collect_settings", "parse_assignments", "split_names"]
+
+
+def check_dataset(name: str | None) -> str | None:
+    """Report a mistyped path before anything large is imported; load a dataset in Python."""
+    if name is None:
+        return None
+    if own_code.is_code("datasets", name):
+        return own_code.load("datasets", name)
+    check_dataset_exists(name)
+    return name
+
+
+def check_model(folder: Path) -> Path:
+    """The same for a model folder; models of the hub are left to the command."""
+    if not str(folder).startswith("hf:"):
+        check_model_folder(folder.expanduser())
+    return folder
+
+
+def check_store(name: str) -> str:
+    """The same for a store; addresses are left to the command."""
+    if "://" not in name and not Path(name).expanduser().exists():
+        raise DataError(f"{name}: no records there; run `afield bench --store {name}`")
+    return name
+
+
+def check_stores(names: list[str] | None) -> list[str] | None:
+    """The same for several stores."""
+    for name in names or ():
+        check_store(name)
+    return names
+
 
 FORMATS = ("console", "md", "latex", "csv")
 # Headings under which the help of a command lists its options.

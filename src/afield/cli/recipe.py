@@ -23,8 +23,7 @@ from afield.cli.options import (
     split_names,
 )
 from afield.errors import SpecError
-from afield.experiments.reproduction.changes import Changes
-from afield.experiments.reproduction.recipe import Recipe, read_recipe, recipe_names
+from afield.experiments.recipe import Changes, Recipe, read_recipe, recipe_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,7 +129,7 @@ def show(
     **options: Any,
 ) -> None:
     """Show what a recipe runs and costs: runs, images, time, disk, and which data are missing."""
-    from afield.experiments.reproduction.costs import estimate_costs
+    from afield.experiments.recipe_costs import estimate_costs
 
     one = read_recipe(name, changes=_changes(**options))
     lines = [one.full_title, f"reproduces: {one.reproduces}"]
@@ -177,7 +176,7 @@ def run(
 
 def run_recipe(one: Recipe, *, format_: str, tensorboard: bool, quiet: bool) -> None:
     """Do the missing runs of a recipe, and show the paper's numbers beside ours."""
-    from afield.experiments.reproduction.planning import merge_plans, plan_recipe
+    from afield.experiments.recipe_costs import merge_plans, plan_recipe
 
     if not one.parts:
         raise SpecError(f"{one.name} has no runs: {one.differs}")

@@ -86,7 +86,7 @@ def power(
     with a probability of 80 %.
     """
     from afield.experiments.selection import resolve_rules
-    from afield.reporting.power_table import as_power_table
+    from afield.reporting.formats import as_power_table
 
     rules = resolve_rules([rule]) if rule else []
     for part in as_power_table(_read_records(store)[1], rules, difference / 100):

@@ -34,7 +34,7 @@ from afield.errors import SpecError
 if TYPE_CHECKING:
     from afield.experiments.record import Record, Run
     from afield.experiments.store import Store
-    from afield.training.checkpoint import Checkpoint
+    from afield.training.scores import Checkpoint
 
 __all__ = ["train"]
 
@@ -98,7 +98,7 @@ def train(
     tensorboard: Tensorboard = False,
 ) -> None:
     """Train one model and show its accuracy on the domains it has not seen."""
-    from afield.data.sources.table_columns import name_columns
+    from afield.data.sources.tables import name_columns
     from afield.experiments.planning import check_run, plan_training
     from afield.experiments.store import open_store
 

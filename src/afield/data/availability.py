@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from afield import registry
-from afield.data.archives import unpack
 from afield.data.domains import DomainSet, data_root
-from afield.data.downloads import fetch
+from afield.data.downloads import fetch, unpack
 from afield.data.lookup import find_dataset
 from afield.data.sources.hub import write_hub_images
 from afield.errors import AfieldError, DataError

@@ -1,37 +1,74 @@
-"""Datasets of domains: their names, how they are read, and what a domain must satisfy."""
+"""Datasets of domains: how they are read, how domains are split, and which classes are known.
+
+Each domain is split once per trial into `main` (80 %) and `probe` (20 %). A source domain trains on
+`main` and validates on `probe`. An unseen domain is tested on `main`; only test-domain validation
+(the rule `target`) looks at its `probe`.
+
+In a benchmark the target is unseen, so a class that only the target has must not add an output: its
+existence is knowledge of the target, and one more output changes all trained weights. A dataset
+with a list of classes that is given in advance may use the whole list (a closed set).
+"""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from afield.data.downloads import Archive
 from afield.data.modality import ARRAY, FileModality, Modality
-from afield.data.splits import PROBE_FRACTION, Parts, listed_parts, parts
 from afield.data.training_settings import DOMAINBED_AVERAGES, DOMAINBED_DEFAULTS, Training
 from afield.errors import DataError, SpecError, UnknownNameError
 from afield.registry import hint
+from afield.seeds import derive_seed
 
-__all__ = [
-    "DOMAINBED_AVERAGES",
-    "DOMAINBED_DEFAULTS",
-    "PROBE_FRACTION",
-    "RESERVED_NAMES",
-    "Domain",
-    "DomainSet",
-    "Download",
-    "Parts",
-    "ReadOptions",
-    "Reader",
-    "Training",
-    "data_root",
-    "listed_parts",
-    "parts",
-    "validate_domain",
-]
+__all__ = ["DOMAINBED_AVERAGES", "DOMAINBED_DEFAULTS", "PROBE_FRACTION", "RESERVED_NAMES"]
+__all__ += ["UNKNOWN", "ClassesByDomain", "Domain", "DomainSet", "Download", "Parts", "ReadOptions"]
+__all__ += ["Reader", "Training", "classes_by_domain", "data_root", "listed_parts"]
+__all__ += ["missing_class_warnings", "parts", "relabel", "source_classes", "uses_all_classes"]
+
+PROBE_FRACTION = 0.2
+
+
+class Parts(NamedTuple):
+    """Indices of the two splits of a domain."""
+
+    main: Tensor
+    probe: Tensor
+
+
+def parts(size: int, *, trial: int, domain: str, fraction: float = PROBE_FRACTION) -> Parts:
+    """Split a domain; the split depends only on its size, the trial and the domain's name.
+
+    >>> [len(part) for part in parts(10, trial=0, domain="sketch")]
+    [8, 2]
+    """
+    if size < 2:
+        raise SpecError(
+            f"domain {domain!r} has {size} sample(s); training and validation need at least two"
+        )
+    order = np.random.default_rng(derive_seed("parts", trial, domain)).permutation(size)
+    probe = max(1, int(size * fraction))
+    return Parts(main=torch.from_numpy(order[probe:]), probe=torch.from_numpy(order[:probe]))
+
+
+def listed_parts(test: Tensor, validation: Tensor | None = None, *, seen: bool) -> Parts:
+    """Split a domain by its official lists.
+
+    A source domain trains on its train list and validates on its validation list, or on its test
+    list if there are only two lists. An unseen domain is tested on its test list, as the authors of
+    the lists intended.
+    """
+    if seen and validation is not None:
+        train = ~(test | validation)
+        return Parts(train.nonzero().flatten(), validation.nonzero().flatten())
+    others, tested = (~test).nonzero().flatten(), test.nonzero().flatten()
+    return Parts(others, tested) if seen else Parts(tested, others)
+
 
 # Result tables use these names for columns that summarize domains.
 RESERVED_NAMES = (
@@ -213,3 +250,61 @@ def validate_domain(domain: Domain, where: str, modality: Modality = ARRAY) -> N
     if not decoded and not modality.may_miss_values and not domain.x.isfinite().all():
         row = int((~domain.x.isfinite()).flatten(1).any(1).nonzero()[0])
         raise DataError(f"{where}: NaN or infinity in sample {row}; remove or fill such samples")
+
+
+# The label of samples whose class a training does not know.
+UNKNOWN = -1
+
+ClassesByDomain = Mapping[str, frozenset[str]]
+
+
+def uses_all_classes(dataset: DomainSet, choice: str | None = None) -> bool:
+    """Whether a training has an output for every class of a dataset.
+
+    `choice` is ``all`` or ``sources``. By default, datasets with a name use all classes, because
+    their list is given in advance; a user's own data use the classes of the sources.
+    """
+    return choice == "all" if choice else not dataset.origin
+
+
+def classes_by_domain(domains: Mapping[str, Domain], classes: tuple[str, ...]) -> ClassesByDomain:
+    """The classes that each domain has samples of."""
+    return {
+        name: frozenset(classes[label] for label in domain.y.unique().tolist())
+        for name, domain in domains.items()
+    }
+
+
+def source_classes(
+    dataset: DomainSet, known: ClassesByDomain | None, sources: Iterable[str]
+) -> tuple[str, ...]:
+    """The classes that the sources have, in the order of the dataset.
+
+    Empty if these are all classes, and if `known` is None: then the whole list is used.
+    """
+    if known is None:
+        return ()
+    present = frozenset[str]().union(*(known[name] for name in sources))
+    kept = tuple(name for name in dataset.classes if name in present)
+    return kept if len(kept) < len(dataset.classes) else ()
+
+
+def relabel(
+    domains: Mapping[str, Domain], classes: tuple[str, ...], kept: tuple[str, ...]
+) -> dict[str, Domain]:
+    """Number the labels by the list `kept`; samples of other classes become `UNKNOWN`."""
+    if not kept:
+        return dict(domains)
+    numbers = {name: number for number, name in enumerate(kept)}
+    table = torch.tensor([numbers.get(name, UNKNOWN) for name in classes])
+    return {name: replace(domain, y=table[domain.y]) for name, domain in domains.items()}
+
+
+def missing_class_warnings(domains: Mapping[str, Domain], classes: tuple[str, ...]) -> list[str]:
+    """One warning for every domain without samples of a class, which is allowed."""
+    warnings = []
+    for name, present in classes_by_domain(domains, classes).items():
+        missing = [repr(label) for label in classes if label not in present]
+        if missing:
+            warnings.append(f"domain {name!r} has no sample of class {', '.join(missing)}")
+    return warnings

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afield.data.domains import Domain, DomainSet, ReadOptions, data_root
-from afield.data.images import image_size, silence_pillow, to_rgb
 from afield.data.lookup import find_dataset
+from afield.data.modalities.image import image_size, silence_pillow, to_rgb
 from afield.data.modality import Image, Text
 from afield.data.prompts import dataset_prompts
 from afield.data.samples import Rows

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afield.data.audio import AUDIO_SUFFIXES, LogMel, read_audio
-from afield.data.images import IMAGE_ERRORS, IMAGE_SUFFIXES, read_image, stored_side
-from afield.data.sources.table_files import TABLE_SUFFIXES, Column
-from afield.data.sources.texts import read_text, tokenize, tokenizer_label
+from afield.data.modalities.audio import AUDIO_SUFFIXES, LogMel, read_audio
+from afield.data.modalities.image import IMAGE_ERRORS, IMAGE_SUFFIXES, read_image, stored_side
+from afield.data.modalities.table import TABLE_SUFFIXES, Column
+from afield.data.modalities.text import read_text, tokenize, tokenizer_label
 from afield.errors import SpecError
 from afield.registry import hint
 

@@ -27,7 +27,7 @@ from afield.networks.features import capture_features
 from afield.networks.inference import compute_outputs
 from afield.progress import track
 from afield.training.calibration import balanced_quantiles, calibration_error, fit_temperature
-from afield.training.checkpoint import Checkpoint
+from afield.training.scores import Checkpoint
 
 __all__ = ["calibrate", "estimate_accuracy", "fit_distances", "separation", "unseen_accuracies"]
 

@@ -23,15 +23,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from afield.data.audio import LogMel
 from afield.data.augmentation import Resize
-from afield.data.images import resize_square
+from afield.data.modalities.audio import LogMel
+from afield.data.modalities.image import resize_square
+from afield.data.modalities.table import TABLE_SUFFIXES, encode_rows, is_table, read_frame
 from afield.data.modality import FileModality, Modality, ModalityName, find_modality
 from afield.data.samples import TOKEN_DTYPE, Prepare, trim_padding
-from afield.data.scaling import Scaling
+from afield.data.scaling import FittedColumn, Scaling, TableScaling
 from afield.data.sources.arrays import to_channels_first, translate_numpy_errors
-from afield.data.sources.table_files import TABLE_SUFFIXES, encode_rows, is_table, read_frame
-from afield.data.sources.table_scaling import FittedColumn, TableScaling
 from afield.errors import DataError, SpecError
 from afield.files import check_regular_file
 

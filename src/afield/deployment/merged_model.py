@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from afield.data.sources.table_scaling import TableScaling
+from afield.data.scaling import TableScaling
 from afield.deployment.fitting import describe_model
 from afield.deployment.model import Model, build_network, load, load_weights
 from afield.deployment.model_card import render_card

@@ -2,7 +2,7 @@
 
     model.safetensors      the weights, as a plain state dict
     distance.safetensors   where the sources lie in its features (see `distances`), if known
-    encoder/               configuration and tokenizer of an encoder of texts (see `encoder_files`)
+    encoder/               configuration and tokenizer of an encoder of texts (see `EncoderFiles`)
     model.json             everything else: `Description`
     README.md              the model card, the same for people (see `model_card`)
 
@@ -10,52 +10,262 @@ The folder is written under a temporary name and renamed, so it is complete or a
 read, the hashes of its files must be those in model.json. That detects accidents, and
 files that were changed without their hash. Even if both are changed, no code can run: only JSON and
 safetensors are read, and the network is one of afield's, built by its name.
+
+
+Its weights are among those of the model. In memory, a description has the paths of these files. On
+disk it has names without paths, and whatever they are, the files of the folder are used: reading a
+model neither downloads an encoder nor looks at another folder.
 """
 
 import json
+import math
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from afield.deployment.description import (
-    FORMAT_VERSION,
-    Architecture,
-    Calibration,
-    Description,
-    Estimate,
-    Selection,
-)
 from afield.deployment.distances import Distances
+from afield.deployment.inputs import Inputs
 from afield.deployment.model_files import (
     CARD_FILE,
     DESCRIPTION_FILE,
     DISTANCES_FILE,
+    ENCODER_FILES,
     WEIGHTS_FILE,
     check_model_folder,
     file_inside,
     is_model_folder,
 )
-from afield.deployment.texts.encoder_files import copy_encoder, locate_encoder, without_paths
 from afield.errors import DataError, SpecError
-from afield.files import atomic_write, sha256, unwritable_reason
+from afield.experiments.record import Run
+from afield.experiments.run import name_without_path
+from afield.files import atomic_write, read_json_object, sha256, unwritable_reason
+from afield.networks.backbone import find_backbone
+from afield.training.calibration import TEMPERATURE_RANGE
 
-__all__ = [
-    "Architecture",
-    "Calibration",
-    "Description",
-    "Estimate",
-    "Selection",
-    "check_output_folder",
-    "read_description",
-    "read_model",
-    "write_model",
-]
+__all__ = ["Architecture", "Calibration", "Description", "Estimate", "FrozenEncoder", "Selection"]
+__all__ += ["check_output_folder", "read_description", "read_model", "without_paths", "write_model"]
+
+FORMAT_VERSION = 1
+# More than any network has; a description that asks for more is not valid.
+MAX_FEATURES = 2**20
+
+
+@dataclass(frozen=True)
+class FrozenEncoder:
+    """The frozen network in front of a model that was trained on its features.
+
+    `features` is their number, and `weights` the digest of its tensors.
+    """
+
+    backbone: str
+    features: int
+    weights: str = ""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.features <= MAX_FEATURES:
+            raise SpecError(f"features={self.features}: not the number of features of a network")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The network: its backbone, and the method whose wrapper it is in, if any.
+
+    With an `encoder`, the inputs are images, and the backbone gets their features.
+    """
+
+    backbone: str
+    freeze_bn: bool = False
+    wrapper: str = ""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    encoder: FrozenEncoder | None = None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How a recipe was chosen among several, and what choosing cost.
+
+    `accuracy` is the mean accuracy on left-out domains by which the recipe was chosen. `cost` is
+    how far it is above the nested estimate, for which the recipe is chosen again without each
+    domain. `runs` has, for each domain, the keys of the runs of the recipe that is chosen without
+    it; `same` are the domains without which the deployed recipe is chosen. With `twins`, the choice
+    without a domain used only runs that were not trained on it.
+    """
+
+    accuracy: float
+    cost: float
+    runs: Mapping[str, tuple[str, ...]]
+    same: tuple[str, ...] = ()
+    twins: bool = False
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The accuracy to expect on unseen domains, from runs with domains held out.
+
+    `domains` has the accuracy on each held-out domain, averaged over trials. `accuracy` and `worst`
+    are the mean and the minimum over domains within a trial, averaged over trials. `in_domain` is
+    the accuracy on the source domains. `stderr` is the standard error of `accuracy` over trials,
+    `spread` the standard deviation over domains. `recipes` is the number of recipes among which
+    this one was chosen; `selection` says how. If `recipes` is above 1 without a `selection`, as in
+    folders of earlier versions, the numbers are those by which the recipe was chosen.
+    """
+
+    accuracy: float
+    worst: float
+    in_domain: float
+    domains: Mapping[str, float]
+    trials: int
+    stderr: float | None = None
+    spread: float | None = None
+    recipes: int = 1
+    selection: Selection | None = None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Confidence and distance on held-out domains, each from a model that was not trained on it.
+
+    `confidences` and `distances` are quantiles in equal steps, from the smallest to the largest;
+    domains have the same weight. `error_before` is the expected calibration error with temperature
+    1, `error_after` with the fitted temperature, on the same samples. `separations` has, for each
+    held-out domain, the AUROC with which the distance separates its samples from those of the
+    sources' validation splits, averaged over trials; folders of earlier versions have none.
+    """
+
+    temperature: float
+    confidences: tuple[float, ...]
+    distances: tuple[float, ...]
+    samples: int
+    error_before: float
+    error_after: float
+    separations: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        low, high = TEMPERATURE_RANGE
+        if not 0.99 * low <= self.temperature <= 1.01 * high:
+            raise SpecError(f"temperature={self.temperature}: must be between {low} and {high}")
+        for values in (self.confidences, self.distances):
+            finite = all(map(math.isfinite, values))
+            if len(values) < 2 or not finite or list(values) != sorted(values):
+                raise SpecError("quantiles must be at least two numbers in rising order")
+
+
+@dataclass(frozen=True)
+class Description:
+    """All that is known about a model; the content of model.json.
+
+    `run` is the training, without the paths of data and initial weights. `merged` says how the
+    weights were merged from others, if they were. `adaptation` is the test-time adaptation that the
+    model is meant for, and that the estimate is about; empty for most models. `files` has the
+    SHA-256 of the safetensors files.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    sources: tuple[str, ...]
+    inputs: Inputs
+    architecture: Architecture
+    versions: Mapping[str, str]
+    command: str
+    run: Run | None = None
+    merged: Mapping[str, Any] = field(default_factory=dict)
+    adaptation: str = ""
+    adaptation_params: Mapping[str, Any] = field(default_factory=dict)
+    license: Annotated[str, Field(alias="licence")] = ""
+    estimate: Estimate | None = None
+    calibration: Calibration | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    format: int = FORMAT_VERSION
+
+    def __post_init__(self) -> None:
+        if len(self.classes) < 2 or len(set(self.classes)) != len(self.classes):
+            raise SpecError("classes must be at least two different names")
+
+
+FAMILY = "hf:"
+CONFIG, TOKENIZER = ENCODER_FILES
+# Values of a configuration that name code, or the place where it was read.
+DROPPED_VALUES = ("auto_map", "_name_or_path")
+
+
+def without_paths(about: Description) -> Description:
+    """The description as it is written to the disk, and shown on the card."""
+    run = about.run
+    if run is not None:
+        given = {
+            name: name_without_path(value) if name == "backbone" else value
+            for name, value in run.given.items()
+        }
+        run = replace(run, backbone=name_without_path(run.backbone), given=given)
+    inputs = replace(about.inputs, tokenizer=TOKENIZER if about.inputs.tokenizer else "")
+    return replace(about, run=run, inputs=inputs, architecture=_renamed(about, name_without_path))
+
+
+def locate_encoder(about: Description, folder: Path) -> Description:
+    """The description with the paths of the encoder's files in a model folder; checks the files."""
+    if not _encoder_name(about):
+        if about.inputs.tokenizer:
+            raise DataError(f"{folder}: has a tokenizer without its encoder; get the folder again")
+        return about
+    for name in ENCODER_FILES:
+        _check_file(about, folder, name)
+    home = file_inside(folder, CONFIG).absolute().parent
+
+    def located(backbone: str) -> str:
+        options = backbone.partition("?")[2]
+        here = f"{FAMILY}{home}{f'?{options}' if options else ''}"
+        return here if backbone.startswith(FAMILY) else backbone
+
+    inputs = replace(about.inputs, tokenizer=str(home / Path(TOKENIZER).name))
+    return replace(about, inputs=inputs, architecture=_renamed(about, located))
+
+
+def copy_encoder(about: Description, folder: Path) -> tuple[str, ...]:
+    """Copy configuration and tokenizer of a model's encoder to its folder; return their names."""
+    name = _encoder_name(about)
+    if not name:
+        return ()
+    tokenizer = Path(find_backbone(name).tokenizer)
+    content = read_json_object(tokenizer.with_name(Path(CONFIG).name))
+    (folder / CONFIG).parent.mkdir()
+    kept = {key: value for key, value in content.items() if key not in DROPPED_VALUES}
+    (folder / CONFIG).write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    (folder / TOKENIZER).write_bytes(tokenizer.read_bytes())
+    return ENCODER_FILES
+
+
+def _encoder_name(about: Description) -> str:
+    """The encoder of texts in a model: its backbone, or the frozen network in front; or empty."""
+    spec = about.architecture
+    names = (spec.backbone, spec.encoder.backbone if spec.encoder else "")
+    return next((name for name in names if name.startswith(FAMILY)), "")
+
+
+def _renamed(about: Description, rename: Any) -> Architecture:
+    spec = about.architecture
+    front = spec.encoder and replace(spec.encoder, backbone=rename(spec.encoder.backbone))
+    return replace(spec, backbone=rename(spec.backbone), encoder=front)
+
+
+def _check_file(about: Description, folder: Path, name: str) -> None:
+    """Raise unless a file of the encoder is in the folder, unchanged, and names no code."""
+    path = file_inside(folder, name)
+    try:
+        changed = sha256(path) != about.files.get(name)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    if changed:
+        raise DataError(f"{path}: its SHA-256 is not the one in model.json; get the folder again")
+    if name == CONFIG and "auto_map" in read_json_object(path):
+        raise DataError(f"{path}: names code (auto_map), which is never run; get another model")
+
 
 # Far more than any valid description.
 MAX_DESCRIPTION_BYTES = 64 * 2**20

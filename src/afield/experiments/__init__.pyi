@@ -2,7 +2,7 @@ from .benchmark import Benchmark as Benchmark
 from .benchmark import make_benchmark as make_benchmark
 from .benchmark import read_benchmark as read_benchmark
 from .benchmarking import train as train
-from .embedding import embed as embed
+from .features import embed as embed
 from .finished import FinishedRun as FinishedRun
 from .finished import reopen as reopen
 from .pools import Ray as Ray

@@ -4,10 +4,15 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from afield.data.class_lists import ClassesByDomain, classes_by_domain, relabel, uses_all_classes
-from afield.data.domains import DomainSet
+from afield.data.domains import (
+    ClassesByDomain,
+    DomainSet,
+    classes_by_domain,
+    relabel,
+    uses_all_classes,
+)
 from afield.errors import SpecError
-from afield.experiments.options import check_classes_choice
+from afield.experiments.benchmark import check_classes_choice
 from afield.experiments.record import Run
 from afield.experiments.run_setup import load_domains
 from afield.experiments.settings import Settings, resolve_run

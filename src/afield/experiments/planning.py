@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from afield import own_code, registry
-from afield.data.class_lists import source_classes
-from afield.data.domains import DomainSet
+from afield.data.domains import DomainSet, source_classes
 from afield.data.lookup import find_dataset
-from afield.data.sources.table_columns import name_columns
+from afield.data.sources.tables import name_columns
 from afield.errors import IncompatibleMethodError, SpecError
 from afield.experiments.benchmark import (
     DEFAULT_MERGES,
@@ -19,21 +18,21 @@ from afield.experiments.benchmark import (
     DEFAULT_VALIDATE,
     START,
     Benchmark,
+    check_start,
 )
-from afield.experiments.derived.combinations import (
+from afield.experiments.combinations import (
     adapted_runs,
     check_data_and_network,
     possible_runs,
 )
 from afield.experiments.domain_choice import Fold
-from afield.experiments.frozen.photographs import use_features
+from afield.experiments.features import use_features
 from afield.experiments.known_classes import (
     check_unseen_classes,
     read_classes,
     with_classes_choice,
 )
-from afield.experiments.merged.protocol import merging_runs
-from afield.experiments.options import check_start
+from afield.experiments.merge_protocol import merging_runs
 from afield.experiments.protocol import divide, hold_out, in_fold, leave_one_out, start_run
 from afield.experiments.record import Run
 from afield.experiments.selection import default_rules, resolve_rules

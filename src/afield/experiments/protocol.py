@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from afield import registry
-from afield.data.class_lists import ClassesByDomain, source_classes
-from afield.data.domains import DomainSet
+from afield.data.domains import ClassesByDomain, DomainSet, source_classes
 from afield.errors import SpecError
 from afield.experiments.benchmark import START
 from afield.experiments.domain_choice import ALL_DOMAINS, DomainChoice, Fold

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from afield.experiments.run import Run
-from afield.training.checkpoint import PARTS, Checkpoint, CompactCheckpoints
+from afield.training.scores import PARTS, Checkpoint, CompactCheckpoints
 
 __all__ = ["Failure", "Plan", "Progress", "Record", "Run"]
 

@@ -8,28 +8,123 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from afield.data.augmentation import Augmentation, Resize
 from afield.data.domains import Domain, DomainSet, Parts, listed_parts, parts
 from afield.data.groups import group_labels
-from afield.data.samples import TOKEN_DTYPE, Prepare, Rows, Samples, pool_domains
-from afield.data.scaling import Scaling
-from afield.data.sources.table_scaling import TableScaling
+from afield.data.modality import Table
+from afield.data.samples import TOKEN_DTYPE, Augment, Prepare, Rows, Samples, pool_domains
+from afield.data.scaling import Scaling, TableScaling
 from afield.errors import SpecError
-from afield.experiments.frozen.text_lengths import TextLengths
-from afield.experiments.prepared_inputs import prepare_inputs
 from afield.experiments.record import Run
 from afield.experiments.selection import RULES
+from afield.networks.backbone import find_backbone
 from afield.seeds import derive_seed
-from afield.training.checkpoint import Checkpoint, Scores
 from afield.training.evaluation import Evaluator, combine_scores
+from afield.training.scores import Checkpoint, Scores
 
-__all__ = ["Evaluations", "RunData", "known_splits", "split_domains", "training_rows"]
+__all__ = ["Evaluations", "RunData", "TextLengths", "known_splits", "training_rows"]
 __all__ += ["truncation_warnings"]
+
+
+@dataclass(frozen=True)
+class TextLengths:
+    """The lengths of texts in tokens, as a `Record` has them; all 0 if the samples are no texts."""
+
+    truncated: int = 0
+    median_tokens: int = 0
+    embedded_tokens: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        dataset: DomainSet,
+        domains: Mapping[str, Domain],
+        rows: Mapping[str, Tensor],
+        samples: Samples,
+    ) -> "TextLengths":
+        """Those of a dataset; the median is that of the `rows` to train on, which are `samples`."""
+        if samples.x.is_tokens:
+            truncated = sum(domain.truncated for domain in domains.values())
+            return cls(truncated, int(samples.x.lengths.median()))
+        lengths = [_embedded(domains[name], of_domain) for name, of_domain in rows.items()]
+        if not all(map(len, lengths)):
+            return cls()
+        # A file of features is a user's: what it says need not be a number.
+        cut, tokens = (dataset.provenance.get(key) for key in ("truncated", "tokens"))
+        return cls(
+            cut if isinstance(cut, int) else 0,
+            int(torch.cat(lengths).median()),
+            tokens if isinstance(tokens, int) else 0,
+        )
+
+
+def _embedded(domain: Domain, rows: Tensor) -> Tensor:
+    return torch.empty(0) if domain.text_lengths is None else domain.text_lengths[rows]
+
+
+class PreparedInputs(NamedTuple):
+    """The scaling, the shape that a network sees, and what is done to a batch."""
+
+    scaling: Scaling | TableScaling
+    shape: tuple[int, ...]
+    prepare: Prepare
+    augment: Augment | None = None
+
+
+def prepare_inputs(
+    run: Run,
+    dataset: DomainSet,
+    samples: Samples,
+    device: torch.device,
+    start_inputs: Mapping[str, Any] | None = None,
+) -> PreparedInputs:
+    """Fit or restore the scaling of a run, and set up resizing and augmentation."""
+    if run.augment and not _square_images(samples):
+        raise SpecError(f"augment={run.augment}: {dataset.name} has no square images; use none")
+    scaling = _scaling(run, dataset, samples, device)
+    if start_inputs is not None:
+        scaling = _restore(start_inputs, scaling)
+    if isinstance(scaling, TableScaling):
+        return PreparedInputs(scaling, (scaling.width,), scaling)
+    shape = tuple(samples.x.shape)
+    prepare: Prepare = scaling
+    if len(shape) == 3 and run.size:
+        shape = (shape[0], run.size, run.size)
+        prepare = Resize(run.size, scaling)
+    augment = Augmentation(run.augment, shape[-1], scaling) if run.augment else None
+    return PreparedInputs(scaling, shape, prepare, augment)
+
+
+def _scaling(
+    run: Run, dataset: DomainSet, samples: Samples, device: torch.device
+) -> Scaling | TableScaling:
+    """The scaling that a pretrained network expects of images, or one fitted to the sources."""
+    if isinstance(dataset.modality, Table):
+        return TableScaling.fit(samples.x, dataset.modality.columns)
+    form = find_backbone(run.backbone).input_form()
+    if form is None or not samples.x.is_pixels:
+        return Scaling.fit(samples.x)
+    channels = samples.x.shape[0]
+    return Scaling.for_images(form.mean, form.std, channels=channels, device=device)
+
+
+def _restore(values: Mapping[str, Any], like: Scaling | TableScaling) -> Scaling | TableScaling:
+    """The scaling of a finished run, on the device of `like`."""
+    if isinstance(like, TableScaling):
+        return TableScaling.from_dict(values)
+    return Scaling.from_dict(values, like)
+
+
+def _square_images(samples: Samples) -> bool:
+    shape = samples.x.shape
+    return samples.x.is_pixels and len(shape) == 3 and shape[1] == shape[2]
+
 
 # Samples of all unseen domains together that are evaluated for the curves at a checkpoint, and the
 # least number per domain. An accuracy of 512 samples has a standard error of at most 2.2 points.

@@ -12,16 +12,14 @@ import torch
 from torch import Tensor
 
 from afield import own_code, registry
-from afield.data.class_lists import relabel
-from afield.data.domains import Domain, DomainSet, ReadOptions, data_root
+from afield.data.domains import Domain, DomainSet, ReadOptions, data_root, relabel
 from afield.data.lookup import find_dataset
 from afield.data.prompts import Prompts, dataset_prompts
 from afield.data.samples import Samples
 from afield.data.stream import Stream
 from afield.errors import DataError, SpecError
-from afield.experiments.frozen.text_lengths import TextLengths
 from afield.experiments.record import Run
-from afield.experiments.run_data import Evaluations, RunData, training_rows
+from afield.experiments.run_data import Evaluations, RunData, TextLengths, training_rows
 from afield.experiments.store import read_run_inputs, read_run_weights
 from afield.hyperparameters import build, with_neutral
 from afield.networks.backbone import HUB, find_backbone, network
@@ -30,11 +28,9 @@ from afield.networks.freezing import freeze_blocks
 from afield.networks.own_network import weights_digest
 from afield.networks.precision import lower_precision
 from afield.training.average import Average
-from afield.training.checkpoint import Checkpoint
-from afield.training.counts import MAX_CONFUSION_CLASSES
 from afield.training.method import Learner, Method, Task
-from afield.training.optimizers import optimizer_factory
-from afield.training.schedules import make_schedule, schedule_in_steps
+from afield.training.optimizers import make_schedule, optimizer_factory, schedule_in_steps
+from afield.training.scores import MAX_CONFUSION_CLASSES, Checkpoint
 
 __all__ = [
     "PLACEHOLDER_METHOD",

@@ -25,10 +25,10 @@ from afield.experiments.store import Store
 from afield.networks.compilation import check_compiler, compiled_run
 from afield.networks.precision import check_precision
 from afield.seeds import capture_rng_state, restore_rng_state
-from afield.training.checkpoint import PARTS, Checkpoint
 from afield.training.evaluation import without_details
 from afield.training.loop import checkpoints
 from afield.training.metrics import METRICS
+from afield.training.scores import PARTS, Checkpoint
 
 __all__ = [
     "execute",

@@ -9,7 +9,7 @@ from typing import Any
 from afield import own_code, registry
 from afield.data.domains import DomainSet, Training
 from afield.data.groups import canonical_group
-from afield.data.modality import ARRAY
+from afield.data.modality import ARRAY, Text
 from afield.data.prompts import Prompts, dataset_prompts
 from afield.data.training_settings import WHOLE_DOMAINS
 from afield.errors import IncompatibleMethodError, SpecError, UnknownNameError
@@ -17,17 +17,48 @@ from afield.experiments.record import Run
 from afield.experiments.run_setup import steps_per_epoch
 from afield.experiments.selection import DEFAULT_RULES, RULES
 from afield.hyperparameters import build, defaults, draw_values, validate_values, without_neutral
-from afield.networks.backbone import HUB, find_backbone
+from afield.networks.backbone import HUB, Backbone, WholeNetwork, find_backbone
 from afield.networks.precision import resolve_precision
-from afield.networks.text_settings import token_count, with_pooling
 from afield.registry import hint
 from afield.training.method import Method
 from afield.training.metrics import DEFAULT_METRIC, check_classes, find_metric
-from afield.training.optimizers import canonical_optimizer
-from afield.training.schedules import canonical_schedule
+from afield.training.optimizers import canonical_optimizer, canonical_schedule
 
 __all__ = ["CHECKPOINTS_PER_RUN", "Settings", "check_counts", "check_settings", "reports_whole"]
 __all__ += ["resolve_epochs", "resolve_run", "resolve_settings", "settings_of"]
+
+# Fewer tokens hold hardly more than the special ones.
+MIN_TOKENS = 4
+
+
+def with_pooling(backbone: Backbone, pooling: str) -> Backbone:
+    """The backbone with a pooling that was chosen by hand, which is a part of its name."""
+    if not pooling:
+        return backbone
+    if not backbone.name.startswith("hf:"):
+        raise SpecError(f"pooling={pooling}: only for an encoder such as hf:FOLDER; leave it out")
+    return find_backbone(f"{backbone.name.partition('?')[0]}?pooling={pooling}")
+
+
+def token_count(chosen: int | None, backbone: Backbone, dataset: DomainSet) -> int:
+    """The number of tokens at which texts are cut; 0 for other samples.
+
+    Raises `SpecError` if the network takes no texts, or nothing else.
+    """
+    is_text = isinstance(dataset.modality, Text)
+    # A network of the user's own may take anything.
+    if is_text != backbone.takes_text and not isinstance(backbone, WholeNetwork):
+        samples = "texts" if is_text else "no texts"
+        instead = "small:text, or an encoder such as hf:FOLDER" if is_text else "another network"
+        raise SpecError(f"{backbone.name}: {dataset.name} has {samples}; use {instead}")
+    if not is_text:
+        if chosen:
+            raise SpecError(f"tokens={chosen}: {dataset.name} has no texts; leave it out")
+        return 0
+    if chosen is not None and chosen < MIN_TOKENS:
+        raise SpecError(f"tokens={chosen}: texts need at least {MIN_TOKENS}")
+    return chosen or backbone.usual_tokens
+
 
 # By default, there is a checkpoint every 2 % of the steps.
 CHECKPOINTS_PER_RUN = 50

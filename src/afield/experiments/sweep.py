@@ -12,7 +12,7 @@ from typing import Any
 from afield import own_code, registry
 from afield.data.sources.listing import current_listing, join_listing
 from afield.errors import AfieldError
-from afield.experiments.derived.execution import execute_derived
+from afield.experiments.derived import execute_derived
 from afield.experiments.pools import Local, Pool
 from afield.experiments.record import Failure, Record, Run
 from afield.experiments.run_setup import code_digest

@@ -7,7 +7,7 @@ from typing import Any
 
 from afield.errors import SpecError
 from afield.experiments.record import Run
-from afield.training.checkpoint import PARTS, Checkpoint
+from afield.training.scores import PARTS, Checkpoint
 
 __all__ = ["TensorBoardWriter"]
 

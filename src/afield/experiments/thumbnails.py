@@ -17,8 +17,8 @@ import numpy as np
 from PIL import Image
 
 from afield.data.domains import Domain
-from afield.data.images import to_rgb
 from afield.data.lookup import find_dataset
+from afield.data.modalities.image import to_rgb
 from afield.data.modality import Modality
 from afield.errors import AfieldError
 from afield.experiments.record import Run

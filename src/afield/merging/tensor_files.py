@@ -21,7 +21,7 @@ from torch import Tensor
 from afield.errors import DataError
 from afield.merging.state_dicts import StateDictSource
 from afield.merging.tensor_source import TensorSpec
-from afield.weights import check_state_dict, read_weights
+from afield.tensors import check_state_dict, read_weights
 
 __all__ = ["TensorFiles", "write_header"]
 

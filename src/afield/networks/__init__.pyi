@@ -7,6 +7,6 @@ from .features import view_samples as view_samples
 from .inference import BatchPredictor as BatchPredictor
 from .inference import compute_outputs as compute_outputs
 from .inference import eval_mode as eval_mode
-from .mask_folding import fold_masks as fold_masks
+from .masks import fold_masks as fold_masks
 from .masks import MaskedNetwork as MaskedNetwork
 from .stages import find_stages as find_stages

@@ -31,14 +31,44 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from afield import own_code, registry
 from afield.errors import AfieldError, DataError, SpecError, UnknownNameError
-from afield.networks.classifier import Classifier
-from afield.weights import weights_digest
+from afield.tensors import weights_digest
 
-__all__ = ["HUB", "Backbone", "Classifier", "Form", "Shape", "WholeNetwork"]
-__all__ += ["find_backbone", "network"]
+__all__ = ["HUB", "Backbone", "Classifier", "Form", "Shape", "WholeNetwork", "find_backbone"]
+__all__ += ["network"]
+
+
+class Classifier(nn.Module):
+    """Features and a linear head; `width` is the number of features.
+
+    With `freeze_bn`, BatchNorm layers always stay in evaluation mode.
+    """
+
+    def __init__(
+        self, features: nn.Module, width: int, classes: int, *, freeze_bn: bool = False
+    ) -> None:
+        super().__init__()
+        self.features = features
+        self.head = nn.Linear(width, classes)
+        self.width = width
+        self.freeze_bn = freeze_bn
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.head(self.features(x))
+
+    def train(self, mode: bool = True) -> "Classifier":  # noqa: FBT001, FBT002  torch's signature
+        """Set training or evaluation mode; frozen BatchNorm layers stay in evaluation mode."""
+        super().train(mode)
+        if self.freeze_bn:
+            for module in self.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        return self
+
 
 Shape = tuple[int, ...]
 # The value of `weights` that stands for the family's own download.

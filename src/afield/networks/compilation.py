@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from afield.errors import SpecError
-from afield.networks.classifier import Classifier
+from afield.networks.backbone import Classifier
 
 __all__ = ["check_compiler", "compile_features", "compiled_run"]
 

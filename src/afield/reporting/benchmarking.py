@@ -6,7 +6,7 @@ from typing import Any
 
 from afield.experiments.benchmark import make_benchmark
 from afield.experiments.benchmarking import run_benchmark
-from afield.experiments.own import accept_objects
+from afield.experiments.own_objects import accept_objects
 from afield.experiments.pools import Pool
 from afield.experiments.record import Failure, Record
 from afield.experiments.store import Store, open_store

@@ -18,7 +18,7 @@ from afield import registry
 from afield.data.domains import PROBE_FRACTION
 from afield.experiments.record import Record, Run
 from afield.reporting.results import common_settings, row_label
-from afield.training.checkpoint import Checkpoint
+from afield.training.scores import Checkpoint
 
 __all__ = ["export_domainbed"]
 

@@ -24,13 +24,13 @@ from afield.experiments.run import name_without_path
 from afield.experiments.store import Store, open_store
 from afield.files import atomic_write
 from afield.reporting.charts.thumbnails import kept_thumbnails
+from afield.reporting.comparison import REFERENCE
 from afield.reporting.findings import KeptFinding, embed_findings, kept_findings
-from afield.reporting.headline import escape_invisible, format_points
 from afield.reporting.paper import KeptComparison, kept_comparisons
 from afield.reporting.reproduce import shell_quote
 from afield.reporting.results import group_records
 from afield.reporting.sections import Section, build_overviews, build_section
-from afield.reporting.statistics.comparison import REFERENCE
+from afield.reporting.sentences import escape_invisible, format_points
 from afield.reporting.table import format_number
 from afield.training.metrics import DEFAULT_METRIC, find_metric
 

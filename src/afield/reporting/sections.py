@@ -5,6 +5,7 @@ chart's size.
 """
 
 import base64
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,30 +14,220 @@ from typing import Any
 import pandas as pd
 
 from afield.experiments.merged import MERGE_BASELINES
-from afield.experiments.record import Record
-from afield.reporting.axes import Mark
+from afield.experiments.record import Record, Run
+from afield.experiments.selection import RULES
+from afield.reporting.charts.axes import FAMILIES, Mark
 from afield.reporting.charts.confusions import ClassErrors, class_errors
+from afield.reporting.charts.costs import CostRow, cost_rows
+from afield.reporting.charts.curves import curve_data
 from afield.reporting.charts.data_facts import describe_data
-from afield.reporting.charts.gains import GainTable, gains_by_domain
-from afield.reporting.charts.validation import ValidationPlot, build_validation_plot
-from afield.reporting.costs import CostRow, cost_rows
-from afield.reporting.curves import curve_data
-from afield.reporting.draws import Panel, setting_panels, validated_runs
-from afield.reporting.families import group_by_family, make_marks
-from afield.reporting.forest_plot import ForestPlot, build_forest_plot
+from afield.reporting.charts.draws import (
+    Panel,
+    ValidationPlot,
+    build_validation_plot,
+    setting_panels,
+    validated_runs,
+)
+from afield.reporting.charts.forest_plot import (
+    ForestPlot,
+    GainTable,
+    build_forest_plot,
+    gains_by_domain,
+)
+from afield.reporting.charts.gaps import GapTable, build_gap_table
+from afield.reporting.claims import Claim, build_claims, leading_rule, ranked_means
+from afield.reporting.comparison import REFERENCE, Comparison, comparisons, references
 from afield.reporting.formats import as_csv, as_latex
-from afield.reporting.gaps import GapTable, build_gap_table
-from afield.reporting.headline import Headline, build_headline
 from afield.reporting.reproduce import row_command
 from afield.reporting.results import UPPER_BOUND, Results, sees_target_samples
-from afield.reporting.rule_tables import RuleTable, build_rule_table
-from afield.reporting.statistics.claim import Claim, build_claims, leading_rule, ranked_means
-from afield.reporting.statistics.comparison import REFERENCE, comparisons, references
-from afield.reporting.summary import Summary, build_summary
-from afield.reporting.table import ALL_DATASETS, tabulate, tabulate_results
+from afield.reporting.sentences import Headline, Summary, build_headline, build_summary
+from afield.reporting.table import (
+    ALL_DATASETS,
+    Column,
+    display_order,
+    find_column,
+    format_number,
+    table_caption,
+    tabulate,
+    tabulate_results,
+)
 from afield.training.metrics import find_metric
 
-__all__ = ["Section", "build_section"]
+__all__ = ["Section", "build_rule_table", "build_section", "group_by_family", "make_marks"]
+__all__ += ["row_family"]
+
+
+def row_family(run: Run) -> str:
+    """The family of a row, from one of its runs.
+
+    References come with every merge or have seen the target; nobody would ask for them alone.
+    """
+    if run.method in MERGE_BASELINES:
+        return "references"
+    if run.adaptation:
+        return "adaptations"
+    if run.experts:
+        return "merges"
+    return "training" if run.average == "last" else "averages"
+
+
+def make_marks(results: Results, frame: pd.DataFrame, rule: str) -> dict[str, Mark]:
+    """A mark per method, the best mean under the leading rule first; methods without one last."""
+    of_rule = frame[(frame["rule"] == rule) & (frame["domain"] == "mean")]
+    means = dict(zip(of_rule["method"], of_rule["accuracy"], strict=True))
+    ranked = {name: means.get(name, math.nan) for name in results.methods}
+    names = sorted(ranked, key=lambda name: (math.isnan(ranked[name]), -ranked[name], name))
+    return {
+        name: Mark(
+            name,
+            number,
+            bound=name.startswith(UPPER_BOUND),
+            family=row_family(results.methods[name][0].run),
+        )
+        for number, name in enumerate(names)
+    }
+
+
+def group_by_family(marks: Mapping[str, Mark]) -> dict[str, Sequence[Mark]]:
+    """The marks of every family that has rows, in the order of the table."""
+    groups = {
+        family: [mark for mark in marks.values() if mark.family == family] for family in FAMILIES
+    }
+    return {family: members for family, members in groups.items() if members}
+
+
+# The words for a verdict, and the class that colors them.
+VERDICTS = {
+    "better": ("better", "good"),
+    "worse": ("worse", "bad"),
+    "unclear": ("may be chance", ""),
+    "level": ("equal", ""),
+    "too few": ("cannot tell", ""),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number as it is sorted (`value`) and shown, its standard error, and whether it is best."""
+
+    value: str = ""
+    number: str = format_number(math.nan)
+    stderr: str = ""
+    best: bool = False
+
+    @property
+    def missing(self) -> bool:
+        """Whether there is no number."""
+        return not self.value
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A method and its numbers, in the order of the columns."""
+
+    method: Mark
+    cells: Sequence[Cell]
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """A comparison with its verdict in words and the class that colors it."""
+
+    method: Mark
+    comparison: Comparison
+    verdict: str
+    tone: str
+
+    @property
+    def intervals(self) -> tuple[float, ...]:
+        """The ends of the uncorrected intervals: on these domains, and over domains like these."""
+        alone = self.comparison.interval(corrected=False)
+        return *alone, *self.comparison.interval(corrected=False, new_domain=True)
+
+
+@dataclass(frozen=True)
+class RuleTable:
+    """All numbers that one rule gives; `columns` by name, None for the column of a domain."""
+
+    rule: str
+    description: str
+    oracle: bool
+    caption: str
+    columns: Mapping[str, Column | None]
+    rows: Sequence[TableRow]
+    comparisons: Sequence[ComparisonRow]
+
+    @property
+    def groups(self) -> dict[str, list[TableRow]]:
+        """The rows of every family that has any."""
+        by_family = {
+            name: [row for row in self.rows if row.method.family == name] for name in FAMILIES
+        }
+        return {name: rows for name, rows in by_family.items() if rows}
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether a number is missing that every complete run has."""
+        columns = enumerate(self.columns.values())
+        required = [i for i, column in columns if column is None or not column.optional]
+        return any(row.cells[i].missing for row in self.rows for i in required)
+
+
+def build_rule_table(
+    rule: str,
+    frame: pd.DataFrame,
+    comparisons: Sequence[Comparison],
+    marks: Mapping[str, Mark],
+    possible_best: Sequence[str] = (),
+) -> RuleTable:
+    """The table of a rule, the best mean first.
+
+    Parameters
+    ----------
+    rule
+        The selection rule.
+    frame
+        What `tabulate` made of all rules.
+    comparisons
+        The comparisons under this rule.
+    marks
+        The marks of all methods.
+    possible_best
+        The methods that may be the best one; their means are highlighted.
+    """
+    table = frame[frame["rule"] == rule]
+    names = display_order(dict.fromkeys(table["domain"]))
+    rows = [
+        TableRow(marks[str(method)], _cells(cells, names, best=method in possible_best))
+        for method, cells in table.groupby("method", sort=False)
+    ]
+    means = table[table["domain"] == "mean"].set_index("method")["accuracy"].fillna(-math.inf)
+    return RuleTable(
+        rule=rule,
+        description=RULES[rule].description,
+        oracle=RULES[rule].is_oracle,
+        caption=table_caption(table),
+        columns={name: find_column(name) for name in names},
+        rows=sorted(rows, key=lambda row: -means[row.method.name]),
+        comparisons=[
+            ComparisonRow(marks[each.method], each, *VERDICTS[each.verdict]) for each in comparisons
+        ],
+    )
+
+
+def _cells(frame: pd.DataFrame, names: Sequence[str], *, best: bool) -> list[Cell]:
+    columns = zip(frame["domain"], frame["accuracy"], frame["stderr"], strict=True)
+    numbers = {str(name): (float(accuracy), float(stderr)) for name, accuracy, stderr in columns}
+    unknown = (math.nan, math.nan)
+    return [_cell(*numbers.get(name, unknown), best=best and name == "mean") for name in names]
+
+
+def _cell(accuracy: float, stderr: float, *, best: bool) -> Cell:
+    if math.isnan(accuracy):
+        return Cell()
+    error = "" if math.isnan(stderr) else format_number(stderr)
+    return Cell(f"{accuracy:.6f}", format_number(accuracy), error, best)
+
 
 # With more points than this, the points have no tooltips.
 MAX_TITLED_POINTS = 1500

@@ -14,4 +14,4 @@ from .method import Method as Method
 from .method import origins as origins
 from .method import pool as pool
 from .method import risks as risks
-from .task import Task as Task
+from .learner import Task as Task

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from afield.training.checkpoint import Checkpoint
+from afield.training.scores import Checkpoint
 
 __all__ = ["Average", "Checkpoint"]
 

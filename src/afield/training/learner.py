@@ -10,16 +10,146 @@ A `Learner` trains the model and its parts with one optimizer, the run's. Some m
 All of it is saved in snapshots.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from afield.training.loss_scale import LossScale
-from afield.training.task import Task
+from afield.errors import SpecError
+from afield.networks.backbone import Classifier
 
-__all__ = ["Learner"]
+__all__ = ["Learner", "LossScale", "Task", "perceptron", "require_classifier", "sample_of_zeros"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Everything that a method may know about a run; nothing about the target is in it.
+
+    Attributes
+    ----------
+    sources, classes
+        Names of the source domains and of the classes.
+    steps
+        Number of training steps.
+    network
+        Builds another network of the run's kind with the given number of outputs.
+    optimizer
+        Builds an optimizer for parameters or parameter groups. It has the run's settings, unless
+        keywords override them.
+    shape
+        Shape of a sample as the network sees it.
+    schedule
+        Factor of the learning rate at a step; None means constant.
+    clip_norm
+        Greatest norm of a gradient; 0 means unlimited.
+    scales_loss
+        Whether losses are scaled up for backward passes in float16, whose small numbers are coarse.
+    pretrained
+        Whether the network starts from weights that were trained before.
+    """
+
+    sources: tuple[str, ...]
+    classes: tuple[str, ...]
+    steps: int
+    network: Callable[[int], nn.Module]
+    optimizer: Callable[..., torch.optim.Optimizer]
+    shape: tuple[int, ...] = ()
+    schedule: Callable[[int], float] | None = None
+    clip_norm: float = 0.0
+    scales_loss: bool = False
+    pretrained: bool = True
+
+
+# As in torch.amp.GradScaler: the first scale, and the number of finite steps until it is doubled.
+FIRST_SCALE, STEPS_UNTIL_DOUBLED = 2.0**16, 2000
+
+
+class LossScale:
+    """The scale of a loss, and the number of finite steps with it."""
+
+    def __init__(self) -> None:
+        self.scale = FIRST_SCALE
+        self.finite_steps = 0
+
+    def gradients(
+        self, loss: Tensor, tensors: Sequence[Tensor], *, create_graph: bool = False
+    ) -> list[Tensor]:
+        """Gradients of a loss with respect to tensors, without the scale."""
+        scaled = torch.autograd.grad(
+            self.scale * loss, tensors, create_graph=create_graph, materialize_grads=True
+        )
+        return [gradient / self.scale for gradient in scaled]
+
+    def accumulate(self, loss: Tensor, leaves: Sequence[Tensor] | None = None) -> None:
+        """Add the gradients of a loss to `grad` of the given leaves, or of all it depends on."""
+        leaves = _leaves(loss) if leaves is None else leaves
+        for leaf, gradient in zip(leaves, self.gradients(loss, leaves), strict=True):
+            leaf.grad = gradient if leaf.grad is None else leaf.grad.add_(gradient)
+
+    def accepts(self, gradients: Iterable[Tensor | None]) -> bool:
+        """Whether all gradients are finite, so that a step may use them; adapts the scale."""
+        norms = torch._foreach_norm([gradient for gradient in gradients if gradient is not None])
+        finite = bool(torch.stack(norms).isfinite().all()) if norms else True
+        self.finite_steps = self.finite_steps + 1 if finite else 0
+        if not finite:
+            self.scale /= 2
+        elif self.finite_steps == STEPS_UNTIL_DOUBLED:
+            self.scale, self.finite_steps = 2 * self.scale, 0
+        return finite
+
+    def state_dict(self) -> dict[str, float]:
+        """The scale and the number of steps."""
+        return {"scale": self.scale, "finite_steps": self.finite_steps}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Restore a saved state."""
+        self.scale, self.finite_steps = state["scale"], int(state["finite_steps"])
+
+
+def _leaves(loss: Tensor) -> list[Tensor]:
+    """The tensors with gradients on which a loss depends, in a fixed order."""
+    leaves, seen, waiting = [], set(), [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            leaves.append(node.variable)
+        waiting += [following for following, _ in node.next_functions]
+    return leaves
+
+
+def require_classifier(model: nn.Module, method: str, *, own_head: bool = False) -> Classifier:
+    """Return the model, or raise `SpecError` unless it has features and a head.
+
+    With `own_head`, the method replaces the head, so a frozen one is refused too.
+    """
+    if not isinstance(model, Classifier):
+        kind = type(model).__name__
+        raise SpecError(f"{method} needs a Classifier (features and a head), not {kind}")
+    if own_head and not model.head.weight.requires_grad:
+        raise SpecError(f"{method} trains a head of its own, but the network's head is frozen")
+    return model
+
+
+def perceptron(
+    *widths: int, activation: type[nn.Module] = nn.ReLU, **options: Any
+) -> nn.Sequential:
+    """Linear layers with activations in between; the indices of layers are even."""
+    layers: list[nn.Module] = []
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after), activation(**options)]
+    return nn.Sequential(*layers[:-1])
+
+
+def sample_of_zeros(model: nn.Module, task: Task) -> Tensor:
+    """One sample, with which to find the stages of the model."""
+    like = next(model.parameters())
+    return torch.zeros(1, *task.shape, device=like.device, dtype=like.dtype)
 
 
 class Learner:

@@ -10,10 +10,10 @@ from torch import nn
 
 from afield.data.stream import Stream
 from afield.errors import DivergedError
-from afield.networks.batchnorm import has_unfrozen_batchnorm, update_batchnorm
+from afield.networks.freezing import has_unfrozen_batchnorm, update_batchnorm
 from afield.training.average import Average
-from afield.training.checkpoint import Checkpoint, Scores
 from afield.training.method import Learner, Logs, Method, pool
+from afield.training.scores import Checkpoint, Scores
 
 __all__ = ["checkpoints"]
 

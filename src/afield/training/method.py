@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from afield.data.modality import Modality, Text
 from afield.data.samples import Batch, PooledBatches, Samples
 from afield.errors import SpecError
-from afield.training.learner import Learner
-from afield.training.task import Task
+from afield.training.learner import Learner, Task
 
 __all__ = [
     "Batch",

@@ -27,7 +27,7 @@ from afield.registry import hint
 
 # The command line lists the metrics in its help: nothing here imports torch or numpy.
 if TYPE_CHECKING:
-    from afield.training.checkpoint import Score
+    from afield.training.scores import Score
 
 __all__ = [
     "DEFAULT_METRIC",
@@ -97,7 +97,7 @@ def metric_value(score: Score, name: str = "") -> float | None:
 def selection_score(score: Score, name: str = "") -> float | None:
     """A metric as a finite number of which more is better, for selection rules.
 
-    >>> from afield.training.checkpoint import Score
+    >>> from afield.training.scores import Score
     >>> selection_score(Score(0.5, 0.5, loss=2.0, size=4), "nll")
     -2.0
     """

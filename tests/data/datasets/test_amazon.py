@@ -9,7 +9,7 @@ import pytest
 from afield.data.datasets.amazon import amazon
 from afield.data.domains import ReadOptions
 from afield.data.lookup import find_dataset
-from afield.training.score import Outputs, compute_scores
+from afield.training.evaluation import Outputs, compute_scores
 from tests.data.datasets.trees import needs_wilds
 
 pytestmark = needs_wilds

@@ -7,7 +7,7 @@ import torch
 
 from afield.data.datasets.civilcomments import WILDS, civilcomments
 from afield.data.domains import ReadOptions
-from afield.training.score import Outputs, compute_scores
+from afield.training.evaluation import Outputs, compute_scores
 from tests.data.datasets.trees import needs_wilds
 
 pytestmark = needs_wilds

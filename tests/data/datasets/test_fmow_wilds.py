@@ -6,7 +6,7 @@ import torch
 
 from afield.data.datasets.fmow import REGIONS, WILDS, fmow
 from afield.data.datasets.fmow_wilds import fmow_wilds
-from afield.training.score import Outputs, compute_scores
+from afield.training.evaluation import Outputs, compute_scores
 from tests.data.datasets.trees import loaded, needs_wilds, painted
 
 pytestmark = needs_wilds

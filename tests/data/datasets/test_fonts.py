@@ -4,9 +4,8 @@ import pytest
 
 from afield.data.datasets.fonts import fonts
 from afield.data.domains import ReadOptions, data_root
-from afield.data.glyphs import CHARACTERS
 from afield.data.lookup import find_dataset
-from afield.data.sources.fonts import font_dataset
+from afield.data.sources.fonts import CHARACTERS, font_dataset
 from afield.errors import DataError
 from tests import files
 

@@ -6,7 +6,7 @@ import torch
 
 from afield.data.datasets.iwildcam import WILDS
 from afield.data.datasets.iwildcam_wilds import iwildcam_wilds
-from afield.training.counts import ClassCounts, class_metrics
+from afield.training.scores import ClassCounts, class_metrics
 from tests.data.datasets.trees import loaded, needs_wilds, painted
 
 pytestmark = needs_wilds

@@ -4,8 +4,8 @@ import torch
 from scipy import ndimage
 from sklearn.datasets import load_digits
 
-from afield.data.class_lists import missing_class_warnings
 from afield.data.datasets.rotated_digits import ANGLES, rotated_digits
+from afield.data.domains import missing_class_warnings
 
 
 @pytest.fixture(scope="module")

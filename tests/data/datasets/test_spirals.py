@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from afield.data.class_lists import missing_class_warnings
 from afield.data.datasets.spirals import TURNS, spirals
+from afield.data.domains import missing_class_warnings
 
 
 @pytest.fixture(scope="module")

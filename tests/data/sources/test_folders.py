@@ -8,18 +8,17 @@ import pytest
 import torch
 from PIL import Image
 
-from afield.data.audio import LogMel
-from afield.data.class_lists import missing_class_warnings
-from afield.data.domains import Domain, DomainSet, ReadOptions
-from afield.data.images import stored_side
+from afield.data.domains import Domain, DomainSet, ReadOptions, missing_class_warnings
 from afield.data.lookup import find_dataset
+from afield.data.modalities.audio import LogMel
+from afield.data.modalities.image import stored_side
 from afield.data.modality import AUDIO, IMAGE, Audio
 from afield.data.sources.folders import (
+    LabeledFile,
     folder_dataset,
     folder_reader,
     read_files,
 )
-from afield.data.sources.labeled_files import LabeledFile
 from afield.errors import DataError
 from tests.files import (
     RED,

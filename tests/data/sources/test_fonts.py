@@ -5,11 +5,10 @@ import pytest
 import torch
 
 from afield.data.cache import cache_root
-from afield.data.class_lists import missing_class_warnings
-from afield.data.glyphs import CHARACTERS, draw_glyphs
+from afield.data.domains import missing_class_warnings
 from afield.data.lookup import find_dataset
 from afield.data.modality import ARRAY
-from afield.data.sources.fonts import SIDE, font_dataset, is_font
+from afield.data.sources.fonts import CHARACTERS, SIDE, draw_glyphs, font_dataset, is_font
 from afield.errors import DataError
 from afield.seeds import derive_seed
 from tests.files import common, font, fonts, forbidden, refusal

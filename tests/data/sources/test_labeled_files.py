@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from afield.data.domains import Domain, ReadOptions
-from afield.data.images import stored_side
 from afield.data.lookup import find_dataset
+from afield.data.modalities.image import stored_side
 from afield.data.sources.folders import (
     folder_dataset,
 )

@@ -8,9 +8,9 @@ from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
+from afield.data.modalities.table import Column
 from afield.data.samples import Rows
-from afield.data.sources.table_files import Column
-from afield.data.sources.table_scaling import FittedColumn, TableScaling
+from afield.data.scaling import FittedColumn, TableScaling
 from afield.errors import SpecError
 
 COLUMNS = (Column("age"), Column("sex", ("f", "m", "x")), Column("dose"))

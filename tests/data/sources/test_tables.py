@@ -13,8 +13,7 @@ from PIL import Image
 
 from afield.data.domains import ReadOptions
 from afield.data.lookup import find_dataset
-from afield.data.sources.table_columns import name_columns
-from afield.data.sources.table_rows import _with_split
+from afield.data.sources.tables import _with_split, name_columns
 from afield.errors import AfieldError
 from tests.files import arrays, npz
 

@@ -8,8 +8,8 @@ import torch
 
 from afield.data.domains import ReadOptions
 from afield.data.lookup import find_dataset
+from afield.data.modalities.text import tokenize
 from afield.data.modality import TEXT, Text
-from afield.data.sources.texts import tokenize
 from afield.errors import AfieldError, DataError
 from tests.texts import reviews, write_reviews, write_text_tree, write_tokenizer
 

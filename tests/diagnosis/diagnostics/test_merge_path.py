@@ -9,7 +9,7 @@ from afield.data.lookup import find_dataset
 from afield.diagnosis.diagnostics.merge_path import MergePath, interpolate_weights
 from afield.errors import SpecError
 from afield.experiments.finished import FinishedRun, reopen
-from afield.experiments.merged.protocol import merging_runs
+from afield.experiments.merge_protocol import merging_runs
 from afield.experiments.store import Store, read_record
 from afield.experiments.sweep import complete
 

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from afield.experiments.merged.runner import _greedy
+from afield.experiments.merged import _greedy
 from afield.experiments.record import Run
 from afield.merging.merges.greedy_soup import greedy_soup
 from afield.training.evaluation import Score, Scores

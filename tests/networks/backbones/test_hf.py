@@ -105,7 +105,7 @@ def test_an_encoder_that_does_not_fit_is_refused_in_one_line(folder):
 @pytest.mark.data
 @pytest.mark.slow
 def test_a_published_encoder_puts_similar_sentences_close_together():
-    from afield.data.sources.texts import tokenize
+    from afield.data.modalities.text import tokenize
 
     backbone = find_backbone(f"hf:{data_root() / 'weights' / 'minilm_l6'}")
     sentences = ("a great film", "a wonderful movie", "the train is late")

@@ -6,7 +6,7 @@ import pytest
 
 from afield.reporting.charts.confusions import class_errors
 from afield.reporting.results import group_records
-from afield.training.counts import Confusion
+from afield.training.scores import Confusion
 from tests.stores import benchmark_records
 
 # Class a is always right; half of class b is taken for a.

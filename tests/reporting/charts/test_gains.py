@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from afield.reporting.axes import Mark
-from afield.reporting.charts.gains import gains_by_domain
+from afield.reporting.charts.axes import Mark
+from afield.reporting.charts.forest_plot import gains_by_domain
 from afield.reporting.results import group_records
 from tests.stores import DOMAINS, benchmark_records, held_out
 

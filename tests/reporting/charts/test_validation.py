@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from afield.reporting.charts.validation import build_validation_plot, rank_correlation
-from afield.reporting.draws import validated_runs
+from afield.reporting.charts.draws import build_validation_plot, rank_correlation, validated_runs
 from afield.reporting.results import group_records
 from tests.stores import DOMAINS, record
 

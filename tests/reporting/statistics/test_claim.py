@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from afield.reporting.headline import describe_claim
+from afield.reporting.claims import build_claims, leading_rule, make_claim, ranked_means
 from afield.reporting.results import group_records
-from afield.reporting.statistics.claim import build_claims, leading_rule, make_claim, ranked_means
+from afield.reporting.sentences import describe_claim
 from afield.reporting.table import tabulate
 from tests.stores import benchmark_records, cells, held_out, noisy
 

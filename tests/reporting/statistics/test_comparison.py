@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from afield.reporting.results import group_records
-from afield.reporting.statistics.comparison import (
+from afield.reporting.comparison import (
     Comparison,
     compare,
     compare_all,
@@ -15,6 +14,7 @@ from afield.reporting.statistics.comparison import (
     critical_value,
     references,
 )
+from afield.reporting.results import group_records
 from tests.stores import benchmark_records, cells, held_out, noisy
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from afield.reporting.statistics.noise import (
+from afield.reporting.comparison import (
     Noise,
     arrange,
     benchmark_noise,

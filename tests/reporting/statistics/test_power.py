@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from afield.reporting.statistics.comparison import compare
-from afield.reporting.statistics.power import MAX_TRIALS, Power, estimate_power, typical_power
+from afield.reporting.claims import MAX_TRIALS, Power, estimate_power, typical_power
+from afield.reporting.comparison import compare
 from tests.stores import cells
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from afield.training.building_blocks.contrast import supervised_contrast
+from afield.training.building_blocks.feature_distances import supervised_contrast
 
 
 def test_samples_alone_in_their_class_are_left_out():

@@ -19,8 +19,7 @@ import csv
 
 from afield.data.domains import DOMAINBED_DEFAULTS, Domain, DomainSet, Download, ReadOptions
 from afield.data.modality import IMAGE
-from afield.data.sources.folders import read_files
-from afield.data.sources.labeled_files import LabeledFile
+from afield.data.sources.folders import LabeledFile, read_files
 from afield.errors import DataError
 
 __all__ = ["fed_isic"]

@@ -3,8 +3,8 @@
 After Shankar, Piratla, Chakrabarti, Chaudhuri, Jyothi and Sarawagi, Generalizing Across Domains via
 Cross-Gradient Training, ICLR 2018, who used 109 handwriting fonts of Google Fonts and did not
 publish their names. The classes are capital letters and digits, with 2 to 18 images of 32 × 32 of
-each character in each font: rotated, scaled and with noise. `afield.data.glyphs` describes how, and
-where that differs from the paper.
+each character in each font: rotated, scaled and with noise. `afield.data.sources.fonts` describes
+how, and where that differs from the paper.
 
 In the data root: ``fonts/`` with at least two .ttf, .otf, .woff or .woff2 files, one per font.
 Results depend on the names and contents of these files, so different folders have different
@@ -15,8 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from afield.data.domains import Domain, DomainSet, Download, ReadOptions
-from afield.data.glyphs import CHARACTERS
-from afield.data.sources.fonts import font_dataset
+from afield.data.sources.fonts import CHARACTERS, font_dataset
 from afield.errors import DataError
 
 __all__ = ["fonts"]

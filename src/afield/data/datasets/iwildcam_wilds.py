@@ -20,7 +20,7 @@ from pathlib import Path
 
 from afield.data.datasets.iwildcam import WILDS, iwildcam
 from afield.data.domains import DomainSet
-from afield.data.sources.labeled_files import LabeledFile
+from afield.data.sources.folders import LabeledFile
 from afield.data.sources.wilds import OUTSIDE, join_incomplete
 
 __all__ = ["iwildcam_wilds"]

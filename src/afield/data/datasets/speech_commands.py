@@ -24,8 +24,7 @@ from pathlib import Path
 from afield.data.domains import Domain, DomainSet, Download, ReadOptions, Training
 from afield.data.downloads import Archive
 from afield.data.modality import AUDIO
-from afield.data.sources.folders import read_files
-from afield.data.sources.labeled_files import LabeledFile
+from afield.data.sources.folders import LabeledFile, read_files
 from afield.errors import DataError
 from afield.seeds import derive_seed
 

@@ -16,11 +16,10 @@ same order. License: CC BY-SA 4.0.
 import re
 from collections.abc import Mapping
 
-from afield.data.audio import LogMel
 from afield.data.domains import Domain, DomainSet, Download, ReadOptions, Training
+from afield.data.modalities.audio import LogMel
 from afield.data.modality import Audio
-from afield.data.sources.folders import folder_reader, read_files
-from afield.data.sources.labeled_files import LabeledFile
+from afield.data.sources.folders import LabeledFile, folder_reader, read_files
 from afield.errors import DataError
 
 __all__ = ["spoken_digits"]

@@ -10,12 +10,16 @@ import os
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["Entry", "current_listing", "join_listing", "listed_once", "once", "scan_folder"]
-__all__ += ["file_status"]
+from afield import registry
+from afield.errors import AfieldError, DataError, UnknownNameError
+
+__all__ = ["Entry", "check_dataset_exists", "current_listing", "dataset_path", "file_status"]
+__all__ += ["join_listing", "listed_once", "once", "scan_folder", "similar_path", "unknown_dataset"]
 
 T = TypeVar("T")
 
@@ -106,3 +110,48 @@ def file_status(path: Path) -> bytes:
 
 def _digestible(status: os.stat_result) -> bytes:
     return f"\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_mode}\n".encode()
+
+
+def dataset_path(name: str) -> Path | None:
+    """The file or folder of this name; None if there is none. The suffix .npz may be missing."""
+    try:
+        path = Path(name).expanduser()
+        if name and not path.exists() and path.with_name(f"{path.name}.npz").exists():
+            path = path.with_name(f"{path.name}.npz")
+        return path if name and path.exists() else None
+    except (OSError, RuntimeError, ValueError) as error:
+        raise DataError(f"no file or folder {name!r} ({error})") from None
+
+
+def unknown_dataset(name: str) -> AfieldError:
+    """The error about a name that is neither a dataset nor a path, with a guess."""
+    if "/" not in name and "." not in name:
+        advice = registry.hint(name, registry.names("datasets"))
+        return UnknownNameError(f"no dataset, file or folder is called {name!r}; {advice}")
+    guess = similar_path(Path(name).expanduser())
+    if guess is not None:
+        return DataError(f"no file or folder {name}; did you mean {guess}?")
+    return DataError(
+        f"no file or folder {name}; give a folder root/<domain>/<class>/<file>, an .npz file, "
+        "or a table (.csv, .parquet, .jsonl)"
+    )
+
+
+def check_dataset_exists(spec: str) -> None:
+    """Raise an error unless this is the name of a dataset, or the path of a file or folder."""
+    if spec in registry.names("datasets"):
+        return
+    # The columns of a table may be named after a question mark.
+    name = spec if dataset_path(spec) else spec.partition("?")[0]
+    if dataset_path(name) is None:
+        raise unknown_dataset(name)
+
+
+def similar_path(path: Path) -> Path | None:
+    """A file or folder beside the missing one with a similar name, in any case."""
+    try:
+        names = {child.name.lower(): child.name for child in path.parent.iterdir()}
+    except OSError:
+        return None
+    close = get_close_matches(path.name.lower(), names, n=1)
+    return path.with_name(names[close[0]]) if close else None

@@ -5,6 +5,10 @@ or text file (relative to the table), a text, or numbers and categories. It may 
 (train, val or test) and a group. Columns are found by their names and types, or named by the user;
 see `table_columns`. Every other column of a table of files, images or texts can group scores
 (``--group``).
+
+    samples.csv?domain=hospital&label=diagnosis
+
+is a table with columns that the user has named; the part after the question mark is the choice.
 """
 
 import hashlib
@@ -12,10 +16,11 @@ import io
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
 import torch
@@ -23,17 +28,308 @@ from numpy.typing import NDArray
 
 from afield.data.cache import contents_digest
 from afield.data.domains import Domain, DomainSet, Reader, ReadOptions, Training
-from afield.data.images import read_image
+from afield.data.modalities.image import read_image
+from afield.data.modalities.table import Column, encode_rows, read_frame
 from afield.data.modality import IMAGE, TEXT, FileModality, Modality, Table, Text, modality_of_file
-from afield.data.sources.folders import TEXT_TRAINING, DomainFiles, read_files
-from afield.data.sources.labeled_files import LabeledFile
-from afield.data.sources.table_columns import ColumnChoice, feature_columns
-from afield.data.sources.table_files import Column, encode_rows
-from afield.data.sources.table_rows import TableRows, read_rows
-from afield.errors import DataError
+from afield.data.sources.folders import TEXT_TRAINING, DomainFiles, LabeledFile, read_files
+from afield.errors import DataError, SpecError
 from afield.files import file_digest
+from afield.registry import hint
 
-__all__ = ["table_dataset"]
+if TYPE_CHECKING:
+    import pandas as pd
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["ColumnChoice", "find_columns", "name_columns", "split_spec", "table_dataset"]
+
+# Names that a column of each kind usually has, in order of preference.
+USUAL_NAMES = {
+    "label": ("label", "labels", "class", "y", "target", "fine_label"),
+    "domain": ("domain", "domains", "environment", "env", "site", "hospital", "center", "style"),
+    "split": ("split",),
+    "group": ("group",),
+    "image": ("image", "img", "picture", "photo"),
+    "path": ("path", "file", "file_name", "filename", "filepath", "image_path", "audio_path"),
+    "text": ("text", "sentence", "document", "review"),
+}
+# Columns that number the rows; they are no features.
+ROW_NUMBERS = ("id", "index", "row_id", "unnamed: 0")
+# More categories than this are names of rows or free text.
+MAX_CATEGORIES = 256
+
+
+@dataclass(frozen=True)
+class ColumnChoice:
+    """The column of each kind; empty means that the table has none, or that it is yet to be found.
+
+    A table has one kind of samples: images as bytes in `image`, files that are named in `path`,
+    `text`, or else the numbers and categories of all other columns.
+    """
+
+    label: str = ""
+    domain: str = ""
+    split: str = ""
+    group: str = ""
+    image: str = ""
+    path: str = ""
+    text: str = ""
+
+    @property
+    def query(self) -> str:
+        """The choice as the end of a dataset's name; empty if nothing is chosen."""
+        chosen = {name: value for name, value in sorted(asdict(self).items()) if value}
+        return f"?{urlencode(chosen)}" if chosen else ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All columns that are not features."""
+        return tuple(filter(None, asdict(self).values()))
+
+
+def split_spec(spec: str) -> tuple[str, ColumnChoice]:
+    """Separate the path of a table from the columns that are named after a question mark.
+
+    >>> split_spec("samples.csv?label=diagnosis")[1].label
+    'diagnosis'
+    """
+    path, mark, query = spec.rpartition("?")
+    if not mark:
+        return spec, ColumnChoice()
+    chosen = dict(parse_qsl(query, keep_blank_values=True))
+    known = [each.name for each in fields(ColumnChoice)]
+    unknown = [name for name in chosen if name not in known]
+    if unknown or not chosen:
+        name = unknown[0] if unknown else query
+        raise SpecError(f"{spec}: no kind of column {name!r}; {hint(name, known)}")
+    return path, ColumnChoice(**chosen)
+
+
+def name_columns(spec: str, **chosen: str) -> str:
+    """The name of a dataset with these columns chosen; an empty choice changes nothing.
+
+    >>> name_columns("samples.csv", label="diagnosis", domain="")
+    'samples.csv?label=diagnosis'
+    """
+    given = {kind: name for kind, name in chosen.items() if name}
+    if not given:
+        return spec
+    path, choice = split_spec(spec)
+    return path + replace(choice, **given).query
+
+
+def find_columns(frame: "pd.DataFrame", choice: ColumnChoice, where: str) -> ColumnChoice:
+    """Complete a choice with the columns that are recognized by their names and types."""
+    for kind, name in asdict(choice).items():
+        if name and name not in frame.columns:
+            raise DataError(f"{where}: no column {name!r} ({kind}); it has {_listing(frame)}")
+    found: dict[str, str] = {kind: name for kind, name in asdict(choice).items() if name}
+    for kind in ("label", "domain", "split", "group"):
+        found.setdefault(kind, _usual(frame, kind, found))
+    for kind in ("label", "domain"):
+        if not found[kind]:
+            raise DataError(
+                f"{where}: no column with the {kind}; name it with --{kind} COLUMN (the columns "
+                f"are {_listing(frame)})"
+            )
+    if not any(found.get(kind) for kind in ("image", "path", "text")):
+        found |= _sample_column(frame, found)
+    return ColumnChoice(**found)
+
+
+def _sample_column(frame: "pd.DataFrame", found: Mapping[str, str]) -> dict[str, str]:
+    """The column with images, paths or text; empty if the samples are numbers."""
+    rest = [name for name in frame.columns if name not in found.values()]
+    by_name = sorted(rest, key=lambda name: _rank(name, "image"))
+    for name in by_name:
+        if _holds_bytes(frame[name]):
+            return {"image": name}
+    for name in sorted(rest, key=lambda name: _rank(name, "path")):
+        first = frame[name].dropna().head(1).tolist()
+        if first and isinstance(first[0], str) and _is_sample_path(first[0]):
+            return {"path": name}
+    text = _usual(frame, "text", found)
+    return {"text": text} if text and _holds_text(frame[text]) else {}
+
+
+def feature_columns(frame: "pd.DataFrame", choice: ColumnChoice, where: str) -> tuple[Column, ...]:
+    """The columns of a table of numbers and categories, with the categories in the table."""
+    names = [
+        name
+        for name in frame.columns
+        if name not in choice.names and name.lower() not in ROW_NUMBERS
+    ]
+    columns = tuple(_feature(frame[name], where) for name in names)
+    if not columns:
+        raise DataError(
+            f"{where}: no column with samples; give image bytes, paths of files, texts or numbers "
+            f"(the columns are {_listing(frame)})"
+        )
+    return columns
+
+
+def _feature(values: "pd.Series[Any]", where: str) -> Column:
+    import pandas as pd
+
+    name = str(values.name)
+    if pd.api.types.is_bool_dtype(values) or pd.api.types.is_numeric_dtype(values):
+        return Column(name)
+    cells = values.dropna().unique().tolist()
+    if not all(isinstance(cell, str | bool | int) for cell in cells):
+        kind = type(next(c for c in cells if not isinstance(c, str | bool | int))).__name__
+        raise DataError(
+            f"{where}: column {name!r} holds {kind} values, neither numbers nor categories; "
+            "convert or remove it"
+        )
+    if len(cells) > MAX_CATEGORIES:
+        raise DataError(
+            f"{where}: column {name!r} has {len(cells)} different texts, too many for categories; "
+            "remove it"
+        )
+    return Column(name, tuple(sorted({str(cell) for cell in cells})))
+
+
+def _usual(frame: "pd.DataFrame", kind: str, found: Mapping[str, str]) -> str:
+    names = [name for name in frame.columns if name not in found.values()]
+    usual = [name for name in names if name.lower() in USUAL_NAMES[kind]]
+    return min(usual, key=lambda name: _rank(name, kind), default="")
+
+
+def _rank(name: str, kind: str) -> int:
+    usual = USUAL_NAMES[kind]
+    return usual.index(name.lower()) if name.lower() in usual else len(usual)
+
+
+def _holds_bytes(values: "pd.Series[Any]") -> bool:
+    first = values.dropna().head(1).tolist()
+    return bool(first) and (isinstance(first[0], bytes) or _is_stored_image(first[0]))
+
+
+def _is_stored_image(cell: Any) -> bool:
+    """Whether a cell is an image as the library `datasets` stores it: bytes with a path."""
+    return isinstance(cell, dict) and isinstance(cell.get("bytes"), bytes)
+
+
+def _is_sample_path(text: str) -> bool:
+    return modality_of_file(Path(text)) is not None
+
+
+def _holds_text(values: "pd.Series[Any]") -> bool:
+    return bool(np.all([isinstance(cell, str) for cell in values.dropna().head(10)]))
+
+
+def _listing(frame: "pd.DataFrame", limit: int = 20) -> str:
+    names: Sequence[str] = [str(name) for name in frame.columns]
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" * (len(names) > limit))
+
+
+# What tables call the three splits.
+SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """The rows of a table: label, domain and split of each as numbers, with their names."""
+
+    frame: "pd.DataFrame"
+    columns: ColumnChoice
+    classes: tuple[str, ...]
+    domains: tuple[str, ...]
+    label: NDArray[Any]
+    domain: NDArray[Any]
+    split: Sequence[str]
+
+    def rows(self, domain: int) -> list[int]:
+        """Numbers of the rows of a domain."""
+        return [int(row) for row in np.flatnonzero(self.domain == domain)]
+
+    def group_columns(self, rows: Sequence[int], features: Sequence[Column]) -> dict[str, Any]:
+        """The columns by which scores can be grouped, as text: all that are not samples."""
+        names = [name for name in self.frame.columns if name not in self._sample_columns(features)]
+        columns = {str(name): [str(v) for v in self.frame[name].iloc[list(rows)]] for name in names}
+        if self.columns.group:
+            columns["group"] = columns[self.columns.group]
+        return columns
+
+    def _sample_columns(self, features: Sequence[Column]) -> set[str]:
+        numbers = {column.name for column in features if column.categories is None}
+        chosen = self.columns
+        return {chosen.image, chosen.path, chosen.text, chosen.label, *numbers}
+
+
+@lru_cache(maxsize=1)
+def read_rows(
+    path: Path, parts: tuple[Path, ...], digests: tuple[str, ...], choice: ColumnChoice
+) -> TableRows:
+    """The rows of files in this state, which are not read and checked again for every run."""
+    import pandas as pd
+
+    del digests
+    frames = [read_frame(part) for part in parts]
+    if len(parts) > 1:
+        frames = [_with_split(frame, part) for frame, part in zip(frames, parts, strict=True)]
+    frame = pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
+    columns = find_columns(frame, choice, str(path))
+    domains, domain = _names(frame, columns.domain, "domain", path)
+    classes, label = _names(frame, columns.label, "label", path)
+    if len(domains) < 2:
+        raise DataError(f"{path}: only domain {domains[0]!r}; at least two domains are needed")
+    if len(classes) < 2:
+        raise DataError(f"{path}: only class {classes[0]!r}; at least two classes are needed")
+    split = _splits(frame, columns.split, path) if columns.split else []
+    return TableRows(frame, columns, classes, domains, label, domain, split)
+
+
+def _with_split(frame: "pd.DataFrame", part: Path) -> "pd.DataFrame":
+    """Add the split that the name of a file on the hub states: train-00000-of-00002.parquet."""
+    split = SPLITS.get(part.name.partition("-")[0].lower())
+    if split is None or "split" in map(str.lower, frame.columns):
+        return frame
+    return frame.assign(split=split)
+
+
+def _names(
+    frame: "pd.DataFrame", column: str, kind: str, path: Path
+) -> tuple[tuple[str, ...], NDArray[Any]]:
+    """The names in a column of labels or domains, sorted, and the index of each row's name."""
+    import pandas as pd
+
+    values = frame[column]
+    gone = np.flatnonzero(values.isna())
+    if len(gone):
+        raise DataError(
+            f"{path}: row {gone[0]} has no {kind} ({len(gone)} rows in column {column!r}; empty "
+            "cells, NA and None count as missing)"
+        )
+    if pd.api.types.is_float_dtype(values):
+        raise DataError(
+            f"{path}: column {column!r} ({kind}) holds fractions such as {values.iloc[0]}; give "
+            "names or whole numbers"
+        )
+    cells = values.tolist()
+    if not all(isinstance(cell, str | int) for cell in cells):
+        raise DataError(f"{path}: column {column!r} ({kind}) must hold names or whole numbers")
+    whole = all(isinstance(cell, int) for cell in cells)
+    unique, index = np.unique(np.array(cells if whole else [*map(str, cells)]), return_inverse=True)
+    return tuple(str(name) for name in unique.tolist()), index
+
+
+def _splits(frame: "pd.DataFrame", column: str, path: Path) -> list[str]:
+    given = [str(cell).lower() for cell in frame[column].tolist()]
+    unknown = [cell for cell in given if cell not in SPLITS]
+    if unknown:
+        raise DataError(
+            f"{path}: column {column!r} (split) holds {unknown[0]!r}; write train, val or test"
+        )
+    splits = [SPLITS[cell] for cell in given]
+    if "test" not in splits:
+        # The field tests on the validation list if there is no other.
+        splits = ["test" if split == "val" else split for split in splits]
+    return splits if len(set(splits)) > 1 else []
 
 
 def table_dataset(

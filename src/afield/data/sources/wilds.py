@@ -18,8 +18,7 @@ from PIL import Image
 
 from afield.data.domains import Domain, Download, Reader, ReadOptions
 from afield.data.modality import IMAGE, TEXT
-from afield.data.sources.folders import read_files
-from afield.data.sources.labeled_files import LabeledFile
+from afield.data.sources.folders import LabeledFile, read_files
 from afield.errors import DataError
 
 __all__ = ["OTHERS", "OUTSIDE", "WildsSet", "join_incomplete", "row_names"]

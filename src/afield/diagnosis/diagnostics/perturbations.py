@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afield.data.images import compare_images
+from afield.data.modalities.image import compare_images
 from afield.diagnosis.diagnostic import (
     Diagnostic,
     Finding,

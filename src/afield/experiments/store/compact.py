@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from afield.experiments.record import Record
-from afield.training.checkpoint import COLUMNS, PARTS, CompactCheckpoints, Score, Track
+from afield.training.scores import COLUMNS, PARTS, CompactCheckpoints, Score, Track
 
 __all__ = ["RECORD", "compact_record"]
 

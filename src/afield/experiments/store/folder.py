@@ -39,7 +39,7 @@ from afield.experiments.store.run_files import (
     readable,
 )
 from afield.files import atomic_write, remove_abandoned, unwritable_reason
-from afield.training.checkpoint import Checkpoint
+from afield.training.scores import Checkpoint
 
 # Commands that only read records must not import torch, which takes seconds.
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from afield.data.prompts import Prompts
 from afield.errors import DataError, SpecError
 from afield.networks.backbone import HUB, Backbone, Form, Shape
-from afield.weights import read_weights
+from afield.tensors import read_weights
 
 __all__ = ["CLIP"]
 

@@ -20,13 +20,13 @@ from typing import Any, ClassVar, cast, get_args
 import torch
 from torch import Tensor, nn
 
+from afield.data.modalities.text import read_tokenizer
 from afield.data.sources.hub import download_snapshot
-from afield.data.sources.texts import read_tokenizer
 from afield.errors import DataError, SpecError, UnknownNameError
 from afield.files import file_digest, read_json_object
 from afield.networks.backbone import HUB, Backbone, Shape
 from afield.networks.text_features import Pooling, TransformerFeatures
-from afield.weights import check_complete, read_weights
+from afield.tensors import check_complete, read_weights
 
 __all__ = ["Hf"]
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from afield.data.sources.texts import BYTE_TOKENS
+from afield.data.modalities.text import BYTE_TOKENS
 from afield.errors import SpecError
 from afield.networks.backbone import Backbone, Shape
 from afield.networks.text_features import ByteFeatures

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from afield.errors import SpecError
 from afield.networks.backbone import HUB, Backbone, Form, Shape
-from afield.weights import check_complete, read_weights
+from afield.tensors import check_complete, read_weights
 
 __all__ = ["Torchvision"]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from afield.data.groups import describe_group
 from afield.experiments.record import Record
 from afield.experiments.run import name_without_path
-from afield.reporting.headline import bidi_isolate, escape_invisible
 from afield.reporting.results import Results
-from afield.training.checkpoint import score_at
+from afield.reporting.sentences import bidi_isolate, escape_invisible
+from afield.training.scores import score_at
 
 __all__ = ["describe_data", "describe_groups"]
 

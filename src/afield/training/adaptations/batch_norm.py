@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from afield.networks.batchnorm import batch_statistics, require_batchnorm
+from afield.networks.freezing import batch_statistics, require_batchnorm
 from afield.networks.inference import BatchPredictor
 from afield.training.adaptation import Adaptation, require_plain
 

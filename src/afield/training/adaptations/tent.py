@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from afield.errors import SpecError
 from afield.hyperparameters import Choice, LogUniform
-from afield.networks.batchnorm import batch_statistics, batchnorm_layers, require_batchnorm
+from afield.networks.freezing import batch_statistics, batchnorm_layers, require_batchnorm
 from afield.networks.inference import BatchPredictor
 from afield.training.adaptation import Adaptation, require_plain
 

@@ -13,6 +13,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = ["WIDTHS", "block_means", "kernel", "kernel_distance", "moment_distance"]
+__all__ += ["supervised_contrast"]
+
+TEMPERATURE, SMALL = 0.07, 1e-5
+
+
+def supervised_contrast(z: Tensor, y: Tensor) -> Tensor:
+    """Contrastive loss of features with these labels."""
+    rows = F.normalize(z, dim=1)
+    other = ~torch.eye(len(y), dtype=torch.bool, device=y.device)
+    e = 0.5 * (rows @ rows.T / TEMPERATURE).exp() * other
+    positive = (y[:, None] == y) & other
+    count = positive.sum(dim=1)
+    likelihoods = (e / (e.sum(dim=1, keepdim=True) + SMALL) + SMALL).log()
+    means = -(likelihoods * positive).sum(dim=1) / count.clamp(min=1)
+    return means.sum() / ((count > 0).sum() + 1)
+
 
 # γ of the Gaussian kernels exp(-γ ‖x - y‖²), which are added up; DomainBed's choice.
 WIDTHS = tuple(10.0**exponent for exponent in range(-3, 4))

@@ -7,16 +7,17 @@ by domain: `forward(learner, batches)` computes them once, and `by_domain` divid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from afield.errors import SpecError
+from afield.training.learner import require_classifier
 from afield.training.method import Batches, Learner, domain_means, pool
-from afield.training.parts import require_classifier
 
-__all__ = ["Outputs", "forward", "mix_inputs"]
+__all__ = ["Outputs", "forward", "mix_inputs", "reverse_gradient"]
 
 
 @dataclass(frozen=True)
@@ -65,3 +66,23 @@ def mix_inputs(first: Tensor, second: Tensor, share: Tensor) -> Tensor:
             "as the features that `afield embed` writes"
         )
     return torch.lerp(second, first, share.view(-1, *[1] * (first.ndim - 1)))
+
+
+def reverse_gradient(x: Tensor, strength: float) -> Tensor:
+    """Return the input, whose gradient will be multiplied by minus `strength`."""
+    return cast(Tensor, _ReverseGradient.apply(x, strength))
+
+
+class _ReverseGradient(torch.autograd.Function):
+    """The identity with a reversed gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, strength: float) -> Tensor:
+        """Return the input unchanged."""
+        ctx.strength = strength
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """Reverse the gradient and scale it by `strength`."""
+        return -ctx.strength * gradients[0], None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from afield.networks.batchnorm import keep_batchnorm
+from afield.networks.freezing import keep_batchnorm
 from afield.tensors import add, assign, clone_tensors
 from afield.training.method import Learner
 

@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from afield.errors import SpecError
 from afield.hyperparameters import Choice, LogUniform, Variant
 from afield.networks.backbone import Classifier
-from afield.networks.batchnorm import batchnorm_layers
-from afield.training.building_blocks.contrast import supervised_contrast
+from afield.networks.freezing import batchnorm_layers
+from afield.training.building_blocks.feature_distances import supervised_contrast
+from afield.training.learner import perceptron, require_classifier
 from afield.training.method import Batch, Batches, Learner, Logs, Method, Task, pool
-from afield.training.parts import perceptron, require_classifier
 
 __all__ = ["ADRMX"]
 

@@ -38,10 +38,10 @@ from torch import Tensor, nn
 from afield.errors import SpecError
 from afield.hyperparameters import Added, LogUniform, Variant
 from afield.networks.backbone import Classifier
+from afield.training.building_blocks.forward import reverse_gradient
 from afield.training.building_blocks.penalties import check_settings
-from afield.training.building_blocks.reversal import reverse_gradient
+from afield.training.learner import perceptron, require_classifier
 from afield.training.method import Batch, Batches, Learner, Logs, Method, Task, pool
-from afield.training.parts import perceptron, require_classifier
 
 __all__ = ["DANN"]
 

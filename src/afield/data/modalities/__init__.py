@@ -1,0 +1,1 @@
+"""Kinds of samples: how files of each are decoded."""

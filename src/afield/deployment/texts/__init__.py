@@ -1,1 +1,0 @@
-"""Models that take texts: the files of their encoder, and their samples."""

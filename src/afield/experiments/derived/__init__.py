@@ -1,1 +1,0 @@
-"""Runs that are made from finished runs: which there are, and how they are executed."""

@@ -1,1 +1,0 @@
-"""Recipes: the tables and figures of papers as benchmarks, and what they cost."""

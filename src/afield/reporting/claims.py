@@ -1,0 +1,304 @@
+"""Who leads a benchmark, by how much, and whether that is more than chance.
+
+The leader is compared with its reference, erm. If erm leads or was not run, the leader is compared
+with the second best method. The leader was picked for its mean, so the interval is corrected for
+the number of comparisons that it was picked from.
+
+Power: which differences a benchmark can detect, from the spread of its trials.
+A difference is detected if its corrected interval excludes 0. With more trials, the standard error
+falls with their square root, and the degrees of freedom grow in proportion.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from afield.experiments.record import Record
+from afield.experiments.selection import RULES
+from afield.reporting.comparison import (
+    MIN_STDERR,
+    REFERENCE,
+    Accuracies,
+    Comparison,
+    Noise,
+    accuracies,
+    benchmark_noise,
+    compare,
+    compare_all,
+    critical_value,
+    references,
+)
+from afield.reporting.results import UPPER_BOUND, Results, group_records, sees_target_samples
+from afield.reporting.table import shown_metric
+from afield.training.metrics import DEFAULT_METRIC, find_metric
+
+__all__ = ["MAX_TRIALS", "ONE_POINT", "Claim", "Power", "all_claims", "build_claims"]
+__all__ += ["estimate_power", "leading_rule", "make_claim", "ranked_means", "typical_power"]
+
+PROBABILITY = 0.8
+MAX_TRIALS = 1000
+ONE_POINT = 0.01
+QUANTILES = (np.arange(1000) + 0.5) / 1000
+
+
+@dataclass(frozen=True)
+class Power:
+    """What a benchmark can detect, from the spread of its trials; differences are shares.
+
+    Attributes
+    ----------
+    trials
+        The number of trials so far.
+    stderr, freedom
+        The standard error of a difference with this number of trials, and its degrees of freedom.
+    rivals
+        The number of comparisons for which intervals are corrected.
+    """
+
+    trials: int
+    stderr: float
+    freedom: float
+    rivals: int = 1
+
+    @property
+    def known(self) -> bool:
+        """Whether the trials show any spread: there are two or more, and they differ."""
+        return self.trials > 1 and self.stderr > MIN_STDERR
+
+    def probability(self, difference: float, trials: int | None = None) -> float:
+        """The probability to detect a true difference with this number of trials; NaN if unknown.
+
+        It is the mean over standard errors that the trials could have given; unlike the functions
+        for the noncentral t distribution, it is finite for all degrees of freedom.
+        """
+        from scipy import special
+
+        if not self.known:
+            return math.nan
+        trials = self.trials if trials is None else trials
+        freedom = self.freedom * (trials - 1) / (self.trials - 1)
+        shift = abs(difference) / self.stderr * math.sqrt(trials / self.trials)
+        reach = critical_value(freedom, self.rivals)
+        ratios = np.sqrt(special.gammaincinv(freedom / 2, QUANTILES) * 2 / freedom)
+        detected = special.ndtr(shift - reach * ratios) + special.ndtr(-shift - reach * ratios)
+        return float(detected.mean())
+
+    @property
+    def detectable(self) -> float:
+        """The difference that is detected with a probability of 80 %; NaN if unknown."""
+        from scipy import optimize
+
+        if not self.known:
+            return math.nan
+        high = self.stderr
+        while self.probability(high) < PROBABILITY:
+            high *= 2
+        found = optimize.brentq(lambda each: self.probability(each) - PROBABILITY, 0.0, high)
+        return float(found)
+
+    def trials_for(self, difference: float = ONE_POINT) -> int | None:
+        """The fewest trials that detect a difference with 80 %; None if more than MAX_TRIALS."""
+        if not self.known or self.probability(difference, MAX_TRIALS) < PROBABILITY:
+            return None
+        counts = range(2, MAX_TRIALS + 1)
+        found = bisect_left(
+            counts, PROBABILITY, key=lambda trials: self.probability(difference, trials)
+        )
+        return counts[found]
+
+
+def estimate_power(comparison: Comparison) -> Power:
+    """The power of one comparison."""
+    return Power(comparison.trials, comparison.stderr, comparison.freedom, rivals=comparison.rivals)
+
+
+def typical_power(comparisons: Sequence[Comparison]) -> Power | None:
+    """The power of a benchmark: that of its typical comparison; None if no spread is known.
+
+    The typical standard error is the root of the mean square over comparisons.
+    """
+    known = [each for each in map(estimate_power, comparisons) if each.known]
+    if not known:
+        return None
+    return Power(
+        trials=min(each.trials for each in known),
+        stderr=math.sqrt(np.mean([each.stderr**2 for each in known])),
+        freedom=float(np.mean([each.freedom for each in known])),
+        rivals=known[0].rivals,
+    )
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a benchmark says about its best method; accuracies are shares.
+
+    Attributes
+    ----------
+    leader, accuracy
+        The method with the best mean, and that mean.
+    comparison
+        The leader against its rival; None if there is no rival with the same trials and domains.
+    comparisons
+        All comparisons from which the leader was picked, the greatest difference first: of every
+        method with its reference, or of the leader with every other method if erm was not run.
+    reference
+        The erm that the leader is compared with; empty if it is that erm, or if erm was not run.
+    possible_best
+        The methods that the leader does not clearly beat, and the leader itself. The truly best
+        method is among them with a confidence of 95 %.
+    best_unadapted
+        If the leader predicts with the help of unlabelled target samples: the best method that does
+        not, with its mean. Both are empty and NaN if there is none.
+    metric
+        What takes the place of the accuracy. If lower is better, differences have the other sign:
+        positive ones always speak for the leader.
+    """
+
+    leader: str
+    accuracy: float
+    comparison: Comparison | None = None
+    comparisons: Sequence[Comparison] = ()
+    reference: str = ""
+    possible_best: Sequence[str] = ()
+    best_unadapted: tuple[str, float] | None = None
+    metric: str = DEFAULT_METRIC
+
+    @property
+    def verdict(self) -> str:
+        """Of the comparison: "better", "unclear", "level" or "too few"; "alone" without one."""
+        if self.comparison is None:
+            return "alone"
+        # Another mean than that of the pairs may decide who leads, so it may even be worse.
+        return "unclear" if self.comparison.verdict == "worse" else self.comparison.verdict
+
+    @property
+    def is_more_than_chance(self) -> bool:
+        """Whether the leader is clearly better than its rival."""
+        return self.verdict == "better"
+
+    @property
+    def trials_needed(self) -> int | None:
+        """The trials that would settle a difference of this size; None if unknown or too many."""
+        if self.comparison is None:
+            return None
+        return estimate_power(self.comparison).trials_for(self.comparison.difference)
+
+
+def build_claims(results: Results, frame: pd.DataFrame) -> dict[str, Claim]:
+    """The claim of every rule of a dataset for which some method has a mean.
+
+    Parameters
+    ----------
+    results
+        The results of one dataset.
+    frame
+        Their table, from `tabulate`.
+    """
+    claims = {}
+    for rule in dict.fromkeys(frame["rule"]):
+        means = ranked_means(frame, rule)
+        if means:
+            measured = accuracies(results, rule)
+            metric = results.metric or DEFAULT_METRIC
+            claims[rule] = make_claim(means, measured, references(results), metric=metric)
+    return claims
+
+
+def all_claims(records: Iterable[Record], frame: pd.DataFrame) -> dict[tuple[str, str], Claim]:
+    """The claims of all datasets by the title of the dataset and the rule.
+
+    Parameters
+    ----------
+    records
+        The records of one or more datasets.
+    frame
+        Their table, from `tabulate`.
+    """
+    return {
+        (results.title, rule): claim
+        for results in group_records(records, shown_metric(frame))
+        for rule, claim in build_claims(results, frame[frame["dataset"] == results.title]).items()
+    }
+
+
+def make_claim(
+    means: Mapping[str, float],
+    measured: Mapping[str, Accuracies],
+    against: Mapping[str, str],
+    *,
+    metric: str = DEFAULT_METRIC,
+) -> Claim:
+    """The claim about the best of some methods.
+
+    Parameters
+    ----------
+    means
+        The mean accuracies, the best first.
+    measured
+        The accuracies of every method.
+    against
+        The reference of each method, from `references`; empty if erm was not run.
+    metric
+        What takes the place of the accuracy.
+    """
+    leader, *others = means
+    noise = benchmark_noise(measured)
+    rivals = max(1, len(others))
+    duels = _duels(leader, others, measured, noise, rivals)
+    family = compare_all(measured, against, noise) if against else list(duels.values())
+    comparison = next((each for each in family if each.method == leader), None)
+    if leader not in against and others:
+        comparison = duels.get(others[0])
+    beaten = {name for name, duel in duels.items() if duel.verdict == "better"}
+    return Claim(
+        leader=leader,
+        accuracy=means[leader],
+        comparison=comparison,
+        comparisons=family,
+        reference=against.get(leader, ""),
+        possible_best=[name for name in means if name not in beaten],
+        best_unadapted=_best_unadapted(means) if sees_target_samples(leader) else None,
+        metric=metric,
+    )
+
+
+def _best_unadapted(means: Mapping[str, float]) -> tuple[str, float]:
+    fair = ((name, mean) for name, mean in means.items() if not sees_target_samples(name))
+    return next(fair, ("", math.nan))
+
+
+def _duels(
+    leader: str,
+    others: Iterable[str],
+    measured: Mapping[str, Accuracies],
+    noise: Noise | None,
+    rivals: int,
+) -> dict[str, Comparison]:
+    """The leader against every other method."""
+    settings: dict[str, Any] = {"noise": noise, "rivals": rivals}
+    compared = {
+        name: compare(measured[leader], measured[name], leader, name, **settings) for name in others
+    }
+    return {name: each for name, each in compared.items() if each is not None}
+
+
+def leading_rule(frame: pd.DataFrame) -> str:
+    """The first rule with a mean that is no oracle; otherwise the oracle, or empty."""
+    means = frame[(frame["domain"] == "mean") & frame["accuracy"].notna()]
+    rules = list(dict.fromkeys(means["rule"]))
+    return min(rules, key=lambda rule: RULES[rule].is_oracle, default="")
+
+
+def ranked_means(frame: pd.DataFrame, rule: str) -> dict[str, float]:
+    """The means of the methods under a rule, the best first, without the upper bound."""
+    means = frame[(frame["rule"] == rule) & (frame["domain"] == "mean")].dropna(subset="accuracy")
+    pairs = zip(means["method"], means["accuracy"], strict=True)
+    fair = [(str(m), float(a)) for m, a in pairs if not str(m).startswith(UPPER_BOUND)]
+    sign = 1 if find_metric(shown_metric(frame)).lower_is_better else -1
+    # Among equals the reference comes first: it is the simpler method.
+    return dict(sorted(fair, key=lambda pair: (sign * pair[1], pair[0] != REFERENCE, pair[0])))

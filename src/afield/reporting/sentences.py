@@ -1,0 +1,461 @@
+"""What a benchmark shows, in words: a headline, a verdict, three tiles and the next steps.
+
+The headline uses the first rule that does not look at the target, if there is one.
+"""
+
+import math
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from afield.experiments.record import Record
+from afield.experiments.selection import RULES
+from afield.reporting.claims import (
+    MAX_TRIALS,
+    ONE_POINT,
+    Claim,
+    Power,
+    all_claims,
+    leading_rule,
+    ranked_means,
+    typical_power,
+)
+from afield.reporting.comparison import MIN_STDERR, REFERENCE, Comparison, Interval
+from afield.reporting.reproduce import row_command, shell_quote
+from afield.reporting.results import UPPER_BOUND, Results
+from afield.reporting.table import find_column, format_number
+from afield.training.metrics import find_metric
+
+__all__ = ["Headline", "Summary", "bidi_isolate", "build_headline", "build_summary", "claim_lines"]
+__all__ += ["describe_claim", "describe_power", "escape_invisible", "format_points"]
+__all__ += ["format_trials"]
+
+NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The sentence, remarks that qualify it, and the best method (empty if there is none)."""
+
+    sentence: str
+    remarks: Sequence[str] = ()
+    best: str = ""
+
+
+def build_headline(results: Results, frame: pd.DataFrame, claim: Claim | None) -> Headline:
+    """Say in words what the table shows.
+
+    Parameters
+    ----------
+    results
+        The results of one dataset.
+    frame
+        Their table, from `tabulate`.
+    claim
+        What they say about the best method under the leading rule, from `build_claims`.
+    """
+    if frame.empty:
+        return Headline(
+            "No table: no selection rule has all the evaluations it needs in these records."
+        )
+    if claim is None:
+        return Headline(f"No method has finished all its runs on {bidi_isolate(results.name)} yet.")
+    rule = leading_rule(frame)
+    ranked = ranked_means(frame, rule)
+    where = f"on the unseen domains of {bidi_isolate(results.name)}"
+    remarks = [_basis(frame, rule), *_limits(claim), *_unranked(results, list(ranked))]
+    leader, reached = bidi_isolate(claim.leader), _format_mean(claim)
+    if len(ranked) == 1:
+        alone = "Only one method was run, so there is no comparison."
+        return Headline(f"{leader} reaches {reached} {where}.", [alone, *remarks], claim.leader)
+    gap = _gap(claim, bidi_isolate, alone=".")
+    has_reference = any(map(_is_reference, ranked))
+    if has_reference and not claim.reference:
+        sentence = f"No method beats {leader} {where}: it reaches {reached}{gap}"
+        return Headline(sentence, remarks, claim.leader)
+    sentence = f"{leader} leads {where}: {reached}{gap}"
+    if not has_reference:
+        missing = f"{REFERENCE} was not run, so it is unknown whether this beats plain training."
+        remarks = [missing, *remarks]
+    return Headline(sentence, remarks, claim.leader)
+
+
+def describe_claim(claim: Claim, *, quote: Callable[[str], str] | None = None) -> str:
+    """Say in one line who leads, by how much, and whether that is more than chance."""
+    quote = escape_invisible if quote is None else quote
+    gap = _gap(claim, quote, alone="; no comparison.")
+    return f"{quote(claim.leader)} leads with {_format_mean(claim)}{gap}"
+
+
+def _adaptation(claim: Claim, quote: Callable[[str], str]) -> str:
+    """That the leader has seen unlabelled target samples, and who leads without them."""
+    if claim.best_unadapted is None:
+        return ""
+    name, mean = claim.best_unadapted
+    best = f"; without, {quote(name)} leads with {_format_mean(claim, mean)}" if name else ""
+    return f" It has seen unlabelled target samples{best}."
+
+
+def claim_lines(records: Iterable[Record], frame: pd.DataFrame) -> dict[tuple[str, str], str]:
+    """What each dataset and rule of a table says about the best method, in one line each.
+
+    Parameters
+    ----------
+    records
+        The records that the table was made of.
+    frame
+        The table, from `tabulate`.
+    """
+    return {key: describe_claim(claim) for key, claim in all_claims(records, frame).items()}
+
+
+def describe_power(power: Power, difference: float = ONE_POINT) -> str:
+    """Say which difference a benchmark can detect, and how many trials a difference takes."""
+    count = f"{power.trials} trials"
+    now = f"With {count}, a true difference of {_format_size(power.detectable)} points is detected"
+    points = f"{100 * difference:g} point" + "s" * (difference != ONE_POINT)
+    needed = format_trials(power.trials_for(difference))
+    return f"{now} with a probability of 80{NO_BREAK_SPACE}%; one of {points} takes {needed}."
+
+
+def escape_invisible(name: str) -> str:
+    r"""Write out the characters of a name that would act instead of being seen.
+
+    These are control characters, line separators and marks of direction.
+
+    >>> escape_invisible("photo\u202e")
+    'photo\\u202e'
+    """
+    return "".join(
+        f"\\u{ord(c):04x}" if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp", "Cs") else c
+        for c in name
+    )
+
+
+def bidi_isolate(name: str) -> str:
+    """A name for a sentence; right-to-left letters in it do not turn the rest of the sentence."""
+    return f"\u2068{escape_invisible(name)}\u2069"
+
+
+def format_points(share: float, *, sign: bool = True) -> str:
+    """A difference of accuracies in percentage points.
+
+    >>> format_points(-0.0123), format_points(0.0123), format_points(0.0)
+    ('−1.2', '+1.2', '0.0')
+    """
+    text = f"{100 * share:+.1f}" if sign else f"{100 * abs(share):.1f}"
+    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
+
+
+def format_trials(count: int | None, noun: str = " trials") -> str:
+    """A number of trials; None is more than the greatest number that is searched.
+
+    >>> format_trials(12), format_trials(None)
+    ('12 trials', 'more than 1000 trials')
+    """
+    return f"{f'more than {MAX_TRIALS}' if count is None else count}{noun}"
+
+
+def _is_reference(name: str) -> bool:
+    return name == REFERENCE or name.startswith(f"{REFERENCE} ")
+
+
+def _format_mean(claim: Claim, mean: float | None = None) -> str:
+    value = claim.accuracy if mean is None else mean
+    if not find_metric(claim.metric).is_share:
+        return f"{value:.3f}"
+    return f"{100 * value:.1f}{NO_BREAK_SPACE}%"
+
+
+def _gap(claim: Claim, quote: Callable[[str], str], *, alone: str) -> str:
+    """How far the leader is from its rival, whether that may be chance, and what it has seen."""
+    gap = alone
+    if claim.comparison is not None:
+        gap = f", {_distance(claim, claim.comparison, quote)}. {_weigh(claim, claim.comparison)}"
+    return gap + _adaptation(claim, quote)
+
+
+def _distance(claim: Claim, comparison: Comparison, quote: Callable[[str], str]) -> str:
+    metric = find_metric(claim.metric)
+    share, size = f"{100 * abs(comparison.difference):.1f}", f"{abs(comparison.difference):.3f}"
+    rival = quote(comparison.reference)
+    if float(share if metric.is_share else size) == 0:
+        return f"level with {rival}"
+    is_above = (comparison.difference > 0) is not metric.lower_is_better
+    amount = f"{share} points" if metric.is_share else size
+    return f"{amount} {'above' if is_above else 'below'} {rival}"
+
+
+def _format_interval(claim: Claim, interval: Interval) -> str:
+    """An interval of the metric itself; differences of comparisons speak for the method."""
+    metric = find_metric(claim.metric)
+    low, high = (-interval.high, -interval.low) if metric.lower_is_better else interval
+    if metric.is_share:
+        return f"{format_points(low)} to {format_points(high)}"
+    return f"{low:+.3f} to {high:+.3f}".replace("-", "−")
+
+
+def _weigh(claim: Claim, comparison: Comparison) -> str:
+    """Whether the difference is larger than the variation over trials."""
+    if claim.verdict == "level":
+        return f"Both have the same {find_metric(claim.metric).title} in every trial and domain."
+    if claim.verdict == "too few":
+        return f"Cannot tell whether this is chance: {_lack(comparison)}."
+    ends = _format_interval(claim, comparison.interval())
+    correction = f", corrected for {comparison.rivals} comparisons" * (comparison.rivals > 1)
+    interval = f"(95{NO_BREAK_SPACE}% interval {ends}{correction})"
+    if claim.is_more_than_chance:
+        return f"That is more than chance {interval}."
+    needed = format_trials(claim.trials_needed)
+    return f"That may be chance {interval}; a difference of this size takes {needed} to settle."
+
+
+def _lack(comparison: Comparison) -> str:
+    """Why nothing can be said about chance."""
+    if comparison.trials < 2:
+        return "there is only one trial"
+    if not comparison.stderr > MIN_STDERR:
+        return "all trials gave the same difference"
+    differ = comparison.pairs - comparison.ties
+    return f"{differ} pairs of trial and domain that differ are too few"
+
+
+def _format_size(share: float) -> str:
+    """A size in percentage points, with two decimals if it is small."""
+    return f"{100 * share:.2f}" if share < ONE_POINT / 2 else f"{100 * share:.1f}"
+
+
+def _unranked(results: Results, ranked: Sequence[str]) -> list[str]:
+    """The methods without a mean."""
+    missing = [m for m in results.methods if m not in ranked and not m.startswith(UPPER_BOUND)]
+    if not missing:
+        return []
+    return [f"Not ranked because runs are missing: {', '.join(map(bidi_isolate, missing))}."]
+
+
+def _basis(frame: pd.DataFrame, rule: str) -> str:
+    """The rule, and the number of trials and draws."""
+    means = frame[(frame["rule"] == rule) & (frame["domain"] == "mean")]
+    oracle = ", which uses the target: an upper bound, not a result" * RULES[rule].is_oracle
+    draws = means["draws"].max()
+    best = f", best of {draws} hyperparameter samples" * bool(draws > 1)
+    trials = int(means["trials"].max())
+    selection = f"Selection rule: {rule}, {RULES[rule].description}{oracle}"
+    text = f"{selection}; mean over unseen domains and {trials} trial"
+    return f"{text}{'s' * (trials > 1)}{best}."
+
+
+def _limits(claim: Claim) -> list[str]:
+    """What the claim is about, and what it leaves open."""
+    remarks = _new_domains(claim) + _possible_best(claim)
+    remarks += _clear_differences(
+        [each for each in claim.comparisons if _is_reference(each.reference)]
+    )
+    power = typical_power(claim.comparisons)
+    if power is None or not find_metric(claim.metric).is_share:
+        return remarks
+    return [*remarks, describe_power(power)]
+
+
+def _new_domains(claim: Claim) -> list[str]:
+    """The interval for new domains."""
+    if claim.comparison is None or claim.verdict in ("level", "too few"):
+        return []
+    ends = claim.comparison.interval(new_domain=True)
+    about = "The interval speaks about these domains."
+    if math.isnan(ends.low):
+        return [f"{about} One domain does not show how the difference varies over domains."]
+    expected = _format_interval(claim, ends)
+    return [f"{about} For a new domain like these, expect a mean difference of {expected}."]
+
+
+def _possible_best(claim: Claim) -> list[str]:
+    """Which methods may be the best one."""
+    if claim.verdict in ("alone", "too few"):
+        return []
+    if len(claim.possible_best) == 1:
+        return [f"{bidi_isolate(claim.leader)} is clearly better than every other method."]
+    names = ", ".join(map(bidi_isolate, claim.possible_best))
+    return [f"With 95{NO_BREAK_SPACE}% confidence, the best method is one of {names}."]
+
+
+def _clear_differences(comparisons: Sequence[Comparison]) -> list[str]:
+    """Which methods clearly differ from the reference, if several are compared."""
+    judged = [each for each in comparisons if each.verdict != "too few"]
+    if len(judged) < 2:
+        return []
+    clear = []
+    for verdict in ("better", "worse"):
+        names = [bidi_isolate(each.method) for each in judged if each.verdict == verdict]
+        if names:
+            clear.append(f"{verdict} than {REFERENCE}: {', '.join(names)}")
+    if not clear:
+        return [f"None of the {len(judged)} other methods differs clearly from {REFERENCE}."]
+    rest = sum(each.verdict in ("unclear", "level") for each in judged)
+    others = f"; no clear difference: {rest}" if rest else ""
+    corrected = f"corrected for {judged[0].rivals} comparisons"
+    return [f"Clearly {'; clearly '.join(clear)}{others} ({corrected})."]
+
+
+# More trials than this are not suggested.
+MAX_SUGGESTED_TRIALS = 30
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A number with its label and a line of details."""
+
+    label: str
+    value: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """Something to do next, with the command for it (empty if there is none)."""
+
+    text: str
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the page begins with."""
+
+    verdict: str
+    tiles: Sequence[Tile] = ()
+    steps: Sequence[Step] = ()
+
+
+def build_summary(
+    results: Results, frame: pd.DataFrame, rule: str, claim: Claim | None, store: str
+) -> Summary:
+    """Sum up the results of one dataset.
+
+    Parameters
+    ----------
+    results
+        The results of one dataset.
+    frame
+        Their table, from `tabulate`.
+    rule
+        The rule that the claim is about.
+    claim
+        What the results say about the best method, from `build_claims`; None without any mean.
+    store
+        The store of the records, for commands.
+    """
+    if claim is None:
+        return Summary("No method has finished all its runs yet.")
+    if not find_metric(claim.metric).is_share:
+        return Summary(_verdict(claim))
+    tiles = _tiles(results, frame, rule, claim)
+    return Summary(_verdict(claim), tiles, _steps(results, claim, store))
+
+
+def _verdict(claim: Claim) -> str:
+    leader, comparison = bidi_isolate(claim.leader), claim.comparison
+    if comparison is None:
+        return f"{leader} was run; there is nothing to compare."
+    rival = bidi_isolate(comparison.reference)
+    texts = {
+        "better": f"{leader} is better than {rival}.",
+        "level": f"{leader} and {rival} are equal.",
+        "too few": "Too few results to tell methods apart.",
+        "unclear": f"{leader} leads, but that may be chance.",
+    }
+    if claim.verdict == "unclear" and claim.reference:
+        return f"No method clearly beats {rival}."
+    if claim.verdict != "too few" and _is_reference(claim.leader):
+        return f"No method beats {leader}."
+    return texts[claim.verdict]
+
+
+def _tiles(results: Results, frame: pd.DataFrame, rule: str, claim: Claim) -> list[Tile]:
+    rows = frame[(frame["rule"] == rule) & (frame["method"] == claim.leader)]
+    by_name = {
+        str(name): (float(value), float(error))
+        for name, value, error in zip(rows["domain"], rows["accuracy"], rows["stderr"], strict=True)
+    }
+    trials = int(rows["trials"].max())
+    over = f"mean over {len(results.domains)} unseen domains, {trials} trial{'s' * (trials > 1)}"
+    best = Tile(f"Best: {bidi_isolate(claim.leader)}", _percent(*by_name["mean"]), over)
+    return [best, *_gain_tile(claim), *_worst_tile(by_name, claim.leader)]
+
+
+def _gain_tile(claim: Claim) -> list[Tile]:
+    comparison = claim.comparison
+    if comparison is None:
+        return []
+    value = f"{format_points(comparison.difference)} points"
+    label = f"Gain over {bidi_isolate(comparison.reference)}"
+    return [Tile(label, value, _describe_interval(comparison))]
+
+
+def _describe_interval(comparison: Comparison) -> str:
+    low, high = comparison.interval()
+    if math.isnan(low):
+        return "no interval: too few results"
+    corrected = f", corrected for {comparison.rivals} comparisons" * (comparison.rivals > 1)
+    return f"95{NO_BREAK_SPACE}% interval {format_points(low)} to {format_points(high)}{corrected}"
+
+
+def _worst_tile(by_name: Mapping[str, tuple[float, float]], leader: str) -> list[Tile]:
+    domains = {name: each for name, each in by_name.items() if find_column(name) is None}
+    known = {name: each for name, each in domains.items() if not math.isnan(each[0])}
+    if known:
+        name = min(known, key=lambda each: known[each][0])
+        label, detail = f"Worst domain: {bidi_isolate(name)}", f"with {bidi_isolate(leader)}"
+        return [Tile(label, _percent(*known[name]), detail)]
+    if "worst 10 %" not in by_name:
+        return []
+    detail = "mean over the worst tenth of the domains"
+    return [Tile("Worst domains", _percent(*by_name["worst 10 %"]), detail)]
+
+
+def _percent(share: float, error: float) -> str:
+    spread = "" if math.isnan(error) else f" ±{NO_BREAK_SPACE}{format_number(error)}"
+    return f"{format_number(share)}{spread}{NO_BREAK_SPACE}%"
+
+
+def _steps(results: Results, claim: Claim, store: str) -> list[Step]:
+    dataset = shell_quote(Path(results.methods[claim.leader][0].run.dataset).name)
+    fit = f"afield fit {dataset} best --store {shell_quote(store)} --out model"
+    return [
+        *_trials_step(results, claim, store),
+        Step("Train the best method on all domains, for use:", fit),
+        Step("Apply it to new files:", "afield predict model path/to/files --out answers.csv"),
+    ]
+
+
+def _trials_step(results: Results, claim: Claim, store: str) -> list[Step]:
+    """How to settle what is open."""
+    comparison = claim.comparison
+    if comparison is None:
+        text = f"Compare with plain training ({REFERENCE}):"
+        return [] if _is_reference(claim.leader) else [_bench_step(results, claim, store, text, 3)]
+    if claim.verdict == "too few" and comparison.trials < 3:
+        text = "Run three trials, which show how much results vary:"
+        return [_bench_step(results, claim, store, text, 3)]
+    needed = claim.trials_needed
+    if claim.verdict != "unclear":
+        return []
+    if needed is None or needed > MAX_SUGGESTED_TRIALS:
+        count = format_trials(needed)
+        return [Step(f"Treat the two as equal: a difference of this size takes {count} to settle.")]
+    text = f"Settle whether the difference is real with {needed} trials:"
+    return [_bench_step(results, claim, store, text, needed)]
+
+
+def _bench_step(results: Results, claim: Claim, store: str, text: str, trials: int) -> Step:
+    rival = claim.comparison.reference if claim.comparison else REFERENCE
+    records = results.methods.get(rival)
+    other = records[0].run if records else None
+    beside = [REFERENCE] if other is None else [] if other.experts else [other.method]
+    leader = results.methods[claim.leader]
+    start = str(other.given.get("start", "")) if other and leader[0].run.experts else ""
+    command = row_command(leader, store=store, trials=trials, beside=beside, start=start)
+    return Step(text, command)

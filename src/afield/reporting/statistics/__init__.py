@@ -1,1 +1,0 @@
-"""What differences between methods mean: noise, comparisons, claims and power."""
