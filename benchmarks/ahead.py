@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from afield.compute import keep_freed_memory
 from afield.data.domains import data_root
 from afield.data.lookup import find_dataset
-from afield.experiments.run_data import RunData
-from afield.experiments.run_setup import load_domains, make_stream
-from afield.experiments.settings import resolve_run
 from afield.networks.backbone import network
+from afield.runs.run_data import RunData
+from afield.runs.run_setup import load_domains, make_stream
+from afield.studies.settings import resolve_run
 from afield.training.method import pool
 
 TURNS, STEPS = 4, 4

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 
 from afield.data.lookup import find_dataset
 from afield.data.stream import Stream
-from afield.experiments.planning import plan_run
-from afield.experiments.record import Run
-from afield.experiments.run_data import RunData
-from afield.experiments.run_setup import load_domains
 from afield.networks.backbone import network
+from afield.runs.record import Run
+from afield.runs.run_data import RunData
+from afield.runs.run_setup import load_domains
+from afield.studies.planning import plan_run
 from afield.training.method import pool
 
 __all__ = ["Stopwatch", "asked", "bare_steps", "stream_of"]

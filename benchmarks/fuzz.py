@@ -40,12 +40,12 @@ from afield.data.modalities.audio import LogMel, read_audio
 from afield.data.modalities.image import IMAGE_ERRORS, read_image
 from afield.deployment import load
 from afield.errors import AfieldError
-from afield.experiments.benchmark import read_benchmark
-from afield.experiments.status import statuses
-from afield.experiments.store import Store
 from afield.merging.tensor_files import TensorFiles
 from afield.reporting import tabulate
 from afield.reporting.page import render_page
+from afield.runs.status import statuses
+from afield.runs.store import Store
+from afield.studies.benchmark import read_benchmark
 from afield.tensors import read_weights
 
 MAX_SECONDS, MAX_MEMORY = 5, 2**30

@@ -26,9 +26,9 @@ from torchvision import transforms
 from afield.data.domains import data_root
 from afield.data.lookup import find_dataset
 from afield.data.stream import Stream
-from afield.experiments.run_data import RunData
-from afield.experiments.run_setup import load_domains, make_stream
-from afield.experiments.settings import resolve_run
+from afield.runs.run_data import RunData
+from afield.runs.run_setup import load_domains, make_stream
+from afield.studies.settings import resolve_run
 
 TURNS, WARM_UP = 20, 2
 BACKBONE = "timm:resnet50"

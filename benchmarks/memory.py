@@ -18,10 +18,10 @@ import torch
 
 from afield.data.cache import _map_tensor
 from afield.data.domains import Domain, DomainSet
-from afield.experiments.record import Run
-from afield.experiments.run_data import RunData
-from afield.experiments.run_setup import make_stream
 from afield.networks.backbone import network
+from afield.runs.record import Run
+from afield.runs.run_data import RunData
+from afield.runs.run_setup import make_stream
 from afield.training.averages.last import Last
 from afield.training.evaluation import Evaluator
 from afield.training.loop import checkpoints

@@ -7,9 +7,9 @@ import argparse
 
 from synthetic import planned_runs
 
-from afield.experiments.benchmark import make_benchmark
-from afield.experiments.benchmarking import run_benchmark
 from afield.reporting.page import write_report
+from afield.studies.benchmark import make_benchmark
+from afield.studies.benchmarking import run_benchmark
 
 
 def main() -> None:

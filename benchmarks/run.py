@@ -14,10 +14,10 @@ from dataclasses import replace
 import torch
 from bare import Stopwatch, asked, bare_steps
 
-from afield.experiments import runner
-from afield.experiments.record import Run
-from afield.experiments.selection import RULES
-from afield.experiments.store import Store
+from afield.runs import runner
+from afield.runs.record import Run
+from afield.runs.selection import RULES
+from afield.runs.store import Store
 
 ROUNDS = 5
 

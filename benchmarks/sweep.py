@@ -13,10 +13,10 @@ import time
 from collections.abc import Sequence
 
 from afield import Local, Ray, Run, Store
-from afield.experiments import complete
-from afield.experiments.planning import plan_run
-from afield.experiments.pools import Pool
-from afield.experiments.record import Record
+from afield.runs import complete
+from afield.runs.pools import Pool
+from afield.runs.record import Record
+from afield.studies.planning import plan_run
 
 
 def asked(count: int, steps: int) -> list[Run]:

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from afield.experiments.record import Plan, Run
-from afield.experiments.store import Store
+from afield.runs.record import Plan, Run
+from afield.runs.store import Store
 
 METHODS = ("erm", "vrex", "coral", "mmd", "irm", "groupdro", "sd", "rsc", "mixup", "arith")
 TRIALS, STEPS, EVERY, CLASSES, PLANS = 3, 300, 6, 10, 5

@@ -34,13 +34,13 @@ import torch
 
 from afield import registry
 from afield.errors import AfieldError
-from afield.experiments import execute
-from afield.experiments.planning import plan_run
-from afield.experiments.pools import Local
-from afield.experiments.protocol import leave_one_out
-from afield.experiments.record import Record, Run
-from afield.experiments.store import Store
-from afield.experiments.sweep import complete
+from afield.runs import execute
+from afield.runs.pools import Local
+from afield.runs.record import Record, Run
+from afield.runs.store import Store
+from afield.runs.sweep import complete
+from afield.studies.planning import plan_run
+from afield.studies.protocol import leave_one_out
 
 SETTINGS = {"steps": 24, "every": 4}
 # For methods that need images: fewer samples, so that a run takes a second.

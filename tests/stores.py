@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from afield.experiments.record import Record, Run
 from afield.registry import CODE_FORM
+from afield.runs.record import Record, Run
 from afield.training.evaluation import Checkpoint, Score, Scores
 
 DOMAINS = ("art", "photo", "sketch")

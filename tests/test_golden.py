@@ -19,12 +19,12 @@ import afield
 from afield import registry
 from afield.data.cache import cache_root, stat_digest
 from afield.data.domains import Training
-from afield.experiments.record import Run
-from afield.experiments.run_setup import versions
-from afield.experiments.runner import execute
-from afield.experiments.store import Store, read_record
-from afield.experiments.sweep import complete
 from afield.hyperparameters import defaults, draw_values, seed_name, without_neutral
+from afield.runs.record import Run
+from afield.runs.run_setup import versions
+from afield.runs.runner import execute
+from afield.runs.store import Store, read_record
+from afield.runs.sweep import complete
 from tests.files import GOLDEN
 
 FLAT = GOLDEN / "flat"

@@ -8,9 +8,9 @@ import pytest
 import afield as package
 from afield import own_code, registry
 from afield.errors import AfieldError, SpecError
-from afield.experiments.benchmark import make_benchmark, read_benchmark
-from afield.experiments.finished import reopen
-from afield.experiments.planning import plan_runs
+from afield.runs.finished import reopen
+from afield.studies.benchmark import make_benchmark, read_benchmark
+from afield.studies.planning import plan_runs
 
 METHOD = """
 from dataclasses import dataclass

@@ -4,7 +4,7 @@ import tomllib
 from itertools import groupby
 from pathlib import Path
 
-from afield.experiments.recipe import Recipe, read_recipe, recipe_names
+from afield.studies.recipe import Recipe, read_recipe, recipe_names
 
 DOCS = Path(__file__).parents[1]
 PAGE = DOCS / "reproduction.md"

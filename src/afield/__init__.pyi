@@ -4,12 +4,13 @@ from . import (
     deployment as deployment,
     diagnosis as diagnosis,
     errors as errors,
-    experiments as experiments,
     hyperparameters as hyperparameters,
     merging as merging,
     networks as networks,
     reporting as reporting,
+    runs as runs,
     sklearn as sklearn,
+    studies as studies,
     training as training,
 )
 from .data import find_dataset as find_dataset
@@ -23,15 +24,15 @@ from .deployment import merge_model as merge_model
 from .deployment import push as push
 from .diagnosis import diagnose as diagnose
 from .errors import AfieldError as AfieldError
-from .experiments import Failure as Failure
-from .experiments import Local as Local
-from .experiments import Pick as Pick
-from .experiments import Ray as Ray
-from .experiments import Record as Record
-from .experiments import Run as Run
-from .experiments import Store as Store
-from .experiments import embed as embed
-from .experiments import train as train
+from .runs import Failure as Failure
+from .runs import Local as Local
+from .runs import Pick as Pick
+from .runs import Ray as Ray
+from .runs import Record as Record
+from .runs import Run as Run
+from .runs import Store as Store
+from .studies import embed as embed
+from .studies import train as train
 from .merging import merge as merge
 from .merging import merge_files as merge_files
 from .registry import find as find

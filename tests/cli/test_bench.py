@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from afield.experiments.store import Store
 from afield.reporting.benchmarking import bench
+from afield.runs.store import Store
 from tests.files import pictures
 
 QUICK = ("--steps", "10", "--workers", "1", "--trials", "2")

@@ -15,10 +15,10 @@ from rich.text import Text
 from afield.cli import console, live_view
 from afield.compute import hostname
 from afield.errors import DataError
-from afield.experiments.planning import plan_run
-from afield.experiments.record import Failure, Plan
-from afield.experiments.runner import execute
-from afield.experiments.store import Store
+from afield.runs.record import Failure, Plan
+from afield.runs.runner import execute
+from afield.runs.store import Store
+from afield.studies.planning import plan_run
 
 
 def test_a_title_with_markup_is_shown_as_it_is(monkeypatch):

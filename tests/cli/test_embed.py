@@ -1,6 +1,6 @@
 """`afield embed` as a user types it."""
 
-from afield.experiments.store import Store
+from afield.runs.store import Store
 from tests.files import pictures
 
 

@@ -5,9 +5,9 @@ from dataclasses import fields
 
 from afield.cli.options import FORMATS, SetOption
 from afield.data.domains import Training
-from afield.experiments.benchmark import OPTIONS
-from afield.experiments.selection import RULES
 from afield.reporting import formats
+from afield.runs.selection import RULES
+from afield.studies.benchmark import OPTIONS
 
 
 def help_of(option):

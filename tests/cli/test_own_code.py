@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from afield import own_code
-from afield.experiments.store import Store
 from afield.reporting.reproduce import row_command, run_command
+from afield.runs.store import Store
 
 DATASET = """
 import torch

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from afield.experiments.store import Store
-from tests.experiments.interruption import outcome
+from afield.runs.store import Store
+from tests.runs.interruption import outcome
 
 TOML = """
 title = "two turns"

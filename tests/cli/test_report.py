@@ -7,8 +7,8 @@ import re
 import pandas as pd
 import pytest
 
-from afield.experiments.store import Store
 from afield.reporting import page
+from afield.runs.store import Store
 from tests.stores import benchmark_records, kept, noisy
 
 QUICK = ("--methods", "erm", "--steps", "10", "--workers", "1", "--trials", "2")

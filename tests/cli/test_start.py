@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from afield.experiments.record import Plan
-from afield.experiments.store import Store
+from afield.runs.record import Plan
+from afield.runs.store import Store
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "flat" / "store"
 SCRIPT = """

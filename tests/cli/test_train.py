@@ -1,6 +1,6 @@
 """`afield train` as a user types it, and columns of tables in both `train` and `embed`."""
 
-from afield.experiments.store import Store
+from afield.runs.store import Store
 
 
 def test_train_shows_sources_and_the_unseen_domain_and_can_be_repeated(afield, tmp_path):

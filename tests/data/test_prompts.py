@@ -9,9 +9,9 @@ from afield.data.domains import DomainSet
 from afield.data.lookup import find_dataset
 from afield.data.prompts import DEFAULT_TEMPLATES, Prompts, dataset_prompts
 from afield.errors import DataError, SpecError
-from afield.experiments.planning import plan_run
-from afield.experiments.settings import resolve_settings
 from afield.registry import find
+from afield.studies.planning import plan_run
+from afield.studies.settings import resolve_settings
 
 CLIP = "clip:ViT-B-32/openai"
 PLAIN = ("pacs", "vlcs", "nico_pp")

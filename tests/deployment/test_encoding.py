@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from afield.deployment.exporting import export
 from afield.deployment.fitting import fit
 from afield.deployment.model import load
-from afield.experiments.features import embed
+from afield.studies.features import embed
 
 NET = "test_resnet"
 QUICK = {"steps": 20, "every": 10}

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from afield.deployment.estimates import calibrate, estimate_accuracy, fit_distances
-from afield.experiments.benchmarking import train
-from afield.experiments.finished import reopen
-from afield.experiments.store import Store
 from afield.reporting.benchmarking import bench
 from afield.reporting.table import tabulate
+from afield.runs.finished import reopen
+from afield.runs.store import Store
+from afield.studies.benchmarking import train
 from afield.training.calibration import fit_temperature
 
 

@@ -10,8 +10,8 @@ from afield.deployment.exporting import export
 from afield.deployment.fitting import FitRequest, fit, plan_fit
 from afield.deployment.recipes import Recipe
 from afield.errors import AfieldError, DataError, SpecError
-from afield.experiments.store import Store, read_run_weights
 from afield.reporting.benchmarking import bench
+from afield.runs.store import Store, read_run_weights
 
 QUICK = {"steps": 10, "every": 10}
 

@@ -14,10 +14,10 @@ from afield.data.lookup import find_dataset
 from afield.deployment.fitting import fit
 from afield.deployment.model import load
 from afield.errors import DataError, SpecError
-from afield.experiments.finished import reopen
-from afield.experiments.store import Store
 from afield.networks.inference import compute_outputs
 from afield.reporting.benchmarking import bench
+from afield.runs.finished import reopen
+from afield.runs.store import Store
 from tests.files import spoken, tone
 
 QUICK = {"steps": 10, "every": 10}

@@ -11,9 +11,9 @@ from afield.deployment.fitting import fit
 from afield.deployment.merged_model import merge_model
 from afield.deployment.model import load
 from afield.errors import DataError, MergeError, SpecError
-from afield.experiments.store import Store, read_run_weights
 from afield.merging.state_dicts import merge
 from afield.reporting.benchmarking import bench
+from afield.runs.store import Store, read_run_weights
 
 QUICK = {"steps": 5, "every": 5}
 

@@ -24,9 +24,9 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from afield import registry
 from afield.errors import DivergedError, IncompatibleMethodError, SpecError, UnknownNameError
-from afield.experiments.benchmarking import train
-from afield.experiments.store import Store
+from afield.runs.store import Store
 from afield.sklearn import DomainClassifier
+from afield.studies.benchmarking import train
 from tests.pairs import OF_IMAGES
 
 CLASSES, PLACES = ("cup", "jug", "pot"), ("ann", "bob", "cyd", "dan")

@@ -9,12 +9,12 @@ from afield import registry
 from afield.diagnosis.diagnosing import diagnose
 from afield.diagnosis.diagnostic import trained_learner
 from afield.errors import DataError, SpecError, UnknownNameError
-from afield.experiments.benchmark import make_benchmark
-from afield.experiments.benchmarking import train
-from afield.experiments.finished import reopen
-from afield.experiments.selection import selection_value
-from afield.experiments.store import Store, read_run_weights
-from afield.experiments.sweep import complete
+from afield.runs.finished import reopen
+from afield.runs.selection import selection_value
+from afield.runs.store import Store, read_run_weights
+from afield.runs.sweep import complete
+from afield.studies.benchmark import make_benchmark
+from afield.studies.benchmarking import train
 from tests.pairs import small_problem
 
 

@@ -11,10 +11,10 @@ from afield import registry
 from afield.diagnosis.diagnosing import diagnose
 from afield.diagnosis.diagnostic import Diagnostic, Finding, choose_domains
 from afield.errors import SpecError
-from afield.experiments.benchmarking import train
-from afield.experiments.finished import reopen
 from afield.hyperparameters import build, defaults, ranges
 from afield.reporting.benchmarking import bench
+from afield.runs.finished import reopen
+from afield.studies.benchmarking import train
 
 NAMES = registry.names("diagnostics")
 # Those that look at runs of some methods only.

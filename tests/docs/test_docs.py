@@ -8,8 +8,8 @@ import pytest
 import sklearn
 
 from afield import registry
-from afield.experiments.benchmark import make_benchmark
 from afield.hyperparameters import ranges
+from afield.studies.benchmark import make_benchmark
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXTS = {path.name: path.read_text() for path in DOCS.glob("*.md")}

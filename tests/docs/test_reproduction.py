@@ -3,7 +3,7 @@
 import importlib.util
 from pathlib import Path
 
-from afield.experiments.recipe import recipe_names
+from afield.studies.recipe import recipe_names
 
 DOCS = Path(__file__).parents[2] / "docs"
 

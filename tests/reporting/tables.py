@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from afield.experiments.record import Record, Run
+from afield.runs.record import Record, Run
 from afield.training.evaluation import Checkpoint, Score, Scores
 
 DOMAINS = ("art", "photo", "sketch")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from afield.errors import DataError
-from afield.experiments.store import Store
 from afield.reporting.benchmarking import bench
+from afield.runs.store import Store
 
 QUICK = {"steps": 10}
 

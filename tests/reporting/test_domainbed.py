@@ -11,13 +11,13 @@ import pytest
 
 from afield import registry
 from afield.data.lookup import find_dataset
-from afield.experiments.protocol import leave_one_out
-from afield.experiments.record import Record, Run
-from afield.experiments.runner import execute
-from afield.experiments.selection import RULES
-from afield.experiments.store import Store
 from afield.reporting.domainbed import export_domainbed
+from afield.runs.record import Record, Run
+from afield.runs.runner import execute
+from afield.runs.selection import RULES
+from afield.runs.store import Store
 from afield.seeds import derive_seed
+from afield.studies.protocol import leave_one_out
 from afield.training.evaluation import Checkpoint, Score, Scores
 
 DOMAINS = ("art", "photo", "sketch", "cartoon")

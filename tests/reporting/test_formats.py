@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from afield.experiments.selection import RULES
 from afield.reporting.formats import FORMATS, abbreviate, as_csv, as_latex, as_markdown, as_rich
 from afield.reporting.table import tabulate
+from afield.runs.selection import RULES
 from tests.reporting.tables import (
     DOMAINS,
     benchmark,

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from afield.errors import SpecError, UnknownNameError
-from afield.experiments.store import Store
 from afield.reporting.charts.data_facts import describe_groups
 from afield.reporting.formats import as_csv, as_markdown
 from afield.reporting.page import render_page, write_report
 from afield.reporting.table import ALL_DATASETS, ranks, tabulate
+from afield.runs.store import Store
 from tests.reporting.tables import benchmark, markdown_rows, measured, numbers
 from tests.stores import kept
 

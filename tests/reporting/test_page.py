@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 
 from afield.errors import DataError, SpecError
-from afield.experiments.record import Failure
-from afield.experiments.store import Store
 from afield.registry import CODE_FORM
 from afield.reporting.findings import FINDINGS_FOLDER, MAX_IMAGE_BYTES, keep
 from afield.reporting.page import render_page, write_report
+from afield.runs.record import Failure
+from afield.runs.store import Store
 from tests.stores import (
     HOSTILE,
     benchmark_records,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from afield.experiments.record import Failure
-from afield.experiments.store import Store
 from afield.reporting.page import render_page, write_report
+from afield.runs.record import Failure
+from afield.runs.store import Store
 from tests.stores import HOSTILE, benchmark_records, kept, large, noisy, record, trusted
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")

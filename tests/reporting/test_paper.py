@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from afield.experiments.recipe import Changes, read_recipe
-from afield.experiments.store import Store
 from afield.reporting.benchmarking import bench
 from afield.reporting.page import write_report
 from afield.reporting.paper import (
@@ -18,6 +16,8 @@ from afield.reporting.paper import (
     paper_tables,
 )
 from afield.reporting.table import tabulate
+from afield.runs.store import Store
+from afield.studies.recipe import Changes, read_recipe
 from tests.files import arrays, npz
 from tests.reporting.tables import benchmark
 

@@ -6,10 +6,10 @@ import subprocess
 import pytest
 
 from afield.data.lookup import find_dataset
-from afield.experiments.benchmark import make_benchmark
-from afield.experiments.planning import plan_runs
 from afield.reporting.reproduce import row_command, run_command, shell_quote
 from afield.reporting.results import group_records
+from afield.studies.benchmark import make_benchmark
+from afield.studies.planning import plan_runs
 from tests.stores import held_out, record
 
 
@@ -57,7 +57,7 @@ def test_the_command_of_a_row_plans_the_same_runs(options, expected, afield, mon
         planned.extend(plan_runs(benchmark))
         raise SystemExit(0)
 
-    monkeypatch.setattr("afield.experiments.planning.plan_runs", caught)
+    monkeypatch.setattr("afield.studies.planning.plan_runs", caught)
     code, _, err = afield(*shlex.split(command)[1:])
     assert (code, err) == (0, "")
     assert {run.key for run in planned} == {run.key for run in runs}
@@ -83,7 +83,7 @@ def test_the_command_of_a_merged_row_plans_its_runs_too(options, afield, monkeyp
         planned.extend(plan_runs(benchmark))
         raise SystemExit(0)
 
-    monkeypatch.setattr("afield.experiments.planning.plan_runs", caught)
+    monkeypatch.setattr("afield.studies.planning.plan_runs", caught)
     for name, command in rows(runs).items():
         planned.clear()
         afield(*shlex.split(command)[1:])
@@ -154,7 +154,7 @@ def test_the_command_of_a_started_and_adapted_row_plans_its_runs(afield, monkeyp
         planned.extend(plan_runs(benchmark))
         raise SystemExit(0)
 
-    monkeypatch.setattr("afield.experiments.planning.plan_runs", caught)
+    monkeypatch.setattr("afield.studies.planning.plan_runs", caught)
     for adapted in (True, False):
         own = [run for run in runs if bool(run.adaptation) == adapted and run.method == "erm"]
         own = [run for run in own if run.role in ("", "adapted")]

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from afield.experiments.record import Record, Run
 from afield.reporting.results import (
     chosen_settings,
     common_settings,
@@ -13,6 +12,7 @@ from afield.reporting.results import (
     sees_target_samples,
 )
 from afield.reporting.table import tabulate
+from afield.runs.record import Record, Run
 from afield.training.evaluation import Checkpoint, Scores
 from tests.stores import DOMAINS, benchmark_records, held_out, record, score
 

@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 
 from afield.data.domains import RESERVED_NAMES
-from afield.experiments.record import Record, Run
 from afield.reporting.formats import as_markdown, as_rich
 from afield.reporting.results import Results
 from afield.reporting.table import COLUMNS, find_column, format_value, lower_is_better, tabulate
+from afield.runs.record import Record, Run
 from afield.training.evaluation import Checkpoint, Scores
 from afield.training.metrics import find_metric
 from tests.reporting.tables import (

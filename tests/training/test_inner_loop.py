@@ -14,8 +14,8 @@ from torch import nn
 from afield.data.lookup import find_dataset
 from afield.data.samples import Batch
 from afield.errors import SpecError
-from afield.experiments.run_setup import make_stream
-from afield.experiments.settings import resolve_run
+from afield.runs.run_setup import make_stream
+from afield.studies.settings import resolve_run
 from afield.tensors import flatten
 from afield.training.inner_loop import InnerLoop, split_batch
 from afield.training.method import Method, Task, pool

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from afield import registry
-from afield.experiments.planning import plan_run
-from afield.experiments.run_setup import Machine, set_up
+from afield.runs.run_setup import Machine, set_up
+from afield.studies.planning import plan_run
 from afield.training.learner import FIRST_SCALE, STEPS_UNTIL_DOUBLED, LossScale
 from afield.training.loop import checkpoints
 from tests.pairs import small_problem

@@ -17,10 +17,10 @@ from torch.nn.utils import parameters_to_vector
 from afield import registry, training
 from afield.data.samples import Batch, Rows
 from afield.data.stream import Stream
-from afield.experiments.record import Run
 from afield.hyperparameters import build, defaults, draw_values, extremes, ranges
 from afield.networks.backbone import Classifier
 from afield.networks.inference import BatchPredictor
+from afield.runs.record import Run
 from afield.training.averages.last import Last
 from afield.training.loop import checkpoints
 from afield.training.method import Learner, Method, pool, risks

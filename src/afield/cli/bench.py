@@ -41,12 +41,12 @@ from afield.cli.options import (
     collect_settings,
 )
 from afield.errors import DataError
-from afield.experiments.benchmark import OPTIONS, Benchmark, make_benchmark, read_benchmark
-from afield.experiments.recipe import is_recipe, read_recipe
+from afield.studies.benchmark import OPTIONS, Benchmark, make_benchmark, read_benchmark
+from afield.studies.recipe import is_recipe, read_recipe
 
 if TYPE_CHECKING:
-    from afield.experiments.record import Failure, Plan, Record, Run
-    from afield.experiments.store import Store
+    from afield.runs.record import Failure, Plan, Record, Run
+    from afield.runs.store import Store
 
 __all__ = ["bench", "run_and_print", "status", "sweep", "with_options"]
 
@@ -195,8 +195,8 @@ def status(
 
     Works from any terminal and machine that can read the store.
     """
-    from afield.experiments.status import statuses
-    from afield.experiments.store import open_store
+    from afield.runs.status import statuses
+    from afield.runs.store import open_store
 
     opened = open_store(store)
     benchmarks = statuses(opened)
@@ -224,10 +224,10 @@ def run_and_print(
     `plan` and `show` replace how the benchmark is planned, and the table.
     """
     from afield.compute import keep_freed_memory
-    from afield.experiments.benchmarking import Observer, run_benchmark
-    from afield.experiments.planning import plan_runs
-    from afield.experiments.record import Failure
     from afield.reporting.page import write_report
+    from afield.runs.record import Failure
+    from afield.studies.benchmarking import Observer, run_benchmark
+    from afield.studies.planning import plan_runs
 
     keep_freed_memory()
 
@@ -277,8 +277,8 @@ def _print_table(
     format_: str,
     quiet: bool,
 ) -> None:
-    from afield.experiments.selection import resolve_rules
     from afield.reporting.results import UPPER_BOUND
+    from afield.runs.selection import resolve_rules
 
     # The upper bound always has the rule of an oracle, too; bases and experts have no rows.
     rows = [r for r in runs if r.method != UPPER_BOUND and r.role not in ("base", "expert")]

@@ -20,9 +20,9 @@ from rich.progress import (
 from rich.segment import Segment
 
 if TYPE_CHECKING:
-    from afield.experiments.pools import Pool
-    from afield.experiments.record import Failure, Record, Run
-    from afield.experiments.store import Store
+    from afield.runs.pools import Pool
+    from afield.runs.record import Failure, Record, Run
+    from afield.runs.store import Store
 
 __all__ = [
     "NoteHandler",
@@ -154,9 +154,9 @@ def print_plan(runs: "Sequence[Run]", *, done: int) -> None:
 
 def print_forecast(runs: "Sequence[Run]", pool: "Pool", done: int, *, threads: int) -> None:
     """Say how long the missing runs will take on this machine, unless there are only a few."""
-    from afield.experiments.forecast import expected_seconds
-    from afield.experiments.pools import Local
-    from afield.experiments.status import format_duration
+    from afield.runs.forecast import expected_seconds
+    from afield.runs.pools import Local
+    from afield.runs.status import format_duration
 
     missing = len(runs) - done
     if missing < FORECAST_RUNS or not isinstance(pool, Local):
@@ -189,11 +189,11 @@ def print_outcomes(
 
     Returns whether all runs succeeded.
     """
-    from afield.experiments.record import Failure, Record
     from afield.reporting.charts.data_facts import describe_groups
     from afield.reporting.formats import FORMATS, as_rich
     from afield.reporting.sentences import claim_lines
     from afield.reporting.table import tabulate
+    from afield.runs.record import Failure, Record
     from afield.training.metrics import DEFAULT_METRIC
 
     outcomes = list(outcomes)

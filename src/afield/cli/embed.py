@@ -62,7 +62,7 @@ def embed(
 
     from afield.compute import keep_freed_memory
     from afield.data.sources.tables import name_columns
-    from afield.experiments.features import embed as write_features
+    from afield.studies.features import embed as write_features
 
     keep_freed_memory()
     with console.show_progress():

@@ -17,9 +17,9 @@ from afield.errors import AfieldError
 from afield.progress import repeat_every
 
 if TYPE_CHECKING:
-    from afield.experiments.record import Failure, Plan, Record
-    from afield.experiments.status import Status
-    from afield.experiments.store import Store
+    from afield.runs.record import Failure, Plan, Record
+    from afield.runs.status import Status
+    from afield.runs.store import Store
 
 __all__ = ["follow_outcomes", "print_statuses", "show_until_done"]
 
@@ -37,7 +37,7 @@ def follow_outcomes(
 
 def show_until_done(store: "Store", plan: "Plan") -> None:
     """Show the live view of a plan that another process works on, until that process ends."""
-    from afield.experiments.status import PlanWatcher
+    from afield.runs.status import PlanWatcher
 
     watcher = PlanWatcher(store, plan)
     with _live_view(store, plan):
@@ -87,7 +87,7 @@ def _status_reader(store: "Store", plan: "Plan") -> "Callable[[], Status | None]
 
     A store that is out of reach for a moment must not stop the work.
     """
-    from afield.experiments.status import PlanWatcher
+    from afield.runs.status import PlanWatcher
 
     watcher = PlanWatcher(store, plan)
     last: Status | None = None
@@ -128,7 +128,7 @@ def _running_view(status: "Status", max_lines: int = 40) -> Group:
 
 
 def _format_counts(status: "Status") -> str:
-    from afield.experiments.status import format_duration
+    from afield.runs.status import format_duration
 
     parts = [f"{status.done}/{status.total} runs done"]
     for count, state in (

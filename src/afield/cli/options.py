@@ -10,7 +10,7 @@ from afield import own_code, registry
 from afield.data.sources.listing import check_dataset_exists
 from afield.deployment.model_files import check_model_folder
 from afield.errors import DataError, SpecError, UnknownNameError
-from afield.experiments.benchmark import OPTIONS
+from afield.studies.benchmark import OPTIONS
 from afield.training.metrics import METRICS
 
 __all__ = ["DATA", "NETWORK", "OUTPUT", "RUNNING", "TRAINING", "Average", "Backbone", "ClassNames"]

@@ -23,14 +23,14 @@ from afield.cli.options import (
     split_names,
 )
 from afield.errors import SpecError
-from afield.experiments.recipe import Changes, Recipe, read_recipe, recipe_names
+from afield.studies.recipe import Changes, Recipe, read_recipe, recipe_names
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from afield.experiments.benchmark import Benchmark
-    from afield.experiments.record import Failure, Record, Run
-    from afield.experiments.store import Store
+    from afield.runs.record import Failure, Record, Run
+    from afield.runs.store import Store
+    from afield.studies.benchmark import Benchmark
 
 __all__ = ["recipe", "run_recipe"]
 
@@ -129,7 +129,7 @@ def show(
     **options: Any,
 ) -> None:
     """Show what a recipe runs and costs: runs, images, time, disk, and which data are missing."""
-    from afield.experiments.recipe_costs import estimate_costs
+    from afield.studies.recipe_costs import estimate_costs
 
     one = read_recipe(name, changes=_changes(**options))
     lines = [one.full_title, f"reproduces: {one.reproduces}"]
@@ -176,7 +176,7 @@ def run(
 
 def run_recipe(one: Recipe, *, format_: str, tensorboard: bool, quiet: bool) -> None:
     """Do the missing runs of a recipe, and show the paper's numbers beside ours."""
-    from afield.experiments.recipe_costs import merge_plans, plan_recipe
+    from afield.studies.recipe_costs import merge_plans, plan_recipe
 
     if not one.parts:
         raise SpecError(f"{one.name} has no runs: {one.differs}")
@@ -209,8 +209,8 @@ def _show(
     format_: str,
 ) -> None:
     """Print the tables, and keep them in the store."""
-    from afield.experiments.record import Failure, Record
     from afield.reporting.paper import compare_with_paper, keep_comparison
+    from afield.runs.record import Failure, Record
 
     found = {each.run.key: each for each in outcomes if isinstance(each, Record)}
     records = [[found[run.key] for run in plan if run.key in found] for plan in plans]

@@ -18,8 +18,8 @@ from afield.errors import DataError
 from afield.training.metrics import DEFAULT_METRIC
 
 if TYPE_CHECKING:
-    from afield.experiments.record import Failure, Record
-    from afield.experiments.store import Store
+    from afield.runs.record import Failure, Record
+    from afield.runs.store import Store
 
 __all__ = ["export_domainbed", "power", "report", "table"]
 
@@ -42,7 +42,7 @@ def table(
     Several stores also give a table with a column per dataset and their mean.
     """
     check_format(format_)
-    from afield.experiments.selection import resolve_rules
+    from afield.runs.selection import resolve_rules
 
     stores = stores or ["runs"]
     read = [_read_records(store) for store in stores]
@@ -85,8 +85,8 @@ def power(
     interval, corrected for the number of comparisons, excludes 0. It is detectable if that happens
     with a probability of 80 %.
     """
-    from afield.experiments.selection import resolve_rules
     from afield.reporting.formats import as_power_table
+    from afield.runs.selection import resolve_rules
 
     rules = resolve_rules([rule]) if rule else []
     for part in as_power_table(_read_records(store)[1], rules, difference / 100):
@@ -137,7 +137,7 @@ def export_domainbed(
 
 
 def _read_records(address: str) -> "tuple[Store, list[Record]]":
-    from afield.experiments.store import open_store
+    from afield.runs.store import open_store
 
     store = open_store(address)
     records = list(store)

@@ -32,8 +32,8 @@ from afield.data.sources.listing import listed_once
 from afield.errors import SpecError
 
 if TYPE_CHECKING:
-    from afield.experiments.record import Record, Run
-    from afield.experiments.store import Store
+    from afield.runs.record import Record, Run
+    from afield.runs.store import Store
     from afield.training.scores import Checkpoint
 
 __all__ = ["train"]
@@ -99,8 +99,8 @@ def train(
 ) -> None:
     """Train one model and show its accuracy on the domains it has not seen."""
     from afield.data.sources.tables import name_columns
-    from afield.experiments.planning import check_run, plan_training
-    from afield.experiments.store import open_store
+    from afield.runs.store import open_store
+    from afield.studies.planning import check_run, plan_training
 
     dataset, method, average, backbone = own_code.accept(
         {"dataset": dataset, "method": method, "average": average, "backbone": backbone}
@@ -154,7 +154,7 @@ def train(
 
 
 def _read_record(address: str) -> "Record":
-    from afield.experiments.store import fetch_run, read_record
+    from afield.runs.store import fetch_run, read_record
 
     return read_record(fetch_run(address))
 
@@ -164,8 +164,8 @@ def _execute(
 ) -> "Record":
     """Train the last run with a progress bar, after those it starts from; print its accuracies."""
     from afield.compute import keep_freed_memory
-    from afield.experiments.runner import execute
-    from afield.experiments.tensorboard import TensorBoardWriter
+    from afield.runs.runner import execute
+    from afield.runs.tensorboard import TensorBoardWriter
 
     keep_freed_memory()
     *starts, run = runs
@@ -203,7 +203,7 @@ def _print_idle_cores(threads: int) -> None:
 
 def _print_record(record: "Record", folder: str) -> None:
     """Print accuracies on the validation splits of the sources, and on unseen domains."""
-    from afield.experiments.selection import selection_value
+    from afield.runs.selection import selection_value
 
     run, last = record.run, record.checkpoints[-1]
     best = max(record.candidates, key=lambda checkpoint: selection_value(checkpoint, run))

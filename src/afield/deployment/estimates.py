@@ -20,12 +20,12 @@ from afield.data.samples import Samples
 from afield.deployment.distances import Distances
 from afield.deployment.model_folder import Calibration, Estimate
 from afield.errors import DataError
-from afield.experiments.finished import FinishedRun, reopen
-from afield.experiments.record import Record
-from afield.experiments.selection import selection_value, source_accuracy
 from afield.networks.features import capture_features
 from afield.networks.inference import compute_outputs
 from afield.progress import track
+from afield.runs.finished import FinishedRun, reopen
+from afield.runs.record import Record
+from afield.runs.selection import selection_value, source_accuracy
 from afield.training.calibration import balanced_quantiles, calibration_error, fit_temperature
 from afield.training.scores import Checkpoint
 

@@ -44,25 +44,25 @@ from afield.deployment.recipes import (
     plan_whole,
 )
 from afield.errors import AfieldError, DataError, SpecError
-from afield.experiments.combinations import adapted_runs, possible_runs
-from afield.experiments.derived import execute_derived
-from afield.experiments.features import feature_identity, plan_features, use_features
-from afield.experiments.finished import FinishedRun, reopen
-from afield.experiments.known_classes import check_unseen_classes, read_classes
-from afield.experiments.planning import plan_training
-from afield.experiments.pools import Local, Pool
-from afield.experiments.protocol import hold_out, leave_one_out
-from afield.experiments.record import Failure, Record, Run
-from afield.experiments.run import name_without_path
-from afield.experiments.run_setup import load_domains, versions
-from afield.experiments.runner import execute
-from afield.experiments.settings import check_settings, settings_of
-from afield.experiments.store import Store, open_store, read_record, read_run_inputs
-from afield.experiments.sweep import complete
 from afield.networks.backbone import Classifier, find_backbone
 from afield.networks.encoder import Encoder
 from afield.networks.inference import BatchPredictor
 from afield.progress import progress, track
+from afield.runs.derived import execute_derived
+from afield.runs.finished import FinishedRun, reopen
+from afield.runs.pools import Local, Pool
+from afield.runs.record import Failure, Record, Run
+from afield.runs.run import name_without_path
+from afield.runs.run_setup import load_domains, versions
+from afield.runs.runner import execute
+from afield.runs.store import Store, open_store, read_record, read_run_inputs
+from afield.runs.sweep import complete
+from afield.studies.combinations import adapted_runs, possible_runs
+from afield.studies.features import feature_identity, plan_features, use_features
+from afield.studies.known_classes import check_unseen_classes, read_classes
+from afield.studies.planning import plan_training
+from afield.studies.protocol import hold_out, leave_one_out
+from afield.studies.settings import check_settings, settings_of
 
 __all__ = ["FitRequest", "describe_model", "fit", "plan_fit"]
 

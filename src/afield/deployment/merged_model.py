@@ -29,10 +29,10 @@ from afield.deployment.model_folder import (
     write_model,
 )
 from afield.errors import MergeError
-from afield.experiments.finished import reopen
-from afield.experiments.store import read_record, read_run_inputs
 from afield.merging.files import FileMerge
 from afield.merging.job import MergeJob
+from afield.runs.finished import reopen
+from afield.runs.store import read_record, read_run_inputs
 
 __all__ = ["merge_model", "write_merged_model"]
 

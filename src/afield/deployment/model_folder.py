@@ -43,10 +43,10 @@ from afield.deployment.model_files import (
     is_model_folder,
 )
 from afield.errors import DataError, SpecError
-from afield.experiments.record import Run
-from afield.experiments.run import name_without_path
 from afield.files import atomic_write, read_json_object, sha256, unwritable_reason
 from afield.networks.backbone import find_backbone
+from afield.runs.record import Run
+from afield.runs.run import name_without_path
 from afield.training.calibration import TEMPERATURE_RANGE
 
 __all__ = ["Architecture", "Calibration", "Description", "Estimate", "FrozenEncoder", "Selection"]

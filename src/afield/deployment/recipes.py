@@ -25,11 +25,11 @@ from afield.data.domains import DomainSet
 from afield.deployment.estimates import estimate_accuracy, unseen_accuracies
 from afield.deployment.model_folder import Estimate, Selection
 from afield.errors import DataError
-from afield.experiments.merged import MERGE_BASELINES
-from afield.experiments.record import Record, Run
-from afield.experiments.selection import DEFAULT_RULES
-from afield.experiments.settings import resolve_epochs
-from afield.experiments.store import Store, read_record
+from afield.runs.merged import MERGE_BASELINES
+from afield.runs.record import Record, Run
+from afield.runs.selection import DEFAULT_RULES
+from afield.runs.store import Store, read_record
+from afield.studies.settings import resolve_epochs
 
 __all__ = ["Recipe", "choose_recipe", "complete_recipes", "estimate_choice", "plan_whole"]
 

@@ -31,12 +31,12 @@ from afield.data.modality import ARRAY, TEXT, Text
 from afield.data.samples import Rows
 from afield.data.sources.arrays import to_channels_first
 from afield.errors import DataError, IncompatibleMethodError, SpecError
-from afield.experiments.record import Run
-from afield.experiments.run_setup import Machine, set_up_on
-from afield.experiments.runner import remaining_checkpoints
-from afield.experiments.settings import resolve_run
 from afield.networks.backbone import find_backbone
 from afield.networks.inference import compute_outputs
+from afield.runs.record import Run
+from afield.runs.run_setup import Machine, set_up_on
+from afield.runs.runner import remaining_checkpoints
+from afield.studies.settings import resolve_run
 
 __all__ = ["DomainClassifier"]
 

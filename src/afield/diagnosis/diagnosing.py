@@ -11,10 +11,10 @@ from afield.compute import preserve_torch_state
 from afield.diagnosis.diagnostic import Diagnostic, Finding
 from afield.diagnosis.figure_style import READING
 from afield.errors import DataError, SpecError
-from afield.experiments.finished import reopen
-from afield.experiments.record import Record
-from afield.experiments.store import Store
 from afield.hyperparameters import build
+from afield.runs.finished import reopen
+from afield.runs.record import Record
+from afield.runs.store import Store
 
 __all__ = ["diagnose"]
 

@@ -16,10 +16,10 @@ import pandas as pd
 from afield import registry
 from afield.diagnosis.figure_style import COLORS, STYLE, installed_fonts
 from afield.errors import DataError, SpecError
-from afield.experiments.finished import FinishedRun
-from afield.experiments.record import Record
 from afield.files import guard_formula
 from afield.networks.masks import MaskedNetwork
+from afield.runs.finished import FinishedRun
+from afield.runs.record import Record
 from afield.training.method import Learner
 
 if TYPE_CHECKING:

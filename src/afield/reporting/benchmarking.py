@@ -4,13 +4,13 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from afield.experiments.benchmark import make_benchmark
-from afield.experiments.benchmarking import run_benchmark
-from afield.experiments.own_objects import accept_objects
-from afield.experiments.pools import Pool
-from afield.experiments.record import Failure, Record
-from afield.experiments.store import Store, open_store
 from afield.reporting.page import write_report
+from afield.runs.pools import Pool
+from afield.runs.record import Failure, Record
+from afield.runs.store import Store, open_store
+from afield.studies.benchmark import make_benchmark
+from afield.studies.benchmarking import run_benchmark
+from afield.studies.own_objects import accept_objects
 
 __all__ = ["bench"]
 

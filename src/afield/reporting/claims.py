@@ -18,8 +18,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from afield.experiments.record import Record
-from afield.experiments.selection import RULES
 from afield.reporting.comparison import (
     MIN_STDERR,
     REFERENCE,
@@ -35,6 +33,8 @@ from afield.reporting.comparison import (
 )
 from afield.reporting.results import UPPER_BOUND, Results, group_records, sees_target_samples
 from afield.reporting.table import shown_metric
+from afield.runs.record import Record
+from afield.runs.selection import RULES
 from afield.training.metrics import DEFAULT_METRIC, find_metric
 
 __all__ = ["MAX_TRIALS", "ONE_POINT", "Claim", "Power", "all_claims", "build_claims"]

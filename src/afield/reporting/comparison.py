@@ -27,8 +27,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from afield.experiments.record import Run
 from afield.reporting.results import UPPER_BOUND, Picks, Results, chosen_settings
+from afield.runs.record import Run
 from afield.training.metrics import DEFAULT_METRIC, find_metric
 
 __all__ = ["MIN_STDERR", "REFERENCE", "Accuracies", "Comparison", "Interval", "Noise"]

@@ -16,8 +16,8 @@ from typing import Any
 
 from afield import registry
 from afield.data.domains import PROBE_FRACTION
-from afield.experiments.record import Record, Run
 from afield.reporting.results import common_settings, row_label
+from afield.runs.record import Record, Run
 from afield.training.scores import Checkpoint
 
 __all__ = ["export_domainbed"]

@@ -10,8 +10,6 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from afield.experiments.record import Record
-from afield.experiments.selection import RULES
 from afield.files import escape_markdown, guard_formula
 from afield.reporting.claims import (
     ONE_POINT,
@@ -32,6 +30,8 @@ from afield.reporting.table import (
     table_caption,
     tabulate,
 )
+from afield.runs.record import Record
+from afield.runs.selection import RULES
 from afield.training.metrics import find_metric
 
 __all__ = ["FORMATS", "abbreviate", "as_csv", "as_latex", "as_markdown", "as_power_table"]

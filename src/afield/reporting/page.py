@@ -19,9 +19,6 @@ from markupsafe import Markup
 from afield import registry
 from afield.compute import pause_cycle_search
 from afield.errors import DataError, SpecError
-from afield.experiments.record import Failure, Record
-from afield.experiments.run import name_without_path
-from afield.experiments.store import Store, open_store
 from afield.files import atomic_write
 from afield.reporting.charts.thumbnails import kept_thumbnails
 from afield.reporting.comparison import REFERENCE
@@ -32,6 +29,9 @@ from afield.reporting.results import group_records
 from afield.reporting.sections import Section, build_overviews, build_section
 from afield.reporting.sentences import escape_invisible, format_points
 from afield.reporting.table import format_number
+from afield.runs.record import Failure, Record
+from afield.runs.run import name_without_path
+from afield.runs.store import Store, open_store
 from afield.training.metrics import DEFAULT_METRIC, find_metric
 
 __all__ = ["REPORT_FILE", "render_page", "write_report"]

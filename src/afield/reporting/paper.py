@@ -21,12 +21,12 @@ import pandas as pd
 from pydantic import TypeAdapter, ValidationError
 
 from afield import registry
-from afield.experiments.recipe import Numbers, Part, Recipe
-from afield.experiments.record import Record
-from afield.experiments.selection import Pick
-from afield.experiments.store import Store
 from afield.reporting.results import Picks, Results, group_records
 from afield.reporting.table import MISSING
+from afield.runs.record import Record
+from afield.runs.selection import Pick
+from afield.runs.store import Store
+from afield.studies.recipe import Numbers, Part, Recipe
 
 __all__ = ["FIELDS", "KeptComparison", "compare_with_paper", "keep_comparison"]
 __all__ += ["kept_comparisons", "paper_caption", "paper_markdown", "paper_tables"]

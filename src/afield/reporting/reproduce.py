@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from afield.experiments.domain_choice import TARGETS, is_held_out_share, is_single_source
-from afield.experiments.merged import MERGE_BASELINES
-from afield.experiments.record import Record, Run
-from afield.experiments.run import name_without_path
-from afield.experiments.selection import RULES, Division, default_rules
+from afield.runs.merged import MERGE_BASELINES
+from afield.runs.record import Record, Run
+from afield.runs.run import name_without_path
+from afield.runs.selection import RULES, Division, default_rules
+from afield.studies.domain_choice import TARGETS, is_held_out_share, is_single_source
 
 __all__ = ["row_command", "run_command", "shell_quote"]
 

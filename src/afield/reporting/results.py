@@ -12,7 +12,10 @@ from statistics import fmean
 from typing import Any
 
 from afield import registry
-from afield.experiments.domain_choice import (
+from afield.runs.record import Record, Run
+from afield.runs.run import name_without_path
+from afield.runs.selection import RULES, Pick
+from afield.studies.domain_choice import (
     TARGETS,
     choice_identity,
     describe_choice,
@@ -20,9 +23,6 @@ from afield.experiments.domain_choice import (
     is_single_source,
     named_targets,
 )
-from afield.experiments.record import Record, Run
-from afield.experiments.run import name_without_path
-from afield.experiments.selection import RULES, Pick
 from afield.training.metrics import DEFAULT_METRIC
 
 __all__ = [

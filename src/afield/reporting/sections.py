@@ -13,9 +13,6 @@ from typing import Any
 
 import pandas as pd
 
-from afield.experiments.merged import MERGE_BASELINES
-from afield.experiments.record import Record, Run
-from afield.experiments.selection import RULES
 from afield.reporting.charts.axes import FAMILIES, Mark
 from afield.reporting.charts.confusions import ClassErrors, class_errors
 from afield.reporting.charts.costs import CostRow, cost_rows
@@ -51,6 +48,9 @@ from afield.reporting.table import (
     tabulate,
     tabulate_results,
 )
+from afield.runs.merged import MERGE_BASELINES
+from afield.runs.record import Record, Run
+from afield.runs.selection import RULES
 from afield.training.metrics import find_metric
 
 __all__ = ["Section", "build_rule_table", "build_section", "group_by_family", "make_marks"]

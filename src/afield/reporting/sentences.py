@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from afield.experiments.record import Record
-from afield.experiments.selection import RULES
 from afield.reporting.claims import (
     MAX_TRIALS,
     ONE_POINT,
@@ -27,6 +25,8 @@ from afield.reporting.comparison import MIN_STDERR, REFERENCE, Comparison, Inter
 from afield.reporting.reproduce import row_command, shell_quote
 from afield.reporting.results import UPPER_BOUND, Results
 from afield.reporting.table import find_column, format_number
+from afield.runs.record import Record
+from afield.runs.selection import RULES
 from afield.training.metrics import find_metric
 
 __all__ = ["Headline", "Summary", "bidi_isolate", "build_headline", "build_summary", "claim_lines"]

@@ -8,8 +8,6 @@ import numpy as np
 import pandas as pd
 
 from afield.compute import pause_cycle_search
-from afield.experiments.record import Record
-from afield.experiments.selection import RULES, resolve_rules
 from afield.reporting.results import (
     UPPER_BOUND,
     Picks,
@@ -17,6 +15,8 @@ from afield.reporting.results import (
     group_records,
     sees_target_samples,
 )
+from afield.runs.record import Record
+from afield.runs.selection import RULES, resolve_rules
 from afield.training.metrics import DEFAULT_METRIC, Metric, find_metric
 
 __all__ = ["ALL_DATASETS", "COLUMNS", "MISSING", "Column", "display_order", "find_column"]

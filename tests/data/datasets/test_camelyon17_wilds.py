@@ -7,7 +7,7 @@ import pytest
 from afield.data.datasets.camelyon17 import WILDS
 from afield.data.datasets.camelyon17_wilds import SIZES, camelyon17_wilds
 from afield.data.groups import group_labels
-from afield.experiments.benchmark import make_benchmark
+from afield.studies.benchmark import make_benchmark
 from tests.data.datasets.trees import loaded, needs_wilds, painted
 
 pytestmark = needs_wilds

@@ -9,7 +9,7 @@ import torch
 from afield.data.datasets.colored_mnist_irm import colored_mnist_irm
 from afield.data.domains import ReadOptions
 from afield.data.sources.mnist import read_mnist
-from afield.experiments.settings import resolve_run
+from afield.studies.settings import resolve_run
 from tests.data.datasets.digits import KINDS, root_of
 
 AGREE = {"+80%": 0.8, "+90%": 0.9, "-90%": 0.1}

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from afield.experiments.benchmarking import train
-from afield.experiments.finished import FinishedRun, reopen
+from afield.runs.finished import FinishedRun, reopen
+from afield.studies.benchmarking import train
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from afield.experiments.benchmarking import train
-from afield.experiments.finished import FinishedRun
+from afield.runs.finished import FinishedRun
+from afield.studies.benchmarking import train
 
 
 def spiral_runs(store: Path, methods: Mapping[str, Mapping[str, Any]]) -> dict[str, Path]:

@@ -6,9 +6,9 @@ import torch
 
 from afield.diagnosis.diagnosing import diagnose
 from afield.errors import SpecError
-from afield.experiments.finished import reopen
-from afield.experiments.store import Store
 from afield.reporting.benchmarking import bench
+from afield.runs.finished import reopen
+from afield.runs.store import Store
 from afield.training.calibration import calibration_error, fit_temperature, selective_accuracy
 
 SETTINGS = {"steps": 15, "every": 15}

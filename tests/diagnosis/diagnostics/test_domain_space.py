@@ -16,8 +16,8 @@ from afield.data.samples import pool_domains
 from afield.diagnosis.diagnosing import diagnose
 from afield.diagnosis.diagnostics.domain_space import MAX_DOMAINS, DomainSpace
 from afield.errors import SpecError
-from afield.experiments.finished import FinishedRun, reopen
 from afield.networks.backbone import Classifier
+from afield.runs.finished import FinishedRun, reopen
 from tests.diagnosis.diagnostics.runs import everything, spiral_runs, trained
 from tests.files import npz, saved, spoken, tone, tree
 

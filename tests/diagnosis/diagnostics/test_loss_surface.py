@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from afield.diagnosis.diagnosing import diagnose
 from afield.diagnosis.diagnostics.loss_surface import LossSurface
 from afield.errors import SpecError
-from afield.experiments.benchmarking import train
-from afield.experiments.finished import reopen
+from afield.runs.finished import reopen
+from afield.studies.benchmarking import train
 from afield.tensors import flatten, unflatten
 
 QUICK = {"steps": 5, "points": 4, "samples": 24}

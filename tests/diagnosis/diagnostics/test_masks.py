@@ -9,8 +9,8 @@ from afield.diagnosis.diagnostics.gradient_shares import GradientShares
 from afield.diagnosis.diagnostics.loss_surface import LossSurface
 from afield.diagnosis.diagnostics.masks import ALL_MASKS, Masks
 from afield.errors import SpecError
-from afield.experiments.benchmarking import train
-from afield.experiments.finished import FinishedRun, reopen
+from afield.runs.finished import FinishedRun, reopen
+from afield.studies.benchmarking import train
 
 
 @pytest.fixture(scope="module")

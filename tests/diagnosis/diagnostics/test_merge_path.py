@@ -8,10 +8,10 @@ import torch
 from afield.data.lookup import find_dataset
 from afield.diagnosis.diagnostics.merge_path import MergePath, interpolate_weights
 from afield.errors import SpecError
-from afield.experiments.finished import FinishedRun, reopen
-from afield.experiments.merge_protocol import merging_runs
-from afield.experiments.store import Store, read_record
-from afield.experiments.sweep import complete
+from afield.runs.finished import FinishedRun, reopen
+from afield.runs.store import Store, read_record
+from afield.runs.sweep import complete
+from afield.studies.merge_protocol import merging_runs
 
 
 @pytest.fixture(scope="module")

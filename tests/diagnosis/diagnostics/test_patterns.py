@@ -9,9 +9,9 @@ from PIL import Image
 from afield.diagnosis.diagnosing import diagnose
 from afield.diagnosis.diagnostics.patterns import Patterns
 from afield.errors import SpecError
-from afield.experiments.benchmarking import train
-from afield.experiments.finished import reopen
-from afield.experiments.selection import selection_value
+from afield.runs.finished import reopen
+from afield.runs.selection import selection_value
+from afield.studies.benchmarking import train
 from tests.files import saved
 
 QUICK = {"samples": 60, "clusters": 4, "history": False}

@@ -12,7 +12,7 @@ from PIL import Image
 from afield.diagnosis.diagnosing import diagnose
 from afield.diagnosis.diagnostics.perturbations import MAX_DOMAINS, Perturbations
 from afield.errors import SpecError
-from afield.experiments.finished import FinishedRun, reopen
+from afield.runs.finished import FinishedRun, reopen
 from tests.diagnosis.diagnostics.runs import everything, spiral_runs, trained
 from tests.files import npz, saved, spoken, tone
 

@@ -5,9 +5,9 @@ import pytest
 
 from afield.diagnosis.diagnosing import diagnose
 from afield.errors import SpecError
-from afield.experiments.store import Store
 from afield.reporting.benchmarking import bench
 from afield.reporting.table import tabulate
+from afield.runs.store import Store
 
 
 @pytest.fixture(scope="module")

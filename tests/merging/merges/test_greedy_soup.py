@@ -3,9 +3,9 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from afield.experiments.merged import _greedy
-from afield.experiments.record import Run
 from afield.merging.merges.greedy_soup import greedy_soup
+from afield.runs.merged import _greedy
+from afield.runs.record import Run
 from afield.training.evaluation import Score, Scores
 from tests.merging.merges.numbers import random
 

@@ -16,13 +16,13 @@ import afield
 from afield.data.lookup import find_dataset
 from afield.data.prompts import DEFAULT_TEMPLATES, Prompts
 from afield.errors import DataError, SpecError, UnknownNameError
-from afield.experiments.finished import reopen
-from afield.experiments.runner import execute
-from afield.experiments.settings import resolve_run, resolve_settings
-from afield.experiments.store import Store
 from afield.networks.backbone import Form, find_backbone, network
 from afield.networks.masks import MaskedNetwork
 from afield.networks.stages import late_modules
+from afield.runs.finished import reopen
+from afield.runs.runner import execute
+from afield.runs.store import Store
+from afield.studies.settings import resolve_run, resolve_settings
 
 # Importing open_clip takes some seconds: whichever test is the first.
 pytestmark = pytest.mark.slow

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from afield.experiments.store import Store
-from afield.experiments.thumbnails import thumbnail_file
 from afield.reporting.charts.thumbnails import MAX_BYTES, kept_thumbnails
 from afield.reporting.page import write_report
+from afield.runs.store import Store
+from afield.runs.thumbnails import thumbnail_file
 from tests.stores import benchmark_records, kept
 
 STRIP = "UklGRgAAAABXRUJQ"

@@ -7,10 +7,10 @@ import torch
 from torch.optim import SGD, Adam
 
 from afield.errors import SpecError
-from afield.experiments.benchmark import make_benchmark
-from afield.experiments.planning import plan_run
 from afield.hyperparameters import build
 from afield.reporting.benchmarking import bench
+from afield.studies.benchmark import make_benchmark
+from afield.studies.planning import plan_run
 from afield.training.inner_loop import split_batch
 from afield.training.method import risks
 from afield.training.methods.arith import Arith

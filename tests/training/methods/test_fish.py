@@ -9,10 +9,10 @@ from torch import nn
 from torch.optim import SGD, Adam
 
 from afield.errors import SpecError
-from afield.experiments.benchmark import make_benchmark
-from afield.experiments.planning import plan_run
 from afield.hyperparameters import build
 from afield.reporting.benchmarking import bench
+from afield.studies.benchmark import make_benchmark
+from afield.studies.planning import plan_run
 from afield.training.inner_loop import split_batch
 from afield.training.methods.fish import Fish
 from tests.training.methods.reference import (

@@ -14,13 +14,13 @@ from torch.autograd.functional import hessian, jacobian
 from afield.data.lookup import find_dataset
 from afield.data.samples import Samples
 from afield.errors import SpecError
-from afield.experiments.planning import plan_run
-from afield.experiments.protocol import leave_one_out
-from afield.experiments.run_setup import Machine, set_up
-from afield.experiments.runner import execute
-from afield.experiments.settings import resolve_run
-from afield.experiments.store import Store
 from afield.hyperparameters import build
+from afield.runs.run_setup import Machine, set_up
+from afield.runs.runner import execute
+from afield.runs.store import Store
+from afield.studies.planning import plan_run
+from afield.studies.protocol import leave_one_out
+from afield.studies.settings import resolve_run
 from afield.training.averages.last import Last
 from afield.training.loop import checkpoints
 from afield.training.methods import linear_probe

@@ -10,10 +10,10 @@ from torch import nn
 from torch.optim import SGD
 
 from afield.errors import SpecError
-from afield.experiments.benchmark import make_benchmark
-from afield.experiments.planning import plan_run
 from afield.hyperparameters import build
 from afield.reporting.benchmarking import bench
+from afield.studies.benchmark import make_benchmark
+from afield.studies.planning import plan_run
 from afield.tensors import flatten
 from afield.training.method import Task
 from afield.training.methods.erm import ERM

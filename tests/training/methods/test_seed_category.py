@@ -19,17 +19,17 @@ from afield.data.domains import Domain
 from afield.data.samples import pool_domains
 from afield.data.stream import Stream
 from afield.errors import SpecError
-from afield.experiments.planning import plan_run
-from afield.experiments.runner import execute
-from afield.experiments.store import Store
 from afield.networks.backbone import Classifier
+from afield.runs.runner import execute
+from afield.runs.store import Store
+from afield.studies.planning import plan_run
 from afield.training.averages.last import Last
 from afield.training.loop import checkpoints
 from afield.training.method import Task, risks
 from afield.training.methods.groupdro import GroupDRO
 from afield.training.methods.seed_category import Grouping, SeedCategory
-from tests.experiments.interruption import interrupted, outcome
 from tests.files import GOLDEN
+from tests.runs.interruption import interrupted, outcome
 from tests.training.methods.reference import batch_of, theta
 
 REFERENCE = np.load(GOLDEN / "seed_categories.npz")

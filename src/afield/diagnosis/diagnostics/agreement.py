@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from afield.diagnosis.diagnostic import Diagnostic, Finding, single_run
 from afield.diagnosis.figure_style import signed
 from afield.errors import SpecError
-from afield.experiments.finished import FinishedRun
 from afield.hyperparameters import LogUniform, Variant
 from afield.progress import track
+from afield.runs.finished import FinishedRun
 from afield.tensors import flatten
 from afield.training.method import Samples
 

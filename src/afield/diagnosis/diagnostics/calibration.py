@@ -28,10 +28,10 @@ from torch import Tensor
 from afield.diagnosis.diagnostic import Diagnostic, Finding, Reopen
 from afield.diagnosis.figure_style import legend_below
 from afield.errors import SpecError
-from afield.experiments.finished import FinishedRun
-from afield.experiments.record import Record
 from afield.progress import track
 from afield.reporting.results import common_settings, row_label
+from afield.runs.finished import FinishedRun
+from afield.runs.record import Record
 from afield.training.calibration import (
     calibration_error,
     fit_temperature,

@@ -31,11 +31,11 @@ from afield.diagnosis.merged_runs import (
     matrix_deltas,
 )
 from afield.errors import SpecError
-from afield.experiments.finished import FinishedRun
 from afield.hyperparameters import Uniform, Variant, defaults
 from afield.merging.merges.score import Center, agreement_mask, score
 from afield.merging.spectral import full_precision, shared_basis
 from afield.progress import track
+from afield.runs.finished import FinishedRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from afield.diagnosis.diagnostic import Diagnostic, Finding, check_unmasked, single_run
 from afield.diagnosis.figure_style import legend_below
 from afield.errors import SpecError
-from afield.experiments.finished import FinishedRun
 from afield.hyperparameters import LogUniform, Uniform
 from afield.progress import track
+from afield.runs.finished import FinishedRun
 from afield.tensors import flatten, set_gradients
 
 if TYPE_CHECKING:

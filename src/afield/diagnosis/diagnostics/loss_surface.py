@@ -26,10 +26,10 @@ from torch import Tensor
 from afield.diagnosis.diagnostic import Diagnostic, Finding, check_unmasked
 from afield.diagnosis.figure_style import legend_outside
 from afield.errors import SpecError
-from afield.experiments.finished import FinishedRun
 from afield.hyperparameters import LogUniform, Uniform, Variant
 from afield.networks.freezing import has_unfrozen_batchnorm, update_batchnorm
 from afield.progress import track
+from afield.runs.finished import FinishedRun
 from afield.tensors import add, assign, flatten, set_gradients, unflatten
 from afield.training.method import pool
 

@@ -18,10 +18,10 @@ import torch
 from afield.diagnosis.diagnostic import Diagnostic, Finding, single_run
 from afield.diagnosis.figure_style import COLORS, PALE, legend_below
 from afield.errors import SpecError
-from afield.experiments.finished import FinishedRun
 from afield.hyperparameters import LogUniform
 from afield.networks.masks import MaskedNetwork, hard_overlap
 from afield.progress import track
+from afield.runs.finished import FinishedRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,9 +22,9 @@ from afield.diagnosis.diagnostic import Diagnostic, Finding, single_run
 from afield.diagnosis.figure_style import color_of, legend_below
 from afield.diagnosis.merged_runs import check_merged
 from afield.errors import SpecError
-from afield.experiments.finished import FinishedRun
 from afield.hyperparameters import LogUniform, Uniform
 from afield.progress import track
+from afield.runs.finished import FinishedRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -30,10 +30,10 @@ from afield.diagnosis.diagnostic import Diagnostic, Finding, single_run
 from afield.diagnosis.figure_style import legend_below
 from afield.diagnosis.merged_runs import changed_matrices, check_merged, matrix_deltas
 from afield.errors import SpecError
-from afield.experiments.finished import FinishedRun
 from afield.hyperparameters import LogUniform, Uniform, Variant
 from afield.merging.spectral import leading_triplets
 from afield.progress import track
+from afield.runs.finished import FinishedRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

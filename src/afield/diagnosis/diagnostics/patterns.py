@@ -29,10 +29,10 @@ from afield.data.modalities.image import to_rgb
 from afield.diagnosis.diagnostic import Diagnostic, Finding, single_run
 from afield.diagnosis.figure_style import COLORS, legend_below
 from afield.errors import SpecError
-from afield.experiments.finished import FinishedRun
 from afield.hyperparameters import LogUniform, Variant
 from afield.networks.features import Views, view_samples
 from afield.progress import track
+from afield.runs.finished import FinishedRun
 from afield.training.sample_groups import (
     consistency,
     indices_by_label,

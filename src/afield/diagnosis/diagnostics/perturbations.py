@@ -26,9 +26,9 @@ from afield.diagnosis.diagnostic import (
 )
 from afield.diagnosis.figure_style import COLORS, PALE, legend_below
 from afield.errors import SpecError
-from afield.experiments.finished import FinishedRun
 from afield.hyperparameters import LogUniform
 from afield.progress import track
+from afield.runs.finished import FinishedRun
 from afield.training.method import Batch
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ import pandas as pd
 from afield.diagnosis.diagnostic import Diagnostic, Finding
 from afield.diagnosis.figure_style import color_of, legend_below
 from afield.errors import SpecError
-from afield.experiments.record import Record, Run
 from afield.hyperparameters import Variant
 from afield.reporting.table import tabulate
+from afield.runs.record import Record, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

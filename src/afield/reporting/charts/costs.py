@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from afield.experiments.record import Record
 from afield.reporting.charts.axes import Mark
 from afield.reporting.comparison import references
 from afield.reporting.results import UPPER_BOUND, Results
+from afield.runs.record import Record
 
 __all__ = ["Cost", "CostRow", "cost_rows", "method_costs"]
 

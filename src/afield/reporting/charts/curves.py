@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from afield.experiments.record import Record
-from afield.experiments.selection import source_accuracies, validation_accuracies
 from afield.reporting.charts.axes import Mark, numeric_axis
 from afield.reporting.charts.gaps import (
     PickedCheckpoint,
@@ -22,6 +20,8 @@ from afield.reporting.charts.gaps import (
     whole_split,
 )
 from afield.reporting.results import Results
+from afield.runs.record import Record
+from afield.runs.selection import source_accuracies, validation_accuracies
 from afield.training.scores import score_at
 
 __all__ = ["Curve", "curve", "curve_data"]

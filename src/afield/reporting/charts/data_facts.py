@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from afield.data.groups import describe_group
-from afield.experiments.record import Record
-from afield.experiments.run import name_without_path
 from afield.reporting.results import Results
 from afield.reporting.sentences import bidi_isolate, escape_invisible
+from afield.runs.record import Record
+from afield.runs.run import name_without_path
 from afield.training.scores import score_at
 
 __all__ = ["describe_data", "describe_groups"]

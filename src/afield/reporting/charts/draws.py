@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from afield.experiments.record import Record
-from afield.experiments.selection import selection_values, validation_accuracies
 from afield.reporting.charts.axes import Axis, category_axis, numeric_axis
 from afield.reporting.charts.gaps import compared_cases, unseen_accuracies
 from afield.reporting.results import Results
+from afield.runs.record import Record
+from afield.runs.selection import selection_values, validation_accuracies
 
 __all__ = ["Panel", "ValidationPlot", "best_checkpoint_accuracies", "build_validation_plot"]
 __all__ += ["rank_correlation", "setting_panels", "validated_runs"]

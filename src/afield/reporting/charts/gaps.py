@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from afield.experiments.record import Record
-from afield.experiments.selection import RULES
 from afield.reporting.charts.axes import Mark
 from afield.reporting.results import UPPER_BOUND, Results
+from afield.runs.record import Record
+from afield.runs.selection import RULES
 from afield.training.scores import metric_values, remember, sample_counts
 
 __all__ = ["HELD_OUT_TARGET", "Gap", "GapRow", "GapTable", "PickedCheckpoint", "SelectionCase"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from afield.experiments.record import Record
-from afield.experiments.store import thumbnail_file
+from afield.runs.record import Record
+from afield.runs.store import thumbnail_file
 
 __all__ = ["kept_thumbnails"]
 

@@ -1,5 +1,0 @@
-"""Plan the runs of a benchmark, execute them exactly, store and select their results."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,15 @@
+from .finished import FinishedRun as FinishedRun
+from .finished import reopen as reopen
+from .pools import Local as Local
+from .pools import Pool as Pool
+from .pools import Ray as Ray
+from .record import Failure as Failure
+from .record import Record as Record
+from .record import Run as Run
+from .runner import execute as execute
+from .selection import RULES as RULES
+from .selection import Pick as Pick
+from .selection import Rule as Rule
+from .store import Store as Store
+from .store import open_store as open_store
+from .sweep import complete as complete

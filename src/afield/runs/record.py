@@ -1,0 +1,145 @@
+"""The contents of a store: records of runs, their failures, plans and progress."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from afield.runs.run import Run
+from afield.training.scores import PARTS, Checkpoint, CompactCheckpoints
+
+__all__ = ["Failure", "Plan", "Progress", "Record", "Run"]
+
+
+@dataclass(frozen=True)
+class Record:
+    """A finished run and its results.
+
+    `dropped` counts unreadable files that were left out, `truncated` texts that were cut at the
+    number of tokens of the run; `median_tokens` is the median length of the texts of the sources,
+    cut as they are. If the samples are features of texts, both are about these texts, and
+    `embedded_tokens` is the number of tokens at which `embed` cut them. `memory` is the peak
+    memory in bytes: on a GPU that of the run's tensors, on a CPU that of the whole process, which
+    may have done other runs before; 0 means unknown. `class_names` are those of confusion
+    matrices, which have up to 100 classes; older records lack them.
+    """
+
+    run: Run
+    checkpoints: Annotated[Sequence[Checkpoint], AfterValidator(tuple)]
+    seconds: float
+    versions: Mapping[str, str]
+    device: str
+    dropped: int = 0
+    memory: int = 0
+    class_names: tuple[str, ...] = ()
+    truncated: int = 0
+    median_tokens: int = 0
+    embedded_tokens: int = 0
+
+    @cached_property
+    def domains(self) -> tuple[str, ...]:
+        """All domains that the run trains or is evaluated on, in the order of the dataset."""
+        if isinstance(self.checkpoints, CompactCheckpoints):
+            return self.checkpoints.domains
+        return tuple(self.checkpoints[-1].scores)
+
+    @property
+    def problem(self) -> str:
+        """Why the record cannot be that of a finished run; empty if it can."""
+        if not self.checkpoints:
+            return "has no checkpoint"
+        if not self.candidate_numbers:
+            return "has no checkpoint that may be picked"
+        needed = {*self.run.sources, *self.run.tested}
+        if isinstance(self.checkpoints, CompactCheckpoints):
+            sound = self.checkpoints.has_valid_accuracies and needed <= set(self.domains)
+            if sound:
+                return ""
+        return self._scores_problem(needed)
+
+    def _scores_problem(self, needed: set[str]) -> str:
+        for checkpoint in self.checkpoints:
+            if not needed <= set(checkpoint.scores):
+                missing = next(iter(needed - set(checkpoint.scores)))
+                return f"has no scores of domain {missing!r} at step {checkpoint.step}"
+            for domain, scores in checkpoint.scores.items():
+                parts = (getattr(scores, part) for part in PARTS)
+                if not all(score is None or 0 <= score.accuracy <= 1 for score in parts):
+                    return f"has an impossible accuracy on {domain!r} at step {checkpoint.step}"
+        return ""
+
+    @cached_property
+    def steps(self) -> tuple[int, ...]:
+        """The step of every checkpoint."""
+        if isinstance(self.checkpoints, CompactCheckpoints):
+            return self.checkpoints.steps
+        return tuple(checkpoint.step for checkpoint in self.checkpoints)
+
+    @cached_property
+    def candidate_numbers(self) -> tuple[int, ...]:
+        """The numbers of the checkpoints that a rule may pick."""
+        if isinstance(self.checkpoints, CompactCheckpoints):
+            return _numbers_of_true(self.checkpoints.deployed)
+        return _numbers_of_true(tuple(checkpoint.deployed for checkpoint in self.checkpoints))
+
+    @property
+    def candidates(self) -> tuple[Checkpoint, ...]:
+        """The checkpoints that a rule may pick."""
+        return tuple(self.checkpoints[number] for number in self.candidate_numbers)
+
+    @cached_property
+    def unseen(self) -> tuple[str, ...]:
+        """The domains that were not trained on."""
+        return tuple(domain for domain in self.domains if domain not in self.run.sources)
+
+    @cached_property
+    def tests(self) -> tuple[str, ...]:
+        """The unseen domains that are tested on; the others only validate."""
+        return self.run.tested or self.unseen
+
+
+@lru_cache(maxsize=100)
+def _numbers_of_true(flags: tuple[bool, ...]) -> tuple[int, ...]:
+    """The numbers of the flags that are true; thousands of records share one tuple."""
+    return tuple(number for number, flag in enumerate(flags) if flag)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that ended in an error, and when (as `time.time` counts)."""
+
+    run: Run
+    error: str
+    trace: str
+    at: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress of a run: its steps so far, its validation accuracy, and the process doing it."""
+
+    run: Run
+    unseen: tuple[str, ...]
+    step: int
+    seconds: float
+    host: str
+    pid: int
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs of one benchmark by their keys, the command, and the process that does it.
+
+    `known` of the runs were finished when it started.
+    """
+
+    keys: tuple[str, ...]
+    known: int
+    command: str
+    host: str
+    pid: int
+    started: float

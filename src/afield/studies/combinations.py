@@ -1,0 +1,162 @@
+"""Whether runs are possible, before anything is trained, and the runs that adapt."""
+
+import logging
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from afield import own_code, registry
+from afield.compute import preserve_torch_state
+from afield.data.domains import DomainSet, data_root, missing_class_warnings
+from afield.data.scaling import extreme_value_warnings
+from afield.errors import SpecError
+from afield.hyperparameters import build, defaults, draw_values, validate_values, without_neutral
+from afield.networks.backbone import HUB, find_backbone, network
+from afield.networks.freezing import freeze_blocks
+from afield.progress import progress
+from afield.runs.derived import run_adaptation
+from afield.runs.record import Run
+from afield.runs.run_data import RunData, truncation_warnings
+from afield.runs.run_setup import (
+    PLACEHOLDER_METHOD,
+    Machine,
+    TrainingState,
+    load_domains,
+    run_prompts,
+    set_up_on,
+)
+from afield.studies.benchmark import START
+from afield.studies.settings import Settings
+
+__all__ = ["adapted_runs", "check_data_and_network", "possible_runs"]
+
+log = logging.getLogger(__name__)
+
+# Rows of merges that are not one network, or have seen the labels of the target.
+NOT_ADAPTED = ("logit_ensemble", "target_expert")
+
+
+def adapted_runs(
+    runs: Sequence[Run], adaptations: Sequence[str], settings: Settings | None = None
+) -> list[Run]:
+    """The runs that adapt the model of every row of a table, once with each adaptation.
+
+    Parameters
+    ----------
+    runs
+        Runs of a benchmark; bases and experts are not adapted.
+    adaptations
+        Names of test-time adaptations.
+    settings
+        Settings of adaptations that differ from the defaults, such as ``t3a.keep``.
+    """
+    rows = [run for run in runs if run.role in ("", "merged") and run.method not in NOT_ADAPTED]
+    return [_adapted(run, name, settings or {}) for name in adaptations for run in rows]
+
+
+def _adapted(run: Run, name: str, settings: Settings) -> Run:
+    kind = registry.find("adaptations", name)
+    own = {k.partition(".")[2]: v for k, v in settings.items() if k.startswith(f"{name}.")}
+    chosen = validate_values(kind, own, name)
+    params = {**draw_values(kind, draw=run.draw, trial=run.trial), **chosen}
+    build(kind, params)
+    usual = defaults(kind)
+    given = {f"{name}.{key}": v for key, v in chosen.items() if v != usual[key]}
+    return replace(
+        run,
+        role="adapted",
+        base=run.key,
+        adaptation=name,
+        adaptation_params=without_neutral(kind, params),
+        given={**run.given, **given},
+        code={**run.code, **own_code.digests(("adaptations", name))},
+    )
+
+
+def possible_runs(dataset: DomainSet, runs: Sequence[Run], *, every: bool) -> list[Run]:
+    """The runs whose parts go together; others are refused, or logged if all methods are asked for.
+
+    Some methods need a certain kind of network. Starts and adaptations depend on the network that a
+    method makes.
+    """
+    reasons: dict[tuple[str, ...], str] = {}
+    for run in runs:
+        combination = _combination(run)
+        if combination and combination not in reasons:
+            reasons[combination] = reason = _conflict(dataset, run)
+            if reason and not every:
+                raise SpecError(reason)
+            if reason:
+                log.warning("left out: %s", reason)
+    return [run for run in runs if not reasons.get(_combination(run))]
+
+
+def _combination(run: Run) -> tuple[str, ...]:
+    """What must go together in a run; empty if everything does."""
+    starts = "" if run.role else run.base
+    method = PLACEHOLDER_METHOD if run.experts else run.method
+    plain = not starts and not run.adaptation and not _needs_fitted_start(run)
+    if plain and not registry.find("methods", method).may_refuse_network:
+        return ()
+    return method, run.average, run.adaptation, "start" if starts else run.role
+
+
+def _needs_fitted_start(run: Run) -> bool:
+    return bool(registry.find("averages", run.average).needs_fitted_start)
+
+
+def _conflict(dataset: DomainSet, run: Run) -> str:
+    """Why a run is impossible; empty if it is not."""
+    zero_shot = find_backbone(run.backbone).zero_shot and run.weights
+    if _needs_fitted_start(run) and not run.base and not zero_shot:
+        return (
+            f"--average {run.average} uses the first weights of a run, but their head is random; "
+            f"add --start {START}"
+        )
+    if not run.role and run.base and run.method == START:
+        return f"{START} cannot start from itself; leave it out of --methods, or --start out"
+    try:
+        state = _set_up_untrained(dataset, run)
+        if run.adaptation:
+            run_adaptation(run).check(state.learner.model)
+    except SpecError as error:
+        adapting = f" with --adapt {run.adaptation}" if run.adaptation else ""
+        message = str(error)
+        return message if message.startswith(run.method) else f"{run.method}{adapting}: {message}"
+    if not run.role and run.base and not state.keeps_network:
+        return f"{run.method} trains other weights than the network's, so --start has no effect"
+    return ""
+
+
+def _set_up_untrained(dataset: DomainSet, run: Run) -> TrainingState:
+    """The network of a run and what its method adds, with random weights."""
+    plain = replace(run, base="", adaptation="", weights="", start="")
+    machine = Machine(torch.device("cpu"), 1, data_root())
+    with preserve_torch_state(cuda=False):
+        return set_up_on(dataset, load_domains(dataset, run), plain, machine)
+
+
+def check_data_and_network(dataset: DomainSet, run: Run) -> None:
+    """Read the data and build the network before anything is trained; log what is unusual."""
+    domains = load_domains(dataset, replace(run, classes=()))
+    for gap in missing_class_warnings(domains, dataset.classes):
+        log.warning("%s: %s", dataset.name, gap)
+    for unusual in (*extreme_value_warnings(domains), *truncation_warnings(run, domains)):
+        log.warning("%s: %s", dataset.name, unusual)
+    dropped = sum(len(domain.broken) for domain in domains.values())
+    if dropped:
+        log.warning("%s: %d broken file(s) left out", dataset.name, dropped)
+    shape = RunData.of(run, dataset, domains, torch.device("cpu")).shape
+    if run.size and len(shape) != 3:
+        raise SpecError(f"size={run.size}: {dataset.name} has no images; leave it out")
+    # Weights from the hub may take a while. The caller's random state is restored.
+    waiting = progress(f"weights of {run.backbone}") if run.weights == HUB else nullcontext()
+    with waiting, preserve_torch_state(cuda=False):
+        classes = run.classes or dataset.classes
+        prompts = run_prompts(run, dataset)
+        options: dict[str, Any] = {"weights": run.weights, "class_names": prompts}
+        net = network(run.backbone, shape, len(classes), **options)
+        freeze_blocks(net.features, run.freeze_blocks, run.backbone)

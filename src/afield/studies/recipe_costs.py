@@ -1,0 +1,227 @@
+"""From a recipe to its runs, and what they cost."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+
+from afield.compute import default_device, preserve_torch_state
+from afield.data.lookup import find_dataset
+from afield.errors import AfieldError, DataError
+from afield.networks.backbone import Shape, network
+from afield.runs.record import Run
+from afield.runs.run_setup import load_domains
+from afield.studies.planning import plan_runs
+from afield.studies.recipe import Part, Recipe
+
+__all__ = ["Costs", "estimate_costs", "merge_plans", "plan_recipe"]
+
+
+def plan_recipe(recipe: Recipe) -> list[list[Run]]:
+    """The runs of each part, after reading and checking the data; missing data are one error."""
+    missing = missing_data(recipe)
+    if missing:
+        raise DataError(
+            f"{recipe.name} needs data that are not here: {', '.join(missing)}; "
+            f"`afield recipe show {recipe.name}` says how to get them"
+        )
+    return [plan_runs(part.benchmark) for part in recipe.parts]
+
+
+def missing_data(recipe: Recipe) -> dict[str, str]:
+    """Datasets of a recipe whose files are missing, and how to get them."""
+    found = {name: find_dataset(name) for name in recipe.datasets}
+    return {
+        name: f"afield data get {name}"
+        if dataset.download.archives
+        else dataset.download.instructions
+        for name, dataset in found.items()
+        if dataset.missing_files()
+    }
+
+
+def merge_plans(plans: Sequence[Sequence[Run]]) -> list[Run]:
+    """All runs of several plans, each once, with the selection rules of all of them."""
+    merged: dict[str, Run] = {}
+    for run in (run for plan in plans for run in plan):
+        before = merged.get(run.key)
+        rules = tuple(dict.fromkeys((*(before.rules if before else ()), *run.rules)))
+        merged[run.key] = replace(before or run, rules=rules)
+    return list(merged.values())
+
+
+# Most samples in a measured step, the number of steps, and the seconds after which no other one
+# starts. The fastest step counts; the first one also allocates memory.
+MAX_MEASURED, MEASURED_STEPS, MAX_SECONDS = 8, 6, 3.0
+BYTES_PER_WEIGHT = 4
+DAY, HOUR, MINUTE = 86_400, 3600, 60
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The cost of a recipe.
+
+    Attributes
+    ----------
+    runs, steps
+        Number of runs, and of training steps of all; None if steps depend on missing data.
+    images
+        Number of samples of each dataset; None if unknown.
+    seconds
+        Estimated time of the training steps, one run at a time; None if it is not known.
+    disk
+        Bytes of the weights that the store keeps; None if it is not known.
+    missing
+        Datasets that are not here, and how to get them.
+    """
+
+    runs: int
+    steps: int | None
+    images: Mapping[str, int | None]
+    seconds: float | None = None
+    disk: int | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    def describe(self) -> list[str]:
+        """The cost in a few lines."""
+        steps = f"{self.steps:,} training steps" if self.steps is not None else "steps by epochs"
+        images = ", ".join(
+            f"{name} {count:,}" if count is not None else f"{name} (unknown)"
+            for name, count in self.images.items()
+        )
+        lines = [f"runs: {self.runs:,}, {steps}", f"samples: {images or 'none'}"]
+        if self.seconds is not None:
+            lines.append(
+                f"time: about {_duration(self.seconds)} of training on {default_device()}, one run "
+                "at a time (measured with plain training; other methods take longer)"
+            )
+        elif self.missing:
+            lines.append("time: unknown until the data are here")
+        if self.disk is not None:
+            lines.append(f"disk: about {self.disk / 1e9:.1f} GB of weights")
+        lines += [f"missing: {name}: {how}" for name, how in self.missing.items()]
+        return lines
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= 10 * DAY:
+        return f"{seconds / DAY:,.0f} days"
+    if seconds >= HOUR:
+        return f"{seconds / HOUR:,.1f} hours"
+    return f"{seconds / MINUTE:.0f} minutes" if seconds >= MINUTE else f"{seconds:.0f} seconds"
+
+
+def estimate_costs(recipe: Recipe, *, measure: bool = True) -> Costs:
+    """The cost of a recipe; without `measure`, time and disk are unknown."""
+    missing = missing_data(recipe)
+    runs = merge_plans([_plan(part, missing) for part in recipe.parts])
+    trained = [run for run in runs if run.role != "merged"]
+    known = not any(run.dataset in missing and _has_epochs(recipe) for run in trained)
+    costs = Costs(
+        runs=len(runs),
+        steps=sum(run.steps for run in trained) if known else None,
+        images={name: _image_count(name) for name in recipe.datasets},
+        missing=missing,
+    )
+    if not measure or not runs:
+        return costs
+    measured = [_measure(run) for run in trained]
+    times = [None if each is None else each[0] for each in measured]
+    sizes = [None if each is None else each[1] for each in measured]
+    return replace(
+        costs,
+        seconds=_total(times) if known else None,
+        disk=_total(sizes),
+    )
+
+
+def _total(values: Sequence[Number | None]) -> Number | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _has_epochs(recipe: Recipe) -> bool:
+    return any(part.benchmark.settings.get("epochs") for part in recipe.parts)
+
+
+def _plan(part: Part, missing: Mapping[str, str]) -> list[Run]:
+    """The runs of a part; with missing data, epochs cannot be counted, and each run has a step."""
+    benchmark = part.benchmark
+    if set(benchmark.dataset) & set(missing):
+        settings = {name: value for name, value in benchmark.settings.items() if name != "epochs"}
+        if len(settings) < len(benchmark.settings):
+            settings |= {"steps": 1, "lr_schedule": ""}
+        benchmark = replace(benchmark, settings=settings)
+        if benchmark.hold_out and not _has_domains(benchmark.dataset):
+            return []
+    return plan_runs(benchmark, check_inputs=False)
+
+
+def _has_domains(datasets: Sequence[str]) -> bool:
+    return all(find_dataset(name).domains for name in datasets)
+
+
+def _image_count(name: str) -> int | None:
+    dataset = find_dataset(name)
+    if dataset.sizes:
+        return sum(dataset.sizes.values())
+    return None
+
+
+def _measure(run: Run) -> tuple[float, int] | None:
+    """Seconds of all steps of a run and bytes of its weights; None if the input is unknown."""
+    shape = _shape(run)
+    if shape is None:
+        return None
+    samples = run.batch_total or run.batch * (
+        min(run.domains_per_step, len(run.sources)) or len(run.sources)
+    )
+    count = min(samples, MAX_MEASURED) or MAX_MEASURED
+    seconds, weights = _step(run.backbone, shape, count)
+    return run.steps * seconds * samples / count, weights * BYTES_PER_WEIGHT
+
+
+def _shape(run: Run) -> Shape | None:
+    """The shape of an input: known for images, read from the data for arrays."""
+    if run.size:
+        return (3, run.size, run.size)
+    dataset = find_dataset(run.dataset)
+    if dataset.missing_files() or not dataset.domains:
+        return None
+    domains = load_domains(dataset, run)
+    return tuple(next(iter(domains.values())).x.shape[1:])
+
+
+@lru_cache(maxsize=64)
+def _step(backbone: str, shape: Shape, count: int) -> tuple[float, int]:
+    """Seconds of a training step on a batch of this size, and the number of weights."""
+    device = default_device()
+    with preserve_torch_state(1, cuda=False):  # runs have one thread
+        try:
+            net = network(backbone, shape, 10, weights="").to(device)
+        except AfieldError:
+            return float("nan"), 0
+        optimizer = torch.optim.Adam(net.parameters())
+        x = torch.randn(count, *shape, device=device)
+        y = torch.zeros(count, dtype=torch.int64, device=device)
+        times: list[float] = []
+        while len(times) < MEASURED_STEPS and sum(times) < MAX_SECONDS:
+            times.append(_timed(net, optimizer, x, y))
+    return min(times), sum(weight.numel() for weight in net.parameters())
+
+
+def _timed(
+    net: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor
+) -> float:
+    start = time.perf_counter()
+    optimizer.zero_grad()
+    F.cross_entropy(net(x), y).backward()
+    optimizer.step()
+    if x.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - start

@@ -1,0 +1,331 @@
+"""Settings of a run: the dataset's defaults, then the hyperparameter sample, then your own."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from afield import own_code, registry
+from afield.data.domains import DomainSet, Training
+from afield.data.groups import canonical_group
+from afield.data.modality import ARRAY, Text
+from afield.data.prompts import Prompts, dataset_prompts
+from afield.data.training_settings import WHOLE_DOMAINS
+from afield.errors import IncompatibleMethodError, SpecError, UnknownNameError
+from afield.hyperparameters import build, defaults, draw_values, validate_values, without_neutral
+from afield.networks.backbone import HUB, Backbone, WholeNetwork, find_backbone
+from afield.networks.precision import resolve_precision
+from afield.registry import hint
+from afield.runs.record import Run
+from afield.runs.run_setup import steps_per_epoch
+from afield.runs.selection import DEFAULT_RULES, RULES
+from afield.training.method import Method
+from afield.training.metrics import DEFAULT_METRIC, check_classes, find_metric
+from afield.training.optimizers import canonical_optimizer, canonical_schedule
+
+__all__ = ["CHECKPOINTS_PER_RUN", "Settings", "check_counts", "check_settings", "reports_whole"]
+__all__ += ["resolve_epochs", "resolve_run", "resolve_settings", "settings_of"]
+
+# Fewer tokens hold hardly more than the special ones.
+MIN_TOKENS = 4
+
+
+def with_pooling(backbone: Backbone, pooling: str) -> Backbone:
+    """The backbone with a pooling that was chosen by hand, which is a part of its name."""
+    if not pooling:
+        return backbone
+    if not backbone.name.startswith("hf:"):
+        raise SpecError(f"pooling={pooling}: only for an encoder such as hf:FOLDER; leave it out")
+    return find_backbone(f"{backbone.name.partition('?')[0]}?pooling={pooling}")
+
+
+def token_count(chosen: int | None, backbone: Backbone, dataset: DomainSet) -> int:
+    """The number of tokens at which texts are cut; 0 for other samples.
+
+    Raises `SpecError` if the network takes no texts, or nothing else.
+    """
+    is_text = isinstance(dataset.modality, Text)
+    # A network of the user's own may take anything.
+    if is_text != backbone.takes_text and not isinstance(backbone, WholeNetwork):
+        samples = "texts" if is_text else "no texts"
+        instead = "small:text, or an encoder such as hf:FOLDER" if is_text else "another network"
+        raise SpecError(f"{backbone.name}: {dataset.name} has {samples}; use {instead}")
+    if not is_text:
+        if chosen:
+            raise SpecError(f"tokens={chosen}: {dataset.name} has no texts; leave it out")
+        return 0
+    if chosen is not None and chosen < MIN_TOKENS:
+        raise SpecError(f"tokens={chosen}: texts need at least {MIN_TOKENS}")
+    return chosen or backbone.usual_tokens
+
+
+# By default, there is a checkpoint every 2 % of the steps.
+CHECKPOINTS_PER_RUN = 50
+# Side of images for backbones without a size of their own.
+DEFAULT_SIZE = 64
+MIN_SIZE = 8
+# From this side on, images count as photographs, which may be flipped and recolored.
+PHOTOGRAPH_SIZE = 96
+# The usual learning rate of fine-tuning, if the dataset's own is meant for a small network.
+FINE_TUNING_LR = 5e-5
+# Settings that may be None, which means that the dataset and the network decide.
+OPTIONAL_SETTINGS = ["every", "weights", "freeze_bn", "size", "augment", "optimizer"]
+OPTIONAL_SETTINGS += ["lr_schedule", "metric", "tokens"]
+Settings = Mapping[str, Any]
+
+
+def resolve_run(
+    dataset: DomainSet,
+    method: str,
+    sources: tuple[str, ...],
+    *,
+    trial: int = 0,
+    draw: int = 0,
+    rules: tuple[str, ...] = DEFAULT_RULES,
+    average: str = "last",
+    settings: Settings | None = None,
+    tested: tuple[str, ...] = (),
+    classes: tuple[str, ...] = (),
+) -> Run:
+    """A run with all its settings: the dataset's defaults, the draw, and `settings`.
+
+    Parameters
+    ----------
+    dataset, method, sources
+        The dataset, the name of the method, and the domains to train on.
+    trial, draw
+        Numbers of the repetition (splits and seed) and of the hyperparameter sample.
+    rules, average, settings
+        As in `leave_one_out`.
+    tested
+        The domains to test on, if the remaining ones are for validation.
+    classes
+        The classes that the network has outputs for; empty means all classes of the dataset. A
+        network whose head is built from the names of the classes always has all.
+    """
+    owners = {"": Training, method: registry.find("methods", method)}
+    owners[average] = registry.find("averages", average)
+    grouped: dict[str, dict[str, Any]] = {owner: {} for owner in owners}
+    for name, value in (settings or {}).items():
+        owner, _, short = name.rpartition(".")
+        if owner not in grouped:
+            known = hint(owner, [method, average])
+            raise UnknownNameError(f"{name}: {owner!r} is not in this run; {known}")
+        grouped[owner][short] = value
+    chosen = {
+        owner: validate_values(owners[owner], values, owner) for owner, values in grouped.items()
+    }
+    start = {"": _start(dataset, chosen[""], owners[method]), method: {}, average: {}}
+    own = {**dataset.methods.get(method, {}), **dataset.averages.get(average, {})}
+    for name, value in own.items():
+        owner, _, short = name.rpartition(".")
+        start[owner][short] = value
+    usual = {owner: defaults(kind) | start.get(owner, {}) for owner, kind in owners.items()}
+    drawn = {
+        owner: draw_values(kind, draw=draw, trial=trial, start=start.get(owner)) | chosen[owner]
+        for owner, kind in owners.items()
+    }
+    _check_duration(chosen[""])
+    if drawn[""]["epochs"] and "every" not in chosen[""]:
+        drawn[""]["every"] = None
+    if drawn[""]["batch_total"]:
+        drawn[""]["batch"], drawn[""]["domains_per_step"] = usual[""]["batch"], 0
+    training = resolve_settings(drawn[""], dataset)
+    per_step = min(max(0, training["domains_per_step"]), len(sources)) or len(sources)
+    built = build(owners[method], drawn[method])
+    if training["batch_total"]:
+        _check_pooled(built, method, training["batch_total"])
+    try:
+        built.check_modality(dataset.modality)
+        built.check_compilation(dataset.modality, compiled=training["compile"])
+        built.check(per_step)
+        built.check_batch(training["batch"] or sys.maxsize)
+    except SpecError as error:
+        suffix = f" (to be trained on {', '.join(sources)})" if len(sources) < 9 else ""
+        raise IncompatibleMethodError(f"{error}{suffix}", method) from None
+    build(owners[average], drawn[average])
+    # A setting that equals the automatic choice does not label the row.
+    automatic = {
+        name
+        for name in OPTIONAL_SETTINGS
+        if resolve_settings({**drawn[""], name: None}, dataset)[name] == training[name]
+    }
+    run = Run(
+        dataset=dataset.spec,
+        data=dataset.fingerprint,
+        method=method,
+        sources=sources,
+        trial=trial,
+        draw=draw,
+        params=without_neutral(owners[method], drawn[method]),
+        average=average,
+        average_params=without_neutral(owners[average], drawn[average]),
+        tested=tested,
+        code=_code(method, average, training["backbone"], dataset.name),
+        classes=() if find_backbone(training["backbone"]).zero_shot else classes,
+        # Whole domains leave no samples for a rule that reads the target.
+        rules=tuple(r for r in rules if not (training["report"] and RULES[r].is_oracle)),
+        given={
+            f"{owner}.{name}".lstrip("."): value
+            for owner, values in chosen.items()
+            for name, value in values.items()
+            if value != usual[owner][name] and name not in automatic and name != "group"
+        },
+        **training,
+    )
+    return resolve_epochs(run, dataset)
+
+
+def _code(method: str, average: str, backbone: str, dataset: str) -> dict[str, str]:
+    """Digests of those parts of a run that are the user's own code."""
+    kinds = ("methods", "averages", "backbones", "datasets")
+    names = (method, average, backbone.partition(":")[0], dataset)
+    return own_code.digests(*zip(kinds, names, strict=True))
+
+
+def resolve_epochs(run: Run, dataset: DomainSet) -> Run:
+    """The run with as many steps as its epochs take on its sources."""
+    if not run.epochs:
+        return run
+    steps = max(1, round(run.epochs * steps_per_epoch(run, dataset)))
+    every = run.every
+    if every == max(1, run.steps // CHECKPOINTS_PER_RUN):
+        every = max(1, steps // CHECKPOINTS_PER_RUN)
+    return replace(run, steps=steps, every=every)
+
+
+def _check_pooled(built: Method, method: str, total: int) -> None:
+    """Refuse a method that cannot use a step with samples of only one domain, or with few."""
+    try:
+        built.check(1)
+    except SpecError:
+        reason = "may have samples of one domain only, and it needs several domains in a step"
+    else:
+        if built.batches_per_group == 1:
+            return
+        reason = f"has one batch, and it takes {built.batches_per_group} of each domain in a step"
+    raise IncompatibleMethodError(
+        f"{method} with batch_total={total}: a pooled batch {reason}; use batch", method
+    )
+
+
+def _check_duration(chosen: Mapping[str, Any]) -> None:
+    """Refuse two settings of which only one can hold, and a negative number of domains."""
+    per_step = chosen.get("domains_per_step")
+    if per_step is not None and per_step < 0:
+        raise SpecError(f"domains_per_step={per_step}: must not be below 0")
+    for one, other in (
+        ("steps", "epochs"),
+        ("batch", "batch_total"),
+        ("domains_per_step", "batch_total"),
+    ):
+        if chosen.get(one) and chosen.get(other):
+            raise SpecError(
+                f"{one}={chosen[one]} and {other}={chosen[other]:g}: give only one of them"
+            )
+    other = next((n for n in ("batch_total", "domains_per_step", "balance") if chosen.get(n)), "")
+    if other and chosen.get("batch") == WHOLE_DOMAINS:
+        raise SpecError(f"batch=all: every step takes all samples of all domains; omit {other}")
+
+
+def _start(dataset: DomainSet, chosen: Mapping[str, Any], method: type[Method]) -> dict[str, Any]:
+    """The dataset's defaults, with a smaller learning rate for fine-tuning a pretrained network.
+
+    On arrays, a method may have a network of its own.
+    """
+    usual = dict(vars(dataset.training))
+    backbone = find_backbone(chosen.get("backbone", dataset.training.backbone))
+    tuned = backbone.is_pretrained() and chosen.get("weights") != "none"
+    if method.array_backbone and dataset.modality is ARRAY and not tuned:
+        usual["backbone"] = method.array_backbone
+    if tuned and backbone.fine_tuning_settings:
+        usual |= backbone.fine_tuning_settings
+    elif tuned and not find_backbone(dataset.training.backbone).is_pretrained():
+        usual["lr"] = FINE_TUNING_LR
+    return usual
+
+
+def resolve_settings(training: dict[str, Any], dataset: DomainSet) -> dict[str, Any]:
+    """The settings without None: what suits the network and the data is filled in."""
+    resolved = dict(training)
+    backbone = find_backbone(training["backbone"])
+    form = backbone.input_form()
+    if training["every"] is None:
+        resolved["every"] = max(1, training["steps"] // CHECKPOINTS_PER_RUN)
+    backbone = with_pooling(backbone, resolved.pop("pooling"))
+    usual = HUB if (form or backbone.takes_text) and backbone.has_pretrained_weights() else "none"
+    weights = training["weights"] if training["weights"] is not None else usual
+    resolved["weights"] = "" if weights == "none" else weights
+    if weights == HUB or backbone.takes_text:
+        resolved["backbone"] = backbone.tagged_name()
+    resolved["optimizer"] = canonical_optimizer(training["optimizer"] or "")
+    resolved["lr_schedule"] = canonical_schedule(training["lr_schedule"] or "")
+    resolved["start"] = backbone.start_digest(resolved["weights"])
+    resolved["tokens"] = token_count(training["tokens"], backbone, dataset)
+    if training["freeze_bn"] is None:
+        resolved["freeze_bn"] = bool(resolved["weights"])
+    if training["size"] is None:
+        side = form.size if form else DEFAULT_SIZE
+        resolved["size"] = side if dataset.modality.resizable else 0
+    if dataset.modality.resizable and resolved["size"] < MIN_SIZE:
+        raise SpecError(f"size={resolved['size']}: images need at least {MIN_SIZE} pixels a side")
+    augment = training["augment"]
+    if augment is None:
+        augment = "full" if resolved["size"] >= PHOTOGRAPH_SIZE else "light"
+        augment = augment if dataset.modality.resizable else "none"
+    resolved["augment"] = "" if augment == "none" else augment
+    resolved["precision"] = resolve_precision(resolved)
+    resolved["prompts"] = _prompts_digest(training, dataset)
+    for name in ("class_names", "templates"):
+        resolved[name] = str(Path(training[name]).resolve()) if training[name] else ""
+    resolved["split"] = "" if training["split"] == "lists" else training["split"]
+    resolved["report"] = "" if training["report"] == "test" else training["report"]
+    resolved["group"] = canonical_group(training["group"])
+    resolved["metric"] = _metric(training["metric"] or "", resolved["group"], dataset)
+    return resolved
+
+
+def _prompts_digest(training: Mapping[str, Any], dataset: DomainSet) -> str:
+    """The digest of the prompts; empty if they are the plain ones, or without a text encoder."""
+    files = {name: training[name] for name in ("class_names", "templates") if training[name]}
+    if not find_backbone(training["backbone"]).zero_shot:
+        if files:
+            raise SpecError(f"{next(iter(files))}: only for a CLIP, such as clip:ViT-B-32/openai")
+        return ""
+    prompts = dataset_prompts(dataset, **files)
+    return "" if prompts == Prompts.of_classes(dataset.classes) else prompts.digest
+
+
+def _metric(name: str, group: str, dataset: DomainSet) -> str:
+    """The metric that selects; empty for accuracy, so that keys stay as they are."""
+    if find_metric(name).of_groups and not group:
+        raise SpecError(f"metric={name}: needs groups of samples; use --group COLUMN or FILE.csv")
+    check_classes(name, len(dataset.classes), dataset.name)
+    return "" if name == DEFAULT_METRIC else name
+
+
+def reports_whole(settings: Settings) -> bool:
+    """Whether runs with these settings report on whole domains."""
+    return settings.get("report") == "whole"
+
+
+def settings_of(settings: Settings, *names: str) -> Settings:
+    """The settings without an owner, and those of the named methods, averages or merges."""
+    owners = ("", *names)
+    return {name: value for name, value in settings.items() if name.rpartition(".")[0] in owners}
+
+
+def check_settings(settings: Settings, used: Sequence[str]) -> None:
+    """Refuse settings of methods, averages or merges that the benchmark does not use."""
+    for name in settings:
+        owner = name.rpartition(".")[0]
+        if owner and owner not in used:
+            raise UnknownNameError(f"{name}: no {owner!r} in this benchmark; {hint(owner, used)}")
+
+
+def check_counts(**counts: int | None) -> None:
+    """Refuse a count below 1; None means that it was not given."""
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise SpecError(f"{name}={count}: at least one is needed")

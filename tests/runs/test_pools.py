@@ -1,0 +1,131 @@
+"""Processes of this machine: a killed worker loses one item, and no worker outlives its parent."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from afield.errors import SpecError
+from afield.runs.pools import Local, Ray, local, local_pool
+from afield.runs.pools import ray as ray_cluster
+
+
+def doubled_unless_killed(number):
+    if number == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 2 * number
+
+
+@pytest.mark.slow
+def test_a_killed_worker_loses_only_its_own_item():
+    found = Local(2).map(doubled_unless_killed, range(6), on_lost=lambda number: f"lost {number}")
+    assert sorted(map(str, found)) == ["0", "10", "2", "6", "8", "lost 2"]
+
+
+def gpu_unless_killed(number):
+    if number == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.2)
+    return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+@pytest.mark.slow
+def test_every_worker_sees_one_gpu_and_its_successor_the_same():
+    found = list(Local(2, ("3", "GPU-5")).map(gpu_unless_killed, range(8), lambda _: "lost"))
+    assert sorted(set(found)) == ["3", "GPU-5", "lost"]
+
+
+def test_by_default_there_is_one_worker_per_gpu_or_per_core(monkeypatch):
+    monkeypatch.setattr(local, "usable_cores", lambda: 8)
+    assert local_pool(2, device="cpu") == Local(4)
+    assert local_pool(2, 3, device="cpu") == Local(3)
+    monkeypatch.setattr(local, "visible_gpus", lambda: ("0", "1", "2"))
+    monkeypatch.setattr(local, "find_device", lambda name: torch.device(name or "cuda"))
+    assert local_pool(1) == Local(3, ("0", "1", "2"))
+    assert local_pool(1, 6) == Local(6, ("0", "1", "2"))
+    assert local_pool(1, device="cuda:1") == Local(1)
+
+
+@pytest.mark.slow
+def test_workers_end_when_their_parent_is_killed(tmp_path):
+    script = tmp_path / "sleepers.py"
+    script.write_text(
+        "import os, time\n"
+        "from afield.runs.pools import Local\n"
+        "def nap(number):\n"
+        "    os.write(1, b'at it\\n')\n"
+        "    time.sleep(60)\n"
+        "if __name__ == '__main__':\n"
+        "    list(Local(2).map(nap, range(2), on_lost=lambda number: None))\n"
+    )
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE) as parent:
+        try:
+            assert [parent.stdout.readline() for _ in range(2)] == [b"at it\n"] * 2
+        finally:
+            parent.kill()
+        # The pipe ends only when every worker has let go of it; their naps last a minute.
+        parent.communicate(timeout=20)
+
+
+@pytest.mark.parametrize("workers", [0, -1])
+def test_less_than_one_worker_is_refused(workers):
+    with pytest.raises(SpecError, match="at least one"):
+        Local(workers)
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard_is_refused(tmp_path):
+    script = tmp_path / "careless.py"
+    script.write_text(
+        "import afield\n"
+        "afield.bench('spirals', ['erm'], trials=1, settings={'steps': 5}, workers=2)\n"
+    )
+    command = [sys.executable, script]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode != 0
+    assert '__name__ == "__main__"' in ended.stderr.strip().splitlines()[-1]
+    assert not list(tmp_path.glob("runs/*/failure.json"))
+
+
+@pytest.mark.slow
+def test_an_address_where_no_cluster_answers_is_named_within_seconds(monkeypatch):
+    pytest.importorskip("ray")
+    started = time.monotonic()
+    with pytest.raises(SpecError, match=r"ray://127\.0\.0\.1:9: no Ray cluster"):
+        list(Ray("ray://127.0.0.1:9").map(str, [1], str))
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    with pytest.raises(SpecError, match=r"127\.0\.0\.1:9: no Ray cluster .*RAY_ADDRESS"):
+        list(Ray().map(str, [1], str))
+    assert time.monotonic() - started < 30
+
+
+@pytest.mark.slow
+def test_a_server_that_is_not_ray_is_not_waited_for(monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setattr(ray_cluster, "PROBE_SECONDS", 1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"ray://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(SpecError, match="no answer within 1 seconds"):
+            list(Ray(address).map(str, [1], str))
+
+
+def test_resources_that_no_run_can_have_are_refused():
+    for cpus, gpus in ((0, 0), (-1, 2), (2, -1), (-1, 0)):
+        with pytest.raises(SpecError, match="a run needs CPUs or GPUs"):
+            Ray(cpus=cpus, gpus=gpus)
+    with pytest.raises(SpecError, match="give a part of one GPU, or whole ones"):
+        Ray(gpus=1.5)
+    with pytest.raises(SpecError, match="retries=-1: must not be below 0"):
+        Ray(retries=-1)
+    for accepted in (
+        {"cpus": 0, "gpus": 0.5},
+        {"cpus": 0.5},
+        {"gpus": 1},
+        {"gpus": 2, "retries": 0},
+    ):
+        assert Ray(**accepted).cpus >= 0

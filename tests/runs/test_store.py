@@ -1,0 +1,345 @@
+import json
+import math
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from afield.errors import DataError, SpecError
+from afield.runs.record import Failure, Record, Run
+from afield.runs.store import BusyError, Store, read_record, read_run_weights
+from afield.training.evaluation import Checkpoint, Score, Scores
+
+RUN = Run("toy", "erm", ("a", "b"), params={"x": 1.0})
+
+
+def record_of(run=RUN):
+    scores = {
+        "a": Scores(probe=Score(0.5, 0.5, 1.0, 10)),
+        "b": Scores(probe=Score(1 / 3, 0.1, 2.0, 30)),
+        "c": Scores(main=Score(0.25, 0.25, 3.0, 40)),
+    }
+    return Record(run, (Checkpoint(10, scores, {"loss": 0.1}),), 1.5, {"torch": "2"}, "cpu")
+
+
+def put(store, record, weights=None):
+    with store.claim(record.run):
+        store.put(record, weights or {"w": torch.arange(3.0)})
+
+
+PARTS = {"domain.weight": torch.arange(6.0).view(2, 3).T, "domain.count": torch.tensor(3)}
+
+
+def test_a_record_from_before_merging_can_be_read(tmp_path):
+    store = Store(tmp_path)
+    put(store, record_of())
+    path = store.folder(RUN) / "record.json"
+    known = json.loads(path.read_text())
+    for name in ("lr_schedule", "clip_norm", "role", "base", "experts", "freeze_head"):
+        del known["run"][name]
+    path.write_text(json.dumps(known))
+    assert store.get(RUN) == record_of()
+
+
+def test_a_record_comes_back_as_it_was(tmp_path):
+    store, record = Store(tmp_path), record_of()
+    put(store, record)
+    assert store.get(RUN) == record
+    assert list(store) == [record]
+    assert torch.equal(store.weights(RUN)["w"], torch.arange(3.0))
+    assert read_record(store.folder(RUN)).run == RUN
+
+
+def test_a_run_that_is_not_done_has_no_record(tmp_path):
+    store = Store(tmp_path)
+    with store.claim(RUN):
+        assert store.get(RUN) is None
+    assert list(store) == []
+
+
+def test_a_record_read_for_fewer_rules_does_not_do_for_more(tmp_path):
+    store, narrow = Store(tmp_path), replace(RUN, rules=("sources",))
+    put(store, record_of(narrow))
+    assert store.get(narrow) is not None
+    assert store.get(replace(RUN, rules=("sources", "target"))) is None
+    assert store.with_stored_rules(replace(RUN, rules=("target",))).rules == ("sources", "target")
+
+
+def test_a_record_is_labelled_as_it_is_asked_for(tmp_path):
+    store, labelled = Store(tmp_path), replace(RUN, given={"steps": 300})
+    put(store, record_of())
+    assert store.get(labelled).run == labelled
+
+
+def test_a_success_removes_failure_and_snapshot(tmp_path):
+    store = Store(tmp_path)
+    store.put_failure(Failure(RUN, "no luck", "trace"))
+    assert [failure.error for failure in store.failures()] == ["no luck"]
+    store.put_snapshot(RUN, {"x": torch.ones(2)}, record_of().checkpoints)
+    put(store, record_of())
+    assert store.failures() == []
+    assert store.snapshot(RUN) is None
+
+
+def test_a_snapshot_comes_back_as_it_was(tmp_path):
+    store, done = Store(tmp_path), record_of().checkpoints
+    with store.claim(RUN):
+        store.put_snapshot(RUN, {"x": torch.ones(2), "n": [1, {"deep": 2.5}]}, done)
+        state, checkpoints = store.snapshot(RUN)
+    assert torch.equal(state["x"], torch.ones(2))
+    assert state["n"] == [1, {"deep": 2.5}]
+    assert tuple(checkpoints) == done
+
+
+def test_a_snapshot_that_would_run_code_is_refused(tmp_path, capsys):
+    class Evil:
+        def __reduce__(self):
+            return print, ("pwned",)
+
+    store = Store(tmp_path)
+    with store.claim(RUN):
+        torch.save({"checkpoints": "[]", "evil": Evil()}, store.folder(RUN) / "snapshot.pt")
+        assert store.snapshot(RUN) is None
+    assert "pwned" not in capsys.readouterr().out
+
+
+def test_only_one_at_a_time_may_claim_a_run(tmp_path):
+    store = Store(tmp_path)
+    with store.claim(RUN), pytest.raises(BusyError), Store(tmp_path).claim(RUN, wait=False):
+        pass
+    with store.claim(RUN, wait=False):
+        pass
+
+
+def test_what_a_killed_process_left_half_written_is_cleared_away(tmp_path):
+    store = Store(tmp_path)
+    folder = store.folder(RUN)
+    folder.mkdir()
+    (folder / "record.json.123.part").write_text("{half")
+    with store.claim(RUN):
+        assert not list(folder.glob("*.part"))
+    assert store.get(RUN) is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"run": {}}'])
+def test_a_broken_record_is_named_and_its_run_counts_as_not_done(tmp_path, content, caplog):
+    store = Store(tmp_path)
+    put(store, record_of())
+    path = store.folder(RUN) / "record.json"
+    path.write_text(content)
+    assert store.get(RUN) is None
+    assert str(path) in caplog.text
+    with pytest.raises(DataError, match=re.escape(str(path))):
+        read_record(path.parent)
+
+
+def test_a_record_that_contradicts_itself_is_left_out_by_name(tmp_path, caplog):
+    store, good = Store(tmp_path), record_of()
+    (checkpoint,) = good.checkpoints
+    scores = dict(checkpoint.scores)
+    impossible = {**scores, "a": Scores(probe=Score(math.nan, 0.5, 1.0, 10))}
+    contradictions = {
+        "has no checkpoint": (),
+        "no checkpoint that may be picked": (replace(checkpoint, deployed=False),),
+        "no scores of domain": (replace(checkpoint, scores={"c": scores["c"]}),),
+        "impossible accuracy on 'a'": (replace(checkpoint, scores=impossible),),
+    }
+    for trial, checkpoints in enumerate(contradictions.values(), start=1):
+        run = replace(RUN, trial=trial)
+        put(store, replace(good, run=run, checkpoints=checkpoints))
+    put(store, good)
+    assert [record.run for record in store] == [RUN]
+    for message in contradictions:
+        assert message in caplog.text
+
+
+def test_a_record_holds_its_whole_run(tmp_path):
+    store = Store(tmp_path)
+    put(store, record_of())
+    found = json.loads((store.folder(RUN) / "record.json").read_text())
+    assert set(found["run"]) == set(Run.__dataclass_fields__)
+
+
+def test_weights_that_are_not_there_or_broken_are_named(tmp_path):
+    store = Store(tmp_path)
+    with pytest.raises(DataError, match="no readable weights"):
+        store.weights(RUN)
+    put(store, record_of())
+    (store.folder(RUN) / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(DataError, match="no readable weights"):
+        store.weights(RUN)
+
+
+def test_a_store_that_cannot_be_written_is_a_clear_error(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(SpecError, match="cannot write"), Store(tmp_path / "file").claim(RUN):
+        pass
+
+
+def test_a_folder_without_a_record_is_a_clear_error(tmp_path):
+    with pytest.raises(DataError, match=r"no record\.json"):
+        read_record(tmp_path)
+
+
+def test_numbers_that_are_not_finite_come_back(tmp_path):
+    store = Store(tmp_path)
+    scores = {**record_of().checkpoints[0].scores, "c": Scores(Score(0.5, 0.5, math.inf, 10))}
+    record = replace(record_of(), checkpoints=(Checkpoint(1, scores, {"loss": -math.inf}),))
+    put(store, record)
+    assert store.get(RUN) == record
+
+
+def test_a_failure_does_not_come_after_a_success(tmp_path):
+    store = Store(tmp_path)
+    put(store, record_of())
+    store.put_failure(Failure(RUN, "too late", "trace"))
+    assert store.failures() == []
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"garbage" * 100])
+def test_a_broken_snapshot_is_not_gone_on_from(tmp_path, content, caplog):
+    store = Store(tmp_path)
+    with store.claim(RUN):
+        (store.folder(RUN) / "snapshot.pt").write_bytes(content)
+        assert store.snapshot(RUN) is None
+    assert "not a readable snapshot" in caplog.text
+
+
+def test_one_broken_record_does_not_hide_the_others(tmp_path, caplog):
+    store, other = Store(tmp_path), replace(RUN, trial=1)
+    put(store, record_of())
+    put(store, record_of(other))
+    (store.folder(RUN) / "record.json").write_text("{half")
+    assert [record.run for record in store] == [other]
+    assert RUN.key in caplog.text
+
+
+def test_a_file_that_cannot_be_read_does_not_hide_the_others(tmp_path, caplog):
+    store, other = Store(tmp_path), replace(RUN, trial=1)
+    put(store, record_of(other))
+    # Root may read all files, but no folder as one.
+    (store.folder(RUN) / "record.json").mkdir(parents=True)
+    assert [record.run for record in store] == [other]
+    assert "record.json: cannot be read (Is a directory)" in caplog.text
+
+
+def test_where_a_record_is_wrong_is_reported(tmp_path):
+    store = Store(tmp_path)
+    put(store, record_of(RUN))
+    path = store.folder(RUN) / "record.json"
+    content = json.loads(path.read_text())
+    for wrong, where in (([1], "the whole file"), (content | {"seconds": "long"}, "seconds")):
+        path.write_text(json.dumps(wrong))
+        with pytest.raises(DataError, match=rf"not a record of afield \({where}: "):
+            read_record(path.parent)
+
+
+def test_weights_say_how_their_inputs_are_made(tmp_path):
+    store = Store(tmp_path)
+    with store.claim(RUN):
+        store.put(record_of(), {"w": torch.ones(1)}, inputs={"classes": ["x", "y"], "mean": [0.5]})
+    with safe_open(store.folder(RUN) / "model.safetensors", "pt") as file:
+        metadata = json.loads(file.metadata()["afield"])
+    assert metadata == {"run": RUN.key, "classes": ["x", "y"], "mean": [0.5]}
+
+
+def test_a_record_from_before_is_read_with_what_was_usual_then(tmp_path):
+    store = Store(tmp_path)
+    put(store, record_of())
+    path = store.folder(RUN) / "record.json"
+    content = json.loads(path.read_text())
+    del content["run"]["optimizer"]
+    for checkpoint in content["checkpoints"]:
+        del checkpoint["deployed"]
+    path.write_text(json.dumps(content))
+    assert store.get(RUN) == record_of()
+    assert store.get(RUN).candidates == record_of().checkpoints
+
+
+def test_whether_a_checkpoint_is_deployed_comes_back(tmp_path):
+    store = Store(tmp_path)
+    (last,) = record_of().checkpoints
+    earlier = replace(last, step=5, deployed=False)
+    record = replace(record_of(), checkpoints=(earlier, last))
+    put(store, record)
+    assert store.get(RUN) == record
+    assert store.get(RUN).candidates == (last,)
+    other = replace(RUN, trial=1)
+    with store.claim(other):
+        store.put_snapshot(other, {}, record.checkpoints)
+        _, found = store.snapshot(other)
+    assert tuple(found) == record.checkpoints
+
+
+def test_the_weights_of_further_networks_come_back_beside_the_model(tmp_path):
+    store = Store(tmp_path)
+    with store.claim(RUN):
+        store.put(record_of(), {"w": torch.arange(3.0)}, parts=PARTS)
+    found = read_run_weights(store.folder(RUN), "parts")
+    assert set(found) == set(PARTS)
+    assert all(torch.equal(found[name], PARTS[name]) for name in PARTS)
+    assert set(read_run_weights(store.folder(RUN))) == set(store.weights(RUN)) == {"w"}
+
+
+@pytest.mark.parametrize("parts", [None, {}])
+def test_without_further_networks_there_is_no_file_of_them(tmp_path, parts):
+    store = Store(tmp_path)
+    with store.claim(RUN):
+        store.put(record_of(), {"w": torch.arange(3.0)}, parts=parts)
+    assert not (store.folder(RUN) / "parts.safetensors").exists()
+    with pytest.raises(DataError, match=r"parts\.safetensors: no readable weights"):
+        read_run_weights(store.folder(RUN), "parts")
+
+
+def test_further_networks_are_there_before_the_run_is_done(tmp_path, monkeypatch):
+    store, written = Store(tmp_path), []
+    replaced = Path.replace
+
+    def watched(self, target):
+        written.append(Path(target).name)
+        return replaced(self, target)
+
+    monkeypatch.setattr(Path, "replace", watched)
+    with store.claim(RUN):
+        store.put(record_of(), {"w": torch.arange(3.0)}, parts=PARTS)
+    assert sorted(written[:2]) == ["model.safetensors", "parts.safetensors"]
+    assert written[2:] == ["record.json"]
+
+
+def test_unused_domains_come_back_with_the_record(tmp_path):
+    store, run = Store(tmp_path), replace(RUN, tested=("c",), unused=("d", "e"))
+    put(store, record_of(run))
+    assert read_record(store.folder(run)).run == run
+    assert store.get(run).run.unused == ("d", "e")
+
+
+def test_a_record_from_before_confidence_can_be_read_and_an_unread_one_takes_no_room(tmp_path):
+    store = Store(tmp_path)
+    put(store, record_of())
+    text = (store.folder(RUN) / "record.json").read_text()
+    assert "calibration_error" not in text
+    assert store.get(RUN).checkpoints[0].score("c", "main").calibration_error is None
+    looked = Score(0.25, 0.25, 3.0, 40, calibration_error=0.1, accuracy_at_90=0.3)
+    other = replace(RUN, trial=1)
+    scores = {**record_of().checkpoints[0].scores, "c": Scores(looked)}
+    put(store, replace(record_of(other), checkpoints=(Checkpoint(1, scores, {}),)))
+    assert store.get(other).checkpoints[0].score("c", "main") == looked
+
+
+def test_what_a_killed_process_left_beside_a_finished_run_is_removed(tmp_path):
+    store = Store(tmp_path)
+    put(store, record_of())
+    folder = store.folder(RUN)
+    written = (folder / "record.json").stat().st_mtime
+    for name, age in (("snapshot.pt", 1), ("progress.json", 1), ("failure.json", -1)):
+        (folder / name).touch()
+        os.utime(folder / name, (written - age, written - age))
+    (tmp_path / "report.html.999999999.part").touch()
+    store.prepare()
+    left = {path.name for path in folder.iterdir()} - {"lock", "record.json", "model.safetensors"}
+    assert left == {"failure.json"}
+    assert not list(tmp_path.glob("*.part"))
