@@ -33,7 +33,7 @@ from afield.runs.selection import (
     source_accuracy,
 )
 from afield.runs.store import Store, read_run_weights
-from afield.studies.domain_choice import ALL_DOMAINS, DomainChoice
+from afield.studies.protocol import ALL_DOMAINS, DomainChoice
 from afield.studies.planning import plan_run
 from afield.studies.protocol import hold_out, leave_one_out
 from afield.studies.settings import resolve_run

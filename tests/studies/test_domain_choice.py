@@ -5,7 +5,7 @@ import pytest
 from afield.data.domains import DomainSet
 from afield.data.lookup import find_dataset
 from afield.errors import SpecError, UnknownNameError
-from afield.studies.domain_choice import DomainChoice
+from afield.studies.protocol import DomainChoice
 from afield.studies.merge_protocol import merging_runs
 from afield.studies.protocol import leave_one_out
 

@@ -13,7 +13,7 @@ from afield.errors import AfieldError, IncompatibleMethodError, SpecError, Unkno
 from afield.hyperparameters import defaults
 from afield.networks.backbones.clip import CLIP
 from afield.reporting.results import row_label
-from afield.runs.merged import MERGE_BASELINES
+from afield.runs.row import MERGE_BASELINES
 from afield.runs.record import Run
 from afield.studies.benchmark import make_benchmark
 from afield.studies.merge_protocol import merging_runs

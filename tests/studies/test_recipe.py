@@ -11,7 +11,7 @@ import afield
 from afield.data.lookup import find_dataset
 from afield.errors import DataError, SpecError, UnknownNameError
 from afield.networks.backbone import network
-from afield.runs.merged import MERGE_BASELINES
+from afield.runs.row import MERGE_BASELINES
 from afield.studies.planning import plan_runs
 from afield.studies.recipe import Changes, is_recipe, read_recipe, recipe_names
 from afield.studies.recipe_costs import Costs, estimate_costs, merge_plans, plan_recipe

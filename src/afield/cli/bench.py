@@ -277,11 +277,11 @@ def _print_table(
     format_: str,
     quiet: bool,
 ) -> None:
-    from afield.reporting.results import UPPER_BOUND
+    from afield.runs.row import Row
     from afield.runs.selection import resolve_rules
 
     # The upper bound always has the rule of an oracle, too; bases and experts have no rows.
-    rows = [r for r in runs if r.method != UPPER_BOUND and r.role not in ("base", "expert")]
+    rows = [r for r in runs if not Row.of(r).is_bound and r.role not in ("base", "expert")]
     asked = [rule for run in rows for rule in run.rules]
     console.print_outcomes(
         outcomes,

@@ -184,7 +184,7 @@ def fit(
 
 def _print_model(model: "Model", out: Path) -> None:
     """Estimate and calibration of a model, and where it is."""
-    from afield.reporting.results import chosen_settings, row_label
+    from afield.runs.row import Row
 
     about = model.about
     if (estimate := about.estimate) is None:
@@ -199,8 +199,8 @@ def _print_model(model: "Model", out: Path) -> None:
         if (selection := estimate.selection) is not None and about.run is not None:
             cost = round(100 * selection.cost, 1) + 0.0
             run = replace(about.run, adaptation=about.adaptation)
-            usual = chosen_settings(run).keys() - run.given.keys()
-            name = row_label(run, exclude=usual)
+            row = Row.of(run)
+            name = row.without(row.settings.keys() - run.given.keys()).label
             console.out.print(
                 f"{name}: best of {estimate.recipes} with "
                 f"{100 * selection.accuracy:.1f} %; choosing cost {cost:.1f} points: the estimate "

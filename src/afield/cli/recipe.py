@@ -1,7 +1,6 @@
 """The commands ``afield recipe list``, ``show`` and ``run``: tables and figures of papers."""
 
 import inspect
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -144,12 +143,15 @@ def show(
 
 def _run_command(name: str, options: Mapping[str, Any]) -> str:
     """The command that runs what was shown."""
-    words = ["afield", "recipe", "run", name]
-    for option, value in options.items():
-        if value != CHANGE_OPTIONS[option].default:
-            values = value if isinstance(value, list) else [value]
-            words += [word for each in values for word in (f"--{option.strip('_')}", str(each))]
-    return shlex.join(words)
+    from afield.studies.commands import write_command
+
+    chosen = {o: value for o, value in options.items() if value != CHANGE_OPTIONS[o].default}
+    repeated = [
+        (option.strip("_"), each)
+        for option, value in chosen.items()
+        for each in (value if isinstance(value, list) else [value])
+    ]
+    return write_command("recipe", "run", name, options=repeated)
 
 
 @recipe.command(cls=Command)

@@ -119,8 +119,7 @@ def train(
             raise SpecError("--like repeats a run with its own settings; remove the other settings")
         known = _read_record(like)
         runs = [run := known.run]
-        if not run.experts:  # a merged model is refused, with a reason, when it is executed
-            check_run(run)
+        check_run(run)
     elif dataset is None or method is None:
         raise SpecError(
             "no dataset and method given; write `afield train DATASET METHOD` or "
@@ -169,8 +168,7 @@ def _execute(
 
     keep_freed_memory()
     *starts, run = runs
-    if not run.experts:  # otherwise an error follows
-        _print_idle_cores(threads)
+    _print_idle_cores(threads)
     for each in starts:
         execute(each, store, threads=threads, device=device)
     writer = TensorBoardWriter(f"{store.where()}/tensorboard") if tensorboard else None

@@ -10,7 +10,6 @@ the frozen network too, so that prediction and export start from images or texts
 """
 
 import logging
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch import nn
 
 from afield import own_code
 from afield.compute import deterministic, preserve_torch_state
-from afield.data.domains import ClassesByDomain, DomainSet
+from afield.data.domains import DomainSet
 from afield.data.lookup import find_dataset
 from afield.data.scaling import TableScaling
 from afield.data.sources.tables import split_spec
@@ -48,7 +47,6 @@ from afield.networks.backbone import Classifier, find_backbone
 from afield.networks.encoder import Encoder
 from afield.networks.inference import BatchPredictor
 from afield.progress import progress, track
-from afield.runs.derived import execute_derived
 from afield.runs.finished import FinishedRun, reopen
 from afield.runs.pools import Local, Pool
 from afield.runs.record import Failure, Record, Run
@@ -57,11 +55,11 @@ from afield.runs.run_setup import load_domains, versions
 from afield.runs.runner import execute
 from afield.runs.store import Store, open_store, read_record, read_run_inputs
 from afield.runs.sweep import complete
-from afield.studies.combinations import adapted_runs, possible_runs
+from afield.studies.checks import check_unseen_classes, possible_runs, read_classes
+from afield.studies.commands import write_command
 from afield.studies.features import feature_identity, plan_features, use_features
-from afield.studies.known_classes import check_unseen_classes, read_classes
-from afield.studies.planning import plan_training
-from afield.studies.protocol import hold_out, leave_one_out
+from afield.studies.planning import adapted_runs, method_runs, training_runs
+from afield.studies.protocol import Protocol
 from afield.studies.settings import check_settings, settings_of
 
 __all__ = ["FitRequest", "describe_model", "fit", "plan_fit"]
@@ -74,9 +72,9 @@ BEST = "best"
 NO_ADAPTATION = "none"
 # Datasets with more domains than this hold out a share of them at once.
 LEAVE_ONE_OUT_LIMIT = 12
+# Each domain is left out once.
+ONE_TRIAL = Protocol(trials=1)
 HELD_OUT_SHARE = 0.25
-# The largest number of trials to look for in a store.
-MAX_TRIALS = 100
 
 
 @dataclass(frozen=True)
@@ -88,8 +86,7 @@ class FitRequest:
     average: str = "last"
     settings: Mapping[str, Any] | None = None
     estimate: bool = True
-    trials: int = 1
-    hold_out: float = 0.0
+    protocol: Protocol = ONE_TRIAL
     classes: str | None = None
     finetune: bool | None = None
     start: str = ""
@@ -103,27 +100,25 @@ class FitRequest:
     def command(self, out: Path, store: str) -> str:
         """The command that makes the same model again."""
         # The model card may be published: paths, user names and passwords do not belong in it.
-        words = ["afield", "fit", Path(self.dataset).name, self.method, "--out", out.name]
-        options = {
-            "--store": Path(store).name if self.method == BEST else "",
-            "--average": self.average if self.average != "last" else "",
-            "--classes": self.classes,
-            "--start": self.start,
-            "--adapt": self.adapt,
-        }
-        for option, value in options.items():
-            words += [option, value] if value else []
-        words += {None: [], True: ["--finetune"], False: ["--no-finetune"]}[self.finetune]
+        options: list[tuple[str, Any]] = [
+            ("out", out.name),
+            ("store", Path(store).name if self.method == BEST else ""),
+            ("average", "" if self.average == "last" else self.average),
+            ("classes", self.classes),
+            ("start", self.start),
+            ("adapt", self.adapt),
+            ("finetune", self.finetune),
+        ]
         for name, setting in (self.settings or {}).items():
             shown = name_without_path(setting) if name == "backbone" else setting
-            words += ["--set", f"{name}={shown}"]
+            options.append(("set", f"{name}={shown}"))
         if not self.estimate:
-            words.append("--no-estimate")
-        elif self.trials != 1:
-            words += ["--trials", str(self.trials)]
-        if self.hold_out:
-            words += ["--hold-out", f"{self.hold_out:g}"]
-        return shlex.join(words)
+            options.append(("estimate", False))
+        elif self.protocol.trials != 1:
+            options.append(("trials", self.protocol.trials))
+        if self.protocol.hold_out:
+            options.append(("hold_out", f"{self.protocol.hold_out:g}"))
+        return write_command("fit", Path(self.dataset).name, self.method, options=options)
 
 
 @dataclass(frozen=True)
@@ -155,12 +150,13 @@ def plan_fit(request: FitRequest, store: Store) -> FitPlan:
     adapting = [] if request.adapt in ("", NO_ADAPTATION) else [request.adapt]
     check_settings(settings, [*request.parts, *adapting])
     request = replace(request, settings=settings_of(settings, *request.parts))
-    *needed, run = plan_training(
-        dataset.spec,
+    *needed, run = training_runs(
+        dataset,
         request.method,
+        Protocol(left_out=(), trials=1),
         average=request.average,
         start=request.start,
-        settings=request.settings,
+        settings=request.settings or {},
     )
     adapted = adapted_runs([run], adapting, settings)
     possible_runs(dataset, adapted, every=False)
@@ -177,40 +173,41 @@ def plan_fit(request: FitRequest, store: Store) -> FitPlan:
 
 def _plan_held_out(request: FitRequest, dataset: DomainSet, store: Store) -> list[Run]:
     """The runs with domains held out: the trials that are asked for, and more if they are done."""
-    if request.trials < 1:
-        raise SpecError(f"trials={request.trials}: must be at least 1; or use --no-estimate")
+    protocol = request.protocol
+    if not protocol.hold_out and len(dataset.domains) > LEAVE_ONE_OUT_LIMIT:
+        protocol = replace(protocol, hold_out=HELD_OUT_SHARE)
+    if protocol.hold_out:
+        protocol = replace(protocol, validate=0.0)
     known_classes = read_classes(dataset, request.settings, request.classes)
-    held_out: list[Run] = []
-    for trial in range(MAX_TRIALS):
-        planned = _plan_trial(request, dataset, trial, known_classes)
-        if not trial:
-            check_unseen_classes(dataset, planned)
-        runs = [_as_stored(run, store) for run in planned]
-        if trial >= request.trials and not all(store.get(run) for run in runs):
+
+    def plan(protocol: Protocol) -> list[Run]:
+        runs = method_runs(
+            dataset,
+            [request.method],
+            protocol,
+            average=request.average,
+            start=request.start,
+            settings=request.settings,
+            known_classes=known_classes,
+        )
+        return [_as_stored(run, store) for run in runs]
+
+    held_out = plan(protocol)
+    check_unseen_classes(dataset, held_out)
+    further = replace(protocol, trials=1, first_trial=protocol.trials)
+    while _has_more(store, request.method, held_out):
+        runs = plan(further)
+        if not all(store.get(run) for run in runs):
             break
         held_out += runs
+        further = replace(further, first_trial=further.first_trial + 1)
     return held_out
 
 
-def _plan_trial(
-    request: FitRequest, dataset: DomainSet, trial: int, known_classes: ClassesByDomain | None
-) -> list[Run]:
-    """The runs of one trial: each domain left out in turn, or a share of the domains held out."""
-    share = request.hold_out
-    if not share and len(dataset.domains) > LEAVE_ONE_OUT_LIMIT:
-        share = HELD_OUT_SHARE
-    options: dict[str, Any] = {
-        "average": request.average,
-        "start": request.start,
-        "settings": request.settings or {},
-        "trials": trial + 1,
-        "known_classes": known_classes,
-    }
-    if share:
-        runs = hold_out(dataset, [request.method], hold_out=share, validate=0.0, **options)
-    else:
-        runs = leave_one_out(dataset, [request.method], **options)
-    return [run for run in runs if run.trial == trial]
+def _has_more(store: Store, method: str, planned: Sequence[Run]) -> bool:
+    """Whether the store has other runs of a method than these, which may be further trials."""
+    known = {run.key for run in planned}
+    return any(key.rpartition("-")[0] == method for key in store.done() - known)
 
 
 def _as_stored(run: Run, store: Store) -> Run:
@@ -378,7 +375,7 @@ def fit(
     store
         The folder of the records, or its address.
     average, settings
-        As in `leave_one_out`.
+        As in `method_runs`.
     classes
         Which classes the models of the estimate know: ``sources`` or ``all``, as in a benchmark.
         The model itself knows the classes of all domains.
@@ -425,8 +422,7 @@ def fit(
         average,
         dict(settings or {}),
         estimate,
-        trials,
-        hold_out,
+        Protocol(trials=trials, hold_out=hold_out),
         classes,
         finetune,
         start,
@@ -440,10 +436,7 @@ def fit(
     records = _do_held_out(plan.held_out, opened, pool, options) if estimate else []
     adapted = _do_held_out(plan.adapted, opened, pool, options) if estimate else []
     _do_needed(plan.needed, opened, pool, options)
-    if plan.run.experts:
-        execute_derived(plan.run, opened, **options)
-    else:
-        _train(plan.run, opened, options)
+    _do_whole(plan.run, opened, options)
     opened.fetch(plan.run.key, *(record.run.key for record in records))
     with deterministic(threads):
         # The data may be in another folder here than where a run was done.
@@ -549,6 +542,6 @@ def _do_needed(runs: Sequence[Run], store: Store, pool: Pool, options: Mapping[s
             raise DataError(f"{outcome.run.key}: this part of the model failed ({outcome.error})")
 
 
-def _train(run: Run, store: Store, options: Mapping[str, Any]) -> None:
+def _do_whole(run: Run, store: Store, options: Mapping[str, Any]) -> None:
     with progress(f"{run.method} on all domains", run.steps) as advance:
         execute(run, store, watch=lambda _, checkpoint: advance(checkpoint.step), **options)

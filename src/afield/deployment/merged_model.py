@@ -6,7 +6,6 @@ as far as their folders say.
 """
 
 import json
-import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +32,7 @@ from afield.merging.files import FileMerge
 from afield.merging.job import MergeJob
 from afield.runs.finished import reopen
 from afield.runs.store import read_record, read_run_inputs
+from afield.studies.commands import write_command
 
 __all__ = ["merge_model", "write_merged_model"]
 
@@ -189,8 +189,10 @@ def _command(request: FileMerge, like: Path, out: Path) -> str:
     """The command that makes the same model again."""
     # The model card may be published, and paths do not belong in it.
     names = [Path(path).name for path in (request.base, *request.experts)]
-    words = ["afield", "merge", request.how, *names]
-    for name, value in request.params.items():
-        words += ["--set", f"{name}={value}"]
-    words += [] if request.scale == 1.0 else ["--scale", f"{request.scale:g}"]
-    return shlex.join([*words, "--like", like.name, "--out", out.name])
+    options: list[tuple[str, Any]] = [
+        *(("set", f"{name}={value}") for name, value in request.params.items()),
+        ("scale", "" if request.scale == 1.0 else f"{request.scale:g}"),
+        ("like", like.name),
+        ("out", out.name),
+    ]
+    return write_command("merge", request.how, *names, options=options)

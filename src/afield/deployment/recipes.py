@@ -25,8 +25,8 @@ from afield.data.domains import DomainSet
 from afield.deployment.estimates import estimate_accuracy, unseen_accuracies
 from afield.deployment.model_folder import Estimate, Selection
 from afield.errors import DataError
-from afield.runs.merged import MERGE_BASELINES
 from afield.runs.record import Record, Run
+from afield.runs.row import MERGE_BASELINES
 from afield.runs.selection import DEFAULT_RULES
 from afield.runs.store import Store, read_record
 from afield.studies.settings import resolve_epochs

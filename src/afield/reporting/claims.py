@@ -20,7 +20,6 @@ import pandas as pd
 
 from afield.reporting.comparison import (
     MIN_STDERR,
-    REFERENCE,
     Accuracies,
     Comparison,
     Noise,
@@ -31,9 +30,10 @@ from afield.reporting.comparison import (
     critical_value,
     references,
 )
-from afield.reporting.results import UPPER_BOUND, Results, group_records, sees_target_samples
+from afield.reporting.results import Results, group_records
 from afield.reporting.table import shown_metric
 from afield.runs.record import Record
+from afield.runs.row import REFERENCE, Row
 from afield.runs.selection import RULES
 from afield.training.metrics import DEFAULT_METRIC, find_metric
 
@@ -154,6 +154,8 @@ class Claim:
     best_unadapted
         If the leader predicts with the help of unlabelled target samples: the best method that does
         not, with its mean. Both are empty and NaN if there is none.
+    plain
+        The methods that are plain training (erm), with any settings.
     metric
         What takes the place of the accuracy. If lower is better, differences have the other sign:
         positive ones always speak for the leader.
@@ -166,6 +168,7 @@ class Claim:
     reference: str = ""
     possible_best: Sequence[str] = ()
     best_unadapted: tuple[str, float] | None = None
+    plain: frozenset[str] = frozenset()
     metric: str = DEFAULT_METRIC
 
     @property
@@ -205,7 +208,9 @@ def build_claims(results: Results, frame: pd.DataFrame) -> dict[str, Claim]:
         if means:
             measured = accuracies(results, rule)
             metric = results.metric or DEFAULT_METRIC
-            claims[rule] = make_claim(means, measured, references(results), metric=metric)
+            claims[rule] = make_claim(
+                means, measured, references(results), rows=results.rows, metric=metric
+            )
     return claims
 
 
@@ -231,6 +236,7 @@ def make_claim(
     measured: Mapping[str, Accuracies],
     against: Mapping[str, str],
     *,
+    rows: Mapping[str, Row],
     metric: str = DEFAULT_METRIC,
 ) -> Claim:
     """The claim about the best of some methods.
@@ -243,6 +249,8 @@ def make_claim(
         The accuracies of every method.
     against
         The reference of each method, from `references`; empty if erm was not run.
+    rows
+        What the methods are.
     metric
         What takes the place of the accuracy.
     """
@@ -262,13 +270,14 @@ def make_claim(
         comparisons=family,
         reference=against.get(leader, ""),
         possible_best=[name for name in means if name not in beaten],
-        best_unadapted=_best_unadapted(means) if sees_target_samples(leader) else None,
+        best_unadapted=_best_unadapted(means, rows) if rows[leader].sees_samples else None,
+        plain=frozenset(name for name in means if rows[name].is_reference),
         metric=metric,
     )
 
 
-def _best_unadapted(means: Mapping[str, float]) -> tuple[str, float]:
-    fair = ((name, mean) for name, mean in means.items() if not sees_target_samples(name))
+def _best_unadapted(means: Mapping[str, float], rows: Mapping[str, Row]) -> tuple[str, float]:
+    fair = ((name, mean) for name, mean in means.items() if not rows[name].sees_samples)
     return next(fair, ("", math.nan))
 
 
@@ -297,8 +306,8 @@ def leading_rule(frame: pd.DataFrame) -> str:
 def ranked_means(frame: pd.DataFrame, rule: str) -> dict[str, float]:
     """The means of the methods under a rule, the best first, without the upper bound."""
     means = frame[(frame["rule"] == rule) & (frame["domain"] == "mean")].dropna(subset="accuracy")
-    pairs = zip(means["method"], means["accuracy"], strict=True)
-    fair = [(str(m), float(a)) for m, a in pairs if not str(m).startswith(UPPER_BOUND)]
+    fair = means[means["sees"] != "labels"]
+    pairs = [(str(m), float(a)) for m, a in zip(fair["method"], fair["accuracy"], strict=True)]
     sign = 1 if find_metric(shown_metric(frame)).lower_is_better else -1
     # Among equals the reference comes first: it is the simpler method.
-    return dict(sorted(fair, key=lambda pair: (sign * pair[1], pair[0] != REFERENCE, pair[0])))
+    return dict(sorted(pairs, key=lambda pair: (sign * pair[1], pair[0] != REFERENCE, pair[0])))

@@ -27,11 +27,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from afield.reporting.results import UPPER_BOUND, Picks, Results, chosen_settings
-from afield.runs.record import Run
+from afield.reporting.results import Picks, Results
+from afield.runs.row import Row
 from afield.training.metrics import DEFAULT_METRIC, find_metric
 
-__all__ = ["MIN_STDERR", "REFERENCE", "Accuracies", "Comparison", "Interval", "Noise"]
+__all__ = ["MIN_STDERR", "Accuracies", "Comparison", "Interval", "Noise"]
 __all__ += ["accuracies", "arrange", "benchmark_noise", "compare", "compare_all", "comparisons"]
 __all__ += ["critical_value", "estimate_noise", "mean_error", "new_domain_error", "references"]
 
@@ -159,7 +159,6 @@ def new_domain_error(cells: Accuracies, grid: Array, noise: Noise) -> tuple[floa
     return max(math.sqrt(variance), stderr), min(len(means) - 1, freedom)
 
 
-REFERENCE = "erm"
 CONFIDENCE_LEVEL = 0.95
 # With fewer pairs that differ, even a win in each is not significant (two-sided, at 5 %).
 MIN_PAIRS = 6
@@ -253,7 +252,7 @@ def accuracies(results: Results, rule: str) -> dict[str, Accuracies]:
     """
     picks = results.picks(rule)
     sign = -1 if find_metric(results.metric or DEFAULT_METRIC).lower_is_better else 1
-    fair = [method for method in picks if not method.startswith(UPPER_BOUND)]
+    fair = [method for method in picks if not results.rows[method].is_bound]
     return {method: _cells(picks[method], sign) for method in fair}
 
 
@@ -282,25 +281,25 @@ def compare_all(
 
 def references(results: Results) -> dict[str, str]:
     """The reference of each method: erm with the same settings, otherwise the plainest erm."""
-    first = {name: records[0].run for name, records in results.methods.items()}
-    erms = {name: run for name, run in first.items() if run.method == REFERENCE and not run.role}
+    rows = results.rows
+    erms = {name: r for name, r in rows.items() if r.is_reference and not r.adaptation}
     if not erms:
         return {}
-    plain = min(erms, key=lambda name: (first[name].average != "last", len(name)))
-    by_settings = {_shared_settings(run): name for name, run in erms.items()}
+    plain = min(erms, key=lambda name: (rows[name].average != "last", len(name)))
+    by_settings = {_shared_settings(row): name for name, row in erms.items()}
     by_method = {}
-    for name, run in first.items():
-        reference = by_settings.get(_shared_settings(run), plain)
-        if name != plain and not name.startswith(UPPER_BOUND):
+    for name, row in rows.items():
+        reference = by_settings.get(_shared_settings(row), plain)
+        if name != plain and not row.is_bound:
             # An erm variant would match itself, so compare it with plain erm.
             by_method[name] = plain if reference == name else reference
     return by_method
 
 
-def _shared_settings(run: Run) -> tuple[object, ...]:
+def _shared_settings(row: Row) -> tuple[object, ...]:
     """The settings that a row can have in common with rows of other methods."""
-    general = {name: value for name, value in chosen_settings(run).items() if "." not in name}
-    return run.average, *sorted((name, str(value)) for name, value in general.items())
+    general = {name: value for name, value in row.settings.items() if "." not in name}
+    return row.average, *sorted((name, str(value)) for name, value in general.items())
 
 
 def compare(

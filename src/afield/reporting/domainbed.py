@@ -16,8 +16,8 @@ from typing import Any
 
 from afield import registry
 from afield.data.domains import PROBE_FRACTION
-from afield.reporting.results import common_settings, row_label
 from afield.runs.record import Record, Run
+from afield.runs.row import Row, common_settings
 from afield.training.scores import Checkpoint
 
 __all__ = ["export_domainbed"]
@@ -80,6 +80,6 @@ def _line(
 def _algorithm(run: Run, common: set[str]) -> str:
     """The row label with the name of the class, which is DomainBed's for methods that both have."""
     if run.experts:
-        return row_label(run, exclude=common)
+        return Row.of(run).without(common).label
     name = registry.find("methods", run.method).__name__
-    return row_label(run, exclude=common).replace(run.method, name, 1)
+    return Row.of(run).without(common).label_as(name)

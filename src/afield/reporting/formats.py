@@ -89,7 +89,7 @@ def as_latex(frame: pd.DataFrame, claims: Claims | None = None) -> str:
 
 def as_csv(frame: pd.DataFrame, claims: Claims | None = None) -> str:
     """All numbers, one per line; no claims."""
-    return frame.map(guard_formula).to_csv(index=False).rstrip("\n")
+    return frame.drop(columns="sees").map(guard_formula).to_csv(index=False).rstrip("\n")
 
 
 FORMATS: dict[str, Callable[[pd.DataFrame, Claims | None], str]] = {

@@ -21,17 +21,17 @@ from afield.compute import pause_cycle_search
 from afield.errors import DataError, SpecError
 from afield.files import atomic_write
 from afield.reporting.charts.thumbnails import kept_thumbnails
-from afield.reporting.comparison import REFERENCE
 from afield.reporting.findings import KeptFinding, embed_findings, kept_findings
 from afield.reporting.paper import KeptComparison, kept_comparisons
-from afield.reporting.reproduce import shell_quote
 from afield.reporting.results import group_records
 from afield.reporting.sections import Section, build_overviews, build_section
 from afield.reporting.sentences import escape_invisible, format_points
 from afield.reporting.table import format_number
 from afield.runs.record import Failure, Record
+from afield.runs.row import REFERENCE
 from afield.runs.run import name_without_path
 from afield.runs.store import Store, open_store
+from afield.studies.commands import write_command
 from afield.training.metrics import DEFAULT_METRIC, find_metric
 
 __all__ = ["REPORT_FILE", "render_page", "write_report"]
@@ -173,8 +173,8 @@ def render_page(
             environment=_environment_facts(records),
             warnings=_warnings(records, sections),
             runs=[_run_row(record) for record in records],
-            rerun_command=(
-                f"afield train --like {shell_quote(store)}/KEY --store {shell_quote(rerun_store)}"
+            rerun_command=write_command(
+                "train", options=[("like", f"{store}/KEY"), ("store", rerun_store)]
             ),
             failures=failures,
         )

@@ -134,7 +134,7 @@ class _Measured:
 def _picks(results: Results, rule: str, row: str) -> Picks:
     """The picks of the row with this method or merge."""
     for label, picks in results.picks(rule).items():
-        if results.methods[label][0].run.method == row:
+        if results.rows[label].method == row:
             return picks
     return {}
 

@@ -6,17 +6,13 @@ Runs that were trained only to be merged (bases and experts) have no row of thei
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from afield import registry
-from afield.runs.record import Record, Run
-from afield.runs.run import name_without_path
+from afield.runs.record import Record
+from afield.runs.row import Row, common_settings
 from afield.runs.selection import RULES, Pick
-from afield.studies.domain_choice import (
-    TARGETS,
+from afield.studies.protocol import (
     choice_identity,
     describe_choice,
     is_held_out_share,
@@ -25,19 +21,7 @@ from afield.studies.domain_choice import (
 )
 from afield.training.metrics import DEFAULT_METRIC
 
-__all__ = [
-    "UPPER_BOUND",
-    "Picks",
-    "Results",
-    "chosen_settings",
-    "common_settings",
-    "group_records",
-    "row_label",
-    "sees_target_samples",
-]
-
-# It has seen the target: a yardstick that is never marked as best.
-UPPER_BOUND = "target_expert"
+__all__ = ["Picks", "Results", "group_records"]
 
 # The attributes of a pick that depend on its target.
 MEANS_OVER_TARGETS = (
@@ -63,7 +47,9 @@ class Results:
         The domains with a column of their own: those that are tested on, or with `by_source` those
         that are trained on.
     methods
-        The records of every row.
+        The records of every row, by its label.
+    rows
+        What the rows are, by their labels.
     many_held_out
         Whether a share of many domains is held out, instead of leaving each out in turn.
     metric
@@ -79,6 +65,7 @@ class Results:
     title: str
     domains: Sequence[str]
     methods: Mapping[str, Sequence[Record]]
+    rows: Mapping[str, Row]
     many_held_out: bool
     metric: str = ""
     by_source: bool = False
@@ -155,12 +142,14 @@ def group_records(records: Iterable[Record], metric: str = "") -> list[Results]:
 def _results(name: str, records: Sequence[Record], metric: str) -> Results:
     sources = {record.run.sources: None for record in records}
     by_source = is_single_source(records[0]) and len(sources) > 1
-    described = [record for record in records if record.run.method != UPPER_BOUND] or records
+    described = [record for record in records if not Row.of(record.run).is_bound] or records
+    rows = _rows(records)
     return Results(
         name=name,
         title=name + describe_choice(described),
         domains=[source for (source,) in sources] if by_source else _targets(records),
-        methods=_by_label(records),
+        methods={row.label: of_row for row, of_row in rows},
+        rows={row.label: row for row, _ in rows},
         many_held_out=is_held_out_share(records[0]),
         metric=metric,
         by_source=by_source,
@@ -168,74 +157,14 @@ def _results(name: str, records: Sequence[Record], metric: str) -> Results:
     )
 
 
-def row_label(run: Run, *, exclude: Iterable[str] = ()) -> str:
-    """The row of a run: method or merge, average, adaptation, and the settings chosen by hand."""
-    added = [run.average if run.average != "last" else "", run.adaptation]
-    words = [run.method, *(f"+ {name}" for name in added if name)]
-    for name, value in chosen_settings(run).items():
-        if name not in (*exclude, "classes"):
-            owner, _, short = name.rpartition(".")
-            words.append(f"{short if owner in (run.method, *added) else name}={value}")
-    return " ".join(words)
-
-
-def sees_target_samples(label: str) -> bool:
-    """Whether the models of a row predict from unlabelled samples of the domain at hand."""
-    words = label.split()
-    if words[0] in registry.names("methods") and registry.class_constant(
-        "methods", words[0], "predicts_from_batches", default=False
-    ):
-        return True
-    return any(
-        before == "+" and name in registry.names("adaptations") for before, name in pairwise(words)
-    )
-
-
-def common_settings(runs: Iterable[Run]) -> set[str]:
-    """Names of the settings that are equal in all runs, so that labels need not repeat them."""
-    runs = list(runs)
-    chosen = [{(name, str(value)) for name, value in chosen_settings(run).items()} for run in runs]
-    common = {name for name, _ in set.intersection(*chosen)}
-    # A method may have a network of its own on arrays, which says nothing new about a row.
-    networks = {run.backbone for run in runs if not _has_own_network(run)}
-    return common | {"backbone"} if len(networks) == 1 else common
-
-
-def _has_own_network(run: Run) -> bool:
-    if run.method not in registry.names("methods") or "backbone" in run.given:
-        return False
-    return bool(
-        run.backbone == registry.class_constant("methods", run.method, "array_backbone", default="")
-    )
-
-
-def chosen_settings(run: Run) -> dict[str, Any]:
-    """Settings that no draw changes: records that differ in them are different rows."""
-    settings = {"backbone": run.backbone, "steps": run.steps, **run.given}
-    settings.pop(TARGETS, None)
-    if run.epochs:
-        settings["epochs"] = f"{run.epochs:g}"
-        del settings["steps"]
-    return {name: _shown_value(run, name, value) for name, value in settings.items()}
-
-
-def _shown_value(run: Run, name: str, value: Any) -> Any:
-    """A setting without private paths; pretrained weights have a digest instead."""
-    if not isinstance(value, str):
-        return value
-    shown = Path(run.weights).name if name == "weights" and run.start else name_without_path(value)
-    is_file = name == "weights" or (name == "backbone" and shown != value)
-    return f"{shown} [{run.start[:6]}]" if is_file and run.start else shown
-
-
 def _dataset_names(records: Sequence[Record]) -> list[str]:
     """Names of datasets; for files, the path and a digest where two have the same name."""
     runs = [record.run for record in records]
-    names = [Path(run.dataset).name.removesuffix(".npz") for run in runs]
+    names = [run.data_name for run in runs]
     contents = {(name, run.data) for name, run in zip(names, runs, strict=True)}
     ambiguous = {name for name in names if sum(name == other for other, _ in contents) > 1}
     return [
-        f"{run.dataset} [{run.data[:6]}]" if run.data and name in ambiguous else name
+        f"{run.folder or run.dataset} [{run.data[:6]}]" if run.data and name in ambiguous else name
         for name, run in zip(names, runs, strict=True)
     ]
 
@@ -254,36 +183,29 @@ def _targets(records: Sequence[Record]) -> list[str]:
     return [name for name in records[0].domains if not named or name in named]
 
 
-def _by_label(records: Sequence[Record]) -> dict[str, list[Record]]:
-    by_label: dict[str, list[Record]] = {}
+def _rows(records: Sequence[Record]) -> list[tuple[Row, list[Record]]]:
+    """The rows of a table, with their records."""
     common = common_settings(record.run for record in records)
+    by_label: dict[str, tuple[Row, list[Record]]] = {}
     for record in records:
-        by_label.setdefault(row_label(record.run, exclude=common), []).append(record)
-    return {
-        label: of_label
-        for name, of_row in by_label.items()
-        for label, of_label in _by_classes(name, of_row).items()
-    }
+        row = Row.of(record.run).without(common)
+        by_label.setdefault(row.label, (row, []))[1].append(record)
+    return [each for row, of_row in by_label.values() for each in _by_classes(row, of_row)]
 
 
-def _by_classes(label: str, records: list[Record]) -> dict[str, list[Record]]:
+def _by_classes(row: Row, records: list[Record]) -> list[tuple[Row, list[Record]]]:
     """Two rows if targets were tested both with the classes of their sources and with all.
 
     Targets without a class of their own are in both rows: their runs are the same.
     """
-    dropping = {record.tests for record in records if record.run.classes and _is_tested(record)}
+    dropping = {record.tests for record in records if record.run.classes and record.is_tested}
     closed = {
         record.run.key: record
         for record in records
-        if not record.run.classes and record.tests in dropping and _is_tested(record)
+        if not record.run.classes and record.tests in dropping and record.is_tested
     }
     if not closed:
-        return {label: records}
+        return [(row, records)]
     open_or_same = [record for record in records if record.run.key not in closed]
     same = [record for record in open_or_same if not record.run.classes]
-    return {label: open_or_same, f"{label} classes=all": [*closed.values(), *same]}
-
-
-def _is_tested(record: Record) -> bool:
-    """Whether a record is tested on its target; twins only validate."""
-    return bool(record.run.tested) or len(record.unseen) == 1
+    return [(row, open_or_same), (row.with_all_classes(), [*closed.values(), *same])]

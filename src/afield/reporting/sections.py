@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from afield.reporting.charts.axes import FAMILIES, Mark
+from afield.reporting.charts.axes import Mark
 from afield.reporting.charts.confusions import ClassErrors, class_errors
 from afield.reporting.charts.costs import CostRow, cost_rows
 from afield.reporting.charts.curves import curve_data
@@ -33,10 +33,9 @@ from afield.reporting.charts.forest_plot import (
 )
 from afield.reporting.charts.gaps import GapTable, build_gap_table
 from afield.reporting.claims import Claim, build_claims, leading_rule, ranked_means
-from afield.reporting.comparison import REFERENCE, Comparison, comparisons, references
+from afield.reporting.comparison import Comparison, comparisons, references
 from afield.reporting.formats import as_csv, as_latex
-from afield.reporting.reproduce import row_command
-from afield.reporting.results import UPPER_BOUND, Results, sees_target_samples
+from afield.reporting.results import Results
 from afield.reporting.sentences import Headline, Summary, build_headline, build_summary
 from afield.reporting.table import (
     ALL_DATASETS,
@@ -48,27 +47,13 @@ from afield.reporting.table import (
     tabulate,
     tabulate_results,
 )
-from afield.runs.merged import MERGE_BASELINES
-from afield.runs.record import Record, Run
+from afield.runs.record import Record
+from afield.runs.row import BOUND, FAMILIES, REFERENCE
 from afield.runs.selection import RULES
+from afield.studies.commands import row_command
 from afield.training.metrics import find_metric
 
 __all__ = ["Section", "build_rule_table", "build_section", "group_by_family", "make_marks"]
-__all__ += ["row_family"]
-
-
-def row_family(run: Run) -> str:
-    """The family of a row, from one of its runs.
-
-    References come with every merge or have seen the target; nobody would ask for them alone.
-    """
-    if run.method in MERGE_BASELINES:
-        return "references"
-    if run.adaptation:
-        return "adaptations"
-    if run.experts:
-        return "merges"
-    return "training" if run.average == "last" else "averages"
 
 
 def make_marks(results: Results, frame: pd.DataFrame, rule: str) -> dict[str, Mark]:
@@ -81,8 +66,8 @@ def make_marks(results: Results, frame: pd.DataFrame, rule: str) -> dict[str, Ma
         name: Mark(
             name,
             number,
-            bound=name.startswith(UPPER_BOUND),
-            family=row_family(results.methods[name][0].run),
+            bound=results.rows[name].is_bound,
+            family=results.rows[name].family,
         )
         for number, name in enumerate(names)
     }
@@ -285,7 +270,7 @@ class Section:
     @property
     def bound(self) -> str:
         """The name of the upper bound, which has seen the target; empty if it was not run."""
-        return UPPER_BOUND if any(mark.bound for mark in self.methods) else ""
+        return BOUND if any(mark.bound for mark in self.methods) else ""
 
     @property
     def confidence(self) -> bool:
@@ -306,12 +291,13 @@ class Section:
     @property
     def merged(self) -> bool:
         """Whether some models are merged."""
-        return any(records[0].run.experts for records in self.results.methods.values())
+        return any(row.is_merged for row in self.results.rows.values())
 
     @property
     def adapted(self) -> list[Mark]:
         """The rows whose models have seen unlabelled samples of the target."""
-        return [mark for name, mark in self.marks.items() if sees_target_samples(name)]
+        rows = self.results.rows
+        return [mark for name, mark in self.marks.items() if rows[name].sees_samples]
 
     @property
     def titled(self) -> bool:
@@ -448,9 +434,9 @@ def build_overviews(records: Sequence[Record], metric: str) -> list[RuleTable]:
     """The tables over all datasets, one per rule."""
     frame = tabulate(records, metric=metric, over_datasets=True)
     frame = frame[frame["dataset"] == ALL_DATASETS]
-    names = dict.fromkeys(map(str, frame["method"]))
+    sees = dict(zip(map(str, frame["method"]), frame["sees"], strict=True))
     marks = {
-        name: Mark(name, n, bound=name.startswith(UPPER_BOUND)) for n, name in enumerate(names)
+        name: Mark(name, n, bound=seen == "labels") for n, (name, seen) in enumerate(sees.items())
     }
     return [
         build_rule_table(rule, frame, [], marks, list(ranked_means(frame, rule))[:1])
@@ -467,8 +453,8 @@ def _commands(
     results: Results, marks: Mapping[str, Mark], rerun_store: str
 ) -> list[tuple[Mark, str]]:
     """The command for every row; rows that come with any merge need one to ask for."""
-    first = [records[0].run for records in results.methods.values()]
-    merges = [run.method for run in first if run.experts and run.method not in MERGE_BASELINES]
+    rows = results.rows.values()
+    merges = [row.method for row in rows if row.is_merged and not row.is_baseline]
     merge = merges[0] if merges else "average"
     return [
         (mark, row_command(results.methods[name], store=rerun_store, merge=merge))

@@ -21,12 +21,13 @@ from afield.reporting.claims import (
     ranked_means,
     typical_power,
 )
-from afield.reporting.comparison import MIN_STDERR, REFERENCE, Comparison, Interval
-from afield.reporting.reproduce import row_command, shell_quote
-from afield.reporting.results import UPPER_BOUND, Results
+from afield.reporting.comparison import MIN_STDERR, Comparison, Interval
+from afield.reporting.results import Results
 from afield.reporting.table import find_column, format_number
 from afield.runs.record import Record
+from afield.runs.row import REFERENCE
 from afield.runs.selection import RULES
+from afield.studies.commands import row_command, write_command
 from afield.training.metrics import find_metric
 
 __all__ = ["Headline", "Summary", "bidi_isolate", "build_headline", "build_summary", "claim_lines"]
@@ -72,7 +73,7 @@ def build_headline(results: Results, frame: pd.DataFrame, claim: Claim | None) -
         alone = "Only one method was run, so there is no comparison."
         return Headline(f"{leader} reaches {reached} {where}.", [alone, *remarks], claim.leader)
     gap = _gap(claim, bidi_isolate, alone=".")
-    has_reference = any(map(_is_reference, ranked))
+    has_reference = bool(claim.plain)
     if has_reference and not claim.reference:
         sentence = f"No method beats {leader} {where}: it reaches {reached}{gap}"
         return Headline(sentence, remarks, claim.leader)
@@ -159,10 +160,6 @@ def format_trials(count: int | None, noun: str = " trials") -> str:
     return f"{f'more than {MAX_TRIALS}' if count is None else count}{noun}"
 
 
-def _is_reference(name: str) -> bool:
-    return name == REFERENCE or name.startswith(f"{REFERENCE} ")
-
-
 def _format_mean(claim: Claim, mean: float | None = None) -> str:
     value = claim.accuracy if mean is None else mean
     if not find_metric(claim.metric).is_share:
@@ -230,7 +227,7 @@ def _format_size(share: float) -> str:
 
 def _unranked(results: Results, ranked: Sequence[str]) -> list[str]:
     """The methods without a mean."""
-    missing = [m for m in results.methods if m not in ranked and not m.startswith(UPPER_BOUND)]
+    missing = [m for m, row in results.rows.items() if m not in ranked and not row.is_bound]
     if not missing:
         return []
     return [f"Not ranked because runs are missing: {', '.join(map(bidi_isolate, missing))}."]
@@ -252,7 +249,7 @@ def _limits(claim: Claim) -> list[str]:
     """What the claim is about, and what it leaves open."""
     remarks = _new_domains(claim) + _possible_best(claim)
     remarks += _clear_differences(
-        [each for each in claim.comparisons if _is_reference(each.reference)]
+        [each for each in claim.comparisons if each.reference in claim.plain]
     )
     power = typical_power(claim.comparisons)
     if power is None or not find_metric(claim.metric).is_share:
@@ -369,7 +366,7 @@ def _verdict(claim: Claim) -> str:
     }
     if claim.verdict == "unclear" and claim.reference:
         return f"No method clearly beats {rival}."
-    if claim.verdict != "too few" and _is_reference(claim.leader):
+    if claim.verdict != "too few" and claim.leader in claim.plain:
         return f"No method beats {leader}."
     return texts[claim.verdict]
 
@@ -422,8 +419,8 @@ def _percent(share: float, error: float) -> str:
 
 
 def _steps(results: Results, claim: Claim, store: str) -> list[Step]:
-    dataset = shell_quote(Path(results.methods[claim.leader][0].run.dataset).name)
-    fit = f"afield fit {dataset} best --store {shell_quote(store)} --out model"
+    dataset = Path(results.methods[claim.leader][0].run.dataset).name
+    fit = write_command("fit", dataset, "best", options=[("store", store), ("out", "model")])
     return [
         *_trials_step(results, claim, store),
         Step("Train the best method on all domains, for use:", fit),
@@ -436,7 +433,7 @@ def _trials_step(results: Results, claim: Claim, store: str) -> list[Step]:
     comparison = claim.comparison
     if comparison is None:
         text = f"Compare with plain training ({REFERENCE}):"
-        return [] if _is_reference(claim.leader) else [_bench_step(results, claim, store, text, 3)]
+        return [] if claim.leader in claim.plain else [_bench_step(results, claim, store, text, 3)]
     if claim.verdict == "too few" and comparison.trials < 3:
         text = "Run three trials, which show how much results vary:"
         return [_bench_step(results, claim, store, text, 3)]
@@ -452,10 +449,10 @@ def _trials_step(results: Results, claim: Claim, store: str) -> list[Step]:
 
 def _bench_step(results: Results, claim: Claim, store: str, text: str, trials: int) -> Step:
     rival = claim.comparison.reference if claim.comparison else REFERENCE
-    records = results.methods.get(rival)
-    other = records[0].run if records else None
-    beside = [REFERENCE] if other is None else [] if other.experts else [other.method]
-    leader = results.methods[claim.leader]
-    start = str(other.given.get("start", "")) if other and leader[0].run.experts else ""
-    command = row_command(leader, store=store, trials=trials, beside=beside, start=start)
+    other = results.rows.get(rival)
+    beside = [REFERENCE] if other is None else [] if other.is_merged else [other.method]
+    start = other.start if other and results.rows[claim.leader].is_merged else ""
+    command = row_command(
+        results.methods[claim.leader], store=store, trials=trials, beside=beside, start=start
+    )
     return Step(text, command)

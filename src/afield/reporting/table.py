@@ -8,14 +8,9 @@ import numpy as np
 import pandas as pd
 
 from afield.compute import pause_cycle_search
-from afield.reporting.results import (
-    UPPER_BOUND,
-    Picks,
-    Results,
-    group_records,
-    sees_target_samples,
-)
+from afield.reporting.results import Picks, Results, group_records
 from afield.runs.record import Record
+from afield.runs.row import BOUND
 from afield.runs.selection import RULES, resolve_rules
 from afield.training.metrics import DEFAULT_METRIC, Metric, find_metric
 
@@ -237,7 +232,12 @@ def _method_rows(
 ) -> list[dict[str, object]]:
     """The rows of one method: its mean on every dataset, and the mean of these means."""
     by_dataset = cells.set_index("dataset").reindex(names)
-    shared = {"dataset": ALL_DATASETS, "rule": rule, "method": method}
+    shared = {
+        "dataset": ALL_DATASETS,
+        "rule": rule,
+        "method": method,
+        "sees": cells["sees"].iloc[0],
+    }
     trials, draws = (by_dataset[name].fillna(0).astype(int) for name in ("trials", "draws"))
     rows = [
         {
@@ -261,7 +261,7 @@ def _method_rows(
     return [*rows, {**shared, **summary}]
 
 
-FIELDS = ["dataset", "rule", "method", "domain", "accuracy", "stderr", "trials", "draws"]
+FIELDS = ["dataset", "rule", "method", "domain", "accuracy", "stderr", "trials", "draws", "sees"]
 
 
 @pause_cycle_search()
@@ -276,7 +276,8 @@ def tabulate(
 
     The methods of a dataset and rule are in the order of their means, the best one first; an upper
     bound, which has seen the target, comes last. Rules that need more than the records hold have
-    no rows.
+    no rows. `sees` says what of the target the models of a row have seen: its ``labels`` (an upper
+    bound), unlabelled ``samples``, or nothing (empty).
 
     Parameters
     ----------
@@ -293,7 +294,7 @@ def tabulate(
     Examples
     --------
     >>> list(tabulate([]).columns)
-    ['dataset', 'rule', 'method', 'domain', 'accuracy', 'stderr', 'trials', 'draws']
+    ['dataset', 'rule', 'method', 'domain', 'accuracy', 'stderr', 'trials', 'draws', 'sees']
     """
     find_metric(metric)
     wanted = resolve_rules([rules] if isinstance(rules, str) else rules or list(RULES))
@@ -314,23 +315,27 @@ def _rule_rows(results: Results, rule: str) -> Iterator[tuple[object, ...]]:
     columns = [column for column in COLUMNS if _applies(column, results, picks.values())]
     values = {method: _trial_values(picked, results, columns) for method, picked in picks.items()}
     # An upper bound may have numbers under a rule that was not asked for; alone it says nothing.
-    if all(method.startswith(UPPER_BOUND) for method, of_method in values.items() if of_method):
+    bounds = {method for method, row in results.rows.items() if row.is_bound}
+    if all(method in bounds for method, of_method in values.items() if of_method):
         return
-    for method in sorted(values, key=lambda name: _place(name, values[name], results.metric)):
+    places = {
+        method: (method in bounds, *_place(of_method, results.metric))
+        for method, of_method in values.items()
+    }
+    for method in sorted(values, key=lambda name: places[name]):
         draws = len({record.run.draw for record in results.methods[method]})
+        sees = results.rows[method].sees
         for name, by_trial in values[method].items():
             numbers = float(by_trial.mean()), _stderr(by_trial), len(by_trial)
-            yield (results.title, rule, method, name, *numbers, draws)
+            yield (results.title, rule, method, name, *numbers, draws, sees)
 
 
-def _place(
-    method: str, values: Mapping[str, "pd.Series[float]"], metric: str
-) -> tuple[bool, bool, float]:
+def _place(values: Mapping[str, "pd.Series[float]"], metric: str) -> tuple[bool, float]:
     """Where a method stands in the table: by its mean, without one near the end."""
     mean = float(values["mean"].mean()) if "mean" in values else math.nan
     better = mean if find_metric(metric).lower_is_better else -mean
     unknown = math.isnan(mean)
-    return method.startswith(UPPER_BOUND), unknown, 0.0 if unknown else better
+    return unknown, 0.0 if unknown else better
 
 
 def _applies(column: Column, results: Results, picks: Iterable[Picks]) -> bool:
@@ -395,9 +400,9 @@ def table_caption(frame: pd.DataFrame) -> str:
     notes = [f"{metric.title}{unit} on unseen domains, {error}{best}"]
     notes += ["lower is better"] if metric.lower_is_better else []
     notes += [f"{column.name}: {column.note}" for column in columns if column.note]
-    if frame["method"].str.startswith(UPPER_BOUND).any():
-        notes.append(f"{UPPER_BOUND}: trained on the target, tested on its validation split")
-    adapted = [name for name in dict.fromkeys(frame["method"]) if sees_target_samples(name)]
+    if (frame["sees"] == "labels").any():
+        notes.append(f"{BOUND}: trained on the target, tested on its validation split")
+    adapted = list(dict.fromkeys(frame["method"][frame["sees"] == "samples"]))
     if adapted:
         have = "has" if len(adapted) == 1 else "have"
         notes.append(f"{', '.join(adapted)}: {have} seen unlabelled target samples")
@@ -416,18 +421,18 @@ def ranks(frame: pd.DataFrame) -> dict[tuple[str, str], int]:
 
     Methods whose numbers are equal, rounded as they are shown, share a rank.
 
-    >>> rows = [("x", "mean", 0.5), ("y", "mean", 0.9)]
-    >>> ranks(pd.DataFrame(rows, columns=["method", "domain", "accuracy"]))
+    >>> rows = [("x", "mean", 0.5, ""), ("y", "mean", 0.9, "")]
+    >>> ranks(pd.DataFrame(rows, columns=["method", "domain", "accuracy", "sees"]))
     {('x', 'mean'): 2, ('y', 'mean'): 1}
     """
     ranked_cells: dict[tuple[str, str], int] = {}
     metric = find_metric(shown_metric(frame))
-    for domain, cells in frame.groupby("domain", sort=False):
+    for domain, cells in frame[frame["sees"] != "labels"].groupby("domain", sort=False):
         column = find_column(str(domain))
         numbers = {
             str(method): float(format_value(accuracy, column, metric))
             for method, accuracy in zip(cells["method"], cells["accuracy"], strict=True)
-            if not math.isnan(accuracy) and not str(method).startswith(UPPER_BOUND)
+            if not math.isnan(accuracy)
         }
         ascending = lower_is_better(column, metric)
         ranked = sorted(set(numbers.values()), reverse=not ascending)

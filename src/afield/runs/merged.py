@@ -24,15 +24,13 @@ from afield.hyperparameters import with_neutral
 from afield.merging.scopes import expert_count, needs_statistics, needs_validation
 from afield.merging.state_dicts import merge
 from afield.runs.record import Run
+from afield.runs.row import MERGE_BASELINES
 from afield.runs.run_setup import TrainingState
 from afield.runs.store import Store, read_record, read_run_weights
 from afield.training.metrics import selection_score
 from afield.training.scores import Scores
 
-__all__ = ["MERGE_BASELINES", "Ensemble", "build_merged", "check_merge"]
-
-# Rows that every table of merges has beside the merges.
-MERGE_BASELINES = ("base", "best_expert", "logit_ensemble", "target_expert")
+__all__ = ["Ensemble", "build_merged", "check_merge"]
 
 
 State = Mapping[str, Tensor]

@@ -100,6 +100,11 @@ class Record:
         """The unseen domains that are tested on; the others only validate."""
         return self.run.tested or self.unseen
 
+    @property
+    def is_tested(self) -> bool:
+        """Whether the record reports on its unseen domains; a twin only validates."""
+        return bool(self.run.tested) or len(self.unseen) == 1
+
 
 @lru_cache(maxsize=100)
 def _numbers_of_true(flags: tuple[bool, ...]) -> tuple[int, ...]:

@@ -13,10 +13,12 @@ from afield.runs.selection import DEFAULT_RULES
 from afield.seeds import derive_seed
 from afield.training.metrics import find_metric
 
-__all__ = ["Run", "name_without_path"]
+__all__ = ["TARGETS", "Run", "name_without_path"]
 
 # Fields that change how a run is selected and shown, but not what is trained.
-NOT_IN_KEY = ("rules", "given", "class_names", "templates")
+NOT_IN_KEY = ("rules", "given", "class_names", "templates", "folder", "encoder")
+# The word in `given` for the targets of all folds, each a list, if domains were chosen by name.
+TARGETS = "targets"
 # Largest values; a larger one is a slip of the keyboard, and would exhaust time or memory.
 LIMITS = {"steps": 10**9, "batch": 2**20, "batch_total": 2**20, "size": 4096, "tokens": 2**14}
 # Counts that may be 0, which means 'not set'.
@@ -66,6 +68,9 @@ class Run:
     rules, given
         The selection rules that will read the record, and the settings that were chosen by hand,
         which label the row in a table. Neither changes the key.
+    folder, encoder
+        If the samples are features of a folder of images: the folder, and the frozen network that
+        computed them. Neither changes the key, because `data` identifies the features.
 
     The other fields are those of `Training`, resolved; an empty `precision` is float32.
     """
@@ -123,6 +128,8 @@ class Run:
     code: Mapping[str, str] = field(default_factory=dict)
     rules: tuple[str, ...] = DEFAULT_RULES
     given: Mapping[str, Any] = field(default_factory=dict)
+    folder: str = ""
+    encoder: str = ""
 
     def __post_init__(self) -> None:
         if not self.sources:
@@ -147,6 +154,11 @@ class Run:
     def key(self) -> str:
         """The name of the run on disk: its method, and a digest of all its fields."""
         return f"{self.method}-{_digest(self, NOT_IN_KEY)}"
+
+    @property
+    def data_name(self) -> str:
+        """The name of the data to show: that of the folder, if the samples are features of it."""
+        return self.folder or PurePath(self.dataset).name.removesuffix(".npz")
 
     @property
     def is_derived(self) -> bool:
@@ -191,7 +203,7 @@ def name_without_path(name: str) -> str:
     >>> name_without_path("/home/ada/resnet18.safetensors")
     'resnet18.safetensors'
     """
-    family = "hf:" * name.startswith("hf:")
+    family = "hf:" if name.startswith("hf:") else ""
     source, mark, options = name.removeprefix(family).partition("?")
     if not source.startswith(("/", "./", "../", "~/")):
         return name

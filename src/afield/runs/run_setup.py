@@ -27,6 +27,7 @@ from afield.networks.precision import lower_precision
 from afield.runs.record import Run
 from afield.runs.run_data import Evaluations, RunData, TextLengths, training_rows
 from afield.runs.store import read_run_inputs, read_run_weights
+from afield.training.adaptation import Adaptation
 from afield.training.average import Average
 from afield.training.method import Learner, Method, Task
 from afield.training.optimizers import make_schedule, optimizer_factory, schedule_in_steps
@@ -39,6 +40,7 @@ __all__ = [
     "code_digest",
     "load_domains",
     "make_stream",
+    "run_adaptation",
     "run_prompts",
     "set_up",
     "set_up_on",
@@ -215,6 +217,13 @@ def run_prompts(run: Run, dataset: DomainSet) -> Prompts:
             "again"
         )
     return prompts
+
+
+def run_adaptation(run: Run) -> Adaptation:
+    """The adaptation of an adapted run, with its settings."""
+    kind = registry.find("adaptations", run.adaptation)
+    adaptation: Adaptation = build(kind, with_neutral(kind, run.adaptation_params))
+    return adaptation
 
 
 def load_domains(dataset: DomainSet, run: Run, root: Path | None = None) -> dict[str, Domain]:

@@ -1,7 +1,17 @@
 """Do a run and return its record, reproducibly.
 
+    trained    set up data, network, method and batches; continue from the last snapshot, if there
+               is one; train, and evaluate the unseen domains at the checkpoints that rules read
+    merged     a network from the weights of a base and of experts (`merged`)
+    adapted    the model of a finished run, predicting with a test-time adaptation: it sees the
+               samples of every domain in batches, without labels
+
 The record is a function of the run's key. If `execute` is killed at any moment and started again,
 it continues from its last snapshot and produces the same bytes as an uninterrupted run.
+
+A merged or adapted run has one checkpoint, which every rule reads. It uses the weights that its
+base kept: those of the checkpoint that is best on the sources' validation splits, or on the
+validation domains.
 """
 
 import logging
@@ -10,18 +20,30 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from afield import registry
 from afield.compute import deterministic, find_device, hostname, track_peak_memory
 from afield.data.domains import data_root
+from afield.data.lookup import find_dataset
 from afield.errors import AfieldError, SpecError
 from afield.networks.compilation import check_compiler, compiled_run
 from afield.networks.precision import check_precision
+from afield.runs.merged import build_merged
 from afield.runs.record import Progress, Record, Run
-from afield.runs.run_setup import Machine, TrainingState, set_up, versions
+from afield.runs.row import Row
+from afield.runs.run_setup import (
+    Machine,
+    TrainingState,
+    load_domains,
+    run_adaptation,
+    set_up,
+    versions,
+)
 from afield.runs.selection import RULES, selection_value, validation_accuracy
 from afield.runs.store import Store
 from afield.seeds import capture_rng_state, restore_rng_state
@@ -77,27 +99,28 @@ def execute(
     """
     if not 1 <= threads <= (os.cpu_count() or 1):
         raise SpecError(f"threads={threads}: this machine has {os.cpu_count()} cores")
-    if run.is_derived:
-        option = "--adapt" if run.adaptation else "--merges"
-        raise SpecError(f"{run.key}: this model is not trained; bench with {option} makes it")
     where = find_device(device)
     check_precision(run.precision, where)
-    if run.compile:
+    compiles = run.compile and not run.is_derived
+    if compiles:
         check_compiler()
     with store.claim(run, wait=wait):
         stored = store.get(run)
         if stored is not None:
             return stored
         run = store.with_stored_rules(run)
-        store.fetch(*filter(None, [run.base]))
-        compiling = compiled_run(run.method, run.backbone) if run.compile else nullcontext()
+        store.fetch(*filter(None, [run.base]), *run.experts)
+        compiling = compiled_run(run.method, run.backbone) if compiles else nullcontext()
         exact = deterministic(threads, inexact=run.inexact)
         with exact, compiling, track_peak_memory(where) as peak:
             machine = Machine(where, threads, root or data_root(), store.root)
-            work = _resume(run, store, machine)
-            _train(work, store, snapshot_seconds, watch)
-            _evaluate_unseen(work)
-            _report_broken_losses(work)
+            if run.is_derived:
+                work = _derive(run, store, machine)
+            else:
+                work = _resume(run, store, machine)
+                _train(work, store, snapshot_seconds, watch)
+                _evaluate_unseen(work)
+                _report_broken_losses(work)
         record = Record(
             run=run,
             checkpoints=tuple(work.checkpoints),
@@ -111,6 +134,43 @@ def execute(
         )
         store.put(record, work.best, parts=work.best_parts, inputs=work.inputs)
         return record
+
+
+def _derive(run: Run, store: Store, machine: Machine) -> TrainingState:
+    """Make the model of a merged or adapted run, and evaluate it once."""
+    started = time.monotonic()
+    work = set_up(run, machine)
+    logs: Mapping[str, float] = {}
+    model: nn.Module
+    if run.adaptation:
+        model = run_adaptation(run).predictor(work.learner.model.eval())
+    else:
+        model, logs = build_merged(run, work, store)
+        # An adapted run has the weights of its base; what it learns about a domain is not kept.
+        work.best = model.state_dict()
+    work.checkpoints = [replace(_only_checkpoint(work, model), logs=logs)]
+    work.seconds = time.monotonic() - started
+    return work
+
+
+def _only_checkpoint(work: TrainingState, model: nn.Module) -> Checkpoint:
+    """The only checkpoint of a derived run, with the scores that every rule reads."""
+    run, evaluations = work.run, work.evaluations
+    checkpoint = Checkpoint(run.steps, evaluations.evaluate(model), {})
+    checkpoint = evaluations.add_scores(checkpoint, model, evaluations.last)
+    # The best checkpoint is also the last one, so most of its scores are there already.
+    if not set(evaluations.best.keys) <= set(evaluations.last.keys):
+        checkpoint = evaluations.add_scores(checkpoint, model, evaluations.best)
+    if not Row.of(run).is_bound:
+        return checkpoint
+    # The upper bound was trained on the main split of its targets, so it is scored on their probe
+    # split. With official lists, the main split is the test list, which is not trained on.
+    domains = load_domains(find_dataset(run.dataset, work.machine.root), run, work.machine.root)
+    listed = [n for n in domains if domains[n].test is not None and run.split != "random"]
+    unseen = run.tested or [n for n in checkpoint.scores if n not in run.sources]
+    split = [name for name in unseen if name not in listed]
+    on_probe = {n: replace(checkpoint.scores[n], main=checkpoint.scores[n].probe) for n in split}
+    return replace(checkpoint, scores={**checkpoint.scores, **on_probe})
 
 
 def _train(

@@ -13,7 +13,6 @@ from afield import own_code, registry
 from afield.data.sources.listing import current_listing, join_listing
 from afield.errors import AfieldError
 from afield.own_code import Code
-from afield.runs.derived import execute_derived
 from afield.runs.pools import Local, Pool
 from afield.runs.record import Failure, Record, Run
 from afield.runs.run_setup import code_digest
@@ -96,7 +95,7 @@ def _attempt(
     try:
         own_code.restore(codes)
         join_listing(listing)
-        return (execute_derived if run.is_derived else execute)(run, store, wait=wait, **options)
+        return execute(run, store, wait=wait, **options)
     except BusyError:
         return run
     except Exception as error:  # noqa: BLE001  a failing run, whatever the reason, stops no other

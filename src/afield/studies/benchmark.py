@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 from afield import registry
 from afield.errors import AfieldError, DataError, SpecError, UnknownNameError
 from afield.runs.selection import describe_rules
-from afield.studies.domain_choice import DomainChoice, check_domain_options
+from afield.studies.protocol import DomainChoice, Protocol
 
 if TYPE_CHECKING:
     from afield.runs.pools import Pool
     from afield.runs.record import Run
 
-__all__ = ["DEFAULT_MERGES", "DEFAULT_METHODS", "DEFAULT_VALIDATE", "OPTIONS", "START"]
+__all__ = ["DEFAULT_MERGES", "DEFAULT_METHODS", "OPTIONS", "START"]
 __all__ += ["Benchmark", "build_validated", "check_classes_choice", "check_start", "make_benchmark"]
 __all__ += ["read_benchmark", "read_toml"]
 
@@ -216,8 +216,6 @@ def build_validated(kind: type[T], values: Mapping[str, Any]) -> T:
 # The command line reads the options from here: nothing imports torch before a benchmark is made.
 
 
-# The share of the domains to validate on, if a share is held out.
-DEFAULT_VALIDATE = 0.1
 # Trials or draws; no store could hold more.
 MAX_REPETITIONS = 10_000
 
@@ -331,13 +329,11 @@ class Benchmark:
     def __post_init__(self) -> None:
         for name, option in OPTIONS.items():
             option.check(name, getattr(self, name))
-        check_domain_options(
-            self.domain_choice,
-            hold_out=self.hold_out,
-            validate=self.validate,
-            train_on=self.train_on,
-            merges=self.merges,
-        )
+        if self.merges and self.hold_out:
+            raise SpecError("--merges leaves each domain out once; remove --hold-out")
+        if self.merges and self.single_source:
+            raise SpecError("--merges needs several sources; remove --single-source")
+        _ = self.protocol
         expert_options = self.base_steps or self.expert_draws
         if not self.merges and (expert_options or set(self.expert_method) != {"erm"}):
             raise SpecError("--expert-method, --expert-draws and --base-steps need --merges")
@@ -348,9 +344,17 @@ class Benchmark:
         self.pool()
 
     @property
-    def domain_choice(self) -> DomainChoice:
-        """The domains that are chosen by name."""
-        return DomainChoice(self.targets, self.sources, self.validate_on, self.single_source)
+    def protocol(self) -> Protocol:
+        """How the domains are divided, how often, and by which rules models are selected."""
+        return Protocol(
+            DomainChoice(self.targets, self.sources, self.validate_on, self.single_source),
+            self.hold_out,
+            self.validate,
+            self.train_on,
+            trials=self.trials,
+            draws=self.draws,
+            rules=self.rules,
+        )
 
     def runs(self) -> "list[Run]":
         """All runs of the benchmark, after reading and checking the data."""

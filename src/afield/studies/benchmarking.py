@@ -7,11 +7,9 @@ the function that writes the report is an argument; `afield.bench` and the comma
 
 import logging
 import os
-import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +24,10 @@ from afield.runs.sweep import complete, sort_outcomes
 from afield.runs.tensorboard import TensorBoardWriter
 from afield.runs.thumbnails import keep_thumbnails
 from afield.studies.benchmark import Benchmark
+from afield.studies.commands import benchmark_command
 from afield.studies.planning import plan_runs, plan_training
 
-__all__ = ["Observer", "run_benchmark", "shell_command", "train"]
+__all__ = ["Observer", "run_benchmark", "train"]
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +97,7 @@ def run_benchmark(
     with observer.planning():
         runs = plan(benchmark)
     place.prepare()
-    written = _write_plan(runs, place, command or shell_command(benchmark))
+    written = _write_plan(runs, place, command or benchmark_command(benchmark))
     options |= {"threads": benchmark.threads, "device": benchmark.device or None}
     outcomes = complete(runs, place, pool=pool, **options)
     ordered = sort_outcomes(runs, observer.follow(outcomes, runs, place, written))
@@ -107,27 +106,6 @@ def run_benchmark(
         keep_thumbnails(runs, place)
         _write_report(report, place, observer)
     return ordered
-
-
-def shell_command(benchmark: Benchmark) -> str:
-    """The command line that asks for a benchmark.
-
-    >>> from afield.studies.benchmark import make_benchmark
-    >>> shell_command(make_benchmark("spirals", "erm", trials=1, steps=10))
-    'afield bench spirals --methods erm --trials 1 --set steps=10'
-    """
-    words = ["afield", "bench", *benchmark.dataset]
-    for option in fields(benchmark):
-        value = getattr(benchmark, option.name)
-        if option.name in ("dataset", "settings") or value == option.default:
-            continue
-        prefix = "--no-" if value is False else "--"
-        words.append(f"{prefix}{option.name.replace('_', '-')}")
-        if not isinstance(value, bool):
-            words.append(",".join(map(str, value)) if isinstance(value, tuple) else str(value))
-    for name, value in benchmark.settings.items():
-        words += ["--set", f"{name}={value}"]
-    return shlex.join(words)
 
 
 def _write_plan(runs: Sequence[Run], store: Store, command: str) -> Plan:

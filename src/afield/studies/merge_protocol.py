@@ -14,7 +14,7 @@ The experts of a CLIP are the same for all targets, because its base uses no dom
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,10 +32,11 @@ from afield.merging.scopes import scale_of
 from afield.merging.state_dicts import merge as merge_by
 from afield.networks.backbone import find_backbone, network
 from afield.networks.inference import compute_outputs
-from afield.runs.merged import MERGE_BASELINES, check_merge
+from afield.runs.merged import check_merge
 from afield.runs.record import Run
+from afield.runs.row import MERGE_BASELINES
 from afield.runs.selection import DEFAULT_RULES, RULES
-from afield.studies.domain_choice import ALL_DOMAINS, DomainChoice, Fold
+from afield.studies.protocol import Fold, Protocol
 from afield.studies.settings import (
     Settings,
     check_counts,
@@ -204,11 +205,8 @@ class _Plan:
 def merging_runs(
     dataset: DomainSet,
     merges: Sequence[str],
+    protocol: Protocol,
     *,
-    choice: DomainChoice = ALL_DOMAINS,
-    trials: int = 3,
-    draws: int = 1,
-    rules: Sequence[str] = DEFAULT_RULES,
     average: str = "last",
     expert_method: Sequence[str] = ("erm",),
     base_steps: int | None = None,
@@ -221,12 +219,13 @@ def merging_runs(
 
     Parameters
     ----------
-    dataset, merges
-        The dataset, and the names of the merges.
+    dataset, merges, protocol
+        The dataset, the names of the merges, and how the domains are divided. Draws vary the
+        settings of the merges, with the same experts.
     baselines
         Whether to add the base, the best expert, the ensemble and the target's expert.
-    choice, trials, draws, rules, average
-        As in `leave_one_out`; draws vary the settings of the merges, with the same experts.
+    average, known_classes
+        As in `method_runs`; base, experts and merged models of a target have the same classes.
     expert_method
         The method that trains one expert per domain, or several methods with one expert each.
     base_steps
@@ -234,18 +233,16 @@ def merging_runs(
     expert_draws
         Number of draws of one method to merge; 0 trains one expert per domain or method.
     settings
-        As in `leave_one_out`, for the experts' training, and those of merges, such as
+        As in `method_runs`, for the experts' training, and those of merges, such as
         ``score.tau``; ``score.scale`` multiplies the merged delta (by default the merge's usual
         scale).
-    known_classes
-        As in `leave_one_out`; base, experts and merged models of a target have the same classes.
     """
-    folds = choice.folds(dataset)
+    folds, rules = protocol.folds(dataset), protocol.rules or DEFAULT_RULES
     sources = min(len(fold.sources) for fold in folds)
     check_merging(
         dataset, merges, expert_method, expert_draws, settings or {}, average, sources=sources
     )
-    check_counts(trials=trials, draws=draws, base_steps=base_steps)
+    check_counts(base_steps=base_steps)
     usable = tuple(rule for rule in rules if not RULES[rule].needs_twins) or DEFAULT_RULES
     if set(rules) - set(usable):
         log.warning("merges are selected by %s: other rules need twins", " and ".join(usable))
@@ -253,14 +250,17 @@ def merging_runs(
     shared = (average, base_steps, expert_draws, settings or {}, known_classes, baselines)
     plan = _Plan(dataset, methods, *shared)
     runs: dict[str, Run] = {}
-    for trial in range(trials):
+    for trial in protocol.trial_numbers:
         for fold in folds:
-            for run in _of_fold(plan, replace(fold, rules=usable), trial, merges, draws):
+            usable_fold = replace(fold, rules=usable)
+            for run in _of_fold(plan, usable_fold, trial, merges, protocol.draw_numbers):
                 runs.setdefault(run.key, run)
     return sorted(runs.values(), key=lambda run: (run.trial, run.order))
 
 
-def _of_fold(plan: _Plan, fold: Fold, trial: int, merges: Sequence[str], draws: int) -> list[Run]:
+def _of_fold(
+    plan: _Plan, fold: Fold, trial: int, merges: Sequence[str], draws: Iterable[int]
+) -> list[Run]:
     """The runs of one division of the domains in one trial."""
     sources, rules = fold.sources, fold.rules
     base = plan.base(sources, trial)
@@ -276,7 +276,7 @@ def _of_fold(plan: _Plan, fold: Fold, trial: int, merges: Sequence[str], draws: 
         unused=fold.unused,
         given={**_row_label(plan, base, experts), **fold.given},
     )
-    merged = [_merged(plan, template, name, draw) for name in merges for draw in range(draws)]
+    merged = [_merged(plan, template, name, draw) for name in merges for draw in draws]
     compared = _baselines(plan, template, fold, base) if plan.baselines else []
     return [base, *experts, *compared, *merged]
 

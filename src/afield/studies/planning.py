@@ -3,41 +3,36 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from afield import own_code, registry
-from afield.data.domains import DomainSet, source_classes
+from afield.data.domains import ClassesByDomain, DomainSet, source_classes
 from afield.data.lookup import find_dataset
 from afield.data.sources.tables import name_columns
 from afield.errors import IncompatibleMethodError, SpecError
-from afield.hyperparameters import build, validate_values
+from afield.hyperparameters import build, defaults, draw_values, validate_values, without_neutral
 from afield.merging.scopes import merges_weights
 from afield.runs.record import Run
-from afield.runs.selection import default_rules, resolve_rules
+from afield.runs.selection import DEFAULT_RULES, RULES
 from afield.studies.benchmark import (
     DEFAULT_MERGES,
     DEFAULT_METHODS,
-    DEFAULT_VALIDATE,
     START,
     Benchmark,
     check_start,
 )
-from afield.studies.combinations import (
-    adapted_runs,
+from afield.studies.checks import (
     check_data_and_network,
-    possible_runs,
-)
-from afield.studies.domain_choice import Fold
-from afield.studies.features import use_features
-from afield.studies.known_classes import (
     check_unseen_classes,
+    possible_runs,
     read_classes,
     with_classes_choice,
 )
+from afield.studies.features import use_features
 from afield.studies.merge_protocol import merging_runs
-from afield.studies.protocol import divide, hold_out, in_fold, leave_one_out, start_run
+from afield.studies.protocol import Fold, Protocol
 from afield.studies.settings import (
     Settings,
     check_settings,
@@ -46,9 +41,13 @@ from afield.studies.settings import (
     settings_of,
 )
 
-__all__ = ["check_run", "plan_run", "plan_runs", "plan_training"]
+__all__ = ["adapted_runs", "check_run", "method_runs", "plan_run", "plan_runs", "plan_training"]
+__all__ += ["training_runs"]
 
 log = logging.getLogger(__name__)
+
+# Rows of merges that are not one network, or have seen the labels of the target.
+NOT_ADAPTED = ("logit_ensemble", "target_expert")
 
 
 def plan_runs(benchmark: Benchmark, *, check_inputs: bool = True) -> list[Run]:
@@ -75,42 +74,198 @@ def plan_training(
     method: str,
     *,
     target: str | Sequence[str] = (),
+    trial: int = 0,
+    draw: int = 0,
+    average: str = "last",
     classes: str | None = None,
     finetune: bool | None = None,
     start: str = "",
-    **options: Any,
+    settings: Settings | None = None,
 ) -> list[Run]:
     """The run that trains on all domains but the target, after the one that fits its start, if any.
 
-    `classes`, `finetune` and `start` are as in a benchmark; `options` are as in `resolve_run`.
+    `trial` and `draw` are the numbers of the repetition and of the hyperparameter sample; the other
+    options are those of a benchmark.
     """
-    check_start(start)
     domain_set = find_dataset(dataset)
     domain_set.check_available()
-    given = options.get("settings") or {}
-    domain_set, settings = use_features(domain_set, given, finetune=finetune)
-    targets = (target,) if isinstance(target, str) else tuple(target)
-    sources = domain_set.without(*targets)
-    known = read_classes(domain_set, settings, classes) if targets else None
-    own = source_classes(domain_set, known, sources)
-    of_start = [name for name in settings if start and name.startswith(f"{start}.")]
-    options["settings"] = {k: v for k, v in settings.items() if k not in of_start}
-    run = resolve_run(domain_set, method, sources, classes=own, **options)
-    (run,) = with_classes_choice([run], domain_set, classes)
-    check_unseen_classes(domain_set, [run])
-    _log_dataset_settings(domain_set, [run.method], run.average, settings)
-    check_data_and_network(domain_set, run)
-    runs = [run]
-    if start:
-        fold = Fold(sources, classes=run.classes)
-        base = start_run(domain_set, fold, run.trial, settings)
-        runs = [base, in_fold(run, fold, base)]
-    possible_runs(domain_set, runs[-1:], every=False)
-    return runs
+    domain_set, settings = use_features(domain_set, settings or {}, finetune=finetune)
+    left_out = (target,) if isinstance(target, str) else tuple(target)
+    protocol = Protocol(left_out=left_out, trials=1, first_trial=trial, first_draw=draw)
+    return training_runs(
+        domain_set,
+        method,
+        protocol,
+        average=average,
+        classes=classes,
+        start=start,
+        settings=settings,
+    )
+
+
+def training_runs(
+    dataset: DomainSet,
+    method: str,
+    protocol: Protocol,
+    *,
+    average: str,
+    start: str,
+    settings: Settings,
+    classes: str | None = None,
+) -> list[Run]:
+    """The runs of one training, checked: that of a protocol with `left_out`, after its start."""
+    check_start(start)
+    known = read_classes(dataset, settings, classes) if protocol.left_out else None
+    *starts, run = method_runs(
+        dataset,
+        [method],
+        protocol,
+        average=average,
+        start=start,
+        settings=settings,
+        known_classes=known,
+    )
+    (run,) = with_classes_choice([run], dataset, classes)
+    check_unseen_classes(dataset, [run])
+    _log_dataset_settings(dataset, [method], average, settings)
+    check_data_and_network(dataset, run)
+    possible_runs(dataset, [run], every=False)
+    return [*starts, run]
+
+
+def method_runs(
+    dataset: DomainSet,
+    methods: Sequence[str],
+    protocol: Protocol,
+    *,
+    average: str = "last",
+    start: str = "",
+    settings: Settings | None = None,
+    known_classes: ClassesByDomain | None = None,
+) -> list[Run]:
+    """The runs that train methods on every fold of a protocol, after those that fit their starts.
+
+    A rule that needs twins (leave-one-domain-out validation) adds the runs that leave out each pair
+    of domains.
+
+    Parameters
+    ----------
+    dataset, methods, protocol
+        The dataset, the names of the methods, and how the domains are divided.
+    average, settings
+        The weight averaging, and settings that differ from the defaults: ``steps``, ``every``,
+        ``batch``, ``lr``, ``weight_decay``, ``backbone``, or those of a method or average, such as
+        ``vrex.penalty``.
+    start
+        ``linear_probe``: training starts from a head fitted on frozen features. Empty: from the
+        network's own first weights.
+    known_classes
+        The classes that each domain has: a fold, with its twins, has outputs for the classes of its
+        sources only. None means outputs for all classes of the dataset.
+
+    Examples
+    --------
+    >>> from afield.data.lookup import find_dataset
+    >>> len(method_runs(find_dataset("rotated_digits"), ["erm", "vrex"], Protocol(trials=1)))
+    12
+    """
+    settings = settings or {}
+    check_settings(settings, [*methods, average, *filter(None, [start])])
+    protocol = protocol.resolved(dataset, whole=reports_whole(settings))
+    twin_rules = _twin_rules(dataset, protocol, settings)
+    bases: dict[str, Run] = {}
+    runs = []
+    for trial in protocol.trial_numbers:
+        folds = [
+            replace(fold, classes=source_classes(dataset, known_classes, fold.sources))
+            for fold in protocol.folds(dataset, trial)
+        ]
+        folds += _twins(dataset, folds, twin_rules) if twin_rules else []
+        for draw in protocol.draw_numbers:
+            for fold in folds:
+                base = _start_run(dataset, fold, trial, settings) if start else None
+                bases |= {base.key: base} if base else {}
+                for method in methods:
+                    run = resolve_run(
+                        dataset,
+                        method,
+                        fold.sources,
+                        trial=trial,
+                        draw=draw,
+                        rules=fold.rules,
+                        average=average,
+                        settings=settings_of(settings, method, average),
+                        tested=fold.tested,
+                        classes=fold.classes,
+                    )
+                    runs.append(_in_fold(run, fold, base))
+    return [*bases.values(), *runs]
+
+
+def _twin_rules(dataset: DomainSet, protocol: Protocol, settings: Settings) -> tuple[str, ...]:
+    """The rules of a protocol that need twins, checked."""
+    rules = tuple(rule for rule in protocol.rules if RULES[rule].needs_twins)
+    if rules and len(dataset.domains) < 3:
+        raise SpecError(
+            f"{dataset.name} has {len(dataset.domains)} domains: the rule {rules[0]} needs three, "
+            f"so that one is left to train on; use --rules {','.join(DEFAULT_RULES)}"
+        )
+    if rules and settings.get("epochs"):
+        raise SpecError(
+            f"epochs: the rule {rules[0]} compares runs at the same step, and epochs take other "
+            "numbers of steps on other domains; use --steps"
+        )
+    return rules
+
+
+def _twins(dataset: DomainSet, folds: Sequence[Fold], rules: tuple[str, ...]) -> list[Fold]:
+    """The folds that leave out one more source than these; they have the classes of these.
+
+    A pair of domains whose folds have different classes has two twins.
+    """
+    by_target = {dataset.without(*fold.sources)[0]: fold for fold in folds}
+    twins = []
+    for pair in combinations(dataset.domains, 2):
+        related = [by_target[name] for name in pair if name in by_target]
+        for fold in {fold.classes: fold for fold in reversed(related)}.values():
+            sources = dataset.without(*pair)
+            twins.append(Fold(sources, rules, given=fold.given, classes=fold.classes))
+    return twins
+
+
+def _start_run(dataset: DomainSet, fold: Fold, trial: int, settings: Settings) -> Run:
+    """The run that fits the head from which the runs of a fold start."""
+    # The head belongs to the network that is trained afterwards.
+    network = {"backbone": dataset.training.backbone}
+    once = {"steps": 1, "every": 1, "epochs": 0.0}
+    run = resolve_run(
+        dataset,
+        START,
+        fold.sources,
+        trial=trial,
+        settings={**network, **settings_of(settings, START), **once},
+        tested=fold.tested,
+        classes=fold.classes,
+    )
+    return replace(run, role="base", unused=fold.unused, given={})
+
+
+def _in_fold(run: Run, fold: Fold, base: Run | None) -> Run:
+    """The run with the base, the unused domains and the label of its fold."""
+    run = replace(run, unused=fold.unused, given={**run.given, **fold.given})
+    if base is None:
+        return run
+    start: dict[str, Any] = {"start": base.method}
+    usual = defaults(registry.find("methods", base.method))
+    start |= {f"{base.method}.{k}": v for k, v in base.params.items() if v != usual[k]}
+    return replace(run, base=base.key, given={**run.given, **start})
 
 
 def check_run(run: Run) -> None:
     """Check a run that was read from a record as strictly as one that is planned."""
+    if run.is_derived:
+        option = "--adapt" if run.adaptation else "--merges"
+        raise SpecError(f"{run.key}: this model is not trained; bench with {option} makes it")
     own_code.check(run.code, run.key)
     dataset = find_dataset(run.dataset)
     dataset.check_available()
@@ -141,7 +296,7 @@ def _with_defaults(benchmark: Benchmark, dataset: DomainSet) -> Benchmark:
         return benchmark
     plain = not (benchmark.hold_out or benchmark.start or benchmark.average != "last")
     plain = plain and not benchmark.single_source and len(dataset.domains) > 2
-    folds = benchmark.domain_choice.folds(dataset) if plain else []
+    folds = benchmark.protocol.choice.folds(dataset) if plain else []
     mergeable = bool(folds) and min(len(fold.sources) for fold in folds) > 1
     merges = DEFAULT_MERGES if mergeable else ()
     return replace(benchmark, methods=DEFAULT_METHODS, merges=merges)
@@ -158,15 +313,9 @@ def _plan_dataset(asked: Benchmark, name: str, *, check_inputs: bool) -> list[Ru
     # Methods that nobody asked for by name are left out where they do not fit.
     every = not asked.methods or "all" in asked.methods
     methods = _methods(benchmark)
-    shares = _shares(benchmark)
-    choice = benchmark.domain_choice
-    division = divide(dataset, **shares) if benchmark.hold_out else choice.division(dataset)
-    division = replace(division, whole=reports_whole(benchmark.settings))
+    protocol = benchmark.protocol.resolved(dataset, whole=reports_whole(benchmark.settings))
     shared: dict[str, Any] = {
-        "trials": benchmark.trials,
-        "draws": benchmark.draws,
         "average": benchmark.average,
-        "rules": resolve_rules(benchmark.rules or default_rules(division), division),
         "known_classes": read_classes(dataset, benchmark.settings, benchmark.classes),
     }
     experts = list(dict.fromkeys(benchmark.expert_method)) if benchmark.merges else []
@@ -180,15 +329,21 @@ def _plan_dataset(asked: Benchmark, name: str, *, check_inputs: bool) -> list[Ru
     runs: list[Run] = []
     if methods:
         settings = settings_of(benchmark.settings, *methods, benchmark.start, benchmark.average)
-        planner = _planner(benchmark, dataset, settings=settings, start=benchmark.start, **shared)
-        runs += _fitting_methods(planner, methods) if every else planner(methods)
+        training = {"start": benchmark.start, "settings": settings, **shared}
+
+        def plan(names: list[str]) -> list[Run]:
+            return method_runs(dataset, names, protocol, **training)
+
+        runs += _fitting_methods(plan, methods) if every else plan(methods)
     if benchmark.merges:
         settings = settings_of(benchmark.settings, *merge_owners, benchmark.average)
         chosen: dict[str, Any] = {"expert_method": experts, "base_steps": benchmark.base_steps}
         chosen |= {"expert_draws": draws, "baselines": bool(asked.merges)}
-        runs += merging_runs(dataset, merges, choice=choice, settings=settings, **chosen, **shared)
+        runs += merging_runs(dataset, merges, protocol, settings=settings, **chosen, **shared)
     runs = with_classes_choice(runs, dataset, benchmark.classes)
     runs += adapted_runs(runs, adaptations, benchmark.settings)
+    if asked.finetune is False:
+        runs = [replace(run, given={**run.given, "finetune": False}) for run in runs]
     return _checked_runs(dataset, runs, every=every) if check_inputs else runs
 
 
@@ -222,7 +377,8 @@ def _log_dataset_settings(
 
 def _published_task(benchmark: Benchmark, dataset: DomainSet) -> Benchmark:
     """The benchmark with the domains of a dataset's published task, unless it names others."""
-    if not dataset.test_domains or benchmark.domain_choice or benchmark.hold_out:
+    asked = benchmark.protocol
+    if not dataset.test_domains or asked.choice or asked.hold_out:
         return benchmark
     return replace(
         benchmark,
@@ -232,40 +388,11 @@ def _published_task(benchmark: Benchmark, dataset: DomainSet) -> Benchmark:
     )
 
 
-def _shares(benchmark: Benchmark) -> dict[str, Any]:
-    validate = DEFAULT_VALIDATE if benchmark.validate is None else benchmark.validate
-    return {"hold_out": benchmark.hold_out, "validate": validate}
-
-
-def _planner(
-    benchmark: Benchmark, dataset: DomainSet, **options: Any
-) -> Callable[[list[str]], list[Run]]:
-    """The protocol of a benchmark, as a function of the methods."""
-    if not benchmark.hold_out:
-        return partial(leave_one_out, dataset, choice=benchmark.domain_choice, **options)
-    return partial(
-        hold_out,
-        dataset,
-        train_on=[_source_count(number) for number in benchmark.train_on],
-        **_shares(benchmark),
-        **options,
-    )
-
-
-def _source_count(number: int | str) -> int | str:
-    """A number of domains, or ``all``."""
-    if number == "all":
-        return "all"
-    if not str(number).isdecimal():
-        raise SpecError(f"--train-on {number}: write numbers of domains, such as 5,10,all")
-    return int(number)
-
-
-def _fitting_methods(planner: Callable[[list[str]], list[Run]], names: list[str]) -> list[Run]:
+def _fitting_methods(plan: Callable[[list[str]], list[Run]], names: list[str]) -> list[Run]:
     """The runs of all methods that can train on these domains; the others are logged."""
     while True:
         try:
-            return planner(names)
+            return plan(names)
         except IncompatibleMethodError as error:
             names = [name for name in names if name != error.method]
             log.warning("left out: %s", error)
@@ -275,7 +402,44 @@ def _fitting_merges(dataset: DomainSet, benchmark: Benchmark, methods: int) -> l
     """The named merges; ``all`` stands for those that need no statistics and fit the experts."""
     if "all" not in benchmark.merges:
         return list(dict.fromkeys(benchmark.merges))
-    sources = (len(fold.sources) for fold in benchmark.domain_choice.folds(dataset))
+    sources = (len(fold.sources) for fold in benchmark.protocol.choice.folds(dataset))
     experts = min(sources) if methods == 1 else methods
     merges = {name: registry.find("merges", name) for name in registry.names("merges")}
     return [name for name, merge in merges.items() if merges_weights(merge, experts)]
+
+
+def adapted_runs(
+    runs: Sequence[Run], adaptations: Sequence[str], settings: Settings | None = None
+) -> list[Run]:
+    """The runs that adapt the model of every row of a table, once with each adaptation.
+
+    Parameters
+    ----------
+    runs
+        Runs of a benchmark; bases and experts are not adapted.
+    adaptations
+        Names of test-time adaptations.
+    settings
+        Settings of adaptations that differ from the defaults, such as ``t3a.keep``.
+    """
+    rows = [run for run in runs if run.role in ("", "merged") and run.method not in NOT_ADAPTED]
+    return [_adapted(run, name, settings or {}) for name in adaptations for run in rows]
+
+
+def _adapted(run: Run, name: str, settings: Settings) -> Run:
+    kind = registry.find("adaptations", name)
+    own = {k.partition(".")[2]: v for k, v in settings.items() if k.startswith(f"{name}.")}
+    chosen = validate_values(kind, own, name)
+    params = {**draw_values(kind, draw=run.draw, trial=run.trial), **chosen}
+    build(kind, params)
+    usual = defaults(kind)
+    given = {f"{name}.{key}": v for key, v in chosen.items() if v != usual[key]}
+    return replace(
+        run,
+        role="adapted",
+        base=run.key,
+        adaptation=name,
+        adaptation_params=without_neutral(kind, params),
+        given={**run.given, **given},
+        code={**run.code, **own_code.digests(("adaptations", name))},
+    )

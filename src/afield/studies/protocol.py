@@ -1,198 +1,297 @@
-"""Which runs a benchmark needs: each domain left out once, or a share of many domains held out."""
+"""How a question is asked: which domains are trained and tested on, how often, and by which rules.
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from itertools import combinations
-from typing import Any
+    leave one out     each domain is the target once (the default)
+    named domains     the targets, sources and validation domains are given by name
+    single source     each domain is the only source once, and all others are targets
+    hold out          a share of many domains is held out at once, other domains in every trial
+    one training      some domains are left out of a single training, or none
 
-import numpy as np
+A `Protocol` is a value: `bench`, `fit` and `train` plan their runs from one. What it does not need
+is torch, so that the command line can read it.
+"""
 
-from afield import registry
-from afield.data.domains import ClassesByDomain, DomainSet, source_classes
-from afield.errors import SpecError
-from afield.hyperparameters import defaults
-from afield.runs.record import Run
-from afield.runs.selection import (
-    DEFAULT_RULES,
-    RULES,
-    Division,
-    default_rules,
-    resolve_rules,
-)
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from afield.errors import SpecError, UnknownNameError
+from afield.registry import hint
+from afield.runs.run import TARGETS
+from afield.runs.selection import DEFAULT_RULES, RULES, Division, default_rules, resolve_rules
 from afield.seeds import derive_seed
-from afield.studies.benchmark import START
-from afield.studies.domain_choice import ALL_DOMAINS, DomainChoice, Fold
-from afield.studies.settings import (
-    Settings,
-    check_counts,
-    check_settings,
-    reports_whole,
-    resolve_run,
-    settings_of,
-)
 
-__all__ = ["divide", "hold_out", "in_fold", "leave_one_out", "start_run"]
+if TYPE_CHECKING:
+    from afield.data.domains import DomainSet
+    from afield.runs.record import Record
+
+Names = tuple[str, ...]
+# The share of the domains to validate on, if a share is held out.
+DEFAULT_VALIDATE = 0.1
 
 
-def leave_one_out(
-    dataset: DomainSet,
-    methods: Sequence[str],
-    *,
-    choice: DomainChoice = ALL_DOMAINS,
-    trials: int = 3,
-    draws: int = 1,
-    rules: Sequence[str] = (),
-    average: str = "last",
-    start: str = "",
-    settings: Settings | None = None,
-    known_classes: ClassesByDomain | None = None,
-) -> list[Run]:
-    """The runs that leave each domain out once, or divide the domains as a choice says.
+@dataclass(frozen=True)
+class Fold:
+    """One division of the domains: those to train on, those to test on, the rules that read it.
 
-    A rule that needs twins (leave-one-domain-out validation) adds the runs that leave out each pair
-    of domains.
+    Without `tested` domains, all that are not sources are tested on. `unused` domains are neither
+    trained on nor evaluated; `given` labels the row in a table. `classes` are those of the sources,
+    if the dataset has more.
+    """
 
-    Parameters
+    sources: Names
+    rules: Names = ()
+    tested: Names = ()
+    unused: Names = ()
+    given: Mapping[str, Any] = field(default_factory=dict)
+    classes: Names = ()
+
+
+@dataclass(frozen=True)
+class DomainChoice:
+    """Names of the domains to test, validate and train on; empty means all that are possible."""
+
+    targets: Names = ()
+    sources: Names = ()
+    validate_on: Names = ()
+    single_source: bool = False
+
+    def __post_init__(self) -> None:
+        if self.single_source and (self.targets or self.sources):
+            other = "--targets" if self.targets else "--sources"
+            raise SpecError(
+                "--single-source trains on each domain in turn and tests on all others; remove "
+                + other
+            )
+
+    def __bool__(self) -> bool:
+        return bool(self.targets or self.sources or self.validate_on or self.single_source)
+
+    def folds(self, dataset: "DomainSet") -> list[Fold]:
+        """The divisions of a dataset's domains, checked."""
+        validating = _known(dataset, self.validate_on)
+        others = dataset.without(*validating)
+        if not others:
+            raise SpecError(f"{dataset.name}: no domain is left beside those to validate on")
+        groups = list(dict.fromkeys(_group(dataset, text) for text in self.targets))
+        named = {name for group in groups for name in group}
+        sources = _known(dataset, self.sources)
+        _check_disjoint(dataset, target=named, source=set(sources), validation=set(validating))
+        if self.single_source:
+            folds = [_fold(dataset, (n,), _except(others, n), validating) for n in others]
+        elif sources:
+            tested = _except(others, *sources)
+            if named:
+                tested = tuple(name for name in tested if name in named)
+            folds = [_fold(dataset, sources, tested, validating)]
+        else:
+            groups = groups or [(name,) for name in others]
+            folds = [_fold(dataset, _except(others, *group), group, validating) for group in groups]
+        given = {TARGETS: [list(fold.tested) for fold in folds]} if self else {}
+        return [replace(_leave_one_out(fold, dataset), given=given) for fold in folds]
+
+    def division(self, dataset: "DomainSet") -> Division:
+        """The greatest numbers of domains that a fold tests and validates on."""
+        tested = max(len(fold.tested) for fold in self.folds(dataset))
+        return Division(tested, len(set(self.validate_on)))
+
+
+# Every domain is left out once.
+ALL_DOMAINS = DomainChoice()
+
+
+def _fold(dataset: "DomainSet", sources: Names, tested: Names, validating: Names = ()) -> Fold:
+    for domains, purpose in ((sources, "train on"), (tested, "test on")):
+        if not domains:
+            raise SpecError(f"{dataset.name}: no domain is left to {purpose}; name fewer domains")
+    unused = dataset.without(*sources, *tested, *validating)
+    return Fold(sources, tested=tested, unused=unused)
+
+
+def _leave_one_out(fold: Fold, dataset: "DomainSet") -> Fold:
+    """The fold; one that leaves out a single domain is the run that others ask for as well."""
+    if len(fold.tested) == 1 and len(fold.sources) == len(dataset.domains) - 1:
+        return Fold(fold.sources)
+    return fold
+
+
+def _group(dataset: "DomainSet", text: str) -> Names:
+    """The domains of a target: one, or several that are joined by plus signs."""
+    names = [text] if text in dataset.domains else [name.strip() for name in text.split("+")]
+    return _known(dataset, names)
+
+
+def _known(dataset: "DomainSet", names: Sequence[str]) -> Names:
+    """The named domains in the order of the dataset; an unknown one is an error with a guess."""
+    for name in names:
+        if name not in dataset.domains:
+            advice = hint(name, dataset.domains)
+            raise UnknownNameError(f"{dataset.name} has no domain {name!r}; {advice}")
+    return tuple(name for name in dataset.domains if name in names)
+
+
+def _except(names: Names, *excluded: str) -> Names:
+    return tuple(name for name in names if name not in excluded)
+
+
+def _check_disjoint(dataset: "DomainSet", **roles: set[str]) -> None:
+    """Refuse a domain that has two roles."""
+    for name in dataset.domains:
+        taken = [role for role, names in roles.items() if name in names]
+        if len(taken) > 1:
+            raise SpecError(
+                f"{dataset.name}: {name!r} is both a {taken[0]} and a {taken[1]} domain; a domain "
+                "has one role in a run"
+            )
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The division of the domains, the numbers of trials and draws, and the selection rules.
+
+    Attributes
     ----------
-    dataset, methods
-        The dataset, and the names of the methods.
     choice
         The domains to test, validate and train on, by their names.
-    trials
-        Number of repetitions, each with other splits and another seed.
-    draws
-        Number of hyperparameter samples; the first one is the defaults.
-    rules
-        Names of the selection rules that will read the records; empty means the default rules for
-        this choice of domains.
-    average, settings
-        The weight averaging, and settings that differ from the defaults: ``steps``, ``every``,
-        ``batch``, ``lr``, ``weight_decay``, ``backbone``, or those of a method or average, such as
-        ``vrex.penalty``.
-    start
-        ``linear_probe``: training starts from a head fitted on frozen features; the runs that fit
-        it come first. Empty: from the network's own first weights.
-    known_classes
-        The classes that each domain has: a fold, with its twins, has outputs for the classes of its
-        sources only. None means outputs for all classes of the dataset.
-
-    Examples
-    --------
-    >>> from afield.data.lookup import find_dataset
-    >>> len(leave_one_out(find_dataset("rotated_digits"), ["erm", "vrex"], trials=1))
-    12
-    """
-    division = replace(choice.division(dataset), whole=reports_whole(settings or {}))
-    rules = resolve_rules(rules or default_rules(division), division)
-    twin_rules = tuple(rule for rule in rules if RULES[rule].needs_twins)
-    if twin_rules and len(dataset.domains) < 3:
-        raise SpecError(
-            f"{dataset.name} has {len(dataset.domains)} domains: the rule {twin_rules[0]} needs "
-            f"three, so that one is left to train on; use --rules {','.join(DEFAULT_RULES)}"
-        )
-    if twin_rules and (settings or {}).get("epochs"):
-        raise SpecError(
-            f"epochs: the rule {twin_rules[0]} compares runs at the same step, and epochs take "
-            "other numbers of steps on other domains; use --steps"
-        )
-    folds = [
-        replace(fold, rules=rules, classes=source_classes(dataset, known_classes, fold.sources))
-        for fold in choice.folds(dataset)
-    ]
-    if twin_rules:
-        folds += _twins(dataset, folds, twin_rules)
-    trial_folds = [folds for _ in range(trials)]
-    shared: dict[str, Any] = {"draws": draws, "average": average, "settings": settings}
-    return _runs(dataset, methods, trial_folds, start=start, **shared)
-
-
-def _twins(dataset: DomainSet, folds: Sequence[Fold], rules: tuple[str, ...]) -> list[Fold]:
-    """The folds that leave out one more source than these; they have the classes of these.
-
-    A pair of domains whose folds have different classes has two twins.
-    """
-    by_target = {dataset.without(*fold.sources)[0]: fold for fold in folds}
-    twins = []
-    for pair in combinations(dataset.domains, 2):
-        related = [by_target[name] for name in pair if name in by_target]
-        for fold in {fold.classes: fold for fold in reversed(related)}.values():
-            sources = dataset.without(*pair)
-            twins.append(Fold(sources, rules, given=fold.given, classes=fold.classes))
-    return twins
-
-
-def hold_out(
-    dataset: DomainSet,
-    methods: Sequence[str],
-    *,
-    hold_out: float = 0.25,
-    validate: float = 0.1,
-    train_on: Sequence[int | str] = (),
-    trials: int = 3,
-    draws: int = 1,
-    rules: Sequence[str] = (),
-    average: str = "last",
-    start: str = "",
-    settings: Settings | None = None,
-    known_classes: ClassesByDomain | None = None,
-) -> list[Run]:
-    """The runs that hold out a share of many domains, other domains in every trial.
-
-    Parameters
-    ----------
-    dataset, methods
-        The dataset, and the names of the methods.
-    hold_out, validate
-        The shares of the domains to test on and to validate on; neither is trained on.
-    train_on
-        Numbers of the remaining domains to train on, or ``"all"``. Each number is a benchmark of
+    hold_out, validate, train_on
+        If `hold_out` is above 0: the shares of the domains to test on and to validate on, and
+        numbers of the remaining domains to train on, or ``"all"``. Each number is a benchmark of
         its own with the same held-out domains; a larger number includes the domains of a smaller
         one. Empty means all remaining domains.
+    left_out
+        If not None: there is one training, on all domains but these.
+    trials, draws
+        Numbers of repetitions, each with other splits and another seed, and of hyperparameter
+        samples; the first sample is the defaults.
     rules
         Names of the selection rules that will read the records; empty means the default rules for
-        these shares.
-    trials, draws, average, start, settings, known_classes
-        As in `leave_one_out`.
+        this division of the domains.
+    first_trial, first_draw
+        The numbers from which trials and draws are counted.
     """
-    division = divide(dataset, hold_out=hold_out, validate=validate)
-    division = replace(division, whole=reports_whole(settings or {}))
-    rules = resolve_rules(rules or default_rules(division), division)
-    names, tested, count = sorted(dataset.domains), division.tested, len(dataset.domains)
-    unseen_count = tested + division.validated
-    trial_folds = []
-    for trial in range(trials):
+
+    choice: DomainChoice = ALL_DOMAINS
+    hold_out: float = 0.0
+    validate: float | None = None
+    train_on: tuple[int | str, ...] = ()
+    left_out: Names | None = None
+    trials: int = 3
+    draws: int = 1
+    rules: Names = ()
+    first_trial: int = 0
+    first_draw: int = 0
+
+    def __post_init__(self) -> None:
+        if self.validate is not None and not self.hold_out:
+            raise SpecError("--validate needs --hold-out: it is a share of the domains held out")
+        if self.train_on and not self.hold_out:
+            raise SpecError("--train-on needs --hold-out: otherwise all other domains are sources")
+        if self.choice and self.hold_out:
+            raise SpecError("--hold-out draws the domains to test on; remove it to name domains")
+        for name in ("trials", "draws"):
+            if getattr(self, name) < 1:
+                raise SpecError(f"{name}={getattr(self, name)}: at least one is needed")
+
+    @property
+    def trial_numbers(self) -> range:
+        """The numbers of the trials."""
+        return range(self.first_trial, self.first_trial + self.trials)
+
+    @property
+    def draw_numbers(self) -> range:
+        """The numbers of the hyperparameter samples."""
+        return range(self.first_draw, self.first_draw + self.draws)
+
+    def division(self, dataset: "DomainSet", *, whole: bool = False) -> Division:
+        """The numbers of domains to test and validate on; `whole` if whole domains are tested."""
+        if not self.hold_out:
+            return replace(self.choice.division(dataset), whole=whole)
+        count, validate = len(dataset.domains), self._validated_share
+        tested, validated = (
+            round(s * count) if 0 <= s < 1 else 0 for s in (self.hold_out, validate)
+        )
+        if not tested or not 0 <= validate < 1 or tested + validated >= count:
+            raise SpecError(
+                f"{dataset.name}: of {count} domains, --hold-out {self.hold_out:g} and --validate "
+                f"{validate:g} leave none to test on or none to train on; choose other shares"
+            )
+        return Division(tested, validated, whole=whole)
+
+    def resolved(self, dataset: "DomainSet", *, whole: bool = False) -> "Protocol":
+        """The protocol with the names of its rules, which are checked."""
+        if self.left_out is not None:
+            return replace(self, rules=self.rules or DEFAULT_RULES)
+        division = self.division(dataset, whole=whole)
+        return replace(self, rules=resolve_rules(self.rules or default_rules(division), division))
+
+    def folds(self, dataset: "DomainSet", trial: int = 0) -> list[Fold]:
+        """The divisions of the domains in one trial, without the twins that some rules need."""
+        if self.left_out is not None:
+            folds = [Fold(dataset.without(*self.left_out))]
+        elif self.hold_out:
+            folds = self._held_out_folds(dataset, trial)
+        else:
+            folds = self.choice.folds(dataset)
+        return [replace(fold, rules=self.rules) for fold in folds]
+
+    def _held_out_folds(self, dataset: "DomainSet", trial: int) -> list[Fold]:
+        """The folds that hold out a share of the domains."""
+        import numpy as np
+
+        division = self.division(dataset)
+        names, count = sorted(dataset.domains), len(dataset.domains)
         order = np.random.default_rng(derive_seed("hold-out", trial)).permutation(count)
         shuffled = [names[i] for i in order]
+        unseen_count = division.tested + division.validated
         unseen, others = shuffled[:unseen_count], shuffled[unseen_count:]
-        fold = Fold(dataset.without(*unseen), rules, dataset.without(*shuffled[tested:]))
-        sizes = dict.fromkeys(_source_count(size, len(others), dataset) for size in train_on)
-        folds = [_with_sources(fold, others, size) for size in sizes or [len(others)]]
-        trial_folds.append(
-            [
-                replace(fold, classes=source_classes(dataset, known_classes, fold.sources))
-                for fold in folds
-            ]
+        tested = dataset.without(*shuffled[division.tested :])
+        fold = Fold(dataset.without(*unseen), tested=tested)
+        sizes = dict.fromkeys(_source_count(size, len(others), dataset) for size in self.train_on)
+        return [_with_sources(fold, others, size) for size in sizes or [len(others)]]
+
+    @property
+    def _validated_share(self) -> float:
+        return DEFAULT_VALIDATE if self.validate is None else self.validate
+
+    @classmethod
+    def of(cls, records: "Sequence[Record]") -> "Protocol":
+        """The protocol that gave the records of one row."""
+        runs = [record.run for record in records]
+        asked = _shares(records[0]) if is_held_out_share(records[0]) else _choice(records)
+        rules = {rule for run in runs for rule in run.rules}
+        first = records[0]
+        validating = len(first.unseen) - len(first.run.tested) if first.run.tested else 0
+        tested = max(len(run.tested) for run in runs)
+        usual = default_rules(Division(tested, validating, whole=bool(first.run.report)))
+        named = () if first.run.experts or rules == set(usual) else rules
+        return replace(
+            asked,
+            trials=1 + max(run.trial for run in runs),
+            draws=1 + max(run.draw for run in runs),
+            rules=tuple(rule for rule in RULES if rule in named),
         )
-    shared: dict[str, Any] = {"draws": draws, "average": average, "settings": settings}
-    return _runs(dataset, methods, trial_folds, start=start, **shared)
+
+    def options(self) -> list[tuple[str, Any]]:
+        """The options of a command that ask for this division of the domains and these rules."""
+        shares: list[tuple[str, float]] = []
+        if self.hold_out:
+            shares = [("hold_out", self.hold_out), ("validate", self._validated_share)]
+        return [
+            *((name, f"{share:.8g}") for name, share in shares),
+            ("train_on", self.train_on),
+            ("single_source", self.choice.single_source or None),
+            ("targets", self.choice.targets),
+            ("sources", self.choice.sources),
+            ("validate_on", self.choice.validate_on),
+            ("rules", self.rules),
+        ]
 
 
-def divide(dataset: DomainSet, *, hold_out: float, validate: float) -> Division:
-    """The numbers of domains that shares of a dataset stand for."""
-    count = len(dataset.domains)
-    tested, validated = (round(s * count) if 0 <= s < 1 else 0 for s in (hold_out, validate))
-    if not tested or not 0 <= validate < 1 or tested + validated >= count:
-        raise SpecError(
-            f"{dataset.name}: of {count} domains, --hold-out {hold_out:g} and --validate "
-            f"{validate:g} leave none to test on or none to train on; choose other shares"
-        )
-    return Division(tested, validated)
-
-
-def _source_count(number: int | str, available: int, dataset: DomainSet) -> int:
+def _source_count(number: int | str, available: int, dataset: "DomainSet") -> int:
     """The number of domains to train on, out of those available; ``"all"`` means all of them."""
-    count = available if number == "all" else number
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= available:
+    if number != "all" and not str(number).isdecimal():
+        raise SpecError(f"--train-on {number}: write numbers of domains, such as 5,10,all")
+    count = available if number == "all" else int(number)
+    if not 1 <= count <= available:
         raise SpecError(
             f"{dataset.name}: cannot train on {number} domains; {available} remain beside those "
             "that are held out"
@@ -207,66 +306,107 @@ def _with_sources(fold: Fold, others: Sequence[str], count: int) -> Fold:
     return replace(fold, sources=sources, unused=unused, given={"domains": count})
 
 
-def _runs(
-    dataset: DomainSet,
-    methods: Sequence[str],
-    trial_folds: Sequence[Iterable[Fold]],
-    *,
-    draws: int,
-    average: str,
-    start: str,
-    settings: Settings | None,
-) -> list[Run]:
-    settings = settings or {}
-    check_settings(settings, [*methods, average, *filter(None, [start])])
-    check_counts(trials=len(trial_folds), draws=draws)
-    bases: dict[str, Run] = {}
-    runs = []
-    for trial, folds in enumerate(trial_folds):
-        for draw in range(draws):
-            for fold in folds:
-                base = start_run(dataset, fold, trial, settings) if start else None
-                bases |= {base.key: base} if base else {}
-                for method in methods:
-                    run = resolve_run(
-                        dataset,
-                        method,
-                        fold.sources,
-                        trial=trial,
-                        draw=draw,
-                        rules=fold.rules,
-                        average=average,
-                        settings=settings_of(settings, method, average),
-                        tested=fold.tested,
-                        classes=fold.classes,
-                    )
-                    runs.append(in_fold(run, fold, base))
-    return [*bases.values(), *runs]
+def _shares(record: "Record") -> Protocol:
+    """The shares of held-out domains, with as few digits as give the same numbers of domains."""
+    run = record.run
+    total = len(run.sources) + len(run.unused) + len(record.unseen)
+    counts = len(run.tested), len(record.unseen) - len(run.tested)
+    hold_out, validate = (_share(count, total) for count in counts)
+    train_on = (len(run.sources),) if run.unused else ()
+    return Protocol(hold_out=hold_out, validate=validate, train_on=train_on)
 
 
-def start_run(dataset: DomainSet, fold: Fold, trial: int, settings: Settings) -> Run:
-    """The run that fits the head from which the runs of a fold start."""
-    # The head belongs to the network that is trained afterwards.
-    network = {"backbone": dataset.training.backbone}
-    once = {"steps": 1, "every": 1, "epochs": 0.0}
-    run = resolve_run(
-        dataset,
-        START,
-        fold.sources,
-        trial=trial,
-        settings={**network, **settings_of(settings, START), **once},
-        tested=fold.tested,
-        classes=fold.classes,
-    )
-    return replace(run, role="base", unused=fold.unused, given={})
+def _share(count: int, total: int) -> float:
+    shares = (float(f"{count / total:.{digits}g}") for digits in range(1, 9))
+    return next(share for share in shares if round(share * total) == count)
 
 
-def in_fold(run: Run, fold: Fold, base: Run | None) -> Run:
-    """The run with the base, the unused domains and the label of its fold."""
-    run = replace(run, unused=fold.unused, given={**run.given, **fold.given})
-    if base is None:
-        return run
-    start: dict[str, Any] = {"start": base.method}
-    usual = defaults(registry.find("methods", base.method))
-    start |= {f"{base.method}.{k}": v for k, v in base.params.items() if v != usual[k]}
-    return replace(run, base=base.key, given={**run.given, **start})
+def _choice(records: "Sequence[Record]") -> Protocol:
+    """The names of the domains to test, validate and train on, unless each is left out once."""
+    first = records[0]
+    validating = [name for name in first.unseen if first.run.tested and name not in first.tests]
+    targets = {"+".join(record.tests): None for record in records if record.is_tested}
+    sources = {record.run.sources for record in records}
+    choice = DomainChoice(validate_on=tuple(validating))
+    if is_single_source(first) and len(sources) > 1:
+        choice = replace(choice, single_source=True)
+    elif TARGETS in first.run.given and len(targets) < len(first.domains) - len(validating):
+        named = first.run.sources if first.run.unused else ()
+        choice = replace(choice, targets=tuple(targets), sources=named)
+    return Protocol(choice)
+
+
+# Titles name at most this many domains, and count more of them.
+MAX_NAMED = 6
+
+
+def is_held_out_share(record: "Record") -> bool:
+    """Whether a share of many domains is held out, other domains in every trial."""
+    return bool(record.run.tested) and TARGETS not in record.run.given
+
+
+def is_single_source(record: "Record") -> bool:
+    """Whether a run trains on one domain and tests on all others, except validation domains."""
+    run = record.run
+    named = TARGETS in run.given and not run.unused
+    return named and len(run.sources) == 1 and len(run.tested) > 1
+
+
+def named_targets(records: "Sequence[Record]") -> set[str]:
+    """The targets of these records; empty unless all were chosen by name."""
+    choices = [record.run.given.get(TARGETS) for record in records]
+    if None in choices:
+        return set()
+    return {name for groups in choices for group in groups or () for name in group}
+
+
+def choice_identity(record: "Record") -> str:
+    """What records share that belong into one table; empty for runs that leave one domain out."""
+    if is_single_source(record):
+        return f"one source{_validating(record, most=None)}"
+    return _describe(record, most=None)
+
+
+def describe_choice(records: "Sequence[Record]") -> str:
+    """What the title of a table says about the choice of domains and of their splits."""
+    runs = [record.run for record in records]
+    words = _describe_domains(records)
+    words += ", on whole domains" if all(run.report for run in runs) else ""
+    return words + (", split at random" if all(run.split for run in runs) else "")
+
+
+def _describe_domains(records: "Sequence[Record]") -> str:
+    first = records[0]
+    if is_single_source(first) and len({record.run.sources for record in records}) > 1:
+        return f", by the only source, mean over the others{_validating(first, most=MAX_NAMED)}"
+    if first.run.tested:
+        return _describe(first, most=MAX_NAMED)
+    named = named_targets(records)
+    targets = [name for name in first.domains if name in named]
+    if not targets or len(targets) == len(first.domains):
+        return ""
+    return f", tested on {_listed(targets, MAX_NAMED)}" + " in turn" * (len(targets) > 1)
+
+
+def _describe(record: "Record", *, most: int | None) -> str:
+    run = record.run
+    if not run.tested:
+        return ""
+    if is_held_out_share(record):
+        validating = len(record.unseen) - len(run.tested)
+        text = f", {len(run.tested)} domain{'s' * (len(run.tested) > 1)} held out"
+        return text + f", {validating} validating" * bool(validating)
+    words = f", trained on {_listed(run.sources, most)}" if run.unused else ""
+    words += f", tested on {_listed(run.tested, most)}" if len(run.tested) > 1 else ""
+    return words + _validating(record, most)
+
+
+def _validating(record: "Record", most: int | None) -> str:
+    names = [name for name in record.unseen if name not in record.run.tested]
+    return f", validated on {_listed(names, most)}" if names else ""
+
+
+def _listed(names: Sequence[str], most: int | None) -> str:
+    if most is None or len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} more"

@@ -73,6 +73,8 @@ FINE_TUNING_LR = 5e-5
 OPTIONAL_SETTINGS = ["every", "weights", "freeze_bn", "size", "augment", "optimizer"]
 OPTIONAL_SETTINGS += ["lr_schedule", "metric", "tokens"]
 Settings = Mapping[str, Any]
+# Fields of a run, and what the provenance of features calls them.
+ORIGIN_FIELDS = {"folder": "dataset", "encoder": "backbone"}
 
 
 def resolve_run(
@@ -97,7 +99,7 @@ def resolve_run(
     trial, draw
         Numbers of the repetition (splits and seed) and of the hyperparameter sample.
     rules, average, settings
-        As in `leave_one_out`.
+        As in `method_runs`.
     tested
         The domains to test on, if the remaining ones are for validation.
     classes
@@ -154,6 +156,7 @@ def resolve_run(
     run = Run(
         dataset=dataset.spec,
         data=dataset.fingerprint,
+        **_origin(dataset),
         method=method,
         sources=sources,
         trial=trial,
@@ -175,6 +178,15 @@ def resolve_run(
         **training,
     )
     return resolve_epochs(run, dataset)
+
+
+def _origin(dataset: DomainSet) -> dict[str, Any]:
+    """The folder and the frozen network of features that stand for a folder of images."""
+    provenance = dataset.provenance
+    # Features that `afield embed` has written are a dataset of their own.
+    if "identity" not in provenance:
+        return {}
+    return {name: str(provenance.get(key, "")) for name, key in ORIGIN_FIELDS.items()}
 
 
 def _code(method: str, average: str, backbone: str, dataset: str) -> dict[str, str]:

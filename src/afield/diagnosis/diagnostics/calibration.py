@@ -29,9 +29,9 @@ from afield.diagnosis.diagnostic import Diagnostic, Finding, Reopen
 from afield.diagnosis.figure_style import legend_below
 from afield.errors import SpecError
 from afield.progress import track
-from afield.reporting.results import common_settings, row_label
 from afield.runs.finished import FinishedRun
 from afield.runs.record import Record
+from afield.runs.row import Row, common_settings
 from afield.training.calibration import (
     calibration_error,
     fit_temperature,
@@ -104,7 +104,7 @@ def _trials(records: Sequence[Record]) -> dict[tuple[str, int], list[Record]]:
         if not run.role and not run.tested and len(record.unseen) in (1, 2):
             recipe = replace(run, trial=0).recipe
             draw = f" draw={run.draw}" if run.draw else ""
-            names.setdefault(recipe, row_label(run, exclude=common) + draw)
+            names.setdefault(recipe, Row.of(run).without(common).label + draw)
             by_unseen.setdefault((recipe, run.trial), {})[frozenset(record.unseen)] = record
     complete = {}
     for (recipe, trial), of_trial in sorted(by_unseen.items(), key=lambda item: item[0][1]):

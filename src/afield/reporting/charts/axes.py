@@ -7,13 +7,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["FAMILIES", "Axis", "Mark", "Tick", "category_axis", "numeric_axis"]
+from afield.runs.row import FAMILIES, Family
+
+__all__ = ["Axis", "Mark", "Tick", "category_axis", "numeric_axis"]
 
 # Values that differ by a larger factor have a logarithmic axis.
 LOG_SCALE_RATIO = 30
 SHAPES = 4
-# The kinds of rows, in the order of the table; each has a color.
-FAMILIES = ("training", "averages", "merges", "adaptations", "references")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Mark:
     name: str
     number: int
     bound: bool = False
-    family: str = FAMILIES[0]
+    family: Family = "training"
 
     @property
     def color(self) -> int:

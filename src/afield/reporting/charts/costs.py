@@ -11,7 +11,7 @@ from statistics import median
 
 from afield.reporting.charts.axes import Mark
 from afield.reporting.comparison import references
-from afield.reporting.results import UPPER_BOUND, Results
+from afield.reporting.results import Results
 from afield.runs.record import Record
 
 __all__ = ["Cost", "CostRow", "cost_rows", "method_costs"]
@@ -85,7 +85,7 @@ def method_costs(results: Results, records: Iterable[Record]) -> list[Cost]:
     against = references(results)
     costs = []
     for method, method_records in results.methods.items():
-        if not method.startswith(UPPER_BOUND):
+        if not results.rows[method].is_bound:
             # The reference is compared with itself.
             other = against.get(method, method if method in against.values() else "")
             costs.append(_cost(method, method_records, results.methods.get(other, []), by_key))

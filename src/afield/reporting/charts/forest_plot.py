@@ -13,9 +13,10 @@ import numpy as np
 import pandas as pd
 
 from afield.reporting.charts.axes import Axis, Mark, numeric_axis
-from afield.reporting.comparison import REFERENCE, Comparison, accuracies, references
-from afield.reporting.results import UPPER_BOUND, Results
+from afield.reporting.comparison import Comparison, accuracies, references
+from afield.reporting.results import Results
 from afield.reporting.sentences import format_points
+from afield.runs.row import REFERENCE
 
 __all__ = ["ForestPlot", "GainTable", "build_forest_plot", "gains_by_domain"]
 
@@ -131,7 +132,7 @@ def build_forest_plot(
     if comparisons:
         return _differences(comparisons, best)
     means = frame[(frame["rule"] == rule) & (frame["domain"] == "mean")].dropna(subset="accuracy")
-    fair = means[~means["method"].str.startswith(UPPER_BOUND)]
+    fair = means[means["sees"] != "labels"]
     return None if fair.empty else _means(fair.sort_values("accuracy", ascending=False), best)
 
 

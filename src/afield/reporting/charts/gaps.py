@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from afield.reporting.charts.axes import Mark
-from afield.reporting.results import UPPER_BOUND, Results
+from afield.reporting.results import Results
 from afield.runs.record import Record
 from afield.runs.selection import RULES
 from afield.training.scores import metric_values, remember, sample_counts
@@ -210,7 +210,7 @@ def gap_means(results: Results, rules: Sequence[str]) -> dict[str, dict[str, flo
 
 def compared_cases(results: Results) -> list[SelectionCase]:
     """All cases but those of the upper bound, which has seen the target."""
-    return [case for case in selection_cases(results) if not case.method.startswith(UPPER_BOUND)]
+    return [case for case in selection_cases(results) if not results.rows[case.method].is_bound]
 
 
 def build_gap_table(

@@ -1,4 +1,4 @@
-"""Whether runs are possible, before anything is trained, and the runs that adapt."""
+"""Whether runs are possible, before anything is trained, and which classes they know."""
 
 import logging
 from collections.abc import Sequence
@@ -8,16 +8,22 @@ from typing import Any
 
 import torch
 
-from afield import own_code, registry
+from afield import registry
 from afield.compute import preserve_torch_state
-from afield.data.domains import DomainSet, data_root, missing_class_warnings
+from afield.data.domains import (
+    ClassesByDomain,
+    DomainSet,
+    classes_by_domain,
+    data_root,
+    missing_class_warnings,
+    relabel,
+    uses_all_classes,
+)
 from afield.data.scaling import extreme_value_warnings
 from afield.errors import SpecError
-from afield.hyperparameters import build, defaults, draw_values, validate_values, without_neutral
 from afield.networks.backbone import HUB, find_backbone, network
 from afield.networks.freezing import freeze_blocks
 from afield.progress import progress
-from afield.runs.derived import run_adaptation
 from afield.runs.record import Run
 from afield.runs.run_data import RunData, truncation_warnings
 from afield.runs.run_setup import (
@@ -25,55 +31,17 @@ from afield.runs.run_setup import (
     Machine,
     TrainingState,
     load_domains,
+    run_adaptation,
     run_prompts,
     set_up_on,
 )
-from afield.studies.benchmark import START
-from afield.studies.settings import Settings
+from afield.studies.benchmark import START, check_classes_choice
+from afield.studies.settings import Settings, resolve_run
 
-__all__ = ["adapted_runs", "check_data_and_network", "possible_runs"]
+__all__ = ["check_data_and_network", "check_unseen_classes", "possible_runs", "read_classes"]
+__all__ += ["with_classes_choice"]
 
 log = logging.getLogger(__name__)
-
-# Rows of merges that are not one network, or have seen the labels of the target.
-NOT_ADAPTED = ("logit_ensemble", "target_expert")
-
-
-def adapted_runs(
-    runs: Sequence[Run], adaptations: Sequence[str], settings: Settings | None = None
-) -> list[Run]:
-    """The runs that adapt the model of every row of a table, once with each adaptation.
-
-    Parameters
-    ----------
-    runs
-        Runs of a benchmark; bases and experts are not adapted.
-    adaptations
-        Names of test-time adaptations.
-    settings
-        Settings of adaptations that differ from the defaults, such as ``t3a.keep``.
-    """
-    rows = [run for run in runs if run.role in ("", "merged") and run.method not in NOT_ADAPTED]
-    return [_adapted(run, name, settings or {}) for name in adaptations for run in rows]
-
-
-def _adapted(run: Run, name: str, settings: Settings) -> Run:
-    kind = registry.find("adaptations", name)
-    own = {k.partition(".")[2]: v for k, v in settings.items() if k.startswith(f"{name}.")}
-    chosen = validate_values(kind, own, name)
-    params = {**draw_values(kind, draw=run.draw, trial=run.trial), **chosen}
-    build(kind, params)
-    usual = defaults(kind)
-    given = {f"{name}.{key}": v for key, v in chosen.items() if v != usual[key]}
-    return replace(
-        run,
-        role="adapted",
-        base=run.key,
-        adaptation=name,
-        adaptation_params=without_neutral(kind, params),
-        given={**run.given, **given},
-        code={**run.code, **own_code.digests(("adaptations", name))},
-    )
 
 
 def possible_runs(dataset: DomainSet, runs: Sequence[Run], *, every: bool) -> list[Run]:
@@ -160,3 +128,62 @@ def check_data_and_network(dataset: DomainSet, run: Run) -> None:
         options: dict[str, Any] = {"weights": run.weights, "class_names": prompts}
         net = network(run.backbone, shape, len(classes), **options)
         freeze_blocks(net.features, run.freeze_blocks, run.backbone)
+
+
+# The note about unseen classes names at most this many domains.
+MAX_NAMED_DOMAINS = 5
+
+
+def read_classes(
+    dataset: DomainSet, settings: Settings | None = None, choice: str | None = None
+) -> ClassesByDomain | None:
+    """The classes that each domain has; None if the whole list of the dataset is used.
+
+    `settings` are those of the runs, and `choice` is the option ``classes``.
+    """
+    check_classes_choice(choice)
+    if uses_all_classes(dataset, choice):
+        return None
+    common = {name: value for name, value in (settings or {}).items() if "." not in name}
+    run = resolve_run(dataset, "erm", dataset.domains, settings=common)
+    return classes_by_domain(load_domains(dataset, run), dataset.classes)
+
+
+def with_classes_choice(runs: Sequence[Run], dataset: DomainSet, choice: str | None) -> list[Run]:
+    """The runs with a choice of classes that is not the default of the dataset."""
+    if uses_all_classes(dataset, choice) == uses_all_classes(dataset):
+        return list(runs)
+    return [replace(run, given={**run.given, "classes": choice}) for run in runs]
+
+
+def check_unseen_classes(dataset: DomainSet, runs: Sequence[Run]) -> None:
+    """Log how many samples have a class that no source has.
+
+    Raises an error if a domain has no other samples.
+    """
+    counts: dict[str, str] = {}
+    for run in {(run.sources, run.classes): run for run in runs if run.classes}.values():
+        raw = load_domains(dataset, replace(run, classes=()))
+        known = relabel(raw, dataset.classes, run.classes)
+        for name in dataset.without(*run.sources, *run.unused):
+            unknown = known[name].y < 0
+            if unknown.all():
+                raise SpecError(
+                    f"{dataset.name}: domain {name!r} has no sample of a class that its sources "
+                    "have; remove the domain, or use --classes all"
+                )
+            if unknown.any():
+                lacking = [dataset.classes[i] for i in raw[name].y[unknown].unique().tolist()]
+                names = ", ".join(map(repr, lacking))
+                counts[name] = f"{int(unknown.sum())} of {len(unknown)} in {name!r} ({names})"
+    if counts:
+        shown = list(counts.values())[:MAX_NAMED_DOMAINS]
+        more = len(counts) - len(shown)
+        rest = f" and {more} more domains" if more else ""
+        log.warning(
+            "%s: samples of classes that no source has are left out of the accuracy and reported "
+            "apart: %s%s (--classes all trains outputs for them)",
+            dataset.name,
+            "; ".join(shown),
+            rest,
+        )
