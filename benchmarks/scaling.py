@@ -46,7 +46,7 @@ find_dataset(Path(sys.argv[1]))
 """
 EXPERTS = """
 import sys, torch
-from afield.merging.state_dicts import merge
+from afield.merging.job import merge
 base = {"weight": torch.zeros(2000, 2000)}
 noise = [{"weight": torch.randn(2000, 2000)} for _ in range(int(sys.argv[1]))]
 merge("ties", base, noise)

@@ -19,7 +19,7 @@ from afield.data.lookup import find_dataset
 from afield.data.training_settings import Training
 from afield.errors import AfieldError
 from afield.hyperparameters import defaults
-from afield.merging.state_dicts import merge
+from afield.merging.job import merge
 from afield.networks.backbone import network
 from afield.networks.backbones.small import BUILDERS
 from tests.files import GOLDEN

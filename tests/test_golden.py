@@ -21,9 +21,10 @@ from afield.data.cache import cache_root, stat_digest
 from afield.data.domains import Training
 from afield.hyperparameters import defaults, draw_values, seed_name, without_neutral
 from afield.runs.record import Run
+from afield.runs.run_files import read_record
 from afield.runs.run_setup import versions
 from afield.runs.runner import execute
-from afield.runs.store import Store, read_record
+from afield.runs.store import Store
 from afield.runs.sweep import complete
 from tests.files import GOLDEN
 

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from afield import registry
-from afield.merging.state_dicts import merge
+from afield.merging.job import merge
 from tests.merging.families import sharded, written
 
 INPUTS = ("base.safetensors", "e0.safetensors", "e1.safetensors")

@@ -11,7 +11,8 @@ from afield.deployment.fitting import FitRequest, fit, plan_fit
 from afield.deployment.recipes import Recipe
 from afield.errors import AfieldError, DataError, SpecError
 from afield.reporting.benchmarking import bench
-from afield.runs.store import Store, read_run_weights
+from afield.runs.run_files import read_run_weights
+from afield.runs.store import Store
 
 QUICK = {"steps": 10, "every": 10}
 

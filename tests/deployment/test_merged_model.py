@@ -11,9 +11,10 @@ from afield.deployment.fitting import fit
 from afield.deployment.merged_model import merge_model
 from afield.deployment.model import load
 from afield.errors import DataError, MergeError, SpecError
-from afield.merging.state_dicts import merge
+from afield.merging.job import merge
 from afield.reporting.benchmarking import bench
-from afield.runs.store import Store, read_run_weights
+from afield.runs.run_files import read_run_weights
+from afield.runs.store import Store
 
 QUICK = {"steps": 5, "every": 5}
 

@@ -10,8 +10,9 @@ from afield.diagnosis.diagnosing import diagnose
 from afield.diagnosis.diagnostic import trained_learner
 from afield.errors import DataError, SpecError, UnknownNameError
 from afield.runs.finished import reopen
+from afield.runs.run_files import read_run_weights
 from afield.runs.selection import selection_value
-from afield.runs.store import Store, read_run_weights
+from afield.runs.store import Store
 from afield.runs.sweep import complete
 from afield.studies.benchmark import make_benchmark
 from afield.studies.benchmarking import train

@@ -6,8 +6,8 @@ import torch
 from safetensors.torch import save_file
 
 from afield import registry
+from afield.merging.job import merge
 from afield.merging.scopes import expert_count, needs_statistics, scope_of
-from afield.merging.state_dicts import merge
 
 NAMES = registry.names("merges")
 SHAPES = {

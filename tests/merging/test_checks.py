@@ -7,8 +7,8 @@ import torch
 
 from afield import registry
 from afield.errors import MergeError
+from afield.merging.job import merge
 from afield.merging.scopes import expert_count
-from afield.merging.state_dicts import merge
 from tests.merging.families import NAMES, family, state, statistics_for
 
 # Merges that take any number of experts.

@@ -17,7 +17,7 @@ from afield import registry
 from afield.errors import DataError, MergeError, SpecError
 from afield.merging import files
 from afield.merging import files as workers
-from afield.merging.state_dicts import merge
+from afield.merging.job import merge
 from tests.merging.families import count_for, sharded, statistics_for, written
 
 merge_files = afield.merge_files

@@ -5,9 +5,8 @@ import torch
 
 from afield import registry
 from afield.errors import MergeError, SpecError, UnknownNameError
-from afield.merging.job import _stack_statistics, merge_pieces, plan_merge
+from afield.merging.job import StateDictSource, _stack_statistics, merge, merge_pieces, plan_merge
 from afield.merging.scopes import scope
-from afield.merging.state_dicts import StateDictSource, merge
 from tests.merging.families import SHAPES, assert_close, family, merged, statistics_for
 
 

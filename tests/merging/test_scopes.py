@@ -5,7 +5,9 @@ import torch
 
 from afield import registry
 from afield.errors import SpecError
+from afield.merging.job import merge
 from afield.merging.scopes import (
+    TensorSpec,
     expert_count,
     merges_weights,
     needs_statistics,
@@ -15,8 +17,6 @@ from afield.merging.scopes import (
     scope_of,
     tensor_action,
 )
-from afield.merging.state_dicts import merge
-from afield.merging.tensor_source import TensorSpec
 from tests.merging.families import NAMES, family
 
 RUNNING = "averaged: running statistics, scale within 0 and 1"

@@ -9,8 +9,8 @@ import afield
 from afield import registry
 from afield.errors import MergeError
 from afield.hyperparameters import extremes, ranges
+from afield.merging.job import StateDictSource, merge
 from afield.merging.scopes import expert_count, scope_of
-from afield.merging.state_dicts import StateDictSource, merge
 from tests.merging.families import (
     NAMES,
     assert_close,

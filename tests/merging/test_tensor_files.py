@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from afield.errors import AfieldError, DataError
 from afield.merging import tensor_files
+from afield.merging.scopes import TensorSpec
 from afield.merging.tensor_files import TensorFiles, write_header
-from afield.merging.tensor_source import TensorSpec
 from tests.merging.families import TENSORS, plain, sharded
 
 

@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 
 from afield.reporting.charts.axes import Mark
-from afield.reporting.charts.curves import MAX_CURVE_POINTS, curve, curve_data
-from afield.reporting.charts.gaps import (
+from afield.reporting.charts.curves import (
     HELD_OUT_TARGET,
+    MAX_CURVE_POINTS,
+    curve,
+    curve_data,
     gap,
     gap_means,
     picked_checkpoints,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from afield.errors import SpecError, UnknownNameError
-from afield.reporting.charts.data_facts import describe_groups
+from afield.reporting.charts.samples import describe_groups
 from afield.reporting.formats import as_csv, as_markdown
 from afield.reporting.page import render_page, write_report
 from afield.reporting.table import ALL_DATASETS, ranks, tabulate

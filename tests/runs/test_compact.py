@@ -8,10 +8,9 @@ from dataclasses import fields, replace
 import numpy as np
 
 from afield.runs.record import Record
+from afield.runs.run_files import RECORD, as_json, compact_record
 from afield.runs.selection import RULES, selection_value, selection_values
 from afield.runs.store import Store
-from afield.runs.store.compact import compact_record
-from afield.runs.store.run_files import RECORD, as_json
 from afield.training.scores import (
     Checkpoint,
     CompactCheckpoints,
@@ -156,7 +155,7 @@ def test_a_store_reads_each_record_once_and_again_when_its_file_changes(tmp_path
     reads = []
     compact = compact_record
     monkeypatch.setattr(
-        "afield.runs.store.run_files.compact_record",
+        "afield.runs.run_files.compact_record",
         lambda content: reads.append(1) or compact(content),
     )
     assert list(store) == [first] == [store.get(first.run)] == store.known([first.run])

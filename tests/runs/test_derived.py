@@ -6,15 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from afield.runs.derived import execute_derived, run_adaptation
 
 import afield
 from afield.data.domains import Domain
 from afield.errors import SpecError
-from afield.runs.derived import execute_derived, run_adaptation
 from afield.runs.finished import reopen
 from afield.runs.record import Run
+from afield.runs.run_files import read_run_weights
 from afield.runs.runner import execute
-from afield.runs.store import Store, read_run_weights
+from afield.runs.store import Store
 from afield.studies.benchmark import make_benchmark
 from afield.training.adaptations.t3a import T3A
 from afield.training.evaluation import Evaluator

@@ -9,7 +9,8 @@ import pytest
 
 from afield.runs.pools import Local
 from afield.runs.record import Failure, Record
-from afield.runs.store import Store, read_record
+from afield.runs.run_files import read_record
+from afield.runs.store import Store
 from afield.runs.sweep import complete
 from afield.studies.planning import plan_run
 

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from afield.runs.derived import execute_derived
 from PIL import Image
 from safetensors import safe_open
 from torch import Tensor, nn
@@ -25,15 +26,15 @@ from afield.errors import DataError, SpecError
 from afield.registry import CODE_FORM
 from afield.reporting.table import tabulate
 from afield.runs import sweep
-from afield.runs.derived import execute_derived
 from afield.runs.finished import reopen
 from afield.runs.merged import MERGE_BASELINES, Ensemble, _best_expert
 from afield.runs.pools import Local
 from afield.runs.record import Failure, Record, Run
+from afield.runs.run_files import read_run_weights
 from afield.runs.run_setup import Machine, set_up
 from afield.runs.runner import execute
 from afield.runs.selection import selection_value
-from afield.runs.store import Store, read_run_weights
+from afield.runs.store import Store
 from afield.runs.sweep import complete
 from afield.studies.benchmark import make_benchmark
 from afield.training.evaluation import Checkpoint, Score, Scores

@@ -11,8 +11,9 @@ from afield.errors import DataError, SpecError
 from afield.reporting.benchmarking import bench
 from afield.runs.pools import Local
 from afield.runs.record import Failure, Plan, Progress, Record
+from afield.runs.run_files import read_record
 from afield.runs.runner import execute
-from afield.runs.store import RemoteStore, Store, fetch_run, open_store, read_record
+from afield.runs.store import RemoteStore, Store, fetch_run, open_store
 from afield.runs.sweep import complete
 from afield.studies.planning import plan_run
 

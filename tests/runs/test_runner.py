@@ -25,6 +25,7 @@ from afield.reporting.table import tabulate
 from afield.runs import runner
 from afield.runs.record import Run
 from afield.runs.run_data import RunData
+from afield.runs.run_files import read_run_weights
 from afield.runs.run_setup import load_domains
 from afield.runs.runner import execute
 from afield.runs.selection import (
@@ -32,10 +33,9 @@ from afield.runs.selection import (
     selection_value,
     source_accuracy,
 )
-from afield.runs.store import Store, read_run_weights
-from afield.studies.protocol import ALL_DOMAINS, DomainChoice
+from afield.runs.store import Store
 from afield.studies.planning import plan_run
-from afield.studies.protocol import hold_out, leave_one_out
+from afield.studies.protocol import ALL_DOMAINS, DomainChoice, hold_out, leave_one_out
 from afield.studies.settings import resolve_run
 from afield.training.averages.swad import SWAD
 from afield.training.evaluation import Checkpoint

@@ -11,7 +11,8 @@ from safetensors import safe_open
 
 from afield.errors import DataError, SpecError
 from afield.runs.record import Failure, Record, Run
-from afield.runs.store import BusyError, Store, read_record, read_run_weights
+from afield.runs.run_files import read_record, read_run_weights
+from afield.runs.store import BusyError, Store
 from afield.training.evaluation import Checkpoint, Score, Scores
 
 RUN = Run("toy", "erm", ("a", "b"), params={"x": 1.0})

@@ -6,20 +6,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from afield.reporting.reproduce import row_command
+from afield.studies.known_classes import read_classes
 
 import afield
 from afield.data.lookup import find_dataset
 from afield.deployment.fitting import fit
 from afield.errors import SpecError
 from afield.reporting.page import write_report
-from afield.reporting.reproduce import row_command
 from afield.reporting.results import group_records
 from afield.reporting.table import table_caption, tabulate
 from afield.runs.finished import reopen
+from afield.runs.run_files import read_run_weights
 from afield.runs.runner import execute
-from afield.runs.store import Store, read_run_weights
+from afield.runs.store import Store
 from afield.studies.benchmark import make_benchmark
-from afield.studies.known_classes import read_classes
 from afield.studies.planning import plan_run
 from afield.studies.settings import resolve_run
 

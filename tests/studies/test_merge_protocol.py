@@ -13,8 +13,8 @@ from afield.errors import AfieldError, IncompatibleMethodError, SpecError, Unkno
 from afield.hyperparameters import defaults
 from afield.networks.backbones.clip import CLIP
 from afield.reporting.results import row_label
-from afield.runs.row import MERGE_BASELINES
 from afield.runs.record import Run
+from afield.runs.row import MERGE_BASELINES
 from afield.studies.benchmark import make_benchmark
 from afield.studies.merge_protocol import merging_runs
 from afield.studies.protocol import leave_one_out

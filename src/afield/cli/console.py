@@ -189,7 +189,7 @@ def print_outcomes(
 
     Returns whether all runs succeeded.
     """
-    from afield.reporting.charts.data_facts import describe_groups
+    from afield.reporting.charts.samples import describe_groups
     from afield.reporting.formats import FORMATS, as_rich
     from afield.reporting.sentences import claim_lines
     from afield.reporting.table import tabulate

@@ -153,7 +153,8 @@ def train(
 
 
 def _read_record(address: str) -> "Record":
-    from afield.runs.store import fetch_run, read_record
+    from afield.runs.run_files import read_record
+    from afield.runs.store import fetch_run
 
     return read_record(fetch_run(address))
 

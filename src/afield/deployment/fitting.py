@@ -51,9 +51,10 @@ from afield.runs.finished import FinishedRun, reopen
 from afield.runs.pools import Local, Pool
 from afield.runs.record import Failure, Record, Run
 from afield.runs.run import name_without_path
+from afield.runs.run_files import read_record, read_run_inputs
 from afield.runs.run_setup import load_domains, versions
 from afield.runs.runner import execute
-from afield.runs.store import Store, open_store, read_record, read_run_inputs
+from afield.runs.store import Store, open_store
 from afield.runs.sweep import complete
 from afield.studies.checks import check_unseen_classes, possible_runs, read_classes
 from afield.studies.commands import write_command

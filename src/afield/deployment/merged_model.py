@@ -31,7 +31,7 @@ from afield.errors import MergeError
 from afield.merging.files import FileMerge
 from afield.merging.job import MergeJob
 from afield.runs.finished import reopen
-from afield.runs.store import read_record, read_run_inputs
+from afield.runs.run_files import read_record, read_run_inputs
 from afield.studies.commands import write_command
 
 __all__ = ["merge_model", "write_merged_model"]

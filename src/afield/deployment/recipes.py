@@ -27,8 +27,9 @@ from afield.deployment.model_folder import Estimate, Selection
 from afield.errors import DataError
 from afield.runs.record import Record, Run
 from afield.runs.row import MERGE_BASELINES
+from afield.runs.run_files import read_record
 from afield.runs.selection import DEFAULT_RULES
-from afield.runs.store import Store, read_record
+from afield.runs.store import Store
 from afield.studies.settings import resolve_epochs
 
 __all__ = ["Recipe", "choose_recipe", "complete_recipes", "estimate_choice", "plan_whole"]

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from afield import registry
 from afield.errors import SpecError
-from afield.merging.scopes import MERGED, tensor_action
-from afield.merging.tensor_source import TensorSpec
+from afield.merging.scopes import MERGED, TensorSpec, tensor_action
 from afield.runs.finished import FinishedRun
 
 __all__ = ["changed_matrices", "check_matrices", "check_merged", "matrix_deltas"]

@@ -3,4 +3,4 @@ from .files import merge_files as merge_files
 from .order_statistics import Deltas as Deltas
 from .scopes import scope as scope
 from .scopes import share as share
-from .state_dicts import merge as merge
+from .job import merge as merge

@@ -8,8 +8,14 @@ import torch
 from torch import Tensor
 
 from afield.errors import MergeError
-from afield.merging.scopes import KEPT, MERGED, MergeFunction, expert_count, needs_statistics
-from afield.merging.tensor_source import TensorSource
+from afield.merging.scopes import (
+    KEPT,
+    MERGED,
+    MergeFunction,
+    TensorSource,
+    expert_count,
+    needs_statistics,
+)
 
 __all__ = [
     "TensorChange",

@@ -25,31 +25,49 @@ its source recommends, which is the default on the command line. A merge declare
 """
 
 import inspect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
+
+import torch
+from torch import Tensor
 
 from afield.errors import MergeError, SpecError
-from afield.merging.tensor_source import TensorSpec
 
-__all__ = [
-    "AVERAGED",
-    "KEPT",
-    "MERGED",
-    "MergeFunction",
-    "Scope",
-    "expert_count",
-    "merges_weights",
-    "needs_statistics",
-    "needs_validation",
-    "piecewise",
-    "required_keywords",
-    "scale_of",
-    "scope",
-    "scope_of",
-    "share",
-    "tensor_action",
-]
+__all__ = ["KEPT", "MERGED", "MergeFunction", "Scope", "TensorSource", "TensorSpec"]
+__all__ += ["expert_count", "merges_weights", "needs_statistics", "needs_validation", "piecewise"]
+__all__ += ["required_keywords", "scale_of", "scope", "scope_of", "share", "tensor_action"]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """The type and shape of a tensor, known before its entries are read."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of entries."""
+        return math.prod(self.shape)
+
+
+class TensorSource(Protocol):
+    """Named tensors that can be read whole or in pieces: a state dict, or files."""
+
+    @property
+    def label(self) -> str:
+        """The name of the source in messages."""
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """The type and shape of every tensor, by name."""
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """Entries `start` to `stop` of a tensor, flattened; a view that must not be modified."""
+
 
 Scope = Literal["matrix", "tensor", "entry", "model"]
 MergeFunction = Callable[..., Any]

@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from afield.errors import DataError
-from afield.merging.state_dicts import StateDictSource
-from afield.merging.tensor_source import TensorSpec
+from afield.merging.job import StateDictSource
+from afield.merging.scopes import TensorSpec
 from afield.tensors import check_state_dict, read_weights
 
 __all__ = ["TensorFiles", "write_header"]

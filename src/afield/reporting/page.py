@@ -20,7 +20,7 @@ from afield import registry
 from afield.compute import pause_cycle_search
 from afield.errors import DataError, SpecError
 from afield.files import atomic_write
-from afield.reporting.charts.thumbnails import kept_thumbnails
+from afield.reporting.charts.samples import kept_thumbnails
 from afield.reporting.findings import KeptFinding, embed_findings, kept_findings
 from afield.reporting.paper import KeptComparison, kept_comparisons
 from afield.reporting.results import group_records

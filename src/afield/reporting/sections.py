@@ -14,10 +14,8 @@ from typing import Any
 import pandas as pd
 
 from afield.reporting.charts.axes import Mark
-from afield.reporting.charts.confusions import ClassErrors, class_errors
 from afield.reporting.charts.costs import CostRow, cost_rows
-from afield.reporting.charts.curves import curve_data
-from afield.reporting.charts.data_facts import describe_data
+from afield.reporting.charts.curves import GapTable, build_gap_table, curve_data
 from afield.reporting.charts.draws import (
     Panel,
     ValidationPlot,
@@ -31,7 +29,7 @@ from afield.reporting.charts.forest_plot import (
     build_forest_plot,
     gains_by_domain,
 )
-from afield.reporting.charts.gaps import GapTable, build_gap_table
+from afield.reporting.charts.samples import ClassErrors, class_errors, describe_data
 from afield.reporting.claims import Claim, build_claims, leading_rule, ranked_means
 from afield.reporting.comparison import Comparison, comparisons, references
 from afield.reporting.formats import as_csv, as_latex

@@ -20,9 +20,9 @@ from afield.errors import SpecError
 from afield.networks.inference import compute_outputs
 from afield.runs.record import Record, Run
 from afield.runs.run_data import known_splits
+from afield.runs.run_files import read_record, read_run_weights
 from afield.runs.run_setup import Machine, load_domains, set_up
 from afield.runs.selection import selection_value
-from afield.runs.store import read_record, read_run_weights
 from afield.seeds import capture_rng_state, restore_rng_state
 from afield.training.loop import checkpoints
 from afield.training.method import Learner, Method

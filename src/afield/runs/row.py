@@ -68,7 +68,7 @@ class Row:
             adaptation=run.adaptation,
             start=str(run.given.get("start", "")),
             backbone=run.backbone,
-            encoder=run.encoder,
+            encoder=run.encoder or "",
             is_merged=bool(run.experts),
             settings=_settings(run),
         )

@@ -128,8 +128,8 @@ class Run:
     code: Mapping[str, str] = field(default_factory=dict)
     rules: tuple[str, ...] = DEFAULT_RULES
     given: Mapping[str, Any] = field(default_factory=dict)
-    folder: str = ""
-    encoder: str = ""
+    folder: str | None = None
+    encoder: str | None = None
 
     def __post_init__(self) -> None:
         if not self.sources:

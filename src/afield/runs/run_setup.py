@@ -26,7 +26,7 @@ from afield.networks.own_network import weights_digest
 from afield.networks.precision import lower_precision
 from afield.runs.record import Run
 from afield.runs.run_data import Evaluations, RunData, TextLengths, training_rows
-from afield.runs.store import read_run_inputs, read_run_weights
+from afield.runs.run_files import read_run_inputs, read_run_weights
 from afield.training.adaptation import Adaptation
 from afield.training.average import Average
 from afield.training.method import Learner, Method, Task

@@ -22,8 +22,9 @@ from afield.data.modalities.image import to_rgb
 from afield.data.modality import Modality
 from afield.errors import AfieldError
 from afield.runs.record import Run
+from afield.runs.run_files import thumbnail_file
 from afield.runs.run_setup import load_domains
-from afield.runs.store import Store, thumbnail_file
+from afield.runs.store import Store
 
 __all__ = ["image_strips", "keep_thumbnails", "thumbnail_file", "write_strips"]
 

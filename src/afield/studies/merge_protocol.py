@@ -28,8 +28,8 @@ from afield.data.domains import ClassesByDomain, DomainSet, source_classes
 from afield.data.samples import Rows
 from afield.errors import IncompatibleMethodError, MergeError, SpecError
 from afield.hyperparameters import build, defaults, draw_values, validate_values, without_neutral
+from afield.merging.job import merge as merge_by
 from afield.merging.scopes import scale_of
-from afield.merging.state_dicts import merge as merge_by
 from afield.networks.backbone import find_backbone, network
 from afield.networks.inference import compute_outputs
 from afield.runs.merged import check_merge

@@ -9,7 +9,8 @@ from afield.data.lookup import find_dataset
 from afield.diagnosis.diagnostics.merge_path import MergePath, interpolate_weights
 from afield.errors import SpecError
 from afield.runs.finished import FinishedRun, reopen
-from afield.runs.store import Store, read_record
+from afield.runs.run_files import read_record
+from afield.runs.store import Store
 from afield.runs.sweep import complete
 from afield.studies.merge_protocol import merging_runs
 

@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from afield.errors import MergeError
+from afield.merging.job import merge
 from afield.merging.merges.dare import dare
 from afield.merging.merges.task_arithmetic import task_arithmetic
-from afield.merging.state_dicts import merge
 from tests.merging.merges.numbers import random
 
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from afield.merging.job import merge
 from afield.merging.merges.magmax import magmax
-from afield.merging.state_dicts import merge
 from tests.merging.merges.numbers import random, reference
 
 

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
+from afield.merging.job import merge
 from afield.merging.merges.pcb import pcb
 from afield.merging.order_statistics import Deltas
-from afield.merging.state_dicts import merge
 from tests.merging.merges.numbers import random, reference
 
 

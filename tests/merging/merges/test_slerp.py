@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from afield.errors import MergeError
+from afield.merging.job import merge
 from afield.merging.merges.slerp import slerp
-from afield.merging.state_dicts import merge
 from tests.merging.merges.numbers import random
 
 

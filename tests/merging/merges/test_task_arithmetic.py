@@ -1,9 +1,9 @@
 import pytest
 import torch
 
+from afield.merging.job import merge
 from afield.merging.merges.average import average
 from afield.merging.merges.task_arithmetic import task_arithmetic
-from afield.merging.state_dicts import merge
 from tests.merging.merges.numbers import random, reference
 
 

@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from afield.errors import MergeError
+from afield.merging.job import merge
 from afield.merging.merges.ties import ties
 from afield.merging.order_statistics import Deltas
-from afield.merging.state_dicts import merge
 from tests.merging.merges.numbers import random, reference
 
 

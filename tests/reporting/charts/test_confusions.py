@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from afield.reporting.charts.confusions import class_errors
+from afield.reporting.charts.samples import class_errors
 from afield.reporting.results import group_records
 from afield.training.scores import Confusion
 from tests.stores import benchmark_records

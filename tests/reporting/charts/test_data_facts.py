@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from afield.reporting.charts.data_facts import describe_data
+from afield.reporting.charts.samples import describe_data
 from afield.reporting.results import group_records
 from tests.stores import benchmark_records
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from afield.reporting.charts.thumbnails import MAX_BYTES, kept_thumbnails
+from afield.reporting.charts.samples import MAX_BYTES, kept_thumbnails
 from afield.reporting.page import write_report
 from afield.runs.store import Store
 from afield.runs.thumbnails import thumbnail_file

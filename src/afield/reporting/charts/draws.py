@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from afield.reporting.charts.axes import Axis, category_axis, numeric_axis
-from afield.reporting.charts.gaps import compared_cases, unseen_accuracies
+from afield.reporting.charts.curves import compared_cases, unseen_accuracies
 from afield.reporting.results import Results
 from afield.runs.record import Record
 from afield.runs.selection import selection_values, validation_accuracies
