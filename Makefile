@@ -7,7 +7,7 @@ STAMP := $(VENV)/.current
 ARGS ?=
 PYTEST := $(VENV)/bin/pytest --numprocesses auto --dist worksteal
 
-.PHONY: bench quick test tests coverage mutants torture test-gpu speed wheel-test lint types format docs clean
+.PHONY: bench quick test tests coverage house mutants torture test-gpu speed wheel-test lint types format docs clean
 
 bench: $(RUNTIME)
 	$(VENV)/bin/afield bench $(ARGS)
@@ -31,6 +31,10 @@ tests: $(STAMP)
 coverage: $(STAMP)
 	$(PYTEST) --cov --cov-report json $(ARGS)
 	$(VENV)/bin/python -m tests.room_coverage build/coverage.json
+
+# The rooms and files of the package with a line each, and numbers about its shape.
+house: $(STAMP)
+	$(VENV)/bin/python -m tests.house
 
 # Change one operator, number or comparison at a time; the tests of the module must notice it.
 mutants: $(STAMP)

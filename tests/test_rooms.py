@@ -1,7 +1,6 @@
 """Imports go downwards only, and names keep to the rules of the house."""
 
 import ast
-from functools import cache
 from importlib import import_module
 from inspect import ismodule
 from pathlib import Path
@@ -10,57 +9,42 @@ import pytest
 
 import afield
 from afield.registry import ROOMS
+from tests import house
+from tests.house import PACKAGE, parsed
 
-PACKAGE = Path(afield.__file__).parent
 # Each room may import the ground floor (the files beside the rooms) and these rooms.
+MODELS = {"data", "networks", "training", "merging"}
 MAY_IMPORT: dict[str, set[str]] = {
     "data": set(),
     "merging": set(),
     "networks": {"data"},
     "training": {"data", "networks"},
-    "experiments": {"data", "networks", "training", "merging"},
-    "reporting": {"data", "training", "experiments"},
-    "diagnosis": {"data", "networks", "training", "merging", "experiments", "reporting"},
-    "deployment": {"data", "networks", "training", "merging", "experiments"},
-    "cli": {
-        *("data", "networks", "training", "merging"),
-        *("experiments", "reporting", "diagnosis", "deployment"),
-    },
+    "runs": MODELS,
+    "studies": MODELS | {"runs"},
+    "reporting": {"data", "training", "runs", "studies"},
+    "diagnosis": MODELS | {"runs", "reporting"},
+    "deployment": MODELS | {"runs", "studies", "reporting"},
+    "cli": MODELS | {"runs", "studies", "reporting", "diagnosis", "deployment"},
 }
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
-MAX_GROUND_FLOOR_FILES, MAX_ROOM_MODULES, MAX_LINES = 12, 20, 300
+# A file is an idea. One that is longer holds two, one that is shorter and has one importer is a
+# fragment of it, and a folder of fewer files is an overflow box, unless it is a registry.
+MAX_LINES, MIN_LINES, MIN_FOLDER_FILES = 600, 60, 4
 
 
-@cache
-def parsed(path):
-    return ast.parse(path.read_text())
-
-
-def imported(path):
-    """The rooms and ground-floor modules that a file imports, anywhere in it."""
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "afield":
-            rest = node.module.split(".")[1:]
-            yield from [rest[0]] if rest else [alias.name for alias in node.names]
-        elif isinstance(node, ast.Import):
-            yield from (
-                alias.name.split(".")[1] for alias in node.names if alias.name.startswith("afield.")
-            )
-
-
-def room(path):
-    """The room of a file; empty on the ground floor."""
-    parts = path.relative_to(PACKAGE).parts
-    return parts[0] if len(parts) > 1 else ""
+def room(name):
+    """The room of a module; empty on the ground floor."""
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in MAY_IMPORT else ""
 
 
 def test_every_room_imports_only_what_it_may():
-    for path in FILES:
-        rooms = {name for name in imported(path) if name in MAY_IMPORT} - {room(path)}
-        if path.stem == "sklearn" and not room(path):
+    for name in house.modules():
+        rooms = {room(other) for other in house.imports(name)} - {"", room(name)}
+        if name == "afield.sklearn":
             continue  # a name for users, which nothing here imports
-        allowed = MAY_IMPORT[room(path)] if room(path) else set()
-        assert rooms <= allowed, f"{path.relative_to(PACKAGE)} must not import {rooms - allowed}"
+        allowed = MAY_IMPORT[room(name)] if room(name) else set()
+        assert rooms <= allowed, f"{name} must not import {rooms - allowed}"
 
 
 def test_every_folder_of_the_package_is_a_room():
@@ -68,25 +52,38 @@ def test_every_folder_of_the_package_is_a_room():
     assert folders == set(MAY_IMPORT)
 
 
-def test_the_ground_floor_is_small():
-    files = sorted(path.name for path in PACKAGE.glob("*.py"))
-    assert len(files) <= MAX_GROUND_FLOOR_FILES, files
+def test_no_folder_imports_what_imports_it():
+    assert not house.folder_cycles()
 
 
-def test_a_room_has_few_modules_beside_its_registries():
-    for name in MAY_IMPORT:
-        modules = sorted(path.stem for path in (PACKAGE / name).glob("*.py"))
-        modules.remove("__init__")
-        assert len(modules) <= MAX_ROOM_MODULES, f"{name} has {len(modules)}: {modules}"
+def test_every_folder_in_a_room_is_a_registry_or_holds_several_ideas():
+    for folder in sorted(PACKAGE.glob("*/*/__init__.py")):
+        files = [path for path in folder.parent.glob("*.py") if path.name != "__init__.py"]
+        is_registry = folder.parent.name in house.REGISTRIES
+        assert is_registry or len(files) >= MIN_FOLDER_FILES, folder.parent
+
+
+def test_no_file_is_a_fragment_of_the_only_one_that_imports_it():
+    fragments = {
+        name: house.importers()[name]
+        for name in house.lonely_modules()
+        if house.length(name) < MIN_LINES and name.split(".")[-2] not in house.REGISTRIES
+    }
+    assert not fragments
 
 
 def test_no_file_is_long():
-    lengths = {
-        path.relative_to(PACKAGE).as_posix(): len(path.read_text().splitlines())
-        for path in sorted(PACKAGE.rglob("*.py"))
-    }
-    long = {name: lines for name, lines in lengths.items() if lines > MAX_LINES}
-    assert not long, long
+    long = {name: n for name in house.modules() if (n := house.length(name)) > MAX_LINES}
+    assert not long
+
+
+def test_contributing_lists_every_file():
+    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for name in house.modules():
+        parts = name.split(".")
+        if house.is_package(name) or parts[-2] in house.REGISTRIES:
+            continue
+        assert f"  {parts[-1]}.py " in text, name
 
 
 def test_one_sentence_says_what_a_room_is():
@@ -108,16 +105,19 @@ def test_tests_import_helpers_and_no_other_tests():
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests"):
                 modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-                found = [name for name in modules if name.split(".")[-1].startswith("test_")]
-                assert not found, f"{path}: {found}"
+                tests = [name for name in modules if name.split(".")[-1].startswith("test_")]
+                assert not tests, f"{path}: {tests}"
 
 
-def test_every_module_says_what_is_public_and_what_it_is():
+def test_every_module_says_what_it_is():
     for path in FILES:
-        tree = parsed(path)
-        assert ast.get_docstring(tree), path
-        assigned = [n for n in tree.body if isinstance(n, ast.Assign)]
-        assert any(getattr(n.targets[0], "id", "") == "__all__" for n in assigned), path
+        assert ast.get_docstring(parsed(path)), path
+
+
+def test_every_file_of_a_registry_has_one_public_name():
+    for kind, of in ROOMS.items():
+        for path in (PACKAGE / of / kind).glob("[!_]*.py"):
+            assert len(import_module(f"afield.{of}.{kind}.{path.stem}").__all__) == 1, path
 
 
 def test_every_instance_says_where_it_differs():
@@ -135,9 +135,8 @@ def test_no_public_name_of_a_room_is_the_name_of_one_of_its_modules():
 
 
 def test_no_file_has_a_name_that_says_nothing():
-    nothing = {"base", "utils", "misc", "common", "helpers"}
-    found = [path for path in FILES if path.stem in nothing]
-    assert not found, found
+    meaningless = {"base", "utils", "misc", "common", "helpers"}
+    assert not [path for path in FILES if path.stem in meaningless]
 
 
 def test_every_public_name_of_a_room_exists():

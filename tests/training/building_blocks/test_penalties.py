@@ -4,7 +4,7 @@ from torch import nn
 
 from afield.errors import SpecError
 from afield.training.building_blocks.forward import forward, mix_inputs
-from afield.training.building_blocks.penalties import is_warm
+from afield.training.building_blocks.penalties import finish_warm_up
 from afield.training.learner import Learner
 from afield.training.method import risks
 from tests.training.methods.references import unequal
@@ -14,7 +14,7 @@ def test_the_optimizer_and_its_rate_change_once_when_the_warm_up_ends(model, tas
     learner = Learner(model, task, lr_multipliers={"head": 2.0})
     first, seen = learner.optimizer, []
     for learner.step in range(5):
-        warm = is_warm(learner, 0.03, lr_factor=0.1)
+        warm = finish_warm_up(learner, 0.03, lr_factor=0.1)
         rates = [round(group["lr"], 6) for group in learner.optimizer.param_groups]
         seen.append((warm, learner.optimizer is first, rates))
     cold, hot = (False, True, [0.01, 0.02]), (True, False, [0.001, 0.002])

@@ -17,7 +17,7 @@ from afield.training.building_blocks.forward import Outputs, forward
 from afield.training.building_blocks.head_derivatives import loss_slopes
 from afield.training.method import Batches, Learner, Logs, Method
 
-__all__ = ["WarmPenalty", "check_settings", "feature_variance", "is_warm", "scale_penalty"]
+__all__ = ["WarmPenalty", "check_settings", "feature_variance", "finish_warm_up", "scale_penalty"]
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,17 @@ class WarmPenalty(Method):
 
     def penalized(self, learner: Learner, outputs: Outputs) -> tuple[Tensor, Logs]:
         """The same, from the outputs of the network."""
-        weight = self.penalty if is_warm(learner, self.warmup) else self.first_weight
+        weight = self.penalty if finish_warm_up(learner, self.warmup) else self.first_weight
         risk, term = outputs.risks.mean(), self.term(outputs)
         logs = {"risk": risk.detach(), self.term_name: term.detach()}
         return risk + weight * term, logs
 
 
-def is_warm(learner: Learner, share: float, *, lr_factor: float = 1.0) -> bool:
-    """Whether the warm-up, a share of the run, has ended.
+def finish_warm_up(learner: Learner, share: float, *, lr_factor: float = 1.0) -> bool:
+    """Reset the optimizer at the first step after the warm-up; return whether it has ended.
 
-    At the first step after it, the optimizer is reset, because its statistics belong to another
-    loss; from then on, learning rates are multiplied by `lr_factor`.
+    The warm-up is a share of the run. The statistics of the optimizer belong to another loss; from
+    its reset on, learning rates are multiplied by `lr_factor`.
     """
     start = round(share * learner.task.steps)
     if learner.step == start:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from afield.errors import SpecError
 from afield.hyperparameters import LogUniform, Uniform, Variant
-from afield.training.building_blocks.penalties import check_settings, is_warm
+from afield.training.building_blocks.penalties import check_settings, finish_warm_up
 from afield.training.method import Batches, Learner, Logs, Method, risks
 
 __all__ = ["EQRM"]
@@ -54,7 +54,7 @@ class EQRM(Method):
 
     def loss(self, learner: Learner, batches: Batches) -> tuple[Tensor, Logs]:
         """Mean risk during the warm-up, then the quantile of the risks."""
-        warm = is_warm(learner, self.warmup, lr_factor=self.lr_factor)
+        warm = finish_warm_up(learner, self.warmup, lr_factor=self.lr_factor)
         risk = risks(learner.model, batches)
         loss = self.quantile_of(risk) if warm else risk.mean()
         return loss, {"worst": risk.detach().max()}

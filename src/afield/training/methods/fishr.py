@@ -25,7 +25,7 @@ from afield.errors import SpecError
 from afield.hyperparameters import LogUniform, Uniform
 from afield.training.building_blocks.forward import Outputs, forward
 from afield.training.building_blocks.head_derivatives import gradient_variance, with_bias
-from afield.training.building_blocks.penalties import check_settings, is_warm
+from afield.training.building_blocks.penalties import check_settings, finish_warm_up
 from afield.training.method import Batches, Learner, Logs, Method, origins
 
 __all__ = ["Fishr"]
@@ -46,7 +46,7 @@ class Fishr(Method):
 
     def loss(self, learner: Learner, batches: Batches) -> tuple[Tensor, Logs]:
         """Mean loss plus the weighted difference of the variances."""
-        weight = self.penalty if is_warm(learner, self.warmup) else 0.0
+        weight = self.penalty if finish_warm_up(learner, self.warmup) else 0.0
         outputs = forward(learner, batches)
         risk, variances = outputs.risk, self.variances(learner, outputs)
         penalty = (variances - variances.mean(dim=0)).square().mean()

@@ -15,7 +15,11 @@ from torch import Tensor
 
 from afield.hyperparameters import LogUniform, Uniform
 from afield.training.building_blocks.forward import forward
-from afield.training.building_blocks.penalties import check_settings, feature_variance, is_warm
+from afield.training.building_blocks.penalties import (
+    check_settings,
+    feature_variance,
+    finish_warm_up,
+)
 from afield.training.method import Batches, Learner, Logs
 from afield.training.methods.irm import IRM
 
@@ -37,6 +41,6 @@ class IBIRM(IRM):
         """Mean risk plus both weighted penalties."""
         outputs = forward(learner, batches)
         loss, logs = self.penalized(learner, outputs)
-        weight = self.bottleneck if is_warm(learner, self.bottleneck_warmup) else 0.0
+        weight = self.bottleneck if finish_warm_up(learner, self.bottleneck_warmup) else 0.0
         variance = feature_variance(outputs)
         return loss + weight * variance, {**logs, "variance": variance.detach()}

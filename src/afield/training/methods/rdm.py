@@ -22,7 +22,7 @@ from torch import Tensor
 from afield.hyperparameters import Uniform
 from afield.training.building_blocks.feature_distances import WIDTHS, block_means, kernel
 from afield.training.building_blocks.forward import Outputs, forward
-from afield.training.building_blocks.penalties import check_settings, is_warm
+from afield.training.building_blocks.penalties import check_settings, finish_warm_up
 from afield.training.method import Batches, Learner, Logs, Method
 
 __all__ = ["RDM"]
@@ -45,7 +45,7 @@ class RDM(Method):
 
     def loss(self, learner: Learner, batches: Batches) -> tuple[Tensor, Logs]:
         """Mean risk, and after the warm-up the weighted distance and variances."""
-        warm = is_warm(learner, self.warmup, lr_factor=self.lr_factor)
+        warm = finish_warm_up(learner, self.warmup, lr_factor=self.lr_factor)
         outputs = forward(learner, batches)
         risk, (distance, variance) = outputs.risks.mean(), matching(outputs)
         loss = risk

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from afield.hyperparameters import LogUniform, Uniform
-from afield.training.building_blocks.penalties import is_warm
+from afield.training.building_blocks.penalties import finish_warm_up
 from afield.training.method import Batches, Learner, Logs, Method, risks
 
 __all__ = ["VREx"]
@@ -29,7 +29,7 @@ class VREx(Method):
 
     def loss(self, learner: Learner, batches: Batches) -> tuple[Tensor, Logs]:
         """Mean risk plus the weighted variance of the risks."""
-        weight = self.penalty if is_warm(learner, self.warmup) else 1.0
+        weight = self.penalty if finish_warm_up(learner, self.warmup) else 1.0
         risk = risks(learner.model, batches)
         variance = risk.var(correction=0)
         return risk.mean() + weight * variance, {"variance": variance.detach()}
