@@ -60,9 +60,14 @@ class Training:
     tokens, pooling
         Number of tokens at which texts are cut (None means what suits the network), and how an
         encoder from Hugging Face pools them: mean or first; empty means as its folder says.
-    freeze_blocks
-        Number of blocks at the beginning of the network that are not trained, with what comes
-        before them; 0 means that everything is trained.
+    tune
+        What is trained: ``frozen`` (a small network on features that the network computes once),
+        ``head`` (the last layer, inside the network), ``body`` (all but the last layer),
+        ``after:N`` (all but the first N blocks) or ``full``; empty means what suits the data.
+    freeze_blocks, freeze_head
+        What ``after:N`` and ``body`` stand for: the number of blocks at the beginning of the
+        network that are not trained, with what comes before them, and whether the last layer is
+        not.
     domains_per_step
         Number of source domains that a step draws from; 0 means all.
     balance
@@ -111,7 +116,9 @@ class Training:
     augment: Literal["none", "light", "full"] | None = None
     tokens: int | None = None
     pooling: Literal["", "mean", "first"] = ""
+    tune: str = ""
     freeze_blocks: int = 0
+    freeze_head: bool = False
     domains_per_step: int = 0
     balance: bool = False
     limit: int = 0

@@ -47,8 +47,10 @@ class Run:
     adaptation, adaptation_params
         The test-time adaptation of an adapted run, with its hyperparameters; all other fields are
         those of its base.
-    freeze_head
-        Whether the last layer is not trained, as in experts of a pretrained network.
+    freeze_head, tune
+        Whether the last layer is not trained, as in experts of a pretrained network; ``head`` if
+        nothing else is. Other spellings of `Training.tune` are kept in the fields that they stand
+        for.
     report, split
         ``whole`` if all samples of the domains to test on are reported on, instead of their test
         split; ``random`` if a dataset's own lists do not split its domains.
@@ -123,6 +125,7 @@ class Run:
     report: str = ""
     split: str = ""
     group: str = ""
+    tune: str = ""
     class_names: str = ""
     templates: str = ""
     code: Mapping[str, str] = field(default_factory=dict)

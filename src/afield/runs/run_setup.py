@@ -162,6 +162,8 @@ def set_up_on(
     if run.base and not run.adaptation:
         model.load_state_dict(read_run_weights(machine.store / run.base))
     freeze_blocks(model.features, run.freeze_blocks, run.backbone)
+    if run.tune == "head":
+        model.features.requires_grad_(requires_grad=False)
     if run.freeze_head:
         model.head.requires_grad_(requires_grad=False)
     learner = method.setup(model, task)

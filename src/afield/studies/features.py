@@ -382,10 +382,29 @@ def use_features(
         True trains the network itself, False computes its features once. None decides by the
         settings.
     """
+    settings, finetune = spell_finetune(settings, finetune=finetune)
     encoder = plan_features(dataset, settings, finetune=finetune)
     if isinstance(encoder, Encoder):
         return _features(dataset, encoder, settings)
     return dataset, {**settings, **encoder}
+
+
+def spell_finetune(
+    settings: Settings, *, finetune: bool | None = None
+) -> tuple[Settings, bool | None]:
+    """The settings without ``tune=frozen``, and whether the network itself is trained.
+
+    ``tune`` says it too: every value but ``frozen`` trains a part of the network.
+    """
+    tune = settings.get("tune")
+    if not tune:
+        return settings, finetune
+    if finetune is not None and finetune == (tune == "frozen"):
+        flag = "--finetune" if finetune else "--no-finetune"
+        raise SpecError(f"tune={tune} and {flag}: give only one of them")
+    if tune != "frozen":
+        return settings, True
+    return {name: value for name, value in settings.items() if name != "tune"}, False
 
 
 def plan_features(

@@ -199,6 +199,7 @@ class _Plan:
             classes=base.classes,
         )
         frozen = base.method == "linear_probe" and not self.expert_draws
+        frozen = frozen or run.freeze_head
         return replace(run, role="expert", base=base.key, freeze_head=frozen)
 
 

@@ -73,6 +73,12 @@ FINE_TUNING_LR = 5e-5
 OPTIONAL_SETTINGS = ["every", "weights", "freeze_bn", "size", "augment", "optimizer"]
 OPTIONAL_SETTINGS += ["lr_schedule", "metric", "tokens"]
 Settings = Mapping[str, Any]
+# What `tune` stands for, beside after:N and frozen.
+TUNES: dict[str, dict[str, Any]] = {
+    "full": {},
+    "body": {"freeze_head": True},
+    "head": {"tune": "head"},
+}
 # Fields of a run, and what the provenance of features calls them.
 ORIGIN_FIELDS = {"folder": "dataset", "encoder": "backbone"}
 
@@ -109,7 +115,7 @@ def resolve_run(
     owners = {"": Training, method: registry.find("methods", method)}
     owners[average] = registry.find("averages", average)
     grouped: dict[str, dict[str, Any]] = {owner: {} for owner in owners}
-    for name, value in (settings or {}).items():
+    for name, value in reduce_tune(settings or {}).items():
         owner, _, short = name.rpartition(".")
         if owner not in grouped:
             known = hint(owner, [method, average])
@@ -151,7 +157,8 @@ def resolve_run(
     automatic = {
         name
         for name in OPTIONAL_SETTINGS
-        if resolve_settings({**drawn[""], name: None}, dataset)[name] == training[name]
+        if name in chosen[""]
+        and resolve_settings({**drawn[""], name: None}, dataset)[name] == training[name]
     }
     run = Run(
         dataset=dataset.spec,
@@ -178,6 +185,27 @@ def resolve_run(
         **training,
     )
     return resolve_epochs(run, dataset)
+
+
+def reduce_tune(settings: Settings) -> dict[str, Any]:
+    """The settings with `tune` in the fields that it stands for; ``head`` stays as it is.
+
+    >>> [reduce_tune({"tune": tune}) for tune in ("after:3", "body", "full")]
+    [{'freeze_blocks': 3}, {'freeze_head': True}, {}]
+    """
+    reduced = dict(settings)
+    tune = str(reduced.pop("tune", "") or "")
+    given = [name for name in ("freeze_blocks", "freeze_head") if settings.get(name)]
+    if tune and given:
+        raise SpecError(f"tune={tune} and {given[0]}={settings[given[0]]}: give only one of them")
+    kind, _, count = tune.partition(":")
+    if kind == "after" and count.isdecimal() and int(count):
+        return {**reduced, "freeze_blocks": int(count)}
+    if tune == "frozen":
+        raise SpecError("tune=frozen: features are computed once, for images only; use tune=head")
+    if tune not in ("", *TUNES):
+        raise SpecError(f"tune={tune}: give frozen, head, body, after:N (such as after:3) or full")
+    return {**reduced, **TUNES.get(tune, {})}
 
 
 def _origin(dataset: DomainSet) -> dict[str, Any]:
