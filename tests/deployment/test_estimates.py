@@ -23,50 +23,46 @@ def store(tmp_path_factory):
 @pytest.mark.slow
 def test_the_estimate_is_the_row_of_the_table(store):
     records = list(store)
-    found = estimate_accuracy(records)
+    result = estimate_accuracy(records)
     frame = tabulate(records, rules="sources").set_index("domain")
     for name in ("turn0", "turn10", "turn20", "turn30"):
-        assert found.domains[name] == pytest.approx(frame.loc[name, "accuracy"])
-    assert found.accuracy == pytest.approx(frame.loc["mean", "accuracy"])
-    assert found.stderr == pytest.approx(frame.loc["mean", "stderr"])
-    assert found.worst == pytest.approx(frame.loc["worst", "accuracy"])
-    assert found.in_domain == pytest.approx(frame.loc["in-domain", "accuracy"])
-    assert found.trials == 2
+        assert result.domains[name] == pytest.approx(frame.loc[name, "accuracy"])
+    assert result.accuracy == pytest.approx(frame.loc["mean", "accuracy"])
+    assert result.stderr == pytest.approx(frame.loc["mean", "stderr"])
+    assert result.worst == pytest.approx(frame.loc["worst", "accuracy"])
+    assert result.in_domain == pytest.approx(frame.loc["in-domain", "accuracy"])
+    assert result.trials == 2
 
 
 def test_with_one_trial_no_spread_over_trials_is_known(store):
-    found = estimate_accuracy([record for record in store if record.run.trial == 0])
-    assert found.stderr is None
-    assert found.spread == pytest.approx(np.std(list(found.domains.values()), ddof=1))
+    result = estimate_accuracy([record for record in store if record.run.trial == 0])
+    assert result.stderr is None
+    assert result.spread == pytest.approx(np.std(list(result.domains.values()), ddof=1))
+
+
+def probe_outputs(store, records, domains):
+    """Logits and labels of the probe parts of some domains of each record."""
+    logits, labels = [], []
+    for record in records:
+        with torch.random.fork_rng():
+            subject = reopen(store.folder(record.run))
+        for name in domains(record):
+            logits.append(subject.logits(subject.probes[name]))
+            labels.append(subject.probes[name].y)
+    return logits, labels
 
 
 def test_the_temperature_is_that_of_unseen_probe_parts(store):
     records = [record for record in store if record.run.trial == 0]
-    logits, labels = [], []
-    for record in records:
-        with torch.random.fork_rng():
-            subject = reopen(store.folder(record.run))
-        (target,) = record.unseen
-        logits.append(subject.logits(subject.probes[target]))
-        labels.append(subject.probes[target].y)
-    found = calibrate([store.folder(record.run) for record in records])
-    assert found.temperature == pytest.approx(fit_temperature(logits, labels), rel=1e-4)
-    assert found.samples == sum(map(len, labels)) == 160
-    assert set(found.separations) == {record.unseen[0] for record in records}
-    assert all(0 <= value <= 1 for value in found.separations.values())
-
-
-def test_seen_parts_would_give_another_temperature(store):
-    records = [record for record in store if record.run.trial == 0]
-    logits, labels = [], []
-    for record in records:
-        with torch.random.fork_rng():
-            subject = reopen(store.folder(record.run))
-        for source in record.run.sources:
-            logits.append(subject.logits(subject.probes[source]))
-            labels.append(subject.probes[source].y)
-    found = calibrate([store.folder(record.run) for record in records])
-    assert abs(found.temperature / fit_temperature(logits, labels) - 1) > 0.02
+    logits, labels = probe_outputs(store, records, lambda record: record.unseen)
+    result = calibrate([store.folder(record.run) for record in records])
+    assert result.temperature == pytest.approx(fit_temperature(logits, labels), rel=1e-4)
+    assert result.samples == sum(map(len, labels)) == 160
+    assert set(result.separations) == {record.unseen[0] for record in records}
+    assert all(0 <= value <= 1 for value in result.separations.values())
+    # Seen parts would give another.
+    seen = fit_temperature(*probe_outputs(store, records, lambda record: record.run.sources))
+    assert abs(result.temperature / seen - 1) > 0.02
 
 
 def test_a_domain_that_is_shifted_is_far_and_one_that_is_not_is_near(tmp_path):

@@ -43,8 +43,8 @@ def test_onnxruntime_gives_the_same_probabilities_for_files(name, two_colours, t
     model = fit(two_colours, method, tmp_path / "model", **options)
     files = sorted(two_colours.rglob("*.png"))[:9]
     session = onnxruntime.InferenceSession(export(tmp_path / "model"))
-    _, found = session.run(None, {"x": as_seen(model, files)})
-    np.testing.assert_allclose(found, model.predict_proba(files), atol=1e-4)
+    _, result = session.run(None, {"x": as_seen(model, files)})
+    np.testing.assert_allclose(result, model.predict_proba(files), atol=1e-4)
 
 
 @pytest.mark.slow
@@ -53,8 +53,8 @@ def test_torch_gives_the_same_for_any_batch(spiral_model, tmp_path):
     model = load(spiral_model)
     for count in (1, 3, 100):
         x = torch.randn(count, 2)
-        logits, found = program.module()(x)
-        np.testing.assert_allclose(found.detach(), model.predict_proba(x), atol=1e-6)
+        logits, result = program.module()(x)
+        np.testing.assert_allclose(result.detach(), model.predict_proba(x), atol=1e-6)
         assert logits.shape == (count, 2)
 
 
@@ -81,10 +81,10 @@ def test_the_file_says_what_goes_in_and_comes_out(exported):
 def test_temperature_and_softmax_are_in_it(exported, spiral_model):
     model = load(spiral_model)
     x = np.random.default_rng(0).normal(size=(5, 2)).astype(np.float32)
-    logits, found = onnxruntime.InferenceSession(exported).run(None, {"x": x})
+    logits, result = onnxruntime.InferenceSession(exported).run(None, {"x": x})
     expected = torch.from_numpy(logits / model.temperature).softmax(dim=1)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-    np.testing.assert_allclose(found, model.predict_proba(x), atol=1e-4)
+    np.testing.assert_allclose(result, expected, atol=1e-6)
+    np.testing.assert_allclose(result, model.predict_proba(x), atol=1e-4)
 
 
 def test_what_gives_other_numbers_is_not_kept(spiral_model, tmp_path, monkeypatch):

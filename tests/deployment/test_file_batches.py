@@ -16,8 +16,8 @@ def test_folders_are_gone_through_and_clutter_is_passed_over(tmp_path):
     for name in ("b.png", "a/deep/c.JPG", "a/.hidden.png", ".git/d.png", "e.txt", "Thumbs.db"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
-    found = find_files([tmp_path], PICTURE.suffixes)
-    assert [str(path.relative_to(tmp_path)) for path in found] == ["b.png", "a/deep/c.JPG"]
+    result = find_files([tmp_path], PICTURE.suffixes)
+    assert [str(path.relative_to(tmp_path)) for path in result] == ["b.png", "a/deep/c.JPG"]
 
 
 def test_a_file_that_is_named_is_taken_whatever_it_is_called(tmp_path):
@@ -35,14 +35,14 @@ def test_a_link_in_a_circle_does_not_go_on_for_ever(tmp_path):
 def test_every_file_comes_once_and_in_order(tmp_path, size):
     files = [saved(noise(20 + i), tmp_path / f"{i}.png") for i in range(8)]
     files[5].write_text("broken")
-    found = list(read_file_batches(PICTURE, files, size))
-    names = [name for portion in found for name in portion.names]
-    errors = [error for portion in found for error in portion.errors]
+    result = list(read_file_batches(PICTURE, files, size))
+    names = [name for portion in result for name in portion.names]
+    errors = [error for portion in result for error in portion.errors]
     assert names == [str(file) for file in files]
     assert [bool(error) for error in errors] == [i == 5 for i in range(8)]
-    assert sum(len(portion.x) for portion in found if portion.x is not None) == 7
-    assert found[-1].files_done == 8
-    assert max(len(portion.names) for portion in found) <= size
+    assert sum(len(portion.x) for portion in result if portion.x is not None) == 7
+    assert result[-1].files_done == 8
+    assert max(len(portion.names) for portion in result) <= size
 
 
 def test_stopping_early_leaves_no_thread_at_work(tmp_path):
@@ -74,12 +74,12 @@ def test_array_files_are_cut_into_batches(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros((5, 4)))
     np.save(tmp_path / "b.npy", np.zeros((5, 3)))
     files = [tmp_path / "a.npy", tmp_path / "b.npy", tmp_path / "c.npy", Path("d.txt")]
-    found = list(read_file_batches(ARRAY, files, 2))
-    assert [len(portion.names) for portion in found] == [2, 2, 1, 1, 1, 1]
-    assert found[2].names == [f"{tmp_path}/a.npy[4]"]
-    assert [portion.files_done for portion in found] == [0, 0, 1, 2, 3, 4]
-    assert "shape (3,)" in found[3].errors[0]
-    assert found[4].errors == found[5].errors == ["no such file or folder"]
+    result = list(read_file_batches(ARRAY, files, 2))
+    assert [len(portion.names) for portion in result] == [2, 2, 1, 1, 1, 1]
+    assert result[2].names == [f"{tmp_path}/a.npy[4]"]
+    assert [portion.files_done for portion in result] == [0, 0, 1, 2, 3, 4]
+    assert "shape (3,)" in result[3].errors[0]
+    assert result[4].errors == result[5].errors == ["no such file or folder"]
 
 
 def test_a_pipe_is_named_and_not_waited_for(tmp_path):

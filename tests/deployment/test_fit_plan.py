@@ -17,6 +17,10 @@ from afield.runs.store import Store
 QUICK = {"steps": 10, "every": 10}
 
 
+def plan_of(store, method="best", dataset="spirals", **options):
+    return plan_fit(FitRequest(dataset, method, **options), Store(store))
+
+
 def test_the_command_for_a_card_has_no_path_and_no_address():
     request = FitRequest("/home/me/photos", "best")
     command = request.command(Path("/home/me/m"), "sftp://me:secret@host/runs")
@@ -24,7 +28,7 @@ def test_the_command_for_a_card_has_no_path_and_no_address():
 
 
 def test_a_plan_trains_on_all_domains_and_leaves_each_out_once_a_trial(tmp_path):
-    plan = plan_fit(FitRequest("spirals", "erm", settings=QUICK, trials=2), Store(tmp_path))
+    plan = plan_of(tmp_path, "erm", settings=QUICK, trials=2)
     assert len(plan.run.sources) == 4
     assert len(plan.held_out) == 8
     assert {len(run.sources) for run in plan.held_out} == {3}
@@ -32,27 +36,25 @@ def test_a_plan_trains_on_all_domains_and_leaves_each_out_once_a_trial(tmp_path)
 
 
 def test_without_an_estimate_no_domain_is_held_out(tmp_path):
-    request = FitRequest("spirals", "erm", settings=QUICK, estimate=False)
-    assert plan_fit(request, Store(tmp_path)).held_out == ()
+    assert plan_of(tmp_path, "erm", settings=QUICK, estimate=False).held_out == ()
 
 
 def test_an_estimate_takes_a_trial(tmp_path):
     with pytest.raises(SpecError, match="trials=0: must be at least 1; or use --no-estimate"):
-        plan_fit(FitRequest("spirals", "erm", trials=0), Store(tmp_path))
+        plan_of(tmp_path, "erm", trials=0)
 
 
 def test_best_takes_no_setting_and_needs_a_bench(tmp_path):
     with pytest.raises(SpecError, match="settings from the store"):
-        plan_fit(FitRequest("spirals", "best", settings=QUICK), Store(tmp_path / "r"))
+        plan_of(tmp_path / "r", settings=QUICK)
     bench("spirals", ["erm"], trials=1, store=tmp_path / "r", settings=QUICK)
     next((tmp_path / "r").glob("*/record.json")).unlink()
     with pytest.raises(DataError, match="no benchmark of spirals there"):
-        plan_fit(FitRequest("spirals", "best"), Store(tmp_path / "r"))
+        plan_of(tmp_path / "r")
 
 
 def test_held_out_runs_have_the_settings_and_the_average_of_the_model(tmp_path):
-    request = FitRequest("spirals", "vrex", "ema", settings={"vrex.penalty": 3.0, **QUICK})
-    plan = plan_fit(request, Store(tmp_path))
+    plan = plan_of(tmp_path, "vrex", average="ema", settings={"vrex.penalty": 3.0, **QUICK})
     for run in (plan.run, *plan.held_out):
         assert (run.steps, run.params["penalty"], run.average) == (10, 3.0, "ema")
 
@@ -81,7 +83,7 @@ def test_the_command_names_what_is_not_the_default():
 
 def test_best_can_be_a_merge_of_experts_on_all_domains(tmp_path):
     bench("spirals", merges=["average"], trials=1, store=tmp_path, settings=QUICK)
-    plan = plan_fit(FitRequest("spirals", "best"), Store(tmp_path))
+    plan = plan_of(tmp_path)
     base, *experts = plan.needed
     assert (plan.run.method, plan.run.sources, base.sources) == (
         "average",
@@ -99,7 +101,7 @@ def test_a_merge_is_fitted_like_a_method(tmp_path):
     model = fit("spirals", "best", tmp_path / "model", store=tmp_path / "r")
     assert model.about.estimate.trials == 1
     assert model.about.calibration is not None
-    plan = plan_fit(FitRequest("spirals", "best"), Store(tmp_path / "r"))
+    plan = plan_of(tmp_path / "r")
     states = [read_run_weights(tmp_path / "r" / key) for key in plan.run.experts]
     mean = sum(state["head.weight"] for state in states) / len(states)
     np.testing.assert_allclose(model.module.head.weight.detach(), mean, rtol=1e-4, atol=1e-6)
@@ -113,16 +115,16 @@ def mean_accuracy(store, adaptation):
 def test_best_can_be_an_adaptation_unless_it_is_not_to(tmp_path):
     bench("spirals", "erm", adapt="t3a", trials=1, store=tmp_path, settings=QUICK)
     better = mean_accuracy(tmp_path, "t3a") > mean_accuracy(tmp_path, "")
-    plan = plan_fit(FitRequest("spirals", "best"), Store(tmp_path))
+    plan = plan_of(tmp_path)
     assert (plan.run.method, plan.run.adaptation, plan.run.role) == ("erm", "", "")
     assert bool(plan.adaptation) == better
     assert [run.base for run in plan.adapted] == [run.key for run in plan.held_out] * int(better)
     assert plan.estimate.recipes == 2
-    plain = plan_fit(FitRequest("spirals", "best", adapt="none"), Store(tmp_path))
+    plain = plan_of(tmp_path, adapt="none")
     assert (plain.adaptation, plain.adapted, plain.run) == (None, (), plan.run)
     assert plain.estimate.recipes == 1
     with pytest.raises(SpecError, match="settings from the store"):
-        plan_fit(FitRequest("spirals", "best", adapt="t3a"), Store(tmp_path))
+        plan_of(tmp_path, adapt="t3a")
 
 
 def test_a_chosen_adaptation_is_that_of_the_model(tmp_path, monkeypatch):
@@ -148,8 +150,8 @@ def test_a_chosen_adaptation_is_that_of_the_model(tmp_path, monkeypatch):
 
 def test_a_method_is_fitted_with_an_adaptation_and_a_start(tmp_path):
     settings = {**QUICK, "t3a.keep": 5, "linear_probe.l2": 0.1}
-    request = FitRequest("spirals", "erm", settings=settings, start="linear_probe", adapt="t3a")
-    plan = plan_fit(request, Store(tmp_path / "r"))
+    options = {"settings": settings, "start": "linear_probe", "adapt": "t3a"}
+    plan = plan_of(tmp_path / "r", "erm", **options)
     (start,) = plan.needed
     assert (start.method, start.role, start.params["l2"]) == ("linear_probe", "base", 0.1)
     assert plan.run.base == start.key
@@ -157,15 +159,7 @@ def test_a_method_is_fitted_with_an_adaptation_and_a_start(tmp_path):
     assert plan.adaptation.adaptation_params == {"keep": 5}
     trained = [run.key for run in plan.held_out if not run.role]
     assert [run.base for run in plan.adapted] == trained
-    model = fit(
-        "spirals",
-        "erm",
-        tmp_path / "model",
-        store=tmp_path / "r",
-        start="linear_probe",
-        adapt="t3a",
-        settings=settings,
-    )
+    model = fit("spirals", "erm", tmp_path / "model", store=tmp_path / "r", **options)
     assert model.about.adaptation_params == {"keep": 5}
     assert model.about.estimate.accuracy == pytest.approx(mean_accuracy(tmp_path / "r", "t3a"))
     assert "--start linear_probe --adapt t3a" in model.about.command
@@ -175,12 +169,12 @@ def test_a_method_is_fitted_with_an_adaptation_and_a_start(tmp_path):
         ({"settings": {"t3a.keep": 5}}, "no 't3a'"),
     ):
         with pytest.raises(AfieldError, match=message):
-            plan_fit(FitRequest("spirals", "erm", **options), Store(tmp_path / "r"))
+            plan_of(tmp_path / "r", "erm", **options)
 
 
 def test_best_can_be_a_run_that_starts_from_a_fitted_head(tmp_path):
     bench("spirals", "erm", start="linear_probe", trials=1, store=tmp_path, settings=QUICK)
-    plan = plan_fit(FitRequest("spirals", "best"), Store(tmp_path))
+    plan = plan_of(tmp_path)
     (start,) = plan.needed
     assert (start.method, start.sources, start.role) == ("linear_probe", plan.run.sources, "base")
     assert len(plan.run.sources) == 4

@@ -72,10 +72,10 @@ def test_a_fresh_process_gives_the_probabilities_of_the_model_in_memory(two_colo
     words = [sys.executable, "-c", FRESH, json.dumps(asked)]
     fresh = json.loads(subprocess.run(words, capture_output=True, check=True, text=True).stdout)
     for out, rows in expected.items():
-        found = dict(zip(files, fresh[out], strict=True))
+        result = dict(zip(files, fresh[out], strict=True))
         assert len(rows) == 48
         for file, row in rows.items():
-            np.testing.assert_allclose(found[file], row, atol=1e-6)
+            np.testing.assert_allclose(result[file], row, atol=1e-6)
 
 
 def test_what_the_store_has_is_used_and_what_is_missing_is_done(tmp_path):

@@ -57,9 +57,9 @@ def test_sounds_are_decoded_as_the_cache_does(tmp_path):
     ],
 )
 def test_arrays_of_pictures_come_in_several_forms(given, shape):
-    found = BYTES.to_samples(given)
-    assert tuple(found.shape) == shape
-    assert found.dtype == torch.uint8
+    result = BYTES.to_samples(given)
+    assert tuple(result.shape) == shape
+    assert result.dtype == torch.uint8
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,8 @@ def test_runs_of_a_store_become_a_model_that_can_be_used(folders, tmp_path):
     model = merge_model("average", base, experts, tmp_path / "merged")
     states = [read_run_weights(folder) for folder in experts]
     expected = merge("average", read_run_weights(base), states)
-    found = model.module.state_dict()
-    assert all(torch.allclose(found[name], value) for name, value in expected.items())
+    result = model.module.state_dict()
+    assert all(torch.allclose(result[name], value) for name, value in expected.items())
     assert model.predict(np.zeros((3, 2))).shape == (3,)
 
 

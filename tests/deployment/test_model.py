@@ -44,9 +44,9 @@ def test_classes_are_named(model, x):
 
 @pytest.mark.parametrize("batch", [1, 7, 1000])
 def test_the_batch_makes_no_difference(model, x, batch):
-    found = [(p.confidence, p.distance, p.percentile) for p in model.predictions(x, batch=batch)]
+    result = [(p.confidence, p.distance, p.percentile) for p in model.predictions(x, batch=batch)]
     usual = [(p.confidence, p.distance, p.percentile) for p in model.predictions(x)]
-    np.testing.assert_allclose(found, usual, rtol=1e-3, atol=0.01)
+    np.testing.assert_allclose(result, usual, rtol=1e-3, atol=0.01)
 
 
 def test_arrays_tensors_and_files_are_alike(model, x, tmp_path):
@@ -67,10 +67,10 @@ def test_what_is_elsewhere_is_far(model, x):
 
 def test_a_sample_for_which_the_network_overflows_has_an_error_and_no_class(model, x):
     given = torch.cat([x[:1], torch.full((1, 2), 3e38), x[1:2]])
-    found = list(model.predictions(given))
-    assert "outputs are not finite" in found[1].error
-    assert (found[1].label, found[1].confidence) == ("", None)
-    assert [p.label for p in found[::2]] == model.predict(x[:2]).tolist()
+    result = list(model.predictions(given))
+    assert "outputs are not finite" in result[1].error
+    assert (result[1].label, result[1].confidence) == ("", None)
+    assert [p.label for p in result[::2]] == model.predict(x[:2]).tolist()
     with pytest.raises(DataError, match=r"\[1\]: .*outputs are not finite"):
         model.predict_proba(given)
 
@@ -79,12 +79,6 @@ def test_below_the_threshold_lies_as_great_a_share_of_what_was_held_out(model):
     confidences = np.array(model.about.calibration.confidences)
     for share in (0.0, 0.1, 0.5, 1.0):
         assert (confidences < model.threshold(share)).mean() == pytest.approx(share, abs=0.01)
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
-def test_a_share_that_is_none_is_refused(model, share):
-    with pytest.raises(SpecError, match="a share of the predictions"):
-        model.threshold(share)
 
 
 def test_a_broken_file_is_an_error_where_an_array_is_wanted_and_else_a_row(model, tmp_path):
@@ -97,24 +91,33 @@ def test_a_broken_file_is_an_error_where_an_array_is_wanted_and_else_a_row(model
     assert row.error
 
 
-@pytest.mark.parametrize("given", [3, [1, 2], None])
-def test_what_is_neither_path_nor_array_is_refused(model, given):
-    with pytest.raises(SpecError, match="give paths of files or folders, or one array"):
-        model.predict(given)
-
-
 def test_no_files_are_no_predictions(model, tmp_path):
     assert model.predict_proba(tmp_path).shape == (0, 2)
 
 
-def test_a_batch_of_none_is_refused(model, x):
-    with pytest.raises(SpecError, match="batch=0"):
-        model.predict(x, batch=0)
-
-
-def test_a_domain_is_refused_where_it_cannot_be_used(model, x):
-    with pytest.raises(SpecError, match="cannot use a domain label"):
-        model.predict(x, domain="turn0")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda model, x: model.threshold(-0.1), "a share of the predictions"),
+        (lambda model, x: model.threshold(1.1), "a share of the predictions"),
+        (lambda model, x: model.threshold(float("nan")), "a share of the predictions"),
+        (lambda model, x: model.predict(3), "give paths of files or folders, or one array"),
+        (lambda model, x: model.predict([1, 2]), "give paths of files or folders, or one array"),
+        (lambda model, x: model.predict(None), "give paths of files or folders, or one array"),
+        (lambda model, x: model.predict(x, batch=0), "batch=0"),
+        (lambda model, x: model.predict(x, domain="turn0"), "cannot use a domain label"),
+        (lambda model, x: model.adapted("tent"), "tent adapts BatchNorm layers"),
+        (lambda model, x: model.adapted("t3a", {"keep": 5}), r"write t3a\.NAME"),
+        (
+            lambda model, x: export(model.adapted("t3a"), "torch", "model.pt2"),
+            "an adapted model predicts from batches",
+        ),
+    ],
+)
+def test_what_a_model_cannot_do_is_refused(call, message, model, x, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError, match=message):
+        call(model, x)
 
 
 @pytest.fixture(scope="module", params=["dmg", "multi_head"])
@@ -131,9 +134,9 @@ def test_a_known_domain_is_used_where_it_can_be(domain_model, x):
     prepared = domain_model.about.inputs.prepare(x)
     with torch.no_grad():
         expected = domain_model.module(prepared, 2).softmax(dim=1).numpy()
-    found = domain_model.predict_proba(x, domain="turn20")
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-    assert abs(found - domain_model.predict_proba(x)).max() > 1e-4
+    result = domain_model.predict_proba(x, domain="turn20")
+    np.testing.assert_allclose(result, expected, atol=1e-6)
+    assert abs(result - domain_model.predict_proba(x)).max() > 1e-4
 
 
 def test_an_unknown_domain_is_reported_with_those_that_are_known(domain_model, x):
@@ -169,15 +172,3 @@ def test_an_adapted_model_learns_from_the_samples_and_starts_afresh_each_time(mo
     assert adapted.temperature == 1.0
     with pytest.raises(SpecError, match="cannot abstain"):
         adapted.threshold(0.1)
-
-
-def test_an_adapted_model_is_not_exported(model, tmp_path):
-    with pytest.raises(SpecError, match="an adapted model predicts from batches"):
-        export(model.adapted("t3a"), "torch", tmp_path / "model.pt2")
-
-
-def test_what_cannot_adapt_a_model_is_refused(model):
-    with pytest.raises(SpecError, match="tent adapts BatchNorm layers"):
-        model.adapted("tent")
-    with pytest.raises(SpecError, match=r"write t3a\.NAME"):
-        model.adapted("t3a", {"keep": 5})

@@ -73,14 +73,16 @@ def test_without_an_estimate_it_says_so_first(about):
     assert ModelCard(text).data.eval_results is None
 
 
-def test_several_trials_have_a_standard_error(about):
-    text = render_card(replace(about, estimate=replace(about.estimate, stderr=0.0123, trials=3)))
-    assert "± 1.2 (standard error over 3 trials)" in text
-
-
-def test_a_recipe_of_an_earlier_version_was_chosen_by_the_number_and_says_so(about):
-    text = render_card(replace(about, estimate=replace(about.estimate, recipes=7)))
-    assert "chosen among 7 by these very numbers" in text
+@pytest.mark.parametrize(
+    ("estimate", "text"),
+    [
+        ({"stderr": 0.0123, "trials": 3}, "± 1.2 (standard error over 3 trials)"),
+        # A recipe of an earlier version.
+        ({"recipes": 7}, "chosen among 7 by these very numbers"),
+    ],
+)
+def test_it_says_how_the_number_came_about(about, estimate, text):
+    assert text in render_card(replace(about, estimate=replace(about.estimate, **estimate)))
 
 
 def chosen(about, **fields):

@@ -105,37 +105,6 @@ def test_a_pickle_beside_no_safetensors_is_refused_and_not_run(model_folder, tmp
     assert not trap.exists()
 
 
-@pytest.mark.parametrize(
-    ("backbone", "message"),
-    [
-        ("timm:resnet18", "takes images"),
-        ("small:cnn", "takes images"),
-        ("evil:net", "no backbone 'evil:net'"),
-        ("timm:hf-hub:evil/net", "no backbone"),
-        ("timm:local-dir:/tmp", "no backbone"),
-        ("small:mlp2", "did you mean 'small:mlp'?"),
-    ],
-)
-def test_another_architecture_is_refused(model_folder, backbone, message):
-    changed(model_folder, architecture__backbone=backbone)
-    assert message in refusal(model_folder)
-
-
-def test_an_architecture_with_other_tensors_is_refused(model_folder):
-    changed(model_folder, architecture__wrapper="dmg")
-    assert "it lacks" in refusal(model_folder)
-
-
-def test_a_wrapper_that_is_no_method_is_refused(model_folder):
-    changed(model_folder, architecture__wrapper="os.system")
-    assert "no method 'os.system'" in refusal(model_folder)
-
-
-def test_more_classes_than_the_weights_have_are_refused(model_folder):
-    changed(model_folder, classes=["a", "b", "c"])
-    assert "it has in another shape head.weight" in refusal(model_folder)
-
-
 def test_a_tensor_more_is_refused(model_folder):
     file = model_folder / "model.safetensors"
     save_file({**load_file(file), "extra": torch.zeros(1)}, file)
@@ -184,6 +153,16 @@ def test_a_link_within_the_folder_and_one_to_it_are_fine(model_folder, tmp_path)
         ({"calibration__distances": [2, 1]}, "in rising order"),
         ({"files": {}}, "no hash of model.safetensors"),
         ({"architecture": None}, "architecture"),
+        ({"architecture__backbone": "timm:resnet18"}, "takes images"),
+        ({"architecture__backbone": "small:cnn"}, "takes images"),
+        ({"architecture__backbone": "evil:net"}, "no backbone 'evil:net'"),
+        ({"architecture__backbone": "timm:hf-hub:evil/net"}, "no backbone"),
+        ({"architecture__backbone": "timm:local-dir:/tmp"}, "no backbone"),
+        ({"architecture__backbone": "small:mlp2"}, "did you mean 'small:mlp'?"),
+        # Other tensors, no method, and more classes than the weights have.
+        ({"architecture__wrapper": "dmg"}, "it lacks"),
+        ({"architecture__wrapper": "os.system"}, "no method 'os.system'"),
+        ({"classes": ["a", "b", "c"]}, "it has in another shape head.weight"),
     ],
 )
 def test_a_description_that_cannot_be_is_refused(model_folder, fields, message):

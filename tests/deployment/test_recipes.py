@@ -41,17 +41,17 @@ def twin(method, accuracies, *, trial=0):
 def test_each_domain_is_predicted_by_the_choice_without_it():
     # Without art the others choose b, without photo a, without sketch a.
     recipes = recipes_of({"a": [(0.9, 0.6, 0.6)], "b": [(0.4, 0.7, 0.65)]})
-    found = estimate_choice(recipes, DOMAINS)
-    assert found.domains == pytest.approx({"art": 0.4, "photo": 0.6, "sketch": 0.6})
-    assert found.accuracy == pytest.approx(1.6 / 3)
-    assert found.worst == pytest.approx(0.4)
-    assert found.recipes == 2
-    assert found.selection.accuracy == pytest.approx(2.1 / 3)
-    assert found.selection.cost == pytest.approx(0.5 / 3)
-    assert found.selection.same == ("photo", "sketch")
-    chosen = {name: keys[0].partition("-")[0] for name, keys in found.selection.runs.items()}
+    result = estimate_choice(recipes, DOMAINS)
+    assert result.domains == pytest.approx({"art": 0.4, "photo": 0.6, "sketch": 0.6})
+    assert result.accuracy == pytest.approx(1.6 / 3)
+    assert result.worst == pytest.approx(0.4)
+    assert result.recipes == 2
+    assert result.selection.accuracy == pytest.approx(2.1 / 3)
+    assert result.selection.cost == pytest.approx(0.5 / 3)
+    assert result.selection.same == ("photo", "sketch")
+    chosen = {name: keys[0].partition("-")[0] for name, keys in result.selection.runs.items()}
     assert chosen == {"art": "b", "photo": "a", "sketch": "a"}
-    assert not found.selection.twins
+    assert not result.selection.twins
 
 
 def test_trials_are_averaged_before_choosing_and_give_the_standard_error():
@@ -62,13 +62,13 @@ def test_trials_are_averaged_before_choosing_and_give_the_standard_error():
             "b": [(0.60, 0.5, 0.60), (0.60, 0.5, 0.60)],
         }
     )
-    found = estimate_choice(recipes, DOMAINS)
+    result = estimate_choice(recipes, DOMAINS)
     means = [(0.50 + 0.6 + 0.50) / 3, (0.90 + 0.8 + 0.90) / 3]
-    assert found.accuracy == pytest.approx(np.mean(means))
-    assert found.stderr == pytest.approx(np.std(means, ddof=1) / np.sqrt(2))
-    assert found.worst == pytest.approx((0.5 + 0.8) / 2)
-    assert found.trials == 2
-    assert found.selection.cost == pytest.approx(0.0)
+    assert result.accuracy == pytest.approx(np.mean(means))
+    assert result.stderr == pytest.approx(np.std(means, ddof=1) / np.sqrt(2))
+    assert result.worst == pytest.approx((0.5 + 0.8) / 2)
+    assert result.trials == 2
+    assert result.selection.cost == pytest.approx(0.0)
 
 
 def test_twins_choose_without_ever_seeing_the_domain():
@@ -82,9 +82,9 @@ def test_twins_choose_without_ever_seeing_the_domain():
                 values |= {name: without_sketch for name in pair if name != "sketch"}
             records.append(twin(method, values))
     recipes = complete_recipes(records, THINGS)
-    found = estimate_choice(recipes, DOMAINS)
-    assert found.selection.twins
-    assert found.domains == pytest.approx({"art": 0.9, "photo": 0.9, "sketch": 0.5})
+    result = estimate_choice(recipes, DOMAINS)
+    assert result.selection.twins
+    assert result.domains == pytest.approx({"art": 0.9, "photo": 0.9, "sketch": 0.5})
     # One missing twin, and the runs that leave out one domain choose for all.
     fewer = estimate_choice(complete_recipes(records[:-1], THINGS), DOMAINS)
     assert not fewer.selection.twins
@@ -108,10 +108,10 @@ def test_the_best_of_equal_recipes_promises_too_much_and_the_estimate_does_not()
     best, nested = [], []
     for seed in range(300):
         table = {f"m{i}": noisy(0.7, 2, 3, seed=1000 * seed + i) for i in range(8)}
-        found = estimate_choice(recipes_of(table), DOMAINS)
-        assert found.selection.cost > -1e-9
-        best.append(found.selection.accuracy)
-        nested.append(found.accuracy)
+        result = estimate_choice(recipes_of(table), DOMAINS)
+        assert result.selection.cost > -1e-9
+        best.append(result.selection.accuracy)
+        nested.append(result.accuracy)
     error = np.std(nested) / np.sqrt(len(nested))
     assert np.mean(best) > 0.7 + 0.008
     assert np.mean(nested) == pytest.approx(0.7, abs=3 * error)
@@ -122,20 +122,20 @@ def test_recipes_of_different_trials_have_no_standard_error():
         *benchmark_records([(0.9, 0.5, 0.5), (0.7, 0.5, 0.5)], method="a"),
         *benchmark_records([(0.1, 0.6, 0.6)], method="b"),
     ]
-    found = estimate_choice(complete_recipes(records, THINGS), DOMAINS)
-    assert found.domains == pytest.approx({"art": 0.1, "photo": 0.5, "sketch": 0.5})
-    assert found.accuracy == pytest.approx(1.1 / 3)
-    assert found.worst == pytest.approx(0.1)
-    assert found.stderr is None
-    assert found.trials == 1
+    result = estimate_choice(complete_recipes(records, THINGS), DOMAINS)
+    assert result.domains == pytest.approx({"art": 0.1, "photo": 0.5, "sketch": 0.5})
+    assert result.accuracy == pytest.approx(1.1 / 3)
+    assert result.worst == pytest.approx(0.1)
+    assert result.stderr is None
+    assert result.trials == 1
 
 
 def test_a_single_recipe_was_not_chosen():
     rows = noisy(0.7, 2, 3)
-    found = estimate_choice(recipes_of({"a": rows}), DOMAINS)
-    assert found == estimate_accuracy(benchmark_records(rows, method="a"))
-    assert found.selection is None
-    assert found.recipes == 1
+    result = estimate_choice(recipes_of({"a": rows}), DOMAINS)
+    assert result == estimate_accuracy(benchmark_records(rows, method="a"))
+    assert result.selection is None
+    assert result.recipes == 1
 
 
 def test_of_two_domains_each_is_predicted_by_the_choice_of_the_other():
@@ -145,8 +145,8 @@ def test_of_two_domains_each_is_predicted_by_the_choice_of_the_other():
         *benchmark_records([(0.9, 0.5)], method="a", domains=domains),
         *benchmark_records([(0.6, 0.7)], method="b", domains=domains),
     ]
-    found = estimate_choice(complete_recipes(records, dataset), domains)
-    assert found.domains == pytest.approx({"art": 0.6, "photo": 0.5})
+    result = estimate_choice(complete_recipes(records, dataset), domains)
+    assert result.domains == pytest.approx({"art": 0.6, "photo": 0.5})
 
 
 def test_trials_with_a_missing_domain_and_other_data_do_not_count():

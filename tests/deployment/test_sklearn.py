@@ -77,12 +77,12 @@ def test_every_method_learns_predicts_and_comes_back_from_a_pickle(data, method)
     # The usual penalty, for thousands of steps, leaves little of the risk in sixty.
     settings = {"iga.penalty": 0.1} if method == "iga" else None
     fitted = quick(method, lr=0.01, steps=60, settings=settings).fit(x, y, domains=place)
-    found = fitted.predict_proba(x)
-    assert found.shape == (len(x), 3)
-    np.testing.assert_allclose(found.sum(axis=1), 1.0)
+    result = fitted.predict_proba(x)
+    assert result.shape == (len(x), 3)
+    np.testing.assert_allclose(result.sum(axis=1), 1.0)
     assert fitted.score(x, y) > 0.8
     again = pickle.loads(pickle.dumps(fitted))
-    np.testing.assert_array_equal(again.predict_proba(x), found)
+    np.testing.assert_array_equal(again.predict_proba(x), result)
 
 
 @pytest.mark.parametrize("average", registry.names("averages"))
@@ -104,9 +104,9 @@ def test_the_weights_are_those_of_the_same_run_on_a_file(data, tmp_path):
     fitted = quick("vrex", average="ema", random_state=7, settings={"vrex.penalty": 3.0})
     fitted.fit(x, y, domains=place)
     expected = store.weights(kept.run)
-    found = fitted.model_.state_dict()
-    assert set(found) == set(expected)
-    assert all(torch.equal(value, expected[name]) for name, value in found.items())
+    result = fitted.model_.state_dict()
+    assert set(result) == set(expected)
+    assert all(torch.equal(value, expected[name]) for name, value in result.items())
     for ours, theirs in zip(fitted.checkpoints_, kept.checkpoints, strict=True):
         pairs = [(ours.score(name, "probe"), theirs.score(name, "probe")) for name in theirs.scores]
         assert all(one.accuracy == two.accuracy and one.loss == two.loss for one, two in pairs)
@@ -139,8 +139,8 @@ def test_domains_matter(data):
 def test_domains_come_in_any_form_of_one_a_sample(data, form):
     x, y, place = data
     expected = quick().fit(x, y, domains=place)
-    found = quick().fit(x, y, domains=form(place))
-    np.testing.assert_array_equal(found.predict_proba(x), expected.predict_proba(x))
+    result = quick().fit(x, y, domains=form(place))
+    np.testing.assert_array_equal(result.predict_proba(x), expected.predict_proba(x))
 
 
 def test_one_domain_will_do_where_a_method_needs_no_other(data):
@@ -158,10 +158,10 @@ def test_groups_of_the_splitter_are_the_domains_of_the_fit(data, routing, wanted
     x, y, place = data
     classifier = quick().set_fit_request(**wanted) if wanted else quick()
     params = {"groups": place} | ({} if "groups" in wanted.values() else {"domains": place})
-    found = cross_validate(
+    result = cross_validate(
         classifier, x, y, cv=LeaveOneGroupOut(), params=params, return_estimator=True
     )
-    seen = [fitted.domains_.tolist() for fitted in found["estimator"]]
+    seen = [fitted.domains_.tolist() for fitted in result["estimator"]]
     assert seen == [[name for name in PLACES if name != out] for out in PLACES]
 
 

@@ -1,7 +1,6 @@
 """Networks by name: every family, where networks start, and what every network has."""
 
 import urllib.request
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -11,33 +10,17 @@ from torch import nn
 from afield import registry
 from afield.errors import DataError, SpecError, UnknownNameError
 from afield.networks.backbone import Backbone, Form, find_backbone, network
+from tests.networks.inputs import inputs
 
 # Importing timm takes two seconds, torchvision's networks one: whichever test is the first.
 heavy = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Of networks and batches as small as these a second thread waits more than it works."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def inputs(shape: tuple[int, ...], n: int = 4) -> torch.Tensor:
-    return torch.randn(n, *shape, generator=torch.Generator().manual_seed(0))
-
-
-def test_an_unknown_name_is_answered_with_a_guess():
-    with pytest.raises(UnknownNameError, match="no backbone 'small:cn'; did you mean 'small:cnn'"):
-        network("small:cn", (3, 8, 8), 2)
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("small:cnn1", "did you mean 'small:cnn'"),
+        ("small:cn", "did you mean 'small:cnn'"),
         ("smal:lenet", "did you mean 'small:lenet'"),
         (
             "nothing",
@@ -99,21 +82,37 @@ def test_networks_of_libraries_give_features_of_the_width_they_say(name, shape, 
     torch.testing.assert_close(model(x), model.head(features))
 
 
-@heavy
-@pytest.mark.parametrize("name", ["timm:test_vit", "torchvision:mobilenet_v3_small"])
-def test_weights_of_a_library_are_drawn_from_the_generator_of_torch(name):
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("small:cnn", (3, 16, 16)),
+        ("small:mlp", (5,)),
+        pytest.param("small:vit", (1, 16, 16), marks=heavy),
+        pytest.param("timm:test_vit", (3, 32, 32), marks=heavy),
+        pytest.param("torchvision:mobilenet_v3_small", (3, 32, 32), marks=heavy),
+    ],
+)
+def test_random_weights_are_drawn_from_the_generator_of_torch(name, shape):
     def weights(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
-        return torch.cat([p.flatten() for p in network(name, (3, 32, 32), 3).parameters()])
+        return torch.cat([p.flatten() for p in network(name, shape, 3).parameters()])
 
     assert torch.equal(weights(0), weights(0))
     assert not torch.equal(weights(0), weights(1))
 
 
-@heavy
-@pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:alexnet"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "small:cnn",
+        *(
+            pytest.param(name, marks=heavy)
+            for name in ("small:vit", "timm:resnet18", "torchvision:alexnet")
+        ),
+    ],
+)
 @pytest.mark.parametrize("shape", [(4,), (8, 8)])
-def test_arrays_are_no_pictures_for_networks_of_libraries(name, shape):
+def test_arrays_are_no_pictures_and_name_an_alternative(name, shape):
     with pytest.raises(SpecError, match=f"{name} takes images, .* use small:mlp"):
         network(name, shape, 2)
 
@@ -125,6 +124,7 @@ def test_arrays_are_no_pictures_for_networks_of_libraries(name, shape):
         ("timm:vit_tiny_patch16_224", (3, 8, 8), "use another --set size or network"),
         ("torchvision:alexnet", (3, 16, 16), "use another --set size or network"),
         ("torchvision:alexnet", (1, 64, 64), "takes color images, not 1 channel"),
+        ("torchvision:resnet18", (1, 64, 64), "takes color images, not 1 channel"),
         ("torchvision:squeezenet1_1", (3, 64, 64), "does not end in a linear layer"),
     ],
 )

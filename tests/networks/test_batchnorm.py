@@ -1,7 +1,6 @@
 """BatchNorm layers: when their statistics move, and how they are measured again."""
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,19 +9,7 @@ from torch import nn
 
 from afield.networks.backbone import Classifier, network
 from afield.networks.freezing import has_unfrozen_batchnorm, update_batchnorm
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Of networks and batches as small as these a second thread waits more than it works."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def inputs(shape: tuple[int, ...], n: int = 4) -> torch.Tensor:
-    return torch.randn(n, *shape, generator=torch.Generator().manual_seed(0))
+from tests.networks.inputs import inputs, statistics
 
 
 def normed() -> nn.Sequential:
@@ -30,10 +17,6 @@ def normed() -> nn.Sequential:
     torch.manual_seed(0)
     picture = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
     return nn.Sequential(picture, nn.Linear(4 * 36, 6), nn.BatchNorm1d(6))
-
-
-def statistics(model: nn.Module) -> list[torch.Tensor]:
-    return [buffer.clone() for name, buffer in model.named_buffers() if "running" in name]
 
 
 def norms(model: nn.Module) -> list[nn.Module]:

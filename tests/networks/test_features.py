@@ -14,16 +14,16 @@ from afield.networks.inference import MAX_CHUNK_SAMPLES
 
 def test_views_are_those_of_the_layers_of_the_network(model, samples):
     chosen = torch.tensor([3, 0, 77, 40])
-    found = view_samples(model, samples, chosen)
+    result = view_samples(model, samples, chosen)
     x = samples.x.in_memory[chosen]
     features = model.features(x)
-    torch.testing.assert_close(found.features, features)
-    torch.testing.assert_close(found.logits, model.head(features))
-    assert torch.equal(found.path, torch.stack([features.argmax(1), found.logits.argmax(1)], 1))
-    assert torch.equal(found.y, samples.y[chosen])
-    assert torch.equal(found.predictions, found.logits.argmax(1))
+    torch.testing.assert_close(result.features, features)
+    torch.testing.assert_close(result.logits, model.head(features))
+    assert torch.equal(result.path, torch.stack([features.argmax(1), result.logits.argmax(1)], 1))
+    assert torch.equal(result.y, samples.y[chosen])
+    assert torch.equal(result.predictions, result.logits.argmax(1))
     torch.testing.assert_close(
-        found.losses, F.cross_entropy(found.logits, found.y, reduction="none")
+        result.losses, F.cross_entropy(result.logits, result.y, reduction="none")
     )
 
 

@@ -1,25 +1,12 @@
 """Masks that are folded into weights: the same predictions, or a refusal."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
 
 from afield.errors import SpecError
-from afield.networks.backbone import network
 from afield.networks.masks import MaskedNetwork, fold_masks
-
-DOMAINS = ("art", "cartoon", "photo")
-
-
-def built(
-    name: str, shape: tuple[int, ...], combine: str = "predictions"
-) -> tuple[MaskedNetwork, nn.Module]:
-    torch.manual_seed(0)
-    net = network(name, shape, 5)
-    plain = copy.deepcopy(net).eval()
-    return MaskedNetwork(net, torch.zeros(1, *shape), DOMAINS, combine=combine).eval(), plain
+from tests.networks.inputs import DOMAINS, masked_network
 
 
 @pytest.mark.parametrize(
@@ -34,7 +21,7 @@ def built(
     ],
 )
 def test_folded_weights_load_into_the_bare_network_and_predict_the_same(name, shape):
-    masked, plain = built(name, shape, "masks")
+    masked, plain = masked_network(name, shape, "masks")
     x = torch.randn(4, *shape)
     with torch.no_grad():
         expected = masked(x)
@@ -62,7 +49,7 @@ def test_what_a_skip_connection_takes_cannot_be_folded():
 
 @pytest.mark.slow
 def test_masks_before_a_norm_cannot_be_folded():
-    masked, _ = built("timm:vit_tiny_patch16_224", (3, 32, 32), "masks")
+    masked, _ = masked_network("timm:vit_tiny_patch16_224", (3, 32, 32), "masks")
     with pytest.raises(SpecError, match=r"'features.blocks.10' cannot be folded"):
         fold_masks(masked, torch.randn(2, 3, 32, 32))
 

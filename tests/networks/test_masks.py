@@ -11,9 +11,9 @@ from afield.errors import SpecError
 from afield.networks.backbone import Classifier, network
 from afield.networks.masks import MaskedNetwork, hard_overlap, soft_overlap
 from tests.files import GOLDEN
+from tests.networks.inputs import DOMAINS, masked_network
 
 REFERENCE = np.load(GOLDEN / "dmg.npz")
-DOMAINS = ("art", "cartoon", "photo")
 NETWORKS = [
     ("small:mlp", (6,)),
     ("small:cnn", (1, 28, 28)),
@@ -100,38 +100,29 @@ def test_overlaps_are_those_of_the_reference():
     torch.testing.assert_close(hard.mean(), reference("hard_iou")[3], rtol=0, atol=3e-8)
 
 
-def built(
-    name: str, shape: tuple[int, ...], combine: str = "predictions"
-) -> tuple[MaskedNetwork, nn.Module]:
-    torch.manual_seed(0)
-    net = network(name, shape, 5)
-    plain = copy.deepcopy(net).eval()
-    return MaskedNetwork(net, torch.zeros(1, *shape), DOMAINS, combine=combine).eval(), plain
-
-
 @pytest.mark.parametrize(("name", "shape"), NETWORKS)
 def test_masks_of_probability_one_leave_the_network_as_it_is(name, shape):
     for combine in ("predictions", "masks", "guessed"):
-        masked, plain = built(name, shape, combine)
+        masked, plain = masked_network(name, shape, combine)
         for each in masked.logits:
             nn.init.constant_(each, 50.0)
         x = torch.randn(4, *shape)
         with torch.no_grad():
             expected = plain(x)
-            for found in (masked(x), masked(x, 1), masked(x, torch.tensor([0, 2, 1, 1]))):
-                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+            for result in (masked(x), masked(x, 1), masked(x, torch.tensor([0, 2, 1, 1]))):
+                torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("name", "shape"), NETWORKS)
 def test_networks_of_every_kind_train_with_masks(name, shape):
-    masked, _ = built(name, shape)
+    masked, _ = masked_network(name, shape)
     masked.train()(torch.randn(4, *shape), torch.tensor([0, 2, 1, 1])).square().sum().backward()
     assert all(each.grad.abs().sum() > 0 for each in masked.logits)
 
 
 @pytest.mark.parametrize(("name", "shape"), NETWORKS)
 def test_predictions_are_the_mean_of_those_with_every_domains_masks(name, shape):
-    masked, _ = built(name, shape)
+    masked, _ = masked_network(name, shape)
     x = torch.randn(3, *shape)
     with torch.no_grad():
         each = torch.stack([masked(x, domain) for domain in range(3)])
@@ -149,7 +140,7 @@ def test_one_pass_equals_the_mean_of_predictions_where_the_rest_is_linear():
 
 
 def test_what_comes_before_the_first_masked_layer_is_computed_once(monkeypatch):
-    masked, _ = built("timm:resnet18", (3, 64, 64))
+    masked, _ = masked_network("timm:resnet18", (3, 64, 64))
     rows = {}
     for name in ("features.layer3", "features.layer4", "head"):
         module = masked.net.get_submodule(name)
@@ -160,7 +151,7 @@ def test_what_comes_before_the_first_masked_layer_is_computed_once(monkeypatch):
 
 
 def test_guesses_weight_the_predictions():
-    masked, _ = built("small:mlp", (6,), "guessed")
+    masked, _ = masked_network("small:mlp", (6,), "guessed")
     x = torch.randn(5, 6)
     nn.init.zeros_(masked.guess.weight)
     with torch.no_grad():
@@ -189,7 +180,7 @@ def test_every_sample_has_a_mask_of_its_own_with_the_odds_of_its_domain():
 
 
 def test_samples_of_one_domain_send_no_gradient_to_the_masks_of_another():
-    masked, _ = built("small:mlp", (6,))
+    masked, _ = masked_network("small:mlp", (6,))
     masked.train()(torch.randn(8, 6), torch.full((8,), 1)).square().sum().backward()
     for each in masked.logits:
         assert each.grad[1].abs().sum() > 0
@@ -197,7 +188,7 @@ def test_samples_of_one_domain_send_no_gradient_to_the_masks_of_another():
 
 
 def test_a_copy_masks_with_its_own_logits():
-    masked, _ = built("small:mlp", (6,))
+    masked, _ = masked_network("small:mlp", (6,))
     other = copy.deepcopy(masked)
     x = torch.randn(3, 6)
     before = masked(x)
@@ -208,7 +199,7 @@ def test_a_copy_masks_with_its_own_logits():
 
 
 def test_dropout_is_off():
-    masked, _ = built("small:lenet", (1, 16, 16))
+    masked, _ = masked_network("small:lenet", (1, 16, 16))
     masked.train()
     dropouts = [module for module in masked.modules() if isinstance(module, nn.Dropout)]
     assert dropouts
@@ -250,13 +241,13 @@ def test_layers_that_cannot_be_masked_are_refused(layers, message):
 
 
 def test_in_training_the_domains_must_be_known():
-    masked, _ = built("small:mlp", (6,))
+    masked, _ = masked_network("small:mlp", (6,))
     with pytest.raises(ValueError, match="give `domain`"):
         masked.train()(torch.randn(2, 6))
 
 
 def test_called_directly_the_network_is_the_bare_one():
-    masked, plain = built("small:mlp", (6,))
+    masked, plain = masked_network("small:mlp", (6,))
     x = torch.randn(4, 6)
     torch.testing.assert_close(masked.net(x), plain(x))
     torch.testing.assert_close(masked.train().net(x), plain(x))
@@ -273,7 +264,7 @@ def test_masks_that_keep_nothing_share_nothing():
 
 
 def test_a_guess_is_taken_once_and_then_gone():
-    masked, _ = built("small:mlp", (6,), "guessed")
+    masked, _ = masked_network("small:mlp", (6,), "guessed")
     masked.train()(torch.randn(4, 6), torch.zeros(4).long())
     assert masked.pop_domain_logits().shape == (4, 3)
     copy.deepcopy(masked)

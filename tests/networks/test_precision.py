@@ -41,10 +41,10 @@ def test_whatever_is_called_from_outside_is_rounded_inside_and_returns_float32(p
     inside = []
     lower.features[0].register_forward_hook(lambda _m, _i, output: inside.append(output.dtype))
     for part in (lambda net: net(x), lambda net: net.features(x), lambda net: net.features[0](x)):
-        expected, found = part(full), part(lower)
-        assert found.dtype == torch.float32
-        assert not torch.equal(found, expected)
-        torch.testing.assert_close(found, expected, atol=0.05, rtol=0.05)
+        expected, result = part(full), part(lower)
+        assert result.dtype == torch.float32
+        assert not torch.equal(result, expected)
+        torch.testing.assert_close(result, expected, atol=0.05, rtol=0.05)
     assert inside == [torch.bfloat16] * 2 + [torch.float32]
     assert not torch.is_autocast_enabled("cpu")
 

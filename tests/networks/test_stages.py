@@ -41,8 +41,8 @@ def test_small_networks_have_a_stage_for_every_size_and_every_layer(name, shape,
 
 
 def test_an_activation_belongs_to_the_layer_before_it():
-    found = stages("small:lenet", 1, 32, 32)
-    kinds = [type(network("small:lenet", (1, 32, 32), 5).get_submodule(name)) for name in found]
+    result = stages("small:lenet", 1, 32, 32)
+    kinds = [type(network("small:lenet", (1, 32, 32), 5).get_submodule(name)) for name in result]
     assert kinds == [nn.ReLU, nn.ReLU, nn.ReLU, nn.Dropout, nn.ReLU, nn.Linear]
 
 
@@ -52,14 +52,14 @@ def test_an_activation_belongs_to_the_layer_before_it():
 )
 @pytest.mark.slow
 def test_transformers_have_a_stage_for_every_block(name, blocks):
-    found = stages(name, 3, 224, 224)
-    assert sum(blocks in each for each in found) == 12
-    assert found[-1] == "head"
+    result = stages(name, 3, 224, 224)
+    assert sum(blocks in each for each in result) == 12
+    assert result[-1] == "head"
 
 
 def test_an_efficient_network_has_a_stage_for_every_size():
-    found = stages("timm:tf_efficientnet_lite0", 3, 64, 64)
-    assert found == [*(f"features.blocks.{i}" for i in (0, 1, 2, 4, 6)), "head"]
+    result = stages("timm:tf_efficientnet_lite0", 3, 64, 64)
+    assert result == [*(f"features.blocks.{i}" for i in (0, 1, 2, 4, 6)), "head"]
 
 
 def test_a_module_that_is_passed_twice_is_no_stage():
@@ -100,8 +100,8 @@ def test_channels_are_distinguished_from_places(shape, sample, axis):
 
 
 def test_pictures_need_not_be_square():
-    found = find_stages(network("small:cnn", (1, 32, 48), 5), torch.zeros(1, 1, 32, 48))
-    assert set(found.values()) == {1}
+    result = find_stages(network("small:cnn", (1, 32, 48), 5), torch.zeros(1, 1, 32, 48))
+    assert set(result.values()) == {1}
 
 
 def test_maps_with_channels_last_are_of_one_size_with_those_before_them():

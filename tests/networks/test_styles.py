@@ -12,9 +12,9 @@ from afield.networks.styles import (
 from tests.training.methods.references import Reference
 
 
-def agree(found, x, v, out, gradient):
-    torch.testing.assert_close(found, out, rtol=0, atol=1e-10)
-    (slope,) = torch.autograd.grad((found * v).sum(), [x])
+def agree(result, x, v, out, gradient):
+    torch.testing.assert_close(result, out, rtol=0, atol=1e-10)
+    (slope,) = torch.autograd.grad((result * v).sum(), [x])
     torch.testing.assert_close(slope, gradient, rtol=0, atol=1e-9)
 
 
@@ -22,8 +22,8 @@ def test_values_and_gradients_of_mixstyle_and_efdmix_equal_the_reference():
     for name, mix in (("mixstyle", mix_styles), ("efdmix", match_distributions)):
         reference = Reference(name)
         x = reference["x"].requires_grad_()
-        found = mix(x, reference["lam"], reference["perm"])
-        agree(found, x, reference["v"], reference["out"], reference["grad"])
+        result = mix(x, reference["lam"], reference["perm"])
+        agree(result, x, reference["v"], reference["out"], reference["grad"])
 
 
 def test_channels_may_be_last():
@@ -36,10 +36,10 @@ def test_channels_may_be_last():
 def test_style_and_content_on_a_map_equal_the_reference():
     reference = Reference("sagnet_map")
     x = reference["x"].requires_grad_()
-    found = randomize_style(x, reference["style/alpha"], reference["style/swap"])
-    agree(found, x, reference["v"], reference["style/out"], reference["style/grad"])
-    found = randomize_content(x, reference["content/swap"])
-    agree(found, x, reference["v"], reference["content/out"], reference["content/grad"])
+    result = randomize_style(x, reference["style/alpha"], reference["style/swap"])
+    agree(result, x, reference["v"], reference["style/out"], reference["style/grad"])
+    result = randomize_content(x, reference["content/swap"])
+    agree(result, x, reference["v"], reference["content/out"], reference["content/grad"])
 
 
 def test_the_own_style_changes_nothing():
@@ -53,9 +53,9 @@ def test_the_own_style_changes_nothing():
 
 def test_matching_gives_exactly_the_values_of_the_other_sample():
     x, perm = torch.randn(2, 1, 3, 3), torch.tensor([1, 0])
-    found = match_distributions(x, torch.zeros(2), perm)
-    torch.testing.assert_close(found[0].flatten().sort().values, x[1].flatten().sort().values)
-    assert torch.equal(found[0].flatten().argsort(), x[0].flatten().argsort())
+    result = match_distributions(x, torch.zeros(2), perm)
+    torch.testing.assert_close(result[0].flatten().sort().values, x[1].flatten().sort().values)
+    assert torch.equal(result[0].flatten().argsort(), x[0].flatten().argsort())
 
 
 def test_values_are_sorted_as_torch_sorts_them():

@@ -66,8 +66,8 @@ def test_its_scores_are_those_of_the_adaptation_by_hand(adapted):
     split = Domain(domain.x.in_memory[stored], domain.y[stored])
     evaluator = Evaluator({("turn0", "main"): split}, domain.prepare, trial=0)
     scores = evaluator.evaluate(T3A().predictor(finished.model))
-    found = record.checkpoints[0].scores["turn0"].main
-    assert found == scores["turn0"].main
+    result = record.checkpoints[0].scores["turn0"].main
+    assert result == scores["turn0"].main
     assert record.checkpoints[0].score("turn10", "probe") is not None
 
 

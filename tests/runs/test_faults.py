@@ -13,6 +13,7 @@ from afield.runs.run_files import read_record
 from afield.runs.store import Store
 from afield.runs.sweep import complete
 from afield.studies.planning import plan_run
+from tests.files import other_package
 
 TARGETS = ("turn0", "turn10", "turn20")
 
@@ -41,11 +42,8 @@ class Failing(ERM):
 @pytest.fixture
 def fault(monkeypatch, tmp_path):
     """The file that says what happens to one of the runs of the method ``failing``."""
-    information = tmp_path / "site" / "failing-1.0.dist-info"
-    information.mkdir(parents=True)
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: failing\nVersion: 1.0\n")
-    (information / "entry_points.txt").write_text("[afield.methods]\nfailing = failing:Failing\n")
-    (tmp_path / "site" / "failing.py").write_text(PLUGIN)
+    (tmp_path / "site").mkdir()
+    other_package(tmp_path / "site", "methods", "failing", "failing:Failing", PLUGIN)
     others = os.environ.get("PYTHONPATH", "")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'site'}{os.pathsep}{others}")
     monkeypatch.syspath_prepend(tmp_path / "site")
@@ -80,12 +78,11 @@ def test_a_run_that_comes_to_a_bad_end_takes_no_other_with_it(kind, message, fau
     assert {key: mtimes(store)[key] for key in done} == done
 
 
-def test_a_run_that_diverges_takes_no_other_with_it(tmp_path):
+def test_a_run_that_diverges_takes_no_other_with_it(store):
     lrs = (1e-3, 1e30, 1e-2)
     runs = [
         plan_run("spirals", "erm", target="turn0", settings={"steps": 20, "lr": x}) for x in lrs
     ]
-    store = Store(tmp_path)
     outcomes = {outcome.run.lr: outcome for outcome in complete(runs, store)}
     assert [type(outcomes[lr]) for lr in lrs] == [Record, Failure, Record]
     assert "smaller lr" in store.failures()[0].error

@@ -11,7 +11,7 @@ from afield.runs.runner import execute
 from afield.runs.store import Store
 from afield.runs.sweep import complete
 from afield.studies.planning import plan_run
-from tests.runs.interruption import interrupted, outcome
+from tests.runs.interruption import assert_continues
 
 pytestmark = [
     pytest.mark.gpu,
@@ -27,24 +27,14 @@ def planned(**settings):
 @pytest.mark.parametrize("precision", ["fp32", "auto"])
 def test_a_run_repeats_bit_for_bit_and_survives_an_interruption(precision, tmp_path):
     """Two runs on the GPU, one of them interrupted, write the same weights and scores."""
-    run = planned(precision=precision)
-    straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")
-    execute(run, straight, device="cuda")
-    interrupted(run, broken, after=20)
-    execute(run, broken, device="cuda")
-    assert outcome(broken, run) == outcome(straight, run)
+    stores = [Store(tmp_path / name) for name in ("straight", "broken")]
+    assert_continues(planned(precision=precision), *stores, stops=(20,), device="cuda")
 
 
-def test_float16_scales_the_loss_and_learns(tmp_path):
-    """A run in float16 ends with finite weights and a better accuracy than chance."""
-    record = execute(planned(precision="fp16"), Store(tmp_path), device="cuda")
-    scores = record.checkpoints[-1].scores["15deg"]
-    assert scores.probe.accuracy > 0.2
-
-
-def test_inexact_kernels_learn(tmp_path):
-    """A run with the fastest kernels of the GPU learns; its bytes may differ from run to run."""
-    record = execute(planned(inexact=True), Store(tmp_path), device="cuda")
+@pytest.mark.parametrize("settings", [{"precision": "fp16"}, {"inexact": True}])
+def test_runs_in_float16_and_with_the_fastest_kernels_learn(settings, store):
+    """They end with a better accuracy than chance; bytes may differ from run to run."""
+    record = execute(planned(**settings), store, device="cuda")
     assert record.checkpoints[-1].scores["15deg"].probe.accuracy > 0.2
 
 

@@ -2,12 +2,7 @@
 
 import json
 import logging
-import pickle
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +23,6 @@ from afield.reporting.table import tabulate
 from afield.runs import sweep
 from afield.runs.finished import reopen
 from afield.runs.merged import MERGE_BASELINES, Ensemble, _best_expert
-from afield.runs.pools import Local
 from afield.runs.record import Failure, Record, Run
 from afield.runs.run_files import read_run_weights
 from afield.runs.run_setup import Machine, set_up
@@ -36,62 +30,22 @@ from afield.runs.runner import execute
 from afield.runs.selection import selection_value
 from afield.runs.store import Store
 from afield.runs.sweep import complete
-from afield.studies.benchmark import make_benchmark
 from afield.training.evaluation import Checkpoint, Score, Scores
 from tests.files import GOLDEN
-
-MERGES = ("average", "score", "task_arithmetic", "ties")
-DOMAINS = ("a", "b", "c", "d")
-
-
-def pictures(path: Path, *, flipped=(), numbers: bool = False) -> Path:
-    """Four domains of dark and bright little pictures; in `flipped` ones labels are exchanged."""
-    generator = np.random.default_rng(0)
-    y = np.tile([0, 1, 2], 4 * 12)
-    domain = np.repeat(DOMAINS, 36)
-    shift = 12 * np.repeat(np.arange(4), 36)
-    x = 60 * y[:, None, None, None] + generator.integers(0, 70, (len(y), 1, 8, 8))
-    x = (x + shift[:, None, None, None]).astype(np.float32 if numbers else np.uint8)
-    for name in flipped:
-        y = np.where(domain == name, 2 - y, y)
-    np.savez(path, X=x, y=y, domain=domain)
-    return path
-
-
-def of_target(runs: list[Run], target: str) -> list[Run]:
-    """The runs that one target needs."""
-    merged = [run for run in runs if run.experts and target not in run.sources]
-    needed = {run.base for run in merged} | {key for run in merged for key in run.experts}
-    return [run for run in runs if run in merged or run.key in needed]
-
-
-def runs_of(data, target="d", *, merges=MERGES, **options) -> list[Run]:
-    settings = {"steps": 12, "every": 4, **options.pop("settings", {})}
-    return of_target(
-        make_benchmark(data, merges=merges, trials=1, settings=settings, **options).runs(), target
-    )
-
-
-def bytes_of(store: Store, runs: list[Run]) -> dict[str, tuple[bytes, object]]:
-    return {
-        run.key: (
-            (store.folder(run) / "model.safetensors").read_bytes(),
-            store.get(run).checkpoints,
-        )
-        for run in runs
-    }
+from tests.runs.interruption import outcome
+from tests.runs.merge_runs import MERGES, runs_of_merges, write_domains
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory) -> SimpleNamespace:
     """All runs of one target, done; tests leave the folder as it is."""
     folder = tmp_path_factory.mktemp("merged")
-    runs = runs_of(pictures(folder / "own.npz"))
+    runs = runs_of_merges(write_domains(folder / "own.npz"))
     store = Store(folder / "runs")
-    found = {outcome.run.key: outcome for outcome in complete(runs, store)}
-    assert all(isinstance(outcome, Record) for outcome in found.values())
-    merged = {run.method: found[run.key] for run in runs if run.experts}
-    return SimpleNamespace(folder=folder, runs=runs, store=store, found=found, merged=merged)
+    result = {outcome.run.key: outcome for outcome in complete(runs, store)}
+    assert all(isinstance(outcome, Record) for outcome in result.values())
+    merged = {run.method: result[run.key] for run in runs if run.experts}
+    return SimpleNamespace(folder=folder, runs=runs, store=store, records=result, merged=merged)
 
 
 def trained(done: SimpleNamespace, folder: Path) -> Store:
@@ -133,7 +87,7 @@ def test_one_checkpoint_has_what_every_rule_reads(done):
 
 def test_the_row_of_the_base_is_the_bases_own_scores(done):
     record = done.merged["base"]
-    base = done.found[record.run.base]
+    base = done.records[record.run.base]
     best = max(base.candidates, key=lambda checkpoint: selection_value(checkpoint, base.run))
     for source in record.run.sources:
         assert record.checkpoints[0].score(source, "probe") == best.score(source, "probe")
@@ -155,7 +109,7 @@ def test_the_expert_of_the_target_reports_what_it_has_not_seen(done):
     record = done.merged["target_expert"]
     scores = record.checkpoints[0].scores["d"]
     assert scores.main == scores.probe
-    expert = done.found[record.run.experts[0]]
+    expert = done.records[record.run.experts[0]]
     assert expert.run.sources == ("d",)
     best = max(expert.candidates, key=lambda checkpoint: selection_value(checkpoint, expert.run))
     assert scores.main.size == best.score("d", "probe").size
@@ -186,15 +140,15 @@ def listed(root: Path) -> Path:
 @pytest.mark.slow
 def test_by_official_lists_the_expert_of_the_target_reports_on_the_test_list(tmp_path):
     """What is the probe part of an unseen domain then is what it was trained on."""
-    runs = runs_of(listed(tmp_path / "own"), "c", merges=["average"],
+    runs = runs_of_merges(listed(tmp_path / "own"), "c", merges=["average"],
                    settings={"size": 8, "steps": 30})  # fmt: skip
     store = Store(tmp_path / "runs")
-    found = {outcome.run.method: outcome for outcome in complete(runs, store)}
-    scores = found["target_expert"].checkpoints[0].scores["c"]
+    result = {outcome.run.method: outcome for outcome in complete(runs, store)}
+    scores = result["target_expert"].checkpoints[0].scores["c"]
     assert (scores.main.size, scores.probe.size) == (6, 18)
-    logits, y = logits_of(store.root, found["target_expert"], "c")
+    logits, y = logits_of(store.root, result["target_expert"], "c")
     assert scores.main.accuracy == accuracy(logits, y)
-    assert found["average"].checkpoints[0].scores["c"].main.size == 6
+    assert result["average"].checkpoints[0].scores["c"].main.size == 6
 
 
 def test_the_ensemble_is_the_mean_of_raw_logits_as_the_reference_has_it():
@@ -209,9 +163,9 @@ def test_the_ensemble_is_the_mean_of_raw_logits_as_the_reference_has_it():
             return self.rows[x]
 
     ensemble = Ensemble([Given(rows) for rows in numbers["logits"]])
-    found = ensemble(torch.arange(10)).detach().numpy()
-    np.testing.assert_allclose(found, numbers["mean"], rtol=0, atol=1e-10)
-    assert found.argmax(1).tolist() == numbers["pred"].tolist()
+    result = ensemble(torch.arange(10)).detach().numpy()
+    np.testing.assert_allclose(result, numbers["mean"], rtol=0, atol=1e-10)
+    assert result.argmax(1).tolist() == numbers["pred"].tolist()
     # Of probabilities it would be another vote.
     assert numbers["pred"].tolist() != numbers["pred_prob_avg"].tolist()
 
@@ -238,23 +192,23 @@ def test_the_weights_on_disk_are_what_merging_the_stored_ones_gives(done, name):
     base = read_run_weights(done.store.root / run.base)
     experts = [read_run_weights(done.store.root / key) for key in run.experts]
     expected = afield.merge(name, base, experts, **run.params)
-    found = done.store.weights(run)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    result = done.store.weights(run)
+    assert result.keys() == expected.keys()
+    assert all(torch.equal(result[key], value) for key, value in expected.items())
     logits, y = logits_of(done.store.root, done.merged["base"], "d", expected)
     assert done.merged[name].checkpoints[0].score("d", "main").accuracy == accuracy(logits, y)
 
 
 def test_scale_and_settings_change_what_comes_out(done):
     settings = {"score.tau": 0.5, "score.scale": 0.5, "average.scale": 0}
-    runs = runs_of(done.folder / "own.npz", merges=["score", "average"], settings=settings)
-    found = {o.run.method: o for o in complete(runs, done.store)}
-    assert found["score"].run.key != done.merged["score"].run.key
+    runs = runs_of_merges(done.folder / "own.npz", merges=["score", "average"], settings=settings)
+    result = {o.run.method: o for o in complete(runs, done.store)}
+    assert result["score"].run.key != done.merged["score"].run.key
     first, second = (done.store.weights(done_.run) for done_ in (done.merged["score"],
-                                                                 found["score"]))  # fmt: skip
+                                                                 result["score"]))  # fmt: skip
     assert not torch.equal(first["head.weight"], second["head.weight"])
     # No step at all from the base.
-    nowhere, base = (done.store.weights(found[name].run) for name in ("average", "base"))
+    nowhere, base = (done.store.weights(result[name].run) for name in ("average", "base"))
     assert all(torch.equal(value, base[key]) for key, value in nowhere.items())
 
 
@@ -315,7 +269,7 @@ def test_of_equals_the_first_is_the_best(judged):
 @pytest.mark.slow
 def test_the_best_expert_is_picked_without_the_target(tmp_path):
     """In the target classes are exchanged, and one expert knows that; it does not help it."""
-    runs = runs_of(pictures(tmp_path / "own.npz", flipped="d"), merges=["average"],
+    runs = runs_of_merges(write_domains(tmp_path / "own.npz", flipped="d"), merges=["average"],
                    settings={"steps": 40})  # fmt: skip
     store = Store(tmp_path / "runs")
     list(complete([run for run in runs if not run.experts], store))
@@ -325,72 +279,21 @@ def test_the_best_expert_is_picked_without_the_target(tmp_path):
     with store.claim(spy):
         store.put(store.get(spy), read_run_weights(store.root / of_target))
     record = execute_derived(best, store)
-    found = store.weights(best)
+    result = store.weights(best)
     values = {}
     for key in best.experts:
         weights = read_run_weights(store.root / key)
         values[key] = accuracy(*logits_of(store.root, record, "d", weights))
         if key == spy.key:
-            assert not torch.equal(found["head.weight"], weights["head.weight"])
+            assert not torch.equal(result["head.weight"], weights["head.weight"])
     assert max(values, key=values.get) == spy.key
 
 
 def test_a_second_start_does_nothing(done):
     before = {p: p.stat().st_mtime_ns for p in done.store.root.rglob("*.*")}
     again = {outcome.run.key: outcome for outcome in complete(done.runs, done.store)}
-    assert again == done.found
+    assert again == done.records
     assert {p: p.stat().st_mtime_ns for p in done.store.root.rglob("*.*")} == before
-
-
-@pytest.mark.slow
-def test_a_start_that_was_broken_off_anywhere_goes_on_to_the_same_bytes(done, tmp_path):
-    store = Store(tmp_path)
-    for count in (2, 3, 4):
-        outcomes = complete(done.runs, store)
-        # What is known comes first.
-        wanted = sum(store.get(run) is not None for run in done.runs) + count
-        for _ in range(wanted):
-            next(outcomes)
-        outcomes.close()
-    assert len(list(store)) < len(done.runs)
-    list(complete(done.runs, store))
-    assert bytes_of(store, done.runs) == bytes_of(done.store, done.runs)
-
-
-SWEEP = """
-import pickle, sys
-from pathlib import Path
-from afield.runs.store import Store
-from afield.runs.sweep import complete
-runs = pickle.loads(Path(sys.argv[1]).read_bytes())
-list(complete(runs, Store(sys.argv[2]), snapshot_seconds=0.0))
-"""
-
-
-@pytest.mark.slow
-def test_killed_at_some_moments_it_ends_in_the_same_bytes(done, tmp_path):
-    (tmp_path / "sweep.py").write_text(SWEEP)
-    (tmp_path / "runs.pickle").write_bytes(pickle.dumps(done.runs))
-    command = [sys.executable, tmp_path / "sweep.py", tmp_path / "runs.pickle", tmp_path / "runs"]
-    store, killed = Store(tmp_path / "runs"), 0
-    for count in (1, 4, 8):
-        with subprocess.Popen(command) as process:
-            while process.poll() is None:
-                if len(list(store.root.glob("*/record.json"))) >= count:
-                    process.send_signal(signal.SIGKILL)
-                    killed += 1
-                    break
-                time.sleep(0.005)
-    assert killed >= 2
-    list(complete(done.runs, store))
-    assert bytes_of(store, done.runs) == bytes_of(done.store, done.runs)
-
-
-@pytest.mark.slow
-def test_two_workers_give_the_same_bytes(done, tmp_path):
-    store = Store(tmp_path)
-    list(complete(done.runs, store, pool=Local(2)))
-    assert bytes_of(store, done.runs) == bytes_of(done.store, done.runs)
 
 
 @pytest.mark.slow
@@ -404,8 +307,8 @@ def test_a_failed_expert_fails_what_needs_it_by_name_and_nothing_else(done, tmp_
 
     with monkeypatch.context() as patch:
         patch.setattr(sweep, "execute", fails_once)
-        found = {outcome.run.key: outcome for outcome in complete(done.runs, store)}
-    failed = {o.run.method: o.error for o in found.values() if isinstance(o, Failure)}
+        result = {outcome.run.key: outcome for outcome in complete(done.runs, store)}
+    failed = {o.run.method: o.error for o in result.values() if isinstance(o, Failure)}
     assert failed.keys() == {"erm", "best_expert", "logit_ensemble", *MERGES}
     for name in ("best_expert", *MERGES):
         assert failed[name].startswith(f"{lost}: this expert has no weights in {tmp_path}")
@@ -413,7 +316,8 @@ def test_a_failed_expert_fails_what_needs_it_by_name_and_nothing_else(done, tmp_
     again = {outcome.run.key: outcome for outcome in complete(done.runs, store)}
     assert all(isinstance(outcome, Record) for outcome in again.values())
     assert store.failures() == []
-    assert bytes_of(store, done.runs) == bytes_of(done.store, done.runs)
+    for run in done.runs:
+        assert outcome(store, run) == outcome(done.store, run)
 
 
 def test_a_failed_base_fails_all_that_starts_from_it(done, tmp_path, monkeypatch):
@@ -423,22 +327,24 @@ def test_a_failed_base_fails_all_that_starts_from_it(done, tmp_path, monkeypatch
         return execute(run, *arguments, **options)
 
     monkeypatch.setattr(sweep, "execute", fails)
-    found = list(complete(done.runs, Store(tmp_path)))
-    assert all(isinstance(outcome, Failure) for outcome in found)
+    result = list(complete(done.runs, Store(tmp_path)))
+    assert all(isinstance(outcome, Failure) for outcome in result)
     base = done.merged["base"].run.base
-    assert all(base in o.error and "\n" not in o.error for o in found if o.run.role == "expert")
+    assert all(base in o.error and "\n" not in o.error for o in result if o.run.role == "expert")
 
 
 @pytest.mark.parametrize("methods", [["dmg"], ["erm", "multi_head"], ["urm"]])
 def test_an_expert_that_is_another_network_is_refused_before_training(tmp_path, methods):
+    data = write_domains(tmp_path / "own.npz")
     message = f"{methods[-1]} changes the network of the base, so its experts cannot be merged"
     with pytest.raises(SpecError, match=message) as caught:
-        runs_of(pictures(tmp_path / "own.npz"), merges=["average"], expert_method=methods)
+        runs_of_merges(data, merges=["average"], expert_method=methods)
     assert "\n" not in str(caught.value)
 
 
 def test_heads_of_a_single_domain_are_one_head(tmp_path):
-    assert runs_of(pictures(tmp_path / "own.npz"), merges=["average"], expert_method=["multi_head"])
+    data = write_domains(tmp_path / "own.npz")
+    assert runs_of_merges(data, merges=["average"], expert_method=["multi_head"])
 
 
 def test_a_merged_run_is_not_trained(done, tmp_path):
@@ -462,12 +368,12 @@ def test_it_leaves_generators_and_threads_alone(done, tmp_path):
 
 
 def test_experts_of_several_methods_are_merged(tmp_path):
-    runs = runs_of(pictures(tmp_path / "own.npz"), merges=["slerp", "score"],
+    runs = runs_of_merges(write_domains(tmp_path / "own.npz"), merges=["slerp", "score"],
                    expert_method=["erm", "vrex"])  # fmt: skip
     store = Store(tmp_path / "runs")
-    found = {o.run.method: o for o in complete(runs, store) if o.run.role == "merged"}
-    assert all(isinstance(record, Record) for record in found.values())
-    assert len(found["slerp"].run.experts) == 2
+    result = {o.run.method: o for o in complete(runs, store) if o.run.role == "merged"}
+    assert all(isinstance(record, Record) for record in result.values())
+    assert len(result["slerp"].run.experts) == 2
 
 
 def test_what_is_known_of_a_merged_run_says_with_what_it_was_made(done, monkeypatch, caplog):
@@ -495,7 +401,7 @@ def test_pictures_are_scaled_alike_for_base_experts_and_merged(done):
 
 def test_numbers_are_scaled_alike_for_base_experts_and_merged(tmp_path):
     """An expert whose inputs were scaled otherwise is no expert for what the merged one sees."""
-    runs = runs_of(pictures(tmp_path / "own.npz", numbers=True), merges=["average"],
+    runs = runs_of_merges(write_domains(tmp_path / "own.npz", numbers=True), merges=["average"],
                    settings={"steps": 2})  # fmt: skip
     store = Store(tmp_path / "runs")
     list(complete(runs, store))
@@ -528,7 +434,7 @@ def test_a_merged_run_can_be_looked_into(done):
 
 
 def test_experts_of_several_methods_are_called_by_these(tmp_path):
-    runs = runs_of(pictures(tmp_path / "own.npz"), merges=["average"],
+    runs = runs_of_merges(write_domains(tmp_path / "own.npz"), merges=["average"],
                    expert_method=["erm", "vrex"], settings={"steps": 2})  # fmt: skip
     store = Store(tmp_path / "runs")
     list(complete(runs, store))

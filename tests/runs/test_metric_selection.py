@@ -18,7 +18,6 @@ from afield.studies.planning import plan_run
 from afield.studies.protocol import hold_out
 from afield.training.evaluation import Checkpoint, Score, Scores
 from afield.training.metrics import METRICS
-from tests.runs.interruption import interrupted, outcome
 
 SETTINGS = {"steps": 30, "every": 3}
 
@@ -61,12 +60,12 @@ def test_another_metric_can_be_shown_without_selecting_by_it():
 def test_the_deployed_checkpoint_is_that_of_the_metric(tmp_path):
     run = plan_run("spirals", "erm", target="turn0", settings={**SETTINGS, "metric": "worst_class"})
     assert run.given["metric"] == "worst_class"
-    found = execute(run, Store(tmp_path))
-    values = [selection_value(each, run) for each in found.checkpoints]
-    best = found.checkpoints[values.index(max(values))]
+    result = execute(run, Store(tmp_path))
+    values = [selection_value(each, run) for each in result.checkpoints]
+    best = result.checkpoints[values.index(max(values))]
     assert best.score("turn0", "main") is not None
     # Every checkpoint keeps the metric that selects, and nothing more, unless a rule can pick it.
-    for each in found.checkpoints[:-1]:
+    for each in result.checkpoints[:-1]:
         if each is not best:
             assert set(each.score(run.sources[0], "probe").metrics) == {"worst_class"}
 
@@ -80,16 +79,6 @@ def test_accuracy_is_the_default_and_changes_no_key():
     assert other.seed == plain.seed
 
 
-def test_a_run_with_another_metric_survives_an_interruption(tmp_path):
-    settings = {"steps": 84, "every": 14, "metric": "nll"}
-    run = plan_run("spirals", "erm", target="turn0", settings=settings)
-    straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")
-    execute(run, straight)
-    interrupted(run, broken, after=28)
-    execute(run, broken)
-    assert outcome(broken, run) == outcome(straight, run)
-
-
 def test_validation_domains_are_one_split_for_another_metric(tmp_path):
     (run,) = hold_out(
         find_dataset("rotated_digits"),
@@ -99,14 +88,14 @@ def test_validation_domains_are_one_split_for_another_metric(tmp_path):
         trials=1,
         settings={"steps": 2, "metric": "macro_f1"},
     )
-    found = execute(run, Store(tmp_path))
-    names = [name for name in found.unseen if name not in run.tested]
-    scores = [found.checkpoints[-1].scores[name] for name in names]
+    result = execute(run, Store(tmp_path))
+    names = [name for name in result.unseen if name not in run.tested]
+    scores = [result.checkpoints[-1].scores[name] for name in names]
     sizes = {name: len(domain.y) for name, domain in find_dataset("rotated_digits").load().items()}
     assert [each.main.size for each in scores] == [sizes[name] for name in names]
     assert all(each.probe is None for each in scores)
     expected = np.mean([each.main.metrics["macro_f1"] for each in scores])
-    assert selection_value(found.checkpoints[-1], run) == pytest.approx(expected)
+    assert selection_value(result.checkpoints[-1], run) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -174,9 +163,9 @@ def test_noise_for_labels_of_the_target_changes_nothing_whatever_selects(tmp_pat
             store = Store(tmp_path / f"{metric} {path.stem}")
             settings = {**SETTINGS, "metric": metric, "group": "group"}
             run = plan_run(path, "erm", target="t", settings=settings)
-            found = execute(replace(run, rules=("sources",)), store)
+            result = execute(replace(run, rules=("sources",)), store)
             weights.append(store.weights(run))
-            picks.append(RULES["sources"].pick([found], "t").step)
+            picks.append(RULES["sources"].pick([result], "t").step)
         assert picks[0] == picks[1]
         for name, value in weights[0].items():
             assert torch.equal(value, weights[1][name]), metric

@@ -8,12 +8,12 @@ from functools import partial
 import pytest
 
 from afield import own_code
-from afield.errors import SpecError
 from afield.runs.pools import Local, Ray
 from afield.runs.record import Failure, Record
 from afield.runs.store import Store
 from afield.runs.sweep import complete
 from afield.studies.planning import plan_run
+from tests.runs.interruption import outcome
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'afield[ray]'")
 pytestmark = [
@@ -31,13 +31,13 @@ def cluster():
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-    found.add_node(num_cpus=1)
-    found.add_node(num_cpus=1)
-    found.wait_for_nodes()
-    yield found
+    actual = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    actual.add_node(num_cpus=1)
+    actual.add_node(num_cpus=1)
+    actual.wait_for_nodes()
+    yield actual
     ray.shutdown()
-    found.shutdown()
+    actual.shutdown()
 
 
 def doubled_unless_killed(number, *, notes):
@@ -50,10 +50,10 @@ def doubled_unless_killed(number, *, notes):
 
 def test_a_process_that_is_killed_again_and_again_is_given_up(cluster, tmp_path):
     pool = Ray(cluster.address, retries=1)
-    found = pool.map(
+    actual = pool.map(
         partial(doubled_unless_killed, notes=tmp_path), range(4), on_lost=lambda i: f"lost {i}"
     )
-    assert sorted(map(str, found)) == ["0", "2", "6", "lost 2"]
+    assert sorted(map(str, actual)) == ["0", "2", "6", "lost 2"]
     assert (tmp_path / "tries").read_text().split().count("2") == 2
 
 
@@ -75,10 +75,6 @@ def noted(work, path, run):
     return outcome
 
 
-def bytes_of(store, runs):
-    return [(store.folder(run) / "model.safetensors").read_bytes() for run in runs]
-
-
 def test_a_lost_machine_loses_no_run(cluster, tmp_path):
     """One of two goes while it is at a run: all finish, none twice, with the same bytes."""
     settings = {"steps": 1000, "every": 20, "batch": 64}
@@ -89,9 +85,9 @@ def test_a_lost_machine_loses_no_run(cluster, tmp_path):
     ]
     store, notes = Store(tmp_path / "ray"), tmp_path / "finished"
     pool = Noting(Ray(cluster.address), notes)
-    found, lost = [], None
-    for outcome in complete(runs, store, pool=pool, snapshot_seconds=0.2):
-        found.append(outcome)
+    actual, lost = [], None
+    for result in complete(runs, store, pool=pool, snapshot_seconds=0.0):
+        actual.append(result)
         if lost is None:
             # In the middle of a run, a machine goes without a word.
             while not list(store.root.glob("*/snapshot.pt")):
@@ -99,21 +95,20 @@ def test_a_lost_machine_loses_no_run(cluster, tmp_path):
             lost = next(iter(cluster.worker_nodes))
             cluster.remove_node(lost, allow_graceful=False)
             cluster.add_node(num_cpus=1)
-    assert [type(outcome) for outcome in found] == [Record] * len(runs)
-    assert sorted(record.run.key for record in found) == sorted(run.key for run in runs)
+    assert [type(result) for result in actual] == [Record] * len(runs)
+    assert sorted(record.run.key for record in actual) == sorted(run.key for run in runs)
     assert sorted(notes.read_text().split()) == sorted(run.key for run in runs)
     straight = Store(tmp_path / "local")
-    here = {record.run.key: record for record in complete(runs, straight, pool=Local())}
-    assert bytes_of(store, runs) == bytes_of(straight, runs)
-    for record in found:
-        assert record.checkpoints == here[record.run.key].checkpoints
+    list(complete(runs, straight, pool=Local()))
+    for run in runs:
+        assert outcome(store, run) == outcome(straight, run)
 
 
 def test_a_run_that_fails_stops_no_other(cluster, tmp_path):
     bad = plan_run("spirals", "erm", target="turn0", settings={"steps": 10, "lr": 1e30})
     good = plan_run("spirals", "erm", target="turn0", settings={"steps": 10})
-    found = list(complete([bad, good], Store(tmp_path), pool=Ray(cluster.address)))
-    assert {outcome.run.lr: type(outcome) for outcome in found} == {1e30: Failure, good.lr: Record}
+    actual = list(complete([bad, good], Store(tmp_path), pool=Ray(cluster.address)))
+    assert {outcome.run.lr: type(outcome) for outcome in actual} == {1e30: Failure, good.lr: Record}
 
 
 def slow(number):
@@ -127,10 +122,12 @@ def test_what_is_under_way_is_stopped_when_the_caller_stops(cluster):
     results.close()
 
     def free_and_all():
-        return [found().get("CPU", 0) for found in (ray.available_resources, ray.cluster_resources)]
+        return [
+            actual().get("CPU", 0) for actual in (ray.available_resources, ray.cluster_resources)
+        ]
 
     # Ray counts the CPUs of a machine that an earlier test removed for a while.
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while free_and_all() != [2, 2] and time.monotonic() < end:
         time.sleep(0.2)
     assert free_and_all() == [2, 2]
@@ -139,20 +136,6 @@ def test_what_is_under_way_is_stopped_when_the_caller_stops(cluster):
 def test_a_cluster_without_room_is_reported(cluster, caplog):
     Ray(cluster.address, cpus=64)._connect()
     assert "no machine of the cluster has 64 CPUs and 0 GPUs" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"cpus": 0}, "a run needs CPUs or GPUs"),
-        ({"cpus": -1}, "a run needs CPUs or GPUs"),
-        ({"gpus": 1.5}, "a part of one GPU, or whole ones"),
-        ({"retries": -1}, "must not be below 0"),
-    ],
-)
-def test_resources_that_cannot_be_are_refused(wrong, message):
-    with pytest.raises(SpecError, match=message):
-        Ray(**wrong)
 
 
 def test_nothing_to_do_starts_no_cluster():

@@ -1,4 +1,4 @@
-"""Runs in lower precision: their keys, their bytes after an interruption, and their models."""
+"""Runs in lower precision: their keys, their weights, and their models."""
 
 from dataclasses import replace
 
@@ -13,11 +13,6 @@ from afield.errors import SpecError
 from afield.runs.runner import execute
 from afield.runs.store import Store
 from afield.studies.planning import plan_run
-from tests.runs.interruption import interrupted, outcome
-
-# Averages with copies of the weights, masks, second derivatives, inner loops, further networks.
-PAIRS = [("erm", "ema"), ("erm", "swad"), ("dmg", "last"), ("iga", "last"), ("mldg", "swa")]
-PAIRS += [("arith", "last"), ("dann", "wise"), ("crossgrad", "last")]
 
 
 def planned(method, **settings):
@@ -49,8 +44,7 @@ def test_float16_on_a_cpu_is_refused_before_training(tmp_path):
         execute(planned("erm", precision="fp16"), Store(tmp_path), device="cpu")
 
 
-def test_weights_are_in_float32_and_differ_from_those_of_float32(tmp_path):
-    store = Store(tmp_path)
+def test_weights_are_in_float32_and_differ_from_those_of_float32(store):
     weights = []
     for precision in ("bf16", "fp32"):
         run = planned("erm", precision=precision)
@@ -58,18 +52,6 @@ def test_weights_are_in_float32_and_differ_from_those_of_float32(tmp_path):
         weights.append(load_file(store.folder(run) / "model.safetensors"))
     assert all(value.dtype == torch.float32 for value in weights[0].values())
     assert not any(map(torch.equal, weights[0].values(), weights[1].values()))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("method", "average"), PAIRS)
-def test_an_interrupted_run_in_bfloat16_ends_in_the_same_bytes(method, average, tmp_path):
-    run = replace(planned(method), average=average)
-    straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")
-    execute(run, straight)
-    interrupted(run, broken, after=20)
-    assert broken.snapshot(run) is not None
-    execute(run, broken)
-    assert outcome(broken, run) == outcome(straight, run)
 
 
 @pytest.mark.slow

@@ -15,10 +15,10 @@ X = torch.randint(256, (8, 3, 40, 40), generator=torch.Generator().manual_seed(0
 
 def data(backbone: str, size: int = 0) -> RunData:
     """The data of a run on images of noise."""
-    found = {name: Domain(X, torch.arange(8) % 2) for name in NAMES}
-    dataset = DomainSet("shades", NAMES, ("cup", "pot"), lambda _: found, modality=IMAGE)
+    result = {name: Domain(X, torch.arange(8) % 2) for name in NAMES}
+    dataset = DomainSet("shades", NAMES, ("cup", "pot"), lambda _: result, modality=IMAGE)
     run = Run("shades", "erm", NAMES[:2], backbone=backbone, size=size)
-    return RunData.of(run, dataset, found, torch.device("cpu"))
+    return RunData.of(run, dataset, result, torch.device("cpu"))
 
 
 def test_a_pretrained_network_receives_the_scaling_of_its_pretraining():

@@ -1,30 +1,12 @@
 from dataclasses import dataclass, replace
 
 import pytest
-import torch
 
 from afield.errors import SpecError
-from afield.runs.record import Record
 from afield.runs.run import Run
-from afield.training.evaluation import Checkpoint, Score, Scores
+from tests.runs.records import RUN, record_of
 
-RUN = Run("toy", "erm", ("a", "b"), params={"x": 1.0})
-
-
-def record_of(run=RUN):
-    scores = {
-        "a": Scores(probe=Score(0.5, 0.5, 1.0, 10)),
-        "b": Scores(probe=Score(1 / 3, 0.1, 2.0, 30)),
-        "c": Scores(main=Score(0.25, 0.25, 3.0, 40)),
-    }
-    return Record(run, (Checkpoint(10, scores, {"loss": 0.1}),), 1.5, {"torch": "2"}, "cpu")
-
-
-def put(store, record, weights=None):
-    with store.claim(record.run):
-        store.put(record, weights or {"w": torch.arange(3.0)})
-
-
+# Computed before there were optimizers to choose, and merges.
 OLDER = {
     "erm-16e17306a5480d97": RUN,
     "vrex-f872d7dc26bf4ce9": Run(
@@ -42,6 +24,15 @@ OLDER = {
         batch=8,
         lr=0.01,
         weight_decay=0.1,
+        tested=("c",),
+    ),
+    "vrex-f26e7d03575b952c": Run(
+        *("toy", "vrex", ("a", "b")),
+        trial=2,
+        optimizer="sgd:momentum=0.9",
+        weights="hub",
+        size=64,
+        freeze_bn=True,
         tested=("c",),
     ),
 }
@@ -117,21 +108,6 @@ def test_every_field_is_either_in_the_key_or_known_not_to_be():
     } == set(Run.__dataclass_fields__)
 
 
-def test_keys_of_ordinary_runs_are_those_from_before_merging():
-    """What is finished stays finished; these were computed when there was none of it."""
-    assert RUN.key == "erm-16e17306a5480d97"
-    other = Run(
-        *("toy", "vrex", ("a", "b")),
-        trial=2,
-        optimizer="sgd:momentum=0.9",
-        weights="hub",
-        size=64,
-        freeze_bn=True,
-        tested=("c",),
-    )
-    assert other.key == "vrex-f26e7d03575b952c"
-
-
 def test_a_run_can_be_done_after_what_it_starts_from():
     expert = replace(RUN, base="erm-0")
     assert RUN.order < expert.order < replace(expert, experts=("erm-1",)).order
@@ -184,7 +160,7 @@ def test_own_data_that_were_moved_are_the_same_run():
 
 
 @pytest.mark.parametrize("key", OLDER)
-def test_keys_are_what_they_were_before_optimisers_could_be_chosen(key):
+def test_keys_are_what_they_were(key):
     # Other keys here would mean that all finished runs are done again.
     assert OLDER[key].key == key
 

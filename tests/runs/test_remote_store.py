@@ -16,6 +16,7 @@ from afield.runs.runner import execute
 from afield.runs.store import RemoteStore, Store, fetch_run, open_store
 from afield.runs.sweep import complete
 from afield.studies.planning import plan_run
+from tests.runs.interruption import continued_steps, interrupt
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -26,18 +27,14 @@ def address(request, tmp_path):
 
 def other(store):
     """Another process's view of the same address: it has nothing in its mirror."""
-    found = RemoteStore(store.address)
-    found.root = found.root / uuid.uuid4().hex
-    found.root.mkdir()
-    return found
+    result = RemoteStore(store.address)
+    result.root = result.root / uuid.uuid4().hex
+    result.root.mkdir()
+    return result
 
 
 def run_of(**settings):
     return plan_run("spirals", "erm", target="turn0", settings={"steps": 10, **settings})
-
-
-class StopHereError(Exception):
-    pass
 
 
 def test_a_folder_is_a_store_and_an_address_a_remote_one(tmp_path):
@@ -69,17 +66,11 @@ def test_the_weights_are_those_of_a_folder(address, tmp_path):
 
 def test_another_machine_goes_on_where_one_was_lost(address, tmp_path):
     run, store = run_of(steps=60, every=5), RemoteStore(address)
-
-    def lost(_, checkpoint):
-        if checkpoint.step >= 30:
-            raise StopHereError
-
-    with pytest.raises(StopHereError):
-        execute(run, store, snapshot_seconds=0.0, watch=lost)
-    seen, there = [], other(store)
-    record = execute(run, there, watch=lambda _, checkpoint: seen.append(checkpoint.step))
-    assert seen == [35, 40, 45, 50, 55, 60]
-    assert record.checkpoints == execute(run, Store(tmp_path / "straight")).checkpoints
+    interrupt(run, store, after=30)
+    there = other(store)
+    assert continued_steps(run, there) == [35, 40, 45, 50, 55, 60]
+    straight = execute(run, Store(tmp_path / "straight"))
+    assert there.get(run).checkpoints == straight.checkpoints
     assert not store.files.exists(f"{store.path}/{run.key}/snapshot.pt")
 
 
@@ -108,9 +99,9 @@ def test_failures_and_how_far_runs_are_can_be_seen_elsewhere(address):
     there = other(store)
     with store.claim(run):
         store.put_progress(Progress(run, ("turn0",), 5, 1.0, "host", 1))
-    assert [found.step for found in there.progress()] == [5]
+    assert [result.step for result in there.progress()] == [5]
     store.put_failure(Failure(run, "no luck", ""))
-    assert [found.error for found in there.failures()] == ["no luck"]
+    assert [result.error for result in there.failures()] == ["no luck"]
     assert there.progress() == []
     execute(run, store)
     assert there.failures() == []
@@ -138,8 +129,8 @@ def test_worker_processes_share_an_address(tmp_path):
     runs = [
         plan_run("spirals", "erm", target=t, settings={"steps": 10}) for t in ("turn0", "turn10")
     ]
-    found = list(complete(runs, store, pool=Local(2)))
-    assert all(isinstance(outcome, Record) for outcome in found)
+    result = list(complete(runs, store, pool=Local(2)))
+    assert all(isinstance(outcome, Record) for outcome in result)
     assert {record.run.key for record in store} == {run.key for run in runs}
 
 

@@ -19,25 +19,25 @@ CPU = torch.device("cpu")
 
 
 def domains(names=NAMES, *, size: int = 30) -> dict[str, Domain]:
-    found = {}
+    loaded = {}
     for i, name in enumerate(names):
         generator = torch.Generator().manual_seed(i)
         y = torch.arange(size + 5 * i) % 2
         x = (1 + i) * torch.randn(len(y), 2, generator=generator) + 3 * i
-        found[name] = Domain(x, y)
-    return found
+        loaded[name] = Domain(x, y)
+    return loaded
 
 
-def dataset(found: dict[str, Domain]) -> DomainSet:
-    return DomainSet("things", tuple(found), ("cup", "pot"), reader=lambda root: found)
+def dataset(loaded: dict[str, Domain]) -> DomainSet:
+    return DomainSet("things", tuple(loaded), ("cup", "pot"), reader=lambda root: loaded)
 
 
 def run(sources=("art", "photo"), *, rules=tuple(RULES), trial: int = 0) -> Run:
     return Run(dataset="things", method="erm", sources=sources, rules=rules, trial=trial)
 
 
-def material(asked: Run, found: dict[str, Domain]) -> RunData:
-    return RunData.of(asked, dataset(found), found, CPU)
+def material(asked: Run, loaded: dict[str, Domain]) -> RunData:
+    return RunData.of(asked, dataset(loaded), loaded, CPU)
 
 
 def garbage(n: int) -> Domain:
@@ -79,21 +79,23 @@ def seen(samples) -> torch.Tensor:
 @pytest.mark.parametrize("size", [40, 25])
 @pytest.mark.parametrize("sources", [("art", "photo"), ("sketch",), ("photo", "sketch")])
 def test_nothing_of_an_unseen_domain_is_in_the_samples(sources, size):
-    found = domains()
-    before = material(run(sources), found).samples
-    wrecked = {name: d if name in sources else garbage(size) for name, d in found.items()}
+    loaded = domains()
+    before = material(run(sources), loaded).samples
+    wrecked = {name: d if name in sources else garbage(size) for name, d in loaded.items()}
     after = material(run(sources), wrecked).samples
     assert torch.equal(seen(after), seen(before))
     assert torch.equal(after.y, before.y)
     assert torch.equal(after.domain, before.domain)
 
 
-def test_nothing_of_the_sources_probe_parts_is_in_the_samples():
-    found = domains()
-    before = seen(material(run(), found).samples)
-    for name, domain in found.items():
-        domain.x[parts(len(domain.y), trial=0, domain=name).probe] = 1e6
-    assert torch.equal(seen(material(run(), found).samples), before)
+@pytest.mark.parametrize("lists", [False, True])
+def test_nothing_of_the_sources_probe_parts_is_in_the_samples(lists):
+    loaded = listed(domains()) if lists else domains()
+    before = seen(material(run(), loaded).samples)
+    for name, domain in loaded.items():
+        probe = domain.test if lists else parts(len(domain.y), trial=0, domain=name).probe
+        domain.x[probe] = 1e6
+    assert torch.equal(seen(material(run(), loaded).samples), before)
 
 
 def test_a_further_unseen_domain_changes_no_sample():
@@ -104,21 +106,21 @@ def test_a_further_unseen_domain_changes_no_sample():
 
 
 def test_samples_are_the_scaled_main_parts_of_the_sources_in_their_order():
-    found = domains()
-    samples = material(run(("photo", "art"), trial=3), found).samples
-    cuts = {name: parts(len(found[name].y), trial=3, domain=name).main for name in NAMES}
-    raw = torch.cat([found[name].x[cuts[name]] for name in ("photo", "art")])
+    loaded = domains()
+    samples = material(run(("photo", "art"), trial=3), loaded).samples
+    cuts = {name: parts(len(loaded[name].y), trial=3, domain=name).main for name in NAMES}
+    raw = torch.cat([loaded[name].x[cuts[name]] for name in ("photo", "art")])
     expected = (raw - raw.mean(0)) / raw.std(0, correction=0)
     torch.testing.assert_close(seen(samples), expected)
     assert samples.y.tolist() == [
-        int(found[name].y[i]) for name in ("photo", "art") for i in cuts[name]
+        int(loaded[name].y[i]) for name in ("photo", "art") for i in cuts[name]
     ]
     assert samples.domain.bincount().tolist() == [len(cuts["photo"]), len(cuts["art"])]
 
 
 def test_another_trial_trains_on_other_samples():
-    found = domains()
-    first, second = (material(run(trial=trial), found).samples for trial in (0, 1))
+    loaded = domains()
+    first, second = (material(run(trial=trial), loaded).samples for trial in (0, 1))
     assert not torch.equal(first.y, second.y) or not torch.equal(first.x, second.x)
     assert len(first) == len(second)
 
@@ -138,42 +140,42 @@ PROBES = {("art", "probe"), ("photo", "probe")}
     ],
 )
 def test_of_the_target_is_read_what_the_rules_ask_and_no_more(rules, always, at_last, at_best):
-    exams = material(run(rules=rules), domains()).evaluations
+    evaluations = material(run(rules=rules), domains()).evaluations
 
     def target(read_parts: set[str]) -> set[tuple[str, str]]:
         return {("sketch", part) for part in read_parts}
 
-    assert read(exams.evaluate(model())) == PROBES | target(always)
-    assert read(exams.last.evaluate(model())) == target(at_last)
-    assert read(exams.best.evaluate(model())) == target(at_best)
-    completed = exams.add_scores(unread_best(), model(), exams.best)
+    assert read(evaluations.evaluate(model())) == PROBES | target(always)
+    assert read(evaluations.last.evaluate(model())) == target(at_last)
+    assert read(evaluations.best.evaluate(model())) == target(at_best)
+    completed = evaluations.add_scores(unread_best(), model(), evaluations.best)
     assert read(completed.scores) == {("art", "probe")} | target(at_best)
 
 
 def test_with_two_unseen_domains_both_are_read():
-    exams = material(run(("photo",), rules=("left-out-source",)), domains()).evaluations
+    evaluations = material(run(("photo",), rules=("left-out-source",)), domains()).evaluations
     expected = {("photo", "probe"), ("art", "main"), ("sketch", "main")}
-    assert read(exams.evaluate(model())) == expected
+    assert read(evaluations.evaluate(model())) == expected
 
 
 def test_with_no_unseen_domain_the_sources_alone_are_read():
-    exams = material(run(NAMES), domains()).evaluations
-    assert read(exams.evaluate(model())) == {(name, "probe") for name in NAMES}
-    assert exams.last.evaluate(model()) == exams.best.evaluate(model()) == {}
+    evaluations = material(run(NAMES), domains()).evaluations
+    assert read(evaluations.evaluate(model())) == {(name, "probe") for name in NAMES}
+    assert evaluations.last.evaluate(model()) == evaluations.best.evaluate(model()) == {}
 
 
 @pytest.mark.parametrize("rules", [("sources", "target"), ("left-out-source",), tuple(RULES)])
 def test_scores_are_those_of_the_parts_cut_and_scaled_by_hand(rules):
-    found = domains()
-    prepared = material(run(rules=rules, trial=2), found)
-    cuts = {name: parts(len(domain.y), trial=2, domain=name) for name, domain in found.items()}
-    raw = torch.cat([found[name].x[cuts[name].main] for name in ("art", "photo")])
+    loaded = domains()
+    prepared = material(run(rules=rules, trial=2), loaded)
+    cuts = {name: parts(len(domain.y), trial=2, domain=name) for name, domain in loaded.items()}
+    raw = torch.cat([loaded[name].x[cuts[name].main] for name in ("art", "photo")])
     mean, std = raw.mean(0), raw.std(0, correction=0)
-    exams = prepared.evaluations
-    taken = combine_scores(exams.evaluate(model()), exams.last.evaluate(model()), NAMES)
+    evaluations = prepared.evaluations
+    taken = combine_scores(evaluations.evaluate(model()), evaluations.last.evaluate(model()), NAMES)
     for name, part in sorted(read(taken) - {("sketch", "sample")}):
         index = getattr(cuts[name], part)
-        portion = Domain((found[name].x[index] - mean) / std, found[name].y[index])
+        portion = Domain((loaded[name].x[index] - mean) / std, loaded[name].y[index])
         # The sources' probe parts are read at every checkpoint; their confidence is in no table.
         looked = name not in ("art", "photo") or "left-out-source" in rules
         expected = getattr(Evaluator({(name, part): portion}).evaluate(model())[name], part)
@@ -185,67 +187,67 @@ def test_scores_are_those_of_the_parts_cut_and_scaled_by_hand(rules):
 
 @pytest.mark.parametrize(("sources", "unseen"), [(("art", "photo"), 1), (("art",), 2)])
 def test_curves_read_a_bounded_sample_of_the_unseen_domains(sources, unseen):
-    exams = material(run(sources, rules=("sources",)), domains(size=6000)).evaluations
-    taken = exams.evaluate(model())
+    evaluations = material(run(sources, rules=("sources",)), domains(size=6000)).evaluations
+    taken = evaluations.evaluate(model())
     sizes = [scores.sample.size for scores in taken.values() if scores.sample]
     assert sizes == [CHEAP_CURVE_SAMPLES // unseen] * unseen
 
 
 def test_a_completed_checkpoint_keeps_what_it_had():
-    exams = material(run(rules=("sources",)), domains()).evaluations
+    evaluations = material(run(rules=("sources",)), domains()).evaluations
     before = unread_best()
-    after = exams.add_scores(before, model(), exams.best)
+    after = evaluations.add_scores(before, model(), evaluations.best)
     assert replace(after, scores=before.scores) == before
     assert after.scores["art"] == before.scores["art"]
     assert after.score("sketch", "main").size == len(domains()["sketch"].y) - 8
 
 
 def test_scores_come_in_the_order_of_the_dataset():
-    exams = material(run(("sketch", "art")), domains()).evaluations
-    assert tuple(exams.evaluate(model())) == NAMES
+    evaluations = material(run(("sketch", "art")), domains()).evaluations
+    assert tuple(evaluations.evaluate(model())) == NAMES
 
 
-def listed(found: dict[str, Domain]) -> dict[str, Domain]:
+def listed(loaded: dict[str, Domain]) -> dict[str, Domain]:
     """The domains with official lists: every fifth sample is on the test list."""
     return {
         name: replace(domain, test=torch.arange(len(domain.y)) % 5 == 2)
-        for name, domain in found.items()
+        for name, domain in loaded.items()
     }
 
 
-def in_samples(samples, found: dict[str, Domain], source: str) -> list[int]:
+def in_samples(samples, loaded: dict[str, Domain], source: str) -> list[int]:
     """Which samples of a source are trained on, by their stored values."""
-    number = list(found).index(source)
+    number = list(loaded).index(source)
     stored = samples.x.take((samples.domain == number).nonzero().flatten())
-    where = (stored[:, None] == found[source].x[None]).flatten(2).all(2)
+    where = (stored[:, None] == loaded[source].x[None]).flatten(2).all(2)
     assert (where.sum(1) == 1).all()
     return where.nonzero()[:, 1].tolist()
 
 
 def test_a_limit_leaves_so_many_samples_of_each_class_and_source():
-    found = domains(size=40)
-    found["photo"] = Domain(found["photo"].x, (torch.arange(45) % 15 == 0).long())
-    plain, limited = (material(replace(run(), limit=limit), found).samples for limit in (0, 4))
+    loaded = domains(size=40)
+    loaded["photo"] = Domain(loaded["photo"].x, (torch.arange(45) % 15 == 0).long())
+    plain, limited = (material(replace(run(), limit=limit), loaded).samples for limit in (0, 4))
     for domain in (0, 1):
         chosen, there = (each.y[each.domain == domain].bincount() for each in (limited, plain))
         assert torch.equal(chosen, there.clamp(max=4))
     assert there.min() < 4
     for source in ("art", "photo"):
-        assert set(in_samples(limited, found, source)) <= set(in_samples(plain, found, source))
+        assert set(in_samples(limited, loaded, source)) <= set(in_samples(plain, loaded, source))
 
 
 def test_a_limit_that_nothing_exceeds_changes_nothing():
-    found = domains()
-    plain, limited = (material(replace(run(), limit=limit), found) for limit in (0, 999))
+    loaded = domains()
+    plain, limited = (material(replace(run(), limit=limit), loaded) for limit in (0, 999))
     assert torch.equal(seen(limited.samples), seen(plain.samples))
 
 
 def test_a_limit_changes_no_exam():
-    found = domains()
+    loaded = domains()
     asked = run(rules=("sources", "target"))
-    plain, limited = (material(replace(asked, limit=limit), found).evaluations for limit in (0, 2))
-    for exam in ("regular", "last", "best"):
-        before, after = getattr(plain, exam), getattr(limited, exam)
+    plain, limited = (material(replace(asked, limit=limit), loaded).evaluations for limit in (0, 2))
+    for evaluation in ("regular", "last", "best"):
+        before, after = getattr(plain, evaluation), getattr(limited, evaluation)
         assert after.keys == before.keys
         every = torch.arange(len(before.x))
         assert torch.equal(after.x.take(every), before.x.take(every))
@@ -253,72 +255,64 @@ def test_a_limit_changes_no_exam():
 
 @pytest.mark.parametrize("lists", [False, True])
 def test_a_limit_keeps_other_samples_in_another_trial_and_the_same_in_the_same(lists):
-    found = listed(domains()) if lists else domains()
+    loaded = listed(domains()) if lists else domains()
     first, again, other = (
-        in_samples(material(replace(run(trial=trial), limit=3), found).samples, found, "art")
+        in_samples(material(replace(run(trial=trial), limit=3), loaded).samples, loaded, "art")
         for trial in (0, 0, 1)
     )
     assert first == again != other
 
 
 def test_sources_train_on_their_train_lists_and_validate_on_their_test_lists():
-    found = listed(domains())
-    prepared = material(run(rules=("sources",)), found)
+    loaded = listed(domains())
+    prepared = material(run(rules=("sources",)), loaded)
     for source in ("art", "photo"):
-        on_train = (~found[source].test).nonzero().flatten().tolist()
-        assert sorted(in_samples(prepared.samples, found, source)) == on_train
+        on_train = (~loaded[source].test).nonzero().flatten().tolist()
+        assert sorted(in_samples(prepared.samples, loaded, source)) == on_train
     taken = prepared.evaluations.evaluate(model())
     for source in ("art", "photo"):
-        assert taken[source].probe.size == int(found[source].test.sum())
+        assert taken[source].probe.size == int(loaded[source].test.sum())
 
 
 def test_an_unseen_domain_reports_on_its_test_list():
-    found = listed(domains())
-    prepared = material(run(rules=("target",)), found)
+    loaded = listed(domains())
+    prepared = material(run(rules=("target",)), loaded)
     mean, std = prepared.scaling.mean, prepared.scaling.std
     (taken,) = prepared.evaluations.last.evaluate(model()).values()
-    for part, index in (("main", found["sketch"].test), ("probe", ~found["sketch"].test)):
-        portion = Domain((found["sketch"].x[index] - mean) / std, found["sketch"].y[index])
+    for part, index in (("main", loaded["sketch"].test), ("probe", ~loaded["sketch"].test)):
+        portion = Domain((loaded["sketch"].x[index] - mean) / std, loaded["sketch"].y[index])
         expected = getattr(Evaluator({("sketch", part): portion}).evaluate(model())["sketch"], part)
         assert numbers(getattr(taken, part)) == pytest.approx(numbers(expected), rel=1e-5)
 
 
 def test_lists_are_the_same_in_every_trial():
-    found = listed(domains())
-    first, second = (seen(material(run(trial=trial), found).samples) for trial in (0, 1))
+    loaded = listed(domains())
+    first, second = (seen(material(run(trial=trial), loaded).samples) for trial in (0, 1))
     assert torch.equal(first, second)
 
 
 def test_with_lists_too_nothing_of_an_unseen_domain_is_in_the_samples():
-    found = listed(domains())
-    before = material(run(), found)
-    wrecked = {**found, "sketch": replace(garbage(50), test=torch.arange(50) % 2 == 0)}
+    loaded = listed(domains())
+    before = material(run(), loaded)
+    wrecked = {**loaded, "sketch": replace(garbage(50), test=torch.arange(50) % 2 == 0)}
     after = material(run(), wrecked)
     assert torch.equal(seen(after.samples), seen(before.samples))
     assert torch.equal(after.scaling.mean, before.scaling.mean)
 
 
-def test_with_lists_too_nothing_of_the_sources_probe_parts_is_in_the_samples():
-    found = listed(domains())
-    before = seen(material(run(), found).samples)
-    for domain in found.values():
-        domain.x[domain.test] = 1e6
-    assert torch.equal(seen(material(run(), found).samples), before)
-
-
 def test_curves_read_all_classes_of_an_unseen_domain_whose_files_lie_by_class():
-    found = domains(size=1000)
-    found["sketch"] = Domain(found["sketch"].x, (torch.arange(1010) >= 505).long())
-    exam = material(run(rules=("sources",)), listed(found)).evaluations.regular
-    (number,) = [i for i, key in enumerate(exam.keys) if key == ("sketch", "sample")]
-    assert set(exam.labels[exam.split_index == number].tolist()) == {0, 1}
+    loaded = domains(size=1000)
+    loaded["sketch"] = Domain(loaded["sketch"].x, (torch.arange(1010) >= 505).long())
+    evaluation = material(run(rules=("sources",)), listed(loaded)).evaluations.regular
+    (number,) = [i for i, key in enumerate(evaluation.keys) if key == ("sketch", "sample")]
+    assert set(evaluation.labels[evaluation.split_index == number].tolist()) == {0, 1}
 
 
-def curve_samples(found, **fields):
+def curve_samples(loaded, **fields):
     """How many samples of the unseen domain a curve reads at a checkpoint."""
-    scores = material(replace(run(rules=("sources",)), **fields), found).evaluations.regular
+    scores = material(replace(run(rules=("sources",)), **fields), loaded).evaluations.regular
     number = scores.keys.index(("sketch", "sample"))
-    return int((scores.split_index == number).sum()), len(found["sketch"].y)
+    return int((scores.split_index == number).sum()), len(loaded["sketch"].y)
 
 
 def test_curves_read_the_whole_test_split_where_samples_are_small():
@@ -329,11 +323,11 @@ def test_curves_read_the_whole_test_split_where_samples_are_small():
 
 def test_curves_read_512_samples_where_images_are_large():
     shape = (3, 40, 40)
-    found = {
+    loaded = {
         name: replace(domain, x=torch.zeros(len(domain.y), *shape))
         for name, domain in domains(size=1000).items()
     }
-    assert curve_samples(found)[0] == 512
+    assert curve_samples(loaded)[0] == 512
 
 
 MANY = tuple("abcdefgh")
@@ -345,44 +339,36 @@ def held_out(*, rules=("validation", "target"), tested=("g", "h")) -> Run:
 
 
 def test_validation_domains_are_read_whole_at_every_checkpoint_and_test_domains_are_not():
-    exams = material(held_out(), domains(MANY)).evaluations
+    evaluations = material(held_out(), domains(MANY)).evaluations
     sources = {(name, "probe") for name in MANY[:4]}
     validated = {(name, part) for name in "ef" for part in ("main", "probe")}
     sampled = {(name, "sample") for name in "gh"}
-    assert read(exams.evaluate(model())) == sources | validated | sampled
+    assert read(evaluations.evaluate(model())) == sources | validated | sampled
     tests = {(name, part) for name in "gh" for part in ("main", "probe")}
-    assert read(exams.last.evaluate(model())) == tests
-    assert read(exams.best.evaluate(model())) == {("g", "main"), ("h", "main")}
+    assert read(evaluations.last.evaluate(model())) == tests
+    assert read(evaluations.best.evaluate(model())) == {("g", "main"), ("h", "main")}
     sizes = {name: len(domain.y) for name, domain in domains(MANY).items()}
-    for name, scores in exams.evaluate(model()).items():
+    for name, scores in evaluations.evaluate(model()).items():
         if name in "ef":
             assert scores.main.size + scores.probe.size == sizes[name]
 
 
-def test_where_no_domain_validates_all_unseen_ones_are_tested():
-    exams = material(held_out(rules=("sources",), tested=MANY[4:]), domains(MANY)).evaluations
-    assert read(exams.evaluate(model())) == {(name, "probe") for name in MANY[:4]} | {
-        (name, "sample") for name in MANY[4:]
-    }
-    assert read(exams.best.evaluate(model())) == {(name, "main") for name in MANY[4:]}
-
-
 def test_of_validation_and_test_domains_nothing_is_in_the_samples():
-    found = domains(MANY)
-    before = material(held_out(), found)
-    wrecked = {name: d if name in MANY[:4] else garbage(40) for name, d in found.items()}
+    loaded = domains(MANY)
+    before = material(held_out(), loaded)
+    wrecked = {name: d if name in MANY[:4] else garbage(40) for name, d in loaded.items()}
     after = material(held_out(), wrecked)
     assert torch.equal(seen(after.samples), seen(before.samples))
     assert torch.equal(after.scaling.std, before.scaling.std)
 
 
 def pictures(names=NAMES, *, shape=(3, 18, 18)) -> dict[str, Domain]:
-    found = {}
+    loaded = {}
     for i, name in enumerate(names):
         generator = torch.Generator().manual_seed(i)
         x = torch.randint(256, (24 + i, *shape), dtype=torch.uint8, generator=generator)
-        found[name] = Domain(x, torch.arange(24 + i) % 2)
-    return found
+        loaded[name] = Domain(x, torch.arange(24 + i) % 2)
+    return loaded
 
 
 @pytest.mark.parametrize("size", [0, 18, 16])
@@ -391,8 +377,8 @@ def test_pictures_are_brought_to_the_size_that_is_asked_for(size):
     side = size or 18
     assert prepared.shape == (3, side, side)
     assert seen(prepared.samples).shape[1:] == prepared.shape
-    exam = prepared.evaluations.regular
-    assert exam.prepare(exam.x.take(torch.arange(4))).shape == (4, *prepared.shape)
+    evaluation = prepared.evaluations.regular
+    assert evaluation.prepare(evaluation.x.take(torch.arange(4))).shape == (4, *prepared.shape)
 
 
 def test_features_have_no_size():
@@ -410,13 +396,13 @@ def test_training_batches_alone_are_augmented_and_both_have_one_size():
     assert not torch.equal(varied[0], plain)
     without = material(replace(run(), size=16), pictures())
     assert torch.equal(without.samples.batch(index, torch.Generator()).x, plain)
-    exam = without.evaluations.regular
-    some = exam.x.take(index)
-    assert torch.equal(prepared.evaluations.regular.prepare(some), exam.prepare(some))
+    evaluation = without.evaluations.regular
+    some = evaluation.x.take(index)
+    assert torch.equal(prepared.evaluations.regular.prepare(some), evaluation.prepare(some))
 
 
 @pytest.mark.parametrize(
-    "found",
+    "loaded",
     [
         domains(),
         pictures(shape=(3, 18, 12)),
@@ -424,9 +410,9 @@ def test_training_batches_alone_are_augmented_and_both_have_one_size():
     ],
     ids=["features", "not square", "numbers"],
 )
-def test_augmentation_of_what_is_no_square_picture_is_refused(found):
+def test_augmentation_of_what_is_no_square_picture_is_refused(loaded):
     with pytest.raises(SpecError, match="augment=light: things has no square images; use none"):
-        material(replace(run(), augment="light"), found)
+        material(replace(run(), augment="light"), loaded)
 
 
 def test_an_unknown_augmentation_is_answered_with_a_guess():
@@ -440,22 +426,22 @@ def test_pictures_are_scaled_as_the_network_was_made_for_and_numbers_as_the_sour
     channels, mean
 ):
     asked = replace(run(), backbone="timm:resnet18")
-    found = pictures(shape=(channels, 18, 18))
-    assert material(asked, found).scaling.to_dict()["mean"] == pytest.approx(
+    loaded = pictures(shape=(channels, 18, 18))
+    assert material(asked, loaded).scaling.to_dict()["mean"] == pytest.approx(
         [255 * m for m in mean]
     )
-    assert material(run(), found).scaling.to_dict() == {"mean": [127.5], "std": [127.5]}
-    numbers = {name: Domain(d.x.float() * 7, d.y) for name, d in found.items()}
+    assert material(run(), loaded).scaling.to_dict() == {"mean": [127.5], "std": [127.5]}
+    numbers = {name: Domain(d.x.float() * 7, d.y) for name, d in loaded.items()}
     scaling = material(asked, numbers).scaling.to_dict()
     assert scaling == material(run(), numbers).scaling.to_dict()
     assert scaling["mean"][0] > 500
 
 
 def test_files_that_were_left_out_are_counted():
-    found = domains()
-    found["sketch"] = replace(found["sketch"], broken={"a.png": "cut off", "b.png": "empty"})
-    found["art"] = replace(found["art"], broken={"c.png": "empty"})
-    assert material(run(), found).dropped == 3
+    loaded = domains()
+    loaded["sketch"] = replace(loaded["sketch"], broken={"a.png": "cut off", "b.png": "empty"})
+    loaded["art"] = replace(loaded["art"], broken={"c.png": "empty"})
+    assert material(run(), loaded).dropped == 3
 
 
 def some_unused(**fields) -> Run:
@@ -465,55 +451,60 @@ def some_unused(**fields) -> Run:
 
 @pytest.mark.parametrize("rules", [("validation", "target"), ("target",)])
 def test_nothing_of_an_unused_domain_is_read(rules):
-    exams = material(some_unused(rules=rules), domains(MANY)).evaluations
+    evaluations = material(some_unused(rules=rules), domains(MANY)).evaluations
     sources = {(name, "probe") for name in MANY[:2]}
     validated = {(name, part) for name in "ef" for part in ("main", "probe")}
-    assert read(exams.evaluate(model())) == sources | validated | {("g", "sample"), ("h", "sample")}
-    for exam in (exams.regular, exams.last, exams.best):
-        assert not {name for name, _ in exam.keys} & set(MANY[2:4])
+    assert read(evaluations.evaluate(model())) == sources | validated | {
+        ("g", "sample"),
+        ("h", "sample"),
+    }
+    for evaluation in (evaluations.regular, evaluations.last, evaluations.best):
+        assert not {name for name, _ in evaluation.keys} & set(MANY[2:4])
 
 
-def test_where_no_domain_validates_unused_ones_are_not_tested_either():
-    exams = material(some_unused(rules=("sources",), tested=MANY[4:]), domains(MANY)).evaluations
-    assert read(exams.evaluate(model())) == {(name, "probe") for name in MANY[:2]} | {
+@pytest.mark.parametrize("asked", [held_out, some_unused])
+def test_where_no_domain_validates_all_unseen_ones_are_tested_but_for_unused_ones(asked):
+    whole = asked(rules=("sources",), tested=MANY[4:])
+    evaluations = material(whole, domains(MANY)).evaluations
+    assert read(evaluations.evaluate(model())) == {(name, "probe") for name in whole.sources} | {
         (name, "sample") for name in MANY[4:]
     }
-    assert read(exams.best.evaluate(model())) == {(name, "main") for name in MANY[4:]}
+    assert read(evaluations.best.evaluate(model())) == {(name, "main") for name in MANY[4:]}
 
 
 def test_unused_domains_change_neither_samples_nor_scaling_nor_scores():
-    found = domains(MANY)
-    wrecked = {**found, **{name: garbage(50) for name in MANY[2:4]}}
-    before, after = (material(some_unused(), each) for each in (found, wrecked))
+    loaded = domains(MANY)
+    wrecked = {**loaded, **{name: garbage(50) for name in MANY[2:4]}}
+    before, after = (material(some_unused(), each) for each in (loaded, wrecked))
     assert torch.equal(seen(before.samples), seen(after.samples))
     assert torch.equal(before.scaling.mean, after.scaling.mean)
-    for exam in ("regular", "last", "best"):
+    for evaluation in ("regular", "last", "best"):
         first, second = (
-            getattr(each.evaluations, exam).evaluate(model()) for each in (before, after)
+            getattr(each.evaluations, evaluation).evaluate(model()) for each in (before, after)
         )
         assert first == second
 
 
 def test_unused_domains_leave_room_on_the_curves_to_others():
-    exams = material(some_unused(rules=("target",)), domains(MANY, size=1500)).evaluations
-    taken = exams.evaluate(model())
+    evaluations = material(some_unused(rules=("target",)), domains(MANY, size=1500)).evaluations
+    taken = evaluations.evaluate(model())
     # Two are tested and two validate.
     assert [taken[name].sample.size for name in "gh"] == [CHEAP_CURVE_SAMPLES // 4] * 2
 
 
 def listed_in_three() -> dict[str, Domain]:
     """Of every domain, the first 20 samples train, the next 4 validate, and the rest test."""
-    found = domains()
-    for name, domain in found.items():
+    loaded = domains()
+    for name, domain in loaded.items():
         order = torch.arange(len(domain.y))
         lists = {"test": order >= 24, "validation": (order >= 20) & (order < 24)}
-        found[name] = replace(domain, **lists)
-    return found
+        loaded[name] = replace(domain, **lists)
+    return loaded
 
 
 def test_with_three_lists_a_source_has_a_test_split_that_selects_nothing():
-    found = listed_in_three()
-    data = material(run(rules=("sources", "target")), found)
+    loaded = listed_in_three()
+    data = material(run(rules=("sources", "target")), loaded)
     assert len(data.samples) == 2 * 20
     scores = data.evaluations.evaluate(model())
     assert {name: scores[name].probe.size for name in ("art", "photo")} == {"art": 4, "photo": 4}
@@ -523,7 +514,8 @@ def test_with_three_lists_a_source_has_a_test_split_that_selects_nothing():
     assert sizes == {"art": 6, "photo": 11}
     assert completed.scores["sketch"].main.size == 16
     by_hand = (
-        model()(data.evaluations.best.prepare(found["art"].x[24:])).argmax(1) == found["art"].y[24:]
+        model()(data.evaluations.best.prepare(loaded["art"].x[24:])).argmax(1)
+        == loaded["art"].y[24:]
     )
     assert completed.scores["art"].test.accuracy == pytest.approx(by_hand.float().mean().item())
 
@@ -541,8 +533,8 @@ def test_in_domain_is_the_accuracy_on_test_lists_where_there_are_some():
 
 
 def test_random_splits_ignore_the_lists():
-    found = listed_in_three()
-    data = material(replace(run(rules=("sources",)), split="random"), found)
+    loaded = listed_in_three()
+    data = material(replace(run(rules=("sources",)), split="random"), loaded)
     plain = material(run(rules=("sources",)), domains())
     assert torch.equal(seen(data.samples), seen(plain.samples))
     assert not [key for key in data.evaluations.best.keys if key[1] == "test"]

@@ -29,7 +29,7 @@ def record(unseen, checkpoints, *, trial=0, draw=0):
     """Checkpoints as ``{domain: (main, probe)}``, one mapping a step."""
     sources = tuple(domain for domain in DOMAINS if domain not in unseen)
     run = Run("toy", "erm", sources, trial=trial, draw=draw, lr=0.1 * (draw + 1))
-    found = tuple(
+    result = tuple(
         Checkpoint(
             10 * (i + 1),
             {d: Scores(score(parts[d][0]), score(parts[d][1])) for d in DOMAINS if d in parts},
@@ -37,7 +37,7 @@ def record(unseen, checkpoints, *, trial=0, draw=0):
         )
         for i, parts in enumerate(checkpoints)
     )
-    return Record(run, found, 1.0, {}, "cpu")
+    return Record(run, result, 1.0, {}, "cpu")
 
 
 def test_sources_picks_the_best_mean_on_the_sources_probe_parts():
@@ -193,17 +193,17 @@ def held_out(checkpoints, *, draw=0, tested=("e", "f"), sizes=(10, 10)):
     run = Run("toy", "erm", ("a", "b"), draw=draw, lr=0.1 * (draw + 1), tested=tested)
 
     def scores(main, probe):
-        found = [
+        result = [
             None if accuracy is None else Score(accuracy, accuracy, 1.0, size)
             for accuracy, size in zip((main, probe), sizes, strict=True)
         ]
-        return Scores(*found)
+        return Scores(*result)
 
-    found = tuple(
+    result = tuple(
         Checkpoint(10 * (i + 1), {d: scores(*parts[d]) for d in MANY if d in parts}, {})
         for i, parts in enumerate(checkpoints)
     )
-    return Record(run, found, 1.0, {}, "cpu")
+    return Record(run, result, 1.0, {}, "cpu")
 
 
 def step(validated, *, sources=0.5, tests=((None, None), (None, None))):
@@ -304,11 +304,11 @@ def test_a_sources_probe_part_that_was_not_read_is_an_error():
         source_accuracy(checkpoint, ("a", "b"))
 
 
-def ended(found, *, after):
+def ended(result, *, after):
     """The record of a training in which an average chose: at its last step, after so many steps."""
-    *before, last = found.checkpoints
+    *before, last = result.checkpoints
     checkpoints = (*(replace(each, deployed=False) for each in before), replace(last, step=after))
-    return replace(found, checkpoints=checkpoints)
+    return replace(result, checkpoints=checkpoints)
 
 
 def test_the_candidates_are_the_checkpoints_that_would_be_deployed():
@@ -340,8 +340,8 @@ def test_validation_picks_no_checkpoint_that_would_not_be_deployed():
 @pytest.mark.parametrize("ends", [(20, 20, 20), (20, 14, 18), (11, 20, 20)])
 def test_left_out_source_compares_what_was_deployed_wherever_each_twin_ended(ends):
     # At the first checkpoint all of them would look better.
-    found = left_out_records(base=(0.9, 0.2), without_a=(0.99, 0.7), without_b=(0.99, 0.5))
-    records = [ended(each, after=end) for each, end in zip(found, ends, strict=True)]
+    result = left_out_records(base=(0.9, 0.2), without_a=(0.99, 0.7), without_b=(0.99, 0.5))
+    records = [ended(each, after=end) for each, end in zip(result, ends, strict=True)]
     pick = by_left_out_source(records, "c")
     assert (pick.step, pick.value, pick.accuracy) == (ends[0], pytest.approx(0.6), 0.2)
 
@@ -356,15 +356,15 @@ def test_left_out_source_picks_among_draws_that_ended_at_different_steps():
 
 
 def test_left_out_source_still_needs_every_twin():
-    found = [ended(each, after=20) for each in left_out_records()]
-    assert by_left_out_source(found[:2], "c") is None
+    result = [ended(each, after=20) for each in left_out_records()]
+    assert by_left_out_source(result[:2], "c") is None
 
 
 def test_where_every_checkpoint_may_be_picked_twins_are_read_at_the_same_step():
-    found = left_out_records(base=(0.1, 0.2), without_a=(0.8, 0.4), without_b=(0.6, 0.2))
-    assert by_left_out_source(found, "c").step == 10
-    later = tuple(replace(each, step=each.step + 1) for each in found[2].checkpoints)
-    assert by_left_out_source([*found[:2], replace(found[2], checkpoints=later)], "c") is None
+    result = left_out_records(base=(0.1, 0.2), without_a=(0.8, 0.4), without_b=(0.6, 0.2))
+    assert by_left_out_source(result, "c").step == 10
+    later = tuple(replace(each, step=each.step + 1) for each in result[2].checkpoints)
+    assert by_left_out_source([*result[:2], replace(result[2], checkpoints=later)], "c") is None
 
 
 def test_the_oracle_reads_the_last_checkpoint_which_is_deployed():
@@ -380,23 +380,23 @@ def test_unused_domains_neither_validate_nor_are_tested():
         step((1.0, 0.1), tests=((0.1, 0.1), (0.1, 0.1))),
         step((0.0, 0.6), tests=((0.3, 0.5), (0.7, 0.9))),
     ]
-    found = held_out(steps)
-    found = replace(found, run=replace(found.run, unused=("c",)))
-    assert [selection_value(each, found.run) for each in found.checkpoints] == pytest.approx(
+    result = held_out(steps)
+    result = replace(result, run=replace(result.run, unused=("c",)))
+    assert [selection_value(each, result.run) for each in result.checkpoints] == pytest.approx(
         [0.1, 0.6]
     )
-    pick = by_validation([found], "e")
+    pick = by_validation([result], "e")
     assert (pick.step, pick.accuracy) == (20, 0.3)
-    assert by_target([found], "e").value == pytest.approx(0.7)
-    assert all(rule.pick([found], "c") is None for rule in RULES.values())
+    assert by_target([result], "e").value == pytest.approx(0.7)
+    assert all(rule.pick([result], "c") is None for rule in RULES.values())
 
 
 def test_where_all_others_are_unused_the_sources_pick():
     unread = [{d: parts for d, parts in step((None, None)).items() if d not in "cd"}]
     unread[0] |= {"e": (0.4, None), "f": (0.6, None)}
-    found = held_out(unread)
-    found = replace(found, run=replace(found.run, unused=("c", "d")))
-    assert found.tests == found.unseen == ("e", "f")
-    assert by_validation([found], "e") is None
-    assert by_sources([found], "f").accuracy == 0.6
-    assert selection_value(found.checkpoints[0], found.run) == 0.5
+    result = held_out(unread)
+    result = replace(result, run=replace(result.run, unused=("c", "d")))
+    assert result.tests == result.unseen == ("e", "f")
+    assert by_validation([result], "e") is None
+    assert by_sources([result], "f").accuracy == 0.6
+    assert selection_value(result.checkpoints[0], result.run) == 0.5

@@ -4,6 +4,7 @@ import os
 import shutil
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,8 +37,7 @@ def begin(store, run, *, step=5, pid=None):
         )
 
 
-def test_every_run_is_counted_once(tmp_path, runs):
-    store = Store(tmp_path)
+def test_every_run_is_counted_once(store, runs):
     execute(runs[0], store)
     begin(store, runs[1])
     plan = plan_of(runs)
@@ -50,16 +50,14 @@ def test_every_run_is_counted_once(tmp_path, runs):
     assert status.process_alive is True
 
 
-def test_runs_of_other_plans_do_not_count(tmp_path, runs):
-    store = Store(tmp_path)
+def test_runs_of_other_plans_do_not_count(store, runs):
     execute(runs[0], store)
     begin(store, runs[1])
     status = plan_status(store, plan_of(runs[2:]))
     assert (status.done, status.running, status.remaining) == (0, (), 2)
 
 
-def test_a_run_whose_process_is_gone_has_stopped(tmp_path, runs):
-    store = Store(tmp_path)
+def test_a_run_whose_process_is_gone_has_stopped(store, runs):
     begin(store, runs[0], pid=NOBODY)
     status = plan_status(store, plan_of(runs, pid=NOBODY))
     assert [each.run for each in status.stopped] == [runs[0]]
@@ -71,22 +69,15 @@ def test_of_another_machine_nothing_is_known(tmp_path, runs):
     assert plan_status(Store(tmp_path), plan_of(runs, host="elsewhere")).process_alive is None
 
 
-def test_a_finished_run_is_no_longer_under_way(tmp_path, runs):
-    store = Store(tmp_path)
+def test_a_finished_or_failed_run_is_no_longer_under_way(store, runs):
     begin(store, runs[0])
     execute(runs[0], store)
+    begin(store, runs[1])
+    store.put_failure(Failure(runs[1], "no luck", ""))
     assert store.progress() == []
 
 
-def test_a_failed_run_is_no_longer_under_way(tmp_path, runs):
-    store = Store(tmp_path)
-    begin(store, runs[0])
-    store.put_failure(Failure(runs[0], "no luck", ""))
-    assert store.progress() == []
-
-
-def test_what_failed_before_is_done_again_and_neither_failed_nor_done_until_then(tmp_path, runs):
-    store = Store(tmp_path)
+def test_what_failed_before_is_done_again_and_neither_failed_nor_done_until_then(store, runs):
     for run in runs[:3]:
         store.put_failure(Failure(run, "no luck", ""))
     plan = plan_of(runs)
@@ -143,19 +134,18 @@ def test_a_run_says_how_far_it_is(tmp_path, monkeypatch):
     assert [accuracy for _, _, accuracy in seen] == pytest.approx(probes)
 
 
-def test_the_time_left_follows_from_what_was_done_since_the_start(tmp_path, runs):
-    store = Store(tmp_path)
+def test_the_time_left_follows_from_what_was_done_since_the_start(store, runs, monkeypatch):
+    monkeypatch.setattr("afield.runs.status.time", SimpleNamespace(time=lambda: 1030.0))
     assert plan_status(store, plan_of(runs)).left is None
     execute(runs[0], store)
     execute(runs[1], store)
     begin(store, runs[2], step=5)
     # One was known: in 30 s there were one and a half, and one and a half are left.
-    status = plan_status(store, plan_of(runs, known=1, started=time.time() - 30))
-    assert status.left == pytest.approx(30, abs=1)
+    status = plan_status(store, plan_of(runs, known=1, started=1000.0))
+    assert status.left == pytest.approx(30)
 
 
-def test_the_latest_plan_is_last_and_the_same_plan_is_one(tmp_path, runs):
-    store = Store(tmp_path)
+def test_the_latest_plan_is_last_and_the_same_plan_is_one(store, tmp_path, runs):
     for plan in (
         plan_of(runs[:2], started=2.0),
         plan_of(runs, started=1.0),

@@ -10,40 +10,13 @@ import torch
 from safetensors import safe_open
 
 from afield.errors import DataError, SpecError
-from afield.runs.record import Failure, Record, Run
+from afield.runs.record import Failure, Run
 from afield.runs.run_files import read_record, read_run_weights
 from afield.runs.store import BusyError, Store
 from afield.training.evaluation import Checkpoint, Score, Scores
-
-RUN = Run("toy", "erm", ("a", "b"), params={"x": 1.0})
-
-
-def record_of(run=RUN):
-    scores = {
-        "a": Scores(probe=Score(0.5, 0.5, 1.0, 10)),
-        "b": Scores(probe=Score(1 / 3, 0.1, 2.0, 30)),
-        "c": Scores(main=Score(0.25, 0.25, 3.0, 40)),
-    }
-    return Record(run, (Checkpoint(10, scores, {"loss": 0.1}),), 1.5, {"torch": "2"}, "cpu")
-
-
-def put(store, record, weights=None):
-    with store.claim(record.run):
-        store.put(record, weights or {"w": torch.arange(3.0)})
-
+from tests.runs.records import RUN, put, record_of
 
 PARTS = {"domain.weight": torch.arange(6.0).view(2, 3).T, "domain.count": torch.tensor(3)}
-
-
-def test_a_record_from_before_merging_can_be_read(tmp_path):
-    store = Store(tmp_path)
-    put(store, record_of())
-    path = store.folder(RUN) / "record.json"
-    known = json.loads(path.read_text())
-    for name in ("lr_schedule", "clip_norm", "role", "base", "experts", "freeze_head"):
-        del known["run"][name]
-    path.write_text(json.dumps(known))
-    assert store.get(RUN) == record_of()
 
 
 def test_a_record_comes_back_as_it_was(tmp_path):
@@ -55,8 +28,7 @@ def test_a_record_comes_back_as_it_was(tmp_path):
     assert read_record(store.folder(RUN)).run == RUN
 
 
-def test_a_run_that_is_not_done_has_no_record(tmp_path):
-    store = Store(tmp_path)
+def test_a_run_that_is_not_done_has_no_record(store):
     with store.claim(RUN):
         assert store.get(RUN) is None
     assert list(store) == []
@@ -76,8 +48,7 @@ def test_a_record_is_labelled_as_it_is_asked_for(tmp_path):
     assert store.get(labelled).run == labelled
 
 
-def test_a_success_removes_failure_and_snapshot(tmp_path):
-    store = Store(tmp_path)
+def test_a_success_removes_failure_and_snapshot(store):
     store.put_failure(Failure(RUN, "no luck", "trace"))
     assert [failure.error for failure in store.failures()] == ["no luck"]
     store.put_snapshot(RUN, {"x": torch.ones(2)}, record_of().checkpoints)
@@ -96,28 +67,25 @@ def test_a_snapshot_comes_back_as_it_was(tmp_path):
     assert tuple(checkpoints) == done
 
 
-def test_a_snapshot_that_would_run_code_is_refused(tmp_path, capsys):
+def test_a_snapshot_that_would_run_code_is_refused(store, capsys):
     class Evil:
         def __reduce__(self):
             return print, ("pwned",)
 
-    store = Store(tmp_path)
     with store.claim(RUN):
         torch.save({"checkpoints": "[]", "evil": Evil()}, store.folder(RUN) / "snapshot.pt")
         assert store.snapshot(RUN) is None
     assert "pwned" not in capsys.readouterr().out
 
 
-def test_only_one_at_a_time_may_claim_a_run(tmp_path):
-    store = Store(tmp_path)
+def test_only_one_at_a_time_may_claim_a_run(store, tmp_path):
     with store.claim(RUN), pytest.raises(BusyError), Store(tmp_path).claim(RUN, wait=False):
         pass
     with store.claim(RUN, wait=False):
         pass
 
 
-def test_what_a_killed_process_left_half_written_is_cleared_away(tmp_path):
-    store = Store(tmp_path)
+def test_what_a_killed_process_left_half_written_is_cleared_away(store):
     folder = store.folder(RUN)
     folder.mkdir()
     (folder / "record.json.123.part").write_text("{half")
@@ -127,8 +95,7 @@ def test_what_a_killed_process_left_half_written_is_cleared_away(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"run": {}}'])
-def test_a_broken_record_is_named_and_its_run_counts_as_not_done(tmp_path, content, caplog):
-    store = Store(tmp_path)
+def test_a_broken_record_is_named_and_its_run_counts_as_not_done(store, content, caplog):
     put(store, record_of())
     path = store.folder(RUN) / "record.json"
     path.write_text(content)
@@ -158,15 +125,13 @@ def test_a_record_that_contradicts_itself_is_left_out_by_name(tmp_path, caplog):
         assert message in caplog.text
 
 
-def test_a_record_holds_its_whole_run(tmp_path):
-    store = Store(tmp_path)
+def test_a_record_holds_its_whole_run(store):
     put(store, record_of())
-    found = json.loads((store.folder(RUN) / "record.json").read_text())
-    assert set(found["run"]) == set(Run.__dataclass_fields__)
+    result = json.loads((store.folder(RUN) / "record.json").read_text())
+    assert set(result["run"]) == set(Run.__dataclass_fields__)
 
 
-def test_weights_that_are_not_there_or_broken_are_named(tmp_path):
-    store = Store(tmp_path)
+def test_weights_that_are_not_there_or_broken_are_named(store):
     with pytest.raises(DataError, match="no readable weights"):
         store.weights(RUN)
     put(store, record_of())
@@ -186,24 +151,21 @@ def test_a_folder_without_a_record_is_a_clear_error(tmp_path):
         read_record(tmp_path)
 
 
-def test_numbers_that_are_not_finite_come_back(tmp_path):
-    store = Store(tmp_path)
+def test_numbers_that_are_not_finite_come_back(store):
     scores = {**record_of().checkpoints[0].scores, "c": Scores(Score(0.5, 0.5, math.inf, 10))}
     record = replace(record_of(), checkpoints=(Checkpoint(1, scores, {"loss": -math.inf}),))
     put(store, record)
     assert store.get(RUN) == record
 
 
-def test_a_failure_does_not_come_after_a_success(tmp_path):
-    store = Store(tmp_path)
+def test_a_failure_does_not_come_after_a_success(store):
     put(store, record_of())
     store.put_failure(Failure(RUN, "too late", "trace"))
     assert store.failures() == []
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"garbage" * 100])
-def test_a_broken_snapshot_is_not_gone_on_from(tmp_path, content, caplog):
-    store = Store(tmp_path)
+def test_a_run_does_not_continue_from_a_broken_snapshot(store, content, caplog):
     with store.claim(RUN):
         (store.folder(RUN) / "snapshot.pt").write_bytes(content)
         assert store.snapshot(RUN) is None
@@ -228,8 +190,7 @@ def test_a_file_that_cannot_be_read_does_not_hide_the_others(tmp_path, caplog):
     assert "record.json: cannot be read (Is a directory)" in caplog.text
 
 
-def test_where_a_record_is_wrong_is_reported(tmp_path):
-    store = Store(tmp_path)
+def test_where_a_record_is_wrong_is_reported(store):
     put(store, record_of(RUN))
     path = store.folder(RUN) / "record.json"
     content = json.loads(path.read_text())
@@ -239,8 +200,7 @@ def test_where_a_record_is_wrong_is_reported(tmp_path):
             read_record(path.parent)
 
 
-def test_weights_say_how_their_inputs_are_made(tmp_path):
-    store = Store(tmp_path)
+def test_weights_say_how_their_inputs_are_made(store):
     with store.claim(RUN):
         store.put(record_of(), {"w": torch.ones(1)}, inputs={"classes": ["x", "y"], "mean": [0.5]})
     with safe_open(store.folder(RUN) / "model.safetensors", "pt") as file:
@@ -248,21 +208,27 @@ def test_weights_say_how_their_inputs_are_made(tmp_path):
     assert metadata == {"run": RUN.key, "classes": ["x", "y"], "mean": [0.5]}
 
 
-def test_a_record_from_before_is_read_with_what_was_usual_then(tmp_path):
-    store = Store(tmp_path)
+MERGING = ("lr_schedule", "clip_norm", "role", "base", "experts", "freeze_head")
+
+
+@pytest.mark.parametrize(
+    ("of_run", "of_checkpoints"), [(MERGING, ()), (("optimizer",), ("deployed",))]
+)
+def test_a_record_from_before_is_read_with_what_was_usual_then(of_run, of_checkpoints, store):
     put(store, record_of())
     path = store.folder(RUN) / "record.json"
     content = json.loads(path.read_text())
-    del content["run"]["optimizer"]
+    for name in of_run:
+        del content["run"][name]
     for checkpoint in content["checkpoints"]:
-        del checkpoint["deployed"]
+        for name in of_checkpoints:
+            del checkpoint[name]
     path.write_text(json.dumps(content))
     assert store.get(RUN) == record_of()
     assert store.get(RUN).candidates == record_of().checkpoints
 
 
-def test_whether_a_checkpoint_is_deployed_comes_back(tmp_path):
-    store = Store(tmp_path)
+def test_whether_a_checkpoint_is_deployed_comes_back(store):
     (last,) = record_of().checkpoints
     earlier = replace(last, step=5, deployed=False)
     record = replace(record_of(), checkpoints=(earlier, last))
@@ -272,23 +238,21 @@ def test_whether_a_checkpoint_is_deployed_comes_back(tmp_path):
     other = replace(RUN, trial=1)
     with store.claim(other):
         store.put_snapshot(other, {}, record.checkpoints)
-        _, found = store.snapshot(other)
-    assert tuple(found) == record.checkpoints
+        _, result = store.snapshot(other)
+    assert tuple(result) == record.checkpoints
 
 
-def test_the_weights_of_further_networks_come_back_beside_the_model(tmp_path):
-    store = Store(tmp_path)
+def test_the_weights_of_further_networks_come_back_beside_the_model(store):
     with store.claim(RUN):
         store.put(record_of(), {"w": torch.arange(3.0)}, parts=PARTS)
-    found = read_run_weights(store.folder(RUN), "parts")
-    assert set(found) == set(PARTS)
-    assert all(torch.equal(found[name], PARTS[name]) for name in PARTS)
+    result = read_run_weights(store.folder(RUN), "parts")
+    assert set(result) == set(PARTS)
+    assert all(torch.equal(result[name], PARTS[name]) for name in PARTS)
     assert set(read_run_weights(store.folder(RUN))) == set(store.weights(RUN)) == {"w"}
 
 
 @pytest.mark.parametrize("parts", [None, {}])
-def test_without_further_networks_there_is_no_file_of_them(tmp_path, parts):
-    store = Store(tmp_path)
+def test_without_further_networks_there_is_no_file_of_them(store, parts):
     with store.claim(RUN):
         store.put(record_of(), {"w": torch.arange(3.0)}, parts=parts)
     assert not (store.folder(RUN) / "parts.safetensors").exists()
@@ -318,8 +282,7 @@ def test_unused_domains_come_back_with_the_record(tmp_path):
     assert store.get(run).run.unused == ("d", "e")
 
 
-def test_a_record_from_before_confidence_can_be_read_and_an_unread_one_takes_no_room(tmp_path):
-    store = Store(tmp_path)
+def test_a_record_from_before_confidence_can_be_read_and_an_unread_one_takes_no_room(store):
     put(store, record_of())
     text = (store.folder(RUN) / "record.json").read_text()
     assert "calibration_error" not in text
@@ -331,8 +294,7 @@ def test_a_record_from_before_confidence_can_be_read_and_an_unread_one_takes_no_
     assert store.get(other).checkpoints[0].score("c", "main") == looked
 
 
-def test_what_a_killed_process_left_beside_a_finished_run_is_removed(tmp_path):
-    store = Store(tmp_path)
+def test_what_a_killed_process_left_beside_a_finished_run_is_removed(store, tmp_path):
     put(store, record_of())
     folder = store.folder(RUN)
     written = (folder / "record.json").stat().st_mtime

@@ -7,7 +7,6 @@ from afield.errors import AfieldError
 from afield.runs.runner import execute
 from afield.runs.store import Store
 from afield.studies.planning import plan_run
-from tests.runs.interruption import interrupted, outcome
 from tests.texts import reviews, write_encoder, write_reviews
 
 
@@ -47,17 +46,6 @@ def test_the_key_of_a_run_names_the_encoder_by_its_content(tmp_path):
     assert plan(path, backbone=f"hf:{here}", freeze_blocks=1).key != keys[0]
 
 
-def test_runs_of_texts_survive_an_interruption_byte_for_byte(tmp_path):
-    path, folder = write_reviews(tmp_path), write_encoder(tmp_path / "encoder")
-    for run in (plan(path), plan(path, "arith", backbone=f"hf:{folder}")):
-        whole, resumed = Store(tmp_path / "whole"), Store(tmp_path / "resumed")
-        record = execute(run, whole)
-        assert record.truncated > 0
-        interrupted(run, resumed, after=4)
-        execute(run, resumed)
-        assert outcome(whole, run) == outcome(resumed, run)
-
-
 def test_an_encoder_that_changes_after_planning_is_refused(tmp_path):
     path, folder = write_reviews(tmp_path), write_encoder(tmp_path / "encoder")
     run = plan(path, backbone=f"hf:{folder}")
@@ -71,16 +59,16 @@ def test_noise_for_labels_of_the_target_does_not_change_the_weights(tmp_path):
     noisy = plain.copy()
     target = noisy.domain == "hotels"
     noisy.loc[target, "label"] = noisy.label[target].sample(frac=1, random_state=0).to_numpy()
-    found = []
+    result = []
     for number, frame in enumerate((plain, noisy)):
         run = plan(write_reviews(tmp_path, frame, f"reviews{number}.csv"))
         store = Store(tmp_path / f"runs{number}")
         record = execute(run, store)
-        found.append((store.weights(run), record.checkpoints[-1].score("hotels", "main")))
-    assert {n: v.tolist() for n, v in found[0][0].items()} == {
-        n: v.tolist() for n, v in found[1][0].items()
+        result.append((store.weights(run), record.checkpoints[-1].score("hotels", "main")))
+    assert {n: v.tolist() for n, v in result[0][0].items()} == {
+        n: v.tolist() for n, v in result[1][0].items()
     }
-    assert found[0][1] != found[1][1]
+    assert result[0][1] != result[1][1]
 
 
 def test_frozen_blocks_keep_the_weights_of_the_encoder(tmp_path):

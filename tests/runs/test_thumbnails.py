@@ -72,11 +72,10 @@ def test_the_strips_of_many_domains_are_those_of_the_first():
     assert list(strips) == [f"d{i}" for i in range(MAX_DOMAINS)]
 
 
-def test_a_store_keeps_the_strips_of_each_dataset_once(tmp_path):
+def test_a_store_keeps_the_strips_of_each_dataset_once(store, tmp_path):
     runs = [resolve_run(DIGITS, method, DIGITS.domains[1:]) for method in ("erm", "vrex")]
     spirals = find_dataset("spirals")
     runs.append(resolve_run(spirals, "erm", spirals.domains[1:]))
-    store = Store(tmp_path)
     keep_thumbnails(runs, store)
     (file,) = tmp_path.iterdir()
     assert file.name == thumbnail_file(runs[0])

@@ -52,12 +52,12 @@ def weights(path, store, **options):
 
 
 def test_a_class_that_only_the_target_has_changes_no_weight(tmp_path, own):
-    run, found = weights(own, Store(tmp_path / "a"))
+    run, result = weights(own, Store(tmp_path / "a"))
     same, plain = weights(data(tmp_path / "plain.npz", unseen=0), Store(tmp_path / "b"))
     assert run.classes == ("cup", "jug", "pot")
     assert same.classes == ()
-    assert found.keys() == plain.keys()
-    for name, tensor in found.items():
+    assert result.keys() == plain.keys()
+    for name, tensor in result.items():
         assert torch.equal(tensor, plain[name]), name
 
 
@@ -69,14 +69,14 @@ def test_random_labels_of_the_target_change_no_weight(tmp_path, own):
         content["y"] = content["y"].copy()
         content["y"][-40:] = generator.choice(labels, 40)
         np.savez(tmp_path / "random.npz", **content)
-        _, found = weights(tmp_path / "random.npz", Store(tmp_path / f"b{len(labels)}"))
-        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+        _, result = weights(tmp_path / "random.npz", Store(tmp_path / f"b{len(labels)}"))
+        assert all(torch.equal(result[name], tensor) for name, tensor in expected.items())
 
 
 def test_all_classes_are_a_closed_set_with_the_keys_of_before(tmp_path, own):
-    run, found = weights(own, Store(tmp_path), classes="all")
+    run, result = weights(own, Store(tmp_path), classes="all")
     assert run.classes == ()
-    assert found["head.weight"].shape[0] == 4
+    assert result["head.weight"].shape[0] == 4
     assert run.given["classes"] == "all"
     assert run.key == resolve_run(find_dataset(own), "erm", run.sources, settings=QUICK).key
     assert run.key != plan_run(own, "erm", target="d3", settings=QUICK).key
@@ -240,9 +240,9 @@ def test_a_split_without_any_known_class_is_left_out():
     model = torch.nn.Linear(3, 3, bias=False)
     with torch.no_grad():
         model.weight.copy_(torch.eye(3))
-    found = Evaluator(splits, groups=groups).evaluate(model)
-    assert found.keys() == {"a", "c"}
-    score, whole = found["a"].main, found["c"].main
+    result = Evaluator(splits, groups=groups).evaluate(model)
+    assert result.keys() == {"a", "c"}
+    score, whole = result["a"].main, result["c"].main
     confidence = float(torch.eye(3).softmax(dim=1).max())
     assert (score.accuracy, score.size, score.unseen_classes) == (0.5, 2, 1)
     assert score.unseen_confidence == pytest.approx(confidence)

@@ -232,15 +232,15 @@ def test_merges_that_need_statistics_are_refused_with_what_to_do_instead(name):
 
 def test_all_merges_are_those_that_fit(tmp_path):
     every = set(registry.names("merges"))
-    found = {run.method for run in make_benchmark("spirals", merges=["all"], trials=1).runs()} - {
+    result = {run.method for run in make_benchmark("spirals", merges=["all"], trials=1).runs()} - {
         "erm"
     }
-    assert found == (every - {"fisher", "regmean", "slerp"}) | {*MERGE_BASELINES}
+    assert result == (every - {"fisher", "regmean", "slerp"}) | {*MERGE_BASELINES}
     arrays(tmp_path / "own.npz", 3)
-    found = {
+    result = {
         run.method for run in make_benchmark(tmp_path / "own.npz", merges=["all"], trials=1).runs()
     } - {"erm"}
-    assert found == (every - {"fisher", "regmean"}) | {*MERGE_BASELINES}
+    assert result == (every - {"fisher", "regmean"}) | {*MERGE_BASELINES}
 
 
 def test_two_domains_are_too_few(tmp_path):

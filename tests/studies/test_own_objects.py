@@ -61,11 +61,11 @@ def test_every_form_of_data_has_the_same_samples(tmp_path):
         "frame": frame,
     }
     for form, data in forms.items():
-        found = find_dataset(dataset_spec(data, tmp_path / form))
-        assert (found.domains, found.classes) == (("away", "east", "west"), ("0", "1")), form
-        loaded = torch.cat([each.x for each in found.load().values()])
+        result = find_dataset(dataset_spec(data, tmp_path / form))
+        assert (result.domains, result.classes) == (("away", "east", "west"), ("0", "1")), form
+        loaded = torch.cat([each.x for each in result.load().values()])
         np.testing.assert_array_equal(loaded.numpy(), x, err_msg=form)
-        assert dataset_spec(data, tmp_path / form) == found.spec
+        assert dataset_spec(data, tmp_path / form) == result.spec
         assert len(list((tmp_path / form).iterdir())) == 1, form
 
 
@@ -93,9 +93,9 @@ def test_a_dataset_of_the_hub_library_is_read(tmp_path):
     )
     columns = {name: x[:, i] for i, name in enumerate("abc")}
     data = datasets.Dataset.from_dict({**columns, "label": y, "domain": domain}, features=features)
-    found = find_dataset(dataset_spec(data, tmp_path))
-    assert found.classes == ("no", "yes")
-    assert [c.name for c in found.modality.columns] == ["a", "b", "c"]
+    result = find_dataset(dataset_spec(data, tmp_path))
+    assert result.classes == ("no", "yes")
+    assert [c.name for c in result.modality.columns] == ["a", "b", "c"]
 
 
 def test_objects_run_in_a_benchmark_and_resume(tmp_path):

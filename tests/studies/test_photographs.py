@@ -118,11 +118,11 @@ def test_the_hub_is_asked_only_for_weights_that_are_not_in_its_cache(tmp_path, m
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repository, file: "downloaded")
-    found = []
+    result = []
     for answers in (True, False):
         monkeypatch.setattr(pretrained, "_answers", lambda address, answers=answers: answers)
-        found.append(find_pretrained())
-    assert found == [Pretrained("timm:tf_efficientnet_lite0", "downloaded"), None]
+        result.append(find_pretrained())
+    assert result == [Pretrained("timm:tf_efficientnet_lite0", "downloaded"), None]
     folder = tmp_path / "models--timm--tf_efficientnet_lite0.in1k"
     for name, text in (("refs/main", "abc"), ("snapshots/abc/model.safetensors", "")):
         (folder / name).parent.mkdir(parents=True)

@@ -61,11 +61,6 @@ def test_a_method_named_twice_is_run_once():
     assert len(make_benchmark("spirals", ["erm", "erm"], trials=1).runs()) == 4
 
 
-def test_an_unknown_method_is_an_error_before_any_training():
-    with pytest.raises(UnknownNameError, match="did you mean 'erm'"):
-        make_benchmark("spirals", ["ermm"]).runs()
-
-
 def test_a_missing_class_is_reported(tmp_path, caplog):
     path = tmp_path / "own.npz"
     np.savez(path, X=np.eye(8), y=[0, 1, 0, 1, 0, 0, 0, 0], domain=list("aaaabbbb"))
@@ -100,11 +95,6 @@ def test_no_rule_at_all_means_the_default_rules():
     assert {run.rules for run in runs} == {DEFAULT_RULES}
 
 
-def test_a_size_for_what_has_no_pictures_is_an_error():
-    with pytest.raises(SpecError, match="size=32: spirals has no images"):
-        make_benchmark("spirals", "erm", settings={"size": 32}).runs()
-
-
 def test_a_network_that_does_not_take_the_inputs_is_an_error_before_any_training(tmp_path):
     x = np.zeros((8, 3, 4, 4), dtype=np.uint8)
     np.savez(tmp_path / "tiny.npz", X=x, y=[0, 1] * 4, domain=list("aaaabbbb"))
@@ -116,32 +106,51 @@ def test_all_methods_are_those_that_the_number_of_domains_allows(tmp_path, caplo
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(40, 2)).astype("float32"), np.arange(40) % 2
     np.savez(tmp_path / "two.npz", X=x, y=y, domain=np.arange(40) // 20)
-    found = {run.method for run in make_benchmark(tmp_path / "two.npz", "all", trials=1).runs()}
+    result = {run.method for run in make_benchmark(tmp_path / "two.npz", "all", trials=1).runs()}
     fitting = {name for name in afield.names("methods") if takes_one_domain(name)}
-    assert found == fitting - NEED_MAPS
-    assert not found & {"mldg", "metareg", "transfer"}
+    assert result == fitting - NEED_MAPS
+    assert not result & {"mldg", "metareg", "transfer"}
     assert "left out: mldg needs 2 or more source domains per step to make a pair" in caplog.text
     with pytest.raises(SpecError, match=r"mldg needs 2 .* \(to be trained on 1\)"):
         make_benchmark(tmp_path / "two.npz", ["erm", "mldg"], trials=1).runs()
 
 
-def test_settings_that_cannot_be_are_no_reason_to_leave_a_method_out():
-    with pytest.raises(SpecError, match=r"arith\.eps=-1"):
-        make_benchmark("spirals", "all", trials=1, settings={"arith.eps": -1}).runs()
+@pytest.mark.parametrize(
+    ("methods", "options", "error", "message"),
+    [
+        ("ermm", {}, UnknownNameError, "did you mean 'erm'"),
+        ("erm", {"settings": {"size": 32}}, SpecError, "size=32: spirals has no images"),
+        # No reason to leave the method out.
+        ("all", {"settings": {"arith.eps": -1}}, SpecError, r"arith\.eps=-1"),
+        (
+            "erm",
+            {"average": "swad", "settings": {"swad.slack": -1}},
+            SpecError,
+            r"swad\.slack=-1",
+        ),
+    ],
+)
+def test_a_mistake_is_an_error_before_any_training(methods, options, error, message):
+    with pytest.raises(error, match=message):
+        make_benchmark("spirals", methods, trials=1, **options).runs()
 
 
-def test_settings_of_an_average_are_checked_before_anything_is_trained():
-    with pytest.raises(SpecError, match=r"swad\.slack=-1"):
-        make_benchmark(
-            "spirals", ["erm"], trials=1, average="swad", settings={"swad.slack": -1}
-        ).runs()
-
-
-def test_numbers_of_domains_go_with_held_out_shares(twenty):
-    with pytest.raises(SpecError, match="--train-on needs --hold-out"):
-        make_benchmark(twenty, "erm", train_on=[3]).runs()
-    with pytest.raises(SpecError, match="cannot train on 14 domains; 13 remain"):
-        make_benchmark(twenty, "erm", hold_out=0.25, train_on=[14]).runs()
+@pytest.mark.parametrize(
+    ("methods", "options", "message"),
+    [
+        ("erm", {"train_on": [3]}, "--train-on needs --hold-out"),
+        (
+            "erm",
+            {"hold_out": 0.25, "train_on": [14]},
+            "cannot train on 14 domains; 13 remain",
+        ),
+        ([], {"merges": ["average"], "hold_out": 0.25}, "--merges leaves each domain out once"),
+        ("erm", {"merges": ["average"], "hold_out": 0.25}, "--merges leaves each domain out once"),
+    ],
+)
+def test_what_does_not_go_with_held_out_shares_is_refused(methods, options, message, twenty):
+    with pytest.raises(SpecError, match=message):
+        make_benchmark(twenty, methods, **options).runs()
 
 
 def test_all_methods_are_those_that_the_smallest_number_of_domains_allows(twenty, caplog):
@@ -183,12 +192,6 @@ def test_a_merge_or_a_method_named_twice_is_there_once():
         "spirals", merges=["average"] * 2, expert_method=["erm"] * 2, trials=1
     ).runs()
     assert once == twice
-
-
-def test_merges_do_not_go_with_held_out_shares(twenty):
-    for methods in ([], ["erm"]):
-        with pytest.raises(SpecError, match="--merges leaves each domain out once"):
-            make_benchmark(twenty, methods, merges=["average"], hold_out=0.25).runs()
 
 
 def test_the_settings_that_a_dataset_has_for_an_average_are_named(caplog, monkeypatch):

@@ -94,16 +94,20 @@ def test_a_setting_that_cannot_be_is_an_error(settings, error, message):
         leave_one_out(DIGITS, ["vrex"], settings=settings)
 
 
-@pytest.mark.parametrize("counts", [{"trials": 0}, {"draws": 0}])
-def test_at_least_one_trial_and_one_draw(counts):
-    with pytest.raises(SpecError, match="at least one"):
-        leave_one_out(DIGITS, ["erm"], **counts)
+TWO = DomainSet("two", ("a", "b"), ("x", "y"), reader=lambda root: {})
 
 
-def test_two_domains_are_too_few_for_twins():
-    two = DomainSet("two", ("a", "b"), ("x", "y"), reader=lambda root: {})
-    with pytest.raises(SpecError, match="two has 2 domains"):
-        leave_one_out(two, ["erm"], rules=["left-out-source"])
+@pytest.mark.parametrize(
+    ("dataset", "options", "message"),
+    [
+        (DIGITS, {"trials": 0}, "at least one"),
+        (DIGITS, {"draws": 0}, "at least one"),
+        (TWO, {"rules": ["left-out-source"]}, "two has 2 domains"),
+    ],
+)
+def test_too_few_trials_draws_and_domains_are_refused(dataset, options, message):
+    with pytest.raises(SpecError, match=message):
+        leave_one_out(dataset, ["erm"], **options)
 
 
 MANY = DomainSet("many", tuple(f"w{i:02}" for i in range(20)), ("x", "y"), reader=lambda _: {})
@@ -143,7 +147,7 @@ def test_every_trial_holds_other_domains_out_and_all_methods_and_draws_the_same(
     of_trials = [
         {(run.sources, run.tested) for run in runs if run.trial == trial} for trial in range(4)
     ]
-    assert all(len(found) == 1 for found in of_trials)
+    assert all(len(result) == 1 for result in of_trials)
     assert len(set.union(*of_trials)) == 4
 
 
@@ -157,9 +161,9 @@ def test_domains_are_held_out_by_their_names_and_listed_in_the_order_of_the_data
 
 
 def test_over_many_trials_every_domain_is_tested_on_and_trained_on():
-    found = divided(hold_out(MANY, ["erm"], trials=30))
-    assert set.union(*(tested for _, _, tested in found)) == set(MANY.domains)
-    assert set.union(*(validated for _, validated, _ in found)) == set(MANY.domains)
+    result = divided(hold_out(MANY, ["erm"], trials=30))
+    assert set.union(*(tested for _, _, tested in result)) == set(MANY.domains)
+    assert set.union(*(validated for _, validated, _ in result)) == set(MANY.domains)
 
 
 @pytest.mark.parametrize(
@@ -226,12 +230,12 @@ def divisions(runs: list[Run]) -> dict[tuple[int, int], Run]:
 
 
 def test_a_larger_number_of_domains_has_those_of_a_smaller_one():
-    found = divisions(hold_out(MANY, ["erm"], train_on=[7, 3, "all", 1]))
-    assert sorted(found) == [(trial, n) for trial in range(3) for n in (1, 3, 7, 13)]
+    result = divisions(hold_out(MANY, ["erm"], train_on=[7, 3, "all", 1]))
+    assert sorted(result) == [(trial, n) for trial in range(3) for n in (1, 3, 7, 13)]
     for trial in range(3):
-        sources = [set(found[trial, n].sources) for n in (1, 3, 7, 13)]
+        sources = [set(result[trial, n].sources) for n in (1, 3, 7, 13)]
         assert sources[0] < sources[1] < sources[2] < sources[3]
-    assert len({found[trial, 3].sources for trial in range(3)}) == 3
+    assert len({result[trial, 3].sources for trial in range(3)}) == 3
 
 
 def test_whatever_is_trained_on_the_same_domains_validate_and_are_tested():
@@ -257,14 +261,10 @@ def test_all_domains_are_the_run_that_there_is_without_a_number():
     }
 
 
-def test_a_number_given_twice_is_run_once():
-    runs = hold_out(MANY, ["erm"], train_on=[3, 5, 3])
-    assert len(runs) == len({run.key for run in runs}) == 2 * 3
-
-
-def test_all_domains_by_their_number_and_by_name_are_run_once():
-    runs = hold_out(MANY, ["erm"], train_on=[13, "all"])
-    assert len(runs) == len({run.key for run in runs}) == 3
+@pytest.mark.parametrize(("train_on", "different"), [([3, 5, 3], 2), ([13, "all"], 1)])
+def test_a_number_given_twice_is_run_once(train_on, different):
+    runs = hold_out(MANY, ["erm"], train_on=train_on)
+    assert len(runs) == len({run.key for run in runs}) == different * 3
 
 
 def test_methods_take_turns_and_trials_come_one_after_the_other_for_all_numbers():

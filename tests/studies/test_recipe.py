@@ -284,8 +284,7 @@ def test_a_cost_is_described_in_a_few_lines():
 def test_the_cost_is_known_before_training(small, tmp_path, monkeypatch):
     costs = estimate_costs(read_recipe(small))
     assert (costs.runs, costs.steps) == (16, 16 * 60)
-    assert costs.seconds is not None
-    assert 0 < costs.seconds < 1000
+    assert costs.seconds > 0
     # The measured network has ten classes.
     weights = network("small:mlp", (2,), 10).parameters()
     assert costs.disk == 16 * 4 * sum(value.numel() for value in weights)

@@ -114,9 +114,9 @@ def test_a_file_of_weights_that_is_missing_is_reported(tmp_path):
 
 
 def test_what_is_settled_has_nothing_open():
-    found = resolve_settings(vars(Training()), PHOTOS)
-    assert None not in found.values()
-    assert found["every"] == Training().steps // CHECKPOINTS_PER_RUN
+    result = resolve_settings(vars(Training()), PHOTOS)
+    assert None not in result.values()
+    assert result["every"] == Training().steps // CHECKPOINTS_PER_RUN
 
 
 def test_what_would_be_chosen_anyway_does_not_label_a_row():
@@ -140,7 +140,12 @@ TWO, THREE = DIGITS.domains[:2], DIGITS.domains[:3]
     ("method", "sources", "settings", "message"),
     [
         ("mldg", DIGITS.domains[:1], {}, "mldg needs 2 or more source domains .* not 1"),
-        ("mldg", TWO, {"mldg.tests": 2}, "mldg needs 3 or more source domains .* not 2"),
+        (
+            "mldg",
+            TWO,
+            {"mldg.tests": 2},
+            "mldg needs 3 or more source domains .* not 2 .*use mldg.tests=0",
+        ),
         ("mldg", THREE, {"domains_per_step": 1}, "mldg needs 2 or more source domains .* not 1"),
         ("mldg", THREE, {"mldg.second_order": True}, "needs mldg.inner=sgd"),
         ("arith", THREE, {"arith.shares": "0.5,0.5"}, "2 weights for 3 source domain"),

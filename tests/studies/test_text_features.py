@@ -130,15 +130,15 @@ def test_texts_without_labels_give_vectors_and_names(tmp_path, encoder):
     flat = tree / "food" / "good"
     (flat / "read me.TXT").write_text("very good soup")
     labelled = np.load(embed(tree, tmp_path / "labelled", backbone=f"hf:{encoder}"))
-    found = np.load(embed(flat, tmp_path / "flat", backbone=f"hf:{encoder}"))
-    assert sorted(found.files) == ["X", "names", "provenance"]
-    assert found["names"].tolist() == ["004.txt", "006.txt", "read me.TXT"]
+    result = np.load(embed(flat, tmp_path / "flat", backbone=f"hf:{encoder}"))
+    assert sorted(result.files) == ["X", "names", "provenance"]
+    assert result["names"].tolist() == ["004.txt", "006.txt", "read me.TXT"]
     rows = [name.startswith("food/good") for name in labelled["names"]]
-    np.testing.assert_allclose(found["X"], labelled["X"][rows], atol=1e-5)
+    np.testing.assert_allclose(result["X"], labelled["X"][rows], atol=1e-5)
     one = np.load(embed(flat / "006.txt", tmp_path / "one", backbone=f"hf:{encoder}"))
-    np.testing.assert_allclose(one["X"][0], found["X"][1], atol=1e-5)
+    np.testing.assert_allclose(one["X"][0], result["X"][1], atol=1e-5)
     vector = sentence_vector(encoder, "very good soup", 24)
-    np.testing.assert_allclose(found["X"][2], vector, atol=1e-5)
+    np.testing.assert_allclose(result["X"][2], vector, atol=1e-5)
 
 
 def test_notes_in_folders_of_labelled_samples_are_not_texts_to_embed(tmp_path):

@@ -52,5 +52,5 @@ def test_every_hyperparameter_matters():
         kind = registry.find("adaptations", name)
         for hyperparameter in ranges(kind):
             least, most = extremes(kind, hyperparameter)
-            found = [outputs(name, {hyperparameter: value}) for value in (least, most)]
-            assert not torch.equal(*found), f"{name}.{hyperparameter}"
+            result = [outputs(name, {hyperparameter: value}) for value in (least, most)]
+            assert not torch.equal(*result), f"{name}.{hyperparameter}"

@@ -101,6 +101,16 @@ def test_what_is_deployed_is_of_the_trained_models_own_type(average, model, task
     assert average.model.state_dict().keys() == model.state_dict().keys()
 
 
+def test_buffers_are_those_of_the_trained_model(average, task):
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    average.setup(model, steps=100)
+    for step in range(1, 6):
+        model(torch.randn(4, 2))
+        average.after_step(model)
+        average.after_checkpoint(checkpoint(task, step * EVERY))
+    assert torch.equal(average.model[1].running_mean, model[1].running_mean)
+
+
 def test_what_is_deployed_has_learned(average, model, task, stream, samples):
     train(average, begun(average, model, task), stream, steps=100)
     x, y = samples.x.take(torch.arange(len(samples))), samples.y
@@ -110,14 +120,14 @@ def test_what_is_deployed_has_learned(average, model, task, stream, samples):
 @pytest.mark.parametrize(("name", "hyperparameter"), HYPERPARAMETERS)
 def test_every_setting_matters(name, hyperparameter, model, task, samples):
     kind = registry.find("averages", name)
-    found = []
+    result = []
     for value in extremes(kind, hyperparameter):
         average = build(kind, {hyperparameter: value})
         learner = begun(average, model, task, steps=len(LOSSES) * EVERY)
         stream = Stream(samples, batch=8, seed=0)
         train(average, learner, stream, steps=len(LOSSES) * EVERY)
-        found.append(weights(average.model))
-    assert not torch.equal(*found)
+        result.append(weights(average.model))
+    assert not torch.equal(*result)
 
 
 # Before and after what an average waits for, at a checkpoint and between two.

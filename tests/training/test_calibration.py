@@ -110,10 +110,10 @@ def test_among_equals_the_order_is_nothing():
 
 def test_quantiles_weigh_domains_alike():
     low, high = np.zeros(1000), np.ones(10)
-    found = balanced_quantiles([low, high])
-    assert found[40] == 0
-    assert found[160] == 1
-    assert list(found) == sorted(found)
+    result = balanced_quantiles([low, high])
+    assert result[40] == 0
+    assert result[160] == 1
+    assert list(result) == sorted(result)
 
 
 def test_percentiles_are_the_inverse_of_quantiles():

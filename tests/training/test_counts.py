@@ -24,11 +24,11 @@ def test_counts_per_class_equal_the_sums_of_the_matrix(monkeypatch):
 
 
 def test_metrics_by_class_are_those_computed_by_hand():
-    found = class_metrics(ClassCounts(2, 4, SPLIT, LABELS, PREDICTED).per_class)
+    result = class_metrics(ClassCounts(2, 4, SPLIT, LABELS, PREDICTED).per_class)
     # First split: recalls 1, 1, 0; F1 1, 2/3, 0. Second: only class 1, with recall 1/2, F1 2/3.
-    assert found["balanced_accuracy"] == pytest.approx([2 / 3, 1 / 2])
-    assert found["macro_f1"] == pytest.approx([5 / 9, 2 / 3])
-    assert found["worst_class"] == pytest.approx([0, 1 / 2])
+    assert result["balanced_accuracy"] == pytest.approx([2 / 3, 1 / 2])
+    assert result["macro_f1"] == pytest.approx([5 / 9, 2 / 3])
+    assert result["worst_class"] == pytest.approx([0, 1 / 2])
 
 
 def test_auroc_is_the_share_of_ordered_pairs():

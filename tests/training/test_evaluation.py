@@ -77,11 +77,11 @@ def slow_accuracy_at_90(confidence: np.ndarray, hits: np.ndarray) -> float:
     return hits[np.argsort(-confidence)[: math.ceil(round(0.9 * len(hits), 6))]].mean()
 
 
-def assert_close(found: Score | None, expected: Score) -> None:
-    assert found is not None
+def assert_close(result: Score | None, expected: Score) -> None:
+    assert result is not None
     names = [field.name for field in fields(Score) if field.name not in DETAILS]
     numbers, expected_numbers = (
-        {name: getattr(score, name) for name in names} for score in (found, expected)
+        {name: getattr(score, name) for name in names} for score in (result, expected)
     )
     assert numbers == pytest.approx(expected_numbers, rel=1e-5)
 
@@ -147,10 +147,10 @@ def test_a_model_is_examined_in_evaluation_mode_and_left_as_it_was(training):
 
 def test_an_exam_keeps_no_gradient_and_does_not_keep_a_model_from_training():
     model = linear()
-    exam = Evaluator({("a", "main"): domain(50)})
-    exam.evaluate(model)
+    evaluation = Evaluator({("a", "main"): domain(50)})
+    evaluation.evaluate(model)
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
-    nn.functional.cross_entropy(model(exam.x.in_memory), exam.y).backward()
+    nn.functional.cross_entropy(model(evaluation.x.in_memory), evaluation.y).backward()
     assert all(p.grad is not None for p in model.parameters())
 
 
@@ -208,17 +208,17 @@ def test_a_model_that_accepts_the_domain_is_read_on_its_sources_both_ways():
 
     x, y = torch.zeros(6, 2), torch.tensor([0, 1, 1, 1, 0, 1])
     names = [("first", "probe"), ("other", "probe"), ("second", "probe"), ("other", "main")]
-    found = Evaluator({key: Domain(x, y) for key in names}).evaluate(Telling())
-    assert found["first"].probe.accuracy == found["first"].known.accuracy == pytest.approx(1 / 3)
-    assert found["second"].probe.accuracy == pytest.approx(1 / 3)
-    assert found["second"].known.accuracy == pytest.approx(2 / 3)
-    assert found["second"].known.size == 6
-    assert found["other"].known is None
+    result = Evaluator({key: Domain(x, y) for key in names}).evaluate(Telling())
+    assert result["first"].probe.accuracy == result["first"].known.accuracy == pytest.approx(1 / 3)
+    assert result["second"].probe.accuracy == pytest.approx(1 / 3)
+    assert result["second"].known.accuracy == pytest.approx(2 / 3)
+    assert result["second"].known.size == 6
+    assert result["other"].known is None
 
 
 def test_a_plain_model_is_given_no_domain():
-    found = Evaluator({("first", "probe"): Domain(torch.zeros(4, 2), torch.zeros(4).long())})
-    assert found.evaluate(nn.Linear(2, 3))["first"].known is None
+    result = Evaluator({("first", "probe"): Domain(torch.zeros(4, 2), torch.zeros(4).long())})
+    assert result.evaluate(nn.Linear(2, 3))["first"].known is None
 
 
 class Saying(nn.Module):
@@ -241,13 +241,13 @@ def score_of(portion: Domain) -> Score:
 
 def test_the_calibration_error_is_the_one_computed_by_hand():
     # Two bins: 0.61 and 0.62 (one of two right), 0.9, 0.91 and 0.92 (all right).
-    found = score_of(said([0.61, 0.9, 0.91, 0.62, 0.92], [True, True, True, False, True]))
-    assert found.calibration_error == pytest.approx((abs(1 - 1.23) + abs(3 - 2.73)) / 5)
+    result = score_of(said([0.61, 0.9, 0.91, 0.62, 0.92], [True, True, True, False, True]))
+    assert result.calibration_error == pytest.approx((abs(1 - 1.23) + abs(3 - 2.73)) / 5)
 
 
 def test_a_model_that_is_right_as_often_as_it_says_has_no_calibration_error():
-    found = score_of(said([0.75] * 8, [True] * 6 + [False] * 2))
-    assert found.calibration_error == pytest.approx(0.0, abs=1e-6)
+    result = score_of(said([0.75] * 8, [True] * 6 + [False] * 2))
+    assert result.calibration_error == pytest.approx(0.0, abs=1e-6)
 
 
 def test_the_accuracy_at_90_leaves_out_the_tenth_that_is_least_sure():
@@ -268,13 +268,13 @@ def test_nine_tenths_are_rounded_up(size):
 
 def test_among_equally_sure_samples_the_order_is_nothing():
     hits = np.array([True] * 12 + [False] * 8)
-    found = {
+    result = {
         score_of(
             said([0.8] * 20, np.random.default_rng(i).permutation(hits).tolist())
         ).accuracy_at_90
         for i in range(5)
     }
-    assert list(found) == [pytest.approx(12 / 20)]
+    assert list(result) == [pytest.approx(12 / 20)]
     # Six of nine places go to seven equals of whom three are right.
     mixed = said([0.9] * 3 + [0.7] * 7, [True, True, False, *[True] * 3, *[False] * 4])
     assert score_of(mixed).accuracy_at_90 == pytest.approx((2 + 6 * 3 / 7) / 9)
@@ -292,17 +292,17 @@ def test_confidence_is_that_of_each_portion_alone():
 
 def test_outputs_that_are_no_numbers_give_scores_all_the_same():
     portion = Domain(torch.full((4, 2), math.nan), torch.tensor([0, 1, 0, 1]))
-    found = score_of(portion)
-    assert math.isnan(found.loss)
-    assert found.calibration_error == found.accuracy_at_90 == found.accuracy
+    result = score_of(portion)
+    assert math.isnan(result.loss)
+    assert result.calibration_error == result.accuracy_at_90 == result.accuracy
 
 
 def test_confidence_is_not_looked_at_where_nobody_reads_it():
     portion = {("a", "main"): domain(20)}
-    found = Evaluator(portion, confidence=False).evaluate(linear())["a"].main
-    assert found.calibration_error is None
-    assert found.accuracy_at_90 is None
-    assert found.accuracy == Evaluator(portion).evaluate(linear())["a"].main.accuracy
+    result = Evaluator(portion, confidence=False).evaluate(linear())["a"].main
+    assert result.calibration_error is None
+    assert result.accuracy_at_90 is None
+    assert result.accuracy == Evaluator(portion).evaluate(linear())["a"].main.accuracy
 
 
 class Listener(BatchPredictor):
@@ -364,13 +364,13 @@ def test_predictions_from_batches_are_scored_against_the_labels_of_their_own_sam
 def test_details_of_a_split_are_those_of_scikit_learn(classes):
     model, split = linear(), domain(60, classes=classes)
     score = Evaluator({("other", "main"): domain(9, seed=3), ("a", "main"): split}).evaluate(model)
-    found = score["a"].main
+    result = score["a"].main
     predicted, y = model(split.x).argmax(1).numpy(), split.y.numpy()
-    assert found.confusion.matrix.tolist() == (
+    assert result.confusion.matrix.tolist() == (
         confusion_matrix(y, predicted, labels=range(CLASSES)).tolist()
     )
     per_class = recall_score(y, predicted, labels=np.unique(y), average=None, zero_division=0)
-    assert found.metrics == pytest.approx(
+    assert result.metrics == pytest.approx(
         {
             "macro_f1": f1_score(y, predicted, labels=np.unique(y), average="macro"),
             "worst_class": per_class.min(),
@@ -384,11 +384,11 @@ def test_two_classes_have_an_auroc_unless_a_split_has_only_one_of_them():
     split, one = domain(50, classes=[0, 1]), domain(9, classes=[1])
     # Ties count half.
     split = Domain(split.x.round(), split.y)
-    found = Evaluator({("a", "main"): split, ("b", "main"): one}).evaluate(model)
+    result = Evaluator({("a", "main"): split, ("b", "main"): one}).evaluate(model)
     margin = model(split.x).diff(dim=1)[:, 0].detach().numpy()
     expected = roc_auc_score(split.y.numpy(), margin)
-    assert found["a"].main.metrics["auroc"] == pytest.approx(expected)
-    assert "auroc" not in found["b"].main.metrics
+    assert result["a"].main.metrics["auroc"] == pytest.approx(expected)
+    assert "auroc" not in result["b"].main.metrics
 
 
 def test_many_classes_have_counts_per_class_instead_of_a_matrix():
@@ -397,8 +397,8 @@ def test_many_classes_have_counts_per_class_instead_of_a_matrix():
     model.weight.data, model.bias.data = torch.eye(classes), torch.zeros(classes)
     y = torch.tensor([0, 0, 5, 100])
     x = torch.eye(classes)[torch.tensor([0, 5, 5, 100])]
-    found = Evaluator({("a", "main"): Domain(x, y), ("b", "main"): Domain(x, y)}).evaluate(model)
-    confusion = found["b"].main.confusion
+    result = Evaluator({("a", "main"): Domain(x, y), ("b", "main"): Domain(x, y)}).evaluate(model)
+    confusion = result["b"].main.confusion
     assert confusion.matrix is None
     samples, predictions, hits = confusion.per_class
     assert (samples[0], samples[5], samples[100]) == (2, 1, 1)
@@ -406,7 +406,7 @@ def test_many_classes_have_counts_per_class_instead_of_a_matrix():
     assert (hits[0], hits[5], hits[100]) == (1, 1, 1)
     # F1: 2/3 (class 0), 2/3 (class 5), 1.
     expected = {"macro_f1": 7 / 9, "worst_class": 0.5}
-    assert found["b"].main.metrics == pytest.approx(expected)
+    assert result["b"].main.metrics == pytest.approx(expected)
 
 
 def test_groups_are_counted_in_each_split():
@@ -417,10 +417,10 @@ def test_groups_are_counted_in_each_split():
     evaluator = Evaluator(
         {("a", "main"): split, ("b", "main"): split}, groups={("b", "main"): groups}
     )
-    found = evaluator.evaluate(always_zero)
-    assert found["a"].main.groups is None
-    assert found["b"].main.groups == {"slide 1": (1, 2), "slide 2": (2, 3), "slide 3": (0, 1)}
-    metrics = found["b"].main.metrics
+    result = evaluator.evaluate(always_zero)
+    assert result["a"].main.groups is None
+    assert result["b"].main.groups == {"slide 1": (1, 2), "slide 2": (2, 3), "slide 3": (0, 1)}
+    metrics = result["b"].main.metrics
     assert metrics["worst_group"] == 0
     assert metrics["mean_group"] == pytest.approx((1 / 2 + 2 / 3) / 3)
     # A fifth of the way from the lowest, 0, to the next, 1/2.
@@ -428,10 +428,10 @@ def test_groups_are_counted_in_each_split():
 
 
 def test_a_sample_for_curves_has_no_details():
-    found = Evaluator({("a", "sample"): domain(5), ("a", "main"): domain(9)}).evaluate(linear())
-    assert found["a"].sample.confusion is None
-    assert found["a"].sample.metrics is None
-    assert found["a"].main.confusion is not None
+    result = Evaluator({("a", "sample"): domain(5), ("a", "main"): domain(9)}).evaluate(linear())
+    assert result["a"].sample.confusion is None
+    assert result["a"].sample.metrics is None
+    assert result["a"].main.confusion is not None
 
 
 def test_a_checkpoint_can_do_without_details():

@@ -53,19 +53,19 @@ def trained(method, model, steps=2):
 def test_without_a_share_of_moved_inputs_both_methods_are_erm(model):
     expected, _ = trained(ERM(), model)
     for method in (LabelGrad(alpha=0.0), CrossGrad(alpha_label=0.0)):
-        found, _ = trained(method, model)
+        result, _ = trained(method, model)
         for name, value in expected.items():
-            torch.testing.assert_close(found[name], value)
+            torch.testing.assert_close(result[name], value)
 
 
 def test_embedded_tokens_are_moved_and_every_weight_is_trained(model):
     for method in (LabelGrad(), CrossGrad()):
-        found, logs = trained(method, model)
+        result, logs = trained(method, model)
         assert all(each["shift"] > 0 for each in logs)
-        same = [name for name, value in model.state_dict().items() if value.equal(found[name])]
+        same = [name for name, value in model.state_dict().items() if value.equal(result[name])]
         # The position and type embeddings that no token uses, and buffers.
         assert not [name for name in same if "weight" in name and "embeddings" not in name]
-        embeddings = [name for name in found if "embedding" in name and "weight" in name]
+        embeddings = [name for name in result if "embedding" in name and "weight" in name]
         assert embeddings[0] not in same
 
 

@@ -27,8 +27,8 @@ def begun(model, task):
 
 def test_a_checkpoint_comes_every_so_often_and_at_the_end(model, task, stream):
     learner, average = begun(model, task)
-    found = list(checkpoints(ERM(), learner, average, stream, lambda _: {}, steps=11, every=4))
-    assert [checkpoint.step for checkpoint in found] == [4, 8, 11]
+    result = list(checkpoints(ERM(), learner, average, stream, lambda _: {}, steps=11, every=4))
+    assert [checkpoint.step for checkpoint in result] == [4, 8, 11]
 
 
 def test_to_stop_early_is_to_stop_iterating(model, task, stream):
@@ -41,8 +41,8 @@ def test_to_stop_early_is_to_stop_iterating(model, task, stream):
 def test_a_trained_learner_goes_on_where_it_is(model, task, stream):
     learner, average = begun(model, task)
     list(checkpoints(ERM(), learner, average, stream, lambda _: {}, steps=6, every=3))
-    found = list(checkpoints(ERM(), learner, average, stream, lambda _: {}, steps=9, every=3))
-    assert [checkpoint.step for checkpoint in found] == [9]
+    result = list(checkpoints(ERM(), learner, average, stream, lambda _: {}, steps=9, every=3))
+    assert [checkpoint.step for checkpoint in result] == [9]
 
 
 def test_evaluation_gets_the_deployed_model_and_training_goes_on_in_training_mode(
@@ -67,8 +67,8 @@ def test_logs_are_means_since_the_last_checkpoint(model, task, stream):
             return {"n": torch.tensor(float(learner.step))}
 
     learner, average = begun(model, task)
-    found = list(checkpoints(Counting(), learner, average, stream, lambda _: {}, steps=6, every=3))
-    assert [checkpoint.logs["n"] for checkpoint in found] == [1.0, 4.0]
+    result = list(checkpoints(Counting(), learner, average, stream, lambda _: {}, steps=6, every=3))
+    assert [checkpoint.logs["n"] for checkpoint in result] == [1.0, 4.0]
 
 
 def test_divergence_is_an_error_that_names_method_and_step(model, task, stream):
@@ -127,8 +127,8 @@ def test_logs_may_have_other_names_at_other_steps(model, task, stream):
             return {"even" if learner.step % 2 == 0 else "odd": torch.tensor(float(learner.step))}
 
     learner, average = begun(model, task)
-    (found,) = checkpoints(Alternating(), learner, average, stream, lambda _: {}, steps=4, every=4)
-    assert found.logs == {"even": 1.0, "odd": 2.0}
+    (result,) = checkpoints(Alternating(), learner, average, stream, lambda _: {}, steps=4, every=4)
+    assert result.logs == {"even": 1.0, "odd": 2.0}
 
 
 def shown(model):
@@ -136,7 +136,7 @@ def shown(model):
     return model.head.weight.detach().double().square().sum().item()
 
 
-def exam(learner, losses, *, every=2):
+def evaluation(learner, losses, *, every=2):
     """Gives prescribed losses, and as accuracy a number that tells which model was examined."""
 
     def evaluate(model):
@@ -151,7 +151,7 @@ def trained(average, model, task, stream, *, losses, steps=20):
     """All checkpoints of a training with an average, and its learner; every second step is one."""
     learner = ERM().setup(copy.deepcopy(model), task)
     average.setup(learner.model, steps=steps)
-    evaluate = exam(learner, losses)
+    evaluate = evaluation(learner, losses)
     return list(
         checkpoints(ERM(), learner, average, stream, evaluate, steps=steps, every=2)
     ), learner
@@ -173,14 +173,14 @@ def test_an_average_that_chooses_itself_is_deployed_at_the_end_only(
 ):
     plain, _ = trained(Last(), model, task, Stream(samples, batch=8, seed=0), losses=losses)
     average = SWAD(**SHORT)
-    found, learner = trained(average, model, task, Stream(samples, batch=8, seed=0), losses=losses)
-    assert [checkpoint.step for checkpoint in found] == list(range(2, 2 * count + 1, 2))
-    assert [checkpoint.deployed for checkpoint in found] == [False] * (count - 1) + [True]
+    result, learner = trained(average, model, task, Stream(samples, batch=8, seed=0), losses=losses)
+    assert [checkpoint.step for checkpoint in result] == list(range(2, 2 * count + 1, 2))
+    assert [checkpoint.deployed for checkpoint in result] == [False] * (count - 1) + [True]
     # Until then one sees the model that is trained.
-    assert found[:-1] == [replace(each, deployed=False) for each in plain[: count - 1]]
-    assert source_scores(found[-1:], task) == [shown(average.model)]
+    assert result[:-1] == [replace(each, deployed=False) for each in plain[: count - 1]]
+    assert source_scores(result[-1:], task) == [shown(average.model)]
     assert shown(average.model) != shown(learner.model)
-    assert found[-1].logs == {**plain[count - 1].logs, **average.logs()}
+    assert result[-1].logs == {**plain[count - 1].logs, **average.logs()}
     assert learner.model.training
 
 
@@ -206,7 +206,7 @@ def test_the_losses_of_the_target_do_not_reach_the_choice(model, task, samples):
     def weights(target_loss):
         learner, average = ERM().setup(copy.deepcopy(model), task), SWAD(**SHORT)
         average.setup(learner.model, steps=20)
-        known = exam(learner, ENDING)
+        known = evaluation(learner, ENDING)
 
         def evaluate(model):
             target = Scores(probe=Score(0.5, 0.5, target_loss(learner.step), 8))
@@ -223,9 +223,9 @@ def test_the_losses_of_the_target_do_not_reach_the_choice(model, task, samples):
 
 def test_an_average_that_is_done_ends_the_training(model, task, samples):
     stream, average = Stream(samples, batch=8, seed=0), SWAD(**SHORT)
-    found, learner = trained(average, model, task, stream, losses=ENDING)
+    result, learner = trained(average, model, task, stream, losses=ENDING)
     assert average.done
-    assert found[-1].step == learner.step == stream.drawn == 12
+    assert result[-1].step == learner.step == stream.drawn == 12
 
 
 def test_a_learner_resumed_where_the_average_was_done_makes_no_further_step(
@@ -242,7 +242,7 @@ def test_a_learner_resumed_where_the_average_was_done_makes_no_further_step(
     saved = torch.load(tmp_path / "state.pt", weights_only=True)
     for name, part in (("learner", again), ("average", average_again), ("stream", stream_again)):
         part.load_state_dict(saved[name])
-    evaluate = exam(again, ENDING)
+    evaluate = evaluation(again, ENDING)
     assert not list(
         checkpoints(ERM(), again, average_again, stream_again, evaluate, steps=20, every=2)
     )
@@ -255,8 +255,8 @@ def test_a_learner_resumed_where_the_average_was_done_makes_no_further_step(
 def test_checkpoints_of_other_averages_are_all_deployed_and_show_them(
     average, model, task, samples
 ):
-    found, _ = trained(average, model, task, Stream(samples, batch=8, seed=0), losses=[1.0] * 10)
-    assert [checkpoint.deployed for checkpoint in found] == [True] * 10
+    result, _ = trained(average, model, task, Stream(samples, batch=8, seed=0), losses=[1.0] * 10)
+    assert [checkpoint.deployed for checkpoint in result] == [True] * 10
     learner, stream = ERM().setup(copy.deepcopy(model), task), Stream(samples, batch=8, seed=0)
     average.setup(learner.model, steps=20)
     expected = []
@@ -265,7 +265,7 @@ def test_checkpoints_of_other_averages_are_all_deployed_and_show_them(
         average.after_step(learner.model)
         if step % 2:
             expected.append(shown(average.model))
-    assert source_scores(found, task) == expected
+    assert source_scores(result, task) == expected
 
 
 def normed(task, *, freeze_bn=False):
@@ -308,8 +308,8 @@ def test_what_is_deployed_has_statistics_of_its_own(average, every, batches, tas
             seen.append(([each.clone() for each in statistics(model)], copy.deepcopy(model)))
         return dict.fromkeys(task.sources, score)
 
-    found = list(checkpoints(ERM(), learner, average, stream, evaluate, steps=20, every=every))
-    assert len(seen) == sum(checkpoint.deployed for checkpoint in found) > 0
+    result = list(checkpoints(ERM(), learner, average, stream, evaluate, steps=20, every=every))
+    assert len(seen) == sum(checkpoint.deployed for checkpoint in result) > 0
     for measured, model in seen:
         for mine, expected in zip(measured, by_hand(model, samples, batches), strict=True):
             torch.testing.assert_close(mine, expected)
@@ -320,7 +320,7 @@ def test_what_is_deployed_has_statistics_of_its_own(average, every, batches, tas
 
 @pytest.mark.parametrize("average", [EMA(), SWA(start=0.25), SWAD(**SHORT)], ids=repr)
 def test_new_statistics_disturb_neither_the_training_nor_the_random_numbers(average, task, samples):
-    found = []
+    result = []
     for each in (Last(), average):
         learner = ERM().setup(normed(task), task)
         each.setup(learner.model, steps=20)
@@ -335,8 +335,8 @@ def test_new_statistics_disturb_neither_the_training_nor_the_random_numbers(aver
         )
         assert all(module.training for module in learner.model.modules())
         assert learner.model.features[1].momentum == 0.3
-        found.append((learner.model.state_dict(), torch.get_rng_state(), stream.drawn))
-    (plain, random, drawn), (state, random_too, drawn_too) = found
+        result.append((learner.model.state_dict(), torch.get_rng_state(), stream.drawn))
+    (plain, random, drawn), (state, random_too, drawn_too) = result
     assert all(torch.equal(state[name], value) for name, value in plain.items())
     assert torch.equal(random, random_too)
     assert drawn == drawn_too == 20

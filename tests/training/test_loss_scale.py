@@ -76,6 +76,6 @@ def trained(method, *, scaled):
 @pytest.mark.slow
 def test_no_method_sees_the_scale():
     for method in registry.names("methods"):
-        expected, found = (trained(method, scaled=scaled) for scaled in (False, True))
-        for name, value in found.items():
+        expected, result = (trained(method, scaled=scaled) for scaled in (False, True))
+        for name, value in result.items():
             torch.testing.assert_close(value, expected[name], atol=1e-4, rtol=1e-3, msg=method)

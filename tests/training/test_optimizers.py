@@ -66,8 +66,8 @@ def test_settings_are_those_of_the_run_unless_others_are_given(text):
     ],
 )
 def test_options_are_given_after_the_name(text, expected):
-    found = make(text)(parameters()).defaults
-    assert {name: found[name] for name in expected} == expected
+    result = make(text)(parameters()).defaults
+    assert {name: result[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize("name", ["adam", "AdamW", "sgd"])

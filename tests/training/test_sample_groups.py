@@ -57,14 +57,14 @@ def same_parts(first, second):
 
 
 def test_members_are_the_samples_of_each_label_that_occurs_in_ascending_order():
-    found = indices_by_label(torch.tensor([5, 2, 5, 9, 2, 5]))
-    assert [group.tolist() for group in found] == [[1, 4], [0, 2, 5], [3]]
+    result = indices_by_label(torch.tensor([5, 2, 5, 9, 2, 5]))
+    assert [group.tolist() for group in result] == [[1, 4], [0, 2, 5], [3]]
 
 
 def test_each_unit_is_divided_by_labels_of_its_own():
     units = [torch.tensor([0, 3, 4]), torch.tensor([1, 2, 5, 6])]
-    found = subdivide(units, lambda unit: unit % 2)
-    assert [group.tolist() for group in found] == [[0, 4], [3], [2, 6], [1, 5]]
+    result = subdivide(units, lambda unit: unit % 2)
+    assert [group.tolist() for group in result] == [[0, 4], [3], [2, 6], [1, 5]]
 
 
 # By rank
@@ -188,9 +188,9 @@ def test_seeds_are_no_fewer_than_the_fewest_and_not_many_more(seed, radius):
         bounds=Bounds(0, 1),
     )
     assert fewest.success
-    least, found = round(fewest.fun), len(find_seed_points(points, radius))
+    least, result = round(fewest.fun), len(find_seed_points(points, radius))
     # The greedy set's known bound; the largest degree and the point itself make the largest row.
-    assert least <= found <= (1 + math.log(int(near.sum(dim=1).max()))) * least
+    assert least <= result <= (1 + math.log(int(near.sum(dim=1).max()))) * least
 
 
 @pytest.mark.parametrize("radius", [0.05, 0.2, 0.4])
@@ -221,11 +221,8 @@ def test_points_choose_their_seeds_one_by_one():
     assert label[2:].unique().tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("most", [1, 59, 60, 150, 60 * 60 - 1])
-def test_no_more_distances_are_held_at_once_than_allowed_and_the_result_is_the_same(
-    most, monkeypatch
-):
-    points = cloud(0)
+def watch_distances(monkeypatch):
+    """The shapes of all matrices of distances that are computed from now on."""
     cdist, held = torch.cdist, []
 
     def watched(rows, columns):
@@ -233,15 +230,25 @@ def test_no_more_distances_are_held_at_once_than_allowed_and_the_result_is_the_s
         held.append(tuple(distance.shape))
         return distance
 
-    def found():
+    monkeypatch.setattr(torch, "cdist", watched)
+    return held
+
+
+@pytest.mark.parametrize("most", [1, 59, 60, 150, 60 * 60 - 1])
+def test_no_more_distances_are_held_at_once_than_allowed_and_the_result_is_the_same(
+    most, monkeypatch
+):
+    points = cloud(0)
+
+    def result():
         torch.manual_seed(0)
         chosen = find_seed_points(points, 0.2)
         return chosen, assign_to_seeds(points, chosen, 0.2)
 
-    whole = found()
-    monkeypatch.setattr(torch, "cdist", watched)
+    whole = result()
+    held = watch_distances(monkeypatch)
     monkeypatch.setattr(sample_groups, "MAX_DISTANCES", most)
-    pieces = found()
+    pieces = result()
     # One row is the least that there is.
     assert all(rows * columns <= most or rows == 1 for rows, columns in held)
     assert max(rows * columns for rows, columns in held) <= max(most, 60)
@@ -250,17 +257,11 @@ def test_no_more_distances_are_held_at_once_than_allowed_and_the_result_is_the_s
 
 def test_in_a_large_set_most_distances_are_never_held(monkeypatch):
     points = torch.randn(3000, 2, generator=torch.Generator().manual_seed(0))
-    cdist, largest = torch.cdist, []
-
-    def watched(rows, columns):
-        distance = cdist(rows, columns)
-        largest.append(distance.numel())
-        return distance
-
-    monkeypatch.setattr(torch, "cdist", watched)
+    held = watch_distances(monkeypatch)
     chosen = find_seed_points(points, 1.5)
     assign_to_seeds(points, chosen, 1.5)
-    assert 0 < max(largest) <= sample_groups.MAX_DISTANCES < 3000**2
+    largest = max(rows * columns for rows, columns in held)
+    assert 0 < largest <= sample_groups.MAX_DISTANCES < 3000**2
 
 
 @pytest.mark.parametrize("radius", [0.0, 1e-9, 1.0])
@@ -362,5 +363,5 @@ def test_one_group_for_all_holds_every_pair_and_groups_of_one_hold_none():
 @pytest.mark.parametrize("count", [2, 5, 10])
 def test_random_labels_agree_by_chance_only(count):
     first, second = labels(0, 3000, 8), labels(1, 3000, count)
-    found = consistency(first, second, labels(2, 3000, 3))
-    assert found == pytest.approx(1 / count, abs=0.01)
+    result = consistency(first, second, labels(2, 3000, 3))
+    assert result == pytest.approx(1 / count, abs=0.01)

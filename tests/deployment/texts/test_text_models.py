@@ -126,11 +126,11 @@ def test_texts_that_cannot_be_read_get_a_line_each(home, tmp_path):
     path = write_reviews(tmp_path, pd.DataFrame({"words": ["good"]}))
     (tmp_path / "vectors.npz").write_bytes(b"PK")
     files = [tmp_path / name for name in ("latin.txt", "none.txt", path.name, "vectors.npz")]
-    found = list(model.predictions(files))
-    assert found[0].error.startswith("not UTF-8")
-    assert found[1].error == "no such file or folder"
-    assert "no column 'text' of texts; it has words" in found[2].error
-    assert found[3].error == "arrays, but this model takes texts"
+    result = list(model.predictions(files))
+    assert result[0].error.startswith("not UTF-8")
+    assert result[1].error == "no such file or folder"
+    assert "no column 'text' of texts; it has words" in result[2].error
+    assert result[3].error == "arrays, but this model takes texts"
     (named,) = model.predictions(path, text="words")
     assert named.label in model.classes
     for values, message in (

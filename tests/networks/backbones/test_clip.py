@@ -127,9 +127,9 @@ def test_logits_are_those_of_open_clip_for_the_names_of_the_classes(name, form, 
     model = network(f"clip:{name}", (3, 32, 32), 3, weights=str(path), class_names=NAMES).eval()
     x = pictures()
     with torch.no_grad():
-        found = model(x)
-    torch.testing.assert_close(found, expected_logits(net, x), rtol=1e-5, atol=1e-5)
-    assert found.std() > 0.1
+        result = model(x)
+    torch.testing.assert_close(result, expected_logits(net, x), rtol=1e-5, atol=1e-5)
+    assert result.std() > 0.1
     assert model.width == 16
     torch.testing.assert_close(model.features(x).norm(dim=1), torch.ones(4))
 
@@ -190,11 +190,11 @@ def test_a_picture_without_colours_is_seen_as_one_whose_colours_are_equal(file):
 def test_positions_are_interpolated_for_pictures_of_another_size(file, side):
     model = network("clip:little-vit", (3, side, side), 3, weights=file, class_names=NAMES)
     own = peer().visual.positional_embedding
-    found = model.features.visual.positional_embedding
-    assert found.shape == (1 + (side // 8) ** 2, 32)
-    assert torch.equal(found[0], own[0])
+    result = model.features.visual.positional_embedding
+    assert result.shape == (1 + (side // 8) ** 2, 32)
+    assert torch.equal(result[0], own[0])
     # The whole is what is interpolated, so its mean stays about where it was.
-    torch.testing.assert_close(found[1:].mean(dim=0), own[1:].mean(dim=0), rtol=0, atol=0.05)
+    torch.testing.assert_close(result[1:].mean(dim=0), own[1:].mean(dim=0), rtol=0, atol=0.05)
     assert model(pictures(side=side)).shape == (4, 3)
 
 

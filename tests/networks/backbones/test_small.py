@@ -1,7 +1,5 @@
 """Small networks: right shapes for every input, and nothing kept of other samples."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,23 +9,11 @@ from torchvision.models import get_model
 from afield.errors import SpecError
 from afield.networks.backbone import find_backbone, network
 from afield.networks.backbones.small import Quadrants, Small
+from tests.networks.inputs import inputs
 
 # Importing timm takes two seconds: whichever test is the first.
 heavy = pytest.mark.slow
 PICTURES = [(1, 8, 8), (3, 16, 16), (1, 5, 7), (3, 64, 48), (1, 1, 1)]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Of networks and batches as small as these a second thread waits more than it works."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def inputs(shape: tuple[int, ...], n: int = 4) -> torch.Tensor:
-    return torch.randn(n, *shape, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize(
@@ -72,23 +58,6 @@ def test_logits_of_a_sample_depend_on_no_other_sample(name, shape):
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        ("small:cnn", (3, 16, 16)),
-        ("small:mlp", (5,)),
-        pytest.param("small:vit", (1, 16, 16), marks=heavy),
-    ],
-)
-def test_it_is_initialised_from_the_generator_of_torch(name, shape):
-    def weights(seed: int) -> torch.Tensor:
-        torch.manual_seed(seed)
-        return torch.cat([p.flatten() for p in network(name, shape, 3).parameters()])
-
-    assert torch.equal(weights(0), weights(0))
-    assert not torch.equal(weights(0), weights(1))
-
-
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [
         ("small:cnn", (1, 16, 16)),
         ("small:mlp", (5,)),
         ("small:lenet", (1, 16, 16)),
@@ -112,13 +81,6 @@ def test_the_memory_layout_of_a_picture_does_not_change_its_logits(name):
     model = network(name, (3, 16, 16), 3)
     x = inputs((3, 16, 16))
     torch.testing.assert_close(model(x.contiguous(memory_format=torch.channels_last)), model(x))
-
-
-@pytest.mark.parametrize("name", ["small:cnn", pytest.param("small:vit", marks=heavy)])
-@pytest.mark.parametrize("shape", [(4,), (8, 8)])
-def test_arrays_are_no_pictures_and_name_an_alternative(name, shape):
-    with pytest.raises(SpecError, match=rf"{name} takes images, .* use small:mlp"):
-        network(name, shape, 2)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 2), (8, 4), (3, 5), (8, 7)])
@@ -217,14 +179,16 @@ def test_the_two_block_resnet_adds_each_blocks_input_to_its_output():
     torch.testing.assert_close(net(x), hidden.mean(dim=(2, 3)))
 
 
-def test_pictures_smaller_than_motiians_convolutions_are_refused():
-    with pytest.raises(SpecError, match=r"small:ccsa needs images of 6 pixels or more"):
-        network("small:ccsa", (1, 5, 28), 2)
-
-
-def test_pictures_that_lenet_cannot_halve_three_times_are_refused():
-    with pytest.raises(SpecError, match=r"halves an image three times; \(8, 7\) is too small"):
-        network("small:lenet", (1, 8, 7), 2)
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("small:ccsa", (1, 5, 28), "small:ccsa needs images of 6 pixels or more"),
+        ("small:lenet", (1, 8, 7), r"halves an image three times; \(8, 7\) is too small"),
+    ],
+)
+def test_pictures_that_are_too_small_are_refused(name, shape, message):
+    with pytest.raises(SpecError, match=message):
+        network(name, shape, 2)
 
 
 @pytest.mark.parametrize("name", Small.patterns)

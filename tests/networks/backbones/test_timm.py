@@ -1,34 +1,15 @@
 """timm's networks start from files and from published weights."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 
 from afield.data.domains import data_root
 from afield.networks.backbone import Form, find_backbone, network
+from tests.networks.inputs import inputs, statistics
 
 # Importing timm takes two seconds, torchvision's networks one: whichever test is the first.
 heavy = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Of networks and batches as small as these a second thread waits more than it works."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def inputs(shape: tuple[int, ...], n: int = 4) -> torch.Tensor:
-    return torch.randn(n, *shape, generator=torch.Generator().manual_seed(0))
-
-
-def statistics(model: nn.Module) -> list[torch.Tensor]:
-    return [buffer.clone() for name, buffer in model.named_buffers() if "running" in name]
 
 
 @heavy

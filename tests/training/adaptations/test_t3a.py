@@ -27,15 +27,15 @@ def test_two_batches_are_those_of_the_authors_code():
     reference = Reference("t3a")
     predictor = adapted(reference, reference.settings["filter_K"])
     first = predictor.labels, predictor.entropy
-    for found, name in zip(first, ("labels", "entropy"), strict=True):
-        torch.testing.assert_close(found, reference[f"first/{name}"], rtol=0, atol=1e-10)
+    for result, name in zip(first, ("labels", "entropy"), strict=True):
+        torch.testing.assert_close(result, reference[f"first/{name}"], rtol=0, atol=1e-10)
     for step in (1, 2):
         out = predictor(reference[f"x/step{step}/0"])
         torch.testing.assert_close(out, reference[f"step{step}/out"], rtol=0, atol=1e-10)
         state = in_class_order(predictor.labels, predictor.entropy, predictor.supports)
         theirs = [reference[f"step{step}/{name}"] for name in ("labels", "entropy", "supports")]
-        for found, expected in zip(state, in_class_order(*theirs), strict=True):
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+        for result, expected in zip(state, in_class_order(*theirs), strict=True):
+            torch.testing.assert_close(result, expected, rtol=0, atol=1e-10)
 
 
 def test_keeping_all_drops_no_support():

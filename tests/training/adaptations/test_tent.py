@@ -28,8 +28,8 @@ def test_two_batches_are_those_of_the_authors_code():
         out = predictor(reference[f"x/step{step}/0"])
         torch.testing.assert_close(out, reference[f"step{step}/out"], rtol=0, atol=1e-10)
         for name, value in reference.below(f"step{step}/features").items():
-            found = model.state_dict()[f"features{name}"]
-            torch.testing.assert_close(found, value, rtol=0, atol=1e-10)
+            result = model.state_dict()[f"features{name}"]
+            torch.testing.assert_close(result, value, rtol=0, atol=1e-10)
 
 
 def test_without_a_learning_rate_it_is_batch_norm():

@@ -1,7 +1,6 @@
 import copy
 
 import torch
-from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from afield.training.averages.ema import EMA
@@ -19,8 +18,8 @@ def test_it_is_the_formula(model):
         weights = parameters_to_vector(model.parameters()).detach()
         d = min(0.6, (1 + t) / (10 + t))
         expected = d * expected + (1 - d) * weights
-    found = parameters_to_vector(average.model.parameters()).detach()
-    torch.testing.assert_close(found, expected)
+    result = parameters_to_vector(average.model.parameters()).detach()
+    torch.testing.assert_close(result, expected)
 
 
 def test_the_random_start_is_forgotten(model):
@@ -31,15 +30,5 @@ def test_the_random_start_is_forgotten(model):
             parameter.fill_(1.0)
     for _ in range(20):
         average.after_step(model)
-    found = parameters_to_vector(average.model.parameters())
-    torch.testing.assert_close(found, torch.ones_like(found), atol=1e-4, rtol=0)
-
-
-def test_buffers_are_those_of_the_trained_model():
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    average = EMA()
-    average.setup(model, steps=100)
-    for _ in range(3):
-        model(torch.randn(4, 2))
-        average.after_step(model)
-    assert torch.equal(average.model[1].running_mean, model[1].running_mean)
+    result = parameters_to_vector(average.model.parameters())
+    torch.testing.assert_close(result, torch.ones_like(result), atol=1e-4, rtol=0)

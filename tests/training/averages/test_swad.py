@@ -82,8 +82,8 @@ def shares(average):
     return average.model.weight.detach()[0].clone()
 
 
-def agree(found, expected):
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+def agree(result, expected):
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -95,8 +95,8 @@ def test_shares_and_end_are_those_of_the_authors_code(sequence, setting):
     }
     average = SWAD(**SETTINGS[setting])
     # Their first segment is the step with number 0 alone.
-    found, steps = followed(average, losses, [1] + [every] * (len(losses) - 1))
-    agree(found, torch.from_numpy(known["coef"]))
+    result, steps = followed(average, losses, [1] + [every] * (len(losses) - 1))
+    agree(result, torch.from_numpy(known["coef"]))
     assert average.done == bool(known["dead"])
     last = int(known["stopped"]) if average.done else (len(losses) - 1) * every
     assert steps - 1 == last
@@ -117,9 +117,9 @@ def of_the_paper(losses, sizes, *, converge, patience, slack):
             break
     borders = [0, *accumulate(sizes)]
     first = borders[len(losses) - 1 if start is None else start]
-    found = torch.zeros(sum(sizes), dtype=torch.float64)
-    found[first : borders[end]] = 1 / (borders[end] - first)
-    return found, borders[last]
+    result = torch.zeros(sum(sizes), dtype=torch.float64)
+    result[first : borders[end]] = 1 / (borders[end] - first)
+    return result, borders[last]
 
 
 # Falls to 0.5, stays, and leaves for good: with three to converge the bound is 1.3 · 0.51.
@@ -156,11 +156,11 @@ def test_the_papers_form_is_the_mean_of_all_steps_from_start_to_end(
 ):
     sizes = [3, 4, 1, 5, 2, 4, 4, 3, 1, 2, 6, 1, 2][: len(losses)]
     average = SWAD(form="paper", **settings)
-    found, steps = followed(average, losses, sizes)
+    result, steps = followed(average, losses, sizes)
     first, last = (sum(sizes[:segment]) for segment in segments)
     expected = torch.zeros(sum(sizes), dtype=torch.float64)
     expected[first:last] = 1 / (last - first)
-    agree(found, expected)
+    agree(result, expected)
     assert steps == sum(sizes[:seen])
     assert average.done == (segments[1] < seen)
 
@@ -176,10 +176,10 @@ def test_the_papers_form_is_what_the_paper_says_on_any_losses(setting):
         sizes = [drawn.randint(1, 5) for _ in range(count)]
         average = SWAD(form="paper", **SETTINGS[setting])
         expected, steps = of_the_paper(losses, sizes, **SETTINGS[setting])
-        found, taken = followed(average, losses, sizes)
-        agree(found, expected)
+        result, taken = followed(average, losses, sizes)
+        agree(result, expected)
         assert taken == steps
-        ends.add((average.done, taken < sum(sizes), bool(found[-1])))
+        ends.add((average.done, taken < sum(sizes), bool(result[-1])))
     assert len(ends) >= 3, "all of a kind: the test has lost its point"
 
 
@@ -190,10 +190,10 @@ def test_at_every_checkpoint_shares_are_of_a_mean(form):
     rest = moments(VALLEY, [5] * len(VALLEY))
     for i in range(0, len(rest), 5):
         go_on(average, model, rest[i : i + 5])
-        found = shares(average)
-        assert (found >= 0).all()
-        agree(found.sum(), torch.tensor(1.0, dtype=torch.float64))
-        assert not found[i + 5 :].any()
+        result = shares(average)
+        assert (result >= 0).all()
+        agree(result.sum(), torch.tensor(1.0, dtype=torch.float64))
+        assert not result[i + 5 :].any()
         if average.done:
             break
     assert average.done
@@ -203,13 +203,13 @@ def test_at_every_checkpoint_shares_are_of_a_mean(form):
 @pytest.mark.parametrize("patience", [1, 2, 3])
 def test_nothing_after_the_end_of_the_valley_is_counted(form, patience):
     average = SWAD(patience=patience, form=form)
-    found, steps = followed(average, VALLEY, [5] * len(VALLEY))
+    result, steps = followed(average, VALLEY, [5] * len(VALLEY))
     assert average.done
     assert steps == 5 * (7 + patience)
     # The checkpoints that tell the end are beyond it, and what lies before the start is not in it.
-    assert not found[5 * 7 :].any()
-    assert found[5 * 6 : 5 * 7].all()
-    assert not found[: 5 * 2].any()
+    assert not result[5 * 7 :].any()
+    assert result[5 * 6 : 5 * 7].all()
+    assert not result[: 5 * 2].any()
 
 
 def test_the_valley_does_not_end_before_it_has_begun():
@@ -283,17 +283,6 @@ def test_the_loss_is_the_mean_over_the_domains_of_their_probe_parts(form):
     assert torch.equal(shares(among), expected)
 
 
-def test_buffers_are_those_of_the_trained_model():
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    average = SWAD()
-    average.setup(model, steps=100)
-    for loss in VALLEY[:5]:
-        model(torch.randn(4, 2))
-        average.after_step(model)
-        average.after_checkpoint(checkpoint(loss))
-    assert torch.equal(average.model[1].running_mean, model[1].running_mean)
-
-
 def test_the_default_and_the_papers_form_are_not_the_same():
     both = [followed(SWAD(form=form), VALLEY, [5] * len(VALLEY))[0] for form in FORMS]
     assert not torch.allclose(*both)
@@ -316,22 +305,15 @@ def test_settings_without_a_meaning_are_refused(wrong, message):
 @pytest.mark.parametrize("sequence", [[2.0, 1.8, 1.6], VALLEY])
 def test_the_record_says_which_steps_are_in_the_mean(form, sequence):
     """They are the first and the last whose weight is not zero."""
-    every = 4
-    model = nn.Linear(every * len(sequence), 1, bias=False).double()
-    average = SWAD(form=form)
-    average.setup(model, steps=every * len(sequence))
-    for step in range(every * len(sequence)):
-        with torch.no_grad():
-            model.weight.zero_()
-            model.weight[0, step] = 1.0
-        average.after_step(model)
-        if (step + 1) % every == 0:
-            score = Score(0.5, 0.5, sequence[step // every], 1)
-            average.after_checkpoint(Checkpoint(step + 1, {"a": Scores(probe=score)}, {}))
-            used = average.model.weight[0].nonzero().flatten() + 1
-            logs = average.logs()
-            assert (logs["averaged_from"], logs["averaged_to"]) == (used[0], used[-1])
-            assert logs["valley"] == (average.begin is not None)
+    every, average = 4, SWAD(form=form)
+    model = begun(average, every * len(sequence))
+    rest = moments(sequence, [every] * len(sequence))
+    for start in range(0, len(rest), every):
+        go_on(average, model, rest[start : start + every])
+        used = shares(average).nonzero().flatten() + 1
+        logs = average.logs()
+        assert (logs["averaged_from"], logs["averaged_to"]) == (used[0], used[-1])
+        assert logs["valley"] == (average.begin is not None)
         if average.done:
             break
 
@@ -344,8 +326,8 @@ def test_a_loss_that_equals_the_bound_is_in_the_valley_in_the_papers_form(slack)
     for patience in (1, 2, 3):
         settings = {"converge": 2, "patience": patience, "slack": slack}
         expected, steps = of_the_paper(losses, [2] * len(losses), **settings)
-        found, taken = followed(SWAD(form="paper", **settings), losses, [2] * len(losses))
-        agree(found, expected)
+        result, taken = followed(SWAD(form="paper", **settings), losses, [2] * len(losses))
+        agree(result, expected)
         assert taken == steps
 
 
@@ -395,9 +377,9 @@ def test_ties_with_the_bound_are_as_in_the_authors_code():
         settings = {"converge": converge, "patience": patience, "slack": drawn.choice((0.0, 1.0))}
         segments, dead = of_the_code(losses, **settings)
         average = SWAD(**settings)
-        found, _ = followed(average, losses, [1] * len(losses))
+        result, _ = followed(average, losses, [1] * len(losses))
         expected = torch.zeros(len(losses), dtype=torch.float64)
         for segment in segments:
             expected[segment] += 1 / len(segments)
         assert average.done == dead, (losses, settings)
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-9, msg=str((losses, settings)))
+        torch.testing.assert_close(result, expected, rtol=0, atol=1e-9, msg=str((losses, settings)))

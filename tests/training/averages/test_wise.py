@@ -23,8 +23,8 @@ def moved(model, alpha):
 
 def test_it_lies_between_the_first_and_the_last_weights(model):
     first = flat(model)
-    found = moved(model, 0.3)
-    torch.testing.assert_close(found, 0.7 * first + 0.3 * flat(model))
+    result = moved(model, 0.3)
+    torch.testing.assert_close(result, 0.7 * first + 0.3 * flat(model))
 
 
 def test_both_ends_are_exact(model):

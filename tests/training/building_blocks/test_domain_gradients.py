@@ -8,10 +8,10 @@ from tests.training.methods.references import unequal
 
 def test_every_domain_has_its_risk_and_its_gradient(model, task, stream):
     learner, batches = Learner(model, task), unequal(next(stream))
-    found, gradients = domain_gradients(learner, batches)
+    result, gradients = domain_gradients(learner, batches)
     for i, batch in enumerate(batches):
         risk = F.cross_entropy(model(batch.x), batch.y)
-        torch.testing.assert_close(found[i], risk)
+        torch.testing.assert_close(result[i], risk)
         for ours, theirs in zip(gradients, learner.gradients(risk), strict=True):
             torch.testing.assert_close(ours[i], theirs)
     assert not any(own.requires_grad for each in gradients for own in each)

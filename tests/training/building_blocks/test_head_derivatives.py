@@ -33,17 +33,17 @@ def test_the_gradient_and_its_variance_over_samples(problem):
     alone = torch.func.vmap(
         torch.func.grad(lambda head, x, y: F.cross_entropy(head @ x, y)), in_dims=(None, 0, 0)
     )(head, inputs, y)
-    found = gradient_variance(inputs, inputs @ head.T, y)
-    torch.testing.assert_close(found, alone.var(dim=0, correction=0))
+    result = gradient_variance(inputs, inputs @ head.T, y)
+    torch.testing.assert_close(result, alone.var(dim=0, correction=0))
 
 
 def test_the_hessian_times_directions_and_its_diagonal(problem):
     inputs, _, head, loss = problem
     hessian = torch.autograd.functional.hessian(loss, head).view(15, 15)
     directions = torch.randn(2, 3, 5, dtype=torch.float64)
-    found = hessian_product(inputs, inputs @ head.T, directions)
-    torch.testing.assert_close(found, (directions.view(2, 15) @ hessian).view(2, 3, 5))
+    result = hessian_product(inputs, inputs @ head.T, directions)
+    torch.testing.assert_close(result, (directions.view(2, 15) @ hessian).view(2, 3, 5))
     alone = hessian_product(inputs, inputs @ head.T, directions[0])
-    torch.testing.assert_close(alone, found[0])
+    torch.testing.assert_close(alone, result[0])
     diagonal = hessian_diagonal(inputs, inputs @ head.T)
     torch.testing.assert_close(diagonal, hessian.diagonal().view(3, 5))

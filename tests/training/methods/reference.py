@@ -46,6 +46,24 @@ def expected(name: str, update: int, what: str) -> torch.Tensor:
     return _tensor(f"f64/lr0.05/{name}/{what}{update}")
 
 
+def assert_equals_the_reference(
+    method: Method,
+    name: str,
+    *,
+    before_update: Callable[[int], None] = lambda _: None,
+    further: Callable[[Learner], dict[str, torch.Tensor]] = lambda _: {},
+) -> None:
+    """Three updates give the weights, losses and further values of the reference."""
+    learner = begun(method)
+    for update in (1, 2, 3):
+        before_update(update)
+        logs = method.update(learner, batches(update - 1))
+        linear = learner.model
+        actual = {"W": linear.weight.detach(), "b": linear.bias.detach(), "loss": logs["loss"]}
+        for what, value in (actual | further(learner)).items():
+            agree(value, expected(name, update, what).reshape(value.shape))
+
+
 def _tensor(name: str) -> torch.Tensor:
     array = REFERENCE[name]
     return torch.from_numpy(array.astype(np.float64) if array.dtype.kind == "f" else array)

@@ -5,6 +5,7 @@ same updates with a method of ours, gives it the recorded draws, and compares we
 parts, memory and logs after each.
 """
 
+import copy
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
@@ -14,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from afield.data.samples import Batch
+from afield.data.stream import Stream
 from afield.networks.backbone import Classifier
 from afield.training.method import Learner, Method, Task
+from afield.training.methods.erm import ERM
 from tests.files import GOLDEN
 
 # The longest run of all files has four updates; a share of the run is a multiple of a quarter.
@@ -123,6 +126,18 @@ def loss_of(method: Method, learner: Learner, batches: Sequence[Batch]) -> Tenso
     return method.loss(learner, batches)[0]
 
 
+def assert_trains_as_erm(method: Method, model: nn.Module, task: Task, stream: Stream) -> Learner:
+    """Three updates give the weights of ERM, bit for bit; returns the learner of the method."""
+    ours, plain = (each.setup(copy.deepcopy(model), task) for each in (method, ERM()))
+    for _ in range(3):
+        batches = next(stream)
+        method.update(ours, batches)
+        ERM().update(plain, batches)
+    for mine, its in zip(ours.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(mine, its)
+    return ours
+
+
 def _recorded(name: str, draws: Mapping[str, Tensor], *arguments: object, **_: object) -> Tensor:
     return draws[name] if name in draws else draws[str(arguments[0])]
 
@@ -167,7 +182,7 @@ def replay(
     learner = reference.learner(method, model, **optimizer)
     for update in reference.updates:
         reference.give_draws(method, update)
-        found = method.update(learner, reference.batches(update))
+        result = method.update(learner, reference.batches(update))
         learner.step += 1
         parts = {f"parts.{key}": value for key, value in learner.parts.state_dict().items()}
         inside = {f"parts.{key}": value for key, value in learner.model.state_dict().items()}
@@ -180,25 +195,25 @@ def replay(
         for theirs, mine in ({"loss": "loss"} if logs is None else logs).items():
             value = reference[f"log/{theirs}"][update - 1]
             if not value.isnan():
-                _near(found[mine], value, f"log {theirs}, update {update}")
+                _near(result[mine], value, f"log {theirs}, update {update}")
     return learner
 
 
 def _compare_gradients(reference: Reference, learner: Learner, update: int) -> None:
     own = dict(learner.model.named_parameters())
     for key, value in reference.below(f"grad/step{update}/").items():
-        found = own[key].grad
-        _near(torch.zeros_like(value) if found is None else found, value, f"∇ {key}, {update}")
+        result = own[key].grad
+        _near(torch.zeros_like(value) if result is None else result, value, f"∇ {key}, {update}")
 
 
-def _same(found: Tensor, value: Tensor, what: str) -> None:
+def _same(result: Tensor, value: Tensor, what: str) -> None:
     """Equal to 1e-10."""
-    torch.testing.assert_close(found, value, rtol=0, atol=1e-10, msg=lambda m: f"{what}: {m}")
+    torch.testing.assert_close(result, value, rtol=0, atol=1e-10, msg=lambda m: f"{what}: {m}")
 
 
-def _near(found: Tensor, value: Tensor, what: str) -> None:
+def _near(result: Tensor, value: Tensor, what: str) -> None:
     """Equal to 1e-9 of the largest entry."""
     largest = float(value.abs().max())
     torch.testing.assert_close(
-        found, value, rtol=1e-9, atol=1e-9 * largest, msg=lambda m: f"{what}: {m}"
+        result, value, rtol=1e-9, atol=1e-9 * largest, msg=lambda m: f"{what}: {m}"
     )

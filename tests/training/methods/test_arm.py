@@ -1,4 +1,4 @@
-"""ARM: the reference numbers with a trained context, ERM as its limit, and support sets."""
+"""ARM: ERM as its limit, support sets, and the context network."""
 
 import copy
 from dataclasses import replace
@@ -8,16 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from afield.errors import SpecError
 from afield.networks.backbone import Classifier, network
 from afield.training.method import Task, pool
 from afield.training.methods.arm import ARM
 from tests.training.methods.reference import batch_of
-from tests.training.methods.references import replay
-
-# Biases in front of a BatchNorm have a gradient of rounding errors only.
-ROUNDING = [f"parts.context.{i}" for i in ("0.bias", "3.bias")]
-MEANS = [f"parts.context.{i}.running_mean" for i in (1, 4)]
 
 
 @pytest.fixture
@@ -35,10 +29,6 @@ def batches(*sizes: int):
         batch_of(torch.randn(size, 2, 6, 6), torch.randint(4, (size,)), domain)
         for domain, size in enumerate(sizes)
     ]
-
-
-def test_two_updates_with_a_trained_context_equal_the_reference():
-    replay("arm_mended", ARM(context_channels=3), skip=[*ROUNDING, *MEANS])
 
 
 def test_without_weights_for_the_context_it_is_erm(images):
@@ -71,12 +61,8 @@ def test_the_context_network_is_trained_and_its_batchnorm_is_never_frozen(images
     assert not torch.equal(learner.model.context[6].weight, before)
 
 
-def test_it_takes_all_kinds_of_networks_for_images_and_no_others(model, task, images):
+def test_it_takes_all_kinds_of_networks_for_images(images):
     for name in ("small:cnn", "small:lenet", "small:mnist_cnn", "small:vit"):
         net = network(name, (3, 32, 32), 4)
         learner = ARM(context_channels=3).setup(net, replace(images, shape=(3, 32, 32)))
         assert learner.model(torch.randn(2, 3, 32, 32)).shape == (2, 4)
-    with pytest.raises(SpecError, match="one more channel"):
-        ARM().setup(model, task)
-    with pytest.raises(SpecError, match="context_channels"):
-        ARM(context_channels=0)

@@ -1,18 +1,9 @@
-import pytest
 import torch
 import torch.nn.functional as F
 
-from afield.errors import SpecError
 from afield.training.method import pool
 from afield.training.methods.cad import CAD
-from afield.training.methods.erm import ERM
-from tests.training.methods.references import loss_of, replay, unequal
-
-LOGS = {"total_loss": "loss", "clf_loss": "risk", "bn_loss": "bottleneck"}
-
-
-def test_it_equals_the_public_code():
-    replay("cad", CAD(penalty=1.0, temperature=0.1), logs=LOGS)
+from tests.training.methods.references import unequal
 
 
 def bottleneck(model, batch, *, conditional, flipped=True, normalized=False, temperature=0.5):
@@ -49,16 +40,3 @@ def test_samples_without_another_of_their_class_have_no_term(model, task, stream
     expected = bottleneck(model, pool([only, *rest]), conditional=False)
     torch.testing.assert_close(logs["bottleneck"], expected)
     assert all(g.isfinite().all() for g in torch.autograd.grad(loss, [*model.parameters()]))
-
-
-def test_without_a_penalty_it_is_erm_on_the_pooled_batch(model, task, stream):
-    batches, learner = unequal(next(stream)), CAD().setup(model, task)
-    loss = loss_of(CAD(penalty=0.0), learner, batches)
-    torch.testing.assert_close(loss, loss_of(ERM(), learner, batches))
-
-
-def test_one_domain_and_no_temperature_are_refused():
-    with pytest.raises(SpecError, match="cad needs 2 or more"):
-        CAD().check(1)
-    with pytest.raises(SpecError, match=r"cad\.temperature=0"):
-        CAD(temperature=0.0)

@@ -3,18 +3,13 @@ import torch
 from afield.training.building_blocks.feature_distances import moment_distance
 from afield.training.method import risks
 from afield.training.methods.causirl_coral import CausIRLCORAL
-from tests.training.methods.references import loss_of, replay, unequal
+from tests.training.methods.references import loss_of, unequal
 
 
 def with_cut(*cuts: int, **settings) -> CausIRLCORAL:
     method = CausIRLCORAL(**settings)
     object.__setattr__(method, "cut", lambda sizes: torch.tensor(cuts))
     return method
-
-
-def test_it_equals_the_public_code():
-    logs = {"loss": "risk", "penalty": "distance"}
-    replay("causirl_coral", CausIRLCORAL(penalty=1.0), logs=logs)
 
 
 def test_cuts_are_below_the_number_of_samples_of_their_domain():

@@ -3,18 +3,7 @@ import torch
 from afield.training.building_blocks.feature_distances import kernel_distance
 from afield.training.method import risks
 from afield.training.methods.causirl_mmd import CausIRLMMD
-from tests.training.methods.references import loss_of, replay, unequal
-
-
-def test_it_equals_the_public_code():
-    logs = {"loss": "risk", "penalty": "distance"}
-    replay("causirl_mmd", CausIRLMMD(penalty=1.0), logs=logs)
-
-
-def test_without_a_penalty_it_is_the_mean_of_the_risks(model, task, stream):
-    batches = unequal(next(stream))
-    loss = loss_of(CausIRLMMD(penalty=0.0), CausIRLMMD().setup(model, task), batches)
-    torch.testing.assert_close(loss, risks(model, batches).mean())
+from tests.training.methods.references import loss_of, unequal
 
 
 def test_its_distance_is_that_of_kernels(model, task, stream):

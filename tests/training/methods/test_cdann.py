@@ -3,16 +3,13 @@
 import copy
 from dataclasses import replace
 
-import pytest
 import torch
 import torch.nn.functional as F
 
-from afield.errors import SpecError
 from afield.training.method import pool
 from afield.training.methods.cdann import CDANN
 from afield.training.methods.dann import DANN
 from tests.training.methods.reference import theta
-from tests.training.methods.references import replay
 
 
 def set_up(kind, model, task, **settings):
@@ -69,15 +66,3 @@ def test_without_reversal_the_features_are_those_of_dann_without(model, task, st
         ours.update(ours_learner, batches)
         plain.update(plain_learner, batches)
     assert torch.equal(theta(ours_learner.model), theta(plain_learner.model))
-
-
-def test_its_errors_name_it():
-    with pytest.raises(SpecError, match=r"cdann\.weight=-1"):
-        CDANN(weight=-1.0)
-
-
-def test_in_turns_it_equals_the_public_code():
-    logs = {"gen_loss": "loss", "disc_loss": "discriminator loss"}
-    method = CDANN(turns=1, gradient_penalty=0.1, hidden=(7, 7))
-    # On the turn of the discriminator, the optimizer of the features gets no gradient.
-    replay("cdann", method, logs=logs, gradients=[1])

@@ -83,8 +83,8 @@ def trained(method, learner: Learner, batches) -> Learner:
 
 
 def steps(domains: int = 3) -> list[list[Batch]]:
-    found = random_batches(domains, features=5)
-    return [found, [b._replace(x=b.x.flip(0)) for b in found], found]
+    result = random_batches(domains, features=5)
+    return [result, [b._replace(x=b.x.flip(0)) for b in result], result]
 
 
 def alone(net: nn.Module, batches, target: str) -> torch.Tensor:
@@ -100,33 +100,27 @@ def alone(net: nn.Module, batches, target: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "label_alone"),
     [
-        {"epsilon_label": 0.0, "epsilon_domain": 0.0},
-        {"alpha_label": 0.0},
-        {"alpha_label": 0.0, "alpha_domain": 0.0, "epsilon_label": 500.0},
-        {"epsilon_label": 0.0, "epsilon_domain": 0.0, "alpha_label": 1.0},
+        ({"epsilon_label": 0.0, "epsilon_domain": 0.0}, True),
+        ({"alpha_label": 0.0}, True),
+        ({"alpha_label": 0.0, "alpha_domain": 0.0, "epsilon_label": 500.0}, True),
+        ({"epsilon_label": 0.0, "epsilon_domain": 0.0, "alpha_label": 1.0}, True),
+        # One share alone leaves the other net to itself.
+        ({"alpha_label": 0.5, "alpha_domain": 0.0, "epsilon_label": 50.0}, False),
     ],
 )
-def test_without_moved_inputs_it_is_two_independent_trainings(settings):
+def test_without_moved_inputs_it_is_two_independent_trainings(settings, label_alone):
     torch.manual_seed(0)
     method = CrossGrad(domain_net="same", **settings)
     learner = method.setup(net_of(5, 4), task_of(4, 3, partial(net_of, 5)))
     label, domain = learner.model, learner.parts["domain"]
     expected = alone(label, steps(), "y"), alone(domain, steps(), "domain")
     trained(method, learner, steps())
-    agree(theta(label), expected[0])
-    agree(theta(domain), expected[1])
-
-
-def test_one_share_alone_leaves_the_other_net_to_itself():
-    torch.manual_seed(0)
-    method = CrossGrad(domain_net="same", alpha_label=0.5, alpha_domain=0.0, epsilon_label=50.0)
-    learner = method.setup(net_of(5, 4), task_of(4, 3, partial(net_of, 5)))
-    label, domain = learner.model, learner.parts["domain"]
-    expected = alone(label, steps(), "y"), alone(domain, steps(), "domain")
-    trained(method, learner, steps())
-    assert not torch.allclose(theta(label), expected[0])
+    if label_alone:
+        agree(theta(label), expected[0])
+    else:
+        assert not torch.allclose(theta(label), expected[0])
     agree(theta(domain), expected[1])
 
 
@@ -236,21 +230,6 @@ def test_whole_numbers_cannot_be_moved():
     whole = batch()._replace(x=torch.zeros(8, 5, dtype=torch.int64))
     with pytest.raises(SpecError, match="int64 inputs have none"):
         CrossGrad().update(begun(CrossGrad(domain_net="same")), [whole])
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"epsilon_label": -1.0}, "epsilon_label=-1"),
-        ({"epsilon_domain": -1.0}, "epsilon_domain=-1"),
-        ({"clip": -0.1}, "clip=-0.1"),
-        ({"alpha_label": 1.5}, "alpha_label=1.5"),
-        ({"alpha_domain": -0.5}, "alpha_domain=-0.5"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(settings, message):
-    with pytest.raises(SpecError, match=f"crossgrad.{message}"):
-        CrossGrad(**settings)
 
 
 def test_the_label_net_starts_and_sees_batches_as_erm_does(model, task, stream):

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from afield.errors import SpecError
 from afield.networks.masks import MaskedNetwork, soft_overlap
 from afield.training.method import pool
 from afield.training.methods.dmg import DMG
@@ -148,12 +147,6 @@ def test_the_trained_model_is_masked_and_names_its_domains(model, task):
     assert isinstance(learner.model, MaskedNetwork)
     assert learner.model.domains == task.sources
     assert learner.model.layers == ("head",)
-
-
-@pytest.mark.parametrize("name", ["overlap", "sparsity", "mask_rate"])
-def test_settings_below_zero_are_refused(name):
-    with pytest.raises(SpecError, match=f"dmg.{name}=-1: must not be below 0"):
-        DMG(**{name: -1.0})
 
 
 def test_masks_can_have_a_schedule_of_their_own(model, task, batches):

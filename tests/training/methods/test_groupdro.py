@@ -7,25 +7,16 @@ from afield.data.stream import Stream
 from afield.training.method import risks
 from afield.training.methods.erm import ERM
 from afield.training.methods.groupdro import GroupDRO
-from tests.training.methods.reference import batches, begun, expected
-from tests.training.methods.references import replay
+from tests.training.methods.reference import assert_equals_the_reference
 
 
 @pytest.mark.parametrize("eta", [0.01, 1.0])
 def test_three_updates_equal_the_reference(eta):
-    method = GroupDRO(eta=eta)
-    learner = begun(method)
-    for update in (1, 2, 3):
-        logs = method.update(learner, batches(update - 1))
-        found = {
-            "W": learner.model.weight.detach(),
-            "b": learner.model.bias.detach(),
-            "q": learner.memory["q"],
-            "loss": logs["loss"],
-        }
-        for what, value in found.items():
-            reference = expected(f"GroupDRO_eta{eta}", update, what).reshape(value.shape)
-            torch.testing.assert_close(value, reference, rtol=0, atol=1e-10)
+    assert_equals_the_reference(
+        GroupDRO(eta=eta),
+        f"GroupDRO_eta{eta}",
+        further=lambda learner: {"q": learner.memory["q"]},
+    )
 
 
 def test_without_a_rate_it_is_the_mean_over_domains(model, task, stream):
@@ -99,7 +90,3 @@ def test_the_weights_of_many_domains_follow_the_domains_of_a_stream(model, task,
         for batch, risk in zip(batches, risks(model, batches).detach(), strict=True):
             q[batch.domain[0]] *= (0.3 * risk).exp()
     torch.testing.assert_close(learner.memory["q"], q / q.sum())
-
-
-def test_it_equals_the_public_code_on_features_and_a_head():
-    replay("groupdro", GroupDRO(eta=0.1))

@@ -2,21 +2,8 @@ import torch
 
 from afield.training.building_blocks.forward import forward
 from afield.training.building_blocks.head_derivatives import gradient, with_bias
-from afield.training.method import risks
 from afield.training.methods.hutchinson import Hutchinson
-from tests.training.methods.references import loss_of, replay, unequal
-
-
-def test_it_equals_the_public_code():
-    logs = {"loss": "loss", "nll": "risk", "penalty": "penalty"}
-    replay("hutchinson", Hutchinson(curvature=0.5, slope=0.3, draws=4), logs=logs)
-
-
-def test_without_weights_it_is_the_mean_of_the_risks(model, task, stream):
-    batches = unequal(next(stream))
-    method = Hutchinson(curvature=0.0, slope=0.0, draws=2)
-    loss = loss_of(method, method.setup(model, task), batches)
-    torch.testing.assert_close(loss, risks(model, batches).mean())
+from tests.training.methods.references import unequal
 
 
 def test_many_draws_converge_to_the_diagonals_in_closed_form(model, task, stream):
@@ -28,8 +15,8 @@ def test_many_draws_converge_to_the_diagonals_in_closed_form(model, task, stream
     exact = Hutchinson(draws=0).curvatures(domains, slopes)
     errors = []
     for draws in (100, 10_000):
-        found = Hutchinson(draws=draws).curvatures(domains, slopes)
-        errors.append([(a - b).norm() / b.norm() for a, b in zip(found, exact, strict=True)])
+        result = Hutchinson(draws=draws).curvatures(domains, slopes)
+        errors.append([(a - b).norm() / b.norm() for a, b in zip(result, exact, strict=True)])
     for few, many in zip(*errors, strict=True):
         assert many < 0.05
         assert 4 < few / many < 25

@@ -2,14 +2,7 @@ import torch
 
 from afield.training.methods.ib_irm import IBIRM
 from afield.training.methods.irm import IRM
-from tests.training.methods.references import loss_of, replay, unequal
-
-
-def test_it_equals_the_public_code():
-    # What it logs as nll contains the penalties.
-    logs = {"loss": "loss", "nll": "loss", "IRM_penalty": "penalty", "IB_penalty": "variance"}
-    method = IBIRM(penalty=20.0, warmup=0.25, bottleneck=1.0, bottleneck_warmup=0.0)
-    replay("ib_irm", method, logs=logs)
+from tests.training.methods.references import loss_of, unequal
 
 
 def test_without_a_bottleneck_it_is_irm(model, task, stream):

@@ -1,8 +1,6 @@
-import pytest
 import torch
 import torch.nn.functional as F
 
-from afield.errors import SpecError
 from afield.training.method import pool
 from afield.training.methods.erm import ERM
 from afield.training.methods.lisa import LISA
@@ -46,9 +44,3 @@ def test_inputs_and_labels_are_mixed_alike(model, task, stream):
     labels = 0.3 * F.one_hot(batch.y, 4) + 0.7 * F.one_hot(batch.y[partner], 4)
     expected = F.cross_entropy(logits, labels)
     torch.testing.assert_close(loss_of(method, method.setup(model, task), batches), expected)
-
-
-def test_settings_that_make_no_sense_are_refused():
-    for settings in ({"alpha": 0.0}, {"same_label": 1.5}):
-        with pytest.raises(SpecError, match=f"lisa.{next(iter(settings))}="):
-            LISA(**settings)

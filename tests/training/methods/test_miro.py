@@ -4,18 +4,14 @@ import copy
 import logging
 from dataclasses import replace
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from afield.errors import SpecError
 from afield.networks.backbone import Classifier, network
 from afield.training.methods import miro
-from afield.training.methods.erm import ERM
 from afield.training.methods.miro import MIRO
-from tests.training.methods.reference import theta
-from tests.training.methods.references import replay
+from tests.training.methods.references import assert_trains_as_erm, replay
 
 
 def test_two_updates_equal_the_reference():
@@ -29,15 +25,8 @@ def test_the_variances_start_at_a_tenth(model, task):
 
 
 def test_without_a_weight_it_is_erm_bit_for_bit(model, task, stream):
-    methods = MIRO(weight=0.0), ERM()
-    learners = [method.setup(copy.deepcopy(model), task) for method in methods]
-    for _ in range(3):
-        batches = next(stream)
-        for method, learner in zip(methods, learners, strict=True):
-            method.update(learner, batches)
-    assert torch.equal(*(theta(learner.model) for learner in learners))
-    first = learners[0].parts["first"]
-    assert torch.equal(first[0].weight, model.features[0].weight)
+    learner = assert_trains_as_erm(MIRO(weight=0.0), model, task, stream)
+    assert torch.equal(learner.parts["first"][0].weight, model.features[0].weight)
 
 
 def test_it_compares_the_blocks_of_a_cnn_and_four_of_a_transformer(task):
@@ -57,10 +46,3 @@ def test_random_weights_are_warned_about(model, task, caplog):
         assert not caplog.records
         MIRO().setup(model, replace(task, pretrained=False))
     assert "pretrained --weights" in caplog.text
-
-
-def test_impossible_settings_and_networks_are_refused(task):
-    with pytest.raises(SpecError, match=r"miro\.weight"):
-        MIRO(weight=-1.0)
-    with pytest.raises(SpecError, match="needs a Classifier"):
-        MIRO().setup(nn.Linear(6, 4), task)

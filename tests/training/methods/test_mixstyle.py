@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from afield.data.samples import Batch
-from afield.errors import SpecError
 from afield.networks.backbone import Classifier, network
 from afield.training.method import Task
 from afield.training.methods.efdmix import EFDMix
@@ -86,12 +85,3 @@ def test_shares_are_drawn_for_each_sample_from_beta():
     # Var = 1 / (4 (2 α + 1))
     assert shares.mean() == pytest.approx(0.5, abs=0.01)
     assert shares.var() == pytest.approx(1 / 4.8, abs=0.005)
-
-
-def test_networks_without_maps_and_impossible_settings_are_refused(model, task):
-    for kind in (MixStyle, EFDMix):
-        with pytest.raises(SpecError, match="styles of maps"):
-            kind().setup(model, task)
-        for settings in ({"stages": 0}, {"alpha": 0.0}, {"probability": 1.5}):
-            with pytest.raises(SpecError, match=kind.__name__.lower()):
-                kind(**settings)

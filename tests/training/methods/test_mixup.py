@@ -2,19 +2,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from afield.errors import SpecError
-from afield.training.methods.erm import ERM
 from afield.training.methods.mixup import Mixup
-from tests.training.methods.references import loss_of, replay, unequal
-
-
-def test_it_equals_the_public_code():
-    replay("mixup", Mixup(alpha=0.5))
-
-
-def test_one_domain_is_erm(model, task, stream):
-    one, learner = next(stream)[:1], ERM().setup(model, task)
-    torch.testing.assert_close(loss_of(Mixup(), learner, one), loss_of(ERM(), learner, one))
+from tests.training.methods.references import loss_of, unequal
 
 
 def test_neighbors_are_mixed_up_to_the_shorter_batch(model, task, stream):
@@ -38,8 +27,3 @@ def test_shares_are_drawn_from_the_beta_distribution():
         shares = Mixup(alpha=alpha).lam(torch.zeros(1), 20_000)
         assert shares.mean() == pytest.approx(0.5, abs=0.01)
         assert shares.var() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.05)
-
-
-def test_a_distribution_that_does_not_exist_is_refused():
-    with pytest.raises(SpecError, match=r"mixup\.alpha=0: must be above 0"):
-        Mixup(alpha=0.0)

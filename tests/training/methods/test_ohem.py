@@ -56,12 +56,12 @@ def test_only_what_is_chosen_has_a_gradient(model, task, stream):
     losses = F.cross_entropy(model(pooled.x), pooled.y, reduction="none")
     hardest = losses.argsort(descending=True)[:6]
     chosen = Batch(*(part[hardest] for part in pooled))
-    found = []
+    result = []
     for method, some in ((OHEM(share=0.25), batches), (ERM(), [chosen])):
         learner = method.setup(copy.deepcopy(model), task)
         method.update(learner, some)
-        found.append(followed(learner.model))
-    torch.testing.assert_close(*found, rtol=0, atol=1e-12)
+        result.append(followed(learner.model))
+    torch.testing.assert_close(*result, rtol=0, atol=1e-12)
 
 
 def test_the_hardest_of_all_domains_together_are_chosen(model, task, stream):

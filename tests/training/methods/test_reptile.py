@@ -56,14 +56,14 @@ def test_the_plain_step_ends_in_the_mean_of_the_domains_own_weights(n, k, model,
 
 
 def test_the_order_of_the_domains_is_nothing(model, task):
-    batches, found = random_batches(3), []
+    batches, result = random_batches(3), []
     for order in ((0, 1, 2), (2, 0, 1)):
         learner = Reptile().setup(copy.deepcopy(model).double(), task)
         for seed in range(3):
             torch.manual_seed(seed)
             Reptile().update(learner, [batches[i] for i in order])
-        found.append(theta(learner.model))
-    agree(*found)
+        result.append(theta(learner.model))
+    agree(*result)
 
 
 def test_several_steps_a_domain_are_more_than_erm(model, task):

@@ -1,19 +1,7 @@
 import torch
 
 from afield.training.method import pool
-from afield.training.methods.erm import ERM
 from afield.training.methods.ridg import RIDG
-from tests.training.methods.references import loss_of, replay, unequal
-
-
-def test_it_equals_the_public_code():
-    replay("ridg", RIDG(penalty=0.5, momentum=0.1))
-
-
-def test_without_a_penalty_it_is_erm_on_the_pooled_batch(model, task, stream):
-    batches, method = unequal(next(stream)), RIDG(penalty=0.0)
-    learner = method.setup(model, task)
-    torch.testing.assert_close(loss_of(method, learner, batches), loss_of(ERM(), learner, batches))
 
 
 def test_classes_that_are_not_in_the_batch_neither_count_nor_change(model, task, stream):

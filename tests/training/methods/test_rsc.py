@@ -3,11 +3,7 @@ import torch.nn.functional as F
 
 from afield.training.method import pool
 from afield.training.methods.rsc import RSC
-from tests.training.methods.references import replay, unequal
-
-
-def test_it_equals_the_public_code():
-    replay("rsc", RSC())
+from tests.training.methods.references import unequal
 
 
 def test_it_mutes_the_features_with_the_largest_derivatives_of_the_surest_samples(

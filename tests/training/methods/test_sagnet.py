@@ -3,12 +3,10 @@
 import copy
 from dataclasses import replace
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from afield.errors import SpecError
 from afield.networks.backbone import Classifier
 from afield.training.method import pool
 from afield.training.methods.sagnet import SagNet
@@ -43,10 +41,3 @@ def test_styles_of_a_map_are_randomized_where_the_network_has_one(task):
     assert learner.layers == ("features.1",)
     method.update(learner, [batch_of(torch.randn(6, 1, 4, 4), torch.arange(6) % 4, 0)])
     assert not model.features[1]._forward_hooks
-
-
-def test_maps_of_a_network_without_maps_are_refused(model, task):
-    with pytest.raises(SpecError, match="needs a network with maps"):
-        SagNet(at="map").setup(model, task)
-    with pytest.raises(SpecError, match=r"sagnet\.weight"):
-        SagNet(weight=-1.0)

@@ -1,9 +1,6 @@
 """Seed categories: the groups, when they are made, and the weights that follow them."""
 
 import copy
-import multiprocessing
-import os
-import signal
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -20,16 +17,15 @@ from afield.data.samples import pool_domains
 from afield.data.stream import Stream
 from afield.errors import SpecError
 from afield.networks.backbone import Classifier
-from afield.runs.runner import execute
 from afield.runs.store import Store
-from afield.studies.planning import plan_run
 from afield.training.averages.last import Last
 from afield.training.loop import checkpoints
 from afield.training.method import Task, risks
 from afield.training.methods.groupdro import GroupDRO
 from afield.training.methods.seed_category import Grouping, SeedCategory
 from tests.files import GOLDEN
-from tests.runs.interruption import interrupted, outcome
+from tests.runs.interruption import interrupt
+from tests.runs.small_runs import regrouping_run
 from tests.training.methods.reference import batch_of, theta
 
 REFERENCE = np.load(GOLDEN / "seed_categories.npz")
@@ -51,8 +47,8 @@ def walked(method, model, task, samples, *, steps, **settings):
     average.setup(learner.model, steps=task.steps)
     stream = Stream(samples, seed=0, **{"batch": 8} | settings)
     steps_done = checkpoints(method, learner, average, stream, lambda _: {}, steps=steps, every=1)
-    found = [(theta(learner.model), learner.memory["q"].clone()) for _ in steps_done]
-    return found, learner
+    result = [(theta(learner.model), learner.memory["q"].clone()) for _ in steps_done]
+    return result, learner
 
 
 def loss_of(model, samples):
@@ -97,10 +93,10 @@ def given_samples():
 
 
 def test_groups_by_loss_equal_the_reference():
-    found = grouped(SeedCategory(), Given(), given_task(), given_samples())
+    result = grouped(SeedCategory(), Given(), given_task(), given_samples())
     labels = [reference(f"domain{d}/seed_category_ascending") for d in range(3)]
     label = torch.cat([4 * d + each for d, each in enumerate(labels)])
-    assert found == [(label == number).nonzero().flatten().tolist() for number in range(12)]
+    assert result == [(label == number).nonzero().flatten().tolist() for number in range(12)]
 
 
 def test_three_updates_of_the_groups_weights_equal_the_reference():
@@ -140,19 +136,19 @@ def test_domains_that_are_left_whole_are_group_dro_to_the_last_bit(
 ):
     # With five periods in these steps; the groups of `graph` are made anew, so it has one.
     method = SeedCategory(**{"eta": 0.1, "period": 0.1} | settings)
-    found, _ = walked(method, model, task, samples, steps=50, per_step=per_step)
+    result, _ = walked(method, model, task, samples, steps=50, per_step=per_step)
     expected, _ = walked(GroupDRO(eta=0.1), model, task, samples, steps=50, per_step=per_step)
-    assert len(found) == len(expected) == 50
-    for (weights, q), (its_weights, its_q) in zip(found, expected, strict=True):
+    assert len(result) == len(expected) == 50
+    for (weights, q), (its_weights, its_q) in zip(result, expected, strict=True):
         assert torch.equal(weights, its_weights)
         assert torch.equal(q, its_q)
-    assert found[-1][1].max() > 1.01 / 3, "the weights hardly move: the test has lost its point"
+    assert result[-1][1].max() > 1.01 / 3, "the weights hardly move: the test has lost its point"
 
 
 def test_two_groups_a_domain_are_something_else(model, task, samples):
-    found, _ = walked(SeedCategory(eta=0.1, count=2), model, task, samples, steps=2)
+    result, _ = walked(SeedCategory(eta=0.1, count=2), model, task, samples, steps=2)
     expected, _ = walked(GroupDRO(eta=0.1), model, task, samples, steps=2)
-    assert not torch.equal(found[-1][0], expected[-1][0])
+    assert not torch.equal(result[-1][0], expected[-1][0])
 
 
 @pytest.mark.parametrize("grouping", get_args(Grouping))
@@ -227,8 +223,8 @@ def test_small_domains_and_classes_that_are_missing_leave_no_empty_group(groupin
         assert len(groups) == 1 + 3 + 4
     assert len(groups) == {"domain": 3, "class": 3, "domain_class": 4}.get(grouping, len(groups))
     # And it trains: as many weights as groups.
-    found, _ = walked(method, model, task, samples, steps=3)
-    assert len(found[-1][1]) == len(groups)
+    result, _ = walked(method, model, task, samples, steps=3)
+    assert len(result[-1][1]) == len(groups)
 
 
 def test_where_all_losses_are_the_same_groups_still_are(model, task, samples):
@@ -269,21 +265,21 @@ def test_clusters_and_seeds_are_of_features_as_they_are_in_evaluation(task, samp
     raw = pool_domains({"all": Domain(x=stored, y=samples.y)})
     for method in (SeedCategory(grouping="kmeans"), SeedCategory(grouping="graph", radius=0.7)):
         torch.manual_seed(0)
-        found = grouped(method, far, task, replace(samples, x=raw.x, prepare=prepare))
+        result = grouped(method, far, task, replace(samples, x=raw.x, prepare=prepare))
         torch.manual_seed(0)
-        assert found == grouped(method, plain, task, replace(samples, x=ready.x))
-        assert len(found) > 3
+        assert result == grouped(method, plain, task, replace(samples, x=ready.x))
+        assert len(result) > 3
 
 
 @pytest.mark.parametrize("grouping", ["kmeans", "graph"])
 def test_the_same_seed_of_torch_gives_the_same_groups(grouping, model, task, samples):
     method = SeedCategory(grouping=grouping, radius=1.2)
-    found = []
+    result = []
     for seed in (5, 5, 6, 7, 8):
         torch.manual_seed(seed)
-        found.append(grouped(method, model, task, samples))
-    assert found[0] == found[1]
-    assert any(other != found[0] for other in found[2:])
+        result.append(grouped(method, model, task, samples))
+    assert result[0] == result[1]
+    assert any(other != result[0] for other in result[2:])
 
 
 # Around seeds
@@ -406,7 +402,7 @@ def test_groups_that_stay_are_made_once_and_so_are_their_weights(grouping, model
 
 def test_in_training_groups_follow_the_network_and_weights_start_anew(model, task, samples):
     method = SeedCategory(eta=0.2, period=10)
-    found, _ = walked(method, model, task, samples, steps=30)
+    result, _ = walked(method, model, task, samples, steps=30)
     stream, learner = Stream(samples, batch=8, seed=0), method.setup(copy.deepcopy(model), task)
     expected = []
     for learner.step in range(30):
@@ -422,9 +418,9 @@ def test_in_training_groups_follow_the_network_and_weights_start_anew(model, tas
         if groups is not None:
             # One update from ones.
             anew = (0.2 * risks(learner.model, batches).detach()).softmax(dim=0)
-            torch.testing.assert_close(found[learner.step][1], anew)
+            torch.testing.assert_close(result[learner.step][1], anew)
         method.update(learner, batches)
-        assert torch.equal(theta(learner.model), found[learner.step][0])
+        assert torch.equal(theta(learner.model), result[learner.step][0])
     assert len({tuple(each) for each in expected}) > 1, "the groups stay: the test tells nothing"
 
 
@@ -509,9 +505,9 @@ def test_the_weights_follow_the_groups_that_a_step_draws_from(
 
 
 def test_hard_samples_get_heavier(model, task, samples):
-    found, learner = walked(SeedCategory(eta=0.5), model, task, samples, steps=20)
+    result, learner = walked(SeedCategory(eta=0.5), model, task, samples, steps=20)
     assert learner.step == 20
-    q = found[-1][1].view(3, 4)
+    q = result[-1][1].view(3, 4)
     assert (q[:, 3] > 1.2 * q[:, 0]).all()
 
 
@@ -540,68 +536,13 @@ def test_a_network_without_features_of_its_own_is_refused_where_they_are_asked_f
 # Interruptions
 
 
-def regrouping_run(grouping):
-    """Groups are made at 0, 25, 50, 75; every seven steps there is a snapshot."""
-    settings = {
-        "steps": 90,
-        "every": 7,
-        "seed_category.period": 25,
-        "seed_category.grouping": grouping,
-        "seed_category.radius": 0.7,
-    }
-    return plan_run("spirals", "seed_category", target="turn0", settings=settings)
-
-
 @pytest.mark.parametrize("grouping", ["loss", "kmeans", "graph", "class"])
-def test_interrupted_between_two_regroupings_it_ends_in_the_same_bytes(grouping, tmp_path):
-    run = regrouping_run(grouping)
-    straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")
-    execute(run, straight)
+def test_a_snapshot_has_the_groups_of_its_step(grouping, tmp_path):
+    run, store = regrouping_run(grouping), Store(tmp_path)
     for after, made in ((14, 1), (35, 2), (70, 3)):
-        interrupted(run, broken, after=after)
-        state, _ = broken.snapshot(run)
+        interrupt(run, store, after=after)
+        state, _ = store.snapshot(run)
         assert state["learner"]["step"] == after
         assert len(state["learner"]["memory"]["q"]) == len(state["stream"]["groups"])
         # Classes stay.
         assert state["stream"]["generation"] == (1 if grouping == "class" else made)
-    execute(run, broken)
-    assert outcome(broken, run) == outcome(straight, run)
-
-
-@pytest.mark.parametrize("grouping", ["loss", "kmeans"])
-def test_interrupted_just_before_a_regrouping_it_ends_in_the_same_bytes(grouping, tmp_path):
-    run = replace(regrouping_run(grouping), every=25)
-    straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")
-    execute(run, straight)
-    for after in (25, 75):
-        interrupted(run, broken, after=after)
-    execute(run, broken)
-    assert outcome(broken, run) == outcome(straight, run)
-
-
-def killed(run, store, after):
-    """Do a run in a process that ends by itself, without a word, at a checkpoint."""
-
-    def watch(_, checkpoint):
-        if checkpoint.step >= after:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    execute(run, store, snapshot_seconds=0.0, watch=watch)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("grouping", ["loss", "kmeans"])
-def test_killed_between_two_regroupings_it_ends_in_the_same_bytes(grouping, tmp_path):
-    run = regrouping_run(grouping)
-    straight, broken = Store(tmp_path / "straight"), Store(tmp_path / "broken")
-    execute(run, straight)
-    # Not the fork server, which other tests want to start with more in it.
-    context = multiprocessing.get_context("spawn")
-    process = context.Process(target=killed, args=(run, broken, 35))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    state, _ = broken.snapshot(run)
-    assert state["learner"]["step"] == 35
-    execute(run, broken)
-    assert outcome(broken, run) == outcome(straight, run)

@@ -1,18 +1,10 @@
-import pytest
 import torch
 import torch.nn.functional as F
 
-from afield.errors import SpecError
 from afield.training.methods import trm
 from afield.training.methods.erm import ERM
 from afield.training.methods.trm import TRM
-from tests.training.methods.references import loss_of, replay, unequal
-
-
-def test_it_equals_the_public_code_with_its_two_defects_mended():
-    method = TRM(transfer=0.1, eta=0.1, warmup=0.25)
-    # The public code has a probe more than domains, which it does not use.
-    replay("trm_mended", method, logs={"nll": "risk"}, skip=["parts.probe.3"])
+from tests.training.methods.references import loss_of, unequal
 
 
 def test_during_the_warm_up_it_is_erm(model, task, stream):
@@ -27,8 +19,8 @@ def test_without_transfer_it_adds_the_risks_of_the_probes_on_the_other_domains(m
     loss = loss_of(method, learner, batches)
     probes, others = learner.parts["probe"], []
     for own, probe in enumerate(probes):
-        found = [F.cross_entropy(probe(model.features(b.x)), b.y) for b in batches]
-        others.append(sum(found[i] for i in range(3) if i != own) / 2)
+        result = [F.cross_entropy(probe(model.features(b.x)), b.y) for b in batches]
+        others.append(sum(result[i] for i in range(3) if i != own) / 2)
     expected = loss_of(ERM(), learner, batches) + torch.stack(others).mean()
     torch.testing.assert_close(loss, expected)
 
@@ -67,8 +59,3 @@ def test_domains_that_are_not_drawn_keep_their_probes_and_weights(model, task, s
     assert alpha[1].tolist() == [1, 0, 1]
     assert alpha[0, 2] > 1
     assert alpha[2, 0] > 1
-
-
-def test_one_domain_is_refused():
-    with pytest.raises(SpecError, match="trm needs 2 or more"):
-        TRM().check(1)

@@ -5,7 +5,6 @@ import torch
 
 from afield.training.methods.erm import ERM
 from afield.training.methods.vrex import VREx
-from tests.training.methods.references import replay
 
 
 def test_loss_is_the_formula(model, task, stream):
@@ -41,8 +40,3 @@ def test_the_optimiser_starts_afresh_when_the_warm_up_ends(model, task, stream, 
         method.update(learner, next(stream))
     steps = {int(state["step"]) for state in learner.optimizer.state.values()}
     assert steps == {5 - 3 if warmup == 0.03 else 5}
-
-
-def test_it_equals_the_public_code():
-    logs = {"loss": "loss", "penalty": "variance"}
-    replay("vrex", VREx(penalty=10.0, warmup=0.25), logs=logs)
