@@ -12,6 +12,7 @@ from afield.runs.finished import FinishedRun, reopen
 from afield.runs.store import Store, read_record
 from afield.runs.sweep import complete
 from afield.studies.merge_protocol import merging_runs
+from tests.diagnosis.diagnostics.runs import reopened
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +32,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def given(folders: dict[str, Path]) -> FinishedRun:
-    with torch.random.fork_rng():
-        return reopen(folders["score"])
+    return reopened(folders["score"])
 
 
 def accuracies(finding, scale):
