@@ -19,9 +19,11 @@ from fontTools.pens.ttGlyphPen import TTGlyphPen
 from fontTools.ttLib.tables._g_l_y_f import Glyph
 from PIL import Image
 
-from afield.data.domains import Domain
+from afield.data.domains import Domain, ReadOptions
 from afield.data.lookup import find_dataset
+from afield.data.sources.folders import folder_dataset
 from afield.errors import DataError
+from tests.messages import message_of
 
 GOLDEN = Path(__file__).parent / "golden"
 RED = (200, 10, 20)
@@ -104,13 +106,24 @@ def assert_rows_fit(domains: Mapping[str, Domain]) -> None:
             assert colour == [100 * d, 50 * label, int(Path(file).stem)]
 
 
+def small(path: Path, *, skip_broken: bool = False) -> dict[str, Domain]:
+    """The domains of a folder of images, stored at a side of 8 pixels."""
+    return folder_dataset(path).load(ReadOptions(path, side=8, skip_broken=skip_broken))
+
+
 def refusal(path: Path) -> str:
     """The one line with which a dataset is refused, when it is found or when it is read."""
-    with pytest.raises(DataError) as caught:
-        find_dataset(path).load()
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
+    return message_of(DataError, lambda: find_dataset(path).load())
+
+
+class Trap:
+    """Makes a folder when it is unpickled, which must not happen."""
+
+    def __init__(self, victim: Path) -> None:
+        self.victim = victim
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.victim),)
 
 
 @contextmanager
@@ -202,21 +215,29 @@ def outline(*boxes: tuple[int, int, int, int]) -> Glyph:
     return pen.glyph()
 
 
-def font(path: Path, characters: str = "ABLO01") -> Path:
-    """A font with an L for each of these characters."""
+def build_font(
+    path: Path, glyphs: Mapping[str, Glyph], characters: Mapping[str, str], flavor=None
+) -> Path:
+    """A font with these glyphs by name, and the names of the glyphs of these characters."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    glyphs = {".notdef": outline(), "ell": outline((100, 0, 200, 700), (200, 0, 500, 100))}
     builder = FontBuilder(1000, isTTF=True)
     builder.setupGlyphOrder(list(glyphs))
-    builder.setupCharacterMap({ord(character): "ell" for character in characters})
-    builder.setupGlyf(glyphs)
+    builder.setupCharacterMap({ord(character): name for character, name in characters.items()})
+    builder.setupGlyf(dict(glyphs))
     builder.setupHorizontalMetrics(dict.fromkeys(glyphs, (600, 0)))
     builder.setupHorizontalHeader(ascent=800, descent=-200)
     builder.setupNameTable({"familyName": "Mine", "styleName": "Regular"})
     builder.setupOS2()
     builder.setupPost()
+    builder.font.flavor = flavor
     builder.save(path)
     return path
+
+
+def font(path: Path, characters: str = "ABLO01") -> Path:
+    """A font with an L for each of these characters."""
+    glyphs = {".notdef": outline(), "ell": outline((100, 0, 200, 700), (200, 0, 500, 100))}
+    return build_font(path, glyphs, dict.fromkeys(characters, "ell"))
 
 
 def fonts(root: Path) -> Path:

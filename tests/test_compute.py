@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 import sys
-import time
+from functools import partial
 
 import pytest
 import torch
@@ -25,6 +25,7 @@ from afield.compute import (
     visible_gpus,
 )
 from afield.errors import SpecError
+from tests.waiting import wait_until
 
 
 def torch_state():
@@ -36,42 +37,33 @@ def torch_state():
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    "guard", [preserve_torch_state, lambda threads: preserve_torch_state(threads, cuda=False)]
+    "guard",
+    [preserve_torch_state, partial(preserve_torch_state, cuda=False), deterministic],
 )
-def test_threads_and_random_state_are_restored(guard):
+def test_threads_type_and_random_state_are_restored(guard, dtype):
     def work():
         assert torch.get_num_threads() == 2
+        # Deterministic work is in float32 whatever the caller uses.
+        assert torch.ones(1).dtype == (torch.float32 if guard is deterministic else dtype)
         torch.manual_seed(3)
         raise ValueError("stop")
 
-    before = torch_state()
-    with pytest.raises(ValueError, match="stop"), guard(2):
-        work()
-    assert torch_state() == before
+    torch.set_default_dtype(dtype)
+    try:
+        before = torch_state()
+        with pytest.raises(ValueError, match="stop"), guard(2):
+            work()
+        assert torch_state() == before
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_without_a_number_of_threads_it_stays():
     before = torch.get_num_threads()
     with preserve_torch_state():
         assert torch.get_num_threads() == before
-
-
-def test_deterministic_work_is_in_float32_whatever_the_caller_uses():
-    def work():
-        assert torch.get_num_threads() == 2
-        assert torch.ones(1).dtype == torch.float32
-        torch.manual_seed(3)
-        raise ValueError("stop")
-
-    torch.set_default_dtype(torch.float64)
-    try:
-        before = torch_state()
-        with pytest.raises(ValueError, match="stop"), deterministic(2):
-            work()
-        assert torch_state() == before
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 def test_a_caller_who_is_strict_stays_so():
@@ -199,9 +191,9 @@ from afield.compute import end_with_parent
 
 fork = multiprocessing.get_context("fork")
 pool = ProcessPoolExecutor(1, mp_context=fork, initializer=end_with_parent)
-pool.submit(time.sleep, 60)
+pool.submit(time.sleep, 10_000)
 print(*pool._processes, flush=True)
-time.sleep(60)
+time.sleep(10_000)
 """
 
 
@@ -212,10 +204,7 @@ def test_a_worker_ends_with_its_parent():
     assert is_alive(hostname(), worker)
     parent.kill()
     parent.wait()
-    end = time.monotonic() + 20
-    while is_alive(hostname(), worker) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not is_alive(hostname(), worker)
+    wait_until(lambda: not is_alive(hostname(), worker))
     parent.stdout.close()
 
 

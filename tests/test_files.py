@@ -24,6 +24,12 @@ from afield.files import (
     sha256,
     unwritable_reason,
 )
+from tests.waiting import HANG_SECONDS
+
+
+def folder_with_a_file(path, name):
+    path.mkdir()
+    (path / name).write_text("")
 
 
 def half_written(part):
@@ -46,25 +52,17 @@ def test_what_fails_leaves_nothing_behind(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_takes_the_place_of_another(tmp_path):
+def test_a_folder_takes_the_place_of_another_unless_it_fails(tmp_path):
     path = tmp_path / "model"
-    path.mkdir()
-    (path / "old").write_text("")
-    with atomic_write(path) as part:
-        part.mkdir()
-        (part / "new").write_text("")
-        assert (path / "old").exists()
-    assert [each.name for each in path.iterdir()] == ["new"]
-    assert [each.name for each in tmp_path.iterdir()] == ["model"]
-
-
-def test_a_folder_stays_as_it_is_when_the_new_one_fails(tmp_path):
-    path = tmp_path / "model"
-    path.mkdir()
-    (path / "old").write_text("")
+    folder_with_a_file(path, "old")
     with pytest.raises(NotADirectoryError), atomic_write(path) as part:
         half_written(part)
     assert [each.name for each in path.iterdir()] == ["old"]
+    with atomic_write(path) as part:
+        folder_with_a_file(part, "new")
+        assert (path / "old").exists()
+    assert [each.name for each in path.iterdir()] == ["new"]
+    assert [each.name for each in tmp_path.iterdir()] == ["model"]
 
 
 def test_what_a_killed_process_left_is_cleared_away_but_not_what_others_write(tmp_path):
@@ -129,7 +127,7 @@ def test_threads_do_not_disturb_each_other(tmp_path):
         try:
             with atomic_write(path) as part:
                 part.write_text(text)
-                both.wait(timeout=10)
+                both.wait(HANG_SECONDS)
         except Exception as error:  # noqa: BLE001  reported below
             failed.append(error)
 
@@ -161,11 +159,6 @@ with files.atomic_write(path) as part:
     if sys.argv[2] == "writing":
         os.kill(os.getpid(), 9)
 """
-
-
-def folder_with_a_file(path, name):
-    path.mkdir()
-    (path / name).write_text("")
 
 
 def replace_folder(path, name):

@@ -44,6 +44,11 @@ class Recipe:
     name: str = "plain"
 
 
+@dataclass(frozen=True)
+class Limited:
+    x: Annotated[float, Uniform(0.0, 0.5), Field(le=1)] = 0.0
+
+
 def merged(x: float, *, tau: Annotated[float, Uniform(0.5, 3.0)] = 1.96, times: int = 2) -> float:
     return x * tau * times
 
@@ -148,11 +153,8 @@ def test_the_keywords_of_a_function_are_hyperparameters_too():
     assert values["times"] == 2
 
 
-def test_building_with_nothing_gives_the_defaults():
+def test_the_defaults_and_every_draw_can_be_built():
     assert build(Recipe, {}) == Recipe()
-
-
-def test_every_draw_can_be_built():
     for values in many_draws(Recipe, 50):
         assert vars(build(Recipe, values)) == values
 
@@ -176,38 +178,55 @@ def test_values_are_read_in_the_declared_type(name, written, meant):
     assert type(found) is type(meant)
 
 
+NOT_FINITE = [math.nan, math.inf, -math.inf, "nan", "inf"]
+
+
 @pytest.mark.parametrize(
-    ("name", "wrong"),
+    ("kind", "values", "message"),
     [
-        ("warmup", "many"),
-        ("warmup", 3.5),
-        ("warmup", "none"),
-        ("warmup", None),
-        ("penalty", "much"),
-        ("penalty", [1.0]),
-        ("every", "sometimes"),
-        ("name", 3),
-        ("shape", 1.0),
+        *(
+            (Recipe, {name: wrong}, rf"^Recipe\.{name}=")
+            for name, wrong in [
+                ("warmup", "many"),
+                ("warmup", 3.5),
+                ("warmup", "none"),
+                ("warmup", None),
+                ("penalty", "much"),
+                ("penalty", [1.0]),
+                ("every", "sometimes"),
+                ("name", 3),
+                ("shape", 1.0),
+            ]
+        ),
+        *((Recipe, {"penalty": x}, r"^Recipe\.penalty=.*not a finite number") for x in NOT_FINITE),
+        *(
+            (Recipe, {"shape": (1.0, x)}, r"^Recipe\.shape=.*not a finite number")
+            for x in NOT_FINITE
+        ),
+        (Recipe, {"penalti": 1.0}, "Recipe has no setting 'penalti'; did you mean 'penalty'"),
+        (merged, {"taw": 1.0}, "merged has no setting 'taw'; did you mean 'tau'"),
+        *(
+            (Arith, {"shares": x}, r"^Arith\.shares=")
+            for x in ("0.5;0.5", "a,b", "0.5,nan", "0.5,inf", 0.5)
+        ),
+        *(
+            (Recipe, {name: "-1"}, rf"^Recipe\.{name}=-1: must not be below 0$")
+            for name in ("weight", "penalty", "warmup", "decay", "batch", "lr")
+        ),
+        (Limited, {"x": "2"}, r"^Limited\.x='2': should be less than or equal to 1$"),
     ],
+    ids=str,
 )
-def test_a_value_of_the_wrong_type_is_refused_by_name(name, wrong):
-    with pytest.raises(SpecError, match=rf"^Recipe\.{name}="):
-        build(Recipe, {name: wrong})
+def test_a_value_that_cannot_be_used_is_refused_by_name(kind, values, message):
+    with pytest.raises(SpecError, match=message):
+        validate_values(kind, values)
 
 
-@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, "nan", "inf"])
-def test_what_is_not_finite_is_refused(wrong):
-    with pytest.raises(SpecError, match=r"^Recipe\.penalty=.*not a finite number"):
-        build(Recipe, {"penalty": wrong})
-    with pytest.raises(SpecError, match=r"^Recipe\.shape=.*not a finite number"):
-        build(Recipe, {"shape": (1.0, wrong)})
-
-
-def test_an_unknown_setting_is_answered_with_a_guess():
-    with pytest.raises(SpecError, match="Recipe has no setting 'penalti'; did you mean 'penalty'"):
-        validate_values(Recipe, {"penalti": 1.0})
-    with pytest.raises(SpecError, match="merged has no setting 'taw'; did you mean 'tau'"):
-        validate_values(merged, {"taw": 1.0})
+def test_a_refusal_names_the_owner_of_the_setting():
+    with pytest.raises(SpecError, match=r"^vrex\.lr=-1: must not be below 0$"):
+        validate_values(Recipe, {"lr": "-1"}, "vrex")
+    with pytest.raises(SpecError, match=r"^Recipe\.warmup="):
+        build(Recipe, {"warmup": "many"})
 
 
 def test_an_unknown_setting_like_no_other_is_answered_with_all_there_are():
@@ -282,12 +301,6 @@ def test_several_numbers_are_written_with_commas(written, meant):
     assert all(type(each) is float for each in found)
 
 
-@pytest.mark.parametrize("wrong", ["0.5;0.5", "a,b", "0.5,nan", "0.5,inf", 0.5], ids=str)
-def test_several_numbers_that_are_none_are_refused(wrong):
-    with pytest.raises(SpecError, match=r"^Arith\.shares="):
-        validate_values(Arith, {"shares": wrong})
-
-
 @dataclass(frozen=True)
 class Grown:
     """A kind to which a hyperparameter was added; the default has changed since."""
@@ -296,20 +309,11 @@ class Grown:
     later: Annotated[int, Choice((0, 1)), Added(neutral=0)] = 1
 
 
-def test_a_later_hyperparameter_at_its_neutral_value_is_not_kept():
-    assert without_neutral(Grown, {"first": 0.1, "later": 0}) == {"first": 0.1}
-    assert without_neutral(Grown, {"first": 0.1, "later": 1}) == {"first": 0.1, "later": 1}
-
-
-def test_what_is_not_kept_is_neutral_and_not_the_default():
-    assert with_neutral(Grown, {"first": 0.1}) == {"first": 0.1, "later": 0}
-    assert with_neutral(Grown, {"first": 0.1, "later": 1})["later"] == 1
-
-
-def test_a_number_below_0_is_refused_where_the_range_has_none():
-    for name in ("weight", "penalty", "warmup", "decay", "batch", "lr"):
-        with pytest.raises(SpecError, match=rf"^vrex\.{name}=-1: must not be below 0$"):
-            validate_values(Recipe, {name: "-1"}, "vrex")
+def test_a_later_hyperparameter_is_not_kept_at_its_neutral_value_which_is_not_the_default():
+    for value, kept in ((0, {"first": 0.1}), (1, {"first": 0.1, "later": 1})):
+        values = {"first": 0.1, "later": value}
+        assert without_neutral(Grown, values) == kept
+        assert with_neutral(Grown, kept) == values
 
 
 def test_values_outside_the_range_are_valid_if_no_limit_is_declared():
@@ -323,10 +327,7 @@ def test_a_range_with_numbers_below_0_has_no_limit_at_0():
 
 
 def test_a_declared_limit_holds_beside_the_range():
-    kind = make_dataclass("Kind", [("x", Annotated[float, Uniform(0.0, 0.5), Field(le=1)], 0.0)])
-    assert validate_values(kind, {"x": 0.75}) == {"x": 0.75}
-    with pytest.raises(SpecError, match=r"^ema\.x='2': should be less than or equal to 1$"):
-        validate_values(kind, {"x": "2"}, "ema")
+    assert validate_values(Limited, {"x": 0.75}) == {"x": 0.75}
 
 
 @pytest.mark.parametrize("kind", ["methods", "averages", "adaptations", "merges", "diagnostics"])

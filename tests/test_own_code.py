@@ -11,6 +11,7 @@ from afield.errors import AfieldError, SpecError
 from afield.runs.finished import reopen
 from afield.studies.benchmark import make_benchmark, read_benchmark
 from afield.studies.planning import plan_runs
+from tests.messages import message_of
 
 METHOD = """
 from dataclasses import dataclass
@@ -107,10 +108,7 @@ def test_bad_code_is_refused_in_one_line(tmp_path):
     ):
         path = tmp_path / "bad.py"
         path.write_text(content)
-        with pytest.raises(SpecError) as error:
-            own_code.load("methods", str(path))
-        assert message in str(error.value)
-        assert "\n" not in str(error.value)
+        assert message in message_of(SpecError, own_code.load, "methods", str(path))
     (tmp_path / "erm.py").write_text(METHOD)
     with pytest.raises(SpecError, match="already a name of afield's methods"):
         own_code.load("methods", "erm.py")

@@ -24,6 +24,11 @@ def listening_to(reports: Reports):
     return listener
 
 
+@pytest.fixture
+def reports() -> Reports:
+    return []
+
+
 def test_items_pass_unchanged_when_nobody_listens(capsys):
     assert list(track(iter("abc"), "letters", 3)) == ["a", "b", "c"]
     with progress("bytes") as advance:
@@ -31,8 +36,7 @@ def test_items_pass_unchanged_when_nobody_listens(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_listener_hears_what_how_many_and_how_far():
-    reports: Reports = []
+def test_a_listener_hears_what_how_many_and_how_far(reports):
     with report_progress_to(listening_to(reports)):
         assert list(track("ab", "letters", 2)) == ["a", "b"]
         with progress("bytes", None) as advance:
@@ -40,8 +44,7 @@ def test_a_listener_hears_what_how_many_and_how_far():
     assert reports == [("letters", 2), 1, 2, "end", ("bytes", None), 1 << 20, "end"]
 
 
-def test_an_item_counts_as_done_only_after_its_turn():
-    reports: Reports = []
+def test_an_item_counts_as_done_only_after_its_turn(reports):
     with report_progress_to(listening_to(reports)):
         items = track("ab", "letters", 2)
         next(items)
@@ -50,8 +53,7 @@ def test_an_item_counts_as_done_only_after_its_turn():
         assert reports == [("letters", 2), 1]
 
 
-def test_a_failure_on_the_way_ends_the_showing():
-    reports: Reports = []
+def test_a_failure_on_the_way_ends_the_showing(reports):
     with report_progress_to(listening_to(reports)), pytest.raises(ZeroDivisionError):
         list(track((1 // n for n in (1, 0)), "quotients", 2))
     assert reports == [("quotients", 2), 1, "end"]
@@ -71,8 +73,7 @@ def test_after_the_block_the_former_listener_is_back():
     assert outer == [("two", 2), "end"]
 
 
-def test_other_threads_do_not_disturb_the_listener():
-    reports: Reports = []
+def test_other_threads_do_not_disturb_the_listener(reports):
     with report_progress_to(listening_to(reports)):
         thread = Thread(target=lambda: list(track("ab", "letters", 2)))
         thread.start()

@@ -1,5 +1,7 @@
 """Arithmetic on lists of tensors: the same numbers as one by one, and no history."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -92,27 +94,23 @@ def test_parameters_are_written_in_place_although_they_are_trained(parameters, o
     assert all(p.requires_grad and p.is_leaf and p.grad_fn is None for p in parameters)
 
 
-@pytest.mark.parametrize("times", [1.0, -0.25, 0.0])
-def test_adding_is_adding_one_by_one(parameters, tensors, others, times):
-    add(parameters, others, times=times)
-    expected = [a + times * b for a, b in zip(tensors, others, strict=True)]
-    for found, value in zip(parameters, expected, strict=True):
-        torch.testing.assert_close(found.detach(), value, rtol=1e-15, atol=1e-15)
-    assert all(parameter.is_leaf for parameter in parameters)
-
-
-def test_tensors_are_added_once_unless_reported_otherwise(tensors, others):
-    expected = [a + b for a, b in zip(tensors, others, strict=True)]
-    add(tensors, others)
-    assert same(tensors, expected)
-
-
-@pytest.mark.parametrize("share", [0.05, 0.3, 0.5, 0.9])
-def test_mixing_goes_a_share_of_the_way(parameters, tensors, others, share):
-    mix(parameters, others, share=share)
-    for found, a, b in zip(parameters, tensors, others, strict=True):
-        torch.testing.assert_close(found.detach(), (1 - share) * a + share * b)
-    assert all(parameter.is_leaf for parameter in parameters)
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        *((partial(add, times=n), lambda a, b, n=n: a + n * b) for n in (1.0, -0.25, 0.0)),
+        # Added once unless told otherwise.
+        (add, lambda a, b: a + b),
+        *(
+            (partial(mix, share=s), lambda a, b, s=s: (1 - s) * a + s * b)
+            for s in (0.05, 0.3, 0.5, 0.9)
+        ),
+    ],
+)
+def test_adding_and_mixing_are_as_one_by_one(parameters, tensors, others, change, expected):
+    change(parameters, others)
+    for parameter, a, b in zip(parameters, tensors, others, strict=True):
+        assert parameter.is_leaf
+        torch.testing.assert_close(parameter.detach(), expected(a, b), rtol=1e-15, atol=1e-15)
 
 
 def test_mixing_ends_where_it_should_to_the_last_bit(tensors, others):

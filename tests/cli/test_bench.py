@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ import pytest
 from afield.reporting.benchmarking import bench
 from afield.runs.store import Store
 from tests.files import pictures
+from tests.waiting import HANG_SECONDS, wait_until
 
 QUICK = ("--steps", "10", "--workers", "1", "--trials", "2")
 FILE = 'dataset = "spirals"\nmethods = ["erm", "vrex"]\ntrials = 1\nworkers = 1\nsteps = 10\n'
@@ -92,15 +92,13 @@ def test_failures_are_shown_with_their_reason_and_the_exit_code_tells(afield):
     assert out.count("failed: erm on") == 8
 
 
-def test_broken_images_stop_a_benchmark_unless_they_are_skipped(afield, tmp_path, caplog):
+def test_broken_images_stop_a_benchmark_unless_they_are_skipped(afield, refusal, tmp_path, caplog):
     (pictures(tmp_path / "own") / "home" / "dark" / "0.png").write_bytes(b"no image")
     words = ("bench", "own", "--methods", "erm", "--set", "size=16", *QUICK)
-    code, out, err = afield(*words)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "home/dark/0.png" in err
-    assert "--skip-broken" in err
-    assert not (tmp_path / "runs").exists()
-    code, out, err = afield(*words, "--skip-broken")
+    message = refusal(*words)
+    assert "home/dark/0.png" in message
+    assert "--skip-broken" in message
+    code, out, _ = afield(*words, "--skip-broken")
     assert code == 0
     assert "away office" in out
     assert "1 broken file(s) left out" in caplog.text
@@ -130,7 +128,9 @@ def test_a_share_of_many_domains_is_held_out(afield, tmp_path):
 
 
 @pytest.mark.slow
-def test_merges_stand_in_one_table_with_methods_and_what_they_are_compared_with(afield, tmp_path):
+def test_merges_stand_in_one_table_with_methods_and_what_they_are_compared_with(
+    afield, refusal, tmp_path
+):
     y = np.tile([0, 1], 30)
     x = np.eye(2)[y] + 0.3 * np.random.default_rng(0).normal(size=(len(y), 2))
     np.savez(tmp_path / "own.npz", X=x, y=y, domain=np.repeat(list("abc"), 20))
@@ -150,9 +150,7 @@ def test_merges_stand_in_one_table_with_methods_and_what_they_are_compared_with(
     shown = afield("table", "runs", "--format", "md")[1]
     assert sorted(shown.splitlines()) == sorted(out.splitlines())
     folder = next((tmp_path / "runs").glob("score-*"))
-    code, _, err = afield("train", "--like", folder)
-    assert (code, err.count("\n")) == (2, 1)
-    assert f"{folder.name}: this model is not trained" in err
+    assert f"{folder.name}: this model is not trained" in refusal("train", "--like", folder)
     assert afield("diagnose", "agreement", folder, "--set", "samples=10")[0] == 0
     assert afield("export-domainbed", "runs", "out")[0] == 0
     assert list(tmp_path.glob("out/score-*/results.jsonl"))
@@ -175,11 +173,9 @@ def test_sweep_prints_the_table_that_bench_would(afield, tmp_path):
     assert (code, of_options, err) == (0, of_file, "")
 
 
-def test_a_mistake_in_a_file_is_one_line(afield, tmp_path):
+def test_a_mistake_in_a_file_is_one_line(refusal, tmp_path):
     (tmp_path / "bench.toml").write_text("trials = 'x'")
-    code, _, err = afield("sweep", "bench.toml")
-    assert (code, err.count("\n")) == (2, 1)
-    assert err.startswith("error: bench.toml: trials")
+    assert refusal("sweep", "bench.toml").startswith("error: bench.toml: trials")
 
 
 def test_records_can_lie_at_an_address(afield):
@@ -237,19 +233,14 @@ def test_ctrl_c_on_ray_stops_what_is_under_way(afield, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "local")
     pytest.importorskip("ray", reason="pip install 'afield[ray]'")
     command = [sys.executable, "-c", "from afield.cli.app import main; main()"]
-    words = ["bench", "spirals", "--methods", "erm", "--steps", "1000000", "--on", "ray"]
+    words = ["bench", "spirals", "--methods", "erm", "--steps", "100000000", "--on", "ray"]
     bench = subprocess.Popen([*command, *words], stderr=subprocess.PIPE, text=True)
-    begun = time.monotonic()
-    while not list(tmp_path.glob("runs/*/progress.json")):
-        assert time.monotonic() - begun < 300
-        time.sleep(0.2)
+    wait_until(lambda: list(tmp_path.glob("runs/*/progress.json")), process=bench)
     bench.send_signal(signal.SIGINT)
-    _, err = bench.communicate(timeout=60)
+    _, err = bench.communicate(timeout=HANG_SECONDS)
     assert bench.returncode == 130
     assert err.strip().splitlines()[-1] == "stopped; run the same command again to continue"
-    begun = time.monotonic()
-    while re.search(r"\d running", out := afield("status")[1]):
-        assert time.monotonic() - begun < 60
-        time.sleep(0.5)
+    wait_until(lambda: not re.search(r"\d running", afield("status")[1]))
+    out = afield("status")[1]
     assert "(not running)" in out
     assert "stopped" in out

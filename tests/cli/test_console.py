@@ -4,7 +4,6 @@ import io
 import logging
 import os
 import re
-import time
 from dataclasses import replace
 
 import pytest
@@ -19,6 +18,13 @@ from afield.runs.record import Failure, Plan
 from afield.runs.runner import execute
 from afield.runs.store import Store
 from afield.studies.planning import plan_run
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def wide(monkeypatch):
+    """Standard error is wide enough for every line."""
+    monkeypatch.setattr(console, "err", Console(stderr=True, width=200))
 
 
 def test_a_title_with_markup_is_shown_as_it_is(monkeypatch):
@@ -27,8 +33,7 @@ def test_a_title_with_markup_is_shown_as_it_is(monkeypatch):
         advance(5)
 
 
-def test_failures_name_method_sources_and_reason(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(console, "err", Console(stderr=True, width=200))
+def test_failures_name_method_sources_and_reason(tmp_path, wide, capsys):
     run = plan_run("spirals", "erm", target="turn0", settings={"steps": 5})
     failure = Failure(run, "no [bold]luck", "trace")
     assert not console.print_outcomes(
@@ -49,8 +54,7 @@ def test_the_line_before_a_benchmark_names_network_size_and_weights(monkeypatch,
     )
 
 
-def test_no_table_is_explained(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(console, "err", Console(stderr=True, width=200))
+def test_no_table_is_explained(tmp_path, wide, capsys):
     run = plan_run("spirals", "erm", target="turn0", settings={"steps": 5})
     record = execute(run, Store(tmp_path))
     assert console.print_outcomes(
@@ -59,8 +63,7 @@ def test_no_table_is_explained(tmp_path, monkeypatch, capsys):
     assert "no table" in capsys.readouterr().err
 
 
-def test_the_same_note_is_said_once(monkeypatch, capsys):
-    monkeypatch.setattr(console, "err", Console(stderr=True, width=200))
+def test_the_same_note_is_said_once(wide, capsys):
     notes = console.NoteHandler()
     for message in ("left out: one", "left out: two", "left out: one"):
         notes.emit(logging.LogRecord("afield", logging.WARNING, "", 0, message, None, None))
@@ -76,15 +79,15 @@ def test_a_store_out_of_reach_ends_no_work(tmp_path, monkeypatch, terminal):
     monkeypatch.setattr(console, "err", Console(file=io.StringIO(), force_terminal=terminal))
     monkeypatch.setattr(live_view, "REFRESH_SECONDS", 0.05)
     monkeypatch.setattr(live_view, "LOG_SECONDS", 0.05)
-    plan = Plan(("erm-0",), 0, "afield bench", hostname(), os.getpid(), time.time())
+    plan = Plan(("erm-0",), 0, "afield bench", hostname(), os.getpid(), 0.0)
+    message = "the store cannot be read at the moment"
 
-    def slow():
-        for each in range(3):
-            time.sleep(0.1)
-            yield each
+    def outcomes():
+        yield 0
+        wait_until(lambda: message in console.err.file.getvalue())
+        yield 1
 
-    assert list(live_view.follow_outcomes(slow(), Away(tmp_path), plan)) == [0, 1, 2]
-    assert "the store cannot be read at the moment" in console.err.file.getvalue()
+    assert list(live_view.follow_outcomes(outcomes(), Away(tmp_path), plan)) == [0, 1]
 
 
 def test_control_characters_in_names_do_not_reach_the_terminal():

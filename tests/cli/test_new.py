@@ -17,10 +17,6 @@ def test_the_new_method_passes_its_new_test(afield, tmp_path):
     assert "2 passed" in done.stdout
 
 
-def test_what_cannot_be_started_is_refused(afield):
-    for words in (("dataset", "mine"), ("method", "erm"), ("method", "my idea")):
-        code, _, err = afield("new", *words)
-        assert code == 2
-        assert err.startswith("error: ")
+def test_an_existing_file_is_not_replaced(afield, refusal):
     assert afield("new", "method", "twice")[0] == 0
-    assert "exists already" in afield("new", "method", "twice")[2]
+    assert "exists already" in refusal("new", "method", "twice")

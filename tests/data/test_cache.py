@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -22,6 +21,8 @@ from afield.data.domains import ReadOptions
 from afield.data.sources.folders import folder_dataset
 from afield.errors import DataError
 from tests.files import common, forbidden, powerless, tree
+from tests.messages import message_of
+from tests.waiting import HANG_SECONDS
 
 # Forked, everything is imported already; the children leave torch's own threads alone.
 needs_fork = pytest.mark.skipif(
@@ -30,9 +31,8 @@ needs_fork = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path, monkeypatch):
-    monkeypatch.setenv("AFIELD_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+def place(own_cache):
+    return own_cache
 
 
 def numbers(root: Path, count: int = 6) -> list[Path]:
@@ -42,6 +42,13 @@ def numbers(root: Path, count: int = 6) -> list[Path]:
     for i, file in enumerate(files):
         file.write_text(str(i))
     return files
+
+
+@pytest.fixture
+def mine(tmp_path) -> Path:
+    """A folder of six files that each hold their number."""
+    numbers(tmp_path / "mine")
+    return tmp_path / "mine"
 
 
 def row(file: Path) -> np.ndarray:
@@ -81,18 +88,16 @@ def test_the_cache_is_where_it_is_said_to_be(monkeypatch, tmp_path):
     assert cache_root() == tmp_path / ".cache" / "afield" / "decoded"
 
 
-def test_every_file_has_a_row_in_their_order(tmp_path):
-    numbers(tmp_path / "mine")
-    found = read(tmp_path / "mine")
+def test_every_file_has_a_row_in_their_order(mine):
+    found = read(mine)
     assert values(found) == [0, 1, 2, 3, 4, 5]
     assert found.rows.dtype == torch.float32
     assert found.broken == {}
 
 
-def test_a_second_load_decodes_nothing(tmp_path):
-    numbers(tmp_path / "mine")
+def test_a_second_load_decodes_nothing(mine):
     calls: list[str] = []
-    first, second = (read(tmp_path / "mine", partial(counted, calls)) for _ in range(2))
+    first, second = (read(mine, partial(counted, calls)) for _ in range(2))
     assert len(calls) == 6
     assert torch.equal(first.rows, second.rows)
 
@@ -139,23 +144,21 @@ def later(root: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("change", [added, removed, renamed, longer, later])
-def test_an_entry_is_made_anew_when_the_files_change(tmp_path, place, change):
-    numbers(tmp_path / "mine")
-    read(tmp_path / "mine")
-    expected = change(tmp_path / "mine")
+def test_an_entry_is_made_anew_when_the_files_change(place, change, mine):
+    read(mine)
+    expected = change(mine)
     calls: list[str] = []
     for _ in range(2):
-        assert values(read(tmp_path / "mine", partial(counted, calls))) == expected
+        assert values(read(mine, partial(counted, calls))) == expected
     assert len(calls) == len(expected)
     # In place of the old one.
     assert len(entries(place)) == 1
 
 
-def test_rows_that_are_in_use_stay_as_they_are_when_the_entry_is_made_anew(tmp_path):
-    numbers(tmp_path / "mine")
-    before = read(tmp_path / "mine")
-    longer(tmp_path / "mine")
-    assert values(read(tmp_path / "mine")) == [0, 1, 22, 3, 4, 5]
+def test_rows_that_are_in_use_stay_as_they_are_when_the_entry_is_made_anew(mine):
+    before = read(mine)
+    longer(mine)
+    assert values(read(mine)) == [0, 1, 22, 3, 4, 5]
     assert values(before) == [0, 1, 2, 3, 4, 5]
 
 
@@ -220,17 +223,16 @@ def test_the_rows_of_broken_files_are_closed_up(many, bad):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, KeyError])
-def test_an_error_that_is_not_expected_is_raised_and_nothing_is_left(tmp_path, place, error):
+def test_an_error_that_is_not_expected_is_raised_and_nothing_is_left(place, error, mine):
     def decode(file: Path) -> np.ndarray:
         if file.name == "0003.txt":
             raise error
         return row(file)
 
-    numbers(tmp_path / "mine")
     with pytest.raises(error):
-        read(tmp_path / "mine", decode)
+        read(mine, decode)
     assert entries(place) == []
-    assert values(read(tmp_path / "mine")) == [0, 1, 2, 3, 4, 5]
+    assert values(read(mine)) == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_file_that_goes_away_is_named(tmp_path):
@@ -243,28 +245,25 @@ def test_a_file_that_goes_away_is_named(tmp_path):
 
 @pytest.mark.parametrize("name", ["rows.npy", "broken.json", "state.json"])
 @pytest.mark.parametrize("harm", [Path.unlink, partial(os.truncate, length=3)])
-def test_an_entry_that_lost_a_part_is_made_anew(tmp_path, place, name, harm):
-    numbers(tmp_path / "mine")
-    read(tmp_path / "mine")
+def test_an_entry_that_lost_a_part_is_made_anew(place, name, harm, mine):
+    read(mine)
     (entry,) = entries(place)
     harm(entry / name)
-    assert values(read(tmp_path / "mine")) == [0, 1, 2, 3, 4, 5]
+    assert values(read(mine)) == [0, 1, 2, 3, 4, 5]
 
 
-def test_the_cache_may_be_deleted_at_any_time(tmp_path, place):
-    numbers(tmp_path / "mine")
-    found = read(tmp_path / "mine")
+def test_the_cache_may_be_deleted_at_any_time(place, mine):
+    found = read(mine)
     shutil.rmtree(place)
     assert values(found) == [0, 1, 2, 3, 4, 5]
-    assert values(read(tmp_path / "mine")) == [0, 1, 2, 3, 4, 5]
+    assert values(read(mine)) == [0, 1, 2, 3, 4, 5]
 
 
-def test_rows_are_mapped_from_disk(tmp_path, place):
+def test_rows_are_mapped_from_disk(place, mine):
     maps = Path("/proc/self/maps")
     if not maps.exists():
         pytest.skip("the system does not tell what is mapped")
-    numbers(tmp_path / "mine")
-    found = read(tmp_path / "mine")
+    found = read(mine)
     for line in maps.read_text().splitlines():
         first, last = (int(end, 16) for end in line.split()[0].split("-"))
         if first <= found.rows.data_ptr() < last:
@@ -274,35 +273,25 @@ def test_rows_are_mapped_from_disk(tmp_path, place):
     pytest.fail("the rows are nowhere")
 
 
-def test_writing_to_the_rows_does_not_reach_the_disk(tmp_path, place):
-    numbers(tmp_path / "mine")
-    found = read(tmp_path / "mine")
+def test_writing_to_the_rows_does_not_reach_the_disk(place, mine):
+    found = read(mine)
     (file,) = place.glob("*/rows.npy")
     before = file.read_bytes()
     found.rows.fill_(77)
     assert values(found) == [77] * 6
     assert file.read_bytes() == before
-    assert values(read(tmp_path / "mine")) == [0, 1, 2, 3, 4, 5]
+    assert values(read(mine)) == [0, 1, 2, 3, 4, 5]
 
 
-class Made(NamedTuple):
-    root: Path
-    log: Path
-    out: Path
-    pause: float
-
-
-def logged(made: Made, file: Path) -> np.ndarray:
-    with made.log.open("a") as log:
-        log.write(f"{file.name}\n")
-    time.sleep(made.pause)
+def decode_logged(log: Path, pause: float, file: Path) -> np.ndarray:
+    with log.open("a") as lines:
+        lines.write(f"{file.name}\n")
+    time.sleep(pause)
     return row(file)
 
 
-def work(made: Made) -> None:
-    """What a process does: it writes down what it decodes, and what it gets."""
-    found = read(made.root, partial(logged, made))
-    np.save(made.out, found.rows.numpy()[:, 0, 0])
+def save_values(root: Path, decode: Callable[[Path], np.ndarray], out: Path) -> None:
+    np.save(out, read(root, decode).rows.numpy()[:, 0, 0])
 
 
 @needs_fork
@@ -312,35 +301,37 @@ def test_two_processes_at_once_make_an_entry_once_and_both_get_it(tmp_path):
     context = multiprocessing.get_context("fork")
     log = tmp_path / "log"
     outs = [tmp_path / f"{i}.npy" for i in range(2)]
+    decode = partial(decode_logged, log, 0.005)
     processes = [
-        context.Process(target=work, args=(Made(tmp_path / "mine", log, out, pause=0.005),))
-        for out in outs
+        context.Process(target=save_values, args=(tmp_path / "mine", decode, out)) for out in outs
     ]
     for process in processes:
         process.start()
     for process in processes:
-        process.join(timeout=30)
+        process.join(HANG_SECONDS)
     assert [process.exitcode for process in processes] == [0, 0]
     assert sorted(log.read_text().split()) == [f"{i:04}.txt" for i in range(40)]
     for out in outs:
         assert np.load(out).tolist() == list(range(40))
 
 
+def die_at_the_tenth(file: Path) -> np.ndarray:
+    if file.name == "0010.txt":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return row(file)
+
+
 @needs_fork
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_killed_in_the_middle_it_leaves_nothing_that_is_taken_for_whole(tmp_path, place):
     numbers(tmp_path / "mine", 150)
+    out = tmp_path / "out.npy"
     context = multiprocessing.get_context("fork")
-    made = Made(tmp_path / "mine", tmp_path / "log", tmp_path / "out.npy", pause=0.02)
-    made.log.touch()
-    process = context.Process(target=work, args=(made,))
+    process = context.Process(target=save_values, args=(tmp_path / "mine", die_at_the_tenth, out))
     process.start()
-    while len(made.log.read_text().split()) < 10:
-        assert process.is_alive()
-        time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    assert not made.out.exists()
+    process.join(HANG_SECONDS)
+    assert process.exitcode == -signal.SIGKILL
+    assert not out.exists()
     left = entries(place)
     assert [path.suffix for path in left] == [".part"]
     assert (left[0] / "rows.npy").exists()
@@ -350,21 +341,17 @@ def test_killed_in_the_middle_it_leaves_nothing_that_is_taken_for_whole(tmp_path
     assert [path.suffix for path in entries(place)] == [""]
 
 
-def test_too_little_room_is_reported_before_anything_is_made(tmp_path, place, monkeypatch):
-    numbers(tmp_path / "mine")
+def test_too_little_room_is_reported_before_anything_is_made(tmp_path, place, monkeypatch, mine):
     free = shutil.disk_usage(tmp_path)._replace(free=3 * 2**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
     wanted = partial(
         cache_arrays,
-        tmp_path / "mine",
-        sorted((tmp_path / "mine").iterdir()),
+        mine,
+        sorted((mine).iterdir()),
         dict,
         description="numbers",
     )
-    with pytest.raises(DataError) as caught:
-        wanted(needed_bytes=5 * 2**30 + 2**29)
-    message = str(caught.value)
-    assert "\n" not in message
+    message = message_of(DataError, wanted, needed_bytes=5 * 2**30 + 2**29)
     assert message.startswith(f"{place}: the cache of mine needs 5.5 GB, but only 3.0 MB are free")
     assert entries(place) == []
     wanted(needed_bytes=2 * 2**20)
@@ -397,10 +384,9 @@ def test_a_cache_that_is_a_file_is_named(tmp_path, place):
         contents_digest(tmp_path, [])
 
 
-def test_the_size_is_reported_before_a_large_entry_is_made(tmp_path, place, monkeypatch, caplog):
-    numbers(tmp_path / "mine")
+def test_the_size_is_reported_before_a_large_entry_is_made(place, monkeypatch, caplog, mine):
     with caplog.at_level(logging.WARNING, logger="afield"):
-        read(tmp_path / "mine", form="small")
+        read(mine, form="small")
         assert caplog.messages == []
         monkeypatch.setattr(cache, "LARGE_ENTRY_BYTES", 6 * 2 * 3 * 4)
 
@@ -408,8 +394,8 @@ def test_the_size_is_reported_before_a_large_entry_is_made(tmp_path, place, monk
             assert len(caplog.messages) == 1
             return row(file)
 
-        read(tmp_path / "mine", decode, form="large rows")
-        read(tmp_path / "mine", decode, form="large rows")
+        read(mine, decode, form="large rows")
+        read(mine, decode, form="large rows")
     (message,) = caplog.messages
     assert message.startswith(f"mine: caching 144 bytes of decoded samples in {place}/mine-")
 
@@ -488,20 +474,19 @@ def test_computed_arrays_are_kept_by_their_names(tmp_path):
     assert len(calls) == 1
 
 
-def test_what_is_wrong_with_the_data_is_not_put_down_to_the_cache(tmp_path, place):
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        # What is wrong with the data is not put down to the cache.
+        (DataError("bad.ttf: not a font; remove it"), r"^bad\.ttf: not a font; remove it$"),
+        (OSError(28, "No space left on device"), "No space left on device; set AFIELD_CACHE to"),
+    ],
+)
+def test_an_error_in_the_middle_is_reported_and_leaves_no_entry(tmp_path, place, error, message):
     def make():
-        raise DataError("bad.ttf: not a font; remove it")
+        raise error
 
-    with pytest.raises(DataError, match=r"^bad\.ttf: not a font; remove it$"):
-        cache_arrays(tmp_path, [], make, description="made", needed_bytes=0)
-    assert entries(place) == []
-
-
-def test_a_disk_that_is_full_in_the_middle_is_reported(tmp_path, place):
-    def make():
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(DataError, match=r"No space left on device; set AFIELD_CACHE to another"):
+    with pytest.raises(DataError, match=message):
         cache_arrays(tmp_path, [], make, description="made", needed_bytes=0)
     assert entries(place) == []
 

@@ -2,8 +2,6 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from fontTools.fontBuilder import FontBuilder
-from fontTools.pens.ttGlyphPen import TTGlyphPen
 from fontTools.ttLib import reorderFontTables
 
 from afield.data.domains import data_root
@@ -19,19 +17,10 @@ from afield.data.sources.fonts import (
     draw_glyphs,
     missing_characters,
 )
+from tests.files import build_font, outline
+from tests.messages import message_of
 
 INK = 128
-
-
-def outline(*boxes):
-    pen = TTGlyphPen(None)
-    for left, bottom, right, top in boxes:
-        corners = [(left, bottom), (left, top), (right, top), (right, bottom)]
-        pen.moveTo(corners[0])
-        for corner in corners[1:]:
-            pen.lineTo(corner)
-        pen.closePath()
-    return pen.glyph()
 
 
 GLYPHS = {
@@ -45,28 +34,12 @@ GLYPHS = {
 
 def font(folder, *, name="mine.ttf", flavor=None, **codes):
     """A font of boxes; L, I and O are drawn unless said otherwise."""
-    builder = FontBuilder(1000, isTTF=True)
-    builder.setupGlyphOrder(list(GLYPHS))
-    builder.setupCharacterMap(
-        {ord(c): g for c, g in ({"L": "ell", "I": "bar", "O": "dot"} | codes).items()}
-    )
-    builder.setupGlyf(GLYPHS)
-    builder.setupHorizontalMetrics(dict.fromkeys(GLYPHS, (600, 0)))
-    builder.setupHorizontalHeader(ascent=800, descent=-200)
-    builder.setupNameTable({"familyName": "Mine", "styleName": "Regular"})
-    builder.setupOS2()
-    builder.setupPost()
-    builder.font.flavor = flavor
-    builder.save(folder / name)
-    return folder / name
+    characters = {"L": "ell", "I": "bar", "O": "dot"} | codes
+    return build_font(folder / name, GLYPHS, characters, flavor=flavor)
 
 
 def reason(path):
-    with pytest.raises(ValueError, match=r".") as caught:
-        draw_glyphs(path, seed=0)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
+    return message_of(ValueError, draw_glyphs, path, seed=0)
 
 
 def box(picture):
@@ -192,12 +165,9 @@ def test_a_character_that_the_font_lacks_is_left_out_and_the_others_keep_their_c
     assert {CHARACTERS[i] for i in draw_glyphs(file, seed=0)[1]} == set("LIO")
 
 
-def test_a_letter_without_an_outline_is_missing(tmp_path):
-    assert missing_characters(font(tmp_path, A="blank"), "ALI") == ["A"]
-
-
-def test_a_letter_drawn_as_the_box_for_unknown_ones_is_missing(tmp_path):
-    assert missing_characters(font(tmp_path, A=".notdef"), "ALI") == ["A"]
+@pytest.mark.parametrize("glyph", ["blank", ".notdef"])
+def test_a_letter_without_an_outline_or_with_that_of_unknown_ones_is_missing(tmp_path, glyph):
+    assert missing_characters(font(tmp_path, A=glyph), "ALI") == ["A"]
 
 
 def test_a_font_without_any_of_the_characters_gives_no_pictures(tmp_path):

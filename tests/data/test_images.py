@@ -2,7 +2,6 @@
 
 import resource
 import struct
-import time
 import warnings
 from pathlib import Path
 
@@ -19,18 +18,14 @@ from afield.data.modalities.image import (
     stored_side,
 )
 from tests.files import RED, bomb, noise, plain, saved
+from tests.messages import message_of
 
 SIDE = 16
 MB_IN_KB = 1024
 
 
 def reason(path: Path) -> str:
-    with pytest.raises(IMAGE_ERRORS) as caught:
-        read_image(path, SIDE)
-    message = str(caught.value)
-    assert message
-    assert "\n" not in message
-    return message
+    return message_of(IMAGE_ERRORS, read_image, path, SIDE)
 
 
 def test_pictures_are_kept_an_eighth_larger_than_they_are_seen():
@@ -99,30 +94,28 @@ def test_odd_metadata_beside_the_orientation_do_not_matter(tmp_path):
     assert abs(read_image(file, SIDE)[3, 3].astype(int) - RED).max() < 8
 
 
-def test_palettes_show_their_colours(tmp_path):
+def palette() -> Image.Image:
     image = plain("P", 1)
     image.putpalette([0, 0, 0, *RED])
-    assert read_image(saved(image, tmp_path / "a.png"), SIDE)[3, 3].tolist() == [*RED]
-    clear = saved(image, tmp_path / "b.png", transparency=b"\x00\x80")
-    assert read_image(clear, SIDE)[3, 3].tolist() == [*RED]
+    return image
 
 
-def test_transparency_leaves_the_colours(tmp_path):
-    image = plain("RGBA", (*RED, 128))
-    assert read_image(saved(image, tmp_path / "a.png"), SIDE)[3, 3].tolist() == [*RED]
-
-
-@pytest.mark.parametrize(("mode", "colour"), [("L", 77), ("LA", (77, 255))])
-def test_grey_is_the_same_in_all_three_channels(tmp_path, mode, colour):
-    image = saved(plain(mode, colour), tmp_path / "a.png")
-    assert read_image(image, SIDE)[3, 3].tolist() == [77, 77, 77]
-
-
-def test_black_and_white_are_the_ends_of_the_scale(tmp_path):
-    for bit in (0, 1):
-        assert (
-            read_image(saved(plain("1", bit), tmp_path / f"{bit}.png"), SIDE) == 255 * bit
-        ).all()
+@pytest.mark.parametrize(
+    ("image", "options", "colour"),
+    [
+        (palette(), {}, RED),
+        (palette(), {"transparency": b"\x00\x80"}, RED),
+        (plain("RGBA", (*RED, 128)), {}, RED),
+        (plain("L", 77), {}, (77, 77, 77)),
+        (plain("LA", (77, 255)), {}, (77, 77, 77)),
+        (plain("1", 0), {}, (0, 0, 0)),
+        (plain("1", 1), {}, (255, 255, 255)),
+    ],
+    ids=str,
+)
+def test_every_mode_is_read_in_its_colours(tmp_path, image, options, colour):
+    x = read_image(saved(image, tmp_path / "a.png", **options), SIDE)
+    assert (x == colour).all()
 
 
 @pytest.mark.parametrize("name", ["a.tif", "a.jpg"])
@@ -131,25 +124,21 @@ def test_printing_colours_are_converted(tmp_path, name):
     assert abs(x[3, 3].astype(int) - (155, 205, 235)).max() < 4
 
 
-@pytest.mark.parametrize("name", ["a.png", "a.tif"])
-def test_16_bit_grey_is_scaled_and_not_clipped(tmp_path, name):
-    values = np.linspace(0, 65535, SIDE * SIDE).astype(np.uint16).reshape(SIDE, SIDE)
+@pytest.mark.parametrize(
+    ("name", "dtype", "most"),
+    [
+        ("a.png", np.uint16, 65_535),
+        ("a.tif", np.uint16, 65_535),
+        ("a.tif", np.int32, 255),
+        ("a.tif", np.int32, 65_535),
+        ("a.tif", np.float32, 1.0),
+        ("a.tif", np.float32, 255.0),
+    ],
+)
+def test_deeper_grey_is_scaled_and_not_clipped(tmp_path, name, dtype, most):
+    values = np.linspace(0, most, SIDE * SIDE).astype(dtype).reshape(SIDE, SIDE)
     x = read_image(saved(Image.fromarray(values), tmp_path / name), SIDE)
-    assert abs(x - (values / 257)[..., None]).max() <= 1
-
-
-@pytest.mark.parametrize(("most", "scale"), [(255, 1), (65_535, 257)])
-def test_whole_numbers_of_32_bits_are_bytes_or_16_bits(tmp_path, most, scale):
-    values = np.linspace(0, most, SIDE * SIDE).astype(np.int32).reshape(SIDE, SIDE)
-    x = read_image(saved(Image.fromarray(values), tmp_path / "a.tif"), SIDE)
-    assert abs(x - (values / scale)[..., None]).max() <= 1
-
-
-@pytest.mark.parametrize("most", [1.0, 255.0])
-def test_numbers_with_a_point_are_shares_or_bytes(tmp_path, most):
-    values = np.linspace(0, most, SIDE * SIDE).astype(np.float32).reshape(SIDE, SIDE)
-    x = read_image(saved(Image.fromarray(values), tmp_path / "a.tif"), SIDE)
-    assert abs(x - (values * 255 / most)[..., None]).max() <= 1
+    assert abs(x - (values.astype(float) * 255 / most)[..., None]).max() <= 1
 
 
 def test_pixels_that_are_no_numbers_are_refused(tmp_path):
@@ -163,13 +152,16 @@ def test_what_is_too_small_to_be_a_picture_is_refused(tmp_path, size):
     assert message == f"{size[0]} × {size[1]} pixels, too small for an image"
 
 
-def test_an_empty_file_is_refused(tmp_path):
-    (tmp_path / "a.jpg").touch()
-    assert "cannot identify" in reason(tmp_path / "a.jpg")
+# For PostScript, Pillow would start Ghostscript.
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\n%%EndComments\nshowpage\n"
 
 
-def test_a_text_is_refused(tmp_path):
-    (tmp_path / "a.png").write_text("not a picture")
+@pytest.mark.parametrize("content", [b"", b"not a picture", POSTSCRIPT, b"GIF"])
+def test_a_file_of_another_format_is_refused_whatever_its_name_is(tmp_path, content):
+    if content == b"GIF":
+        saved(plain(size=(32, 32)), tmp_path / "a.png", format="GIF")
+    else:
+        (tmp_path / "a.png").write_bytes(content)
     assert "cannot identify" in reason(tmp_path / "a.png")
 
 
@@ -191,12 +183,12 @@ def test_a_broken_header_is_refused_whatever_pillow_makes_of_it(tmp_path, kind):
     assert reason(file).startswith("broken: ")
 
 
-def test_a_bomb_is_refused_at_once_and_without_being_unpacked(tmp_path):
+def test_a_bomb_is_refused_without_being_unpacked(tmp_path, monkeypatch):
     file = bomb(tmp_path / "bomb.png")
     assert file.stat().st_size < 2**20
-    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda _: pytest.fail("it is unpacked"))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert "decompression bomb" in reason(file)
-    assert time.process_time() - start < 0.5
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 50 * MB_IN_KB
 
@@ -278,13 +270,3 @@ def test_a_sample_that_is_flat_or_not_moved_can_be_shown():
     first, second, change = side_by_side(flat, flat)
     assert (first == second).all()
     assert (change == 1).all()
-
-
-def test_a_file_of_another_format_is_refused_whatever_its_name_is(tmp_path):
-    """For PostScript, Pillow would start Ghostscript."""
-    postscript = "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\n%%EndComments\nshowpage\n"
-    (tmp_path / "a.png").write_text(postscript)
-    assert "cannot identify" in reason(tmp_path / "a.png")
-    Image.new("RGB", (32, 32)).save(tmp_path / "b.gif")
-    (tmp_path / "b.gif").rename(tmp_path / "b.png")
-    assert "cannot identify" in reason(tmp_path / "b.png")

@@ -3,7 +3,7 @@
 import threading
 from collections import Counter
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product
 
 import pytest
 import torch
@@ -14,6 +14,8 @@ from afield.data.samples import Rows, Samples, pool_domains
 from afield.data.stream import STEPS_PER_BLOCK, Stream
 from afield.errors import DataError
 from tests.pairs import every_pair
+
+POSITIONS = [1, STEPS_PER_BLOCK, 2 * STEPS_PER_BLOCK + 7]
 
 
 def numbered(*sizes: int) -> Samples:
@@ -31,15 +33,24 @@ def drawn(stream: Stream, steps: int) -> list[list[list[int]]]:
     return [[batch.x.flatten().int().tolist() for batch in next(stream)] for _ in range(steps)]
 
 
-@pytest.mark.parametrize("batch", [1, 3, 8])
-def test_every_sample_of_a_group_is_drawn_once_before_any_comes_again(batch):
-    sizes = (5, 7, 30)
-    steps = drawn(Stream(numbered(*sizes), batch=batch, seed=0), STEPS_PER_BLOCK)
+def assert_in_rounds(order: list[int], members: list[int]) -> None:
+    """Every member once before any comes again, to the last round, which may be unfinished."""
+    rounds = [order[i : i + len(members)] for i in range(0, len(order), len(members))]
+    for drawn_round in rounds:
+        assert len(set(drawn_round)) == len(drawn_round)
+        assert set(drawn_round) <= set(members)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch"),
+    [((5, 7, 30), 1), ((5, 7, 30), 3), ((5, 7, 30), 8), ((30,), 7), ((1000,), 8)],
+)
+def test_every_sample_of_a_group_is_drawn_once_before_any_comes_again(sizes, batch):
+    steps = drawn(Stream(numbered(*sizes), batch=batch, seed=0), 5 * STEPS_PER_BLOCK)
     first = 0
     for group, size in enumerate(sizes):
         order = [i for step in steps for i in step[group]]
-        for start in range(0, len(order) - size + 1, size):
-            assert sorted(order[start : start + size]) == list(range(first, first + size))
+        assert_in_rounds(order, list(range(first, first + size)))
         first += size
 
 
@@ -54,23 +65,25 @@ def test_every_step_has_one_batch_of_equal_size_from_each_domain_however_large()
             assert torch.equal(batch.y, samples.y[batch.x.flatten().long()])
 
 
-def test_each_round_of_a_group_has_its_own_order():
-    order = [i for (group,) in drawn(Stream(numbered(20), batch=4, seed=0), 10) for i in group]
-    assert order[:20] != order[20:]
-
-
-def test_the_order_depends_on_the_seed_alone():
-    first, again, other = (Stream(numbered(9, 30), batch=4, seed=seed) for seed in (5, 5, 6))
-    torch.manual_seed(1)
-    one = drawn(first, 70)
-    torch.manual_seed(2)
-    assert drawn(again, 70) == one
-    assert drawn(other, 70) != one
-
-
-def test_two_blocks_of_steps_are_drawn_in_different_order():
+def test_each_round_of_a_group_and_each_block_of_steps_has_its_own_order():
+    steps = drawn(Stream(numbered(20), batch=4, seed=0), 2 * STEPS_PER_BLOCK)
+    order = [i for (group,) in steps for i in group]
+    assert order[:20] != order[20:40]
     steps = drawn(Stream(numbered(16), batch=4, seed=0), 2 * STEPS_PER_BLOCK)
     assert steps[:STEPS_PER_BLOCK] != steps[STEPS_PER_BLOCK:]
+
+
+@pytest.mark.parametrize("per_step", [0, 2])
+def test_the_order_and_the_choice_of_domains_depend_on_the_seed_alone(per_step):
+    first, again, other = (
+        Stream(numbered(9, 30, *[4] * 7), batch=4, seed=seed, per_step=per_step)
+        for seed in (5, 5, 6)
+    )
+    torch.manual_seed(1)
+    expected = drawn(first, 70)
+    torch.manual_seed(2)
+    assert drawn(again, 70) == expected
+    assert drawn(other, 70) != expected
 
 
 @pytest.mark.parametrize(
@@ -130,21 +143,29 @@ def test_other_groups_of_the_same_samples_are_drawn_in_another_order():
     assert drawn(stream, 4) != before
 
 
-@pytest.mark.parametrize("regrouped", [False, True])
 @pytest.mark.parametrize(
-    "position",
-    [0, 1, STEPS_PER_BLOCK - 1, STEPS_PER_BLOCK, STEPS_PER_BLOCK + 1, 2 * STEPS_PER_BLOCK + 7],
+    ("options", "position", "regrouped"),
+    [
+        *product([{}], [0, STEPS_PER_BLOCK - 1, STEPS_PER_BLOCK + 1, *POSITIONS], [False, True]),
+        ({"batch": 0}, 70, False),
+        *every_pair(
+            [{"per_step": 2}, {"balance": True}, {"per_step": 2, "balance": True}],
+            POSITIONS,
+            [False, True],
+        ),
+    ],
+    ids=str,
 )
-def test_a_stream_goes_on_from_its_saved_place(tmp_path, position, regrouped):
-    samples = numbered(7, 40, 13)
-    stream = Stream(samples, batch=3, seed=4)
+def test_a_stream_continues_from_its_saved_position(tmp_path, position, regrouped, options):
+    samples, options = numbered(7, 40, 13, 5, 11), {"batch": 3, **options}
+    stream = Stream(samples, seed=4, **options)
     drawn(stream, 5)
     if regrouped:
-        stream.regroup([list(range(i, 60, 4)) for i in range(4)])
+        stream.regroup([list(range(i, 76, 7)) for i in range(7)])
     drawn(stream, position)
     torch.save(stream.state_dict(), tmp_path / "state.pt")
     expected = drawn(stream, STEPS_PER_BLOCK + 5)
-    again = Stream(samples, batch=3, seed=4)
+    again = Stream(samples, seed=4, **options)
     drawn(again, 2)
     again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     assert drawn(again, STEPS_PER_BLOCK + 5) == expected
@@ -161,14 +182,6 @@ def test_a_restored_stream_regroups_as_the_first_would_have():
     assert drawn(again, 9) == drawn(stream, 9)
 
 
-@pytest.mark.parametrize(("size", "batch"), [(30, 7), (1000, 8)])
-def test_every_sample_of_a_group_is_drawn_once_before_any_comes_again_across_blocks(size, batch):
-    steps = drawn(Stream(numbered(size), batch=batch, seed=0), 5 * STEPS_PER_BLOCK)
-    order = [i for (group,) in steps for i in group]
-    for start in range(0, len(order) - size + 1, size):
-        assert sorted(order[start : start + size]) == list(range(size))
-
-
 def test_a_group_without_samples_is_refused():
     stream = Stream(numbered(10), batch=4, seed=0)
     with pytest.raises(ValueError, match="without samples"):
@@ -181,14 +194,6 @@ def groups_of(step: list[list[int]], *sizes: int) -> list[int]:
     found = [torch.bucketize(torch.tensor(batch), ends, right=True).unique() for batch in step]
     assert all(len(domain) == 1 for domain in found)
     return [int(domain) for domain in found]
-
-
-def assert_in_rounds(order: list[int], members: list[int]) -> None:
-    """Every member once before any comes again, to the last round, which may be unfinished."""
-    rounds = [order[i : i + len(members)] for i in range(0, len(order), len(members))]
-    for drawn_round in rounds:
-        assert len(set(drawn_round)) == len(drawn_round)
-        assert set(drawn_round) <= set(members)
 
 
 def test_the_order_without_a_choice_of_domains_is_what_it_has_always_been():
@@ -253,41 +258,6 @@ def test_a_domain_that_is_drawn_now_and_then_goes_on_where_it_was(batch):
     ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
     for group, order in orders.items():
         assert_in_rounds(order, list(range(ends[group], ends[group + 1])))
-
-
-def test_the_choice_of_domains_depends_on_the_seed_alone():
-    first, again, other = (
-        Stream(numbered(*[4] * 9), batch=2, seed=seed, per_step=2) for seed in (5, 5, 6)
-    )
-    torch.manual_seed(1)
-    one = drawn(first, 70)
-    torch.manual_seed(2)
-    assert drawn(again, 70) == one
-    assert drawn(other, 70) != one
-
-
-@pytest.mark.parametrize(
-    ("options", "position", "regrouped"),
-    every_pair(
-        [{"per_step": 2}, {"balance": True}, {"per_step": 2, "balance": True}],
-        [1, STEPS_PER_BLOCK, 2 * STEPS_PER_BLOCK + 7],
-        [False, True],
-    ),
-    ids=str,
-)
-def test_a_choosing_stream_goes_on_from_its_saved_place(tmp_path, position, regrouped, options):
-    samples = numbered(7, 40, 13, 5, 11)
-    stream = Stream(samples, batch=3, seed=4, **options)
-    drawn(stream, 5)
-    if regrouped:
-        stream.regroup([list(range(i, 76, 7)) for i in range(7)])
-    drawn(stream, position)
-    torch.save(stream.state_dict(), tmp_path / "state.pt")
-    expected = drawn(stream, STEPS_PER_BLOCK + 5)
-    again = Stream(samples, batch=3, seed=4, **options)
-    drawn(again, 2)
-    again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert drawn(again, STEPS_PER_BLOCK + 5) == expected
 
 
 @pytest.mark.parametrize(
@@ -496,13 +466,6 @@ def test_a_batch_of_all_is_repeated_for_methods_that_take_several():
         Counter([*range(5), *range(5)]),
         Counter([*range(5, 12), *range(5, 12)]),
     ]
-
-
-def test_a_stream_of_all_continues_where_it_was():
-    whole, resumed = (Stream(numbered(5, 7), batch=0, seed=0) for _ in range(2))
-    drawn(whole, 70)
-    resumed.load_state_dict(whole.state_dict())
-    assert drawn(whole, 5) == drawn(resumed, 5)
 
 
 def texts(*sizes: int) -> Samples:

@@ -23,36 +23,55 @@ def doubts(caplog, base, experts):
     return found
 
 
-def test_an_ordinary_family_is_not_doubted(caplog):
-    assert doubts(caplog, *family(3)) == []
+BASE, (FIRST, SECOND, THIRD) = family(3)
+EYES = {"a": 9 * torch.eye(3), "b": 9 * torch.eye(3)}
+UP, DOWN = ({name: w + sign for name, w in EYES.items()} for sign in (1, -1))
+MIXED = {"a": UP["a"], "b": DOWN["b"]}
+LINES = {"a": torch.ones(4), "b": torch.zeros(4)}
+ZEROS = {name: torch.zeros_like(tensor) for name, tensor in BASE.items()}
 
 
-def test_an_expert_identical_to_the_base_is_doubted(caplog):
-    base, experts = family(1)
-    (message,) = doubts(caplog, base, [experts[0], base])
-    assert message.startswith("expert 2: has the same weights as base, so as an expert it adds")
-
-
-def test_the_same_expert_twice_is_doubted(caplog):
-    base, experts = family(2)
-    (message,) = doubts(caplog, base, [*experts, experts[0]])
-    assert message == "expert 3: has the same weights as expert 1, so they count twice"
-
-
-def test_opposite_experts_and_equally_large_ones_are_not_the_same(caplog):
-    base = {"a": 9 * torch.eye(3), "b": 9 * torch.eye(3)}
-    forth, back = ({name: w + sign for name, w in base.items()} for sign in (1, -1))
-    assert doubts(caplog, base, [forth, back]) == []
-    # Alike in one tensor, opposite in the other.
-    assert doubts(caplog, base, [forth, {"a": forth["a"], "b": back["b"]}]) == []
-
-
-def test_of_three_experts_the_pair_that_is_the_same_throughout_is_named(caplog):
-    base = {"a": 9 * torch.eye(3), "b": 9 * torch.eye(3)}
-    first = {"a": base["a"] + 1, "b": base["b"] + 1}
-    second = {"a": base["a"] + 1, "b": base["b"] - 1}
-    (message,) = doubts(caplog, base, [first, second, second])
-    assert message == "expert 3: has the same weights as expert 2, so they count twice"
+@pytest.mark.parametrize(
+    ("base", "experts", "messages"),
+    [
+        (BASE, [FIRST, SECOND, THIRD], []),
+        (
+            BASE,
+            [FIRST, BASE],
+            ["expert 2: has the same weights as base, so as an expert it adds"],
+        ),
+        (
+            BASE,
+            [FIRST, SECOND, FIRST],
+            ["expert 3: has the same weights as expert 1, so they count twice"],
+        ),
+        # Opposite, and alike in one tensor and opposite in the other.
+        (EYES, [UP, DOWN], []),
+        (EYES, [UP, MIXED], []),
+        (
+            EYES,
+            [UP, MIXED, MIXED],
+            ["expert 3: has the same weights as expert 2, so they count twice"],
+        ),
+        (ZEROS, [FIRST, SECOND], ["base: all its weights are 0; is it the experts' base?"]),
+        (
+            LINES,
+            [{"a": torch.ones(4), "b": torch.ones(4)}],
+            [
+                "expert 1: differs from base by 1.00 times its norm, most in b (0 in the base); "
+                "is that its base?"
+            ],
+        ),
+    ],
+)
+def test_models_that_are_the_same_or_far_from_their_base_are_doubted(
+    caplog, base, experts, messages
+):
+    actual = doubts(caplog, base, experts)
+    assert len(actual) == len(messages)
+    for message, start in zip(actual, messages, strict=True):
+        assert message.startswith(start)
+        assert message == start or start.endswith("it adds")
 
 
 def test_experts_that_differ_in_one_piece_only_are_not_the_same(caplog, monkeypatch):
@@ -61,23 +80,6 @@ def test_experts_that_differ_in_one_piece_only_are_not_the_same(caplog, monkeypa
     first, second = torch.full((12,), 9.5), torch.full((12,), 9.5)
     second[5] = 8.5
     assert doubts(caplog, base, [{"w": first}, {"w": second}]) == []
-
-
-def test_a_base_of_zeros_is_doubted_in_plain_words(caplog):
-    base, experts = family(2)
-    zeros = {name: torch.zeros_like(tensor) for name, tensor in base.items()}
-    assert doubts(caplog, zeros, experts) == [
-        "base: all its weights are 0; is it the experts' base?"
-    ]
-
-
-def test_where_only_zeros_have_moved_they_are_named(caplog):
-    base = {"a": torch.ones(4), "b": torch.zeros(4)}
-    (message,) = doubts(caplog, base, [{"a": torch.ones(4), "b": torch.ones(4)}])
-    assert message == (
-        "expert 1: differs from base by 1.00 times its norm, most in b (0 in the base); "
-        "is that its base?"
-    )
 
 
 def test_a_base_that_is_not_the_experts_base_is_doubted_with_the_tensor(caplog):
@@ -127,18 +129,24 @@ def test_other_names_altogether_are_an_error_that_shows_both():
         merge("average", base, [renamed])
 
 
-def test_another_shape_is_an_error_with_the_tensor():
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"b.weight": torch.ones(8, 11)},
+            r"expert 2: b.weight has the shape \[8, 11\].*\[8, 12\]",
+        ),
+        (
+            {"a.weight": torch.zeros(12, 8, dtype=torch.int8)},
+            r"expert 2: a.weight is int8, but float32",
+        ),
+        ({None: torch.ones(2)}, "expert 2: the name None is not a string"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_an_error_with_its_name(changed, message):
     base, experts = family(2)
-    experts[1]["b.weight"] = torch.ones(8, 11)
-    with pytest.raises(MergeError, match=r"expert 2: b.weight has the shape \[8, 11\].*\[8, 12\]"):
-        merge("average", base, experts)
-
-
-def test_quantised_weights_are_an_error():
-    base, experts = family(1)
-    experts[0]["a.weight"] = torch.zeros(12, 8, dtype=torch.int8)
-    with pytest.raises(MergeError, match=r"expert 1: a.weight is int8, but float32"):
-        merge("average", base, experts)
+    with pytest.raises(MergeError, match=message):
+        merge("average", base, [experts[0], experts[1] | changed])
 
 
 @pytest.mark.parametrize(

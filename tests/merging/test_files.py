@@ -23,6 +23,27 @@ from tests.merging.families import count_for, sharded, statistics_for, written
 merge_files = afield.merge_files
 
 
+@pytest.fixture
+def models(tmp_path):
+    """A base, its experts and their files."""
+    return written(tmp_path)
+
+
+@pytest.fixture
+def base(models):
+    return models[0]
+
+
+@pytest.fixture
+def experts(models):
+    return models[1]
+
+
+@pytest.fixture
+def paths(models):
+    return models[2]
+
+
 def account(path):
     with safe_open(path, "pt") as file:
         return json.loads(file.metadata()["afield"])
@@ -52,8 +73,7 @@ def test_files_give_what_memory_gives_to_the_bit(tmp_path, name, dtype):
     assert equal(load_file(out), merge(name, base, experts, statistics=made))
 
 
-def test_every_form_of_input_gives_the_same(tmp_path):
-    base, experts, paths = written(tmp_path)
+def test_every_form_of_input_gives_the_same(tmp_path, base, experts, paths):
     torch.save(base, tmp_path / "base.pt")
     torch.save({"state_dict": experts[0]}, tmp_path / "e0.ckpt")
     sharded(tmp_path / "e1", experts[1], shards=3)
@@ -73,8 +93,7 @@ def test_the_same_merge_gives_the_same_bytes_also_from_elsewhere(tmp_path):
     assert contents[0] == contents[1]
 
 
-def test_the_metadata_tell_how_it_was_made(tmp_path):
-    _, _, paths = written(tmp_path)
+def test_the_metadata_tell_how_it_was_made(tmp_path, paths):
     out = tmp_path / "out.safetensors"
     merge_files("ties", paths[0], paths[1:], out, scale=0.5, density=0.3)
     metadata = account(out)
@@ -92,15 +111,13 @@ def test_the_metadata_tell_how_it_was_made(tmp_path):
         assert set(file.metadata()) == {"format", "afield"}
 
 
-def test_settings_that_were_not_given_are_reported_too(tmp_path):
-    _, _, paths = written(tmp_path)
+def test_settings_that_were_not_given_are_reported_too(tmp_path, paths):
     out = merge_files("dare", paths[0], paths[1:], tmp_path / "out.safetensors")
     assert account(out)["params"] == {"drop": 0.9, "seed": 0}
 
 
 @pytest.mark.slow
-def test_more_workers_give_the_same_bytes(tmp_path):
-    _, _, paths = written(tmp_path)
+def test_more_workers_give_the_same_bytes(tmp_path, paths):
     files = [
         merge_files("tsv", paths[0], paths[1:], tmp_path / f"{n}.safetensors", workers=n)
         for n in (1, 2)
@@ -108,8 +125,7 @@ def test_more_workers_give_the_same_bytes(tmp_path):
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_small_models_are_merged_in_one_process_and_large_ones_on_all_cores(tmp_path, monkeypatch):
-    _, _, paths = written(tmp_path)
+def test_small_models_are_merged_in_one_process_and_large_ones_on_all_cores(monkeypatch, paths):
     job = files.FileMerge("tsv", paths[0], tuple(paths[1:])).open_job()
     assert workers.default_workers(job) == 1
     monkeypatch.setattr(workers, "MIN_ENTRIES_FOR_WORKERS", 0)
@@ -119,15 +135,13 @@ def test_small_models_are_merged_in_one_process_and_large_ones_on_all_cores(tmp_
     assert workers.default_workers(job) == len(job.base.specs)
 
 
-def test_a_device_that_is_not_there_is_reported_before_anything_is_read(tmp_path):
-    _, _, paths = written(tmp_path)
+def test_a_device_that_is_not_there_is_reported_before_anything_is_read(tmp_path, paths):
     with pytest.raises(SpecError, match=r"no device 'warp' .*; use cpu"):
         merge_files("ties", paths[0], paths[1:], tmp_path / "out.safetensors", device="warp")
 
 
 @pytest.mark.slow
-def test_workers_do_not_repeat_what_is_doubtful(tmp_path, capfd, caplog):
-    _, experts, paths = written(tmp_path)
+def test_workers_do_not_repeat_what_is_doubtful(tmp_path, capfd, caplog, experts, paths):
     save_file(experts[0] | {"extra": torch.ones(2)}, paths[1])
     merge_files("dare", paths[0], paths[1:], tmp_path / "out.safetensors", workers=2)
     assert [record.message.split(": ")[1] for record in caplog.records] == [
@@ -137,8 +151,7 @@ def test_workers_do_not_repeat_what_is_doubtful(tmp_path, capfd, caplog):
 
 
 @pytest.mark.slow
-def test_an_error_in_a_worker_is_the_error(tmp_path):
-    _, experts, paths = written(tmp_path)
+def test_an_error_in_a_worker_is_the_error(tmp_path, experts, paths):
     experts[1]["b.weight"][2, 3] = torch.nan
     save_file(experts[1], paths[2])
     with pytest.raises(MergeError, match=r"e1.safetensors: NaN in b.weight"):
@@ -146,8 +159,7 @@ def test_an_error_in_a_worker_is_the_error(tmp_path):
     assert not list(tmp_path.glob("out*"))
 
 
-def test_the_number_of_threads_is_put_back(tmp_path):
-    _, _, paths = written(tmp_path)
+def test_the_number_of_threads_is_put_back(tmp_path, paths):
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
@@ -157,8 +169,7 @@ def test_the_number_of_threads_is_put_back(tmp_path):
         torch.set_num_threads(before)
 
 
-def test_a_failure_leaves_nothing_behind(tmp_path):
-    _, experts, paths = written(tmp_path)
+def test_a_failure_leaves_nothing_behind(tmp_path, experts, paths):
     experts[2]["text_projection"][0, 0] = torch.inf
     save_file(experts[2], paths[3])
     before = sorted(tmp_path.iterdir())
@@ -177,8 +188,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path):
     assert not list((tmp_path / "there").iterdir())
 
 
-def test_a_failure_leaves_what_was_there(tmp_path):
-    _, experts, paths = written(tmp_path)
+def test_a_failure_leaves_what_was_there(tmp_path, experts, paths):
     experts[2]["a.bias"][0] = torch.nan
     save_file(experts[2], paths[3])
     (tmp_path / "out.safetensors").write_text("dear")
@@ -202,8 +212,7 @@ def test_nothing_is_overwritten_unasked_and_no_input_ever(tmp_path):
             merge_files("average", base, experts, place, overwrite=True)
 
 
-def test_no_file_in_a_folder_of_an_input_is_overwritten(tmp_path):
-    base, experts, paths = written(tmp_path)
+def test_no_file_in_a_folder_of_an_input_is_overwritten(tmp_path, base, experts, paths):
     folder = sharded(tmp_path / "e", experts[0])
     (tmp_path / "one").mkdir()
     save_file(base, tmp_path / "one" / "model.safetensors")
@@ -218,8 +227,7 @@ def test_no_file_in_a_folder_of_an_input_is_overwritten(tmp_path):
         assert out.read_bytes() == before
 
 
-def test_the_form_of_the_result_is_that_of_the_base(tmp_path):
-    base, _, paths = written(tmp_path)
+def test_the_form_of_the_result_is_that_of_the_base(tmp_path, base, paths):
     with pytest.raises(MergeError, match=r"out.pt: the result is a safetensors file"):
         merge_files("average", paths[0], paths[1:], tmp_path / "out.pt")
     (tmp_path / "folder.safetensors").mkdir()
@@ -231,8 +239,7 @@ def test_the_form_of_the_result_is_that_of_the_base(tmp_path):
         merge_files("average", folder, paths[1:], tmp_path / "there", overwrite=True)
 
 
-def test_a_folder_gives_a_folder_with_its_shards_and_config(tmp_path):
-    base, experts, paths = written(tmp_path)
+def test_a_folder_gives_a_folder_with_its_shards_and_config(tmp_path, base, experts, paths):
     folder = sharded(tmp_path / "base", base, shards=3)
     for name in ("config.json", "tokenizer.json", "README.md", "pytorch_model.bin"):
         (folder / name).write_text(name)
@@ -251,16 +258,14 @@ def test_a_folder_gives_a_folder_with_its_shards_and_config(tmp_path):
     assert equal(found, merge("task_arithmetic", base, experts))
 
 
-def test_a_full_disk_is_reported_before_anything_is_written(tmp_path, monkeypatch):
-    _, _, paths = written(tmp_path)
+def test_a_full_disk_is_reported_before_anything_is_written(tmp_path, monkeypatch, paths):
     usage = files.shutil.disk_usage(tmp_path)._replace(free=100)
     monkeypatch.setattr(files.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(DataError, match="are free; free some space"):
         merge_files("average", paths[0], paths[1:], tmp_path / "out.safetensors")
 
 
-def test_what_killed_processes_left_of_the_same_result_is_cleared_away(tmp_path):
-    base, _, paths = written(tmp_path)
+def test_what_killed_processes_left_of_the_same_result_is_cleared_away(tmp_path, base, paths):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     alive = os.getppid()
@@ -284,8 +289,7 @@ def test_what_killed_processes_left_of_the_same_result_is_cleared_away(tmp_path)
     assert all(path.exists() for path in others)
 
 
-def test_whole_numbers_without_a_sign_are_kept(tmp_path):
-    base, experts, paths = written(tmp_path)
+def test_whole_numbers_without_a_sign_are_kept(tmp_path, base, experts, paths):
     base["mask"] = torch.tensor([7, 65535]).to(torch.uint16)
     save_file(base, paths[0])
     save_file(experts[0] | {"mask": base["mask"]}, paths[1])
@@ -293,8 +297,7 @@ def test_whole_numbers_without_a_sign_are_kept(tmp_path):
     assert torch.equal(load_file(out)["mask"], base["mask"])
 
 
-def test_errors_and_doubts_name_the_file_and_the_tensor(tmp_path, caplog):
-    _, experts, paths = written(tmp_path)
+def test_errors_and_doubts_name_the_file_and_the_tensor(tmp_path, caplog, experts, paths):
     merge_files("average", paths[0], [paths[1], paths[0], paths[1]], tmp_path / "a.safetensors")
     first, second = [record.message for record in caplog.records]
     assert first.startswith(f"{paths[0]}: has the same weights as {paths[0]}")
@@ -305,8 +308,7 @@ def test_errors_and_doubts_name_the_file_and_the_tensor(tmp_path, caplog):
 
 
 @pytest.mark.slow
-def test_killed_in_the_middle_it_leaves_no_result(tmp_path):
-    _, _, paths = written(tmp_path)
+def test_killed_in_the_middle_it_leaves_no_result(tmp_path, paths):
     script = (
         "import os, sys; from afield.merging import files as f, workers\n"
         "real = workers._merge_tensor\n"

@@ -13,17 +13,8 @@ from afield.errors import AfieldError, DataError
 from afield.merging import tensor_files
 from afield.merging.scopes import TensorSpec
 from afield.merging.tensor_files import TensorFiles, write_header
+from tests.files import Trap
 from tests.merging.families import TENSORS, plain, sharded
-
-
-class Trap:
-    """What a file of weights must not do."""
-
-    def __init__(self, victim):
-        self.victim = victim
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.victim),)
 
 
 def assert_same(path, tensors=TENSORS):
@@ -120,22 +111,20 @@ def test_a_pickle_that_needs_code_is_refused_and_does_not_run(tmp_path):
     assert not victim.exists()
 
 
-def test_what_is_no_dict_of_tensors_is_refused(tmp_path):
-    torch.save({"a": TENSORS, "b": 3}, tmp_path / "w.pt")
-    with pytest.raises(DataError, match="not a dict of tensors"):
-        TensorFiles(tmp_path / "w.pt")
-
-
 @pytest.mark.parametrize("zipped", [True, False])
-def test_names_that_safetensors_cannot_have_are_refused(tmp_path, zipped):
-    def save(state):
-        torch.save(state, tmp_path / "w.pt", _use_new_zipfile_serialization=zipped)
-
-    save({0: torch.ones(2)})
-    with pytest.raises(AfieldError, match=r"w.pt: the name 0 is not a string"):
-        TensorFiles(tmp_path / "w.pt")
-    save({"__metadata__": torch.ones(2)})
-    with pytest.raises(DataError, match=r"w.pt: a tensor is called __metadata__"):
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        ({0: torch.ones(2)}, AfieldError, r"w.pt: the name 0 is not a string"),
+        ({"__metadata__": torch.ones(2)}, DataError, r"w.pt: a tensor is called __metadata__"),
+        ({"a": TENSORS, "b": 3}, DataError, "not a dict of tensors"),
+    ],
+)
+def test_what_is_no_dict_of_tensors_with_names_is_refused(
+    tmp_path, zipped, content, error, message
+):
+    torch.save(content, tmp_path / "w.pt", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(error, match=message):
         TensorFiles(tmp_path / "w.pt")
 
 

@@ -112,3 +112,13 @@ def measured(records: list[Record], **metrics: float) -> list[Record]:
         return replace(checkpoint, scores=scores)
 
     return [replace(r, checkpoints=tuple(map(of, r.checkpoints))) for r in records]
+
+
+def with_groups(record: Record) -> Record:
+    """The same record with two groups of slides on its target: 3 of 4 and 1 of 9 are right."""
+    (target,) = record.unseen
+    last = record.checkpoints[-1]
+    main = replace(last.scores[target].main, groups={"s1": (3, 4), "s2": (1, 9)})
+    scores = {**last.scores, target: replace(last.scores[target], main=main)}
+    run = replace(record.run, group="slide")
+    return replace(record, run=run, checkpoints=(replace(last, scores=scores),))

@@ -40,20 +40,26 @@ def test_a_gap_is_from_the_choice_to_the_best_of_all_draws():
     assert found.behind == pytest.approx(0.3)
 
 
-def test_on_a_sample_of_the_test_split_no_gap_is_known():
-    records = [record("art", [0.2, 0.8, 0.6], [0.5, 0.6, 0.9], exact=False)]
-    (case,) = selection_cases(one(records))
-    assert gap(case, picked_checkpoints(one(records), "sources")["erm", 0, "art"]) is None
-    found = curve(records[0])
-    assert (found.split, found.size, found.whole) == ("sample", 64, False)
-
-
-def test_a_sample_that_is_the_whole_test_split_gives_the_gap():
-    own = record("art", [0.2, 0.8, 0.6], [0.5, 0.6, 0.9], exact=False, sample_size=100)
-    assert (whole_split(own), curve(own).whole) == ("sample", True)
+@pytest.mark.parametrize(
+    ("options", "is_whole", "behind"),
+    [
+        ({"exact": False}, False, None),
+        # A sample that is the whole test split gives the gap.
+        ({"exact": False, "sample_size": 100}, True, 0.2),
+    ],
+)
+def test_on_a_sample_of_the_test_split_no_gap_is_known(options, is_whole, behind):
+    own = record("art", [0.2, 0.8, 0.6], [0.5, 0.6, 0.9], **options)
     (case,) = selection_cases(one([own]))
-    found = gap(case, picked_checkpoints(one([own]), "sources")["erm", 0, "art"])
-    assert found.behind == pytest.approx(0.2)
+    actual = gap(case, picked_checkpoints(one([own]), "sources")["erm", 0, "art"])
+    assert (actual and actual.behind) == (behind and pytest.approx(behind))
+    line = curve(own)
+    assert (line.split, line.size, line.whole) == (
+        "sample",
+        options.get("sample_size", 64),
+        is_whole,
+    )
+    assert whole_split(own) == ("sample" if is_whole else "")
 
 
 def test_a_sample_that_disagrees_with_the_main_split_is_not_the_whole():

@@ -12,13 +12,7 @@ from rich.console import Console
 from afield.reporting.formats import FORMATS, abbreviate, as_csv, as_latex, as_markdown, as_rich
 from afield.reporting.table import tabulate
 from afield.runs.selection import RULES
-from tests.reporting.tables import (
-    DOMAINS,
-    benchmark,
-    held_out,
-    markdown_rows,
-    trusting,
-)
+from tests.reporting.tables import DOMAINS, benchmark, held_out, markdown_rows, trusting
 
 TOLD = RULES["sources"].description
 
@@ -31,18 +25,14 @@ def shown(frame: pd.DataFrame) -> str:
     return " ".join(console.file.getvalue().split())
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", [*FORMATS, "terminal"])
 def test_one_trial_has_no_spread(form):
     frame = tabulate(benchmark([[0.9, 0.5, 0.7]]))
     assert frame["stderr"].isna().all()
-    assert "±" not in FORMATS[form](frame)
-    assert r"\pm" not in FORMATS[form](frame)
-
-
-def test_one_trial_is_announced_on_the_terminal():
-    text = shown(tabulate(benchmark([[0.9, 0.5, 0.7]])))
-    assert "1 trial, no standard error" in text
+    text = shown(frame) if form == "terminal" else FORMATS[form](frame)
     assert "±" not in text
+    assert r"\pm" not in text
+    assert form != "terminal" or "1 trial, no standard error" in text
 
 
 def test_nothing_gives_an_empty_table_in_every_form():

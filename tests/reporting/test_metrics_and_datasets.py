@@ -1,7 +1,6 @@
 """Tables of another metric, and tables of several datasets with their mean."""
 
 import math
-from dataclasses import replace
 
 import pytest
 
@@ -11,7 +10,7 @@ from afield.reporting.formats import as_csv, as_markdown
 from afield.reporting.page import render_page, write_report
 from afield.reporting.table import ALL_DATASETS, ranks, tabulate
 from afield.runs.store import Store
-from tests.reporting.tables import benchmark, markdown_rows, measured, numbers
+from tests.reporting.tables import benchmark, markdown_rows, measured, numbers, with_groups
 from tests.stores import kept
 
 RECORDS = [
@@ -115,14 +114,6 @@ def test_a_report_shows_another_metric_and_several_stores(tmp_path):
 
 
 def test_groups_are_described_by_their_number_and_sizes():
-    def with_groups(record):
-        (target,) = record.unseen
-        last = record.checkpoints[-1]
-        main = replace(last.scores[target].main, groups={"s1": (3, 4), "s2": (1, 9)})
-        scores = {**last.scores, target: replace(last.scores[target], main=main)}
-        checkpoints = (replace(last, scores=scores),)
-        return replace(record, run=replace(record.run, group="slide"), checkpoints=checkpoints)
-
     assert describe_groups(map(with_groups, benchmark([[0.9, 0.5, 0.7]])[:2])) == [
         "groups of things by slide: art 2 of 4 to 9 samples; photo 2 of 4 to 9 samples"
     ]

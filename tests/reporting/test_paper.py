@@ -19,7 +19,7 @@ from afield.reporting.table import tabulate
 from afield.runs.store import Store
 from afield.studies.recipe import Changes, read_recipe
 from tests.files import arrays, npz
-from tests.reporting.tables import benchmark
+from tests.reporting.tables import benchmark, with_groups
 
 TOML = """
 title = "spirals"
@@ -157,13 +157,6 @@ def test_a_column_may_be_a_group_of_samples(tmp_path):
     head = TOML[: TOML.index("[[parts.numbers]]")]
     numbers = '[[parts.numbers]]\nvalue = "group"\ncolumns = ["s1", "s3"]\nrows.erm = [60.0, 1.0]'
     path.write_text(f"{head}{numbers}\n")
-
-    def with_groups(record):
-        (target,) = record.unseen
-        last = record.checkpoints[-1]
-        main = replace(last.scores[target].main, groups={"s1": (3, 4), "s2": (1, 9)})
-        scores = {**last.scores, target: replace(last.scores[target], main=main)}
-        return replace(record, checkpoints=(replace(last, scores=scores),))
 
     records = [with_groups(record) for record in benchmark([[0.9, 0.5, 0.7]])]
     found = compare_with_paper(read_recipe(path), [records])

@@ -4,13 +4,33 @@ import shlex
 import subprocess
 
 import pytest
+from afield.reporting.reproduce import row_command, run_command, shell_quote
 
 from afield.data.lookup import find_dataset
-from afield.reporting.reproduce import row_command, run_command, shell_quote
 from afield.reporting.results import group_records
 from afield.studies.benchmark import make_benchmark
 from afield.studies.planning import plan_runs
 from tests.stores import held_out, record
+
+
+@pytest.fixture
+def planned_by(afield, monkeypatch):
+    """A function that types a command and returns the runs that it plans, without doing them."""
+    planned = []
+
+    def caught(benchmark):
+        planned.extend(plan_runs(benchmark))
+        raise SystemExit(0)
+
+    def typed(command):
+        planned.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr("afield.studies.planning.plan_runs", caught)
+            code, _, err = afield(*shlex.split(command)[1:])
+        assert (code, err) == (0, "")
+        return list(planned)
+
+    return typed
 
 
 def rows(runs):
@@ -47,19 +67,11 @@ def rows(runs):
         ({"single_source": True}, "--trials 2 --single-source --store"),
     ],
 )
-def test_the_command_of_a_row_plans_the_same_runs(options, expected, afield, monkeypatch):
+def test_the_command_of_a_row_plans_the_same_runs(options, expected, planned_by):
     runs = make_benchmark("spirals", ["erm"], trials=2, **options).runs()
     (command,) = rows(runs).values()
     assert expected in command
-    planned = []
-
-    def caught(benchmark):
-        planned.extend(plan_runs(benchmark))
-        raise SystemExit(0)
-
-    monkeypatch.setattr("afield.studies.planning.plan_runs", caught)
-    code, _, err = afield(*shlex.split(command)[1:])
-    assert (code, err) == (0, "")
+    planned = planned_by(command)
     assert {run.key for run in planned} == {run.key for run in runs}
     assert {run.rules for run in planned} == {run.rules for run in runs}
 
@@ -75,21 +87,12 @@ def test_the_command_of_a_row_plans_the_same_runs(options, expected, afield, mon
         {"expert_draws": 2},
     ],
 )
-def test_the_command_of_a_merged_row_plans_its_runs_too(options, afield, monkeypatch):
+def test_the_command_of_a_merged_row_plans_its_runs_too(options, planned_by):
     runs = make_benchmark("spirals", merges=["score"], trials=1, **options).runs()
-    planned = []
-
-    def caught(benchmark):
-        planned.extend(plan_runs(benchmark))
-        raise SystemExit(0)
-
-    monkeypatch.setattr("afield.studies.planning.plan_runs", caught)
     for name, command in rows(runs).items():
-        planned.clear()
-        afield(*shlex.split(command)[1:])
         own = {run.key for run in runs if run.method == name.split()[0] and run.role == "merged"}
         assert own
-        assert own <= {run.key for run in planned}, command
+        assert own <= {run.key for run in planned_by(command)}, command
 
 
 def test_a_row_with_missing_runs_is_done_as_a_whole():
@@ -144,21 +147,12 @@ def test_one_run_is_repeated_from_its_record():
     )
 
 
-def test_the_command_of_a_started_and_adapted_row_plans_its_runs(afield, monkeypatch):
+def test_the_command_of_a_started_and_adapted_row_plans_its_runs(planned_by):
     settings = {"linear_probe.l2": 0.5, "t3a.keep": 5, "steps": 20}
     options = {"start": "linear_probe", "average": "wise", "adapt": "t3a", "trials": 1}
     runs = make_benchmark("spirals", "erm", settings=settings, **options).runs()
-    planned = []
-
-    def caught(benchmark):
-        planned.extend(plan_runs(benchmark))
-        raise SystemExit(0)
-
-    monkeypatch.setattr("afield.studies.planning.plan_runs", caught)
     for adapted in (True, False):
         own = [run for run in runs if bool(run.adaptation) == adapted and run.method == "erm"]
         own = [run for run in own if run.role in ("", "adapted")]
         (command,) = rows(own).values()
-        planned.clear()
-        afield(*shlex.split(command)[1:])
-        assert {run.key for run in own} <= {run.key for run in planned}, command
+        assert {run.key for run in own} <= {run.key for run in planned_by(command)}, command

@@ -142,9 +142,12 @@ def test_a_setting_that_differs_is_reported_in_every_row():
     assert set(tabulate(records)["method"]) == {"erm steps=50", "erm steps=90"}
 
 
-def test_two_averages_of_one_method_are_two_rows():
-    records = benchmark([[0.9, 0.5, 0.7]]) + benchmark([[0.8, 0.5, 0.7]], average="ema")
-    assert set(tabulate(records)["method"]) == {"erm", "erm + ema"}
+def test_two_averages_are_two_rows_and_a_file_named_like_a_dataset_is_another_table():
+    records = benchmark([[0.9, 0.5, 0.7]])
+    averaged = benchmark([[0.8, 0.5, 0.7]], average="ema")
+    assert set(tabulate(records + averaged)["method"]) == {"erm", "erm + ema"}
+    own = benchmark([[0.9, 0.5, 0.7]], dataset="/a/things.npz", data="1234567")
+    assert set(tabulate(records + own)["dataset"]) == {"things", "/a/things.npz [123456]"}
 
 
 def test_every_dataset_has_its_own_table():
@@ -185,13 +188,6 @@ def test_a_copy_of_ones_data_elsewhere_does_not_double_the_cells():
     ]
     rows = markdown_rows(as_markdown(tabulate(records, rules=["sources"])))
     assert len(rows["erm"]) == len(rows["method"])
-
-
-def test_a_file_named_like_a_dataset_differs_from_it():
-    records = benchmark([[0.9, 0.5, 0.7]]) + benchmark(
-        [[0.9, 0.5, 0.7]], dataset="/a/things.npz", data="1234567"
-    )
-    assert set(tabulate(records)["dataset"]) == {"things", "/a/things.npz [123456]"}
 
 
 def test_records_of_unequal_length_are_different_rows_though_nothing_was_given():

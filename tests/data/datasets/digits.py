@@ -2,11 +2,13 @@
 
 import gzip
 import struct
+from math import sqrt
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from torch import Tensor
 
 from afield.data.domains import data_root
 
@@ -52,6 +54,12 @@ def real_mnist() -> Path:
     if not all((root / file).is_file() for file in REAL_FILES):
         pytest.skip(f"no MNIST in {root / RAW}; AFIELD_DATA names the folder with MNIST/raw")
     return root
+
+
+def assert_rate(hits: Tensor, expected: float) -> None:
+    """The share of true values is as expected, within four standard errors."""
+    error = sqrt(expected * (1 - expected) / len(hits))
+    assert hits.float().mean().item() == pytest.approx(expected, abs=4 * error)
 
 
 def root_of(kind: str, folder: Path, *, train: int, t10k: int) -> Path:

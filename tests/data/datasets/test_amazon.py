@@ -25,8 +25,7 @@ REVIEWERS = {
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
-    monkeypatch.setenv("AFIELD_CACHE", str(tmp_path / "cache"))
+def root(tmp_path, own_cache):
     rows = [(name, split) for name, splits in REVIEWERS.items() for split in splits]
     frame = pd.DataFrame(
         {

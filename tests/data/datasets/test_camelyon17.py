@@ -4,7 +4,7 @@ import pytest
 
 from afield.data.datasets.camelyon17 import SIZES, camelyon17
 from afield.errors import DataError
-from tests.data.datasets.trees import assert_labels_fit, loaded, needs_wilds, painted
+from tests.data.datasets.trees import assert_labels_fit, camelyon17_files, loaded, needs_wilds
 
 pytestmark = needs_wilds
 
@@ -12,20 +12,9 @@ MADE_UP = replace(camelyon17, sizes=dict.fromkeys(SIZES, 4))
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
+def root(tmp_path, own_cache):
     """Two patches of each class and hospital, the hospitals mixed."""
-    monkeypatch.setenv("AFIELD_CACHE", str(tmp_path / "cache"))
-    folder = tmp_path / "camelyon17_v1.0"
-    lines = [",patient,node,x_coord,y_coord,tumor,slide,center,split\n"]
-    for i in range(20):
-        tumor, centre = i // 5 % 2, i % 5
-        name = f"patient_00{centre}_node_1"
-        file = folder / "patches" / name / f"patch_{name}_x_{i}_y_7.png"
-        painted(file, label=tumor, domain=centre)
-        lines.append(f"{i},00{centre},1,{i},7,{tumor},{centre},{centre},0\n")
-    (folder / "metadata.csv").write_text("".join(lines))
-    (folder / "RELEASE_v1.0.txt").touch()
-    return tmp_path
+    return camelyon17_files(tmp_path, [(i // 5 % 2, i % 5, i % 5, 0) for i in range(20)])
 
 
 def test_hospitals_and_labels_are_those_of_the_metadata(root):
@@ -41,22 +30,30 @@ def test_a_wrong_count_is_reported(root):
         loaded(camelyon17, root)
 
 
-def test_a_patch_that_is_not_there_is_named(root):
-    next((root / "camelyon17_v1.0" / "patches").glob("*/*_x_7_y_7.png")).unlink()
-    with pytest.raises(DataError, match=r"_x_7_y_7\.png: listed in the metadata, but missing"):
-        loaded(MADE_UP, root)
+def remove_a_patch(folder):
+    next((folder / "patches").glob("*/*_x_7_y_7.png")).unlink()
 
 
-def test_metadata_without_a_hospital_are_reported(root):
-    table = root / "camelyon17_v1.0" / "metadata.csv"
-    lines = table.read_text().splitlines()
-    table.write_text("\n".join(line for line in lines if not line.endswith(",4,0")))
-    with pytest.raises(DataError, match="hospital 'hospital_4' is not in the metadata"):
-        loaded(MADE_UP, root)
+def remove_a_hospital(folder):
+    lines = (folder / "metadata.csv").read_text().splitlines()
+    others = [line for line in lines if not line.endswith(",4,0")]
+    (folder / "metadata.csv").write_text("\n".join(others))
 
 
-def test_a_table_that_the_package_cannot_read_is_reported_in_one_line(root):
-    (root / "camelyon17_v1.0" / "metadata.csv").write_text("<html>\n")
-    with pytest.raises(DataError, match="cannot read it") as caught:
+def replace_the_table(folder):
+    (folder / "metadata.csv").write_text("<html>\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (remove_a_patch, r"_x_7_y_7\.png: listed in the metadata, but missing"),
+        (remove_a_hospital, "hospital 'hospital_4' is not in the metadata"),
+        (replace_the_table, "cannot read it"),
+    ],
+)
+def test_files_that_are_not_complete_are_reported_in_one_line(root, change, message):
+    change(root / "camelyon17_v1.0")
+    with pytest.raises(DataError, match=message) as caught:
         loaded(MADE_UP, root)
     assert "\n" not in str(caught.value)

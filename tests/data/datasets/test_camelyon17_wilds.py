@@ -8,7 +8,7 @@ from afield.data.datasets.camelyon17 import WILDS
 from afield.data.datasets.camelyon17_wilds import SIZES, camelyon17_wilds
 from afield.data.groups import group_labels
 from afield.studies.benchmark import make_benchmark
-from tests.data.datasets.trees import loaded, needs_wilds, painted
+from tests.data.datasets.trees import camelyon17_files, loaded, needs_wilds
 
 pytestmark = needs_wilds
 
@@ -16,21 +16,10 @@ MADE_UP = replace(camelyon17_wilds, sizes={})
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
+def root(tmp_path, own_cache):
     """Eight patches of each hospital on two slides; every fourth is of the split id_val."""
-    monkeypatch.setenv("AFIELD_CACHE", str(tmp_path / "cache"))
-    folder = tmp_path / "camelyon17_v1.0"
-    lines = [",patient,node,x_coord,y_coord,tumor,slide,center,split\n"]
-    for i in range(40):
-        tumor, center = i // 5 % 2, i % 5
-        name = f"patient_00{center}_node_1"
-        file = folder / "patches" / name / f"patch_{name}_x_{i}_y_7.png"
-        painted(file, label=tumor, domain=center)
-        slide = 10 * center + i // 20
-        lines.append(f"{i},00{center},1,{i},7,{tumor},{slide},{center},{int(i // 5 % 4 == 3)}\n")
-    (folder / "metadata.csv").write_text("".join(lines))
-    (folder / "RELEASE_v1.0.txt").touch()
-    return tmp_path
+    patches = [(i // 5 % 2, i % 5, 10 * (i % 5) + i // 20, int(i // 5 % 4 == 3)) for i in range(40)]
+    return camelyon17_files(tmp_path, patches)
 
 
 def test_domains_are_training_hospitals_and_the_splits_val_and_test(root):

@@ -17,9 +17,8 @@ ROWS = 120
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
+def root(tmp_path, own_cache):
     """Comments that mention identities at random; the first one is empty."""
-    monkeypatch.setenv("AFIELD_CACHE", str(tmp_path / "cache"))
     draw = np.random.default_rng(0)
     columns = [*IDENTITIES, *AUXILIARY, "sexual_explicit"]
     frame = pd.DataFrame(draw.random((ROWS, len(columns))), columns=columns)

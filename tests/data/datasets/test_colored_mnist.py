@@ -1,7 +1,6 @@
 """Colored MNIST is DomainBed's, on made-up digits and on the real ones."""
 
 from dataclasses import replace
-from math import sqrt
 
 import pytest
 import torch
@@ -9,8 +8,7 @@ import torch
 from afield.data.datasets.colored_mnist import colored_mnist
 from afield.data.domains import ReadOptions
 from afield.data.sources.mnist import read_mnist
-from afield.errors import DataError
-from tests.data.datasets.digits import KINDS, RAW, made_up_mnist, root_of
+from tests.data.datasets.digits import KINDS, assert_rate, root_of
 
 COUNTS = {"made-up": (6_000, 1_001), "real": (60_000, 10_000)}
 AGREE = {"+90%": 0.9, "+80%": 0.8, "-90%": 0.1}
@@ -36,12 +34,6 @@ def digits_of(root, domains):
 
 def colours(domain):
     return domain.x.flatten(2).any(dim=2).long().argmax(dim=1)
-
-
-def assert_rate(found, expected):
-    """The share of true values is as expected, within four standard errors."""
-    error = sqrt(expected * (1 - expected) / len(found))
-    assert found.float().mean().item() == pytest.approx(expected, abs=4 * error)
 
 
 def test_it_is_what_domainbed_makes_of_its_seed_0(case):
@@ -103,25 +95,7 @@ def test_given_the_label_the_colour_says_nothing_about_the_digit(case):
                 assert_rate(colours(domain)[chosen] == label, agree)
 
 
-def test_another_number_of_digits_is_reported(tmp_path):
-    root = made_up_mnist(tmp_path, train=50, t10k=13)
-    with pytest.raises(DataError, match="has 21 samples, not 23334"):
-        colored_mnist(root).load(ReadOptions(root))
-
-
-def test_without_files_the_error_says_what_to_do(tmp_path):
-    with pytest.raises(DataError) as caught:
-        colored_mnist(tmp_path).load(ReadOptions(tmp_path))
-    first = tmp_path / RAW / "train-images-idx3-ubyte.gz"
-    assert str(caught.value).startswith(
-        f"colored_mnist: {first} is missing; `afield data get colored_mnist` downloads it"
-    )
-
-
 def test_it_is_declared_and_trained_as_in_domainbed(tmp_path):
     dataset = colored_mnist(tmp_path)
     assert list(dataset.sizes.values()) == [len(range(i, 70_000, 3)) for i in range(3)]
     assert dataset.classes == ("5-9", "0-4")
-    training = dataset.training
-    assert (training.steps, training.every, training.batch) == (5000, 100, 64)
-    assert (training.lr, training.backbone) == (1e-3, "small:mnist_cnn")

@@ -1,7 +1,6 @@
 """Colored MNIST as in the IRM paper, on made-up digits and on the real ones."""
 
 from dataclasses import replace
-from math import sqrt
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from afield.data.datasets.colored_mnist_irm import colored_mnist_irm
 from afield.data.domains import ReadOptions
 from afield.data.sources.mnist import read_mnist
 from afield.studies.settings import resolve_run
-from tests.data.datasets.digits import KINDS, root_of
+from tests.data.datasets.digits import KINDS, assert_rate, root_of
 
 AGREE = {"+80%": 0.8, "+90%": 0.9, "-90%": 0.1}
 
@@ -23,11 +22,6 @@ def case(request, tmp_path_factory):
     if request.param == "made-up":
         dataset = replace(dataset, sizes={})
     return root, count, dataset.load(ReadOptions(root))
-
-
-def assert_rate(found, expected):
-    error = sqrt(expected * (1 - expected) / len(found))
-    assert found.float().mean().item() == pytest.approx(expected, abs=4 * error)
 
 
 def test_it_is_the_papers_construction(case):

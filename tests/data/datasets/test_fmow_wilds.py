@@ -4,32 +4,20 @@ import numpy as np
 import pytest
 import torch
 
-from afield.data.datasets.fmow import REGIONS, WILDS, fmow
+from afield.data.datasets.fmow import REGIONS, WILDS
 from afield.data.datasets.fmow_wilds import fmow_wilds
 from afield.training.evaluation import Outputs, compute_scores
-from tests.data.datasets.trees import loaded, needs_wilds, painted
+from tests.data.datasets.trees import COUNTRIES, fmow_files, loaded, needs_wilds
 
 pytestmark = needs_wilds
-COUNTRIES = {"EGY": "Africa", "PER": "Americas", "JPN": "Asia", "FIN": "Europe", "FJI": "Oceania"}
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
+def root(tmp_path, own_cache):
     """Of every country: two images before 2013 of train and val each, two later of val and test."""
-    monkeypatch.setenv("AFIELD_CACHE", str(tmp_path / "cache"))
-    folder = tmp_path / "fmow_v1.1"
-    lines = ["category,country_code,split,timestamp\n"]
     kinds = [("train", 2008), ("val", 2009), ("val", 2014), ("test", 2016), ("test", 2010)] * 2
     images = [(country, *kind) for country in (*COUNTRIES, "XXX") for kind in kinds]
-    for i, (country, split, year) in enumerate(images):
-        region = REGIONS.index(COUNTRIES.get(country, "Other"))
-        painted(folder / "images" / f"rgb_img_{i}.png", label=i % 62, domain=region)
-        lines.append(f"{fmow.classes[i % 62]},{country},{split},{year}-03-01T10:00:00Z\n")
-    (folder / "rgb_metadata.csv").write_text("".join(lines))
-    mapping = "".join(f"{code},{region}\n" for code, region in COUNTRIES.items())
-    (folder / "country_code_mapping.csv").write_text(f"alpha-3,region\n{mapping}")
-    (folder / "RELEASE_v1.1.txt").touch()
-    return tmp_path
+    return fmow_files(tmp_path, [(i % 62, *image) for i, image in enumerate(images)])
 
 
 def test_regions_train_before_2013_and_later_years_validate_and_test(root):

@@ -12,6 +12,7 @@ from PIL import Image
 from afield.data.datasets.handwriting import FOLDER, NAMES, PATHS, handwriting
 from afield.data.domains import ReadOptions, data_root
 from afield.errors import DataError
+from tests.messages import message_of
 
 SMALL = "images_background_small2"
 
@@ -48,10 +49,7 @@ def loaded(root):
 
 
 def refusal(root):
-    with pytest.raises(DataError) as caught:
-        loaded(root)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return message_of(DataError, loaded, root)
 
 
 def test_every_writer_is_a_domain_with_every_character_once(tmp_path):

@@ -10,9 +10,8 @@ NAMES = [f"n{number:08}" for number in range(CLASSES)]
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
+def root(tmp_path, own_cache):
     """Two pictures of each class, of two styles: no style has all classes."""
-    monkeypatch.setenv("AFIELD_CACHE", str(tmp_path / "cache"))
     for label, name in enumerate(NAMES):
         for i in range(2):
             number = (label + i) % len(STYLES)

@@ -2,24 +2,17 @@ import pytest
 
 from afield.data.datasets.iwildcam import iwildcam
 from afield.errors import DataError
-from tests.data.datasets.trees import assert_labels_fit, loaded, needs_wilds, painted
+from tests.data.datasets.trees import assert_labels_fit, iwildcam_files, loaded, needs_wilds
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
+def root(tmp_path, own_cache):
     """Three places with four pictures each, and place 1 with a single one of a class of its own."""
-    monkeypatch.setenv("AFIELD_CACHE", str(tmp_path / "cache"))
-    folder = tmp_path / "iwildcam_v2.0"
-    lines = ["split,filename,y,location_remapped,sequence_remapped,datetime\n"]
-    places = [2, 0, 3] * 4
-    for i, place in enumerate([*places, 1]):
-        label = i % 4 if place != 1 else 4
-        painted(folder / "train" / f"{i}.jpg", label=label, domain=[0, 2, 3, 1].index(place))
-        part = "test" if place == 3 else "train"
-        lines.append(f"{part},{i}.jpg,{label},{place},{i},2013-05-01 12:03:0{i % 10}.000\n")
-    (folder / "metadata.csv").write_text("".join(lines))
-    (folder / "RELEASE_v2.0.txt").touch()
-    return tmp_path
+    images = [
+        ("test" if place == 3 else "train", i % 4, place, [0, 2, 3].index(place))
+        for i, place in enumerate([2, 0, 3] * 4)
+    ]
+    return iwildcam_files(tmp_path, [*images, ("train", 4, 1, 3)])
 
 
 def test_places_with_one_picture_are_left_out_and_all_classes_are_kept(root):

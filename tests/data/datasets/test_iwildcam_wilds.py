@@ -7,7 +7,7 @@ import torch
 from afield.data.datasets.iwildcam import WILDS
 from afield.data.datasets.iwildcam_wilds import iwildcam_wilds
 from afield.training.scores import ClassCounts, class_metrics
-from tests.data.datasets.trees import loaded, needs_wilds, painted
+from tests.data.datasets.trees import iwildcam_files, loaded, needs_wilds
 
 pytestmark = needs_wilds
 # Location: splits of its images.
@@ -23,17 +23,10 @@ SPLITS = {
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
-    monkeypatch.setenv("AFIELD_CACHE", str(tmp_path / "cache"))
-    folder = tmp_path / "iwildcam_v2.0"
-    lines = ["split,filename,y,location_remapped,sequence_remapped,datetime\n"]
-    images = [(place, split) for place, splits in SPLITS.items() for split in splits]
-    for i, (place, split) in enumerate(images):
-        painted(folder / "train" / f"{i}.jpg", label=i % 3, domain=place)
-        lines.append(f"{split},{i}.jpg,{i % 3},{place},{i},2013-05-01 12:03:0{i % 10}.000\n")
-    (folder / "metadata.csv").write_text("".join(lines))
-    (folder / "RELEASE_v2.0.txt").touch()
-    return tmp_path
+def root(tmp_path, own_cache):
+    splits = [(split, place) for place, splits in SPLITS.items() for split in splits]
+    images = [(split, i % 3, place, place) for i, (split, place) in enumerate(splits)]
+    return iwildcam_files(tmp_path, images)
 
 
 def test_locations_with_both_lists_are_domains_and_the_others_are_joined(root):

@@ -11,6 +11,7 @@ from afield.data.datasets.spoken_digits import AUDIO, DIGITS, FOLDER, SPEAKERS, 
 from afield.data.domains import ReadOptions, data_root
 from afield.errors import DataError
 from tests.files import spoken, tone
+from tests.messages import message_of
 
 RATE = 8_000
 TAKES = (0, 2, 11)
@@ -98,23 +99,18 @@ def test_a_recording_of_another_name_is_reported(copy):
     assert loaded(copy)
 
 
-def test_a_missing_recording_is_reported(copy):
-    (copy / FOLDER / "recordings" / "4_lucas_2.wav").unlink()
-    with pytest.raises(DataError, match="domain 'lucas' has 29 samples, not 30"):
-        loaded(copy)
-
-
-def test_a_broken_recording_is_named(copy):
-    (copy / FOLDER / "recordings" / "4_lucas_2.wav").write_bytes(b"RIFF")
-    with pytest.raises(DataError, match=r"recordings/4_lucas_2\.wav \(truncated"):
-        loaded(copy)
+def test_a_missing_and_a_broken_recording_are_reported(copy):
+    file = copy / FOLDER / "recordings" / "4_lucas_2.wav"
+    file.write_bytes(b"RIFF")
+    assert "recordings/4_lucas_2.wav (truncated" in message_of(DataError, loaded, copy)
+    file.unlink()
+    assert "domain 'lucas' has 29 samples, not 30" in message_of(DataError, loaded, copy)
 
 
 def test_without_files_the_error_says_what_to_do(tmp_path):
-    with pytest.raises(DataError) as caught:
-        spoken_digits.load(ReadOptions(tmp_path))
-    assert f"{tmp_path / FOLDER} is missing; create the folder spoken_digits" in str(caught.value)
-    assert "https://github.com/Jakobovski/free-spoken-digit-dataset" in str(caught.value)
+    message = message_of(DataError, spoken_digits.load, ReadOptions(tmp_path))
+    assert f"{tmp_path / FOLDER} is missing; create the folder spoken_digits" in message
+    assert "https://github.com/Jakobovski/free-spoken-digit-dataset" in message
 
 
 @pytest.fixture(scope="module")

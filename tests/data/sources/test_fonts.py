@@ -1,5 +1,10 @@
 """A folder of fonts: every font is a domain, and a font that cannot be drawn is named."""
 
+import re
+import shutil
+from functools import partial
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -13,10 +18,7 @@ from afield.errors import DataError
 from afield.seeds import derive_seed
 from tests.files import common, font, fonts, forbidden, refusal
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("AFIELD_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def drawn_pictures(found):
@@ -90,42 +92,39 @@ def test_a_character_that_a_font_lacks_is_a_gap_and_noted(tmp_path):
     assert set(loaded["bob"].y.tolist()) == set(range(36)) - {CHARACTERS.index(c) for c in "Q7"}
 
 
-def test_a_font_without_any_of_the_characters_is_named(tmp_path):
-    font(fonts(tmp_path / "mine") / "greek.ttf", "αβγ")
-    file = tmp_path / "mine" / "greek.ttf"
-    message = refusal(tmp_path / "mine")
-    assert message == f"{file}: has none of the characters {''.join(CHARACTERS)}; remove it"
+REMOVE = r"; remove it from the folder"
 
 
-@pytest.mark.parametrize("content", [b"", b"not a font", b"wOF2 not a font either"])
-def test_a_broken_font_is_named(tmp_path, content):
-    file = fonts(tmp_path / "mine") / "bad.ttf"
-    file.write_bytes(content)
-    message = refusal(tmp_path / "mine")
-    assert message.startswith(f"{file}: ")
-    assert message.endswith("; remove it from the folder")
-    file.unlink()
+def truncate(file: Path) -> None:
+    file.write_bytes(font(file).read_bytes()[:-60])
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "message"),
+    [
+        (
+            "greek.ttf",
+            partial(font, characters="αβγ"),
+            f"has none of the characters {''.join(CHARACTERS)}; remove it",
+        ),
+        ("bad.ttf", partial(Path.write_bytes, data=b""), rf".*{REMOVE}"),
+        ("bad.ttf", partial(Path.write_bytes, data=b"not a font"), rf".*{REMOVE}"),
+        ("bad.ttf", partial(Path.write_bytes, data=b"wOF2 not a font either"), rf".*{REMOVE}"),
+        ("cut.ttf", truncate, rf"not a font: unexpected end of .*{REMOVE}"),
+        ("bad.ttf", Path.mkdir, rf"Is a directory{REMOVE}"),
+        (
+            "gone.ttf",
+            partial(Path.symlink_to, target="nothing.ttf"),
+            r"cannot be read \(No such file or directory\)",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_drawn_is_named(tmp_path, name, write, message):
+    file = fonts(tmp_path / "mine") / name
+    write(file)
+    assert re.fullmatch(f"{re.escape(str(file))}: {message}", refusal(tmp_path / "mine"))
+    shutil.rmtree(file) if file.is_dir() else file.unlink()
     assert list(find_dataset(tmp_path / "mine").load()) == ["ann", "bob"]
-
-
-def test_a_truncated_font_is_named(tmp_path):
-    file = fonts(tmp_path / "mine") / "ann.ttf"
-    file.write_bytes(file.read_bytes()[:-60])
-    message = refusal(tmp_path / "mine")
-    assert message.startswith(f"{file}: not a font: unexpected end of ")
-    assert message.endswith("; remove it from the folder")
-
-
-def test_a_folder_named_like_a_font_is_named(tmp_path):
-    (fonts(tmp_path / "mine") / "bad.ttf").mkdir()
-    message = refusal(tmp_path / "mine")
-    assert message == f"{tmp_path / 'mine' / 'bad.ttf'}: Is a directory; remove it from the folder"
-
-
-def test_a_link_to_a_font_that_is_gone_is_named(tmp_path):
-    link = fonts(tmp_path / "mine") / "gone.ttf"
-    link.symlink_to(tmp_path / "nothing.ttf")
-    assert refusal(tmp_path / "mine") == f"{link}: cannot be read (No such file or directory)"
 
 
 def test_a_font_that_may_not_be_read_is_named():

@@ -20,17 +20,15 @@ from afield.data.sources.mnist import (
 )
 from afield.errors import DataError
 from tests.data.datasets.digits import RAW, digits, idx, made_up_mnist, real_mnist
+from tests.messages import message_of
 
 PICTURES = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
 
 
 def refusal(path):
-    with pytest.raises(DataError) as caught:
-        read_idx(path)
-    message = str(caught.value)
+    message = message_of(DataError, read_idx, path)
     assert message.startswith(f"{path}: ")
     assert message.endswith("; delete it and download it again")
-    assert "\n" not in message
     return message
 
 
@@ -67,18 +65,12 @@ def test_a_file_that_is_not_what_it_says_is_refused(tmp_path, content, message):
     assert message in refusal(packed)
 
 
-def test_a_packed_file_that_is_not_packed_or_broken_is_refused(tmp_path):
+def test_a_packed_file_that_is_not_packed_or_damaged_is_refused(tmp_path):
     file = tmp_path / "a.gz"
-    file.write_bytes(idx(PICTURES))
-    assert "broken or truncated" in refusal(file)
     whole = gzip.compress(idx(PICTURES))
-    for end in (5, len(whole) // 2, len(whole) - 1):
-        file.write_bytes(whole[:end])
+    for content in (idx(PICTURES), whole[:5], whole[: len(whole) // 2], whole[:-1]):
+        file.write_bytes(content)
         assert "broken or truncated" in refusal(file)
-
-
-def test_a_damaged_packed_file_is_refused(tmp_path):
-    file = tmp_path / "a.gz"
     damaged = bytearray(gzip.compress(idx(digits(50, seed=0)[0])))
     damaged[len(damaged) // 2] ^= 1
     file.write_bytes(damaged)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pytest
 import torch
 from PIL import Image
 
@@ -16,6 +15,7 @@ from afield.data.lookup import find_dataset
 from afield.data.sources.tables import _with_split, name_columns
 from afield.errors import AfieldError
 from tests.files import arrays, npz
+from tests.messages import message_of
 
 ROWS = 24
 
@@ -73,11 +73,7 @@ def refusal(path, **columns) -> str:
     def read():
         find_dataset(name_columns(str(path), **columns)).load(ReadOptions(Path()))
 
-    with pytest.raises(AfieldError) as error:
-        read()
-    message = str(error.value)
-    assert "\n" not in message
-    return message
+    return message_of(AfieldError, read)
 
 
 def test_every_format_gives_the_same_domains(tmp_path):

@@ -11,12 +11,10 @@ from afield.data.lookup import find_dataset
 from afield.data.modalities.text import tokenize
 from afield.data.modality import TEXT, Text
 from afield.errors import AfieldError, DataError
+from tests.messages import message_of
 from tests.texts import reviews, write_reviews, write_text_tree, write_tokenizer
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("AFIELD_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def load(path, **options):
@@ -29,11 +27,7 @@ def texts_of(domain):
 
 
 def refusal(path, **options):
-    with pytest.raises(AfieldError) as error:
-        load(path, **options)
-    message = str(error.value)
-    assert "\n" not in message
-    return message
+    return message_of(AfieldError, load, path, **options)
 
 
 @pytest.mark.parametrize("name", ["reviews.csv", "reviews.csv.gz", "reviews.parquet", "a.jsonl"])

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-import torch
 
-from afield.runs.finished import FinishedRun, reopen
+from afield.runs.finished import FinishedRun
 from afield.studies.benchmarking import train
+from tests.diagnosis.diagnostics.runs import reopened
 
 
 @pytest.fixture(scope="session")
@@ -18,5 +18,4 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def subject(folder: Path) -> FinishedRun:
-    with torch.random.fork_rng():
-        return reopen(folder)
+    return reopened(folder)

@@ -6,10 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 
-from afield.runs.finished import FinishedRun
+from afield.runs.finished import FinishedRun, reopen
 from afield.studies.benchmarking import train
+from tests.files import npz, saved, spoken, tone
+
+MARKUP_DOMAINS, MARKUP_CLASSES = ("_a$b", "x^_{", "$y$"), ("$\\frac", "_b_")
 
 
 def spiral_runs(store: Path, methods: Mapping[str, Mapping[str, Any]]) -> dict[str, Path]:
@@ -28,6 +33,42 @@ def trained(data: Path, method: str, *, target: str | list[str] = (), **settings
     store = data.parent / "runs"
     record = train(data, method, target=target, store=store, settings={"steps": 2, **settings})
     return store / record.run.key
+
+
+def reopened(folder: Path) -> FinishedRun:
+    """A finished run; the random numbers of the test are left alone."""
+    with torch.random.fork_rng():
+        return reopen(folder)
+
+
+def numbers(folder: Path, *, domains: int, each: int, shape: tuple[int, ...] = (2,)) -> Path:
+    """Domains of numbers, each a little further away."""
+    y = np.tile([0, 1], domains * each // 2)
+    origin = np.repeat(np.arange(domains), each)
+    x = np.random.default_rng(0).normal(size=(len(y), *shape)).astype(np.float32)
+    x += (y + 0.5 * origin).reshape(-1, *(1 for _ in shape))
+    return npz(folder, X=x, y=y, domain=[f"d{i:02}" for i in origin])
+
+
+def pictures_with_markup(root: Path) -> Path:
+    """Small pictures, whose domains and classes have markup in their names."""
+    generator = np.random.default_rng(0)
+    for number, domain in enumerate(MARKUP_DOMAINS):
+        for level, label in enumerate(MARKUP_CLASSES):
+            for i in range(5):
+                pixels = generator.integers(0, 99, (9, 9, 3)) + 70 * level + 20 * number
+                saved(Image.fromarray(pixels.astype(np.uint8)), root / domain / label / f"{i}.png")
+    return root
+
+
+def spoken_words(root: Path, *, each: int) -> Path:
+    """Three speakers who say two words, each so often."""
+    for speaker, hertz in (("ann", 400.0), ("bob", 900.0), ("cid", 1500.0)):
+        for factor, word in ((1.0, "no"), (2.0, "yes")):
+            for i in range(each):
+                wave = tone(hertz * factor + 20 * i, seconds=0.3)
+                spoken(root / speaker / word / f"{i}.wav", wave)
+    return root
 
 
 def everything(subject: FinishedRun) -> list[object]:

@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
-import torch
 
 from afield.diagnosis.diagnosing import diagnose
 from afield.errors import SpecError
 from afield.reporting.benchmarking import bench
-from afield.runs.finished import reopen
 from afield.runs.store import Store
 from afield.training.calibration import calibration_error, fit_temperature, selective_accuracy
+from tests.diagnosis.diagnostics.runs import reopened
 
 SETTINGS = {"steps": 15, "every": 15}
 
@@ -28,8 +27,7 @@ def finding(store):
 
 def subject_without(store, *names):
     (record,) = [each for each in Store(store) if set(each.unseen) == set(names)]
-    with torch.random.fork_rng():
-        return reopen(store / record.run.key)
+    return reopened(store / record.run.key)
 
 
 def test_every_target_has_three_rows(finding):

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from sklearn.metrics import silhouette_samples
 from torch import nn
 
@@ -17,9 +16,19 @@ from afield.diagnosis.diagnosing import diagnose
 from afield.diagnosis.diagnostics.domain_space import MAX_DOMAINS, DomainSpace
 from afield.errors import SpecError
 from afield.networks.backbone import Classifier
-from afield.runs.finished import FinishedRun, reopen
-from tests.diagnosis.diagnostics.runs import everything, spiral_runs, trained
-from tests.files import npz, saved, spoken, tone, tree
+from afield.runs.finished import FinishedRun
+from tests.diagnosis.diagnostics.runs import (
+    MARKUP_CLASSES,
+    everything,
+    numbers,
+    pictures_with_markup,
+    reopened,
+    spiral_runs,
+    spoken_words,
+    trained,
+)
+from tests.files import tree
+from tests.messages import message_of
 
 # So far that some samples are moved past the mean of another domain.
 FAR = {"crossgrad.epsilon_label": 3000.0, "crossgrad.clip": 0.0}
@@ -38,14 +47,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return spiral_runs(tmp_path_factory.mktemp("runs"), METHODS)
 
 
-def back(folder: Path) -> FinishedRun:
-    with torch.random.fork_rng():
-        return reopen(folder)
-
-
 @pytest.fixture
 def moving(folders) -> FinishedRun:
-    return back(folders["crossgrad"])
+    return reopened(folders["crossgrad"])
 
 
 def batch(subject: FinishedRun, name: str, count: int):
@@ -156,12 +160,12 @@ def lying(subject: FinishedRun, means: dict[str, tuple[float, float]]) -> Finish
 )
 def test_an_unseen_domain_lies_on_the_line_through_its_two_nearest_sources(folders, place, message):
     means = {"turn0": (0.0, 0.0), "turn10": (4.0, 0.0), "turn20": (0.0, 100.0), "turn30": place}
-    finding = DomainSpace(samples=3).diagnose_runs([lying(back(folders["erm"]), means)])
+    finding = DomainSpace(samples=3).diagnose_runs([lying(reopened(folders["erm"]), means)])
     assert f"turn30 (unseen) {message}" in finding.summary
 
 
 def test_the_source_that_is_shown_is_the_nearest_to_the_first_unseen_domain(folders):
-    subject = back(folders["erm"])
+    subject = reopened(folders["erm"])
     for nearest in ("turn0", "turn10", "turn20"):
         means = {name: (10.0 * i, 0.0) for i, name in enumerate(subject.record.run.sources)}
         x = means[nearest][0]
@@ -224,7 +228,7 @@ def test_in_pieces_the_features_are_the_same(moving, monkeypatch):
     ],
 )
 def test_features_are_those_of_the_domain_net_or_else_of_the_network(folders, name, net, moves):
-    subject = back(folders[name])
+    subject = reopened(folders[name])
     finding = DomainSpace(samples=40).diagnose_runs([subject])
     with torch.no_grad():
         g = torch.cat([net(subject).features(batch(subject, d, 40).x) for d in subject.domains])
@@ -240,19 +244,19 @@ def test_features_are_those_of_the_domain_net_or_else_of_the_network(folders, na
 def test_a_network_without_features_is_reported(folders):
     message = "domain_space needs features before a head; dmg has none"
     with pytest.raises(SpecError, match=message):
-        DomainSpace().diagnose_runs([back(folders["dmg"])])
+        DomainSpace().diagnose_runs([reopened(folders["dmg"])])
 
 
 @pytest.mark.parametrize("name", ["crossgrad", "guided", "labelgrad", "erm"])
 def test_looking_changes_nothing_and_finds_the_same_again(folders, name):
-    subject = back(folders[name])
+    subject = reopened(folders[name])
     before, state = everything(subject), torch.get_rng_state()
     first, second = (DomainSpace(samples=30).diagnose_runs([subject]) for _ in range(2))
     assert everything(subject) == before
     assert torch.equal(torch.get_rng_state(), state)
     assert first.data.equals(second.data)
     assert first.summary == second.summary
-    assert DomainSpace(samples=30).diagnose_runs([back(folders[name])]).data.equals(first.data)
+    assert DomainSpace(samples=30).diagnose_runs([reopened(folders[name])]).data.equals(first.data)
 
 
 def test_domains_are_shown_as_they_are_asked_for_and_each_once(moving):
@@ -286,24 +290,13 @@ def test_one_domain_alone_has_no_neighbours(moving):
     ],
 )
 def test_what_cannot_be_shown_is_reported(folders, settings, message):
-    with pytest.raises(SpecError) as caught:
-        diagnose("domain_space", folders["crossgrad"], settings=settings)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    folder = folders["crossgrad"]
+    assert message in message_of(SpecError, diagnose, "domain_space", folder, settings=settings)
 
 
 def test_one_run_is_looked_at(moving):
     with pytest.raises(SpecError, match="domain_space takes one run, not 2"):
         DomainSpace().diagnose_runs([moving, moving])
-
-
-def numbers(folder: Path, *, domains: int, each: int, shape: tuple[int, ...] = (2,)) -> Path:
-    """Domains of numbers, each a little further away."""
-    y = np.tile([0, 1], domains * each // 2)
-    origin = np.repeat(np.arange(domains), each)
-    x = np.random.default_rng(0).normal(size=(len(y), *shape))
-    x += (y + 0.5 * origin).reshape(-1, *(1 for _ in shape))
-    return npz(folder, X=x, y=y, domain=[f"d{i:02}" for i in origin])
 
 
 def test_one_source_has_no_line_and_nothing_to_tell_apart(tmp_path):
@@ -344,7 +337,7 @@ def test_too_few_samples_for_a_map_are_reported(tmp_path):
 
 def test_one_sample_a_domain_has_no_silhouette(tmp_path):
     folder = trained(numbers(tmp_path, domains=4, each=2), "erm", target="d03")
-    assert {len(own) for own in back(folder).domains.values()} == {1}
+    assert {len(own) for own in reopened(folder).domains.values()} == {1}
     finding = diagnose("domain_space", folder)
     assert len(finding.data) == 4
     assert "d03 (unseen) lies" in finding.summary
@@ -352,7 +345,7 @@ def test_one_sample_a_domain_has_no_silhouette(tmp_path):
 
 
 def test_a_finding_exists_though_there_are_few_samples_of_one_kind(folders):
-    subject = back(folders["erm"])
+    subject = reopened(folders["erm"])
     (own,) = lying(subject, {"turn10": (0.0, 0.0)}).domains.values()
     alike = replace(own, x=pool_domains({"a": Domain(torch.eye(3)[:, :2], torch.zeros(3))}).x)
     alike = replace(alike, y=torch.zeros(3).long(), domain=torch.zeros(3).long())
@@ -369,17 +362,9 @@ def test_domains_that_are_one_point_have_no_map(tmp_path):
 
 
 def test_names_with_markup_are_shown_as_they_are(tmp_path):
-    generator = np.random.default_rng(0)
-    domains, classes = ("_a$b", "x^_{", "$y$"), ("$\\frac", "_b_")
-    for number, domain in enumerate(domains):
-        for level, label in enumerate(classes):
-            for i in range(5):
-                pixels = generator.integers(0, 99, (9, 9, 3)) + 70 * level + 20 * number
-                picture = Image.fromarray(pixels.astype(np.uint8))
-                saved(picture, tmp_path / "own" / domain / label / f"{i}.png")
-    folder = trained(tmp_path / "own", "crossgrad", target="$y$", size=16)
-    finding = diagnose("domain_space", folder)
-    assert set(finding.data["label"]) == set(classes)
+    data = pictures_with_markup(tmp_path / "own")
+    finding = diagnose("domain_space", trained(data, "crossgrad", target="$y$", size=16))
+    assert set(finding.data["label"]) == set(MARKUP_CLASSES)
     finding.save(tmp_path / "fig.png")
     texts = finding.figure().axes[0].get_legend().get_texts()
     assert {text.get_text().strip() for text in texts} == {"_a$b", "x^_{", "$y$ (unseen)"}
@@ -387,11 +372,7 @@ def test_names_with_markup_are_shown_as_they_are(tmp_path):
 
 @pytest.mark.slow
 def test_sounds_have_a_map_too(tmp_path):
-    for speaker, hertz in (("ann", 400.0), ("bob", 900.0), ("cid", 1500.0)):
-        for factor, word in ((1.0, "no"), (2.0, "yes")):
-            for i in range(4):
-                path = tmp_path / "own" / speaker / word / f"{i}.wav"
-                spoken(path, tone(hertz * factor + 20 * i, seconds=0.3))
-    finding = diagnose("domain_space", trained(tmp_path / "own", "crossgrad", target="cid"))
+    data = spoken_words(tmp_path / "own", each=4)
+    finding = diagnose("domain_space", trained(data, "crossgrad", target="cid"))
     assert set(finding.data["label"]) == {"no", "yes"}
     assert "cid (unseen) lies" in finding.summary

@@ -9,8 +9,9 @@ from afield.diagnosis.diagnostics.gradient_shares import GradientShares
 from afield.diagnosis.diagnostics.loss_surface import LossSurface
 from afield.diagnosis.diagnostics.masks import ALL_MASKS, Masks
 from afield.errors import SpecError
-from afield.runs.finished import FinishedRun, reopen
+from afield.runs.finished import FinishedRun
 from afield.studies.benchmarking import train
+from tests.diagnosis.diagnostics.runs import reopened
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +24,7 @@ def masked_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def masked(masked_folder: Path) -> FinishedRun:
-    with torch.random.fork_rng():
-        return reopen(masked_folder)
+    return reopened(masked_folder)
 
 
 def test_overlaps_are_those_of_the_kept_channels(masked):
@@ -79,6 +79,7 @@ def test_fewer_samples_can_be_asked_for(masked):
     )
     assert not whole["accuracy"].equals(few["accuracy"])
     assert ((10 * few["accuracy"]).round(6) % 1 == 0).all()
+    assert Masks(samples=1).samples == 1
     with pytest.raises(SpecError, match=r"masks.samples=0: must be at least 1"):
         Masks(samples=0)
 
@@ -92,9 +93,3 @@ def test_a_run_without_masks_is_refused(subject):
 def test_what_trains_the_network_by_itself_refuses_masks(masked, diagnostic):
     with pytest.raises(SpecError, match="trains a network without masks; dmg needs its masks"):
         diagnostic.diagnose_runs([masked])
-
-
-def test_at_least_one_sample_is_needed():
-    assert Masks(samples=1).samples == 1
-    with pytest.raises(SpecError, match="samples=0"):
-        Masks(samples=0)

@@ -13,6 +13,7 @@ from afield.runs.run_files import read_record
 from afield.runs.store import Store
 from afield.runs.sweep import complete
 from afield.studies.merge_protocol import merging_runs
+from tests.diagnosis.diagnostics.runs import reopened
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +33,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def given(folders: dict[str, Path]) -> FinishedRun:
-    with torch.random.fork_rng():
-        return reopen(folders["score"])
+    return reopened(folders["score"])
 
 
 def accuracies(finding, scale):

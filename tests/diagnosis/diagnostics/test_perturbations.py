@@ -2,19 +2,25 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from matplotlib.colors import to_rgba
-from PIL import Image
 
 from afield.diagnosis.diagnosing import diagnose
 from afield.diagnosis.diagnostics.perturbations import MAX_DOMAINS, Perturbations
 from afield.errors import SpecError
-from afield.runs.finished import FinishedRun, reopen
-from tests.diagnosis.diagnostics.runs import everything, spiral_runs, trained
-from tests.files import npz, saved, spoken, tone
+from afield.runs.finished import FinishedRun
+from tests.diagnosis.diagnostics.runs import (
+    MARKUP_DOMAINS,
+    everything,
+    numbers,
+    pictures_with_markup,
+    reopened,
+    spiral_runs,
+    spoken_words,
+    trained,
+)
 
 METHODS = {
     "crossgrad": {"crossgrad.epsilon_label": 300.0, "crossgrad.clip": 0.0005},
@@ -23,7 +29,6 @@ METHODS = {
     "erm": {},
     "dann": {},
 }
-DOMAINS, CLASSES = ("_a$b", "x^_{", "$y$"), ("$\\frac", "_b_")
 
 
 @pytest.fixture(scope="module")
@@ -35,19 +40,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on small pictures, whose names have markup in them."""
     root = tmp_path_factory.mktemp("pictures")
-    generator = np.random.default_rng(0)
-    for number, domain in enumerate(DOMAINS):
-        for level, label in enumerate(CLASSES):
-            for i in range(5):
-                pixels = generator.integers(0, 99, (9, 9, 3)) + 70 * level + 20 * number
-                picture = Image.fromarray(pixels.astype(np.uint8))
-                saved(picture, root / "own" / domain / label / f"{i}.png")
-    return trained(root / "own", "crossgrad", target="$y$", size=16)
-
-
-def back(folder: Path) -> FinishedRun:
-    with torch.random.fork_rng():
-        return reopen(folder)
+    data = pictures_with_markup(root / "own")
+    return trained(data, "crossgrad", target="$y$", size=16)
 
 
 def batch(subject: FinishedRun, name: str, count: int):
@@ -74,7 +68,7 @@ def domain_net(name: str, subject: FinishedRun):
     [("crossgrad", 300.0, 0.0005), ("guided", 300.0, 0.1), ("labelgrad", 100.0, 0.1)],
 )
 def test_shifts_and_answers_are_those_of_a_batch_of_training(folders, name, epsilon, clip):
-    subject = back(folders[name])
+    subject = reopened(folders[name])
     data = Perturbations(samples=20).diagnose_runs([subject]).data
     of_labels = name == "labelgrad"
     net = subject.model if of_labels else domain_net(name, subject)
@@ -100,7 +94,7 @@ def test_shifts_and_answers_are_those_of_a_batch_of_training(folders, name, epsi
 
 
 def test_how_many_are_shown_does_not_change_how_far_one_is_moved(folders):
-    subject = back(folders["labelgrad"])
+    subject = reopened(folders["labelgrad"])
     few, more = (Perturbations(samples=n).diagnose_runs([subject]).data for n in (5, 50))
     first = more.groupby("domain", sort=False).head(5)
     assert few["sample"].tolist() == first["sample"].tolist()
@@ -110,7 +104,7 @@ def test_how_many_are_shown_does_not_change_how_far_one_is_moved(folders):
 
 @pytest.mark.parametrize("name", ["crossgrad", "labelgrad"])
 def test_it_is_what_the_method_imagines_in_a_batch_of_that_size(folders, name):
-    subject = back(folders[name])
+    subject = reopened(folders[name])
     data = Perturbations(samples=16).diagnose_runs([subject]).data
     for source, rows in data.groupby("domain"):
         own = batch(subject, source, 16)
@@ -121,7 +115,7 @@ def test_it_is_what_the_method_imagines_in_a_batch_of_that_size(folders, name):
 
 
 def test_the_findings_are_the_means_over_all_samples(folders):
-    finding = Perturbations(samples=30).diagnose_runs([back(folders["crossgrad"])])
+    finding = Perturbations(samples=30).diagnose_runs([reopened(folders["crossgrad"])])
     data = finding.data
     right, then = ((data["label"] == data[c]).sum() / 0.9 for c in ("answer", "answer moved"))
     own, away = (data[c].sum() / 0.9 for c in ("domain right", "domain right moved"))
@@ -131,12 +125,12 @@ def test_the_findings_are_the_means_over_all_samples(folders):
         f"label accuracy {right:.1f} %, {then:.1f} % when perturbed; "
         f"domain accuracy {own:.1f} %, {away:.1f} % when perturbed"
     )
-    alone = Perturbations().diagnose_runs([back(folders["labelgrad"])]).summary
+    alone = Perturbations().diagnose_runs([reopened(folders["labelgrad"])]).summary
     assert "domain accuracy" not in alone
 
 
 def test_samples_are_called_by_their_names(folders, pictures):
-    subject = back(folders["crossgrad"])
+    subject = reopened(folders["crossgrad"])
     data = Perturbations(samples=4).diagnose_runs([subject]).data
     for name, rows in data.groupby("domain"):
         called = [subject.sample_names[name][i] for i in subject.sample_indices(name, 4).tolist()]
@@ -149,13 +143,15 @@ def test_samples_are_called_by_their_names(folders, pictures):
 
 @pytest.mark.parametrize("name", ["crossgrad", "guided", "labelgrad"])
 def test_looking_changes_nothing_and_finds_the_same_again(folders, name):
-    subject = back(folders[name])
+    subject = reopened(folders[name])
     before, state = everything(subject), torch.get_rng_state()
     first, second = (Perturbations(samples=30).diagnose_runs([subject]) for _ in range(2))
     assert everything(subject) == before
     assert torch.equal(torch.get_rng_state(), state)
     assert first.data.equals(second.data)
-    assert Perturbations(samples=30).diagnose_runs([back(folders[name])]).data.equals(first.data)
+    assert (
+        Perturbations(samples=30).diagnose_runs([reopened(folders[name])]).data.equals(first.data)
+    )
 
 
 @pytest.mark.parametrize("name", ["erm", "dann"])
@@ -177,7 +173,7 @@ def test_settings_that_are_impossible_are_refused(folders, settings):
 
 
 def test_arrays_are_drawn_as_lines_before_and_after(folders):
-    subject = back(folders["labelgrad"])
+    subject = reopened(folders["labelgrad"])
     figure = Perturbations(samples=4).diagnose_runs([subject]).figure()
     shown = [axes for axes in figure.axes if axes.axison]
     assert len(shown) == 3
@@ -195,7 +191,7 @@ def test_arrays_are_drawn_as_lines_before_and_after(folders):
 def test_pictures_stand_beside_their_moved_versions_a_row_for_each(pictures, tmp_path):
     finding = diagnose("perturbations", pictures, settings={"strips": 2})
     assert finding.panels == 2
-    for axes, domain in zip(finding.figure().axes, DOMAINS[:2], strict=True):
+    for axes, domain in zip(finding.figure().axes, MARKUP_DOMAINS[:2], strict=True):
         (image,) = axes.get_images()
         assert image.get_array().shape == (2 * 16, 3 * 16 + 2, 3)
         # Between two pictures there is white.
@@ -215,14 +211,6 @@ def test_more_strips_than_samples_are_all_that_there_are(pictures):
         assert len(image.get_array()) == 16 * count
         assert axes.get_title().count("±") == 1
     assert 1 < per_domain.max() <= 10
-
-
-def numbers(folder: Path, *, domains: int, each: int, shape: tuple[int, ...] = (2,)) -> Path:
-    y = np.tile([0, 1], domains * each // 2)
-    origin = np.repeat(np.arange(domains), each)
-    x = np.random.default_rng(0).normal(size=(len(y), *shape)).astype(np.float32)
-    x += (y + 0.5 * origin).reshape(-1, *(1 for _ in shape))
-    return npz(folder, X=x, y=y, domain=[f"d{i:02}" for i in origin])
 
 
 def test_one_source_gives_a_domain_net_nothing_to_move_along(tmp_path):
@@ -262,14 +250,9 @@ def test_grey_pictures_may_come_without_a_channel(tmp_path):
 
 @pytest.mark.slow
 def test_sounds_are_drawn_as_pictures(tmp_path):
-    for speaker, hertz in (("ann", 400.0), ("bob", 900.0), ("cid", 1500.0)):
-        for factor, word in ((1.0, "no"), (2.0, "yes")):
-            for i in range(3):
-                path = tmp_path / "own" / speaker / word / f"{i}.wav"
-                spoken(path, tone(hertz * factor + 20 * i, seconds=0.3))
-    folder = trained(tmp_path / "own", "crossgrad", target="cid")
+    folder = trained(spoken_words(tmp_path / "own", each=3), "crossgrad", target="cid")
     finding = diagnose("perturbations", folder, settings={"strips": 2})
-    height, width = back(folder).learner.task.shape[1:]
+    height, width = reopened(folder).learner.task.shape[1:]
     (image,) = finding.figure().axes[0].get_images()
     assert image.get_array().shape[0] == 2 * height
     assert image.get_array().shape[1] > 3 * width

@@ -1,15 +1,7 @@
-import pytest
 import torch
 
-from afield.errors import MergeError
 from afield.merging.merges.breadcrumbs import breadcrumbs
-from afield.merging.merges.task_arithmetic import task_arithmetic
 from tests.merging.merges.numbers import random
-
-
-def test_without_dropping_it_is_task_arithmetic():
-    deltas = random(3, 5, 4)
-    torch.testing.assert_close(breadcrumbs(deltas, low=0.0, high=0.0), task_arithmetic(deltas))
 
 
 def test_of_one_expert_the_middle_magnitudes_stay():
@@ -34,8 +26,3 @@ def test_a_single_number_stays():
 
 def test_nothing_is_left_where_the_shares_overlap():
     assert not breadcrumbs(random(2, 30), low=0.8, high=0.5).any()
-
-
-def test_what_is_no_share_is_refused():
-    with pytest.raises(MergeError, match=r"high=-0.1: must be a share"):
-        breadcrumbs(random(2, 10), high=-0.1)

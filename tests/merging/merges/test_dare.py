@@ -1,16 +1,8 @@
-import pytest
 import torch
 
-from afield.errors import MergeError
 from afield.merging.job import merge
 from afield.merging.merges.dare import dare
-from afield.merging.merges.task_arithmetic import task_arithmetic
 from tests.merging.merges.numbers import random
-
-
-def test_without_dropping_it_is_task_arithmetic():
-    deltas = random(3, 5, 4)
-    torch.testing.assert_close(dare(deltas, name="w", drop=0.0), task_arithmetic(deltas))
 
 
 def test_a_share_is_dropped_and_the_rest_rescaled():
@@ -41,8 +33,3 @@ def test_neither_the_order_of_the_tensors_nor_other_draws_matter():
     torch.rand(3)
     second = merge("dare", dict(reversed(base.items())), [dict(reversed(expert.items()))])
     assert all(torch.equal(first[name], second[name]) for name in base)
-
-
-def test_to_drop_all_is_refused():
-    with pytest.raises(MergeError, match="leaves nothing"):
-        dare(random(1, 3), name="w", drop=1.0)

@@ -1,7 +1,5 @@
-import pytest
 import torch
 
-from afield.errors import MergeError
 from afield.merging.merges.fisher import fisher
 from tests.merging.merges.numbers import random
 
@@ -28,14 +26,3 @@ def test_entries_are_weighted_each_by_itself():
 def test_where_nobody_is_sure_it_is_the_mean():
     deltas = random(2, 4)
     torch.testing.assert_close(fisher(deltas, statistics=torch.zeros(2, 4)), deltas.mean(0))
-
-
-@pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf")])
-def test_what_is_no_mean_of_squares_is_refused(wrong):
-    with pytest.raises(MergeError, match="mean of squares"):
-        fisher(random(2, 4), statistics=torch.full((2, 4), wrong))
-
-
-def test_a_floor_of_nothing_is_refused():
-    with pytest.raises(MergeError, match="floor=0"):
-        fisher(random(2, 4), statistics=torch.ones(2, 4), floor=0.0)

@@ -1,10 +1,7 @@
 import math
 
-import pytest
 import torch
 
-from afield.errors import MergeError
-from afield.merging.job import merge
 from afield.merging.merges.slerp import slerp
 from tests.merging.merges.numbers import random
 
@@ -41,10 +38,3 @@ def test_one_direction_is_a_straight_line():
 def test_opposite_experts_give_finite_numbers():
     first = random(6)
     assert slerp(torch.stack([first, -first]), base=torch.zeros(6).double()).isfinite().all()
-
-
-@pytest.mark.parametrize("experts", [1, 3])
-def test_other_than_two_experts_are_refused(experts):
-    base = {"w": random(4)}
-    with pytest.raises(MergeError, match=f"slerp takes exactly 2 experts, not {experts}"):
-        merge("slerp", base, [{"w": random(4)}] * experts)

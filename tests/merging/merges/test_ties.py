@@ -1,11 +1,9 @@
 import pytest
 import torch
 
-from afield.errors import MergeError
-from afield.merging.job import merge
 from afield.merging.merges.ties import ties
 from afield.merging.order_statistics import Deltas
-from tests.merging.merges.numbers import random, reference
+from tests.merging.merges.numbers import random
 
 
 def merged(deltas, **settings):
@@ -14,12 +12,6 @@ def merged(deltas, **settings):
     pieces = [deltas[:, :half], deltas[:, half:]]
     piecewise = ties(Deltas(len(deltas), deltas.shape[1], lambda: pieces), **settings)
     return torch.cat([piecewise(piece) for piece in pieces])
-
-
-@pytest.mark.parametrize("experts", [2, 3])
-def test_it_gives_the_authors_numbers(experts):
-    base, tuned, expected = reference(experts, "ties")
-    torch.testing.assert_close(merge("ties", base, tuned), expected, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -56,8 +48,3 @@ def test_unchanged_tensors_count_so_more_of_the_others_is_kept():
     alone = merged(delta, density=0.2).count_nonzero()
     among = merged(torch.cat([delta, torch.zeros(1, 300)], dim=1), density=0.2).count_nonzero()
     assert (int(alone), int(among)) == (21, 81)
-
-
-def test_what_is_no_share_is_refused():
-    with pytest.raises(MergeError, match=r"density=1.5: must be a share"):
-        merged(random(2, 10), density=1.5)
