@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afield.reporting.claims import Claim, make_claim
+from afield.runs.row import Row
 
 SHAPES = ((3, 4), (3, 6), (5, 4))
 RIVALS = (1, 4, 9, 19)
@@ -91,7 +92,9 @@ def claim_of(accuracies: Array, *, erm: bool = True) -> Claim:
     }
     means = dict(zip(names, accuracies.mean(axis=(1, 2)).tolist(), strict=True))
     ranked = dict(sorted(means.items(), key=lambda pair: -pair[1]))
-    return make_claim(ranked, measured, dict.fromkeys(names[1:], "erm") if erm else {})
+    rows = {name: Row(name) for name in names}
+    against = dict.fromkeys(names[1:], "erm") if erm else {}
+    return make_claim(ranked, measured, against, rows=rows)
 
 
 def false_positives(

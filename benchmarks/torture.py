@@ -40,7 +40,7 @@ from afield.runs.record import Record, Run
 from afield.runs.store import Store
 from afield.runs.sweep import complete
 from afield.studies.planning import plan_run
-from afield.studies.protocol import leave_one_out
+from tests.protocols import leave_one_out
 
 SETTINGS = {"steps": 24, "every": 4}
 # For methods that need images: fewer samples, so that a run takes a second.

@@ -5,10 +5,10 @@ import shlex
 import numpy as np
 import pandas as pd
 import pytest
-from afield.reporting.reproduce import row_command, run_command
 
 from afield import own_code
 from afield.runs.store import Store
+from afield.studies.commands import row_command, write_command
 
 DATASET = """
 import torch
@@ -96,7 +96,8 @@ def test_a_dataset_and_an_adaptation_are_one_file_each(afield, tmp_path, monkeyp
     assert afield(*shlex.split(command)[1:], "--workers", "1")[0] == 0
     assert {r.run.key for r in Store(tmp_path / "again")} == {r.run.key for r in records}
     monkeypatch.setattr(own_code, "_registered", {})
-    one = run_command(plain[0].run, from_store="runs", store="once")
+    like = [("like", f"runs/{plain[0].run.key}"), ("store", "once")]
+    one = write_command("train", options=like, code=plain[0].run.code)
     code, _, err = afield("train", "--like", f"runs/{plain[0].run.key}")
     assert (code, "afield --code sites.py" in err) == (2, True)
     assert afield(*shlex.split(one)[1:])[0] == 0

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from afield.reporting.charts.axes import FAMILIES, Mark, category_axis, numeric_axis
+from afield.reporting.charts.axes import Mark, category_axis, numeric_axis
+from afield.runs.row import FAMILIES
 
 
 def test_every_value_lies_on_its_axis_and_ticks_are_few_and_in_order():

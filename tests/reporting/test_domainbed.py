@@ -17,8 +17,8 @@ from afield.runs.runner import execute
 from afield.runs.selection import RULES
 from afield.runs.store import Store
 from afield.seeds import derive_seed
-from afield.studies.protocol import leave_one_out
 from afield.training.evaluation import Checkpoint, Score, Scores
+from tests.protocols import leave_one_out
 
 DOMAINS = ("art", "photo", "sketch", "cartoon")
 STEPS = (2, 4, 6)

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from afield.runs.derived import execute_derived, run_adaptation
 
 import afield
 from afield.data.domains import Domain
@@ -14,6 +13,7 @@ from afield.errors import SpecError
 from afield.runs.finished import reopen
 from afield.runs.record import Run
 from afield.runs.run_files import read_run_weights
+from afield.runs.run_setup import run_adaptation
 from afield.runs.runner import execute
 from afield.runs.store import Store
 from afield.studies.benchmark import make_benchmark
@@ -35,9 +35,7 @@ def do(runs: list[Run], folder: Path) -> dict[str, afield.Record]:
     for run in needed:
         needed += [by_key[key] for key in (run.base, *run.experts) if key]
     ordered = sorted({run.key: run for run in needed}.values(), key=lambda run: run.order)
-    return {
-        run.key: (execute_derived if run.is_derived else execute)(run, store) for run in ordered
-    }
+    return {run.key: execute(run, store) for run in ordered}
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +85,10 @@ def test_labels_of_the_target_do_not_change_what_an_adapted_model_predicts():
 
 def test_done_again_it_does_nothing_and_done_anew_it_is_the_same(adapted, tmp_path):
     record, base, folder = adapted
-    again = execute_derived(record.run, Store(folder))
+    again = execute(record.run, Store(folder))
     assert again == record
     execute(base.run, Store(tmp_path))
-    anew = execute_derived(record.run, Store(tmp_path))
+    anew = execute(record.run, Store(tmp_path))
     assert anew.checkpoints == record.checkpoints
 
 

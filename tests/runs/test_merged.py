@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from afield.runs.derived import execute_derived
 from PIL import Image
 from safetensors import safe_open
 from torch import Tensor, nn
@@ -22,8 +21,9 @@ from afield.registry import CODE_FORM
 from afield.reporting.table import tabulate
 from afield.runs import sweep
 from afield.runs.finished import reopen
-from afield.runs.merged import MERGE_BASELINES, Ensemble, _best_expert
+from afield.runs.merged import Ensemble, _best_expert
 from afield.runs.record import Failure, Record, Run
+from afield.runs.row import MERGE_BASELINES
 from afield.runs.run_files import read_run_weights
 from afield.runs.run_setup import Machine, set_up
 from afield.runs.runner import execute
@@ -278,7 +278,7 @@ def test_the_best_expert_is_picked_without_the_target(tmp_path):
     spy = next(run for run in runs if run.key == best.experts[0])
     with store.claim(spy):
         store.put(store.get(spy), read_run_weights(store.root / of_target))
-    record = execute_derived(best, store)
+    record = execute(best, store)
     result = store.weights(best)
     values = {}
     for key in best.experts:
@@ -356,13 +356,13 @@ def test_a_merged_run_is_not_trained(done, tmp_path):
 def test_a_merged_run_of_experts_that_are_not_there_names_them(done, tmp_path):
     run = done.merged["score"].run
     with pytest.raises(DataError, match="no readable weights"):
-        execute_derived(run, Store(tmp_path))
+        execute(run, Store(tmp_path))
 
 
 def test_it_leaves_generators_and_threads_alone(done, tmp_path):
     torch.manual_seed(3)
     before, threads = torch.get_rng_state(), torch.get_num_threads()
-    execute_derived(done.merged["score"].run, trained(done, tmp_path))
+    execute(done.merged["score"].run, trained(done, tmp_path))
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_num_threads() == threads
 
@@ -456,7 +456,7 @@ def test_an_expert_can_be_looked_into(done):
 def test_runs_read_for_one_rule_are_read_again_for_another(done, tmp_path):
     """The record keeps what it has."""
     run, store = replace(done.merged["score"].run, rules=("sources",)), trained(done, tmp_path)
-    narrow = execute_derived(run, store)
+    narrow = execute(run, store)
     assert narrow.checkpoints[0].score("d", "probe") is None
-    whole = execute_derived(done.merged["score"].run, store)
+    whole = execute(done.merged["score"].run, store)
     assert whole.checkpoints == done.merged["score"].checkpoints

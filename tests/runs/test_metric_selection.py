@@ -15,9 +15,9 @@ from afield.runs.runner import execute
 from afield.runs.selection import RULES, selection_value
 from afield.runs.store import Store
 from afield.studies.planning import plan_run
-from afield.studies.protocol import hold_out
 from afield.training.evaluation import Checkpoint, Score, Scores
 from afield.training.metrics import METRICS
+from tests.protocols import hold_out
 
 SETTINGS = {"steps": 30, "every": 3}
 

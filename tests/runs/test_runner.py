@@ -27,7 +27,7 @@ from afield.runs.selection import (
 )
 from afield.runs.store import Store
 from afield.studies.planning import plan_run
-from afield.studies.protocol import ALL_DOMAINS, DomainChoice, hold_out, leave_one_out
+from afield.studies.protocol import ALL_DOMAINS, DomainChoice
 from afield.studies.settings import resolve_run
 from afield.training.averages.swad import SWAD
 from afield.training.evaluation import Checkpoint
@@ -35,6 +35,7 @@ from afield.training.loop import checkpoints
 from afield.training.method import Learner, Task, pool
 from afield.training.methods.erm import ERM
 from afield.training.optimizers import make_schedule
+from tests.protocols import hold_out, leave_one_out
 from tests.runs.interruption import interrupt, outcome
 from tests.runs.small_runs import (
     LAST_STEP,

@@ -95,7 +95,7 @@ class Noted(ERM):
 
 SWEEP = """
 import sys
-from afield.studies.protocol import leave_one_out
+from tests.protocols import leave_one_out
 from afield.data.lookup import find_dataset
 from afield.runs.store import Store
 from afield.runs.sweep import complete

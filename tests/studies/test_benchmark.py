@@ -7,7 +7,7 @@ import pytest
 from afield.errors import AfieldError, SpecError, UnknownNameError
 from afield.runs.pools import Local, Ray
 from afield.studies.benchmark import Benchmark, make_benchmark, read_benchmark
-from afield.studies.benchmarking import shell_command
+from afield.studies.commands import benchmark_command
 
 FILE = """
 dataset = "spirals"
@@ -147,10 +147,10 @@ def test_domains_are_named_alike_in_python_in_toml_and_on_the_command_line(tmp_p
         'targets = ["turn0", "turn10+turn20"]\nvalidate-on = ["turn30"]\n'
     )
     assert read_benchmark(path) == asked
-    assert "--targets turn0,turn10+turn20 --validate-on turn30" in shell_command(asked)
+    assert "--targets turn0,turn10+turn20 --validate-on turn30" in benchmark_command(asked)
     path.write_text('dataset = "spirals"\nsingle-source = true\nreport = "whole"\nsteps = 5\n')
     single = make_benchmark("spirals", single_source=True, report="whole", steps=5)
     assert read_benchmark(path) == single
-    assert shell_command(single) == (
+    assert benchmark_command(single) == (
         "afield bench spirals --single-source --set report=whole --set steps=5"
     )

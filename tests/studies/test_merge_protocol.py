@@ -12,13 +12,11 @@ from afield.data.lookup import find_dataset
 from afield.errors import AfieldError, IncompatibleMethodError, SpecError, UnknownNameError
 from afield.hyperparameters import defaults
 from afield.networks.backbones.clip import CLIP
-from afield.reporting.results import row_label
 from afield.runs.record import Run
-from afield.runs.row import MERGE_BASELINES
+from afield.runs.row import MERGE_BASELINES, Row
 from afield.studies.benchmark import make_benchmark
-from afield.studies.merge_protocol import merging_runs
-from afield.studies.protocol import leave_one_out
 from tests.files import tree
+from tests.protocols import leave_one_out, merging_runs
 
 SPIRALS = find_dataset("spirals")
 QUICK = {"steps": 20}
@@ -184,7 +182,9 @@ def test_settings_of_every_expert_label_the_rows():
         runs_of("score", expert_method=("erm", "vrex"), settings={**QUICK, "vrex.penalty": p})
         for p in (1.0, 100.0)
     )
-    labels = [{row_label(run) for run in runs if run.method == "score"} for runs in (first, second)]
+    labels = [
+        {Row.of(run).label for run in runs if run.method == "score"} for runs in (first, second)
+    ]
     assert not labels[0] & labels[1]
     chosen = {"steps": 20, "experts": "erm+vrex", "vrex penalty": 100.0}
     assert [run.given for run in second if run.method == "logit_ensemble"] == 4 * [chosen]
@@ -297,7 +297,7 @@ def test_what_cannot_be_is_one_line_before_anything_is_trained(asked, kind, mess
 def test_settings_of_a_merge_label_its_row_and_change_its_key_alone(settings, row):
     usual, chosen = runs_of("score", "ties"), runs_of("score", "ties", settings=QUICK | settings)
     rows = {
-        row_label(run, exclude=("backbone", "steps")) for run in chosen if run.method == "score"
+        Row.of(run).without(("backbone", "steps")).label for run in chosen if run.method == "score"
     }
     assert rows == {row}
     for before, after in zip(usual, chosen, strict=True):

@@ -9,8 +9,8 @@ from afield.data.lookup import find_dataset
 from afield.data.modality import ARRAY, IMAGE
 from afield.errors import DataError, IncompatibleMethodError, SpecError, UnknownNameError
 from afield.runs.record import Run
-from afield.studies.protocol import hold_out, leave_one_out
 from afield.studies.settings import CHECKPOINTS_PER_RUN, resolve_run, resolve_settings
+from tests.protocols import hold_out, leave_one_out
 
 DIGITS = find_dataset("rotated_digits")
 MANY = DomainSet("many", tuple(f"w{i:02}" for i in range(20)), ("x", "y"), reader=lambda _: {})

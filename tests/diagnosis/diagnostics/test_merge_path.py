@@ -12,8 +12,8 @@ from afield.runs.finished import FinishedRun, reopen
 from afield.runs.run_files import read_record
 from afield.runs.store import Store
 from afield.runs.sweep import complete
-from afield.studies.merge_protocol import merging_runs
 from tests.diagnosis.diagnostics.runs import reopened
+from tests.protocols import merging_runs
 
 
 @pytest.fixture(scope="module")

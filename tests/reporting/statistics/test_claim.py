@@ -8,6 +8,7 @@ from afield.reporting.claims import build_claims, leading_rule, make_claim, rank
 from afield.reporting.results import group_records
 from afield.reporting.sentences import describe_claim
 from afield.reporting.table import tabulate
+from afield.runs.row import Row
 from tests.stores import benchmark_records, cells, held_out, noisy
 
 
@@ -17,7 +18,8 @@ def claim(scores, *, erm=True):
     ranked = dict(sorted(means.items(), key=lambda pair: -pair[1]))
     first, *others = scores
     measured = {name: cells(own) for name, own in scores.items()}
-    return make_claim(ranked, measured, dict.fromkeys(others, first) if erm else {})
+    rows = {name: Row(name) for name in scores}
+    return make_claim(ranked, measured, dict.fromkeys(others, first) if erm else {}, rows=rows)
 
 
 def random_scores(count, *, seed=0, trials=3, domains=4, gain=0.0):
@@ -189,13 +191,15 @@ def test_the_oracle_leads_only_where_nothing_else_can():
 def test_a_leader_that_has_seen_target_samples_is_named_with_the_best_one_that_has_not():
     scores = {"erm + t3a": 0.9, "erm": 0.8, "coral": 0.7}
     measured = {name: {(0, "a"): mean, (1, "a"): mean} for name, mean in scores.items()}
-    adapted = make_claim(scores, measured, {})
+    rows = {"erm + t3a": Row("erm", adaptation="t3a")}
+    rows |= {name: Row(name) for name in ("erm", "coral", "arm")}
+    adapted = make_claim(scores, measured, {}, rows=rows)
     assert adapted.best_unadapted == ("erm", 0.8)
     assert describe_claim(adapted).endswith(
         " It has seen unlabelled target samples; without, erm leads with 80.0\u00a0%."
     )
-    plain = make_claim({"erm": 0.8, "coral": 0.7}, measured, {})
+    plain = make_claim({"erm": 0.8, "coral": 0.7}, measured, {}, rows=rows)
     assert plain.best_unadapted is None
     assert "unlabelled" not in describe_claim(plain)
-    alone = make_claim({"arm": 0.8}, {"arm": measured["erm"]}, {})
+    alone = make_claim({"arm": 0.8}, {"arm": measured["erm"]}, {}, rows=rows)
     assert describe_claim(alone).endswith("no comparison. It has seen unlabelled target samples.")

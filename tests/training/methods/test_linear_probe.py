@@ -19,12 +19,12 @@ from afield.runs.run_setup import Machine, set_up
 from afield.runs.runner import execute
 from afield.runs.store import Store
 from afield.studies.planning import plan_run
-from afield.studies.protocol import leave_one_out
 from afield.studies.settings import resolve_run
 from afield.training.averages.last import Last
 from afield.training.loop import checkpoints
 from afield.training.methods import linear_probe
 from afield.training.methods.linear_probe import ABSENT_CLASS_MARGIN, LinearProbe
+from tests.protocols import leave_one_out
 
 
 def probed(model, task, samples: Samples, **settings) -> nn.Module:

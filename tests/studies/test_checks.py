@@ -6,8 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from afield.reporting.reproduce import row_command
-from afield.studies.known_classes import read_classes
 
 import afield
 from afield.data.lookup import find_dataset
@@ -21,6 +19,8 @@ from afield.runs.run_files import read_run_weights
 from afield.runs.runner import execute
 from afield.runs.store import Store
 from afield.studies.benchmark import make_benchmark
+from afield.studies.checks import read_classes
+from afield.studies.commands import row_command
 from afield.studies.planning import plan_run
 from afield.studies.settings import resolve_run
 

@@ -4,11 +4,11 @@ import shlex
 import subprocess
 
 import pytest
-from afield.reporting.reproduce import row_command, run_command, shell_quote
 
 from afield.data.lookup import find_dataset
 from afield.reporting.results import group_records
 from afield.studies.benchmark import make_benchmark
+from afield.studies.commands import row_command, shell_quote, write_command
 from afield.studies.planning import plan_runs
 from tests.stores import held_out, record
 
@@ -141,10 +141,9 @@ def test_a_shell_reads_a_quoted_word_as_it_was(word):
 
 
 def test_one_run_is_repeated_from_its_record():
-    own = record("art", [0.5])
-    assert run_command(own.run, from_store="my runs", store="again") == (
-        f"afield train --like 'my runs/{own.run.key}' --store again"
-    )
+    options = [("like", "my runs/erm-1"), ("store", "again"), ("quiet", True), ("draws", None)]
+    command = write_command("train", options=options, code=["methods/idea"])
+    assert command == ("afield --code idea.py train --like 'my runs/erm-1' --store again --quiet")
 
 
 def test_the_command_of_a_started_and_adapted_row_plans_its_runs(planned_by):

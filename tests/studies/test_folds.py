@@ -5,8 +5,8 @@ import pytest
 from afield.data.domains import DomainSet
 from afield.data.lookup import find_dataset
 from afield.errors import SpecError, UnknownNameError
-from afield.studies.merge_protocol import merging_runs
-from afield.studies.protocol import DomainChoice, leave_one_out
+from afield.studies.protocol import DomainChoice
+from tests.protocols import leave_one_out, merging_runs
 
 FOUR = DomainSet("four", ("art", "cartoon", "photo", "sketch"), ("x", "y"), reader=lambda _: {})
 SPIRALS = find_dataset("spirals")
