@@ -5,7 +5,7 @@ import time
 import pytest
 
 from afield.runs.forecast import expected_seconds
-from afield.runs.pools import Local
+from afield.runs.pools.local import Local
 from afield.runs.store import Store
 from afield.runs.sweep import complete
 from afield.studies.benchmark import make_benchmark

@@ -28,7 +28,7 @@ from afield.runs import sweep
 from afield.runs.derived import execute_derived
 from afield.runs.finished import reopen
 from afield.runs.merged import MERGE_BASELINES, Ensemble, _best_expert
-from afield.runs.pools import Local
+from afield.runs.pools.local import Local
 from afield.runs.record import Failure, Record, Run
 from afield.runs.run_setup import Machine, set_up
 from afield.runs.runner import execute

@@ -9,7 +9,8 @@ import pytest
 
 from afield import own_code
 from afield.errors import SpecError
-from afield.runs.pools import Local, Ray
+from afield.runs.pools.local import Local
+from afield.runs.pools.ray import Ray
 from afield.runs.record import Failure, Record
 from afield.runs.store import Store
 from afield.runs.sweep import complete

@@ -9,7 +9,7 @@ import torch
 
 from afield.errors import DataError, SpecError
 from afield.reporting.benchmarking import bench
-from afield.runs.pools import Local
+from afield.runs.pools.local import Local
 from afield.runs.record import Failure, Plan, Progress, Record
 from afield.runs.runner import execute
 from afield.runs.store import RemoteStore, Store, fetch_run, open_store, read_record

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from afield import registry
-from afield.runs.pools import Local
+from afield.runs.pools.local import Local
 from afield.runs.record import Failure, Record, Run
 from afield.runs.runner import execute
 from afield.runs.store import BusyError, Store

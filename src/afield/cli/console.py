@@ -20,7 +20,7 @@ from rich.progress import (
 from rich.segment import Segment
 
 if TYPE_CHECKING:
-    from afield.runs.pools import Pool
+    from afield.runs.pool import Pool
     from afield.runs.record import Failure, Record, Run
     from afield.runs.store import Store
 
@@ -155,7 +155,7 @@ def print_plan(runs: "Sequence[Run]", *, done: int) -> None:
 def print_forecast(runs: "Sequence[Run]", pool: "Pool", done: int, *, threads: int) -> None:
     """Say how long the missing runs will take on this machine, unless there are only a few."""
     from afield.runs.forecast import expected_seconds
-    from afield.runs.pools import Local
+    from afield.runs.pools.local import Local
     from afield.runs.status import format_duration
 
     missing = len(runs) - done

@@ -142,7 +142,7 @@ def fit(
     from afield.compute import keep_freed_memory
     from afield.data.sources.tables import name_columns
     from afield.deployment.fitting import fit as fit_model
-    from afield.runs.pools import local_pool
+    from afield.runs.pool import make_pool
 
     if method and method_ and method != method_:
         raise SpecError(f"two methods given, {method} and --method {method_}; give only one")
@@ -175,7 +175,7 @@ def fit(
             hold_out=hold_out,
             license=license_,
             overwrite=force,
-            pool=local_pool(threads, workers, device),
+            pool=make_pool(threads=threads, workers=workers, device=device),
             threads=threads,
             device=device,
         )

@@ -14,7 +14,8 @@ from afield.data.sources.listing import current_listing, join_listing
 from afield.errors import AfieldError
 from afield.own_code import Code
 from afield.runs.derived import execute_derived
-from afield.runs.pools import Local, Pool
+from afield.runs.pool import Pool
+from afield.runs.pools.local import Local
 from afield.runs.record import Failure, Record, Run
 from afield.runs.run_setup import code_digest
 from afield.runs.runner import execute
