@@ -426,6 +426,8 @@ def read_benchmark(path: Path, **changes: Any) -> Benchmark:
     """
     content = read_toml(path)
     words = {name.replace("-", "_"): value for name, value in content.items()}
+    # As names of their own, settings replace those of the file in whichever form it has them.
+    changes |= changes.pop("settings", {})
     words |= {name: value for name, value in changes.items() if value is not None}
     try:
         return make_benchmark(**words)
