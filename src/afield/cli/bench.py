@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from afield.cli import console, live_view
+from afield.cli import console
 from afield.cli.options import (
     Format,
     Quiet,
@@ -121,9 +121,9 @@ def status(
             f"{store}: no benchmark was started there; use `afield bench --store {store}` first"
         )
     if follow:
-        live_view.show_until_done(opened, benchmarks[-1].plan)
+        console.show_until_done(opened, benchmarks[-1].plan)
         benchmarks = statuses(opened)
-    live_view.print_statuses(benchmarks)
+    console.print_statuses(benchmarks)
 
 
 def run_and_print(
@@ -162,7 +162,7 @@ def run_and_print(
                 return outcomes
             console.print_plan(runs, done=plan.known)
             console.print_forecast(runs, benchmark.pool(), plan.known, threads=benchmark.threads)
-            return live_view.follow_outcomes(outcomes, store, plan)
+            return console.follow_outcomes(outcomes, store, plan)
 
         def finished(
             self, outcomes: "Sequence[Record | Failure]", runs: "Sequence[Run]", store: "Store"
