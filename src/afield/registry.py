@@ -2,7 +2,7 @@
 
 The name of a file is the name of the one public object in it. Other packages add names through the
 entry points ``afield.methods``, ``afield.merges``, ``afield.averages``, ``afield.adaptations``,
-``afield.datasets`` and ``afield.diagnostics``. This module imports neither torch
+``afield.datasets``, ``afield.diagnostics`` and ``afield.pools``. This module imports neither torch
 nor the files until `find` is called.
 """
 

@@ -27,8 +27,8 @@ ESTIMATE = "Estimate for unseen domains"
 
 
 @with_options(
-    *("label", "domain", "text", "average", "start", "classes", "backbone", "weights", "finetune"),
-    *("steps", "set_", "skip_broken", "workers", "threads", "device", "store"),
+    *("label", "domain", "text", "average", "start", "classes", "steps", "backbone", "weights"),
+    *("finetune", "set_", "skip_broken", "workers", "threads", "device", "store"),
     device=None,
 )
 def fit(

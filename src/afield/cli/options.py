@@ -326,9 +326,12 @@ def _annotation(name: str, kind: Any, option: Option, default: Any) -> Any:
 
 
 def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as functions take them: your own code is loaded, and settings are one mapping."""
+    """Options as functions take them: your own code is loaded, and settings are one mapping.
+
+    Settings are in the order in which the command names them; recorded commands repeat it.
+    """
     words = own_code.accept(options)
-    given = {name: words.pop(name) for name in SETTINGS if name in words}
+    given = {name: words.pop(name) for name in options if name in SETTINGS}
     given["skip_broken"] = given.get("skip_broken") or None
     words["settings"] = collect_settings(words.pop("set_", None), **given)
     return words

@@ -26,8 +26,8 @@ PLACE = ("store", "threads", "device")
 
 @listed_once()
 @with_options(
-    *("label", "domain", "average", "start", "classes", "backbone", "weights", "finetune"),
-    *("domains_per_step", "steps", "set_", "skip_broken", *PLACE),
+    *("label", "domain", "average", "start", "classes", "steps", "backbone", "weights", "finetune"),
+    *("domains_per_step", "set_", "skip_broken", *PLACE),
     device=None,
 )
 def train(
