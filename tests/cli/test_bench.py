@@ -266,7 +266,7 @@ def test_a_benchmark_on_ray_gives_the_same_table(afield, monkeypatch):
     words = ("bench", "spirals", "--methods", "erm", "--trials", "1", "--steps", "10")
     _, here, _ = afield(*words, "--store", "here")
     try:
-        code, there, _ = afield(*words, "--store", "there", "--on", "ray")
+        code, there, _ = afield(*words, "--store", "there", "--on", "ray:cpus=1")
     finally:
         ray.shutdown()
     assert code == 0

@@ -311,7 +311,7 @@ def _annotation(name: str, kind: Any, option: Option, default: Any) -> Any:
     flag = f"--{name.replace('_', '-')}"
     metavar: str | None = "SHARE" if option.max is not None and option.max <= 1 else "N"
     if kind in (bool, bool | None):
-        flag, metavar = flag + f"/--no-{name}" * (default is None), None
+        flag, metavar = (flag if default is False else f"{flag}/--no-{name}"), None
     elif get_origin(kind) is tuple:
         kind, metavar = str, "NAMES"
     shown: Any = typer.Option(

@@ -75,15 +75,19 @@ def train(
     from afield.runs.store import open_store
     from afield.studies.planning import check_run, plan_training
 
-    given = {"dataset": dataset, "method": method, "target": target, "trial": trial, "draw": draw}
-    words = read_options(given | options)
+    options |= {
+        "dataset": dataset,
+        "method": method,
+        "target": target,
+        "trial": trial,
+        "draw": draw,
+    }
+    words = read_options(options)
     place = {name: words.pop(name) for name in PLACE}
     if like is not None:
         declared = inspect.signature(train).parameters
-        changed = [
-            each for each, value in (given | options).items() if value != declared[each].default
-        ]
-        if set(changed) - set(PLACE):
+        changed = {name for name, value in options.items() if value != declared[name].default}
+        if changed - set(PLACE):
             raise SpecError("--like repeats a run with its own settings; remove the other settings")
         known = _read_record(like)
         runs = [run := known.run]
