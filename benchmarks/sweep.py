@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from afield import Local, Ray, Run, Store
 from afield.runs import complete
-from afield.runs.pools import Pool
+from afield.runs.pool import Pool
 from afield.runs.record import Record
 from afield.studies.planning import plan_run
 

@@ -35,7 +35,7 @@ import torch
 from afield import registry
 from afield.errors import AfieldError
 from afield.runs import execute
-from afield.runs.pools import Local
+from afield.runs.pools.local import Local
 from afield.runs.record import Record, Run
 from afield.runs.store import Store
 from afield.runs.sweep import complete

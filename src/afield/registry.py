@@ -2,7 +2,7 @@
 
 The name of a file is the name of the one public object in it. Other packages add names through the
 entry points ``afield.methods``, ``afield.merges``, ``afield.averages``, ``afield.adaptations``,
-``afield.datasets`` and ``afield.diagnostics``. This module imports neither torch
+``afield.datasets``, ``afield.diagnostics`` and ``afield.pools``. This module imports neither torch
 nor the files until `find` is called.
 """
 
@@ -51,9 +51,10 @@ ROOMS = {
     "datasets": "data",
     "diagnostics": "diagnosis",
     "backbones": "networks",
+    "pools": "runs",
 }
 # Kinds that users list and explain; a backbone is a family of names, not one object.
-KINDS = tuple(kind for kind in ROOMS if kind != "backbones")
+KINDS = tuple(kind for kind in ROOMS if kind not in ("backbones", "pools"))
 # How many names a hint lists.
 MAX_HINTS = 30
 # Names the way code digests are computed; digests with another prefix cannot be compared.

@@ -13,7 +13,8 @@ from afield.cli.app import COMMANDS
 from afield.cli.data import data
 from tests.waiting import HANG_SECONDS, wait_until
 
-NAMES = [command.__name__.strip("_").replace("_", "-") for c in COMMANDS.values() for command in c]
+PLACES = [place for places in COMMANDS.values() for place in places]
+NAMES = [place.partition(".")[2].strip("_").replace("_", "-") for place in PLACES]
 OF_DATA = [command.name or command.callback.__name__ for command in data.registered_commands]
 MISTAKES = [
     (("bench", "rotated_digit"), "did you mean 'rotated_digits'"),
@@ -27,7 +28,10 @@ MISTAKES = [
     (("bench", "spirals", "--backbone", "small:cn"), "did you mean 'small:cnn'"),
     (("bench", "spirals", "--weights", "no.pth"), "no.pth: cannot be read"),
     (("bench", "spirals", "--format", "tex"), "did you mean 'latex'"),
-    (("bench", "spirals", "--on", "slurm"), "'slurm'"),
+    (("bench", "spirals", "--on", "kubernetes"), "cannot run on 'kubernetes'"),
+    (("bench", "spirals", "--on", "rai:cpus=1"), "did you mean 'ray'?"),
+    (("bench", "spirals", "--on", "ray:cpu=1"), "ray has no setting 'cpu'; did you mean 'cpus'?"),
+    (("bench", "spirals", "--on", "ray:cpus=one"), "ray.cpus='one': should be a valid number"),
     (("bench", "spirals", "--set", "steps"), "write NAME=VALUE"),
     (("bench", "spirals", "--set", "stepz=3"), "did you mean 'steps'"),
     (("bench", "spirals", "--set", "steps=few"), "steps='few'"),
@@ -44,6 +48,8 @@ MISTAKES = [
     (("bench", "spirals", "--validate", "0.2"), "--validate needs --hold-out"),
     (("bench", "spirals", "--hold-out", ".25", "--train-on", "few"), "--train-on few"),
     (("sweep", "no.toml"), "no.toml: cannot be read"),
+    (("bench", "no.toml"), "no.toml: cannot be read"),
+    (("fit", "no.toml", "erm", "--out", "m"), "no file or folder no.toml"),
     (("status", "nowhere"), "error: nowhere: "),
     (("table", "nowhere"), "no records there"),
     (("report", "nowhere"), "no records there"),
@@ -53,6 +59,12 @@ MISTAKES = [
     (("train", "spirals", "erm", "--threads", "100000"), "threads=100000"),
     (("train", "--like", "nowhere"), "no record.json"),
     (("train", "--like", "nowhere", "--steps", "3"), "remove the other settings"),
+    (("train", "--like", "nowhere", "--draw", "1"), "remove the other settings"),
+    (("train", "--like", "nowhere", "--target", "turn0"), "remove the other settings"),
+    (("train", "--like", "nowhere", "--average", "ema"), "remove the other settings"),
+    (("train", "--like", "nowhere", "--no-finetune"), "remove the other settings"),
+    (("train", "--like", "nowhere", "--skip-broken"), "remove the other settings"),
+    (("train", "--like", "nowhere", "--device", "cpu", "--threads", "1"), "no record.json"),
     (("embed", "spirals", "--out", "emb"), "spirals"),
     (("embed", "rotated_digits", "--out", "no/emb"), "create it first"),
     (("diagnose", "agrement", "runs"), "did you mean 'agreement'?"),
@@ -91,7 +103,10 @@ def test_a_mistake_is_one_clear_line_and_exit_code_2(
     ("words", "option"),
     [
         (("bench", "spirals", "--hold-out", ".95"), "--hold-out"),
+        (("bench", "spirals", "--trials", "0"), "--trials"),
         (("train", "spirals", "erm", "--domains-per-step", "0"), "--domains-per-step"),
+        (("train", "spirals", "erm", "--threads", "0"), "--threads"),
+        (("fit", "spirals", "erm", "--out", "m", "--workers", "0"), "--workers"),
         (("embed", "rotated_digits"), "--out"),
     ],
 )

@@ -164,18 +164,60 @@ def test_merges_stand_in_one_table_with_methods_and_what_they_are_compared_with(
     assert "score: best at tau=" in out
 
 
-def test_sweep_prints_the_table_that_bench_would(afield, tmp_path):
+@pytest.mark.parametrize("command", ["bench", "sweep"])
+def test_a_file_gives_the_table_that_its_options_would(afield, tmp_path, command):
     (tmp_path / "bench.toml").write_text(FILE)
-    code, of_file, _ = afield("sweep", "bench.toml", "--store", "first")
+    code, of_file, _ = afield(command, "bench.toml", "--store", "first")
     assert code == 0
     words = ("--methods", "erm,vrex", "--trials", "1", "--steps", "10", "--workers", "1")
     code, of_options, err = afield("bench", "spirals", *words, "--store", "second", "--quiet")
     assert (code, of_options, err) == (0, of_file, "")
 
 
-def test_a_mistake_in_a_file_is_one_line(refusal, tmp_path):
+OVERRIDES = [
+    ((), {"trial": {0, 1}, "method": {"erm", "vrex"}, "steps": {3}, "penalty": {None, 7.0}}),
+    # A value that is the default of the option replaces that of the file, too.
+    (("--trials", "3"), {"trial": {0, 1, 2}}),
+    (("--methods", "vrex"), {"method": {"vrex"}, "penalty": {7.0}}),
+    (("--steps", "2"), {"steps": {2}}),
+    (("--set", "steps=2", "--set", "vrex.penalty=5"), {"steps": {2}, "penalty": {None, 5.0}}),
+    (("--average", "ema"), {"average": {"ema"}}),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), OVERRIDES, ids=[" ".join(w) for w, _ in OVERRIDES])
+def test_options_replace_those_of_the_file(monkeypatch, afield, tmp_path, words, expected):
+    (tmp_path / "bench.toml").write_text(
+        'dataset = "spirals"\nmethods = ["erm", "vrex"]\ntrials = 2\nworkers = 1\nsteps = 3\n'
+        'vrex.penalty = 7\naverage = "last"\n'
+    )
+    asked = []
+    monkeypatch.setattr(
+        "afield.cli.bench.run_and_print", lambda benchmark, **_: asked.extend(benchmark.runs())
+    )
+    assert afield("bench", "bench.toml", *words)[0] == 0
+    for name, values in expected.items():
+        assert {getattr(run, name, run.params.get(name)) for run in asked} == values, name
+
+
+def test_a_recipe_is_changed_by_its_own_command(afield, tmp_path):
+    (tmp_path / "turns.toml").write_text(
+        'title = "turns"\nreproduces = "exact"\n[[parts]]\ndataset = "spirals"\n'
+        'methods = "erm"\ntrials = 1\nworkers = 1\nsteps = 2\n'
+    )
+    code, _, err = afield("bench", "turns.toml", "--trials", "2", "--set", "lr=0.1")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "turns.toml is a recipe, which --trials, --set cannot change" in err
+    code, out, _ = afield("bench", "turns.toml", "--store", "there")
+    assert code == 0
+    assert out.startswith("turns")
+    assert len(list(Store(tmp_path / "there"))) == 4
+
+
+@pytest.mark.parametrize("command", ["bench", "sweep"])
+def test_a_mistake_in_a_file_is_one_line(refusal, tmp_path, command):
     (tmp_path / "bench.toml").write_text("trials = 'x'")
-    assert refusal("sweep", "bench.toml").startswith("error: bench.toml: trials")
+    assert refusal(command, "bench.toml").startswith("error: bench.toml: trials")
 
 
 def test_records_can_lie_at_an_address(afield):
@@ -220,7 +262,7 @@ def test_a_benchmark_on_ray_gives_the_same_table(afield, monkeypatch):
     words = ("bench", "spirals", "--methods", "erm", "--trials", "1", "--steps", "10")
     _, here, _ = afield(*words, "--store", "here")
     try:
-        code, there, _ = afield(*words, "--store", "there", "--on", "ray")
+        code, there, _ = afield(*words, "--store", "there", "--on", "ray:cpus=1")
     finally:
         ray.shutdown()
     assert code == 0

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from afield.cli import console, live_view
+from afield.cli import console
 from afield.compute import hostname
 from afield.errors import DataError
 from afield.runs.record import Failure, Plan
@@ -77,8 +77,8 @@ def test_a_store_out_of_reach_ends_no_work(tmp_path, monkeypatch, terminal):
             raise DataError("s3://there: cannot be read (no route)")
 
     monkeypatch.setattr(console, "err", Console(file=io.StringIO(), force_terminal=terminal))
-    monkeypatch.setattr(live_view, "REFRESH_SECONDS", 0.05)
-    monkeypatch.setattr(live_view, "LOG_SECONDS", 0.05)
+    monkeypatch.setattr(console, "REFRESH_SECONDS", 0.05)
+    monkeypatch.setattr(console, "LOG_SECONDS", 0.05)
     plan = Plan(("erm-0",), 0, "afield bench", hostname(), os.getpid(), 0.0)
     message = "the store cannot be read at the moment"
 
@@ -87,7 +87,7 @@ def test_a_store_out_of_reach_ends_no_work(tmp_path, monkeypatch, terminal):
         wait_until(lambda: message in console.err.file.getvalue())
         yield 1
 
-    assert list(live_view.follow_outcomes(outcomes(), Away(tmp_path), plan)) == [0, 1]
+    assert list(console.follow_outcomes(outcomes(), Away(tmp_path), plan)) == [0, 1]
 
 
 def test_control_characters_in_names_do_not_reach_the_terminal():

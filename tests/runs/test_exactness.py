@@ -11,7 +11,7 @@ import torch
 from afield import registry
 from afield.data.lookup import find_dataset
 from afield.data.stream import Stream
-from afield.runs.pools import Local
+from afield.runs.pools.local import Local
 from afield.runs.record import Run
 from afield.runs.run_data import RunData
 from afield.runs.run_setup import load_domains

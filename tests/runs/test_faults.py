@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from afield.runs.pools import Local
+from afield.runs.pools.local import Local
 from afield.runs.record import Failure, Record
 from afield.runs.run_files import read_record
 from afield.runs.store import Store

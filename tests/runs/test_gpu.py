@@ -6,7 +6,7 @@ import torch
 from afield.compute import visible_gpus
 from afield.data.samples import Rows
 from afield.networks.inference import compute_outputs
-from afield.runs.pools import local_pool
+from afield.runs.pool import make_pool
 from afield.runs.runner import execute
 from afield.runs.store import Store
 from afield.runs.sweep import complete
@@ -57,7 +57,7 @@ def test_an_evaluation_in_chunks_gives_what_one_pass_gives():
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_a_benchmark_has_one_worker_per_gpu(tmp_path):
     """By default, every GPU has a worker of its own, and all runs are done."""
-    pool = local_pool(1)
+    pool = make_pool()
     assert pool.gpus == visible_gpus()
     runs = [planned(lr=rate) for rate in (1e-3, 2e-3, 3e-3)]
     assert len(list(complete(runs, Store(tmp_path), pool=pool))) == 3

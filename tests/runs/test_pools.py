@@ -1,4 +1,4 @@
-"""Processes of this machine: a killed worker loses one item, and no worker outlives its parent."""
+"""Pools by name, and processes: a killed worker loses one item, and none outlives its parent."""
 
 import os
 import signal
@@ -11,9 +11,14 @@ from functools import partial
 import pytest
 import torch
 
-from afield.errors import SpecError
-from afield.runs.pools import Local, Ray, local, local_pool
+from afield import registry
+from afield.errors import AfieldError, SpecError
+from afield.runs.pool import make_pool
+from afield.runs.pools import local
 from afield.runs.pools import ray as ray_cluster
+from afield.runs.pools.local import Local
+from afield.runs.pools.ray import Ray
+from tests.files import other_package
 
 
 def doubled_unless_killed(number):
@@ -49,13 +54,78 @@ def test_every_worker_sees_one_gpu_and_its_successor_the_same(tmp_path):
 
 def test_by_default_there_is_one_worker_per_gpu_or_per_core(monkeypatch):
     monkeypatch.setattr(local, "usable_cores", lambda: 8)
-    assert local_pool(2, device="cpu") == Local(4)
-    assert local_pool(2, 3, device="cpu") == Local(3)
+    assert make_pool(threads=2, device="cpu") == Local(4)
+    assert make_pool(threads=2, workers=3, device="cpu") == Local(3)
     monkeypatch.setattr(local, "visible_gpus", lambda: ("0", "1", "2"))
     monkeypatch.setattr(local, "find_device", lambda name: torch.device(name or "cuda"))
-    assert local_pool(1) == Local(3, ("0", "1", "2"))
-    assert local_pool(1, 6) == Local(6, ("0", "1", "2"))
-    assert local_pool(1, device="cuda:1") == Local(1)
+    assert make_pool() == Local(3, ("0", "1", "2"))
+    assert make_pool(workers=6) == Local(6, ("0", "1", "2"))
+    assert make_pool(device="cuda:1") == Local(1)
+
+
+POOLS = [
+    ("local:workers=2", {}, Local(2)),
+    ("local:workers=2", {"workers": 3}, Local(2)),
+    ("local:workers=4,gpus=0,1", {}, Local(4, ("0", "1"))),
+    ("local: workers = 2 , gpus = GPU-5", {}, Local(2, ("GPU-5",))),
+    ("ray", {}, Ray()),
+    ("ray", {"threads": 4}, Ray(cpus=4)),
+    ("ray", {"threads": 4, "cpus": 0.5, "gpus": 0.25, "retries": 0}, Ray("", 0.5, 0.25, 0)),
+    ("ray:cpus=2", {"threads": 4, "cpus": 0.5, "gpus": 0.25}, Ray(cpus=2, gpus=0.25)),
+    ("ray:address=head:6379,cpus=2,gpus=0.25,retries=5", {}, Ray("head:6379", 2, 0.25, 5)),
+    ("ray:address=ray://head:10001", {}, Ray("ray://head:10001")),
+    ("ray://head:10001", {"retries": 1}, Ray("ray://head:10001", retries=1)),
+]
+MISTAKES = [
+    ("rai", {}, "cannot run on 'rai'; did you mean 'ray'?"),
+    ("rai:cpus=2", {}, "cannot run on 'rai:cpus=2'; did you mean 'ray'?"),
+    ("", {}, "cannot run on ''; known: local, ray, ray://HOST:PORT"),
+    ("kubernetes", {}, "cannot run on 'kubernetes'; known: local, ray, ray://HOST:PORT"),
+    ("ray:cpu=2", {}, "ray has no setting 'cpu'; did you mean 'cpus'?"),
+    ("ray:cpus=two", {}, "ray.cpus='two': should be a valid number"),
+    ("ray:retries=1.5", {}, "ray.retries='1.5': should be a valid integer"),
+    ("ray:cpus", {}, "--on ray:cpus: write the options as NAME:option=value,option=value"),
+    ("ray:cpus=", {}, "--on ray:cpus=: write the options as NAME:option=value,option=value"),
+    ("ray:cpus=0", {}, "cpus=0, gpus=0: a run needs CPUs or GPUs"),
+    ("ray", {"workers": 2}, "--workers is for processes of this machine; on Ray use --cpus"),
+    ("local", {"cpus": 1.0}, "--cpus and --gpus need --on ray; use --workers and --threads"),
+    ("local", {"gpus": 0.5}, "--cpus and --gpus need --on ray; use --workers and --threads"),
+    ("local:workers=0", {}, "workers=0: at least one is needed"),
+    ("local://here", {}, "local has no setting 'address'; known: workers, gpus"),
+]
+
+
+@pytest.mark.parametrize(("on", "given", "pool"), POOLS, ids=[f"{on} {g}" for on, g, _ in POOLS])
+def test_a_text_names_a_pool_and_its_options(on, given, pool):
+    assert make_pool(on, **given) == pool
+
+
+@pytest.mark.parametrize(("on", "given", "message"), MISTAKES)
+def test_a_mistake_in_the_name_of_a_pool_is_one_line(on, given, message):
+    with pytest.raises(AfieldError) as caught:
+        make_pool(on, **given)
+    assert str(caught.value) == message
+
+
+def test_every_file_is_a_pool_whose_options_have_defaults():
+    for name in registry.names("pools"):
+        kind = registry.find("pools", name)
+        assert callable(kind.map)
+        assert callable(kind.suited)
+        assert kind() == kind()
+
+
+def test_another_package_adds_a_pool(tmp_path, monkeypatch):
+    source = (
+        '"""Here."""\nfrom dataclasses import dataclass\n@dataclass\nclass Here:\n'
+        "    queue: str = 'short'\n    @classmethod\n    def suited(cls, **_): return {}\n"
+        "    def map(self, function, items, on_lost): return map(function, items)\n"
+    )
+    other_package(tmp_path, "pools", "here", "their_pool:Here", source)
+    monkeypatch.syspath_prepend(tmp_path)
+    pool = make_pool("here:queue=long")
+    assert (pool.queue, list(pool.map(abs, [-1], abs))) == ("long", [1])
+    monkeypatch.delitem(sys.modules, "their_pool")
 
 
 @pytest.mark.slow
@@ -63,7 +133,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
     script = tmp_path / "sleepers.py"
     script.write_text(
         "import os, time\n"
-        "from afield.runs.pools import Local\n"
+        "from afield import Local\n"
         "def nap(number):\n"
         "    os.write(1, b'at it\\n')\n"
         "    time.sleep(600)\n"

@@ -8,7 +8,8 @@ from functools import partial
 import pytest
 
 from afield import own_code
-from afield.runs.pools import Local, Ray
+from afield.runs.pools.local import Local
+from afield.runs.pools.ray import Ray
 from afield.runs.record import Failure, Record
 from afield.runs.store import Store
 from afield.runs.sweep import complete

@@ -9,7 +9,7 @@ import torch
 
 from afield.errors import DataError, SpecError
 from afield.reporting.benchmarking import bench
-from afield.runs.pools import Local
+from afield.runs.pools.local import Local
 from afield.runs.record import Failure, Plan, Progress, Record
 from afield.runs.run_files import read_record
 from afield.runs.runner import execute

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from afield.errors import AfieldError, SpecError, UnknownNameError
-from afield.runs.pools import Local, Ray
+from afield.runs.pools.local import Local
+from afield.runs.pools.ray import Ray
 from afield.studies.benchmark import Benchmark, make_benchmark, read_benchmark
 from afield.studies.commands import benchmark_command
 
@@ -92,6 +93,7 @@ def test_where_it_is_done():
     assert Benchmark(on="ray", threads=2).pool() == Ray(cpus=2)
     there = Benchmark(on="ray://head:10001", cpus=1.0, gpus=0.25, retries=5).pool()
     assert there == Ray("ray://head:10001", cpus=1.0, gpus=0.25, retries=5)
+    assert Benchmark(on="ray:cpus=2,gpus=0.5", threads=4).pool() == Ray(cpus=2, gpus=0.5)
 
 
 def test_names_may_be_separated_by_commas(written):

@@ -9,26 +9,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from afield import own_code
 from afield.cli import console
-from afield.cli.bench import bench, status, sweep
-from afield.cli.data import data
-from afield.cli.diagnose import diagnose
-from afield.cli.embed import embed
-from afield.cli.explain import explain, list_
 from afield.cli.help import Command, Group
-from afield.cli.merge import MergeCommand, merge
-from afield.cli.model import export, fit, push
-from afield.cli.new import new
-from afield.cli.predict import predict
-from afield.cli.recipe import recipe
-from afield.cli.report import export_domainbed, power, report, table
-from afield.cli.train import train
 from afield.errors import AfieldError
 
 __all__ = ["app", "main"]
@@ -50,24 +38,38 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# Commands in the order of `afield --help`, by the heading under which it lists them.
-COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Compare methods": (bench, sweep, status, table, power, report),
-    "Look closer": (train, diagnose, export_domainbed),
-    "Make and use a model": (fit, predict, export, push, merge),
-    "Data": (embed,),
-    "Look up": (list_, explain),
-    "Extend": (new,),
+# Commands by their modules, in the order of `afield --help`, under its headings.
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "Compare methods": (
+        *("bench.bench", "bench.sweep", "bench.status"),
+        *("report.table", "report.power", "report.report", "recipe.recipe"),
+    ),
+    "Look closer": ("train.train", "diagnose.diagnose", "report.export_domainbed"),
+    "Make and use a model": (
+        *("model.fit", "predict.predict", "model.export", "model.push", "merge.merge"),
+    ),
+    "Data": ("embed.embed", "data.data"),
+    "Look up": ("explain.list_", "explain.explain"),
+    "Extend": ("new.new",),
 }
-for heading, commands in COMMANDS.items():
-    for command in commands:
-        app.command(
-            name=command.__name__.strip("_").replace("_", "-"),
-            cls=MergeCommand if command is merge else Command,
-            rich_help_panel=heading,
-        )(command)
-app.add_typer(data, name="data", rich_help_panel="Data")
-app.add_typer(recipe, name="recipe", rich_help_panel="Compare methods")
+
+
+def _add(place: str, heading: str) -> None:
+    """Add a command, or a group of commands, to the command line."""
+    module, _, name = place.partition(".")
+    home = import_module(f"afield.cli.{module}")
+    command, shown = getattr(home, name), name.strip("_").replace("_", "-")
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=shown, rich_help_panel=heading)
+    else:
+        # The command `merge` has help of its own.
+        kind = getattr(home, f"{name.title()}Command", Command)
+        app.command(name=shown, cls=kind, rich_help_panel=heading)(command)
+
+
+for heading, places in COMMANDS.items():
+    for place in places:
+        _add(place, heading)
 
 
 @app.callback()

@@ -1,46 +1,27 @@
 """The commands ``afield bench``, ``sweep`` (a benchmark from a file) and ``status``."""
 
-import inspect
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from afield import own_code
-from afield.cli import console, live_view
+from afield.cli import console
 from afield.cli.options import (
-    DATA,
-    NETWORK,
-    OUTPUT,
-    RUNNING,
-    TRAINING,
-    Backbone,
-    ClassNames,
-    DatasetArgument,
-    DomainsPerStep,
     Format,
-    GroupOption,
-    MetricOption,
     Quiet,
-    Report,
-    SetOption,
-    SkipBroken,
-    Split,
-    Steps,
     StoreArgument,
-    Templates,
     Tensorboard,
-    Weights,
     check_format,
-    collect_settings,
+    is_benchmark_file,
+    read_options,
+    with_options,
 )
-from afield.errors import DataError
+from afield.errors import DataError, SpecError
 from afield.studies.benchmark import OPTIONS, Benchmark, make_benchmark, read_benchmark
 from afield.studies.recipe import is_recipe, read_recipe
 
@@ -48,94 +29,15 @@ if TYPE_CHECKING:
     from afield.runs.record import Failure, Plan, Record, Run
     from afield.runs.store import Store
 
-__all__ = ["bench", "run_and_print", "status", "sweep", "with_options"]
+__all__ = ["bench", "run_and_print", "status", "sweep"]
 
-Command = Callable[..., None]
-NAMED_DOMAINS, MANY_DOMAINS, MERGING = "Which domains", "Datasets of many domains", "Merging"
-# The heading under which the help lists an option.
-HEADINGS = {
-    **dict.fromkeys(("targets", "sources", "validate_on", "single_source"), NAMED_DOMAINS),
-    **dict.fromkeys(("hold_out", "validate", "train_on"), MANY_DOMAINS),
-    **dict.fromkeys(("merges", "expert_method", "base_steps", "expert_draws"), MERGING),
-    **dict.fromkeys(("classes", "label", "domain", "text"), DATA),
-    "finetune": NETWORK,
-    **dict.fromkeys(("start", "average", "adapt"), TRAINING),
-    "store": OUTPUT,
-    **dict.fromkeys(("on", "workers", "device", "threads", "cpus", "gpus", "retries"), RUNNING),
-}
-# The settings with an option of their own; the others are given after --set.
-SETTING_OPTIONS: dict[str, Any] = {
-    "backbone": Backbone,
-    "weights": Weights,
-    "domains_per_step": DomainsPerStep,
-    "steps": Steps,
-    "report": Report,
-    "split": Split,
-    "set_": SetOption,
-    "skip_broken": SkipBroken,
-    "metric": MetricOption,
-    "group": GroupOption,
-    "class_names": ClassNames,
-    "templates": Templates,
-}
-
-
-def with_options(*names: str, optional: bool = False) -> Callable[[Command], Command]:
-    """Give a command the options of `Benchmark`, between its arguments and its own options.
-
-    An `optional` option has no default: it is None unless it is given.
-    """
-    return with_parameters([p for name in names for p in _parameters(name, optional=optional)])
-
-
-def with_parameters(added: Sequence[inspect.Parameter]) -> Callable[[Command], Command]:
-    """Give a command keyword parameters, between its arguments and its own options."""
-
-    def decorate(command: Command) -> Command:
-        declared = inspect.signature(command, eval_str=True).parameters.values()
-        arguments = [p for p in declared if p.kind is p.POSITIONAL_OR_KEYWORD]
-        options = [p for p in declared if p.kind is p.KEYWORD_ONLY]
-        signature = inspect.Signature([*arguments, *added, *options])
-        command.__signature__ = signature  # type: ignore[attr-defined]
-        return command
-
-    return decorate
-
-
-def _parameters(name: str, *, optional: bool) -> list[inspect.Parameter]:
-    """The parameters of a command for one field of `Benchmark`."""
-    if name == "settings":
-        return [_keyword(setting, kind, None) for setting, kind in SETTING_OPTIONS.items()]
-    (option_field,) = (field for field in fields(Benchmark) if field.name == name)
-    kind, option = get_args(option_field.type)
-    default = option_field.default
-    metavar = "SHARE" if option.max is not None and option.max <= 1 else "N"
-    if kind in (bool, bool | None):
-        flags = f"--{name.replace('_', '-')}" + f"/--no-{name}" * (default is None)
-        flag: Any = typer.Option(flags, help=option.help, rich_help_panel=HEADINGS.get(name))
-        return [_keyword(name, Annotated[kind, flag], default)]
-    if isinstance(default, tuple):
-        kind, default, metavar = str, ",".join(default) or None, "NAMES"
-    if optional or default is None:
-        kind, default = kind | None, None
-    if name == "dataset":
-        return [_keyword(name, DatasetArgument, default)]
-    shown: Any = typer.Option(
-        help=option.help,
-        metavar=option.metavar or metavar,
-        min=option.min,
-        max=option.max,
-        rich_help_panel=HEADINGS.get(name),
-    )
-    return [_keyword(name, Annotated[kind, shown], default)]
-
-
-def _keyword(name: str, kind: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+# The options that replace those of a file, also for all parts of a recipe.
+FILE_OPTIONS = ("label", "domain", "on", "workers", "device", "cpus", "gpus", "retries", "store")
 
 
 @with_options(*OPTIONS)
 def bench(
+    context: typer.Context,
     *,
     format_: Format = "console",
     tensorboard: Tensorboard = False,
@@ -148,17 +50,16 @@ def bench(
     again to continue.
     """
     check_format(format_)
-    options = own_code.accept(options)
-    given = {name: options.pop(name) for name in SETTING_OPTIONS}
-    given["skip_broken"] = given["skip_broken"] or None
-    benchmark = make_benchmark(settings=collect_settings(given.pop("set_"), **given), **options)
-    run_and_print(benchmark, format_=format_, tensorboard=tensorboard, quiet=quiet)
+    output: dict[str, Any] = {"format_": format_, "tensorboard": tensorboard, "quiet": quiet}
+    if is_benchmark_file(options["dataset"]):
+        path = Path(options.pop("dataset"))
+        given = {name: value for name, value in options.items() if _is_given(context, name)}
+        _run_file(path, given, output)
+    else:
+        run_and_print(make_benchmark(**read_options(options)), **output)
 
 
-@with_options(
-    *("label", "domain", "on", "workers", "device", "cpus", "gpus", "retries", "store"),
-    optional=True,
-)
+@with_options(*FILE_OPTIONS, optional=True)
 def sweep(
     file: Annotated[
         Path,
@@ -170,19 +71,34 @@ def sweep(
     quiet: Quiet = False,
     **options: Any,
 ) -> None:
-    """Run the benchmark of a TOML file, or a recipe with several.
+    """Same as `afield bench FILE.toml`: run the benchmark of a file, or a recipe with several.
 
     Options given here replace those of the file.
     """
     check_format(format_)
-    if is_recipe(file):
-        from afield.cli.recipe import run_recipe
+    _run_file(file, options, {"format_": format_, "tensorboard": tensorboard, "quiet": quiet})
 
-        recipe = read_recipe(file, **options)
-        run_recipe(recipe, format_=format_, tensorboard=tensorboard, quiet=quiet)
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    """Whether an option is on the command line, perhaps with its default value."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _run_file(path: Path, given: Mapping[str, Any], output: Mapping[str, Any]) -> None:
+    """Run the benchmark or recipe of a file, with the options that were given beside it."""
+    if not is_recipe(path):
+        run_and_print(read_benchmark(path, **read_options(given)), **output)
         return
-    benchmark = read_benchmark(file, **options)
-    run_and_print(benchmark, format_=format_, tensorboard=tensorboard, quiet=quiet)
+    from afield.cli.recipe import run_recipe
+
+    other = [f"--{name.strip('_').replace('_', '-')}" for name in given if name not in FILE_OPTIONS]
+    if other:
+        raise SpecError(
+            f"{path} is a recipe, which {', '.join(other)} cannot change; see "
+            "`afield recipe run --help`"
+        )
+    run_recipe(read_recipe(path, **given), **output)
 
 
 def status(
@@ -205,9 +121,9 @@ def status(
             f"{store}: no benchmark was started there; use `afield bench --store {store}` first"
         )
     if follow:
-        live_view.show_until_done(opened, benchmarks[-1].plan)
+        console.show_until_done(opened, benchmarks[-1].plan)
         benchmarks = statuses(opened)
-    live_view.print_statuses(benchmarks)
+    console.print_statuses(benchmarks)
 
 
 def run_and_print(
@@ -246,7 +162,7 @@ def run_and_print(
                 return outcomes
             console.print_plan(runs, done=plan.known)
             console.print_forecast(runs, benchmark.pool(), plan.known, threads=benchmark.threads)
-            return live_view.follow_outcomes(outcomes, store, plan)
+            return console.follow_outcomes(outcomes, store, plan)
 
         def finished(
             self, outcomes: "Sequence[Record | Failure]", runs: "Sequence[Run]", store: "Store"

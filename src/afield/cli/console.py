@@ -4,11 +4,13 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.live import Live
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -17,29 +19,30 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.progress_bar import ProgressBar
 from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from afield.errors import AfieldError
+from afield.progress import repeat_every, report_progress_to
 
 if TYPE_CHECKING:
-    from afield.runs.pools import Pool
-    from afield.runs.record import Failure, Record, Run
+    from afield.runs.pool import Pool
+    from afield.runs.record import Failure, Plan, Record, Run
+    from afield.runs.status import Status
     from afield.runs.store import Store
 
-__all__ = [
-    "NoteHandler",
-    "describe_failure",
-    "err",
-    "out",
-    "print_forecast",
-    "print_outcomes",
-    "print_plan",
-    "progress_bar",
-    "show_progress",
-]
+__all__ = ["NoteHandler", "describe_failure", "err", "follow_outcomes", "out", "print_forecast"]
+__all__ += ["print_outcomes", "print_plan", "print_statuses", "progress_bar", "show_progress"]
+__all__ += ["show_until_done"]
 
 # Benchmarks with fewer missing runs start without an estimate of their time.
 FORECAST_RUNS = 40
 # Seconds between two lines on the progress of a job, where there is no terminal.
 LINE_SECONDS = 20.0
+# Time between updates of the live view on a terminal, and between lines in a log.
+REFRESH_SECONDS, LOG_SECONDS = 1.0, 30.0
 # All of them but the newline.
 CONTROL_CHARACTERS = dict.fromkeys(
     (*range(10), *range(11, 32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}"
@@ -127,8 +130,6 @@ def _line_printer(title: str, total: int | None) -> Callable[..., None]:
 
 def show_progress() -> AbstractContextManager[None]:
     """Show progress bars for decoding, downloading and embedding inside the block."""
-    from afield.progress import report_progress_to
-
     return report_progress_to(progress_bar)
 
 
@@ -155,7 +156,7 @@ def print_plan(runs: "Sequence[Run]", *, done: int) -> None:
 def print_forecast(runs: "Sequence[Run]", pool: "Pool", done: int, *, threads: int) -> None:
     """Say how long the missing runs will take on this machine, unless there are only a few."""
     from afield.runs.forecast import expected_seconds
-    from afield.runs.pools import Local
+    from afield.runs.pools.local import Local
     from afield.runs.status import format_duration
 
     missing = len(runs) - done
@@ -167,6 +168,128 @@ def print_forecast(runs: "Sequence[Run]", pool: "Pool", done: int, *, threads: i
         left = format_duration(seconds * missing / len(runs))
         at_once = f"{workers} at a time" if workers > 1 else "one at a time"
         err.print(f"expected time for {missing} runs, {at_once}: about {left}", markup=False)
+
+
+def follow_outcomes(
+    outcomes: "Iterable[Record | Failure]", store: "Store", plan: "Plan"
+) -> "Iterator[Record | Failure]":
+    """Pass outcomes on as they come, with a live view on a terminal and lines in a log."""
+    with _live_view(store, plan):
+        yield from outcomes
+
+
+def show_until_done(store: "Store", plan: "Plan") -> None:
+    """Show the live view of a plan that another process works on, until that process ends."""
+    from afield.runs.status import PlanWatcher
+
+    watcher = PlanWatcher(store, plan)
+    with _live_view(store, plan):
+        while (status := watcher.read()).remaining and status.process_alive is not False:
+            time.sleep(REFRESH_SECONDS)
+
+
+def print_statuses(statuses: "Sequence[Status]") -> None:
+    """Print the progress of every unfinished plan, and of the latest."""
+    for status in [status for status in statuses if status.remaining or status is statuses[-1]]:
+        states = {True: "running", False: "not running", None: f"started on {status.plan.host}"}
+        state = states[status.process_alive] if status.remaining else "done"
+        out.print(f"{status.plan.command}  ({state})", style="bold", markup=False, soft_wrap=True)
+        out.print(_running_view(status))
+        for failure in status.failed:
+            out.print(f"  failed: {describe_failure(failure)}", markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _live_view(store: "Store", plan: "Plan") -> Iterator[None]:
+    read_status = _status_reader(store, plan)
+    if err.is_terminal:
+        view = partial(_running_view, max_lines=max(1, err.height - 6))
+        live = Live(
+            get_renderable=lambda: _render(read_status(), view),
+            console=err,
+            refresh_per_second=1 / REFRESH_SECONDS,
+            transient=True,
+        )
+        with live:
+            yield
+        return
+
+    def log() -> None:
+        err.print(_render(read_status(), _log_line), soft_wrap=True)
+
+    with repeat_every(log, LOG_SECONDS):
+        yield
+
+
+def _status_reader(store: "Store", plan: "Plan") -> "Callable[[], Status | None]":
+    """A function that returns the status of a plan, or the last one if the store cannot be read.
+
+    A store that is out of reach for a moment must not stop the work.
+    """
+    from afield.runs.status import PlanWatcher
+
+    watcher = PlanWatcher(store, plan)
+    last: Status | None = None
+
+    def read_status() -> "Status | None":
+        nonlocal last
+        with suppress(AfieldError, OSError):
+            last = watcher.read()
+        return last
+
+    return read_status
+
+
+def _render(status: "Status | None", view: "Callable[[Status], RenderableType]") -> RenderableType:
+    return Text("the store cannot be read at the moment") if status is None else view(status)
+
+
+def _running_view(status: "Status", max_lines: int = 40) -> Group:
+    """A progress bar for all runs, and a line for each run that has begun."""
+    top = Table.grid(padding=(0, 1))
+    top.add_row(ProgressBar(status.total, status.done, width=30), Text(_format_counts(status)))
+    lines = Table.grid(padding=(0, 2))
+    begun = [*status.running, *status.stopped]
+    for progress in begun[:max_lines]:
+        run, accuracy = progress.run, progress.accuracy
+        unseen = ", ".join(progress.unseen)
+        cells = (
+            run.method,
+            f"without {unseen}" if unseen else "on all domains",
+            f"trial {run.trial}",
+            f"step {progress.step}/{run.steps}",
+            "" if accuracy is None else f"{100 * accuracy:.1f} % on sources",
+            "" if progress in status.running else "stopped",
+        )
+        lines.add_row("", *(Text(cell, overflow="ellipsis", no_wrap=True) for cell in cells))
+    hidden = len(begun) - max_lines
+    return Group(top, lines, *([Text(f"    and {hidden} more")] if hidden > 0 else []))
+
+
+def _format_counts(status: "Status") -> str:
+    from afield.runs.status import format_duration
+
+    parts = [f"{status.done}/{status.total} runs done"]
+    for count, state in (
+        (len(status.running), "running"),
+        (len(status.stopped), "stopped"),
+        (len(status.failed), "failed"),
+    ):
+        parts += [f"{count} {state}"] * bool(count)
+    if not status.has_started and status.process_alive:
+        parts.append("starting")
+    if status.remaining and status.left is not None and status.process_alive is not False:
+        parts.append(f"about {format_duration(status.left)} left")
+    return ", ".join(parts)
+
+
+def _log_line(status: "Status") -> Text:
+    running = [
+        f"{progress.run.method} {progress.step}/{progress.run.steps}"
+        + ("" if progress.accuracy is None else f" {100 * progress.accuracy:.1f} %")
+        for progress in status.running
+    ]
+    return Text("; ".join([_format_counts(status), *running]))
 
 
 def describe_failure(failure: "Failure") -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from afield.cli import console
 from afield.cli.help import Command, Group
-from afield.cli.options import ClassNames, DatasetArgument, DomainColumn, LabelColumn, Templates
+from afield.cli.options import DatasetArgument, name_dataset, with_options
 
 if TYPE_CHECKING:
     from afield.data.inspection import Inspection
@@ -67,6 +67,7 @@ def get(
 
 
 @data.command(cls=Command)
+@with_options("label", "domain", "class_names", "templates")
 def check(
     dataset: DatasetArgument,
     out: Annotated[
@@ -76,10 +77,7 @@ def check(
             help="Also write an image with one sample of each domain and class, e.g. sheet.png.",
         ),
     ] = None,
-    label: LabelColumn = "",
-    domain: DomainColumn = "",
-    class_names: ClassNames = None,
-    templates: Templates = None,
+    **options: Any,
 ) -> None:
     """Count the samples of a dataset, report problems, and show the prompts for CLIP.
 
@@ -96,14 +94,14 @@ def check(
         inspect_dataset,
         original_sizes,
     )
-    from afield.data.sources.tables import name_columns
 
     with console.show_progress():
-        inspection = inspect_dataset(name_columns(dataset, label=label, domain=domain))
+        inspection = inspect_dataset(name_dataset(dataset, options))
     console.out.print(_count_table(inspection))
     if sizes := original_sizes(inspection):
         console.out.print(_size_table(sizes))
-    prompts = describe_prompts(inspection.dataset, class_names or "", templates or "")
+    files = (options["class_names"] or "", options["templates"] or "")
+    prompts = describe_prompts(inspection.dataset, *files)
     for line in [*describe_texts(inspection), *prompts]:
         console.out.print(line, markup=False, soft_wrap=True)
     remarks = inspection.remarks

@@ -1,17 +1,18 @@
 """The command ``afield diagnose``: examine finished runs."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from afield import registry
 from afield.cli import console
-from afield.cli.options import Threads, collect_settings
+from afield.cli.options import collect_settings, with_options
 
 __all__ = ["diagnose"]
 
 
+@with_options("threads")
 def diagnose(
     name: Annotated[
         str,
@@ -46,7 +47,7 @@ def diagnose(
             "several.",
         ),
     ] = None,
-    threads: Threads = 1,
+    **options: Any,
 ) -> None:
     """Examine finished runs: draw a figure, write its numbers as CSV and print a summary."""
     from afield.diagnosis.diagnosing import diagnose as find_out
@@ -56,7 +57,7 @@ def diagnose(
     settings = collect_settings(set_)
     target = None if out is None else prepare_figure_path(out)
     with console.show_progress():
-        finding = find_out(name, paths, settings=settings, threads=threads)
+        finding = find_out(name, paths, settings=settings, **options)
     figure, *tables = finding.save(target or finding_path(name, paths, settings))
     if target is None:
         keep(figure, finding.summary, name, paths, settings)

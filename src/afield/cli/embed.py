@@ -1,25 +1,20 @@
 """The command ``afield embed``: the features of a dataset."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from afield.cli import console
-from afield.cli.options import (
-    DatasetArgument,
-    DomainColumn,
-    LabelColumn,
-    SkipBroken,
-    TextColumn,
-    Weights,
-)
+from afield.cli.options import DatasetArgument, name_dataset, with_options
 
 __all__ = ["embed"]
 
 
+@with_options("label", "domain", "text", "weights", "skip_broken")
 def embed(
     dataset: DatasetArgument,
+    *,
     out: Annotated[
         Path,
         typer.Option(metavar="FILE", help="File to write; .npz is added if it is missing."),
@@ -32,10 +27,6 @@ def embed(
             "dataset's if it is pretrained, otherwise the one whose weights are at hand.",
         ),
     ] = None,
-    label: LabelColumn = "",
-    domain: DomainColumn = "",
-    text: TextColumn = "",
-    weights: Weights = None,
     size: Annotated[
         int | None,
         typer.Option(min=16, metavar="PIXELS", help="Side of the images. Default: the network's."),
@@ -46,7 +37,7 @@ def embed(
     threads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="CPU threads. Default: all.")
     ] = None,
-    skip_broken: SkipBroken = False,
+    **options: Any,
 ) -> None:
     """Compute the features of all images or texts once and save them as a dataset.
 
@@ -61,20 +52,18 @@ def embed(
     import numpy as np
 
     from afield.compute import keep_freed_memory
-    from afield.data.sources.tables import name_columns
     from afield.studies.features import embed as write_features
 
     keep_freed_memory()
     with console.show_progress():
         path = write_features(
-            name_columns(dataset, label=label, domain=domain, text=text),
+            name_dataset(dataset, options),
             out,
             backbone=backbone,
-            weights=weights,
             size=size,
             tokens=tokens,
             threads=threads,
-            skip_broken=skip_broken,
+            **options,
         )
     with np.load(path) as arrays:
         advice = f"next: `afield bench {path}`" if "y" in arrays else "without labels"

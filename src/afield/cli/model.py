@@ -2,34 +2,19 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from afield import own_code
 from afield.cli import console
 from afield.cli.options import (
     OUTPUT,
     TRAINING,
-    Average,
-    Backbone,
-    Classes,
     DatasetArgument,
-    Device,
-    DomainColumn,
-    Finetune,
-    LabelColumn,
     ModelFolder,
-    SetOption,
-    SkipBroken,
-    Start,
-    Steps,
-    StoreOption,
-    TextColumn,
-    Threads,
-    Weights,
-    Workers,
-    collect_settings,
+    name_dataset,
+    read_options,
+    with_options,
 )
 from afield.errors import SpecError
 
@@ -41,6 +26,11 @@ __all__ = ["export", "fit", "push"]
 ESTIMATE = "Estimate for unseen domains"
 
 
+@with_options(
+    *("label", "domain", "text", "average", "start", "classes", "steps", "backbone", "weights"),
+    *("finetune", "set_", "skip_broken", "workers", "threads", "device", "store"),
+    device=None,
+)
 def fit(
     dataset: DatasetArgument,
     method: Annotated[
@@ -58,11 +48,6 @@ def fit(
             "--method", metavar="METHOD", help="Same as the argument METHOD.", show_default=False
         ),
     ] = None,
-    label: LabelColumn = "",
-    domain: DomainColumn = "",
-    text: TextColumn = "",
-    average: Average = "last",
-    start: Start = "",
     adapt: Annotated[
         str,
         typer.Option(
@@ -73,13 +58,6 @@ def fit(
             rich_help_panel=TRAINING,
         ),
     ] = "",
-    classes: Classes = None,
-    backbone: Backbone = None,
-    weights: Weights = None,
-    finetune: Finetune = None,
-    steps: Steps = None,
-    set_: SetOption = None,
-    skip_broken: SkipBroken = False,
     no_estimate: Annotated[
         bool,
         typer.Option(
@@ -110,14 +88,10 @@ def fit(
             rich_help_panel=ESTIMATE,
         ),
     ] = 0.0,
-    workers: Workers = None,
-    threads: Threads = 1,
-    device: Device = None,
     out: Annotated[
         Path,
         typer.Option(metavar="FOLDER", help="Model folder to write.", rich_help_panel=OUTPUT),
     ],
-    store: StoreOption = "runs",
     license_: Annotated[
         str,
         typer.Option(
@@ -132,6 +106,7 @@ def fit(
         bool,
         typer.Option("--force", help="Overwrite an existing model folder.", rich_help_panel=OUTPUT),
     ] = False,
+    **options: Any,
 ) -> None:
     """Train on all domains and write a model folder, ready for `afield predict`.
 
@@ -140,9 +115,8 @@ def fit(
     already holds are not repeated.
     """
     from afield.compute import keep_freed_memory
-    from afield.data.sources.tables import name_columns
     from afield.deployment.fitting import fit as fit_model
-    from afield.runs.pools import local_pool
+    from afield.runs.pool import make_pool
 
     if method and method_ and method != method_:
         raise SpecError(f"two methods given, {method} and --method {method_}; give only one")
@@ -151,33 +125,22 @@ def fit(
         raise SpecError(
             "no method given; see `afield list methods`, or give 'best' after `afield bench`"
         )
-    dataset, chosen, average, backbone = own_code.accept(
-        {"dataset": dataset, "method": chosen, "average": average, "backbone": backbone}
-    ).values()
-    settings = collect_settings(
-        set_, steps=steps, backbone=backbone, weights=weights, skip_broken=skip_broken or None
-    )
+    words = read_options({"dataset": dataset, "method": chosen, **options})
+    pool = make_pool(threads=words["threads"], workers=words.pop("workers"), device=words["device"])
     keep_freed_memory()
     with console.show_progress():
         model = fit_model(
-            name_columns(dataset, label=label, domain=domain, text=text),
-            chosen,
+            name_dataset(words.pop("dataset"), words),
+            words.pop("method"),
             out,
-            store=store,
-            average=average,
-            classes=classes,
-            finetune=finetune,
-            start=start,
             adapt=adapt,
-            settings=settings,
             estimate=not no_estimate,
             trials=trials,
             hold_out=hold_out,
             license=license_,
             overwrite=force,
-            pool=local_pool(threads, workers, device),
-            threads=threads,
-            device=device,
+            pool=pool,
+            **words,
         )
     _print_model(model, out)
 

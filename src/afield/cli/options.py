@@ -1,8 +1,10 @@
-"""Options that several commands share, and how their values are read."""
+"""Options that several commands share: most of them are derived from the fields of `Benchmark`."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 
@@ -10,15 +12,15 @@ from afield import own_code, registry
 from afield.data.sources.listing import check_dataset_exists
 from afield.deployment.model_files import check_model_folder
 from afield.errors import DataError, SpecError, UnknownNameError
-from afield.studies.benchmark import OPTIONS
+from afield.studies.benchmark import OPTIONS, Benchmark, Option
 from afield.training.metrics import METRICS
 
-__all__ = ["DATA", "NETWORK", "OUTPUT", "RUNNING", "TRAINING", "Average", "Backbone", "ClassNames"]
-__all__ += ["DatasetArgument", "Device", "DomainColumn", "DomainsPerStep", "Finetune", "Format"]
-__all__ += ["GroupOption", "LabelColumn", "MetricOption", "ModelFolder", "Quiet", "SetOption"]
-__all__ += ["ShownMetric", "SkipBroken", "Start", "Steps", "StoreArgument", "StoreOption"]
-__all__ += ["StoresArgument", "Templates", "Tensorboard", "TextColumn", "Threads", "Weights"]
-__all__ += ["Workers", "check_format", "collect_settings", "parse_assignments", "split_names"]
+__all__ = ["OUTPUT", "TRAINING", "DatasetArgument", "Format", "ModelFolder", "Quiet", "SetOption"]
+__all__ += ["ShownMetric", "StoreArgument", "StoresArgument", "Tensorboard", "check_format"]
+__all__ += ["collect_settings", "is_benchmark_file", "name_dataset", "parse_assignments"]
+__all__ += ["read_options", "split_names", "with_options", "with_parameters"]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def check_dataset(name: str | None) -> str | None:
@@ -29,6 +31,16 @@ def check_dataset(name: str | None) -> str | None:
         return own_code.load("datasets", name)
     check_dataset_exists(name)
     return name
+
+
+def check_dataset_or_file(name: str) -> str | None:
+    """The same for a dataset, or a TOML file that describes a benchmark."""
+    return name if is_benchmark_file(name) else check_dataset(name)
+
+
+def is_benchmark_file(name: str) -> bool:
+    """Whether a name is that of a TOML file, and not of a dataset."""
+    return name.endswith(".toml") and not Path(name).is_dir()
 
 
 def check_model(folder: Path) -> Path:
@@ -54,137 +66,34 @@ def check_stores(names: list[str] | None) -> list[str] | None:
 
 FORMATS = ("console", "md", "latex", "csv")
 # Headings under which the help of a command lists its options.
-DATA, NETWORK, TRAINING = "Data", "Network", "Training"
+DATA, NETWORK, TRAINING, MERGING = "Data", "Network", "Training", "Merging"
 RUNNING, OUTPUT, SCORES, EVALUATION = "Running", "Output", "Which scores", "Splits"
+NAMED_DOMAINS, MANY_DOMAINS = "Which domains", "Datasets of many domains"
+# The options under each heading; the others are under no heading of their own.
+HEADINGS = {
+    NAMED_DOMAINS: ("targets", "sources", "validate_on", "single_source"),
+    MANY_DOMAINS: ("hold_out", "validate", "train_on"),
+    MERGING: ("merges", "expert_method", "base_steps", "expert_draws"),
+    DATA: ("classes", "label", "domain", "text", "skip_broken"),
+    NETWORK: ("finetune", "backbone", "weights", "class_names", "templates"),
+    TRAINING: ("start", "average", "adapt", "domains_per_step", "steps"),
+    SCORES: ("metric", "group"),
+    EVALUATION: ("report", "split"),
+    RUNNING: ("on", "workers", "device", "threads", "cpus", "gpus", "retries"),
+    OUTPUT: ("store",),
+}
 
 DatasetArgument = Annotated[
     str,
     typer.Argument(metavar="DATASET", help=OPTIONS["dataset"].help, callback=check_dataset),
 ]
-LabelColumn = Annotated[
-    str, typer.Option(metavar="COLUMN", help=OPTIONS["label"].help, rich_help_panel=DATA)
-]
-DomainColumn = Annotated[
-    str, typer.Option(metavar="COLUMN", help=OPTIONS["domain"].help, rich_help_panel=DATA)
-]
-TextColumn = Annotated[
-    str, typer.Option(metavar="COLUMN", help=OPTIONS["text"].help, rich_help_panel=DATA)
-]
-Average = Annotated[
-    str, typer.Option(metavar="NAME", help=OPTIONS["average"].help, rich_help_panel=TRAINING)
-]
-Start = Annotated[
-    str, typer.Option(metavar="NAME", help=OPTIONS["start"].help, rich_help_panel=TRAINING)
-]
-Classes = Annotated[
-    str | None,
-    typer.Option(metavar="sources|all", help=OPTIONS["classes"].help, rich_help_panel=DATA),
-]
-Backbone = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Network, e.g. small:cnn, timm:resnet50, torchvision:resnet18, "
-        "clip:ViT-B-32/openai, or hf:FOLDER for texts. Default: the dataset's.",
-        rich_help_panel=NETWORK,
-    ),
-]
-Weights = Annotated[
-    str | None,
-    typer.Option(
-        metavar="WEIGHTS",
-        help="Initial weights of the network: 'hub' (pretrained weights from the model hub), "
-        "'none' (random), or a file. Default: hub if the hub has weights for the network.",
-        rich_help_panel=NETWORK,
-    ),
-]
-Finetune = Annotated[
-    bool | None,
-    typer.Option(
-        "--finetune/--no-finetune", help=OPTIONS["finetune"].help, rich_help_panel=NETWORK
-    ),
-]
-SkipBroken = Annotated[
-    bool,
-    typer.Option(
-        "--skip-broken",
-        help="Skip files that cannot be read. Default: stop with an error.",
-        rich_help_panel=DATA,
-    ),
-]
-DomainsPerStep = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        metavar="N",
-        help="Number of source domains in the batch of one step. Default: all.",
-        rich_help_panel=TRAINING,
-    ),
-]
-Steps = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        help="Number of training steps. Default: the dataset's.",
-        rich_help_panel=TRAINING,
-    ),
-]
-MetricOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help=f"Metric that selects models, and that the table shows: {', '.join(METRICS)}. "
-        "Default: accuracy. `afield table --metric` shows any of them without new runs.",
-        rich_help_panel=SCORES,
-    ),
-]
-GroupOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="GROUP",
-        help="Also show the accuracy on groups of samples finer than a domain: a column of the "
-        "data, such as slide, or a CSV file with the columns path and group.",
-        rich_help_panel=SCORES,
-    ),
-]
-ClassNames = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="For CLIP: CSV file with the columns class and name, the words for each class. "
-        "Default: the dataset's.",
-        rich_help_panel=NETWORK,
-    ),
-]
-Templates = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="For CLIP: text file with one sentence per line, such as 'a photo of a {}.'. "
-        "Default: the dataset's.",
-        rich_help_panel=NETWORK,
-    ),
-]
-ShownMetric = Annotated[
+DatasetOrFile = Annotated[
     str,
-    typer.Option(metavar="NAME", help=f"Metric to show: {', '.join(METRICS)}."),
-]
-Report = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SPLIT",
-        help="Report on the 'test' split of a target, or on the 'whole' target, which excludes "
-        "the rule 'target'. Default: test.",
-        rich_help_panel=EVALUATION,
-    ),
-]
-Split = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOW",
-        help="Split domains by the 'lists' of the dataset, if it has any, or at 'random'. "
-        "Default: lists.",
-        rich_help_panel=EVALUATION,
+    typer.Argument(
+        metavar="DATASET",
+        help=f"{OPTIONS['dataset'].help} A file FILE.toml describes a whole benchmark or a recipe; "
+        "options given here replace those of the file. See docs/sweeps.md.",
+        callback=check_dataset_or_file,
     ),
 ]
 SetOption = Annotated[
@@ -210,20 +119,9 @@ SetOption = Annotated[
         rich_help_panel=TRAINING,
     ),
 ]
-Threads = Annotated[
-    int,
-    typer.Option(min=1, metavar="N", help=OPTIONS["threads"].help, rich_help_panel=RUNNING),
-]
-Device = Annotated[
-    str | None,
-    typer.Option(metavar="DEVICE", help=OPTIONS["device"].help, rich_help_panel=RUNNING),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help=OPTIONS["workers"].help, rich_help_panel=RUNNING),
-]
-StoreOption = Annotated[
-    str, typer.Option(metavar="STORE", help=OPTIONS["store"].help, rich_help_panel=OUTPUT)
+ShownMetric = Annotated[
+    str,
+    typer.Option(metavar="NAME", help=f"Metric to show: {', '.join(METRICS)}."),
 ]
 StoresArgument = Annotated[
     list[str] | None,
@@ -277,6 +175,183 @@ ModelFolder = Annotated[
         callback=check_model,
     ),
 ]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings with an option of their own; the others are given after ``--set``."""
+
+    backbone: Annotated[
+        str | None,
+        Option(
+            "Network, e.g. small:cnn, timm:resnet50, torchvision:resnet18, "
+            "clip:ViT-B-32/openai, or hf:FOLDER for texts. Default: the dataset's.",
+            metavar="NAME",
+        ),
+    ] = None
+    weights: Annotated[
+        str | None,
+        Option(
+            "Initial weights of the network: 'hub' (pretrained weights from the model hub), "
+            "'none' (random), or a file. Default: hub if the hub has weights for the network.",
+            metavar="WEIGHTS",
+        ),
+    ] = None
+    tune: Annotated[
+        str | None,
+        Option(
+            "What is trained: 'frozen' (a small network on features that the network computes "
+            "once), 'head' (its last layer), 'body' (all but its last layer), 'after:N' (all but "
+            "its first N blocks) or 'full'. Default: see --finetune.",
+            metavar="PART",
+        ),
+    ] = None
+    domains_per_step: Annotated[
+        int | None,
+        Option("Number of source domains in the batch of one step. Default: all.", min=1),
+    ] = None
+    steps: Annotated[int | None, Option("Number of training steps. Default: the dataset's.")] = None
+    report: Annotated[
+        str | None,
+        Option(
+            "Report on the 'test' split of a target, or on the 'whole' target, which excludes "
+            "the rule 'target'. Default: test.",
+            metavar="SPLIT",
+        ),
+    ] = None
+    split: Annotated[
+        str | None,
+        Option(
+            "Split domains by the 'lists' of the dataset, if it has any, or at 'random'. "
+            "Default: lists.",
+            metavar="HOW",
+        ),
+    ] = None
+    skip_broken: Annotated[
+        bool, Option("Skip files that cannot be read. Default: stop with an error.")
+    ] = False
+    metric: Annotated[
+        str | None,
+        Option(
+            f"Metric that selects models, and that the table shows: {', '.join(METRICS)}. "
+            "Default: accuracy. `afield table --metric` shows any of them without new runs.",
+            metavar="NAME",
+        ),
+    ] = None
+    group: Annotated[
+        str | None,
+        Option(
+            "Also show the accuracy on groups of samples finer than a domain: a column of the "
+            "data, such as slide, or a CSV file with the columns path and group.",
+            metavar="GROUP",
+        ),
+    ] = None
+    class_names: Annotated[
+        str | None,
+        Option(
+            "For CLIP: CSV file with the columns class and name, the words for each class. "
+            "Default: the dataset's.",
+            metavar="FILE",
+        ),
+    ] = None
+    templates: Annotated[
+        str | None,
+        Option(
+            "For CLIP: text file with one sentence per line, such as 'a photo of a {}.'. "
+            "Default: the dataset's.",
+            metavar="FILE",
+        ),
+    ] = None
+
+
+SETTINGS = tuple(each.name for each in fields(Settings))
+# Type, description and default of every option that is derived.
+DERIVED: dict[str, tuple[Any, Option, Any]] = {
+    each.name: (*get_args(each.type), each.default)
+    for kind in (Benchmark, Settings)
+    for each in fields(kind)
+}
+
+
+def with_options(
+    *names: str, optional: bool = False, **defaults: Any
+) -> Callable[[Command], Command]:
+    """Give a command these options, between its arguments and its own options.
+
+    A name is a field of `Benchmark` or a setting; ``settings`` stands for all settings. `defaults`
+    replace the default values. An `optional` option has no default: it is None unless it is given.
+    """
+    chosen = [
+        each for name in names for each in ((*SETTINGS, "set_") if name == "settings" else (name,))
+    ]
+    if optional:
+        defaults = dict.fromkeys(chosen)
+    return with_parameters([_parameter(name, defaults) for name in chosen])
+
+
+def with_parameters(added: Sequence[inspect.Parameter]) -> Callable[[Command], Command]:
+    """Give a command keyword parameters, between its arguments and its own options."""
+
+    def decorate(command: Command) -> Command:
+        declared = inspect.signature(command, eval_str=True).parameters.values()
+        arguments = [p for p in declared if p.kind is p.POSITIONAL_OR_KEYWORD]
+        options = [p for p in declared if p.kind is p.KEYWORD_ONLY]
+        signature = inspect.Signature([*arguments, *added, *options])
+        command.__signature__ = signature  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def _parameter(name: str, defaults: Mapping[str, Any]) -> inspect.Parameter:
+    """The parameter of a command for one option."""
+    kind, option, default = DERIVED.get(name, (list[str], Option(""), None))
+    if isinstance(default, tuple):
+        default = ",".join(default) or None
+    default = defaults.get(name, default)
+    by_hand: dict[str, Any] = {"dataset": DatasetOrFile, "set_": SetOption}
+    annotation = by_hand.get(name) or _annotation(name, kind, option, default)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
+
+
+def _annotation(name: str, kind: Any, option: Option, default: Any) -> Any:
+    flag = f"--{name.replace('_', '-')}"
+    metavar: str | None = "SHARE" if option.max is not None and option.max <= 1 else "N"
+    if kind in (bool, bool | None):
+        flag, metavar = (flag if default is False else f"{flag}/--no-{name}"), None
+    elif get_origin(kind) is tuple:
+        kind, metavar = str, "NAMES"
+    shown: Any = typer.Option(
+        flag,
+        help=option.help,
+        metavar=option.metavar or metavar,
+        min=option.min,
+        max=option.max,
+        rich_help_panel=next((each for each, names in HEADINGS.items() if name in names), None),
+    )
+    return Annotated[kind | None if default is None else kind, shown]
+
+
+def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as functions take them: your own code is loaded, and settings are one mapping.
+
+    Settings are in the order in which the command names them; recorded commands repeat it.
+    """
+    words = own_code.accept(options)
+    given = {name: words.pop(name) for name in options if name in SETTINGS}
+    given["skip_broken"] = given.get("skip_broken") or None
+    words["settings"] = collect_settings(words.pop("set_", None), **given)
+    return words
+
+
+def name_dataset(dataset: str, options: dict[str, Any]) -> str:
+    """The dataset with the columns of a table that the options name; they are taken out."""
+    from afield.data.sources.tables import name_columns
+
+    columns = {each: options.pop(each) for each in ("label", "domain", "text") if each in options}
+    return name_columns(dataset, **columns)
 
 
 def split_names(names: str) -> list[str]:

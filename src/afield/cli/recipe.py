@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from afield.cli import console
-from afield.cli.bench import run_and_print, with_options, with_parameters
+from afield.cli.bench import run_and_print
 from afield.cli.help import Command, Group
 from afield.cli.options import (
     Format,
@@ -20,6 +20,8 @@ from afield.cli.options import (
     check_format,
     collect_settings,
     split_names,
+    with_options,
+    with_parameters,
 )
 from afield.errors import SpecError
 from afield.studies.recipe import Changes, Recipe, read_recipe, recipe_names

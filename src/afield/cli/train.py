@@ -1,33 +1,15 @@
 """The command ``afield train``: one run."""
 
-from typing import TYPE_CHECKING, Annotated
+import inspect
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from afield import own_code
 from afield.cli import console
-from afield.cli.options import (
-    Average,
-    Backbone,
-    Classes,
-    Device,
-    DomainColumn,
-    DomainsPerStep,
-    Finetune,
-    LabelColumn,
-    SetOption,
-    SkipBroken,
-    Start,
-    Steps,
-    StoreOption,
-    Tensorboard,
-    Threads,
-    Weights,
-    collect_settings,
-)
+from afield.cli.options import Tensorboard, name_dataset, read_options, with_options
 from afield.data.sources.listing import listed_once
 from afield.errors import SpecError
 
@@ -38,11 +20,16 @@ if TYPE_CHECKING:
 
 __all__ = ["train"]
 
-# Columns, trial, draw, average, classes, finetune and start if none of them is given.
-ALONE = ("", "", 0, 0, "last", None, None, "")
+# The options that say where a run is done, and not what it is.
+PLACE = ("store", "threads", "device")
 
 
 @listed_once()
+@with_options(
+    *("label", "domain", "average", "start", "classes", "steps", "backbone", "weights", "finetune"),
+    *("domains_per_step", "set_", "skip_broken", *PLACE),
+    device=None,
+)
 def train(
     dataset: Annotated[
         str | None,
@@ -54,6 +41,7 @@ def train(
         str | None,
         typer.Argument(metavar="METHOD", help="Name of a method; see `afield list methods`."),
     ] = None,
+    *,
     target: Annotated[
         list[str] | None,
         typer.Option(
@@ -80,42 +68,26 @@ def train(
             min=0, metavar="N", help="Number of the hyperparameter sample; 0 uses the defaults."
         ),
     ] = 0,
-    label: LabelColumn = "",
-    domain: DomainColumn = "",
-    average: Average = "last",
-    start: Start = "",
-    classes: Classes = None,
-    backbone: Backbone = None,
-    weights: Weights = None,
-    finetune: Finetune = None,
-    domains_per_step: DomainsPerStep = None,
-    steps: Steps = None,
-    set_: SetOption = None,
-    skip_broken: SkipBroken = False,
-    threads: Threads = 1,
-    device: Device = None,
-    store: StoreOption = "runs",
     tensorboard: Tensorboard = False,
+    **options: Any,
 ) -> None:
     """Train one model and show its accuracy on the domains it has not seen."""
-    from afield.data.sources.tables import name_columns
     from afield.runs.store import open_store
     from afield.studies.planning import check_run, plan_training
 
-    dataset, method, average, backbone = own_code.accept(
-        {"dataset": dataset, "method": method, "average": average, "backbone": backbone}
-    ).values()
-    settings = collect_settings(
-        set_,
-        steps=steps,
-        backbone=backbone,
-        weights=weights,
-        domains_per_step=domains_per_step,
-        skip_broken=skip_broken or None,
-    )
+    options |= {
+        "dataset": dataset,
+        "method": method,
+        "target": target,
+        "trial": trial,
+        "draw": draw,
+    }
+    words = read_options(options)
+    place = {name: words.pop(name) for name in PLACE}
     if like is not None:
-        alone = (label, domain, trial, draw, average, classes, finetune, start) == ALONE
-        if dataset or target or settings or not alone:
+        declared = inspect.signature(train).parameters
+        changed = {name for name, value in options.items() if value != declared[name].default}
+        if changed - set(PLACE):
             raise SpecError("--like repeats a run with its own settings; remove the other settings")
         known = _read_record(like)
         runs = [run := known.run]
@@ -127,21 +99,9 @@ def train(
         )
     else:
         with console.show_progress():
-            runs = plan_training(
-                name_columns(dataset, label=label, domain=domain),
-                method,
-                target=target or (),
-                trial=trial,
-                draw=draw,
-                average=average,
-                classes=classes,
-                finetune=finetune,
-                start=start,
-                settings=settings,
-            )
-    record = _execute(
-        runs, open_store(store), threads=threads, device=device, tensorboard=tensorboard
-    )
+            source = name_dataset(words.pop("dataset"), words)
+            runs = plan_training(source, words.pop("method"), **words | {"target": target or ()})
+    record = _execute(runs, open_store(place.pop("store")), tensorboard=tensorboard, **place)
     first = "first weights"
     if like is not None and known.versions.get(first) != record.versions.get(first):
         console.err.print(

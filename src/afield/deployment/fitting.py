@@ -48,7 +48,7 @@ from afield.networks.encoder import Encoder
 from afield.networks.inference import BatchPredictor
 from afield.progress import progress, track
 from afield.runs.finished import FinishedRun, reopen
-from afield.runs.pools import Local, Pool
+from afield.runs.pool import Pool, default_pool
 from afield.runs.record import Failure, Record, Run
 from afield.runs.run import name_without_path
 from afield.runs.run_files import read_record, read_run_inputs
@@ -433,7 +433,7 @@ def fit(
     options: dict[str, Any] = {"threads": threads, "device": device}
     # Before anything is trained: its weights may be missing.
     encoder = build_encoder(find_dataset(plan.run.dataset))
-    pool = pool or Local()
+    pool = pool or default_pool()
     records = _do_held_out(plan.held_out, opened, pool, options) if estimate else []
     adapted = _do_held_out(plan.adapted, opened, pool, options) if estimate else []
     _do_needed(plan.needed, opened, pool, options)

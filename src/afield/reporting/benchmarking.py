@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from afield.reporting.page import write_report
-from afield.runs.pools import Pool
+from afield.runs.pool import Pool
 from afield.runs.record import Failure, Record
 from afield.runs.store import Store, open_store
 from afield.studies.benchmark import make_benchmark

@@ -1,8 +1,8 @@
 from .finished import FinishedRun as FinishedRun
 from .finished import reopen as reopen
-from .pools import Local as Local
-from .pools import Pool as Pool
-from .pools import Ray as Ray
+from .pool import Pool as Pool
+from .pools.local import Local as Local
+from .pools.ray import Ray as Ray
 from .record import Failure as Failure
 from .record import Record as Record
 from .record import Run as Run

@@ -13,7 +13,7 @@ from afield import own_code, registry
 from afield.data.sources.listing import current_listing, join_listing
 from afield.errors import AfieldError
 from afield.own_code import Code
-from afield.runs.pools import Local, Pool
+from afield.runs.pool import Pool, default_pool
 from afield.runs.record import Failure, Record, Run
 from afield.runs.run_setup import code_digest
 from afield.runs.runner import execute
@@ -36,7 +36,7 @@ def complete(
     A run comes after the runs from whose weights it starts. Apart from that, all methods finish
     their first trial before any starts its second. `options` go to `execute`.
     """
-    pool = pool or Local()
+    pool = pool or default_pool()
     store.prepare()
     stored = store.known(runs)
     yield from _warn_of_changes(record for record in stored if record is not None)

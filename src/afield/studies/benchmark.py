@@ -26,7 +26,7 @@ from afield.runs.selection import describe_rules
 from afield.studies.protocol import DomainChoice, Protocol
 
 if TYPE_CHECKING:
-    from afield.runs.pools import Pool
+    from afield.runs.pool import Pool
     from afield.runs.record import Run
 
 __all__ = ["DEFAULT_MERGES", "DEFAULT_METHODS", "OPTIONS", "START"]
@@ -72,8 +72,8 @@ ADAPT_HELP = (
     f"which sees unlabelled samples of the target: {', '.join(registry.names('adaptations'))}."
 )
 FINETUNE_HELP = (
-    "Whether to train the whole network, or only a small one on the features that the frozen "
-    "network computes once. Default: a network given by --backbone is trained; for a folder of "
+    "Whether to train the whole network (as --tune full), or only a small one on the features that "
+    "the frozen network computes once (as --tune frozen). Default: a network given by --backbone is trained; for a folder of "
     "photographs without --backbone, the pretrained network whose weights are at hand is frozen."
 )
 EXPERT_DRAWS_HELP = (
@@ -82,7 +82,8 @@ EXPERT_DRAWS_HELP = (
 )
 ON_HELP = (
     "Where to run: local (processes on this machine), ray (a Ray cluster that runs here, or else "
-    "a new one on this machine), or ray://HOST:PORT (another cluster)."
+    "a new one on this machine), or ray://HOST:PORT (another cluster). Options follow a colon: "
+    "local:workers=2, ray:address=HOST:PORT,cpus=2,gpus=0.25,retries=3."
 )
 STORE_HELP = (
     "Folder for records and weights, or an address such as s3://bucket/runs. Runs that it already "
@@ -318,11 +319,21 @@ class Benchmark:
     ] = ""
     threads: Annotated[int, Option("CPU threads per run.", min=1)] = 1
     cpus: Annotated[
-        float | None, Option("On Ray: CPUs per run. Default: as --threads.", min=0.0)
+        float | None,
+        Option(
+            "On Ray: CPUs per run, the same as --on ray:cpus=N. Default: as --threads.", min=0.0
+        ),
     ] = None
-    gpus: Annotated[float, Option("On Ray: GPUs per run, e.g. 0.25.", min=0.0)] = 0.0
+    gpus: Annotated[
+        float, Option("On Ray: GPUs per run, e.g. 0.25, the same as --on ray:gpus=N.", min=0.0)
+    ] = 0.0
     retries: Annotated[
-        int, Option("On Ray: how many times to restart a run whose machine is lost.", min=0)
+        int,
+        Option(
+            "On Ray: how many times to restart a run whose machine is lost, the same as --on "
+            "ray:retries=N.",
+            min=0,
+        ),
     ] = 3
     store: Annotated[str, Option(STORE_HELP, metavar="STORE")] = "runs"
 
@@ -364,7 +375,7 @@ class Benchmark:
 
     def pool(self) -> "Pool":
         """Where the runs are done: in processes of this machine, or on Ray."""
-        from afield.runs.pools import make_pool
+        from afield.runs.pool import make_pool
 
         return make_pool(
             self.on,
@@ -419,6 +430,8 @@ def read_benchmark(path: Path, **changes: Any) -> Benchmark:
     """
     content = read_toml(path)
     words = {name.replace("-", "_"): value for name, value in content.items()}
+    # As names of their own, settings replace those of the file in whichever form it has them.
+    changes |= changes.pop("settings", {})
     words |= {name: value for name, value in changes.items() if value is not None}
     try:
         return make_benchmark(**words)

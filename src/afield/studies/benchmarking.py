@@ -16,7 +16,7 @@ from typing import Any
 from afield import own_code
 from afield.compute import hostname
 from afield.data.sources.listing import listed_once
-from afield.runs.pools import Pool
+from afield.runs.pool import Pool
 from afield.runs.record import Failure, Plan, Record, Run
 from afield.runs.runner import execute
 from afield.runs.store import Store, open_store

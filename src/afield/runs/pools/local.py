@@ -1,6 +1,5 @@
-"""Worker processes on this machine, and what every pool does."""
+"""Worker processes on this machine."""
 
-import logging
 import multiprocessing
 import os
 from collections import deque
@@ -8,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any
 
 from afield.compute import (
     end_with_parent,
@@ -18,24 +17,9 @@ from afield.compute import (
     visible_gpus,
 )
 from afield.errors import SpecError
+from afield.runs.pool import Item, Result
 
-__all__ = ["Item", "Local", "Pool", "Result", "local_pool"]
-
-log = logging.getLogger(__name__)
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-
-class Pool(Protocol):
-    """Maps a function over items, in any order and anywhere."""
-
-    def map(
-        self,
-        function: Callable[[Item], Result],
-        items: Iterable[Item],
-        on_lost: Callable[[Item], Result],
-    ) -> Iterator[Result]:
-        """Yield results as they come; `on_lost` makes the result of an item whose worker died."""
+__all__ = ["Local"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +35,26 @@ class Local:
     def __post_init__(self) -> None:
         if self.workers < 1:
             raise SpecError(f"workers={self.workers}: at least one is needed")
+
+    @classmethod
+    def suited(
+        cls,
+        *,
+        threads: int,
+        workers: int | None,
+        cpus: float | None,
+        gpus: float,
+        device: str | None,
+        **_: Any,
+    ) -> dict[str, Any]:
+        """By default one worker per GPU, or one per `threads` cores."""
+        if gpus or cpus is not None:
+            raise SpecError("--cpus and --gpus need --on ray; use --workers and --threads")
+        where = find_device(device)
+        if where.type == "cpu":
+            return {"workers": workers or max(1, usable_cores() // threads)}
+        names = visible_gpus() if where.index is None else ()
+        return {"workers": workers or max(1, len(names)), "gpus": names}
 
     def map(
         self,
@@ -95,15 +99,6 @@ class Local:
         names = self.gpus or ("",)
         chosen = [names[number % len(names)] for number in range(workers)]
         return dict(zip(_start_workers(chosen), chosen, strict=True))
-
-
-def local_pool(threads: int, workers: int | None = None, device: str | None = None) -> Local:
-    """The processes of this machine: by default one per GPU, or one per `threads` cores."""
-    where = find_device(device)
-    if where.type == "cpu":
-        return Local(workers or max(1, usable_cores() // threads))
-    gpus = visible_gpus() if where.index is None else ()
-    return Local(workers or max(1, len(gpus)), gpus)
 
 
 def _start_workers(gpus: Sequence[str]) -> list[ProcessPoolExecutor]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from afield.compute import keep_freed_memory
 from afield.errors import SpecError
-from afield.runs.pools.local import Item, Result
+from afield.runs.pool import Item, Result
 
 __all__ = ["Ray"]
 
@@ -60,6 +60,23 @@ class Ray:
             raise SpecError(f"gpus={self.gpus:g}: give a part of one GPU, or whole ones")
         if self.retries < 0:
             raise SpecError(f"retries={self.retries}: must not be below 0")
+
+    @classmethod
+    def suited(
+        cls,
+        *,
+        threads: int,
+        workers: int | None,
+        cpus: float | None,
+        gpus: float,
+        retries: int,
+        **_: Any,
+    ) -> dict[str, Any]:
+        """By default as many CPUs per run as it has threads."""
+        if workers is not None:
+            raise SpecError("--workers is for processes of this machine; on Ray use --cpus")
+        cpus = threads if cpus is None else cpus
+        return {"cpus": cpus, "gpus": gpus, "retries": retries}
 
     def map(
         self,
