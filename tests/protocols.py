@@ -12,13 +12,12 @@ def leave_one_out(dataset, methods, *, choice=ALL_DOMAINS, trials=3, draws=1, ru
     return method_runs(dataset, methods, protocol, **training)
 
 
-def hold_out(
-    dataset, methods, *, hold_out=0.25, validate=0.1, train_on=(), trials=3, rules=(), **training
-):
+def hold_out(dataset, methods, *, hold_out=0.25, validate=0.1, train_on=(), rules=(), **options):
     """The runs that hold out a share of the domains."""
     shares = {"hold_out": hold_out, "validate": validate, "train_on": tuple(train_on)}
-    protocol = Protocol(**shares, trials=trials, rules=tuple(rules))
-    return method_runs(dataset, methods, protocol, **training)
+    counts = {name: options.pop(name) for name in ("trials", "draws") if name in options}
+    protocol = Protocol(**shares, **counts, rules=tuple(rules))
+    return method_runs(dataset, methods, protocol, **options)
 
 
 def merging_runs(

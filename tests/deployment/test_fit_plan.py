@@ -13,12 +13,18 @@ from afield.errors import AfieldError, DataError, SpecError
 from afield.reporting.benchmarking import bench
 from afield.runs.run_files import read_run_weights
 from afield.runs.store import Store
+from afield.studies.protocol import Protocol
 
 QUICK = {"steps": 10, "every": 10}
 
 
+def request_of(dataset, method, *, trials=1, hold_out=0.0, **options):
+    protocol = Protocol(trials=trials, hold_out=hold_out)
+    return FitRequest(dataset, method, protocol=protocol, **options)
+
+
 def plan_of(store, method="best", dataset="spirals", **options):
-    return plan_fit(FitRequest(dataset, method, **options), Store(store))
+    return plan_fit(request_of(dataset, method, **options), Store(store))
 
 
 def test_the_command_for_a_card_has_no_path_and_no_address():
@@ -40,7 +46,7 @@ def test_without_an_estimate_no_domain_is_held_out(tmp_path):
 
 
 def test_an_estimate_takes_a_trial(tmp_path):
-    with pytest.raises(SpecError, match="trials=0: must be at least 1; or use --no-estimate"):
+    with pytest.raises(SpecError, match="trials=0: at least one is needed"):
         plan_of(tmp_path, "erm", trials=0)
 
 
@@ -72,12 +78,14 @@ def test_many_domains_are_held_out_a_quarter_at_a_time(tmp_path):
 
 
 def test_the_command_names_what_is_not_the_default():
-    request = FitRequest("d", "erm", "ema", {"steps": 3}, classes="all", trials=2, hold_out=0.5)
+    request = request_of(
+        "d", "erm", average="ema", settings={"steps": 3}, classes="all", trials=2, hold_out=0.5
+    )
     assert request.command(Path("m"), "runs") == (
         "afield fit d erm --out m --average ema --classes all --set steps=3 --trials 2 "
         "--hold-out 0.5"
     )
-    plain = FitRequest("d", "erm", estimate=False, trials=3)
+    plain = request_of("d", "erm", estimate=False, trials=3)
     assert plain.command(Path("m"), "runs") == "afield fit d erm --out m --no-estimate"
 
 

@@ -17,6 +17,7 @@ from afield.runs.run_setup import run_adaptation
 from afield.runs.runner import execute
 from afield.runs.store import Store
 from afield.studies.benchmark import make_benchmark
+from afield.studies.planning import check_run
 from afield.training.adaptations.t3a import T3A
 from afield.training.evaluation import Evaluator
 from tests.pairs import every_pair
@@ -95,7 +96,7 @@ def test_done_again_it_does_nothing_and_done_anew_it_is_the_same(adapted, tmp_pa
 def test_an_adapted_run_is_neither_trained_nor_reopened(adapted):
     record, base, folder = adapted
     with pytest.raises(SpecError, match="bench with --adapt"):
-        execute(record.run, Store(folder))
+        check_run(record.run)
     with pytest.raises(SpecError, match=f"give {base.run.key}"):
         reopen(folder / record.run.key)
 

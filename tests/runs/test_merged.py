@@ -30,6 +30,7 @@ from afield.runs.runner import execute
 from afield.runs.selection import selection_value
 from afield.runs.store import Store
 from afield.runs.sweep import complete
+from afield.studies.planning import check_run
 from afield.training.evaluation import Checkpoint, Score, Scores
 from tests.files import GOLDEN
 from tests.runs.interruption import outcome
@@ -347,10 +348,10 @@ def test_heads_of_a_single_domain_are_one_head(tmp_path):
     assert runs_of_merges(data, merges=["average"], expert_method=["multi_head"])
 
 
-def test_a_merged_run_is_not_trained(done, tmp_path):
+def test_a_merged_run_is_not_repeated_alone(done):
     run = done.merged["score"].run
     with pytest.raises(SpecError, match=f"{run.key}: this model is not trained"):
-        execute(run, Store(tmp_path))
+        check_run(run)
 
 
 def test_a_merged_run_of_experts_that_are_not_there_names_them(done, tmp_path):

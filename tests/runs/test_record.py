@@ -96,7 +96,7 @@ def test_groups_are_in_the_key_only_if_they_select():
 
 
 def test_every_field_is_either_in_the_key_or_known_not_to_be():
-    changed = {"rules", "given", "group", "class_names", "templates"}
+    changed = {"rules", "given", "group", "class_names", "templates", "folder", "encoder"}
     assert changed | {
         *("dataset", "method", "sources", "trial", "draw", "params", "average", "average_params"),
         *("backbone", "steps", "every", "batch", "lr", "weight_decay", "data"),
@@ -104,7 +104,7 @@ def test_every_field_is_either_in_the_key_or_known_not_to_be():
         *("limit", "skip_broken", "tested", "unused", "optimizer", "lr_schedule", "clip_norm"),
         *("role", "base", "experts", "freeze_head", "batch_total", "epochs", "report", "split"),
         *("classes", "adaptation", "adaptation_params", "metric", "prompts", "code"),
-        *("precision", "inexact", "compile", "tokens", "freeze_blocks"),
+        *("precision", "inexact", "compile", "tokens", "freeze_blocks", "tune"),
     } == set(Run.__dataclass_fields__)
 
 

@@ -168,4 +168,5 @@ def test_what_starts_from_a_run_that_another_process_is_at_waits_for_it(tmp_path
     monkeypatch.setattr("afield.runs.sweep.execute", busy_at_first)
     result = list(complete(list(runs.values()), Store(tmp_path)))
     assert all(isinstance(outcome, Record) for outcome in result)
-    assert tries == [("base", False), ("base", True), ("expert", False)]
+    steps = [("base", False), ("base", True), ("expert", False), ("merged", False)]
+    assert tries == steps

@@ -27,7 +27,8 @@ ESTIMATE = "Estimate for unseen domains"
 
 
 @with_options(
-    *("label", "domain", "text", "average", "start", "classes", "steps", "backbone", "weights"),
+    *("label", "domain", "text", "average", "start", "classes", "steps", "backbone"),
+    *("weights", "tune"),
     *("finetune", "set_", "skip_broken", "workers", "threads", "device", "store"),
     device=None,
 )

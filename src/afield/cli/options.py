@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import typer
 
 from afield import own_code, registry
-from afield.data.sources.listing import check_dataset_exists
+from afield.data.listing import check_dataset_exists
 from afield.deployment.model_files import check_model_folder
 from afield.errors import DataError, SpecError, UnknownNameError
 from afield.studies.benchmark import OPTIONS, Benchmark, Option
@@ -75,7 +75,7 @@ HEADINGS = {
     MANY_DOMAINS: ("hold_out", "validate", "train_on"),
     MERGING: ("merges", "expert_method", "base_steps", "expert_draws"),
     DATA: ("classes", "label", "domain", "text", "skip_broken"),
-    NETWORK: ("finetune", "backbone", "weights", "class_names", "templates"),
+    NETWORK: ("tune", "finetune", "backbone", "weights", "class_names", "templates"),
     TRAINING: ("start", "average", "adapt", "domains_per_step", "steps"),
     SCORES: ("metric", "group"),
     EVALUATION: ("report", "split"),

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from afield.cli import console
 from afield.cli.options import Tensorboard, name_dataset, read_options, with_options
-from afield.data.sources.listing import listed_once
+from afield.data.listing import listed_once
 from afield.errors import SpecError
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ PLACE = ("store", "threads", "device")
 
 @listed_once()
 @with_options(
-    *("label", "domain", "average", "start", "classes", "steps", "backbone", "weights", "finetune"),
+    *("label", "domain", "average", "start", "classes", "steps", "backbone", "weights"),
+    *("tune", "finetune"),
     *("domains_per_step", "set_", "skip_broken", *PLACE),
     device=None,
 )

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afield.compute import usable_cores
-from afield.data.sources.listing import file_status
+from afield.data.listing import file_status
 from afield.errors import DataError
 from afield.files import atomic_write, check_regular_file, format_bytes
 from afield.progress import track

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from afield.data.sources.listing import similar_path
+from afield.data.listing import similar_path
 from afield.errors import DataError
 from afield.files import restore_folder
 

@@ -125,7 +125,7 @@ class Run:
     report: str = ""
     split: str = ""
     group: str = ""
-    tune: str = ""
+    tune: str | None = None
     class_names: str = ""
     templates: str = ""
     code: Mapping[str, str] = field(default_factory=dict)

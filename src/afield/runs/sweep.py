@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from afield import own_code, registry
-from afield.data.sources.listing import current_listing, join_listing
+from afield.data.listing import current_listing, join_listing
 from afield.errors import AfieldError
 from afield.own_code import Code
 from afield.runs.pool import Pool, default_pool

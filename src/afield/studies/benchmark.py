@@ -73,8 +73,9 @@ ADAPT_HELP = (
 )
 FINETUNE_HELP = (
     "Whether to train the whole network (as --tune full), or only a small one on the features that "
-    "the frozen network computes once (as --tune frozen). Default: a network given by --backbone is trained; for a folder of "
-    "photographs without --backbone, the pretrained network whose weights are at hand is frozen."
+    "the frozen network computes once (as --tune frozen). Default: a network given by --backbone "
+    "is trained; for a folder of photographs without --backbone, the pretrained network whose "
+    "weights are at hand is frozen."
 )
 EXPERT_DRAWS_HELP = (
     "Merge this many hyperparameter samples of one method, trained on all sources (model soups), "

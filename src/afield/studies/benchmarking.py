@@ -15,7 +15,7 @@ from typing import Any
 
 from afield import own_code
 from afield.compute import hostname
-from afield.data.sources.listing import listed_once
+from afield.data.listing import listed_once
 from afield.runs.pool import Pool
 from afield.runs.record import Failure, Plan, Record, Run
 from afield.runs.runner import execute

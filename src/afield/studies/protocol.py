@@ -288,7 +288,7 @@ class Protocol:
 
 def _source_count(number: int | str, available: int, dataset: "DomainSet") -> int:
     """The number of domains to train on, out of those available; ``"all"`` means all of them."""
-    if number != "all" and not str(number).isdecimal():
+    if number != "all" and not str(number).removeprefix("-").isdecimal():
         raise SpecError(f"--train-on {number}: write numbers of domains, such as 5,10,all")
     count = available if number == "all" else int(number)
     if not 1 <= count <= available:

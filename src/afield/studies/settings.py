@@ -319,6 +319,7 @@ def resolve_settings(training: dict[str, Any], dataset: DomainSet) -> dict[str, 
     resolved["prompts"] = _prompts_digest(training, dataset)
     for name in ("class_names", "templates"):
         resolved[name] = str(Path(training[name]).resolve()) if training[name] else ""
+    resolved["tune"] = training["tune"] or None
     resolved["split"] = "" if training["split"] == "lists" else training["split"]
     resolved["report"] = "" if training["report"] == "test" else training["report"]
     resolved["group"] = canonical_group(training["group"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from afield.data.sources.listing import check_dataset_exists, dataset_path
+from afield.data.listing import check_dataset_exists, dataset_path
 from afield.errors import DataError, UnknownNameError
 
 

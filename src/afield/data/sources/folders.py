@@ -24,9 +24,9 @@ from torch import Tensor
 
 from afield.data.cache import contents_digest, decode_files
 from afield.data.domains import Domain, DomainSet, Reader, ReadOptions, Training
+from afield.data.listing import Entry, once, scan_folder
 from afield.data.modalities.image import silence_pillow
 from afield.data.modality import IMAGE, TEXT, FileModality, Text, modality_of_file
-from afield.data.sources.listing import Entry, once, scan_folder
 from afield.errors import DataError
 
 __all__ = ["TEXT_TRAINING", "DomainFiles", "LabeledFile", "folder_dataset", "folder_reader"]
