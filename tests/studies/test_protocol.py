@@ -169,7 +169,6 @@ def test_over_many_trials_every_domain_is_tested_on_and_trained_on():
 @pytest.mark.parametrize(
     "shares",
     [
-        {"hold_out": 0.0},
         {"hold_out": 1.0},
         {"hold_out": -0.25},
         {"hold_out": 1.25},
