@@ -35,13 +35,14 @@ SCENARIOS = {
             --targets 15deg {FEW}""",
     "draws": "bench spirals --methods erm,vrex --draws 2 --trials 2 --rules all --steps 4 "
     "--set every=2 --workers 2 --quiet",
-    "trials": f"""
+    "trials": """
         bench spirals --methods erm,groupdro,dmg --draws 2 --trials 3 --steps 6 --workers 1 -q
         power runs/trials
         status runs/trials
         export-domainbed runs/trials exported --dataset Spirals
         fit spirals best --workers 1 --force --out models/best
-        predict models/best data/points.npz --threads 1 --abstain 0.2 --probabilities
+        predict models/best data/points.npz --threads 1 --abstain 0.2 --probabilities""",
+    "fitted": f"""
         fit spirals dmg {SHORT} --trials 2 --force --out models/dmg
         predict models/dmg data/points.npz --threads 1 --domain turn10
         export models/dmg --to torch --force""",
