@@ -48,12 +48,13 @@ ROOMS = {
     "merges": "merging",
     "averages": "training",
     "adaptations": "training",
+    "modalities": "data",
     "datasets": "data",
     "diagnostics": "diagnosis",
     "backbones": "networks",
 }
-# Kinds that users list and explain; a backbone is a family of names, not one object.
-KINDS = tuple(kind for kind in ROOMS if kind != "backbones")
+# Kinds that users list and explain; a backbone is a family of names, and files tell the modality.
+KINDS = tuple(kind for kind in ROOMS if kind not in ("backbones", "modalities"))
 # How many names a hint lists.
 MAX_HINTS = 30
 # Names the way code digests are computed; digests with another prefix cannot be compared.

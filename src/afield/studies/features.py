@@ -37,7 +37,6 @@ from afield.compute import default_device, preserve_torch_state, usable_cores
 from afield.data.cache import cache_root
 from afield.data.domains import Domain, DomainSet, ReadOptions, Training, data_root
 from afield.data.lookup import find_dataset
-from afield.data.modality import FileModality, Image, Text
 from afield.data.samples import Rows
 from afield.data.sources.arrays import array_dataset
 from afield.data.sources.folders import unlabelled_files
@@ -199,7 +198,7 @@ def plan_encoder(
 ) -> Encoder:
     """The network that computes the features of a dataset, before any file is decoded."""
     default = dataset.training.backbone
-    if isinstance(dataset.modality, Text):
+    if dataset.modality.has_tokens:
         _check_text_encoder(dataset, backbone)
     elif backbone is None and find_backbone(default).input_form() is None:
         at_hand = find_pretrained(weights) if weights != "none" else None
@@ -228,7 +227,7 @@ def write_features(
     """Compute the features of a dataset and write its file, which is complete or absent."""
     where = torch.device(device or default_device())
     with preserve_torch_state(threads or max(torch.get_num_threads(), usable_cores()), cuda=False):
-        if isinstance(dataset.modality, FileModality):
+        if dataset.modality.decodes_files:
             # The weights are checked before any file is decoded.
             encoder = replace(encoder, stored=_stored_shape(dataset, encoder))
             network = encoder.build()
@@ -353,7 +352,7 @@ def _labels(dataset: DomainSet, domains: Mapping[str, Domain]) -> dict[str, NDAr
         marks = [getattr(domain, key) for domain in domains.values()]
         if all(mark is not None for mark in marks):
             arrays[key] = torch.cat(marks).numpy()
-    if isinstance(dataset.modality, Text):
+    if dataset.modality.has_tokens:
         arrays["text_lengths"] = Rows([domain.x for domain in domains.values()]).lengths.numpy()
     return arrays
 
@@ -392,7 +391,7 @@ def plan_features(
     dataset: DomainSet, settings: Settings, *, finetune: bool | None = None
 ) -> Encoder | dict[str, Any]:
     """The frozen network to compute features with, or the settings to add where there is none."""
-    images = isinstance(dataset.modality, Image)
+    images = dataset.modality.resizable
     if finetune is False and not images:
         raise SpecError(f"{dataset.name}: --no-finetune needs images")
     if settings.get("backbone"):

@@ -7,7 +7,7 @@ import pytest
 
 from afield.data.domains import Domain, ReadOptions
 from afield.data.lookup import find_dataset
-from afield.data.modalities.image import stored_side
+from afield.data.modalities.image import Image
 from afield.data.sources.folders import (
     folder_dataset,
 )
@@ -23,7 +23,7 @@ from tests.files import (
     tree,
 )
 
-SIDE = stored_side(64)
+SIDE = Image().stored_side(64)
 
 
 def small(path: Path, *, skip_broken: bool = False) -> dict[str, Domain]:
