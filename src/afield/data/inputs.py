@@ -16,7 +16,7 @@ from torch import Tensor
 
 from afield.data.log_mel import LogMel
 from afield.data.modality import Modality, find_modality
-from afield.data.samples import TOKEN_DTYPE, Prepare
+from afield.data.samples import Prepare
 from afield.data.scaling import FittedColumn, Scaling, TableScaling
 from afield.data.sources.arrays import to_channels_first, translate_numpy_errors
 from afield.errors import DataError, SpecError
@@ -24,8 +24,6 @@ from afield.files import check_regular_file
 
 __all__ = ["Inputs"]
 
-DTYPES = {"uint8": torch.uint8, "float16": torch.float16, "float32": torch.float32}
-DTYPES["int32"] = TOKEN_DTYPE
 # The largest number of values in a sample; a description that asks for more is not valid.
 MAX_SAMPLE_SIZE = 2**26
 
@@ -119,7 +117,7 @@ class Inputs:
             raise DataError(f"{prefix}NaN or infinity in sample {row}; remove or fill such samples")
         if self.dtype == "uint8" and not torch.equal(x.clamp(0, 255).round(), x):
             raise DataError(f"{prefix}not integers from 0 to 255; give {wanted}")
-        return x.to(DTYPES[self.dtype])
+        return x.to(getattr(torch, self.dtype))
 
     @property
     def _stored_text(self) -> str:

@@ -3,6 +3,7 @@
 Files may have any color mode, bit depth and shape.
 """
 
+import io
 import math
 import warnings
 from collections.abc import Iterator, Mapping
@@ -72,9 +73,16 @@ class Image(FileModality):
         """Suppress the warnings of Pillow."""
         return silence_pillow()
 
-    def decode(self, file: Path | IO[bytes], side: int) -> NDArray[Any]:
+    def decode(self, file: Path, side: int) -> NDArray[Any]:
         """Decode an image to side × side × 3."""
         return read_image(file, side)
+
+    def decode_cell(self, cell: object, side: int) -> NDArray[Any]:
+        """Decode the bytes of an image in a cell of a table."""
+        content = cell.get("bytes") if isinstance(cell, Mapping) else cell
+        if not isinstance(content, bytes):
+            raise ValueError("no image bytes")  # noqa: TRY004  like a broken file
+        return read_image(io.BytesIO(content), side)
 
     def cache_form(self, side: int) -> str:
         """Name of images of this side."""

@@ -89,6 +89,10 @@ class Text(FileModality):
         """Tokenize the text of a file; `side` does not matter."""
         return self.tokenize(read_text(file))
 
+    def decode_cell(self, cell: object, side: int) -> NDArray[Any]:
+        """Tokenize the text in a cell of a table."""
+        return self.tokenize(cell)
+
     def tokenize(self, text: object) -> NDArray[Any]:
         """Tokenize a text to one row of the cache."""
         return tokenize(text, self.tokenizer, self.tokens)
@@ -129,19 +133,9 @@ class Text(FileModality):
     def batches(
         self, inputs: "Inputs", values: Any, size: int, column: str = ""
     ) -> Iterator[FileBatch]:
-        """Batches of at most `size` texts.
+        """Batches of strings, of a series, of a data frame, or of files and folders.
 
-        Parameters
-        ----------
-        inputs
-            What the model takes.
-        values
-            A string, strings, a series, a data frame, or paths of files and folders.
-        size
-            The largest number of texts in a batch.
-        column
-            The column of a table or data frame with the texts; empty means that of the training
-            data, or one with a usual name.
+        By default, `column` is that of the training data, or one with a usual name.
         """
         import pandas as pd
 

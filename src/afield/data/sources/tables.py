@@ -12,7 +12,6 @@ is a table with columns that the user has named; the part after the question mar
 """
 
 import hashlib
-import io
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -369,12 +368,11 @@ def _kind_of_samples(
 ) -> tuple[Modality, Reader, str]:
     """The modality of a table, its reader, and a digest of the files that it names."""
     columns = samples.columns
-    if columns.image:
-        return Image(), partial(_read_images, path, parts, samples), ""
-    if columns.path:
+    if columns.path and not columns.image:
         return _listed_files(path, samples)
-    if columns.text:
-        return Text(), partial(_read_texts, path, parts, samples), ""
+    if columns.image or columns.text:
+        cells = Image() if columns.image else Text()
+        return cells, partial(_read_cells, path, parts, samples, cells), ""
     features = feature_columns(samples.frame, columns, str(path))
     rows = encode_rows(samples.frame, features, str(path))
     return Table(features), partial(_read_numbers, samples, features, rows), ""
@@ -460,45 +458,29 @@ def _read_listed(
     return _with_columns(domains, samples, files)
 
 
-def _read_texts(
-    path: Path, parts: Sequence[Path], samples: TableRows, options: ReadOptions
+def _read_cells(
+    path: Path,
+    parts: Sequence[Path],
+    samples: TableRows,
+    modality: Image | Text,
+    options: ReadOptions,
 ) -> dict[str, Domain]:
-    column = samples.columns.text
-    cells = samples.frame[column].tolist()
-    contents = {path / f"row {row}": cell for row, cell in enumerate(cells)}
-    files = _entries(samples, list(contents))
-    modality = Text().with_tokens(options.tokenizer, options.tokens)
-
-    def decode(row: Path) -> NDArray[Any]:
-        return modality.tokenize(contents[row])
-
-    selection = f" in column {column} by {samples.columns.domain}"
+    """Read samples that the cells of a column hold themselves."""
+    column = samples.columns.image or samples.columns.text
+    name = "" if samples.columns.image else "row "
+    cells = {path / f"{name}{i}": cell for i, cell in enumerate(samples.frame[column].tolist())}
+    files = _entries(samples, list(cells))
+    side = options.side or modality.stored_side(64)
+    modality = modality.with_tokens(options.tokenizer, options.tokens)
     domains = read_files(
-        path, files, modality, options, decode=decode, stated=parts, selection=selection
-    )
-    return _with_columns(domains, samples, files)
-
-
-def _read_images(
-    path: Path, parts: Sequence[Path], samples: TableRows, options: ReadOptions
-) -> dict[str, Domain]:
-    column = samples.columns.image
-    contents = {path / str(row): cell for row, cell in enumerate(samples.frame[column].tolist())}
-    files = _entries(samples, list(contents))
-    image = Image()
-    side = options.side or image.stored_side(64)
-
-    def decode(row: Path) -> NDArray[Any]:
-        cell = contents[row]
-        content = cell.get("bytes") if isinstance(cell, Mapping) else cell
-        if not isinstance(content, bytes):
-            raise ValueError("no image bytes")  # noqa: TRY004  like a broken file
-        return image.decode(io.BytesIO(content), side)
-
-    # Rows are cached domain by domain.
-    selection = f" in column {column} by {samples.columns.domain}"
-    domains = read_files(
-        path, files, image, options, decode=decode, stated=parts, selection=selection
+        path,
+        files,
+        modality,
+        options,
+        decode=lambda file: modality.decode_cell(cells[file], side),
+        stated=parts,
+        # Rows are cached domain by domain.
+        selection=f" in column {column} by {samples.columns.domain}",
     )
     return _with_columns(domains, samples, files)
 
