@@ -242,7 +242,8 @@ def write_features(
         encoder = replace(encoder, digest=state_digest(network))
         forward = partial(_forward, network.to(where), encoder.prepare(where))
         # Long texts first: batches hold little padding, and the time left is not underestimated.
-        order = rows.lengths.argsort(descending=True, stable=True) if encoder.tokens else None
+        is_text = dataset.modality.has_tokens
+        order = rows.lengths.argsort(descending=True, stable=True) if is_text else None
         x, done = compute_features(forward, rows, dataset, encoder, chunk=CHUNK, order=order)
     _write(path, x, dataset, domains, encoder, identity)
     done()
@@ -254,7 +255,7 @@ def _forward(network: Any, prepare: Any, x: torch.Tensor) -> NDArray[np.float32]
 
 def _stored_shape(dataset: DomainSet, encoder: Encoder) -> tuple[int, ...]:
     """The shape of a decoded sample; raises if the network cannot compute its features."""
-    if encoder.tokens:
+    if dataset.modality.has_tokens:
         return (encoder.tokens,)
     form = find_backbone(encoder.backbone).input_form()
     if form is None or not dataset.modality.resizable:
@@ -321,12 +322,12 @@ def _write(
 ) -> None:
     """Write the file atomically."""
     files = [name for domain in domains.values() for name in domain.names]
-    library = "transformers" if encoder.tokens else "timm"
+    library = "transformers" if dataset.modality.has_tokens else "timm"
     packages = {name: version(name) for name in ("afield", library, "torch")}
     origin = {"dataset": Path(dataset.spec).name, "data": dataset.fingerprint}
     provenance = {**origin, **asdict(encoder), **packages}
     provenance |= {"identity": identity} if identity else {}
-    provenance |= {"truncated": _count_cut(domains)} if encoder.tokens else {}
+    provenance |= {"truncated": _count_cut(domains)} if dataset.modality.has_tokens else {}
     arrays: dict[str, Any] = {"X": x, "provenance": np.array(json.dumps(provenance))}
     if dataset.classes:
         arrays |= _labels(dataset, domains)
