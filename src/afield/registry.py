@@ -58,7 +58,7 @@ KINDS = tuple(kind for kind in ROOMS if kind not in ("backbones", "modalities"))
 # How many names a hint lists.
 MAX_HINTS = 30
 # Names the way code digests are computed; digests with another prefix cannot be compared.
-CODE_FORM = "ast1:"
+CODE_FORM = "ast2:"
 
 
 def names(kind: str) -> list[str]:
