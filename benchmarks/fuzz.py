@@ -35,8 +35,9 @@ from safetensors.torch import save_file
 
 import afield
 from afield.data.groups import group_labels
+from afield.data.log_mel import LogMel
 from afield.data.lookup import find_dataset
-from afield.data.modalities.audio import LogMel, read_audio
+from afield.data.modalities.audio import read_audio
 from afield.data.modalities.image import IMAGE_ERRORS, read_image
 from afield.deployment import load
 from afield.errors import AfieldError

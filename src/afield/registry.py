@@ -48,13 +48,14 @@ ROOMS = {
     "merges": "merging",
     "averages": "training",
     "adaptations": "training",
+    "modalities": "data",
     "datasets": "data",
     "diagnostics": "diagnosis",
     "backbones": "networks",
     "pools": "runs",
 }
-# Kinds that users list and explain; a backbone is a family of names, not one object.
-KINDS = tuple(kind for kind in ROOMS if kind not in ("backbones", "pools"))
+# Kinds that users list and explain; a backbone is a family of names, and files tell the modality.
+KINDS = tuple(kind for kind in ROOMS if kind not in ("backbones", "modalities", "pools"))
 # How many names a hint lists.
 MAX_HINTS = 30
 # Names the way code digests are computed; digests with another prefix cannot be compared.

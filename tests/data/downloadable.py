@@ -15,7 +15,7 @@ NAME = "their_set"
 SOURCE = '''"""Theirs: four pictures of two things in two places."""
 from afield.data.domains import Download, DomainSet
 from afield.data.downloads import Archive
-from afield.data.modality import IMAGE
+from afield.data.modalities.image import Image
 from afield.data.sources.folders import folder_reader
 
 DOMAINS, CLASSES = ("here", "there"), ("cup", "pot")
@@ -24,7 +24,7 @@ theirs = DomainSet(
     domains=DOMAINS,
     classes=CLASSES,
     reader=folder_reader("theirs/set", DOMAINS, CLASSES),
-    modality=IMAGE,
+    modality=Image(),
     needs=("theirs/set/here", "theirs/set/there"),
     download=Download(
         archives={archives}, instructions="write to [them] and unpack their disk in theirs"

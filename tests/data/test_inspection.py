@@ -11,10 +11,9 @@ from PIL import Image
 from afield.data.inspection import (
     MAX_CELLS,
     contact_sheet,
+    describe_facts,
     describe_prompts,
-    describe_texts,
     inspect_dataset,
-    original_sizes,
 )
 from afield.data.lookup import find_dataset
 from afield.errors import DataError, SpecError
@@ -74,17 +73,24 @@ def test_samples_are_counted_by_domain_and_class(tmp_path):
     assert found.remarks == []
 
 
+def sizes_of(data):
+    sizes = {}
+    for fact in inspect_dataset(data).facts:
+        sizes.setdefault(fact.subject, []).append(fact.value)
+    return sizes
+
+
 def test_the_original_sizes_of_images_are_those_of_the_files(own, tmp_path):
-    assert original_sizes(inspect_dataset(own)) == {name: [(24, 20)] * 3 for name in "abc"}
+    assert sizes_of(own) == {name: [(24, 20)] * 3 for name in "abc"}
     for number, side in enumerate((8, 30, 300)):
         save(
             np.resize(noise(100 + number), (side, 2 * side, 3)), own / "b" / "cup" / f"z{side}.png"
         )
-    sizes = original_sizes(inspect_dataset(own))
+    sizes = sizes_of(own)
     assert sizes["b"] == [(16, 8), (24, 20), (600, 300)]
     assert sizes["a"] == [(24, 20)] * 3
     features = arrays(tmp_path / "numbers.npz", np.random.default_rng(0).normal(size=(8, 3)))
-    assert original_sizes(inspect_dataset(features)) == {}
+    assert sizes_of(features) == {}
 
 
 def test_broken_files_are_named_with_the_reason_and_not_counted(own):
@@ -347,10 +353,10 @@ def test_texts_are_described_by_their_lengths_and_empty_or_equal_ones_are_report
     frame.loc[7, "text"] = frame.loc[1, "text"]
     frame.loc[13, "text"] = "long " * 300
     found = inspect_dataset(write_reviews(tmp_path, frame))
-    median, long = describe_texts(found)
+    median, long = describe_facts(found.facts)
     lengths = frame.text[frame.domain == "food"].str.len()
     assert f"food {lengths.sort_values().iloc[2]}, hotels" in median
     assert long == "1 of 17 texts have more than 1024 bytes"
     assert "broken: row 0 (no text)" in found.remarks
     assert "another domain: row 7 equals row 1" in found.remarks[-1]
-    assert describe_texts(inspect_dataset("spirals")) == []
+    assert inspect_dataset("spirals").facts == []

@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 
 import afield
+from afield.data import listing
 from afield.data.listing import current_listing, join_listing, listed_once, scan_folder
 from afield.data.lookup import find_dataset
-from afield.data.sources import listing
 from tests.files import pictures
 
 

@@ -29,7 +29,8 @@ MODELS = {
 def as_seen(model: Model, files) -> np.ndarray:
     """Pictures at the network's size, not scaled: what the exported network takes."""
     inputs = model.about.inputs
-    stored = inputs.stack([inputs.decode(file) for file in files])
+    (batch,) = inputs.modality.read_batches(inputs, files, len(files))
+    stored = batch.x
     mean, std = (inputs.per_channel(part) for part in (inputs.mean, inputs.std))
     return (inputs.prepare(stored) * std + mean).numpy()
 

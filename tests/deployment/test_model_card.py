@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from huggingface_hub import ModelCard
 
-from afield.deployment.inputs import Inputs
+from afield.data.inputs import Inputs
 from afield.deployment.model_card import render_card
 from afield.deployment.model_folder import (
     Architecture,

@@ -147,7 +147,7 @@ def test_a_link_within_the_folder_and_one_to_it_are_fine(model_folder, tmp_path)
         ({"classes": 3}, "classes"),
         ({"inputs__stored": [2**40]}, "not the shape of a sample"),
         ({"inputs__std": [0.0, 1.0]}, "std above 0"),
-        ({"inputs__kind": "files"}, "inputs.kind"),
+        ({"inputs__kind": "files"}, "inputs: no kind of samples 'files'; known: arrays"),
         ({"calibration__temperature": 0.0}, "temperature"),
         ({"calibration__temperature": float("nan")}, "temperature"),
         ({"calibration__distances": [2, 1]}, "in rising order"),

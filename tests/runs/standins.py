@@ -7,7 +7,7 @@ import torch
 
 from afield.data import lookup
 from afield.data.domains import Domain, DomainSet, ReadOptions
-from afield.data.modality import ARRAY
+from afield.data.modalities.array import Array
 
 __all__ = ["use_standins"]
 
@@ -37,7 +37,7 @@ def use_standins(monkeypatch):
             reader=read,
             needs=(),
             sizes={},
-            modality=ARRAY,
+            modality=Array(),
             class_names={},
             templates=(),
             fingerprint=name,

@@ -3,7 +3,7 @@
 import torch
 
 from afield.data.domains import Domain, DomainSet
-from afield.data.modality import IMAGE
+from afield.data.modalities.image import Image
 from afield.runs.record import Run
 from afield.runs.run_data import RunData
 
@@ -16,7 +16,7 @@ X = torch.randint(256, (8, 3, 40, 40), generator=torch.Generator().manual_seed(0
 def data(backbone: str, size: int = 0) -> RunData:
     """The data of a run on images of noise."""
     result = {name: Domain(X, torch.arange(8) % 2) for name in NAMES}
-    dataset = DomainSet("shades", NAMES, ("cup", "pot"), lambda _: result, modality=IMAGE)
+    dataset = DomainSet("shades", NAMES, ("cup", "pot"), lambda _: result, modality=Image())
     run = Run("shades", "erm", NAMES[:2], backbone=backbone, size=size)
     return RunData.of(run, dataset, result, torch.device("cpu"))
 

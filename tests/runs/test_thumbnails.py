@@ -12,7 +12,7 @@ from PIL import Image
 
 from afield.data.domains import Domain
 from afield.data.lookup import find_dataset
-from afield.data.modality import ARRAY
+from afield.data.modalities.array import Array
 from afield.runs.store import Store
 from afield.runs.thumbnails import (
     GAP,
@@ -39,7 +39,7 @@ def opened(strip):
 
 
 def test_every_domain_has_a_strip_of_equal_images():
-    strips = image_strips({"a": domain(), "b": domain(seed=1, count=3)}, ARRAY)
+    strips = image_strips({"a": domain(), "b": domain(seed=1, count=3)}, Array())
     assert list(strips) == ["a", "b"]
     for strip in strips.values():
         image = opened(strip)
@@ -54,21 +54,21 @@ def test_every_domain_has_a_strip_of_equal_images():
 def test_labels_do_not_matter():
     samples = domain()
     other = replace(samples, y=1 - samples.y)
-    assert image_strips({"a": samples}, ARRAY) == image_strips({"a": other}, ARRAY)
+    assert image_strips({"a": samples}, Array()) == image_strips({"a": other}, Array())
 
 
 @pytest.mark.parametrize("shape", [(1, 16, 16), (2, 16, 16), (3, 16, 16)])
 def test_images_of_one_to_three_channels_have_strips(shape):
-    assert image_strips({"a": domain(shape)}, ARRAY)
+    assert image_strips({"a": domain(shape)}, Array())
 
 
 @pytest.mark.parametrize("shape", [(7,), (1, 4, 4), (12, 16, 16)])
 def test_other_samples_have_none(shape):
-    assert image_strips({"a": domain(shape)}, ARRAY) == {}
+    assert image_strips({"a": domain(shape)}, Array()) == {}
 
 
 def test_the_strips_of_many_domains_are_those_of_the_first():
-    strips = image_strips({f"d{i}": domain(count=2) for i in range(MAX_DOMAINS + 3)}, ARRAY)
+    strips = image_strips({f"d{i}": domain(count=2) for i in range(MAX_DOMAINS + 3)}, Array())
     assert list(strips) == [f"d{i}" for i in range(MAX_DOMAINS)]
 
 
@@ -88,11 +88,11 @@ def test_a_store_keeps_the_strips_of_each_dataset_once(store, tmp_path):
 def test_features_have_the_strips_that_were_written_beside_them(tmp_path):
     features = tmp_path / "cache" / "own.npz"
     features.parent.mkdir()
-    write_strips(features, {"a": domain()}, ARRAY)
+    write_strips(features, {"a": domain()}, Array())
     run = replace(resolve_run(DIGITS, "erm", DIGITS.domains[1:]), dataset=str(features), data="abc")
     keep_thumbnails([run], Store(tmp_path))
     kept = json.loads((tmp_path / thumbnail_file(run)).read_text())
-    assert kept == image_strips({"a": domain()}, ARRAY)
+    assert kept == image_strips({"a": domain()}, Array())
 
 
 def test_data_that_are_gone_are_no_failure(tmp_path):

@@ -6,7 +6,8 @@ import pytest
 
 from afield.data.domains import DomainSet, Training
 from afield.data.lookup import find_dataset
-from afield.data.modality import ARRAY, IMAGE
+from afield.data.modalities.array import Array
+from afield.data.modalities.image import Image
 from afield.errors import DataError, IncompatibleMethodError, SpecError, UnknownNameError
 from afield.runs.record import Run
 from afield.studies.settings import CHECKPOINTS_PER_RUN, resolve_run, resolve_settings
@@ -14,7 +15,7 @@ from tests.protocols import hold_out, leave_one_out
 
 DIGITS = find_dataset("rotated_digits")
 MANY = DomainSet("many", tuple(f"w{i:02}" for i in range(20)), ("x", "y"), reader=lambda _: {})
-PHOTOS = replace(MANY, name="photos", modality=IMAGE)
+PHOTOS = replace(MANY, name="photos", modality=Image())
 
 
 def planned(dataset: DomainSet, **settings: object) -> Run:
@@ -76,7 +77,7 @@ def test_the_rate_of_a_dataset_that_is_meant_for_a_pretrained_network_is_its_own
     assert planned(dataset).lr == planned(dataset, backbone="timm:resnet18").lr == 3e-4
     assert planned(dataset).weights == "hub"
     # Pictures that are no files keep their size, and are not augmented.
-    plain = planned(replace(dataset, modality=ARRAY))
+    plain = planned(replace(dataset, modality=Array()))
     assert (plain.size, plain.augment, plain.weights) == (0, "", "hub")
 
 

@@ -5,7 +5,8 @@ import copy
 import pytest
 import torch
 
-from afield.data.modality import IMAGE, TEXT
+from afield.data.modalities.image import Image
+from afield.data.modalities.text import Text
 from afield.data.samples import Batch
 from afield.errors import SpecError
 from afield.networks.backbone import network
@@ -83,6 +84,6 @@ def test_ids_without_an_embedding_are_refused():
 
 def test_crossgrad_on_texts_refuses_a_domain_network_that_embeds_tokens_itself():
     for method in (CrossGrad(guided=True), CrossGrad(domain_net="small:mlp")):
-        method.check_modality(IMAGE)
+        method.check_modality(Image())
         with pytest.raises(SpecError, match="crossgrad on texts needs guided=false"):
-            method.check_modality(TEXT)
+            method.check_modality(Text())

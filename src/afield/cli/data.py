@@ -1,6 +1,6 @@
 """The commands ``afield data list``, ``get`` and ``check``: list, download and check datasets."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,7 @@ from afield.cli.options import DatasetArgument, name_dataset, with_options
 
 if TYPE_CHECKING:
     from afield.data.inspection import Inspection
+    from afield.data.modality import Fact
 
 __all__ = ["data"]
 
@@ -89,20 +90,20 @@ def check(
     """
     from afield.data.inspection import (
         contact_sheet,
+        describe_facts,
         describe_prompts,
-        describe_texts,
         inspect_dataset,
-        original_sizes,
     )
 
     with console.show_progress():
         inspection = inspect_dataset(name_dataset(dataset, options))
     console.out.print(_count_table(inspection))
-    if sizes := original_sizes(inspection):
+    facts = inspection.facts
+    if sizes := [fact for fact in facts if isinstance(fact.value, tuple)]:
         console.out.print(_size_table(sizes))
+    lines = describe_facts([fact for fact in facts if isinstance(fact.value, int)])
     files = (options["class_names"] or "", options["templates"] or "")
-    prompts = describe_prompts(inspection.dataset, *files)
-    for line in [*describe_texts(inspection), *prompts]:
+    for line in [*lines, *describe_prompts(inspection.dataset, *files)]:
         console.out.print(line, markup=False, soft_wrap=True)
     remarks = inspection.remarks
     for remark in remarks[:MAX_REMARKS]:
@@ -128,18 +129,20 @@ def _count_table(inspection: "Inspection") -> Table:
     return _format_counts(inspection, ("smallest class", "largest class"), extremes)
 
 
-def _size_table(sizes: Mapping[str, Sequence[tuple[int, int]]]) -> Table | str:
+def _size_table(facts: "Sequence[Fact]") -> Table | str:
     """Original sizes of the images, in a line if all are equal."""
-    if len({size for of_domain in sizes.values() for size in of_domain}) == 1:
-        ((width, height), *_), *_ = sizes.values()
-        return f"all images: {width} × {height} pixels"
+    sizes: dict[str, list[str]] = {}
+    for fact in facts:
+        sizes.setdefault(fact.subject, []).append(str(fact))
+    if len({fact.value for fact in facts}) == 1:
+        return f"all images: {sizes[facts[0].subject][0]} pixels"
     title = Text("original sizes in pixels, by area")
     table = Table(box=box.SIMPLE, title=title, title_justify="left", pad_edge=False)
     table.add_column("domain", overflow="fold")
     for column in ("smallest", "median", "largest"):
         table.add_column(column, justify="right")
     for name, of_domain in sizes.items():
-        table.add_row(Text(name), *(f"{width} × {height}" for width, height in of_domain))
+        table.add_row(Text(name), *of_domain)
     return table
 
 

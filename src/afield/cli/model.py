@@ -234,17 +234,12 @@ def export(
     with console.show_progress():
         path = convert(model, to, out, overwrite=force)  # type: ignore[arg-type]
     inputs = read_description(model.expanduser()).inputs
-    shape = " × ".join(("n", *map(str, inputs.shape)))
-    levels = ", 0 to 255" * (inputs.dtype == "uint8")
-    takes = f"x ({shape}, float32{levels})"
-    if inputs.kind == "texts":
-        takes = f"input_ids and attention_mask (n × up to {inputs.stored[0]} tokens, int64)"
+    takes = inputs.modality.export_form(inputs).summary
     console.out.print(f"{path}: from {takes} to logits and probabilities", soft_wrap=True)
     sizes = ", ".join(map(str, CHECKED_BATCH_SIZES))
     resize = f" and resize images to {inputs.size} px" if inputs.modality.resizable else ""
     console.out.print(
         f"outputs checked for batches of {sizes} (equal within {TOLERANCE:g}); "
-        f"{'tokenize texts' if inputs.kind == 'texts' else 'decode files'}{resize} before calling "
-        "it",
+        f"{inputs.modality.preparation}{resize} before calling it",
         soft_wrap=True,
     )

@@ -13,18 +13,20 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from afield.data.downloads import Archive
-from afield.data.modality import ARRAY, FileModality, Modality
 from afield.data.training_settings import DOMAINBED_AVERAGES, DOMAINBED_DEFAULTS, Training
 from afield.errors import DataError, SpecError, UnknownNameError
-from afield.registry import hint
+from afield.registry import find, hint
 from afield.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from afield.data.modality import Modality
 
 __all__ = ["DOMAINBED_AVERAGES", "DOMAINBED_DEFAULTS", "PROBE_FRACTION", "RESERVED_NAMES"]
 __all__ += ["UNKNOWN", "ClassesByDomain", "Domain", "DomainSet", "Download", "Parts", "ReadOptions"]
@@ -140,6 +142,12 @@ class Download:
     license: str = ""
 
 
+def _array() -> "Modality":
+    """The modality of a dataset that names none."""
+    modality: Modality = find("modalities", "array")()
+    return modality
+
+
 @dataclass(frozen=True)
 class DomainSet:
     """A dataset of domains, before any file is read.
@@ -162,7 +170,7 @@ class DomainSet:
     training: Training = field(default_factory=Training)
     origin: str = ""
     fingerprint: str = ""
-    modality: Modality = ARRAY
+    modality: "Modality" = field(default_factory=_array)
     needs: tuple[str, ...] = ()
     download: Download = Download()
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -218,7 +226,9 @@ class DomainSet:
                 )
         # Samples without labels are not trained on.
         for name in self.domains if self.classes else ():
-            validate_domain(domains[name], f"{self.name}: domain {name!r}", self.modality)
+            where = f"{self.name}: domain {name!r}"
+            validate_domain(domains[name], where)
+            self.modality.check_values(domains[name].x, where)
         return {name: domains[name] for name in self.domains}
 
     def without(self, *left_out: str) -> tuple[str, ...]:
@@ -235,7 +245,7 @@ def data_root() -> Path:
     return Path(os.environ.get("AFIELD_DATA") or Path.home() / ".cache" / "afield").expanduser()
 
 
-def validate_domain(domain: Domain, where: str, modality: Modality = ARRAY) -> None:
+def validate_domain(domain: Domain, where: str) -> None:
     """Raise an error, which begins with `where`, if a domain cannot be trained on."""
     if len(domain.x) != len(domain.y):
         raise DataError(f"{where}: {len(domain.x)} samples but {len(domain.y)} labels")
@@ -245,11 +255,6 @@ def validate_domain(domain: Domain, where: str, modality: Modality = ARRAY) -> N
         )
     if domain.test is not None and domain.test.all() == domain.test.any():
         raise DataError(f"{where}: its train list or its test list is empty; both need samples")
-    # Values decoded from files are finite: the decoders check that.
-    decoded = isinstance(modality, FileModality) or not domain.x.is_floating_point()
-    if not decoded and not modality.may_miss_values and not domain.x.isfinite().all():
-        row = int((~domain.x.isfinite()).flatten(1).any(1).nonzero()[0])
-        raise DataError(f"{where}: NaN or infinity in sample {row}; remove or fill such samples")
 
 
 # The label of samples whose class a training does not know.

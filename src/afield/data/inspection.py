@@ -6,7 +6,6 @@ it was trained on.
 """
 
 import hashlib
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,10 +17,8 @@ from numpy.typing import NDArray
 
 from afield.data.domains import Domain, DomainSet, ReadOptions, data_root
 from afield.data.lookup import find_dataset
-from afield.data.modalities.image import image_size, silence_pillow, to_rgb
-from afield.data.modality import Image, Text
+from afield.data.modality import Fact
 from afield.data.prompts import dataset_prompts
-from afield.data.samples import Rows
 from afield.data.scaling import extreme_value_warnings
 from afield.errors import DataError, SpecError
 from afield.files import atomic_write
@@ -33,15 +30,12 @@ if TYPE_CHECKING:
 __all__ = [
     "Inspection",
     "contact_sheet",
+    "describe_facts",
     "describe_prompts",
-    "describe_texts",
     "inspect_dataset",
-    "original_sizes",
 ]
 
 IMAGE_SIZE = 64
-# Files of a domain whose headers are read for the sizes of the images.
-MAX_HEADERS = 2000
 # Beginning of a text by which duplicates are found.
 INSPECTED_BYTES = 1024
 # Maximum number of class names to list.
@@ -67,6 +61,11 @@ class Inspection:
     duplicates: Sequence[tuple[str, str]]
 
     @property
+    def facts(self) -> list[Fact]:
+        """Facts that only the modality of the dataset has."""
+        return self.dataset.modality.facts(self.domains)
+
+    @property
     def remarks(self) -> list[str]:
         """Problems of the dataset, one sentence each."""
         remarks = [f"broken: {name} ({reason})" for name, reason in self.broken.items()]
@@ -83,24 +82,6 @@ class Inspection:
         return remarks
 
 
-def original_sizes(inspection: Inspection) -> dict[str, list[tuple[int, int]]]:
-    """The smallest, median and largest image of each domain by area, as width and height.
-
-    Only headers are read, of at most `MAX_HEADERS` files per domain. Empty without image files.
-    """
-    if not isinstance(inspection.dataset.modality, Image):
-        return {}
-    sizes = {}
-    for name, domain in inspection.domains.items():
-        if domain.folder is not None:
-            step = max(1, len(domain.names) // MAX_HEADERS)
-            with silence_pillow():
-                files = (domain.folder / file for file in domain.names[::step])
-                by_area = sorted(map(image_size, files), key=lambda size: (math.prod(size), size))
-            sizes[name] = [by_area[0], by_area[len(by_area) // 2], by_area[-1]]
-    return sizes
-
-
 def describe_prompts(dataset: DomainSet, class_names: str = "", templates: str = "") -> list[str]:
     """What a CLIP is asked: the sentences about the first class, and the names of all classes."""
     if not dataset.modality.resizable and not (class_names or templates):
@@ -114,19 +95,20 @@ def describe_prompts(dataset: DomainSet, class_names: str = "", templates: str =
     ]
 
 
-def describe_texts(inspection: Inspection) -> list[str]:
-    """The lengths of texts by domain, in bytes; empty if the samples are no texts."""
-    if not isinstance(inspection.dataset.modality, Text):
-        return []
-    domains = list(inspection.domains.items())
-    medians = [f"{name} {int(Rows([d.x]).lengths.median())}" for name, d in domains[:MAX_NAMES]]
-    more = f" and {len(domains) - MAX_NAMES} more domains" if len(domains) > MAX_NAMES else ""
-    cut = sum(domain.truncated for domain in inspection.domains.values())
-    total = sum(len(domain.y) for domain in inspection.domains.values())
-    return [
-        f"median length in bytes: {', '.join(medians)}{more}",
-        f"{cut} of {total} texts have more than {INSPECTED_BYTES} bytes",
-    ]
+def describe_facts(facts: Sequence[Fact]) -> list[str]:
+    """One line for all facts with the same name."""
+    by_name: dict[str, list[Fact]] = {}
+    for fact in facts:
+        by_name.setdefault(fact.name, []).append(fact)
+    return [_describe(name, about) for name, about in by_name.items()]
+
+
+def _describe(name: str, facts: Sequence[Fact]) -> str:
+    if not facts[0].subject:
+        return f"{facts[0]} of {facts[0].total} {name}"
+    shown = ", ".join(f"{fact.subject} {fact}" for fact in facts[:MAX_NAMES])
+    more = f" and {len(facts) - MAX_NAMES} more domains" if len(facts) > MAX_NAMES else ""
+    return f"{name}: {shown}{more}"
 
 
 def inspect_dataset(dataset: str | Path, root: Path | None = None) -> Inspection:
@@ -186,7 +168,7 @@ def _draw(inspection: Inspection) -> "Figure":
         for number, left in enumerate(lefts):
             index = (domain.y == number).nonzero().flatten()
             if len(index):
-                cell = to_rgb(modality.upright(domain.x[index[0]]))
+                cell = modality.to_rgb(domain.x[index[0]])
                 sheet[top : top + height, left : left + width] = cell
     tall = CELL_INCHES * len(names) * min(2.0, height / width)
     rows = [name[:18] for name in names]

@@ -9,8 +9,8 @@ from pathlib import Path
 from afield import registry
 from afield.data.cache import cache_root
 from afield.data.domains import DomainSet, data_root
+from afield.data.frames import is_table
 from afield.data.listing import dataset_path, unknown_dataset
-from afield.data.modalities.table import is_table
 from afield.data.sources.arrays import array_dataset
 from afield.data.sources.folders import folder_dataset
 from afield.data.sources.fonts import font_dataset, is_font

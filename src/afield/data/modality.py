@@ -1,63 +1,121 @@
-"""What kind of samples a dataset has: images, audio, texts or arrays, with all that depends on it.
+"""What a modality is: a kind of samples, and everything that depends on it.
 
-A new modality is a module with its decoder and one class here, listed in `MODALITIES`. The
-attribute `name` stands in stored models and `cache_form` names entries of the cache: neither may
-change.
+A modality is one class in ``modalities/``. Its attribute `name` stands in stored models, and its
+`cache_form` names entries of the cache: neither may change.
 """
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from afield.data.modalities.audio import AUDIO_SUFFIXES, LogMel, read_audio
-from afield.data.modalities.image import IMAGE_ERRORS, IMAGE_SUFFIXES, read_image, stored_side
-from afield.data.modalities.table import TABLE_SUFFIXES, Column
-from afield.data.modalities.text import read_text, tokenize, tokenizer_label
+from afield import registry
+from afield.data.augmentation import Resize
+from afield.data.domains import Domain
+from afield.data.file_batches import FileBatch, decode_ahead, sample_batches, split_files
+from afield.data.samples import Prepare, Rows
+from afield.data.scaling import Scaling
+from afield.data.training_settings import Training
 from afield.errors import SpecError
-from afield.registry import hint
 
-__all__ = [
-    "ARRAY",
-    "AUDIO",
-    "IMAGE",
-    "MODALITIES",
-    "TEXT",
-    "Array",
-    "Audio",
-    "FileModality",
-    "Image",
-    "Modality",
-    "ModalityName",
-    "Table",
-    "Text",
-    "find_modality",
-    "modality_of_file",
-]
+if TYPE_CHECKING:
+    from afield.data.inputs import Inputs
 
-ModalityName = Literal["pictures", "sounds", "arrays", "table", "texts"]
+__all__ = ["DeployedNetwork", "ExportForm", "Fact", "FileModality", "Modality", "find_modality"]
+__all__ += ["modalities", "modality_of_file"]
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A fact about a dataset, or about its domain `subject`.
+
+    If `value` counts samples, `total` is the number of samples among which it counts them.
+    """
+
+    name: str
+    value: int | tuple[int, int]
+    subject: str = ""
+    total: int = 0
+
+    def __str__(self) -> str:
+        """The value, as it is shown."""
+        values = self.value if isinstance(self.value, tuple) else (self.value,)
+        return " × ".join(map(str, values))
+
+
+@dataclass(frozen=True)
+class ExportForm:
+    """What an exported file takes, for programs and for people.
+
+    `axes` has the names of its inputs, and the axes of each that may have any length. `summary`
+    describes the inputs, `steps` says how a user makes them from files, and `note` is what else the
+    model card says about them.
+    """
+
+    axes: Mapping[str, tuple[int, ...]]
+    summary: str
+    steps: str
+    note: str = ""
+
+
+class DeployedNetwork(nn.Module):
+    """A network together with its scaling, temperature and softmax."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, module: nn.Module, scaling: Scaling, temperature: float) -> None:
+        super().__init__()
+        self.module = module
+        self.register_buffer("mean", scaling.mean)
+        self.register_buffer("std", scaling.std)
+        self.temperature = temperature
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the logits and probabilities of samples that are not scaled yet."""
+        logits = self.module((x - self.mean) / self.std)
+        return logits, (logits / self.temperature).softmax(dim=1)
 
 
 class Modality:
-    """A kind of samples.
+    """A kind of samples; the methods have the behavior of numbers in arrays.
 
     `name` is its name in stored models and `noun` what messages call one of its files, which end in
-    one of the `suffixes`. `task` is its pipeline tag on the Hugging Face hub, and `example` stands
-    for a user's files in a model card. `resizable` samples can be decoded at any size. NaN
-    stands for a missing value where a modality `may_miss_values`.
+    one of the `suffixes`. `task` is its pipeline tag on the Hugging Face hub, `example` stands for
+    a user's files in a model card, and `python_example` for a sample in Python. `preparation` is
+    what a user of an exported file does to files, and `no_export` says why there is no such file.
+    `training` has the defaults for a user's own data.
+
+    Samples that are `resizable` can be decoded at any size. Samples that have `has_tokens` are
+    token ids: batches differ in their lengths, and inputs cannot be mixed. Samples that have
+    `has_columns` are rows of a table. A modality that `decodes_files` has one sample per file.
+    Samples that are `raw` are the numbers of a file as they are.
     """
 
-    name: ClassVar[ModalityName]
+    name: ClassVar[str]
     noun: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
     task: ClassVar[str]
     example: ClassVar[str]
+    python_example: ClassVar[str]
+    preparation: ClassVar[str] = "decode files"
+    no_export: ClassVar[str] = ""
+    training: ClassVar[Training] = Training()
     resizable: ClassVar[bool] = False
-    may_miss_values: ClassVar[bool] = False
+    has_tokens: ClassVar[bool] = False
+    has_columns: ClassVar[bool] = False
+    decodes_files: ClassVar[bool] = False
+    raw: ClassVar[bool] = False
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -68,14 +126,107 @@ class Modality:
         """Side at which samples are stored for a network that sees `size` pixels; 0: no choice."""
         return 0
 
+    def with_tokens(self, tokenizer: str, tokens: int) -> Self:
+        """The modality for the tokenizer and the number of tokens of a run."""
+        return self
+
+    def decoding(self) -> AbstractContextManager[None]:
+        """Context in which files are decoded, around all threads."""
+        return nullcontext()
+
+    def check_values(self, x: Tensor, where: str) -> None:
+        """Raise an error, which begins with `where`, if samples cannot be trained on."""
+
+    def facts(self, domains: Mapping[str, Domain]) -> list[Fact]:
+        """Facts about the samples of a dataset that only this modality has."""
+        return []
+
     def upright(self, x: Tensor) -> Tensor:
         """Turn samples with rows and columns the way a person expects to see them."""
         return x
 
+    def to_rgb(self, x: Tensor) -> NDArray[np.float32]:
+        """Show a sample as height × width × RGB; two channels become red and green."""
+        values = self.upright(x)[:3].float()
+        low, high = (0.0, 255.0)
+        if x.dtype != torch.uint8:
+            low, high = values.min().item(), values.max().item()
+        pixels = ((values - low) / max(1e-6, high - low)).permute(1, 2, 0).numpy()
+        if pixels.shape[2] == 2:
+            return np.pad(pixels, ((0, 0), (0, 0), (0, 1)))
+        return pixels
 
-class FileModality(Modality, ABC):
+    def fit_scaling(self, x: Rows) -> Scaling:
+        """Fit the scaling to the samples to train on."""
+        return Scaling.fit(x)
+
+    def network_shape(self, scaling: Scaling, stored: Shape, size: int) -> Shape:
+        """Shape of a sample as the network sees it; `size` is the side in pixels, 0: as stored."""
+        shape = scaling.network_shape(stored)
+        return (shape[0], size, size) if size and len(shape) == 3 else shape
+
+    def prepare(self, scaling: Scaling, stored: Shape, size: int, *, trim: bool = False) -> Prepare:
+        """The function from samples as stored to the network's inputs.
+
+        With `trim`, it removes the padding that all samples of a batch have.
+        """
+        return Resize(size, scaling) if size and len(stored) == 3 else scaling
+
+    def summary(self, inputs: "Inputs") -> str:
+        """What a model takes, in words."""
+        shape = " × ".join(map(str, inputs.stored))
+        return f"arrays of n × {shape} numbers" + " from 0 to 255" * (inputs.dtype == "uint8")
+
+    def to_stored(self, inputs: "Inputs", values: Any, where: str = "") -> Tensor:
+        """Check an array, tensor or data frame of samples; convert it to samples as stored."""
+        return inputs.from_array(values, where)
+
+    def resize(self, x: NDArray[Any], side: int) -> NDArray[Any]:
+        """Resize samples that a user gives as an array to those in files."""
+        return x
+
+    def batches(
+        self, inputs: "Inputs", values: Any, size: int, column: str = ""
+    ) -> Iterator[FileBatch]:
+        """Batches of at most `size` samples of an array, tensor or data frame, or of files.
+
+        `column` is the column of a table with texts, where samples are texts.
+        """
+        return sample_batches(inputs, values, size)
+
+    def read_batches(
+        self, inputs: "Inputs", files: Sequence[Path], size: int
+    ) -> Iterator[FileBatch]:
+        """Read the samples of files in order, in batches of at most `size`."""
+        return split_files(inputs.read_array_file, files, size)
+
+    def export_form(self, inputs: "Inputs") -> ExportForm:
+        """What an exported file takes."""
+        shape = " × ".join(("n", *map(str, inputs.shape)))
+        levels = ", 0 to 255" * (inputs.dtype == "uint8")
+        steps = f"stack samples to {shape}, float32; scaling is part of the file"
+        return ExportForm({"x": (0,)}, f"x ({shape}, float32{levels})", steps)
+
+    def export_metadata(self) -> dict[str, str]:
+        """Facts that are written into an exported file."""
+        return {}
+
+    def export_example(self, inputs: "Inputs", count: int) -> tuple[Tensor, ...]:
+        """Random inputs of an exported file, for `count` samples."""
+        generator = torch.Generator().manual_seed(count)
+        noise = torch.randn(count, *inputs.shape, generator=generator)
+        x = noise * inputs.per_channel(inputs.std) + inputs.per_channel(inputs.mean)
+        return (x.clamp(0, 255).round() if inputs.dtype == "uint8" else x,)
+
+    def export_network(self, inputs: "Inputs", module: nn.Module, temperature: float) -> nn.Module:
+        """The network that is exported: from inputs of the file to logits and probabilities."""
+        return DeployedNetwork(module, inputs.scaling, temperature)
+
+
+class FileModality(Modality):
     """A modality whose samples are decoded from one file each."""
 
+    decodes_files = True
     decode_errors: ClassVar[tuple[type[Exception], ...]] = (OSError, ValueError)
 
     @abstractmethod
@@ -94,175 +245,60 @@ class FileModality(Modality, ABC):
         """View rows of the cache as samples with channels first."""
         return rows
 
+    def stack(self, rows: Sequence[NDArray[Any]]) -> Tensor:
+        """Stack decoded rows to a batch of samples, in the memory layout of the cache."""
+        return self.to_samples(torch.from_numpy(np.stack(rows)))
+
     def count_cut(self, rows: Tensor) -> int:
         """Number of rows of the cache that hold only the beginning of a file."""
-        del rows
         return 0
 
-    def with_tokens(self, tokenizer: str, tokens: int) -> "FileModality":
-        """The modality for the tokenizer and the number of tokens of a run."""
-        del tokenizer, tokens
-        return self
+    def summary(self, inputs: "Inputs") -> str:
+        """The noun and the suffixes."""
+        return f"{self.noun}s ({', '.join(self.suffixes)})"
+
+    def read_batches(
+        self, inputs: "Inputs", files: Sequence[Path], size: int
+    ) -> Iterator[FileBatch]:
+        """Decode the files in threads, ahead of the network."""
+        with self.decoding():
+            yield from decode_ahead(partial(self._decode, inputs), self.stack, files, size)
+
+    def _decode(self, inputs: "Inputs", file: Path) -> tuple[NDArray[Any] | None, str]:
+        """The sample in a file, or None and the reason why it cannot be read."""
+        errors: tuple[type[Exception], ...] = (*self.decode_errors, MemoryError)
+        try:
+            return self.decode(file, inputs.stored[-1]), ""
+        except FileNotFoundError:
+            return None, "no such file or folder"
+        except errors as error:
+            reason = (str(error).splitlines() or ["unreadable"])[0]
+            reason = reason.replace(repr(str(file)), "").replace(str(file), "").strip(" :")
+            known_suffix = file.suffix.lower() in self.suffixes
+            advice = "" if known_suffix else f" (this model takes {self.summary(inputs)})"
+            return None, f"{reason or 'unreadable'}{advice}"
 
 
-@dataclass(frozen=True)
-class Image(FileModality):
-    """Image files, as squares of bytes in red, green and blue."""
-
-    name = "pictures"
-    noun = "image"
-    suffixes = IMAGE_SUFFIXES
-    task = "image-classification"
-    example = "new/*.jpg"
-    resizable = True
-    decode_errors = IMAGE_ERRORS
-
-    def stored_side(self, size: int) -> int:
-        """Return a side a little above `size`, so that random crops have room to vary."""
-        return stored_side(size)
-
-    def decode(self, file: Path, side: int) -> NDArray[Any]:
-        """Decode an image to side × side × 3."""
-        return read_image(file, side)
-
-    def cache_form(self, side: int) -> str:
-        """Name of images of this side."""
-        return f"pictures of {side} × {side}"
-
-    def empty_row(self, side: int) -> NDArray[Any]:
-        """Bytes, side × side × 3."""
-        return np.empty((side, side, 3), np.uint8)
-
-    def to_samples(self, rows: Tensor) -> Tensor:
-        """Move the channels, which the cache keeps last, to the front."""
-        return rows.permute(0, 3, 1, 2)
-
-
-@dataclass(frozen=True)
-class Audio(FileModality):
-    """Audio files, as log-mel features."""
-
-    mel: LogMel = field(default_factory=LogMel)
-
-    name = "sounds"
-    noun = "audio file"
-    suffixes = AUDIO_SUFFIXES
-    task = "audio-classification"
-    example = "new/*.wav"
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The log-mel transform."""
-        return {"mel": self.mel}
-
-    def upright(self, x: Tensor) -> Tensor:
-        """Put low frequencies at the bottom."""
-        return x.flip(-2)
-
-    def decode(self, file: Path, side: int) -> NDArray[Any]:
-        """Decode an audio file to its features; `side` does not matter."""
-        return read_audio(file, self.mel)
-
-    def cache_form(self, side: int) -> str:
-        """Name of features of this transform."""
-        return f"sounds as {self.mel}"
-
-    def empty_row(self, side: int) -> NDArray[Any]:
-        """Half-precision features, 1 × bins × frames."""
-        return np.empty(self.mel.shape, np.float16)
-
-
-@dataclass(frozen=True)
-class Text(FileModality):
-    """Texts, as token ids: `tokenizer` is a file, or empty if every byte is a token."""
-
-    tokenizer: str = ""
-    tokens: int = 512
-
-    name = "texts"
-    noun = "text"
-    suffixes = (".txt",)
-    task = "text-classification"
-    example = "new.csv"
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The tokenizer, and the greatest number of tokens."""
-        return {"tokenizer": self.tokenizer, "tokens": self.tokens}
-
-    def with_tokens(self, tokenizer: str, tokens: int) -> "Text":
-        """The modality for another tokenizer; a number of 0 keeps the present one."""
-        return replace(self, tokenizer=tokenizer, tokens=tokens or self.tokens)
-
-    def decode(self, file: Path, side: int) -> NDArray[Any]:
-        """Tokenize the text of a file; `side` does not matter."""
-        return self.tokenize(read_text(file))
-
-    def tokenize(self, text: object) -> NDArray[Any]:
-        """Tokenize a text to one row of the cache."""
-        return tokenize(text, self.tokenizer, self.tokens)
-
-    def cache_form(self, side: int) -> str:
-        """Name of texts of this tokenizer and length."""
-        return f"texts as {self.tokens} tokens of {tokenizer_label(self.tokenizer)}"
-
-    def empty_row(self, side: int) -> NDArray[Any]:
-        """Whether the text is cut, and its token ids."""
-        return np.empty(1 + self.tokens, np.int32)
-
-    def to_samples(self, rows: Tensor) -> Tensor:
-        """The token ids."""
-        return rows[:, 1:]
-
-    def count_cut(self, rows: Tensor) -> int:
-        """Number of texts with more tokens than a row."""
-        return int(rows[:, 0].sum())
-
-
-@dataclass(frozen=True)
-class Array(Modality):
-    """Numbers, many samples to a file: feature vectors, or images as arrays."""
-
-    name = "arrays"
-    noun = "array file"
-    suffixes = (".npz", ".npy")
-    task = "tabular-classification"
-    example = "new.npz"
-
-
-@dataclass(frozen=True)
-class Table(Modality):
-    """Rows with named columns of numbers and categories, which are preprocessed for each run."""
-
-    columns: tuple[Column, ...] = ()
-
-    name = "table"
-    noun = "table"
-    suffixes = TABLE_SUFFIXES
-    task = "tabular-classification"
-    example = "new.csv"
-    may_miss_values = True
-
-
-IMAGE, AUDIO, TEXT, ARRAY = Image(), Audio(), Text(), Array()
-MODALITIES: dict[str, type[Modality]] = {
-    kind.name: kind for kind in (Image, Audio, Array, Table, Text)
-}
+@cache
+def modalities() -> dict[str, type[Any]]:
+    """All modalities by the name that stands in stored models."""
+    kinds = [registry.find("modalities", name) for name in registry.names("modalities")]
+    return {kind.name: kind for kind in kinds}
 
 
 def find_modality(name: str, **settings: Any) -> Modality:
     """Return the modality with the name and settings of a stored model."""
-    if name not in MODALITIES:
-        raise SpecError(f"no kind of samples {name!r}; {hint(name, list(MODALITIES))}")
+    if name not in modalities():
+        raise SpecError(f"no kind of samples {name!r}; {registry.hint(name, list(modalities()))}")
     try:
-        return MODALITIES[name](**settings)
+        modality: Modality = modalities()[name](**settings)
     except TypeError:
         raise SpecError(f"kind={name}: takes no {', '.join(settings)}") from None
+    return modality
 
 
 def modality_of_file(file: Path) -> FileModality | None:
     """Return the modality, with its default settings, of a file's suffix; None if unknown."""
-    for kind in MODALITIES.values():
-        if issubclass(kind, FileModality) and file.suffix.lower() in kind.suffixes:
-            return kind()
-    return None
+    suffix = file.suffix.lower()
+    kinds = [kind for kind in modalities().values() if kind.decodes_files]
+    return next((kind() for kind in kinds if suffix in kind.suffixes), None)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afield.data.domains import Domain
-from afield.data.modalities.table import Column
+from afield.data.frames import Column
 from afield.data.samples import TOKEN_DTYPE, Rows
 from afield.errors import SpecError
 
@@ -61,14 +61,17 @@ class Scaling:
         center, spread = (c if len(c) == channels else c.mean().expand(channels) for c in columns)
         return cls(center[:, None, None], spread[:, None, None])
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any], like: "Scaling") -> "Scaling":
-        """Restore a scaling from `to_dict`, with the shapes and the device of `like`."""
+    def restored(self, values: Mapping[str, Any]) -> "Scaling":
+        """Restore a scaling from `to_dict`, with the shapes and the device of this one."""
         mean, std = (
-            torch.tensor(values[name], device=like.mean.device).view_as(like.mean)
+            torch.tensor(values[name], device=self.mean.device).view_as(self.mean)
             for name in ("mean", "std")
         )
-        return cls(mean, std)
+        return Scaling(mean, std)
+
+    def network_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of a scaled sample."""
+        return stored
 
     def to_dict(self) -> dict[str, Any]:
         """Mean and standard deviation as plain numbers, to store beside the weights."""
@@ -153,13 +156,15 @@ class FittedColumn:
 
 
 @dataclass(frozen=True)
-class TableScaling:
-    """Map rows of a table to the input of a network."""
+class TableScaling(Scaling):
+    """Map rows of a table to the input of a network; every column has its own mean and std."""
 
+    mean: Tensor = field(init=False, repr=False, compare=False, default=torch.zeros(1))
+    std: Tensor = field(init=False, repr=False, compare=False, default=torch.ones(1))
     columns: tuple[FittedColumn, ...]
 
     @classmethod
-    def fit(cls, x: Rows, columns: Sequence[Column]) -> "TableScaling":
+    def fit(cls, x: Rows, columns: Sequence[Column] = ()) -> "TableScaling":
         """Fit the preprocessing of these rows, each column on its own."""
         values = torch.cat(list(x.chunks(65536))).double().cpu().numpy()
         return cls(tuple(_fit(values[:, i : i + 1], each) for i, each in enumerate(columns)))
@@ -171,12 +176,16 @@ class TableScaling:
 
     def to_dict(self) -> dict[str, Any]:
         """The preprocessing as plain numbers and names, to store beside the weights."""
-        return {"mean": [0.0], "std": [1.0], "table": [asdict(column) for column in self.columns]}
+        return {**super().to_dict(), "table": [asdict(column) for column in self.columns]}
 
-    @property
-    def width(self) -> int:
-        """Number of inputs of the network."""
-        return len(self._plan[0])
+    def restored(self, values: Mapping[str, Any]) -> "TableScaling":
+        """Restore a preprocessing from `to_dict`."""
+        return self.from_dict(values)
+
+    def network_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """The number of inputs: one per number, and one per category that the sources have."""
+        del stored
+        return (len(self._plan[0]),)
 
     @cached_property
     def _plan(self) -> tuple[Tensor, ...]:

@@ -28,44 +28,12 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from afield.data.modalities.text import BYTE_TOKENS, PADDING, read_tokenizer
-from afield.data.scaling import Scaling
-from afield.deployment.inputs import Inputs
 from afield.deployment.model import Model, load
 from afield.errors import AfieldError, SpecError
-from afield.files import atomic_write, sha256
+from afield.files import atomic_write
 from afield.networks.inference import BatchPredictor
 
 __all__ = ["TOLERANCE", "export"]
-
-# Shorter batches are special cases for exporters.
-MIN_TOKENS = 2
-
-
-class DeployedTextNetwork(nn.Module):
-    """A network of texts together with its temperature and softmax."""
-
-    def __init__(self, module: nn.Module, temperature: float) -> None:
-        super().__init__()
-        self.module = module
-        self.temperature = temperature
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the logits and probabilities of token ids."""
-        logits = self.module(input_ids.masked_fill(attention_mask == 0, PADDING))
-        return logits, (logits / self.temperature).softmax(dim=1)
-
-
-def example_texts(inputs: Inputs, count: int) -> tuple[Tensor, Tensor]:
-    """Random token ids; the texts, and the batches, have different numbers of tokens."""
-    tokens = max(MIN_TOKENS, inputs.stored[0] - count)
-    generator = torch.Generator().manual_seed(count)
-    known = read_tokenizer(inputs.tokenizer).get_vocab_size() if inputs.tokenizer else BYTE_TOKENS
-    ids = torch.randint(known, (count, tokens), generator=generator)
-    lengths = torch.randint(1, tokens + 1, (count, 1), generator=generator)
-    lengths[0] = tokens
-    return ids, (torch.arange(tokens) < lengths).long()
-
 
 ExportFormat = Literal["onnx", "torch"]
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
@@ -73,27 +41,7 @@ SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 TOLERANCE = 1e-4
 CHECKED_BATCH_SIZES = (1, 2, 7)
 
-Example = tuple[Tensor, ...]
 ExportedForward = Callable[..., tuple[Tensor, Tensor]]
-
-
-class DeployedNetwork(nn.Module):
-    """A network together with its scaling, temperature and softmax."""
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, module: nn.Module, scaling: Scaling, temperature: float) -> None:
-        super().__init__()
-        self.module = module
-        self.register_buffer("mean", scaling.mean)
-        self.register_buffer("std", scaling.std)
-        self.temperature = temperature
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the logits and probabilities of samples that are not scaled yet."""
-        logits = self.module((x - self.mean) / self.std)
-        return logits, (logits / self.temperature).softmax(dim=1)
 
 
 def export(
@@ -133,11 +81,8 @@ def export(
             f"({loaded.about.adaptation}), which an exported function of one sample cannot; use "
             "afield predict, or fit it with --adapt none"
         )
-    if loaded.about.inputs.table:
-        raise SpecError(
-            f"{loaded.about.name}: takes tables, whose categories an exported function of numbers "
-            "cannot encode; use afield predict"
-        )
+    if reason := loaded.about.inputs.modality.no_export:
+        raise SpecError(f"{loaded.about.name}: {reason}")
     deployed = _deploy(loaded)
     with atomic_write(path) as temporary, _silence_exporters(), torch.no_grad():
         try:
@@ -173,37 +118,24 @@ def _output_path(
 
 def _deploy(model: Model) -> nn.Module:
     """The network to export, on the CPU, whatever device the loaded model uses."""
-    inputs = model.about.inputs
-    scaling = Scaling(inputs.per_channel(inputs.mean), inputs.per_channel(inputs.std))
     # A copy, so that the loaded model stays on its device.
     module = copy.deepcopy(model.module).cpu()
     for layer in module.modules():
         # The results are the same, but torch takes several times as long to trace inplace layers.
         if getattr(layer, "inplace", False):
             layer.inplace = False  # type: ignore[assignment]
-    if _takes_texts(model):
-        return DeployedTextNetwork(module, model.temperature).eval()
-    return DeployedNetwork(module, scaling, model.temperature).eval()
-
-
-def _takes_texts(model: Model) -> bool:
-    return model.about.inputs.kind == "texts"
-
-
-def _example(model: Model, count: int) -> Example:
-    """Random samples of the kind that the model takes."""
-    if _takes_texts(model):
-        return example_texts(model.about.inputs, count)
-    generator = torch.Generator().manual_seed(count)
-    noise = torch.randn(count, *model.about.inputs.shape, generator=generator)
     inputs = model.about.inputs
-    x = noise * inputs.per_channel(inputs.std) + inputs.per_channel(inputs.mean)
-    return (x.clamp(0, 255).round() if inputs.dtype == "uint8" else x,)
+    return inputs.modality.export_network(inputs, module, model.temperature).eval()
+
+
+def _example(model: Model, count: int) -> tuple[Tensor, ...]:
+    """Random samples of the kind that the model takes."""
+    return model.about.inputs.modality.export_example(model.about.inputs, count)
 
 
 def _write_program(deployed: nn.Module, model: Model, path: Path) -> ExportedForward:
-    # Two samples: with one, torch would take the batch size for a constant.
     shapes = _dynamic_shapes(model)
+    # Two samples: with one, torch would take the batch size for a constant.
     program = torch.export.export(deployed, _example(model, 2), dynamic_shapes=shapes)
     # In memory first: on a full disk, torch's writer would abort the process.
     content = io.BytesIO()
@@ -222,12 +154,13 @@ def _write_onnx(deployed: nn.Module, model: Model, path: Path) -> ExportedForwar
         raise SpecError(
             f"ONNX needs a package that is missing ({error}); pip install 'afield[onnx]'"
         ) from None
+    shapes = _dynamic_shapes(model)
     program = torch.onnx.export(
         deployed,
         _example(model, 2),
         dynamo=True,
-        dynamic_shapes=_dynamic_shapes(model),
-        input_names=_input_names(model),
+        dynamic_shapes=shapes,
+        input_names=list(shapes),
         output_names=["logits", "probabilities"],
         verbose=False,
     )
@@ -239,34 +172,27 @@ def _write_onnx(deployed: nn.Module, model: Model, path: Path) -> ExportedForwar
 
     def run(*values: Tensor) -> tuple[Tensor, Tensor]:
         arrays = [value.numpy() for value in values]
-        named = dict(zip(_input_names(model), arrays, strict=True))
+        named = dict(zip(shapes, arrays, strict=True))
         logits, probabilities = session.run(None, named)
         return torch.from_numpy(logits), torch.from_numpy(probabilities)
 
     return run
 
 
-def _input_names(model: Model) -> list[str]:
-    return ["input_ids", "attention_mask"] if _takes_texts(model) else ["x"]
-
-
 def _dynamic_shapes(model: Model) -> dict[str, dict[int, Any]]:
-    axes = (0, 1) if _takes_texts(model) else (0,)
-    return {name: dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for name in _input_names(model)}
+    """The axes of every input that may have any length."""
+    axes = model.about.inputs.modality.export_form(model.about.inputs).axes
+    return {name: dict.fromkeys(each, torch.export.Dim.DYNAMIC) for name, each in axes.items()}
 
 
 def _metadata(model: Model) -> dict[str, str]:
     """The metadata of the exported file."""
-    facts = {
+    return {
         "classes": json.dumps(model.classes),
         "temperature": repr(model.temperature),
         "name": model.about.name,
+        **model.about.inputs.modality.export_metadata(),
     }
-    if _takes_texts(model):
-        inputs = model.about.inputs
-        tokenizer = sha256(Path(inputs.tokenizer)) if inputs.tokenizer else "bytes"
-        facts |= {"tokenizer": tokenizer, "max_tokens": str(inputs.stored[0])}
-    return facts
 
 
 def _check_same(

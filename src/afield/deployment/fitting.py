@@ -20,11 +20,11 @@ from torch import nn
 from afield import own_code
 from afield.compute import deterministic, preserve_torch_state
 from afield.data.domains import DomainSet
+from afield.data.inputs import Inputs
 from afield.data.lookup import find_dataset
 from afield.data.scaling import TableScaling
 from afield.data.sources.tables import split_spec
 from afield.deployment.estimates import calibrate, estimate_accuracy, fit_distances
-from afield.deployment.inputs import Inputs
 from afield.deployment.model import EncodedNetwork, Model, load
 from afield.deployment.model_card import render_card
 from afield.deployment.model_folder import (

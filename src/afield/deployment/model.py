@@ -22,10 +22,9 @@ from torch import Tensor, nn
 
 from afield import own_code, registry
 from afield.compute import preserve_torch_state
-from afield.data.modality import Text
+from afield.data.file_batches import FileBatch
 from afield.data.samples import Prepare
 from afield.deployment.distances import Distances
-from afield.deployment.file_batches import FileBatch, sample_batches, text_batches
 from afield.deployment.hub import HUB_PREFIX, fetch_model
 from afield.deployment.model_files import DESCRIPTION_FILE, WEIGHTS_FILE
 from afield.deployment.model_folder import Description, read_model
@@ -284,17 +283,11 @@ class Model:
             raise SpecError(f"batch={batch}: must be at least 1")
         if isinstance(self.module, BatchPredictor):
             self.module.reset()
-        for samples in self._batches(inputs, batch, text):
-            yield from self._predict_batch(samples, index)
-
-    def _batches(self, values: Any, size: int, text: str) -> Iterator[FileBatch]:
-        inputs = self.about.inputs
-        if isinstance(inputs.modality, Text):
-            yield from text_batches(inputs, values, size, column=text)
-            return
-        if text:
+        modality = self.about.inputs.modality
+        if text and not modality.has_tokens:
             raise SpecError(f"{self.about.name} takes no texts; leave --text out")
-        yield from sample_batches(inputs, values, size)
+        for samples in modality.batches(self.about.inputs, inputs, batch, text):
+            yield from self._predict_batch(samples, index)
 
     def domain_index(self, domain: str | None) -> int | None:
         """The index of a source domain; None for None."""

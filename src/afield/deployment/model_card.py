@@ -8,7 +8,6 @@ from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from afield.data.modality import Text
 from afield.deployment.model_folder import (
     Calibration,
     Description,
@@ -19,26 +18,6 @@ from afield.deployment.model_folder import (
 from afield.files import escape_markdown
 
 __all__ = ["render_card"]
-
-
-def python_example(about: Description) -> str:
-    """A sample as it is written in Python: a text, or the name of a file."""
-    modality = about.inputs.modality
-    return "A text." if isinstance(modality, Text) else modality.example.replace("*", "1")
-
-
-def describe_tokens(about: Description) -> str:
-    """How many tokens the model sees, and how texts become the inputs of the exported file."""
-    inputs = about.inputs
-    how = f"the tokenizer in `{inputs.tokenizer}`" if inputs.tokenizer else "the bytes of UTF-8"
-    return (
-        f" It sees the first {inputs.stored[0]} tokens of a text.\n\n`afield export . --to onnx` "
-        f"writes a file for other programs. Before it: turn each text into token ids with {how}, "
-        f"cut at {inputs.stored[0]} tokens, and pad them to `input_ids` of n × tokens, int64, with "
-        "`attention_mask` 1 for a token and 0 for padding. It returns logits and calibrated "
-        "probabilities, in the order of the classes below."
-    )
-
 
 # The largest number of classes, or domains, that are listed by name.
 MAX_NAMES = 30
@@ -230,37 +209,25 @@ def _separation(calibration: Calibration) -> str:
 
 
 def _usage(about: Description) -> str:
-    example = about.inputs.modality.example
+    modality = about.inputs.modality
     return (
         "## Usage\n\n"
-        f"```bash\nafield predict . {example} --out predictions.csv --abstain 0.1\n```\n\n"
+        f"```bash\nafield predict . {modality.example} --out predictions.csv --abstain 0.1\n```\n\n"
         "```python\nimport afield\n\n"
         'model = afield.load("path/to/this/folder")  # runs no code from the folder\n'
-        f'model.predict(["{python_example(about)}"])\n```\n\n'
-        f"The model takes {about.inputs.summary}.{_preprocessing(about)}"
+        f'model.predict(["{modality.python_example}"])\n```\n\n'
+        f"The model takes {about.inputs.summary}.{_export(about)}"
     )
 
 
-def _preprocessing(about: Description) -> str:
+def _export(about: Description) -> str:
     """What a user of the exported file has to do before it."""
-    inputs = about.inputs
-    if inputs.table:
+    if about.inputs.modality.no_export:
         return ""
-    if inputs.kind == "texts":
-        return describe_tokens(about)
-    steps = []
-    if inputs.kind == "pictures":
-        side = inputs.stored[1]
-        steps += ["turn the image upright by its EXIF orientation and convert it to RGB"]
-        steps += [f"resize it to {side} × {side} pixels (Pillow, bilinear), whatever its shape"]
-        if inputs.size and inputs.size != side:
-            steps += [f"resize to {inputs.size} × {inputs.size} (bilinear with antialiasing)"]
-        steps += ["order it as channels × height × width, as float32 from 0 to 255"]
-    shape = " × ".join(map(str, ("n", *inputs.shape)))
-    steps += [f"stack samples to {shape}, float32; scaling is part of the file"]
+    form = about.inputs.modality.export_form(about.inputs)
     return (
-        "\n\n`afield export . --to onnx` writes a file for other programs. Before it: "
-        f"{'; '.join(steps)}. It returns logits and calibrated probabilities, in the order of the "
+        f"{form.note}\n\n`afield export . --to onnx` writes a file for other programs. Before it: "
+        f"{form.steps}. It returns logits and calibrated probabilities, in the order of the "
         "classes below."
     )
 

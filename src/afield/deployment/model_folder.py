@@ -30,8 +30,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from afield.data.inputs import Inputs
 from afield.deployment.distances import Distances
-from afield.deployment.inputs import Inputs
 from afield.deployment.model_files import (
     CARD_FILE,
     DESCRIPTION_FILE,

@@ -27,7 +27,8 @@ from torch import Tensor
 from afield.compute import default_device, deterministic
 from afield.data.augmentation import Resize
 from afield.data.domains import Domain, DomainSet, Training
-from afield.data.modality import ARRAY, TEXT, Text
+from afield.data.modalities.array import Array
+from afield.data.modalities.text import Text
 from afield.data.samples import Rows
 from afield.data.sources.arrays import to_channels_first
 from afield.errors import DataError, IncompatibleMethodError, SpecError
@@ -154,7 +155,7 @@ class DomainClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
             classes=tuple(map(str, self.classes_.tolist())),
             reader=lambda _: by_name,
             training=Training(backbone=backbone),
-            modality=TEXT if is_texts else ARRAY,
+            modality=Text() if is_texts else Array(),
         )
         run, device = self._run(dataset), torch.device(self.device or default_device())
         self._text = _text_modality(run) if is_texts else None
@@ -260,7 +261,7 @@ def _is_texts(x: Any) -> bool:
 
 
 def _text_modality(run: Run) -> Text:
-    return TEXT.with_tokens(find_backbone(run.backbone).tokenizer, run.tokens)
+    return Text().with_tokens(find_backbone(run.backbone).tokenizer, run.tokens)
 
 
 def _tokenize(texts: Sequence[Any], modality: Text) -> Tensor:
@@ -270,7 +271,7 @@ def _tokenize(texts: Sequence[Any], modality: Text) -> Tensor:
             rows.append(modality.tokenize(text))
         except ValueError as error:
             raise DataError(f"X: sample {number}: {error}; leave it out") from None
-    return modality.to_samples(torch.from_numpy(np.stack(rows)))
+    return modality.stack(rows)
 
 
 def _index_domains(domains: ArrayLike | None, x: Any) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -13,7 +13,8 @@ from afield import registry
 from afield.compute import default_device
 from afield.data.domains import Domain, data_root
 from afield.data.lookup import find_dataset
-from afield.data.modality import ARRAY, Modality
+from afield.data.modalities.array import Array
+from afield.data.modality import Modality
 from afield.data.samples import Batch, Samples, pool_domains
 from afield.data.stream import Stream
 from afield.errors import SpecError
@@ -70,7 +71,7 @@ class FinishedRun:
     whole: bool = True
     base: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     experts: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict, repr=False)
-    modality: Modality = ARRAY
+    modality: Modality = field(default_factory=Array)
 
     def shown(self, limit: int) -> list[str]:
         """At most `limit` domains to show: the first sources, and at least a third unseen ones."""

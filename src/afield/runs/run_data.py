@@ -14,12 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from afield.data.augmentation import Augmentation, Resize
+from afield.data.augmentation import Augmentation
 from afield.data.domains import Domain, DomainSet, Parts, listed_parts, parts
 from afield.data.groups import group_labels
-from afield.data.modality import Table
 from afield.data.samples import TOKEN_DTYPE, Augment, Prepare, Rows, Samples, pool_domains
-from afield.data.scaling import Scaling, TableScaling
+from afield.data.scaling import Scaling
 from afield.errors import SpecError
 from afield.networks.backbone import find_backbone
 from afield.runs.record import Run
@@ -71,7 +70,7 @@ def _embedded(domain: Domain, rows: Tensor) -> Tensor:
 class PreparedInputs(NamedTuple):
     """The scaling, the shape that a network sees, and what is done to a batch."""
 
-    scaling: Scaling | TableScaling
+    scaling: Scaling
     shape: tuple[int, ...]
     prepare: Prepare
     augment: Augment | None = None
@@ -89,36 +88,21 @@ def prepare_inputs(
         raise SpecError(f"augment={run.augment}: {dataset.name} has no square images; use none")
     scaling = _scaling(run, dataset, samples, device)
     if start_inputs is not None:
-        scaling = _restore(start_inputs, scaling)
-    if isinstance(scaling, TableScaling):
-        return PreparedInputs(scaling, (scaling.width,), scaling)
-    shape = tuple(samples.x.shape)
-    prepare: Prepare = scaling
-    if len(shape) == 3 and run.size:
-        shape = (shape[0], run.size, run.size)
-        prepare = Resize(run.size, scaling)
+        scaling = scaling.restored(start_inputs)
+    stored = tuple(samples.x.shape)
+    shape = dataset.modality.network_shape(scaling, stored, run.size)
+    prepare = dataset.modality.prepare(scaling, stored, run.size)
     augment = Augmentation(run.augment, shape[-1], scaling) if run.augment else None
     return PreparedInputs(scaling, shape, prepare, augment)
 
 
-def _scaling(
-    run: Run, dataset: DomainSet, samples: Samples, device: torch.device
-) -> Scaling | TableScaling:
+def _scaling(run: Run, dataset: DomainSet, samples: Samples, device: torch.device) -> Scaling:
     """The scaling that a pretrained network expects of images, or one fitted to the sources."""
-    if isinstance(dataset.modality, Table):
-        return TableScaling.fit(samples.x, dataset.modality.columns)
     form = find_backbone(run.backbone).input_form()
     if form is None or not samples.x.is_pixels:
-        return Scaling.fit(samples.x)
+        return dataset.modality.fit_scaling(samples.x)
     channels = samples.x.shape[0]
     return Scaling.for_images(form.mean, form.std, channels=channels, device=device)
-
-
-def _restore(values: Mapping[str, Any], like: Scaling | TableScaling) -> Scaling | TableScaling:
-    """The scaling of a finished run, on the device of `like`."""
-    if isinstance(like, TableScaling):
-        return TableScaling.from_dict(values)
-    return Scaling.from_dict(values, like)
 
 
 def _square_images(samples: Samples) -> bool:
@@ -164,7 +148,7 @@ class RunData:
 
     samples: Samples
     evaluations: Evaluations
-    scaling: Scaling | TableScaling
+    scaling: Scaling
     shape: tuple[int, ...]
     dropped: int = 0
     text_lengths: TextLengths = field(default_factory=TextLengths)

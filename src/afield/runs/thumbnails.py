@@ -18,7 +18,6 @@ from PIL import Image
 
 from afield.data.domains import Domain
 from afield.data.lookup import find_dataset
-from afield.data.modalities.image import to_rgb
 from afield.data.modality import Modality
 from afield.errors import AfieldError
 from afield.runs.record import Run
@@ -81,7 +80,7 @@ def _strip(domain: Domain, modality: Modality) -> str:
     count = min(IMAGES, len(domain.x))
     strip = Image.new("RGBA", (IMAGES * (SIDE + GAP) - GAP, SIDE))
     for number, index in enumerate(np.linspace(0, len(domain.x) - 1, count).round()):
-        pixels = to_rgb(modality.upright(domain.x[int(index)]))
+        pixels = modality.to_rgb(domain.x[int(index)])
         pixels = pixels if pixels.shape[2] == 3 else np.repeat(pixels[:, :, :1], 3, axis=2)
         image = Image.fromarray((255 * pixels).round().astype(np.uint8))
         strip.paste(image.resize((SIDE, SIDE)), (number * (SIDE + GAP), 0))

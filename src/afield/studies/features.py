@@ -37,7 +37,6 @@ from afield.compute import default_device, preserve_torch_state, usable_cores
 from afield.data.cache import cache_root
 from afield.data.domains import Domain, DomainSet, ReadOptions, Training, data_root
 from afield.data.lookup import find_dataset
-from afield.data.modality import FileModality, Image, Text
 from afield.data.samples import Rows
 from afield.data.sources.arrays import array_dataset
 from afield.data.sources.folders import unlabelled_files
@@ -199,7 +198,7 @@ def plan_encoder(
 ) -> Encoder:
     """The network that computes the features of a dataset, before any file is decoded."""
     default = dataset.training.backbone
-    if isinstance(dataset.modality, Text):
+    if dataset.modality.has_tokens:
         _check_text_encoder(dataset, backbone)
     elif backbone is None and find_backbone(default).input_form() is None:
         at_hand = find_pretrained(weights) if weights != "none" else None
@@ -228,7 +227,7 @@ def write_features(
     """Compute the features of a dataset and write its file, which is complete or absent."""
     where = torch.device(device or default_device())
     with preserve_torch_state(threads or max(torch.get_num_threads(), usable_cores()), cuda=False):
-        if isinstance(dataset.modality, FileModality):
+        if dataset.modality.decodes_files:
             # The weights are checked before any file is decoded.
             encoder = replace(encoder, stored=_stored_shape(dataset, encoder))
             network = encoder.build()
@@ -243,7 +242,8 @@ def write_features(
         encoder = replace(encoder, digest=state_digest(network))
         forward = partial(_forward, network.to(where), encoder.prepare(where))
         # Long texts first: batches hold little padding, and the time left is not underestimated.
-        order = rows.lengths.argsort(descending=True, stable=True) if encoder.tokens else None
+        is_text = dataset.modality.has_tokens
+        order = rows.lengths.argsort(descending=True, stable=True) if is_text else None
         x, done = compute_features(forward, rows, dataset, encoder, chunk=CHUNK, order=order)
     _write(path, x, dataset, domains, encoder, identity)
     done()
@@ -255,7 +255,7 @@ def _forward(network: Any, prepare: Any, x: torch.Tensor) -> NDArray[np.float32]
 
 def _stored_shape(dataset: DomainSet, encoder: Encoder) -> tuple[int, ...]:
     """The shape of a decoded sample; raises if the network cannot compute its features."""
-    if encoder.tokens:
+    if dataset.modality.has_tokens:
         return (encoder.tokens,)
     form = find_backbone(encoder.backbone).input_form()
     if form is None or not dataset.modality.resizable:
@@ -322,12 +322,12 @@ def _write(
 ) -> None:
     """Write the file atomically."""
     files = [name for domain in domains.values() for name in domain.names]
-    library = "transformers" if encoder.tokens else "timm"
+    library = "transformers" if dataset.modality.has_tokens else "timm"
     packages = {name: version(name) for name in ("afield", library, "torch")}
     origin = {"dataset": Path(dataset.spec).name, "data": dataset.fingerprint}
     provenance = {**origin, **asdict(encoder), **packages}
     provenance |= {"identity": identity} if identity else {}
-    provenance |= {"truncated": _count_cut(domains)} if encoder.tokens else {}
+    provenance |= {"truncated": _count_cut(domains)} if dataset.modality.has_tokens else {}
     arrays: dict[str, Any] = {"X": x, "provenance": np.array(json.dumps(provenance))}
     if dataset.classes:
         arrays |= _labels(dataset, domains)
@@ -353,7 +353,7 @@ def _labels(dataset: DomainSet, domains: Mapping[str, Domain]) -> dict[str, NDAr
         marks = [getattr(domain, key) for domain in domains.values()]
         if all(mark is not None for mark in marks):
             arrays[key] = torch.cat(marks).numpy()
-    if isinstance(dataset.modality, Text):
+    if dataset.modality.has_tokens:
         arrays["text_lengths"] = Rows([domain.x for domain in domains.values()]).lengths.numpy()
     return arrays
 
@@ -411,7 +411,7 @@ def plan_features(
     dataset: DomainSet, settings: Settings, *, finetune: bool | None = None
 ) -> Encoder | dict[str, Any]:
     """The frozen network to compute features with, or the settings to add where there is none."""
-    images = isinstance(dataset.modality, Image)
+    images = dataset.modality.resizable
     if finetune is False and not images:
         raise SpecError(f"{dataset.name}: --no-finetune needs images")
     if settings.get("backbone"):

@@ -9,7 +9,6 @@ from typing import Any
 from afield import own_code, registry
 from afield.data.domains import DomainSet, Training
 from afield.data.groups import canonical_group
-from afield.data.modality import ARRAY, Text
 from afield.data.prompts import Prompts, dataset_prompts
 from afield.data.training_settings import WHOLE_DOMAINS
 from afield.errors import IncompatibleMethodError, SpecError, UnknownNameError
@@ -45,7 +44,7 @@ def token_count(chosen: int | None, backbone: Backbone, dataset: DomainSet) -> i
 
     Raises `SpecError` if the network takes no texts, or nothing else.
     """
-    is_text = isinstance(dataset.modality, Text)
+    is_text = dataset.modality.has_tokens
     # A network of the user's own may take anything.
     if is_text != backbone.takes_text and not isinstance(backbone, WholeNetwork):
         samples = "texts" if is_text else "no texts"
@@ -277,7 +276,7 @@ def _start(dataset: DomainSet, chosen: Mapping[str, Any], method: type[Method]) 
     usual = dict(vars(dataset.training))
     backbone = find_backbone(chosen.get("backbone", dataset.training.backbone))
     tuned = backbone.is_pretrained() and chosen.get("weights") != "none"
-    if method.array_backbone and dataset.modality is ARRAY and not tuned:
+    if method.array_backbone and dataset.modality.raw and not tuned:
         usual["backbone"] = method.array_backbone
     if tuned and backbone.fine_tuning_settings:
         usual |= backbone.fine_tuning_settings

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from afield.data.modality import Modality, Text
+from afield.data.modality import Modality
 from afield.data.samples import Batch, PooledBatches, Samples
 from afield.errors import SpecError
 from afield.training.learner import Learner, Task
@@ -86,7 +86,7 @@ class Method:
 
     def check_modality(self, modality: Modality) -> None:
         """Raise `SpecError` if samples of this kind cannot be used."""
-        if self.mixes_inputs and isinstance(modality, Text):
+        if self.mixes_inputs and modality.has_tokens:
             raise SpecError(
                 f"{self.name} mixes inputs, which token ids of texts do not allow; use it on the "
                 "features that `afield embed` writes"
@@ -99,7 +99,7 @@ class Method:
                 f"compile=true: {self.name} differentiates gradients of the network, which torch "
                 "cannot compile; leave it out"
             )
-        if compiled and isinstance(modality, Text):
+        if compiled and modality.has_tokens:
             raise SpecError(
                 "compile=true: not for texts, because every length would be compiled by itself"
             )

@@ -7,7 +7,7 @@ import pytest
 from afield import registry
 from afield.data.domains import DOMAINBED_DEFAULTS
 from afield.data.lookup import find_dataset
-from afield.data.modality import IMAGE
+from afield.data.modalities.image import Image
 from afield.errors import DataError
 from tests.data.datasets.trees import assert_labels_fit, loaded, painted, tree
 from tests.messages import message_of
@@ -82,7 +82,7 @@ def test_a_folder_that_is_no_class_is_reported(tmp_path, name):
 def test_without_files_the_error_says_what_to_do_in_one_line(tmp_path, name):
     dataset = find_dataset(name, tmp_path)
     assert dataset.domains
-    assert dataset.modality is IMAGE
+    assert dataset.modality == Image()
     assert dataset.download.license
     fetch = f"`afield data get {name}` downloads it, or " if dataset.download.hub else ""
     assert message_of(DataError, loaded, dataset, tmp_path) == (

@@ -10,11 +10,16 @@ import torch
 from PIL import Image
 
 from afield.data.domains import DomainSet, ReadOptions, missing_class_warnings
+from afield.data.log_mel import LogMel
 from afield.data.lookup import find_dataset
-from afield.data.modalities.audio import LogMel
-from afield.data.modalities.image import stored_side
-from afield.data.modality import AUDIO, IMAGE, Audio
-from afield.data.sources.folders import LabeledFile, folder_dataset, folder_reader, read_files
+from afield.data.modalities.audio import Audio
+from afield.data.modality import find_modality
+from afield.data.sources.folders import (
+    LabeledFile,
+    folder_dataset,
+    folder_reader,
+    read_files,
+)
 from afield.errors import DataError
 from tests.files import (
     RED,
@@ -35,7 +40,8 @@ from tests.files import (
     words,
 )
 
-SIDE = stored_side(64)
+IMAGE = find_modality("pictures")
+SIDE = IMAGE.stored_side(64)
 
 
 def test_domains_and_classes_are_read_off_the_tree(tmp_path):
@@ -322,7 +328,7 @@ def pitch(features: torch.Tensor) -> int:
 def test_a_folder_of_sounds_is_read_as_features(tmp_path):
     found = find_dataset(words(tmp_path))
     assert (found.domains, found.classes) == (("ann", "bob"), ("no", "yes"))
-    assert found.modality == AUDIO
+    assert found.modality == Audio()
     for domain in found.load().values():
         assert domain.y.tolist() == [0, 1]
         assert domain.x.shape == (2, *LogMel().shape)

@@ -12,7 +12,7 @@ import torch
 from afield.data.cache import cache_root
 from afield.data.domains import missing_class_warnings
 from afield.data.lookup import find_dataset
-from afield.data.modality import ARRAY
+from afield.data.modalities.array import Array
 from afield.data.sources.fonts import CHARACTERS, SIDE, draw_glyphs, font_dataset, is_font
 from afield.errors import DataError
 from afield.seeds import derive_seed
@@ -36,7 +36,7 @@ def test_a_font_is_known_by_its_name(tmp_path, name, known):
 def test_every_font_is_a_domain_and_every_character_a_class(tmp_path):
     found = find_dataset(fonts(tmp_path / "mine"))
     assert (found.name, found.domains, found.classes) == ("mine", ("ann", "bob"), CHARACTERS)
-    assert found.modality is ARRAY
+    assert found.modality == Array()
     loaded = found.load()
     assert list(loaded) == ["ann", "bob"]
     for name, domain in loaded.items():

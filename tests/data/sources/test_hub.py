@@ -106,7 +106,7 @@ def test_data_get_writes_the_images_of_a_hub_home(hub_cache, tmp_path):
 
 def test_splits_of_a_hub_home_become_lists(hub_cache, tmp_path, monkeypatch):
     # Parts of a table that are read one after the other do not reuse the names of files.
-    monkeypatch.setattr("afield.data.modalities.table.ROWS_AT_ONCE", 3)
+    monkeypatch.setattr("afield.data.frames.ROWS_AT_ONCE", 3)
     splits = ("test", "train")
     names = [f"data/{split}-00000-of-00001.parquet" for split in splits]
     put(hub_cache, "ann/pots", dict.fromkeys(names, table(tmp_path / "a.parquet")))

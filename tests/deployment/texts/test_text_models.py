@@ -160,7 +160,7 @@ def test_exports_take_token_ids_and_a_mask_of_any_length(home, tmp_path):
         assert [each.name for each in session.get_inputs()] == ["input_ids", "attention_mask"]
         facts = session.get_modelmeta().custom_metadata_map
         assert facts["max_tokens"] == str(model.about.inputs.stored[0])
-        rows = np.stack([model.about.inputs.file_modality.tokenize(text)[1:] for text in TEXTS])
+        rows = np.stack([model.about.inputs.modality.tokenize(text)[1:] for text in TEXTS])
         width = (rows >= 0).sum(1).max()
         ids, mask = np.maximum(rows, 0)[:, :width], (rows >= 0)[:, :width]
         feed = {"input_ids": ids.astype(np.int64), "attention_mask": mask.astype(np.int64)}

@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from matplotlib.colors import to_rgba
 
 from afield.diagnosis.diagnosing import diagnose
-from afield.diagnosis.diagnostics.perturbations import MAX_DOMAINS, Perturbations
+from afield.diagnosis.diagnostics.perturbations import MAX_DOMAINS, Perturbations, _compare
 from afield.errors import SpecError
 from afield.runs.finished import FinishedRun
 from tests.diagnosis.diagnostics.runs import (
@@ -257,3 +258,64 @@ def test_sounds_are_drawn_as_pictures(tmp_path):
     assert image.get_array().shape[0] == 2 * height
     assert image.get_array().shape[1] > 3 * width
     assert (finding.data["mean shift"] > 0).all()
+
+
+def side_by_side(before, after):
+    """The three pictures that are shown of a sample, without the gaps between them."""
+    before, after = (np.asarray(x, dtype=np.float32) for x in (before, after))
+    shown = _compare(before, after, after - before)
+    (_, height, width), gap = before.shape, max(1, before.shape[2] // 14)
+    assert shown.shape == (height, 3 * width + 2 * gap, 3)
+    assert shown.dtype == np.float32
+    assert ((shown >= 0) & (shown <= 1)).all()
+    gaps = (width, 2 * width + gap)
+    assert all((shown[:, start : start + gap] == 1).all() for start in gaps)
+    return [shown[:, start : start + width] for start in (0, width + gap, 2 * (width + gap))]
+
+
+def test_both_versions_are_on_the_scale_of_the_first():
+    before = np.linspace(-3, 5, 3 * 4 * 4).reshape(3, 4, 4)
+    first, second, _ = side_by_side(before, before + 2)
+    assert first == pytest.approx(((before + 3) / 8).transpose(1, 2, 0), abs=1e-6)
+    # What is above the scale is as bright as can be.
+    assert second == pytest.approx(((before + 5) / 8).clip(0, 1).transpose(1, 2, 0), abs=1e-6)
+
+
+def test_more_is_red_less_is_blue_and_the_same_is_white():
+    before = np.zeros((1, 1, 5))
+    _, _, change = side_by_side(before, [[[4.0, 2.0, 0.0, -1.0, -4.0]]])
+    red, pale, white, faint, blue = change[0].tolist()
+    assert red == [1, 0, 0]
+    assert pale == [1, 0.5, 0.5]
+    assert white == [1, 1, 1]
+    assert faint == [0.75, 0.75, 1]
+    assert blue == [0, 0, 1]
+
+
+def test_a_difference_is_the_mean_of_the_channels_on_the_scale_of_the_largest():
+    after = np.zeros((3, 1, 2))
+    after[0, 0, 0] = 6.0
+    _, _, change = side_by_side(np.zeros((3, 1, 2)), after)
+    assert change[0, 0] == pytest.approx([1, 2 / 3, 2 / 3])
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+def test_fewer_than_three_channels_are_shown_in_grey(channels):
+    before = np.random.default_rng(0).normal(size=(channels, 6, 30))
+    for shown in side_by_side(before, before + 0.1)[:2]:
+        assert (shown == shown[:, :, :1]).all()
+        assert len(np.unique(shown)) > 2
+
+
+def test_of_many_channels_the_first_three_are_the_colours():
+    before = np.random.default_rng(0).uniform(size=(5, 4, 4))
+    before[3:] = 0.5
+    three, five = (side_by_side(x, x + 0.1)[0] for x in (before[:3], before))
+    assert (three == five).all()
+
+
+def test_a_sample_that_is_flat_or_not_moved_can_be_shown():
+    flat = np.full((3, 4, 4), 7.0)
+    first, second, change = side_by_side(flat, flat)
+    assert (first == second).all()
+    assert (change == 1).all()

@@ -22,7 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from afield.data.domains import DomainSet
-from afield.data.modality import TEXT
+from afield.data.modalities.text import Text
 from afield.data.sources.wilds import OTHERS, OUTSIDE, WildsSet, row_names
 from afield.data.training_settings import WILDS_TEXT_DEFAULTS
 
@@ -49,7 +49,7 @@ def amazon(root: Path) -> DomainSet:
         classes=("1", "2", "3", "4", "5"),
         reader=WILDS.official_reader(domains),
         training=replace(WILDS_TEXT_DEFAULTS, batch=1, domains_per_step=8, group="user"),
-        modality=TEXT,
+        modality=Text(),
         needs=WILDS.needs,
         download=WILDS.download("2.0 GB", license_name="research use only"),
         test_domains=("test",),

@@ -17,7 +17,7 @@ Differs from DomainBed: patches keep their size; DomainBed enlarges them to 224 
 from dataclasses import replace
 
 from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet
-from afield.data.modality import IMAGE
+from afield.data.modalities.image import Image
 from afield.data.sources.wilds import WildsSet
 
 __all__ = ["camelyon17"]
@@ -43,7 +43,7 @@ camelyon17 = DomainSet(
     classes=("normal", "tumor"),
     reader=WILDS.reader(tuple(SIZES)),
     training=replace(DOMAINBED_DEFAULTS, every=100, size=96),
-    modality=IMAGE,
+    modality=Image(),
     needs=WILDS.needs,
     download=WILDS.download("11 GB", license_name="CC0 1.0"),
     sizes=SIZES,

@@ -22,7 +22,7 @@ from typing import Any
 
 from afield.data.domains import DomainSet
 from afield.data.groups import GROUP_SEPARATOR
-from afield.data.modality import TEXT
+from afield.data.modalities.text import Text
 from afield.data.sources.wilds import WildsSet, row_names
 from afield.data.training_settings import WILDS_TEXT_DEFAULTS
 
@@ -61,7 +61,7 @@ civilcomments = DomainSet(
     classes=CLASSES,
     reader=WILDS.official_reader(DOMAINS),
     training=replace(WILDS_TEXT_DEFAULTS, group="identity"),
-    modality=TEXT,
+    modality=Text(),
     needs=WILDS.needs,
     download=WILDS.download("90 MB", license_name="CC0"),
     test_domains=("test",),

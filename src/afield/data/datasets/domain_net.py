@@ -24,7 +24,7 @@ from pathlib import Path
 
 from afield.data.cache import contents_digest
 from afield.data.domains import DOMAINBED_DEFAULTS, Domain, DomainSet, Download, ReadOptions
-from afield.data.modality import IMAGE
+from afield.data.modalities.image import Image
 from afield.data.sources.folders import folder_reader
 from afield.errors import DataError
 
@@ -55,7 +55,7 @@ def domain_net(root: Path) -> DomainSet:
         training=replace(DOMAINBED_DEFAULTS, every=1000),
         # As in the code of SWAD's authors.
         averages={"swad": {"every": 500}},
-        modality=IMAGE,
+        modality=Image(),
         needs=tuple(f"domain_net/{path}" for path in NEEDS),
         download=Download(
             hub="hf:wltjr1007/DomainNet@ee20570ae7a29c51571e55a9a17983f7625295d6",

@@ -18,7 +18,7 @@ normalized.
 import csv
 
 from afield.data.domains import DOMAINBED_DEFAULTS, Domain, DomainSet, Download, ReadOptions
-from afield.data.modality import IMAGE
+from afield.data.modalities.image import Image
 from afield.data.sources.folders import LabeledFile, read_files
 from afield.errors import DataError
 
@@ -75,7 +75,7 @@ def _read(options: ReadOptions) -> dict[str, Domain]:
                     "ISIC_2019_Training_Input.zip"
                 )
             files[center].append(entry)
-    return read_files(root / IMAGES, files, IMAGE, options)
+    return read_files(root / IMAGES, files, Image(), options)
 
 
 def _parse_index(text: str, count: int) -> int:
@@ -94,7 +94,7 @@ fed_isic = DomainSet(
     training=DOMAINBED_DEFAULTS,
     class_names=CLASS_NAMES,
     templates=TEMPLATES,
-    modality=IMAGE,
+    modality=Image(),
     needs=(TABLE, IMAGES),
     download=Download(
         instructions="accept the terms at https://challenge.isic-archive.com/data/#2019, unpack "

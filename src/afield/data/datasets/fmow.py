@@ -16,7 +16,7 @@ Differs from DomainBed: there the same domains are called region_0 to region_5.
 from dataclasses import replace
 
 from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet
-from afield.data.modality import IMAGE
+from afield.data.modalities.image import Image
 from afield.data.sources.wilds import WildsSet
 
 __all__ = ["fmow"]
@@ -49,7 +49,7 @@ fmow = DomainSet(
     classes=tuple(NAMES.split()),
     reader=WILDS.reader(REGIONS),
     training=replace(DOMAINBED_DEFAULTS, every=100),
-    modality=IMAGE,
+    modality=Image(),
     needs=WILDS.needs,
     download=WILDS.download("54 GB", license_name="FMoW Challenge Public License"),
 )

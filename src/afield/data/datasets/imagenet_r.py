@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from afield.data.domains import DOMAINBED_DEFAULTS, Domain, DomainSet, Download, ReadOptions
-from afield.data.modality import IMAGE
+from afield.data.modalities.image import Image
 from afield.data.sources.folders import LabeledFile, read_files
 from afield.errors import DataError
 
@@ -92,7 +92,7 @@ def imagenet_r(root: Path) -> DomainSet:
         training=DOMAINBED_DEFAULTS,
         class_names=_class_names(),
         templates=TEMPLATES,
-        modality=IMAGE,
+        modality=Image(),
         needs=(FOLDER,),
         download=Download(
             instructions="download https://people.eecs.berkeley.edu/~hendrycks/imagenet-r.tar "
@@ -124,4 +124,4 @@ def _read(classes: tuple[str, ...], options: ReadOptions) -> dict[str, Domain]:
                     f"{file}: not named <style>_<number>; styles are {styles}; move it elsewhere"
                 )
             files[style].append(LabeledFile(file, label))
-    return read_files(root, files, IMAGE, options)
+    return read_files(root, files, Image(), options)

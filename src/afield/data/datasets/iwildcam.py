@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet
-from afield.data.modality import IMAGE
+from afield.data.modalities.image import Image
 from afield.data.sources.wilds import WildsSet
 from afield.errors import DataError
 
@@ -46,7 +46,7 @@ def iwildcam(root: Path) -> DomainSet:
         classes=tuple(str(number) for number in range(classes)),
         reader=WILDS.reader(domains),
         training=replace(DOMAINBED_DEFAULTS, batch=4, domains_per_step=16),
-        modality=IMAGE,
+        modality=Image(),
         needs=WILDS.needs,
         download=WILDS.download("12 GB", license_name="CDLA-Permissive 1.0"),
     )

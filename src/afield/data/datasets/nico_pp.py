@@ -11,7 +11,7 @@ lists that are not used here. All of NICO++ has 80 classes and more contexts.
 """
 
 from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet, Download
-from afield.data.modality import IMAGE
+from afield.data.modalities.image import Image
 from afield.data.sources.folders import folder_reader
 
 __all__ = ["nico_pp"]
@@ -34,7 +34,7 @@ nico_pp = DomainSet(
     classes=CLASSES,
     reader=folder_reader(FOLDER, DOMAINS, CLASSES),
     training=DOMAINBED_DEFAULTS,
-    modality=IMAGE,
+    modality=Image(),
     needs=tuple(f"{FOLDER}/{domain}" for domain in DOMAINS),
     download=Download(
         instructions="download the training set of track 1 from https://nicochallenge.com/dataset "

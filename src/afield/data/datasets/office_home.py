@@ -11,7 +11,7 @@ are in the order of the names of their folders, upper case first.
 """
 
 from afield.data.domains import DOMAINBED_AVERAGES, DOMAINBED_DEFAULTS, DomainSet, Download
-from afield.data.modality import IMAGE
+from afield.data.modalities.image import Image
 from afield.data.sources.folders import folder_reader
 
 __all__ = ["office_home"]
@@ -44,7 +44,7 @@ office_home = DomainSet(
     training=DOMAINBED_DEFAULTS,
     class_names=CLASS_NAMES,
     averages=DOMAINBED_AVERAGES,
-    modality=IMAGE,
+    modality=Image(),
     needs=tuple(f"office_home/{domain}" for domain in SIZES),
     download=Download(
         hub="hf:flwrlabs/office-home@d430d44779e929b335be368ab3456484e5de36bb",

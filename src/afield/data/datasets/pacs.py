@@ -12,7 +12,7 @@ split in two, like those of all datasets.
 """
 
 from afield.data.domains import DOMAINBED_AVERAGES, DOMAINBED_DEFAULTS, DomainSet, Download
-from afield.data.modality import IMAGE
+from afield.data.modalities.image import Image
 from afield.data.sources.folders import folder_reader
 
 __all__ = ["pacs"]
@@ -27,7 +27,7 @@ pacs = DomainSet(
     reader=folder_reader("PACS", tuple(SIZES), CLASSES),
     training=DOMAINBED_DEFAULTS,
     averages=DOMAINBED_AVERAGES,
-    modality=IMAGE,
+    modality=Image(),
     needs=tuple(f"PACS/{domain}" for domain in SIZES),
     download=Download(
         hub="hf:flwrlabs/pacs@9c6f80edcd5320a55a39b1e84120dcfa25c8ce9b",

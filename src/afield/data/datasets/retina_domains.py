@@ -22,7 +22,7 @@ The number of files depends on this sorting, so sizes are not checked.
 """
 
 from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet, Download
-from afield.data.modality import IMAGE
+from afield.data.modalities.image import Image
 from afield.data.sources.folders import folder_reader
 
 __all__ = ["retina_domains"]
@@ -51,7 +51,7 @@ retina_domains = DomainSet(
     training=DOMAINBED_DEFAULTS,
     class_names=CLASS_NAMES,
     templates=TEMPLATES,
-    modality=IMAGE,
+    modality=Image(),
     needs=tuple(f"retina_domains/{domain}" for domain in DOMAINS),
     download=Download(
         instructions="download APTOS 2019, DDR, IDRiD and Messidor-2 from their pages and sort the "

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from afield.data.domains import Domain, DomainSet, Download, ReadOptions, Training
 from afield.data.downloads import Archive
-from afield.data.modality import AUDIO
+from afield.data.modalities.audio import Audio
 from afield.data.sources.folders import LabeledFile, read_files
 from afield.errors import DataError
 from afield.seeds import derive_seed
@@ -58,7 +58,7 @@ def speech_commands(root: Path) -> DomainSet:
         classes=WORDS,
         reader=partial(_read, clips),
         training=Training(steps=3000, batch=8, domains_per_step=16),
-        modality=AUDIO,
+        modality=Audio(),
         fingerprint=f"{derive_seed(*names):016x}" if names else "",
         needs=(FOLDER,),
         download=DOWNLOAD,
@@ -66,7 +66,7 @@ def speech_commands(root: Path) -> DomainSet:
 
 
 def _read(clips: Mapping[str, list[LabeledFile]], options: ReadOptions) -> dict[str, Domain]:
-    return read_files(options.root.resolve() / FOLDER, clips, AUDIO, options)
+    return read_files(options.root.resolve() / FOLDER, clips, Audio(), options)
 
 
 def _find_speakers(folder: Path) -> dict[str, list[LabeledFile]]:

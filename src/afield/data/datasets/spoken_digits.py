@@ -17,8 +17,8 @@ import re
 from collections.abc import Mapping
 
 from afield.data.domains import Domain, DomainSet, Download, ReadOptions, Training
-from afield.data.modalities.audio import LogMel
-from afield.data.modality import Audio
+from afield.data.log_mel import LogMel
+from afield.data.modalities.audio import Audio
 from afield.data.sources.folders import LabeledFile, folder_reader, read_files
 from afield.errors import DataError
 

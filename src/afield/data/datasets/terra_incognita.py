@@ -12,7 +12,7 @@ the annotations of 2021 give 24,330. State which version you used.
 """
 
 from afield.data.domains import DOMAINBED_AVERAGES, DOMAINBED_DEFAULTS, DomainSet, Download
-from afield.data.modality import IMAGE
+from afield.data.modalities.image import Image
 from afield.data.sources.folders import folder_reader
 
 __all__ = ["terra_incognita"]
@@ -39,7 +39,7 @@ terra_incognita = DomainSet(
     class_names={"empty": "scene without animals"},
     templates=TEMPLATES,
     averages=DOMAINBED_AVERAGES,
-    modality=IMAGE,
+    modality=Image(),
     needs=tuple(f"terra_incognita/{domain}" for domain in DOMAINS),
     download=Download(
         instructions="run DomainBed's scripts/download.py with the data root as its folder, after "

@@ -10,7 +10,7 @@ cannot be read.
 """
 
 from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet, Download
-from afield.data.modality import IMAGE
+from afield.data.modalities.image import Image
 from afield.data.sources.folders import folder_reader
 
 __all__ = ["vlcs"]
@@ -26,7 +26,7 @@ vlcs = DomainSet(
     training=DOMAINBED_DEFAULTS,
     # As in the code of SWAD's authors.
     averages={"swad": {"every": 50, "swad.slack": 0.2}},
-    modality=IMAGE,
+    modality=Image(),
     needs=tuple(f"VLCS/{domain}" for domain in SIZES),
     download=Download(
         instructions="download VLCS.tar.gz from "

@@ -1,1 +1,1 @@
-"""Kinds of samples: how files of each are decoded."""
+"""Kinds of samples: the name of a file is the name of a modality."""

@@ -1,64 +1,137 @@
-"""Image files as squares of bytes, and samples as images to look at.
+"""Image files, as squares of bytes.
 
 Files may have any color mode, bit depth and shape.
 """
 
+import io
+import math
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image as Pillow
 from torch import Tensor
 
+from afield.data.domains import Domain
+from afield.data.modality import ExportForm, Fact, FileModality
 from afield.files import check_regular_file
 
-__all__ = [
-    "IMAGE_ERRORS",
-    "IMAGE_SUFFIXES",
-    "compare_images",
-    "image_size",
-    "read_image",
-    "resize_square",
-    "silence_pillow",
-    "stored_side",
-    "to_rgb",
-]
+if TYPE_CHECKING:
+    from afield.data.inputs import Inputs
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+__all__ = ["Image"]
+
 # Pillow tries no other format, whatever the suffix: for PostScript it would start Ghostscript.
 IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF")
 # Raised by Pillow for broken files and for files that are not images.
-IMAGE_ERRORS = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
+IMAGE_ERRORS = (OSError, ValueError, SyntaxError, Pillow.DecompressionBombError)
 HIGH_DEPTH_MODES = ("I;16", "I;16L", "I;16B", "I", "F")
 # EXIF tag for the orientation of the camera, and the transposition that undoes each value.
 EXIF_ORIENTATION = 0x0112
 UPRIGHT_TRANSPOSES = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
+    2: Pillow.Transpose.FLIP_LEFT_RIGHT,
+    3: Pillow.Transpose.ROTATE_180,
+    4: Pillow.Transpose.FLIP_TOP_BOTTOM,
+    5: Pillow.Transpose.TRANSPOSE,
+    6: Pillow.Transpose.ROTATE_270,
+    7: Pillow.Transpose.TRANSVERSE,
+    8: Pillow.Transpose.ROTATE_90,
 }
 # Smallest side in pixels; placeholders of web pages are smaller, real images are not.
 MIN_SIDE = 4
+# Files of a domain whose headers are read for the sizes of the images.
+MAX_HEADERS = 2000
 
 
-def stored_side(size: int) -> int:
-    """Side at which images are stored for a network that sees `size` pixels.
+@dataclass(frozen=True)
+class Image(FileModality):
+    """Image files, as squares of bytes in red, green and blue."""
 
-    It is a little larger than `size`, so that random crops have room to vary.
+    name = "pictures"
+    noun = "image"
+    suffixes = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+    task = "image-classification"
+    example = "new/*.jpg"
+    python_example = "new/1.jpg"
+    resizable = True
+    decode_errors = IMAGE_ERRORS
 
-    >>> stored_side(224)
-    256
-    """
-    return round(size * 8 / 7)
+    def stored_side(self, size: int) -> int:
+        """Return a side a little above `size`, so that random crops have room to vary.
+
+        >>> Image().stored_side(224)
+        256
+        """
+        return round(size * 8 / 7)
+
+    def decoding(self) -> AbstractContextManager[None]:
+        """Suppress the warnings of Pillow."""
+        return silence_pillow()
+
+    def decode(self, file: Path, side: int) -> NDArray[Any]:
+        """Decode an image to side × side × 3."""
+        return read_image(file, side)
+
+    def decode_cell(self, cell: object, side: int) -> NDArray[Any]:
+        """Decode the bytes of an image in a cell of a table."""
+        content = cell.get("bytes") if isinstance(cell, Mapping) else cell
+        if not isinstance(content, bytes):
+            raise ValueError("no image bytes")  # noqa: TRY004  like a broken file
+        return read_image(io.BytesIO(content), side)
+
+    def cache_form(self, side: int) -> str:
+        """Name of images of this side."""
+        return f"pictures of {side} × {side}"
+
+    def empty_row(self, side: int) -> NDArray[Any]:
+        """Bytes, side × side × 3."""
+        return np.empty((side, side, 3), np.uint8)
+
+    def to_samples(self, rows: Tensor) -> Tensor:
+        """Move the channels, which the cache keeps last, to the front."""
+        return rows.permute(0, 3, 1, 2)
+
+    def resize(self, x: NDArray[Any], side: int) -> NDArray[Any]:
+        """Resize color images of another size to a square, as those in files are."""
+        is_color = x.dtype == np.uint8 and x.ndim == 4 and x.shape[-1] == 3
+        if not is_color or x.shape[1:3] == (side, side):
+            return x
+        return np.stack([resize_square(Pillow.fromarray(image), side) for image in x])
+
+    def facts(self, domains: Mapping[str, Domain]) -> list[Fact]:
+        """Width and height of the smallest, median and largest image file of each domain, by area.
+
+        Only headers are read, of at most `MAX_HEADERS` files per domain.
+        """
+        facts = []
+        for name, domain in domains.items():
+            if domain.folder is None:
+                continue
+            step = max(1, len(domain.names) // MAX_HEADERS)
+            with silence_pillow():
+                files = (domain.folder / file for file in domain.names[::step])
+                by_area = sorted(map(image_size, files), key=lambda size: (math.prod(size), size))
+            sizes = by_area[0], by_area[len(by_area) // 2], by_area[-1]
+            facts += [
+                Fact(f"{which} image", size, name)
+                for which, size in zip(("smallest", "median", "largest"), sizes, strict=True)
+            ]
+        return facts
+
+    def export_form(self, inputs: "Inputs") -> ExportForm:
+        """Images at the size of the network, as the decoder and the preparation make them."""
+        side, form = inputs.stored[-1], super().export_form(inputs)
+        steps = ["turn the image upright by its EXIF orientation and convert it to RGB"]
+        steps += [f"resize it to {side} × {side} pixels (Pillow, bilinear), whatever its shape"]
+        if inputs.size and inputs.size != side:
+            steps += [f"resize to {inputs.size} × {inputs.size} (bilinear with antialiasing)"]
+        steps += ["order it as channels × height × width, as float32 from 0 to 255", form.steps]
+        return replace(form, steps="; ".join(steps))
 
 
 @contextmanager
@@ -76,7 +149,7 @@ def silence_pillow() -> Iterator[None]:
 def image_size(file: Path) -> tuple[int, int]:
     """Width and height of an image file, from its header."""
     check_regular_file(file)
-    with Image.open(file, formats=IMAGE_FORMATS) as image:
+    with Pillow.open(file, formats=IMAGE_FORMATS) as image:
         return image.size
 
 
@@ -98,7 +171,7 @@ def read_image(file: Path | IO[bytes], side: int) -> NDArray[np.uint8]:
 def _read_square(file: Path | IO[bytes], side: int) -> NDArray[np.uint8]:
     if isinstance(file, Path):
         check_regular_file(file)
-    with Image.open(file, formats=IMAGE_FORMATS) as image:
+    with Pillow.open(file, formats=IMAGE_FORMATS) as image:
         if min(image.size) < MIN_SIDE:
             raise ValueError(f"{image.width} × {image.height} pixels, too small for an image")
         image.draft("RGB", (side, side))
@@ -108,12 +181,12 @@ def _read_square(file: Path | IO[bytes], side: int) -> NDArray[np.uint8]:
     return resize_square(rgb, side)
 
 
-def resize_square(image: Image.Image, side: int) -> NDArray[np.uint8]:
+def resize_square(image: Pillow.Image, side: int) -> NDArray[np.uint8]:
     """Resize an RGB image to a square."""
-    return np.asarray(image.resize((side, side), Image.Resampling.BILINEAR))
+    return np.asarray(image.resize((side, side), Pillow.Resampling.BILINEAR))
 
 
-def _turn_upright(image: Image.Image) -> Image.Image:
+def _turn_upright(image: Pillow.Image) -> Pillow.Image:
     """Undo the orientation of the camera.
 
     ``ImageOps.exif_transpose`` would rewrite all metadata and fails if they are slightly invalid.
@@ -124,7 +197,7 @@ def _turn_upright(image: Image.Image) -> Image.Image:
     return image if transpose is None else image.transpose(transpose)
 
 
-def _to_eight_bits(image: Image.Image) -> Image.Image:
+def _to_eight_bits(image: Pillow.Image) -> Pillow.Image:
     """Scale grayscale of more than 8 bits to 8 bits; Pillow would clip all values above 255."""
     if image.mode not in HIGH_DEPTH_MODES:
         return image
@@ -135,42 +208,4 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
         values = values * 255 if values.max() <= 1 else values
     elif image.mode != "I" or values.max() > 255:
         values = values / 257
-    return Image.fromarray(values.round().clip(0, 255).astype(np.uint8))
-
-
-def to_rgb(x: Tensor) -> NDArray[np.float32]:
-    """Convert a sample to height × width × RGB; two channels become red and green."""
-    values = x[:3].float()
-    low, high = (0.0, 255.0)
-    if x.dtype != torch.uint8:
-        low, high = values.min().item(), values.max().item()
-    pixels = ((values - low) / max(1e-6, high - low)).permute(1, 2, 0).numpy()
-    if pixels.shape[2] == 2:
-        return np.pad(pixels, ((0, 0), (0, 0), (0, 1)))
-    return pixels
-
-
-def compare_images(
-    before: NDArray[np.float32],
-    after: NDArray[np.float32],
-    added: NDArray[np.float32],
-    scale: float = 0.0,
-) -> NDArray[np.float32]:
-    """Show two versions of a sample on one scale, and their difference: blue below 0, red above.
-
-    A difference of `scale` has the full color; by default, the largest one of this sample.
-    """
-    low, high = float(before.min()), float(before.max())
-    scale = max(1e-12, scale or float(np.abs(added).max()))
-    pair = [((x - low) / max(1e-6, high - low)).clip(0, 1) for x in (before, after)]
-    first, second = (_three_channels(x).transpose(1, 2, 0) for x in pair)
-    change = _three_channels(added / scale).mean(axis=0)
-    up, down = change.clip(min=0), -change.clip(max=0)
-    difference = np.stack([1 - down, 1 - up - down, 1 - up], axis=2)
-    gap = np.ones((before.shape[1], max(1, before.shape[2] // 14), 3), dtype=np.float32)
-    return np.concatenate([first, gap, second, gap, difference], axis=1).astype(np.float32)
-
-
-def _three_channels(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the first three channels; with fewer than three, the first one repeated."""
-    return x[:3] if len(x) >= 3 else np.repeat(x[:1], 3, axis=0)
+    return Pillow.fromarray(values.round().clip(0, 255).astype(np.uint8))

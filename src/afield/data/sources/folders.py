@@ -23,13 +23,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afield.data.cache import contents_digest, decode_files
-from afield.data.domains import Domain, DomainSet, Reader, ReadOptions, Training
+from afield.data.domains import Domain, DomainSet, Reader, ReadOptions
 from afield.data.listing import Entry, once, scan_folder
-from afield.data.modalities.image import silence_pillow
-from afield.data.modality import IMAGE, TEXT, FileModality, Text, modality_of_file
+from afield.data.modalities.image import Image
+from afield.data.modalities.text import Text
+from afield.data.modality import FileModality, modality_of_file
 from afield.errors import DataError
 
-__all__ = ["TEXT_TRAINING", "DomainFiles", "LabeledFile", "folder_dataset", "folder_reader"]
+__all__ = ["DomainFiles", "LabeledFile", "folder_dataset", "folder_reader"]
 __all__ += ["read_files", "unlabelled_files"]
 
 # Created by operating systems; hidden files are ignored as well.
@@ -194,8 +195,6 @@ def _children(path: Path) -> list[Entry]:
     return children
 
 
-# Default settings for texts: a small network that takes about a minute.
-TEXT_TRAINING = Training(steps=300, backbone="small:text")
 # Number of broken files that an error message names.
 MAX_NAMED_FILES = 5
 
@@ -234,7 +233,7 @@ def _folder_dataset(path: Path) -> DomainSet:
         domains=tuple(names),
         classes=tuple(classes),
         reader=partial(read_files, path, files, modality),
-        training=TEXT_TRAINING if isinstance(modality, Text) else Training(),
+        training=modality.training,
         origin=str(path),
         fingerprint=_fingerprint(contents, names, classes),
         modality=modality,
@@ -242,7 +241,10 @@ def _folder_dataset(path: Path) -> DomainSet:
 
 
 def folder_reader(
-    folder: str, domains: Sequence[str], classes: Sequence[str], modality: FileModality = IMAGE
+    folder: str,
+    domains: Sequence[str],
+    classes: Sequence[str],
+    modality: FileModality = Image(),  # noqa: B008
 ) -> Reader:
     """Reader of ``<data root>/folder/<domain>/<class>/<file>``, for a declared dataset."""
 
@@ -270,7 +272,7 @@ def read_files(
     """
     side = options.side or modality.stored_side(64)
     modality = modality.with_tokens(options.tokenizer, options.tokens)
-    with silence_pillow():
+    with modality.decoding():
         decoded = decode_files(
             root,
             _paths(files),
@@ -344,15 +346,15 @@ def _detect_modality(path: Path) -> FileModality:
 
     Folders of images may contain notes: only a folder without other samples is one of texts.
     """
-    has_texts = False
+    notes: FileModality | None = None
     for domain in list_folders(path):
         for class_folder in list_folders(domain):
             for file in list_files(class_folder):
                 modality = modality_of_file(file)
-                if modality and not isinstance(modality, Text):
+                if modality and not modality.has_tokens:
                     return modality
-                has_texts = has_texts or modality is not None
-    return TEXT if has_texts else IMAGE
+                notes = notes or modality
+    return notes or Image()
 
 
 # Depth of a file in root/<domain>/<class>/<file>.
@@ -374,19 +376,19 @@ def unlabelled_files(path: Path) -> DomainSet | None:
 
 
 def _of_images(path: Path, files: list[Path]) -> DomainSet | None:
-    files = [file for file in files if file.suffix.lower() in IMAGE.suffixes]
+    files = [file for file in files if file.suffix.lower() in Image.suffixes]
     if not files or (path.is_dir() and min(_depths(path, files)) >= LABELED_DEPTH):
         return None
-    return _dataset(path, files, IMAGE)
+    return _dataset(path, files, Image())
 
 
 def _of_texts(path: Path, files: list[Path]) -> DomainSet | None:
-    if not files or any(file.suffix.lower() not in TEXT.suffixes for file in files):
+    if not files or any(file.suffix.lower() not in Text.suffixes for file in files):
         return None
     # Labelled texts may lie beside notes and lists of files, which are texts, too.
     if path.is_dir() and max(_depths(path, files)) >= LABELED_DEPTH:
         return None
-    return _dataset(path, files, TEXT)
+    return _dataset(path, files, Text())
 
 
 def _dataset(path: Path, files: list[Path], modality: FileModality) -> DomainSet:

@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 
 from afield.data.domains import DomainSet
-from afield.data.modalities.table import TABLE_SUFFIXES, is_table, read_frames
+from afield.data.frames import TABLE_SUFFIXES, is_table, read_frames
 from afield.data.sources.tables import ColumnChoice, find_columns, table_dataset
 from afield.errors import DataError, SpecError
 from afield.files import atomic_write, sha256

@@ -12,7 +12,6 @@ is a table with columns that the user has named; the part after the question mar
 """
 
 import hashlib
-import io
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -27,32 +26,22 @@ import torch
 from numpy.typing import NDArray
 
 from afield.data.cache import contents_digest
-from afield.data.domains import Domain, DomainSet, Reader, ReadOptions, Training
-from afield.data.modalities.image import read_image
-from afield.data.modalities.table import Column, encode_rows, read_frame
-from afield.data.modality import IMAGE, TEXT, FileModality, Modality, Table, Text, modality_of_file
-from afield.data.sources.folders import TEXT_TRAINING, DomainFiles, LabeledFile, read_files
+from afield.data.domains import Domain, DomainSet, Reader, ReadOptions
+from afield.data.frames import USUAL_NAMES, Column, encode_rows, read_frame
+from afield.data.modalities.image import Image
+from afield.data.modalities.table import Table
+from afield.data.modalities.text import Text
+from afield.data.modality import FileModality, Modality, modality_of_file
+from afield.data.sources.folders import DomainFiles, LabeledFile, read_files
 from afield.errors import DataError, SpecError
 from afield.files import file_digest
 from afield.registry import hint
 
 if TYPE_CHECKING:
     import pandas as pd
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["ColumnChoice", "find_columns", "name_columns", "split_spec", "table_dataset"]
 
-# Names that a column of each kind usually has, in order of preference.
-USUAL_NAMES = {
-    "label": ("label", "labels", "class", "y", "target", "fine_label"),
-    "domain": ("domain", "domains", "environment", "env", "site", "hospital", "center", "style"),
-    "split": ("split",),
-    "group": ("group",),
-    "image": ("image", "img", "picture", "photo"),
-    "path": ("path", "file", "file_name", "filename", "filepath", "image_path", "audio_path"),
-    "text": ("text", "sentence", "document", "review"),
-}
 # Columns that number the rows; they are no features.
 ROW_NUMBERS = ("id", "index", "row_id", "unnamed: 0")
 # More categories than this are names of rows or free text.
@@ -367,17 +356,11 @@ def _dataset(
         domains=samples.domains,
         classes=samples.classes,
         reader=reader,
-        training=_training(modality),
+        training=modality.training,
         origin=str(path),
         fingerprint=hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16],
         modality=modality,
     )
-
-
-def _training(modality: Modality) -> Training:
-    if isinstance(modality, Table):
-        return Training(batch=32, backbone="small:mlp")
-    return TEXT_TRAINING if isinstance(modality, Text) else Training()
 
 
 def _kind_of_samples(
@@ -385,12 +368,11 @@ def _kind_of_samples(
 ) -> tuple[Modality, Reader, str]:
     """The modality of a table, its reader, and a digest of the files that it names."""
     columns = samples.columns
-    if columns.image:
-        return IMAGE, partial(_read_images, path, parts, samples), ""
-    if columns.path:
+    if columns.path and not columns.image:
         return _listed_files(path, samples)
-    if columns.text:
-        return TEXT, partial(_read_texts, path, parts, samples), ""
+    if columns.image or columns.text:
+        cells = Image() if columns.image else Text()
+        return cells, partial(_read_cells, path, parts, samples, cells), ""
     features = feature_columns(samples.frame, columns, str(path))
     rows = encode_rows(samples.frame, features, str(path))
     return Table(features), partial(_read_numbers, samples, features, rows), ""
@@ -446,7 +428,7 @@ def _checked(path: Path, cell: Any) -> Path:
 
 
 def _one_modality(path: Path, files: Sequence[Path]) -> FileModality:
-    modality = modality_of_file(files[0]) or IMAGE
+    modality = modality_of_file(files[0]) or Image()
     other = next((file for file in files if file.suffix.lower() not in modality.suffixes), None)
     if other is not None:
         suffixes = ", ".join(modality.suffixes)
@@ -476,44 +458,29 @@ def _read_listed(
     return _with_columns(domains, samples, files)
 
 
-def _read_texts(
-    path: Path, parts: Sequence[Path], samples: TableRows, options: ReadOptions
+def _read_cells(
+    path: Path,
+    parts: Sequence[Path],
+    samples: TableRows,
+    modality: Image | Text,
+    options: ReadOptions,
 ) -> dict[str, Domain]:
-    column = samples.columns.text
-    cells = samples.frame[column].tolist()
-    contents = {path / f"row {row}": cell for row, cell in enumerate(cells)}
-    files = _entries(samples, list(contents))
-    modality = TEXT.with_tokens(options.tokenizer, options.tokens)
-
-    def decode(row: Path) -> NDArray[Any]:
-        return modality.tokenize(contents[row])
-
-    selection = f" in column {column} by {samples.columns.domain}"
+    """Read samples that the cells of a column hold themselves."""
+    column = samples.columns.image or samples.columns.text
+    name = "" if samples.columns.image else "row "
+    cells = {path / f"{name}{i}": cell for i, cell in enumerate(samples.frame[column].tolist())}
+    files = _entries(samples, list(cells))
+    side = options.side or modality.stored_side(64)
+    modality = modality.with_tokens(options.tokenizer, options.tokens)
     domains = read_files(
-        path, files, TEXT, options, decode=decode, stated=parts, selection=selection
-    )
-    return _with_columns(domains, samples, files)
-
-
-def _read_images(
-    path: Path, parts: Sequence[Path], samples: TableRows, options: ReadOptions
-) -> dict[str, Domain]:
-    column = samples.columns.image
-    contents = {path / str(row): cell for row, cell in enumerate(samples.frame[column].tolist())}
-    files = _entries(samples, list(contents))
-    side = options.side or IMAGE.stored_side(64)
-
-    def decode(row: Path) -> NDArray[Any]:
-        cell = contents[row]
-        content = cell.get("bytes") if isinstance(cell, Mapping) else cell
-        if not isinstance(content, bytes):
-            raise ValueError("no image bytes")  # noqa: TRY004  like a broken file
-        return read_image(io.BytesIO(content), side)
-
-    # Rows are cached domain by domain.
-    selection = f" in column {column} by {samples.columns.domain}"
-    domains = read_files(
-        path, files, IMAGE, options, decode=decode, stated=parts, selection=selection
+        path,
+        files,
+        modality,
+        options,
+        decode=lambda file: modality.decode_cell(cells[file], side),
+        stated=parts,
+        # Rows are cached domain by domain.
+        selection=f" in column {column} by {samples.columns.domain}",
     )
     return _with_columns(domains, samples, files)
 

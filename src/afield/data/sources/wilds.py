@@ -14,10 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
+import PIL.Image
 
 from afield.data.domains import Domain, Download, Reader, ReadOptions
-from afield.data.modality import IMAGE, TEXT
+from afield.data.modalities.image import Image
+from afield.data.modalities.text import Text
 from afield.data.sources.folders import LabeledFile, read_files
 from afield.errors import DataError
 
@@ -169,12 +170,13 @@ class WildsSet:
             )
         read = partial(read_files, root / self.folder, files)
         if self.texts is None:
-            return self._with_groups(read(IMAGE, options), root)
-        dataset, modality = self._open(root), TEXT.with_tokens(options.tokenizer, options.tokens)
+            return self._with_groups(read(Image(), options), root)
+        dataset = self._open(root)
+        modality = Text().with_tokens(options.tokenizer, options.tokens)
         texts = dict(zip(self.image_paths(dataset), self.texts(dataset), strict=True))
         # The official tables hold a few empty texts.
         tokenized = read(
-            TEXT,
+            modality,
             options,
             decode=lambda row: modality.tokenize(texts[row.name].strip() or "."),
             stated=[root / name for name in self.needs],
@@ -235,14 +237,14 @@ def _undo_side_effects() -> Iterator[None]:
     It starts a thread that looks for a newer version on the web, and lifts Pillow's limit for the
     size of images. Its warnings, which concern its own code, are ignored.
     """
-    limit, outdated = Image.MAX_IMAGE_PIXELS, sys.modules.get("outdated")
+    limit, outdated = PIL.Image.MAX_IMAGE_PIXELS, sys.modules.get("outdated")
     sys.modules["outdated"] = None  # type: ignore[assignment]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        Image.MAX_IMAGE_PIXELS = limit
+        PIL.Image.MAX_IMAGE_PIXELS = limit
         del sys.modules["outdated"]
         if outdated is not None:
             sys.modules["outdated"] = outdated

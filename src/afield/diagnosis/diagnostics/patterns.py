@@ -25,7 +25,6 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from afield.data.modalities.image import to_rgb
 from afield.diagnosis.diagnostic import Diagnostic, Finding, single_run
 from afield.diagnosis.figure_style import COLORS, legend_below
 from afield.errors import SpecError
@@ -115,7 +114,7 @@ def contact_sheet(finished: FinishedRun, name: str, table: pd.DataFrame) -> Pane
     hardest = table[table["domain"] == name].nlargest(SHEET_GRID[0] * SHEET_GRID[1], "loss")
     x = finished.domains[name].x
     (chosen,) = x.chunks(len(hardest), torch.tensor(hardest["place"].tolist()))
-    images = [to_rgb(image) for image in finished.modality.upright(chosen.cpu())]
+    images = [finished.modality.to_rgb(image) for image in chosen.cpu()]
     unseen = "" if name in finished.record.run.sources else " (unseen)"
     title = f"highest losses in {_short(name, 24)}{unseen}"
     return lambda axes: _plot_sheet(axes, title, images, hardest)

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afield.data.modalities.image import compare_images
 from afield.diagnosis.diagnostic import (
     Diagnostic,
     Finding,
@@ -98,7 +97,7 @@ class _Strips:
         note, scale = "full color: ", float(np.abs(added).max())
         if self.before.ndim == 4:
             rows = zip(self.before, self.after, added, strict=True)
-            axes.imshow(np.concatenate([compare_images(*row, scale=scale) for row in rows]))
+            axes.imshow(np.concatenate([_compare(*row, scale=scale) for row in rows]))
             axes.set_axis_off()
         else:
             note, scale = "", float(np.abs(added[0]).max())
@@ -148,3 +147,29 @@ def _summarize(data: pd.DataFrame) -> str:
         )
         sentences.append(f"domain accuracy {before:.1f} %, {after:.1f} % when perturbed")
     return "; ".join(sentences)
+
+
+def _compare(
+    before: NDArray[np.float32],
+    after: NDArray[np.float32],
+    added: NDArray[np.float32],
+    scale: float = 0.0,
+) -> NDArray[np.float32]:
+    """Show two versions of a sample on one scale, and their difference: blue below 0, red above.
+
+    A difference of `scale` has the full color; by default, the largest one of this sample.
+    """
+    low, high = float(before.min()), float(before.max())
+    scale = max(1e-12, scale or float(np.abs(added).max()))
+    pair = [((x - low) / max(1e-6, high - low)).clip(0, 1) for x in (before, after)]
+    first, second = (_three_channels(x).transpose(1, 2, 0) for x in pair)
+    change = _three_channels(added / scale).mean(axis=0)
+    up, down = change.clip(min=0), -change.clip(max=0)
+    difference = np.stack([1 - down, 1 - up - down, 1 - up], axis=2)
+    gap = np.ones((before.shape[1], max(1, before.shape[2] // 14), 3), dtype=np.float32)
+    return np.concatenate([first, gap, second, gap, difference], axis=1).astype(np.float32)
+
+
+def _three_channels(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the first three channels; with fewer than three, the first one repeated."""
+    return x[:3] if len(x) >= 3 else np.repeat(x[:1], 3, axis=0)

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from afield.data.modalities.text import read_tokenizer
+from afield.data.modalities.text import Text
 from afield.data.sources.hub import download_snapshot
 from afield.errors import DataError, SpecError, UnknownNameError
 from afield.files import file_digest, read_json_object
@@ -182,7 +182,7 @@ class Hf(Backbone):
 
     def _check_vocabulary(self, encoder: Any) -> None:
         known = encoder.get_input_embeddings().num_embeddings
-        tokens = read_tokenizer(self.tokenizer).get_vocab_size()
+        tokens = Text(self.tokenizer).vocabulary
         if tokens > known:
             raise DataError(
                 f"{self.folder}: its tokenizer has {tokens} tokens, its encoder knows {known}; "

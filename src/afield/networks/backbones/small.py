@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from afield.data.modalities.text import BYTE_TOKENS
+from afield.data.modalities.text import Text
 from afield.errors import SpecError
 from afield.networks.backbone import Backbone, Shape
 from afield.networks.text_features import ByteFeatures
@@ -251,7 +251,7 @@ BUILDERS: dict[str, Callable[[Shape], nn.Module]] = {
     "resnet18": partial(_resnet, model="resnet18"),
     "resnet34": partial(_resnet, model="resnet34"),
     "vit": _vit,
-    "text": lambda _: ByteFeatures(BYTE_TOKENS),
+    "text": lambda _: ByteFeatures(Text().vocabulary),
 }
 # Networks whose samples are not images.
 NOT_FOR_IMAGES = ("mlp", "irm_mlp", "text")

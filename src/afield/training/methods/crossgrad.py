@@ -35,7 +35,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from afield.data.modality import Modality, Text
+from afield.data.modality import Modality
 from afield.errors import SpecError
 from afield.hyperparameters import Choice, LogUniform, Variant
 from afield.networks.backbone import Classifier, find_backbone, network
@@ -113,7 +113,7 @@ class CrossGrad(Method):
 
     def check_modality(self, modality: Modality) -> None:
         """Refuse texts for what needs the same inputs for both networks, without embedding."""
-        if isinstance(modality, Text) and (self.guided or self.domain_net not in ("small", "same")):
+        if modality.has_tokens and (self.guided or self.domain_net not in ("small", "same")):
             raise SpecError(
                 "crossgrad on texts needs guided=false and domain_net=small or same, because its "
                 "domain network takes the embedded tokens of the label network"

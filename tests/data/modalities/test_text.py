@@ -8,8 +8,7 @@ import torch
 
 from afield.data.domains import ReadOptions
 from afield.data.lookup import find_dataset
-from afield.data.modalities.text import tokenize
-from afield.data.modality import TEXT, Text
+from afield.data.modalities.text import Text, tokenize
 from afield.errors import AfieldError, DataError
 from tests.messages import message_of
 from tests.texts import reviews, write_reviews, write_text_tree, write_tokenizer
@@ -34,7 +33,7 @@ def refusal(path, **options):
 def test_a_table_of_texts_is_read_in_every_format(tmp_path, name):
     frame = reviews(4)
     path = write_reviews(tmp_path, frame, name)
-    assert find_dataset(path).modality == TEXT
+    assert find_dataset(path).modality == Text()
     domains = load(path)
     assert list(domains) == ["films", "food", "hotels"]
     for name, domain in domains.items():

@@ -9,17 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from afield.data.modalities.image import (
-    IMAGE_ERRORS,
-    IMAGE_SUFFIXES,
-    compare_images,
-    read_image,
-    silence_pillow,
-    stored_side,
-)
+from afield.data.modalities.image import IMAGE_ERRORS, read_image, silence_pillow
+from afield.data.modality import find_modality
 from tests.files import RED, bomb, noise, plain, saved
 from tests.messages import message_of
 
+IMAGE = find_modality("pictures")
 SIDE = 16
 MB_IN_KB = 1024
 
@@ -29,10 +24,10 @@ def reason(path: Path) -> str:
 
 
 def test_pictures_are_kept_an_eighth_larger_than_they_are_seen():
-    assert [stored_side(size) for size in (64, 112, 224)] == [73, 128, 256]
+    assert [IMAGE.stored_side(size) for size in (64, 112, 224)] == [73, 128, 256]
 
 
-@pytest.mark.parametrize("suffix", IMAGE_SUFFIXES)
+@pytest.mark.parametrize("suffix", IMAGE.suffixes)
 def test_all_common_formats_are_read(tmp_path, suffix):
     x = read_image(saved(plain(), tmp_path / f"a{suffix}"), SIDE)
     assert x.shape == (SIDE, SIDE, 3)
@@ -165,7 +160,7 @@ def test_a_file_of_another_format_is_refused_whatever_its_name_is(tmp_path, cont
     assert "cannot identify" in reason(tmp_path / "a.png")
 
 
-@pytest.mark.parametrize("suffix", IMAGE_SUFFIXES)
+@pytest.mark.parametrize("suffix", IMAGE.suffixes)
 def test_half_a_file_is_refused(tmp_path, suffix):
     for share in (0.1, 0.5, 0.9):
         file = saved(noise(), tmp_path / f"{share}{suffix}")
@@ -209,64 +204,3 @@ def test_large_is_not_yet_a_bomb(tmp_path, monkeypatch):
     assert warnings.filters == before
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 3000)
     assert "decompression bomb" in reason(file)
-
-
-def side_by_side(before, after):
-    """The three pictures that are shown of a sample, without the gaps between them."""
-    before, after = (np.asarray(x, dtype=np.float32) for x in (before, after))
-    shown = compare_images(before, after, after - before)
-    (_, height, width), gap = before.shape, max(1, before.shape[2] // 14)
-    assert shown.shape == (height, 3 * width + 2 * gap, 3)
-    assert shown.dtype == np.float32
-    assert ((shown >= 0) & (shown <= 1)).all()
-    gaps = (width, 2 * width + gap)
-    assert all((shown[:, start : start + gap] == 1).all() for start in gaps)
-    return [shown[:, start : start + width] for start in (0, width + gap, 2 * (width + gap))]
-
-
-def test_both_versions_are_on_the_scale_of_the_first():
-    before = np.linspace(-3, 5, 3 * 4 * 4).reshape(3, 4, 4)
-    first, second, _ = side_by_side(before, before + 2)
-    assert first == pytest.approx(((before + 3) / 8).transpose(1, 2, 0), abs=1e-6)
-    # What is above the scale is as bright as can be.
-    assert second == pytest.approx(((before + 5) / 8).clip(0, 1).transpose(1, 2, 0), abs=1e-6)
-
-
-def test_more_is_red_less_is_blue_and_the_same_is_white():
-    before = np.zeros((1, 1, 5))
-    _, _, change = side_by_side(before, [[[4.0, 2.0, 0.0, -1.0, -4.0]]])
-    red, pale, white, faint, blue = change[0].tolist()
-    assert red == [1, 0, 0]
-    assert pale == [1, 0.5, 0.5]
-    assert white == [1, 1, 1]
-    assert faint == [0.75, 0.75, 1]
-    assert blue == [0, 0, 1]
-
-
-def test_a_difference_is_the_mean_of_the_channels_on_the_scale_of_the_largest():
-    after = np.zeros((3, 1, 2))
-    after[0, 0, 0] = 6.0
-    _, _, change = side_by_side(np.zeros((3, 1, 2)), after)
-    assert change[0, 0] == pytest.approx([1, 2 / 3, 2 / 3])
-
-
-@pytest.mark.parametrize("channels", [1, 2])
-def test_fewer_than_three_channels_are_shown_in_grey(channels):
-    before = np.random.default_rng(0).normal(size=(channels, 6, 30))
-    for shown in side_by_side(before, before + 0.1)[:2]:
-        assert (shown == shown[:, :, :1]).all()
-        assert len(np.unique(shown)) > 2
-
-
-def test_of_many_channels_the_first_three_are_the_colours():
-    before = np.random.default_rng(0).uniform(size=(5, 4, 4))
-    before[3:] = 0.5
-    three, five = (side_by_side(x, x + 0.1)[0] for x in (before[:3], before))
-    assert (three == five).all()
-
-
-def test_a_sample_that_is_flat_or_not_moved_can_be_shown():
-    flat = np.full((3, 4, 4), 7.0)
-    first, second, change = side_by_side(flat, flat)
-    assert (first == second).all()
-    assert (change == 1).all()

@@ -4,19 +4,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from afield.deployment.file_batches import find_files, read_file_batches
-from afield.deployment.inputs import Inputs
+from afield.data.file_batches import find_files
+from afield.data.inputs import Inputs
 from tests.files import noise, saved
 
 PICTURE = Inputs("pictures", "uint8", (3, 18, 18), (127.5,), (127.5,), size=16)
 ARRAY = Inputs("arrays", "float32", (4,), (0.0,), (1.0,))
 
 
+def read_file_batches(inputs, files, size):
+    return inputs.modality.read_batches(inputs, files, size)
+
+
 def test_folders_are_gone_through_and_clutter_is_passed_over(tmp_path):
     for name in ("b.png", "a/deep/c.JPG", "a/.hidden.png", ".git/d.png", "e.txt", "Thumbs.db"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
-    result = find_files([tmp_path], PICTURE.suffixes)
+    result = find_files([tmp_path], PICTURE.modality.suffixes)
     assert [str(path.relative_to(tmp_path)) for path in result] == ["b.png", "a/deep/c.JPG"]
 
 

@@ -8,7 +8,7 @@ from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from afield.data.modalities.table import Column
+from afield.data.frames import Column
 from afield.data.samples import Rows
 from afield.data.scaling import FittedColumn, TableScaling
 from afield.errors import SpecError
@@ -37,7 +37,7 @@ def test_it_equals_a_pipeline_of_scikit_learn():
     scaling = TableScaling.fit(Rows([x]), COLUMNS)
     expected = np.asarray(theirs.transform(new.double().numpy()), dtype=np.float32)
     np.testing.assert_allclose(scaling(new).numpy(), expected, atol=1e-5)
-    assert scaling.width == 4
+    assert scaling.network_shape((3,)) == (4,)
     assert scaling(new)[0, 1:3].tolist() == [0.0, 0.0]
 
 

@@ -1,15 +1,17 @@
 """What goes into a model in use is what goes into it in evaluation, to the last bit."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from afield.data.domains import ReadOptions
+from afield.data.inputs import Inputs
+from afield.data.log_mel import LogMel
 from afield.data.lookup import find_dataset
-from afield.data.modalities.audio import LogMel
-from afield.data.modalities.image import stored_side
-from afield.data.modality import AUDIO
-from afield.deployment.inputs import Inputs
+from afield.data.modalities.audio import Audio
+from afield.data.modalities.image import Image
 from afield.errors import DataError, SpecError
 from tests.files import noise, saved, words
 
@@ -18,15 +20,20 @@ BYTES = Inputs("arrays", "uint8", (1, 8, 8), (127.5,), (127.5,))
 
 
 def pictures(size: int = 16) -> Inputs:
-    side = stored_side(size)
+    side = Image().stored_side(size)
     return Inputs("pictures", "uint8", (3, side, side), (127.5,), (127.5,), size=size)
 
 
+def decoded(inputs: Inputs, files: list[Path]) -> torch.Tensor:
+    (batch,) = inputs.modality.read_batches(inputs, files, len(files))
+    return batch.x
+
+
 def test_pictures_are_decoded_as_the_cache_does(two_colours):
-    domains = find_dataset(two_colours).load(ReadOptions(two_colours, side=stored_side(16)))
+    domains = find_dataset(two_colours).load(ReadOptions(two_colours, side=Image().stored_side(16)))
     inputs = pictures(16)
     for domain in domains.values():
-        rows = inputs.stack([inputs.decode(two_colours / name) for name in domain.names])
+        rows = decoded(inputs, [two_colours / name for name in domain.names])
         assert torch.equal(rows, domain.x)
         # Some kernels depend on how samples lie in memory.
         assert rows.stride() == domain.x.stride()
@@ -40,11 +47,11 @@ def test_sounds_are_decoded_as_the_cache_does(tmp_path):
         )
     words(tmp_path / "root")
     dataset = find_dataset(tmp_path / "root")
-    assert dataset.modality == AUDIO
+    assert dataset.modality == Audio()
     inputs = Inputs("sounds", "float16", (1, 40, 98), (0.0,), (1.0,), mel=LogMel())
     for domain in dataset.load().values():
         files = [tmp_path / "root" / name for name in domain.names]
-        assert torch.equal(inputs.stack([inputs.decode(file) for file in files]), domain.x)
+        assert torch.equal(decoded(inputs, files), domain.x)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +64,7 @@ def test_sounds_are_decoded_as_the_cache_does(tmp_path):
     ],
 )
 def test_arrays_of_pictures_come_in_several_forms(given, shape):
-    result = BYTES.to_samples(given)
+    result = BYTES.from_array(given)
     assert tuple(result.shape) == shape
     assert result.dtype == torch.uint8
 
@@ -77,7 +84,7 @@ def test_arrays_of_pictures_come_in_several_forms(given, shape):
 )
 def test_arrays_that_do_not_fit_are_reported(inputs, given, message):
     with pytest.raises(DataError, match=message):
-        inputs.to_samples(given)
+        inputs.from_array(given)
 
 
 @pytest.mark.parametrize("name", ["X", "x", "anything"])
@@ -113,8 +120,8 @@ def test_of_several_arrays_one_must_be_x(tmp_path):
 def test_arrays_of_pictures_of_another_size_are_squeezed_as_files_are(tmp_path):
     inputs, image = pictures(), noise(40)
     file = saved(image, tmp_path / "a.png")
-    expected = inputs.stack([inputs.decode(file)])
-    assert torch.equal(inputs.to_samples(np.asarray(image)[None]), expected)
+    expected = decoded(inputs, [file])
+    assert torch.equal(inputs.from_array(np.asarray(image)[None]), expected)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,205 @@
+"""Tables on disk (CSV, Parquet, JSON lines) as data frames, and their rows as numbers.
+
+CSV and JSON lines may be compressed (``.csv.gz``). Parquet needs pyarrow, which is an extra:
+``pip install 'afield[parquet]'``.
+"""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afield.errors import DataError, SpecError
+from afield.files import check_regular_file
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["TABLE_SUFFIXES", "USUAL_NAMES", "Column", "encode_rows", "is_table", "read_frame"]
+__all__ += ["read_frames"]
+
+TABLE_SUFFIXES = (".csv", ".csv.gz", ".parquet", ".jsonl", ".jsonl.gz")
+# Rows that `read_frames` yields at once.
+ROWS_AT_ONCE = 1000
+# Names that a column of each kind usually has, in order of preference.
+USUAL_NAMES = {
+    "label": ("label", "labels", "class", "y", "target", "fine_label"),
+    "domain": ("domain", "domains", "environment", "env", "site", "hospital", "center", "style"),
+    "split": ("split",),
+    "group": ("group",),
+    "image": ("image", "img", "picture", "photo"),
+    "path": ("path", "file", "file_name", "filename", "filepath", "image_path", "audio_path"),
+    "text": ("text", "sentence", "document", "review"),
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of features: its name, and its categories unless it holds numbers."""
+
+    name: str
+    categories: tuple[str, ...] | None = None
+
+
+def is_table(path: Path) -> bool:
+    """Whether the name of a file ends like that of a table."""
+    return path.name.lower().endswith(TABLE_SUFFIXES)
+
+
+def read_frame(path: Path) -> "pd.DataFrame":
+    """Read a table; class indices whose names the file states become these names."""
+    import pandas as pd
+
+    try:
+        check_regular_file(path)
+        frame = _reader(path)(path)
+    except pd.errors.EmptyDataError:
+        raise DataError(f"{path}: empty; the first line must name the columns") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read ({error})") from None
+    except (ValueError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise DataError(f"{path}: not a readable table ({reason})") from None
+    twice = frame.columns[frame.columns.duplicated()]
+    if len(twice):
+        raise DataError(f"{path}: two columns are called {twice[0]!r}; rename one")
+    if not len(frame):
+        raise DataError(f"{path}: no rows")
+    return frame.rename(columns=str)
+
+
+def encode_rows(
+    frame: "pd.DataFrame", columns: Sequence[Column], where: str
+) -> NDArray[np.float32]:
+    """Rows × columns as numbers: NaN for a missing value, and the index of each category.
+
+    A category that is not listed has the index -1.
+    """
+    missing = [column.name for column in columns if column.name not in frame.columns]
+    if missing:
+        known = ", ".join(map(str, frame.columns[:20]))
+        raise DataError(f"{where}: no column {missing[0]!r}; it has {known}")
+    encoded = np.empty((len(frame), len(columns)), np.float32)
+    for i, column in enumerate(columns):
+        encode = _numbers if column.categories is None else _codes
+        encoded[:, i] = encode(frame[column.name], column, where)
+    return encoded
+
+
+def _numbers(values: "pd.Series[Any]", column: Column, where: str) -> NDArray[np.float64]:
+    import pandas as pd
+
+    try:
+        numbers = pd.to_numeric(values).to_numpy(dtype=np.float64, na_value=np.nan)
+    except (TypeError, ValueError):
+        raise DataError(f"{where}: column {column.name!r} must hold numbers") from None
+    with np.errstate(over="ignore"):
+        infinite = np.isinf(numbers.astype(np.float32))
+    if infinite.any():
+        row = int(np.flatnonzero(infinite)[0])
+        raise DataError(
+            f"{where}: row {row} of column {column.name!r} is infinite or too large; leave the "
+            "cell empty, or remove the row"
+        )
+    return numbers
+
+
+def _codes(values: "pd.Series[Any]", column: Column, where: str) -> NDArray[np.float64]:
+    del where
+    index = {category: float(i) for i, category in enumerate(column.categories or ())}
+    cells = zip(values.tolist(), values.isna().tolist(), strict=True)
+    return np.array([np.nan if gone else index.get(str(cell), -1.0) for cell, gone in cells])
+
+
+def _reader(path: Path) -> Any:
+    name = path.name.lower()
+    if name.endswith(".parquet"):
+        return _read_parquet
+    return _read_csv if name.endswith((".csv", ".csv.gz")) else _read_jsonl
+
+
+def _read_csv(path: Path) -> "pd.DataFrame":
+    import pandas as pd
+
+    # utf-8-sig: some editors write a byte order mark, which is not part of the first name.
+    return pd.read_csv(path, encoding="utf-8-sig", low_memory=False)
+
+
+def _read_jsonl(path: Path) -> "pd.DataFrame":
+    import pandas as pd
+
+    rows = []
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{path}: line {number} is not JSON ({error})") from None
+            if not isinstance(row, dict):
+                raise DataError(f"{path}: line {number} is not an object with named values")
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def read_frames(path: Path) -> "Iterator[pd.DataFrame]":
+    """The rows of a table in parts: a Parquet file of images may be larger than the memory."""
+    if path.suffix != ".parquet":
+        yield read_frame(path)
+        return
+    _require_pyarrow(path)
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(path) as file:
+        for rows in file.iter_batches(ROWS_AT_ONCE):
+            yield _name_classes(rows.to_pandas(), file.schema_arrow.metadata, path)
+
+
+def _read_parquet(path: Path) -> "pd.DataFrame":
+    _require_pyarrow(path)
+    import pyarrow.parquet
+
+    table = pyarrow.parquet.read_table(path)
+    return _name_classes(table.to_pandas(), table.schema.metadata, path)
+
+
+def _require_pyarrow(path: Path) -> None:
+    if find_spec("pyarrow") is None:
+        raise SpecError(f"{path}: Parquet needs pyarrow; try: pip install 'afield[parquet]'")
+
+
+def _name_classes(
+    frame: "pd.DataFrame", metadata: Mapping[bytes, bytes] | None, path: Path
+) -> "pd.DataFrame":
+    """The frame with the names of classes that the metadata states."""
+    for name, classes in _stated_classes(metadata or {}).items():
+        if name in frame.columns:
+            frame[name] = _with_names(frame[name], classes, f"{path}: column {name!r}")
+    return frame
+
+
+def _with_names(values: "pd.Series[Any]", classes: Sequence[str], where: str) -> "pd.Series[Any]":
+    """Replace the indices of classes by their names; -1 stands for a missing label on the hub."""
+    outside = [value for value in values.dropna().unique() if not -1 <= value < len(classes)]
+    if outside:
+        raise DataError(f"{where} holds {outside[0]}, but names only {len(classes)} classes")
+    return values.map(dict(enumerate(classes)))
+
+
+def _stated_classes(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
+    """Names of the classes in the metadata that the library `datasets` writes into Parquet."""
+    try:
+        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+        kinds = {name: dict(kind) for name, kind in features.items() if isinstance(kind, dict)}
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        return {}
+    labels = {name: kind for name, kind in kinds.items() if kind.get("_type") == "ClassLabel"}
+    return {name: [str(each) for each in kind.get("names") or ()] for name, kind in labels.items()}
