@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from afield.data.lookup import find_dataset
 from afield.data.stream import Stream
 from afield.networks.backbone import network
-from afield.runs.record import Run
+from afield.runs.run import Run
 from afield.runs.run_data import RunData
 from afield.runs.run_setup import load_domains
 from afield.studies.planning import plan_run

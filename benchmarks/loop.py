@@ -12,8 +12,8 @@ from bare import Stopwatch, asked, bare_steps, stream_of
 from afield.data.lookup import find_dataset
 from afield.networks.backbone import network
 from afield.training.averages.last import Last
+from afield.training.learner import Task
 from afield.training.loop import checkpoints
-from afield.training.method import Task
 from afield.training.methods.erm import ERM
 from afield.training.optimizers import optimizer_factory
 

@@ -19,13 +19,13 @@ import torch
 from afield.data.cache import _map_tensor
 from afield.data.domains import Domain, DomainSet
 from afield.networks.backbone import network
-from afield.runs.record import Run
+from afield.runs.run import Run
 from afield.runs.run_data import RunData
 from afield.runs.run_setup import make_stream
 from afield.training.averages.last import Last
 from afield.training.evaluation import Evaluator
+from afield.training.learner import Task
 from afield.training.loop import checkpoints
-from afield.training.method import Task
 from afield.training.methods.erm import ERM
 
 NAMES, STEPS, SIDE = ("a", "b", "c", "d"), 20, 1024

@@ -42,7 +42,8 @@ from afield.data.scaling import Scaling
 from afield.data.stream import Stream
 from afield.hyperparameters import build
 from afield.networks.backbone import network
-from afield.training.method import Batches, Learner, Method, Task
+from afield.training.learner import Learner, Task
+from afield.training.method import Batches, Method
 from afield.training.optimizers import optimizer_factory
 
 DOMAINS, CLASSES, BATCH = 3, 7, 32

@@ -15,7 +15,7 @@ import torch
 from bare import Stopwatch, asked, bare_steps
 
 from afield.runs import runner
-from afield.runs.record import Run
+from afield.runs.run import Run
 from afield.runs.selection import RULES
 from afield.runs.store import Store
 

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from afield.runs.record import Plan, Run
+from afield.runs.record import Plan
+from afield.runs.run import Run
 from afield.runs.store import Store
 
 METHODS = ("erm", "vrex", "coral", "mmd", "irm", "groupdro", "sd", "rsc", "mixup", "arith")

@@ -36,7 +36,8 @@ from afield import registry
 from afield.errors import AfieldError
 from afield.runs import execute
 from afield.runs.pools.local import Local
-from afield.runs.record import Record, Run
+from afield.runs.record import Record
+from afield.runs.run import Run
 from afield.runs.store import Store
 from afield.runs.sweep import complete
 from afield.studies.planning import plan_run

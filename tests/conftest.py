@@ -20,7 +20,7 @@ from afield.data.samples import Samples, pool_domains
 from afield.data.stream import Stream
 from afield.deployment.fitting import fit
 from afield.networks.backbone import Classifier
-from afield.training.method import Task
+from afield.training.learner import Task
 from tests.data.downloadable import NAME, SOURCE
 from tests.files import other_package
 

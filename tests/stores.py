@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from afield.registry import CODE_FORM
-from afield.runs.record import Record, Run
-from afield.training.evaluation import Checkpoint, Score, Scores
+from afield.runs.record import Record
+from afield.runs.run import Run
+from afield.training.scores import Checkpoint, Score, Scores
 
 DOMAINS = ("art", "photo", "sketch")
 HOSTILE = (

@@ -18,9 +18,9 @@ import torch
 import afield
 from afield import registry
 from afield.data.cache import cache_root, stat_digest
-from afield.data.domains import Training
+from afield.data.training_settings import Training
 from afield.hyperparameters import defaults, draw_values, seed_name, without_neutral
-from afield.runs.record import Run
+from afield.runs.run import Run
 from afield.runs.run_files import read_record
 from afield.runs.run_setup import versions
 from afield.runs.runner import execute

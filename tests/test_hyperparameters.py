@@ -9,7 +9,7 @@ import pytest
 from pydantic import Field
 
 from afield import registry
-from afield.data.domains import Training
+from afield.data.training_settings import Training
 from afield.errors import SpecError
 from afield.hyperparameters import (
     Added,

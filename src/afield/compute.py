@@ -20,21 +20,6 @@ from afield.errors import SpecError
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "default_device",
-    "deterministic",
-    "end_with_parent",
-    "find_device",
-    "hostname",
-    "is_alive",
-    "keep_freed_memory",
-    "matrix_products",
-    "pause_cycle_search",
-    "preserve_torch_state",
-    "track_peak_memory",
-    "usable_cores",
-    "visible_gpus",
-]
 
 MAX_PID = 2**31 - 1
 # Options of glibc's allocator, and their values in bytes. Freed memory up to the first value stays

@@ -1,15 +1,5 @@
 """Errors raised on purpose. A message says what is wrong, where, and what to do instead."""
 
-__all__ = [
-    "AfieldError",
-    "DataError",
-    "DivergedError",
-    "IncompatibleMethodError",
-    "MergeError",
-    "SpecError",
-    "UnknownNameError",
-]
-
 
 class AfieldError(Exception):
     """An error that the user can fix; the command line prints it in one line."""

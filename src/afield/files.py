@@ -22,21 +22,6 @@ from typing import Any
 from afield.compute import hostname, is_alive
 from afield.errors import DataError
 
-__all__ = [
-    "atomic_write",
-    "check_regular_file",
-    "escape_markdown",
-    "file_digest",
-    "flush_to_disk",
-    "format_bytes",
-    "guard_formula",
-    "read_json_object",
-    "remove_abandoned",
-    "restore_folder",
-    "sha256",
-    "unwritable_reason",
-]
-
 # Linux: relative to the working directory, and the flag of renameat2 that swaps two paths.
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 # A spreadsheet takes a cell of a CSV file that starts with one of these for a formula.

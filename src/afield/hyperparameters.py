@@ -26,25 +26,6 @@ from afield.errors import SpecError
 from afield.registry import hint
 from afield.seeds import derive_seed
 
-__all__ = [
-    "Added",
-    "Around",
-    "Choice",
-    "LogUniform",
-    "Range",
-    "Uniform",
-    "Variant",
-    "build",
-    "defaults",
-    "draw_values",
-    "extremes",
-    "ranges",
-    "seed_name",
-    "validate_values",
-    "with_neutral",
-    "without_neutral",
-]
-
 T = TypeVar("T")
 
 

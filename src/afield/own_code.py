@@ -21,9 +21,6 @@ from typing import Any
 
 from afield.errors import SpecError
 
-__all__ = ["Code", "accept", "check", "digests", "find", "load", "names", "register", "registered"]
-__all__ += ["is_code", "restore"]
-
 # The idea of each kind, `module:class`; a merge is a function with a scope.
 IDEAS = {
     "methods": "afield.training.method:Method",

@@ -6,8 +6,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TypeVar
 
-__all__ = ["Advance", "Listener", "progress", "repeat_every", "report_progress_to", "track"]
-
 T = TypeVar("T")
 Advance = Callable[[int], None]
 Listener = Callable[[str, int | None], AbstractContextManager[Advance]]

@@ -22,20 +22,6 @@ from typing import Any
 from afield import own_code
 from afield.errors import SpecError, UnknownNameError
 
-__all__ = [
-    "CODE_FORM",
-    "KINDS",
-    "builtin_names",
-    "class_constant",
-    "code_differs",
-    "digest",
-    "docstring",
-    "find",
-    "hint",
-    "names",
-    "summary",
-]
-
 # Base classes of methods, averages and adaptations; the version of afield covers changes to them.
 BASE_MODULES = (
     "afield.training.method",

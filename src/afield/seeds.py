@@ -10,8 +10,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["capture_rng_state", "derive_seed", "restore_rng_state"]
-
 
 def derive_seed(*words: Any) -> int:
     """Seed that depends only on these words: the same on every machine.

@@ -1,5 +1,1 @@
 """The scikit-learn classifier, under the name by which it is imported."""
-
-from afield.deployment.sklearn import DomainClassifier
-
-__all__ = ["DomainClassifier"]

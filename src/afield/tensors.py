@@ -12,9 +12,6 @@ from torch import Tensor, nn
 from afield.errors import DataError
 from afield.files import check_regular_file, file_digest
 
-__all__ = ["add", "assign", "check_complete", "check_state_dict", "check_values", "clone_tensors"]
-__all__ += ["flatten", "mix", "read_weights", "set_gradients", "unflatten", "weights_digest"]
-
 
 def weights_digest(path: str) -> str:
     """Digest of the file of weights that a run starts from."""

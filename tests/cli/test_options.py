@@ -13,7 +13,7 @@ from afield.cli.embed import embed
 from afield.cli.model import fit
 from afield.cli.options import FORMATS, HEADINGS, SETTINGS, SetOption, read_options
 from afield.cli.train import train
-from afield.data.domains import Training
+from afield.data.training_settings import Training
 from afield.reporting import formats
 from afield.runs.selection import RULES
 from afield.studies.benchmark import OPTIONS

@@ -13,7 +13,7 @@ from afield.deployment.model_folder import (
     Selection,
     read_description,
 )
-from afield.runs.record import Run
+from afield.runs.run import Run
 from tests.files import GOLDEN
 
 IMAGES = Inputs(

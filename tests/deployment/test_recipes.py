@@ -8,8 +8,9 @@ import pytest
 from afield.data.domains import DomainSet
 from afield.deployment.estimates import estimate_accuracy
 from afield.deployment.recipes import choose_recipe, complete_recipes, estimate_choice
-from afield.runs.record import Record, Run
-from afield.training.evaluation import Checkpoint, Scores
+from afield.runs.record import Record
+from afield.runs.run import Run
+from afield.training.scores import Checkpoint, Scores
 from tests.stores import DOMAINS, benchmark_records, noisy, score
 
 THINGS = DomainSet("things", DOMAINS, ("a", "b"), dict)

@@ -23,9 +23,9 @@ from sklearn.utils import check_random_state
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from afield import registry
+from afield.deployment.sklearn import DomainClassifier
 from afield.errors import DivergedError, IncompatibleMethodError, SpecError, UnknownNameError
 from afield.runs.store import Store
-from afield.sklearn import DomainClassifier
 from afield.studies.benchmarking import train
 from tests.pairs import OF_IMAGES
 

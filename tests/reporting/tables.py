@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pandas as pd
 
-from afield.runs.record import Record, Run
-from afield.training.evaluation import Checkpoint, Score, Scores
+from afield.runs.record import Record
+from afield.runs.run import Run
+from afield.training.scores import Checkpoint, Score, Scores
 
 DOMAINS = ("art", "photo", "sketch")
 

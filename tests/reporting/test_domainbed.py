@@ -12,12 +12,13 @@ import pytest
 from afield import registry
 from afield.data.lookup import find_dataset
 from afield.reporting.domainbed import export_domainbed
-from afield.runs.record import Record, Run
+from afield.runs.record import Record
+from afield.runs.run import Run
 from afield.runs.runner import execute
 from afield.runs.selection import RULES
 from afield.runs.store import Store
 from afield.seeds import derive_seed
-from afield.training.evaluation import Checkpoint, Score, Scores
+from afield.training.scores import Checkpoint, Score, Scores
 from tests.protocols import leave_one_out
 
 DOMAINS = ("art", "photo", "sketch", "cartoon")

@@ -6,8 +6,9 @@ import pytest
 
 from afield.reporting.results import group_records
 from afield.reporting.table import tabulate
-from afield.runs.record import Record, Run
-from afield.training.evaluation import Checkpoint, Scores
+from afield.runs.record import Record
+from afield.runs.run import Run
+from afield.training.scores import Checkpoint, Scores
 from tests.stores import DOMAINS, benchmark_records, held_out, record, score
 
 

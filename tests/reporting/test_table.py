@@ -11,9 +11,10 @@ from afield.data.domains import RESERVED_NAMES
 from afield.reporting.formats import as_markdown, as_rich
 from afield.reporting.results import Results
 from afield.reporting.table import COLUMNS, find_column, format_value, lower_is_better, tabulate
-from afield.runs.record import Record, Run
-from afield.training.evaluation import Checkpoint, Scores
+from afield.runs.record import Record
+from afield.runs.run import Run
 from afield.training.metrics import find_metric
+from afield.training.scores import Checkpoint, Scores
 from tests.reporting.tables import (
     AT_HOME,
     DOMAINS,

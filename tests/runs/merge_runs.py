@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from afield.runs.record import Run
+from afield.runs.run import Run
 from afield.studies.benchmark import make_benchmark
 
 MERGES = ("average", "score", "task_arithmetic", "ties")

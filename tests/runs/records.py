@@ -2,8 +2,9 @@
 
 import torch
 
-from afield.runs.record import Record, Run
-from afield.training.evaluation import Checkpoint, Score, Scores
+from afield.runs.record import Record
+from afield.runs.run import Run
+from afield.training.scores import Checkpoint, Score, Scores
 
 RUN = Run("toy", "erm", ("a", "b"), params={"x": 1.0})
 

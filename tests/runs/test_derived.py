@@ -11,7 +11,7 @@ import afield
 from afield.data.domains import Domain
 from afield.errors import SpecError
 from afield.runs.finished import reopen
-from afield.runs.record import Run
+from afield.runs.run import Run
 from afield.runs.run_files import read_run_weights
 from afield.runs.run_setup import run_adaptation
 from afield.runs.runner import execute

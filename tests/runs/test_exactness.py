@@ -12,7 +12,7 @@ from afield import registry
 from afield.data.lookup import find_dataset
 from afield.data.stream import Stream
 from afield.runs.pools.local import Local
-from afield.runs.record import Run
+from afield.runs.run import Run
 from afield.runs.run_data import RunData
 from afield.runs.run_setup import load_domains
 from afield.runs.runner import execute

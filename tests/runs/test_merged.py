@@ -22,8 +22,9 @@ from afield.reporting.table import tabulate
 from afield.runs import sweep
 from afield.runs.finished import reopen
 from afield.runs.merged import Ensemble, _best_expert
-from afield.runs.record import Failure, Record, Run
+from afield.runs.record import Failure, Record
 from afield.runs.row import MERGE_BASELINES
+from afield.runs.run import Run
 from afield.runs.run_files import read_run_weights
 from afield.runs.run_setup import Machine, set_up
 from afield.runs.runner import execute
@@ -31,7 +32,7 @@ from afield.runs.selection import selection_value
 from afield.runs.store import Store
 from afield.runs.sweep import complete
 from afield.studies.planning import check_run
-from afield.training.evaluation import Checkpoint, Score, Scores
+from afield.training.scores import Checkpoint, Score, Scores
 from tests.files import GOLDEN
 from tests.runs.interruption import outcome
 from tests.runs.merge_runs import MERGES, runs_of_merges, write_domains

@@ -10,13 +10,14 @@ import torch
 import afield
 from afield.data.lookup import find_dataset
 from afield.errors import SpecError, UnknownNameError
-from afield.runs.record import Record, Run
+from afield.runs.record import Record
+from afield.runs.run import Run
 from afield.runs.runner import execute
 from afield.runs.selection import RULES, selection_value
 from afield.runs.store import Store
 from afield.studies.planning import plan_run
-from afield.training.evaluation import Checkpoint, Score, Scores
 from afield.training.metrics import METRICS
+from afield.training.scores import Checkpoint, Score, Scores
 from tests.protocols import hold_out
 
 SETTINGS = {"steps": 30, "every": 3}

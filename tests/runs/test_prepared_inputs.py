@@ -4,7 +4,7 @@ import torch
 
 from afield.data.domains import Domain, DomainSet
 from afield.data.modalities.image import Image
-from afield.runs.record import Run
+from afield.runs.run import Run
 from afield.runs.run_data import RunData
 
 NAMES = ("art", "photo", "sketch")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from afield.runs.record import Run
 from afield.runs.row import Row, common_settings
+from afield.runs.run import Run
 from tests.stores import record
 
 PLAIN = record("art", [0.5]).run

@@ -8,10 +8,12 @@ from torch import nn
 
 from afield.data.domains import Domain, DomainSet, parts
 from afield.errors import SpecError
-from afield.runs.record import Record, Run
+from afield.runs.record import Record
+from afield.runs.run import Run
 from afield.runs.run_data import CHEAP_CURVE_SAMPLES, RunData
 from afield.runs.selection import RULES
-from afield.training.evaluation import PARTS, Checkpoint, Evaluator, Score, Scores, combine_scores
+from afield.training.evaluation import Evaluator, combine_scores
+from afield.training.scores import PARTS, Checkpoint, Score, Scores
 from tests.stores import score
 
 NAMES = ("art", "photo", "sketch")

@@ -30,11 +30,12 @@ from afield.studies.planning import plan_run
 from afield.studies.protocol import ALL_DOMAINS, DomainChoice
 from afield.studies.settings import resolve_run
 from afield.training.averages.swad import SWAD
-from afield.training.evaluation import Checkpoint
+from afield.training.learner import Learner, Task
 from afield.training.loop import checkpoints
-from afield.training.method import Learner, Task, pool
+from afield.training.method import pool
 from afield.training.methods.erm import ERM
 from afield.training.optimizers import make_schedule
+from afield.training.scores import Checkpoint
 from tests.protocols import hold_out, leave_one_out
 from tests.runs.interruption import interrupt, outcome
 from tests.runs.small_runs import (

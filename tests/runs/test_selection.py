@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from afield.errors import DataError, SpecError, UnknownNameError
-from afield.runs.record import Record, Run
+from afield.runs.record import Record
+from afield.runs.run import Run
 from afield.runs.selection import (
     DEFAULT_RULES,
     RULES,
@@ -15,7 +16,7 @@ from afield.runs.selection import (
     selection_value,
     source_accuracy,
 )
-from afield.training.evaluation import Checkpoint, Score, Scores
+from afield.training.scores import Checkpoint, Score, Scores
 
 by_sources, by_left_out_source, by_validation, by_target = (rule.pick for rule in RULES.values())
 DOMAINS = ("a", "b", "c")

@@ -10,10 +10,11 @@ import torch
 from safetensors import safe_open
 
 from afield.errors import DataError, SpecError
-from afield.runs.record import Failure, Run
+from afield.runs.record import Failure
+from afield.runs.run import Run
 from afield.runs.run_files import read_record, read_run_weights
 from afield.runs.store import BusyError, Store
-from afield.training.evaluation import Checkpoint, Score, Scores
+from afield.training.scores import Checkpoint, Score, Scores
 from tests.runs.records import RUN, put, record_of
 
 PARTS = {"domain.weight": torch.arange(6.0).view(2, 3).T, "domain.count": torch.tensor(3)}

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from afield import registry
-from afield.runs.record import Failure, Record, Run
+from afield.runs.record import Failure, Record
+from afield.runs.run import Run
 from afield.runs.runner import execute
 from afield.runs.store import BusyError, Store
 from afield.runs.sweep import complete, sort_outcomes

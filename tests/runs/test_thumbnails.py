@@ -13,6 +13,7 @@ from PIL import Image
 from afield.data.domains import Domain
 from afield.data.lookup import find_dataset
 from afield.data.modalities.array import Array
+from afield.runs.run_files import thumbnail_file
 from afield.runs.store import Store
 from afield.runs.thumbnails import (
     GAP,
@@ -21,7 +22,6 @@ from afield.runs.thumbnails import (
     SIDE,
     image_strips,
     keep_thumbnails,
-    thumbnail_file,
     write_strips,
 )
 from afield.studies.settings import resolve_run

@@ -21,7 +21,7 @@ from afield.data.domains import data_root
 from afield.data.lookup import find_dataset
 from afield.data.sources.arrays import array_dataset
 from afield.errors import DataError, SpecError
-from afield.networks.encoder import Encoder
+from afield.networks.pretrained import Encoder
 from afield.progress import report_progress_to
 from afield.runs.runner import execute
 from afield.runs.store import Store

@@ -12,8 +12,8 @@ from afield.data.lookup import find_dataset
 from afield.errors import AfieldError, IncompatibleMethodError, SpecError, UnknownNameError
 from afield.hyperparameters import defaults
 from afield.networks.backbones.clip import CLIP
-from afield.runs.record import Run
 from afield.runs.row import MERGE_BASELINES, Row
+from afield.runs.run import Run
 from afield.studies.benchmark import make_benchmark
 from tests.files import tree
 from tests.protocols import leave_one_out, merging_runs

@@ -7,7 +7,7 @@ import pytest
 from afield.data.domains import DomainSet
 from afield.data.lookup import find_dataset
 from afield.errors import SpecError, UnknownNameError
-from afield.runs.record import Run
+from afield.runs.run import Run
 from afield.studies.settings import resolve_run
 from tests.protocols import hold_out, leave_one_out
 

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from afield.data.domains import DomainSet, Training
+from afield.data.domains import DomainSet
 from afield.data.lookup import find_dataset
 from afield.data.modalities.array import Array
 from afield.data.modalities.image import Image
+from afield.data.training_settings import Training
 from afield.errors import DataError, IncompatibleMethodError, SpecError, UnknownNameError
-from afield.runs.record import Run
+from afield.runs.run import Run
 from afield.studies.settings import CHECKPOINTS_PER_RUN, resolve_run, resolve_settings
 from tests.protocols import hold_out, leave_one_out
 

@@ -14,7 +14,7 @@ from afield.data.domains import data_root
 from afield.data.lookup import find_dataset
 from afield.data.sources.folders import unlabelled_files
 from afield.errors import SpecError
-from afield.networks.encoder import Encoder
+from afield.networks.pretrained import Encoder
 from afield.studies import features as partial_features
 from afield.studies.benchmarking import train
 from afield.studies.features import embed

@@ -14,9 +14,9 @@ from afield.data.stream import Stream
 from afield.hyperparameters import build, defaults, extremes, ranges
 from afield.networks.backbone import Classifier
 from afield.training.averages.last import Last
-from afield.training.evaluation import Checkpoint, Score, Scores
 from afield.training.loop import checkpoints
 from afield.training.methods.erm import ERM
+from afield.training.scores import Checkpoint, Score, Scores
 from tests.pairs import OF_IMAGES
 
 NAMES = registry.names("averages")

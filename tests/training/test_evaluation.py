@@ -19,14 +19,8 @@ from torch import nn
 
 from afield.data.domains import Domain
 from afield.networks.inference import MAX_CHUNK_SAMPLES, BatchPredictor
-from afield.training.evaluation import (
-    Checkpoint,
-    Evaluator,
-    Score,
-    Scores,
-    combine_scores,
-    without_details,
-)
+from afield.training.evaluation import Evaluator, combine_scores, without_details
+from afield.training.scores import Checkpoint, Score, Scores
 
 CLASSES, FEATURES = 4, 3
 DETAILS = ("metrics", "confusion", "groups", "unseen_classes", "unseen_confidence")

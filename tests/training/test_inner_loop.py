@@ -17,7 +17,8 @@ from afield.runs.run_setup import make_stream
 from afield.studies.settings import resolve_run
 from afield.tensors import flatten
 from afield.training.inner_loop import InnerLoop, split_batch
-from afield.training.method import Method, Task, pool
+from afield.training.learner import Task
+from afield.training.method import Method, pool
 from afield.training.methods.arith import Arith
 from afield.training.methods.fish import Fish
 from afield.training.methods.maml import MAML

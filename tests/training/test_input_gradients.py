@@ -11,7 +11,7 @@ from afield.data.samples import Batch
 from afield.errors import SpecError
 from afield.networks.backbone import network
 from afield.training.input_gradients import movable_inputs
-from afield.training.method import Task
+from afield.training.learner import Task
 from afield.training.methods.crossgrad import CrossGrad
 from afield.training.methods.erm import ERM
 from afield.training.methods.labelgrad import LabelGrad

@@ -13,10 +13,10 @@ from afield.training.averages.ema import EMA
 from afield.training.averages.last import Last
 from afield.training.averages.swa import SWA
 from afield.training.averages.swad import SWAD
-from afield.training.evaluation import Score, Scores
 from afield.training.loop import checkpoints
 from afield.training.method import pool
 from afield.training.methods.erm import ERM
+from afield.training.scores import Score, Scores
 
 
 def begun(model, task):

@@ -20,10 +20,11 @@ from afield.data.stream import Stream
 from afield.hyperparameters import build, defaults, draw_values, extremes, ranges
 from afield.networks.backbone import Classifier
 from afield.networks.inference import BatchPredictor
-from afield.runs.record import Run
+from afield.runs.run import Run
 from afield.training.averages.last import Last
+from afield.training.learner import Learner
 from afield.training.loop import checkpoints
-from afield.training.method import Learner, Method, pool, risks
+from afield.training.method import Method, pool, risks
 from afield.training.optimizers import make_schedule, optimizer_factory
 
 NAMES = registry.names("methods")

@@ -5,7 +5,6 @@ import math
 import pytest
 
 from afield.errors import SpecError, UnknownNameError
-from afield.training.evaluation import Score
 from afield.training.metrics import (
     METRICS,
     check_classes,
@@ -13,6 +12,7 @@ from afield.training.metrics import (
     metric_value,
     selection_score,
 )
+from afield.training.scores import Score
 
 SCORE = Score(0.9, 0.8, 0.7, 10, metrics={"macro_f1": 0.6})
 

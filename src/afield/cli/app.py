@@ -16,10 +16,8 @@ import typer
 
 from afield import own_code
 from afield.cli import console
-from afield.cli.help import Command, Group
+from afield.cli.options import Command, Group
 from afield.errors import AfieldError
-
-__all__ = ["app", "main"]
 
 _interrupted = threading.Event()
 # What to do about errors of the file system.

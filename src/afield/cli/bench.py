@@ -26,10 +26,10 @@ from afield.studies.benchmark import OPTIONS, Benchmark, make_benchmark, read_be
 from afield.studies.recipe import is_recipe, read_recipe
 
 if TYPE_CHECKING:
-    from afield.runs.record import Failure, Plan, Record, Run
+    from afield.runs.record import Failure, Plan, Record
+    from afield.runs.run import Run
     from afield.runs.store import Store
 
-__all__ = ["bench", "run_and_print", "status", "sweep"]
 
 # The options that replace those of a file, also for all parts of a recipe.
 FILE_OPTIONS = ("label", "domain", "on", "workers", "device", "cpus", "gpus", "retries", "store")

@@ -29,13 +29,11 @@ from afield.progress import repeat_every, report_progress_to
 
 if TYPE_CHECKING:
     from afield.runs.pool import Pool
-    from afield.runs.record import Failure, Plan, Record, Run
+    from afield.runs.record import Failure, Plan, Record
+    from afield.runs.run import Run
     from afield.runs.status import Status
     from afield.runs.store import Store
 
-__all__ = ["NoteHandler", "describe_failure", "err", "follow_outcomes", "out", "print_forecast"]
-__all__ += ["print_outcomes", "print_plan", "print_statuses", "progress_bar", "show_progress"]
-__all__ += ["show_until_done"]
 
 # Benchmarks with fewer missing runs start without an estimate of their time.
 FORECAST_RUNS = 40

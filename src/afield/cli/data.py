@@ -10,14 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from afield.cli import console
-from afield.cli.help import Command, Group
-from afield.cli.options import DatasetArgument, name_dataset, with_options
+from afield.cli.options import Command, DatasetArgument, Group, name_dataset, with_options
 
 if TYPE_CHECKING:
     from afield.data.inspection import Inspection
     from afield.data.modality import Fact
 
-__all__ = ["data"]
 
 # With more classes than this, `check` shows no column per class: terminals are too narrow.
 MAX_CLASS_COLUMNS = 12

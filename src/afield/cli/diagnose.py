@@ -9,8 +9,6 @@ from afield import registry
 from afield.cli import console
 from afield.cli.options import collect_settings, with_options
 
-__all__ = ["diagnose"]
-
 
 @with_options("threads")
 def diagnose(

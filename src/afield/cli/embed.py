@@ -8,8 +8,6 @@ import typer
 from afield.cli import console
 from afield.cli.options import DatasetArgument, name_dataset, with_options
 
-__all__ = ["embed"]
-
 
 @with_options("label", "domain", "text", "weights", "skip_broken")
 def embed(

@@ -16,7 +16,6 @@ from afield.errors import UnknownNameError
 if TYPE_CHECKING:
     from afield.hyperparameters import Range
 
-__all__ = ["describe_range", "explain", "explanation_text", "fill_paragraphs", "list_"]
 
 # The width of text in a wide terminal.
 MAX_WIDTH = 100

@@ -9,13 +9,10 @@ from rich.text import Text
 
 from afield import registry
 from afield.cli import console
-from afield.cli.help import Command
-from afield.cli.options import OUTPUT, parse_assignments
+from afield.cli.options import OUTPUT, Command, parse_assignments
 
 if TYPE_CHECKING:
     from afield.merging.job import MergeJob
-
-__all__ = ["MergeCommand", "merge"]
 
 
 class MergeCommand(Command):

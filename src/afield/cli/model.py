@@ -21,7 +21,6 @@ from afield.errors import SpecError
 if TYPE_CHECKING:
     from afield.deployment.model import Model
 
-__all__ = ["export", "fit", "push"]
 
 ESTIMATE = "Estimate for unseen domains"
 

@@ -8,8 +8,6 @@ import typer
 from afield.cli import console
 from afield.errors import SpecError
 
-__all__ = ["new"]
-
 METHOD = '''"""{name}: one line on the idea.
 
     loss = mean(risks) + penalty · max(risks)

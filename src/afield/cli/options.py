@@ -1,4 +1,4 @@
-"""Options that several commands share: most of them are derived from the fields of `Benchmark`."""
+"""Options that several commands share, how their values are read, and the help of commands."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from afield import own_code, registry
 from afield.data.listing import check_dataset_exists
@@ -15,12 +16,37 @@ from afield.errors import DataError, SpecError, UnknownNameError
 from afield.studies.benchmark import OPTIONS, Benchmark, Option
 from afield.training.metrics import METRICS
 
-__all__ = ["OUTPUT", "TRAINING", "DatasetArgument", "Format", "ModelFolder", "Quiet", "SetOption"]
-__all__ += ["ShownMetric", "StoreArgument", "StoresArgument", "Tensorboard", "check_format"]
-__all__ += ["collect_settings", "is_benchmark_file", "name_dataset", "parse_assignments"]
-__all__ += ["read_options", "split_names", "with_options", "with_parameters"]
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+class Command(TyperCommand):
+    """A command whose help shows placeholders such as NAMES, but no types such as <str>."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """All parameters, including --help, without a type to display."""
+        return [_without_type(param) for param in super().get_params(ctx)]
+
+
+class Group(TyperGroup):
+    """The same for a command that has commands."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """All parameters, including --help, without a type to display."""
+        return [_without_type(param) for param in super().get_params(ctx)]
+
+
+def _without_type(param: Any) -> Any:
+    # Options with a placeholder show that. Older versions of typer do not read the attribute.
+    if param.param_type_name == "argument" or param.metavar is None:
+        param.display_type_rich = _no_text
+    # The same holds for this one, which returns a range such as 1<=x<=10000.
+    param._get_number_range_help_str = _no_text
+    return param
+
+
+def _no_text(*_: Any, **__: Any) -> None:
+    """Leave the column empty."""
+
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 def check_dataset(name: str | None) -> str | None:
@@ -275,7 +301,7 @@ DERIVED: dict[str, tuple[Any, Option, Any]] = {
 
 def with_options(
     *names: str, optional: bool = False, **defaults: Any
-) -> Callable[[Command], Command]:
+) -> Callable[[Decorated], Decorated]:
     """Give a command these options, between its arguments and its own options.
 
     A name is a field of `Benchmark` or a setting; ``settings`` stands for all settings. `defaults`
@@ -289,10 +315,10 @@ def with_options(
     return with_parameters([_parameter(name, defaults) for name in chosen])
 
 
-def with_parameters(added: Sequence[inspect.Parameter]) -> Callable[[Command], Command]:
+def with_parameters(added: Sequence[inspect.Parameter]) -> Callable[[Decorated], Decorated]:
     """Give a command keyword parameters, between its arguments and its own options."""
 
-    def decorate(command: Command) -> Command:
+    def decorate(command: Decorated) -> Decorated:
         declared = inspect.signature(command, eval_str=True).parameters.values()
         arguments = [p for p in declared if p.kind is p.POSITIONAL_OR_KEYWORD]
         options = [p for p in declared if p.kind is p.KEYWORD_ONLY]
@@ -348,7 +374,7 @@ def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def name_dataset(dataset: str, options: dict[str, Any]) -> str:
     """The dataset with the columns of a table that the options name; they are taken out."""
-    from afield.data.sources.tables import name_columns
+    from afield.data.frames import name_columns
 
     columns = {each: options.pop(each) for each in ("label", "domain", "text") if each in options}
     return name_columns(dataset, **columns)

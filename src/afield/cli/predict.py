@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from afield.deployment.model import Model, Prediction
     from afield.deployment.predictions import Columns
 
-__all__ = ["predict"]
-
 
 def predict(
     model: ModelFolder,

@@ -11,9 +11,10 @@ from rich.text import Text
 
 from afield.cli import console
 from afield.cli.bench import run_and_print
-from afield.cli.help import Command, Group
 from afield.cli.options import (
+    Command,
     Format,
+    Group,
     Quiet,
     SetOption,
     Tensorboard,
@@ -29,11 +30,11 @@ from afield.studies.recipe import Changes, Recipe, read_recipe, recipe_names
 if TYPE_CHECKING:
     import pandas as pd
 
-    from afield.runs.record import Failure, Record, Run
+    from afield.runs.record import Failure, Record
+    from afield.runs.run import Run
     from afield.runs.store import Store
     from afield.studies.benchmark import Benchmark
 
-__all__ = ["recipe", "run_recipe"]
 
 recipe = typer.Typer(
     cls=Group,

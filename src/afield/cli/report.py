@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from afield.runs.record import Failure, Record
     from afield.runs.store import Store
 
-__all__ = ["export_domainbed", "power", "report", "table"]
-
 
 def table(
     stores: StoresArgument = None,

@@ -14,11 +14,11 @@ from afield.data.listing import listed_once
 from afield.errors import SpecError
 
 if TYPE_CHECKING:
-    from afield.runs.record import Record, Run
+    from afield.runs.record import Record
+    from afield.runs.run import Run
     from afield.runs.store import Store
     from afield.training.scores import Checkpoint
 
-__all__ = ["train"]
 
 # The options that say where a run is done, and not what it is.
 PLACE = ("store", "threads", "device")

@@ -5,7 +5,7 @@ from .domains import Domain as Domain
 from .domains import DomainSet as DomainSet
 from .domains import Download as Download
 from .domains import ReadOptions as ReadOptions
-from .domains import Training as Training
+from .training_settings import Training as Training
 from .domains import data_root as data_root
 from .inspection import inspect_dataset as inspect_dataset
 from .lookup import find_dataset as find_dataset

@@ -45,8 +45,6 @@ from afield.data.scaling import Scaling
 from afield.errors import SpecError
 from afield.registry import hint
 
-__all__ = ["LEVELS", "Augmentation", "Resize"]
-
 # Luma weights of red, green and blue, as in Pillow. Torchvision's 0.2989 darkens white a little.
 LUMA = (0.299, 0.587, 0.114)
 # Number of crops to try before taking the whole image, as in torchvision.

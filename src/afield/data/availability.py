@@ -10,8 +10,6 @@ from afield.data.lookup import find_dataset
 from afield.data.sources.hub import write_hub_images
 from afield.errors import AfieldError, DataError
 
-__all__ = ["Availability", "get_dataset", "list_availability"]
-
 
 @dataclass(frozen=True)
 class Availability:

@@ -36,8 +36,6 @@ from afield.errors import DataError
 from afield.files import atomic_write, check_regular_file, format_bytes
 from afield.progress import track
 
-__all__ = ["DecodedFiles", "cache_arrays", "cache_root", "contents_digest", "decode_files"]
-
 log = logging.getLogger(__name__)
 
 # Part of every state digest; increase it when the same files would give other arrays.

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from afield.data.downloads import Archive
-from afield.data.training_settings import DOMAINBED_AVERAGES, DOMAINBED_DEFAULTS, Training
+from afield.data.training_settings import Training
 from afield.errors import DataError, SpecError, UnknownNameError
 from afield.registry import find, hint
 from afield.seeds import derive_seed
@@ -28,10 +28,6 @@ from afield.seeds import derive_seed
 if TYPE_CHECKING:
     from afield.data.modality import Modality
 
-__all__ = ["DOMAINBED_AVERAGES", "DOMAINBED_DEFAULTS", "PROBE_FRACTION", "RESERVED_NAMES"]
-__all__ += ["UNKNOWN", "ClassesByDomain", "Domain", "DomainSet", "Download", "Parts", "ReadOptions"]
-__all__ += ["Reader", "Training", "classes_by_domain", "data_root", "listed_parts"]
-__all__ += ["missing_class_warnings", "parts", "relabel", "source_classes", "uses_all_classes"]
 
 PROBE_FRACTION = 0.2
 

@@ -36,8 +36,6 @@ from afield.errors import DataError, SpecError
 from afield.files import flush_to_disk
 from afield.progress import progress
 
-__all__ = ["Archive", "fetch", "unpack"]
-
 CHUNK_BYTES = 1 << 17
 # Raised here and in the standard library for a broken, encrypted or malicious archive.
 ARCHIVE_ERRORS = (

@@ -23,8 +23,6 @@ from afield.progress import progress
 if TYPE_CHECKING:
     from afield.data.inputs import Inputs
 
-__all__ = ["FileBatch", "batches_of_files", "decode_ahead", "find_files", "sample_batches"]
-__all__ += ["split_files"]
 
 # Files that operating systems leave behind; hidden files are ignored as well.
 IGNORED_NAMES = ("thumbs.db", "desktop.ini", "__macosx")

@@ -8,22 +8,22 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
 from numpy.typing import NDArray
 
 from afield.errors import DataError, SpecError
 from afield.files import check_regular_file
+from afield.registry import hint
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["TABLE_SUFFIXES", "USUAL_NAMES", "Column", "encode_rows", "is_table", "read_frame"]
-__all__ += ["read_frames"]
 
 TABLE_SUFFIXES = (".csv", ".csv.gz", ".parquet", ".jsonl", ".jsonl.gz")
 # Rows that `read_frames` yields at once.
@@ -46,6 +46,65 @@ class Column:
 
     name: str
     categories: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class ColumnChoice:
+    """The column of each kind; empty means that the table has none, or that it is yet to be found.
+
+    A table has one kind of samples: images as bytes in `image`, files that are named in `path`,
+    `text`, or else the numbers and categories of all other columns.
+    """
+
+    label: str = ""
+    domain: str = ""
+    split: str = ""
+    group: str = ""
+    image: str = ""
+    path: str = ""
+    text: str = ""
+
+    @property
+    def query(self) -> str:
+        """The choice as the end of a dataset's name; empty if nothing is chosen."""
+        chosen = {name: value for name, value in sorted(asdict(self).items()) if value}
+        return f"?{urlencode(chosen)}" if chosen else ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All columns that are not features."""
+        return tuple(filter(None, asdict(self).values()))
+
+
+def split_spec(spec: str) -> tuple[str, ColumnChoice]:
+    """Separate the path of a table from the columns that are named after a question mark.
+
+    >>> split_spec("samples.csv?label=diagnosis")[1].label
+    'diagnosis'
+    """
+    path, mark, query = spec.rpartition("?")
+    if not mark:
+        return spec, ColumnChoice()
+    chosen = dict(parse_qsl(query, keep_blank_values=True))
+    known = [each.name for each in fields(ColumnChoice)]
+    unknown = [name for name in chosen if name not in known]
+    if unknown or not chosen:
+        name = unknown[0] if unknown else query
+        raise SpecError(f"{spec}: no kind of column {name!r}; {hint(name, known)}")
+    return path, ColumnChoice(**chosen)
+
+
+def name_columns(spec: str, **chosen: str) -> str:
+    """The name of a dataset with these columns chosen; an empty choice changes nothing.
+
+    >>> name_columns("samples.csv", label="diagnosis", domain="")
+    'samples.csv?label=diagnosis'
+    """
+    given = {kind: name for kind, name in chosen.items() if name}
+    if not given:
+        return spec
+    path, choice = split_spec(spec)
+    return path + replace(choice, **given).query
 
 
 def is_table(path: Path) -> bool:

@@ -18,7 +18,6 @@ from afield.registry import hint
 if TYPE_CHECKING:
     from afield.data.domains import Domain
 
-__all__ = ["GROUP_SEPARATOR", "canonical_group", "describe_group", "group_labels"]
 
 # Between the name of a file and the digest of its content.
 DIGEST_MARK = "@"

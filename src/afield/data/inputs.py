@@ -22,8 +22,6 @@ from afield.data.sources.arrays import to_channels_first, translate_numpy_errors
 from afield.errors import DataError, SpecError
 from afield.files import check_regular_file
 
-__all__ = ["Inputs"]
-
 # The largest number of values in a sample; a description that asks for more is not valid.
 MAX_SAMPLE_SIZE = 2**26
 

@@ -27,13 +27,6 @@ from afield.progress import progress
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "Inspection",
-    "contact_sheet",
-    "describe_facts",
-    "describe_prompts",
-    "inspect_dataset",
-]
 
 IMAGE_SIZE = 64
 # Beginning of a text by which duplicates are found.

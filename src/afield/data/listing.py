@@ -18,9 +18,6 @@ from typing import Any, TypeVar
 from afield import registry
 from afield.errors import AfieldError, DataError, UnknownNameError
 
-__all__ = ["Entry", "check_dataset_exists", "current_listing", "dataset_path", "file_status"]
-__all__ += ["join_listing", "listed_once", "once", "scan_folder", "similar_path", "unknown_dataset"]
-
 T = TypeVar("T")
 
 _numbers = count(1)
@@ -28,6 +25,9 @@ _numbers = count(1)
 _current = ""
 _remembered: dict[Hashable, Any] = {}
 _statuses: dict[Path, bytes] = {}
+
+# What the name of a repository on the Hugging Face hub begins with.
+HUB_PREFIX = "hf:"
 
 
 @dataclass(frozen=True, slots=True)

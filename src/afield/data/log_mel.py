@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 
 from afield.errors import SpecError
 
-__all__ = ["MAX_RATE", "MAX_SECONDS", "LogMel"]
-
 # Just above the power that 16-bit rounding noise has in the widest bin: all silence is alike.
 POWER_FLOOR = 1e-6
 # Limits in seconds and Hz: a broken header that states more would exhaust the memory.

@@ -9,16 +9,9 @@ from pathlib import Path
 from afield import registry
 from afield.data.cache import cache_root
 from afield.data.domains import DomainSet, data_root
-from afield.data.frames import is_table
-from afield.data.listing import dataset_path, unknown_dataset
-from afield.data.sources.arrays import array_dataset
-from afield.data.sources.folders import folder_dataset
-from afield.data.sources.fonts import font_dataset, is_font
-from afield.data.sources.hub import HUB_PREFIX, hub_dataset, table_parts
-from afield.data.sources.tables import ColumnChoice, split_spec, table_dataset
+from afield.data.frames import ColumnChoice, is_table, split_spec
+from afield.data.listing import HUB_PREFIX, dataset_path, unknown_dataset
 from afield.errors import DataError, SpecError
-
-__all__ = ["find_dataset"]
 
 
 def find_dataset(spec: str | Path, root: Path | None = None) -> DomainSet:
@@ -34,6 +27,8 @@ def find_dataset(spec: str | Path, root: Path | None = None) -> DomainSet:
         return _named_dataset(name, root or data_root())
     name, choice = split_spec(name)
     if name.startswith(HUB_PREFIX):
+        from afield.data.sources.hub import hub_dataset
+
         return hub_dataset(name, choice)
     path = dataset_path(name)
     if path is not None:
@@ -48,6 +43,11 @@ def find_dataset(spec: str | Path, root: Path | None = None) -> DomainSet:
 
 
 def _dataset_at(path: Path, choice: ColumnChoice) -> DomainSet:
+    """The dataset of a path; only what reads it is imported."""
+    from afield.data.sources.arrays import array_dataset
+    from afield.data.sources.hub import table_parts
+    from afield.data.sources.tables import table_dataset
+
     if is_table(path) and path.is_file():
         return table_dataset(path, choice)
     if path.is_dir() and _has_tables(path):
@@ -92,6 +92,9 @@ def _listing_digest(paths: tuple[Path, ...]) -> str:
 
 
 def _folder_dataset(path: Path) -> DomainSet:
+    from afield.data.sources.folders import folder_dataset
+    from afield.data.sources.fonts import font_dataset, is_font
+
     try:
         has_fonts = any(is_font(child) for child in path.iterdir())
     except OSError as error:

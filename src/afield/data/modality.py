@@ -29,8 +29,6 @@ from afield.errors import SpecError
 if TYPE_CHECKING:
     from afield.data.inputs import Inputs
 
-__all__ = ["DeployedNetwork", "ExportForm", "Fact", "FileModality", "Modality", "find_modality"]
-__all__ += ["modalities", "modality_of_file"]
 
 Shape = tuple[int, ...]
 

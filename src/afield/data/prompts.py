@@ -19,8 +19,6 @@ from typing import Any
 from afield.data.domains import DomainSet
 from afield.errors import DataError
 
-__all__ = ["DEFAULT_TEMPLATES", "Prompts", "dataset_prompts"]
-
 DEFAULT_TEMPLATES = (
     "a photo of a {}.",
     "a photo of the {}.",

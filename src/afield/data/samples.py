@@ -15,21 +15,6 @@ from torch import Tensor
 
 from afield.data.domains import Domain
 
-__all__ = [
-    "MAX_BYTES_CPU",
-    "TOKEN_DTYPE",
-    "Augment",
-    "Batch",
-    "PooledBatches",
-    "Prepare",
-    "Rows",
-    "Samples",
-    "identity",
-    "pool_domains",
-    "take_rows",
-    "trim_padding",
-]
-
 # Rows of up to this many bytes are copied to the device. A CPU reads a memory map nearly as fast.
 MAX_BYTES_CPU = 64 * 2**20
 # On a GPU, rows are copied if they take at most this share of the memory that is free then: those

@@ -16,8 +16,6 @@ from afield.data.frames import Column
 from afield.data.samples import TOKEN_DTYPE, Rows
 from afield.errors import SpecError
 
-__all__ = ["FittedColumn", "Scaling", "TableScaling", "extreme_value_warnings"]
-
 # A value that is this many times as large as a typical one is reported.
 EXTREME_RATIO = 1e6
 # Samples of a domain from which the typical value is estimated.

@@ -24,8 +24,6 @@ from torch import Tensor
 from afield.data.samples import Batch, PooledBatches, Samples
 from afield.seeds import derive_seed
 
-__all__ = ["Stream"]
-
 # Number of steps whose samples are drawn together, so that a step only looks up a row of a table.
 STEPS_PER_BLOCK = 64
 # Number of steps among which texts are exchanged; it divides STEPS_PER_BLOCK.

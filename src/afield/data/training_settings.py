@@ -8,15 +8,6 @@ from pydantic import BeforeValidator
 
 from afield.hyperparameters import Around, LogUniform
 
-__all__ = [
-    "DOMAINBED_AVERAGES",
-    "DOMAINBED_DEFAULTS",
-    "WHOLE_DOMAINS",
-    "WILDS_TEXT_DEFAULTS",
-    "Training",
-]
-
-
 # The value of `batch` that stands for all training samples of a domain; users write ``all``.
 WHOLE_DOMAINS = 0
 

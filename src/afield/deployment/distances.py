@@ -18,8 +18,6 @@ import torch
 from sklearn.covariance import ledoit_wolf
 from torch import Tensor
 
-__all__ = ["Distances"]
-
 
 @dataclass(frozen=True)
 class Distances:

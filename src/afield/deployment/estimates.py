@@ -29,8 +29,6 @@ from afield.runs.selection import selection_value, source_accuracy
 from afield.training.calibration import balanced_quantiles, calibration_error, fit_temperature
 from afield.training.scores import Checkpoint
 
-__all__ = ["calibrate", "estimate_accuracy", "fit_distances", "separation", "unseen_accuracies"]
-
 # The number of samples, over all sources, from which distances are fitted.
 DISTANCE_SAMPLES = 5000
 

@@ -33,8 +33,6 @@ from afield.errors import AfieldError, SpecError
 from afield.files import atomic_write
 from afield.networks.inference import BatchPredictor
 
-__all__ = ["TOLERANCE", "export"]
-
 ExportFormat = Literal["onnx", "torch"]
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 # The largest allowed difference from the model, and the batch sizes to check it with.

@@ -20,10 +20,10 @@ from torch import nn
 from afield import own_code
 from afield.compute import deterministic, preserve_torch_state
 from afield.data.domains import DomainSet
+from afield.data.frames import split_spec
 from afield.data.inputs import Inputs
 from afield.data.lookup import find_dataset
 from afield.data.scaling import TableScaling
-from afield.data.sources.tables import split_spec
 from afield.deployment.estimates import calibrate, estimate_accuracy, fit_distances
 from afield.deployment.model import EncodedNetwork, Model, load
 from afield.deployment.model_card import render_card
@@ -44,13 +44,13 @@ from afield.deployment.recipes import (
 )
 from afield.errors import AfieldError, DataError, SpecError
 from afield.networks.backbone import Classifier, find_backbone
-from afield.networks.encoder import Encoder
 from afield.networks.inference import BatchPredictor
+from afield.networks.pretrained import Encoder
 from afield.progress import progress, track
 from afield.runs.finished import FinishedRun, reopen
 from afield.runs.pool import Pool, default_pool
-from afield.runs.record import Failure, Record, Run
-from afield.runs.run import name_without_path
+from afield.runs.record import Failure, Record
+from afield.runs.run import Run, name_without_path
 from afield.runs.run_files import read_record, read_run_inputs
 from afield.runs.run_setup import load_domains, versions
 from afield.runs.runner import execute
@@ -62,8 +62,6 @@ from afield.studies.features import feature_identity, plan_features, use_feature
 from afield.studies.planning import adapted_runs, method_runs, training_runs
 from afield.studies.protocol import Protocol
 from afield.studies.settings import check_settings, settings_of
-
-__all__ = ["FitRequest", "describe_model", "fit", "plan_fit"]
 
 log = logging.getLogger(__name__)
 

@@ -3,18 +3,18 @@
 import re
 from pathlib import Path
 
-from afield.data.sources.hub import HUB_PREFIX, download_snapshot
+from afield.data.listing import HUB_PREFIX
 from afield.deployment.model_files import MODEL_FILES
 from afield.deployment.model_folder import read_model
 from afield.errors import DataError, SpecError
-
-__all__ = ["HUB_PREFIX", "fetch_model", "push"]
 
 FORM = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 
 
 def fetch_model(spec: str) -> Path:
     """Folder of a model in the hub's cache, downloaded if it is not there."""
+    from afield.data.sources.hub import download_snapshot
+
     match = FORM.fullmatch(spec.removeprefix(HUB_PREFIX))
     if match is None:
         raise SpecError(f"{spec}: not a model of the hub; write hf:user/name")

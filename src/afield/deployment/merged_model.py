@@ -34,8 +34,6 @@ from afield.runs.finished import reopen
 from afield.runs.run_files import read_record, read_run_inputs
 from afield.studies.commands import write_command
 
-__all__ = ["merge_model", "write_merged_model"]
-
 
 def merge_model(
     how: str,

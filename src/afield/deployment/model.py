@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from afield import own_code, registry
 from afield.compute import preserve_torch_state
 from afield.data.file_batches import FileBatch
+from afield.data.listing import HUB_PREFIX
 from afield.data.samples import Prepare
 from afield.deployment.distances import Distances
-from afield.deployment.hub import HUB_PREFIX, fetch_model
+from afield.deployment.hub import fetch_model
 from afield.deployment.model_files import DESCRIPTION_FILE, WEIGHTS_FILE
 from afield.deployment.model_folder import Description, read_model
 from afield.errors import AfieldError, DataError, SpecError
@@ -37,10 +38,9 @@ from afield.registry import hint
 from afield.tensors import check_values
 from afield.training.adaptation import Adaptation
 from afield.training.calibration import percentile_ranks
-from afield.training.method import Method, Task
+from afield.training.learner import Task
+from afield.training.method import Method
 from afield.training.optimizers import optimizer_factory
-
-__all__ = ["EncodedNetwork", "Model", "Prediction", "build_network", "load", "load_weights"]
 
 
 class EncodedNetwork(nn.Module):

@@ -17,8 +17,6 @@ from afield.deployment.model_folder import (
 )
 from afield.files import escape_markdown
 
-__all__ = ["render_card"]
-
 # The largest number of classes, or domains, that are listed by name.
 MAX_NAMES = 30
 # Below this AUROC, the card warns that the distance gives little warning.

@@ -7,18 +7,6 @@ from afield.data.listing import similar_path
 from afield.errors import DataError
 from afield.files import restore_folder
 
-__all__ = [
-    "CARD_FILE",
-    "DESCRIPTION_FILE",
-    "DISTANCES_FILE",
-    "ENCODER_FILES",
-    "MODEL_FILES",
-    "WEIGHTS_FILE",
-    "check_model_folder",
-    "file_inside",
-    "is_model_folder",
-]
-
 DESCRIPTION_FILE, CARD_FILE = "model.json", "README.md"
 WEIGHTS_FILE, DISTANCES_FILE = "model.safetensors", "distance.safetensors"
 # Of an encoder of texts: its configuration and its tokenizer.

@@ -45,12 +45,8 @@ from afield.deployment.model_files import (
 from afield.errors import DataError, SpecError
 from afield.files import atomic_write, read_json_object, sha256, unwritable_reason
 from afield.networks.backbone import find_backbone
-from afield.runs.record import Run
-from afield.runs.run import name_without_path
+from afield.runs.run import Run, name_without_path
 from afield.training.calibration import TEMPERATURE_RANGE
-
-__all__ = ["Architecture", "Calibration", "Description", "Estimate", "FrozenEncoder", "Selection"]
-__all__ += ["check_output_folder", "read_description", "read_model", "without_paths", "write_model"]
 
 FORMAT_VERSION = 1
 # More than any network has; a description that asks for more is not valid.

@@ -19,8 +19,6 @@ from afield.deployment.model import Prediction
 from afield.errors import SpecError
 from afield.files import FORMULA_PREFIXES, atomic_write, guard_formula
 
-__all__ = ["OUTPUT_SUFFIXES", "Columns", "check_output_file", "csv_lines", "write_predictions"]
-
 OUTPUT_SUFFIXES = (".csv", ".jsonl", ".parquet")
 # The percentile of a sample that is farther from the sources than any held-out sample.
 OUT_OF_RANGE_PERCENTILE = 100

@@ -25,14 +25,13 @@ from afield.data.domains import DomainSet
 from afield.deployment.estimates import estimate_accuracy, unseen_accuracies
 from afield.deployment.model_folder import Estimate, Selection
 from afield.errors import DataError
-from afield.runs.record import Record, Run
+from afield.runs.record import Record
 from afield.runs.row import MERGE_BASELINES
+from afield.runs.run import Run
 from afield.runs.run_files import read_record
 from afield.runs.selection import DEFAULT_RULES
 from afield.runs.store import Store
 from afield.studies.settings import resolve_epochs
-
-__all__ = ["Recipe", "choose_recipe", "complete_recipes", "estimate_choice", "plan_whole"]
 
 
 def is_merge(run: Run) -> bool:

@@ -26,20 +26,19 @@ from torch import Tensor
 
 from afield.compute import default_device, deterministic
 from afield.data.augmentation import Resize
-from afield.data.domains import Domain, DomainSet, Training
+from afield.data.domains import Domain, DomainSet
 from afield.data.modalities.array import Array
 from afield.data.modalities.text import Text
 from afield.data.samples import Rows
 from afield.data.sources.arrays import to_channels_first
+from afield.data.training_settings import Training
 from afield.errors import DataError, IncompatibleMethodError, SpecError
 from afield.networks.backbone import find_backbone
 from afield.networks.inference import compute_outputs
-from afield.runs.record import Run
+from afield.runs.run import Run
 from afield.runs.run_setup import Machine, set_up_on
 from afield.runs.runner import remaining_checkpoints
 from afield.studies.settings import resolve_run
-
-__all__ = ["DomainClassifier"]
 
 # The name of the only domain if no domains are given.
 SINGLE_DOMAIN = "all"

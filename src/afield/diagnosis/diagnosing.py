@@ -16,8 +16,6 @@ from afield.runs.finished import reopen
 from afield.runs.record import Record
 from afield.runs.store import Store
 
-__all__ = ["diagnose"]
-
 
 def diagnose(
     name: str,

@@ -20,22 +20,12 @@ from afield.files import guard_formula
 from afield.networks.masks import MaskedNetwork
 from afield.runs.finished import FinishedRun
 from afield.runs.record import Record
-from afield.training.method import Learner
+from afield.training.learner import Learner
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "Diagnostic",
-    "Finding",
-    "Reopen",
-    "check_unmasked",
-    "choose_domains",
-    "prepare_figure_path",
-    "single_run",
-    "trained_learner",
-]
 
 # The size of a panel in inches, and the possible numbers of panels in a row.
 PANEL_INCHES, PANEL_COLUMNS = (4.2, 3.6), (3, 2)

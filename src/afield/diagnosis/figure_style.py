@@ -6,17 +6,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.legend import Legend
 
-__all__ = [
-    "COLORS",
-    "PALE",
-    "READING",
-    "STYLE",
-    "color_of",
-    "installed_fonts",
-    "legend_below",
-    "legend_outside",
-    "signed",
-]
 
 # Colors of the page in light mode; in dark mode, the page inverts figures.
 INK, SOFT, LINE = "#1c2127", "#56606d", "#dde2e8"

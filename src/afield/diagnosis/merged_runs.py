@@ -10,8 +10,6 @@ from afield.errors import SpecError
 from afield.merging.scopes import MERGED, TensorSpec, tensor_action
 from afield.runs.finished import FinishedRun
 
-__all__ = ["changed_matrices", "check_matrices", "check_merged", "matrix_deltas"]
-
 
 def check_merged(finished: FinishedRun, name: str, *, experts: int = 1) -> None:
     """Raise an error unless the run is merged from at least this number of experts."""

@@ -17,16 +17,6 @@ from afield.merging.scopes import (
     needs_statistics,
 )
 
-__all__ = [
-    "TensorChange",
-    "check_compatible",
-    "check_counts",
-    "check_statistics",
-    "merge_warnings",
-    "nonfinite_delta",
-    "still_identical",
-]
-
 # Deltas of this size relative to the weights are doubtful: unrelated weights differ by about 1.4
 # times their norm, the weights of a fine-tuned model rarely by more than 0.2.
 DOUBTFUL_DELTA_RATIO = 0.75

@@ -29,8 +29,6 @@ from afield.merging.scopes import needs_validation, scope_of
 from afield.merging.tensor_files import TensorFiles, write_header
 from afield.progress import track
 
-__all__ = ["FileMerge", "merge_files"]
-
 # Models with fewer entries are merged before other processes have started.
 MIN_ENTRIES_FOR_WORKERS = 30_000_000
 # For each tensor of the result: its file, and the byte at which its entries start.

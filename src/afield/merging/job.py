@@ -42,9 +42,6 @@ from afield.merging.scopes import (
 )
 from afield.progress import track
 
-__all__ = ["MergeJob", "StateDictSource", "log_merge_warnings", "merge", "merge_pieces"]
-__all__ += ["plan_merge"]
-
 log = logging.getLogger(__name__)
 
 # Entries merged at once if a tensor may be split: few enough to fit in a CPU's cache.

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Deltas", "TensorPieces", "sorted_entries"]
-
 BITS_PER_PASS = 16
 BUCKETS = 1 << BITS_PER_PASS
 INTEGER_DTYPES = {torch.float32: torch.int32, torch.float64: torch.int64}

@@ -36,10 +36,6 @@ from torch import Tensor
 
 from afield.errors import MergeError, SpecError
 
-__all__ = ["KEPT", "MERGED", "MergeFunction", "Scope", "TensorSource", "TensorSpec"]
-__all__ += ["expert_count", "merges_weights", "needs_statistics", "needs_validation", "piecewise"]
-__all__ += ["required_keywords", "scale_of", "scope", "scope_of", "share", "tensor_action"]
-
 
 @dataclass(frozen=True)
 class TensorSpec:

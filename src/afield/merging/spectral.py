@@ -22,15 +22,6 @@ from torch import Tensor
 
 from afield.compute import matrix_products
 
-__all__ = [
-    "Triplets",
-    "concatenate_triplets",
-    "full_precision",
-    "leading_triplets",
-    "polar_factor",
-    "shared_basis",
-]
-
 # A singular value below this share of the largest is rounding: weights are float32 at best, and a
 # LoRA of rank 16 that is stored as float32 leaves about 1e-6 of the largest beside its 16
 # directions. The share is the same in float64, so that equal numbers have equal directions in both.

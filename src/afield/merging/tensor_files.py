@@ -23,8 +23,6 @@ from afield.merging.job import StateDictSource
 from afield.merging.scopes import TensorSpec
 from afield.tensors import check_state_dict, read_weights
 
-__all__ = ["TensorFiles", "write_header"]
-
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = f"{SUFFIX}.index.json"
 # The entry of a safetensors header that is not a tensor.

@@ -37,9 +37,6 @@ from afield import own_code, registry
 from afield.errors import AfieldError, DataError, SpecError, UnknownNameError
 from afield.tensors import weights_digest
 
-__all__ = ["HUB", "Backbone", "Classifier", "Form", "Shape", "WholeNetwork", "find_backbone"]
-__all__ += ["network"]
-
 
 class Classifier(nn.Module):
     """Features and a linear head; `width` is the number of features.

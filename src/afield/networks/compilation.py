@@ -21,8 +21,6 @@ from torch import nn
 from afield.errors import SpecError
 from afield.networks.backbone import Classifier
 
-__all__ = ["check_compiler", "compile_features", "compiled_run"]
-
 # Greatest number of shapes and modes for which features are compiled.
 MAX_SHAPES = 64
 COMPILERS = ("g++", "clang++", "c++", "cl")

@@ -15,8 +15,6 @@ from afield.networks.backbone import Classifier
 from afield.networks.inference import compute_outputs
 from afield.networks.stages import channel_means, find_stages, hook_outputs
 
-__all__ = ["CapturedFeatures", "Views", "capture_features", "inner_classifier", "view_samples"]
-
 
 @dataclass(frozen=True)
 class Views:

@@ -10,9 +10,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from afield.errors import SpecError
 
-__all__ = ["batch_statistics", "batchnorm_layers", "freeze_blocks", "has_unfrozen_batchnorm"]
-__all__ += ["keep_batchnorm", "require_batchnorm", "update_batchnorm"]
-
 
 def batchnorm_layers(model: nn.Module) -> list[_BatchNorm]:
     """All BatchNorm layers of a network, frozen ones too."""

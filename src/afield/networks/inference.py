@@ -15,9 +15,6 @@ from torch import Tensor, nn
 
 from afield.data.samples import Prepare, Rows, identity, trim_padding
 
-__all__ = ["MAX_CHUNK_NUMBERS", "MAX_CHUNK_SAMPLES", "BatchPredictor"]
-__all__ += ["compute_outputs", "eval_mode"]
-
 # Greatest number of samples in one forward pass on a CPU and on a GPU, and of values in the largest
 # output of a layer: large enough to keep the device busy, small enough for caches and memory.
 MAX_CHUNK_SAMPLES, MAX_CHUNK_SAMPLES_GPU, MAX_CHUNK_NUMBERS = 128, 512, 2**24

@@ -25,8 +25,6 @@ from afield.networks.inference import eval_mode
 from afield.networks.stages import channel_axis, channel_means, late_modules
 from afield.registry import hint
 
-__all__ = ["Combine", "MaskedNetwork", "fold_masks", "hard_overlap", "soft_overlap"]
-
 Combine = Literal["predictions", "masks", "guessed"]
 SMOOTH = 1e-6
 

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from afield.errors import SpecError
 from afield.networks.backbone import Classifier, Shape, WholeNetwork
 
-__all__ = ["OwnNetwork", "own_backbone", "weights_digest"]
-
 Builder = Callable[[Shape, int], nn.Module]
 
 

@@ -20,8 +20,6 @@ from afield.compute import default_device, preserve_torch_state
 from afield.errors import AfieldError, SpecError
 from afield.networks.backbone import find_backbone, network
 
-__all__ = ["AUTO", "check_precision", "lower_precision", "resolve_precision"]
-
 AUTO, FULL = "auto", "fp32"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # CPU flags of instructions that multiply matrices in bfloat16.

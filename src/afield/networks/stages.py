@@ -18,17 +18,6 @@ from torch import Tensor, nn
 from afield.networks.inference import eval_mode
 from afield.networks.text_features import TextFeatures
 
-__all__ = [
-    "block_stages",
-    "channel_axis",
-    "channel_means",
-    "find_stages",
-    "hook_outputs",
-    "input_convolution",
-    "late_modules",
-    "stage_shapes",
-]
-
 # Number of blocks at the end of a transformer that count as late.
 LATE_BLOCKS = 2
 

@@ -18,8 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["match_distributions", "mix_styles", "randomize_content", "randomize_style"]
-
 MIXSTYLE_EPS, SAGNET_EPS = 1e-6, 1e-5
 
 

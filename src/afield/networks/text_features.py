@@ -11,8 +11,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ByteFeatures", "Pooling", "TextFeatures", "TransformerFeatures"]
-
 Pooling = Literal["mean", "first"]
 # Widths of the small network: of an embedded byte, and of each block.
 BYTE_WIDTH, BLOCK_WIDTHS = 32, (64, 64, 128)

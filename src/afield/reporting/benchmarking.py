@@ -12,8 +12,6 @@ from afield.studies.benchmark import make_benchmark
 from afield.studies.benchmarking import run_benchmark
 from afield.studies.own_objects import accept_objects
 
-__all__ = ["bench"]
-
 log = logging.getLogger(__name__)
 
 

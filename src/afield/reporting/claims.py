@@ -37,9 +37,6 @@ from afield.runs.row import REFERENCE, Row
 from afield.runs.selection import RULES
 from afield.training.metrics import DEFAULT_METRIC, find_metric
 
-__all__ = ["MAX_TRIALS", "ONE_POINT", "Claim", "Power", "all_claims", "build_claims"]
-__all__ += ["estimate_power", "leading_rule", "make_claim", "ranked_means", "typical_power"]
-
 PROBABILITY = 0.8
 MAX_TRIALS = 1000
 ONE_POINT = 0.01

@@ -31,10 +31,6 @@ from afield.reporting.results import Picks, Results
 from afield.runs.row import Row
 from afield.training.metrics import DEFAULT_METRIC, find_metric
 
-__all__ = ["MIN_STDERR", "Accuracies", "Comparison", "Interval", "Noise"]
-__all__ += ["accuracies", "arrange", "benchmark_noise", "compare", "compare_all", "comparisons"]
-__all__ += ["critical_value", "estimate_noise", "mean_error", "new_domain_error", "references"]
-
 # A standard error below this is rounding: all trials gave the same difference.
 MIN_STDERR = 1e-9
 

@@ -16,11 +16,10 @@ from typing import Any
 
 from afield import registry
 from afield.data.domains import PROBE_FRACTION
-from afield.runs.record import Record, Run
+from afield.runs.record import Record
 from afield.runs.row import Row, common_settings
+from afield.runs.run import Run
 from afield.training.scores import Checkpoint
-
-__all__ = ["export_domainbed"]
 
 # DomainBed's names of the splits.
 SPLITS = {"in": "main", "out": "probe"}

@@ -18,9 +18,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from afield.files import atomic_write
 
-__all__ = ["FINDINGS_FOLDER", "KeptFinding", "embed_findings", "finding_path", "keep"]
-__all__ += ["kept_findings"]
-
 log = logging.getLogger(__name__)
 
 FINDINGS_FOLDER = "diagnostics"

@@ -34,9 +34,6 @@ from afield.runs.record import Record
 from afield.runs.selection import RULES
 from afield.training.metrics import find_metric
 
-__all__ = ["FORMATS", "abbreviate", "as_csv", "as_latex", "as_markdown", "as_power_table"]
-__all__ += ["as_rich"]
-
 # The longest name of a column in a narrow terminal.
 MAX_SHORT = 5
 CONFIDENCE_COLUMNS = [column.name for column in COLUMNS if column.confidence]

@@ -34,8 +34,6 @@ from afield.runs.store import Store, open_store
 from afield.studies.commands import write_command
 from afield.training.metrics import DEFAULT_METRIC, find_metric
 
-__all__ = ["REPORT_FILE", "render_page", "write_report"]
-
 REPORT_FILE = "report.html"
 TEMPLATE_FOLDER = Path(__file__).parent / "templates"
 

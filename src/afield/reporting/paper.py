@@ -28,9 +28,6 @@ from afield.runs.selection import Pick
 from afield.runs.store import Store
 from afield.studies.recipe import Numbers, Part, Recipe
 
-__all__ = ["FIELDS", "KeptComparison", "compare_with_paper", "keep_comparison"]
-__all__ += ["kept_comparisons", "paper_caption", "paper_markdown", "paper_tables"]
-
 log = logging.getLogger(__name__)
 
 FIELDS = ["part", "rule", "row", "column", "paper", "ours", "stderr", "difference", "lower"]

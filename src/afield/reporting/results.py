@@ -21,8 +21,6 @@ from afield.studies.protocol import (
 )
 from afield.training.metrics import DEFAULT_METRIC
 
-__all__ = ["Picks", "Results", "group_records"]
-
 # The attributes of a pick that depend on its target.
 MEANS_OVER_TARGETS = (
     *("accuracy", "calibration_error", "accuracy_at_90"),

@@ -51,8 +51,6 @@ from afield.runs.selection import RULES
 from afield.studies.commands import row_command
 from afield.training.metrics import find_metric
 
-__all__ = ["Section", "build_rule_table", "build_section", "group_by_family", "make_marks"]
-
 
 def make_marks(results: Results, frame: pd.DataFrame, rule: str) -> dict[str, Mark]:
     """A mark per method, the best mean under the leading rule first; methods without one last."""

@@ -30,10 +30,6 @@ from afield.runs.selection import RULES
 from afield.studies.commands import row_command, write_command
 from afield.training.metrics import find_metric
 
-__all__ = ["Headline", "Summary", "bidi_isolate", "build_headline", "build_summary", "claim_lines"]
-__all__ += ["describe_claim", "describe_power", "escape_invisible", "format_points"]
-__all__ += ["format_trials"]
-
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 
 

@@ -14,10 +14,6 @@ from afield.runs.row import BOUND
 from afield.runs.selection import RULES, resolve_rules
 from afield.training.metrics import DEFAULT_METRIC, Metric, find_metric
 
-__all__ = ["ALL_DATASETS", "COLUMNS", "MISSING", "Column", "display_order", "find_column"]
-__all__ += ["format_number", "format_value", "lower_is_better", "ranks", "shown_metric"]
-__all__ += ["table_caption", "tabulate", "tabulate_results"]
-
 MISSING = "–"
 
 

@@ -5,7 +5,7 @@ from .pools.local import Local as Local
 from .pools.ray import Ray as Ray
 from .record import Failure as Failure
 from .record import Record as Record
-from .record import Run as Run
+from .run import Run as Run
 from .runner import execute as execute
 from .selection import RULES as RULES
 from .selection import Pick as Pick

@@ -19,16 +19,16 @@ from afield.data.samples import Batch, Samples, pool_domains
 from afield.data.stream import Stream
 from afield.errors import SpecError
 from afield.networks.inference import compute_outputs
-from afield.runs.record import Record, Run
+from afield.runs.record import Record
+from afield.runs.run import Run
 from afield.runs.run_data import known_splits
 from afield.runs.run_files import read_record, read_run_weights
 from afield.runs.run_setup import Machine, load_domains, set_up
 from afield.runs.selection import selection_value
 from afield.seeds import capture_rng_state, restore_rng_state
+from afield.training.learner import Learner
 from afield.training.loop import checkpoints
-from afield.training.method import Learner, Method
-
-__all__ = ["FinishedRun", "reopen"]
+from afield.training.method import Method
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,9 @@ from afield.compute import deterministic
 from afield.data.domains import data_root
 from afield.errors import AfieldError
 from afield.networks.backbone import find_backbone
-from afield.runs.record import Run
+from afield.runs.run import Run
 from afield.runs.run_setup import Machine, set_up
 from afield.training.loop import checkpoints
-
-__all__ = ["expected_seconds"]
 
 # Seconds that measuring may take; methods that are left then count as the mean of the others.
 BUDGET = 5.0

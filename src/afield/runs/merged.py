@@ -23,16 +23,13 @@ from afield.errors import DataError, SpecError, UnknownNameError
 from afield.hyperparameters import with_neutral
 from afield.merging.job import merge
 from afield.merging.scopes import expert_count, needs_statistics, needs_validation
-from afield.runs.record import Run
 from afield.runs.row import MERGE_BASELINES
+from afield.runs.run import Run
 from afield.runs.run_files import read_record, read_run_weights
 from afield.runs.run_setup import TrainingState
 from afield.runs.store import Store
 from afield.training.metrics import selection_score
 from afield.training.scores import Scores
-
-__all__ = ["Ensemble", "build_merged", "check_merge"]
-
 
 State = Mapping[str, Tensor]
 

@@ -12,8 +12,6 @@ from afield import registry
 from afield.errors import SpecError, UnknownNameError
 from afield.hyperparameters import build
 
-__all__ = ["Item", "Pool", "Result", "default_pool", "make_pool"]
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

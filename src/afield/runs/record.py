@@ -11,8 +11,6 @@ from pydantic import AfterValidator
 from afield.runs.run import Run
 from afield.training.scores import PARTS, Checkpoint, CompactCheckpoints
 
-__all__ = ["Failure", "Plan", "Progress", "Record", "Run"]
-
 
 @dataclass(frozen=True)
 class Record:

@@ -14,8 +14,6 @@ from typing import Any, Literal
 from afield import registry
 from afield.runs.run import TARGETS, Run, name_without_path
 
-__all__ = ["BOUND", "FAMILIES", "MERGE_BASELINES", "REFERENCE", "Row", "common_settings"]
-
 # The method that others are compared with, and the row that has seen the labels of the target.
 REFERENCE, BOUND = "erm", "target_expert"
 # Rows that every table of merges has beside the merges.

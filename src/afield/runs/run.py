@@ -13,8 +13,6 @@ from afield.runs.selection import DEFAULT_RULES
 from afield.seeds import derive_seed
 from afield.training.metrics import find_metric
 
-__all__ = ["TARGETS", "Run", "name_without_path"]
-
 # Fields that change how a run is selected and shown, but not what is trained.
 NOT_IN_KEY = ("rules", "given", "class_names", "templates", "folder", "encoder")
 # The word in `given` for the targets of all folds, each a list, if domains were chosen by name.

@@ -21,14 +21,11 @@ from afield.data.samples import TOKEN_DTYPE, Augment, Prepare, Rows, Samples, po
 from afield.data.scaling import Scaling
 from afield.errors import SpecError
 from afield.networks.backbone import find_backbone
-from afield.runs.record import Run
+from afield.runs.run import Run
 from afield.runs.selection import RULES
 from afield.seeds import derive_seed
 from afield.training.evaluation import Evaluator, combine_scores
 from afield.training.scores import Checkpoint, Scores
-
-__all__ = ["Evaluations", "RunData", "TextLengths", "known_splits", "training_rows"]
-__all__ += ["truncation_warnings"]
 
 
 @dataclass(frozen=True)

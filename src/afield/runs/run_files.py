@@ -26,15 +26,13 @@ from safetensors import SafetensorError, safe_open
 
 from afield.errors import DataError
 from afield.files import check_regular_file
-from afield.runs.record import Record, Run
+from afield.runs.record import Record
+from afield.runs.run import Run
 from afield.training.scores import COLUMNS, PARTS, CompactCheckpoints, Score, Track
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["RECORD", "ContentCache", "as_json", "compact_record", "entries", "files_in_folders"]
-__all__ += ["on_cpu", "read_record", "read_run_inputs", "read_run_weights", "readable"]
-__all__ += ["thumbnail_file"]
 
 log = logging.getLogger(__name__)
 

@@ -24,30 +24,15 @@ from afield.networks.compilation import compile_features
 from afield.networks.freezing import freeze_blocks
 from afield.networks.own_network import weights_digest
 from afield.networks.precision import lower_precision
-from afield.runs.record import Run
+from afield.runs.run import Run
 from afield.runs.run_data import Evaluations, RunData, TextLengths, training_rows
 from afield.runs.run_files import read_run_inputs, read_run_weights
 from afield.training.adaptation import Adaptation
 from afield.training.average import Average
-from afield.training.method import Learner, Method, Task
+from afield.training.learner import Learner, Task
+from afield.training.method import Method
 from afield.training.optimizers import make_schedule, optimizer_factory, schedule_in_steps
 from afield.training.scores import MAX_CONFUSION_CLASSES, Checkpoint
-
-__all__ = [
-    "PLACEHOLDER_METHOD",
-    "Machine",
-    "TrainingState",
-    "code_digest",
-    "load_domains",
-    "make_stream",
-    "run_adaptation",
-    "run_prompts",
-    "set_up",
-    "set_up_on",
-    "steps_per_epoch",
-    "versions",
-]
-
 
 # The method that stands for a merge where a network is built.
 PLACEHOLDER_METHOD = "erm"

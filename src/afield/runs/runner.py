@@ -34,8 +34,9 @@ from afield.errors import AfieldError, SpecError
 from afield.networks.compilation import check_compiler, compiled_run
 from afield.networks.precision import check_precision
 from afield.runs.merged import build_merged
-from afield.runs.record import Progress, Record, Run
+from afield.runs.record import Progress, Record
 from afield.runs.row import Row
+from afield.runs.run import Run
 from afield.runs.run_setup import (
     Machine,
     TrainingState,
@@ -51,12 +52,6 @@ from afield.training.evaluation import without_details
 from afield.training.loop import checkpoints
 from afield.training.metrics import METRICS
 from afield.training.scores import PARTS, Checkpoint
-
-__all__ = [
-    "execute",
-    "remaining_checkpoints",
-]
-
 
 log = logging.getLogger(__name__)
 CheckpointCallback = Callable[[Run, Checkpoint], None]

@@ -14,7 +14,8 @@ from afield.registry import hint
 from afield.training.metrics import find_metric, metric_value, selection_scores
 
 if TYPE_CHECKING:
-    from afield.runs.record import Record, Run
+    from afield.runs.record import Record
+    from afield.runs.run import Run
     from afield.training.scores import Checkpoint
 
     # A value, the record, and the number of its checkpoint.
@@ -22,13 +23,11 @@ if TYPE_CHECKING:
     # Values and numbers of samples at every checkpoint.
     Columns = tuple[Sequence[float | None], Sequence[float | None]]
 if TYPE_CHECKING:
-    from afield.runs.record import Record, Run
+    from afield.runs.record import Record
+    from afield.runs.run import Run
     from afield.runs.selection import Candidate
     from afield.training.scores import Score
 
-__all__ = ["DEFAULT_RULES", "RULES", "Division", "Pick", "Rule", "default_rules", "describe_rules"]
-__all__ += ["resolve_rules", "selection_value", "selection_values", "source_accuracies"]
-__all__ += ["source_accuracy", "validation_accuracies", "validation_accuracy"]
 
 # The command line lists the rules in its help: nothing here imports torch or numpy.
 

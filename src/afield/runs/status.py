@@ -14,8 +14,6 @@ from afield.compute import is_alive
 from afield.runs.record import Failure, Plan, Progress
 from afield.runs.store import Store
 
-__all__ = ["PlanWatcher", "Status", "format_duration", "plan_status", "statuses"]
-
 
 @dataclass(frozen=True)
 class Status:

@@ -37,7 +37,8 @@ from pydantic import TypeAdapter, ValidationError
 from afield.compute import pause_cycle_search
 from afield.errors import AfieldError, DataError, SpecError
 from afield.files import atomic_write, remove_abandoned, unwritable_reason
-from afield.runs.record import Failure, Plan, Progress, Record, Run
+from afield.runs.record import Failure, Plan, Progress, Record
+from afield.runs.run import Run
 from afield.runs.run_files import (
     RECORD,
     ContentCache,
@@ -45,19 +46,14 @@ from afield.runs.run_files import (
     entries,
     files_in_folders,
     on_cpu,
-    read_record,
-    read_run_inputs,
     read_run_weights,
     readable,
-    thumbnail_file,
 )
 from afield.training.scores import Checkpoint
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["BusyError", "RemoteStore", "Store", "fetch_run", "open_store", "read_record"]
-__all__ += ["read_run_inputs", "read_run_weights", "thumbnail_file"]
 
 log = logging.getLogger(__name__)
 

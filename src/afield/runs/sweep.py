@@ -14,16 +14,11 @@ from afield.data.listing import current_listing, join_listing
 from afield.errors import AfieldError
 from afield.own_code import Code
 from afield.runs.pool import Pool, default_pool
-from afield.runs.record import Failure, Record, Run
+from afield.runs.record import Failure, Record
+from afield.runs.run import Run
 from afield.runs.run_setup import code_digest
 from afield.runs.runner import execute
 from afield.runs.store import BusyError, Store
-
-__all__ = [
-    "complete",
-    "sort_outcomes",
-]
-
 
 log = logging.getLogger(__name__)
 

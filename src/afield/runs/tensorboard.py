@@ -6,10 +6,8 @@ TensorBoard is an extra: ``pip install 'afield[tensorboard]'``.
 from typing import Any
 
 from afield.errors import SpecError
-from afield.runs.record import Run
+from afield.runs.run import Run
 from afield.training.scores import PARTS, Checkpoint
-
-__all__ = ["TensorBoardWriter"]
 
 
 class TensorBoardWriter:

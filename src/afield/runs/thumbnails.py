@@ -20,12 +20,10 @@ from afield.data.domains import Domain
 from afield.data.lookup import find_dataset
 from afield.data.modality import Modality
 from afield.errors import AfieldError
-from afield.runs.record import Run
+from afield.runs.run import Run
 from afield.runs.run_files import thumbnail_file
 from afield.runs.run_setup import load_domains
 from afield.runs.store import Store
-
-__all__ = ["image_strips", "keep_thumbnails", "thumbnail_file", "write_strips"]
 
 log = logging.getLogger(__name__)
 

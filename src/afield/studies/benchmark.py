@@ -27,11 +27,8 @@ from afield.studies.protocol import DomainChoice, Protocol
 
 if TYPE_CHECKING:
     from afield.runs.pool import Pool
-    from afield.runs.record import Run
+    from afield.runs.run import Run
 
-__all__ = ["DEFAULT_MERGES", "DEFAULT_METHODS", "OPTIONS", "START"]
-__all__ += ["Benchmark", "build_validated", "check_classes_choice", "check_start", "make_benchmark"]
-__all__ += ["read_benchmark", "read_toml"]
 
 # The method from whose head other methods can start.
 START = "linear_probe"
@@ -192,7 +189,7 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def refuse_misspelled(settings: Iterable[str], options: Iterable[str]) -> None:
     """Refuse a misspelled option, which would be taken for a setting."""
-    from afield.data.domains import Training
+    from afield.data.training_settings import Training
 
     known = [each.name for each in fields(Training)]
     for name in settings:

@@ -17,7 +17,8 @@ from afield import own_code
 from afield.compute import hostname
 from afield.data.listing import listed_once
 from afield.runs.pool import Pool
-from afield.runs.record import Failure, Plan, Record, Run
+from afield.runs.record import Failure, Plan, Record
+from afield.runs.run import Run
 from afield.runs.runner import execute
 from afield.runs.store import Store, open_store
 from afield.runs.sweep import complete, sort_outcomes
@@ -26,8 +27,6 @@ from afield.runs.thumbnails import keep_thumbnails
 from afield.studies.benchmark import Benchmark
 from afield.studies.commands import benchmark_command
 from afield.studies.planning import plan_runs, plan_training
-
-__all__ = ["Observer", "run_benchmark", "train"]
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from afield.errors import SpecError
 from afield.networks.backbone import HUB, find_backbone, network
 from afield.networks.freezing import freeze_blocks
 from afield.progress import progress
-from afield.runs.record import Run
+from afield.runs.run import Run
 from afield.runs.run_data import RunData, truncation_warnings
 from afield.runs.run_setup import (
     PLACEHOLDER_METHOD,
@@ -37,9 +37,6 @@ from afield.runs.run_setup import (
 )
 from afield.studies.benchmark import START, check_classes_choice
 from afield.studies.settings import Settings, resolve_run
-
-__all__ = ["check_data_and_network", "check_unseen_classes", "possible_runs", "read_classes"]
-__all__ += ["with_classes_choice"]
 
 log = logging.getLogger(__name__)
 

@@ -7,13 +7,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from afield.runs.record import Record, Run
+from afield.runs.record import Record
 from afield.runs.row import Row
-from afield.runs.run import TARGETS, name_without_path
+from afield.runs.run import TARGETS, Run, name_without_path
 from afield.studies.benchmark import Benchmark
 from afield.studies.protocol import Protocol
-
-__all__ = ["benchmark_command", "row_command", "shell_quote", "write_command"]
 
 # Settings with an option of their own; the others are passed with --set.
 OPTION_SETTINGS = (

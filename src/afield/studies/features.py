@@ -35,27 +35,27 @@ from numpy.typing import NDArray
 
 from afield.compute import default_device, preserve_torch_state, usable_cores
 from afield.data.cache import cache_root
-from afield.data.domains import Domain, DomainSet, ReadOptions, Training, data_root
+from afield.data.domains import Domain, DomainSet, ReadOptions, data_root
 from afield.data.lookup import find_dataset
 from afield.data.samples import Rows
 from afield.data.sources.arrays import array_dataset
 from afield.data.sources.folders import unlabelled_files
+from afield.data.training_settings import Training
 from afield.errors import SpecError
 from afield.files import atomic_write
 from afield.hyperparameters import validate_values
 from afield.networks.backbone import find_backbone
-from afield.networks.encoder import Encoder, state_digest
 from afield.networks.pretrained import (
+    Encoder,
     Pretrained,
     download_command,
     find_pretrained,
     searches,
+    state_digest,
 )
 from afield.progress import progress
 from afield.runs.thumbnails import write_strips
 from afield.studies.settings import resolve_settings
-
-__all__ = ["embed", "feature_identity", "plan_features", "use_features"]
 
 log = logging.getLogger(__name__)
 

@@ -33,8 +33,8 @@ from afield.merging.scopes import scale_of
 from afield.networks.backbone import find_backbone, network
 from afield.networks.inference import compute_outputs
 from afield.runs.merged import check_merge
-from afield.runs.record import Run
 from afield.runs.row import MERGE_BASELINES
+from afield.runs.run import Run
 from afield.runs.selection import DEFAULT_RULES, RULES
 from afield.studies.protocol import Fold, Protocol
 from afield.studies.settings import (
@@ -44,10 +44,8 @@ from afield.studies.settings import (
     resolve_run,
     settings_of,
 )
-from afield.training.method import Task
+from afield.training.learner import Task
 from afield.training.optimizers import optimizer_factory
-
-__all__ = ["merging_runs"]
 
 log = logging.getLogger(__name__)
 

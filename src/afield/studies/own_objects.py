@@ -31,8 +31,6 @@ from afield.training.method import Method
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["accept_objects", "dataset_spec"]
-
 
 def dataset_spec(data: Any, folder: Path) -> str:
     """The name or path of a dataset; data in memory are written into the folder first."""

@@ -9,12 +9,12 @@ from typing import Any
 
 from afield import own_code, registry
 from afield.data.domains import ClassesByDomain, DomainSet, source_classes
+from afield.data.frames import name_columns
 from afield.data.lookup import find_dataset
-from afield.data.sources.tables import name_columns
 from afield.errors import IncompatibleMethodError, SpecError
 from afield.hyperparameters import build, defaults, draw_values, validate_values, without_neutral
 from afield.merging.scopes import merges_weights
-from afield.runs.record import Run
+from afield.runs.run import Run
 from afield.runs.selection import DEFAULT_RULES, RULES
 from afield.studies.benchmark import (
     DEFAULT_MERGES,
@@ -40,9 +40,6 @@ from afield.studies.settings import (
     resolve_run,
     settings_of,
 )
-
-__all__ = ["adapted_runs", "check_run", "method_runs", "plan_run", "plan_runs", "plan_training"]
-__all__ += ["training_runs"]
 
 log = logging.getLogger(__name__)
 

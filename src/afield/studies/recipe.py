@@ -39,8 +39,6 @@ from afield.studies.benchmark import (
     read_toml,
 )
 
-__all__ = ["Changes", "Numbers", "Part", "Recipe", "is_recipe", "read_recipe", "recipe_names"]
-
 # The fewest steps that `--scale` leaves.
 MIN_STEPS = 50
 

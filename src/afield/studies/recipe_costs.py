@@ -13,12 +13,10 @@ from afield.compute import default_device, preserve_torch_state
 from afield.data.lookup import find_dataset
 from afield.errors import AfieldError, DataError
 from afield.networks.backbone import Shape, network
-from afield.runs.record import Run
+from afield.runs.run import Run
 from afield.runs.run_setup import load_domains
 from afield.studies.planning import plan_runs
 from afield.studies.recipe import Part, Recipe
-
-__all__ = ["Costs", "estimate_costs", "merge_plans", "plan_recipe"]
 
 
 def plan_recipe(recipe: Recipe) -> list[list[Run]]:

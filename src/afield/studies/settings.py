@@ -7,24 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from afield import own_code, registry
-from afield.data.domains import DomainSet, Training
+from afield.data.domains import DomainSet
 from afield.data.groups import canonical_group
 from afield.data.prompts import Prompts, dataset_prompts
-from afield.data.training_settings import WHOLE_DOMAINS
+from afield.data.training_settings import WHOLE_DOMAINS, Training
 from afield.errors import IncompatibleMethodError, SpecError, UnknownNameError
 from afield.hyperparameters import build, defaults, draw_values, validate_values, without_neutral
 from afield.networks.backbone import HUB, Backbone, WholeNetwork, find_backbone
 from afield.networks.precision import resolve_precision
 from afield.registry import hint
-from afield.runs.record import Run
+from afield.runs.run import Run
 from afield.runs.run_setup import steps_per_epoch
 from afield.runs.selection import DEFAULT_RULES, RULES
 from afield.training.method import Method
 from afield.training.metrics import DEFAULT_METRIC, check_classes, find_metric
 from afield.training.optimizers import canonical_optimizer, canonical_schedule
-
-__all__ = ["CHECKPOINTS_PER_RUN", "Settings", "check_counts", "check_settings", "reports_whole"]
-__all__ += ["resolve_epochs", "resolve_run", "resolve_settings", "settings_of"]
 
 # Fewer tokens hold hardly more than the special ones.
 MIN_TOKENS = 4

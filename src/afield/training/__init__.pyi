@@ -1,9 +1,9 @@
 from .adaptation import Adaptation as Adaptation
 from .average import Average as Average
-from .evaluation import Checkpoint as Checkpoint
+from .scores import Checkpoint as Checkpoint
 from .evaluation import Evaluator as Evaluator
-from .evaluation import Score as Score
-from .evaluation import Scores as Scores
+from .scores import Score as Score
+from .scores import Scores as Scores
 from .inner_loop import InnerLoop as InnerLoop
 from .loop import checkpoints as checkpoints
 from .method import Batch as Batch

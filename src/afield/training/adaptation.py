@@ -13,8 +13,6 @@ from torch import nn
 from afield.errors import SpecError
 from afield.networks.inference import BatchPredictor
 
-__all__ = ["Adaptation", "require_plain"]
-
 
 @dataclass(frozen=True)
 class Adaptation:

@@ -13,8 +13,6 @@ from torch import nn
 
 from afield.training.scores import Checkpoint
 
-__all__ = ["Average", "Checkpoint"]
-
 
 @dataclass
 class Average:

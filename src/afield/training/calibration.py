@@ -21,19 +21,6 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = [
-    "BINS",
-    "TEMPERATURE_RANGE",
-    "balanced_quantiles",
-    "calibration_error",
-    "calibration_errors",
-    "fit_temperature",
-    "percentile_ranks",
-    "reliability_bins",
-    "selective_accuracies",
-    "selective_accuracy",
-]
-
 BINS = 15
 # Bounds: the best temperature is infinite if all predictions are wrong, 0 if all are right.
 TEMPERATURE_RANGE = (0.05, 20.0)

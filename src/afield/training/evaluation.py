@@ -27,9 +27,6 @@ from afield.training.scores import (
     roc_auc,
 )
 
-__all__ = ["PARTS", "Checkpoint", "Evaluator", "Outputs", "Score", "Scores", "combine_scores"]
-__all__ += ["compute_scores", "without_details"]
-
 # Names of the groups of a split, and the group of every sample as an index of the names.
 Groups = tuple[NDArray[Any], NDArray[np.intp]]
 

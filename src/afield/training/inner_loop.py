@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from afield.data.samples import Batch
 from afield.errors import SpecError
 from afield.hyperparameters import LogUniform, Variant
 from afield.tensors import add, assign, clone_tensors, mix
-from afield.training.method import Batch, Batches, Learner, Logs, Method, pool
-
-__all__ = ["InnerLoop", "Outer", "split_batch"]
+from afield.training.learner import Learner
+from afield.training.method import Batches, Logs, Method, pool
 
 Outer = Literal["divided", "raw", "plain"]
 

@@ -12,16 +12,7 @@ from torch import Tensor, nn
 
 from afield.errors import SpecError
 from afield.networks.text_features import TextFeatures
-from afield.training.method import Learner
-
-__all__ = [
-    "backward_perturbed_loss",
-    "check_perturbation",
-    "input_gradient",
-    "movable_inputs",
-    "perturb_inputs",
-    "require_float_inputs",
-]
+from afield.training.learner import Learner
 
 
 def require_float_inputs(x: Tensor, name: str) -> Tensor:

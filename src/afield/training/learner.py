@@ -21,8 +21,6 @@ from torch import Tensor, nn
 from afield.errors import SpecError
 from afield.networks.backbone import Classifier
 
-__all__ = ["Learner", "LossScale", "Task", "perceptron", "require_classifier", "sample_of_zeros"]
-
 
 @dataclass(frozen=True)
 class Task:

@@ -12,10 +12,9 @@ from afield.data.stream import Stream
 from afield.errors import DivergedError
 from afield.networks.freezing import has_unfrozen_batchnorm, update_batchnorm
 from afield.training.average import Average
-from afield.training.method import Learner, Logs, Method, pool
+from afield.training.learner import Learner
+from afield.training.method import Logs, Method, pool
 from afield.training.scores import Checkpoint, Scores
-
-__all__ = ["checkpoints"]
 
 # Greatest number of batches from which BatchNorm statistics are measured, as in SWAD.
 MAX_BATCHNORM_BATCHES = 500

@@ -17,23 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from afield.data.modality import Modality
-from afield.data.samples import Batch, PooledBatches, Samples
+from afield.data.samples import Batch as Batch
+from afield.data.samples import PooledBatches, Samples
 from afield.errors import SpecError
 from afield.training.learner import Learner, Task
-
-__all__ = [
-    "Batch",
-    "Batches",
-    "Learner",
-    "Logs",
-    "Method",
-    "Samples",
-    "Task",
-    "domain_means",
-    "origins",
-    "pool",
-    "risks",
-]
 
 Batches = Sequence[Batch]
 Logs = Mapping[str, Tensor]

@@ -29,16 +29,6 @@ from afield.registry import hint
 if TYPE_CHECKING:
     from afield.training.scores import Score
 
-__all__ = [
-    "DEFAULT_METRIC",
-    "METRICS",
-    "Metric",
-    "check_classes",
-    "find_metric",
-    "metric_value",
-    "selection_score",
-    "selection_scores",
-]
 
 DEFAULT_METRIC = "accuracy"
 

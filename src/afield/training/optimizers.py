@@ -32,9 +32,6 @@ from torch.optim import Optimizer
 from afield.errors import SpecError, UnknownNameError
 from afield.registry import hint
 
-__all__ = ["canonical_optimizer", "canonical_schedule", "make_schedule", "optimizer_factory"]
-__all__ += ["schedule_in_steps"]
-
 # The options of every schedule and their default values, beside the warm-up.
 OPTIONS: dict[str, dict[str, Any]] = {
     "constant": {},

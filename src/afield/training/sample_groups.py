@@ -13,16 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = [
-    "assign_to_seeds",
-    "consistency",
-    "find_seed_points",
-    "indices_by_label",
-    "kmeans_labels",
-    "quantile_bins",
-    "subdivide",
-]
-
 # Number of points above which K-means works on minibatches.
 MINIBATCH_THRESHOLD = 10_000
 # Number of distances in memory at once; a large set has too many pairs of points.

@@ -15,10 +15,6 @@ from numpy.typing import NDArray
 
 from afield.training.metrics import find_metric, metric_value
 
-__all__ = ["MAX_CONFUSION_CLASSES", "PARTS", "Checkpoint", "ClassCounts", "CompactCheckpoints"]
-__all__ += ["Confusion", "Score", "Scores", "Track", "class_metrics", "group_metrics"]
-__all__ += ["metric_values", "plain_means", "remember", "roc_auc", "sample_counts", "score_at"]
-
 # With more classes, a split keeps counts per class instead of the whole matrix.
 MAX_CONFUSION_CLASSES = 100
 

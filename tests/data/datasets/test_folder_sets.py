@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from afield import registry
-from afield.data.domains import DOMAINBED_DEFAULTS
 from afield.data.lookup import find_dataset
 from afield.data.modalities.image import Image
+from afield.data.training_settings import DOMAINBED_DEFAULTS
 from afield.errors import DataError
 from tests.data.datasets.trees import assert_labels_fit, loaded, painted, tree
 from tests.messages import message_of

@@ -11,8 +11,9 @@ import torch
 from PIL import Image
 
 from afield.data.domains import ReadOptions
+from afield.data.frames import name_columns
 from afield.data.lookup import find_dataset
-from afield.data.sources.tables import _with_split, name_columns
+from afield.data.sources.tables import _with_split
 from afield.errors import AfieldError
 from tests.files import arrays, npz
 from tests.messages import message_of

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sklearn.model_selection import LeaveOneGroupOut, cross_val_score
 
+from afield.deployment.sklearn import DomainClassifier
 from afield.errors import DataError, SpecError
-from afield.sklearn import DomainClassifier
 from tests.texts import reviews, write_encoder
 
 FRAME = reviews(30)

@@ -11,8 +11,8 @@ import pytest
 import afield
 from afield.deployment.exporting import export
 from afield.deployment.model_files import DESCRIPTION_FILE
-from afield.deployment.model_folder import sha256
 from afield.errors import DataError, SpecError
+from afield.files import sha256
 from afield.studies.features import embed
 from tests.texts import change_json, reviews, write_encoder, write_reviews
 

@@ -5,8 +5,8 @@ from torch import nn
 
 from afield.merging.merges.greedy_soup import greedy_soup
 from afield.runs.merged import _greedy
-from afield.runs.record import Run
-from afield.training.evaluation import Score, Scores
+from afield.runs.run import Run
+from afield.training.scores import Score, Scores
 from tests.merging.merges.numbers import random
 
 RUN = Run("toy", "greedy_soup", ("a", "b"))

@@ -7,8 +7,8 @@ import pytest
 
 from afield.reporting.charts.samples import MAX_BYTES, kept_thumbnails
 from afield.reporting.page import write_report
+from afield.runs.run_files import thumbnail_file
 from afield.runs.store import Store
-from afield.runs.thumbnails import thumbnail_file
 from tests.stores import benchmark_records, kept
 
 STRIP = "UklGRgAAAABXRUJQ"

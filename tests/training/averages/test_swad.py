@@ -15,7 +15,7 @@ from torch import nn
 
 from afield.errors import SpecError
 from afield.training.averages.swad import SWAD
-from afield.training.evaluation import Checkpoint, Score, Scores
+from afield.training.scores import Checkpoint, Score, Scores
 from tests.files import GOLDEN
 
 REFERENCE = np.load(GOLDEN / "swad.npz")

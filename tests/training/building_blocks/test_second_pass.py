@@ -7,7 +7,7 @@ from torch import nn
 
 from afield.networks.backbone import Classifier
 from afield.training.building_blocks.second_pass import backward_at_offset, norm
-from afield.training.method import Learner
+from afield.training.learner import Learner
 
 
 def test_both_passes_draw_the_same_and_batchnorm_counts_one(task):

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from afield.data.stream import Batch
-from afield.training.method import Task
+from afield.data.samples import Batch
+from afield.training.learner import Task
 from tests.files import GOLDEN
 
 REFERENCE = np.load(GOLDEN / "crossgrad.npz")

@@ -12,7 +12,8 @@ from torch.func import functional_call
 from torch.nn.utils import parameters_to_vector
 
 from afield.data.samples import Batch
-from afield.training.method import Learner, Method, Task
+from afield.training.learner import Learner, Task
+from afield.training.method import Method
 from tests.files import GOLDEN
 
 REFERENCE = np.load(GOLDEN / "baseline_updates.npz")

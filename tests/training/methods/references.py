@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from afield.data.samples import Batch
 from afield.data.stream import Stream
 from afield.networks.backbone import Classifier
-from afield.training.method import Learner, Method, Task
+from afield.training.learner import Learner, Task
+from afield.training.method import Method
 from afield.training.methods.erm import ERM
 from tests.files import GOLDEN
 

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from afield.networks.backbone import Classifier, network
-from afield.training.method import Task, pool
+from afield.training.learner import Task
+from afield.training.method import pool
 from afield.training.methods.arm import ARM
 from tests.training.methods.reference import batch_of
 

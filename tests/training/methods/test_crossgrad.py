@@ -11,7 +11,7 @@ from torch import nn
 from afield.data.samples import Batch
 from afield.errors import SpecError, UnknownNameError
 from afield.networks.backbone import Classifier
-from afield.training.method import Learner, Task
+from afield.training.learner import Learner, Task
 from afield.training.methods.crossgrad import CrossGrad
 from afield.training.methods.erm import ERM
 from tests.training.methods.gradient_reference import (

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from afield.hyperparameters import defaults, without_neutral
-from afield.training.method import Learner, pool
+from afield.training.learner import Learner
+from afield.training.method import pool
 from afield.training.methods.dann import DANN
 from afield.training.methods.erm import ERM
 from tests.training.methods.gradient_reference import REFERENCE

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from afield.errors import SpecError
-from afield.training.method import Learner, Task
+from afield.training.learner import Learner, Task
 from afield.training.methods.crossgrad import CrossGrad
 from afield.training.methods.erm import ERM
 from afield.training.methods.labelgrad import LabelGrad

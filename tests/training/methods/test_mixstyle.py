@@ -9,7 +9,7 @@ from torch import nn
 
 from afield.data.samples import Batch
 from afield.networks.backbone import Classifier, network
-from afield.training.method import Task
+from afield.training.learner import Task
 from afield.training.methods.efdmix import EFDMix
 from afield.training.methods.erm import ERM
 from afield.training.methods.mixstyle import MixStyle

@@ -15,7 +15,7 @@ from afield.reporting.benchmarking import bench
 from afield.studies.benchmark import make_benchmark
 from afield.studies.planning import plan_run
 from afield.tensors import flatten
-from afield.training.method import Task
+from afield.training.learner import Task
 from afield.training.methods.erm import ERM
 from afield.training.methods.mldg import MLDG
 from tests.training.methods.reference import (

@@ -19,8 +19,9 @@ from afield.errors import SpecError
 from afield.networks.backbone import Classifier
 from afield.runs.store import Store
 from afield.training.averages.last import Last
+from afield.training.learner import Task
 from afield.training.loop import checkpoints
-from afield.training.method import Task, risks
+from afield.training.method import risks
 from afield.training.methods.groupdro import GroupDRO
 from afield.training.methods.seed_category import Grouping, SeedCategory
 from tests.files import GOLDEN

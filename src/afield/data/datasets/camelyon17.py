@@ -16,9 +16,10 @@ Differs from DomainBed: patches keep their size; DomainBed enlarges them to 224 
 
 from dataclasses import replace
 
-from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet
+from afield.data.domains import DomainSet
 from afield.data.modalities.image import Image
 from afield.data.sources.wilds import WildsSet
+from afield.data.training_settings import DOMAINBED_DEFAULTS
 
 __all__ = ["camelyon17"]
 

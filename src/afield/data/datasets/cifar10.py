@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from afield.data.domains import Domain, DomainSet, Download, ReadOptions, Training
+from afield.data.domains import Domain, DomainSet, Download, ReadOptions
 from afield.data.downloads import Archive
+from afield.data.training_settings import Training
 from afield.errors import DataError
 
 __all__ = ["cifar10"]

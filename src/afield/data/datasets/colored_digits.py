@@ -21,8 +21,9 @@ same, as a sum over the entries of the head (see `colored_mnist_irm`).
 import numpy as np
 import torch
 
-from afield.data.domains import Domain, DomainSet, ReadOptions, Training
+from afield.data.domains import Domain, DomainSet, ReadOptions
 from afield.data.sources.digits import read_digits
+from afield.data.training_settings import Training
 
 __all__ = ["colored_digits"]
 

@@ -23,8 +23,9 @@ from pathlib import Path
 
 import torch
 
-from afield.data.domains import Domain, DomainSet, ReadOptions, Training
+from afield.data.domains import Domain, DomainSet, ReadOptions
 from afield.data.sources.mnist import MNIST_DOWNLOAD, mnist_files, read_mnist
+from afield.data.training_settings import Training
 
 __all__ = ["colored_mnist"]
 

@@ -23,9 +23,10 @@ from functools import partial
 from pathlib import Path
 
 from afield.data.cache import contents_digest
-from afield.data.domains import DOMAINBED_DEFAULTS, Domain, DomainSet, Download, ReadOptions
+from afield.data.domains import Domain, DomainSet, Download, ReadOptions
 from afield.data.modalities.image import Image
 from afield.data.sources.folders import folder_reader
+from afield.data.training_settings import DOMAINBED_DEFAULTS
 from afield.errors import DataError
 
 __all__ = ["domain_net"]

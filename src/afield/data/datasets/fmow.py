@@ -15,9 +15,10 @@ Differs from DomainBed: there the same domains are called region_0 to region_5.
 
 from dataclasses import replace
 
-from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet
+from afield.data.domains import DomainSet
 from afield.data.modalities.image import Image
 from afield.data.sources.wilds import WildsSet
+from afield.data.training_settings import DOMAINBED_DEFAULTS
 
 __all__ = ["fmow"]
 

@@ -26,8 +26,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from afield.data.domains import Domain, DomainSet, Download, ReadOptions, Training
+from afield.data.domains import Domain, DomainSet, Download, ReadOptions
 from afield.data.downloads import Archive
+from afield.data.training_settings import Training
 from afield.errors import DataError
 
 __all__ = ["handwriting"]

@@ -13,9 +13,10 @@ not distinguished.
 from functools import partial
 from pathlib import Path
 
-from afield.data.domains import DOMAINBED_DEFAULTS, Domain, DomainSet, Download, ReadOptions
+from afield.data.domains import Domain, DomainSet, Download, ReadOptions
 from afield.data.modalities.image import Image
 from afield.data.sources.folders import LabeledFile, read_files
+from afield.data.training_settings import DOMAINBED_DEFAULTS
 from afield.errors import DataError
 
 __all__ = ["imagenet_r"]

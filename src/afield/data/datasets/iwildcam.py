@@ -18,9 +18,10 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet
+from afield.data.domains import DomainSet
 from afield.data.modalities.image import Image
 from afield.data.sources.wilds import WildsSet
+from afield.data.training_settings import DOMAINBED_DEFAULTS
 from afield.errors import DataError
 
 __all__ = ["iwildcam"]

@@ -10,9 +10,10 @@ Differs from the original benchmark: here one domain at a time is left out; ther
 lists that are not used here. All of NICO++ has 80 classes and more contexts.
 """
 
-from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet, Download
+from afield.data.domains import DomainSet, Download
 from afield.data.modalities.image import Image
 from afield.data.sources.folders import folder_reader
+from afield.data.training_settings import DOMAINBED_DEFAULTS
 
 __all__ = ["nico_pp"]
 

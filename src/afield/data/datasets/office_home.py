@@ -10,9 +10,10 @@ domain is ``Real World``, with a space; rename it if your copy has RealWorld or 
 are in the order of the names of their folders, upper case first.
 """
 
-from afield.data.domains import DOMAINBED_AVERAGES, DOMAINBED_DEFAULTS, DomainSet, Download
+from afield.data.domains import DomainSet, Download
 from afield.data.modalities.image import Image
 from afield.data.sources.folders import folder_reader
+from afield.data.training_settings import DOMAINBED_AVERAGES, DOMAINBED_DEFAULTS
 
 __all__ = ["office_home"]
 

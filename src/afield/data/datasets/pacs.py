@@ -11,9 +11,10 @@ Differs from the original: its lists of training and validation files are not us
 split in two, like those of all datasets.
 """
 
-from afield.data.domains import DOMAINBED_AVERAGES, DOMAINBED_DEFAULTS, DomainSet, Download
+from afield.data.domains import DomainSet, Download
 from afield.data.modalities.image import Image
 from afield.data.sources.folders import folder_reader
+from afield.data.training_settings import DOMAINBED_AVERAGES, DOMAINBED_DEFAULTS
 
 __all__ = ["pacs"]
 

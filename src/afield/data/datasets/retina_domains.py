@@ -21,9 +21,10 @@ al., MICCAI 2023). Classes are in the order of the grades.
 The number of files depends on this sorting, so sizes are not checked.
 """
 
-from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet, Download
+from afield.data.domains import DomainSet, Download
 from afield.data.modalities.image import Image
 from afield.data.sources.folders import folder_reader
+from afield.data.training_settings import DOMAINBED_DEFAULTS
 
 __all__ = ["retina_domains"]
 

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from scipy import ndimage
 
-from afield.data.domains import Domain, DomainSet, ReadOptions, Training
+from afield.data.domains import Domain, DomainSet, ReadOptions
 from afield.data.sources.digits import read_digits
+from afield.data.training_settings import Training
 
 __all__ = ["rotated_digits"]
 

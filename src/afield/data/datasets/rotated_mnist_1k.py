@@ -32,8 +32,9 @@ import numpy as np
 import torch
 
 from afield.data.cache import Arrays, cache_arrays
-from afield.data.domains import Domain, DomainSet, ReadOptions, Training
+from afield.data.domains import Domain, DomainSet, ReadOptions
 from afield.data.sources.mnist import MNIST_DOWNLOAD, mnist_files, read_mnist, rotate_images
+from afield.data.training_settings import Training
 from afield.errors import DataError
 from afield.seeds import derive_seed
 

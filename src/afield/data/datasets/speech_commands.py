@@ -21,10 +21,11 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from afield.data.domains import Domain, DomainSet, Download, ReadOptions, Training
+from afield.data.domains import Domain, DomainSet, Download, ReadOptions
 from afield.data.downloads import Archive
 from afield.data.modalities.audio import Audio
 from afield.data.sources.folders import LabeledFile, read_files
+from afield.data.training_settings import Training
 from afield.errors import DataError
 from afield.seeds import derive_seed
 

@@ -7,7 +7,8 @@ import math
 
 import torch
 
-from afield.data.domains import Domain, DomainSet, ReadOptions, Training
+from afield.data.domains import Domain, DomainSet, ReadOptions
+from afield.data.training_settings import Training
 from afield.seeds import derive_seed
 
 __all__ = ["spirals"]

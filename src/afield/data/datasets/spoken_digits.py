@@ -16,10 +16,11 @@ same order. License: CC BY-SA 4.0.
 import re
 from collections.abc import Mapping
 
-from afield.data.domains import Domain, DomainSet, Download, ReadOptions, Training
+from afield.data.domains import Domain, DomainSet, Download, ReadOptions
 from afield.data.log_mel import LogMel
 from afield.data.modalities.audio import Audio
 from afield.data.sources.folders import LabeledFile, folder_reader, read_files
+from afield.data.training_settings import Training
 from afield.errors import DataError
 
 __all__ = ["spoken_digits"]

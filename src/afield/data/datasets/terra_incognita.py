@@ -11,9 +11,10 @@ images (4,879 at location_100, 9,767 at location_38, 4,020 at location_43 and 6,
 the annotations of 2021 give 24,330. State which version you used.
 """
 
-from afield.data.domains import DOMAINBED_AVERAGES, DOMAINBED_DEFAULTS, DomainSet, Download
+from afield.data.domains import DomainSet, Download
 from afield.data.modalities.image import Image
 from afield.data.sources.folders import folder_reader
+from afield.data.training_settings import DOMAINBED_AVERAGES, DOMAINBED_DEFAULTS
 
 __all__ = ["terra_incognita"]
 

@@ -9,9 +9,10 @@ CALTECH, LABELME, PASCAL and SUN, split into train, crossval and test, have anot
 cannot be read.
 """
 
-from afield.data.domains import DOMAINBED_DEFAULTS, DomainSet, Download
+from afield.data.domains import DomainSet, Download
 from afield.data.modalities.image import Image
 from afield.data.sources.folders import folder_reader
+from afield.data.training_settings import DOMAINBED_DEFAULTS
 
 __all__ = ["vlcs"]
 

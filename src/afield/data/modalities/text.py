@@ -20,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from afield import registry
 from afield.data.domains import Domain
 from afield.data.file_batches import FileBatch, batches_of_files
 from afield.data.frames import TABLE_SUFFIXES, USUAL_NAMES, is_table, read_frame
-from afield.data.modalities.array import Array
 from afield.data.modality import ExportForm, Fact, FileModality, Shape
 from afield.data.samples import Prepare, Rows, trim_padding
 from afield.data.scaling import Scaling
@@ -303,7 +303,7 @@ def _too_long(size: int) -> str:
 def _read_files(inputs: "Inputs", files: Sequence[Path], column: str) -> Iterator[Item]:
     for number, file in enumerate(files, start=1):
         try:
-            if file.suffix.lower() in Array.suffixes:
+            if file.suffix.lower() in registry.find("modalities", "array").suffixes:
                 raise ValueError("arrays, but this model takes texts")  # noqa: TRY301
             if not is_table(file):
                 yield str(file), read_text(file), number

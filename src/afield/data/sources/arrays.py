@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afield.data.cache import cache_root
-from afield.data.domains import Domain, DomainSet, ReadOptions, Training
+from afield.data.domains import Domain, DomainSet, ReadOptions
+from afield.data.training_settings import Training
 from afield.errors import DataError
 from afield.files import check_regular_file, file_digest
-
-__all__ = ["array_dataset", "to_channels_first", "translate_numpy_errors"]
 
 CHANNEL_COUNTS = (1, 3, 4)
 REQUIRED_KEYS = ("X", "y", "domain")

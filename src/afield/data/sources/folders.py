@@ -30,9 +30,6 @@ from afield.data.modalities.text import Text
 from afield.data.modality import FileModality, modality_of_file
 from afield.errors import DataError
 
-__all__ = ["DomainFiles", "LabeledFile", "folder_dataset", "folder_reader"]
-__all__ += ["read_files", "unlabelled_files"]
-
 # Created by operating systems; hidden files are ignored as well.
 IGNORED_NAMES = ("thumbs.db", "desktop.ini", "__macosx")
 

@@ -13,14 +13,12 @@ from PIL import Image, ImageDraw, ImageFont
 
 from afield import seeds
 from afield.data.cache import Arrays, cache_arrays, contents_digest
-from afield.data.domains import Domain, DomainSet, ReadOptions, Training
+from afield.data.domains import Domain, DomainSet, ReadOptions
+from afield.data.training_settings import Training
 from afield.errors import DataError
 from afield.files import check_regular_file
 from afield.progress import track
 from afield.seeds import derive_seed
-
-__all__ = ["CHARACTERS", "FONT_SUFFIXES", "draw_glyphs", "font_dataset", "is_font"]
-__all__ += ["missing_characters"]
 
 FONT_SUFFIXES = (".ttf", ".otf", ".woff", ".woff2")
 CHARACTERS = tuple(ascii_uppercase + digits)

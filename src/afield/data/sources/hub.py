@@ -17,14 +17,12 @@ from itertools import count
 from pathlib import Path
 
 from afield.data.domains import DomainSet
-from afield.data.frames import TABLE_SUFFIXES, is_table, read_frames
-from afield.data.sources.tables import ColumnChoice, find_columns, table_dataset
+from afield.data.frames import TABLE_SUFFIXES, ColumnChoice, is_table, read_frames
+from afield.data.listing import HUB_PREFIX
+from afield.data.sources.tables import find_columns, table_dataset
 from afield.errors import DataError, SpecError
 from afield.files import atomic_write, sha256
 
-__all__ = ["HUB_PREFIX", "download_snapshot", "hub_dataset", "table_parts", "write_hub_images"]
-
-HUB_PREFIX = "hf:"
 FORM = re.compile(r"([\w.-]+/[\w.-]+)((?:/[\w.-]+)*)(?:@([\w./-]+))?")
 # Length of a SHA-256, which names large files in the cache, and of the SHA-1 of git's objects.
 SHA256_LENGTH, SHA1_LENGTH = 64, 40

@@ -28,8 +28,6 @@ from afield.data.downloads import Archive
 from afield.errors import DataError
 from afield.files import check_regular_file
 
-__all__ = ["MNIST_DOWNLOAD", "mnist_files", "read_idx", "read_mnist", "rotate_images"]
-
 FOLDER = "MNIST/raw"
 MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")
 # Sizes and MD5 checksums of the compressed files, as in torchvision.

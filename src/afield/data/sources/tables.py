@@ -15,11 +15,10 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
 import torch
@@ -27,84 +26,23 @@ from numpy.typing import NDArray
 
 from afield.data.cache import contents_digest
 from afield.data.domains import Domain, DomainSet, Reader, ReadOptions
-from afield.data.frames import USUAL_NAMES, Column, encode_rows, read_frame
+from afield.data.frames import USUAL_NAMES, Column, ColumnChoice, encode_rows, read_frame
 from afield.data.modalities.image import Image
 from afield.data.modalities.table import Table
 from afield.data.modalities.text import Text
 from afield.data.modality import FileModality, Modality, modality_of_file
 from afield.data.sources.folders import DomainFiles, LabeledFile, read_files
-from afield.errors import DataError, SpecError
+from afield.errors import DataError
 from afield.files import file_digest
-from afield.registry import hint
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["ColumnChoice", "find_columns", "name_columns", "split_spec", "table_dataset"]
 
 # Columns that number the rows; they are no features.
 ROW_NUMBERS = ("id", "index", "row_id", "unnamed: 0")
 # More categories than this are names of rows or free text.
 MAX_CATEGORIES = 256
-
-
-@dataclass(frozen=True)
-class ColumnChoice:
-    """The column of each kind; empty means that the table has none, or that it is yet to be found.
-
-    A table has one kind of samples: images as bytes in `image`, files that are named in `path`,
-    `text`, or else the numbers and categories of all other columns.
-    """
-
-    label: str = ""
-    domain: str = ""
-    split: str = ""
-    group: str = ""
-    image: str = ""
-    path: str = ""
-    text: str = ""
-
-    @property
-    def query(self) -> str:
-        """The choice as the end of a dataset's name; empty if nothing is chosen."""
-        chosen = {name: value for name, value in sorted(asdict(self).items()) if value}
-        return f"?{urlencode(chosen)}" if chosen else ""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All columns that are not features."""
-        return tuple(filter(None, asdict(self).values()))
-
-
-def split_spec(spec: str) -> tuple[str, ColumnChoice]:
-    """Separate the path of a table from the columns that are named after a question mark.
-
-    >>> split_spec("samples.csv?label=diagnosis")[1].label
-    'diagnosis'
-    """
-    path, mark, query = spec.rpartition("?")
-    if not mark:
-        return spec, ColumnChoice()
-    chosen = dict(parse_qsl(query, keep_blank_values=True))
-    known = [each.name for each in fields(ColumnChoice)]
-    unknown = [name for name in chosen if name not in known]
-    if unknown or not chosen:
-        name = unknown[0] if unknown else query
-        raise SpecError(f"{spec}: no kind of column {name!r}; {hint(name, known)}")
-    return path, ColumnChoice(**chosen)
-
-
-def name_columns(spec: str, **chosen: str) -> str:
-    """The name of a dataset with these columns chosen; an empty choice changes nothing.
-
-    >>> name_columns("samples.csv", label="diagnosis", domain="")
-    'samples.csv?label=diagnosis'
-    """
-    given = {kind: name for kind, name in chosen.items() if name}
-    if not given:
-        return spec
-    path, choice = split_spec(spec)
-    return path + replace(choice, **given).query
 
 
 def find_columns(frame: "pd.DataFrame", choice: ColumnChoice, where: str) -> ColumnChoice:

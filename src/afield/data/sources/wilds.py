@@ -22,8 +22,6 @@ from afield.data.modalities.text import Text
 from afield.data.sources.folders import LabeledFile, read_files
 from afield.errors import DataError
 
-__all__ = ["OTHERS", "OUTSIDE", "WildsSet", "join_incomplete", "row_names"]
-
 # Official splits inside and outside of the training distribution.
 INSIDE, OUTSIDE = ("train", "id_val"), ("val", "test")
 # All domains that have no training images or no validation images of their own.

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from afield.data.samples import Samples
 from afield.diagnosis.diagnostic import Diagnostic, Finding, single_run
 from afield.diagnosis.figure_style import signed
 from afield.errors import SpecError
@@ -23,7 +24,6 @@ from afield.hyperparameters import LogUniform, Variant
 from afield.progress import track
 from afield.runs.finished import FinishedRun
 from afield.tensors import flatten
-from afield.training.method import Samples
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -25,6 +25,7 @@ from sklearn.decomposition import PCA
 from sklearn.metrics import silhouette_score
 from torch import Tensor, nn
 
+from afield.data.samples import Batch
 from afield.diagnosis.diagnostic import (
     Diagnostic,
     Finding,
@@ -37,7 +38,6 @@ from afield.errors import SpecError
 from afield.hyperparameters import LogUniform, Variant
 from afield.progress import track
 from afield.runs.finished import FinishedRun
-from afield.training.method import Batch
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

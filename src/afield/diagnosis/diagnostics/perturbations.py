@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from afield.data.samples import Batch
 from afield.diagnosis.diagnostic import (
     Diagnostic,
     Finding,
@@ -28,7 +29,6 @@ from afield.errors import SpecError
 from afield.hyperparameters import LogUniform
 from afield.progress import track
 from afield.runs.finished import FinishedRun
-from afield.training.method import Batch
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,7 +22,8 @@ from afield.diagnosis.figure_style import color_of, legend_below
 from afield.errors import SpecError
 from afield.hyperparameters import Variant
 from afield.reporting.table import tabulate
-from afield.runs.record import Record, Run
+from afield.runs.record import Record
+from afield.runs.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

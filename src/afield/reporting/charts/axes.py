@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from afield.runs.row import FAMILIES, Family
 
-__all__ = ["Axis", "Mark", "Tick", "category_axis", "numeric_axis"]
-
 # Values that differ by a larger factor have a logarithmic axis.
 LOG_SCALE_RATIO = 30
 SHAPES = 4

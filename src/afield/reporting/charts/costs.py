@@ -14,8 +14,6 @@ from afield.reporting.comparison import references
 from afield.reporting.results import Results
 from afield.runs.record import Record
 
-__all__ = ["Cost", "CostRow", "cost_rows", "method_costs"]
-
 BASE_METHOD = "base"
 
 

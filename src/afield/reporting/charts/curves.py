@@ -23,10 +23,6 @@ from afield.runs.record import Record
 from afield.runs.selection import RULES, source_accuracies, validation_accuracies
 from afield.training.scores import metric_values, remember, sample_counts, score_at
 
-__all__ = ["HELD_OUT_TARGET", "GapTable", "build_gap_table", "compared_cases", "curve"]
-__all__ += ["curve_data", "gap", "gap_means", "picked_checkpoints", "selection_cases"]
-__all__ += ["unseen_accuracies", "whole_split"]
-
 # The parts of an unseen domain that curves can show.
 SPLITS = ("main", "sample")
 

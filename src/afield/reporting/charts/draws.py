@@ -25,9 +25,6 @@ from afield.reporting.results import Results
 from afield.runs.record import Record
 from afield.runs.selection import selection_values, validation_accuracies
 
-__all__ = ["Panel", "ValidationPlot", "best_checkpoint_accuracies", "build_validation_plot"]
-__all__ += ["rank_correlation", "setting_panels", "validated_runs"]
-
 # Settings of training that draws choose, beside those of methods and weight averaging.
 TRAINING_SETTINGS = ("lr", "batch", "weight_decay")
 

@@ -18,8 +18,6 @@ from afield.reporting.results import Results
 from afield.reporting.sentences import format_points
 from afield.runs.row import REFERENCE
 
-__all__ = ["ForestPlot", "GainTable", "build_forest_plot", "gains_by_domain"]
-
 
 @dataclass(frozen=True)
 class Gain:

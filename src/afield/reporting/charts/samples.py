@@ -18,8 +18,6 @@ from afield.runs.run import name_without_path
 from afield.runs.run_files import thumbnail_file
 from afield.training.scores import score_at
 
-__all__ = ["ClassErrors", "class_errors", "describe_data", "describe_groups", "kept_thumbnails"]
-
 log = logging.getLogger(__name__)
 
 # Far more than the strips of a dataset need.

@@ -33,7 +33,8 @@ from torch import Tensor, nn
 from afield.errors import SpecError
 from afield.hyperparameters import Variant
 from afield.tensors import assign, clone_tensors, mix
-from afield.training.average import Average, Checkpoint
+from afield.training.average import Average
+from afield.training.scores import Checkpoint
 
 __all__ = ["SWAD"]
 

@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from afield.training.method import Batches, Learner
-
-__all__ = ["domain_gradients", "mean_of", "sign_agreement", "sum_of"]
+from afield.training.learner import Learner
+from afield.training.method import Batches
 
 
 def domain_gradients(

@@ -12,9 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["WIDTHS", "block_means", "kernel", "kernel_distance", "moment_distance"]
-__all__ += ["supervised_contrast"]
-
 TEMPERATURE, SMALL = 0.07, 1e-5
 
 

@@ -14,10 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from afield.errors import SpecError
-from afield.training.learner import require_classifier
-from afield.training.method import Batches, Learner, domain_means, pool
-
-__all__ = ["Outputs", "forward", "mix_inputs", "reverse_gradient"]
+from afield.training.learner import Learner, require_classifier
+from afield.training.method import Batches, domain_means, pool
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = [
-    "gradient",
-    "gradient_variance",
-    "hessian_diagonal",
-    "hessian_product",
-    "loss_slopes",
-    "with_bias",
-]
-
 
 def with_bias(features: Tensor) -> Tensor:
     """Append an input that is always 1."""

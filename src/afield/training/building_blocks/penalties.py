@@ -15,9 +15,8 @@ from afield.errors import SpecError
 from afield.hyperparameters import LogUniform, Uniform
 from afield.training.building_blocks.forward import Outputs, forward
 from afield.training.building_blocks.head_derivatives import loss_slopes
-from afield.training.method import Batches, Learner, Logs, Method
-
-__all__ = ["WarmPenalty", "check_settings", "feature_variance", "finish_warm_up", "scale_penalty"]
+from afield.training.learner import Learner
+from afield.training.method import Batches, Logs, Method
 
 
 @dataclass(frozen=True)

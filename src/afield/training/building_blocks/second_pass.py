@@ -14,9 +14,7 @@ from torch import Tensor
 
 from afield.networks.freezing import keep_batchnorm
 from afield.tensors import add, assign, clone_tensors
-from afield.training.method import Learner
-
-__all__ = ["backward_at_offset", "norm"]
+from afield.training.learner import Learner
 
 
 def backward_at_offset(

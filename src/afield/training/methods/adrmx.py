@@ -24,13 +24,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from afield.data.samples import Batch
 from afield.errors import SpecError
 from afield.hyperparameters import Choice, LogUniform, Variant
 from afield.networks.backbone import Classifier
 from afield.networks.freezing import batchnorm_layers
 from afield.training.building_blocks.feature_distances import supervised_contrast
-from afield.training.learner import perceptron, require_classifier
-from afield.training.method import Batch, Batches, Learner, Logs, Method, Task, pool
+from afield.training.learner import Learner, Task, perceptron, require_classifier
+from afield.training.method import Batches, Logs, Method, pool
 
 __all__ = ["ADRMX"]
 

@@ -26,7 +26,8 @@ from afield.training.building_blocks.domain_gradients import (
     sign_agreement,
 )
 from afield.training.building_blocks.penalties import check_settings
-from afield.training.method import Batches, Learner, Logs, Method
+from afield.training.learner import Learner
+from afield.training.method import Batches, Logs, Method
 
 __all__ = ["ANDMask"]
 

@@ -29,8 +29,8 @@ from afield.hyperparameters import Variant
 from afield.networks.backbone import Classifier
 from afield.networks.inference import BatchPredictor
 from afield.networks.stages import input_convolution
-from afield.training.learner import require_classifier, sample_of_zeros
-from afield.training.method import Batches, Learner, Logs, Method, Task, pool
+from afield.training.learner import Learner, Task, require_classifier, sample_of_zeros
+from afield.training.method import Batches, Logs, Method, pool
 
 __all__ = ["ARM"]
 

@@ -21,8 +21,9 @@ from typing import cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from afield.data.samples import Batch
 from afield.networks.backbone import Classifier
-from afield.training.method import Batch, Learner, Task
+from afield.training.learner import Learner, Task
 from afield.training.methods.dann import DANN
 
 __all__ = ["CDANN"]

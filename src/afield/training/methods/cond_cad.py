@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from afield.training.method import Batch
+from afield.data.samples import Batch
 from afield.training.methods.cad import CAD
 
 __all__ = ["CondCAD"]

@@ -20,7 +20,8 @@ from afield.hyperparameters import LogUniform
 from afield.training.building_blocks.feature_distances import moment_distance
 from afield.training.building_blocks.forward import Outputs, forward
 from afield.training.building_blocks.penalties import check_settings
-from afield.training.method import Batches, Learner, Logs, Method
+from afield.training.learner import Learner
+from afield.training.method import Batches, Logs, Method
 
 __all__ = ["CORAL"]
 

@@ -36,6 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from afield.data.modality import Modality
+from afield.data.samples import Batch
 from afield.errors import SpecError
 from afield.hyperparameters import Choice, LogUniform, Variant
 from afield.networks.backbone import Classifier, find_backbone, network
@@ -48,7 +49,8 @@ from afield.training.input_gradients import (
     perturb_inputs,
     require_float_inputs,
 )
-from afield.training.method import Batch, Batches, Learner, Logs, Method, Task, pool
+from afield.training.learner import Learner, Task
+from afield.training.method import Batches, Logs, Method, pool
 
 __all__ = ["CrossGrad"]
 

@@ -36,7 +36,8 @@ from torch import Tensor, nn
 from afield.errors import SpecError
 from afield.hyperparameters import LogUniform, Variant
 from afield.networks.masks import Combine, MaskedNetwork, hard_overlap, soft_overlap
-from afield.training.method import Batches, Learner, Logs, Method, Task, pool
+from afield.training.learner import Learner, Task
+from afield.training.method import Batches, Logs, Method, pool
 
 __all__ = ["DMG"]
 

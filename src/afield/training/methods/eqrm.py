@@ -29,7 +29,8 @@ from torch import Tensor
 from afield.errors import SpecError
 from afield.hyperparameters import LogUniform, Uniform, Variant
 from afield.training.building_blocks.penalties import check_settings, finish_warm_up
-from afield.training.method import Batches, Learner, Logs, Method, risks
+from afield.training.learner import Learner
+from afield.training.method import Batches, Logs, Method, risks
 
 __all__ = ["EQRM"]
 

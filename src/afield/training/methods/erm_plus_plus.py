@@ -27,8 +27,8 @@ from torch import nn
 from afield.errors import SpecError
 from afield.hyperparameters import LogUniform, Uniform
 from afield.networks.backbone import Classifier
-from afield.training.learner import require_classifier
-from afield.training.method import Batches, Learner, Logs, Method, Task, pool
+from afield.training.learner import Learner, Task, require_classifier
+from afield.training.method import Batches, Logs, Method, pool
 
 __all__ = ["ERMPlusPlus"]
 

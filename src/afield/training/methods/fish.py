@@ -24,7 +24,8 @@ from afield.errors import SpecError
 from afield.hyperparameters import LogUniform, Variant
 from afield.tensors import clone_tensors, mix
 from afield.training.inner_loop import InnerLoop, Outer
-from afield.training.method import Batches, Learner, Logs, Task
+from afield.training.learner import Learner, Task
+from afield.training.method import Batches, Logs
 
 __all__ = ["Fish"]
 

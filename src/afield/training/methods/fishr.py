@@ -26,7 +26,8 @@ from afield.hyperparameters import LogUniform, Uniform
 from afield.training.building_blocks.forward import Outputs, forward
 from afield.training.building_blocks.head_derivatives import gradient_variance, with_bias
 from afield.training.building_blocks.penalties import check_settings, finish_warm_up
-from afield.training.method import Batches, Learner, Logs, Method, origins
+from afield.training.learner import Learner
+from afield.training.method import Batches, Logs, Method, origins
 
 __all__ = ["Fishr"]
 

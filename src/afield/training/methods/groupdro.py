@@ -15,7 +15,8 @@ from torch import Tensor
 
 from afield.errors import SpecError
 from afield.hyperparameters import LogUniform
-from afield.training.method import Batches, Learner, Logs, Method, origins, risks
+from afield.training.learner import Learner
+from afield.training.method import Batches, Logs, Method, origins, risks
 
 __all__ = ["GroupDRO"]
 

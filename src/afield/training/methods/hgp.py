@@ -22,7 +22,8 @@ from afield.hyperparameters import LogUniform
 from afield.training.building_blocks.forward import forward
 from afield.training.building_blocks.head_derivatives import gradient, hessian_product, with_bias
 from afield.training.building_blocks.penalties import check_settings
-from afield.training.method import Batches, Learner, Logs, Method
+from afield.training.learner import Learner
+from afield.training.method import Batches, Logs, Method
 
 __all__ = ["HGP"]
 

@@ -20,7 +20,8 @@ from afield.training.building_blocks.penalties import (
     feature_variance,
     finish_warm_up,
 )
-from afield.training.method import Batches, Learner, Logs
+from afield.training.learner import Learner
+from afield.training.method import Batches, Logs
 from afield.training.methods.irm import IRM
 
 __all__ = ["IBIRM"]

@@ -19,7 +19,8 @@ from torch import Tensor
 from afield.hyperparameters import LogUniform
 from afield.training.building_blocks.domain_gradients import domain_gradients
 from afield.training.building_blocks.penalties import check_settings
-from afield.training.method import Batches, Learner, Logs, Method
+from afield.training.learner import Learner
+from afield.training.method import Batches, Logs, Method
 
 __all__ = ["IGA"]
 

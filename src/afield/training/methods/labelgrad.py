@@ -20,6 +20,7 @@ from typing import Annotated
 import torch.nn.functional as F
 from torch import Tensor
 
+from afield.data.samples import Batch
 from afield.hyperparameters import Choice, LogUniform, Variant
 from afield.training.input_gradients import (
     backward_perturbed_loss,
@@ -29,7 +30,8 @@ from afield.training.input_gradients import (
     perturb_inputs,
     require_float_inputs,
 )
-from afield.training.method import Batch, Batches, Learner, Logs, Method, pool
+from afield.training.learner import Learner
+from afield.training.method import Batches, Logs, Method, pool
 
 __all__ = ["LabelGrad"]
 

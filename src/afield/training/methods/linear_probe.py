@@ -27,11 +27,13 @@ from sklearn.linear_model import LogisticRegression
 from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
+from afield.data.samples import Samples
 from afield.errors import SpecError
 from afield.hyperparameters import LogUniform
 from afield.networks.backbone import Classifier
 from afield.networks.inference import compute_outputs
-from afield.training.method import Batches, Learner, Logs, Method, Samples, Task
+from afield.training.learner import Learner, Task
+from afield.training.method import Batches, Logs, Method
 
 __all__ = ["LinearProbe"]
 

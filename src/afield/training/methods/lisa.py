@@ -17,11 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from afield.data.samples import Batch
 from afield.errors import SpecError
 from afield.hyperparameters import LogUniform, Uniform
 from afield.training.building_blocks.forward import mix_inputs
 from afield.training.building_blocks.penalties import check_settings
-from afield.training.method import Batch, Batches, Learner, Logs, Method, pool
+from afield.training.learner import Learner
+from afield.training.method import Batches, Logs, Method, pool
 
 __all__ = ["LISA"]
 

@@ -34,7 +34,8 @@ from torch import Tensor, nn
 from afield.errors import SpecError
 from afield.hyperparameters import Choice, LogUniform, Uniform
 from afield.networks.backbone import Classifier
-from afield.training.method import Batches, Learner, Logs, Method, Task, pool
+from afield.training.learner import Learner, Task
+from afield.training.method import Batches, Logs, Method, pool
 
 __all__ = ["MetaReg"]
 

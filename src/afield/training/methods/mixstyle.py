@@ -28,8 +28,8 @@ from afield.errors import SpecError
 from afield.hyperparameters import Choice, Variant
 from afield.networks.stages import block_stages, channel_axis, hook_outputs
 from afield.networks.styles import mix_styles
-from afield.training.learner import sample_of_zeros
-from afield.training.method import Batches, Learner, Logs, Method, Task, pool
+from afield.training.learner import Learner, Task, sample_of_zeros
+from afield.training.method import Batches, Logs, Method, pool
 
 __all__ = ["MixStyle"]
 

@@ -17,10 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from afield.data.samples import Batch
 from afield.errors import SpecError
 from afield.hyperparameters import LogUniform
 from afield.training.building_blocks.forward import mix_inputs
-from afield.training.method import Batch, Batches, Learner, Logs, Method, domain_means, pool
+from afield.training.learner import Learner
+from afield.training.method import Batches, Logs, Method, domain_means, pool
 
 __all__ = ["Mixup"]
 

@@ -25,10 +25,12 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from afield.data.samples import Batch
 from afield.errors import SpecError
 from afield.hyperparameters import LogUniform, Variant
 from afield.tensors import add, assign, clone_tensors, set_gradients
-from afield.training.method import Batch, Batches, Learner, Logs, Method
+from afield.training.learner import Learner
+from afield.training.method import Batches, Logs, Method
 
 __all__ = ["MLDG"]
 

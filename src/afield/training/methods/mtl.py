@@ -25,8 +25,8 @@ from afield.errors import SpecError
 from afield.hyperparameters import Choice
 from afield.networks.backbone import Classifier
 from afield.networks.inference import BatchPredictor
-from afield.training.learner import require_classifier
-from afield.training.method import Batches, Learner, Logs, Method, Task, domain_means, origins, pool
+from afield.training.learner import Learner, Task, require_classifier
+from afield.training.method import Batches, Logs, Method, domain_means, origins, pool
 
 __all__ = ["MTL"]
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from afield.errors import SpecError
 from afield.hyperparameters import Uniform
-from afield.training.method import Batches, Learner, Logs, Method, pool
+from afield.training.learner import Learner
+from afield.training.method import Batches, Logs, Method, pool
 
 __all__ = ["OHEM"]
 

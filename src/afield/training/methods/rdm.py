@@ -23,7 +23,8 @@ from afield.hyperparameters import Uniform
 from afield.training.building_blocks.feature_distances import WIDTHS, block_means, kernel
 from afield.training.building_blocks.forward import Outputs, forward
 from afield.training.building_blocks.penalties import check_settings, finish_warm_up
-from afield.training.method import Batches, Learner, Logs, Method
+from afield.training.learner import Learner
+from afield.training.method import Batches, Logs, Method
 
 __all__ = ["RDM"]
 

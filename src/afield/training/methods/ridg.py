@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from afield.hyperparameters import LogUniform
 from afield.training.building_blocks.forward import Outputs, forward
 from afield.training.building_blocks.penalties import check_settings
-from afield.training.learner import require_classifier
-from afield.training.method import Batches, Learner, Logs, Method, Task
+from afield.training.learner import Learner, Task, require_classifier
+from afield.training.method import Batches, Logs, Method
 
 __all__ = ["RIDG"]
 

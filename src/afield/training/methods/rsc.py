@@ -24,8 +24,8 @@ from torch import Tensor
 from afield.hyperparameters import Uniform
 from afield.training.building_blocks.forward import Outputs, forward
 from afield.training.building_blocks.penalties import check_settings
-from afield.training.learner import require_classifier
-from afield.training.method import Batches, Learner, Logs, Method
+from afield.training.learner import Learner, require_classifier
+from afield.training.method import Batches, Logs, Method
 
 __all__ = ["RSC"]
 

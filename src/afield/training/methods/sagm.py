@@ -23,7 +23,8 @@ from afield.errors import SpecError
 from afield.hyperparameters import Choice, LogUniform
 from afield.tensors import add
 from afield.training.building_blocks.second_pass import backward_at_offset, norm
-from afield.training.method import Batches, Learner, Logs, Method, pool
+from afield.training.learner import Learner
+from afield.training.method import Batches, Logs, Method, pool
 
 __all__ = ["SAGM"]
 

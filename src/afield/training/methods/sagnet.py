@@ -32,8 +32,8 @@ from afield.hyperparameters import LogUniform, Variant
 from afield.networks.backbone import Classifier
 from afield.networks.stages import block_stages, channel_axis, hook_outputs
 from afield.networks.styles import randomize_content, randomize_style
-from afield.training.learner import require_classifier, sample_of_zeros
-from afield.training.method import Batches, Learner, Logs, Method, Task, pool
+from afield.training.learner import Learner, Task, require_classifier, sample_of_zeros
+from afield.training.method import Batches, Logs, Method, pool
 
 __all__ = ["SagNet"]
 

@@ -21,7 +21,8 @@ from torch import Tensor
 from afield.errors import SpecError
 from afield.hyperparameters import Choice
 from afield.training.building_blocks.second_pass import backward_at_offset, norm
-from afield.training.method import Batches, Learner, Logs, Method, pool
+from afield.training.learner import Learner
+from afield.training.method import Batches, Logs, Method, pool
 
 __all__ = ["SAM"]
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from afield.hyperparameters import LogUniform
 from afield.training.building_blocks.penalties import check_settings
-from afield.training.method import Batches, Learner, Logs, Method, pool
+from afield.training.learner import Learner
+from afield.training.method import Batches, Logs, Method, pool
 
 __all__ = ["SD"]
 

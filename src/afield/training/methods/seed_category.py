@@ -29,11 +29,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from afield.data.samples import Samples
 from afield.errors import SpecError
 from afield.hyperparameters import Choice, LogUniform, Variant
 from afield.networks.backbone import Classifier
 from afield.networks.inference import compute_outputs
-from afield.training.method import Learner, Samples
+from afield.training.learner import Learner
 from afield.training.methods.groupdro import GroupDRO
 from afield.training.sample_groups import (
     assign_to_seeds,

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from afield.hyperparameters import Variant
 from afield.networks.backbone import Classifier
-from afield.training.learner import require_classifier
-from afield.training.method import Batches, Learner, Logs, Method, Task, pool
+from afield.training.learner import Learner, Task, require_classifier
+from afield.training.method import Batches, Logs, Method, pool
 
 __all__ = ["SelfReg"]
 

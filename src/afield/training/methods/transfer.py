@@ -30,8 +30,8 @@ from afield.hyperparameters import Choice, LogUniform, Uniform
 from afield.networks.backbone import Classifier
 from afield.tensors import add, assign
 from afield.training.building_blocks.second_pass import norm
-from afield.training.learner import require_classifier
-from afield.training.method import Batches, Learner, Logs, Method, Task, domain_means, pool
+from afield.training.learner import Learner, Task, require_classifier
+from afield.training.method import Batches, Logs, Method, domain_means, pool
 
 __all__ = ["Transfer"]
 

@@ -28,8 +28,8 @@ from afield.hyperparameters import LogUniform, Uniform, Variant
 from afield.training.building_blocks.forward import Outputs, forward
 from afield.training.building_blocks.head_derivatives import with_bias
 from afield.training.building_blocks.penalties import check_settings
-from afield.training.learner import require_classifier
-from afield.training.method import Batches, Learner, Logs, Method, Task, origins
+from afield.training.learner import Learner, Task, require_classifier
+from afield.training.method import Batches, Logs, Method, origins
 
 __all__ = ["TRM"]
 

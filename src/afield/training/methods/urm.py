@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from afield.errors import SpecError
 from afield.hyperparameters import Choice, LogUniform, Uniform, Variant
 from afield.networks.backbone import Classifier
-from afield.training.learner import perceptron, require_classifier
-from afield.training.method import Batches, Learner, Logs, Method, Task, pool
+from afield.training.learner import Learner, Task, perceptron, require_classifier
+from afield.training.method import Batches, Logs, Method, pool
 
 __all__ = ["URM"]
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from afield.hyperparameters import LogUniform, Uniform
 from afield.training.building_blocks.penalties import finish_warm_up
-from afield.training.method import Batches, Learner, Logs, Method, risks
+from afield.training.learner import Learner
+from afield.training.method import Batches, Logs, Method, risks
 
 __all__ = ["VREx"]
 
