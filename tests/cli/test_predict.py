@@ -12,8 +12,7 @@ from rich.console import Console
 from afield.cli import console
 from afield.cli.predict import _print_predictions
 from afield.data.lookup import find_dataset
-from afield.deployment.model import Prediction
-from afield.deployment.predictions import Columns
+from afield.deployment.model import Columns, Prediction
 
 
 @pytest.fixture

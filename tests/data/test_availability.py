@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from afield import registry
-from afield.data.availability import get_dataset, list_availability
 from afield.data.domains import DomainSet, ReadOptions
+from afield.data.inspection import get_dataset, list_availability
 from afield.errors import DataError, UnknownNameError
 from tests.data.downloadable import NAME, archive_of, served
 from tests.messages import message_of

@@ -6,9 +6,9 @@ import sys
 import pandas as pd
 import pytest
 
-from afield.deployment.model import Prediction
-from afield.deployment.predictions import (
+from afield.deployment.model import (
     Columns,
+    Prediction,
     check_output_file,
     csv_lines,
     safe_name,

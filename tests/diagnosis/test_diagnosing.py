@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from afield import registry
-from afield.diagnosis.diagnosing import diagnose
-from afield.diagnosis.diagnostic import trained_learner
+from afield.diagnosis.diagnostic import diagnose, trained_learner
 from afield.errors import DataError, SpecError, UnknownNameError
 from afield.runs.finished import reopen
 from afield.runs.run_files import read_run_weights

@@ -8,8 +8,7 @@ import torch
 from matplotlib.figure import Figure
 
 from afield import registry
-from afield.diagnosis.diagnosing import diagnose
-from afield.diagnosis.diagnostic import Diagnostic, Finding, choose_domains
+from afield.diagnosis.diagnostic import Diagnostic, Finding, choose_domains, diagnose
 from afield.errors import SpecError
 from afield.hyperparameters import build, defaults, ranges
 from afield.reporting.benchmarking import bench

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from afield.errors import AfieldError, DataError
-from afield.merging import tensor_files
+from afield.merging import files as tensor_files
+from afield.merging.files import TensorFiles, write_header
 from afield.merging.scopes import TensorSpec
-from afield.merging.tensor_files import TensorFiles, write_header
 from tests.files import Trap
 from tests.merging.families import TENSORS, plain, sharded
 

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from afield.runs import forecast
-from afield.runs.forecast import expected_seconds
+from afield.runs import sweep as forecast
+from afield.runs.sweep import expected_seconds
 from afield.studies.benchmark import make_benchmark
 
 SOURCES, TARGETS = 3, 4
@@ -29,9 +29,9 @@ def clock(monkeypatch):
         return SimpleNamespace(**parts, evaluations=SimpleNamespace(evaluate=evaluate))
 
     times = SimpleNamespace(monotonic=lambda: clock.now, perf_counter=lambda: clock.now)
-    monkeypatch.setattr("afield.runs.forecast.time", times)
-    monkeypatch.setattr("afield.runs.forecast.checkpoints", checkpoints)
-    monkeypatch.setattr("afield.runs.forecast.set_up", set_up)
+    monkeypatch.setattr("afield.runs.sweep.time", times)
+    monkeypatch.setattr("afield.runs.sweep.checkpoints", checkpoints)
+    monkeypatch.setattr("afield.runs.sweep.set_up", set_up)
     return clock
 
 

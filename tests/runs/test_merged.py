@@ -15,7 +15,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 import afield
-from afield.diagnosis.diagnosing import diagnose
+from afield.diagnosis.diagnostic import diagnose
 from afield.errors import DataError, SpecError
 from afield.registry import CODE_FORM
 from afield.reporting.table import tabulate

@@ -15,7 +15,7 @@ from afield import own_code
 from afield.data.domains import Domain, DomainSet
 from afield.data.lookup import find_dataset
 from afield.errors import AfieldError
-from afield.studies.own_objects import accept_objects, dataset_spec
+from afield.studies.benchmarking import accept_objects, dataset_spec
 from afield.training import Method, risks
 from afield.training.methods.vrex import VREx
 

@@ -153,14 +153,14 @@ def print_plan(runs: "Sequence[Run]", *, done: int) -> None:
 
 def print_forecast(runs: "Sequence[Run]", pool: "Pool", done: int, *, threads: int) -> None:
     """Say how long the missing runs will take on this machine, unless there are only a few."""
-    from afield.runs.forecast import expected_seconds
-    from afield.runs.pools.local import Local
     from afield.runs.status import format_duration
+    from afield.runs.sweep import expected_seconds
 
     missing = len(runs) - done
-    if missing < FORECAST_RUNS or not isinstance(pool, Local):
+    # Only a pool on this machine knows how many runs it does at a time.
+    workers = getattr(pool, "workers", 0)
+    if missing < FORECAST_RUNS or not workers:
         return
-    workers = pool.workers
     seconds = expected_seconds(runs, workers=workers, threads=threads)
     if seconds is not None:
         left = format_duration(seconds * missing / len(runs))

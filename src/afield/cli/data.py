@@ -28,8 +28,8 @@ data = typer.Typer(cls=Group, help="List, download and check datasets.", no_args
 @data.command(name="list", cls=Command)
 def list_() -> None:
     """List all datasets: which ones are here, and how to get the others."""
-    from afield.data.availability import list_availability
     from afield.data.domains import data_root
+    from afield.data.inspection import list_availability
 
     title = Text(f"datasets in {data_root()}")
     table = Table(box=box.SIMPLE, title=title, title_justify="left")
@@ -55,8 +55,8 @@ def get(
 
     An interrupted download continues where it stopped.
     """
-    from afield.data.availability import get_dataset
     from afield.data.domains import data_root
+    from afield.data.inspection import get_dataset
 
     with console.show_progress():
         dataset = get_dataset(name)

@@ -48,7 +48,7 @@ def diagnose(
     **options: Any,
 ) -> None:
     """Examine finished runs: draw a figure, write its numbers as CSV and print a summary."""
-    from afield.diagnosis.diagnosing import diagnose as find_out
+    from afield.diagnosis.diagnostic import diagnose as find_out
     from afield.diagnosis.diagnostic import prepare_figure_path
     from afield.reporting.findings import finding_path, keep
 

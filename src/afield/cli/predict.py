@@ -17,8 +17,7 @@ from afield.cli.options import ModelFolder, collect_settings
 from afield.errors import SpecError
 
 if TYPE_CHECKING:
-    from afield.deployment.model import Model, Prediction
-    from afield.deployment.predictions import Columns
+    from afield.deployment.model import Columns, Model, Prediction
 
 
 def predict(
@@ -109,8 +108,7 @@ def predict(
     predicted all the same. The exit code is 1 if no file could be read.
     """
     from afield.compute import default_device, keep_freed_memory
-    from afield.deployment.model import load
-    from afield.deployment.predictions import Columns, check_output_file, write_predictions
+    from afield.deployment.model import Columns, check_output_file, load, write_predictions
 
     if out is not None:
         check_output_file(out)
@@ -209,7 +207,7 @@ class _Counter:
 
 def _print_predictions(predictions: "Iterable[Prediction]", columns: "Columns") -> None:
     """Print a table on a terminal, CSV elsewhere."""
-    from afield.deployment.predictions import csv_lines
+    from afield.deployment.model import csv_lines
 
     rows = (columns.row(prediction) for prediction in predictions)
     if not console.out.is_terminal:

@@ -1,5 +1,5 @@
-from .availability import get_dataset as get_dataset
-from .availability import list_availability as list_availability
+from .inspection import get_dataset as get_dataset
+from .inspection import list_availability as list_availability
 from .cache import cache_root as cache_root
 from .domains import Domain as Domain
 from .domains import DomainSet as DomainSet

@@ -1,3 +1,3 @@
-from .diagnosing import diagnose as diagnose
+from .diagnostic import diagnose as diagnose
 from .diagnostic import Diagnostic as Diagnostic
 from .diagnostic import Finding as Finding

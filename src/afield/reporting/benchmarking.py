@@ -9,8 +9,7 @@ from afield.runs.pool import Pool
 from afield.runs.record import Failure, Record
 from afield.runs.store import Store, open_store
 from afield.studies.benchmark import make_benchmark
-from afield.studies.benchmarking import run_benchmark
-from afield.studies.own_objects import accept_objects
+from afield.studies.benchmarking import accept_objects, run_benchmark
 
 log = logging.getLogger(__name__)
 

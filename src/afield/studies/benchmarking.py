@@ -3,19 +3,40 @@
 A benchmark is planned, its plan is written into the store (for `afield status`), the missing runs
 are done, and the report is written into the store. The room `reporting` comes after this one, so
 the function that writes the report is an argument; `afield.bench` and the command line pass it.
+
+Methods, networks and data may be Python objects. Data in memory are written once to the store, so
+that workers and later commands can read them::
+
+    DomainSet, {domain: torch Dataset}, (X, y, domain)    →  an .npz file
+    pandas frame, Hugging Face Dataset                     →  a Parquet table
+
+The name of the file ends in a digest of its content: the same data are written only once.
 """
 
+import hashlib
+import inspect
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from afield import own_code
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from afield import own_code, registry
 from afield.compute import hostname
+from afield.data.domains import DomainSet
 from afield.data.listing import listed_once
+from afield.errors import DataError, SpecError
+from afield.files import sha256
+from afield.hyperparameters import defaults
+from afield.networks.own_network import own_backbone, weights_digest
 from afield.runs.pool import Pool
 from afield.runs.record import Failure, Plan, Record
 from afield.runs.run import Run
@@ -27,8 +48,189 @@ from afield.runs.thumbnails import keep_thumbnails
 from afield.studies.benchmark import Benchmark
 from afield.studies.commands import benchmark_command
 from afield.studies.planning import plan_runs, plan_training
+from afield.training.method import Method
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 log = logging.getLogger(__name__)
+
+
+def dataset_spec(data: Any, folder: Path) -> str:
+    """The name or path of a dataset; data in memory are written into the folder first."""
+    import pandas as pd
+
+    if isinstance(data, str | Path):
+        return str(data)
+    if isinstance(data, DomainSet):
+        if data.origin or data.name in registry.names("datasets"):
+            return data.spec
+        return _write(folder, data.name, ".npz", lambda path: _save(path, _domain_arrays(data)))
+    if isinstance(data, pd.DataFrame):
+        return _write(folder, "frame", ".parquet", lambda path: _save_frame(path, data))
+    if callable(getattr(data, "to_parquet", None)):
+        return _write(folder, "dataset", ".parquet", data.to_parquet)
+    if isinstance(data, Mapping):
+        return _write(folder, "datasets", ".npz", lambda path: _save(path, _mapped_arrays(data)))
+    if isinstance(data, tuple) and len(data) == 3:
+        names = ("X", "y", "domain")
+        arrays = {name: _array(each) for name, each in zip(names, data, strict=True)}
+        return _write(folder, "arrays", ".npz", lambda path: _save(path, arrays))
+    raise SpecError(
+        f"dataset: {type(data).__name__} is not data; give a name, a path, a DomainSet, a mapping "
+        "of domains to torch Datasets, (X, y, domain), or a data frame"
+    )
+
+
+def _write(folder: Path, name: str, suffix: str, save: Callable[[Path], Any]) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f"{name}.{id(save)}.part{suffix}"
+    try:
+        save(temporary)
+        path = folder / f"{name}-{sha256(temporary)[:12]}{suffix}"
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return str(path)
+
+
+def _save(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+
+
+def _save_frame(path: Path, frame: "pd.DataFrame") -> None:
+    try:
+        frame.to_parquet(path, index=False)
+    except ImportError:
+        raise SpecError("data frames need pyarrow; try: pip install 'afield[parquet]'") from None
+    except (ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise DataError(f"the data frame cannot be written as Parquet ({reason})") from None
+
+
+def _domain_arrays(dataset: DomainSet) -> dict[str, NDArray[Any]]:
+    domains = dataset.load()
+    rows = [(name, len(domain.y)) for name, domain in domains.items()]
+    arrays = {
+        "X": torch.cat([domain.x for domain in domains.values()]).numpy(),
+        "y": np.array(dataset.classes)[torch.cat([d.y for d in domains.values()]).numpy()],
+        "domain": np.concatenate([np.full(count, name) for name, count in rows]),
+    }
+    tests = [domain.test for domain in domains.values()]
+    if all(test is not None for test in tests):
+        arrays["test"] = torch.cat([test for test in tests if test is not None]).numpy()
+    return arrays
+
+
+def _mapped_arrays(datasets: Mapping[Any, Any]) -> dict[str, NDArray[Any]]:
+    x, y, domain = [], [], []
+    for name, dataset in datasets.items():
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise DataError(f"domain {name!r}: {type(dataset).__name__} is no torch Dataset")
+        for row in range(len(dataset)):
+            sample, label = dataset[row][:2]
+            x.append(_array(sample))
+            y.append(label.item() if isinstance(label, torch.Tensor) else label)
+            domain.append(str(name))
+    shapes = {sample.shape for sample in x}
+    if len(shapes) != 1:
+        raise DataError(f"samples of different shapes ({sorted(shapes)[:3]}); resize them first")
+    return {"X": np.stack(x), "y": np.array(y), "domain": np.array(domain)}
+
+
+def _array(values: Any) -> NDArray[Any]:
+    """Values as an array without objects, which could only be pickled."""
+    array = (
+        values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+    )
+    return array.astype(str) if array.dtype.kind == "O" else array
+
+
+def accept_objects(words: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The words of a benchmark with names in place of objects, which are registered.
+
+    Data in memory are written into the folder. Files and modules of code are loaded: who calls
+    this passes them in Python.
+    """
+    accepted = own_code.accept(words)
+    settings = dict(accepted.get("settings") or {})
+    dataset = accepted.get("dataset")
+    if isinstance(dataset, list) or (isinstance(dataset, tuple) and _are_names(dataset)):
+        accepted["dataset"] = [dataset_spec(each, folder) for each in dataset]
+    elif dataset is not None:
+        accepted["dataset"] = dataset_spec(dataset, folder)
+    methods = accepted.get("methods")
+    if methods is not None and not isinstance(methods, str):
+        several = methods if isinstance(methods, list | tuple) else [methods]
+        accepted["methods"] = [_method_name(each, settings) for each in several]
+    for place in (accepted, settings):
+        if place.get("backbone") is not None:
+            place["backbone"] = _backbone_name(place["backbone"])
+    return {**accepted, "settings": settings} if settings else accepted
+
+
+def _are_names(values: tuple[Any, ...]) -> bool:
+    return all(isinstance(value, str | Path) for value in values)
+
+
+def _method_name(method: Any, settings: dict[str, Any]) -> str:
+    """The name of a method; the fields of an object become settings."""
+    if isinstance(method, str):
+        return method
+    kind = method if isinstance(method, type) else type(method)
+    if not issubclass(kind, Method):
+        raise SpecError(f"methods: {kind.__name__} is no Method; extend afield.training.Method")
+    name = _registered_name(kind)
+    if isinstance(method, Method) and is_dataclass(method):
+        usual = defaults(kind)
+        for each in fields(method):
+            value = getattr(method, each.name)
+            if each.name in usual and value != usual[each.name]:
+                settings[f"{name}.{each.name}"] = value
+    return name
+
+
+def _registered_name(kind: type[Method]) -> str:
+    for name in registry.builtin_names("methods"):
+        if kind.__module__.rpartition(".")[2] == name and registry.find("methods", name) is kind:
+            return name
+    return own_code.register("methods", kind.__name__, kind, source=_source(kind))
+
+
+def _backbone_name(network: Any) -> str:
+    """The name of a network: its own, with digests of its source and, of a module, its weights.
+
+    A function has no weights before a run: they follow from its source, the shape of the data and
+    the run's seed, which is derived from the run's key and hence from this name. The record has
+    their digest, so that a function whose result depends on anything else can be noticed.
+    """
+    if isinstance(network, str):
+        return network
+    if not callable(network):
+        raise SpecError(
+            f"backbone: {type(network).__name__} is no network; give a name, an nn.Module or a "
+            "function of (shape, classes)"
+        )
+    source = _source(type(network) if isinstance(network, nn.Module) else network)
+    if isinstance(network, nn.Module):
+        source += weights_digest(network)
+    kind = own_backbone(network)
+    named = type(network) if isinstance(network, nn.Module) else network
+    name = f"{named.__name__}_{hashlib.sha256(source.encode()).hexdigest()[:12]}"
+    return own_code.register("backbones", name, kind, source=source, payload=network)
+
+
+def _source(value: Any) -> str:
+    try:
+        return inspect.getsource(value)
+    except (OSError, TypeError):
+        name = getattr(value, "__name__", value)
+        raise SpecError(
+            f"{name}: its source cannot be found, so records could not name its version; define "
+            "it in a file"
+        ) from None
+
 
 Outcome = Record | Failure
 

@@ -10,17 +10,19 @@ because reading a number off the device within a step would make the device wait
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from afield.data.modality import Modality
 from afield.data.samples import Batch as Batch
 from afield.data.samples import PooledBatches, Samples
 from afield.errors import SpecError
 from afield.training.learner import Learner, Task
+
+if TYPE_CHECKING:
+    from afield.data.modality import Modality
 
 Batches = Sequence[Batch]
 Logs = Mapping[str, Tensor]
@@ -71,7 +73,7 @@ class Method:
         """Raise `SpecError` if a step cannot use this number of samples of a domain."""
         self._require(samples, self.min_batch, "sample(s) of a domain per step (batch)")
 
-    def check_modality(self, modality: Modality) -> None:
+    def check_modality(self, modality: "Modality") -> None:
         """Raise `SpecError` if samples of this kind cannot be used."""
         if self.mixes_inputs and modality.has_tokens:
             raise SpecError(
@@ -79,7 +81,7 @@ class Method:
                 "features that `afield embed` writes"
             )
 
-    def check_compilation(self, modality: Modality, *, compiled: bool) -> None:
+    def check_compilation(self, modality: "Modality", *, compiled: bool) -> None:
         """Raise `SpecError` if the network is to be compiled, but cannot be."""
         if compiled and self.differentiates_gradients:
             raise SpecError(

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from afield.data.availability import get_dataset
+from afield.data.inspection import get_dataset
 from afield.data.lookup import find_dataset
 from afield.data.sources.hub import write_hub_images
 from afield.errors import AfieldError, DataError

@@ -12,7 +12,7 @@ from torch import nn
 
 from afield.data.domains import Domain
 from afield.data.samples import pool_domains
-from afield.diagnosis.diagnosing import diagnose
+from afield.diagnosis.diagnostic import diagnose
 from afield.diagnosis.diagnostics.domain_space import MAX_DOMAINS, DomainSpace
 from afield.errors import SpecError
 from afield.networks.backbone import Classifier

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from afield.diagnosis.diagnosing import diagnose
+from afield.diagnosis.diagnostic import diagnose
 from afield.diagnosis.diagnostics.gradient_shares import GradientShares
 from afield.tensors import flatten
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from afield.diagnosis.diagnosing import diagnose
+from afield.diagnosis.diagnostic import diagnose
 from afield.diagnosis.diagnostics.loss_surface import LossSurface
 from afield.errors import SpecError
 from afield.runs.finished import reopen

@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from afield.diagnosis.diagnosing import diagnose
+from afield.diagnosis.diagnostic import diagnose
 from afield.diagnosis.diagnostics.patterns import Patterns
 from afield.errors import SpecError
 from afield.runs.finished import reopen

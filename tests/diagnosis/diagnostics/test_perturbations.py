@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from matplotlib.colors import to_rgba
 
-from afield.diagnosis.diagnosing import diagnose
+from afield.diagnosis.diagnostic import diagnose
 from afield.diagnosis.diagnostics.perturbations import MAX_DOMAINS, Perturbations, _compare
 from afield.errors import SpecError
 from afield.runs.finished import FinishedRun

@@ -3,7 +3,7 @@ import shutil
 import numpy as np
 import pytest
 
-from afield.diagnosis.diagnosing import diagnose
+from afield.diagnosis.diagnostic import diagnose
 from afield.errors import SpecError
 from afield.reporting.benchmarking import bench
 from afield.reporting.table import tabulate
