@@ -106,7 +106,6 @@ def palette() -> Image.Image:
         (plain("1", 0), {}, (0, 0, 0)),
         (plain("1", 1), {}, (255, 255, 255)),
     ],
-    ids=str,
 )
 def test_every_mode_is_read_in_its_colours(tmp_path, image, options, colour):
     x = read_image(saved(image, tmp_path / "a.png", **options), SIDE)
