@@ -215,7 +215,6 @@ NOT_FINITE = [math.nan, math.inf, -math.inf, "nan", "inf"]
         ),
         (Limited, {"x": "2"}, r"^Limited\.x='2': should be less than or equal to 1$"),
     ],
-    ids=str,
 )
 def test_a_value_that_cannot_be_used_is_refused_by_name(kind, values, message):
     with pytest.raises(SpecError, match=message):

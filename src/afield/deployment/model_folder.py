@@ -308,6 +308,9 @@ def write_model(
             files = (*tensors, *copy_encoder(description, folder))
             hashed = replace(description, files={name: sha256(folder / name) for name in files})
             fields = _DESCRIPTION.dump_python(without_paths(hashed), mode="json", by_alias=True)
+            # What is None in a run was added later; other folders do not have it.
+            if fields["run"] is not None:
+                fields["run"] = {k: v for k, v in fields["run"].items() if v is not None}
             text = json.dumps(fields, indent=1) + "\n"
             (folder / DESCRIPTION_FILE).write_text(text, encoding="utf-8")
             (folder / CARD_FILE).write_text(card, encoding="utf-8")

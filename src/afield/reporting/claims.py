@@ -268,7 +268,7 @@ def make_claim(
         reference=against.get(leader, ""),
         possible_best=[name for name in means if name not in beaten],
         best_unadapted=_best_unadapted(means, rows) if rows[leader].sees_samples else None,
-        plain=frozenset(name for name in means if rows[name].is_reference),
+        plain=frozenset(name for name, row in rows.items() if row.is_reference),
         metric=metric,
     )
 

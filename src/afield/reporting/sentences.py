@@ -69,7 +69,7 @@ def build_headline(results: Results, frame: pd.DataFrame, claim: Claim | None) -
         alone = "Only one method was run, so there is no comparison."
         return Headline(f"{leader} reaches {reached} {where}.", [alone, *remarks], claim.leader)
     gap = _gap(claim, bidi_isolate, alone=".")
-    has_reference = bool(claim.plain)
+    has_reference = not claim.plain.isdisjoint(ranked)
     if has_reference and not claim.reference:
         sentence = f"No method beats {leader} {where}: it reaches {reached}{gap}"
         return Headline(sentence, remarks, claim.leader)
