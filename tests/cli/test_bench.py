@@ -42,10 +42,9 @@ def test_bench_prints_a_table_and_leaves_records_and_a_report(afield, tmp_path):
 @pytest.fixture
 def timeless(monkeypatch):
     """Runs take no time and no memory: records of equal runs are equal."""
-    for module in ("runner", "derived.execution"):
-        path = f"afield.experiments.{module}"
-        monkeypatch.setattr(f"{path}.time", SimpleNamespace(monotonic=lambda: 0.0))
-        monkeypatch.setattr(f"{path}.track_peak_memory", lambda device: nullcontext(lambda: 1))
+    monkeypatch.setattr("afield.runs.runner.time", SimpleNamespace(monotonic=lambda: 0.0))
+    peak = nullcontext(lambda: 1)
+    monkeypatch.setattr("afield.runs.runner.track_peak_memory", lambda device: peak)
 
 
 @pytest.mark.usefixtures("timeless")

@@ -28,7 +28,7 @@ def test_the_help_of_rules_explains_every_rule():
 
 
 def test_the_help_of_set_names_every_setting_that_has_no_option_of_its_own():
-    own_option = {"steps", "backbone", "weights", "domains_per_step", "skip_broken"}
+    own_option = {"steps", "backbone", "weights", "domains_per_step", "skip_broken", "tune"}
     for field in fields(Training):
         if field.name not in own_option:
             assert re.search(rf"\b{field.name}\b", help_of(SetOption)), field.name

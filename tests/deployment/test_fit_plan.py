@@ -14,6 +14,7 @@ from afield.reporting.benchmarking import bench
 from afield.runs.run_files import read_run_weights
 from afield.runs.store import Store
 from afield.studies.protocol import Protocol
+from afield.studies.settings import resolve_run
 
 QUICK = {"steps": 10, "every": 10}
 
@@ -39,6 +40,18 @@ def test_a_plan_trains_on_all_domains_and_leaves_each_out_once_a_trial(tmp_path)
     assert len(plan.held_out) == 8
     assert {len(run.sources) for run in plan.held_out} == {3}
     assert plan.estimate is None
+
+
+def test_a_fit_plans_each_run_once(tmp_path, monkeypatch):
+    resolved = []
+
+    def resolving(dataset, method, sources, **options):
+        resolved.append((sources, options["trial"]))
+        return resolve_run(dataset, method, sources, **options)
+
+    monkeypatch.setattr("afield.studies.planning.resolve_run", resolving)
+    plan = plan_of(tmp_path, "erm", settings=QUICK)
+    assert len(resolved) == len(set(resolved)) == 1 + len(plan.held_out) == 5
 
 
 def test_without_an_estimate_no_domain_is_held_out(tmp_path):
@@ -73,7 +86,7 @@ def test_many_domains_are_held_out_a_quarter_at_a_time(tmp_path):
         np.savez(path, X=np.eye(2)[y], y=y, domain=domains)
         plan = plan_fit(FitRequest(str(path), "erm", settings=QUICK), Store(tmp_path / "r"))
         assert {count - len(run.sources) for run in plan.held_out} == {held_out}
-    half = plan_fit(FitRequest(str(path), "erm", settings=QUICK, hold_out=0.5), Store(tmp_path))
+    half = plan_of(tmp_path, "erm", str(path), settings=QUICK, hold_out=0.5)
     assert {len(run.sources) for run in half.held_out} == {7}
 
 

@@ -86,7 +86,7 @@ def test_a_killed_process_continues_and_gives_the_same_bytes(tmp_path, encoder, 
     script = (
         "import os, signal, sys\n"
         "from afield.studies.features import embed\n"
-        "from afield.experiments.frozen import partial_features as pieces\n"
+        "from afield.studies import features as pieces\n"
         "pieces.SAVE_SECONDS, write = 0.0, pieces._write_piece\n"
         "def die(folder, start, piece):\n"
         "    write(folder, start, piece)\n"
