@@ -310,10 +310,10 @@ def test_errors_and_doubts_name_the_file_and_the_tensor(tmp_path, caplog, expert
 @pytest.mark.slow
 def test_killed_in_the_middle_it_leaves_no_result(tmp_path, paths):
     script = (
-        "import os, sys; from afield.merging import files as f, workers\n"
-        "real = workers._merge_tensor\n"
+        "import os, sys; from afield.merging import files as f\n"
+        "real = f._merge_tensor\n"
         "def once(*a):\n    real(*a); os.kill(os.getpid(), 9)\n"
-        "workers._merge_tensor = once\n"
+        "f._merge_tensor = once\n"
         "f.merge_files('average', sys.argv[1], sys.argv[2:], 'out.safetensors')"
     )
     command = [sys.executable, "-c", script, *map(str, paths)]
