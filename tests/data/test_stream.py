@@ -262,12 +262,7 @@ def test_a_domain_that_is_drawn_now_and_then_goes_on_where_it_was(batch):
 
 @pytest.mark.parametrize(
     ("per_step", "batch", "count", "sizes"),
-    [
-        (1, 8, 3, [8]),
-        (3, 8, 10, [8, 8, 8]),
-        (3, 3, 17, [2, 2, 2, 2, 1]),
-        (3, 3, 50, [1] * 9),
-    ],
+    [(1, 8, 3, [8]), (3, 8, 10, [8, 8, 8]), (3, 3, 17, [2, 2, 2, 2, 1]), (3, 3, 50, [1] * 9)],
 )
 def test_regrouping_keeps_the_share_of_groups_and_the_whole_batch(per_step, batch, count, sizes):
     stream = Stream(numbered(*[10] * 10), batch=batch, seed=0, per_step=per_step)

@@ -58,10 +58,7 @@ def test_each_domain_is_predicted_by_the_choice_without_it():
 def test_trials_are_averaged_before_choosing_and_give_the_standard_error():
     # Within trial 0, b would be chosen without photo; over both trials it is a.
     recipes = recipes_of(
-        {
-            "a": [(0.50, 0.6, 0.50), (0.90, 0.8, 0.90)],
-            "b": [(0.60, 0.5, 0.60), (0.60, 0.5, 0.60)],
-        }
+        {"a": [(0.50, 0.6, 0.50), (0.90, 0.8, 0.90)], "b": [(0.60, 0.5, 0.60), (0.60, 0.5, 0.60)]}
     )
     result = estimate_choice(recipes, DOMAINS)
     means = [(0.50 + 0.6 + 0.50) / 3, (0.90 + 0.8 + 0.90) / 3]

@@ -20,11 +20,7 @@ from afield.runs.run_data import RunData
 from afield.runs.run_files import read_run_weights
 from afield.runs.run_setup import load_domains
 from afield.runs.runner import execute
-from afield.runs.selection import (
-    RULES,
-    selection_value,
-    source_accuracy,
-)
+from afield.runs.selection import RULES, selection_value, source_accuracy
 from afield.runs.store import Store
 from afield.studies.planning import plan_run
 from afield.studies.protocol import ALL_DOMAINS, DomainChoice

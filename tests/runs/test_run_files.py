@@ -155,8 +155,7 @@ def test_a_store_reads_each_record_once_and_again_when_its_file_changes(tmp_path
     reads = []
     compact = compact_record
     monkeypatch.setattr(
-        "afield.runs.run_files.compact_record",
-        lambda content: reads.append(1) or compact(content),
+        "afield.runs.run_files.compact_record", lambda content: reads.append(1) or compact(content)
     )
     assert list(store) == [first] == [store.get(first.run)] == store.known([first.run])
     assert len(reads) == 1
