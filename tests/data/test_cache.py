@@ -177,8 +177,7 @@ def test_folders_of_one_name_have_an_entry_each(tmp_path, place):
     for i, root in enumerate((tmp_path / "a" / "mine", tmp_path / "b" / "mine")):
         numbers(root)[0].write_text(str(50 + i))
     for _ in range(2):
-        found = [values(read(tmp_path / name / "mine"))[0] for name in ("a", "b")]
-        assert found == [50, 51]
+        assert [values(read(tmp_path / name / "mine"))[0] for name in ("a", "b")] == [50, 51]
     assert len(entries(place)) == 2
 
 

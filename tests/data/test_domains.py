@@ -177,8 +177,7 @@ def test_every_domain_has_the_classes_of_its_samples():
     ],
 )
 def test_sources_have_the_classes_of_any_of_them_and_all_is_empty(sources, kept):
-    known = classes_by_domain(DOMAINS, CLASSES)
-    assert source_classes(SET, known, sources) == kept
+    assert source_classes(SET, classes_by_domain(DOMAINS, CLASSES), sources) == kept
     assert source_classes(SET, None, sources) == ()
 
 

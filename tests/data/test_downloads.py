@@ -336,8 +336,7 @@ def test_progress_is_in_bytes_and_starts_where_the_part_ends(site, tmp_path):
 
     @contextmanager
     def listener(what, total):
-        done = reports.setdefault((what, total), [])
-        yield done.append
+        yield reports.setdefault((what, total), []).append
 
     (tmp_path / "a.bin.part").write_bytes(CONTENT[:HALF])
     with report_progress_to(listener):

@@ -449,8 +449,7 @@ def test_images_get_the_predictions_of_their_features(features, two_colours, tmp
     distances = [each.distance for each in model.predictions(files)]
     expected = [each.distance for each in plain.predictions(content["X"])]
     np.testing.assert_allclose(distances, expected, rtol=1e-2)
-    again = load(tmp_path / "model")
-    np.testing.assert_array_equal(again.predict_proba(files), from_files)
+    np.testing.assert_array_equal(load(tmp_path / "model").predict_proba(files), from_files)
 
 
 def test_missing_weights_are_logged_and_the_model_takes_features(features, tmp_path, caplog):
@@ -466,8 +465,7 @@ def test_missing_weights_are_logged_and_the_model_takes_features(features, tmp_p
 def test_one_exported_program_goes_from_images_to_probabilities(features, two_colours, tmp_path):
     model = fit(features, "erm", tmp_path / "model", store=tmp_path / "runs", settings=BRIEF,
                 estimate=False)  # fmt: skip
-    path = export(model, "torch", tmp_path / "model.pt2")
-    program = torch.export.load(path).module()
+    program = torch.export.load(export(model, "torch", tmp_path / "model.pt2")).module()
     x = torch.randint(0, 256, (3, *model.about.inputs.shape)).float()
     prepared = (x - model.about.inputs.per_channel(model.about.inputs.mean)) / (
         model.about.inputs.per_channel(model.about.inputs.std)

@@ -79,8 +79,7 @@ def test_twins_choose_without_ever_seeing_the_domain():
             if "sketch" in pair:
                 values |= {name: without_sketch for name in pair if name != "sketch"}
             records.append(twin(method, values))
-    recipes = complete_recipes(records, THINGS)
-    result = estimate_choice(recipes, DOMAINS)
+    result = estimate_choice(complete_recipes(records, THINGS), DOMAINS)
     assert result.selection.twins
     assert result.domains == pytest.approx({"art": 0.9, "photo": 0.9, "sketch": 0.5})
     # One missing twin, and the runs that leave out one domain choose for all.

@@ -83,8 +83,7 @@ def test_every_method_learns_predicts_and_comes_back_from_a_pickle(data, method)
     assert result.shape == (len(x), 3)
     np.testing.assert_allclose(result.sum(axis=1), 1.0)
     assert fitted.score(x, y) > 0.8
-    again = pickle.loads(pickle.dumps(fitted))
-    np.testing.assert_array_equal(again.predict_proba(x), result)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(fitted)).predict_proba(x), result)
 
 
 @pytest.mark.parametrize("average", registry.names("averages"))

@@ -139,8 +139,7 @@ def test_a_place_that_cannot_be_written_is_reported(tmp_path):
     ("panels", "rows"), [(1, 1), (3, 1), (4, 2), (5, 2), (6, 2), (8, 4), (9, 3), (10, 5)]
 )
 def test_panels_fill_their_rows(panels, rows):
-    finding = Finding(pd.DataFrame(), "", lambda axes: None, panels=panels)
-    axes = finding.figure().axes
+    axes = Finding(pd.DataFrame(), "", lambda axes: None, panels=panels).figure().axes
     assert len({each.get_subplotspec().rowspan.start for each in axes}) == rows
     assert sum(not each.axison for each in axes) <= 1
 

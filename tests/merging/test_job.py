@@ -66,8 +66,7 @@ def test_settings_of_a_merge_in_pieces_matter(monkeypatch):
 
 def test_a_model_in_which_nothing_is_for_the_merge_is_doubted(caplog):
     base, expert = {"w": torch.ones(3)}, {"w": torch.full((3,), 1.1)}
-    grams = [{"w": torch.ones(3)}]
-    merge("regmean", base, [expert], statistics=grams)
+    merge("regmean", base, [expert], statistics=[{"w": torch.ones(3)}])
     assert "regmean: no tensor of base fits this merge" in caplog.text
 
 
@@ -228,8 +227,7 @@ def test_where_the_order_matters_the_docstring_says_so(name):
 )
 def test_experts_that_have_changed_nothing_give_the_base(name, dtype):
     base, _ = family(1, dtype=dtype)
-    found = merged(name, base, [dict(base)] * count_for(name))
-    assert_close(found, base, rtol=1e-6, atol=1e-6)
+    assert_close(merged(name, base, [dict(base)] * count_for(name)), base, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ANY_COUNT)

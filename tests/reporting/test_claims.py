@@ -105,8 +105,7 @@ def test_the_same_difference_takes_more_evidence_among_more_rivals():
     scores = random_scores(20, seed=3)
     widths = []
     for count in (1, 4, 9, 19):
-        found = claim(dict(list(scores.items())[: count + 1]))
-        comparison = found.comparisons[0]
+        comparison = claim(dict(list(scores.items())[: count + 1])).comparisons[0]
         low, high = comparison.interval()
         alone_low, alone_high = comparison.interval(corrected=False)
         widths.append((high - low) / (alone_high - alone_low))

@@ -105,8 +105,7 @@ def test_other_methods_show_how_much_the_domains_of_a_trial_agree():
     shared = np.concatenate([grids[:1], grids[1:] + 3 * generator.normal(size=(29, 3, 1))])
     wide = compare_all({f"m{n}": cells(grid) for n, grid in enumerate(shared)}, pairs)
     narrow, wider = ({each.method: each for each in every} for every in (found, wide))
-    ratios = [wider[name].stderr / narrow[name].stderr for name in narrow]
-    assert np.median(ratios) > 3
+    assert np.median([wider[name].stderr / narrow[name].stderr for name in narrow]) > 3
 
 
 def test_pairs_that_do_not_differ_are_no_evidence():
@@ -217,8 +216,7 @@ def correlated(correlation, *shape, seed=0):
 @pytest.mark.parametrize("shape", [(3, 4), (5, 2), (4, 1)])
 def test_with_two_methods_the_error_is_that_of_students_test_over_trials(shape):
     one, other = normal(2, *shape)
-    noise = estimate_noise(np.stack([one, other]))
-    stderr, freedom = mean_error(one - other, noise)
+    stderr, freedom = mean_error(one - other, estimate_noise(np.stack([one, other])))
     assert stderr == pytest.approx(stats.sem((one - other).mean(axis=1)))
     assert freedom == pytest.approx(shape[0] - 1)
 

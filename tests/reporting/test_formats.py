@@ -129,8 +129,7 @@ def test_markdown_escapes_the_bar_in_names():
     lines = as_markdown(tabulate(records, rules=["sources"])).splitlines()[2:]
     assert lines[0] == r"| method | a\|b | c | mean | worst | in-domain |"
     assert lines[3].startswith(r"| erm x=1\|2 | ")
-    bars = [line.replace(r"\|", "").count("|") for line in lines]
-    assert bars == [7] * 4
+    assert [line.replace(r"\|", "").count("|") for line in lines] == [7] * 4
 
 
 def test_the_terminal_shows_rules_methods_and_numbers():
@@ -241,8 +240,7 @@ def test_a_terminal_without_room_leaves_out_confidence_and_says_so():
 
 
 def test_names_cannot_break_markdown_latex_or_csv():
-    domains = ("a\nb", "<script>")
-    records = benchmark([[0.9, 0.5]], domains=domains, dataset="=1+1")
+    records = benchmark([[0.9, 0.5]], domains=("a\nb", "<script>"), dataset="=1+1")
     frame = tabulate(records, rules=["sources"])
     header = as_markdown(frame).splitlines()[2]
     assert header.startswith("| method | a b | &lt;script&gt; | ")

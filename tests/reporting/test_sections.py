@@ -92,8 +92,7 @@ def test_where_runs_are_missing_there_is_no_picture_but_all_numbers_that_are_kno
 
 def test_a_run_that_no_rule_reads_is_still_shown_with_its_command():
     alone = record("art", [0.5])
-    twin = replace(alone, run=replace(alone.run, sources=("sketch",)))
-    found = shown([twin])
+    found = shown([replace(alone, run=replace(alone.run, sources=("sketch",)))])
     assert found.rules == []
     assert found.forest is None
     assert found.headline.sentence.startswith("No table: ")
@@ -172,8 +171,7 @@ def test_one_trial_has_no_spread():
 def test_a_missing_number_is_a_dash_and_sorts_last():
     table = built(ERM, GOOD[:4])
     row = next(row for row in table.rows if row.method.name == "good")
-    cells = dict(zip(table.columns, row.cells, strict=True))
-    assert cells["art"].number != "–"
+    assert dict(zip(table.columns, row.cells, strict=True))["art"].number != "–"
     none = built(ERM, GOOD[:2])
     assert [row.method.name for row in none.rows] == ["erm", "good"]
     last = none.rows[-1].cells[-1]

@@ -302,8 +302,7 @@ def test_tiles_show_mean_gain_and_worst_domain():
 
 
 def test_a_difference_within_reach_gets_the_trials_that_settle_it():
-    found = built(SUMMARY_ERM, summary_rows("close", 0.708, seed=1))
-    step = found.steps[0]
+    step = built(SUMMARY_ERM, summary_rows("close", 0.708, seed=1)).steps[0]
     trials = int(step.command.split("--trials ")[1].split()[0])
     assert trials > 3
     assert f"with {trials} trials" in step.text

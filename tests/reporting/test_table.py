@@ -107,8 +107,7 @@ def test_only_the_rules_that_are_asked_for_and_suffice_have_rows():
 
 
 def test_a_trial_with_a_domain_missing_counts_for_the_others_only():
-    records = benchmark([[0.9, 0.5, 0.7], [0.8, 0.6, 0.4]])[:-1]
-    found = numbers(tabulate(records))
+    found = numbers(tabulate(benchmark([[0.9, 0.5, 0.7], [0.8, 0.6, 0.4]])[:-1]))
     columns = ["art", "photo", "sketch", "mean", "worst", "in-domain"]
     assert found["trials"].to_dict() == dict(zip(columns, (2, 2, 1, 1, 1, 1), strict=True))
     assert found.loc["art", "accuracy"] == pytest.approx(0.85)
@@ -401,8 +400,7 @@ def test_bases_and_experts_have_no_row():
         *benchmark([[0.8, 0.6, 0.7]], method="erm", role="expert", base="z", steps=7),
         *benchmark([[0.8, 0.6, 0.7]], method="erm", role="base", steps=3),
     ]
-    frame = tabulate(rows)
-    assert set(frame["method"]) == {"score"}
+    assert set(tabulate(rows)["method"]) == {"score"}
     assert tabulate(rows[3:]).empty
     # Nor do their settings label the others.
     together = tabulate([*rows, *benchmark([[0.1, 0.1, 0.1]])])
@@ -565,8 +563,7 @@ def test_a_table_of_all_datasets_has_their_means_and_the_mean_of_these():
     assert vrex["pacs"] == pytest.approx(0.6)
     assert math.isnan(vrex["vlcs"])
     assert math.isnan(vrex["mean"])
-    text = as_markdown(overall)
-    assert markdown_rows(text)["vrex"] == ["60.0 ± 10.0", "–", "–"]
+    assert markdown_rows(as_markdown(overall))["vrex"] == ["60.0 ± 10.0", "–", "–"]
     assert tabulate(records, rules="sources").equals(frame[frame["dataset"] != ALL_DATASETS])
 
 

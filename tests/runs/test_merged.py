@@ -429,8 +429,7 @@ def test_a_table_has_the_merges_and_what_they_are_compared_with(done):
 
 def test_a_merged_run_can_be_looked_into(done):
     folder = done.store.folder(done.merged["score"].run)
-    finding = diagnose("agreement", folder, settings={"samples": 10})
-    assert len(finding.data)
+    assert len(diagnose("agreement", folder, settings={"samples": 10}).data)
     subject = reopen(folder)
     assert list(subject.experts) == ["a", "b", "c"]
     base = read_run_weights(done.store.root / done.merged["score"].run.base)
@@ -463,8 +462,7 @@ def test_an_expert_can_be_looked_into(done):
 def test_runs_read_for_one_rule_are_read_again_for_another(done, tmp_path):
     """The record keeps what it has."""
     run, store = replace(done.merged["score"].run, rules=("sources",)), trained(done, tmp_path)
-    narrow = execute(run, store)
-    assert narrow.checkpoints[0].score("d", "probe") is None
+    assert execute(run, store).checkpoints[0].score("d", "probe") is None
     whole = execute(done.merged["score"].run, store)
     assert whole.checkpoints == done.merged["score"].checkpoints
 
@@ -512,8 +510,7 @@ def test_its_scores_are_those_of_the_adaptation_by_hand(adapted):
     split = Domain(domain.x.in_memory[stored], domain.y[stored])
     evaluator = Evaluator({("turn0", "main"): split}, domain.prepare, trial=0)
     scores = evaluator.evaluate(T3A().predictor(finished.model))
-    result = record.checkpoints[0].scores["turn0"].main
-    assert result == scores["turn0"].main
+    assert record.checkpoints[0].scores["turn0"].main == scores["turn0"].main
     assert record.checkpoints[0].score("turn10", "probe") is not None
 
 
@@ -533,11 +530,9 @@ def test_labels_of_the_target_do_not_change_what_an_adapted_model_predicts():
 
 def test_done_again_it_does_nothing_and_done_anew_it_is_the_same(adapted, tmp_path):
     record, base, folder = adapted
-    again = execute(record.run, Store(folder))
-    assert again == record
+    assert execute(record.run, Store(folder)) == record
     execute(base.run, Store(tmp_path))
-    anew = execute(record.run, Store(tmp_path))
-    assert anew.checkpoints == record.checkpoints
+    assert execute(record.run, Store(tmp_path)).checkpoints == record.checkpoints
 
 
 def test_an_adapted_run_is_neither_trained_nor_reopened(adapted):

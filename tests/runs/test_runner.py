@@ -352,8 +352,7 @@ def test_what_is_deployed_is_the_best_on_the_validation_domains(tmp_path):
 def test_a_run_starts_from_a_file_and_keeps_the_statistics_in_it(tmp_path):
     run, first = run_from_a_file(tmp_path)
     store = Store(tmp_path / "runs")
-    record = execute(run, store)
-    assert "timm" in record.versions
+    assert "timm" in execute(run, store).versions
     weights = store.weights(run)
     for name, value in first.items():
         assert torch.equal(weights[f"features.{name}"], value) == ("running" in name) or (
@@ -512,8 +511,7 @@ def test_unused_domains_reach_neither_training_nor_the_record(tmp_path):
     np.savez(tmp_path / "fewer.npz", **{name: value[kept] for name, value in known.items()})
     fewer = find_dataset(tmp_path / "fewer.npz")
     alone = replace(run, dataset=fewer.spec, data=fewer.fingerprint, unused=())
-    again = execute(alone, store)
-    assert again.checkpoints == record.checkpoints
+    assert execute(alone, store).checkpoints == record.checkpoints
 
 
 def test_a_schedule_and_clipping_reach_the_training(tmp_path):

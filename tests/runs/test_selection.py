@@ -276,8 +276,7 @@ def test_sources_picks_nothing_where_domains_validate():
 
 @pytest.mark.parametrize("rule", [by_validation, by_target])
 def test_only_the_domains_that_are_tested_have_picks(rule):
-    whole = step((0.5, 0.5), tests=((0.4, 0.4), (0.6, 0.6)))
-    records = [held_out([whole])]
+    records = [held_out([step((0.5, 0.5), tests=((0.4, 0.4), (0.6, 0.6)))])]
     assert rule(records, "e").accuracy == 0.4
     assert rule(records, "f").accuracy == 0.6
     assert rule(records, "a") is rule(records, "c") is None
@@ -323,8 +322,7 @@ def ended(result, *, after):
 
 
 def test_the_candidates_are_the_checkpoints_that_would_be_deployed():
-    tempting = {"a": (None, 0.9), "b": (None, 0.9), "c": (0.9, 0.9)}
-    plain = record("c", [tempting] * 3)
+    plain = record("c", [{"a": (None, 0.9), "b": (None, 0.9), "c": (0.9, 0.9)}] * 3)
     assert plain.candidates == plain.checkpoints
     assert ended(plain, after=25).candidates == (replace(plain.checkpoints[-1], step=25),)
 

@@ -297,8 +297,7 @@ def test_unused_domains_come_back_with_the_record(tmp_path):
 
 def test_a_record_from_before_confidence_can_be_read_and_an_unread_one_takes_no_room(store):
     put(store, record_of())
-    text = (store.folder(RUN) / "record.json").read_text()
-    assert "calibration_error" not in text
+    assert "calibration_error" not in (store.folder(RUN) / "record.json").read_text()
     assert store.get(RUN).checkpoints[0].score("c", "main").calibration_error is None
     looked = Score(0.25, 0.25, 3.0, 40, calibration_error=0.1, accuracy_at_90=0.3)
     other = replace(RUN, trial=1)

@@ -237,8 +237,7 @@ def test_a_run_that_comes_to_a_bad_end_takes_no_other_with_it(kind, message, fau
     assert [failure.error for failure in store.failures()] == [message]
     done = mtimes(store)
     fault.unlink()
-    again = list(complete(runs, store))
-    assert [type(outcome) for outcome in again] == [Record] * 3
+    assert [type(outcome) for outcome in list(complete(runs, store))] == [Record] * 3
     assert store.failures() == []
     assert {key: mtimes(store)[key] for key in done} == done
 

@@ -152,16 +152,14 @@ def test_objects_run_in_a_benchmark_and_resume(tmp_path):
 def test_objects_work_in_workers(tmp_path):
     torch.manual_seed(0)
     words = {"store": tmp_path, "backbone": build((3,), 2), "workers": 2, **SHORT}
-    records = afield.bench(samples(), [Scaled, "erm"], **words)
-    assert len(records) == 2
+    assert len(afield.bench(samples(), [Scaled, "erm"], **words)) == 2
 
 
 def test_a_module_is_named_by_its_source_and_weights():
     names = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
-        words = accept_objects({"backbone": build((3,), 2)}, None)
-        names.append(words["backbone"])
+        names.append(accept_objects({"backbone": build((3,), 2)}, None)["backbone"])
     assert names[0] == names[1] != names[2]
     assert all(re.fullmatch("Sequential_[0-9a-f]{12}", name) for name in names)
 

@@ -117,8 +117,7 @@ def test_every_row_has_the_features_the_class_and_the_domain_of_its_file(
 
 
 def test_the_provenance_says_with_what_the_features_were_made(folder, tmp_path):
-    result = np.load(embed(folder, tmp_path / "emb", **TINY))
-    provenance = json.loads(str(result["provenance"]))
+    provenance = json.loads(str(np.load(embed(folder, tmp_path / "emb", **TINY))["provenance"]))
     assert provenance["dataset"] == folder.name
     assert provenance["data"] == find_dataset(folder).fingerprint
     assert len(provenance["digest"]) == 16
@@ -136,8 +135,7 @@ def test_the_file_is_a_dataset_like_any_other_with_or_without_its_suffix(folder,
     for spec in (path, tmp_path / "emb"):
         (run, _) = make_benchmark(spec, ["erm"], trials=1, settings={"steps": 2}).runs()
         assert run.backbone == "small:mlp"
-        record = execute(run, Store(tmp_path / "runs"))
-        assert record.domains == ("a shop", "zoé")
+        assert execute(run, Store(tmp_path / "runs")).domains == ("a shop", "zoé")
     domains = array_dataset(path).load()
     assert domains["zoé"].test.tolist() == [False, True] * 3
     assert domains["zoé"].names[0] == "zoé/cup/0.png"
@@ -217,8 +215,7 @@ def test_where_nothing_can_be_written_is_reported_before_the_data_are_read(tmp_p
 
 def test_data_are_not_overwritten_by_their_own_features(tmp_path):
     path = tmp_path / "own.npz"
-    x = np.zeros((4, 24, 24), dtype=np.uint8)
-    np.savez(path, X=x, y=[0, 1, 0, 1], domain=list("aabb"))
+    np.savez(path, X=np.zeros((4, 24, 24), dtype=np.uint8), y=[0, 1, 0, 1], domain=list("aabb"))
     before = path.read_bytes()
     with pytest.raises(SpecError, match="is the dataset itself"):
         embed(path, tmp_path / "own", **TINY)
@@ -591,8 +588,7 @@ def test_features_of_texts_need_a_pretrained_encoder_and_images_need_none(tmp_pa
 
 
 def test_texts_without_labels_give_vectors_and_names(tmp_path, encoder):
-    frame = reviews(2)
-    tree = write_text_tree(tmp_path / "tree", frame)
+    tree = write_text_tree(tmp_path / "tree", reviews(2))
     flat = tree / "food" / "good"
     (flat / "read me.TXT").write_text("very good soup")
     labelled = np.load(embed(tree, tmp_path / "labelled", backbone=f"hf:{encoder}"))

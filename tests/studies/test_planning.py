@@ -169,8 +169,7 @@ def test_merges_stand_beside_methods_or_by_themselves():
 def test_settings_go_to_those_whom_they_concern():
     settings = {**QUICK, "vrex.penalty": 3.0, "score.tau": 1.0, "arith.eps": 0.1}
     options = {"merges": ["score"], "expert_method": ["arith"], "trials": 1}
-    runs = make_benchmark("spirals", ["vrex"], settings=settings, **options).runs()
-    for run in runs:
+    for run in make_benchmark("spirals", ["vrex"], settings=settings, **options).runs():
         if run.method == "vrex":
             assert run.params["penalty"] == 3.0
         if run.role == "expert":

@@ -498,8 +498,7 @@ def test_a_third_list_is_for_validation(tmp_path):
         f"{domain}_val": f"{domain}/cup/1.png 0\n{domain}/pot/1.png 2\n"
         for domain in ("photo", "sketch")
     }
-    found = small(with_lists(tmp_path, **thirds))
-    for domain in found.values():
+    for domain in small(with_lists(tmp_path, **thirds)).values():
         splits = zip(domain.names, domain.test.tolist(), domain.validation.tolist(), strict=True)
         for name, test, validation in splits:
             assert (test, validation) == {"0": (0, 0), "1": (0, 1), "3": (1, 0)}[Path(name).stem]

@@ -77,8 +77,7 @@ def test_letters_are_drawn_once(tmp_path):
     first = drawn_pictures(font_dataset(root).load())
     (rows,) = cache_root().glob("mine-*/x.npy")
     made = rows.stat()
-    again = drawn_pictures(font_dataset(root).load())
-    assert torch.equal(first, again)
+    assert torch.equal(first, drawn_pictures(font_dataset(root).load()))
     assert (rows.stat().st_ino, rows.stat().st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
 
 
@@ -243,8 +242,7 @@ def test_classes_are_indices_of_what_is_drawn(tmp_path):
 def test_copies_differ_in_their_angle_size_and_noise(tmp_path):
     x, _ = draw_glyphs(box_font(tmp_path), seed=1, characters="L")
     assert len(np.unique(x, axis=0)) == len(x) > 2
-    ink = (x > 128).astype(int)
-    assert all((a != b).any() for a, b in combinations(ink, 2))
+    assert all((a != b).any() for a, b in combinations((x > 128).astype(int), 2))
     corners = x[:, :3, :3].astype(float)
     # Noise below black is cut off: of a normal distribution, half.
     assert 0.3 < (corners > 0).mean() < 0.6
@@ -306,8 +304,7 @@ def test_ink_outside_the_advance_of_a_glyph_is_drawn(tmp_path):
 
 def test_a_character_that_the_font_lacks_is_left_out_and_the_others_keep_their_class(tmp_path):
     file = box_font(tmp_path)
-    missing = missing_characters(file)
-    assert missing == [c for c in CHARACTERS if c not in "LIO"]
+    assert missing_characters(file) == [c for c in CHARACTERS if c not in "LIO"]
     assert {CHARACTERS[i] for i in draw_glyphs(file, seed=0)[1]} == set("LIO")
 
 

@@ -126,8 +126,7 @@ def test_the_page_shows_the_strip_of_every_domain_unless_it_is_not_to(tmp_path):
     ],
 )
 def test_what_is_no_thumbnail_is_skipped_with_a_note(tmp_path, content, caplog):
-    records = a_store(tmp_path, content)
-    assert kept_thumbnails([tmp_path], records) == {}
+    assert kept_thumbnails([tmp_path], a_store(tmp_path, content)) == {}
     assert "not readable thumbnails" in caplog.text
 
 
