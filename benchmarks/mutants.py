@@ -45,12 +45,11 @@ CONTRACTS = {
     "training/adaptations": ["test_declared.py", "training/test_adaptation.py"],
     "merging/merges": [
         "test_declared.py",
-        "merging/test_state_dicts.py",
         "merging/test_scopes.py",
         "merging/test_job.py",
     ],
     "networks/backbones": ["test_declared.py", "networks/test_backbone.py"],
-    "data/datasets": ["test_declared.py", "data/test_availability.py"],
+    "data/datasets": ["test_declared.py", "data/test_inspection.py"],
     "diagnosis/diagnostics": ["test_declared.py", "diagnosis/test_diagnostic.py"],
 }
 # Functions that draw with matplotlib take or return one of these; figures are checked by eye.

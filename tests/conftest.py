@@ -58,8 +58,7 @@ def stream(samples: Samples) -> Stream:
 
 
 def little_network(outputs: int) -> nn.Module:
-    features = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU())
-    return Classifier(features, 8, outputs)
+    return Classifier(nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU()), 8, outputs)
 
 
 @pytest.fixture

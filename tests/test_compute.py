@@ -39,8 +39,7 @@ def torch_state():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    "guard",
-    [preserve_torch_state, partial(preserve_torch_state, cuda=False), deterministic],
+    "guard", [preserve_torch_state, partial(preserve_torch_state, cuda=False), deterministic]
 )
 def test_threads_type_and_random_state_are_restored(guard, dtype):
     def work():

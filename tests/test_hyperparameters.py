@@ -265,8 +265,7 @@ def test_a_variant_keeps_its_default_in_every_draw():
 
 
 def test_a_variant_keeps_in_every_draw_what_it_was_started_from():
-    start = {"form": "divided", "own": (0.5, 0.5)}
-    for values in many_draws(Forms, 20, start=start):
+    for values in many_draws(Forms, 20, start={"form": "divided", "own": (0.5, 0.5)}):
         assert (values["form"], values["own"]) == ("divided", (0.5, 0.5))
 
 

@@ -81,8 +81,7 @@ def test_a_wheel_brings_all_that_it_needs(tmp_path):
 
 
 def test_the_workflow_runs_the_command_of_ci():
-    workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text()
-    assert "- run: .ci/run" in workflow
+    assert "- run: .ci/run" in (ROOT / ".github" / "workflows" / "test.yml").read_text()
 
 
 def test_the_docker_file_copies_what_the_build_needs():

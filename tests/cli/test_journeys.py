@@ -101,8 +101,7 @@ def test_an_own_method_is_compared_and_deployed(tmp_path):
     listed = run(tmp_path, "bench", "spirals", "--methods", "erm,calm.py", *QUICK)
     assert "calm" in listed.stdout
     run(tmp_path, "fit", "spirals", "calm.py", "--out", "model", "--steps", "20", "--workers", "1")
-    content = json.loads((tmp_path / "model" / "model.json").read_text())
-    assert content["name"] == "spirals-calm"
+    assert json.loads((tmp_path / "model" / "model.json").read_text())["name"] == "spirals-calm"
     np.savez(tmp_path / "new.npz", X=np.zeros((2, 2)))
     run(tmp_path, "predict", "model", "new.npz", "--out", "answers.csv")
     assert {answer["class"] for answer in answers(tmp_path)} <= {"first", "second"}

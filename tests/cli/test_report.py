@@ -115,8 +115,7 @@ def test_table_shows_another_metric_and_the_mean_over_stores(afield, tmp_path):
     quick = (*QUICK[:-1], "1", "--quiet", "--format", "csv")
     code, out, err = afield("bench", "spirals", *quick, "--store", "a", "--metric", "macro_f1")
     assert code == 0, err
-    selected = pd.read_csv(io.StringIO(out))
-    assert set(selected["metric"]) == {"macro_f1"}
+    assert set(pd.read_csv(io.StringIO(out))["metric"]) == {"macro_f1"}
     assert afield("bench", "rotated_digits", *quick, "--store", "b")[0] == 0
     code, out, err = afield("table", "a", "b", "--metric", "worst_class", "--format", "csv")
     assert (code, err) == (0, "10 records in a, b\n")

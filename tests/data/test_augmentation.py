@@ -122,8 +122,7 @@ def test_operations_are_torchvisions(factors, order, low, high):
 def test_hue_comes_first():
     x = pictures(4, 3, 16, low=110, high=140)
     expected = coloured(coloured(x, (1.0, 1.0, 1.0, 0.2)), (1.2, 0.75, 1.25, 0.0))
-    result = coloured(x, (1.2, 0.75, 1.25, 0.2))
-    torch.testing.assert_close(result, expected, atol=1e-3, rtol=0)
+    torch.testing.assert_close(coloured(x, (1.2, 0.75, 1.25, 0.2)), expected, atol=1e-3, rtol=0)
 
 
 def test_grey_pictures_are_torchvisions():
@@ -395,8 +394,7 @@ def test_the_same_generator_state_gives_the_same_bytes_and_goes_on():
     augmented = Augmentation("full", 64, HALF)
     first, second = seeded(3), seeded(3)
     results = [augmented(x, first) for _ in range(2)]
-    again = [augmented(x, second) for _ in range(2)]
-    assert all(map(torch.equal, results, again))
+    assert all(map(torch.equal, results, [augmented(x, second) for _ in range(2)]))
     assert not torch.equal(*results)
     assert not torch.equal(results[0], augmented(x, seeded(4)))
 

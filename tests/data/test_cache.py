@@ -177,8 +177,7 @@ def test_folders_of_one_name_have_an_entry_each(tmp_path, place):
     for i, root in enumerate((tmp_path / "a" / "mine", tmp_path / "b" / "mine")):
         numbers(root)[0].write_text(str(50 + i))
     for _ in range(2):
-        found = [values(read(tmp_path / name / "mine"))[0] for name in ("a", "b")]
-        assert found == [50, 51]
+        assert [values(read(tmp_path / name / "mine"))[0] for name in ("a", "b")] == [50, 51]
     assert len(entries(place)) == 2
 
 
@@ -344,13 +343,7 @@ def test_killed_in_the_middle_it_leaves_nothing_that_is_taken_for_whole(tmp_path
 def test_too_little_room_is_reported_before_anything_is_made(tmp_path, place, monkeypatch, mine):
     free = shutil.disk_usage(tmp_path)._replace(free=3 * 2**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
-    wanted = partial(
-        cache_arrays,
-        mine,
-        sorted((mine).iterdir()),
-        dict,
-        description="numbers",
-    )
+    wanted = partial(cache_arrays, mine, sorted((mine).iterdir()), dict, description="numbers")
     message = message_of(DataError, wanted, needed_bytes=5 * 2**30 + 2**29)
     assert message.startswith(f"{place}: the cache of mine needs 5.5 GB, but only 3.0 MB are free")
     assert entries(place) == []

@@ -119,8 +119,7 @@ def test_of_several_arrays_one_must_be_x(tmp_path):
 
 def test_arrays_of_pictures_of_another_size_are_squeezed_as_files_are(tmp_path):
     inputs, image = pictures(), noise(40)
-    file = saved(image, tmp_path / "a.png")
-    expected = decoded(inputs, [file])
+    expected = decoded(inputs, [saved(image, tmp_path / "a.png")])
     assert torch.equal(inputs.from_array(np.asarray(image)[None]), expected)
 
 

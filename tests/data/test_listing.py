@@ -7,8 +7,16 @@ import pytest
 
 import afield
 from afield.data import listing
-from afield.data.listing import current_listing, join_listing, listed_once, scan_folder
+from afield.data.listing import (
+    check_dataset_exists,
+    current_listing,
+    dataset_path,
+    join_listing,
+    listed_once,
+    scan_folder,
+)
 from afield.data.lookup import find_dataset
+from afield.errors import DataError, UnknownNameError
 from tests.files import pictures
 
 
@@ -73,3 +81,26 @@ def test_a_run_stats_each_file_once(tmp_path, monkeypatch):
     )
     afield.train(tmp_path / "own", "erm", target="home", store=tmp_path / "two", settings=settings)
     assert set(stats.values()) == {1}
+
+
+def test_names_files_and_folders_exist_also_without_suffix(tmp_path):
+    (tmp_path / "features.npz").touch()
+    assert dataset_path(str(tmp_path / "features")) == tmp_path / "features.npz"
+    for spec in ("rotated_digits", str(tmp_path), str(tmp_path / "features")):
+        check_dataset_exists(spec)
+    (tmp_path / "table.csv").touch()
+    check_dataset_exists(f"{tmp_path}/table.csv?label=kind")
+
+
+def test_a_folder_with_a_similar_name_is_suggested_in_any_case(tmp_path):
+    (tmp_path / "PACS").mkdir()
+    for name in ("pacs", "PACSS"):
+        with pytest.raises(DataError, match=f"did you mean {tmp_path}/PACS\\?"):
+            check_dataset_exists(f"{tmp_path}/{name}")
+    with pytest.raises(DataError, match="give a folder root/<domain>/<class>/<file>"):
+        check_dataset_exists(f"{tmp_path}/quite/different")
+
+
+def test_a_name_is_compared_with_those_of_datasets():
+    with pytest.raises(UnknownNameError, match="did you mean 'spirals'"):
+        check_dataset_exists("spirls")

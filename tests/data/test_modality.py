@@ -97,8 +97,7 @@ def test_a_modality_says_what_messages_and_cards_need(modality):
 
 @every_input
 def test_inputs_are_described_prepared_and_seen_by_a_network_in_one_shape(inputs):
-    modality = inputs.modality
-    assert modality.summary(inputs) == inputs.summary
+    assert inputs.modality.summary(inputs) == inputs.summary
     rows = torch.zeros((2, *inputs.stored)).to(getattr(torch, inputs.dtype))
     assert inputs.prepare(rows).shape[1:] == inputs.shape
 
@@ -117,8 +116,7 @@ def test_an_exported_network_takes_the_examples_in_the_order_of_the_names(inputs
     network = modality.export_network(inputs, module, 2.0)
     logits, probabilities = network(*examples[0])
     torch.testing.assert_close(probabilities, (logits / 2).softmax(dim=1))
-    again = modality.export_example(inputs, 2)
-    assert all(map(torch.equal, examples[0], again))
+    assert all(map(torch.equal, examples[0], modality.export_example(inputs, 2)))
 
 
 class Lengths(torch.nn.Module):
@@ -134,8 +132,7 @@ def test_the_scaling_of_a_run_is_restored_and_says_the_shape_of_its_results(moda
     if modality.has_columns:
         modality = replace(modality, columns=tuple(f.column for f in map(FittedColumn, "abc")))
     scaling = modality.fit_scaling(Rows([x]))
-    again = scaling.restored(scaling.to_dict())
-    assert torch.equal(again(x), scaling(x))
+    assert torch.equal(scaling.restored(scaling.to_dict())(x), scaling(x))
     assert modality.network_shape(scaling, (3,), 0) == tuple(scaling(x).shape[1:])
 
 

@@ -137,6 +137,5 @@ def test_samples_stay_as_stored_and_batches_are_prepared():
     x = torch.arange(10, dtype=torch.uint8).view(10, 1)
     nothing = torch.zeros(10).long()
     samples = Samples(Rows([x]), nothing, nothing, prepare=lambda x: x / 2)
-    found = samples.batch(torch.tensor([3, 8])).x
-    assert found.tolist() == [[1.5], [4.0]]
+    assert samples.batch(torch.tensor([3, 8])).x.tolist() == [[1.5], [4.0]]
     assert samples.x.dtype == torch.uint8

@@ -262,12 +262,7 @@ def test_a_domain_that_is_drawn_now_and_then_goes_on_where_it_was(batch):
 
 @pytest.mark.parametrize(
     ("per_step", "batch", "count", "sizes"),
-    [
-        (1, 8, 3, [8]),
-        (3, 8, 10, [8, 8, 8]),
-        (3, 3, 17, [2, 2, 2, 2, 1]),
-        (3, 3, 50, [1] * 9),
-    ],
+    [(1, 8, 3, [8]), (3, 8, 10, [8, 8, 8]), (3, 3, 17, [2, 2, 2, 2, 1]), (3, 3, 50, [1] * 9)],
 )
 def test_regrouping_keeps_the_share_of_groups_and_the_whole_batch(per_step, batch, count, sizes):
     stream = Stream(numbered(*[10] * 10), batch=batch, seed=0, per_step=per_step)
@@ -298,8 +293,7 @@ def test_balanced_classes_come_equally_often_however_rare(batch, per_step):
         for one in next(stream):
             orders[int(one.domain[0])] += one.x.flatten().int().tolist()
     for domain, classes in ((0, [0, 1]), (1, [0, 1, 2])):
-        labels = samples.y[orders[domain]].tolist()
-        assert_in_rounds(labels, classes)
+        assert_in_rounds(samples.y[orders[domain]].tolist(), classes)
         for label in classes:
             members = ((samples.y == label) & (samples.domain == domain)).nonzero().flatten()
             order = [i for i in orders[domain] if samples.y[i] == label]
@@ -391,8 +385,7 @@ def test_a_stream_begun_afresh_is_as_it_was_at_its_beginning(position, options):
     expected = drawn(Stream(samples, batch=3, seed=4, **options), STEPS_PER_BLOCK + 2)
     drawn(stream, position)
     drawn(same, position)
-    fresh = stream.fresh_copy()
-    assert drawn(fresh, STEPS_PER_BLOCK + 2) == expected
+    assert drawn(stream.fresh_copy(), STEPS_PER_BLOCK + 2) == expected
     # Nobody notices on the stream itself that another was begun.
     assert stream.drawn == position
     assert drawn(stream, STEPS_PER_BLOCK + 2) == drawn(same, STEPS_PER_BLOCK + 2)
@@ -422,8 +415,7 @@ def test_a_stream_begun_afresh_augments_as_at_the_beginning():
 
 
 def test_a_pooled_step_draws_from_all_domains_together_and_keeps_them_apart():
-    samples = numbered(3, 40, 11)
-    stream = Stream(samples, batch=9, seed=0, pooled=True)
+    stream = Stream(numbered(3, 40, 11), batch=9, seed=0, pooled=True)
     steps = [next(stream) for _ in range(2 * STEPS_PER_BLOCK)]
     for batches in steps:
         domains = [batch.domain.unique().tolist() for batch in batches]

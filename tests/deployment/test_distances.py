@@ -73,5 +73,4 @@ def test_the_batch_makes_no_difference():
 def test_what_is_kept_comes_back():
     x, y = cloud()
     distances = Distances.fit(x, y)
-    again = Distances.from_tensors(distances.tensors())
-    assert torch.equal(again(x), distances(x))
+    assert torch.equal(Distances.from_tensors(distances.tensors())(x), distances(x))

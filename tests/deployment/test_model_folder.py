@@ -67,8 +67,7 @@ def with_own_hash(folder, name="model.safetensors") -> None:
 def test_it_has_four_files_that_all_may_read(spiral_model):
     names = {file.name for file in spiral_model.iterdir()}
     assert names == {"model.json", "model.safetensors", "distance.safetensors", "README.md"}
-    modes = {file.stat().st_mode & 0o777 for file in spiral_model.iterdir()}
-    assert len(modes) == 1
+    assert len({file.stat().st_mode & 0o777 for file in spiral_model.iterdir()}) == 1
 
 
 def test_a_file_that_is_cut_short_is_refused(model_folder):

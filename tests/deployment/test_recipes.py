@@ -58,10 +58,7 @@ def test_each_domain_is_predicted_by_the_choice_without_it():
 def test_trials_are_averaged_before_choosing_and_give_the_standard_error():
     # Within trial 0, b would be chosen without photo; over both trials it is a.
     recipes = recipes_of(
-        {
-            "a": [(0.50, 0.6, 0.50), (0.90, 0.8, 0.90)],
-            "b": [(0.60, 0.5, 0.60), (0.60, 0.5, 0.60)],
-        }
+        {"a": [(0.50, 0.6, 0.50), (0.90, 0.8, 0.90)], "b": [(0.60, 0.5, 0.60), (0.60, 0.5, 0.60)]}
     )
     result = estimate_choice(recipes, DOMAINS)
     means = [(0.50 + 0.6 + 0.50) / 3, (0.90 + 0.8 + 0.90) / 3]
@@ -82,8 +79,7 @@ def test_twins_choose_without_ever_seeing_the_domain():
             if "sketch" in pair:
                 values |= {name: without_sketch for name in pair if name != "sketch"}
             records.append(twin(method, values))
-    recipes = complete_recipes(records, THINGS)
-    result = estimate_choice(recipes, DOMAINS)
+    result = estimate_choice(complete_recipes(records, THINGS), DOMAINS)
     assert result.selection.twins
     assert result.domains == pytest.approx({"art": 0.9, "photo": 0.9, "sketch": 0.5})
     # One missing twin, and the runs that leave out one domain choose for all.

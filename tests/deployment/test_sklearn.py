@@ -11,12 +11,7 @@ import pytest
 import sklearn
 import torch
 from sklearn.base import clone
-from sklearn.model_selection import (
-    GridSearchCV,
-    LeaveOneGroupOut,
-    cross_val_score,
-    cross_validate,
-)
+from sklearn.model_selection import GridSearchCV, LeaveOneGroupOut, cross_val_score, cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
@@ -24,10 +19,17 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from afield import registry
 from afield.deployment.sklearn import DomainClassifier
-from afield.errors import DivergedError, IncompatibleMethodError, SpecError, UnknownNameError
+from afield.errors import (
+    DataError,
+    DivergedError,
+    IncompatibleMethodError,
+    SpecError,
+    UnknownNameError,
+)
 from afield.runs.store import Store
 from afield.studies.benchmarking import train
 from tests.pairs import OF_IMAGES
+from tests.texts import reviews, write_encoder
 
 CLASSES, PLACES = ("cup", "jug", "pot"), ("ann", "bob", "cyd", "dan")
 
@@ -81,8 +83,7 @@ def test_every_method_learns_predicts_and_comes_back_from_a_pickle(data, method)
     assert result.shape == (len(x), 3)
     np.testing.assert_allclose(result.sum(axis=1), 1.0)
     assert fitted.score(x, y) > 0.8
-    again = pickle.loads(pickle.dumps(fitted))
-    np.testing.assert_array_equal(again.predict_proba(x), result)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(fitted)).predict_proba(x), result)
 
 
 @pytest.mark.parametrize("average", registry.names("averages"))
@@ -385,3 +386,51 @@ def test_processes_of_scikit_learn_can_share_the_work(data):
     options = {"groups": place, "cv": LeaveOneGroupOut(), "params": {"domains": place}}
     one, two = (cross_val_score(quick(), x, y, n_jobs=n, **options) for n in (1, 2))
     np.testing.assert_array_equal(one, two)
+
+
+FRAME = reviews(30)
+Y, DOMAINS = FRAME["label"].to_numpy(), FRAME["domain"].to_numpy()
+
+
+def test_lists_series_and_arrays_of_strings_give_the_same_classifier():
+    proba = []
+    for texts in (FRAME["text"].tolist(), FRAME["text"], FRAME["text"].to_numpy()):
+        classifier = DomainClassifier("erm", steps=40, random_state=0)
+        classifier.fit(texts, Y, domains=DOMAINS)
+        proba.append(classifier.predict_proba(texts))
+    np.testing.assert_array_equal(proba[0], proba[1])
+    np.testing.assert_array_equal(proba[0], proba[2])
+    assert classifier.score(FRAME["text"].tolist(), Y) > 0.6
+    again = pickle.loads(pickle.dumps(classifier))
+    np.testing.assert_array_equal(again.predict_proba(FRAME["text"]), proba[0])
+
+
+@pytest.mark.slow
+def test_an_encoder_of_hugging_face_can_be_fine_tuned_and_cross_validated(tmp_path):
+    encoder = write_encoder(tmp_path / "encoder")
+    classifier = DomainClassifier(
+        "erm", backbone=f"hf:{encoder}", steps=3, random_state=0, settings={"tokens": 12}
+    )
+    scores = cross_val_score(
+        classifier,
+        FRAME["text"].tolist(),
+        Y,
+        cv=LeaveOneGroupOut(),
+        groups=DOMAINS,
+        error_score="raise",
+    )
+    assert len(scores) == 3
+
+
+def test_samples_that_are_no_texts_are_refused_in_one_line():
+    texts = FRAME["text"].tolist()
+    classifier = DomainClassifier("erm", steps=2, random_state=0)
+    with pytest.raises(DataError, match="X: sample 1: no text"):
+        classifier.fit([texts[0], " ", *texts[2:]], Y, domains=DOMAINS)
+    with pytest.raises(SpecError, match="one string; give a list"):
+        classifier.fit("good", ["good"])
+    with pytest.raises(SpecError, match=r"use small:text, or an encoder"):
+        DomainClassifier("erm", backbone="small:mlp", steps=2).fit(texts, Y)
+    classifier.fit(texts, Y, domains=DOMAINS)
+    with pytest.raises(SpecError, match="was fitted to texts"):
+        classifier.predict(np.zeros((2, 3)))

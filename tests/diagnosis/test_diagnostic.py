@@ -1,5 +1,6 @@
 """What every diagnostic's finding can do: be drawn to given axes, and be saved."""
 
+import shutil
 from dataclasses import replace
 
 import pandas as pd
@@ -8,12 +9,25 @@ import torch
 from matplotlib.figure import Figure
 
 from afield import registry
-from afield.diagnosis.diagnostic import Diagnostic, Finding, choose_domains, diagnose
-from afield.errors import SpecError
+from afield.diagnosis.diagnostic import (
+    Diagnostic,
+    Finding,
+    choose_domains,
+    diagnose,
+    trained_learner,
+)
+from afield.errors import DataError, SpecError, UnknownNameError
 from afield.hyperparameters import build, defaults, ranges
 from afield.reporting.benchmarking import bench
 from afield.runs.finished import reopen
+from afield.runs.run_files import read_run_weights
+from afield.runs.selection import selection_value
+from afield.runs.store import Store
+from afield.runs.sweep import complete
+from afield.studies.benchmark import make_benchmark
 from afield.studies.benchmarking import train
+from tests.messages import message_of
+from tests.pairs import small_problem
 
 NAMES = registry.names("diagnostics")
 # Those that look at runs of some methods only.
@@ -125,8 +139,7 @@ def test_a_place_that_cannot_be_written_is_reported(tmp_path):
     ("panels", "rows"), [(1, 1), (3, 1), (4, 2), (5, 2), (6, 2), (8, 4), (9, 3), (10, 5)]
 )
 def test_panels_fill_their_rows(panels, rows):
-    finding = Finding(pd.DataFrame(), "", lambda axes: None, panels=panels)
-    axes = finding.figure().axes
+    axes = Finding(pd.DataFrame(), "", lambda axes: None, panels=panels).figure().axes
     assert len({each.get_subplotspec().rowspan.start for each in axes}) == rows
     assert sum(not each.axison for each in axes) <= 1
 
@@ -171,3 +184,235 @@ def test_a_domain_of_own_data_is_reported_by_where_they_are(subject):
     own = replace(subject.record, run=replace(subject.record.run, dataset="/my/data"))
     with pytest.raises(SpecError, match="/my/data has no domain 'x'"):
         choose_domains(replace(subject, record=own), ("x",), 4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    store = tmp_path_factory.mktemp("store")
+    record = train("spirals", "erm", target="turn20", store=store, settings={"steps": 40})
+    return store / record.run.key
+
+
+def test_a_run_comes_back_with_the_scores_of_its_record(folder):
+    subject = reopen(folder)
+    record = subject.record
+    best = max(record.candidates, key=lambda checkpoint: selection_value(checkpoint, record.run))
+    samples = subject.domains["turn20"]
+    with torch.inference_mode():
+        logits = subject.model(samples.batch(torch.arange(len(samples))).x)
+    accuracy = (logits.argmax(1) == samples.y).double().mean()
+    assert float(accuracy) == pytest.approx(best.scores["turn20"].main.accuracy)
+
+
+def test_its_learner_and_stream_are_as_before_the_first_step(folder):
+    first, second = reopen(folder), reopen(folder)
+    assert first.learner.step == 0
+    pairs = zip(first.learner.model.parameters(), second.learner.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert not torch.equal(first.model.head.weight, first.learner.model.head.weight)
+    assert all(
+        torch.equal(a.x, b.x) for a, b in zip(next(first.stream), next(second.stream), strict=True)
+    )
+
+
+def test_looking_leaves_the_random_numbers_of_the_caller_alone(folder):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    diagnose("gradient_shares", folder, settings={"steps": 3})
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_looking_twice_finds_the_same(folder):
+    first, second = (diagnose("agreement", folder, settings={"samples": 20}).data for _ in range(2))
+    assert first.equals(second)
+
+
+def test_looking_changes_nothing_on_disk(folder):
+    before = {path: path.read_bytes() for path in folder.parent.rglob("*") if path.is_file()}
+    diagnose("agreement", folder, settings={"samples": 20})
+    after = {path: path.read_bytes() for path in folder.parent.rglob("*") if path.is_file()}
+    assert before == after
+
+
+def test_paths_that_are_no_run_are_reported(folder, tmp_path):
+    with pytest.raises(DataError, match=r"no record\.json"):
+        diagnose("agreement", tmp_path)
+    with pytest.raises(SpecError, match=r"is a store; agreement takes one .* such as .*erm-"):
+        diagnose("agreement", folder.parent)
+    with pytest.raises(DataError, match="no records there; sensitivity takes the store"):
+        diagnose("sensitivity", tmp_path)
+    with pytest.raises(SpecError, match="agreement takes one run, not 2"):
+        diagnose("agreement", [folder, folder])
+
+
+def test_an_unknown_name_is_reported_with_a_guess(folder):
+    with pytest.raises(UnknownNameError, match="did you mean 'agreement'"):
+        diagnose("agrement", folder)
+
+
+@pytest.mark.parametrize(
+    ("diagnostic", "settings", "message"),
+    [
+        ("agreement", {"sampels": 3}, "did you mean 'samples'"),
+        # A setting cannot be taken for something else.
+        ("agreement", {"name": "x"}, "has no setting 'name'"),
+        ("agreement", {"paths": "x"}, "has no setting 'paths'"),
+        ("agreement", {"device": "x"}, "has no setting 'device'"),
+        ("agreement", {"root": "x"}, "has no setting 'root'"),
+        ("agreement", {"samples": 1}, "samples=1: must be at least 2"),
+        ("gradient_shares", {"steps": 0}, "steps=0: must be at least 1"),
+        ("gradient_shares", {"beta": 1}, "beta=1: must be at least 0 and below 1"),
+        ("loss_surface", {"rate": -1}, "loss_surface.rate=-1: must not be below 0"),
+        ("loss_surface", {"points": 1}, "points=1: must be at least 2"),
+    ],
+)
+def test_settings_that_are_impossible_are_refused(folder, diagnostic, settings, message):
+    with pytest.raises(SpecError, match=message):
+        diagnose(diagnostic, folder, settings=settings)
+
+
+def test_a_folder_may_be_moved_and_looked_at_from_inside(folder, tmp_path, monkeypatch):
+    shutil.copytree(folder, tmp_path / "the_best_one")
+    monkeypatch.chdir(tmp_path / "the_best_one")
+    expected = diagnose("agreement", folder, settings={"samples": 20}).data
+    assert diagnose("agreement", ".", settings={"samples": 20}).data.equals(expected)
+
+
+def test_a_run_whose_weights_are_gone_is_reported(folder, tmp_path):
+    copy = tmp_path / folder.name
+    shutil.copytree(folder, copy)
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(DataError, match="no readable weights"):
+        diagnose("agreement", copy)
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [
+        (9, ["turn0", "turn10", "turn20", "turn30"]),
+        (4, ["turn0", "turn10", "turn20", "turn30"]),
+        (3, ["turn0", "turn10", "turn20"]),
+        (2, ["turn0", "turn10"]),
+    ],
+)
+def test_of_many_domains_some_are_shown_unseen_ones_among_them(folder, most, expected):
+    assert reopen(folder).shown(most) == expected
+
+
+@pytest.fixture(scope="module")
+def with_parts(tmp_path_factory):
+    store = tmp_path_factory.mktemp("store")
+    settings = {"steps": 40, "every": 5}
+    record = train("spirals", "dann", target="turn20", store=store, settings=settings)
+    return store / record.run.key
+
+
+def test_further_networks_come_back_as_they_were_when_the_model_was_best(with_parts):
+    subject = reopen(with_parts)
+    kept = read_run_weights(with_parts, "parts")
+    found = subject.trained.parts.state_dict()
+    assert set(found) == set(kept)
+    assert all(torch.equal(found[name], kept[name]) for name in kept)
+    assert subject.trained.model is subject.model
+    nets = (subject.trained.model, subject.trained.parts)
+    assert not any(module.training for net in nets for module in net.modules())
+
+
+def test_the_start_of_further_networks_is_another_copy(with_parts):
+    subject = reopen(with_parts)
+    start, end = subject.learner.parts.state_dict(), subject.trained.parts.state_dict()
+    assert not any(torch.equal(start[name], end[name]) for name in start if "weight" in name)
+    with torch.no_grad():
+        for parameter in subject.trained.parts.parameters():
+            parameter.zero_()
+    again = reopen(with_parts).learner.parts.state_dict()
+    assert all(torch.equal(start[name], again[name]) for name in start)
+
+
+def test_what_was_trained_does_not_change_when_the_run_is_trained_once_more(with_parts):
+    subject = reopen(with_parts)
+    nets = (subject.model, subject.trained.parts)
+    before = [value.clone() for net in nets for value in net.state_dict().values()]
+    *_, (step, _) = subject.retrain(4)
+    assert step == 40
+    after = [value for net in nets for value in net.state_dict().values()]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize(
+    "method",
+    # Predictions of a batch depend on the samples in it, so these cannot be compared one by one.
+    [n for n in registry.names("methods") if not registry.find("methods", n).predicts_from_batches],
+)
+def test_a_run_of_every_method_comes_back_and_scores_as_it_did(method, tmp_path):
+    dataset, target, settings = small_problem(method)
+    settings = {"steps": 4, **settings}
+    record = train(dataset, method, target=target, store=tmp_path, settings=settings)
+    subject = reopen(tmp_path / record.run.key)
+    samples = subject.domains[target]
+    with torch.inference_mode():
+        logits = subject.trained.model(samples.batch(torch.arange(len(samples))).x)
+    accuracy = (logits.argmax(1) == samples.y).double().mean()
+    (best,) = [each for each in record.checkpoints if each.step == subject.step]
+    assert float(accuracy) == pytest.approx(best.scores[target].main.accuracy)
+
+
+def test_a_run_whose_further_networks_are_gone_is_reported_where_they_are_needed(
+    with_parts, tmp_path
+):
+    copy = tmp_path / with_parts.name
+    shutil.copytree(with_parts, copy)
+    file = copy / "parts.safetensors"
+    file.unlink()
+    assert len(diagnose("agreement", copy).data)
+    message = message_of(DataError, trained_learner, reopen(copy))
+    assert "remove its folder and run it again" in message
+    file.write_bytes(b"short")
+    with pytest.raises(DataError, match=r"parts\.safetensors: no readable weights"):
+        diagnose("domain_space", copy)
+
+
+def test_a_run_without_further_networks_needs_no_file_of_them(folder):
+    assert not (folder / "parts.safetensors").exists()
+    subject = reopen(folder)
+    assert len(subject.trained.parts) == 0
+    assert subject.trained.model is subject.model
+
+
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory):
+    """The folder of a merged run, beside its base and its experts."""
+    store = Store(tmp_path_factory.mktemp("merged"))
+    runs = make_benchmark("spirals", merges=["average"], trials=1, settings={"steps": 5}).runs()
+    wanted = next(run for run in runs if run.method == "average")
+    needed = (wanted.key, wanted.base, *wanted.experts)
+    list(complete([run for run in runs if run.key in needed], store))
+    return store.folder(wanted)
+
+
+def test_a_merged_run_comes_back_with_its_base_and_its_experts(averaged):
+    subject = reopen(averaged)
+    assert list(subject.experts) == list(subject.record.run.sources)
+    ours = read_run_weights(averaged)
+    assert all(torch.equal(v, ours[n]) for n, v in subject.model.state_dict().items())
+    mean = torch.stack([each["head.bias"] for each in subject.experts.values()]).mean(0)
+    torch.testing.assert_close(ours["head.bias"], mean)
+    first = subject.learner.model.state_dict()
+    assert all(torch.equal(v, subject.base[n]) for n, v in first.items())
+
+
+def test_an_ordinary_run_has_neither(folder):
+    subject = reopen(folder)
+    assert subject.base == subject.experts == {}
+
+
+def test_a_merged_run_alone_names_what_is_missing(averaged, tmp_path):
+    shutil.copytree(averaged, tmp_path / averaged.name)
+    with pytest.raises(DataError, match="no readable weights"):
+        diagnose("agreement", tmp_path / averaged.name)
+
+
+def test_a_merged_run_may_be_looked_at_from_inside(averaged, monkeypatch):
+    monkeypatch.chdir(averaged)
+    expected = diagnose("agreement", averaged, settings={"samples": 20}).data
+    assert diagnose("agreement", ".", settings={"samples": 20}).data.equals(expected)

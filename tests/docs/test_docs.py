@@ -1,15 +1,19 @@
 """Commands in the docs can be typed: they are planned here, on a small dataset."""
 
+import importlib.util
+import json
 import re
+import runpy
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import sklearn
 
-from afield import registry
+from afield import own_code, registry
 from afield.hyperparameters import ranges
 from afield.studies.benchmark import make_benchmark
+from afield.studies.recipe import recipe_names
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXTS = {path.name: path.read_text() for path in DOCS.glob("*.md")}
@@ -64,3 +68,80 @@ def test_the_page_on_scikit_learn_runs_as_it_stands():
     with sklearn.config_context():
         exec("\n".join(blocks), names := {})
     assert names["search"].best_score_ > 0.8
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
+FAMILIES, DOMAINBED = PAGE.split("## Names in DomainBed")
+# What DomainBed's list of algorithms had in 2024.
+ALGORITHMS = [
+    "ERM", "ERMPlusPlus", "URM", "Fish", "IRM", "GroupDRO", "Mixup", "MLDG", "CORAL", "MMD", "DANN",
+    "CDANN", "MTL", "SagNet", "ARM", "VREx", "RSC", "SD", "ANDMask", "SANDMask", "IGA", "SelfReg",
+    "Fishr", "TRM", "IB_ERM", "IB_IRM", "CAD", "CondCAD", "Transfer", "CausIRL_CORAL",
+    "CausIRL_MMD", "EQRM", "RDM", "ADRMX",
+]  # fmt: skip
+
+
+def test_every_method_is_in_one_family_with_its_sentence():
+    rows = re.findall(r"^\| \[`(\w+)`\]\(reference/methods\.md#(\w+)\) \| (.+?) \|", FAMILIES, re.M)
+    names = [name for name, _, _ in rows]
+    assert sorted(names) == sorted(registry.names("methods"))
+    for name, anchor, sentence in rows:
+        assert anchor == name
+        assert sentence == registry.summary("methods", name), name
+    assert f"afield has {len(names)} methods" in PAGE
+
+
+def test_every_algorithm_of_domainbed_has_a_name_here():
+    rows = re.findall(r"^\| (\w+) \| `(\w+)` \|", DOMAINBED, re.M)
+    assert [theirs for theirs, _ in rows] == ALGORITHMS
+    assert {ours for _, ours in rows} <= set(registry.names("methods"))
+
+
+def test_the_page_is_generated_from_the_recipes():
+    path = DOCS / "_hooks" / "reproduction.py"
+    spec = importlib.util.spec_from_file_location("reproduction", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    text = (DOCS / "reproduction.md").read_text(encoding="utf-8")
+    assert module.page() == text, "run: python docs/_hooks/reproduction.py"
+    for name in recipe_names():
+        assert f"| `{name}` |" in text
+
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_example_runs_and_prints_what_it_promises(path, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(path), run_name="__main__")
+    said = capsys.readouterr().out
+    assert any(word in said for word in ("worst", "% on the unseen domain"))
+
+
+def test_there_are_examples():
+    assert len(EXAMPLES) >= 2
+
+
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples").glob("*.ipynb"))
+
+
+def test_there_are_two_notebooks():
+    assert [path.stem for path in NOTEBOOKS] == ["add_a_method", "folder_to_table"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_cell_runs(path, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(own_code, "_registered", {})
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    assert notebook["nbformat"] == 4
+    names = {"__name__": "__main__"}
+    for number, cell in enumerate(notebook["cells"]):
+        if cell["cell_type"] == "code":
+            assert not cell["outputs"], "commit notebooks without outputs"
+            exec(compile("".join(cell["source"]), f"{path.name}[{number}]", "exec"), names)
+    assert "erm" in capsys.readouterr().out
+    assert (tmp_path / "runs" / "report.html").is_file()

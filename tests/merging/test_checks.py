@@ -35,11 +35,7 @@ ZEROS = {name: torch.zeros_like(tensor) for name, tensor in BASE.items()}
     ("base", "experts", "messages"),
     [
         (BASE, [FIRST, SECOND, THIRD], []),
-        (
-            BASE,
-            [FIRST, BASE],
-            ["expert 2: has the same weights as base, so as an expert it adds"],
-        ),
+        (BASE, [FIRST, BASE], ["expert 2: has the same weights as base, so as an expert it adds"]),
         (
             BASE,
             [FIRST, SECOND, FIRST],
@@ -132,10 +128,7 @@ def test_other_names_altogether_are_an_error_that_shows_both():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (
-            {"b.weight": torch.ones(8, 11)},
-            r"expert 2: b.weight has the shape \[8, 11\].*\[8, 12\]",
-        ),
+        ({"b.weight": torch.ones(8, 11)}, r"expert 2: b.weight has the shape \[8, 11\].*\[8, 12\]"),
         (
             {"a.weight": torch.zeros(12, 8, dtype=torch.int8)},
             r"expert 2: a.weight is int8, but float32",

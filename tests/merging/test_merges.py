@@ -102,10 +102,7 @@ def test_without_dropping_it_is_task_arithmetic(sparse):
             lambda: regmean(random(2, 4, 6), statistics=random(2, 4, 4)),
             r"shape \[4, 4\], not \[6, 6\]",
         ),
-        (
-            lambda: regmean(random(2, 4, 6), statistics=random(2, 6, 6) * torch.nan),
-            "not finite",
-        ),
+        (lambda: regmean(random(2, 4, 6), statistics=random(2, 6, 6) * torch.nan), "not finite"),
         (lambda: merge("slerp", EXPERTS, [EXPERTS]), "slerp takes exactly 2 experts, not 1"),
         (lambda: merge("slerp", EXPERTS, [EXPERTS] * 3), "slerp takes exactly 2 experts, not 3"),
     ],

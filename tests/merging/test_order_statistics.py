@@ -37,8 +37,7 @@ def test_it_is_what_sorting_the_whole_gives(kind, dtype):
 @pytest.mark.parametrize("dtype", TYPES)
 def test_every_rank_of_a_few_entries_is_right(dtype):
     values = torch.tensor([[0.5, -0.0, 0.0, -3.0, 0.5, 1e-45, float("inf")]], dtype=dtype)
-    found = sorted_entries([values], range(7))
-    assert torch.equal(found, values.sort(dim=1).values)
+    assert torch.equal(sorted_entries([values], range(7)), values.sort(dim=1).values)
 
 
 def test_deltas_are_sorted_by_magnitude_or_by_any_function_of_a_piece():

@@ -21,8 +21,7 @@ SHAPES = [(30, 20), (20, 30), (20, 20)]
 
 def with_values(m: int, n: int, values: torch.Tensor, *, seed: int = 0) -> torch.Tensor:
     left = torch.linalg.qr(normal(m, len(values), seed=seed)).Q
-    right = torch.linalg.qr(normal(n, len(values), seed=seed + 1)).Q
-    return (left * values) @ right.mT
+    return (left * values) @ torch.linalg.qr(normal(n, len(values), seed=seed + 1)).Q.mT
 
 
 def thin_polar(columns: torch.Tensor) -> torch.Tensor:
@@ -95,8 +94,7 @@ def test_the_polar_factor_is_that_of_an_svd(shape):
 
 
 def test_a_polar_factor_is_not_filled_up():
-    vector = torch.nn.functional.normalize(normal(9, 1), dim=0)
-    columns = vector.expand(9, 4)
+    columns = torch.nn.functional.normalize(normal(9, 1), dim=0).expand(9, 4)
     torch.testing.assert_close(polar_factor(columns), columns / 2)
 
 

@@ -136,8 +136,7 @@ def test_what_a_network_cannot_take_is_reported_when_it_is_built(name, shape, me
 
 @heavy
 @pytest.mark.parametrize(
-    "name",
-    ["timm:resnet18", "timm:resnet14t", "timm:test_vit", "torchvision:mobilenet_v3_small"],
+    "name", ["timm:resnet18", "timm:resnet14t", "timm:test_vit", "torchvision:mobilenet_v3_small"]
 )
 def test_a_file_of_another_architecture_is_refused_in_one_line(tmp_path, name, little_resnet):
     file = tmp_path / "w.pth"

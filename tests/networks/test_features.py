@@ -15,8 +15,7 @@ from afield.networks.inference import MAX_CHUNK_SAMPLES
 def test_views_are_those_of_the_layers_of_the_network(model, samples):
     chosen = torch.tensor([3, 0, 77, 40])
     result = view_samples(model, samples, chosen)
-    x = samples.x.in_memory[chosen]
-    features = model.features(x)
+    features = model.features(samples.x.in_memory[chosen])
     torch.testing.assert_close(result.features, features)
     torch.testing.assert_close(result.logits, model.head(features))
     assert torch.equal(result.path, torch.stack([features.argmax(1), result.logits.argmax(1)], 1))

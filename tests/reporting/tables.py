@@ -84,8 +84,7 @@ def held_out(accuracies: dict[str, float], **fields) -> Record:
 
 def trusting(error: float | None, covered: float | None, *, trials: int = 1, **fields):
     """Records of one method whose confidence was looked at, or (None) was not."""
-    rows = benchmark([[0.9, 0.5, 0.7]] * trials, **fields)
-    for i, row in enumerate(rows):
+    for i, row in enumerate(benchmark([[0.9, 0.5, 0.7]] * trials, **fields)):
         (target,) = row.unseen
         scores = dict(row.checkpoints[0].scores)
         if error is not None:

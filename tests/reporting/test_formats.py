@@ -1,5 +1,6 @@
 """Tables in every format: what is marked, escaped and left out."""
 
+import io
 import math
 import re
 from dataclasses import replace
@@ -9,10 +10,19 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from afield.reporting.formats import FORMATS, abbreviate, as_csv, as_latex, as_markdown, as_rich
+from afield.reporting.formats import (
+    FORMATS,
+    abbreviate,
+    as_csv,
+    as_latex,
+    as_markdown,
+    as_power_table,
+    as_rich,
+)
 from afield.reporting.table import tabulate
 from afield.runs.selection import RULES
 from tests.reporting.tables import DOMAINS, benchmark, held_out, markdown_rows, trusting
+from tests.stores import HOSTILE, benchmark_records, noisy
 
 TOLD = RULES["sources"].description
 
@@ -119,8 +129,7 @@ def test_markdown_escapes_the_bar_in_names():
     lines = as_markdown(tabulate(records, rules=["sources"])).splitlines()[2:]
     assert lines[0] == r"| method | a\|b | c | mean | worst | in-domain |"
     assert lines[3].startswith(r"| erm x=1\|2 | ")
-    bars = [line.replace(r"\|", "").count("|") for line in lines]
-    assert bars == [7] * 4
+    assert [line.replace(r"\|", "").count("|") for line in lines] == [7] * 4
 
 
 def test_the_terminal_shows_rules_methods_and_numbers():
@@ -231,11 +240,50 @@ def test_a_terminal_without_room_leaves_out_confidence_and_says_so():
 
 
 def test_names_cannot_break_markdown_latex_or_csv():
-    domains = ("a\nb", "<script>")
-    records = benchmark([[0.9, 0.5]], domains=domains, dataset="=1+1")
+    records = benchmark([[0.9, 0.5]], domains=("a\nb", "<script>"), dataset="=1+1")
     frame = tabulate(records, rules=["sources"])
     header = as_markdown(frame).splitlines()[2]
     assert header.startswith("| method | a b | &lt;script&gt; | ")
     assert "method & a b & <script> & " in as_latex(frame)
     cells = pd.read_csv(StringIO(as_csv(frame)))["dataset"]
     assert set(cells.str[:2]) == {"'="}
+
+
+def printed_power(records, *options):
+    console = Console(file=io.StringIO(), width=80)
+    for part in as_power_table(records, *options):
+        console.print(part)
+    return console.file.getvalue()
+
+
+ERM = benchmark_records(noisy(0.7, 3, 3, seed=1))
+GOOD = benchmark_records(noisy(0.8, 3, 3, seed=2), method="good")
+BAD = benchmark_records(noisy(0.6, 3, 3, seed=3), method="bad")
+
+
+def test_every_comparison_has_a_row_and_every_dataset_a_sentence():
+    other = benchmark_records(noisy(0.5, 3, 3), dataset="others")
+    rival = benchmark_records(noisy(0.6, 3, 3, seed=9), dataset="others", method="dann")
+    text = printed_power([*ERM, *GOOD, *BAD, *other, *rival])
+    rows = [line.split() for line in text.splitlines() if " erm " in line]
+    assert [row[:2] for row in rows] == [["good", "erm"], ["bad", "erm"], ["dann", "erm"]]
+    assert all(
+        float(row[2].replace("−", "-")) * sign > 5
+        for row, sign in zip(rows, (1, -1, 1), strict=False)
+    )
+    assert text.count("With 3 trials") == 2
+    assert "things, training-domain validation" in text
+    assert "others, training-domain validation" in text
+
+
+def test_rules_and_the_difference_can_be_chosen():
+    text = printed_power([*ERM, *GOOD], ["sources", "target"], 0.025)
+    assert text.count("With 3 trials") == 2
+    assert text.count("2.5 points") == 4
+    assert "1 point" not in printed_power([*ERM, *GOOD], ["sources"], 0.5)
+
+
+def test_no_name_acts_on_the_terminal():
+    text = printed_power([*ERM, *benchmark_records(noisy(0.8, 3, 3), method=HOSTILE[2])])
+    assert "\u202e" not in text
+    assert "\\u202e" in text.replace("\n", "").replace(" ", "")

@@ -96,8 +96,7 @@ def test_every_element_is_closed_headings_have_an_order_and_names_are_unique():
 
 
 def test_tables_have_captions_and_every_header_a_scope():
-    text = render_page(several())
-    page = Page(text)
+    page = Page(render_page(several()))
     assert len(page.all("caption")) == len(page.all("table"))
     assert all(
         header.get("scope") in ("col", "row") or header.get("aria-hidden") == "true"
@@ -127,8 +126,7 @@ def test_hostile_names_are_text_wherever_they_stand():
     )
     bad = replace(failure(), run=replace(records[0].run, method=HOSTILE[1]), error=HOSTILE[0])
     text = render_page(records, [bad])
-    page = Page(text)
-    kinds = [attributes.get("type") for attributes in page.all("script")]
+    kinds = [attributes.get("type") for attributes in Page(text).all("script")]
     assert kinds == ["application/json", None]
     assert "\u202e" not in text
     assert "\u2028" not in text
@@ -200,8 +198,7 @@ def test_pictures_for_which_there_is_no_room_are_named(tmp_path):
 def test_memory_is_shown_where_it_is_known():
     assert " MiB<" not in render_page(several())
     records = [weighed(each, 2**20 * (1 + 2 * (each.run.method == "good"))) for each in several()]
-    text = render_page(records)
-    assert '>3 MiB</td><td data-v="3">3.00</td>' in text
+    assert '>3 MiB</td><td data-v="3">3.00</td>' in render_page(records)
 
 
 @pytest.mark.slow

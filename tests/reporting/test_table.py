@@ -8,11 +8,23 @@ import pandas as pd
 import pytest
 
 from afield.data.domains import RESERVED_NAMES
-from afield.reporting.formats import as_markdown, as_rich
+from afield.errors import SpecError, UnknownNameError
+from afield.reporting.charts.samples import describe_groups
+from afield.reporting.formats import as_csv, as_markdown, as_rich
+from afield.reporting.page import render_page, write_report
 from afield.reporting.results import Results
-from afield.reporting.table import COLUMNS, find_column, format_value, lower_is_better, tabulate
+from afield.reporting.table import (
+    ALL_DATASETS,
+    COLUMNS,
+    find_column,
+    format_value,
+    lower_is_better,
+    ranks,
+    tabulate,
+)
 from afield.runs.record import Record
 from afield.runs.run import Run
+from afield.runs.store import Store
 from afield.training.metrics import find_metric
 from afield.training.scores import Checkpoint, Scores
 from tests.reporting.tables import (
@@ -23,11 +35,14 @@ from tests.reporting.tables import (
     checkpoint,
     held_out,
     markdown_rows,
+    measured,
     numbers,
     record,
     score,
     trusting,
+    with_groups,
 )
+from tests.stores import kept
 
 
 def test_means_errors_and_the_worst_are_those_computed_by_hand():
@@ -92,8 +107,7 @@ def test_only_the_rules_that_are_asked_for_and_suffice_have_rows():
 
 
 def test_a_trial_with_a_domain_missing_counts_for_the_others_only():
-    records = benchmark([[0.9, 0.5, 0.7], [0.8, 0.6, 0.4]])[:-1]
-    found = numbers(tabulate(records))
+    found = numbers(tabulate(benchmark([[0.9, 0.5, 0.7], [0.8, 0.6, 0.4]])[:-1]))
     columns = ["art", "photo", "sketch", "mean", "worst", "in-domain"]
     assert found["trials"].to_dict() == dict(zip(columns, (2, 2, 1, 1, 1, 1), strict=True))
     assert found.loc["art", "accuracy"] == pytest.approx(0.85)
@@ -386,8 +400,7 @@ def test_bases_and_experts_have_no_row():
         *benchmark([[0.8, 0.6, 0.7]], method="erm", role="expert", base="z", steps=7),
         *benchmark([[0.8, 0.6, 0.7]], method="erm", role="base", steps=3),
     ]
-    frame = tabulate(rows)
-    assert set(frame["method"]) == {"score"}
+    assert set(tabulate(rows)["method"]) == {"score"}
     assert tabulate(rows[3:]).empty
     # Nor do their settings label the others.
     together = tabulate([*rows, *benchmark([[0.1, 0.1, 0.1]])])
@@ -402,7 +415,7 @@ def test_the_upper_bound_is_not_marked_and_takes_no_place(more):
             *benchmark([[0.8, 0.8, 0.8]], method="score"),
             *benchmark([[0.7, 0.7, 0.7]], method="ties"),
             *benchmark([[0.6, 0.6, 0.6]], method="base"),
-        ],
+        ]
     )
     rows = markdown_rows(as_markdown(frame[frame["rule"] == "sources"]))
     (bound,) = [row for name, row in rows.items() if name.startswith("target_expert")]
@@ -479,3 +492,109 @@ def test_of_many_domains_confidence_is_a_mean_over_those_that_were_tested():
 
 def test_no_domain_may_have_the_name_of_a_column():
     assert set(RESERVED_NAMES) == {column.name for column in COLUMNS}
+
+
+RECORDS = [
+    *measured(benchmark([[0.9, 0.5, 0.7]]), macro_f1=0.25, loss=0.5),
+    *measured(benchmark([[0.8, 0.4, 0.6]], method="vrex"), macro_f1=0.75, loss=2.0),
+]
+
+
+def test_another_metric_takes_the_place_of_the_accuracy():
+    frame = tabulate(RECORDS, metric="macro_f1")
+    assert set(frame["metric"]) == {"macro_f1"}
+    of_erm = numbers(frame)["accuracy"]
+    assert [of_erm[name] for name in ("art", "mean", "worst", "in-domain")] == [0.25] * 4
+    assert ranks(frame[frame["rule"] == "sources"])["vrex", "mean"] == 1
+    assert "macro F1 (%) on unseen domains" in as_markdown(frame)
+    assert "metric" not in tabulate(RECORDS).columns
+
+
+def test_a_lower_loss_is_better_and_is_not_shown_in_percent():
+    frame = tabulate(RECORDS, metric="nll", rules="sources")
+    assert ranks(frame)["erm", "mean"] == 1
+    rows = markdown_rows(as_markdown(frame))
+    assert rows["erm"][0] == "**0.500**"
+    assert rows["vrex"][0] == "*2.000*"
+    assert "negative log-likelihood on unseen domains" in as_markdown(frame)
+    assert "lower is better" in as_markdown(frame)
+    assert as_csv(frame).splitlines()[0].endswith("metric")
+
+
+def test_the_worst_loss_is_the_highest():
+    first, *others = measured(benchmark([[0.9, 0.5, 0.7]]), loss=0.5)
+    frame = tabulate([*measured([first], loss=3.0), *others], metric="nll", rules="sources")
+    assert numbers(frame)["accuracy"]["worst"] == 3.0
+
+
+def test_a_metric_that_records_lack_is_a_dash_with_a_reason():
+    old = benchmark([[0.9, 0.5, 0.7]])
+    frame = tabulate(old, metric="macro_f1", rules="sources")
+    assert numbers(frame)["accuracy"].isna().all()
+    text = as_markdown(frame)
+    assert set(markdown_rows(text)["erm"]) == {"–"}
+    assert "–: not in records of an earlier version; repeat the runs" in text
+    mixed = as_markdown(tabulate([*old, *RECORDS[3:]], metric="macro_f1", rules="sources"))
+    assert markdown_rows(mixed)["erm"][0] == "–"
+    assert markdown_rows(mixed)["vrex"][0] == "75.0"
+
+
+def test_an_unknown_metric_is_refused():
+    with pytest.raises(UnknownNameError, match="no metric 'f1'"):
+        tabulate(RECORDS, metric="f1")
+
+
+def test_a_table_of_all_datasets_has_their_means_and_the_mean_of_these():
+    rows = [[0.9, 0.5, 0.7], [0.7, 0.3, 0.5]]
+    records = [
+        *benchmark(rows, dataset="pacs"),
+        *benchmark(rows, dataset="pacs", method="vrex"),
+        *benchmark([[0.4, 0.4, 0.4], [0.2, 0.2, 0.2]], dataset="vlcs"),
+    ]
+    frame = tabulate(records, rules="sources", over_datasets=True)
+    overall = frame[frame["dataset"] == ALL_DATASETS]
+    erm = numbers(overall)
+    assert erm["accuracy"].to_dict() == pytest.approx({"pacs": 0.6, "vlcs": 0.3, "mean": 0.45})
+    # Standard errors of 0.7 and 0.5, and of 0.4 and 0.2: 0.1 each.
+    assert erm["stderr"].to_dict() == pytest.approx(
+        {"pacs": 0.1, "vlcs": 0.1, "mean": math.sqrt(0.02) / 2}
+    )
+    vrex = numbers(overall, "vrex")["accuracy"]
+    assert vrex["pacs"] == pytest.approx(0.6)
+    assert math.isnan(vrex["vlcs"])
+    assert math.isnan(vrex["mean"])
+    assert markdown_rows(as_markdown(overall))["vrex"] == ["60.0 ± 10.0", "–", "–"]
+    assert tabulate(records, rules="sources").equals(frame[frame["dataset"] != ALL_DATASETS])
+
+
+def test_one_dataset_has_no_table_of_all():
+    assert ALL_DATASETS not in set(tabulate(RECORDS, over_datasets=True)["dataset"])
+
+
+def test_a_report_shows_another_metric_and_several_stores(tmp_path):
+    stores = [Store(tmp_path / name) for name in ("pacs", "vlcs")]
+    kept(stores[0], RECORDS)
+    kept(stores[1], [*benchmark([[0.4, 0.4, 0.4]], dataset="vlcs")])
+    with pytest.raises(SpecError, match="several stores needs a place; give --out FILE"):
+        write_report(stores)
+    path = write_report(stores, tmp_path / "all.html")
+    page = (tmp_path / "all.html").read_text()
+    assert path.endswith("all.html")
+    assert "All datasets" in page
+    # Mean of 70 and 40 percent.
+    assert ">55.0<" in page
+    other = render_page(RECORDS, metric="macro_f1")
+    assert "Macro F1 on unseen domains" in other
+    assert "Macro F1 on unseen domains minus that of erm" in other
+    assert "Numbers are macro F1; curves" in other
+    assert "vrex\u2069 leads on the unseen domains" in other
+    assert "All datasets" not in other
+    with pytest.raises(SpecError, match="use `afield table --metric nll`"):
+        write_report(stores[0], metric="nll")
+
+
+def test_groups_are_described_by_their_number_and_sizes():
+    assert describe_groups(map(with_groups, benchmark([[0.9, 0.5, 0.7]])[:2])) == [
+        "groups of things by slide: art 2 of 4 to 9 samples; photo 2 of 4 to 9 samples"
+    ]
+    assert describe_groups(RECORDS) == []

@@ -1,17 +1,25 @@
 """What a run trains on and is examined on: nothing of an unseen domain, and no more than asked."""
 
+import json
 from dataclasses import fields, replace
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 
+import afield as package
 from afield.data.domains import Domain, DomainSet, parts
-from afield.errors import SpecError
+from afield.data.lookup import find_dataset
+from afield.data.modalities.image import Image
+from afield.errors import AfieldError, SpecError
 from afield.runs.record import Record
 from afield.runs.run import Run
 from afield.runs.run_data import CHEAP_CURVE_SAMPLES, RunData
+from afield.runs.run_setup import load_domains
 from afield.runs.selection import RULES
+from afield.studies.planning import plan_run
 from afield.training.evaluation import Evaluator, combine_scores
 from afield.training.scores import PARTS, Checkpoint, Score, Scores
 from tests.stores import score
@@ -540,3 +548,94 @@ def test_random_splits_ignore_the_lists():
     plain = material(run(rules=("sources",)), domains())
     assert torch.equal(seen(data.samples), seen(plain.samples))
     assert not [key for key in data.evaluations.best.keys if key[1] == "test"]
+
+
+X = torch.randint(256, (8, 3, 40, 40), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+
+
+def data(backbone: str, size: int = 0) -> RunData:
+    """The data of a run on images of noise."""
+    result = {name: Domain(X, torch.arange(8) % 2) for name in NAMES}
+    dataset = DomainSet("shades", NAMES, ("cup", "pot"), lambda _: result, modality=Image())
+    run = Run("shades", "erm", NAMES[:2], backbone=backbone, size=size)
+    return RunData.of(run, dataset, result, torch.device("cpu"))
+
+
+def test_a_pretrained_network_receives_the_scaling_of_its_pretraining():
+    x = data("timm:resnet18").scaling(X)
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    torch.testing.assert_close(x[0, :, 0, 0], (X[0, :, 0, 0] / 255 - mean) / std)
+
+
+def test_a_small_network_receives_pixels_between_minus_one_and_one():
+    torch.testing.assert_close(data("small:cnn").scaling(X), X / 127.5 - 1)
+
+
+def test_images_are_resized_when_a_size_is_given():
+    assert data("timm:resnet18", size=32).shape == (3, 32, 32)
+    assert data("timm:resnet18").shape == (3, 40, 40)
+
+
+@pytest.fixture
+def patients(tmp_path):
+    """Three hospitals; the dose separates the classes, and the south has its own treatment."""
+    generator = np.random.default_rng(0)
+    rows = 90
+    ill = np.arange(rows) % 2 == 0
+    hospital = np.repeat(["east", "north", "south"], rows // 3)
+    frame = pd.DataFrame(
+        {
+            "dose": np.where(ill, 3.0, -3.0) + generator.normal(0, 0.5, rows),
+            "treatment": np.where(
+                hospital == "south", "c", np.where(np.arange(rows) % 3 == 0, "a", "b")
+            ),
+            "diagnosis": np.where(ill, "ill", "well"),
+            "hospital": hospital,
+        }
+    )
+    frame.loc[[1, 40, 70], "dose"] = np.nan
+    frame.loc[[2, 41], "treatment"] = None
+    path = tmp_path / "patients.csv"
+    frame.to_csv(path, index=False)
+    return path
+
+
+def test_the_preprocessing_of_a_fold_comes_from_its_sources(patients):
+    spec = f"{patients}?label=diagnosis&domain=hospital"
+    dataset = find_dataset(spec)
+    run = plan_run(spec, "erm", target="south", settings={"steps": 2})
+    domains = load_domains(dataset, run)
+    before = RunData.of(run, dataset, domains, torch.device("cpu"))
+    assert before.shape == (3,)  # the dose, and the treatments a and b of the sources
+    domains["south"].x.mul_(100)
+    after = RunData.of(run, dataset, domains, torch.device("cpu"))
+    assert after.scaling == before.scaling
+
+
+@pytest.mark.slow
+def test_a_table_goes_from_the_command_line_to_a_prediction(patients, tmp_path, afield):
+    store, columns = str(tmp_path / "runs"), ["--label", "diagnosis", "--domain", "hospital"]
+    short = ["--trials", "1", "--steps", "60", "--store", store]
+    code, out, _ = afield(
+        "bench", str(patients), *columns, "--methods", "erm", "--workers", "2", *short
+    )
+    assert code == 0
+    assert "patients" in out
+    spec = f"{patients}?label=diagnosis&domain=hospital"
+    options = {"store": store, "settings": {"steps": 60}}
+    model = package.fit(spec, "erm", tmp_path / "model", **options)
+    assert model.about.estimate.domains["north"] > 0.9
+    described = json.loads((tmp_path / "model" / "model.json").read_text())["inputs"]["table"]
+    assert [column["name"] for column in described] == ["dose", "treatment"]
+    new = pd.DataFrame({"treatment": ["a", None, "new"], "dose": [3.0, -3.0, None], "other": 1})
+    loaded = package.load(tmp_path / "model")
+    assert loaded.predict(new).tolist()[:2] == ["ill", "well"]
+    file = tmp_path / "new.csv"
+    new.to_csv(file, index=False)
+    np.testing.assert_allclose(loaded.predict_proba(file), loaded.predict_proba(new), atol=1e-6)
+    with pytest.raises(AfieldError, match="no column 'dose'"):
+        loaded.predict(new.drop(columns="dose"))
+    with pytest.raises(AfieldError, match="takes tables"):
+        package.export(tmp_path / "model", out=tmp_path / "model.onnx")
+    merged = package.bench(spec, [], merges="average", trials=1, steps=20, store=store)
+    assert {record.run.method for record in merged} >= {"average"}

@@ -20,11 +20,7 @@ from afield.runs.run_data import RunData
 from afield.runs.run_files import read_run_weights
 from afield.runs.run_setup import load_domains
 from afield.runs.runner import execute
-from afield.runs.selection import (
-    RULES,
-    selection_value,
-    source_accuracy,
-)
+from afield.runs.selection import RULES, selection_value, source_accuracy
 from afield.runs.store import Store
 from afield.studies.planning import plan_run
 from afield.studies.protocol import ALL_DOMAINS, DomainChoice
@@ -356,8 +352,7 @@ def test_what_is_deployed_is_the_best_on_the_validation_domains(tmp_path):
 def test_a_run_starts_from_a_file_and_keeps_the_statistics_in_it(tmp_path):
     run, first = run_from_a_file(tmp_path)
     store = Store(tmp_path / "runs")
-    record = execute(run, store)
-    assert "timm" in record.versions
+    assert "timm" in execute(run, store).versions
     weights = store.weights(run)
     for name, value in first.items():
         assert torch.equal(weights[f"features.{name}"], value) == ("running" in name) or (
@@ -516,8 +511,7 @@ def test_unused_domains_reach_neither_training_nor_the_record(tmp_path):
     np.savez(tmp_path / "fewer.npz", **{name: value[kept] for name, value in known.items()})
     fewer = find_dataset(tmp_path / "fewer.npz")
     alone = replace(run, dataset=fewer.spec, data=fewer.fingerprint, unused=())
-    again = execute(alone, store)
-    assert again.checkpoints == record.checkpoints
+    assert execute(alone, store).checkpoints == record.checkpoints
 
 
 def test_a_schedule_and_clipping_reach_the_training(tmp_path):

@@ -112,14 +112,12 @@ def test_threads_are_named_where_they_are_not_one():
 
 def test_commands_do_not_show_where_files_are():
     given = {"backbone": "hf:/home/ada/minilm?pooling=mean", "weights": "/home/ada/w.safetensors"}
-    own = record("art", [0.5], given=given)
-    command = row_command([own], store="s")
+    command = row_command([record("art", [0.5], given=given)], store="s")
     assert "--backbone 'hf:minilm?pooling=mean' --weights w.safetensors" in command
 
 
 def test_held_out_shares_name_the_same_numbers_of_domains():
-    own = held_out("erm", [0.5] * 4)
-    words = shlex.split(row_command([own], store="s"))
+    words = shlex.split(row_command([held_out("erm", [0.5] * 4)], store="s"))
     shares = {name: float(words[words.index(name) + 1]) for name in ("--hold-out", "--validate")}
     assert {name: round(9 * share) for name, share in shares.items()} == {
         "--hold-out": 4,

@@ -360,8 +360,7 @@ def test_no_key_of_a_run_of_merging_is_that_of_an_ordinary_one():
     runs = runs_of("score", base_steps=20)
     plain = leave_one_out(SPIRALS, ["erm"], trials=1, settings=QUICK)
     assert not {run.key for run in runs} & {run.key for run in plain}
-    base = of_role(runs, "base")[0]
-    assert replace(base, role="").key in {run.key for run in plain}
+    assert replace(of_role(runs, "base")[0], role="").key in {run.key for run in plain}
 
 
 def test_a_plan_is_the_same_twice_and_can_be_written():

@@ -5,14 +5,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 import afield
 from afield import registry
+from afield.data.domains import data_root
 from afield.data.lookup import find_dataset
 from afield.errors import AfieldError, SpecError, UnknownNameError
+from afield.runs.run_setup import Machine, set_up
 from afield.runs.selection import DEFAULT_RULES
 from afield.studies.benchmark import DEFAULT_MERGES, DEFAULT_METHODS, make_benchmark
+from afield.studies.features import spell_finetune
 from afield.studies.planning import check_run, plan_run
+from afield.studies.settings import resolve_run
 
 QUICK = {"steps": 10}
 # Methods that need a network with maps; the default network of spirals has none.
@@ -122,12 +127,7 @@ def test_all_methods_are_those_that_the_number_of_domains_allows(tmp_path, caplo
         ("erm", {"settings": {"size": 32}}, SpecError, "size=32: spirals has no images"),
         # No reason to leave the method out.
         ("all", {"settings": {"arith.eps": -1}}, SpecError, r"arith\.eps=-1"),
-        (
-            "erm",
-            {"average": "swad", "settings": {"swad.slack": -1}},
-            SpecError,
-            r"swad\.slack=-1",
-        ),
+        ("erm", {"average": "swad", "settings": {"swad.slack": -1}}, SpecError, r"swad\.slack=-1"),
     ],
 )
 def test_a_mistake_is_an_error_before_any_training(methods, options, error, message):
@@ -139,11 +139,7 @@ def test_a_mistake_is_an_error_before_any_training(methods, options, error, mess
     ("methods", "options", "message"),
     [
         ("erm", {"train_on": [3]}, "--train-on needs --hold-out"),
-        (
-            "erm",
-            {"hold_out": 0.25, "train_on": [14]},
-            "cannot train on 14 domains; 13 remain",
-        ),
+        ("erm", {"hold_out": 0.25, "train_on": [14]}, "cannot train on 14 domains; 13 remain"),
         ([], {"merges": ["average"], "hold_out": 0.25}, "--merges leaves each domain out once"),
         ("erm", {"merges": ["average"], "hold_out": 0.25}, "--merges leaves each domain out once"),
     ],
@@ -173,8 +169,7 @@ def test_merges_stand_beside_methods_or_by_themselves():
 def test_settings_go_to_those_whom_they_concern():
     settings = {**QUICK, "vrex.penalty": 3.0, "score.tau": 1.0, "arith.eps": 0.1}
     options = {"merges": ["score"], "expert_method": ["arith"], "trials": 1}
-    runs = make_benchmark("spirals", ["vrex"], settings=settings, **options).runs()
-    for run in runs:
+    for run in make_benchmark("spirals", ["vrex"], settings=settings, **options).runs():
         if run.method == "vrex":
             assert run.params["penalty"] == 3.0
         if run.role == "expert":
@@ -228,3 +223,66 @@ def test_a_run_from_a_record_is_checked_like_a_planned_one(change, message):
     check_run(run)
     with pytest.raises(AfieldError, match=message):
         check_run(replace(run, **change))
+
+
+def planned(**settings):
+    return plan_run("spirals", "erm", target="turn0", settings={"steps": 5, **settings})
+
+
+@pytest.mark.parametrize(
+    ("tune", "settings"), [("full", {}), ("body", {"freeze_head": True}), ("", {})]
+)
+def test_a_spelling_gives_the_run_of_the_fields_that_it_stands_for(tune, settings):
+    spelled, plain = planned(tune=tune), planned(**settings)
+    assert spelled == plain
+    assert spelled.key == plain.key
+    assert spelled.tune is None
+
+
+def test_blocks_are_counted_after_a_colon():
+    dataset = find_dataset("spirals")
+    runs = [
+        resolve_run(dataset, "erm", dataset.domains, settings=settings)
+        for settings in ({"tune": "after:2"}, {"freeze_blocks": 2})
+    ]
+    assert runs[0] == runs[1]
+
+
+def test_only_the_last_layer_is_trained_with_head():
+    run = planned(tune="head")
+    assert run.tune == "head"
+    assert run.key != planned().key
+    model = set_up(run, Machine(torch.device("cpu"), 1, data_root())).learner.model
+    assert not any(p.requires_grad for p in model.features.parameters())
+    assert all(p.requires_grad for p in model.head.parameters())
+
+
+def test_all_but_the_last_layer_is_trained_with_body():
+    model = set_up(planned(tune="body"), Machine(torch.device("cpu"), 1, data_root())).learner.model
+    assert all(p.requires_grad for p in model.features.parameters())
+    assert not any(p.requires_grad for p in model.head.parameters())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tune": "after:0"}, "tune=after:0: give frozen, head, body, after:N"),
+        ({"tune": "after:x"}, "tune=after:x: give frozen"),
+        ({"tune": "heads"}, "tune=heads: give frozen"),
+        ({"tune": "body", "freeze_head": True}, "tune=body and freeze_head=True: give only one"),
+        ({"tune": "head", "freeze_blocks": 1}, "tune=head and freeze_blocks=1: give only one"),
+        ({"tune": "frozen"}, "spirals: --no-finetune needs images"),
+    ],
+)
+def test_what_cannot_be_is_one_line(settings, message):
+    with pytest.raises(SpecError, match=message):
+        planned(**settings)
+
+
+def test_frozen_and_full_are_what_finetune_says():
+    assert spell_finetune({"tune": "frozen", "lr": 0.1}) == ({"lr": 0.1}, False)
+    assert spell_finetune({"tune": "head"}) == ({"tune": "head"}, True)
+    assert spell_finetune({"lr": 0.1}, finetune=None) == ({"lr": 0.1}, None)
+    for tune, finetune in (("frozen", True), ("full", False)):
+        with pytest.raises(SpecError, match=f"tune={tune} and --"):
+            spell_finetune({"tune": tune}, finetune=finetune)

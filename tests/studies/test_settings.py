@@ -73,8 +73,7 @@ def test_a_pretrained_network_in_place_of_a_small_one_is_tuned_gently(settings, 
 
 @pytest.mark.slow
 def test_the_rate_of_a_dataset_that_is_meant_for_a_pretrained_network_is_its_own():
-    own = Training(backbone="timm:resnet50", lr=3e-4)
-    dataset = replace(PHOTOS, training=own)
+    dataset = replace(PHOTOS, training=Training(backbone="timm:resnet50", lr=3e-4))
     assert planned(dataset).lr == planned(dataset, backbone="timm:resnet18").lr == 3e-4
     assert planned(dataset).weights == "hub"
     # Pictures that are no files keep their size, and are not augmented.
@@ -253,8 +252,7 @@ def test_swad_has_the_intervals_of_its_authors_on_their_datasets(name, every, sl
     )
     assert (asked.every, asked.average_params["slack"]) == (25, 0.5)
     assert asked.given == {"every": 25, "swad.slack": 0.5}
-    plain = resolve_run(dataset, "erm", sources)
-    assert plain.every == (dataset.training.every or 4)
+    assert resolve_run(dataset, "erm", sources).every == (dataset.training.every or 4)
 
 
 SPIRALS = find_dataset("spirals")  # 200 samples in a domain: 160 to train on

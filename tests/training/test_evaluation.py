@@ -285,8 +285,7 @@ def test_confidence_is_that_of_each_portion_alone():
 
 
 def test_outputs_that_are_no_numbers_give_scores_all_the_same():
-    portion = Domain(torch.full((4, 2), math.nan), torch.tensor([0, 1, 0, 1]))
-    result = score_of(portion)
+    result = score_of(Domain(torch.full((4, 2), math.nan), torch.tensor([0, 1, 0, 1])))
     assert math.isnan(result.loss)
     assert result.calibration_error == result.accuracy_at_90 == result.accuracy
 

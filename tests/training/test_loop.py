@@ -325,8 +325,7 @@ def test_new_statistics_disturb_neither_the_training_nor_the_random_numbers(aver
         learner = ERM().setup(normed(task), task)
         each.setup(learner.model, steps=20)
         stream = Stream(samples, batch=8, seed=0)
-        score = Scores(probe=Score(0.5, 0.5, 1.0, 8))
-        scores = dict.fromkeys(task.sources, score)
+        scores = dict.fromkeys(task.sources, Scores(probe=Score(0.5, 0.5, 1.0, 8)))
         torch.manual_seed(3)
         list(
             checkpoints(

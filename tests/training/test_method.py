@@ -114,8 +114,7 @@ def test_it_learns(name, model, task, stream):
     method = build(registry.find("methods", name), GENTLE.get(name, {}))
     everything = stream.samples.batch(torch.arange(len(stream.samples)))
     before = F.cross_entropy(model(everything.x), everything.y)
-    learner = learned(method, model, task, stream, steps=100)
-    logits = learner.model.eval()(everything.x)
+    logits = learned(method, model, task, stream, steps=100).model.eval()(everything.x)
     assert F.cross_entropy(logits, everything.y) < 0.5 * before
     assert (logits.argmax(1) == everything.y).float().mean() > 0.9
 

@@ -32,10 +32,7 @@ PENALTY = {"loss": "risk", "penalty": "distance"}
 BOTTLENECK = {"total_loss": "loss", "clf_loss": "risk", "bn_loss": "bottleneck"}
 CURVATURE = {"loss": "loss", "nll": "risk", "penalty": "penalty"}
 # On the turn of the discriminator, the optimizer of the features gets no gradient.
-TURNS = {
-    "logs": {"gen_loss": "loss", "disc_loss": "discriminator loss"},
-    "gradients": [1],
-}
+TURNS = {"logs": {"gen_loss": "loss", "disc_loss": "discriminator loss"}, "gradients": [1]}
 # What the public code of both logs as nll contains the penalties.
 IB_ERM = {"loss": "loss", "nll": "loss", "IB_penalty": "variance"}
 IB_IRM = {**IB_ERM, "IRM_penalty": "penalty"}
@@ -328,11 +325,7 @@ def test_a_frozen_head_is_refused_where_it_would_be_replaced(name, message, mode
         ("fish", {"fish.momentum": 0.9}, "need fish.inner=sgd"),
         ("mldg", {"mldg.tests": "3"}, "4 or more source domains .* not 3"),
         ("mldg", {"domains_per_step": 1}, "2 or more source domains .* not 1"),
-        (
-            "mldg",
-            {"domains_per_step": 2, "mldg.tests": 2},
-            "3 or more source domains .* not 2",
-        ),
+        ("mldg", {"domains_per_step": 2, "mldg.tests": 2}, "3 or more source domains .* not 2"),
         ("mldg", {"mldg.second_order": "true"}, "needs mldg.inner=sgd"),
     ],
     ids=str,

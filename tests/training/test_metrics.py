@@ -27,8 +27,7 @@ def test_selection_prefers_a_low_loss_and_never_compares_nan():
     assert selection_score(SCORE, "macro_f1") == 0.6
     assert selection_score(SCORE, "auroc") is None
     for loss in (math.nan, math.inf):
-        value = selection_score(Score(0.9, 0.8, loss, 10), "nll")
-        assert -math.inf < value < -1e300
+        assert -math.inf < selection_score(Score(0.9, 0.8, loss, 10), "nll") < -1e300
 
 
 def test_an_unknown_metric_is_refused_with_a_guess():

@@ -258,8 +258,7 @@ def test_no_more_distances_are_held_at_once_than_allowed_and_the_result_is_the_s
 def test_in_a_large_set_most_distances_are_never_held(monkeypatch):
     points = torch.randn(3000, 2, generator=torch.Generator().manual_seed(0))
     held = watch_distances(monkeypatch)
-    chosen = find_seed_points(points, 1.5)
-    assign_to_seeds(points, chosen, 1.5)
+    assign_to_seeds(points, find_seed_points(points, 1.5), 1.5)
     largest = max(rows * columns for rows, columns in held)
     assert 0 < largest <= sample_groups.MAX_DISTANCES < 3000**2
 
@@ -275,8 +274,7 @@ def test_points_that_are_all_the_same_are_no_error(radius):
 
 
 def test_points_that_come_many_times_have_one_seed():
-    once = torch.tensor([[0.0, 0.0], [5.0, 0.0], [0.0, 5.0]])
-    points = once.repeat(30, 1)
+    points = torch.tensor([[0.0, 0.0], [5.0, 0.0], [0.0, 5.0]]).repeat(30, 1)
     chosen = find_seed_points(points, 1.0)
     assert sorted((chosen % 3).tolist()) == [0, 1, 2]
     assert same_parts(assign_to_seeds(points, chosen, 1.0), torch.arange(90) % 3)
@@ -363,5 +361,4 @@ def test_one_group_for_all_holds_every_pair_and_groups_of_one_hold_none():
 @pytest.mark.parametrize("count", [2, 5, 10])
 def test_random_labels_agree_by_chance_only(count):
     first, second = labels(0, 3000, 8), labels(1, 3000, count)
-    result = consistency(first, second, labels(2, 3000, 3))
-    assert result == pytest.approx(1 / count, abs=0.01)
+    assert consistency(first, second, labels(2, 3000, 3)) == pytest.approx(1 / count, abs=0.01)

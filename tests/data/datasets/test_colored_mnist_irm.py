@@ -48,8 +48,7 @@ def test_the_default_settings_are_the_papers(tmp_path):
     assert run.weight_decay == pytest.approx(0.0022, rel=0.01)
     assert run.params["penalty"] == 91_257
     assert round(run.params["warmup"] * run.steps) == 190
-    erm = resolve_run(dataset, "erm", dataset.without("-90%"))
-    assert not erm.params
+    assert not resolve_run(dataset, "erm", dataset.without("-90%")).params
     drawn = resolve_run(dataset, "irm", dataset.without("-90%"), draw=3)
     assert drawn.batch == 0
     assert drawn.params["penalty"] != 91_257

@@ -61,8 +61,7 @@ def test_a_domain_of_the_right_size_is_read_and_another_size_is_reported(tmp_pat
 def test_a_missing_domain_is_reported_with_what_to_do(tmp_path, name):
     folder, *_ = FOLDERS[name]
     dataset = find_dataset(name, tmp_path)
-    lacking = replace(dataset, domains=dataset.domains[:-1])
-    tree(tmp_path / folder, lacking, classes=1)
+    tree(tmp_path / folder, replace(dataset, domains=dataset.domains[:-1]), classes=1)
     message = message_of(DataError, loaded, dataset, tmp_path)
     assert f"{folder}/{dataset.domains[-1]} is missing" in message
     assert dataset.download.instructions in message

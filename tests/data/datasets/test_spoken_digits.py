@@ -124,8 +124,7 @@ def real():
 @pytest.mark.data
 @pytest.mark.slow
 def test_the_real_speakers_have_500_recordings_each(real):
-    found = spoken_digits.load(ReadOptions(real.parent))
-    for domain in found.values():
+    for domain in spoken_digits.load(ReadOptions(real.parent)).values():
         assert domain.x.shape == (500, 1, 40, 78)
         assert domain.y.bincount().tolist() == [50] * len(DIGITS)
         assert (domain.x.float().amax(dim=(1, 2, 3)) > -6).all()

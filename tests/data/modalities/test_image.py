@@ -108,8 +108,7 @@ def palette() -> Image.Image:
     ],
 )
 def test_every_mode_is_read_in_its_colours(tmp_path, image, options, colour):
-    x = read_image(saved(image, tmp_path / "a.png", **options), SIDE)
-    assert (x == colour).all()
+    assert (read_image(saved(image, tmp_path / "a.png", **options), SIDE) == colour).all()
 
 
 @pytest.mark.parametrize("name", ["a.tif", "a.jpg"])
@@ -188,8 +187,7 @@ def test_a_bomb_is_refused_without_being_unpacked(tmp_path, monkeypatch):
 
 
 def test_the_bomb_of_these_tests_would_go_off(tmp_path):
-    small = bomb(tmp_path / "small.png", side=800)
-    assert (read_image(small, SIDE) == 0).all()
+    assert (read_image(bomb(tmp_path / "small.png", side=800), SIDE) == 0).all()
 
 
 def test_large_is_not_yet_a_bomb(tmp_path, monkeypatch):

@@ -44,8 +44,7 @@ def test_a_table_of_texts_is_read_in_every_format(tmp_path, name):
 
 def test_a_folder_of_text_files_is_read_like_a_table(tmp_path):
     frame = reviews(3)
-    domains = load(write_text_tree(tmp_path / "tree", frame))
-    for name, domain in domains.items():
+    for name, domain in load(write_text_tree(tmp_path / "tree", frame)).items():
         mine = frame[frame.domain == name].sort_values("label", kind="stable")
         assert texts_of(domain) == mine.text.tolist()
 
@@ -103,8 +102,7 @@ def test_truncated_texts_are_counted_by_domain(tmp_path):
     frame = reviews(3)
     path = write_reviews(tmp_path, frame)
     for tokens in (20, 40):
-        domains = load(path, tokens=tokens)
-        for name, domain in domains.items():
+        for name, domain in load(path, tokens=tokens).items():
             long = frame.text[frame.domain == name].str.len() > tokens
             assert domain.truncated == long.sum()
             assert domain.x.shape == (6, tokens)

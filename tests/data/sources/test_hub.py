@@ -42,8 +42,7 @@ def test_a_repository_is_read_and_its_revision_pinned(hub_cache, tmp_path):
     assert found.spec == f"hf:ann/pots@{COMMIT}"
     assert (found.domains, found.classes) == (("art", "photo"), ("cup", "jug"))
     assert found.load()["art"].x[:, 0, 0, 0].tolist() == [0, 10, 20, 30]
-    again = find_dataset(found.spec)
-    assert again.fingerprint == found.fingerprint
+    assert find_dataset(found.spec).fingerprint == found.fingerprint
 
 
 def test_files_of_two_splits_are_one_table(hub_cache, tmp_path):
@@ -96,8 +95,7 @@ def test_data_get_writes_the_images_of_a_hub_home(hub_cache, tmp_path):
     revision = pacs.download.hub.partition("@")[2]
     files = {"data/train-00000-of-00001.parquet": (tmp_path / "pacs.parquet").read_bytes()}
     put(hub_cache, "flwrlabs/pacs", files, commit=revision)
-    dataset = get_dataset("pacs", tmp_path / "root")
-    assert not dataset.missing_files(tmp_path / "root")
+    assert not get_dataset("pacs", tmp_path / "root").missing_files(tmp_path / "root")
     found = sorted(path.parent for path in (tmp_path / "root" / "PACS").glob("*/*/*.png"))
     assert len(found) == len(rows)
     first = tmp_path / "root" / "PACS" / rows[0][0] / rows[0][1]

@@ -162,8 +162,7 @@ def test_the_header_is_written_as_the_format_has_it():
 
 @pytest.mark.data
 def test_the_real_digits_are_as_many_as_they_should_be():
-    root = real_mnist()
-    images, labels = read_mnist(root)
+    images, labels = read_mnist(real_mnist())
     assert images.shape == (70_000, 28, 28)
     train = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     assert labels[:60_000].bincount().tolist() == train

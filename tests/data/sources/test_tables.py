@@ -102,8 +102,7 @@ def test_columns_are_named_or_found(tmp_path):
     found = find_dataset(name_columns(str(path), label="diagnosis"))
     assert found.classes == ("ill", "well")
     assert found.spec == f"{path}?label=diagnosis"
-    again = find_dataset(found.spec)
-    assert again.fingerprint == found.fingerprint
+    assert find_dataset(found.spec).fingerprint == found.fingerprint
     assert len(found.fingerprint) == 16
     other = find_dataset(name_columns(str(path), label="smoker", domain="diagnosis"))
     assert other.fingerprint != found.fingerprint

@@ -95,8 +95,7 @@ def test_the_map_is_of_the_two_directions_in_which_domain_features_vary_most(mov
     (source,) = set(data[data["moved"]]["domain"])
     away = domain_features(moving, moved_by_hand(moving, source, 50))
     both = data[["first", "second"]].to_numpy()
-    whole = np.concatenate([g, away])
-    assert same_up_to_sign(both, (whole - mean) @ directions[:, [-1, -2]])
+    assert same_up_to_sign(both, (np.concatenate([g, away]) - mean) @ directions[:, [-1, -2]])
 
 
 def test_moved_samples_are_those_of_a_batch_of_training_however_many_are_shown(moving):

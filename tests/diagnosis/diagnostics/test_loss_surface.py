@@ -52,8 +52,7 @@ def test_marks_are_the_experts_of_a_walk_and_their_centroid(finding, subject):
         assert data.loc[name, "loss"] == pytest.approx(
             loss_at(subject, weights, "turn30", 24), rel=1e-4
         )
-    centroid = torch.stack(experts).mean(0)
-    expected = loss_at(subject, centroid, "turn30", 24)
+    expected = loss_at(subject, torch.stack(experts).mean(0), "turn30", 24)
     assert data.loc["centroid", "loss"] == pytest.approx(expected, rel=1e-4)
 
 

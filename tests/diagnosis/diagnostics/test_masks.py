@@ -46,8 +46,7 @@ def test_every_channel_is_shared_specific_or_useless(masked):
     with torch.no_grad():
         first[[0, 2], :20] = 1.0
         first[1, :5] = 1.0
-    finding = Masks().diagnose_runs([masked])
-    kinds = finding.extra_tables["kinds"]
+    kinds = Masks().diagnose_runs([masked]).extra_tables["kinds"]
     kinds = kinds[kinds["layer"] == masked.model.layers[0]].set_index("kind")
     assert kinds["channels"].to_dict() == {"shared": 5, "specific": 15, "useless": 44}
     assert kinds["share"].sum() == pytest.approx(1)

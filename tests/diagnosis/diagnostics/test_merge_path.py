@@ -37,8 +37,7 @@ def given(folders: dict[str, Path]) -> FinishedRun:
 
 
 def accuracies(finding, scale):
-    own = finding.data[finding.data["scale"] == scale]
-    return own.set_index("domain")["accuracy"].to_dict()
+    return finding.data[finding.data["scale"] == scale].set_index("domain")["accuracy"].to_dict()
 
 
 def recorded(folder):

@@ -92,8 +92,7 @@ def test_orthogonal_experts_share_nothing(subject):
 def test_angles_are_those_by_which_a_plane_is_turned():
     q, turned = orthogonal(), torch.tensor([1e-9, 0.3, 1.5]).double()
     second = q[:, :3] * turned.cos() + q[:, 3:6] * turned.sin()
-    found = principal_angles(q[:, :3], second)
-    torch.testing.assert_close(found, turned, rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(principal_angles(q[:, :3], second), turned, rtol=1e-6, atol=1e-12)
 
 
 def test_directions_drawn_at_random_share_what_chance_says(subject):
@@ -151,5 +150,4 @@ def test_a_picture_can_be_drawn_of_many_experts(subject, tmp_path):
 
 
 def test_the_chance_of_random_subspaces_is_as_ever():
-    found = _random_angles(12, 3).rad2deg().tolist()
-    assert found == pytest.approx(CHANCE_ANGLES, abs=1e-3)
+    assert _random_angles(12, 3).rad2deg().tolist() == pytest.approx(CHANCE_ANGLES, abs=1e-3)

@@ -40,8 +40,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on small pictures, whose names have markup in them."""
-    root = tmp_path_factory.mktemp("pictures")
-    data = pictures_with_markup(root / "own")
+    data = pictures_with_markup(tmp_path_factory.mktemp("pictures") / "own")
     return trained(data, "crossgrad", target="$y$", size=16)
 
 
@@ -137,8 +136,7 @@ def test_samples_are_called_by_their_names(folders, pictures):
         called = [subject.sample_names[name][i] for i in subject.sample_indices(name, 4).tolist()]
         assert rows["sample"].tolist() == called
     assert list(data)[:3] == ["domain", "sample", "label"]
-    named = diagnose("perturbations", pictures).data
-    for row in named.itertuples():
+    for row in diagnose("perturbations", pictures).data.itertuples():
         assert row.sample.startswith(f"{row.domain}/{row.label}/")
 
 
@@ -282,8 +280,7 @@ def test_both_versions_are_on_the_scale_of_the_first():
 
 
 def test_more_is_red_less_is_blue_and_the_same_is_white():
-    before = np.zeros((1, 1, 5))
-    _, _, change = side_by_side(before, [[[4.0, 2.0, 0.0, -1.0, -4.0]]])
+    _, _, change = side_by_side(np.zeros((1, 1, 5)), [[[4.0, 2.0, 0.0, -1.0, -4.0]]])
     red, pale, white, faint, blue = change[0].tolist()
     assert red == [1, 0, 0]
     assert pale == [1, 0.5, 0.5]

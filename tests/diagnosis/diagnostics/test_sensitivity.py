@@ -23,8 +23,7 @@ def test_every_value_has_the_number_of_the_table(store):
     data = diagnose("sensitivity", store).data
     table = tabulate(Store(store), rules="sources")
     means = table[table["domain"] == "mean"].set_index("method")
-    rows = {1: "arith", 3: "arith steps_per_domain=3"}
-    for value, label in rows.items():
+    for value, label in {1: "arith", 3: "arith steps_per_domain=3"}.items():
         (row,) = data[(data["method"] == "arith") & (data["value"] == value)].itertuples()
         assert row.accuracy == means.loc[label, "accuracy"]
         assert row.stderr == means.loc[label, "stderr"]
@@ -89,8 +88,7 @@ def test_a_value_whose_runs_are_not_all_there_is_left_out(store, tmp_path):
         if record.run.params["steps_per_domain"] == 3:
             shutil.rmtree(Store(place).folder(record.run))
     finding = diagnose("sensitivity", place, settings={"of": "steps_per_domain"})
-    own = finding.data[finding.data["method"] == "arith"]
-    assert own["value"].tolist() == [1]
+    assert finding.data[finding.data["method"] == "arith"]["value"].tolist() == [1]
     assert "nan" not in finding.summary
 
 

@@ -35,8 +35,7 @@ def steep(domains: int, m: int, n: int, *, ratio: float) -> torch.Tensor:
     power = np.log(ratio) / np.log(rank // domains)
     values = torch.arange(1, rank + 1, dtype=torch.float64) ** -power
     left = torch.linalg.qr(normal(domains, m, rank, seed=1)).Q
-    right = torch.linalg.qr(normal(domains, n, rank, seed=2)).Q
-    return (left * values) @ right.mT
+    return (left * values) @ torch.linalg.qr(normal(domains, n, rank, seed=2)).Q.mT
 
 
 def low_rank(domains: int, m: int, n: int) -> torch.Tensor:

@@ -20,8 +20,7 @@ def test_with_whole_gram_matrices_it_is_the_least_squares_solution():
 def test_the_off_diagonal_is_scaled():
     deltas = random(2, 4, 6)
     _, gram = grams(2, 20, 6)
-    eye = torch.eye(6, dtype=torch.bool)
-    scaled = torch.where(eye, gram, 0.9 * gram)
+    scaled = torch.where(torch.eye(6, dtype=torch.bool), gram, 0.9 * gram)
     expected = (deltas @ scaled).sum(0) @ scaled.sum(0).inverse()
     torch.testing.assert_close(regmean(deltas, statistics=gram), expected)
 
@@ -29,8 +28,7 @@ def test_the_off_diagonal_is_scaled():
 def test_equal_inputs_give_the_mean():
     deltas = random(3, 4, 6)
     _, gram = grams(1, 20, 6)
-    found = regmean(deltas, statistics=gram.expand(3, 6, 6))
-    torch.testing.assert_close(found, deltas.mean(0))
+    torch.testing.assert_close(regmean(deltas, statistics=gram.expand(3, 6, 6)), deltas.mean(0))
 
 
 def test_an_input_that_never_was_gets_the_mean():

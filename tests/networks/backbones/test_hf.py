@@ -79,8 +79,7 @@ def test_what_is_missing_or_unsafe_is_refused_in_one_line(folder, tmp_path):
     assert "no such folder" in refusal(f"hf:{tmp_path}/nowhere")
     assert "names no encoder" in refusal("hf:")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    message = refusal(f"hf:{folder}", weights="hub")
-    assert "only pytorch_model.bin, a pickle" in message
+    assert "only pytorch_model.bin, a pickle" in refusal(f"hf:{folder}", weights="hub")
     (folder / "pytorch_model.bin").unlink()
     assert "no weights" in refusal(f"hf:{folder}", weights="hub")
     (folder / "tokenizer.json").unlink()

@@ -25,8 +25,7 @@ def test_every_batch_is_normalized_by_its_own_statistics_and_dropout_stays_off()
 def test_the_trained_statistics_stay():
     model = network(freeze_bn=True)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    predictor = BatchNorm().predictor(model)
-    predictor(torch.randn(10, 3))
+    BatchNorm().predictor(model)(torch.randn(10, 3))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 

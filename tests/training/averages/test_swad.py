@@ -73,8 +73,7 @@ def go_on(average, model, rest):
 
 def followed(average, losses, sizes):
     """The share of every step, and how many there were."""
-    model = begun(average, sum(sizes))
-    steps = go_on(average, model, moments(losses, sizes))
+    steps = go_on(average, begun(average, sum(sizes)), moments(losses, sizes))
     return shares(average), steps
 
 

@@ -23,8 +23,7 @@ def moved(model, alpha):
 
 def test_it_lies_between_the_first_and_the_last_weights(model):
     first = flat(model)
-    result = moved(model, 0.3)
-    torch.testing.assert_close(result, 0.7 * first + 0.3 * flat(model))
+    torch.testing.assert_close(moved(model, 0.3), 0.7 * first + 0.3 * flat(model))
 
 
 def test_both_ends_are_exact(model):

@@ -1,3 +1,5 @@
+"""Distances between sets of samples, and the contrastive loss."""
+
 import torch
 
 from afield.training.building_blocks.feature_distances import (
@@ -5,6 +7,7 @@ from afield.training.building_blocks.feature_distances import (
     kernel,
     kernel_distance,
     moment_distance,
+    supervised_contrast,
 )
 
 
@@ -46,3 +49,14 @@ def test_the_kernels_have_the_widths_that_are_given():
     expected = mean(first, first) + mean(second, second) - 2 * mean(first, second)
     torch.testing.assert_close(kernel_distance([first, second], widths), expected)
     torch.testing.assert_close(kernel(first, widths).mean(), mean(first, first))
+
+
+def test_samples_alone_in_their_class_are_left_out():
+    assert supervised_contrast(torch.randn(3, 8), torch.tensor([0, 1, 2])) == 0
+
+
+def test_the_contrast_of_equal_features_is_that_of_a_fair_guess():
+    z, y = torch.ones(6, 4, dtype=torch.float64), torch.tensor([0, 0, 0, 1, 1, 1])
+    # Each sample finds its class among five equal ones; the mean has one row more.
+    expected = -6 / 7 * torch.log(torch.tensor(1 / 5 + 1e-5, dtype=torch.float64))
+    torch.testing.assert_close(supervised_contrast(z, y), expected, rtol=1e-6, atol=0)

@@ -51,8 +51,7 @@ def test_without_weights_the_two_classifications_are_left(model, task, stream):
     method, batches = ADRMX(domain=0, remix=0, contrast=0, discriminator=0, turns=0), next(stream)
     learner = method.setup(model, task)
     pooled, parts = pool(batches), learner.parts
-    z = learner.model.features(pooled.x)
-    rest = z - parts["domain_features"](pooled.x)
+    rest = learner.model.features(pooled.x) - parts["domain_features"](pooled.x)
     expected = F.cross_entropy(learner.model(pooled.x), pooled.y)
     expected = expected + F.cross_entropy(parts["final"](rest), pooled.y)
     torch.testing.assert_close(method.update(learner, batches)["loss"], expected.detach())

@@ -115,10 +115,7 @@ def test_what_a_domain_moves_is_that_of_the_reference(i):
     agree(learner.model.bias.grad, arith(f"k1/traj_from_W0/g{i}_b"))
 
 
-MEDIC = {
-    "eta_half_third_sixth": (1 / 2, 1 / 3, 1 / 6),
-    "eta_default_1.5_1_0.5": (1.5, 1.0, 0.5),
-}
+MEDIC = {"eta_half_third_sixth": (1 / 2, 1 / 3, 1 / 6), "eta_default_1.5_1_0.5": (1.5, 1.0, 0.5)}
 
 
 @pytest.mark.usefixtures("in_order")

@@ -27,8 +27,7 @@ def test_only_samples_of_the_same_class_count(model, task, stream):
 
 
 def test_a_class_in_one_domain_only_has_no_term(model, task, stream):
-    batches = next(stream)
-    apart = [b._replace(y=torch.full_like(b.y, i)) for i, b in enumerate(batches)]
+    apart = [b._replace(y=torch.full_like(b.y, i)) for i, b in enumerate(next(stream))]
     method = CondCAD()
     loss, logs = method.loss(method.setup(model, task), apart)
     assert logs["bottleneck"] == 0

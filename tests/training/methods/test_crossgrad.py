@@ -209,8 +209,7 @@ def test_a_guided_net_needs_networks_of_features_and_a_head():
 )
 def test_the_usual_domain_net_is_small_and_fits_the_inputs(shape, kind):
     task = Task(("a", "b"), ("0", "1"), 3, None, torch.optim.SGD, shape=shape)
-    learner = CrossGrad().setup(nn.Linear(1, 1), task)
-    net = learner.parts["domain"]
+    net = CrossGrad().setup(nn.Linear(1, 1), task).parts["domain"]
     assert net(torch.zeros(2, *shape)).shape == (2, 2)
     assert any(isinstance(module, kind) for module in net.modules())
 

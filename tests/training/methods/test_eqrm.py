@@ -15,10 +15,7 @@ def quantile_and_gradient(method: EQRM, values: torch.Tensor):
 
 
 def test_the_gradient_of_the_code_and_the_true_one():
-    for gradient, expected in (
-        ("code", [0.110, -0.021, 0.911]),
-        ("exact", [-0.086, 0.331, 0.755]),
-    ):
+    for gradient, expected in (("code", [0.110, -0.021, 0.911]), ("exact", [-0.086, 0.331, 0.755])):
         _, result = quantile_and_gradient(EQRM(gradient=gradient), RISKS)
         torch.testing.assert_close(result, torch.tensor(expected).double(), rtol=0, atol=6e-4)
 

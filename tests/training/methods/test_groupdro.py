@@ -13,9 +13,7 @@ from tests.training.methods.reference import assert_equals_the_reference
 @pytest.mark.parametrize("eta", [0.01, 1.0])
 def test_three_updates_equal_the_reference(eta):
     assert_equals_the_reference(
-        GroupDRO(eta=eta),
-        f"GroupDRO_eta{eta}",
-        further=lambda learner: {"q": learner.memory["q"]},
+        GroupDRO(eta=eta), f"GroupDRO_eta{eta}", further=lambda learner: {"q": learner.memory["q"]}
     )
 
 

@@ -8,14 +8,7 @@ import torch
 from afield.training.inner_loop import split_batch
 from afield.training.methods.erm import ERM
 from afield.training.methods.reptile import Reptile
-from tests.training.methods.reference import (
-    agree,
-    followed,
-    precise,
-    random_batches,
-    slope,
-    theta,
-)
+from tests.training.methods.reference import agree, followed, precise, random_batches, slope, theta
 
 
 def test_with_one_step_a_domain_it_is_erm_on_the_mean_of_the_domains(model, task, stream):

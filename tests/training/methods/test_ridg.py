@@ -7,8 +7,7 @@ from afield.training.methods.ridg import RIDG
 def test_classes_that_are_not_in_the_batch_neither_count_nor_change(model, task, stream):
     batches, method = next(stream), RIDG(penalty=1.0, momentum=0.25)
     learner = method.setup(model, task)
-    first = [b._replace(y=b.y % 2) for b in batches]
-    method.loss(learner, first)
+    method.loss(learner, [b._replace(y=b.y % 2) for b in batches])
     assert learner.memory["seen"].tolist() == [True, True, False, False]
     batch, bank = pool(batches), learner.memory["bank"].clone()
     batch = batch._replace(y=batch.y.clamp(min=1).clamp(max=2))

@@ -48,8 +48,7 @@ def walked(method, model, task, samples, *, steps, **settings):
     average.setup(learner.model, steps=task.steps)
     stream = Stream(samples, seed=0, **{"batch": 8} | settings)
     steps_done = checkpoints(method, learner, average, stream, lambda _: {}, steps=steps, every=1)
-    result = [(theta(learner.model), learner.memory["q"].clone()) for _ in steps_done]
-    return result, learner
+    return [(theta(learner.model), learner.memory["q"].clone()) for _ in steps_done], learner
 
 
 def loss_of(model, samples):

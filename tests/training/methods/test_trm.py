@@ -43,8 +43,7 @@ def test_a_series_that_grows_ends_with_the_first_large_sum():
         torch.full((1, 4), 0.25),
     )
     # The Hessian is 9/4 · [[1, -1], [-1, 1]]: along (1, -1), every term is -3.5 times the last.
-    first = torch.tensor([[[1.0], [-1.0]]])
-    (total,) = trm._neumann_sum(inputs, p, shares, first)
+    (total,) = trm._neumann_sum(inputs, p, shares, torch.tensor([[[1.0], [-1.0]]]))
     # 1 - 3.5 + 12.25 - 42.875: 9.75 is not above 10 yet.
     assert total[:, 0].tolist() == [-33.125, 33.125]
 

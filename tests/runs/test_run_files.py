@@ -155,8 +155,7 @@ def test_a_store_reads_each_record_once_and_again_when_its_file_changes(tmp_path
     reads = []
     compact = compact_record
     monkeypatch.setattr(
-        "afield.runs.run_files.compact_record",
-        lambda content: reads.append(1) or compact(content),
+        "afield.runs.run_files.compact_record", lambda content: reads.append(1) or compact(content)
     )
     assert list(store) == [first] == [store.get(first.run)] == store.known([first.run])
     assert len(reads) == 1
@@ -170,8 +169,7 @@ def test_a_store_reads_each_record_once_and_again_when_its_file_changes(tmp_path
 
 def test_compact_checkpoints_take_a_tenth_of_the_memory():
     whole = record("art", np.linspace(0.1, 0.9, 50), exact=False)
-    compact = compact_record(as_json(RECORD, whole)).checkpoints
-    arrays = sys.getsizeof(compact.scores)
+    arrays = sys.getsizeof(compact_record(as_json(RECORD, whole)).checkpoints.scores)
     objects = sum(
         sys.getsizeof(score) + 3 * sys.getsizeof(score.accuracy)
         for checkpoint in whole.checkpoints

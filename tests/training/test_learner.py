@@ -48,8 +48,7 @@ def test_the_scale_follows_what_is_finite():
 
 
 def test_a_step_that_is_not_finite_moves_nothing():
-    state = started("erm")
-    learner = state.learner
+    learner = started("erm").learner
     learner.loss_scale = LossScale()
     before = [value.clone() for value in learner.parameters()]
     learner.descend(torch.inf * sum(value.sum() for value in learner.parameters()))
