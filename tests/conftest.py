@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
 from torch import nn
 
 from afield.cli import console, main
@@ -123,8 +122,10 @@ def afield(
     def type_(*words: object, width: int = 200) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["afield", *map(str, words)])
         # The consoles were made at import, for the streams of that moment.
-        monkeypatch.setattr(console, "out", Console(width=width, highlight=False))
-        monkeypatch.setattr(console, "err", Console(stderr=True, width=width, highlight=False))
+        monkeypatch.setattr(console, "out", console.SafeConsole(width=width, highlight=False))
+        monkeypatch.setattr(
+            console, "err", console.SafeConsole(stderr=True, width=width, highlight=False)
+        )
         code = 0
         try:
             main()

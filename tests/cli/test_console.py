@@ -7,7 +7,6 @@ import re
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -24,11 +23,13 @@ from tests.waiting import wait_until
 @pytest.fixture
 def wide(monkeypatch):
     """Standard error is wide enough for every line."""
-    monkeypatch.setattr(console, "err", Console(stderr=True, width=200))
+    monkeypatch.setattr(console, "err", console.SafeConsole(stderr=True, width=200))
 
 
 def test_a_title_with_markup_is_shown_as_it_is(monkeypatch):
-    monkeypatch.setattr(console, "err", Console(stderr=True, force_terminal=True, width=100))
+    monkeypatch.setattr(
+        console, "err", console.SafeConsole(stderr=True, force_terminal=True, width=100)
+    )
     with console.progress_bar("erm on dir[/x]y", 10) as advance:
         advance(5)
 
@@ -44,7 +45,7 @@ def test_failures_name_method_sources_and_reason(tmp_path, wide, capsys):
 
 
 def test_the_line_before_a_benchmark_names_network_size_and_weights(monkeypatch, capsys):
-    monkeypatch.setattr(console, "err", Console(stderr=True, width=20))
+    monkeypatch.setattr(console, "err", console.SafeConsole(stderr=True, width=20))
     run = plan_run("spirals", "erm", target="turn0", settings={"steps": 5})
     network = {"backbone": "timm:resnet18", "size": 64, "weights": "/away/mine.safetensors"}
     console.print_plan([replace(run, role="base"), replace(run, **network)], done=1)
@@ -76,7 +77,9 @@ def test_a_store_out_of_reach_ends_no_work(tmp_path, monkeypatch, terminal):
         def done(self, keys=None):
             raise DataError("s3://there: cannot be read (no route)")
 
-    monkeypatch.setattr(console, "err", Console(file=io.StringIO(), force_terminal=terminal))
+    monkeypatch.setattr(
+        console, "err", console.SafeConsole(file=io.StringIO(), force_terminal=terminal)
+    )
     monkeypatch.setattr(console, "REFRESH_SECONDS", 0.05)
     monkeypatch.setattr(console, "LOG_SECONDS", 0.05)
     plan = Plan(("erm-0",), 0, "afield bench", hostname(), os.getpid(), 0.0)

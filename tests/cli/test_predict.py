@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from rich.console import Console
 
 from afield.cli import console
 from afield.cli.predict import _print_predictions
@@ -134,7 +133,7 @@ def test_a_model_that_was_fitted_to_adapt_does_so(afield, new):
 
 
 def test_a_table_on_a_terminal_has_no_empty_columns(monkeypatch):
-    terminal = Console(file=io.StringIO(), force_terminal=True, width=80)
+    terminal = console.SafeConsole(file=io.StringIO(), force_terminal=True, width=80)
     monkeypatch.setattr(console, "out", terminal)
     good = Prediction("a.png", "dog", 0.9, 1.25)
     _print_predictions([good], Columns())

@@ -15,8 +15,7 @@ from typing import Annotated
 import typer
 
 from afield import own_code
-from afield.cli import console
-from afield.cli.options import Command, Group
+from afield.cli import console, options
 from afield.errors import AfieldError
 
 _interrupted = threading.Event()
@@ -30,7 +29,7 @@ FILE_ADVICE = {
 }
 
 app = typer.Typer(
-    cls=Group,
+    cls=options.Group,
     no_args_is_help=True,
     invoke_without_command=True,
     pretty_exceptions_enable=False,
@@ -61,7 +60,7 @@ def _add(place: str, heading: str) -> None:
         app.add_typer(command, name=shown, rich_help_panel=heading)
     else:
         # The command `merge` has help of its own.
-        kind = getattr(home, f"{name.title()}Command", Command)
+        kind = getattr(home, f"{name.title()}Command", options.Command)
         app.command(name=shown, cls=kind, rich_help_panel=heading)(command)
 
 
@@ -120,7 +119,7 @@ def main() -> None:
 
 
 def _fail(message: object) -> None:
-    console.err.print(f"error: {' '.join(str(message).split())}", markup=False, soft_wrap=True)
+    console.err.say(f"error: {' '.join(str(message).split())}")
     sys.exit(2)
 
 

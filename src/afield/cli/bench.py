@@ -10,17 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from afield.cli import console
-from afield.cli.options import (
-    Format,
-    Quiet,
-    StoreArgument,
-    Tensorboard,
-    check_format,
-    is_benchmark_file,
-    read_options,
-    with_options,
-)
+from afield.cli import console, options
 from afield.errors import DataError, SpecError
 from afield.studies.benchmark import OPTIONS, Benchmark, make_benchmark, read_benchmark
 from afield.studies.recipe import is_recipe, read_recipe
@@ -35,48 +25,48 @@ if TYPE_CHECKING:
 FILE_OPTIONS = ("label", "domain", "on", "workers", "device", "cpus", "gpus", "retries", "store")
 
 
-@with_options(*OPTIONS)
+@options.with_options(*OPTIONS)
 def bench(
     context: typer.Context,
     *,
-    format_: Format = "console",
-    tensorboard: Tensorboard = False,
-    quiet: Quiet = False,
-    **options: Any,
+    format_: options.Format = "console",
+    tensorboard: options.Tensorboard = False,
+    quiet: options.Quiet = False,
+    **values: Any,
 ) -> None:
     """Compare methods on unseen domains: leave each domain out once and test on it.
 
     Runs that the store already holds are not repeated: run the same command
     again to continue.
     """
-    check_format(format_)
+    options.check_format(format_)
     output: dict[str, Any] = {"format_": format_, "tensorboard": tensorboard, "quiet": quiet}
-    if is_benchmark_file(options["dataset"]):
-        path = Path(options.pop("dataset"))
-        given = {name: value for name, value in options.items() if _is_given(context, name)}
+    if options.is_benchmark_file(values["dataset"]):
+        path = Path(values.pop("dataset"))
+        given = {name: value for name, value in values.items() if _is_given(context, name)}
         _run_file(path, given, output)
     else:
-        run_and_print(make_benchmark(**read_options(options)), **output)
+        run_and_print(make_benchmark(**options.read_options(values)), **output)
 
 
-@with_options(*FILE_OPTIONS, optional=True)
+@options.with_options(*FILE_OPTIONS, optional=True)
 def sweep(
     file: Annotated[
         Path,
         typer.Argument(metavar="FILE", help="Benchmark or recipe in TOML; see docs/sweeps.md."),
     ],
     *,
-    format_: Format = "console",
-    tensorboard: Tensorboard = False,
-    quiet: Quiet = False,
-    **options: Any,
+    format_: options.Format = "console",
+    tensorboard: options.Tensorboard = False,
+    quiet: options.Quiet = False,
+    **values: Any,
 ) -> None:
     """Same as `afield bench FILE.toml`: run the benchmark of a file, or a recipe with several.
 
     Options given here replace those of the file.
     """
-    check_format(format_)
-    _run_file(file, options, {"format_": format_, "tensorboard": tensorboard, "quiet": quiet})
+    options.check_format(format_)
+    _run_file(file, values, {"format_": format_, "tensorboard": tensorboard, "quiet": quiet})
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
@@ -88,7 +78,7 @@ def _is_given(context: typer.Context, name: str) -> bool:
 def _run_file(path: Path, given: Mapping[str, Any], output: Mapping[str, Any]) -> None:
     """Run the benchmark or recipe of a file, with the options that were given beside it."""
     if not is_recipe(path):
-        run_and_print(read_benchmark(path, **read_options(given)), **output)
+        run_and_print(read_benchmark(path, **options.read_options(given)), **output)
         return
     from afield.cli.recipe import run_recipe
 
@@ -102,7 +92,7 @@ def _run_file(path: Path, given: Mapping[str, Any], output: Mapping[str, Any]) -
 
 
 def status(
-    store: StoreArgument = "runs",
+    store: options.StoreArgument = "runs",
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep showing it until all runs are done.")
     ] = False,
@@ -171,7 +161,7 @@ def run_and_print(
 
         def reported(self, path: str) -> None:
             if not quiet:
-                console.err.print(f"report in {path}", markup=False, soft_wrap=True)
+                console.err.say(f"report in {path}")
 
     outcomes = run_benchmark(
         benchmark,

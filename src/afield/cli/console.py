@@ -62,6 +62,10 @@ class SafeConsole(Console):
             text = segment.text.translate(CONTROL_CHARACTERS)
             yield segment if segment.control else Segment(text, segment.style)
 
+    def say(self, text: RenderableType, style: str | None = None) -> None:
+        """Print a text as it is: without markup, and not wrapped, so that paths can be copied."""
+        self.print(text, style=style, markup=False, soft_wrap=True)
+
 
 # Without a terminal the width is unknown; choose one at which tables are not truncated.
 out = SafeConsole(width=None if sys.stdout.isatty() else 200, highlight=False)
@@ -79,11 +83,11 @@ class NoteHandler(logging.Handler):
         self._printed: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one line without wrapping it, so that a path in it can be copied."""
+        """Print a line unless it was printed before."""
         line = self.format(record)
         if line not in self._printed:
             self._printed.add(line)
-            err.print(line, markup=False, soft_wrap=True)
+            err.say(line)
 
 
 @contextmanager
@@ -121,7 +125,7 @@ def _line_printer(title: str, total: int | None) -> Callable[..., None]:
         amount = f"{done} of {total}" if total else str(done)
         if total and done:
             amount += f", about {(now - started) * (total - done) / done:.0f} s left"
-        err.print(f"{note}: {amount}", markup=False, soft_wrap=True)
+        err.say(f"{note}: {amount}")
 
     return advance
 
@@ -143,11 +147,9 @@ def print_plan(runs: "Sequence[Run]", *, done: int) -> None:
     epochs = f" ({typical.epochs:g} epochs)" if typical.epochs else ""
     count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
     count += f" ({done} already in the store)" if done else ""
-    err.print(
+    err.say(
         f"{count}: {typical.backbone}{size} from {start}, {typical.steps} steps{epochs} of "
-        f"{samples} samples",
-        markup=False,
-        soft_wrap=True,
+        f"{samples} samples"
     )
 
 
@@ -191,10 +193,10 @@ def print_statuses(statuses: "Sequence[Status]") -> None:
     for status in [status for status in statuses if status.remaining or status is statuses[-1]]:
         states = {True: "running", False: "not running", None: f"started on {status.plan.host}"}
         state = states[status.process_alive] if status.remaining else "done"
-        out.print(f"{status.plan.command}  ({state})", style="bold", markup=False, soft_wrap=True)
+        out.say(f"{status.plan.command}  ({state})", style="bold")
         out.print(_running_view(status))
         for failure in status.failed:
-            out.print(f"  failed: {describe_failure(failure)}", markup=False, soft_wrap=True)
+            out.say(f"  failed: {describe_failure(failure)}")
 
 
 @contextmanager
@@ -213,7 +215,7 @@ def _live_view(store: "Store", plan: "Plan") -> Iterator[None]:
         return
 
     def log() -> None:
-        err.print(_render(read_status(), _log_line), soft_wrap=True)
+        err.say(_render(read_status(), _log_line))
 
     with repeat_every(log, LOG_SECONDS):
         yield
@@ -330,15 +332,15 @@ def print_outcomes(
         for table in as_rich(frame, out.width, claims):
             out.print(table)
     else:
-        out.print(FORMATS[output_format](frame, claims), markup=False, soft_wrap=True)
+        out.say(FORMATS[output_format](frame, claims))
     for failure in failures:
         kept = [s for s in stores if (s.folder(failure.run) / "failure.json").exists()]
         where = f"{(kept or stores)[0].where(failure.run)}/failure.json"
-        err.print(f"failed: {describe_failure(failure)} ({where})", markup=False, soft_wrap=True)
+        err.say(f"failed: {describe_failure(failure)} ({where})")
     if not quiet:
         for line in describe_groups(records):
-            err.print(line, markup=False, soft_wrap=True)
+            err.say(line)
         count = f"{len(records)} record{'s' * (len(records) != 1)}"
         places = ", ".join(store.where() for store in stores)
-        err.print(f"{count} in {places}", markup=False, soft_wrap=True)
+        err.say(f"{count} in {places}")
     return not failures

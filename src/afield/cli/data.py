@@ -9,8 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from afield.cli import console
-from afield.cli.options import Command, DatasetArgument, Group, name_dataset, with_options
+from afield.cli import console, options
 
 if TYPE_CHECKING:
     from afield.data.inspection import Inspection
@@ -22,10 +21,12 @@ MAX_CLASS_COLUMNS = 12
 # How many remarks `check` prints.
 MAX_REMARKS = 20
 
-data = typer.Typer(cls=Group, help="List, download and check datasets.", no_args_is_help=True)
+data = typer.Typer(
+    cls=options.Group, help="List, download and check datasets.", no_args_is_help=True
+)
 
 
-@data.command(name="list", cls=Command)
+@data.command(name="list", cls=options.Command)
 def list_() -> None:
     """List all datasets: which ones are here, and how to get the others."""
     from afield.data.domains import data_root
@@ -44,7 +45,7 @@ def list_() -> None:
     console.out.print(table)
 
 
-@data.command(cls=Command)
+@data.command(cls=options.Command)
 def get(
     name: Annotated[
         str,
@@ -62,13 +63,13 @@ def get(
         dataset = get_dataset(name)
     where = f"in {data_root()}" if dataset.needs else "part of afield, nothing to download"
     size = f"{len(dataset.domains)} domains, {len(dataset.classes)} classes"
-    console.out.print(f"{name}: {where} ({size})", markup=False, soft_wrap=True)
+    console.out.say(f"{name}: {where} ({size})")
 
 
-@data.command(cls=Command)
-@with_options("label", "domain", "class_names", "templates")
+@data.command(cls=options.Command)
+@options.with_options("label", "domain", "class_names", "templates")
 def check(
-    dataset: DatasetArgument,
+    dataset: options.DatasetArgument,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -76,7 +77,7 @@ def check(
             help="Also write an image with one sample of each domain and class, e.g. sheet.png.",
         ),
     ] = None,
-    **options: Any,
+    **values: Any,
 ) -> None:
     """Count the samples of a dataset, report problems, and show the prompts for CLIP.
 
@@ -94,23 +95,23 @@ def check(
     )
 
     with console.show_progress():
-        inspection = inspect_dataset(name_dataset(dataset, options))
+        inspection = inspect_dataset(options.name_dataset(dataset, values))
     console.out.print(_count_table(inspection))
     facts = inspection.facts
     if sizes := [fact for fact in facts if isinstance(fact.value, tuple)]:
         console.out.print(_size_table(sizes))
     lines = describe_facts([fact for fact in facts if isinstance(fact.value, int)])
-    files = (options["class_names"] or "", options["templates"] or "")
+    files = (values["class_names"] or "", values["templates"] or "")
     for line in [*lines, *describe_prompts(inspection.dataset, *files)]:
-        console.out.print(line, markup=False, soft_wrap=True)
+        console.out.say(line)
     remarks = inspection.remarks
     for remark in remarks[:MAX_REMARKS]:
-        console.out.print(f"- {remark}", markup=False, soft_wrap=True)
+        console.out.say(f"- {remark}")
     if len(remarks) > MAX_REMARKS:
         console.out.print(f"- and {len(remarks) - MAX_REMARKS} more")
     if out is not None:
         path = contact_sheet(inspection, out)
-        console.err.print(f"contact sheet in {path}", markup=False, soft_wrap=True)
+        console.err.say(f"contact sheet in {path}")
     if inspection.broken:
         raise typer.Exit(1)
 

@@ -6,11 +6,10 @@ from typing import Annotated, Any
 import typer
 
 from afield import registry
-from afield.cli import console
-from afield.cli.options import collect_settings, with_options
+from afield.cli import console, options
 
 
-@with_options("threads")
+@options.with_options("threads")
 def diagnose(
     name: Annotated[
         str,
@@ -45,20 +44,20 @@ def diagnose(
             "several.",
         ),
     ] = None,
-    **options: Any,
+    **values: Any,
 ) -> None:
     """Examine finished runs: draw a figure, write its numbers as CSV and print a summary."""
     from afield.diagnosis.diagnostic import diagnose as find_out
     from afield.diagnosis.diagnostic import prepare_figure_path
     from afield.reporting.findings import finding_path, keep
 
-    settings = collect_settings(set_)
+    settings = options.collect_settings(set_)
     target = None if out is None else prepare_figure_path(out)
     with console.show_progress():
-        finding = find_out(name, paths, settings=settings, **options)
+        finding = find_out(name, paths, settings=settings, **values)
     figure, *tables = finding.save(target or finding_path(name, paths, settings))
     if target is None:
         keep(figure, finding.summary, name, paths, settings)
-    console.out.print(finding.summary, markup=False, soft_wrap=True)
+    console.out.say(finding.summary)
     numbers = ", ".join(map(str, tables))
-    console.err.print(f"figure in {figure}, numbers in {numbers}", markup=False, soft_wrap=True)
+    console.err.say(f"figure in {figure}, numbers in {numbers}")

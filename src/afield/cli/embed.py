@@ -5,13 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from afield.cli import console
-from afield.cli.options import DatasetArgument, name_dataset, with_options
+from afield.cli import console, options
 
 
-@with_options("label", "domain", "text", "weights", "skip_broken")
+@options.with_options("label", "domain", "text", "weights", "skip_broken")
 def embed(
-    dataset: DatasetArgument,
+    dataset: options.DatasetArgument,
     *,
     out: Annotated[
         Path,
@@ -35,7 +34,7 @@ def embed(
     threads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="CPU threads. Default: all.")
     ] = None,
-    **options: Any,
+    **values: Any,
 ) -> None:
     """Compute the features of all images or texts once and save them as a dataset.
 
@@ -55,14 +54,14 @@ def embed(
     keep_freed_memory()
     with console.show_progress():
         path = write_features(
-            name_dataset(dataset, options),
+            options.name_dataset(dataset, values),
             out,
             backbone=backbone,
             size=size,
             tokens=tokens,
             threads=threads,
-            **options,
+            **values,
         )
     with np.load(path) as arrays:
         advice = f"next: `afield bench {path}`" if "y" in arrays else "without labels"
-    console.out.print(f"features in {path}; {advice}", markup=False, soft_wrap=True)
+    console.out.say(f"features in {path}; {advice}")

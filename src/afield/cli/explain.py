@@ -60,7 +60,7 @@ def explain(
     # The last part has a fact in each line.
     description, gap, facts = text.rpartition("\n\n")
     description = fill_paragraphs(description, min(MAX_WIDTH, console.out.width))
-    console.out.print(f"{description}{gap}{facts}", markup=False, soft_wrap=True)
+    console.out.say(f"{description}{gap}{facts}")
 
 
 def fill_paragraphs(text: str, width: int) -> str:

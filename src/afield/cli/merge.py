@@ -8,14 +8,13 @@ from rich.table import Table
 from rich.text import Text
 
 from afield import registry
-from afield.cli import console
-from afield.cli.options import OUTPUT, Command, parse_assignments
+from afield.cli import console, options
 
 if TYPE_CHECKING:
     from afield.merging.job import MergeJob
 
 
-class MergeCommand(Command):
+class MergeCommand(options.Command):
     """A command whose help ends with the list of merges."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -93,7 +92,7 @@ def merge(
         typer.Option(
             metavar="PATH",
             help="File to write (.safetensors), or folder if BASE is a folder.",
-            rich_help_panel=OUTPUT,
+            rich_help_panel=options.OUTPUT,
         ),
     ],
     like: Annotated[
@@ -102,7 +101,7 @@ def merge(
             metavar="FOLDER",
             help="Write a model folder for `afield predict`, with the classes and input format of "
             "this model folder or run. Default: BASE, if it is a model folder.",
-            rich_help_panel=OUTPUT,
+            rich_help_panel=options.OUTPUT,
         ),
     ] = None,
     dry_run: Annotated[
@@ -110,12 +109,12 @@ def merge(
         typer.Option(
             "--dry-run",
             help="Only show what would happen to each tensor; write nothing.",
-            rich_help_panel=OUTPUT,
+            rich_help_panel=options.OUTPUT,
         ),
     ] = False,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Overwrite an existing file.", rich_help_panel=OUTPUT),
+        typer.Option("--force", help="Overwrite an existing file.", rich_help_panel=options.OUTPUT),
     ] = False,
 ) -> None:
     """Merge fine-tuned models of one base into one model, without data.
@@ -136,7 +135,7 @@ def merge(
         tuple(experts),
         scale,
         tuple(statistics or ()),
-        parse_assignments(set_ or []),
+        options.parse_assignments(set_ or []),
         device,
     )
     if dry_run:
@@ -149,8 +148,8 @@ def merge(
             job = planned.write(out, overwrite=force, workers=workers)
         else:
             job = write_merged_model(planned, out, like, overwrite=force, workers=workers)
-    console.err.print(_summary(job), markup=False, soft_wrap=True)
-    console.out.print(f"merged model in {out}", markup=False, soft_wrap=True)
+    console.err.say(_summary(job))
+    console.out.say(f"merged model in {out}")
 
 
 def _print_preview(job: "MergeJob") -> None:
@@ -162,7 +161,7 @@ def _print_preview(job: "MergeJob") -> None:
         shape = " × ".join(map(str, spec.shape)) or "scalar"
         table.add_row(Text(name), str(spec.dtype).removeprefix("torch."), shape, Text(action))
     console.out.print(table)
-    console.err.print(f"{_summary(job)}; nothing was written", markup=False, soft_wrap=True)
+    console.err.say(f"{_summary(job)}; nothing was written")
 
 
 def _summary(job: "MergeJob") -> str:

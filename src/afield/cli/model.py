@@ -6,16 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from afield.cli import console
-from afield.cli.options import (
-    OUTPUT,
-    TRAINING,
-    DatasetArgument,
-    ModelFolder,
-    name_dataset,
-    read_options,
-    with_options,
-)
+from afield.cli import console, options
 from afield.errors import SpecError
 
 if TYPE_CHECKING:
@@ -25,14 +16,14 @@ if TYPE_CHECKING:
 ESTIMATE = "Estimate for unseen domains"
 
 
-@with_options(
+@options.with_options(
     *("label", "domain", "text", "average", "start", "classes", "steps", "backbone"),
     *("weights", "tune"),
     *("finetune", "set_", "skip_broken", "workers", "threads", "device", "store"),
     device=None,
 )
 def fit(
-    dataset: DatasetArgument,
+    dataset: options.DatasetArgument,
     method: Annotated[
         str | None,
         typer.Argument(
@@ -55,7 +46,7 @@ def fit(
             help="Test-time adaptation that the model is meant for: the estimate is that of "
             "adapted models, and `afield predict` adapts to the files it is given. With 'best', "
             "'none' leaves adapted models out. See `afield list adaptations`.",
-            rich_help_panel=TRAINING,
+            rich_help_panel=options.TRAINING,
         ),
     ] = "",
     no_estimate: Annotated[
@@ -90,7 +81,9 @@ def fit(
     ] = 0.0,
     out: Annotated[
         Path,
-        typer.Option(metavar="FOLDER", help="Model folder to write.", rich_help_panel=OUTPUT),
+        typer.Option(
+            metavar="FOLDER", help="Model folder to write.", rich_help_panel=options.OUTPUT
+        ),
     ],
     license_: Annotated[
         str,
@@ -99,14 +92,16 @@ def fit(
             metavar="NAME",
             help="License of the model, for its model card.",
             show_default=False,
-            rich_help_panel=OUTPUT,
+            rich_help_panel=options.OUTPUT,
         ),
     ] = "",
     force: Annotated[
         bool,
-        typer.Option("--force", help="Overwrite an existing model folder.", rich_help_panel=OUTPUT),
+        typer.Option(
+            "--force", help="Overwrite an existing model folder.", rich_help_panel=options.OUTPUT
+        ),
     ] = False,
-    **options: Any,
+    **values: Any,
 ) -> None:
     """Train on all domains and write a model folder, ready for `afield predict`.
 
@@ -125,12 +120,12 @@ def fit(
         raise SpecError(
             "no method given; see `afield list methods`, or give 'best' after `afield bench`"
         )
-    words = read_options({"dataset": dataset, "method": chosen, **options})
+    words = options.read_options({"dataset": dataset, "method": chosen, **values})
     pool = make_pool(threads=words["threads"], workers=words.pop("workers"), device=words["device"])
     keep_freed_memory()
     with console.show_progress():
         model = fit_model(
-            name_dataset(words.pop("dataset"), words),
+            options.name_dataset(words.pop("dataset"), words),
             words.pop("method"),
             out,
             adapt=adapt,
@@ -164,31 +159,27 @@ def _print_model(model: "Model", out: Path) -> None:
             run = replace(about.run, adaptation=about.adaptation)
             row = Row.of(run)
             name = row.without(row.settings.keys() - run.given.keys()).label
-            console.out.print(
+            console.out.say(
                 f"{name}: best of {estimate.recipes} with "
                 f"{100 * selection.accuracy:.1f} %; choosing cost {cost:.1f} points: the estimate "
-                "chooses again without each domain",
-                markup=False,
-                soft_wrap=True,
+                "chooses again without each domain"
             )
     if (calibration := about.calibration) is not None:
-        console.out.print(
+        console.out.say(
             f"confidence: temperature {calibration.temperature:.2f}; calibration error on unseen "
             f"domains {100 * calibration.error_before:.1f} % before, "
-            f"{100 * calibration.error_after:.1f} % after",
-            soft_wrap=True,
+            f"{100 * calibration.error_after:.1f} % after"
         )
     if about.adaptation:
-        console.out.print(
+        console.out.say(
             f"`afield predict` adapts this model to the files it is given ({about.adaptation}); "
-            "give it many files of one domain, or --adapt none",
-            soft_wrap=True,
+            "give it many files of one domain, or --adapt none"
         )
-    console.out.print(f"model in {out}", markup=False, soft_wrap=True)
+    console.out.say(f"model in {out}")
 
 
 def push(
-    model: ModelFolder,
+    model: options.ModelFolder,
     repository: Annotated[
         str, typer.Argument(metavar="USER/NAME", help="Repository on the Hugging Face hub.")
     ],
@@ -203,11 +194,11 @@ def push(
     from afield.deployment.hub import push as push_model
 
     address = push_model(model, repository, private=private)
-    console.err.print(f"model at {address}", markup=False, soft_wrap=True)
+    console.err.say(f"model at {address}")
 
 
 def export(
-    model: ModelFolder,
+    model: options.ModelFolder,
     *,
     to: Annotated[
         str,
@@ -234,11 +225,10 @@ def export(
         path = convert(model, to, out, overwrite=force)  # type: ignore[arg-type]
     inputs = read_description(model.expanduser()).inputs
     takes = inputs.modality.export_form(inputs).summary
-    console.out.print(f"{path}: from {takes} to logits and probabilities", soft_wrap=True)
+    console.out.say(f"{path}: from {takes} to logits and probabilities")
     sizes = ", ".join(map(str, CHECKED_BATCH_SIZES))
     resize = f" and resize images to {inputs.size} px" if inputs.modality.resizable else ""
-    console.out.print(
+    console.out.say(
         f"outputs checked for batches of {sizes} (equal within {TOLERANCE:g}); "
-        f"{inputs.modality.preparation}{resize} before calling it",
-        soft_wrap=True,
+        f"{inputs.modality.preparation}{resize} before calling it"
     )

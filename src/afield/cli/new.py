@@ -78,9 +78,7 @@ def new(
         raise SpecError(f"{existing}: exists already; choose another name")
     for file, text in files.items():
         Path(file).write_text(text.format(name=name, kind=title), encoding="utf-8")
-    console.out.print(
+    console.out.say(
         f"{name}.py: your method. Try it: afield bench spirals --methods erm,./{name}.py\n"
-        f"test_{name}.py: its test. Run it: pytest test_{name}.py",
-        markup=False,
-        soft_wrap=True,
+        f"test_{name}.py: its test. Run it: pytest test_{name}.py"
     )

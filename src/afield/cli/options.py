@@ -34,16 +34,15 @@ class Group(TyperGroup):
 
 
 def _without_type(param: Any) -> Any:
+    def leave_empty(*_: Any, **__: Any) -> None:
+        """Show no text."""
+
     # Options with a placeholder show that. Older versions of typer do not read the attribute.
     if param.param_type_name == "argument" or param.metavar is None:
-        param.display_type_rich = _no_text
+        param.display_type_rich = leave_empty
     # The same holds for this one, which returns a range such as 1<=x<=10000.
-    param._get_number_range_help_str = _no_text
+    param._get_number_range_help_str = leave_empty
     return param
-
-
-def _no_text(*_: Any, **__: Any) -> None:
-    """Leave the column empty."""
 
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -65,7 +64,7 @@ def check_dataset_or_file(name: str) -> str | None:
 
 
 def is_benchmark_file(name: str) -> bool:
-    """Whether a name is that of a TOML file, and not of a dataset."""
+    """Whether a name is a TOML file, and not a dataset."""
     return name.endswith(".toml") and not Path(name).is_dir()
 
 
@@ -110,8 +109,7 @@ HEADINGS = {
 }
 
 DatasetArgument = Annotated[
-    str,
-    typer.Argument(metavar="DATASET", help=OPTIONS["dataset"].help, callback=check_dataset),
+    str, typer.Argument(metavar="DATASET", help=OPTIONS["dataset"].help, callback=check_dataset)
 ]
 DatasetOrFile = Annotated[
     str,
@@ -146,8 +144,7 @@ SetOption = Annotated[
     ),
 ]
 ShownMetric = Annotated[
-    str,
-    typer.Option(metavar="NAME", help=f"Metric to show: {', '.join(METRICS)}."),
+    str, typer.Option(metavar="NAME", help=f"Metric to show: {', '.join(METRICS)}.")
 ]
 StoresArgument = Annotated[
     list[str] | None,
@@ -178,12 +175,7 @@ Format = Annotated[
 ]
 Quiet = Annotated[
     bool,
-    typer.Option(
-        "--quiet",
-        "-q",
-        help="Print only the table, and errors.",
-        rich_help_panel=OUTPUT,
-    ),
+    typer.Option("--quiet", "-q", help="Print only the table, and errors.", rich_help_panel=OUTPUT),
 ]
 Tensorboard = Annotated[
     bool,

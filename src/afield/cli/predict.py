@@ -12,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from afield import own_code
-from afield.cli import console
-from afield.cli.options import ModelFolder, collect_settings
+from afield.cli import console, options
 from afield.errors import SpecError
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def predict(
-    model: ModelFolder,
+    model: options.ModelFolder,
     paths: Annotated[
         list[Path],
         typer.Argument(
@@ -118,7 +117,7 @@ def predict(
     loaded = load(model, device=device or default_device())
     if adapt is not None:
         adapt = own_code.accept({"adapt": adapt})["adapt"]
-    loaded, adapt = _adapt(loaded, adapt, collect_settings(set_))
+    loaded, adapt = _adapt(loaded, adapt, options.collect_settings(set_))
     if adapt and abstain is not None:
         raise SpecError(
             "--abstain needs calibrated confidences, which an adapted model does not have; add "
@@ -133,9 +132,7 @@ def predict(
     if loaded.about.calibration is None:
         reason = "made without an estimate for unseen domains"
         reason = "calibrated without --adapt" if adapt else reason
-        console.err.print(
-            f"note: the model was {reason}; its confidences are not calibrated", soft_wrap=True
-        )
+        console.err.say(f"note: the model was {reason}; its confidences are not calibrated")
     counter = _Counter()
     with console.show_progress():
         answers = loaded.predictions(paths, domain=domain, batch=batch, text=text)
@@ -161,10 +158,9 @@ def _adapt(model: "Model", name: str | None, settings: dict[str, Any]) -> "tuple
             raise SpecError("--set is for --adapt; add it")
         return model, ""
     if name is None:
-        console.err.print(
+        console.err.say(
             f"note: adapting to these files ({chosen}), which should come from one domain; "
-            "--adapt none predicts each file by itself",
-            soft_wrap=True,
+            "--adapt none predicts each file by itself"
         )
     return model.adapted(name or "", settings), chosen
 
@@ -200,7 +196,7 @@ class _Counter:
         if self.broken:
             files = f"{self.broken} file{'s' * (self.broken != 1)}"
             summary += f"; {files} could not be read, see the column 'error'"
-        console.err.print(summary, markup=False, soft_wrap=True)
+        console.err.say(summary)
         if not good:
             raise typer.Exit(1)
 

@@ -9,21 +9,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from afield.cli import console
+from afield.cli import console, options
 from afield.cli.bench import run_and_print
-from afield.cli.options import (
-    Command,
-    Format,
-    Group,
-    Quiet,
-    SetOption,
-    Tensorboard,
-    check_format,
-    collect_settings,
-    split_names,
-    with_options,
-    with_parameters,
-)
 from afield.errors import SpecError
 from afield.studies.recipe import Changes, Recipe, read_recipe, recipe_names
 
@@ -37,45 +24,21 @@ if TYPE_CHECKING:
 
 
 recipe = typer.Typer(
-    cls=Group,
+    cls=options.Group,
     help="Run the tables and figures of papers, with the paper's numbers beside ours.",
     no_args_is_help=True,
 )
 
 Name = Annotated[
-    str,
-    typer.Argument(metavar="NAME", help="A recipe of `afield recipe list`, or a TOML file."),
-]
-Scale = Annotated[
-    float,
-    typer.Option(
-        metavar="SHARE",
-        help="Multiply steps (at least 50) or epochs by this, e.g. 0.1. Titles of tables say so.",
-    ),
-]
-Trials = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Repetitions, in place of the recipe's.")
-]
-Methods = Annotated[
-    str | None,
-    typer.Option(metavar="NAMES", help="Only these methods or merges of the recipe."),
-]
-Datasets = Annotated[
-    str | None, typer.Option(metavar="NAMES", help="Only these datasets of the recipe.")
-]
-Rules = Annotated[
-    str | None, typer.Option(metavar="NAMES", help="Only these selection rules of the recipe.")
-]
-Data = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=PATH",
-        help="Use other data in place of a dataset, e.g. pacs=my/folder. Repeatable.",
-    ),
+    str, typer.Argument(metavar="NAME", help="A recipe of `afield recipe list`, or a TOML file.")
 ]
 
 
-@recipe.command(name="list", cls=Command)
+def _only(nouns: str) -> Any:
+    return typer.Option(metavar="NAMES", help=f"Only these {nouns} of the recipe.")
+
+
+@recipe.command(name="list", cls=options.Command)
 def list_() -> None:
     """List all recipes: what they show, and how closely afield can follow the paper."""
     table = Table(box=box.SIMPLE)
@@ -89,24 +52,38 @@ def list_() -> None:
 
 def _changes(
     *,
-    scale: Scale = 1.0,
-    trials: Trials = None,
-    methods: Methods = None,
-    datasets: Datasets = None,
-    rules: Rules = None,
-    data: Data = None,
-    set_: SetOption = None,
+    scale: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE",
+            help="Multiply steps (at least 50) or epochs by this, e.g. 0.1. Titles of tables say "
+            "so.",
+        ),
+    ] = 1.0,
+    trials: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Repetitions, in place of the recipe's.")
+    ] = None,
+    methods: Annotated[str | None, _only("methods or merges")] = None,
+    datasets: Annotated[str | None, _only("datasets")] = None,
+    rules: Annotated[str | None, _only("selection rules")] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATH",
+            help="Use other data in place of a dataset, e.g. pacs=my/folder. Repeatable.",
+        ),
+    ] = None,
+    set_: options.SetOption = None,
 ) -> Changes:
-    """What to do in another way than the paper, from the options of a command."""
-    replaced = dict(_assignment(text) for text in data or ())
+    """Changes of the paper's recipe, from the options of a command."""
     return Changes(
         scale=scale,
         trials=trials,
-        methods=tuple(split_names(methods or "")),
-        datasets=tuple(split_names(datasets or "")),
-        rules=tuple(split_names(rules or "")),
-        data=replaced,
-        settings=collect_settings(set_),
+        methods=tuple(options.split_names(methods or "")),
+        datasets=tuple(options.split_names(datasets or "")),
+        rules=tuple(options.split_names(rules or "")),
+        data=dict(_assignment(text) for text in data or ()),
+        settings=options.collect_settings(set_),
     )
 
 
@@ -120,35 +97,35 @@ def _assignment(text: str) -> tuple[str, str]:
     return name, path
 
 
-@recipe.command(cls=Command)
-@with_parameters(list(CHANGE_OPTIONS.values()))
+@recipe.command(cls=options.Command)
+@options.with_parameters(list(CHANGE_OPTIONS.values()))
 def show(
     name: Name,
     *,
     measure: Annotated[
         bool, typer.Option(help="Measure a training step, to estimate the time.")
     ] = True,
-    **options: Any,
+    **values: Any,
 ) -> None:
     """Show what a recipe runs and costs: runs, images, time, disk, and which data are missing."""
     from afield.studies.recipe_costs import estimate_costs
 
-    one = read_recipe(name, changes=_changes(**options))
+    one = read_recipe(name, changes=_changes(**values))
     lines = [one.full_title, f"reproduces: {one.reproduces}"]
     lines += [f"differs: {one.differs}"] if one.differs else []
     lines += estimate_costs(one, measure=measure).describe()
     if one.parts:
-        lines.append(f"run it: {_run_command(name, options)}")
+        lines.append(f"run it: {_run_command(name, values)}")
     lines += [f"afterwards: {one.after}"] if one.after else []
     for line in lines:
-        console.out.print(line, markup=False, soft_wrap=True)
+        console.out.say(line)
 
 
-def _run_command(name: str, options: Mapping[str, Any]) -> str:
+def _run_command(name: str, values: Mapping[str, Any]) -> str:
     """The command that runs what was shown."""
     from afield.studies.commands import write_command
 
-    chosen = {o: value for o, value in options.items() if value != CHANGE_OPTIONS[o].default}
+    chosen = {o: value for o, value in values.items() if value != CHANGE_OPTIONS[o].default}
     repeated = [
         (option.strip("_"), each)
         for option, value in chosen.items()
@@ -157,25 +134,25 @@ def _run_command(name: str, options: Mapping[str, Any]) -> str:
     return write_command("recipe", "run", name, options=repeated)
 
 
-@recipe.command(cls=Command)
-@with_options("on", "workers", "cpus", "gpus", "retries", "store", optional=True)
-@with_parameters(list(CHANGE_OPTIONS.values()))
+@recipe.command(cls=options.Command)
+@options.with_options("on", "workers", "cpus", "gpus", "retries", "store", optional=True)
+@options.with_parameters(list(CHANGE_OPTIONS.values()))
 def run(
     name: Name,
     *,
-    format_: Format = "console",
-    tensorboard: Tensorboard = False,
-    quiet: Quiet = False,
-    **options: Any,
+    format_: options.Format = "console",
+    tensorboard: options.Tensorboard = False,
+    quiet: options.Quiet = False,
+    **values: Any,
 ) -> None:
     """Run a recipe and show the paper's numbers beside ours.
 
     Runs that the store already holds are not repeated: run the same command
     again to continue. Default store: recipes/NAME.
     """
-    check_format(format_)
-    changes = _changes(**{option: options.pop(option) for option in CHANGE_OPTIONS})
-    one = read_recipe(name, changes=changes, **options)
+    options.check_format(format_)
+    changes = _changes(**{option: values.pop(option) for option in CHANGE_OPTIONS})
+    one = read_recipe(name, changes=changes, **values)
     run_recipe(one, format_=format_, tensorboard=tensorboard, quiet=quiet)
 
 
@@ -225,10 +202,10 @@ def _show(
     for each in outcomes:
         if isinstance(each, Failure):
             failed = f"failed: {console.describe_failure(each)}"
-            console.err.print(failed, markup=False, soft_wrap=True)
+            console.err.say(failed)
     if one.after:
         after = one.after.replace("STORE", store.where())
-        console.err.print(f"next: {after}", markup=False, soft_wrap=True)
+        console.err.say(f"next: {after}")
 
 
 def _print_tables(one: Recipe, frame: "pd.DataFrame", format_: str) -> None:
@@ -236,7 +213,7 @@ def _print_tables(one: Recipe, frame: "pd.DataFrame", format_: str) -> None:
 
     if format_ != "console":
         text = frame.to_csv(index=False) if format_ == "csv" else paper_markdown(one, frame)
-        console.out.print(text, markup=False, soft_wrap=True)
+        console.out.say(text)
         return
     console.out.print(Text(one.full_title, style="bold"))
     for title, header, rows in paper_tables(frame):
@@ -246,4 +223,4 @@ def _print_tables(one: Recipe, frame: "pd.DataFrame", format_: str) -> None:
         for row in rows:
             table.add_row(*map(Text, row))
         console.out.print(table)
-    console.out.print(paper_caption(one), markup=False, soft_wrap=True)
+    console.out.say(paper_caption(one))

@@ -5,15 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from afield.cli import console
-from afield.cli.options import (
-    Format,
-    ShownMetric,
-    StoreArgument,
-    StoresArgument,
-    check_format,
-    split_names,
-)
+from afield.cli import console, options
 from afield.errors import DataError
 from afield.training.metrics import DEFAULT_METRIC
 
@@ -23,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def table(
-    stores: StoresArgument = None,
+    stores: options.StoresArgument = None,
     rules: Annotated[
         str,
         typer.Option(
@@ -32,14 +24,14 @@ def table(
             "every rule for which the store holds enough runs.",
         ),
     ] = "all",
-    metric: ShownMetric = DEFAULT_METRIC,
-    format_: Format = "console",
+    metric: options.ShownMetric = DEFAULT_METRIC,
+    format_: options.Format = "console",
 ) -> None:
     """Print the results in a store: one table per dataset and selection rule.
 
     Several stores also give a table with a column per dataset and their mean.
     """
-    check_format(format_)
+    options.check_format(format_)
     from afield.runs.selection import resolve_rules
 
     stores = stores or ["runs"]
@@ -52,14 +44,14 @@ def table(
         outcomes,
         *(opened for opened, _ in read),
         output_format=format_,
-        rules=resolve_rules(split_names(rules)),
+        rules=resolve_rules(options.split_names(rules)),
         metric=metric,
         over_datasets=len(stores) > 1,
     )
 
 
 def power(
-    store: StoreArgument = "runs",
+    store: options.StoreArgument = "runs",
     rule: Annotated[
         str,
         typer.Option(
@@ -92,7 +84,7 @@ def power(
 
 
 def report(
-    stores: StoresArgument = None,
+    stores: options.StoresArgument = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -100,7 +92,7 @@ def report(
             help="HTML file to write. Default: STORE/report.html; several stores need it.",
         ),
     ] = None,
-    metric: ShownMetric = DEFAULT_METRIC,
+    metric: options.ShownMetric = DEFAULT_METRIC,
     no_thumbnails: Annotated[
         bool, typer.Option("--no-thumbnails", help="Show no images of the data.")
     ] = False,
@@ -112,11 +104,11 @@ def report(
     from afield.reporting.page import write_report
 
     path = write_report(stores or ["runs"], out, metric=metric, thumbnails=not no_thumbnails)
-    console.out.print(f"report in {path}", markup=False, soft_wrap=True)
+    console.out.say(f"report in {path}")
 
 
 def export_domainbed(
-    store: StoreArgument,
+    store: options.StoreArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")],
     dataset: Annotated[
         str | None,

@@ -8,8 +8,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from afield.cli import console
-from afield.cli.options import Tensorboard, name_dataset, read_options, with_options
+from afield.cli import console, options
 from afield.data.listing import listed_once
 from afield.errors import SpecError
 
@@ -25,7 +24,7 @@ PLACE = ("store", "threads", "device")
 
 
 @listed_once()
-@with_options(
+@options.with_options(
     *("label", "domain", "average", "start", "classes", "steps", "backbone", "weights"),
     *("tune", "finetune"),
     *("domains_per_step", "set_", "skip_broken", *PLACE),
@@ -69,25 +68,25 @@ def train(
             min=0, metavar="N", help="Number of the hyperparameter sample; 0 uses the defaults."
         ),
     ] = 0,
-    tensorboard: Tensorboard = False,
-    **options: Any,
+    tensorboard: options.Tensorboard = False,
+    **values: Any,
 ) -> None:
     """Train one model and show its accuracy on the domains it has not seen."""
     from afield.runs.store import open_store
     from afield.studies.planning import check_run, plan_training
 
-    options |= {
+    values |= {
         "dataset": dataset,
         "method": method,
         "target": target,
         "trial": trial,
         "draw": draw,
     }
-    words = read_options(options)
+    words = options.read_options(values)
     place = {name: words.pop(name) for name in PLACE}
     if like is not None:
         declared = inspect.signature(train).parameters
-        changed = {name for name, value in options.items() if value != declared[name].default}
+        changed = {name for name, value in values.items() if value != declared[name].default}
         if changed - set(PLACE):
             raise SpecError("--like repeats a run with its own settings; remove the other settings")
         known = _read_record(like)
@@ -100,16 +99,14 @@ def train(
         )
     else:
         with console.show_progress():
-            source = name_dataset(words.pop("dataset"), words)
+            source = options.name_dataset(words.pop("dataset"), words)
             runs = plan_training(source, words.pop("method"), **words | {"target": target or ()})
     record = _execute(runs, open_store(place.pop("store")), tensorboard=tensorboard, **place)
     first = "first weights"
     if like is not None and known.versions.get(first) != record.versions.get(first):
-        console.err.print(
+        console.err.say(
             f"note: {run.backbone} starts from other weights than in {like}, because code that it "
-            "calls has changed",
-            markup=False,
-            soft_wrap=True,
+            "calls has changed"
         )
 
 
@@ -153,11 +150,9 @@ def _print_idle_cores(threads: int) -> None:
     idle = usable_cores() - threads
     if idle > 0 and default_device() == "cpu":
         cores = f"{idle} core{'s' * (idle > 1)}"
-        console.err.print(
+        console.err.say(
             f"training on {threads} thread{'s' * (threads > 1)}; {cores} idle: --threads "
-            f"{threads + idle} uses all, which may change the last digits of the results",
-            markup=False,
-            soft_wrap=True,
+            f"{threads + idle} uses all, which may change the last digits of the results"
         )
 
 
@@ -187,10 +182,8 @@ def _print_record(record: "Record", folder: str) -> None:
         score = best.score(domain, "main")
         if score is not None and score.unseen_classes:
             confidence = 100 * (score.unseen_confidence or 0.0)
-            console.out.print(
+            console.out.say(
                 f"{domain}: {score.unseen_classes} samples of classes that no source has are left "
-                f"out; mean confidence on them {confidence:.1f} %",
-                markup=False,
-                soft_wrap=True,
+                f"out; mean confidence on them {confidence:.1f} %"
             )
-    console.err.print(f"record and weights in {folder}", markup=False, soft_wrap=True)
+    console.err.say(f"record and weights in {folder}")

@@ -44,9 +44,8 @@ def bench(
         Whether to write curves for TensorBoard into the store.
     options
         Options of ``afield bench`` and settings of the runs, as in `make_benchmark`: trials, draws,
-        rules, hold_out, merges, average, workers, device, threads, steps and
-        so on. `backbone` may also be
-        an ``nn.Module`` or a function of (shape, classes) that returns one.
+        rules, hold_out, merges, average, workers, device, threads, steps and so on. `backbone` may
+        also be an ``nn.Module`` or a function of (shape, classes) that returns one.
 
     Examples
     --------
@@ -62,11 +61,7 @@ def bench(
     words = {"dataset": dataset, "methods": methods, **options}
     benchmark = make_benchmark(**accept_objects(words, store.root / "data"))
     outcomes = run_benchmark(
-        benchmark,
-        report=write_report,
-        store=store,
-        pool=pool,
-        tensorboard=tensorboard,
+        benchmark, report=write_report, store=store, pool=pool, tensorboard=tensorboard
     )
     for outcome in outcomes:
         if isinstance(outcome, Failure):

@@ -13,7 +13,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -95,18 +95,15 @@ class Power:
         high = self.stderr
         while self.probability(high) < PROBABILITY:
             high *= 2
-        found = optimize.brentq(lambda each: self.probability(each) - PROBABILITY, 0.0, high)
-        return float(found)
+        return float(optimize.brentq(lambda each: self.probability(each) - PROBABILITY, 0.0, high))
 
     def trials_for(self, difference: float = ONE_POINT) -> int | None:
         """The fewest trials that detect a difference with 80 %; None if more than MAX_TRIALS."""
         if not self.known or self.probability(difference, MAX_TRIALS) < PROBABILITY:
             return None
         counts = range(2, MAX_TRIALS + 1)
-        found = bisect_left(
-            counts, PROBABILITY, key=lambda trials: self.probability(difference, trials)
-        )
-        return counts[found]
+        chances = partial(self.probability, difference)
+        return counts[bisect_left(counts, PROBABILITY, key=chances)]
 
 
 def estimate_power(comparison: Comparison) -> Power:
@@ -115,7 +112,7 @@ def estimate_power(comparison: Comparison) -> Power:
 
 
 def typical_power(comparisons: Sequence[Comparison]) -> Power | None:
-    """The power of a benchmark: that of its typical comparison; None if no spread is known.
+    """The power of a benchmark's typical comparison; None if no spread is known.
 
     The typical standard error is the root of the mean square over comparisons.
     """
@@ -173,7 +170,7 @@ class Claim:
         """Of the comparison: "better", "unclear", "level" or "too few"; "alone" without one."""
         if self.comparison is None:
             return "alone"
-        # Another mean than that of the pairs may decide who leads, so it may even be worse.
+        # The leader is not picked by its mean over the pairs, in which it may even be worse.
         return "unclear" if self.comparison.verdict == "worse" else self.comparison.verdict
 
     @property
@@ -190,15 +187,7 @@ class Claim:
 
 
 def build_claims(results: Results, frame: pd.DataFrame) -> dict[str, Claim]:
-    """The claim of every rule of a dataset for which some method has a mean.
-
-    Parameters
-    ----------
-    results
-        The results of one dataset.
-    frame
-        Their table, from `tabulate`.
-    """
+    """The claim of every rule of a dataset for which some method in its table has a mean."""
     claims = {}
     for rule in dict.fromkeys(frame["rule"]):
         means = ranked_means(frame, rule)
@@ -212,15 +201,7 @@ def build_claims(results: Results, frame: pd.DataFrame) -> dict[str, Claim]:
 
 
 def all_claims(records: Iterable[Record], frame: pd.DataFrame) -> dict[tuple[str, str], Claim]:
-    """The claims of all datasets by the title of the dataset and the rule.
-
-    Parameters
-    ----------
-    records
-        The records of one or more datasets.
-    frame
-        Their table, from `tabulate`.
-    """
+    """The claims of all datasets in a table, by the title of the dataset and the rule."""
     return {
         (results.title, rule): claim
         for results in group_records(records, shown_metric(frame))
@@ -238,28 +219,17 @@ def make_claim(
 ) -> Claim:
     """The claim about the best of some methods.
 
-    Parameters
-    ----------
-    means
-        The mean accuracies, the best first.
-    measured
-        The accuracies of every method.
-    against
-        The reference of each method, from `references`; empty if erm was not run.
-    rows
-        What the methods are.
-    metric
-        What takes the place of the accuracy.
+    `means` has the best first; `against` is empty if erm was not run.
     """
     leader, *others = means
     noise = benchmark_noise(measured)
-    rivals = max(1, len(others))
-    duels = _duels(leader, others, measured, noise, rivals)
+    duels = _duels(leader, others, measured, noise)
     family = compare_all(measured, against, noise) if against else list(duels.values())
     comparison = next((each for each in family if each.method == leader), None)
     if leader not in against and others:
         comparison = duels.get(others[0])
     beaten = {name for name, duel in duels.items() if duel.verdict == "better"}
+    unadapted = ((name, mean) for name, mean in means.items() if not rows[name].sees_samples)
     return Claim(
         leader=leader,
         accuracy=means[leader],
@@ -267,34 +237,27 @@ def make_claim(
         comparisons=family,
         reference=against.get(leader, ""),
         possible_best=[name for name in means if name not in beaten],
-        best_unadapted=_best_unadapted(means, rows) if rows[leader].sees_samples else None,
+        best_unadapted=next(unadapted, ("", math.nan)) if rows[leader].sees_samples else None,
         plain=frozenset(name for name, row in rows.items() if row.is_reference),
         metric=metric,
     )
 
 
-def _best_unadapted(means: Mapping[str, float], rows: Mapping[str, Row]) -> tuple[str, float]:
-    fair = ((name, mean) for name, mean in means.items() if not rows[name].sees_samples)
-    return next(fair, ("", math.nan))
-
-
 def _duels(
-    leader: str,
-    others: Iterable[str],
-    measured: Mapping[str, Accuracies],
-    noise: Noise | None,
-    rivals: int,
+    leader: str, others: Sequence[str], measured: Mapping[str, Accuracies], noise: Noise | None
 ) -> dict[str, Comparison]:
     """The leader against every other method."""
-    settings: dict[str, Any] = {"noise": noise, "rivals": rivals}
-    compared = {
-        name: compare(measured[leader], measured[name], leader, name, **settings) for name in others
-    }
-    return {name: each for name, each in compared.items() if each is not None}
+    rivals = max(1, len(others))
+    duels = {}
+    for name in others:
+        one, other = measured[leader], measured[name]
+        if duel := compare(one, other, leader, name, noise=noise, rivals=rivals):
+            duels[name] = duel
+    return duels
 
 
 def leading_rule(frame: pd.DataFrame) -> str:
-    """The first rule with a mean that is no oracle; otherwise the oracle, or empty."""
+    """The first rule with a mean that is not an oracle; otherwise the oracle, or empty."""
     means = frame[(frame["domain"] == "mean") & frame["accuracy"].notna()]
     rules = list(dict.fromkeys(means["rule"]))
     return min(rules, key=lambda rule: RULES[rule].is_oracle, default="")

@@ -9,10 +9,10 @@ domain like these, with the domain as the unit.
 
     standard error² = (1 + (D - 1) correlation) · variance / (T · D)
 
-T trials and D domains; the variance is that over trials, one domain at a time, so the error is
+T trials and D domains; the variance is taken over trials, one domain at a time, so the error is
 about these domains. Results of one trial share a data split, a seed or a model. Their correlation
 is estimated from all methods together, since two or three trials of one pair of methods say little
-about it. With two methods, the formula is that of Student's test with the trial as the unit.
+about it. With two methods, this is Student's test with the trial as the unit.
 
 The degrees of freedom are Satterthwaite's: 1 / freedom = w / (T - 1) + (1 - w) / (T - 1) / E. Here
 w is one over the number of independent differences between methods, and E is the number of
@@ -255,16 +255,9 @@ def accuracies(results: Results, rule: str) -> dict[str, Accuracies]:
 def compare_all(
     measured: Mapping[str, Accuracies], pairs: Mapping[str, str], noise: Noise | None = None
 ) -> list[Comparison]:
-    """Compare each method with another, and correct for the number of comparisons.
+    """Compare each method with its reference in `pairs`, corrected for the number of comparisons.
 
-    Parameters
-    ----------
-    measured
-        The accuracies of every method.
-    pairs
-        The reference of each method.
-    noise
-        How results vary; estimated from `measured` by default.
+    The noise is estimated from all accuracies that were `measured` by default.
     """
     noise = benchmark_noise(measured) if noise is None else noise
     compared = [
@@ -307,18 +300,10 @@ def compare(
     noise: Noise | None = None,
     rivals: int = 1,
 ) -> Comparison | None:
-    """Compare two methods; None if they share no pair of trial and domain.
+    """Compare the accuracies of two methods; None if they share no pair of trial and domain.
 
-    Parameters
-    ----------
-    one, other
-        Their accuracies.
-    method, reference
-        Their names.
-    noise
-        How results of the benchmark vary; by default it is estimated from these two methods.
-    rivals
-        The number of comparisons to correct for.
+    By default the noise is estimated from these two. `rivals` is the number of comparisons to
+    correct for.
     """
     cells = {key: accuracy - other[key] for key, accuracy in one.items() if key in other}
     if not cells:
@@ -347,7 +332,7 @@ def compare(
 
 
 def _cells(picks: Picks, sign: int) -> Accuracies:
-    """What is known; a record may lack the metric that is shown."""
+    """The known values; a record may lack the metric that is shown."""
     return {
         (trial, domain): sign * pick.accuracy
         for trial, by_domain in picks.items()

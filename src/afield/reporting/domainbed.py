@@ -4,7 +4,7 @@
     OUT/<key>/done
 
 DomainBed calls a domain env, the main split in and the probe split out. It counts the envs by their
-out-accuracies; those that no rule needs were not evaluated and are NaN. Its script shows only
+out-accuracies; accuracies that no rule needs were not evaluated and are NaN. Its script shows only
 datasets whose name it knows: `dataset` gives the records such a name.
 """
 

@@ -88,7 +88,7 @@ def kept_findings(store: Path) -> list[tuple[Path, KeptFinding]]:
 def embed_findings(
     findings: Iterable[tuple[Path, KeptFinding]],
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Findings with their images in base64, and the paths of those that are too large to embed."""
+    """Findings with their images in base64, and the paths of images that are too large to embed."""
     shown: list[dict[str, Any]] = []
     omitted, used = [], 0
     for path, finding in findings:

@@ -37,8 +37,6 @@ from afield.training.metrics import find_metric
 # The longest name of a column in a narrow terminal.
 MAX_SHORT = 5
 CONFIDENCE_COLUMNS = [column.name for column in COLUMNS if column.confidence]
-
-
 # What the results of a dataset and rule say about the best method, by title and rule.
 Claims = Mapping[tuple[str, str], str]
 
@@ -117,7 +115,7 @@ def _cells(
     sign: str = " ± ",
 ) -> tuple[dict[str, list[str]], list[str]]:
     """The cells of one rule's table by method, the two best marked, and the column names."""
-    columns = list(dict.fromkeys(frame["domain"]))
+    columns = _columns(frame)
     cells: dict[str, list[str]] = {method: [] for method in dict.fromkeys(frame["method"])}
     ranked, metric = ranks(frame), find_metric(shown_metric(frame))
     for name, rows in frame.groupby("domain", sort=False):
@@ -211,10 +209,7 @@ def _width(table: Table) -> int:
 
 
 def _grid(
-    frame: pd.DataFrame,
-    *,
-    names: Mapping[str, str] | None = None,
-    bare: Collection[str] = (),
+    frame: pd.DataFrame, *, names: Mapping[str, str] | None = None, bare: Collection[str] = ()
 ) -> Table:
     """A row per method and a column per domain; `bare` columns have no standard errors."""
     rules = _split(frame, "rule")
@@ -280,19 +275,13 @@ def as_power_table(
 ) -> list[RenderableType]:
     """A title, a table and a sentence for each dataset.
 
-    Parameters
-    ----------
-    records
-        The records of one or more datasets.
-    rules
-        The selection rules; by default the rule of the report's headline.
-    difference
-        The difference, as a share, for which the number of trials is computed.
+    The rule of the report's headline is used by default. `difference` is the share for which the
+    number of trials is computed.
     """
     frame = tabulate(records, rules=rules or None)
     wanted = {
-        (str(title), rule)
-        for title, part in frame.groupby("dataset", sort=False)
+        (title, rule)
+        for title, part in _split(frame, "dataset")
         for rule in rules or [leading_rule(part)]
     }
     claims = {key: claim for key, claim in all_claims(records, frame).items() if key in wanted}
@@ -319,17 +308,14 @@ def _table(claim: Claim, difference: float) -> Table:
     table = Table(box=box.SIMPLE)
     table.add_column("method", overflow="fold")
     table.add_column("against", overflow="fold")
-    points = f"{100 * difference:g} point" + "s" * (difference != ONE_POINT)
-    for name in ("difference", "standard\nerror", "detectable\nat 80 %", f"trials for\n{points}"):
+    asked = f"{100 * difference:g} point" + "s" * (difference != ONE_POINT)
+    for name in ("difference", "standard\nerror", "detectable\nat 80 %", f"trials for\n{asked}"):
         table.add_column(Text(name), justify="right")
     for each in claim.comparisons:
         power = estimate_power(each)
         trials = format_trials(power.trials_for(difference), noun="") if power.known else "–"
         numbers = (each.difference, each.stderr, power.detectable)
         names = (Text(escape_invisible(name)) for name in (each.method, each.reference))
-        table.add_row(*names, *map(_points, numbers), trials)
+        points = ("–" if math.isnan(n) else f"{100 * n:.2f}".replace("-", "−") for n in numbers)
+        table.add_row(*names, *points, trials)
     return table
-
-
-def _points(share: float) -> str:
-    return "–" if math.isnan(share) else f"{100 * share:.2f}".replace("-", "−")

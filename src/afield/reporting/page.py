@@ -67,7 +67,11 @@ def write_report(
     ...     afield.write_report(folder) == f"{folder}/report.html"
     True
     """
-    _check_metric(metric)
+    if not find_metric(metric).is_share:
+        raise SpecError(
+            f"a report compares in percentage points, and {metric} is no percentage; use "
+            f"`afield table --metric {metric}`"
+        )
     stores = [open_store(s) for s in ([store] if isinstance(store, str | Path | Store) else store)]
     if out is None and len(stores) > 1:
         raise SpecError("a report on several stores needs a place; give --out FILE")
@@ -95,14 +99,6 @@ def write_report(
     return str(path)
 
 
-def _check_metric(metric: str) -> None:
-    if not find_metric(metric).is_share:
-        raise SpecError(
-            f"a report compares in percentage points, and {metric} is no percentage; use "
-            f"`afield table --metric {metric}`"
-        )
-
-
 def _read_records(store: Store) -> list[Record]:
     records = list(store)
     if not records and not store.failures():
@@ -122,24 +118,10 @@ def render_page(
     metric: str = DEFAULT_METRIC,
     over_datasets: bool = False,
 ) -> str:
-    """The HTML of the page.
+    """The HTML of the page about all records of a store.
 
-    Parameters
-    ----------
-    records
-        All records of the store.
-    failures
-        The runs that failed.
-    store
-        The store's path or address, for its name and for commands.
-    findings, papers
-        Findings of diagnostics with the paths of their images, and comparisons with papers.
-    thumbnails
-        For each dataset, strips of images in base64 by domain.
-    metric
-        What tables and comparisons show in place of the accuracy.
-    over_datasets
-        Whether to begin with a table of all datasets and their mean.
+    `thumbnails` are strips of images in base64, by dataset and domain. With `over_datasets` the
+    page begins with a table of all datasets and their mean.
     """
     rerun_store = f"{store}-again" if Path(store).name else "again"
     sections = [
@@ -150,39 +132,29 @@ def render_page(
     style, script = (
         (TEMPLATE_FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
     )
-    return (
-        _jinja_environment()
-        .get_template("page.html.jinja")
-        .render(
-            policy=_policy(style, script),
-            style=Markup(style),
-            script=Markup(script),
-            version=version("afield"),
-            name=Path(store).name or str(Path(store).resolve()),
-            sections=sections,
-            overviews=build_overviews(records, metric) if over_datasets else [],
-            reference=REFERENCE,
-            findings=shown,
-            papers=papers,
-            thumbnails={section.id: _strips(section, thumbnails) for section in sections},
-            omitted=omitted,
-            run_counts=_count_runs(records, failures),
-            total_seconds=sum(record.seconds for record in records),
-            environment=_environment_facts(records),
-            warnings=_warnings(records, sections),
-            runs=[_run_row(record) for record in records],
-            rerun_command=write_command(
-                "train", options=[("like", f"{store}/KEY"), ("store", rerun_store)]
-            ),
-            failures=failures,
-        )
+    template = _jinja_environment().get_template("page.html.jinja")
+    rerun = [("like", f"{store}/KEY"), ("store", rerun_store)]
+    return template.render(
+        policy=_policy(style, script),
+        style=Markup(style),
+        script=Markup(script),
+        version=version("afield"),
+        name=Path(store).name or str(Path(store).resolve()),
+        sections=sections,
+        overviews=build_overviews(records, metric) if over_datasets else [],
+        reference=REFERENCE,
+        findings=shown,
+        papers=papers,
+        thumbnails={each.id: thumbnails.get(each.results.data, {}) for each in sections},
+        omitted=omitted,
+        run_counts=_count_runs(records, failures),
+        total_seconds=sum(record.seconds for record in records),
+        environment=_environment_facts(records),
+        warnings=_warnings(records, sections),
+        runs=[_run_row(record) for record in records],
+        rerun_command=write_command("train", options=rerun),
+        failures=failures,
     )
-
-
-def _strips(section: Section, thumbnails: Mapping[str, Mapping[str, str]]) -> Mapping[str, str]:
-    """The strips of images of a section's dataset."""
-    (record, *_), *_ = section.results.methods.values()
-    return thumbnails.get(record.run.dataset, {})
 
 
 def _jinja_environment() -> Environment:
@@ -204,7 +176,7 @@ def _jinja_environment() -> Environment:
         "percent": format_number,
         "time": _format_time,
         "ratio": lambda ratio: "–" if _unknown(ratio) else f"{ratio:.2f}",
-        "bytes": _format_bytes,
+        "bytes": lambda count: f"{count / 2**20:,.0f} MiB" if count else "–",
         "zip": lambda one, two: zip(one, two, strict=True),
         "lines": lambda text: "\n".join(escape_invisible(line) for line in text.splitlines()),
     }
@@ -230,7 +202,7 @@ def _policy(style: str, script: str) -> str:
 def _count_runs(records: Sequence[Record], failures: Sequence[Failure]) -> str:
     text = f"{len(records)} finished run{'s' * (len(records) != 1)}, {len(failures)} failed"
     auxiliary = sum(record.run.role in ("base", "expert") for record in records)
-    return text + f"; {auxiliary} of them bases and experts of merged models" * bool(auxiliary)
+    return f"{text}; {auxiliary} of them bases and experts of merged models" if auxiliary else text
 
 
 def _environment_facts(records: Sequence[Record]) -> list[tuple[str, str]]:
@@ -249,7 +221,7 @@ def _environment_facts(records: Sequence[Record]) -> list[tuple[str, str]]:
 
 
 def _warnings(records: Sequence[Record], sections: Sequence[Section]) -> list[str]:
-    """What makes rows less comparable than they look."""
+    """Reasons why rows are less comparable than they look."""
     warnings = []
     codes: dict[str, set[str]] = {}
     for record in records:
@@ -285,7 +257,3 @@ def _format_time(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds:.1f} s"
-
-
-def _format_bytes(count: int) -> str:
-    return "–" if not count else f"{count / 2**20:,.0f} MiB"

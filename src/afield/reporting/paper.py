@@ -73,7 +73,7 @@ def _asked_for(several: Sequence[Numbers], methods: Sequence[str]) -> list[Numbe
 
 
 class _Measured:
-    """The results of a part: what was measured for a row and a column."""
+    """The results of a part, from which estimates for its rows and columns are made."""
 
     def __init__(self, part: Part, records: Sequence[Record], replaced: Mapping[str, str]) -> None:
         self.part, self.replaced = part, replaced
@@ -229,30 +229,28 @@ def _cell(cell: Mapping[str, object] | None) -> str:
     """A cell in words: the paper's number, ours, and the difference."""
     if cell is None:
         return ""
-    paper, ours, error, difference = (
-        float(str(cell[name])) for name in ("paper", "ours", "stderr", "difference")
-    )
+    names = ("paper", "ours", "stderr", "difference")
+    paper, ours, error, difference = (float(str(cell[name])) for name in names)
     left = MISSING if math.isnan(paper) else f"{paper:g}"
     if math.isnan(ours):
         return f"{left} → {MISSING}"
     spread = "" if math.isnan(error) else f" ± {error:.1f}"
-    change = "" if math.isnan(difference) else f" ({difference:+.1f}{MARK * bool(cell['lower'])})"
+    mark = MARK if cell["lower"] else ""
+    change = "" if math.isnan(difference) else f" ({difference:+.1f}{mark})"
     return f"{left} → {ours:.1f}{spread}{change}"
 
 
 def paper_markdown(recipe: Recipe, frame: pd.DataFrame) -> str:
-    """All tables of a recipe in Markdown, with what differs."""
+    """All tables of a recipe in Markdown, with the differences from the paper."""
     lines = [f"## {recipe.full_title}", "", paper_caption(recipe), ""]
     for title, header, rows in paper_tables(frame):
-        lines += [f"### {title}", "", "| " + " | ".join(header) + " |"]
-        lines += ["| --- " * len(header) + "|"]
-        lines += ["| " + " | ".join(row) + " |" for row in rows]
-        lines.append("")
+        table = [header, ["---"] * len(header), *rows]
+        lines += [f"### {title}", "", *("| " + " | ".join(row) + " |" for row in table), ""]
     return "\n".join(lines)
 
 
 def paper_caption(recipe: Recipe) -> str:
-    """How to read a cell, and what differs from the paper, in one line."""
+    """How to read a cell, and the differences from the paper, in one line."""
     differs = [f"Differs: {recipe.differs}."] if recipe.differs else []
     changes = recipe.changes.describe()
     differs += [f"Changed: {changes}."] if changes else []

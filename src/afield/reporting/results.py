@@ -12,13 +12,7 @@ from typing import Any
 from afield.runs.record import Record
 from afield.runs.row import Row, common_settings
 from afield.runs.selection import RULES, Pick
-from afield.studies.protocol import (
-    choice_identity,
-    describe_choice,
-    is_held_out_share,
-    is_single_source,
-    named_targets,
-)
+from afield.studies import protocol
 from afield.training.metrics import DEFAULT_METRIC
 
 # The attributes of a pick that depend on its target.
@@ -42,8 +36,7 @@ class Results:
     title
         The name, and which domains are tested on unless each is left out in turn.
     domains
-        The domains with a column of their own: those that are tested on, or with `by_source` those
-        that are trained on.
+        The domains with a column of their own: the tested ones, or with `by_source` the sources.
     methods
         The records of every row, by its label.
     rows
@@ -128,7 +121,7 @@ def group_records(records: Iterable[Record], metric: str = "") -> list[Results]:
     datasets: dict[str, list[Record]] = {}
     for record in records:
         if record.run.role not in ("base", "expert"):
-            identity = f"{record.run.data or record.run.dataset}{choice_identity(record)}"
+            identity = f"{record.run.data or record.run.dataset}{protocol.choice_identity(record)}"
             datasets.setdefault(identity, []).append(record)
     names = _dataset_names([of_dataset[0] for of_dataset in datasets.values()])
     return [
@@ -139,16 +132,16 @@ def group_records(records: Iterable[Record], metric: str = "") -> list[Results]:
 
 def _results(name: str, records: Sequence[Record], metric: str) -> Results:
     sources = {record.run.sources: None for record in records}
-    by_source = is_single_source(records[0]) and len(sources) > 1
+    by_source = protocol.is_single_source(records[0]) and len(sources) > 1
     described = [record for record in records if not Row.of(record.run).is_bound] or records
     rows = _rows(records)
     return Results(
         name=name,
-        title=name + describe_choice(described),
+        title=name + protocol.describe_choice(described),
         domains=[source for (source,) in sources] if by_source else _targets(records),
         methods={row.label: of_row for row, of_row in rows},
         rows={row.label: row for row, _ in rows},
-        many_held_out=is_held_out_share(records[0]),
+        many_held_out=protocol.is_held_out_share(records[0]),
         metric=metric,
         by_source=by_source,
         together=not by_source and any(len(record.run.tested) > 1 for record in records),
@@ -172,12 +165,12 @@ def _targets(records: Sequence[Record]) -> list[str]:
 
     If every run was asked for by the names of its targets, only these.
     """
-    if is_held_out_share(records[0]):
+    if protocol.is_held_out_share(records[0]):
         return list(dict.fromkeys(name for record in records for name in record.run.tested))
     leaves_one_out = any(len(record.unseen) == 1 for record in records)
     if not records[0].run.tested and not leaves_one_out:
         return []
-    named = named_targets(records)
+    named = protocol.named_targets(records)
     return [name for name in records[0].domains if not named or name in named]
 
 

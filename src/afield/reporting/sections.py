@@ -1,4 +1,4 @@
-"""What a report shows of one dataset: pure functions from records to what the page is filled with.
+"""Sections of the report, one per dataset: pure functions from records to the content of the page.
 
 Accuracies are shares here and percentages on the page. Positions on charts are percentages of the
 chart's size.
@@ -58,23 +58,11 @@ def make_marks(results: Results, frame: pd.DataFrame, rule: str) -> dict[str, Ma
     means = dict(zip(of_rule["method"], of_rule["accuracy"], strict=True))
     ranked = {name: means.get(name, math.nan) for name in results.methods}
     names = sorted(ranked, key=lambda name: (math.isnan(ranked[name]), -ranked[name], name))
+    rows = results.rows
     return {
-        name: Mark(
-            name,
-            number,
-            bound=results.rows[name].is_bound,
-            family=results.rows[name].family,
-        )
+        name: Mark(name, number, bound=rows[name].is_bound, family=rows[name].family)
         for number, name in enumerate(names)
     }
-
-
-def group_by_family(marks: Mapping[str, Mark]) -> dict[str, Sequence[Mark]]:
-    """The marks of every family that has rows, in the order of the table."""
-    groups = {
-        family: [mark for mark in marks.values() if mark.family == family] for family in FAMILIES
-    }
-    return {family: members for family, members in groups.items() if members}
 
 
 # The words for a verdict, and the class that colors them.
@@ -141,10 +129,8 @@ class RuleTable:
     @property
     def groups(self) -> dict[str, list[TableRow]]:
         """The rows of every family that has any."""
-        by_family = {
-            name: [row for row in self.rows if row.method.family == name] for name in FAMILIES
-        }
-        return {name: rows for name, rows in by_family.items() if rows}
+        groups = {f: [row for row in self.rows if row.method.family == f] for f in FAMILIES}
+        return {family: rows for family, rows in groups.items() if rows}
 
     @property
     def incomplete(self) -> bool:
@@ -163,18 +149,8 @@ def build_rule_table(
 ) -> RuleTable:
     """The table of a rule, the best mean first.
 
-    Parameters
-    ----------
-    rule
-        The selection rule.
-    frame
-        What `tabulate` made of all rules.
-    comparisons
-        The comparisons under this rule.
-    marks
-        The marks of all methods.
-    possible_best
-        The methods that may be the best one; their means are highlighted.
+    `frame` is the table of all rules. The means of all methods that may be the best one are
+    highlighted.
     """
     table = frame[frame["rule"] == rule]
     names = display_order(dict.fromkeys(table["domain"]))
@@ -199,15 +175,13 @@ def build_rule_table(
 def _cells(frame: pd.DataFrame, names: Sequence[str], *, best: bool) -> list[Cell]:
     columns = zip(frame["domain"], frame["accuracy"], frame["stderr"], strict=True)
     numbers = {str(name): (float(accuracy), float(stderr)) for name, accuracy, stderr in columns}
-    unknown = (math.nan, math.nan)
-    return [_cell(*numbers.get(name, unknown), best=best and name == "mean") for name in names]
-
-
-def _cell(accuracy: float, stderr: float, *, best: bool) -> Cell:
-    if math.isnan(accuracy):
-        return Cell()
-    error = "" if math.isnan(stderr) else format_number(stderr)
-    return Cell(f"{accuracy:.6f}", format_number(accuracy), error, best)
+    cells = []
+    for name in names:
+        accuracy, stderr = numbers.get(name, (math.nan, math.nan))
+        error = "" if math.isnan(stderr) else format_number(stderr)
+        shown = Cell(f"{accuracy:.6f}", format_number(accuracy), error, best and name == "mean")
+        cells.append(Cell() if math.isnan(accuracy) else shown)
+    return cells
 
 
 # With more points than this, the points have no tooltips.
@@ -261,7 +235,8 @@ class Section:
     @property
     def families(self) -> Mapping[str, Sequence[Mark]]:
         """The marks of every family that has rows."""
-        return group_by_family(self.marks)
+        groups = {f: [mark for mark in self.methods if mark.family == f] for f in FAMILIES}
+        return {family: members for family, members in groups.items() if members}
 
     @property
     def bound(self) -> str:
@@ -348,20 +323,10 @@ class Section:
 def build_section(
     number: int, results: Results, records: Sequence[Record], store: str, rerun_store: str
 ) -> Section:
-    """What the page shows of one dataset.
+    """The section of one dataset, which has this number on the page.
 
-    Parameters
-    ----------
-    number
-        The number of the section on the page.
-    results
-        The results of the dataset.
-    records
-        All records of the store, including bases and experts of merged models.
-    store
-        The store of the records, for commands.
-    rerun_store
-        The store that the commands for repeating runs write to.
+    `records` are all records of the store, including bases and experts of merged models. The
+    commands for repeating runs write to `rerun_store`.
     """
     frame = tabulate_results(results)
     if results.metric:

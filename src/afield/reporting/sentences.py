@@ -43,17 +43,7 @@ class Headline:
 
 
 def build_headline(results: Results, frame: pd.DataFrame, claim: Claim | None) -> Headline:
-    """Say in words what the table shows.
-
-    Parameters
-    ----------
-    results
-        The results of one dataset.
-    frame
-        Their table, from `tabulate`.
-    claim
-        What they say about the best method under the leading rule, from `build_claims`.
-    """
+    """Say in words what the table of a dataset shows; `claim` is about the leading rule."""
     if frame.empty:
         return Headline(
             "No table: no selection rule has all the evaluations it needs in these records."
@@ -97,22 +87,17 @@ def _adaptation(claim: Claim, quote: Callable[[str], str]) -> str:
 
 
 def claim_lines(records: Iterable[Record], frame: pd.DataFrame) -> dict[tuple[str, str], str]:
-    """What each dataset and rule of a table says about the best method, in one line each.
-
-    Parameters
-    ----------
-    records
-        The records that the table was made of.
-    frame
-        The table, from `tabulate`.
-    """
+    """The claim of each dataset and rule of a table about the best method, in one line each."""
     return {key: describe_claim(claim) for key, claim in all_claims(records, frame).items()}
 
 
 def describe_power(power: Power, difference: float = ONE_POINT) -> str:
     """Say which difference a benchmark can detect, and how many trials a difference takes."""
     count = f"{power.trials} trials"
-    now = f"With {count}, a true difference of {_format_size(power.detectable)} points is detected"
+    # Small sizes have two decimals.
+    detectable = power.detectable
+    size = f"{100 * detectable:.{2 if detectable < ONE_POINT / 2 else 1}f}"
+    now = f"With {count}, a true difference of {size} points is detected"
     points = f"{100 * difference:g} point" + "s" * (difference != ONE_POINT)
     needed = format_trials(power.trials_for(difference))
     return f"{now} with a probability of 80{NO_BREAK_SPACE}%; one of {points} takes {needed}."
@@ -198,12 +183,16 @@ def _weigh(claim: Claim, comparison: Comparison) -> str:
     if claim.verdict == "too few":
         return f"Cannot tell whether this is chance: {_lack(comparison)}."
     ends = _format_interval(claim, comparison.interval())
-    correction = f", corrected for {comparison.rivals} comparisons" * (comparison.rivals > 1)
-    interval = f"(95{NO_BREAK_SPACE}% interval {ends}{correction})"
+    interval = f"(95{NO_BREAK_SPACE}% interval {ends}{describe_correction(comparison.rivals)})"
     if claim.is_more_than_chance:
         return f"That is more than chance {interval}."
     needed = format_trials(claim.trials_needed)
     return f"That may be chance {interval}; a difference of this size takes {needed} to settle."
+
+
+def describe_correction(rivals: int) -> str:
+    """That intervals are corrected for the number of comparisons; empty for a single one."""
+    return f", corrected for {rivals} comparisons" if rivals > 1 else ""
 
 
 def _lack(comparison: Comparison) -> str:
@@ -214,11 +203,6 @@ def _lack(comparison: Comparison) -> str:
         return "all trials gave the same difference"
     differ = comparison.pairs - comparison.ties
     return f"{differ} pairs of trial and domain that differ are too few"
-
-
-def _format_size(share: float) -> str:
-    """A size in percentage points, with two decimals if it is small."""
-    return f"{100 * share:.2f}" if share < ONE_POINT / 2 else f"{100 * share:.1f}"
 
 
 def _unranked(results: Results, ranked: Sequence[str]) -> list[str]:
@@ -232,9 +216,10 @@ def _unranked(results: Results, ranked: Sequence[str]) -> list[str]:
 def _basis(frame: pd.DataFrame, rule: str) -> str:
     """The rule, and the number of trials and draws."""
     means = frame[(frame["rule"] == rule) & (frame["domain"] == "mean")]
-    oracle = ", which uses the target: an upper bound, not a result" * RULES[rule].is_oracle
+    is_oracle = RULES[rule].is_oracle
+    oracle = ", which uses the target: an upper bound, not a result" if is_oracle else ""
     draws = means["draws"].max()
-    best = f", best of {draws} hyperparameter samples" * bool(draws > 1)
+    best = f", best of {draws} hyperparameter samples" if draws > 1 else ""
     trials = int(means["trials"].max())
     selection = f"Selection rule: {rule}, {RULES[rule].description}{oracle}"
     text = f"{selection}; mean over unseen domains and {trials} trial"
@@ -242,7 +227,7 @@ def _basis(frame: pd.DataFrame, rule: str) -> str:
 
 
 def _limits(claim: Claim) -> list[str]:
-    """What the claim is about, and what it leaves open."""
+    """Remarks on the scope of the claim, and on open questions."""
     remarks = _new_domains(claim) + _possible_best(claim)
     remarks += _clear_differences(
         [each for each in claim.comparisons if each.reference in claim.plain]
@@ -326,21 +311,7 @@ class Summary:
 def build_summary(
     results: Results, frame: pd.DataFrame, rule: str, claim: Claim | None, store: str
 ) -> Summary:
-    """Sum up the results of one dataset.
-
-    Parameters
-    ----------
-    results
-        The results of one dataset.
-    frame
-        Their table, from `tabulate`.
-    rule
-        The rule that the claim is about.
-    claim
-        What the results say about the best method, from `build_claims`; None without any mean.
-    store
-        The store of the records, for commands.
-    """
+    """Sum up the table of one dataset; `claim` is about `rule`, and None without any mean."""
     if claim is None:
         return Summary("No method has finished all its runs yet.")
     if not find_metric(claim.metric).is_share:
@@ -392,8 +363,8 @@ def _describe_interval(comparison: Comparison) -> str:
     low, high = comparison.interval()
     if math.isnan(low):
         return "no interval: too few results"
-    corrected = f", corrected for {comparison.rivals} comparisons" * (comparison.rivals > 1)
-    return f"95{NO_BREAK_SPACE}% interval {format_points(low)} to {format_points(high)}{corrected}"
+    ends = f"{format_points(low)} to {format_points(high)}"
+    return f"95{NO_BREAK_SPACE}% interval {ends}{describe_correction(comparison.rivals)}"
 
 
 def _worst_tile(by_name: Mapping[str, tuple[float, float]], leader: str) -> list[Tile]:
@@ -425,7 +396,7 @@ def _steps(results: Results, claim: Claim, store: str) -> list[Step]:
 
 
 def _trials_step(results: Results, claim: Claim, store: str) -> list[Step]:
-    """How to settle what is open."""
+    """The trials that would settle an open question."""
     comparison = claim.comparison
     if comparison is None:
         text = f"Compare with plain training ({REFERENCE}):"

@@ -36,7 +36,7 @@ class Column:
     lower_is_better
         Whether the lowest number of the column is the best.
     optional
-        Whether complete runs may lack the value, such as those of an older version. The column
+        Whether complete runs may lack the value, such as runs of an older version. The column
         appears if any method has it.
     partial
         Whether it summarizes only the domains that have the value.
@@ -80,10 +80,6 @@ def _worst_tenth(trials: pd.DataFrame) -> "pd.Series[float]":
     return pd.Series([row.iloc[: max(1, round(len(row) / 10))].mean() for row in rows])
 
 
-def _deviation(trials: pd.DataFrame) -> "pd.Series[float]":
-    return trials.std(axis=1, ddof=0)
-
-
 COLUMNS = (
     Column("mean", _mean),
     Column("worst", _worst, many_held_out=False, lowest=True),
@@ -96,18 +92,14 @@ COLUMNS = (
     ),
     Column(
         "spread",
-        _deviation,
+        lambda trials: trials.std(axis=1, ddof=0),
         many_held_out=True,
         lower_is_better=True,
         note="standard deviation over domains",
     ),
     Column("in-domain", _mean, "in_domain", note="on the validation splits of the sources"),
     Column(
-        "known domain",
-        _mean,
-        "known",
-        optional=True,
-        note="in-domain, with the domain label given",
+        "known domain", _mean, "known", optional=True, note="in-domain, with the domain label given"
     ),
     Column(
         "calibration error",
@@ -185,14 +177,14 @@ def display_order(names: Iterable[str]) -> list[str]:
 
 
 def lower_is_better(column: Column | None, metric: Metric) -> bool:
-    """Whether the lowest number of a column is the best; no column means that of a domain."""
+    """Whether the lowest number of a column is the best; None is the column of a domain."""
     if column is not None and (column.lower_is_better or not column.of_metric):
         return column.lower_is_better
     return metric.lower_is_better
 
 
 def format_value(value: float, column: Column | None, metric: Metric) -> str:
-    """A number of a column: in percent, or with three digits if the metric is no share."""
+    """A number of a column: in percent, or with three digits if the metric is not a share."""
     if metric.is_share or (column is not None and not column.of_metric):
         return format_number(value)
     return MISSING if math.isnan(value) else f"{value:.3f}"
@@ -228,12 +220,8 @@ def _method_rows(
 ) -> list[dict[str, object]]:
     """The rows of one method: its mean on every dataset, and the mean of these means."""
     by_dataset = cells.set_index("dataset").reindex(names)
-    shared = {
-        "dataset": ALL_DATASETS,
-        "rule": rule,
-        "method": method,
-        "sees": cells["sees"].iloc[0],
-    }
+    sees = cells["sees"].iloc[0]
+    shared = {"dataset": ALL_DATASETS, "rule": rule, "method": method, "sees": sees}
     trials, draws = (by_dataset[name].fillna(0).astype(int) for name in ("trials", "draws"))
     rows = [
         {
@@ -329,9 +317,9 @@ def _rule_rows(results: Results, rule: str) -> Iterator[tuple[object, ...]]:
 def _place(values: Mapping[str, "pd.Series[float]"], metric: str) -> tuple[bool, float]:
     """Where a method stands in the table: by its mean, without one near the end."""
     mean = float(values["mean"].mean()) if "mean" in values else math.nan
-    better = mean if find_metric(metric).lower_is_better else -mean
-    unknown = math.isnan(mean)
-    return unknown, 0.0 if unknown else better
+    if math.isnan(mean):
+        return True, 0.0
+    return False, mean if find_metric(metric).lower_is_better else -mean
 
 
 def _applies(column: Column, results: Results, picks: Iterable[Picks]) -> bool:

@@ -1,10 +1,9 @@
-"""What methods cost: time and memory of their runs, and relative to erm on the same domains.
+"""Costs of methods: time and memory of their runs, and relative to erm on the same domains.
 
 A merged model also costs what its base and its experts cost, and a model that starts from another
 or adapts it costs what that one costs, where the store has their records.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -60,21 +59,13 @@ def cost_rows(
     results: Results, records: Sequence[Record], marks: Mapping[str, Mark]
 ) -> tuple[list[CostRow], float]:
     """The costs with a bar each, the most expensive last, and where bars of the reference end."""
-    costs = sorted(method_costs(results, records), key=lambda cost: (_ratio(cost), cost.seconds))
+    costs = method_costs(results, records)
     longest = max((cost.time_ratio for cost in costs if cost.time_ratio), default=1.0)
-    rows = [
-        CostRow(
-            marks[cost.method],
-            cost,
-            round(100 * cost.time_ratio / longest, 2) if cost.time_ratio else 0,
-        )
-        for cost in costs
-    ]
+    # Costs without a ratio come last.
+    costs.sort(key=lambda c: (c.time_ratio is None, c.time_ratio or 0.0, c.seconds))
+    bars = [round(100 * c.time_ratio / longest, 2) if c.time_ratio else 0 for c in costs]
+    rows = [CostRow(marks[c.method], c, bar) for c, bar in zip(costs, bars, strict=True)]
     return rows, round(100 / max(longest, 1.0), 2)
-
-
-def _ratio(cost: Cost) -> float:
-    return math.inf if cost.time_ratio is None else cost.time_ratio
 
 
 def method_costs(results: Results, records: Iterable[Record]) -> list[Cost]:
@@ -115,7 +106,7 @@ def _cost(
 
 
 def _task(record: Record) -> tuple[object, ...]:
-    """What two runs of different methods share if their costs can be compared."""
+    """The task of a run; runs of different methods can be compared on the same task."""
     run = record.run
     # The draws of a merge are of its own settings, with the same experts.
     return run.sources, run.trial, 0 if run.experts else run.draw

@@ -111,18 +111,12 @@ def picked_checkpoints(results: Results, rule: str) -> dict[CaseKey, PickedCheck
             picked = {domain: pick for domain, pick in by_domain.items() if pick is not None}
             if results.together and picked:
                 # One checkpoint is picked for all domains; its accuracies are averaged.
-                pick = next(iter(picked.values()))
                 accuracy = fmean(each.accuracy for each in picked.values())
-                checkpoints[method, trial, HELD_OUT_TARGET] = PickedCheckpoint(
-                    pick.run.key, pick.step, accuracy
-                )
-            elif not results.together:
-                checkpoints |= {
-                    (method, trial, domain): PickedCheckpoint(
-                        pick.run.key, pick.step, pick.accuracy
-                    )
-                    for domain, pick in picked.items()
-                }
+                pick = replace(next(iter(picked.values())), accuracy=accuracy)
+                picked = {HELD_OUT_TARGET: pick}
+            for target, pick in picked.items():
+                checkpoint = PickedCheckpoint(pick.run.key, pick.step, pick.accuracy)
+                checkpoints[method, trial, target] = checkpoint
     return checkpoints
 
 
@@ -200,18 +194,14 @@ def gap_means(results: Results, rules: Sequence[str]) -> dict[str, dict[str, flo
                 measured = gap(case, checkpoint)
                 behind = math.nan if measured is None else measured.behind
                 gaps.setdefault(case.method, {}).setdefault(rule, []).append(behind)
-    means = {
-        method: {rule: fmean(values) for rule, values in by_rule.items()}
-        for method, by_rule in gaps.items()
-    }
     return {
-        method: {rule: mean for rule, mean in by_rule.items() if not math.isnan(mean)}
-        for method, by_rule in means.items()
+        method: {r: mean for r, values in by_rule.items() if not math.isnan(mean := fmean(values))}
+        for method, by_rule in gaps.items()
     }
 
 
 def compared_cases(results: Results) -> list[SelectionCase]:
-    """All cases but those of the upper bound, which has seen the target."""
+    """All cases except for the upper bound, which has seen the target."""
     return [case for case in selection_cases(results) if not results.rows[case.method].is_bound]
 
 

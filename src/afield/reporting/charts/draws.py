@@ -1,13 +1,13 @@
-"""What hyperparameter draws show: which settings matter.
+"""Charts of hyperparameter draws: which settings matter.
 
 Every run is a point, taken at its checkpoint with the best validation accuracy: that accuracy, the
 accuracy on the unseen main split, and the settings of the run.
 
 Does validation predict the test accuracy?
 Runs are compared within a trial and unseen domain, where all else is equal: both accuracies are
-shown minus their mean over the runs of the same trial and domain. The rank correlation is that of
-the ranks within these groups; its interval is Fisher's, with the variance of Fieller, Hartley and
-Pearson (1957) for ranks, as if runs were independent.
+shown minus their mean over the runs of the same trial and domain. The rank correlation is computed
+from the ranks within these groups; its interval is Fisher's, with the variance of Fieller, Hartley
+and Pearson (1957) for ranks, as if runs were independent.
 """
 
 import math
@@ -188,7 +188,7 @@ class ValidationPlot:
 
 def build_validation_plot(runs: Iterable[ValidatedRun]) -> ValidationPlot | None:
     """The answer for the trained runs of one dataset; None if no two can be compared."""
-    # Merged models differ from trained ones by so much that they would hide the rest.
+    # Merged models differ so much from trained ones that they would hide the rest.
     trained = [run for run in runs if not run.record.run.experts]
     groups = _groups(trained)
     if not groups:

@@ -15,7 +15,7 @@ import pandas as pd
 from afield.reporting.charts.axes import Axis, Mark, numeric_axis
 from afield.reporting.comparison import Comparison, accuracies, references
 from afield.reporting.results import Results
-from afield.reporting.sentences import format_points
+from afield.reporting.sentences import describe_correction, format_points
 from afield.runs.row import REFERENCE
 
 
@@ -114,19 +114,7 @@ class ForestPlot:
 def build_forest_plot(
     frame: pd.DataFrame, rule: str, comparisons: Sequence[Comparison], best: str
 ) -> ForestPlot | None:
-    """The plot of one rule; None if no method has a mean.
-
-    Parameters
-    ----------
-    frame
-        The table of the results, from `tabulate`.
-    rule
-        The selection rule that is shown.
-    comparisons
-        The comparisons under this rule.
-    best
-        The method to highlight.
-    """
+    """The plot of one rule, with the `best` method highlighted; None if no method has a mean."""
     if comparisons:
         return _differences(comparisons, best)
     means = frame[(frame["rule"] == rule) & (frame["domain"] == "mean")].dropna(subset="accuracy")
@@ -155,7 +143,7 @@ def _differences(comparisons: Sequence[Comparison], best: str) -> ForestPlot:
                 format_points(each.difference),
                 "" if math.isnan(low) else f"{format_points(low)} to {format_points(high)}",
                 "first" if each.method == best else "",
-                _clipped(axis, 100 * each.difference),
+                _side(axis, 100 * each.difference),
             )
             for each, (low, high) in zip(comparisons, intervals, strict=True)
         ],
@@ -166,10 +154,8 @@ def _differences(comparisons: Sequence[Comparison], best: str) -> ForestPlot:
 def _describe_bars(rivals: int, *, known: bool) -> str:
     if not known:
         return "any of them may be chance, because there are too few results for intervals"
-    correction = f", corrected for {rivals} comparisons" * (rivals > 1)
-    return (
-        f"bars are 95 % intervals{correction}, and a difference whose bar crosses 0 may be chance"
-    )
+    corrected = f"bars are 95 % intervals{describe_correction(rivals)}"
+    return f"{corrected}, and a difference whose bar crosses 0 may be chance"
 
 
 def _window(comparisons: Sequence[Comparison]) -> list[float]:
@@ -192,7 +178,8 @@ def _window(comparisons: Sequence[Comparison]) -> list[float]:
     return [*full] if full[1] - full[0] <= MIN_CLIPPING_GAIN * (high - low) else [low, high]
 
 
-def _clipped(axis: Axis, value: float) -> str:
+def _side(axis: Axis, value: float) -> str:
+    """The end of the axis beyond which a value lies; empty if it is on the axis."""
     return "low" if value < axis.low else "high" if value > axis.high else ""
 
 

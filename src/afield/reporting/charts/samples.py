@@ -1,4 +1,4 @@
-"""What the data and the network are, what they look like, and which classes are confused."""
+"""Facts about the data and the network, images of the data, and classes that are confused."""
 
 import logging
 import re
@@ -57,8 +57,8 @@ MAX_NAMED = 12
 def describe_data(results: Results) -> str:
     """Domains with their samples, classes, lengths of texts, backbones and weights, in a line."""
     records = [record for of_method in results.methods.values() for record in of_method]
-    parts = [_describe_domains(records), *_describe_classes(records)]
-    parts += _describe_texts(records)
+    classes = [f"{len(record.class_names)} classes" for record in records if record.class_names]
+    parts = [_describe_domains(records), *classes[:1], *_describe_texts(records)]
     networks = {_describe_network(record): None for record in records if not record.run.experts}
     return "; ".join([*parts, *networks]) + "."
 
@@ -109,15 +109,8 @@ def _samples(records: Sequence[Record]) -> dict[str, int]:
     return sizes
 
 
-def _describe_classes(records: Sequence[Record]) -> list[str]:
-    for record in records:
-        if record.class_names:
-            return [f"{len(record.class_names)} classes"]
-    return []
-
-
 def _describe_texts(records: Sequence[Record]) -> list[str]:
-    """The lengths of texts; the median is that of the sources, so it differs between runs."""
+    """The lengths of texts; the median is over the sources, so it differs between runs."""
     texts = [record for record in records if record.run.tokens or record.embedded_tokens]
     if not texts:
         return []
@@ -129,8 +122,9 @@ def _describe_texts(records: Sequence[Record]) -> list[str]:
         tokens = record.run.tokens or record.embedded_tokens
         counts[tokens] = max(counts.get(tokens, 0), record.truncated)
     cut = [f"{count or 'none'} cut at {tokens}" for tokens, count in counts.items()]
-    features = "features of " * any(record.embedded_tokens for record in texts)
-    return [f"{features}texts of {ends} tokens (median), " * bool(ends) + ", ".join(cut)]
+    features = "features of " if any(record.embedded_tokens for record in texts) else ""
+    lengths = [f"{features}texts of {ends} tokens (median)"] if ends else []
+    return [", ".join([*lengths, *cut])]
 
 
 def _describe_network(record: Record) -> str:
@@ -138,7 +132,7 @@ def _describe_network(record: Record) -> str:
     backbone = name_without_path(run.backbone)
     if not run.weights:
         return f"{backbone} from random weights"
-    digest = f" [{run.start[:6]}]" * bool(run.start)
+    digest = f" [{run.start[:6]}]" if run.start else ""
     return f"{backbone} from {escape_invisible(Path(run.weights).name)}{digest}"
 
 
@@ -170,21 +164,17 @@ class ClassErrors:
 
 def class_errors(results: Results, rule: str, method: str) -> ClassErrors | None:
     """The confusions of a method's picked checkpoints; None if the records have none."""
-    picks = [
-        pick
-        for by_domain in results.picks(rule).get(method, {}).values()
-        for pick in by_domain.values()
-        if pick is not None and pick.score is not None and pick.score.confusion is not None
-    ]
-    # Folds that drop different classes have other numbers for them.
-    if not picks or len({pick.run.classes for pick in picks}) > 1:
-        return None
-    scores = [pick.score for pick in picks if pick.score is not None]
-    matrices = [score.confusion.matrix for score in scores if score.confusion is not None]
+    matrices, classes = [], set()
+    for by_domain in results.picks(rule).get(method, {}).values():
+        for pick in by_domain.values():
+            if pick is not None and pick.score is not None and pick.score.confusion is not None:
+                matrices.append(pick.score.confusion.matrix)
+                classes.add(pick.run.classes)
     total = sum((matrix for matrix in matrices if matrix is not None), np.zeros(1))
-    if total.ndim != 2 or any(matrix is None for matrix in matrices):
+    # Folds that drop different classes have other numbers for them.
+    if len(classes) != 1 or total.ndim != 2 or any(matrix is None for matrix in matrices):
         return None
-    names = _class_names(results, method, picks[0].run.classes, len(total))
+    names = _class_names(results, method, classes.pop(), len(total))
     samples = total.sum(axis=1, keepdims=True)
     shares = total / np.maximum(samples, 1)
     shown = shares.tolist() if len(total) <= MAX_MATRIX else []
