@@ -192,7 +192,7 @@ def test_options_replace_those_of_the_file(monkeypatch, afield, tmp_path, words,
     )
     asked = []
     monkeypatch.setattr(
-        "afield.cli.bench.run_and_print", lambda benchmark, **_: asked.extend(benchmark.runs())
+        "afield.cli.console.run_and_print", lambda benchmark, **_: asked.extend(benchmark.runs())
     )
     assert afield("bench", "bench.toml", *words)[0] == 0
     for name, values in expected.items():

@@ -1,10 +1,6 @@
 """The commands ``afield bench``, ``sweep`` (a benchmark from a file) and ``status``."""
 
-import shlex
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,13 +8,11 @@ import typer
 
 from afield.cli import console, options
 from afield.errors import DataError, SpecError
-from afield.studies.benchmark import OPTIONS, Benchmark, make_benchmark, read_benchmark
+from afield.studies.benchmark import OPTIONS, make_benchmark, read_benchmark
 from afield.studies.recipe import is_recipe, read_recipe
 
 if TYPE_CHECKING:
-    from afield.runs.record import Failure, Plan, Record
-    from afield.runs.run import Run
-    from afield.runs.store import Store
+    pass
 
 
 # The options that replace those of a file, also for all parts of a recipe.
@@ -46,7 +40,7 @@ def bench(
         given = {name: value for name, value in values.items() if _is_given(context, name)}
         _run_file(path, given, output)
     else:
-        run_and_print(make_benchmark(**options.read_options(values)), **output)
+        console.run_and_print(make_benchmark(**options.read_options(values)), **output)
 
 
 @options.with_options(*FILE_OPTIONS, optional=True)
@@ -78,7 +72,7 @@ def _is_given(context: typer.Context, name: str) -> bool:
 def _run_file(path: Path, given: Mapping[str, Any], output: Mapping[str, Any]) -> None:
     """Run the benchmark or recipe of a file, with the options that were given beside it."""
     if not is_recipe(path):
-        run_and_print(read_benchmark(path, **options.read_options(given)), **output)
+        console.run_and_print(read_benchmark(path, **options.read_options(given)), **output)
         return
     from afield.cli.recipe import run_recipe
 
@@ -114,86 +108,3 @@ def status(
         console.show_until_done(opened, benchmarks[-1].plan)
         benchmarks = statuses(opened)
     console.print_statuses(benchmarks)
-
-
-def run_and_print(
-    benchmark: Benchmark,
-    *,
-    format_: str,
-    tensorboard: bool,
-    quiet: bool,
-    plan: "Callable[[Benchmark], list[Run]] | None" = None,
-    show: "Callable[[Sequence[Record | Failure], Sequence[Run], Store], None] | None" = None,
-) -> None:
-    """Do the missing runs and show the table; the exit code is 1 if a run failed.
-
-    `plan` and `show` replace how the benchmark is planned, and the table.
-    """
-    from afield.compute import keep_freed_memory
-    from afield.reporting.page import write_report
-    from afield.runs.record import Failure
-    from afield.studies.benchmarking import Observer, run_benchmark
-    from afield.studies.planning import plan_runs
-
-    keep_freed_memory()
-
-    class Printer(Observer):
-        def planning(self) -> AbstractContextManager[None]:
-            return nullcontext() if quiet else console.show_progress()
-
-        def follow(
-            self,
-            outcomes: "Iterable[Record | Failure]",
-            runs: "Sequence[Run]",
-            store: "Store",
-            plan: "Plan",
-        ) -> "Iterable[Record | Failure]":
-            if quiet:
-                return outcomes
-            console.print_plan(runs, done=plan.known)
-            console.print_forecast(runs, benchmark.pool(), plan.known, threads=benchmark.threads)
-            return console.follow_outcomes(outcomes, store, plan)
-
-        def finished(
-            self, outcomes: "Sequence[Record | Failure]", runs: "Sequence[Run]", store: "Store"
-        ) -> None:
-            (show or partial(_print_table, format_=format_, quiet=quiet))(outcomes, runs, store)
-
-        def reported(self, path: str) -> None:
-            if not quiet:
-                console.err.say(f"report in {path}")
-
-    outcomes = run_benchmark(
-        benchmark,
-        plan=plan or plan_runs,
-        report=write_report,
-        observer=Printer(),
-        command=shlex.join(["afield", *sys.argv[1:]]),
-        tensorboard=tensorboard,
-    )
-    if any(isinstance(outcome, Failure) for outcome in outcomes):
-        raise typer.Exit(1)
-
-
-def _print_table(
-    outcomes: "Sequence[Record | Failure]",
-    runs: "Sequence[Run]",
-    store: "Store",
-    *,
-    format_: str,
-    quiet: bool,
-) -> None:
-    from afield.runs.row import Row
-    from afield.runs.selection import resolve_rules
-
-    # The upper bound always has the rule of an oracle, too; bases and experts have no rows.
-    rows = [r for r in runs if not Row.of(r).is_bound and r.role not in ("base", "expert")]
-    asked = [rule for run in rows for rule in run.rules]
-    console.print_outcomes(
-        outcomes,
-        store,
-        output_format=format_,
-        rules=resolve_rules(asked),
-        quiet=quiet,
-        metric=runs[0].metric,
-    )

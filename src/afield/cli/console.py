@@ -1,14 +1,16 @@
 """Output of the command line: results on standard output, everything else on standard error."""
 
 import logging
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
 from rich.progress import (
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from afield.runs.run import Run
     from afield.runs.status import Status
     from afield.runs.store import Store
+    from afield.studies.benchmark import Benchmark
 
 
 # Benchmarks with fewer missing runs start without an estimate of their time.
@@ -344,3 +347,86 @@ def print_outcomes(
         places = ", ".join(store.where() for store in stores)
         err.say(f"{count} in {places}")
     return not failures
+
+
+def run_and_print(
+    benchmark: "Benchmark",
+    *,
+    format_: str,
+    tensorboard: bool,
+    quiet: bool,
+    plan: "Callable[[Benchmark], list[Run]] | None" = None,
+    show: "Callable[[Sequence[Record | Failure], Sequence[Run], Store], None] | None" = None,
+) -> None:
+    """Do the missing runs and show the table; the exit code is 1 if a run failed.
+
+    `plan` and `show` replace how the benchmark is planned, and the table.
+    """
+    from afield.compute import keep_freed_memory
+    from afield.reporting.page import write_report
+    from afield.runs.record import Failure
+    from afield.studies.benchmarking import Observer, run_benchmark
+    from afield.studies.planning import plan_runs
+
+    keep_freed_memory()
+
+    class Printer(Observer):
+        def planning(self) -> AbstractContextManager[None]:
+            return nullcontext() if quiet else show_progress()
+
+        def follow(
+            self,
+            outcomes: "Iterable[Record | Failure]",
+            runs: "Sequence[Run]",
+            store: "Store",
+            plan: "Plan",
+        ) -> "Iterable[Record | Failure]":
+            if quiet:
+                return outcomes
+            print_plan(runs, done=plan.known)
+            print_forecast(runs, benchmark.pool(), plan.known, threads=benchmark.threads)
+            return follow_outcomes(outcomes, store, plan)
+
+        def finished(
+            self, outcomes: "Sequence[Record | Failure]", runs: "Sequence[Run]", store: "Store"
+        ) -> None:
+            (show or partial(_print_table, format_=format_, quiet=quiet))(outcomes, runs, store)
+
+        def reported(self, path: str) -> None:
+            if not quiet:
+                err.say(f"report in {path}")
+
+    outcomes = run_benchmark(
+        benchmark,
+        plan=plan or plan_runs,
+        report=write_report,
+        observer=Printer(),
+        command=shlex.join(["afield", *sys.argv[1:]]),
+        tensorboard=tensorboard,
+    )
+    if any(isinstance(outcome, Failure) for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+def _print_table(
+    outcomes: "Sequence[Record | Failure]",
+    runs: "Sequence[Run]",
+    store: "Store",
+    *,
+    format_: str,
+    quiet: bool,
+) -> None:
+    from afield.runs.row import Row
+    from afield.runs.selection import resolve_rules
+
+    # The upper bound always has the rule of an oracle, too; bases and experts have no rows.
+    rows = [r for r in runs if not Row.of(r).is_bound and r.role not in ("base", "expert")]
+    asked = [rule for run in rows for rule in run.rules]
+    print_outcomes(
+        outcomes,
+        store,
+        output_format=format_,
+        rules=resolve_rules(asked),
+        quiet=quiet,
+        metric=runs[0].metric,
+    )

@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from afield.cli import console, options
-from afield.cli.bench import run_and_print
 from afield.errors import SpecError
 from afield.studies.recipe import Changes, Recipe, read_recipe, recipe_names
 
@@ -173,7 +172,7 @@ def run_recipe(one: Recipe, *, format_: str, tensorboard: bool, quiet: bool) -> 
     ) -> None:
         _show(one, plans, outcomes, store, format_)
 
-    run_and_print(
+    console.run_and_print(
         one.parts[0].benchmark,
         format_=format_,
         tensorboard=tensorboard,

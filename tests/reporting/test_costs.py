@@ -3,8 +3,8 @@
 import pytest
 
 from afield.reporting.charts.axes import Mark
-from afield.reporting.charts.costs import cost_rows, method_costs
 from afield.reporting.results import group_records
+from afield.reporting.sections import cost_rows, method_costs
 from tests.stores import DOMAINS, record, weighed
 
 
