@@ -1,5 +1,8 @@
 """Scaling of stored values to the input of a network."""
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -128,3 +131,69 @@ def test_stored_numbers_that_make_no_sense_are_refused():
     for wrong in ({"std": 0.0}, {"fill": float("nan")}, {"known": (1,)}):
         with pytest.raises(SpecError, match="column 'a'"):
             FittedColumn("a", **wrong)
+
+
+PRESSURE = Column("pressure", ("120", "140", "n/d"), (120.0, 140.0, math.nan))
+
+
+def by_sources(codes, *columns):
+    x = torch.tensor(codes, dtype=torch.float32).view(-1, len(columns))
+    return TableScaling.fit(Rows([x]), columns, by_sources=True)
+
+
+def test_texts_are_numbers_if_all_those_of_the_sources_are():
+    scaling = by_sources([0, 1, 0, 1], PRESSURE)
+    assert scaling.columns == (FittedColumn("pressure", None, 130, 130, 10, lenient=True),)
+    x = torch.tensor([[0.0], [1.0], [2.0], [math.nan]])
+    torch.testing.assert_close(scaling(x), torch.tensor([[-1.0], [1.0], [0.0], [0.0]]))
+    assert scaling.misfits({"va": Domain(x, torch.zeros(4, dtype=torch.long))}) == [
+        "column 'pressure': 1 cells of 'va' are not a number, such as 'n/d'; they count as missing"
+    ]
+
+
+def test_one_text_of_the_sources_makes_categories():
+    scaling = by_sources([0, 1, 2], PRESSURE)
+    assert scaling.columns[0].known == (0, 1, 2)
+    assert by_sources([0, 1, 1], replace(PRESSURE, declared="category")).columns[0].known == (0, 1)
+    assert by_sources([0, 1, 2], replace(PRESSURE, declared="number")).columns[0].indicator
+
+
+def test_a_missing_value_of_the_sources_is_an_input_of_its_own():
+    scaling = by_sources([1.0, 3.0, math.nan], Column("age"))
+    assert scaling.network_shape((1,)) == (2,)
+    expected = torch.tensor([[-1.0, 0.0], [0.0, 1.0]])
+    shown = scaling(torch.tensor([[1.0], [math.nan]]))
+    torch.testing.assert_close(shown[:, 1], expected[:, 1])
+    assert shown[0, 0] < shown[1, 0]
+
+
+@pytest.mark.parametrize("name", ["id", "ID", "patient_id", "PatientID", "row_number", "uuid"])
+def test_names_of_rows_are_not_features_unless_they_are_declared(name):
+    scaling = by_sources([[1.0, 2.0], [3.0, 4.0]], Column(name), Column("age"))
+    assert [column.name for column in scaling.columns] == ["age"]
+    assert scaling(torch.tensor([[9.0, 2.0]])).shape == (1, 1)
+    declared = by_sources([[1.0, 2.0]], Column(name, declared="number"), Column("age"))
+    assert len(declared.columns) == 2
+
+
+@pytest.mark.parametrize("name", ["grid", "humid", "width", "fluid"])
+def test_words_that_end_like_a_name_of_rows_are_features(name):
+    assert len(by_sources([[1.0]], Column(name)).columns) == 1
+
+
+def test_more_texts_than_categories_can_have_are_refused():
+    texts = tuple(f"name{i:03}" for i in range(300))
+    column = Column("name", texts, (math.nan,) * 300)
+    assert len(by_sources([0, 1], column).columns[0].known) == 2
+    with pytest.raises(SpecError, match="300 different texts in the sources, too many"):
+        by_sources(list(range(300)), column)
+
+
+def test_a_restored_preprocessing_reads_rows_as_they_are_stored():
+    scaling = by_sources([0, 1, 0, 1], PRESSURE)
+    again = scaling.restored(scaling.to_dict())
+    x = torch.tensor([[0.0], [2.0]])
+    torch.testing.assert_close(again(x), scaling(x))
+    # A model in use reads numbers.
+    in_use = TableScaling.from_dict(scaling.to_dict())
+    torch.testing.assert_close(in_use(torch.tensor([[120.0]])), torch.tensor([[-1.0]]))

@@ -606,7 +606,8 @@ def test_the_preprocessing_of_a_fold_comes_from_its_sources(patients):
     run = plan_run(spec, "erm", target="south", settings={"steps": 2})
     domains = load_domains(dataset, run)
     before = RunData.of(run, dataset, domains, torch.device("cpu"))
-    assert before.shape == (3,)  # the dose, and the treatments a and b of the sources
+    # The dose, the treatments a and b of the sources, and whether each is missing.
+    assert before.shape == (5,)
     domains["south"].x.mul_(100)
     after = RunData.of(run, dataset, domains, torch.device("cpu"))
     assert after.scaling == before.scaling

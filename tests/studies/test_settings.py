@@ -116,7 +116,7 @@ def test_a_file_of_weights_that_is_missing_is_reported(tmp_path):
 
 def test_what_is_settled_has_nothing_open():
     result = resolve_settings(vars(Training()), PHOTOS)
-    assert None not in {**result, "tune": ""}.values()
+    assert None not in {**result, "tune": "", "columns": ""}.values()
     assert result["every"] == Training().steps // CHECKPOINTS_PER_RUN
 
 

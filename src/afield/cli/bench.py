@@ -16,7 +16,19 @@ if TYPE_CHECKING:
 
 
 # The options that replace those of a file, also for all parts of a recipe.
-FILE_OPTIONS = ("label", "domain", "on", "workers", "device", "cpus", "gpus", "retries", "store")
+FILE_OPTIONS = (
+    "label",
+    "domain",
+    "column_types",
+    "drop",
+    "on",
+    "workers",
+    "device",
+    "cpus",
+    "gpus",
+    "retries",
+    "store",
+)
 
 
 @options.with_options(*OPTIONS)

@@ -67,7 +67,7 @@ def get(
 
 
 @data.command(cls=options.Command)
-@options.with_options("label", "domain", "class_names", "templates")
+@options.with_options("label", "domain", "column_types", "drop", "class_names", "templates")
 def check(
     dataset: options.DatasetArgument,
     out: Annotated[

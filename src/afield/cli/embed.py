@@ -8,7 +8,7 @@ import typer
 from afield.cli import console, options
 
 
-@options.with_options("label", "domain", "text", "weights", "skip_broken")
+@options.with_options("label", "domain", "text", "column_types", "drop", "weights", "skip_broken")
 def embed(
     dataset: options.DatasetArgument,
     *,

@@ -99,7 +99,7 @@ HEADINGS = {
     NAMED_DOMAINS: ("targets", "sources", "validate_on", "single_source"),
     MANY_DOMAINS: ("hold_out", "validate", "train_on"),
     MERGING: ("merges", "expert_method", "base_steps", "expert_draws"),
-    DATA: ("classes", "label", "domain", "text", "skip_broken"),
+    DATA: ("classes", "label", "domain", "text", "column_types", "drop", "skip_broken"),
     NETWORK: ("tune", "finetune", "backbone", "weights", "class_names", "templates"),
     TRAINING: ("start", "average", "adapt", "domains_per_step", "steps"),
     SCORES: ("metric", "group"),
@@ -137,6 +137,7 @@ SetOption = Annotated[
         "Data: size (pixels), augment (none, light, full), balance (classes; true or false), limit "
         "(samples per class and domain), split (lists, random), report (test, whole).\n\n"
         "Texts: tokens (at which texts are cut), pooling (mean, first).\n\n"
+        "Tables: columns (sources, or table: types of columns as in earlier versions).\n\n"
         "Selection: metric (macro_f1), group (slide).\n\n"
         "CLIP: class_names, templates (files).\n\n"
         "A method's own settings start with its name: vrex.penalty=1.",
@@ -368,7 +369,9 @@ def name_dataset(dataset: str, options: dict[str, Any]) -> str:
     """The dataset with the columns of a table that the options name; they are taken out."""
     from afield.data.frames import name_columns
 
-    columns = {each: options.pop(each) for each in ("label", "domain", "text") if each in options}
+    kinds = {"label": "label", "domain": "domain", "text": "text"}
+    kinds |= {"column_types": "types", "drop": "drop"}
+    columns = {kind: options.pop(name) for name, kind in kinds.items() if name in options}
     return name_columns(dataset, **columns)
 
 

@@ -25,7 +25,8 @@ PLACE = ("store", "threads", "device")
 
 @listed_once()
 @options.with_options(
-    *("label", "domain", "average", "start", "classes", "steps", "backbone", "weights"),
+    *("label", "domain", "column_types", "drop"),
+    *("average", "start", "classes", "steps", "backbone", "weights"),
     *("tune", "finetune"),
     *("domains_per_step", "set_", "skip_broken", *PLACE),
     device=None,

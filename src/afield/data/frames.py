@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 TABLE_SUFFIXES = (".csv", ".csv.gz", ".parquet", ".jsonl", ".jsonl.gz")
 # Rows that `read_frames` yields at once.
 ROWS_AT_ONCE = 1000
+# A date, perhaps with a time.
+DATE_FORM = r"\d{4}-\d{2}-\d{2}(?:[T ].*)?$"
 # Names that a column of each kind usually has, in order of preference.
 USUAL_NAMES = {
     "label": ("label", "labels", "class", "y", "target", "fine_label"),
@@ -42,10 +44,18 @@ USUAL_NAMES = {
 
 @dataclass(frozen=True)
 class Column:
-    """A column of features: its name, and its categories unless it holds numbers."""
+    """A column of features: its name, and its different texts unless all its cells are numbers.
+
+    `values` are the numbers that the texts stand for, NaN where a text is neither a number nor a
+    date. `declared` is ``number`` or ``category`` if the user has said what the column is. With
+    `lenient`, a cell that is not a number counts as missing.
+    """
 
     name: str
     categories: tuple[str, ...] | None = None
+    values: tuple[float, ...] = ()
+    declared: str = ""
+    lenient: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,8 @@ class ColumnChoice:
     """The column of each kind; empty means that the table has none, or that it is yet to be found.
 
     A table has one kind of samples: images as bytes in `image`, files that are named in `path`,
-    `text`, or else the numbers and categories of all other columns.
+    `text`, or else the numbers and categories of all other columns. Of these, `types` says which
+    are what (``age=number,thal=category``), and `drop` names those that are left out.
     """
 
     label: str = ""
@@ -63,6 +74,8 @@ class ColumnChoice:
     image: str = ""
     path: str = ""
     text: str = ""
+    types: str = ""
+    drop: str = ""
 
     @property
     def query(self) -> str:
@@ -73,7 +86,29 @@ class ColumnChoice:
     @property
     def names(self) -> tuple[str, ...]:
         """All columns that are not features."""
-        return tuple(filter(None, asdict(self).values()))
+        return (*(name for name in self.kinds.values() if name), *self.dropped)
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The column of every kind, by the kind."""
+        return {kind: name for kind, name in asdict(self).items() if kind not in ("types", "drop")}
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """The columns that are left out by hand."""
+        return tuple(name.strip() for name in self.drop.split(",") if name.strip())
+
+    @property
+    def declared(self) -> dict[str, str]:
+        """What columns are said to be: ``number`` or ``category``, by their names."""
+        pairs = [pair.rpartition("=") for pair in self.types.split(",") if pair.strip()]
+        for name, _, kind in pairs:
+            if kind.strip() not in ("number", "category") or not name.strip():
+                raise SpecError(
+                    f"--column-types {self.types}: write NAME=number or NAME=category, separated "
+                    "by commas"
+                )
+        return {name.strip(): kind.strip() for name, _, kind in pairs}
 
 
 def split_spec(spec: str) -> tuple[str, ColumnChoice]:
@@ -155,6 +190,11 @@ def encode_rows(
 def _numbers(values: "pd.Series[Any]", column: Column, where: str) -> NDArray[np.float64]:
     import pandas as pd
 
+    if pd.api.types.is_datetime64_any_dtype(values):
+        values = _days(values)
+    elif column.lenient and not pd.api.types.is_numeric_dtype(values):
+        texts = values.astype("string")
+        values = pd.Series(text_values(texts.fillna("").tolist()), index=values.index)
     try:
         numbers = pd.to_numeric(values).to_numpy(dtype=np.float64, na_value=np.nan)
     except (TypeError, ValueError):
@@ -168,6 +208,33 @@ def _numbers(values: "pd.Series[Any]", column: Column, where: str) -> NDArray[np
             "cell empty, or remove the row"
         )
     return numbers
+
+
+def text_values(texts: Sequence[str]) -> tuple[float, ...]:
+    """The numbers that texts stand for: numbers, or the days of dates such as 2024-05-31.
+
+    NaN stands for a text that is neither.
+
+    >>> text_values(["1.5", "1970-01-02", "n/d"])
+    (1.5, 1.0, nan)
+    """
+    import pandas as pd
+
+    plain = pd.Series(list(texts), dtype=object).astype(str).str.strip()
+    numbers = pd.to_numeric(plain, errors="coerce").astype(float)
+    dates = plain.where(plain.str.match(DATE_FORM))
+    days = _days(pd.to_datetime(dates, format="ISO8601", errors="coerce", utc=True))
+    values = numbers.where(np.isfinite(numbers), days)
+    return tuple(float(value) for value in values)
+
+
+def _days(dates: "pd.Series[Any]") -> "pd.Series[float]":
+    """Days since 1970, with fractions."""
+    import pandas as pd
+
+    if dates.dt.tz is not None:
+        dates = dates.dt.tz_convert("UTC").dt.tz_localize(None)
+    return (dates - pd.Timestamp("1970-01-01")) / pd.Timedelta(days=1)
 
 
 def _codes(values: "pd.Series[Any]", column: Column, where: str) -> NDArray[np.float64]:

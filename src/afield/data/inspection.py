@@ -139,6 +139,7 @@ class Inspection:
         remarks += _imbalances(self.dataset, self.counts)
         remarks += _imbalances_within(self.dataset, self.counts)
         remarks += extreme_value_warnings(self.domains)
+        remarks += self.dataset.modality.remarks(self.domains)
         if self.duplicates:
             first, second = self.duplicates[0]
             remarks.append(

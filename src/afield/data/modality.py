@@ -139,6 +139,11 @@ class Modality:
         """Facts about the samples of a dataset that only this modality has."""
         return []
 
+    def remarks(self, domains: Mapping[str, Domain]) -> list[str]:
+        """What a model for one of the domains, trained on the others, could not read of it."""
+        del domains
+        return []
+
     def upright(self, x: Tensor) -> Tensor:
         """Turn samples with rows and columns the way a person expects to see them."""
         return x
@@ -154,8 +159,9 @@ class Modality:
             return np.pad(pixels, ((0, 0), (0, 0), (0, 1)))
         return pixels
 
-    def fit_scaling(self, x: Rows) -> Scaling:
-        """Fit the scaling to the samples to train on."""
+    def fit_scaling(self, x: Rows, *, by_sources: bool = False) -> Scaling:
+        """Fit the scaling to the samples to train on, which may decide the types of columns."""
+        del by_sources
         return Scaling.fit(x)
 
     def network_shape(self, scaling: Scaling, stored: Shape, size: int) -> Shape:

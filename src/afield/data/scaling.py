@@ -1,8 +1,9 @@
 """Scaling of stored values to the input of a network."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -71,6 +72,11 @@ class Scaling:
         """Shape of a scaled sample."""
         return stored
 
+    def misfits(self, domains: Mapping[str, Domain]) -> list[str]:
+        """What samples cannot be read as the sources are; nothing but tables has types."""
+        del domains
+        return []
+
     def to_dict(self) -> dict[str, Any]:
         """Mean and standard deviation as plain numbers, to store beside the weights."""
         return {"mean": self.mean.flatten().tolist(), "std": self.std.flatten().tolist()}
@@ -131,7 +137,9 @@ class FittedColumn:
     """A column, the value that replaces a missing one, and how the others are transformed.
 
     `mean` and `std` are those of numbers. Of a category, `fill` and `known` are indices into
-    `categories`: the most frequent one of the sources, and all that the sources have.
+    `categories`: the most frequent one of the sources, and all that the sources have. With
+    `indicator`, the network has another input, which tells whether the cell is missing. With
+    `lenient`, a cell that is not a number counts as missing.
     """
 
     name: str
@@ -140,6 +148,8 @@ class FittedColumn:
     mean: float = 0.0
     std: float = 1.0
     known: tuple[int, ...] = ()
+    indicator: bool = False
+    lenient: bool = False
 
     def __post_init__(self) -> None:
         if not all(map(math.isfinite, (self.fill, self.mean, self.std))) or self.std <= 0:
@@ -150,22 +160,42 @@ class FittedColumn:
     @property
     def column(self) -> Column:
         """The column before anything was fitted."""
-        return Column(self.name, self.categories)
+        return Column(self.name, self.categories, lenient=self.lenient)
+
+
+# What an input of the network is made of: a number, a category, or whether a cell is missing.
+NUMBER, CATEGORY, INDICATOR = range(3)
 
 
 @dataclass(frozen=True)
 class TableScaling(Scaling):
-    """Map rows of a table to the input of a network; every column has its own mean and std."""
+    """Map rows of a table to the input of a network; every column has its own mean and std.
+
+    While a run is trained, its rows are as the dataset stores them: `stored` are the columns of
+    the dataset, of which the sources may have made numbers, or nothing. A model in use reads only
+    the columns that it needs, and `stored` is empty.
+    """
 
     mean: Tensor = field(init=False, repr=False, compare=False, default=torch.zeros(1))
     std: Tensor = field(init=False, repr=False, compare=False, default=torch.ones(1))
     columns: tuple[FittedColumn, ...]
+    stored: tuple[Column, ...] = field(default=(), compare=False)
 
     @classmethod
-    def fit(cls, x: Rows, columns: Sequence[Column] = ()) -> "TableScaling":
-        """Fit the preprocessing of these rows, each column on its own."""
+    def fit(
+        cls, x: Rows, columns: Sequence[Column] = (), *, by_sources: bool = False
+    ) -> "TableScaling":
+        """Fit the preprocessing of these rows, each column on its own.
+
+        With `by_sources`, these rows decide whether a column holds numbers or categories.
+        Otherwise a column with any text in the table is a category.
+        """
         values = torch.cat(list(x.chunks(65536))).double().cpu().numpy()
-        return cls(tuple(_fit(values[:, i : i + 1], each) for i, each in enumerate(columns)))
+        cells = [values[:, i : i + 1] for i in range(len(columns))]
+        if not by_sources:
+            return cls(tuple(map(_fit, cells, columns)))
+        used = [(c, column) for c, column in zip(cells, columns, strict=True) if _is_used(column)]
+        return cls(tuple(_fit_by_sources(*each) for each in used), tuple(columns))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "TableScaling":
@@ -177,26 +207,58 @@ class TableScaling(Scaling):
         return {**super().to_dict(), "table": [asdict(column) for column in self.columns]}
 
     def restored(self, values: Mapping[str, Any]) -> "TableScaling":
-        """Restore a preprocessing from `to_dict`."""
-        return self.from_dict(values)
+        """Restore a preprocessing from `to_dict`, for rows that are stored as those of this one."""
+        return replace(self.from_dict(values), stored=self.stored)
 
     def network_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """The number of inputs: one per number, and one per category that the sources have."""
+        """The number of inputs: of numbers, of categories of the sources, and of indicators."""
         del stored
         return (len(self._plan[0]),)
 
+    def misfits(self, domains: Mapping[str, Domain]) -> list[str]:
+        """One line for every column and domain with cells that the preprocessing cannot read."""
+        lines = []
+        for at, column in self._decoded:
+            texts, fitted = self.stored[at], self.columns[column]
+            for name, domain in domains.items():
+                codes = domain.x[:, at]
+                known = torch.tensor(texts.values).isfinite()
+                if fitted.categories is not None:
+                    known = torch.zeros(len(texts.categories or ()), dtype=torch.bool)
+                    known[list(fitted.known)] = True
+                odd = [int(c) for c in codes[codes >= 0].tolist() if not known[int(c)]]
+                if odd and texts.categories:
+                    what = "not a number" if fitted.categories is None else "unknown to the sources"
+                    then = "missing" if fitted.categories is None else "no category"
+                    lines.append(
+                        f"column {texts.name!r}: {len(odd)} cells of {name!r} are {what}, such as "
+                        f"{texts.categories[odd[0]]!r}; they count as {then}"
+                    )
+        return lines
+
+    @cached_property
+    def _decoded(self) -> list[tuple[int, int]]:
+        """The columns with texts: their places among the stored and the fitted columns."""
+        places = {column.name: i for i, column in enumerate(self.columns)}
+        return [
+            (at, places[column.name])
+            for at, column in enumerate(self.stored)
+            if column.categories is not None and column.name in places
+        ]
+
     @cached_property
     def _plan(self) -> tuple[Tensor, ...]:
-        """Per input: its column, whether it is one of a category, that category, mean and std."""
-        inputs: list[tuple[int, bool, float, float, float]] = []
+        """Per input: its column, what it is made of, its category, mean and std."""
+        inputs: list[tuple[int, int, float, float, float]] = []
         for i, column in enumerate(self.columns):
             if column.categories is None:
-                inputs.append((i, False, 0.0, column.mean, column.std))
-            inputs += [(i, True, float(index), 0.0, 1.0) for index in column.known]
+                inputs.append((i, NUMBER, 0.0, column.mean, column.std))
+            inputs += [(i, CATEGORY, float(index), 0.0, 1.0) for index in column.known]
+            inputs += [(i, INDICATOR, 0.0, 0.0, 1.0)] * column.indicator
         if not inputs:
             raise SpecError("the sources have no value in any column of the table")
-        index, one_hot, category, mean, std = zip(*inputs, strict=True)
-        return tuple(torch.tensor(values) for values in (index, one_hot, category, mean, std))
+        index, kind, category, mean, std = zip(*inputs, strict=True)
+        return tuple(torch.tensor(values) for values in (index, kind, category, mean, std))
 
     @cached_property
     def _on_devices(self) -> dict[torch.device, list[Tensor]]:
@@ -209,9 +271,59 @@ class TableScaling(Scaling):
             fill = torch.tensor([column.fill for column in self.columns])
             parts = [part.to(x.device) for part in (*self._plan, fill)]
             self._on_devices[x.device] = parts
-        index, one_hot, category, mean, std, fill = self._on_devices[x.device]
+        index, kind, category, mean, std, fill = self._on_devices[x.device]
+        x = self._decode(x)
         cells = torch.where(x.isnan(), fill, x).float().index_select(1, index)
-        return torch.where(one_hot, (cells == category).float(), (cells - mean) / std)
+        scaled = torch.where(kind == CATEGORY, (cells == category).float(), (cells - mean) / std)
+        if not any(column.indicator for column in self.columns):
+            return scaled
+        return torch.where(kind == INDICATOR, x.isnan().float().index_select(1, index), scaled)
+
+    def _decode(self, x: Tensor) -> Tensor:
+        """The columns that are used, with numbers in place of the texts that stand for them."""
+        if not self.stored:
+            return x
+        places = {column.name: at for at, column in enumerate(self.stored)}
+        used = x[:, [places[column.name] for column in self.columns]]
+        for at, column in self._decoded:
+            if self.columns[column].categories is None:
+                values = torch.tensor((*self.stored[at].values, math.nan), device=x.device)
+                codes = used[:, column].nan_to_num(len(values) - 1).long()
+                used[:, column] = values[codes].to(used.dtype)
+        return used
+
+
+# More categories than this are names of rows or free text.
+MAX_CATEGORIES = 256
+# Names of columns that number or name the rows.
+ROW_NAMES = re.compile(r"(?:.*[_\s.-])?(?:id|uuid|guid)|.*[a-z]I[Dd]|row(?:[_\s]?(?:no|number))?")
+
+
+def _is_used(column: Column) -> bool:
+    """Whether a column is a feature: not the number or name of a row, unless it is declared."""
+    name = column.name if re.search("[a-z]I[Dd]$", column.name) else column.name.lower()
+    return bool(column.declared) or not ROW_NAMES.fullmatch(name)
+
+
+def _fit_by_sources(values: NDArray[np.float64], column: Column) -> FittedColumn:
+    """Fit a column whose type the cells of the sources decide, unless it is declared."""
+    missing = bool(np.isnan(values).any())
+    if column.categories is not None:
+        present = sorted({int(code) for code in values[~np.isnan(values)]})
+        numbers = np.array([*column.values, math.nan])
+        is_number = bool(present) and bool(np.isfinite(numbers[present]).all())
+        if column.declared == "number" or (is_number and column.declared != "category"):
+            codes = np.nan_to_num(values, nan=len(numbers) - 1).astype(int)
+            values = numbers[codes]
+            missing = bool(np.isnan(values).any())
+            column = Column(column.name)
+        elif len(present) > MAX_CATEGORIES:
+            raise SpecError(
+                f"column {column.name!r} has {len(present)} different texts in the sources, too "
+                f"many for categories; leave it out with --drop {column.name}"
+            )
+    fitted = _fit(values, column)
+    return replace(fitted, indicator=missing, lenient=fitted.categories is None)
 
 
 def _fit(values: NDArray[np.float64], column: Column) -> FittedColumn:

@@ -52,6 +52,9 @@ class Run:
     report, split
         ``whole`` if all samples of the domains to test on are reported on, instead of their test
         split; ``random`` if a dataset's own lists do not split its domains.
+    columns
+        ``sources`` if the sources of the run decide which columns of a table hold numbers; None,
+        as in older runs, if any text in the table makes a column one of categories.
     classes
         The classes of the sources if the dataset has more; the network has no output for the
         others.
@@ -124,6 +127,7 @@ class Run:
     split: str = ""
     group: str = ""
     tune: str | None = None
+    columns: str | None = None
     class_names: str = ""
     templates: str = ""
     code: Mapping[str, str] = field(default_factory=dict)

@@ -97,7 +97,7 @@ def _scaling(run: Run, dataset: DomainSet, samples: Samples, device: torch.devic
     """The scaling that a pretrained network expects of images, or one fitted to the sources."""
     form = find_backbone(run.backbone).input_form()
     if form is None or not samples.x.is_pixels:
-        return dataset.modality.fit_scaling(samples.x)
+        return dataset.modality.fit_scaling(samples.x, by_sources=run.columns == "sources")
     channels = samples.x.shape[0]
     return Scaling.for_images(form.mean, form.std, channels=channels, device=device)
 

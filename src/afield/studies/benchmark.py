@@ -46,6 +46,11 @@ RULES_HELP = (
 )
 LABEL_HELP = "Column of a table with the class of each sample. Default: the one called label or y."
 DOMAIN_HELP = "Column of a table with the domain of each sample. Default: the one called domain."
+COLUMN_TYPES_HELP = (
+    "Types of columns of a table: age=number,thal=category. Default: a column whose cells in the "
+    "sources are all numbers or dates holds numbers, any other holds categories."
+)
+DROP_HELP = "Columns of a table to leave out, separated by commas."
 TEXT_HELP = "Column of a table with texts to classify. Default: the one called text or sentence."
 BASE_STEPS_HELP = (
     "Training steps of the base model, from which all experts start, if the network has no "
@@ -297,6 +302,8 @@ class Benchmark:
     label: Annotated[str, Option(LABEL_HELP, metavar="COLUMN")] = ""
     domain: Annotated[str, Option(DOMAIN_HELP, metavar="COLUMN")] = ""
     text: Annotated[str, Option(TEXT_HELP, metavar="COLUMN")] = ""
+    column_types: Annotated[str, Option(COLUMN_TYPES_HELP, metavar="NAME=TYPE,…")] = ""
+    drop: Annotated[str, Option(DROP_HELP, metavar="COLUMNS")] = ""
     finetune: Annotated[bool | None, Option(FINETUNE_HELP)] = None
     settings: Annotated[Mapping[str, Any], Option("Other settings of the runs.")] = field(
         default_factory=dict

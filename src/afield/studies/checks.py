@@ -114,7 +114,10 @@ def check_data_and_network(dataset: DomainSet, run: Run) -> None:
     dropped = sum(len(domain.broken) for domain in domains.values())
     if dropped:
         log.warning("%s: %d broken file(s) left out", dataset.name, dropped)
-    shape = RunData.of(run, dataset, domains, torch.device("cpu")).shape
+    data = RunData.of(run, dataset, domains, torch.device("cpu"))
+    shape = data.shape
+    for misfit in data.scaling.misfits(domains):
+        log.warning("%s: %s", dataset.name, misfit)
     if run.size and len(shape) != 3:
         raise SpecError(f"size={run.size}: {dataset.name} has no images; leave it out")
     # Weights from the hub may take a while. The caller's random state is restored.

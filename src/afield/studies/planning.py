@@ -301,6 +301,7 @@ def _with_defaults(benchmark: Benchmark, dataset: DomainSet) -> Benchmark:
 
 def _plan_dataset(asked: Benchmark, name: str, *, check_inputs: bool) -> list[Run]:
     columns = {"label": asked.label, "domain": asked.domain, "text": asked.text}
+    columns |= {"types": asked.column_types, "drop": asked.drop}
     dataset = find_dataset(name_columns(name, **columns))
     if check_inputs:
         dataset.check_available()

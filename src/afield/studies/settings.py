@@ -316,6 +316,8 @@ def resolve_settings(training: dict[str, Any], dataset: DomainSet) -> dict[str, 
     for name in ("class_names", "templates"):
         resolved[name] = str(Path(training[name]).resolve()) if training[name] else ""
     resolved["tune"] = training["tune"] or None
+    by_sources = dataset.modality.has_columns and training["columns"] == "sources"
+    resolved["columns"] = "sources" if by_sources else None
     resolved["split"] = "" if training["split"] == "lists" else training["split"]
     resolved["report"] = "" if training["report"] == "test" else training["report"]
     resolved["group"] = canonical_group(training["group"])

@@ -7,14 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 import torch
 from PIL import Image
 
 from afield.data.domains import ReadOptions
 from afield.data.frames import name_columns
+from afield.data.inspection import inspect_dataset
 from afield.data.lookup import find_dataset
 from afield.data.sources.tables import _with_split
-from afield.errors import AfieldError
+from afield.errors import AfieldError, SpecError
+from afield.runs.run_data import RunData
+from afield.studies.planning import plan_run
 from tests.files import arrays, npz
 from tests.messages import message_of
 
@@ -211,10 +215,29 @@ def test_bad_tables_are_refused_in_one_line(tmp_path):
         path = write(tmp_path, frame, f"case{number}.csv")
         assert message in refusal(path, **columns)
     many = numbers(note=[f"note {i}" for i in range(ROWS)])
-    many = pd.concat([many] * 12).assign(note=[f"note {i}" for i in range(12 * ROWS)])
-    assert "different texts, too many" in refusal(write(tmp_path, many, "many.csv"))
+    many = pd.concat([many] * 20).assign(note=[f"note {i}" for i in range(20 * ROWS)])
+    path = write(tmp_path, many, "many.csv")
+    with pytest.raises(SpecError, match=r"different texts in the sources, too many.*--drop note"):
+        plan_run(path, "erm")
+    assert any("too many" in remark for remark in inspect_dataset(path).remarks)
+    assert "note" not in {c.name for c in find_dataset(f"{path}?drop=note").modality.columns}
+    lists = numbers(note=[[1, 2]] * ROWS)
+    assert "neither numbers nor categories" in refusal(write(tmp_path, lists, "lists.jsonl"))
+
+
+def test_dates_are_numbers(tmp_path):
     dates = numbers(when=pd.date_range("2020", periods=ROWS))
-    assert "neither numbers nor categories" in refusal(write(tmp_path, dates, "dates.parquet"))
+    for name in ("dates.parquet", "dates.csv"):
+        run = plan_run(write(tmp_path, dates, name), "erm")
+        scaling = RunData.of(
+            run,
+            dataset := find_dataset(run.dataset),
+            dataset.load(),
+            torch.device("cpu"),
+        ).scaling
+        (when,) = (column for column in scaling.columns if column.name == "when")
+        assert when.categories is None
+        assert 18_262 <= when.mean <= 18_262 + ROWS
 
 
 def test_bad_paths_are_refused_in_one_line(tmp_path):

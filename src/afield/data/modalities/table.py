@@ -1,6 +1,6 @@
 """Rows with named columns of numbers and categories, which are preprocessed for each run."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from afield.data.domains import Domain
 from afield.data.file_batches import FileBatch, split_files
 from afield.data.frames import TABLE_SUFFIXES, Column, encode_rows, is_table, read_frame
 from afield.data.modality import Modality
 from afield.data.samples import Rows
 from afield.data.scaling import TableScaling
 from afield.data.training_settings import Training
-from afield.errors import DataError
+from afield.errors import DataError, SpecError
 
 if TYPE_CHECKING:
     from afield.data.inputs import Inputs
@@ -41,9 +42,20 @@ class Table(Modality):
         "predict"
     )
 
-    def fit_scaling(self, x: Rows) -> TableScaling:
+    def fit_scaling(self, x: Rows, *, by_sources: bool = False) -> TableScaling:
         """Fit the preprocessing of every column."""
-        return TableScaling.fit(x, self.columns)
+        return TableScaling.fit(x, self.columns, by_sources=by_sources)
+
+    def remarks(self, domains: Mapping[str, Domain]) -> list[str]:
+        """Cells of each domain that do not fit the columns of the other domains."""
+        lines = []
+        for name, domain in domains.items():
+            others = Rows([other.x for each, other in domains.items() if each != name])
+            try:
+                lines += self.fit_scaling(others, by_sources=True).misfits({name: domain})
+            except SpecError as error:
+                lines.append(f"without {name!r}, {error}")
+        return lines
 
     def summary(self, inputs: "Inputs") -> str:
         """The names of the columns."""

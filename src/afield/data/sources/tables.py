@@ -15,7 +15,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,14 @@ from numpy.typing import NDArray
 
 from afield.data.cache import contents_digest
 from afield.data.domains import Domain, DomainSet, Reader, ReadOptions
-from afield.data.frames import USUAL_NAMES, Column, ColumnChoice, encode_rows, read_frame
+from afield.data.frames import (
+    USUAL_NAMES,
+    Column,
+    ColumnChoice,
+    encode_rows,
+    read_frame,
+    text_values,
+)
 from afield.data.modalities.image import Image
 from afield.data.modalities.table import Table
 from afield.data.modalities.text import Text
@@ -41,16 +48,15 @@ if TYPE_CHECKING:
 
 # Columns that number the rows; they are no features.
 ROW_NUMBERS = ("id", "index", "row_id", "unnamed: 0")
-# More categories than this are names of rows or free text.
-MAX_CATEGORIES = 256
 
 
 def find_columns(frame: "pd.DataFrame", choice: ColumnChoice, where: str) -> ColumnChoice:
     """Complete a choice with the columns that are recognized by their names and types."""
-    for kind, name in asdict(choice).items():
+    asked = [*choice.kinds.items(), *(("drop", name) for name in choice.dropped)]
+    for kind, name in [*asked, *(("column types", name) for name in choice.declared)]:
         if name and name not in frame.columns:
             raise DataError(f"{where}: no column {name!r} ({kind}); it has {_listing(frame)}")
-    found: dict[str, str] = {kind: name for kind, name in asdict(choice).items() if name}
+    found: dict[str, str] = {kind: name for kind, name in choice.kinds.items() if name}
     for kind in ("label", "domain", "split", "group"):
         found.setdefault(kind, _usual(frame, kind, found))
     for kind in ("label", "domain"):
@@ -61,7 +67,7 @@ def find_columns(frame: "pd.DataFrame", choice: ColumnChoice, where: str) -> Col
             )
     if not any(found.get(kind) for kind in ("image", "path", "text")):
         found |= _sample_column(frame, found)
-    return ColumnChoice(**found)
+    return replace(choice, **found)
 
 
 def _sample_column(frame: "pd.DataFrame", found: Mapping[str, str]) -> dict[str, str]:
@@ -80,13 +86,17 @@ def _sample_column(frame: "pd.DataFrame", found: Mapping[str, str]) -> dict[str,
 
 
 def feature_columns(frame: "pd.DataFrame", choice: ColumnChoice, where: str) -> tuple[Column, ...]:
-    """The columns of a table of numbers and categories, with the categories in the table."""
+    """The columns of a table of numbers and categories, with the different texts of each.
+
+    Whether texts are numbers or categories depends on the sources of a run (`TableScaling`).
+    """
+    declared = choice.declared
     names = [
         name
         for name in frame.columns
-        if name not in choice.names and name.lower() not in ROW_NUMBERS
+        if name not in choice.names and (name.lower() not in ROW_NUMBERS or name in declared)
     ]
-    columns = tuple(_feature(frame[name], where) for name in names)
+    columns = tuple(_feature(frame[name], declared.get(name, ""), where) for name in names)
     if not columns:
         raise DataError(
             f"{where}: no column with samples; give image bytes, paths of files, texts or numbers "
@@ -95,25 +105,23 @@ def feature_columns(frame: "pd.DataFrame", choice: ColumnChoice, where: str) -> 
     return columns
 
 
-def _feature(values: "pd.Series[Any]", where: str) -> Column:
+def _feature(values: "pd.Series[Any]", declared: str, where: str) -> Column:
     import pandas as pd
 
     name = str(values.name)
-    if pd.api.types.is_bool_dtype(values) or pd.api.types.is_numeric_dtype(values):
-        return Column(name)
-    cells = values.dropna().unique().tolist()
-    if not all(isinstance(cell, str | bool | int) for cell in cells):
-        kind = type(next(c for c in cells if not isinstance(c, str | bool | int))).__name__
+    kinds = pd.api.types
+    is_number = kinds.is_bool_dtype(values) or kinds.is_numeric_dtype(values)
+    if declared != "category" and (is_number or kinds.is_datetime64_any_dtype(values)):
+        return Column(name, declared=declared)
+    cells = values.dropna().tolist()
+    odd = next((cell for cell in cells if not isinstance(cell, str | bool | int | float)), None)
+    if odd is not None:
         raise DataError(
-            f"{where}: column {name!r} holds {kind} values, neither numbers nor categories; "
-            "convert or remove it"
+            f"{where}: column {name!r} holds {type(odd).__name__} values, neither numbers nor "
+            f"categories; convert it, or leave it out with --drop {name}"
         )
-    if len(cells) > MAX_CATEGORIES:
-        raise DataError(
-            f"{where}: column {name!r} has {len(cells)} different texts, too many for categories; "
-            "remove it"
-        )
-    return Column(name, tuple(sorted({str(cell) for cell in cells})))
+    texts = tuple(sorted({str(cell) for cell in cells}))
+    return Column(name, texts, text_values(texts), declared)
 
 
 def _usual(frame: "pd.DataFrame", kind: str, found: Mapping[str, str]) -> str:

@@ -170,9 +170,11 @@ def class_errors(results: Results, rule: str, method: str) -> ClassErrors | None
             if pick is not None and pick.score is not None and pick.score.confusion is not None:
                 matrices.append(pick.score.confusion.matrix)
                 classes.add(pick.run.classes)
-    total = sum((matrix for matrix in matrices if matrix is not None), np.zeros(1))
     # Folds that drop different classes have other numbers for them.
-    if len(classes) != 1 or total.ndim != 2 or any(matrix is None for matrix in matrices):
+    if len(classes) != 1:
+        return None
+    total = sum((matrix for matrix in matrices if matrix is not None), np.zeros(1))
+    if total.ndim != 2 or any(matrix is None for matrix in matrices):
         return None
     names = _class_names(results, method, classes.pop(), len(total))
     samples = total.sum(axis=1, keepdims=True)
