@@ -296,7 +296,10 @@ def _dataset(
 ) -> DomainSet:
     samples = read_rows(path, parts, digests, choice)
     modality, reader, contents = _kind_of_samples(path, parts, samples)
-    identity = [digests, contents, vars(samples.columns)]
+    chosen = samples.columns
+    # Types and dropped columns were added later: without them, a table is known as before.
+    said = {name: value for name in ("types", "drop") if (value := getattr(chosen, name))}
+    identity = [digests, contents, {**chosen.kinds, **said}]
     return DomainSet(
         name=path.name.partition(".")[0],
         domains=samples.domains,
