@@ -137,7 +137,7 @@ SetOption = Annotated[
         "Data: size (pixels), augment (none, light, full), balance (classes; true or false), limit "
         "(samples per class and domain), split (lists, random), report (test, whole).\n\n"
         "Texts: tokens (at which texts are cut), pooling (mean, first).\n\n"
-        "Tables: columns (sources, or table: types of columns as in earlier versions).\n\n"
+        "Tables: columns (table: types of columns as in earlier versions).\n\n"
         "Selection: metric (macro_f1), group (slide).\n\n"
         "CLIP: class_names, templates (files).\n\n"
         "A method's own settings start with its name: vrex.penalty=1.",

@@ -60,9 +60,9 @@ class Training:
         network that are not trained, with what comes before them, and whether the last layer is
         not.
     columns
-        ``sources``: the sources of a run decide which columns of a table hold numbers, and a
-        missing value is an input of its own. ``table``: as in earlier versions, any text in the
-        whole table makes a column one of categories.
+        Empty: the sources of a run decide which columns of a table hold numbers, and a missing
+        value is an input of its own. ``table``: as in earlier versions, any text in the whole table
+        makes a column one of categories.
     domains_per_step
         Number of source domains that a step draws from; 0 means all.
     balance
@@ -114,7 +114,7 @@ class Training:
     tune: str = ""
     freeze_blocks: int = 0
     freeze_head: bool = False
-    columns: Literal["sources", "table"] = "sources"
+    columns: Literal["", "table"] = ""
     domains_per_step: int = 0
     balance: bool = False
     limit: int = 0

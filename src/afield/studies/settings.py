@@ -316,7 +316,7 @@ def resolve_settings(training: dict[str, Any], dataset: DomainSet) -> dict[str, 
     for name in ("class_names", "templates"):
         resolved[name] = str(Path(training[name]).resolve()) if training[name] else ""
     resolved["tune"] = training["tune"] or None
-    by_sources = dataset.modality.has_columns and training["columns"] == "sources"
+    by_sources = dataset.modality.has_columns and training["columns"] != "table"
     resolved["columns"] = "sources" if by_sources else None
     resolved["split"] = "" if training["split"] == "lists" else training["split"]
     resolved["report"] = "" if training["report"] == "test" else training["report"]
