@@ -147,13 +147,16 @@ def test_texts_are_numbers_if_all_those_of_the_sources_are():
     x = torch.tensor([[0.0], [1.0], [2.0], [math.nan]])
     torch.testing.assert_close(scaling(x), torch.tensor([[-1.0], [1.0], [0.0], [0.0]]))
     assert scaling.misfits({"va": Domain(x, torch.zeros(4, dtype=torch.long))}) == [
-        "column 'pressure': 1 cells of 'va' are not a number, such as 'n/d'; they count as missing"
+        "column 'pressure': in 'va', 1 of 4 cells are not numbers and count as missing, such as "
+        "'n/d'"
     ]
 
 
-def test_one_text_of_the_sources_makes_categories():
-    scaling = by_sources([0, 1, 2], PRESSURE)
-    assert scaling.columns[0].known == (0, 1, 2)
+def test_more_than_a_tenth_of_texts_in_the_sources_makes_categories():
+    assert by_sources([0, 1, 2], PRESSURE).columns[0].known == (0, 1, 2)
+    rare = by_sources([*[0, 1] * 10, 2], PRESSURE).columns[0]
+    assert (rare.categories, rare.indicator) == (None, True)
+    assert by_sources([*[0, 1] * 4, 2], PRESSURE).columns[0].known == (0, 1, 2)
     assert by_sources([0, 1, 1], replace(PRESSURE, declared="category")).columns[0].known == (0, 1)
     assert by_sources([0, 1, 2], replace(PRESSURE, declared="number")).columns[0].indicator
 

@@ -228,11 +228,12 @@ class TableScaling(Scaling):
                     known[list(fitted.known)] = True
                 odd = [int(c) for c in codes[codes >= 0].tolist() if not known[int(c)]]
                 if odd and texts.categories:
-                    what = "not a number" if fitted.categories is None else "unknown to the sources"
-                    then = "missing" if fitted.categories is None else "no category"
+                    unread = "not numbers and count as missing"
+                    if fitted.categories is not None:
+                        unread = "of no category of the sources"
                     lines.append(
-                        f"column {texts.name!r}: {len(odd)} cells of {name!r} are {what}, such as "
-                        f"{texts.categories[odd[0]]!r}; they count as {then}"
+                        f"column {texts.name!r}: in {name!r}, {len(odd)} of {len(codes)} cells are "
+                        f"{unread}, such as {texts.categories[odd[0]]!r}"
                     )
         return lines
 
@@ -295,6 +296,8 @@ class TableScaling(Scaling):
 
 # More categories than this are names of rows or free text.
 MAX_CATEGORIES = 256
+# A column holds numbers if at least this share of its cells in the sources does.
+MIN_NUMBER_SHARE = 0.9
 # Names of columns that number or name the rows.
 ROW_NAMES = re.compile(r"(?:.*[_\s.-])?(?:id|uuid|guid)|.*[a-z]I[Dd]|row(?:[_\s]?(?:no|number))?")
 
@@ -311,7 +314,8 @@ def _fit_by_sources(values: NDArray[np.float64], column: Column) -> FittedColumn
     if column.categories is not None:
         present = sorted({int(code) for code in values[~np.isnan(values)]})
         numbers = np.array([*column.values, math.nan])
-        is_number = bool(present) and bool(np.isfinite(numbers[present]).all())
+        cells = values[~np.isnan(values)].astype(int)
+        is_number = bool(present) and np.isfinite(numbers[cells]).mean() >= MIN_NUMBER_SHARE
         if column.declared == "number" or (is_number and column.declared != "category"):
             codes = np.nan_to_num(values, nan=len(numbers) - 1).astype(int)
             values = numbers[codes]
