@@ -47,8 +47,8 @@ RULES_HELP = (
 LABEL_HELP = "Column of a table with the class of each sample. Default: the one called label or y."
 DOMAIN_HELP = "Column of a table with the domain of each sample. Default: the one called domain."
 COLUMN_TYPES_HELP = (
-    "Types of columns of a table: age=number,thal=category. Default: a column holds numbers if nine "
-    "of ten of its cells in the sources are numbers or dates, otherwise categories."
+    "Types of columns of a table: age=number,thal=category. Default: a column holds numbers if "
+    "nine of ten of its cells in the sources are numbers or dates, otherwise categories."
 )
 DROP_HELP = "Columns of a table to leave out, separated by commas."
 TEXT_HELP = "Column of a table with texts to classify. Default: the one called text or sentence."
