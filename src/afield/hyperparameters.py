@@ -15,6 +15,7 @@ pydantic's: ``Annotated[float, Choice((0.9, 0.99)), Field(le=1)]``.
 import dataclasses
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -115,6 +116,47 @@ class Added:
 
 
 Range = Uniform | LogUniform | Around | Choice | Variant
+# A range given by hand, such as 0.01..1.
+GIVEN_RANGE = re.compile(r"\s*(?P<low>[^.\s][^\s]*?|\.\d\S*?)\s*\.\.\s*(?P<high>\S+)\s*")
+
+
+def parse_range(value: Any) -> Uniform | None:
+    """The range that a text stands for; None if the value is not a range.
+
+    If both ends are above 0, every order of magnitude is equally likely.
+
+    >>> parse_range("0.01..1"), parse_range("-1..1"), parse_range(0.5)
+    (LogUniform(low=0.01, high=1.0), Uniform(low=-1.0, high=1.0), None)
+    """
+    match = GIVEN_RANGE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return None
+    try:
+        low, high = float(match["low"]), float(match["high"])
+    except ValueError:
+        return None
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise SpecError(f"{value}: a range needs two numbers, the smaller one first: 0.01..1")
+    return LogUniform(low, high) if low > 0 else Uniform(low, high)
+
+
+def split_ranges(
+    kind: Callable[..., Any], values: Mapping[str, Any], owner: str | None = None
+) -> tuple[dict[str, Any], dict[str, Uniform]]:
+    """Checked values, and the ranges among them, whose ends must be valid values."""
+    given = {name: parse_range(value) for name, value in values.items()}
+    own = {name: range_ for name, range_ in given.items() if range_ is not None}
+    for end in ("low", "high"):
+        validate_values(kind, {n: _rounded_end(kind, n, r, end) for n, r in own.items()}, owner)
+    fixed = {name: value for name, value in values.items() if name not in own}
+    return validate_values(kind, fixed, owner), own
+
+
+def _rounded_end(kind: Callable[..., Any], name: str, range_: Uniform, end: str) -> Any:
+    """An end of a range as the hyperparameter would have it: a whole number if it counts."""
+    value = getattr(range_, end)
+    known = name in _declared(kind)[1]
+    return _round_integer(kind, name, value, (range_.low, range_.high)) if known else value
 
 
 def ranges(kind: Callable[..., Any]) -> dict[str, Range]:
@@ -148,7 +190,12 @@ def _adapter(kind: Callable[..., Any], name: str) -> TypeAdapter[Any]:
 
 
 def draw_values(
-    kind: Callable[..., Any], *, draw: int, trial: int, start: Mapping[str, Any] | None = None
+    kind: Callable[..., Any],
+    *,
+    draw: int,
+    trial: int,
+    start: Mapping[str, Any] | None = None,
+    own: Mapping[str, Uniform] | None = None,
 ) -> dict[str, Any]:
     """Values of all hyperparameters in one draw.
 
@@ -162,11 +209,13 @@ def draw_values(
         Number of the trial: as in DomainBed, every trial has its own draws.
     start
         Values to use instead of the defaults.
+    own
+        Ranges given by hand, which replace the declared ones.
     """
     values = {**defaults(kind), **(start or {})}
     if draw == 0:
         return values
-    for name, range_ in ranges(kind).items():
+    for name, range_ in {**ranges(kind), **(own or {})}.items():
         generator = np.random.default_rng(derive_seed(seed_name(kind), name, draw, trial))
         value = range_.draw(generator, values[name])
         values[name] = _round_integer(kind, name, value, range_.ends(values[name]))

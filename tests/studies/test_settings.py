@@ -333,3 +333,44 @@ def test_settings_of_a_dataset_for_a_method_are_its_defaults():
     assert resolve_run(dataset, "erm", dataset.domains).lr != 0.5
     chosen = resolve_run(dataset, "vrex", dataset.domains, settings={"vrex.penalty": 3})
     assert chosen.params["penalty"] == 3
+
+
+def drawn(draw: int, method: str = "vrex", **settings: object) -> Run:
+    return resolve_run(DIGITS, method, DIGITS.domains[:2], draw=draw, settings=settings)
+
+
+def test_a_range_given_by_hand_replaces_the_declared_one_and_labels_the_row():
+    given = {"vrex.penalty": "3..4"}
+    runs = [drawn(draw, **given) for draw in range(1, 6)]
+    penalties = [run.params["penalty"] for run in runs]
+    assert all(3 <= penalty <= 4 for penalty in penalties)
+    assert len(set(penalties)) == 5
+    assert all(run.given["vrex.penalty"] == "3..4" for run in runs)
+    # Other hyperparameters are drawn as before, and the first draw has the defaults.
+    assert [run.params["warmup"] for run in runs] == [
+        drawn(draw).params["warmup"] for draw in range(1, 6)
+    ]
+    assert drawn(0, **given).params == drawn(0).params
+
+
+def test_a_range_of_a_count_gives_whole_numbers():
+    counts = {
+        drawn(draw, "seed_category", **{"seed_category.count": "5..9"}).params["count"]
+        for draw in range(1, 12)
+    }
+    assert counts <= {5, 6, 7, 8, 9}
+    assert len(counts) > 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"vrex.penalty": "4..3"}, "the smaller one first"),
+        ({"vrex.penalty": "-3..3"}, "must not be below 0"),
+        ({"vrex.penality": "1..3"}, "has no setting 'penality'"),
+        ({"optimizer": "1..3"}, "optimizer"),
+    ],
+)
+def test_a_range_that_cannot_be_drawn_from_is_refused(settings, message):
+    with pytest.raises(SpecError, match=message):
+        drawn(1, **settings)

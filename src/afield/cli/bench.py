@@ -31,6 +31,13 @@ FILE_OPTIONS = (
 )
 
 
+RANGE_HELP = (
+    "Draw a setting between two numbers instead of from its declared range; needs --draws. Every "
+    "order of magnitude is equally likely if both are above 0. The scale of a merge can be drawn "
+    "as well: score.scale=0.3..1. Repeat the option for several."
+)
+
+
 @options.with_options(*OPTIONS)
 def bench(
     context: typer.Context,
@@ -38,6 +45,9 @@ def bench(
     format_: options.Format = "console",
     tensorboard: options.Tensorboard = False,
     quiet: options.Quiet = False,
+    range_: Annotated[
+        list[str] | None, typer.Option("--range", metavar="NAME=LOW..HIGH", help=RANGE_HELP)
+    ] = None,
     **values: Any,
 ) -> None:
     """Compare methods on unseen domains: leave each domain out once and test on it.
@@ -47,9 +57,12 @@ def bench(
     """
     options.check_format(format_)
     output: dict[str, Any] = {"format_": format_, "tensorboard": tensorboard, "quiet": quiet}
+    if range_:
+        values["set_"] = [*(values["set_"] or []), *map(_check_range, range_)]
     if options.is_benchmark_file(values["dataset"]):
         path = Path(values.pop("dataset"))
         given = {name: value for name, value in values.items() if _is_given(context, name)}
+        given |= {"set_": values["set_"]} if range_ else {}
         _run_file(path, given, output)
     else:
         console.run_and_print(make_benchmark(**options.read_options(values)), **output)
@@ -73,6 +86,15 @@ def sweep(
     """
     options.check_format(format_)
     _run_file(file, values, {"format_": format_, "tensorboard": tensorboard, "quiet": quiet})
+
+
+def _check_range(pair: str) -> str:
+    """The assignment, if its value is a range."""
+    from afield.hyperparameters import parse_range
+
+    if not parse_range(pair.partition("=")[2]):
+        raise SpecError(f"--range {pair}: write NAME=LOW..HIGH, e.g. vrex.penalty=1..1000")
+    return pair
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

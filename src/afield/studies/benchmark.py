@@ -357,7 +357,16 @@ class Benchmark:
         if self.start and self.merges and not self.methods:
             raise SpecError("--start is for --methods; the experts of --merges share a base anyway")
         check_classes_choice(self.classes)
+        self._check_ranges()
         self.pool()
+
+    def _check_ranges(self) -> None:
+        """Refuse a range if nothing is drawn from it."""
+        from afield.hyperparameters import parse_range
+
+        for name, value in self.settings.items():
+            if parse_range(value) and self.draws == 1:
+                raise SpecError(f"{name}={value}: a range needs --draws 2 or more")
 
     @property
     def protocol(self) -> Protocol:

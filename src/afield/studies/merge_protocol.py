@@ -14,12 +14,13 @@ The experts of a CLIP are the same for all targets, because its base uses no dom
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from afield import own_code, registry
@@ -27,7 +28,15 @@ from afield.compute import preserve_torch_state
 from afield.data.domains import ClassesByDomain, DomainSet, source_classes
 from afield.data.samples import Rows
 from afield.errors import IncompatibleMethodError, MergeError, SpecError
-from afield.hyperparameters import build, defaults, draw_values, validate_values, without_neutral
+from afield.hyperparameters import (
+    build,
+    defaults,
+    draw_values,
+    parse_range,
+    seed_name,
+    split_ranges,
+    without_neutral,
+)
 from afield.merging.job import merge as merge_by
 from afield.merging.scopes import scale_of
 from afield.networks.backbone import find_backbone, network
@@ -36,6 +45,7 @@ from afield.runs.merged import check_merge
 from afield.runs.row import MERGE_BASELINES
 from afield.runs.run import Run
 from afield.runs.selection import DEFAULT_RULES, RULES
+from afield.seeds import derive_seed
 from afield.studies.protocol import Fold, Protocol
 from afield.studies.settings import (
     Settings,
@@ -313,10 +323,11 @@ def _upper_bound(plan: _Plan, targets: tuple[str, ...], base: Run) -> Run:
 def _merged(plan: _Plan, template: Run, name: str, draw: int) -> Run:
     merge = registry.find("merges", name)
     settings = short_names(plan.settings, name)
-    scale = check_scale(name, settings.pop("scale", scale_of(merge)))
-    chosen = validate_values(merge, settings)
+    asked = settings.pop("scale", scale_of(merge))
+    scale = check_scale(name, _drawn_scale(merge, asked, draw, template.trial))
+    chosen, own = split_ranges(merge, settings)
     check_values(name, chosen)
-    params = {**draw_values(merge, draw=draw, trial=template.trial), **chosen}
+    params = {**draw_values(merge, draw=draw, trial=template.trial, own=own), **chosen}
     # A scale other than 1 is always shown: the scale of earlier versions was 1.
     default = {**defaults(merge), "scale": 1.0}
     given = {
@@ -324,6 +335,9 @@ def _merged(plan: _Plan, template: Run, name: str, draw: int) -> Run:
         for key, value in {**chosen, "scale": scale}.items()
         if value != default[key]
     }
+    given |= {f"{name}.{key}": settings[key] for key in own}
+    if parse_range(asked):
+        given[f"{name}.scale"] = asked
     params = {**without_neutral(merge, params), "scale": scale}
     return replace(
         template,
@@ -333,6 +347,17 @@ def _merged(plan: _Plan, template: Run, name: str, draw: int) -> Run:
         given={**template.given, **given},
         code={**template.code, **own_code.digests(("merges", name))},
     )
+
+
+def _drawn_scale(merge: Callable[..., Any], asked: Any, draw: int, trial: int) -> Any:
+    """The scale of a draw, if a range was given; the first draw has the usual scale."""
+    range_ = parse_range(asked)
+    if range_ is None:
+        return asked
+    if draw == 0:
+        return scale_of(merge)
+    seed = derive_seed(seed_name(merge), "scale", draw, trial)
+    return range_.draw(np.random.default_rng(seed), None)
 
 
 def _row_label(plan: _Plan, base: Run, experts: Sequence[Run]) -> dict[str, Any]:

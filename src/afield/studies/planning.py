@@ -12,7 +12,14 @@ from afield.data.domains import ClassesByDomain, DomainSet, source_classes
 from afield.data.frames import name_columns
 from afield.data.lookup import find_dataset
 from afield.errors import IncompatibleMethodError, SpecError
-from afield.hyperparameters import build, defaults, draw_values, validate_values, without_neutral
+from afield.hyperparameters import (
+    build,
+    defaults,
+    draw_values,
+    split_ranges,
+    validate_values,
+    without_neutral,
+)
 from afield.merging.scopes import merges_weights
 from afield.runs.run import Run
 from afield.runs.selection import DEFAULT_RULES, RULES
@@ -427,11 +434,12 @@ def adapted_runs(
 def _adapted(run: Run, name: str, settings: Settings) -> Run:
     kind = registry.find("adaptations", name)
     own = {k.partition(".")[2]: v for k, v in settings.items() if k.startswith(f"{name}.")}
-    chosen = validate_values(kind, own, name)
-    params = {**draw_values(kind, draw=run.draw, trial=run.trial), **chosen}
+    chosen, ranges = split_ranges(kind, own, name)
+    params = {**draw_values(kind, draw=run.draw, trial=run.trial, own=ranges), **chosen}
     build(kind, params)
     usual = defaults(kind)
     given = {f"{name}.{key}": v for key, v in chosen.items() if v != usual[key]}
+    given |= {f"{name}.{key}": own[key] for key in ranges}
     return replace(
         run,
         role="adapted",

@@ -1,7 +1,7 @@
 """Settings of a run: the dataset's defaults, then the hyperparameter sample, then your own."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from afield.data.groups import canonical_group
 from afield.data.prompts import Prompts, dataset_prompts
 from afield.data.training_settings import WHOLE_DOMAINS, Training
 from afield.errors import IncompatibleMethodError, SpecError, UnknownNameError
-from afield.hyperparameters import build, defaults, draw_values, validate_values, without_neutral
+from afield.hyperparameters import build, defaults, draw_values, split_ranges, without_neutral
 from afield.networks.backbone import HUB, Backbone, WholeNetwork, find_backbone
 from afield.networks.precision import resolve_precision
 from afield.registry import hint
@@ -110,16 +110,10 @@ def resolve_run(
     """
     owners = {"": Training, method: registry.find("methods", method)}
     owners[average] = registry.find("averages", average)
-    grouped: dict[str, dict[str, Any]] = {owner: {} for owner in owners}
-    for name, value in reduce_tune(settings or {}).items():
-        owner, _, short = name.rpartition(".")
-        if owner not in grouped:
-            known = hint(owner, [method, average])
-            raise UnknownNameError(f"{name}: {owner!r} is not in this run; {known}")
-        grouped[owner][short] = value
-    chosen = {
-        owner: validate_values(owners[owner], values, owner) for owner, values in grouped.items()
-    }
+    grouped = _by_owner(settings or {}, owners, [method, average])
+    chosen, own_ranges = {}, {}
+    for owner, values in grouped.items():
+        chosen[owner], own_ranges[owner] = split_ranges(owners[owner], values, owner)
     start = {"": _start(dataset, chosen[""], owners[method]), method: {}, average: {}}
     own = {**dataset.methods.get(method, {}), **dataset.averages.get(average, {})}
     for name, value in own.items():
@@ -127,7 +121,10 @@ def resolve_run(
         start[owner][short] = value
     usual = {owner: defaults(kind) | start.get(owner, {}) for owner, kind in owners.items()}
     drawn = {
-        owner: draw_values(kind, draw=draw, trial=trial, start=start.get(owner)) | chosen[owner]
+        owner: draw_values(
+            kind, draw=draw, trial=trial, start=start.get(owner), own=own_ranges[owner]
+        )
+        | chosen[owner]
         for owner, kind in owners.items()
     }
     _check_duration(chosen[""])
@@ -172,15 +169,46 @@ def resolve_run(
         classes=() if find_backbone(training["backbone"]).zero_shot else classes,
         # Whole domains leave no samples for a rule that reads the target.
         rules=tuple(r for r in rules if not (training["report"] and RULES[r].is_oracle)),
-        given={
-            f"{owner}.{name}".lstrip("."): value
-            for owner, values in chosen.items()
-            for name, value in values.items()
-            if value != usual[owner][name] and name not in automatic and name != "group"
-        },
+        given=_label(chosen, usual, automatic) | _range_labels(grouped, own_ranges),
         **training,
     )
     return resolve_epochs(run, dataset)
+
+
+def _by_owner(
+    settings: Settings, owners: Collection[str], known: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Settings by their owners, under their short names."""
+    grouped: dict[str, dict[str, Any]] = {owner: {} for owner in owners}
+    for name, value in reduce_tune(settings).items():
+        owner, _, short = name.rpartition(".")
+        if owner not in grouped:
+            raise UnknownNameError(f"{name}: {owner!r} is not in this run; {hint(owner, known)}")
+        grouped[owner][short] = value
+    return grouped
+
+
+def _label(
+    chosen: Mapping[str, Settings], usual: Mapping[str, Settings], automatic: Collection[str]
+) -> dict[str, Any]:
+    """The settings that label a row: those chosen by hand that differ from what would be chosen."""
+    return {
+        f"{owner}.{name}".lstrip("."): value
+        for owner, values in chosen.items()
+        for name, value in values.items()
+        if value != usual[owner][name] and name not in automatic and name != "group"
+    }
+
+
+def _range_labels(
+    grouped: Mapping[str, Settings], own_ranges: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The ranges that label a row, as they were given."""
+    return {
+        f"{owner}.{name}".lstrip("."): grouped[owner][name]
+        for owner, names in own_ranges.items()
+        for name in names
+    }
 
 
 def reduce_tune(settings: Settings) -> dict[str, Any]:
