@@ -483,3 +483,18 @@ def test_the_description_names_the_frozen_network(features, tmp_path):
     assert encoder["backbone"] == f"timm:{NET}"
     assert encoder["weights"] == provenance["digest"]
     assert encoder["features"] == np.load(features)["X"].shape[1]
+
+
+def test_the_estimate_of_a_model_that_adapts_is_that_of_adapted_models(tmp_path):
+    options = {"store": tmp_path / "runs", "settings": {"steps": 3, "every": 3}}
+    fit("spirals", "erm", tmp_path / "model", adapt="t3a", **options)
+    expected = {}
+    for adaptation in ("", "t3a"):
+        records = [
+            r for r in Store(tmp_path / "runs") if r.run.adaptation == adaptation and r.tests
+        ]
+        accuracies = [value for r in records for value in unseen_accuracies(r).values()]
+        expected[adaptation] = sum(accuracies) / len(accuracies)
+    assert expected[""] != expected["t3a"]
+    estimate = json.loads((tmp_path / "model" / "model.json").read_text())["estimate"]
+    assert estimate["accuracy"] == pytest.approx(expected["t3a"])

@@ -16,7 +16,12 @@ from afield.data.modalities.image import Image
 from afield.errors import AfieldError, SpecError
 from afield.runs.record import Record
 from afield.runs.run import Run
-from afield.runs.run_data import CHEAP_CURVE_SAMPLES, RunData
+from afield.runs.run_data import (
+    CHEAP_CURVE_SAMPLES,
+    RunData,
+    split_domains,
+    training_rows,
+)
 from afield.runs.run_setup import load_domains
 from afield.runs.selection import RULES
 from afield.studies.planning import plan_run
@@ -640,3 +645,26 @@ def test_a_table_goes_from_the_command_line_to_a_prediction(patients, tmp_path, 
         package.export(tmp_path / "model", out=tmp_path / "model.onnx")
     merged = package.bench(spec, [], merges="average", trials=1, steps=20, store=store)
     assert {record.run.method for record in merged} >= {"average"}
+
+
+@pytest.mark.parametrize("tested", [(), ("sketch",)])
+def test_whole_domains_are_reported_on_without_training_on_validation_splits(
+    tested,
+):
+    loaded = domains(size=40)
+    usual = replace(run(), tested=tested)
+    whole = replace(usual, report="whole")
+    for name, rows in training_rows(whole, loaded).items():
+        assert torch.equal(rows, training_rows(usual, loaded)[name])
+        assert not set(rows.tolist()) & set(split_domains(whole, loaded)[name].probe.tolist())
+    assert len(split_domains(whole, loaded)["sketch"].main) == len(loaded["sketch"].y)
+
+
+def test_other_metrics_read_all_samples_of_validation_domains_and_the_test_split_of_targets():
+    loaded = domains(("art", "photo", "sketch", "clip"))
+    asked = replace(run(rules=("validation",)), tested=("sketch",), metric="balanced_accuracy")
+    evaluations = material(asked, loaded).evaluations
+    scores = evaluations.regular.evaluate(model()) | evaluations.best.evaluate(model())
+    split = parts(len(loaded["sketch"].y), trial=0, domain="sketch")
+    assert scores["clip"].main.size == len(loaded["clip"].y)
+    assert scores["sketch"].main.size == len(split.main)

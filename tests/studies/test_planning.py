@@ -16,7 +16,7 @@ from afield.runs.run_setup import Machine, set_up
 from afield.runs.selection import DEFAULT_RULES
 from afield.studies.benchmark import DEFAULT_MERGES, DEFAULT_METHODS, make_benchmark
 from afield.studies.features import spell_finetune
-from afield.studies.planning import check_run, plan_run
+from afield.studies.planning import check_run, plan_run, plan_runs
 from afield.studies.settings import resolve_run
 
 QUICK = {"steps": 10}
@@ -286,3 +286,13 @@ def test_frozen_and_full_are_what_finetune_says():
     for tune, finetune in (("frozen", True), ("full", False)):
         with pytest.raises(SpecError, match=f"tune={tune} and --"):
             spell_finetune({"tune": tune}, finetune=finetune)
+
+
+def test_default_merges_need_two_sources_in_every_fold():
+    def roles(**words):
+        return {
+            run.role for run in plan_runs(make_benchmark("spirals", trials=1, steps=2, **words))
+        }
+
+    assert "merged" in roles(targets="turn0", sources="turn10,turn20")
+    assert "merged" not in roles(targets="turn0", sources="turn10")

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from afield.errors import SpecError
@@ -35,3 +36,14 @@ def test_both_ends_are_exact(model):
 def test_alpha_is_a_share():
     with pytest.raises(SpecError, match="must be a share"):
         Wise(alpha=1.5)
+
+
+def test_buffers_are_those_of_the_present_weights():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    average = Wise(alpha=0.5)
+    average.setup(model, steps=2)
+    model(torch.randn(8, 3))
+    average.after_step(model)
+    for name, buffer in model.named_buffers():
+        assert torch.equal(dict(average.model.named_buffers())[name], buffer)
+    assert average.model[1].running_mean.any()

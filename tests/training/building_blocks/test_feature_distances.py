@@ -1,5 +1,6 @@
 """Distances between sets of samples, and the contrastive loss."""
 
+import pytest
 import torch
 
 from afield.training.building_blocks.feature_distances import (
@@ -60,3 +61,18 @@ def test_the_contrast_of_equal_features_is_that_of_a_fair_guess():
     # Each sample finds its class among five equal ones; the mean has one row more.
     expected = -6 / 7 * torch.log(torch.tensor(1 / 5 + 1e-5, dtype=torch.float64))
     torch.testing.assert_close(supervised_contrast(z, y), expected, rtol=1e-6, atol=0)
+
+
+def slow_moment_distance(sets):
+    """The formula, pair by pair: mean squared difference of means and of covariances."""
+    pairs = [(a, b) for i, a in enumerate(sets) for b in sets[:i]]
+    means = [(a.mean(0) - b.mean(0)).square().mean() for a, b in pairs]
+    covariances = [(a.T.cov() - b.T.cov()).square().mean() for a, b in pairs]
+    return torch.stack(means).mean() + torch.stack(covariances).mean()
+
+
+@pytest.mark.parametrize("sizes", [(3, 3, 3), (2, 4, 3), (20, 20), (30, 12, 25)])
+def test_moments_of_more_features_than_samples_are_compared_by_the_same_formula(sizes):
+    generator = torch.Generator().manual_seed(0)
+    sets = [(i + 1) * torch.randn(n, 12, generator=generator) + i for i, n in enumerate(sizes)]
+    torch.testing.assert_close(moment_distance(sets), slow_moment_distance(sets))
