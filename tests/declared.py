@@ -38,12 +38,12 @@ LONGEST = 12
 def declared(kind: str) -> dict[str, Any]:
     """What is declared of one kind, as JSON has it."""
     if kind == "networks":
-        found: dict[str, Any] = _networks()
+        result: dict[str, Any] = _networks()
     elif kind == "datasets":
-        found = {name: _dataset(find_dataset(name, NOWHERE)) for name in registry.names(kind)}
+        result = {name: _dataset(find_dataset(name, NOWHERE)) for name in registry.names(kind)}
     else:
-        found = {name: _settings(kind, name) for name in registry.names(kind)}
-    return json.loads(json.dumps(found, default=str))
+        result = {name: _settings(kind, name) for name in registry.names(kind)}
+    return json.loads(json.dumps(result, default=str))
 
 
 def _settings(kind: str, name: str) -> dict[str, Any]:
@@ -95,15 +95,15 @@ def _short(value: Any) -> Any:
 
 def _networks() -> dict[str, list[float]]:
     """Logits of every small network with fixed weights, for inputs that it takes."""
-    found = {}
+    result = {}
     for name in sorted(BUILDERS):
         for kind, shape in SHAPES.items():
             try:
                 model = network(f"small:{name}", shape, 3)
-                found[f"{name} {kind}"] = _logits(model, shape)
+                result[f"{name} {kind}"] = _logits(model, shape)
             except (AfieldError, RuntimeError):
                 continue
-    return found
+    return result
 
 
 def _logits(model: torch.nn.Module, shape: tuple[int, ...]) -> list[float]:

@@ -95,10 +95,10 @@ def numbered(root: Path, *, each: int = 4) -> Path:
 
 def assert_rows_fit(domains: Mapping[str, Domain]) -> None:
     """Every row has the colour, the label and the name of one and the same file of `numbered`."""
-    for d, (domain, found) in enumerate(domains.items()):
-        assert len(found.names) == len(found.y) == len(found.x) > 0
+    for d, (domain, result) in enumerate(domains.items()):
+        assert len(result.names) == len(result.y) == len(result.x) > 0
         for name, label, colour in zip(
-            found.names, found.y.tolist(), found.x[:, :, 0, 0].tolist(), strict=True
+            result.names, result.y.tolist(), result.x[:, :, 0, 0].tolist(), strict=True
         ):
             where, known, file = name.split("/")
             assert where == domain
@@ -266,12 +266,12 @@ def there(folder: Path) -> list[str]:
 
 
 def zip_of(entries) -> bytes:
-    found = io.BytesIO()
-    with zipfile.ZipFile(found, "w", zipfile.ZIP_DEFLATED) as file:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
         for name, content in entries.items():
             info = zipfile.ZipInfo(name + "/" * (content is None))
             if isinstance(content, str):
                 info.external_attr = (stat.S_IFLNK | 0o777) << 16
             text = content.removeprefix("->") if isinstance(content, str) else content
             file.writestr(info, text or b"", zipfile.ZIP_DEFLATED)
-    return found.getvalue()
+    return buffer.getvalue()

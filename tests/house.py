@@ -60,11 +60,11 @@ def imports(name: str, *, anywhere: bool = True) -> set[str]:
 @cache
 def importers() -> dict[str, set[str]]:
     """The modules that import each module."""
-    found: dict[str, set[str]] = {name: set() for name in modules()}
+    result: dict[str, set[str]] = {name: set() for name in modules()}
     for name in modules():
         for other in imports(name):
-            found[other].add(name)
-    return found
+            result[other].add(name)
+    return result
 
 
 def is_package(name: str) -> bool:

@@ -10,13 +10,13 @@ GROUND_FLOOR = "ground floor"
 
 def lines_by_room(files: dict[str, dict]) -> dict[str, tuple[int, int]]:
     """Statements of each room, and how many of them were executed."""
-    found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    result: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for name, file in files.items():
         parts = name.partition("afield/")[2].split("/")
         room = parts[0] if len(parts) > 1 else GROUND_FLOOR
-        found[room][0] += file["summary"]["num_statements"]
-        found[room][1] += file["summary"]["covered_lines"]
-    return {room: (statements, covered) for room, (statements, covered) in found.items()}
+        result[room][0] += file["summary"]["num_statements"]
+        result[room][1] += file["summary"]["covered_lines"]
+    return {room: (statements, covered) for room, (statements, covered) in result.items()}
 
 
 def table(rooms: dict[str, tuple[int, int]]) -> str:

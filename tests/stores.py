@@ -111,16 +111,16 @@ def large(count: int, *, domains=DOMAINS, checkpoints: int = 50) -> list[Record]
     """So many records of ten methods, with draws and long curves."""
     generator = np.random.default_rng(0)
     methods = ["erm", *(f"method{n}" for n in range(9))]
-    found: list[Record] = []
+    result: list[Record] = []
     draw = 0
-    while len(found) < count:
+    while len(result) < count:
         for trial in range(3):
             for method in methods:
                 for target in domains:
                     rise = 1 - np.exp(-np.arange(1, checkpoints + 1) / 10)
                     away = (0.8 * rise + 0.05 * generator.random(checkpoints)).clip(0, 1)
                     home = (0.9 * rise + 0.05 * generator.random(checkpoints)).clip(0, 1)
-                    found.append(
+                    result.append(
                         record(
                             target,
                             away.round(4).tolist(),
@@ -136,7 +136,7 @@ def large(count: int, *, domains=DOMAINS, checkpoints: int = 50) -> list[Record]
                         )
                     )
         draw += 1
-    return found[:count]
+    return result[:count]
 
 
 def held_out(method: str, accuracies, *, trial: int = 0, **fields) -> Record:

@@ -11,10 +11,10 @@ EXPECTED = json.loads(PATH.read_text())
 
 @pytest.mark.parametrize("kind", [kind for kind in EXPECTED if kind != "networks"])
 def test_what_is_declared_is_as_recorded(kind):
-    found = declared(kind)
+    actual = declared(kind)
     for name, facts in EXPECTED[kind].items():
         for fact, expected in facts.items():
-            now = found[name][fact]
+            now = actual[name][fact]
             # What is added later has no record yet.
             if isinstance(expected, dict):
                 now = {key: value for key, value in now.items() if key in expected}
@@ -23,7 +23,7 @@ def test_what_is_declared_is_as_recorded(kind):
 
 @pytest.mark.slow
 def test_small_networks_compute_what_they_did():
-    found = declared("networks")
-    assert found.keys() >= EXPECTED["networks"].keys()
+    actual = declared("networks")
+    assert actual.keys() >= EXPECTED["networks"].keys()
     for name, logits in EXPECTED["networks"].items():
-        assert found[name] == pytest.approx(logits, rel=1e-3), name
+        assert actual[name] == pytest.approx(logits, rel=1e-3), name

@@ -59,9 +59,9 @@ def test_keys_recipes_and_seeds_of_runs_are_as_ever():
 def test_draws_of_hyperparameters_are_as_ever():
     for kind, names in DRAWS["names"].items():
         for name, seeding in names.items():
-            found = registry.find(kind, name)
-            assert seed_name(found) == seeding, f"{name}: set seed_name, so that draws stay"
-            drawn = without_neutral(found, draw_values(found, draw=1, trial=2))
+            entry = registry.find(kind, name)
+            assert seed_name(entry) == seeding, f"{name}: set seed_name, so that draws stay"
+            drawn = without_neutral(entry, draw_values(entry, draw=1, trial=2))
             assert listed(drawn) == DRAWS["draws"][kind][name]
     drawn, before = draw_values(Training, draw=1, trial=2), DRAWS["draws"]["training"]["Training"]
     # Settings that were added later are not drawn.

@@ -89,12 +89,12 @@ def test_the_same_draw_of_the_same_trial_is_the_same():
 
 
 def test_every_draw_and_every_trial_has_its_own_values():
-    found = {
+    result = {
         (draw, trial): draw_values(Recipe, draw=draw, trial=trial)["penalty"]
         for draw in range(1, 6)
         for trial in range(5)
     }
-    assert len(set(found.values())) == len(found)
+    assert len(set(result.values())) == len(result)
 
 
 def test_two_hyperparameters_with_one_range_are_drawn_apart():
@@ -173,9 +173,9 @@ def test_the_defaults_and_every_draw_can_be_built():
     ],
 )
 def test_values_are_read_in_the_declared_type(name, written, meant):
-    found = getattr(build(Recipe, {name: written}), name)
-    assert found == meant
-    assert type(found) is type(meant)
+    result = getattr(build(Recipe, {name: written}), name)
+    assert result == meant
+    assert type(result) is type(meant)
 
 
 NOT_FINITE = [math.nan, math.inf, -math.inf, "nan", "inf"]
@@ -293,10 +293,10 @@ def test_a_variant_is_no_limit_to_what_can_be_asked_for():
     ids=str,
 )
 def test_several_numbers_are_written_with_commas(written, meant):
-    found = validate_values(Arith, {"shares": written})["shares"]
-    assert found == meant
-    assert type(found) is tuple
-    assert all(type(each) is float for each in found)
+    result = validate_values(Arith, {"shares": written})["shares"]
+    assert result == meant
+    assert type(result) is tuple
+    assert all(type(each) is float for each in result)
 
 
 @dataclass(frozen=True)

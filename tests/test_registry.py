@@ -48,16 +48,16 @@ def test_a_name_of_a_kind_is_an_instance_of_its_idea(tmp_path):
         "diagnostics": Diagnostic,
     }
     for kind, name in MODULES:
-        found, where = registry.find(kind, name), f"{kind}/{name}"
+        result, where = registry.find(kind, name), f"{kind}/{name}"
         if kind == "datasets":
-            declared = found if isinstance(found, DomainSet) else found(tmp_path)
+            declared = result if isinstance(result, DomainSet) else result(tmp_path)
             assert isinstance(declared, DomainSet), where
             assert declared.name == name, where
         elif kind == "merges":
-            assert found.__name__ == name, where
-            assert found.scope in get_args(Scope), where
+            assert result.__name__ == name, where
+            assert result.scope in get_args(Scope), where
         else:
-            assert issubclass(found, bases[kind]), where
+            assert issubclass(result, bases[kind]), where
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,8 @@ def parameters(tensors) -> list[nn.Parameter]:
     return [nn.Parameter(tensor.clone()) for tensor in tensors]
 
 
-def same(found, expected) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+def same(result, expected) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
 
 
 def test_a_flat_vector_has_every_entry_in_order(tensors):
@@ -184,10 +184,10 @@ def test_gradients_are_set_in_the_layout_of_their_parameters():
 TENSORS = {"a.weight": torch.arange(6.0).view(2, 3), "a.bias": torch.ones(2)}
 
 
-def assert_same(found: dict[str, torch.Tensor]) -> None:
-    assert set(found) == set(TENSORS)
+def assert_same(result: dict[str, torch.Tensor]) -> None:
+    assert set(result) == set(TENSORS)
     for name, value in TENSORS.items():
-        assert torch.equal(found[name], value)
+        assert torch.equal(result[name], value)
 
 
 def test_both_formats_give_the_tensors_by_name(tmp_path):

@@ -242,6 +242,6 @@ def test_a_mistyped_path_is_reported_before_anything_large_is_imported():
         (("export", "tests"), "tests: no model.json in it"),
     ):
         command = [sys.executable, "-c", program, *words]
-        found = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert message in found.stdout
-        assert found.stdout.endswith("[]\n")
+        completed = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert message in completed.stdout
+        assert completed.stdout.endswith("[]\n")

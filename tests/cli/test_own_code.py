@@ -119,14 +119,14 @@ def test_predict_takes_an_adaptation_in_a_file(afield, tmp_path):
     fit = ("erm", "--no-estimate", "--out", "model", "--steps", "50")
     assert afield("fit", "sites.py", *fit)[0] == 0
     np.save(tmp_path / "new.npy", np.repeat([[-1.0], [3.0]] * 4, 3, axis=1).astype(np.float32))
-    found = []
+    result = []
     for words in ((), ("--adapt", "./contrary.py", "--set", "contrary.scale=2")):
-        out = tmp_path / f"{len(found)}.csv"
+        out = tmp_path / f"{len(result)}.csv"
         code, _, err = afield("predict", "model", "new.npy", "--out", out, *words)
         assert code == 0, err
-        found.append(pd.read_csv(out).iloc[:, 1].tolist())
-    assert found[0] == ["no", "yes"] * 4
-    assert found[1] == ["yes", "no"] * 4
+        result.append(pd.read_csv(out).iloc[:, 1].tolist())
+    assert result[0] == ["no", "yes"] * 4
+    assert result[1] == ["yes", "no"] * 4
 
 
 def test_a_record_says_from_which_weights_an_own_network_started(afield, tmp_path, monkeypatch):

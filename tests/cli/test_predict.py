@@ -33,13 +33,13 @@ def rows(text):
 def test_predict_has_a_row_for_every_sample_and_for_what_is_broken(afield, spiral_model, new):
     code, out, err = afield("predict", spiral_model, "new", "--abstain", "0.1", "--probabilities")
     assert code == 0
-    found = rows(out)
+    result = rows(out)
     names = ["new/b.npy[0]", "new/c.npy", *(f"new/deep/a.npy[{i}]" for i in range(3))]
-    assert [row["file"] for row in found] == names
-    assert "not an .npy file of plain arrays" in found[1]["error"]
-    assert found[0]["percentile"] == "100"
-    assert [row["abstain"] for row in found[:2]] == ["yes", ""]
-    for row in found[2:]:
+    assert [row["file"] for row in result] == names
+    assert "not an .npy file of plain arrays" in result[1]["error"]
+    assert result[0]["percentile"] == "100"
+    assert [row["abstain"] for row in result[:2]] == ["yes", ""]
+    for row in result[2:]:
         assert row["class"] in ("first", "second")
         assert float(row["p(first)"]) + float(row["p(second)"]) == pytest.approx(1, abs=1e-6)
         assert float(row["confidence"]) >= 0.5

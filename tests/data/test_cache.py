@@ -70,10 +70,10 @@ def read(
     )
 
 
-def values(found: DecodedFiles) -> list[int]:
-    assert found.rows.shape[1:] == (2, 3)
-    assert (found.rows == found.rows[:, :1, :1]).all()
-    return found.rows[:, 0, 0].int().tolist()
+def values(result: DecodedFiles) -> list[int]:
+    assert result.rows.shape[1:] == (2, 3)
+    assert (result.rows == result.rows[:, :1, :1]).all()
+    return result.rows[:, 0, 0].int().tolist()
 
 
 def entries(place: Path) -> list[Path]:
@@ -89,10 +89,10 @@ def test_the_cache_is_where_it_is_said_to_be(monkeypatch, tmp_path):
 
 
 def test_every_file_has_a_row_in_their_order(mine):
-    found = read(mine)
-    assert values(found) == [0, 1, 2, 3, 4, 5]
-    assert found.rows.dtype == torch.float32
-    assert found.broken == {}
+    result = read(mine)
+    assert values(result) == [0, 1, 2, 3, 4, 5]
+    assert result.rows.dtype == torch.float32
+    assert result.broken == {}
 
 
 def test_a_second_load_decodes_nothing(mine):
@@ -163,13 +163,13 @@ def test_rows_that_are_in_use_stay_as_they_are_when_the_entry_is_made_anew(mine)
 
 
 def test_another_side_is_another_entry(tmp_path, place):
-    found = folder_dataset(tree(tmp_path / "mine"))
+    dataset = folder_dataset(tree(tmp_path / "mine"))
     for side in (8, 12):
-        found.load(ReadOptions(tmp_path, side=side))
+        dataset.load(ReadOptions(tmp_path, side=side))
     stamps = {path: path.stat().st_mtime_ns for path in place.glob("*/rows.npy")}
     assert len(stamps) == 2
     for side in (8, 12):
-        assert found.load(ReadOptions(tmp_path, side=side))["photo"].x.shape[-1] == side
+        assert dataset.load(ReadOptions(tmp_path, side=side))["photo"].x.shape[-1] == side
     assert {path: path.stat().st_mtime_ns for path in place.glob("*/rows.npy")} == stamps
 
 
@@ -216,9 +216,9 @@ def test_the_rows_of_broken_files_are_closed_up(many, bad):
         return row(file)
 
     for _ in range(2):
-        found = read(many, decode)
-        assert values(found) == [i for i in range(MANY) if i not in refused]
-        assert found.broken == {many / f"{i:04}.txt": "broken" for i in bad}
+        result = read(many, decode)
+        assert values(result) == [i for i in range(MANY) if i not in refused]
+        assert result.broken == {many / f"{i:04}.txt": "broken" for i in bad}
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, KeyError])
@@ -252,9 +252,9 @@ def test_an_entry_that_lost_a_part_is_made_anew(place, name, harm, mine):
 
 
 def test_the_cache_may_be_deleted_at_any_time(place, mine):
-    found = read(mine)
+    result = read(mine)
     shutil.rmtree(place)
-    assert values(found) == [0, 1, 2, 3, 4, 5]
+    assert values(result) == [0, 1, 2, 3, 4, 5]
     assert values(read(mine)) == [0, 1, 2, 3, 4, 5]
 
 
@@ -262,10 +262,10 @@ def test_rows_are_mapped_from_disk(place, mine):
     maps = Path("/proc/self/maps")
     if not maps.exists():
         pytest.skip("the system does not tell what is mapped")
-    found = read(mine)
+    result = read(mine)
     for line in maps.read_text().splitlines():
         first, last = (int(end, 16) for end in line.split()[0].split("-"))
-        if first <= found.rows.data_ptr() < last:
+        if first <= result.rows.data_ptr() < last:
             assert line.endswith("rows.npy")
             assert str(place) in line
             return
@@ -273,11 +273,11 @@ def test_rows_are_mapped_from_disk(place, mine):
 
 
 def test_writing_to_the_rows_does_not_reach_the_disk(place, mine):
-    found = read(mine)
+    result = read(mine)
     (file,) = place.glob("*/rows.npy")
     before = file.read_bytes()
-    found.rows.fill_(77)
-    assert values(found) == [77] * 6
+    result.rows.fill_(77)
+    assert values(result) == [77] * 6
     assert file.read_bytes() == before
     assert values(read(mine)) == [0, 1, 2, 3, 4, 5]
 
@@ -445,10 +445,10 @@ def test_contents_do_not_change_with_the_time_of_a_file(tmp_path):
 def test_contents_are_read_only_when_something_changed(tmp_path):
     files = numbers(tmp_path / "mine")
     before = contents_digest(tmp_path / "mine", files)
-    found = files[0].stat()
+    stat = files[0].stat()
     files[0].write_text("7")
     # Nobody can see this but by reading.
-    os.utime(files[0], ns=(found.st_atime_ns, found.st_mtime_ns))
+    os.utime(files[0], ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert contents_digest(tmp_path / "mine", files) == before
 
 
@@ -460,10 +460,10 @@ def test_computed_arrays_are_kept_by_their_names(tmp_path):
         return {"x": np.arange(6, dtype=np.uint8), "y": np.ones((2, 2))}
 
     for _ in range(2):
-        found = cache_arrays(tmp_path / "mine", files, make, description="made", needed_bytes=10)
-        assert sorted(found) == ["x", "y"]
-        assert found["x"].tolist() == [0, 1, 2, 3, 4, 5]
-        assert found["y"].dtype == torch.float64
+        cached = cache_arrays(tmp_path / "mine", files, make, description="made", needed_bytes=10)
+        assert sorted(cached) == ["x", "y"]
+        assert cached["x"].tolist() == [0, 1, 2, 3, 4, 5]
+        assert cached["y"].dtype == torch.float64
     assert len(calls) == 1
 
 

@@ -26,12 +26,12 @@ def domain(n: int = 6, classes: int = 2) -> Domain:
     return Domain(x=torch.arange(2.0 * n).view(n, 2), y=torch.arange(n) % classes)
 
 
-def dataset(found: dict[str, Domain], *, names: tuple[str, ...] | None = None) -> DomainSet:
+def dataset(result: dict[str, Domain], *, names: tuple[str, ...] | None = None) -> DomainSet:
     return DomainSet(
         name="things",
-        domains=names or tuple(found),
+        domains=names or tuple(result),
         classes=("cup", "pot"),
-        reader=lambda root: found,
+        reader=lambda root: result,
     )
 
 
@@ -159,8 +159,8 @@ SET = DomainSet("things", tuple(DOMAINS), CLASSES, reader=lambda _: DOMAINS)
 
 
 def test_every_domain_has_the_classes_of_its_samples():
-    found = classes_by_domain(DOMAINS, CLASSES)
-    assert found == {
+    classes = classes_by_domain(DOMAINS, CLASSES)
+    assert classes == {
         "photo": {"cup", "jug", "pot"},
         "sketch": {"jug", "pot"},
         "zoo": {"owl", "cup", "jug"},
@@ -182,10 +182,10 @@ def test_sources_have_the_classes_of_any_of_them_and_all_is_empty(sources, kept)
 
 
 def test_labels_are_numbered_by_the_shorter_list():
-    found = relabel(DOMAINS, CLASSES, ("jug", "pot"))
-    assert found["photo"].y.tolist() == [UNKNOWN, 0, 1, 1]
-    assert found["zoo"].y.tolist() == [UNKNOWN, UNKNOWN, 0]
-    assert found["photo"].x is DOMAINS["photo"].x
+    relabeled = relabel(DOMAINS, CLASSES, ("jug", "pot"))
+    assert relabeled["photo"].y.tolist() == [UNKNOWN, 0, 1, 1]
+    assert relabeled["zoo"].y.tolist() == [UNKNOWN, UNKNOWN, 0]
+    assert relabeled["photo"].x is DOMAINS["photo"].x
     assert relabel(DOMAINS, CLASSES, ()) == DOMAINS
 
 

@@ -348,18 +348,18 @@ def test_progress_is_in_bytes_and_starts_where_the_part_ends(site, tmp_path):
 
 
 def test_threads_at_once_make_one_download(site, tmp_path):
-    archive, start, found = site.archive(), Barrier(4), []
+    archive, start, result = site.archive(), Barrier(4), []
 
     def work():
         start.wait()
-        found.append(fetch(archive, tmp_path).read_bytes())
+        result.append(fetch(archive, tmp_path).read_bytes())
 
     threads = [Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [CONTENT] * 4
+    assert result == [CONTENT] * 4
     assert len(site.asked) == 1
 
 
@@ -437,8 +437,8 @@ def test_the_size_of_an_archive_is_unknown_unless_given():
 
 # An entry is content, None for a folder, or a link as its text with an arrow before it.
 def tar_of(entries, mode: str = "w") -> bytes:
-    found = io.BytesIO()
-    with tarfile.open(fileobj=found, mode=mode) as file:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode) as file:
         for name, content in entries.items():
             info = tarfile.TarInfo(name)
             if isinstance(content, str):
@@ -449,7 +449,7 @@ def tar_of(entries, mode: str = "w") -> bytes:
             else:
                 info.size = len(content)
             file.addfile(info, io.BytesIO(content if isinstance(content, bytes) else b""))
-    return found.getvalue()
+    return buffer.getvalue()
 
 
 PACKERS = {
@@ -486,12 +486,12 @@ def assert_refused(archive: Path, message: str) -> None:
 def test_everything_is_unpacked_and_nothing_else_stays(packed, tmp_path):
     archive = packed(TREE)
     unpack(archive, tmp_path / "x" / "y")
-    found = tmp_path / "x" / "y"
-    assert there(found) == ["d", "d/e", "d/e/deep.bin", "d/empty", "d/none.txt", "top.txt"]
-    assert (found / "d/e/deep.bin").read_bytes() == CONTENT
-    assert (found / "top.txt").read_bytes() == b"top"
-    assert (found / "d/none.txt").read_bytes() == b""
-    assert there(tmp_path / "x") == ["y", *(f"y/{name}" for name in there(found))]
+    result = tmp_path / "x" / "y"
+    assert there(result) == ["d", "d/e", "d/e/deep.bin", "d/empty", "d/none.txt", "top.txt"]
+    assert (result / "d/e/deep.bin").read_bytes() == CONTENT
+    assert (result / "top.txt").read_bytes() == b"top"
+    assert (result / "d/none.txt").read_bytes() == b""
+    assert there(tmp_path / "x") == ["y", *(f"y/{name}" for name in there(result))]
     assert archive.exists()
 
 

@@ -27,8 +27,8 @@ def file(tmp_path):
 
 
 def test_a_column_of_the_data_groups_the_samples():
-    found = group_labels("slide", {"east": domain(slide=["s1", 2])}, "patches")
-    assert found == {"east": ["s1", "2"]}
+    labels = group_labels("slide", {"east": domain(slide=["s1", 2])}, "patches")
+    assert labels == {"east": ["s1", "2"]}
 
 
 def test_a_file_groups_the_samples_by_their_paths(file):

@@ -72,12 +72,12 @@ def arrays(path, x, *, domains=("a", "b"), classes=("x", "y")):
 
 def test_samples_are_counted_by_domain_and_class(tmp_path):
     counts = {("a", "cup"): 2, ("a", "pot"): 3, ("b", "cup"): 4, ("b", "pot"): 5}
-    found = inspect_dataset(pictures(tmp_path / "own", counts))
-    assert found.dataset.domains == ("a", "b")
-    assert found.dataset.classes == ("cup", "pot")
-    assert found.counts.tolist() == [[2, 3], [4, 5]]
-    assert not found.broken
-    assert found.remarks == []
+    inspection = inspect_dataset(pictures(tmp_path / "own", counts))
+    assert inspection.dataset.domains == ("a", "b")
+    assert inspection.dataset.classes == ("cup", "pot")
+    assert inspection.counts.tolist() == [[2, 3], [4, 5]]
+    assert not inspection.broken
+    assert inspection.remarks == []
 
 
 def sizes_of(data):
@@ -104,12 +104,12 @@ def test_broken_files_are_named_with_the_reason_and_not_counted(own):
     whole = (own / "b" / "pot" / "1.png").read_bytes()
     (own / "b" / "pot" / "1.png").write_bytes(whole[: len(whole) // 2])
     (own / "c" / "cup" / "2.png").write_bytes(b"")
-    found = inspect_dataset(own)
-    assert sorted(found.broken) == ["b/pot/1.png", "c/cup/2.png"]
-    assert "truncated" in found.broken["b/pot/1.png"]
-    assert found.counts.tolist() == [[4, 4], [4, 3], [3, 4]]
-    assert len(found.remarks) == 2
-    for remark, name in zip(found.remarks, ("b/pot/1.png", "c/cup/2.png"), strict=True):
+    inspection = inspect_dataset(own)
+    assert sorted(inspection.broken) == ["b/pot/1.png", "c/cup/2.png"]
+    assert "truncated" in inspection.broken["b/pot/1.png"]
+    assert inspection.counts.tolist() == [[4, 4], [4, 3], [3, 4]]
+    assert len(inspection.remarks) == 2
+    for remark, name in zip(inspection.remarks, ("b/pot/1.png", "c/cup/2.png"), strict=True):
         assert remark.startswith(f"broken: {name} (")
         assert str(own) not in remark
 
@@ -126,13 +126,13 @@ def test_a_copy_in_another_domain_is_found_however_it_was_saved(own):
     Image.fromarray(noise(0)).save(own / "c" / "pot" / "other.bmp")
     Image.fromarray(noise(1)).convert("RGBA").save(own / "c" / "pot" / "again.png")
     assert (own / "c/pot/again.png").read_bytes() != (own / "a/cup/1.png").read_bytes()
-    found = inspect_dataset(own)
-    assert set(found.duplicates) == {
+    inspection = inspect_dataset(own)
+    assert set(inspection.duplicates) == {
         ("b/pot/copy.png", "a/cup/0.png"),
         ("c/pot/other.bmp", "a/cup/0.png"),
         ("c/pot/again.png", "a/cup/1.png"),
     }
-    (remark,) = found.remarks
+    (remark,) = inspection.remarks
     assert remark.startswith("3 sample(s) are duplicates")
     assert "b/pot/copy.png equals a/cup/0.png" in remark
 
@@ -208,8 +208,8 @@ def test_progress_is_reported_after_every_domain(tmp_path):
     counts = {("a", "cup"): 2, ("a", "pot"): 1, ("b", "cup"): 1, ("b", "pot"): 4}
     with report_progress_to(listener):
         inspect_dataset(pictures(tmp_path / "own", counts))
-    found = [(done, total) for what, done, total in reports if what == "looking for duplicates"]
-    assert found == [(3, 8), (8, 8)]
+    result = [(done, total) for what, done, total in reports if what == "looking for duplicates"]
+    assert result == [(3, 8), (8, 8)]
 
 
 def test_prompts_are_shown_for_images_or_on_request(tmp_path):
@@ -312,8 +312,8 @@ def test_names_may_be_long_in_any_script_and_full_of_signs(tmp_path):
 
 def test_a_class_that_a_domain_lacks_is_an_empty_cell(tmp_path):
     counts = {("a", "cup"): 2, ("a", "pot"): 2, ("b", "pot"): 2}
-    found = inspect_dataset(pictures(tmp_path / "own", counts))
-    assert contact_sheet(found, tmp_path / "sheet.png").is_file()
+    inspection = inspect_dataset(pictures(tmp_path / "own", counts))
+    assert contact_sheet(inspection, tmp_path / "sheet.png").is_file()
 
 
 def test_a_sheet_without_suffix_is_a_png_and_an_old_one_is_replaced(own, tmp_path):
@@ -333,20 +333,20 @@ def test_a_sheet_without_suffix_is_a_png_and_an_old_one_is_replaced(own, tmp_pat
     ],
 )
 def test_a_sheet_that_cannot_be_written_is_one_line_and_leaves_nothing(tmp_path, out, message):
-    found = inspect_dataset(arrays(tmp_path / "own.npz", COLOUR))
+    inspection = inspect_dataset(arrays(tmp_path / "own.npz", COLOUR))
     (tmp_path / "folder.png").mkdir()
     before = sorted(tmp_path.iterdir())
-    refused = message_of(SpecError, contact_sheet, found, tmp_path / out)
+    refused = message_of(SpecError, contact_sheet, inspection, tmp_path / out)
     assert refused.startswith(str(tmp_path / out))
     assert message in refused
     assert sorted(tmp_path.iterdir()) == before
 
 
 def test_features_have_no_contact_sheet(tmp_path):
-    found = inspect_dataset("spirals")
-    assert found.counts.tolist() == [[100, 100]] * 4
+    inspection = inspect_dataset("spirals")
+    assert inspection.counts.tolist() == [[100, 100]] * 4
     with pytest.raises(SpecError, match="spirals: no images or audio files; leave out --out"):
-        contact_sheet(found, tmp_path / "sheet.png")
+        contact_sheet(inspection, tmp_path / "sheet.png")
 
 
 def test_named_datasets_are_looked_for_under_the_given_root(tmp_path):
@@ -359,13 +359,13 @@ def test_texts_are_described_by_their_lengths_and_empty_or_equal_ones_are_report
     frame.loc[0, "text"] = " "
     frame.loc[7, "text"] = frame.loc[1, "text"]
     frame.loc[13, "text"] = "long " * 300
-    found = inspect_dataset(write_reviews(tmp_path, frame))
-    median, long = describe_facts(found.facts)
+    inspection = inspect_dataset(write_reviews(tmp_path, frame))
+    median, long = describe_facts(inspection.facts)
     lengths = frame.text[frame.domain == "food"].str.len()
     assert f"food {lengths.sort_values().iloc[2]}, hotels" in median
     assert long == "1 of 17 texts have more than 1024 bytes"
-    assert "broken: row 0 (no text)" in found.remarks
-    assert "another domain: row 7 equals row 1" in found.remarks[-1]
+    assert "broken: row 0 (no text)" in inspection.remarks
+    assert "another domain: row 7 equals row 1" in inspection.remarks[-1]
     assert inspect_dataset("spirals").facts == []
 
 
@@ -381,9 +381,9 @@ def test_a_dataset_is_fetched_unpacked_and_can_be_read(tmp_path, declare):
             (f"{address}/there.tgz", second, "theirs"),
             (f"{address}/notes.txt", third, "theirs/more"),
         )
-        found = get_dataset(NAME, root)
-    assert found.name == NAME
-    domains = found.load(ReadOptions(root, side=8))
+        dataset = get_dataset(NAME, root)
+    assert dataset.name == NAME
+    domains = dataset.load(ReadOptions(root, side=8))
     assert [len(domain.y) for domain in domains.values()] == [4, 4]
     assert domains["there"].x.flatten(1)[:, 0].tolist() == [60, 70, 60, 70]
     assert (root / "theirs" / "more" / "notes.txt").read_text() == "as it is"
@@ -459,12 +459,12 @@ def test_an_unknown_name_has_a_guess(tmp_path):
 
 
 def test_all_datasets_are_in_stock_and_none_is_here_that_needs_files(tmp_path):
-    found = list_availability(tmp_path)
-    assert [each.name for each in found] == registry.names("datasets")
-    here = {each.name for each in found if each.available}
+    available = list_availability(tmp_path)
+    assert [each.name for each in available] == registry.names("datasets")
+    here = {each.name for each in available if each.available}
     assert {"spirals", "rotated_digits"} <= here
     assert "pacs" not in here
-    for each in found:
+    for each in available:
         assert each.how_to_get
         assert "\n" not in each.how_to_get
         declared = registry.find("datasets", each.name)
@@ -476,9 +476,9 @@ def test_all_datasets_are_in_stock_and_none_is_here_that_needs_files(tmp_path):
 
 def test_datasets_are_here_when_their_files_are(tmp_path):
     sets = {name: registry.find("datasets", name) for name in registry.names("datasets")}
-    sets = {name: found for name, found in sets.items() if isinstance(found, DomainSet)}
-    for found in sets.values():
-        for path in found.needs:
+    sets = {name: result for name, result in sets.items() if isinstance(result, DomainSet)}
+    for result in sets.values():
+        for path in result.needs:
             (tmp_path / path).mkdir(parents=True, exist_ok=True)
     assert {each.name for each in list_availability(tmp_path) if each.available} >= set(sets)
     # One path of several is not enough.
@@ -499,9 +499,9 @@ def test_datasets_are_here_when_their_files_are(tmp_path):
 )
 def test_a_dataset_that_cannot_be_looked_at_does_not_hide_the_others(tmp_path, declare, source):
     declare(source=source)
-    found = {each.name: each for each in list_availability(tmp_path)}
-    assert list(found) == registry.names("datasets")
-    assert not found[NAME].available
+    result = {each.name: each for each in list_availability(tmp_path)}
+    assert list(result) == registry.names("datasets")
+    assert not result[NAME].available
     assert any(
-        word in found[NAME].how_to_get for word in ("no_such_module", "theirs", "cannot be read")
+        word in result[NAME].how_to_get for word in ("no_such_module", "theirs", "cannot be read")
     )

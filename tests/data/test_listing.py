@@ -77,7 +77,7 @@ def test_a_run_stats_each_file_once(tmp_path, monkeypatch):
     stats: Counter[str] = Counter()
     status = listing._digestible
     monkeypatch.setattr(
-        listing, "_digestible", lambda found: stats.update([str(found.st_ino)]) or status(found)
+        listing, "_digestible", lambda result: stats.update([str(result.st_ino)]) or status(result)
     )
     afield.train(tmp_path / "own", "erm", target="home", store=tmp_path / "two", settings=settings)
     assert set(stats.values()) == {1}

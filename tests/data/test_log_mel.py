@@ -49,7 +49,7 @@ def test_features_are_what_the_definition_gives():
     wave, form = noise(), LogMel()
     window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(400) / 400)
     edges = hertz(np.linspace(0, mel(8000), 42))
-    found = form(wave)
+    result = form(wave)
     for frame in (0, 41, 97):
         piece = np.zeros(512)
         piece[:400] = wave[frame * 160 : frame * 160 + 400] * window
@@ -61,7 +61,7 @@ def test_features_are_what_the_definition_gives():
                 max(0.0, min((m - low) / (centre - low), (high - m) / (high - centre)))
                 for m in mel(np.arange(257) * 31.25)
             ]
-            assert found[0, k, frame] == pytest.approx(np.log(weights @ power), abs=0.005)
+            assert result[0, k, frame] == pytest.approx(np.log(weights @ power), abs=0.005)
 
 
 @pytest.mark.parametrize(("rate", "bins"), [(16_000, 40), (8_000, 40), (16_000, 80), (44_100, 64)])

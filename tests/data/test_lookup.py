@@ -25,11 +25,11 @@ def test_a_dataset_is_found_by_name_by_folder_and_by_file(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     assert find_dataset("spirals").name == "spirals"
     for spec in ("pictures", "sounds", "letters", "mine.npz"):
-        found = find_dataset(spec)
+        dataset = find_dataset(spec)
         # From elsewhere the same data are found again.
-        assert found.spec == str(tmp_path / spec)
-        assert find_dataset(found.spec).fingerprint == found.fingerprint
-        assert len(found.fingerprint) == 16
+        assert dataset.spec == str(tmp_path / spec)
+        assert find_dataset(dataset.spec).fingerprint == dataset.fingerprint
+        assert len(dataset.fingerprint) == 16
 
 
 def test_the_suffix_of_an_archive_may_be_left_out(tmp_path):
@@ -56,9 +56,9 @@ def test_the_users_home_is_known(tmp_path, monkeypatch):
 def test_a_dataset_that_looks_at_its_files_looks_under_the_root(tmp_path):
     assert find_dataset("fonts", tmp_path).missing_files(tmp_path) == [tmp_path / "fonts"]
     fonts(tmp_path / "fonts")
-    found = find_dataset("fonts", tmp_path)
-    assert isinstance(found, DomainSet)
-    assert (found.name, found.domains, found.origin) == ("fonts", ("ann", "bob"), "")
+    dataset = find_dataset("fonts", tmp_path)
+    assert isinstance(dataset, DomainSet)
+    assert (dataset.name, dataset.domains, dataset.origin) == ("fonts", ("ann", "bob"), "")
 
 
 def test_a_name_that_is_neither_dataset_nor_path_is_answered_with_a_guess():

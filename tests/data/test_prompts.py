@@ -75,13 +75,13 @@ def test_files_that_cannot_be_used_are_refused_in_one_line(names, templates, mes
 
 def test_every_class_of_the_datasets_of_score_has_words(tmp_path):
     for name in (*PLAIN, *OWN):
-        found = find("datasets", name)
-        found = found(tmp_path) if not isinstance(found, DomainSet) else found
-        assert set(found.class_names) <= set(found.classes) or name == "imagenet_r"
-        assert (name in OWN) == bool(found.class_names)
-        for words in dataset_prompts(found).names:
+        dataset = find("datasets", name)
+        dataset = dataset(tmp_path) if not isinstance(dataset, DomainSet) else dataset
+        assert set(dataset.class_names) <= set(dataset.classes) or name == "imagenet_r"
+        assert (name in OWN) == bool(dataset.class_names)
+        for words in dataset_prompts(dataset).names:
             assert not re.search(r"\d|_", words), words
-            assert all(template.count("{}") == 1 for template in found.templates)
+            assert all(template.count("{}") == 1 for template in dataset.templates)
 
 
 def test_names_of_imagenet_are_those_of_open_clip():
@@ -102,9 +102,9 @@ def test_only_runs_of_a_clip_with_other_prompts_have_a_digest():
     pytest.importorskip("open_clip")
 
     def digest(name: str, backbone: str, **files: str) -> str:
-        found = find("datasets", name)
-        training = {**vars(found.training), "backbone": backbone, **files}
-        return resolve_settings(training, found)["prompts"]
+        dataset = find("datasets", name)
+        training = {**vars(dataset.training), "backbone": backbone, **files}
+        return resolve_settings(training, dataset)["prompts"]
 
     for name in PLAIN:
         assert digest(name, CLIP) == ""

@@ -16,7 +16,7 @@ LAYOUTS = ("features", "bytes", "pictures", "channels_last", "half")
 
 def arrays(layout: str) -> list[torch.Tensor]:
     """Three arrays of unequal length whose values tell where they are from."""
-    found = []
+    result = []
     for number, size in enumerate((7, 1, 12)):
         shape = (size, 5) if layout == "features" else (size, 3, 4, 6)
         values = torch.arange(number * 1000, number * 1000 + torch.Size(shape).numel())
@@ -26,8 +26,8 @@ def arrays(layout: str) -> list[torch.Tensor]:
         else:
             kind = {"bytes": torch.uint8, "half": torch.float16}.get(layout, torch.float32)
             x = values.view(shape).to(kind)
-        found.append(x)
-    return found
+        result.append(x)
+    return result
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -46,9 +46,9 @@ def test_held_or_not_the_rows_are_the_same(layout, chosen):
         assert each.shape == whole.shape[1:]
         assert each.dtype == whole.dtype
         for some in (asked, asked[:1], torch.arange(len(whole)).flip(0)):
-            found = each.take(some)
-            assert found.dtype == whole.dtype
-            assert torch.equal(found, whole[some])
+            result = each.take(some)
+            assert result.dtype == whole.dtype
+            assert torch.equal(result, whole[some])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -56,9 +56,9 @@ def test_held_or_not_the_memory_layout_is_that_of_the_arrays(layout):
     x = arrays(layout)
     colours_last = layout == "channels_last"
     for max_bytes in (MUCH, 0):
-        found = Rows(x, max_bytes=max_bytes).take(torch.tensor([3, 0, 9]))
-        assert found.is_contiguous() != colours_last
-        assert found.ndim < 4 or not colours_last or found.permute(0, 2, 3, 1).is_contiguous()
+        result = Rows(x, max_bytes=max_bytes).take(torch.tensor([3, 0, 9]))
+        assert result.is_contiguous() != colours_last
+        assert result.ndim < 4 or not colours_last or result.permute(0, 2, 3, 1).is_contiguous()
 
 
 @pytest.mark.parametrize("max_bytes", [MUCH, 0])
@@ -112,9 +112,9 @@ def test_of_a_map_larger_than_memory_only_what_is_asked_for_is_read(tmp_path):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     rows = Rows([mapped.permute(0, 3, 1, 2)])
     assert rows.in_memory is None
-    found = rows.take(torch.tensor([last, 0, last // 2, 0]))
-    assert found.shape == (4, 3, 32, 32)
-    assert [int(picture.unique()) for picture in found] == [9, 7, 0, 7]
+    result = rows.take(torch.tensor([last, 0, last // 2, 0]))
+    assert result.shape == (4, 3, 32, 32)
+    assert [int(picture.unique()) for picture in result] == [9, 7, 0, 7]
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     # An index for every row is all that there is: 8 bytes for each of 2.8 million.
     assert grown < 256 * 2**10, f"{grown} KB"

@@ -38,8 +38,8 @@ def test_numbers_are_standardised_per_feature_or_channel_over_all_that_is_given(
 
 def test_scaling_changes_nothing_but_scale_and_origin_of_what_it_was_not_fitted_to():
     scaling = Scaling.fit(Rows([torch.tensor([[0.0, 2.0], [2.0, 6.0]])]))
-    found = scaling(torch.tensor([[1.0, 4.0], [11.0, 4.0], [1.0, -16.0]]))
-    torch.testing.assert_close(found, torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, -10.0]]))
+    scaled = scaling(torch.tensor([[1.0, 4.0], [11.0, 4.0], [1.0, -16.0]]))
+    torch.testing.assert_close(scaled, torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, -10.0]]))
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, -12345.678])

@@ -129,9 +129,9 @@ def test_the_same_groups_again_go_on_where_they_are():
     samples = numbered(12, 12)
     stream, undisturbed = (Stream(samples, batch=3, seed=0) for _ in range(2))
     expected = drawn(undisturbed, 9)
-    found = drawn(stream, 4)
+    plot = drawn(stream, 4)
     stream.regroup(samples.by_domain())
-    assert found + drawn(stream, 5) == expected
+    assert plot + drawn(stream, 5) == expected
 
 
 def test_other_groups_of_the_same_samples_are_drawn_in_another_order():
@@ -191,9 +191,9 @@ def test_a_group_without_samples_is_refused():
 def groups_of(step: list[list[int]], *sizes: int) -> list[int]:
     """Which domain each batch of a step is from, by the indices of its samples."""
     ends = torch.tensor(sizes).cumsum(0)
-    found = [torch.bucketize(torch.tensor(batch), ends, right=True).unique() for batch in step]
-    assert all(len(domain) == 1 for domain in found)
-    return [int(domain) for domain in found]
+    result = [torch.bucketize(torch.tensor(batch), ends, right=True).unique() for batch in step]
+    assert all(len(domain) == 1 for domain in result)
+    return [int(domain) for domain in result]
 
 
 def test_the_order_without_a_choice_of_domains_is_what_it_has_always_been():
@@ -341,8 +341,8 @@ def test_training_batches_are_augmented_and_others_prepared():
 
 def test_without_an_augmentation_a_generator_changes_nothing():
     samples = replace(numbered(6, 9), prepare=lambda x: -x)
-    found = samples.batch(torch.tensor([3, 8]), torch.Generator().manual_seed(0)).x
-    assert found.flatten().tolist() == [-3, -8]
+    result = samples.batch(torch.tensor([3, 8]), torch.Generator().manual_seed(0)).x
+    assert result.flatten().tolist() == [-3, -8]
 
 
 @pytest.mark.parametrize("options", [{}, {"per_step": 1, "balance": True}], ids=str)

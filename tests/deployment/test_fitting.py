@@ -42,10 +42,10 @@ MODELS = {
 FRESH = """
 import json, sys
 import afield
-found = {}
+probabilities = {}
 for folder, files in json.loads(sys.argv[1]).items():
-    found[folder] = afield.load(folder).predict_proba(files).tolist()
-json.dump(found, sys.stdout)
+    probabilities[folder] = afield.load(folder).predict_proba(files).tolist()
+json.dump(probabilities, sys.stdout)
 """
 
 

@@ -111,8 +111,8 @@ def test_every_setting_has_a_range_and_the_defaults_can_be_built():
 
 def test_a_name_with_markup_is_shown_as_it_is():
     data = pd.DataFrame({"x": [1]})
-    found = Finding(data, "", lambda axes: axes[0].set_title("$a_", parse_math=False))
-    found.figure().savefig("/dev/null", format="png")
+    finding = Finding(data, "", lambda axes: axes[0].set_title("$a_", parse_math=False))
+    finding.figure().savefig("/dev/null", format="png")
 
 
 def test_too_few_axes_are_refused():
@@ -310,9 +310,9 @@ def with_parts(tmp_path_factory):
 def test_further_networks_come_back_as_they_were_when_the_model_was_best(with_parts):
     subject = reopen(with_parts)
     kept = read_run_weights(with_parts, "parts")
-    found = subject.trained.parts.state_dict()
-    assert set(found) == set(kept)
-    assert all(torch.equal(found[name], kept[name]) for name in kept)
+    result = subject.trained.parts.state_dict()
+    assert set(result) == set(kept)
+    assert all(torch.equal(result[name], kept[name]) for name in kept)
     assert subject.trained.model is subject.model
     nets = (subject.trained.model, subject.trained.parts)
     assert not any(module.training for net in nets for module in net.modules())

@@ -24,11 +24,11 @@ def shown(after: str) -> str:
     return "\n".join(line.rstrip() for line in block[1].rstrip().splitlines())
 
 
-def assert_alike(found: str, expected: str) -> None:
+def assert_alike(result: str, expected: str) -> None:
     """The same words, and numbers that are close."""
-    found = "\n".join(line.rstrip() for line in found.rstrip().splitlines())
-    assert NUMBER.sub("#", found) == NUMBER.sub("#", expected)
-    for one, other in zip(NUMBER.findall(found), NUMBER.findall(expected), strict=True):
+    result = "\n".join(line.rstrip() for line in result.rstrip().splitlines())
+    assert NUMBER.sub("#", result) == NUMBER.sub("#", expected)
+    for one, other in zip(NUMBER.findall(result), NUMBER.findall(expected), strict=True):
         assert float(one) == pytest.approx(float(other), **CLOSE)
 
 

@@ -23,8 +23,8 @@ SHAPES = {
 
 def state(seed, *, spread=1.0, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
-    found = {n: spread * torch.randn(shape, generator=generator) for n, shape in SHAPES.items()}
-    return {name: tensor.to(dtype) for name, tensor in found.items()}
+    result = {n: spread * torch.randn(shape, generator=generator) for n, shape in SHAPES.items()}
+    return {name: tensor.to(dtype) for name, tensor in result.items()}
 
 
 def family(count, *, dtype=torch.float32, spread=0.05):
@@ -45,24 +45,24 @@ def statistics_for(name, experts):
     """What fisher and regmean need, made up."""
     if not needs_statistics(registry.find("merges", name)):
         return None
-    found = []
+    result = []
     for expert in experts:
         wide = {key: tensor.double() for key, tensor in expert.items()}
         if scope_of(registry.find("merges", name)) == "entry":
-            found.append({key: tensor.square() for key, tensor in wide.items()})
+            result.append({key: tensor.square() for key, tensor in wide.items()})
         else:
-            found.append({k: t.mT @ t for k, t in wide.items() if t.ndim == 2})
-    return found
+            result.append({k: t.mT @ t for k, t in wide.items() if t.ndim == 2})
+    return result
 
 
 def merged(name, base, experts, **settings):
     return merge(name, base, experts, statistics=statistics_for(name, experts), **settings)
 
 
-def assert_close(found, expected, **tolerance):
-    assert list(found) == list(expected)
+def assert_close(result, expected, **tolerance):
+    assert list(result) == list(expected)
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, **tolerance, msg=lambda m, n=name: n + m)
+        torch.testing.assert_close(result[name], tensor, **tolerance, msg=lambda m, n=name: n + m)
 
 
 def distance(first, second):

@@ -18,9 +18,9 @@ ANY_COUNT = [name for name in NAMES if expert_count(registry.find("merges", name
 def doubts(caplog, base, experts):
     with caplog.at_level(logging.WARNING):
         merge("average", base, experts)
-    found = [record.message for record in caplog.records]
+    result = [record.message for record in caplog.records]
     caplog.clear()
-    return found
+    return result
 
 
 BASE, (FIRST, SECOND, THIRD) = family(3)

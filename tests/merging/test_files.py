@@ -54,8 +54,10 @@ def account(path):
         return json.loads(file.metadata()["afield"])
 
 
-def equal(found, expected):
-    return set(found) == set(expected) and all(torch.equal(found[k], expected[k]) for k in expected)
+def equal(result, expected):
+    return set(result) == set(expected) and all(
+        torch.equal(result[k], expected[k]) for k in expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -254,13 +256,13 @@ def test_a_folder_gives_a_folder_with_its_shards_and_config(tmp_path, base, expe
     copied = {"config.json", "tokenizer.json", "model.safetensors.index.json"}
     assert {path.name for path in out.iterdir()} == weights | copied
     assert (out / "config.json").read_text() == "config.json"
-    found = {}
+    result = {}
     for name in weights:
         part = load_file(out / name)
         assert set(part) == set(load_file(folder / name))
         assert account(out / name)["merge"] == "task_arithmetic"
-        found |= part
-    assert equal(found, merge("task_arithmetic", base, experts))
+        result |= part
+    assert equal(result, merge("task_arithmetic", base, experts))
 
 
 def test_a_full_disk_is_reported_before_anything_is_written(tmp_path, monkeypatch, paths):
@@ -417,12 +419,12 @@ def test_memory_does_not_grow_with_the_model(tmp_path):
 
 
 def assert_same(path, tensors=TENSORS):
-    found = TensorFiles(path)
-    assert set(found.specs) == set(tensors)
+    weights = TensorFiles(path)
+    assert set(weights.specs) == set(tensors)
     for name, tensor in tensors.items():
-        assert found.specs[name] == TensorSpec(tensor.dtype, tuple(tensor.shape))
-        assert torch.equal(found.read(name), tensor.reshape(-1))
-        assert torch.equal(found.read(name, 1, 3), tensor.reshape(-1)[1:3])
+        assert weights.specs[name] == TensorSpec(tensor.dtype, tuple(tensor.shape))
+        assert torch.equal(weights.read(name), tensor.reshape(-1))
+        assert torch.equal(weights.read(name, 1, 3), tensor.reshape(-1)[1:3])
 
 
 def test_all_forms_give_the_tensors_whole_and_in_pieces(tmp_path):
@@ -455,16 +457,16 @@ def test_a_mapping_made_anew_gives_the_same(tmp_path, name, monkeypatch):
 def test_a_file_that_cannot_be_mapped_is_read_once(tmp_path, monkeypatch):
     monkeypatch.setattr(tensor_files, "REMAP_BYTES", 8)
     torch.save(TENSORS, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
-    found = TensorFiles(tmp_path / "old.pt")
+    weights = TensorFiles(tmp_path / "old.pt")
     (tmp_path / "old.pt").unlink()
     for _ in range(3):
-        assert torch.equal(found.read("a.weight"), TENSORS["a.weight"].flatten())
+        assert torch.equal(weights.read("a.weight"), TENSORS["a.weight"].flatten())
 
 
 def test_a_tensor_whose_entries_lie_in_another_order_is_copied_once_for_all_its_pieces(tmp_path):
     torch.save(TENSORS, tmp_path / "w.pt")
-    found = TensorFiles(tmp_path / "w.pt")
-    pieces = [found.read("conv", i, i + 32) for i in range(0, 96, 32)]
+    weights = TensorFiles(tmp_path / "w.pt")
+    pieces = [weights.read("conv", i, i + 32) for i in range(0, 96, 32)]
     assert torch.equal(torch.cat(pieces), TENSORS["conv"].flatten())
     assert len({piece.untyped_storage().data_ptr() for piece in pieces}) == 1
 
@@ -489,10 +491,10 @@ def test_what_has_been_read_does_not_stay_in_memory(tmp_path, name):
     save = torch.save if name == "w.pt" else save_file
     save(tensors, tmp_path / name)
     del tensors
-    found, before, most = TensorFiles(tmp_path / name), resident(), 0
-    for key in found.specs:
+    result, before, most = TensorFiles(tmp_path / name), resident(), 0
+    for key in result.specs:
         for start in range(0, 1 << 20, 1 << 18):
-            assert found.read(key, start, start + (1 << 18)).sum() == 1 << 18
+            assert result.read(key, start, start + (1 << 18)).sum() == 1 << 18
         most = max(most, resident() - before)
     # 240 MB were read.
     assert most < 80 << 20
@@ -578,8 +580,8 @@ def test_what_is_written_is_what_the_library_reads(tmp_path):
         for name, tensor in reversed(TENSORS.items()):
             file.seek(places[name])
             file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    found = load_file(tmp_path / "w.safetensors")
-    assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
+    written = load_file(tmp_path / "w.safetensors")
+    assert all(torch.equal(written[name], tensor) for name, tensor in TENSORS.items())
     assert TensorFiles(tmp_path / "w.safetensors").metadata == {"format": "pt", "x": "ü"}
     assert all(place % TENSORS[name].element_size() == 0 for name, place in places.items())
 

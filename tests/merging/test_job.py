@@ -131,17 +131,20 @@ def test_statistics_come_to_where_the_base_is():
         sources = [StateDictSource(each, "s") for each in statistics_for(name, experts)]
         experts_ = [StateDictSource(each, "e") for each in experts]
         job = plan_merge(name, StateDictSource(base, "b"), experts_, statistics=sources)
-        found = _stack_statistics(job, "a.weight", 0, 96, torch.device("meta"))
-        assert found.device.type == "meta"
+        result = _stack_statistics(job, "a.weight", 0, 96, torch.device("meta"))
+        assert result.device.type == "meta"
 
 
 def test_a_matrix_without_statistics_is_averaged():
     base, experts = family(2)
     made = statistics_for("regmean", experts)
     del made[0]["b.weight"]
-    found, means = merge("regmean", base, experts, statistics=made), merge("average", base, experts)
-    assert torch.equal(found["b.weight"], means["b.weight"])
-    assert not torch.equal(found["a.weight"], means["a.weight"])
+    result, means = (
+        merge("regmean", base, experts, statistics=made),
+        merge("average", base, experts),
+    )
+    assert torch.equal(result["b.weight"], means["b.weight"])
+    assert not torch.equal(result["a.weight"], means["a.weight"])
 
 
 def test_a_merge_that_gives_nan_is_named_with_the_tensor(monkeypatch):
@@ -183,13 +186,13 @@ ORDERED = {
 def test_names_shapes_and_types_are_the_bases_and_the_inputs_are_untouched(name):
     base, experts = family(count_for(name))
     copies = [{k: v.clone() for k, v in each.items()} for each in (base, *experts)]
-    found = merged(name, base, experts)
-    assert list(found) == list(base)
+    result = merged(name, base, experts)
+    assert list(result) == list(base)
     for key in base:
-        assert (found[key].dtype, found[key].shape) == (base[key].dtype, base[key].shape)
+        assert (result[key].dtype, result[key].shape) == (base[key].dtype, base[key].shape)
     for before, after in zip(copies, (base, *experts), strict=True):
         assert all(torch.equal(before[key], after[key]) for key in before)
-    assert distance(found, base) > 0
+    assert distance(result, base) > 0
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -233,10 +236,10 @@ def test_experts_that_have_changed_nothing_give_the_base(name, dtype):
 @pytest.mark.parametrize("name", ANY_COUNT)
 def test_one_expert_alone_gives_finite_numbers_near_it(name):
     base, experts = family(1)
-    found = merged(name, base, experts)
-    assert all(tensor.isfinite().all() for tensor in found.values())
+    result = merged(name, base, experts)
+    assert all(tensor.isfinite().all() for tensor in result.values())
     scale = distance(experts[0], base)
-    assert 0 < distance(found, base) < 4 * scale
+    assert 0 < distance(result, base) < 4 * scale
 
 
 @pytest.mark.parametrize("name", ["average", "magmax", "model_stock", "fisher", "regmean"])
@@ -254,8 +257,8 @@ def test_identical_experts_give_that_expert(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_identical_experts_give_finite_numbers(name):
     base, experts = family(1)
-    found = merged(name, base, experts * count_for(name))
-    assert all(tensor.isfinite().all() for tensor in found.values())
+    result = merged(name, base, experts * count_for(name))
+    assert all(tensor.isfinite().all() for tensor in result.values())
 
 
 @pytest.mark.parametrize(
@@ -267,12 +270,12 @@ def test_identical_experts_give_finite_numbers(name):
 )
 def test_short_types_are_computed_in_float32_and_kept(name, dtype):
     base, experts = family(count_for(name), dtype=dtype)
-    found = merged(name, base, experts)
+    result = merged(name, base, experts)
     wide = [{key: tensor.float() for key, tensor in each.items()} for each in (base, *experts)]
     expected = merged(name, wide[0], wide[1:])
     for key in base:
-        assert found[key].dtype == dtype
-        assert torch.equal(found[key], expected[key].to(dtype))
+        assert result[key].dtype == dtype
+        assert torch.equal(result[key], expected[key].to(dtype))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "dare"])
@@ -280,8 +283,8 @@ def test_float32_is_near_float64(name):
     base, experts = family(count_for(name), dtype=torch.float64)
     narrow = [{key: tensor.float() for key, tensor in each.items()} for each in (base, *experts)]
     wide = [{key: tensor.double() for key, tensor in each.items()} for each in narrow]
-    exact, found = merged(name, wide[0], wide[1:]), merged(name, narrow[0], narrow[1:])
-    assert distance(found, exact) < 1e-2 * distance(exact, wide[0])
+    exact, result = merged(name, wide[0], wide[1:]), merged(name, narrow[0], narrow[1:])
+    assert distance(result, exact) < 1e-2 * distance(exact, wide[0])
 
 
 @pytest.mark.parametrize(("name", "setting"), SETTINGS)
@@ -306,10 +309,10 @@ def test_the_scale_is_how_far_one_goes_from_the_base(name):
 )
 def test_merges_of_matrices_average_all_else(name):
     base, experts = family(3)
-    found, means = merged(name, base, experts), merge("average", base, experts)
+    result, means = merged(name, base, experts), merge("average", base, experts)
     for key in ("conv.weight", "a.bias", "logit_scale", "text_projection"):
-        assert torch.equal(found[key], means[key])
-    assert not torch.equal(found["a.weight"], means["a.weight"])
+        assert torch.equal(result[key], means[key])
+    assert not torch.equal(result["a.weight"], means["a.weight"])
 
 
 def test_it_is_the_function_of_the_package():
@@ -325,10 +328,10 @@ def test_integers_and_masks_are_kept_and_running_variances_stay_positive(name):
     experts = [e | extra | infinite | {"n.running_var": torch.full((4,), 0.01)} for e in experts]
     experts[0]["n.num_batches_tracked"] = torch.tensor(9)
     made = statistics_for(name, experts)
-    found = merge(name, base, experts, statistics=made, scale=2.0)
-    assert torch.equal(found["n.num_batches_tracked"], torch.tensor(5))
-    assert torch.equal(found["mask"], infinite["mask"])
-    torch.testing.assert_close(found["n.running_var"], torch.full((4,), 0.01))
+    result = merge(name, base, experts, statistics=made, scale=2.0)
+    assert torch.equal(result["n.num_batches_tracked"], torch.tensor(5))
+    assert torch.equal(result["mask"], infinite["mask"])
+    torch.testing.assert_close(result["n.running_var"], torch.full((4,), 0.01))
 
 
 def test_names_that_are_no_strings_are_an_error():

@@ -29,9 +29,9 @@ def rows(kind, dtype):
 )
 def test_it_is_what_sorting_the_whole_gives(kind, dtype):
     values, ranks = rows(kind, dtype), [0, 1, 700, 1000, 1998, 1999]
-    found = sorted_entries(values.split(333, dim=1), ranks)
-    assert found.dtype == dtype
-    assert torch.equal(found, values.sort(dim=1).values[:, ranks])
+    result = sorted_entries(values.split(333, dim=1), ranks)
+    assert result.dtype == dtype
+    assert torch.equal(result, values.sort(dim=1).values[:, ranks])
 
 
 @pytest.mark.parametrize("dtype", TYPES)

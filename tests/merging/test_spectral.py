@@ -68,11 +68,11 @@ def test_the_largest_entry_of_a_left_vector_is_positive(shape):
 
 def test_weak_directions_are_right_although_they_are_squared():
     matrix = with_values(60, 40, torch.logspace(0, -4, 40, dtype=torch.float64)).float()
-    found = leading_triplets(matrix, 40)
+    result = leading_triplets(matrix, 40)
     torch.testing.assert_close(
-        found.values, torch.linalg.svdvals(matrix.double()), rtol=1e-6, atol=0
+        result.values, torch.linalg.svdvals(matrix.double()), rtol=1e-6, atol=0
     )
-    assert (found.left.mT @ found.left - torch.eye(40)).abs().max() < 1e-6
+    assert (result.left.mT @ result.left - torch.eye(40)).abs().max() < 1e-6
 
 
 def test_rounding_is_no_direction():
@@ -130,8 +130,8 @@ def test_the_quick_way_is_as_right_as_an_svd_in_float32(no_fallback, monkeypatch
     left, values, right = shared_basis(deltas, exact=False)
     monkeypatch.undo()
     exact = shared_basis(deltas.double(), exact=True)
-    found, expected = (left * values) @ right.mT, (exact.left * exact.values) @ exact.right.mT
-    assert (found - expected).norm() < 1e-4 * expected.norm()
+    result, expected = (left * values) @ right.mT, (exact.left * exact.values) @ exact.right.mT
+    assert (result - expected).norm() < 1e-4 * expected.norm()
     assert ((left.double() - exact.left).norm(dim=0) ** 2).mean() ** 0.5 < 2e-3
 
 
@@ -150,8 +150,8 @@ def test_the_quick_way_is_as_right_as_an_svd_in_float32(no_fallback, monkeypatch
     ids=["nearly alike", "two alike", "low rank", "very steep", "zero"],
 )
 def test_the_quick_way_gives_up_where_float32_is_not_enough(deltas):
-    found, exact = (shared_basis(deltas, exact=exact) for exact in (False, True))
-    assert all(torch.equal(a, b) for a, b in zip(found, exact, strict=True))
+    result, exact = (shared_basis(deltas, exact=exact) for exact in (False, True))
+    assert all(torch.equal(a, b) for a, b in zip(result, exact, strict=True))
 
 
 def test_a_direction_at_the_floor_is_none():

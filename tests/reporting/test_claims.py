@@ -42,27 +42,27 @@ def random_scores(count, *, seed=0, trials=3, domains=4, gain=0.0):
 
 
 def test_the_leader_is_compared_with_the_reference():
-    found = claim(random_scores(5, gain=0.1))
-    assert (found.leader, found.reference) == ("m1", "erm")
-    assert (found.comparison.method, found.comparison.reference) == ("m1", "erm")
-    assert found.comparison.rivals == 4
-    assert found.comparisons[0].method == "m1"
-    assert len(found.comparisons) == 4
-    assert found.is_more_than_chance
-    assert found.possible_best == ["m1"]
+    result = claim(random_scores(5, gain=0.1))
+    assert (result.leader, result.reference) == ("m1", "erm")
+    assert (result.comparison.method, result.comparison.reference) == ("m1", "erm")
+    assert result.comparison.rivals == 4
+    assert result.comparisons[0].method == "m1"
+    assert len(result.comparisons) == 4
+    assert result.is_more_than_chance
+    assert result.possible_best == ["m1"]
 
 
 @pytest.mark.parametrize("erm", [True, False])
 def test_a_reference_that_leads_and_a_leader_without_one_are_compared_with_the_second(erm):
     scores = random_scores(4)
     scores["erm" if erm else "m3"] = 0.8 + 0.001 * np.random.default_rng(1).normal(size=(3, 4))
-    found = claim(scores, erm=erm)
+    result = claim(scores, erm=erm)
     second = sorted(scores, key=lambda name: -scores[name].mean())[1]
-    assert (found.comparison.reference, found.comparison.rivals) == (second, 3)
-    assert found.reference == ""
-    assert found.is_more_than_chance
+    assert (result.comparison.reference, result.comparison.rivals) == (second, 3)
+    assert result.reference == ""
+    assert result.is_more_than_chance
     if not erm:
-        assert {each.reference for each in found.comparisons} == set(scores) - {"m3"}
+        assert {each.reference for each in result.comparisons} == set(scores) - {"m3"}
 
 
 def test_with_one_rival_the_claim_is_students_test_over_trials():
@@ -71,10 +71,10 @@ def test_with_one_rival_the_claim_is_students_test_over_trials():
         scores = random_scores(2, seed=seed, gain=0.015)
         one, other = (scores[name].mean(axis=1) for name in ("m1", "erm"))
         p = stats.ttest_rel(one, other).pvalue
-        found = claim(scores)
-        assert found.is_more_than_chance == (p < 0.05)
-        assert found.comparison.interval() == found.comparison.interval(corrected=False)
-        seen.add(found.is_more_than_chance)
+        result = claim(scores)
+        assert result.is_more_than_chance == (p < 0.05)
+        assert result.comparison.interval() == result.comparison.interval(corrected=False)
+        seen.add(result.is_more_than_chance)
     assert seen == {True, False}
 
 
@@ -85,13 +85,13 @@ def test_no_benchmark_crashes_and_a_correction_never_narrows_an_interval(scale, 
     trials, domains = shape
     generator = np.random.default_rng(rivals)
     scores = {f"m{n}": 0.5 + scale * generator.normal(size=shape) for n in range(rivals + 1)}
-    found = claim(scores)
-    assert found.verdict in ("better", "unclear", "level", "too few")
-    assert found.leader in found.possible_best
+    result = claim(scores)
+    assert result.verdict in ("better", "unclear", "level", "too few")
+    assert result.leader in result.possible_best
     if trials == 1 or scale == 0:
-        assert not found.is_more_than_chance
-        assert found.trials_needed is None
-    for each in found.comparisons:
+        assert not result.is_more_than_chance
+        assert result.trials_needed is None
+    for each in result.comparisons:
         (low, high), (wide_low, wide_high) = each.interval(corrected=False), each.interval()
         if trials > 1:
             assert wide_low <= low <= each.difference <= high <= wide_high
@@ -119,7 +119,7 @@ def test_equal_methods_rarely_have_a_leader_that_is_better_and_a_better_method_i
     correlation,
 ):
     generator = np.random.default_rng(0)
-    wrong = alone = found = 0
+    wrong = alone = result = 0
     for _ in range(300):
         shared, own = generator.normal(size=(10, 3, 1)), generator.normal(size=(10, 3, 4))
         noise = np.sqrt(correlation) * shared + np.sqrt(1 - correlation) * own
@@ -128,26 +128,26 @@ def test_equal_methods_rarely_have_a_leader_that_is_better_and_a_better_method_i
         wrong += judged.is_more_than_chance
         alone += judged.comparison.interval(corrected=False).low > 0
         scores["m1"] = scores["m1"] + 0.05
-        found += claim(scores).is_more_than_chance
+        result += claim(scores).is_more_than_chance
     assert wrong <= 0.06 * 300
     assert alone > 0.06 * 300
-    assert found > 0.75 * 300
+    assert result > 0.75 * 300
 
 
 def test_the_best_method_is_among_the_possible_ones():
     scores = random_scores(6)
     scores["m2"] = scores["m2"] + 0.002
     scores["m5"] = scores["m5"] - 0.3
-    found = claim(scores)
-    assert "m5" not in found.possible_best
-    assert set(found.possible_best) == set(scores) - {"m5"}
-    assert found.possible_best[0] == found.leader
+    result = claim(scores)
+    assert "m5" not in result.possible_best
+    assert set(result.possible_best) == set(scores) - {"m5"}
+    assert result.possible_best[0] == result.leader
 
 
 def test_the_trials_that_would_settle_a_difference_are_more_than_there_are():
-    found = claim(random_scores(3, seed=5))
-    assert found.verdict == "unclear"
-    assert 3 < found.trials_needed <= 1000
+    result = claim(random_scores(3, seed=5))
+    assert result.verdict == "unclear"
+    assert 3 < result.trials_needed <= 1000
 
 
 def test_trials_that_all_agree_say_nothing_about_chance():
@@ -186,8 +186,8 @@ def test_trials_that_hold_out_different_domains_are_units():
         for trial, row in enumerate(noisy(0.6 + plus, 3, 2 + 2))
     ]
     (results,) = group_records(records)
-    found = build_claims(results, tabulate(records))["validation"]
-    assert (found.leader, found.comparison.trials, found.comparison.pairs) == ("vrex", 3, 12)
+    result = build_claims(results, tabulate(records))["validation"]
+    assert (result.leader, result.comparison.trials, result.comparison.pairs) == ("vrex", 3, 12)
 
 
 def test_the_oracle_leads_only_where_nothing_else_can():

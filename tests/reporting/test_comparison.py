@@ -26,29 +26,29 @@ from tests.stores import benchmark_records, cells, held_out, noisy
 
 
 def one(*records):
-    (found,) = group_records([record for own in records for record in own])
-    return found
+    (group,) = group_records([record for own in records for record in own])
+    return group
 
 
 def test_a_difference_is_the_mean_over_pairs_of_trial_and_domain():
     erm = benchmark_records([[0.5, 0.6, 0.7], [0.5, 0.6, 0.7]])
     other = benchmark_records([[0.6, 0.6, 0.6], [0.8, 0.6, 0.7]], method="vrex")
-    (found,) = comparisons(one(erm, other), "sources")
-    assert found.method == "vrex"
-    assert found.reference == "erm"
-    assert found.difference == pytest.approx((0.1 + 0.0 - 0.1 + 0.3) / 6)
-    assert (found.pairs, found.trials) == (6, 2)
-    assert (found.wins, found.ties, found.losses) == (2, 3, 1)
-    low, high = found.interval()
-    assert low < found.difference < high
+    (comparison,) = comparisons(one(erm, other), "sources")
+    assert comparison.method == "vrex"
+    assert comparison.reference == "erm"
+    assert comparison.difference == pytest.approx((0.1 + 0.0 - 0.1 + 0.3) / 6)
+    assert (comparison.pairs, comparison.trials) == (6, 2)
+    assert (comparison.wins, comparison.ties, comparison.losses) == (2, 3, 1)
+    low, high = comparison.interval()
+    assert low < comparison.difference < high
 
 
 def test_what_one_of_them_lacks_is_no_pair():
     erm = benchmark_records([[0.5, 0.6, 0.7], [0.1, 0.1, 0.1]])
     other = benchmark_records([[0.6, 0.7, 0.8]], method="vrex")[:2]
-    (found,) = comparisons(one(erm, other), "sources")
-    assert found.pairs == 2
-    assert found.difference == pytest.approx(0.1)
+    (comparison,) = comparisons(one(erm, other), "sources")
+    assert comparison.pairs == 2
+    assert comparison.difference == pytest.approx(0.1)
     assert compare({(0, "art"): 0.5}, {(0, "photo"): 0.5}, "a", "b") is None
 
 
@@ -58,11 +58,11 @@ def test_a_large_and_steady_difference_is_better_and_noise_is_not():
     bad = benchmark_records(noisy(0.6, 3, 3, seed=3), method="bad")
     like = benchmark_records(noisy(0.7, 3, 3, seed=4), method="like")
     same = benchmark_records(noisy(0.7, 3, 3, seed=1), method="same")
-    found = comparisons(one(erm, good, bad, like, same), "sources")
-    verdicts = {each.method: each.verdict for each in found}
+    comparison = comparisons(one(erm, good, bad, like, same), "sources")
+    verdicts = {each.method: each.verdict for each in comparison}
     assert verdicts == {"good": "better", "like": "unclear", "same": "level", "bad": "worse"}
-    assert [each.difference for each in found] == sorted(
-        (each.difference for each in found), reverse=True
+    assert [each.difference for each in comparison] == sorted(
+        (each.difference for each in comparison), reverse=True
     )
 
 
@@ -72,16 +72,16 @@ def test_few_pairs_or_one_trial_are_too_few_however_large_the_difference():
         erm = benchmark_records(rows, domains=domains)
         higher = [[0.9 for _ in row] for row in rows]
         other = benchmark_records(higher, domains=domains, method="vrex")
-        (found,) = comparisons(one(erm, other), "sources")
-        assert found.verdict == "too few"
+        (comparison,) = comparisons(one(erm, other), "sources")
+        assert comparison.verdict == "too few"
 
 
 def test_an_interval_is_students_and_a_correction_shares_the_five_percent():
-    found = Comparison("a", "b", 0.1, 12, 4, 8, 0, 4, stderr=0.02, freedom=3.0, rivals=5)
+    comparison = Comparison("a", "b", 0.1, 12, 4, 8, 0, 4, stderr=0.02, freedom=3.0, rivals=5)
     for corrected, level in ((False, 0.95), (True, 0.99)):
         expected = stats.t(3, 0.1, 0.02).interval(level)
-        assert found.interval(corrected=corrected) == pytest.approx(expected)
-    assert np.isnan(found.interval(new_domain=True)).all()
+        assert comparison.interval(corrected=corrected) == pytest.approx(expected)
+    assert np.isnan(comparison.interval(new_domain=True)).all()
 
 
 def test_domains_of_one_trial_are_not_independent_where_they_agree():
@@ -99,12 +99,12 @@ def test_other_methods_show_how_much_the_domains_of_a_trial_agree():
     grids = generator.normal(size=(30, 3, 4))
     measured = {f"m{n}": cells(grid) for n, grid in enumerate(grids)}
     pairs = dict.fromkeys(list(measured)[1:], "m0")
-    found = compare_all(measured, pairs)
-    assert {each.rivals for each in found} == {29}
-    assert found[0].freedom > 5
+    result = compare_all(measured, pairs)
+    assert {each.rivals for each in result} == {29}
+    assert result[0].freedom > 5
     shared = np.concatenate([grids[:1], grids[1:] + 3 * generator.normal(size=(29, 3, 1))])
     wide = compare_all({f"m{n}": cells(grid) for n, grid in enumerate(shared)}, pairs)
-    narrow, wider = ({each.method: each for each in every} for every in (found, wide))
+    narrow, wider = ({each.method: each for each in every} for every in (result, wide))
     assert np.median([wider[name].stderr / narrow[name].stderr for name in narrow]) > 3
 
 
@@ -115,20 +115,20 @@ def test_pairs_that_do_not_differ_are_no_evidence():
 
 
 def test_one_pair_has_no_interval():
-    found = compare({(0, "a"): 0.6}, {(0, "a"): 0.5}, "a", "b")
-    assert np.isnan(found.interval()).all()
-    assert found.verdict == "too few"
+    comparison = compare({(0, "a"): 0.6}, {(0, "a"): 0.5}, "a", "b")
+    assert np.isnan(comparison.interval()).all()
+    assert comparison.verdict == "too few"
 
 
 def test_trials_that_lack_domains_count_with_their_mean():
     one = {(0, "a"): 0.6, (0, "b"): 0.7, (1, "a"): 0.8, (2, "b"): 0.7}
-    found = compare(one, dict.fromkeys(one, 0.5), "a", "b")
-    assert found.difference == pytest.approx((0.15 + 0.3 + 0.2) / 3)
-    assert found.stderr == pytest.approx(stats.sem([0.15, 0.3, 0.2]))
-    assert found.freedom == pytest.approx(2)
-    assert (found.pairs, found.trials) == (4, 3)
-    assert found.new_stderr >= found.stderr
-    assert found.new_freedom == 1
+    comparison = compare(one, dict.fromkeys(one, 0.5), "a", "b")
+    assert comparison.difference == pytest.approx((0.15 + 0.3 + 0.2) / 3)
+    assert comparison.stderr == pytest.approx(stats.sem([0.15, 0.3, 0.2]))
+    assert comparison.freedom == pytest.approx(2)
+    assert (comparison.pairs, comparison.trials) == (4, 3)
+    assert comparison.new_stderr >= comparison.stderr
+    assert comparison.new_freedom == 1
 
 
 def test_held_out_domains_are_compared_one_by_one():
@@ -137,9 +137,9 @@ def test_held_out_domains_are_compared_one_by_one():
         for method, plus in (("erm", 0.0), ("vrex", 0.1))
         for trial in range(2)
     ]
-    (found,) = comparisons(one(records), "validation")
-    assert (found.pairs, found.trials, found.wins, found.ties) == (6, 2, 4, 2)
-    assert found.difference == pytest.approx(0.2 / 3)
+    (comparison,) = comparisons(one(records), "validation")
+    assert (comparison.pairs, comparison.trials, comparison.wins, comparison.ties) == (6, 2, 4, 2)
+    assert comparison.difference == pytest.approx(0.2 / 3)
 
 
 def test_every_row_is_compared_with_erm_of_its_own_settings():
@@ -164,9 +164,9 @@ def test_every_row_is_compared_with_erm_of_its_own_settings():
 
 
 def test_without_erm_there_is_nothing_to_compare_with():
-    found = one(benchmark_records([[0.5, 0.5, 0.5]], method="vrex"))
-    assert references(found) == {}
-    assert comparisons(found, "sources") == []
+    result = one(benchmark_records([[0.5, 0.5, 0.5]], method="vrex"))
+    assert references(result) == {}
+    assert comparisons(result, "sources") == []
 
 
 def test_six_pairs_of_two_trials_are_the_fewest_that_decide():
@@ -197,10 +197,10 @@ def test_the_plainest_erm_has_no_average_and_the_shortest_name():
         benchmark_records([[0.5, 0.5, 0.5]], given={"lr": 1}),
         benchmark_records([[0.5, 0.5, 0.5]], method="vrex", given={"weight_decay": 1}),
     ]
-    found = references(one(*rows))
-    assert found["vrex weight_decay=1"] == "erm lr=1"
-    assert found["erm + ema"] == "erm lr=1"
-    assert "erm lr=1" not in found
+    result = references(one(*rows))
+    assert result["vrex weight_decay=1"] == "erm lr=1"
+    assert result["erm + ema"] == "erm lr=1"
+    assert "erm lr=1" not in result
 
 
 def normal(*shape, seed=0):

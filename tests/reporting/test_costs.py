@@ -8,7 +8,7 @@ from afield.reporting.sections import cost_rows, method_costs
 from tests.stores import DOMAINS, record, weighed
 
 
-def found(records):
+def costs(records):
     (benchmark,) = group_records(records)
     return {cost.method: cost for cost in method_costs(benchmark, records)}
 
@@ -19,14 +19,14 @@ def test_times_are_medians_of_ratios_on_the_same_task():
         record(t, [0.5], seconds=s, method="slow")
         for t, s in zip(DOMAINS, (2.0, 6.0, 20.0), strict=True)
     ]
-    cost = found([*erm, *slow])["slow"]
+    cost = costs([*erm, *slow])["slow"]
     assert (cost.time_ratio, cost.min_time_ratio, cost.max_time_ratio) == (3.0, 2.0, 5.0)
     assert (cost.seconds, cost.runs, cost.memory) == (6.0, 3, 0)
-    assert found([*erm, *slow])["erm"].time_ratio == 1.0
+    assert costs([*erm, *slow])["erm"].time_ratio == 1.0
 
 
 def test_without_erm_there_is_time_but_no_ratio():
-    cost = found([record("art", [0.5], method="vrex", seconds=3.0)])["vrex"]
+    cost = costs([record("art", [0.5], method="vrex", seconds=3.0)])["vrex"]
     assert cost.seconds == 3.0
     assert cost.time_ratio is None
 
@@ -37,7 +37,7 @@ def test_a_merged_model_costs_its_base_and_its_experts():
     fields = {"role": "merged", "base": base.run.key, "experts": (expert.run.key,)}
     merged = record("art", [0.5], method="score", seconds=0.5, **fields)
     alone = record("art", [0.5], method="base", seconds=0.1, **fields)
-    by_method = found([record("art", [0.5], seconds=2.0), base, expert, merged, alone])
+    by_method = costs([record("art", [0.5], seconds=2.0), base, expert, merged, alone])
     assert by_method["score"].seconds == pytest.approx(11.5)
     assert by_method["score"].time_ratio == pytest.approx(5.75)
     assert by_method["base"].seconds == pytest.approx(1.1)
@@ -49,13 +49,13 @@ def test_memory_is_compared_where_it_is_known():
         weighed(record("art", [0.5], method="large"), 300),
         record("photo", [0.5], method="large"),
     ]
-    cost = found(records)["large"]
+    cost = costs(records)["large"]
     assert (cost.memory, cost.memory_ratio) == (300, 3.0)
 
 
 def test_what_has_seen_the_target_has_no_cost():
     bound = record("art", [0.5], method="target_expert", role="merged", experts=("x",))
-    assert set(found([record("art", [0.5]), bound])) == {"erm"}
+    assert set(costs([record("art", [0.5]), bound])) == {"erm"}
 
 
 def test_bars_are_in_proportion_and_the_most_expensive_is_last():

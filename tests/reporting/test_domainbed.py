@@ -27,11 +27,11 @@ STEPS = (2, 4, 6)
 
 def lines(folder: Path) -> list[dict]:
     """All lines, with the last character of each cut off before it is parsed, as DomainBed does."""
-    found = []
+    result = []
     for file in sorted(folder.glob("*/results.jsonl")):
         with file.open() as opened:
-            found += [json.loads(line[:-1]) for line in opened]
-    return found
+            result += [json.loads(line[:-1]) for line in opened]
+    return result
 
 
 def hand_made(method: str, *unseen: str, trial: int = 0, draw: int = 0, sparse=False) -> Record:
@@ -90,14 +90,14 @@ def training_domain_validation(group: list[dict], env: int) -> tuple[float, floa
 def leave_one_domain_out(group: list[dict], env: int) -> tuple[float, float] | None:
     candidates = []
     for line in (line for line in group if line["args"]["test_envs"] == [env]):
-        found = {
+        result = {
             other: twin[f"env{other}_in_acc"]
             for twin in group
             if twin["step"] == line["step"] and len(twin["args"]["test_envs"]) == 2
             for other in set(twin["args"]["test_envs"]) - {env}
         }
-        if len(found) == envs(line) - 1:
-            candidates.append((np.mean(list(found.values())), line[f"env{env}_in_acc"]))
+        if len(result) == envs(line) - 1:
+            candidates.append((np.mean(list(result.values())), line[f"env{env}_in_acc"]))
     return max(candidates, key=lambda candidate: candidate[0], default=None)
 
 
@@ -125,12 +125,12 @@ def envs(line: dict) -> int:
 
 
 def domainbeds_accuracy(
-    found: list[dict], rule: str, *, algorithm: str, trial: int, env: int
+    result: list[dict], rule: str, *, algorithm: str, trial: int, env: int
 ) -> float | None:
     """DomainBed's number: the best of all draws of one (trial, algorithm, test env)."""
     group = [
         line
-        for line in found
+        for line in result
         if (line["args"]["algorithm"], line["args"]["trial_seed"]) == (algorithm, trial)
         and env in line["args"]["test_envs"]
     ]
@@ -152,11 +152,13 @@ def ours(records: list[Record], rule: str, *, method: str, trial: int, target: s
 def test_domainbeds_selection_picks_what_ours_picks(tmp_path, rule):
     records = sweep()
     export_domainbed(records, tmp_path)
-    found = lines(tmp_path)
+    written = lines(tmp_path)
     for method, algorithm in (("erm", "ERM"), ("vrex", "VREx")):
         for trial in range(2):
             for env, target in enumerate(DOMAINS):
-                theirs = domainbeds_accuracy(found, rule, algorithm=algorithm, trial=trial, env=env)
+                theirs = domainbeds_accuracy(
+                    written, rule, algorithm=algorithm, trial=trial, env=env
+                )
                 assert theirs == ours(records, rule, method=method, trial=trial, target=target)
                 assert theirs is not None
 
@@ -177,10 +179,10 @@ def test_real_runs_are_picked_alike_although_they_read_no_more_than_they_must(tm
     store = Store(tmp_path / "runs")
     records = [execute(replace(run, given={}), store) for run in runs]
     export_domainbed(records, tmp_path / "out")
-    found = lines(tmp_path / "out")
+    written = lines(tmp_path / "out")
     for rule in DOMAINBEDS:
         for env, target in enumerate(dataset.domains):
-            theirs = domainbeds_accuracy(found, rule, algorithm="GroupDRO", trial=0, env=env)
+            theirs = domainbeds_accuracy(written, rule, algorithm="GroupDRO", trial=0, env=env)
             assert theirs == ours(records, rule, method="groupdro", trial=0, target=target)
             assert (theirs is not None) == (rule in rules)
 
@@ -226,8 +228,8 @@ def test_a_line_has_the_accuracies_of_every_env(tmp_path):
     record = hand_made("erm", "photo")
     export_domainbed([record], tmp_path)
     for checkpoint, line in zip(record.checkpoints, lines(tmp_path), strict=True):
-        found = {key: value for key, value in line.items() if key.endswith("_acc")}
-        assert found == {
+        result = {key: value for key, value in line.items() if key.endswith("_acc")}
+        assert result == {
             f"env{i}_{split}_acc": checkpoint.score(name, part).accuracy
             for i, name in enumerate(DOMAINS)
             for split, part in (("in", "main"), ("out", "probe"))

@@ -159,9 +159,9 @@ def test_a_column_may_be_a_group_of_samples(tmp_path):
     path.write_text(f"{head}{numbers}\n")
 
     records = [with_groups(record) for record in benchmark([[0.9, 0.5, 0.7]])]
-    found = compare_with_paper(read_recipe(path), [records])
-    assert find(found, column="s1")["ours"] == pytest.approx(75.0)
-    assert math.isnan(find(found, column="s3")["ours"])
+    lines = compare_with_paper(read_recipe(path), [records])
+    assert find(lines, column="s1")["ours"] == pytest.approx(75.0)
+    assert math.isnan(find(lines, column="s3")["ours"])
 
 
 def test_without_records_the_paper_stands_alone(recipe):

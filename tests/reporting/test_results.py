@@ -13,24 +13,24 @@ from tests.stores import DOMAINS, benchmark_records, held_out, record, score
 
 
 def test_records_are_grouped_by_dataset_and_by_how_many_domains_are_held_out():
-    found = group_records([*benchmark_records([[0.5] * 3]), held_out("erm", [0.5, 0.6])])
-    assert [(each.name, each.many_held_out) for each in found] == [
+    groups = group_records([*benchmark_records([[0.5] * 3]), held_out("erm", [0.5, 0.6])])
+    assert [(each.name, each.many_held_out) for each in groups] == [
         ("things", False),
         ("many", True),
     ]
-    assert found[1].title == "many, 2 domains held out, 2 validating"
-    assert list(found[0].domains) == list(DOMAINS)
+    assert groups[1].title == "many, 2 domains held out, 2 validating"
+    assert list(groups[0].domains) == list(DOMAINS)
 
 
 def test_bases_and_experts_are_no_rows():
     rows = [record("art", [0.5], role=role) for role in ("", "base", "expert")]
-    (found,) = group_records(rows)
-    assert found.methods == {"erm": [rows[0]]}
+    (group,) = group_records(rows)
+    assert group.methods == {"erm": [rows[0]]}
 
 
 def test_every_trial_and_domain_has_its_pick_or_none():
-    (found,) = group_records(benchmark_records([[0.5, 0.6, 0.7], [0.1, 0.2, 0.3]])[:5])
-    picks = found.picks("sources")["erm"]
+    (group,) = group_records(benchmark_records([[0.5, 0.6, 0.7], [0.1, 0.2, 0.3]])[:5])
+    picks = group.picks("sources")["erm"]
     accuracies = {
         (trial, domain): pick and pick.accuracy
         for trial, own in picks.items()
@@ -45,10 +45,10 @@ def test_only_runs_that_leave_one_domain_out_test_on_all_domains():
     twin = record("art", [0.5])
     twin = replace(twin, run=replace(twin.run, sources=twin.run.sources[:1]))
     assert len(twin.unseen) == 2
-    (found,) = group_records([twin])
-    assert list(found.domains) == []
-    (found,) = group_records([twin, record("art", [0.5])])
-    assert list(found.domains) == list(DOMAINS)
+    (group,) = group_records([twin])
+    assert list(group.domains) == []
+    (group,) = group_records([twin, record("art", [0.5])])
+    assert list(group.domains) == list(DOMAINS)
 
 
 def test_one_domain_is_held_out_and_several_are():

@@ -31,33 +31,33 @@ def test_what_has_seen_the_target_is_never_marked():
     bound = benchmark_records(
         noisy(0.95, 3, 3), method="target_expert", role="merged", experts=("x",)
     )
-    found = shown(ERM, GOOD, bound)
-    rows = {row.method.name: row for row in found.rules[0].rows}
+    section = shown(ERM, GOOD, bound)
+    rows = {row.method.name: row for row in section.rules[0].rows}
     assert not any(cell.best for cell in rows["target_expert"].cells)
-    assert found.bound == "target_expert"
-    assert "target_expert" not in [row.name for row in found.forest.rows]
-    assert found.facts.startswith("2 methods, 3 unseen domains, 3 trials")
+    assert section.bound == "target_expert"
+    assert "target_expert" not in [row.name for row in section.forest.rows]
+    assert section.facts.startswith("2 methods, 3 unseen domains, 3 trials")
 
 
 def test_downloads_are_the_tables_themselves():
-    found = shown(ERM, GOOD)
-    frame = pd.read_csv(io.BytesIO(base64.b64decode(found.csv)))
+    section = shown(ERM, GOOD)
+    frame = pd.read_csv(io.BytesIO(base64.b64decode(section.csv)))
     own = frame.query("rule == 'sources' and method == 'good' and domain == 'mean'")
     assert own["accuracy"].item() == pytest.approx(
-        float(found.rules[0].rows[0].cells[0].value), abs=1e-6
+        float(section.rules[0].rows[0].cells[0].value), abs=1e-6
     )
-    assert rb"\begin{tabular}" in base64.b64decode(found.latex)
+    assert rb"\begin{tabular}" in base64.b64decode(section.latex)
 
 
 def test_held_out_domains_have_their_own_columns_and_one_curve():
     records = [
         held_out(method, [0.5, 0.6], trial=trial) for method in ("erm", "vrex") for trial in (0, 1)
     ]
-    found = shown(records)
-    assert found.rules[0].rule == "validation"
-    assert list(found.rules[0].columns) == ["mean", "worst 10 %", "spread", "in-domain"]
-    assert found.title == "many, 2 domains held out, 2 validating"
-    assert found.file == "many_2_domains_held_out_2_validating"
+    section = shown(records)
+    assert section.rules[0].rule == "validation"
+    assert list(section.rules[0].columns) == ["mean", "worst 10 %", "spread", "in-domain"]
+    assert section.title == "many, 2 domains held out, 2 validating"
+    assert section.file == "many_2_domains_held_out_2_validating"
 
 
 def test_gaps_are_shown_only_where_the_whole_test_split_was_evaluated():
@@ -76,37 +76,37 @@ def test_costs_have_bars_on_one_scale():
         for t in DOMAINS
         for i in range(3)
     ]
-    found = shown(ERM, slow)
-    assert [each.method.name for each in found.costs] == ["erm", "slow"]
-    assert [each.bar for each in found.costs] == [25.0, 100.0]
-    assert found.reference_bar_end == 25.0
-    assert not found.memory
+    section = shown(ERM, slow)
+    assert [each.method.name for each in section.costs] == ["erm", "slow"]
+    assert [each.bar for each in section.costs] == [25.0, 100.0]
+    assert section.reference_bar_end == 25.0
+    assert not section.memory
 
 
 def test_where_runs_are_missing_there_is_no_picture_but_all_numbers_that_are_known():
-    found = shown([record("art", [0.5])])
-    assert found.forest is None
-    assert found.rules[0].rows[0].cells[2].number == "50.0"
-    assert found.summary.verdict == "No method has finished all its runs yet."
+    section = shown([record("art", [0.5])])
+    assert section.forest is None
+    assert section.rules[0].rows[0].cells[2].number == "50.0"
+    assert section.summary.verdict == "No method has finished all its runs yet."
 
 
 def test_a_run_that_no_rule_reads_is_still_shown_with_its_command():
     alone = record("art", [0.5])
-    found = shown([replace(alone, run=replace(alone.run, sources=("sketch",)))])
-    assert found.rules == []
-    assert found.forest is None
-    assert found.headline.sentence.startswith("No table: ")
-    assert found.commands
+    section = shown([replace(alone, run=replace(alone.run, sources=("sketch",)))])
+    assert section.rules == []
+    assert section.forest is None
+    assert section.headline.sentence.startswith("No table: ")
+    assert section.commands
 
 
 def test_headline_plot_and_table_show_the_same_comparison():
-    found = shown(ERM, GOOD, benchmark_records(noisy(0.6, 3, 3, seed=3), method="bad"))
-    row = found.rules[0].comparisons[0]
-    assert found.forest.rows[0].name == found.headline.best == row.method.name == "good"
+    section = shown(ERM, GOOD, benchmark_records(noisy(0.6, 3, 3, seed=3), method="bad"))
+    row = section.rules[0].comparisons[0]
+    assert section.forest.rows[0].name == section.headline.best == row.method.name == "good"
     low, high = map(format_points, row.comparison.interval())
-    assert f"{low} to {high}, corrected for 2 comparisons" in found.headline.sentence
-    assert found.forest.rows[0].range == f"{low} to {high}"
-    assert "corrected for 2 comparisons" in found.forest.caption
+    assert f"{low} to {high}, corrected for 2 comparisons" in section.headline.sentence
+    assert section.forest.rows[0].range == f"{low} to {high}"
+    assert "corrected for 2 comparisons" in section.forest.caption
     assert "corrected" not in shown(ERM, GOOD).forest.caption
     assert row.intervals[:2] == row.comparison.interval(corrected=False)
     assert row.intervals[2:] == row.comparison.interval(corrected=False, new_domain=True)
@@ -116,10 +116,10 @@ def test_headline_plot_and_table_show_the_same_comparison():
 def test_the_caption_of_the_plot_names_the_metric():
     records = measured([*ERM, *GOOD], macro_f1=0.25)
     (benchmark,) = group_records(records, metric="macro_f1")
-    found = build_section(0, benchmark, records, "runs", "again")
+    section = build_section(0, benchmark, records, "runs", "again")
     start = "Macro F1 on unseen domains minus that of erm, in percentage points; bars are 95 %"
-    assert found.forest.caption.startswith(start)
-    assert found.headline.remarks[0].startswith("Numbers are macro F1; curves and plots")
+    assert section.forest.caption.startswith(start)
+    assert section.headline.remarks[0].startswith("Numbers are macro F1; curves and plots")
     (incomplete,) = group_records(records[:2], metric="macro_f1")
     assert build_section(0, incomplete, records[:2], "runs", "again").forest is None
 

@@ -24,9 +24,13 @@ def headline(*records):
     (benchmark,) = group_records(every)
     frame = tabulate(every)
     claim = build_claims(benchmark, frame).get(leading_rule(frame))
-    found = build_headline(benchmark, frame, claim)
+    headline = build_headline(benchmark, frame, claim)
     plain = str.maketrans({"\u2068": "", "\u2069": "", "\u00a0": " "})
-    return found.sentence.translate(plain), [each.translate(plain) for each in found.remarks], found
+    return (
+        headline.sentence.translate(plain),
+        [each.translate(plain) for each in headline.remarks],
+        headline,
+    )
 
 
 ERM = benchmark_records(noisy(0.7, 3, 3, seed=1))
@@ -121,9 +125,9 @@ def test_a_method_that_lacks_runs_has_no_place_and_is_named():
 
 
 def test_where_no_mean_is_known_none_is_said():
-    text, _, found = headline(benchmark_records([[0.5, 0.5, 0.5]])[:1])
+    text, _, result = headline(benchmark_records([[0.5, 0.5, 0.5]])[:1])
     assert text == "No method has finished all its runs on things yet."
-    assert found.best == ""
+    assert result.best == ""
     (benchmark,) = group_records(ERM)
     assert build_headline(benchmark, tabulate([]), None).sentence.startswith("No table: ")
 
@@ -131,10 +135,10 @@ def test_where_no_mean_is_known_none_is_said():
 def test_a_headline_from_the_oracle_says_so():
     (benchmark,) = group_records(ERM)
     frame = tabulate(ERM, rules="target")
-    found = build_headline(benchmark, frame, build_claims(benchmark, frame)["target"])
+    headline = build_headline(benchmark, frame, build_claims(benchmark, frame)["target"])
     assert (
         "test-domain validation (oracle), which uses the target: an upper bound, not a result"
-        in found.remarks[1]
+        in headline.remarks[1]
     )
 
 
@@ -280,16 +284,16 @@ SUMMARY_ERM = summary_rows("erm", 0.7)
     ],
 )
 def test_the_verdict_has_at_most_ten_words(others, verdict):
-    found = built(SUMMARY_ERM, *others).verdict
-    assert found.replace("\u2068", "").replace("\u2069", "") == verdict
-    assert len(found.split()) <= 10
+    result = built(SUMMARY_ERM, *others).verdict
+    assert result.replace("\u2068", "").replace("\u2069", "") == verdict
+    assert len(result.split()) <= 10
 
 
 def test_one_trial_is_too_few_and_three_are_suggested():
-    found = built(summary_rows("erm", 0.7, trials=1), summary_rows("good", 0.8, seed=1, trials=1))
-    assert found.verdict == "Too few results to tell methods apart."
+    result = built(summary_rows("erm", 0.7, trials=1), summary_rows("good", 0.8, seed=1, trials=1))
+    assert result.verdict == "Too few results to tell methods apart."
     command = "afield bench things --methods erm,good --trials 3 --store runs"
-    assert found.steps[0].command == command
+    assert result.steps[0].command == command
 
 
 def test_tiles_show_mean_gain_and_worst_domain():
@@ -318,14 +322,14 @@ def test_a_hopeless_difference_gets_no_command():
 
 def test_a_merge_that_leads_is_run_again_as_a_merge():
     merged = {"role": "merged", "experts": ("x",)}
-    found = built(
+    result = built(
         summary_rows("erm", 0.7, trials=1),
         summary_rows("score", 0.8, seed=1, trials=1, **merged),
         store="my runs",
     )
     command = "afield bench things --methods erm --merges score --trials 3 --store 'my runs'"
-    assert found.steps[0].command == command
-    assert found.steps[1].command == "afield fit things best --store 'my runs' --out model"
+    assert result.steps[0].command == command
+    assert result.steps[1].command == "afield fit things best --store 'my runs' --out model"
 
 
 def test_a_merge_is_run_again_beside_plain_training_with_its_start():

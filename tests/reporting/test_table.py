@@ -47,16 +47,16 @@ from tests.stores import kept
 
 def test_means_errors_and_the_worst_are_those_computed_by_hand():
     accuracies = np.array([[0.9, 0.5, 0.7], [0.8, 0.6, 0.4], [0.7, 0.8, 0.5], [0.95, 0.3, 0.9]])
-    found = numbers(tabulate(benchmark(accuracies)))
+    scores = numbers(tabulate(benchmark(accuracies)))
     columns = {name: accuracies[:, i] for i, name in enumerate(DOMAINS)}
     # The worst domain of each trial, not the domain that is worst on average.
     columns |= {"mean": accuracies.mean(axis=1), "worst": np.array([0.5, 0.4, 0.5, 0.3])}
     columns["in-domain"] = np.full(4, 0.9)
-    assert list(found.index) == list(columns)
+    assert list(scores.index) == list(columns)
     for name, values in columns.items():
-        assert found.loc[name, "accuracy"] == pytest.approx(values.mean())
-        assert found.loc[name, "stderr"] == pytest.approx(np.std(values, ddof=1) / 2)
-        assert found.loc[name, "trials"] == 4
+        assert scores.loc[name, "accuracy"] == pytest.approx(values.mean())
+        assert scores.loc[name, "stderr"] == pytest.approx(np.std(values, ddof=1) / 2)
+        assert scores.loc[name, "trials"] == 4
 
 
 def test_the_order_of_the_records_is_nothing():
@@ -107,13 +107,13 @@ def test_only_the_rules_that_are_asked_for_and_suffice_have_rows():
 
 
 def test_a_trial_with_a_domain_missing_counts_for_the_others_only():
-    found = numbers(tabulate(benchmark([[0.9, 0.5, 0.7], [0.8, 0.6, 0.4]])[:-1]))
+    scores = numbers(tabulate(benchmark([[0.9, 0.5, 0.7], [0.8, 0.6, 0.4]])[:-1]))
     columns = ["art", "photo", "sketch", "mean", "worst", "in-domain"]
-    assert found["trials"].to_dict() == dict(zip(columns, (2, 2, 1, 1, 1, 1), strict=True))
-    assert found.loc["art", "accuracy"] == pytest.approx(0.85)
-    assert found.loc["sketch", "accuracy"] == 0.7
-    assert found.loc["mean", "accuracy"] == pytest.approx(0.7)
-    assert found.loc["worst", "accuracy"] == 0.5
+    assert scores["trials"].to_dict() == dict(zip(columns, (2, 2, 1, 1, 1, 1), strict=True))
+    assert scores.loc["art", "accuracy"] == pytest.approx(0.85)
+    assert scores.loc["sketch", "accuracy"] == 0.7
+    assert scores.loc["mean", "accuracy"] == pytest.approx(0.7)
+    assert scores.loc["worst", "accuracy"] == 0.5
 
 
 def test_twins_of_the_second_rule_fill_no_column():
@@ -183,9 +183,9 @@ def test_own_data_that_have_changed_are_not_averaged_with_what_they_were():
         for data, accuracy in (("1111111", 0.2), ("2222222", 0.8))
         for r in benchmark([[accuracy] * 3], dataset="/data/mine.npz", data=data)
     ]
-    found = tabulate(records, rules=["sources"])
-    assert set(found["dataset"]) == {"/data/mine.npz [111111]", "/data/mine.npz [222222]"}
-    unseen = found[found["domain"] != "in-domain"]
+    table = tabulate(records, rules=["sources"])
+    assert set(table["dataset"]) == {"/data/mine.npz [111111]", "/data/mine.npz [222222]"}
+    unseen = table[table["domain"] != "in-domain"]
     assert unseen["accuracy"].tolist() == pytest.approx([0.2] * 5 + [0.8] * 5)
 
 
@@ -225,18 +225,18 @@ def test_held_out_shares_have_a_mean_a_worst_tenth_and_a_spread_over_their_domai
     # The rule sources would pick a checkpoint that was not read: domains validate here.
     assert set(frame["rule"]) == {"validation", "target"}
     for rule in ("validation", "target"):
-        found = numbers(frame, rule=rule)
+        scores = numbers(frame, rule=rule)
         columns = {
             "mean": [values.mean() for values in trials],
             "worst 10 %": [np.sort(values)[:2].mean() for values in trials],
             "spread": [np.std(values) for values in trials],
             "in-domain": [AT_HOME] * 3,
         }
-        assert list(found.index) == list(columns)
+        assert list(scores.index) == list(columns)
         for name, values in columns.items():
-            assert found.loc[name, "accuracy"] == pytest.approx(np.mean(values))
-            assert found.loc[name, "stderr"] == pytest.approx(np.std(values, ddof=1) / 3**0.5)
-            assert found.loc[name, "trials"] == 3
+            assert scores.loc[name, "accuracy"] == pytest.approx(np.mean(values))
+            assert scores.loc[name, "stderr"] == pytest.approx(np.std(values, ddof=1) / 3**0.5)
+            assert scores.loc[name, "trials"] == 3
 
 
 def test_two_trials_with_different_test_domains_are_those_computed_by_hand():
@@ -244,9 +244,9 @@ def test_two_trials_with_different_test_domains_are_those_computed_by_hand():
         held_out({"w00": 0.9, "w01": 0.5, "w02": 0.7}, trial=0),
         held_out({"w02": 0.2, "w24": 0.4, "w25": 0.6}, trial=1),
     ]
-    found = numbers(tabulate(records, rules=["validation"]), rule="validation")
+    scores = numbers(tabulate(records, rules=["validation"]), rule="validation")
     # Of fewer than fifteen domains the worst tenth is the worst one.
-    assert found["accuracy"].to_dict() == pytest.approx(
+    assert scores["accuracy"].to_dict() == pytest.approx(
         {
             "mean": (0.7 + 0.4) / 2,
             "worst 10 %": (0.5 + 0.2) / 2,
@@ -254,7 +254,7 @@ def test_two_trials_with_different_test_domains_are_those_computed_by_hand():
             "in-domain": AT_HOME,
         }
     )
-    assert found["stderr"].to_dict() == pytest.approx(
+    assert scores["stderr"].to_dict() == pytest.approx(
         {"mean": 0.15, "worst 10 %": 0.15, "spread": 0.0, "in-domain": 0.0}, abs=1e-9
     )
 
@@ -263,8 +263,8 @@ def test_two_trials_with_different_test_domains_are_those_computed_by_hand():
 def test_the_worst_tenth_is_a_rounded_number_of_domains_but_at_least_one(count, worst):
     values = [(i + 1) / 100 for i in range(count)]
     frame = tabulate([held_out(dict(zip(MANY, values, strict=False)))], rules=["target"])
-    found = numbers(frame, rule="target")
-    assert found.loc["worst 10 %", "accuracy"] == pytest.approx(sum(values[:worst]) / worst)
+    scores = numbers(frame, rule="target")
+    assert scores.loc["worst 10 %", "accuracy"] == pytest.approx(sum(values[:worst]) / worst)
 
 
 def test_of_a_spread_the_least_is_best():
@@ -304,8 +304,8 @@ def test_a_trial_that_is_not_finished_leaves_the_others():
         },
     )
     records[1] = replace(records[1], checkpoints=(unread,))
-    found = numbers(tabulate(records, rules=["target"]), rule="target")
-    assert found["trials"].to_dict() == {"mean": 1, "worst 10 %": 1, "spread": 1, "in-domain": 1}
+    result = numbers(tabulate(records, rules=["target"]), rule="target")
+    assert result["trials"].to_dict() == {"mean": 1, "worst 10 %": 1, "spread": 1, "in-domain": 1}
 
 
 def at_home(target: str, probe: dict[str, float], known: dict[str, float], **fields) -> Record:
@@ -326,10 +326,10 @@ def test_in_domain_is_the_mean_over_sources_then_over_targets_then_over_trials()
         for i, target in enumerate(DOMAINS)
         for others in [[name for name in DOMAINS if name != target]]
     ]
-    found = numbers(tabulate(records)).loc["in-domain"]
+    result = numbers(tabulate(records)).loc["in-domain"]
     means = probes.mean(axis=(1, 2))
-    assert found["accuracy"] == pytest.approx(means.mean())
-    assert found["stderr"] == pytest.approx(means.std(ddof=1) / 2**0.5)
+    assert result["accuracy"] == pytest.approx(means.mean())
+    assert result["stderr"] == pytest.approx(means.std(ddof=1) / 2**0.5)
 
 
 def test_a_known_domain_has_a_column_where_a_method_can_use_it_and_others_a_dash():
@@ -368,12 +368,12 @@ def test_a_domain_that_is_unused_in_one_trial_and_tested_in_another_is_in_the_me
     for records in ([first, second], [second, first]):
         frame = tabulate(records, rules=["validation"])
         assert set(frame["dataset"]) == {"things, 2 domains held out, 2 validating"}
-        found = numbers(frame, rule="validation")
-        assert found.loc["mean", "accuracy"] == pytest.approx((0.7 + 0.3) / 2)
-        assert found.loc["mean", "stderr"] == pytest.approx(0.2)
-        assert found.loc["worst 10 %", "accuracy"] == pytest.approx((0.5 + 0.2) / 2)
-        assert found.loc["spread", "accuracy"] == pytest.approx((0.2 + 0.1) / 2)
-        assert set(found["trials"]) == {2}
+        scores = numbers(frame, rule="validation")
+        assert scores.loc["mean", "accuracy"] == pytest.approx((0.7 + 0.3) / 2)
+        assert scores.loc["mean", "stderr"] == pytest.approx(0.2)
+        assert scores.loc["worst 10 %", "accuracy"] == pytest.approx((0.5 + 0.2) / 2)
+        assert scores.loc["spread", "accuracy"] == pytest.approx((0.2 + 0.1) / 2)
+        assert set(scores["trials"]) == {2}
 
 
 def test_every_number_of_domains_is_a_row_of_one_table():
@@ -429,8 +429,10 @@ def test_a_rule_has_no_table_if_only_the_upper_bound_has_numbers_under_it(monkey
     picks = Results.picks
 
     def only_the_bound(results, rule):
-        found = picks(results, rule)
-        return {m: p if rule == "sources" or m == "target_expert" else {} for m, p in found.items()}
+        result = picks(results, rule)
+        return {
+            m: p if rule == "sources" or m == "target_expert" else {} for m, p in result.items()
+        }
 
     monkeypatch.setattr(Results, "picks", only_the_bound)
     bound = benchmark([[0.9, 0.9, 0.9]], method="target_expert")
@@ -448,12 +450,12 @@ def test_a_bound_as_good_as_the_best_leaves_that_marked():
 
 
 def test_confidence_has_two_columns_means_over_unseen_domains():
-    found = numbers(tabulate(trusting(0.2, 0.8, trials=2)))
-    assert list(found.index)[-3:] == ["in-domain", "calibration error", "accuracy at 90 %"]
+    scores = numbers(tabulate(trusting(0.2, 0.8, trials=2)))
+    assert list(scores.index)[-3:] == ["in-domain", "calibration error", "accuracy at 90 %"]
     for name, value in (("calibration error", 0.2), ("accuracy at 90 %", 0.8)):
-        assert found.loc[name, "accuracy"] == pytest.approx(value)
-        assert found.loc[name, "stderr"] == pytest.approx(0.01)
-        assert found.loc[name, "trials"] == 2
+        assert scores.loc[name, "accuracy"] == pytest.approx(value)
+        assert scores.loc[name, "stderr"] == pytest.approx(0.01)
+        assert scores.loc[name, "trials"] == 2
 
 
 def test_records_from_before_have_a_dash_beside_others_and_no_column_alone():
@@ -470,11 +472,11 @@ def test_a_trial_that_was_read_in_part_is_in_no_mean_of_confidence():
     first = list(trusting(0.1, 0.8))
     second = [*trusting(0.3, 0.6), *trusting(None, None)]
     second = [replace(r, run=replace(r.run, trial=1)) for r in (second[0], second[4], second[5])]
-    found = numbers(tabulate([*first, *second]))
-    assert found.loc["calibration error", ["accuracy", "trials"]].tolist() == pytest.approx(
+    scores = numbers(tabulate([*first, *second]))
+    assert scores.loc["calibration error", ["accuracy", "trials"]].tolist() == pytest.approx(
         [0.1, 1]
     )
-    assert found.loc["mean", "trials"] == 2
+    assert scores.loc["mean", "trials"] == 2
 
 
 def test_of_many_domains_confidence_is_a_mean_over_those_that_were_tested():
@@ -486,8 +488,8 @@ def test_of_many_domains_confidence_is_a_mean_over_those_that_were_tested():
             main = replace(scores[name].main, calibration_error=error, accuracy_at_90=0.9)
             scores[name] = replace(scores[name], main=main)
         frames.append(replace(row, checkpoints=(replace(row.checkpoints[0], scores=scores),)))
-    found = numbers(tabulate(frames), rule="validation").loc["calibration error"]
-    assert found.tolist() == pytest.approx([0.2, 0.0, 2])
+    result = numbers(tabulate(frames), rule="validation").loc["calibration error"]
+    assert result.tolist() == pytest.approx([0.2, 0.0, 2])
 
 
 def test_no_domain_may_have_the_name_of_a_column():

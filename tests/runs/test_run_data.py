@@ -257,7 +257,7 @@ def test_a_limit_that_nothing_exceeds_changes_nothing():
     assert torch.equal(seen(limited.samples), seen(plain.samples))
 
 
-def test_a_limit_changes_no_exam():
+def test_a_limit_changes_no_evaluation():
     loaded = domains()
     asked = run(rules=("sources", "target"))
     plain, limited = (material(replace(asked, limit=limit), loaded).evaluations for limit in (0, 2))

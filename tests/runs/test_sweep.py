@@ -108,8 +108,8 @@ from afield.runs.store import Store
 from afield.runs.sweep import complete
 
 runs = leave_one_out(find_dataset("spirals"), ["noted"], trials=3, settings={"steps": 60})
-found = list(complete(runs, Store(sys.argv[1])))
-print(len(found), {type(outcome).__name__ for outcome in found})
+outcomes = list(complete(runs, Store(sys.argv[1])))
+print(len(outcomes), {type(outcome).__name__ for outcome in outcomes})
 """
 
 

@@ -157,7 +157,7 @@ def test_a_state_says_all_that_is_not_a_setting(average, model, task, stream, tm
     learner, before = begun(average, model, task), again(average)
     train(average, learner, stream, steps=42)
     torch.save(average.state_dict(), tmp_path / "state.pt")
-    # One that has gone on to somewhere else already.
+    # A model that was trained further in the meantime.
     other = begun(before, model, task)
     train(before, other, stream, steps=63)
     other.load_state_dict(learner.state_dict())
@@ -174,7 +174,7 @@ def test_a_state_says_all_that_is_not_a_setting(average, model, task, stream, tm
         assert before.done == average.done
 
 
-# Every method with one average; every average with a plain method, one that walks and goes back,
+# Every method with one average; every average with a plain method, one with an inner loop,
 # and one with a further network.
 PAIRS = [(method, "ema") for method in registry.names("methods")] + [
     (method, name)

@@ -139,7 +139,7 @@ def test_a_model_is_examined_in_evaluation_mode_and_left_as_it_was(training):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_an_exam_keeps_no_gradient_and_does_not_keep_a_model_from_training():
+def test_an_evaluation_has_no_gradient_and_does_not_keep_a_model_from_training():
     model = linear()
     evaluation = Evaluator({("a", "main"): domain(50)})
     evaluation.evaluate(model)
@@ -148,7 +148,7 @@ def test_an_exam_keeps_no_gradient_and_does_not_keep_a_model_from_training():
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_an_exam_of_nothing_asks_the_model_nothing():
+def test_an_evaluation_of_no_splits_does_not_call_the_model():
     def never(*_: object) -> None:
         raise AssertionError
 

@@ -1,4 +1,4 @@
-"""The inner walk: what it visits, in which order, and what it leaves behind."""
+"""The inner loop: what it visits, in which order, and what it leaves behind."""
 
 import copy
 from collections import Counter
@@ -37,7 +37,7 @@ from tests.training.methods.reference import (
 )
 
 SGD_FISH = Fish(inner="sgd", meta_lr=1 / 3)
-WALKS = [Arith(), SGD_FISH, Fish(), MAML(), Reptile()]
+FIRST_ORDER = [Arith(), SGD_FISH, Fish(), MAML(), Reptile()]
 OUTERS = ["divided", "raw", "plain"]
 IN_ORDER = (0, 1, 2)
 
@@ -85,7 +85,7 @@ def buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer.clone() for name, buffer in model.named_buffers()}
 
 
-def walked_by_hand(model: nn.Module, batches: list[Batch], *, rate: float) -> nn.Module:
+def inner_loop_by_hand(model: nn.Module, batches: list[Batch], *, rate: float) -> nn.Module:
     """A copy of the model after plain steps on these batches, one after the other."""
     model = copy.deepcopy(model)
     for batch in batches:
@@ -131,7 +131,7 @@ def test_each_domain_has_k_batches_which_together_are_its_own(k):
 
 
 @pytest.mark.parametrize("k", [1, 3])
-def test_a_walk_that_is_not_by_domain_uses_every_sample_once_and_mixes_domains(k):
+def test_an_inner_loop_that_is_not_by_domain_uses_every_sample_once_and_mixes_domains(k):
     torch.manual_seed(0)
     batches = marked(3, size=12)
     stages = Arith(steps_per_domain=k, by_domain=False).rounds(batches)
@@ -152,7 +152,7 @@ def test_mixtures_differ_from_step_to_step():
 
 
 @pytest.mark.parametrize("k", [1, 4])
-def test_a_run_draws_a_batch_for_each_step_of_the_walk(k, samples):
+def test_a_run_draws_a_batch_for_each_inner_step(k, samples):
     spirals = find_dataset("spirals")
     settings = {"batch": 5, "arith.steps_per_domain": k}
     run = resolve_run(spirals, "arith", spirals.domains[:3], settings=settings)
@@ -205,7 +205,7 @@ def test_every_step_visits_all_domains_in_the_order_that_torch_draws(model, task
 
 @pytest.mark.parametrize("outer", OUTERS)
 @pytest.mark.parametrize("k", [1, 2])
-def test_a_walk_that_counts_for_nothing_leaves_nothing_behind(outer, k, model, task, stream):
+def test_an_inner_loop_of_weight_0_leaves_nothing_behind(outer, k, model, task, stream):
     method = Arith(shares=(0.0, 0.0, 0.0), outer=outer, steps_per_domain=k, inner_rate=50.0)
     learner = method.setup(model, task)
     before = theta(model)
@@ -251,28 +251,30 @@ def test_raw_is_the_divided_step_times_the_inner_rate(kind, model, task):
 
 
 @pytest.mark.parametrize("outer", OUTERS)
-def test_the_loss_that_is_logged_is_the_mean_over_the_walk(outer, model, descent, monkeypatch):
+def test_the_loss_that_is_logged_is_the_mean_over_the_inner_loop(
+    outer, model, descent, monkeypatch
+):
     fix_order(monkeypatch, IN_ORDER)
     model.double()
     batches, method = random_batches(3), Arith(steps_per_domain=2, inner_rate=2.0, outer=outer)
     start = copy.deepcopy(model)
     steps = [piece for batch in batches for piece in split_batch(batch, 2)]
-    met = [walked_by_hand(start, steps[:i], rate=0.2) for i in range(len(steps))]
+    met = [inner_loop_by_hand(start, steps[:i], rate=0.2) for i in range(len(steps))]
     losses = [F.cross_entropy(m(b.x), b.y) for m, b in zip(met, steps, strict=True)]
     logs = method.update(method.setup(model, descent), batches)
     agree(logs["loss"], torch.stack(losses).mean().detach())
 
 
 @pytest.mark.parametrize(
-    "walk",
+    "first_order",
     [Arith(), Arith(shares=(0.2, 0.3, 0.5)), MAML(), replace(SGD_FISH, outer="divided")],
     ids=named,
 )
-def test_without_a_rate_every_walk_is_the_weighted_mean_gradient(walk, model, task):
+def test_without_a_rate_every_inner_loop_is_the_weighted_mean_gradient(first_order, model, task):
     batches, missed = random_batches(3), []
     model.double()
     for inner_rate in (1e-1, 1e-2, 1e-3, 1e-6):
-        method = replace(walk, inner_rate=inner_rate)
+        method = replace(first_order, inner_rate=inner_rate)
         learner = method.setup(copy.deepcopy(model), task)
         order = seeded_order(5, 3)
         method.update(learner, batches)
@@ -283,7 +285,7 @@ def test_without_a_rate_every_walk_is_the_weighted_mean_gradient(walk, model, ta
         )
         missed.append((followed(learner.model) - mean).norm().item())
     assert missed[-1] < 1e-6
-    # What is left of the walk shrinks as its rate does.
+    # The remaining difference shrinks with the inner rate.
     assert all(8 < more / less < 12 for more, less in pairwise(missed[:3]))
 
 
@@ -297,11 +299,11 @@ def test_momentum_is_an_average_that_is_carried_over_updates(beta, k, model, des
     velocity = torch.zeros_like(at)
     for update in range(3):
         batches = random_batches(3 + update)[:3]
-        walk, total = at.clone(), torch.zeros_like(at)
+        position, total = at.clone(), torch.zeros_like(at)
         for weight, batch in zip((1 / 2, 1 / 3, 1 / 6), batches, strict=True):
             for piece in split_batch(batch, k):
-                velocity = beta * velocity + (1 - beta) * slope(model, walk, piece)
-                walk = walk - 0.1 * velocity
+                velocity = beta * velocity + (1 - beta) * slope(model, position, piece)
+                position = position - 0.1 * velocity
                 total = total + weight * velocity
         at = at - 0.1 * total
         method.update(learner, batches)
@@ -334,35 +336,35 @@ def test_momentum_survives_a_round_trip(kind, model, task, stream):
 
 
 @pytest.mark.parametrize("k", [1, 2])
-def test_statistics_are_those_of_the_walk_and_not_turned_back(k, descent, monkeypatch):
+def test_statistics_come_from_the_inner_loop_and_stay(k, descent, monkeypatch):
     fix_order(monkeypatch, IN_ORDER)
     torch.manual_seed(0)
     model, batches = Normed().double(), random_batches(3)
     method = Arith(steps_per_domain=k, inner_rate=2.0)
     steps = [piece for batch in batches for piece in split_batch(batch, k)]
-    expected = buffers(walked_by_hand(model, steps, rate=0.2))
+    expected = buffers(inner_loop_by_hand(model, steps, rate=0.2))
     method.update(method.setup(model, descent), batches)
     result = buffers(model)
     agree(result, expected)
     assert result["norm.num_batches_tracked"] == 3 * k
 
 
-def test_statistics_of_parallel_walks_are_those_of_all_of_them(descent, monkeypatch):
+def test_statistics_of_parallel_inner_loops_come_from_all_of_them(descent, monkeypatch):
     fix_order(monkeypatch, IN_ORDER)
     torch.manual_seed(0)
     model, batches = Normed().double(), random_batches(3)
     expected = copy.deepcopy(model)
     for batch in batches:
-        walk = copy.deepcopy(model)
-        walk.load_state_dict(expected.state_dict() | dict(model.named_parameters()))
-        walk = walked_by_hand(walk, split_batch(batch, 2), rate=0.1)
-        expected.load_state_dict(expected.state_dict() | buffers(walk))
+        copied = copy.deepcopy(model)
+        copied.load_state_dict(expected.state_dict() | dict(model.named_parameters()))
+        copied = inner_loop_by_hand(copied, split_batch(batch, 2), rate=0.1)
+        expected.load_state_dict(expected.state_dict() | buffers(copied))
     Reptile().update(Reptile().setup(model, descent), batches)
     agree(buffers(model), buffers(expected))
 
 
 @pytest.mark.parametrize(
-    "method", [*WALKS, MLDG(), MLDG(inner="sgd", second_order=True)], ids=named
+    "method", [*FIRST_ORDER, MLDG(), MLDG(inner="sgd", second_order=True)], ids=named
 )
 def test_frozen_statistics_stay(method, task):
     torch.manual_seed(0)
@@ -376,7 +378,7 @@ def test_frozen_statistics_stay(method, task):
 @pytest.mark.parametrize(
     "method",
     [
-        *WALKS,
+        *FIRST_ORDER,
         Arith(momentum=0.9),
         Arith(outer="plain"),
         Arith(by_domain=False),
@@ -397,7 +399,7 @@ def test_what_is_frozen_or_unused_stays_and_the_rest_moves(method, task):
     assert moved == {"last.weight", "last.bias"}
 
 
-@pytest.mark.parametrize("method", WALKS, ids=named)
+@pytest.mark.parametrize("method", FIRST_ORDER, ids=named)
 def test_a_step_may_be_over_a_few_of_many_domains(method, model, task):
     many = replace(task, sources=tuple(f"domain{i}" for i in range(9)))
     learner = method.setup(model.double(), many)
@@ -407,6 +409,6 @@ def test_a_step_may_be_over_a_few_of_many_domains(method, model, task):
     assert not torch.equal(theta(model), before)
 
 
-def test_a_walk_without_weights_says_so():
+def test_an_inner_loop_without_weights_is_refused():
     with pytest.raises(NotImplementedError, match="InnerLoop does not override weights"):
         InnerLoop().weights(3)

@@ -18,11 +18,11 @@ def root(tmp_path, own_cache):
 
 
 def test_hospitals_and_labels_are_those_of_the_metadata(root):
-    found = loaded(MADE_UP, root)
-    assert tuple(found) == tuple(SIZES)
-    assert_labels_fit(found)
-    assert all(domain.y.bincount().tolist() == [2, 2] for domain in found.values())
-    assert all(domain.test is None for domain in found.values())
+    domains = loaded(MADE_UP, root)
+    assert tuple(domains) == tuple(SIZES)
+    assert_labels_fit(domains)
+    assert all(domain.y.bincount().tolist() == [2, 2] for domain in domains.values())
+    assert all(domain.test is None for domain in domains.values())
 
 
 def test_a_wrong_count_is_reported(root):

@@ -23,30 +23,30 @@ def root(tmp_path, own_cache):
 
 
 def test_domains_are_training_hospitals_and_the_splits_val_and_test(root):
-    found = loaded(MADE_UP, root)
-    assert tuple(found) == ("hospital_0", "hospital_3", "hospital_4", "val", "test")
+    domains = loaded(MADE_UP, root)
+    assert tuple(domains) == ("hospital_0", "hospital_3", "hospital_4", "val", "test")
     for name in ("hospital_0", "hospital_3", "hospital_4"):
-        assert found[name].test.tolist().count(True) == 2
+        assert domains[name].test.tolist().count(True) == 2
     for name, hospital in (("val", 1), ("test", 2)):
-        assert found[name].test is None
+        assert domains[name].test is None
         # The blue of an image is its hospital.
-        assert set(found[name].x[:, 2, 0, 0].tolist()) == {hospital}
+        assert set(domains[name].x[:, 2, 0, 0].tolist()) == {hospital}
     assert SIZES["hospital_0"] + SIZES["hospital_3"] + SIZES["hospital_4"] == 302_436 + 33_560
 
 
 def test_splits_are_those_of_the_package(root):
-    found, official = loaded(MADE_UP, root), WILDS._open(root)
+    result, official = loaded(MADE_UP, root), WILDS._open(root)
     paths = [str(path) for path in official._input_array]
     for split in ("val", "test"):
         chosen = official.split_array == official.split_dict[split]
-        assert set(found[split].names) == {
+        assert set(result[split].names) == {
             p for p, inside in zip(paths, chosen, strict=True) if inside
         }
     id_val = official.split_array == official.split_dict["id_val"]
     expected = {p for p, inside in zip(paths, id_val, strict=True) if inside}
     marked = {
         name
-        for domain in found.values()
+        for domain in result.values()
         if domain.test is not None
         for name, test in zip(domain.names, domain.test, strict=True)
         if test

@@ -35,13 +35,13 @@ def loaded(root):
 
 
 def test_the_parts_are_the_domains_and_pictures_come_in_the_order_of_the_files(root):
-    found = loaded(root)
-    assert tuple(found) == ("train", "test")
+    domains = loaded(root)
+    assert tuple(domains) == ("train", "test")
     expected = np.concatenate([records(EACH, seed=number) for number in range(5)])
-    assert found["train"].y.tolist() == expected[:, 0].tolist()
-    assert found["train"].x.dtype == torch.uint8
-    assert np.array_equal(found["train"].x.flatten(1), expected[:, 1:])
-    assert np.array_equal(found["test"].x.flatten(1), records(EACH, seed=5)[:, 1:])
+    assert domains["train"].y.tolist() == expected[:, 0].tolist()
+    assert domains["train"].x.dtype == torch.uint8
+    assert np.array_equal(domains["train"].x.flatten(1), expected[:, 1:])
+    assert np.array_equal(domains["test"].x.flatten(1), records(EACH, seed=5)[:, 1:])
 
 
 def test_pixels_are_red_first_then_by_rows(root):
@@ -50,9 +50,9 @@ def test_pixels_are_red_first_then_by_rows(root):
     content = bytes([3]) + picture.tobytes()
     assert content[1 + 2 * 32 + 5] == 200
     (root / FOLDER / "test_batch.bin").write_bytes(2 * content)
-    found = loaded(root)["test"]
-    assert found.x.nonzero().tolist() == [[0, 0, 2, 5], [1, 0, 2, 5]]
-    assert CLASSES[found.y[0]] == "cat"
+    result = loaded(root)["test"]
+    assert result.x.nonzero().tolist() == [[0, 0, 2, 5], [1, 0, 2, 5]]
+    assert CLASSES[result.y[0]] == "cat"
 
 
 @pytest.mark.parametrize(

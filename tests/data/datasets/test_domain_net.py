@@ -34,10 +34,10 @@ def cache(whole, monkeypatch):
 def test_classes_are_folder_names_in_order_and_lists_say_what_is_tested(whole):
     dataset = domain_net(whole)
     assert list(dataset.classes) == NAMES
-    found = loaded(replace(dataset, sizes=dict.fromkeys(SIZES, 2 * CLASSES)), whole)
-    assert tuple(found) == tuple(SIZES)
-    assert_labels_fit(found)
-    for domain in found.values():
+    domains = loaded(replace(dataset, sizes=dict.fromkeys(SIZES, 2 * CLASSES)), whole)
+    assert tuple(domains) == tuple(SIZES)
+    assert_labels_fit(domains)
+    for domain in domains.values():
         assert [name.endswith("1.png") for name in domain.names] == domain.test.tolist()
         assert domain.test.sum() == CLASSES
 

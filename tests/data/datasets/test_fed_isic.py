@@ -32,10 +32,10 @@ def root(tmp_path, own_cache):
 
 
 def test_centre_class_and_part_are_those_of_the_table(root):
-    found = loaded(MADE_UP, root)
-    assert tuple(found) == fed_isic.domains
-    assert_labels_fit(found)
-    for domain in found.values():
+    domains = loaded(MADE_UP, root)
+    assert tuple(domains) == fed_isic.domains
+    assert_labels_fit(domains)
+    for domain in domains.values():
         assert domain.y.bincount().tolist() == [2] * len(CLASSES)
         assert [name.endswith("_test.jpg") for name in domain.names] == domain.test.tolist()
 

@@ -20,10 +20,10 @@ def files(root, countries):
 
 
 def test_regions_and_labels_are_those_of_the_metadata(tmp_path):
-    found = loaded(fmow, files(tmp_path, [*COUNTRIES, "XXX"]))
-    assert tuple(found) == REGIONS
-    assert_labels_fit(found)
-    assert sum(len(domain.y) for domain in found.values()) == 18
+    domains = loaded(fmow, files(tmp_path, [*COUNTRIES, "XXX"]))
+    assert tuple(domains) == REGIONS
+    assert_labels_fit(domains)
+    assert sum(len(domain.y) for domain in domains.values()) == 18
     assert list(fmow.classes) == sys.modules["wilds.datasets.fmow_dataset"].categories
 
 

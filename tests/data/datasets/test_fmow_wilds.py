@@ -21,14 +21,14 @@ def root(tmp_path, own_cache):
 
 
 def test_regions_train_before_2013_and_later_years_validate_and_test(root):
-    found = loaded(fmow_wilds, root)
-    assert tuple(found) == (*REGIONS, "val", "test")
+    domains = loaded(fmow_wilds, root)
+    assert tuple(domains) == (*REGIONS, "val", "test")
     for name in REGIONS:
-        assert sorted(found[name].test.tolist()) == [False, False, True, True]
-    assert [len(found[name].y) for name in ("val", "test")] == [12, 12]
+        assert sorted(domains[name].test.tolist()) == [False, False, True, True]
+    assert [len(domains[name].y) for name in ("val", "test")] == [12, 12]
     # Images from 2010 of the split test are of the split id_test, which is left out.
-    assert sum(len(domain.y) for domain in found.values()) == 48
-    assert set(found["test"].columns["region"]) == {*REGIONS[:-1], ""}
+    assert sum(len(domain.y) for domain in domains.values()) == 48
+    assert set(domains["test"].columns["region"]) == {*REGIONS[:-1], ""}
 
 
 def test_the_worst_region_is_computed_without_other_as_in_the_package(root):

@@ -37,11 +37,11 @@ def test_domains_classes_and_labels_are_those_of_the_folders(tmp_path, name):
     assert len(set(dataset.domains)) == domains
     assert len(set(dataset.classes)) == classes
     tree(tmp_path / folder, dataset)
-    found = loaded(dataset, tmp_path)
-    assert tuple(found) == dataset.domains
-    for domain in found.values():
+    result = loaded(dataset, tmp_path)
+    assert tuple(result) == dataset.domains
+    for domain in result.values():
         assert domain.y.bincount().tolist() == [2] * classes
-    assert_labels_fit(found)
+    assert_labels_fit(result)
 
 
 @pytest.mark.parametrize("name", COUNTED)

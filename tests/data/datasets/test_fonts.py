@@ -16,9 +16,9 @@ def test_the_fonts_of_the_folder_are_the_domains(tmp_path):
     dataset = fonts(tmp_path)
     assert (dataset.name, dataset.domains) == ("fonts", ("ann", "bob"))
     assert dataset.classes == CHARACTERS
-    found = dataset.load(ReadOptions(tmp_path))
-    assert tuple(found) == ("ann", "bob")
-    assert all(domain.x.shape[1:] == (1, 32, 32) for domain in found.values())
+    domains = dataset.load(ReadOptions(tmp_path))
+    assert tuple(domains) == ("ann", "bob")
+    assert all(domain.x.shape[1:] == (1, 32, 32) for domain in domains.values())
 
 
 def test_it_is_known_by_its_name_and_by_what_is_in_the_folder(tmp_path):

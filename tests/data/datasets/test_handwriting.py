@@ -54,10 +54,10 @@ def refusal(root):
 
 def test_every_writer_is_a_domain_with_every_character_once(tmp_path):
     archive(tmp_path)
-    found = loaded(tmp_path)
-    assert tuple(found) == NAMES
+    domains = loaded(tmp_path)
+    assert tuple(domains) == NAMES
     assert (NAMES[0], NAMES[-1], len(NAMES)) == ("writer01", "writer20", 20)
-    for domain in found.values():
+    for domain in domains.values():
         assert domain.x.shape == (42, 1, 32, 32)
         assert domain.x.dtype == torch.uint8
         assert domain.y.tolist() == list(range(42))
@@ -165,8 +165,8 @@ def test_the_real_writers_drew_42_characters_that_are_distinct(tmp_path):
         pytest.skip(f"no {real}; AFIELD_DATA names the folder with omniglot")
     (tmp_path / FOLDER).mkdir()
     shutil.copy(real, tmp_path / FOLDER)
-    found = loaded(tmp_path)
-    x = torch.stack([domain.x.float().flatten(1) for domain in found.values()]).numpy()
+    domains = loaded(tmp_path)
+    x = torch.stack([domain.x.float().flatten(1) for domain in domains.values()]).numpy()
     assert x.shape == (20, 42, 1024)
     # A tenth of a drawing is ink at most: it is white, and the paper black.
     assert 5 < x.mean() < 26

@@ -26,10 +26,10 @@ def test_styles_are_domains_and_folders_are_classes(root):
     dataset = imagenet_r(root)
     assert len(STYLES) == 15
     assert list(dataset.classes) == NAMES
-    found = loaded(dataset, root)
-    assert tuple(found) == STYLES
-    assert sum(len(domain.y) for domain in found.values()) == 2 * CLASSES
-    assert_labels_fit(found)
+    domains = loaded(dataset, root)
+    assert tuple(domains) == STYLES
+    assert sum(len(domain.y) for domain in domains.values()) == 2 * CLASSES
+    assert_labels_fit(domains)
 
 
 @pytest.mark.parametrize("name", ["watercolour_0.jpg", "art.jpg", "art_deco_0.jpg"])

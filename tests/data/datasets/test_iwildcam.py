@@ -23,10 +23,10 @@ def test_places_with_one_picture_are_left_out_and_all_classes_are_kept(root):
 
 @needs_wilds
 def test_places_and_labels_are_those_of_the_metadata(root):
-    found = loaded(iwildcam(root), root)
-    assert tuple(found) == ("location_0", "location_2", "location_3")
-    assert_labels_fit(found)
-    assert all(len(domain.y) == 4 for domain in found.values())
+    domains = loaded(iwildcam(root), root)
+    assert tuple(domains) == ("location_0", "location_2", "location_3")
+    assert_labels_fit(domains)
+    assert all(len(domain.y) == 4 for domain in domains.values())
 
 
 def test_a_table_of_another_version_is_reported(root):

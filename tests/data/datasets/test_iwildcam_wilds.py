@@ -32,11 +32,11 @@ def root(tmp_path, own_cache):
 def test_locations_with_both_lists_are_domains_and_the_others_are_joined(root):
     dataset = iwildcam_wilds(root)
     assert dataset.domains == ("location_0", "location_2", "others", "val", "test")
-    found = loaded(dataset, root)
-    assert found["location_0"].test.tolist() == [False, False, True]
-    assert found["others"].test.tolist() == [False, False, True, True]
-    assert [len(found[name].y) for name in ("val", "test")] == [3, 5]
-    assert found["test"].columns["location"] == ["4", "4", "4", "5", "5"]
+    domains = loaded(dataset, root)
+    assert domains["location_0"].test.tolist() == [False, False, True]
+    assert domains["others"].test.tolist() == [False, False, True, True]
+    assert [len(domains[name].y) for name in ("val", "test")] == [3, 5]
+    assert domains["test"].columns["location"] == ["4", "4", "4", "5", "5"]
 
 
 def test_macro_f1_is_that_of_the_package(root):

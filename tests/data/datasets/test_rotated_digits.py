@@ -79,6 +79,6 @@ def test_the_brightest_pixels_use_the_whole_range(domains):
 
 def test_upright_digits_have_the_ink_of_the_originals(domains):
     upright = originals()
-    found = domains["0deg"].x[:, 0].numpy()
-    expected = upright[(flat(found) @ flat(upright).T).argmax(axis=1)].sum() * 255 / 16
-    assert found.astype(float).sum() == pytest.approx(expected, rel=1e-3)
+    result = domains["0deg"].x[:, 0].numpy()
+    expected = upright[(flat(result) @ flat(upright).T).argmax(axis=1)].sum() * 255 / 16
+    assert result.astype(float).sum() == pytest.approx(expected, rel=1e-3)

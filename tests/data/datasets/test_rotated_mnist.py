@@ -55,8 +55,8 @@ def test_the_digits_are_dealt_out_to_the_angles_as_in_domainbed(case):
 def test_every_digit_is_in_one_domain(case):
     root, domains = case
     images, labels = read_mnist(root)
-    found = torch.cat([domain.y for domain in domains.values()])
-    assert torch.equal(found.bincount(), labels.bincount())
+    result = torch.cat([domain.y for domain in domains.values()])
+    assert torch.equal(result.bincount(), labels.bincount())
     # Turned or not, a digit that does not reach the frame has nearly the same ink.
     ink = torch.cat([domain.x.flatten(1).sum(1) for domain in domains.values()]).sort().values
     assert (ink / images.flatten(1).sum(1).sort().values - 1).abs().max() < 0.02

@@ -48,11 +48,11 @@ def test_domains_are_the_speakers_who_said_all_words_often_enough(made):
 
 
 def test_a_domain_has_the_clips_of_its_speaker_by_word_and_take(made):
-    found = speech_commands(made).load(ReadOptions(made))
-    assert found[ANN].y.tolist() == [label for label in range(10) for _ in range(2)]
-    assert found[BOB].y.tolist() == [label for label in range(10) for _ in range(3)]
-    assert found[BOB].names[:3] == [f"yes/{BOB}_nohash_{take}.wav" for take in range(3)]
-    for domain in found.values():
+    domains = speech_commands(made).load(ReadOptions(made))
+    assert domains[ANN].y.tolist() == [label for label in range(10) for _ in range(2)]
+    assert domains[BOB].y.tolist() == [label for label in range(10) for _ in range(3)]
+    assert domains[BOB].names[:3] == [f"yes/{BOB}_nohash_{take}.wav" for take in range(3)]
+    for domain in domains.values():
         assert domain.x.shape[1:] == (1, 40, 98)
         # The word's tone is in the middle of the second, and the later words' are higher.
         heights = domain.x[:, 0, :, 48].argmax(dim=1)
@@ -101,6 +101,6 @@ def test_a_broken_clip_is_named_or_left_out(copy):
     dataset = speech_commands(copy)
     with pytest.raises(DataError, match=rf"go/{ANN}_nohash_0\.wav \(truncated"):
         dataset.load(ReadOptions(copy))
-    found = dataset.load(ReadOptions(copy, skip_broken=True))
-    assert len(found[ANN].y) == 19
-    assert list(found[ANN].broken) == [f"go/{ANN}_nohash_0.wav"]
+    domains = dataset.load(ReadOptions(copy, skip_broken=True))
+    assert len(domains[ANN].y) == 19
+    assert list(domains[ANN].broken) == [f"go/{ANN}_nohash_0.wav"]

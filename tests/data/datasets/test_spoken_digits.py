@@ -58,22 +58,22 @@ def copy(tmp_path, published):
 
 
 def test_speakers_are_domains_and_digits_are_classes(published):
-    found = loaded(published)
-    assert tuple(found) == SPEAKERS
-    for domain in found.values():
+    domains = loaded(published)
+    assert tuple(domains) == SPEAKERS
+    for domain in domains.values():
         assert domain.y.tolist() == [digit for digit in range(10) for _ in TAKES]
         assert domain.x.shape == (30, *AUDIO.empty_row(0).shape)
         assert domain.test is None
 
 
 def test_a_sample_is_the_recording_of_its_speaker_digit_and_take(published):
-    found = loaded(published)
-    middle = torch.stack([domain.x[:, 0, :, 39].float() for domain in found.values()])
+    domains = loaded(published)
+    middle = torch.stack([domain.x[:, 0, :, 39].float() for domain in domains.values()])
     # Speakers are 500 Hz apart, digits 40 Hz: the loudest bin rises with both.
     heights = middle.argmax(dim=2)
     assert (heights[1:] > heights[:-1]).all()
     assert (heights[:, -1] > heights[:, 0]).all()
-    assert [name.rpartition("_")[2] for name in found["theo"].names[:3]] == [
+    assert [name.rpartition("_")[2] for name in domains["theo"].names[:3]] == [
         f"{take}.wav" for take in TAKES
     ]
 

@@ -41,10 +41,10 @@ def log_power(features):
 @pytest.mark.parametrize("length", [1, 2, 399, 400, 7_999, 15_999, 16_000, 16_001, 50_000])
 def test_every_length_gives_the_same_shape(tmp_path, length):
     form = LogMel()
-    found = read_audio(saved(tmp_path, noise(length)), form)
-    assert found.shape == form.shape == (1, 40, 98)
-    assert found.dtype == np.float16
-    assert np.isfinite(found).all()
+    image = read_audio(saved(tmp_path, noise(length)), form)
+    assert image.shape == form.shape == (1, 40, 98)
+    assert image.dtype == np.float16
+    assert np.isfinite(image).all()
 
 
 def test_silence_is_allowed_and_all_floor(tmp_path):
@@ -71,15 +71,15 @@ def test_stereo_is_heard_as_the_mean_of_its_channels(tmp_path):
 
 @pytest.mark.parametrize("suffix", Audio.suffixes)
 def test_every_suffix_is_read(tmp_path, suffix):
-    found = read_audio(saved(tmp_path, tone(), name=f"a{suffix}"), LogMel())
+    image = read_audio(saved(tmp_path, tone(), name=f"a{suffix}"), LogMel())
     expected = LogMel()(tone())
-    assert (found[0, :, 20:-20].argmax(axis=0) == expected[0, :, 20:-20].argmax(axis=0)).all()
+    assert (image[0, :, 20:-20].argmax(axis=0) == expected[0, :, 20:-20].argmax(axis=0)).all()
 
 
 @pytest.mark.parametrize("subtype", ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE"])
 def test_the_depth_of_the_samples_changes_little(tmp_path, subtype):
-    found = read_audio(saved(tmp_path, noise(), subtype=subtype), LogMel())
-    assert abs(log_power(found) - log_power(LogMel()(noise()))).mean() < 0.05
+    image = read_audio(saved(tmp_path, noise(), subtype=subtype), LogMel())
+    assert abs(log_power(image) - log_power(LogMel()(noise()))).mean() < 0.05
 
 
 @pytest.mark.parametrize("suffix", Audio.suffixes)

@@ -71,11 +71,11 @@ def test_pictures_of_a_turned_camera_are_upright(tmp_path, orientation, name):
     file = saved(image, tmp_path / name, exif=exif)
     with Image.open(file) as raw:
         expected = ImageOps.exif_transpose(raw).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
-    found = read_image(file, SIDE)
+    result = read_image(file, SIDE)
     # A JPEG is read at a lower resolution than here, so edges differ a little.
-    assert abs(found.astype(int) - np.asarray(expected)).mean() < 5
+    assert abs(result.astype(int) - np.asarray(expected)).mean() < 5
     straight = read_image(saved(image, tmp_path / "straight.png"), SIDE)
-    assert (abs(found.astype(int) - straight).mean() > 10) == (orientation != 1)
+    assert (abs(result.astype(int) - straight).mean() > 10) == (orientation != 1)
 
 
 def test_odd_metadata_beside_the_orientation_do_not_matter(tmp_path):

@@ -18,10 +18,14 @@ HALF = np.isin(np.arange(12), (0, 1, 4, 8, 11))
 
 def test_arrays_are_read_domain_by_domain(tmp_path):
     content = arrays()
-    found = array_dataset(npz(tmp_path, **content))
-    assert (found.name, found.domains, found.classes) == ("mine", ("art", "photo"), ("0", "1", "2"))
-    assert found.training.backbone == "small:mlp"
-    for name, domain in found.load().items():
+    dataset = array_dataset(npz(tmp_path, **content))
+    assert (dataset.name, dataset.domains, dataset.classes) == (
+        "mine",
+        ("art", "photo"),
+        ("0", "1", "2"),
+    )
+    assert dataset.training.backbone == "small:mlp"
+    for name, domain in dataset.load().items():
         rows = content["domain"] == name
         assert torch.equal(domain.x, torch.from_numpy(content["X"][rows]))
         assert domain.y.tolist() == content["y"][rows].tolist()
@@ -39,10 +43,10 @@ def test_arrays_are_read_domain_by_domain(tmp_path):
 def test_labels_and_domains_may_be_names_or_numbers(tmp_path, labels, classes):
     labels = np.array(labels)
     file = npz(tmp_path, X=np.eye(8, 3), y=np.tile(labels, 2), domain=np.repeat([20, 7], 4))
-    found = array_dataset(file)
-    assert found.domains == ("7", "20")
-    assert found.classes == classes
-    for domain in found.load().values():
+    dataset = array_dataset(file)
+    assert dataset.domains == ("7", "20")
+    assert dataset.classes == classes
+    for domain in dataset.load().values():
         written = [label.decode() if isinstance(label, bytes) else str(label) for label in labels]
         assert [classes[i] for i in domain.y] == written
         assert domain.y.dtype == torch.int64
@@ -55,9 +59,9 @@ def test_pictures_may_have_their_channels_first_or_last(tmp_path, dtype, channel
     first = first.astype(dtype)
     both = []
     for x in (first, first.transpose(0, 2, 3, 1)):
-        found = array_dataset(npz(tmp_path, **arrays(X=x)))
-        assert found.training.backbone == "small:cnn"
-        both.append(torch.cat([domain.x for domain in found.load().values()]))
+        dataset = array_dataset(npz(tmp_path, **arrays(X=x)))
+        assert dataset.training.backbone == "small:cnn"
+        both.append(torch.cat([domain.x for domain in dataset.load().values()]))
     assert torch.equal(*both)
     assert torch.equal(both[0].double(), torch.from_numpy(first.astype(np.float64)))
     assert both[0].dtype == (torch.uint8 if dtype == np.uint8 else torch.float32)
@@ -133,10 +137,10 @@ def test_the_fingerprint_of_an_archive_changes_with_a_single_number(tmp_path):
 
 
 def test_an_archive_that_changes_after_it_was_opened_is_noticed(tmp_path):
-    found = array_dataset(npz(tmp_path, **arrays()))
+    dataset = array_dataset(npz(tmp_path, **arrays()))
     npz(tmp_path, **arrays(y=np.arange(12) % 2))
     with pytest.raises(DataError, match="changed after it was opened"):
-        found.load()
+        dataset.load()
 
 
 def packed() -> bytes:

@@ -41,10 +41,10 @@ SIDE = IMAGE.stored_side(64)
 
 
 def test_domains_and_classes_are_read_off_the_tree(tmp_path):
-    found = folder_dataset(tree(tmp_path / "mine", domains=("b", "a"), classes=("y", "x", "z")))
-    assert (found.name, found.domains, found.classes) == ("mine", ("a", "b"), ("x", "y", "z"))
-    assert found.modality == IMAGE
-    loaded = found.load()
+    dataset = folder_dataset(tree(tmp_path / "mine", domains=("b", "a"), classes=("y", "x", "z")))
+    assert (dataset.name, dataset.domains, dataset.classes) == ("mine", ("a", "b"), ("x", "y", "z"))
+    assert dataset.modality == IMAGE
+    loaded = dataset.load()
     assert list(loaded) == ["a", "b"]
     for domain in loaded.values():
         assert domain.y.tolist() == [0, 0, 1, 1, 2, 2]
@@ -60,9 +60,9 @@ def test_every_picture_has_the_label_of_its_folder_and_its_own_name(tmp_path):
 
 
 def test_a_picture_is_stored_at_the_side_that_is_asked_for(tmp_path):
-    found = folder_dataset(tree(tmp_path))
+    dataset = folder_dataset(tree(tmp_path))
     for side in (8, 20):
-        assert found.load(ReadOptions(tmp_path, side=side))["photo"].x.shape == (4, 3, side, side)
+        assert dataset.load(ReadOptions(tmp_path, side=side))["photo"].x.shape == (4, 3, side, side)
 
 
 def test_up_is_up_and_left_is_left(tmp_path):
@@ -78,18 +78,18 @@ def test_what_the_pictures_of_one_domain_are_like_changes_nothing_in_another(tmp
     before = small(tree(tmp_path))["sketch"].x
     for file in (tmp_path / "photo").rglob("*.png"):
         saved(changed, file)
-    found = small(tmp_path)
-    assert torch.equal(found["sketch"].x, before)
-    assert found["photo"].x.shape[1:] == (3, 8, 8)
+    dataset = small(tmp_path)
+    assert torch.equal(dataset["sketch"].x, before)
+    assert dataset["photo"].x.shape[1:] == (3, 8, 8)
 
 
 def test_a_class_missing_in_one_domain_is_fine_and_reported(tmp_path):
     saved(plain(), tree(tmp_path) / "photo" / "jug" / "0.png")
-    found = folder_dataset(tmp_path)
-    loaded = found.load()
-    assert found.classes == ("cup", "jug", "pot")
+    dataset = folder_dataset(tmp_path)
+    loaded = dataset.load()
+    assert dataset.classes == ("cup", "jug", "pot")
     assert loaded["sketch"].y.tolist() == [0, 0, 2, 2]
-    assert missing_class_warnings(loaded, found.classes) == [
+    assert missing_class_warnings(loaded, dataset.classes) == [
         "domain 'sketch' has no sample of class 'jug'"
     ]
 
@@ -175,9 +175,9 @@ def test_large_pictures_are_read_without_a_warning_by_many_threads(tmp_path, mon
         saved(plain(size=(80, 80)), tmp_path / "photo" / "cup" / f"{i}.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5000)
     before = list(warnings.filters)
-    found = small(tmp_path)["photo"]
+    result = small(tmp_path)["photo"]
     assert warnings.filters == before
-    assert (found.x[:, :, 0, 0] == torch.tensor(RED)).all()
+    assert (result.x[:, :, 0, 0] == torch.tensor(RED)).all()
 
 
 def test_of_many_broken_pictures_five_are_named_and_the_rest_counted(tmp_path):
@@ -212,13 +212,13 @@ def test_broken_files_are_left_out_and_counted_and_the_others_keep_label_and_nam
     numbered(tmp_path)
     for name in bad:
         (tmp_path / name).write_text("no")
-    for found in (small(tmp_path, skip_broken=True), small(tmp_path, skip_broken=True)):
-        assert_rows_fit(found)
-        broken = {name: why for domain in found.values() for name, why in domain.broken.items()}
+    for result in (small(tmp_path, skip_broken=True), small(tmp_path, skip_broken=True)):
+        assert_rows_fit(result)
+        broken = {name: why for domain in result.values() for name, why in domain.broken.items()}
         assert broken == dict.fromkeys(bad, "cannot identify image file")
-        kept = [name for domain in found.values() for name in domain.names]
+        kept = [name for domain in result.values() for name in domain.names]
         assert len(kept) == 24 - len(bad)
-        for domain, inside in found.items():
+        for domain, inside in result.items():
             assert all(name.startswith(f"{domain}/") for name in inside.broken)
     assert "--skip-broken" in refusal(tmp_path)
 
@@ -246,9 +246,9 @@ def test_a_file_that_may_not_be_read_is_named_until_it_may():
         root = numbered(folder / "mine")
         with forbidden(root / "photo" / "cup" / "2.png"):
             assert "photo/cup/2.png ([Errno 13] Permission denied)" in refusal(root)
-            found = small(root, skip_broken=True)
-            assert list(found["photo"].broken) == ["photo/cup/2.png"]
-            assert_rows_fit(found)
+            dataset = small(root, skip_broken=True)
+            assert list(dataset["photo"].broken) == ["photo/cup/2.png"]
+            assert_rows_fit(dataset)
             before = folder_dataset(root).fingerprint
         with powerless():
             assert_rows_fit(small(root))
@@ -258,14 +258,14 @@ def test_a_file_that_may_not_be_read_is_named_until_it_may():
 def test_names_may_have_spaces_and_letters_of_all_kinds(tmp_path):
     domains, classes = ("Ölbild, groß", "写真 2", "naïve art"), ("tasse à café", "чашка ☕")
     root = tree(tmp_path / "meine Bilder", domains=domains, classes=classes)
-    found = find_dataset(root)
-    assert set(found.domains) == set(domains)
-    assert set(found.classes) == set(classes)
-    loaded = found.load()
-    assert list(loaded) == list(found.domains)
+    dataset = find_dataset(root)
+    assert set(dataset.domains) == set(domains)
+    assert set(dataset.classes) == set(classes)
+    loaded = dataset.load()
+    assert list(loaded) == list(dataset.domains)
     for name, domain in loaded.items():
         assert domain.y.tolist() == [0, 0, 1, 1]
-        assert domain.names[0] == f"{name}/{found.classes[0]}/0.png"
+        assert domain.names[0] == f"{name}/{dataset.classes[0]}/0.png"
     (root / domains[0] / classes[0] / "kaputt ß.png").write_text("no")
     assert f"{domains[0]}/{classes[0]}/kaputt ß.png (cannot identify" in refusal(root)
 
@@ -287,9 +287,9 @@ def declared(**changed) -> DomainSet:
 def test_a_declared_dataset_has_its_own_order_of_domains_and_classes(tmp_path):
     numbered(tmp_path / "here")
     dataset = declared(domains=("sketch", "photo"), classes=("pot", "cup", "jug"))
-    found = dataset.load(ReadOptions(tmp_path, side=8))
-    assert list(found) == ["sketch", "photo"]
-    for domain in found.values():
+    domains = dataset.load(ReadOptions(tmp_path, side=8))
+    assert list(domains) == ["sketch", "photo"]
+    for domain in domains.values():
         assert [dataset.classes[i] for i in domain.y] == [n.split("/")[1] for n in domain.names]
 
 
@@ -307,13 +307,13 @@ def test_files_of_any_arrangement_are_read(tmp_path):
         "odd": [LabeledFile(flat[i], label=i // 2, test=i > 3) for i in (5, 1, 3)],
         "even": [LabeledFile(flat[i], label=i // 2) for i in (0, 2, 4)],
     }
-    found = read_files(tmp_path, plan, IMAGE, ReadOptions(tmp_path, side=8))
-    assert found["odd"].x[:, 0, 0, 0].tolist() == [5, 1, 3]
-    assert found["odd"].y.tolist() == [2, 0, 1]
-    assert found["odd"].test.tolist() == [True, False, False]
-    assert found["even"].x[:, 0, 0, 0].tolist() == [0, 2, 4]
-    assert found["even"].names == ["0.png", "2.png", "4.png"]
-    assert found["even"].test is None
+    domains = read_files(tmp_path, plan, IMAGE, ReadOptions(tmp_path, side=8))
+    assert domains["odd"].x[:, 0, 0, 0].tolist() == [5, 1, 3]
+    assert domains["odd"].y.tolist() == [2, 0, 1]
+    assert domains["odd"].test.tolist() == [True, False, False]
+    assert domains["even"].x[:, 0, 0, 0].tolist() == [0, 2, 4]
+    assert domains["even"].names == ["0.png", "2.png", "4.png"]
+    assert domains["even"].test is None
 
 
 def pitch(features: torch.Tensor) -> int:
@@ -322,10 +322,10 @@ def pitch(features: torch.Tensor) -> int:
 
 
 def test_a_folder_of_sounds_is_read_as_features(tmp_path):
-    found = find_dataset(words(tmp_path))
-    assert (found.domains, found.classes) == (("ann", "bob"), ("no", "yes"))
-    assert found.modality == Audio()
-    for domain in found.load().values():
+    dataset = find_dataset(words(tmp_path))
+    assert (dataset.domains, dataset.classes) == (("ann", "bob"), ("no", "yes"))
+    assert dataset.modality == Audio()
+    for domain in dataset.load().values():
         assert domain.y.tolist() == [0, 1]
         assert domain.x.shape == (2, *LogMel().shape)
         assert domain.x.dtype == torch.float16
@@ -344,10 +344,10 @@ def test_broken_sounds_are_left_out_on_request(tmp_path):
     words(tmp_path)
     (tmp_path / "ann" / "no" / "1.wav").write_text("no")
     (tmp_path / "bob" / "yes" / "1.wav").touch()
-    found = folder_dataset(tmp_path).load(ReadOptions(tmp_path, skip_broken=True))
-    assert found["bob"].broken == {"bob/yes/1.wav": "empty file"}
-    assert list(found["ann"].broken) == ["ann/no/1.wav"]
-    for domain in found.values():
+    domains = folder_dataset(tmp_path).load(ReadOptions(tmp_path, skip_broken=True))
+    assert domains["bob"].broken == {"bob/yes/1.wav": "empty file"}
+    assert list(domains["ann"].broken) == ["ann/no/1.wav"]
+    for domain in domains.values():
         assert domain.y.tolist() == [0, 1]
         assert pitch(domain.x[0]) < pitch(domain.x[1])
 
@@ -366,8 +366,8 @@ def test_sounds_may_be_asked_for_in_another_form(tmp_path):
     form = LogMel(rate=8_000, bins=20)
     names = {"domains": ("ann", "bob"), "classes": ("no", "yes")}
     words(tmp_path / "here")
-    found = folder_reader("here", **names, modality=Audio(form))(ReadOptions(tmp_path))
-    assert found["ann"].x.shape == (2, *form.shape)
+    result = folder_reader("here", **names, modality=Audio(form))(ReadOptions(tmp_path))
+    assert result["ann"].x.shape == (2, *form.shape)
 
 
 def test_a_class_folder_without_files_changes_the_fingerprint_as_it_changes_the_classes(tmp_path):
@@ -462,9 +462,9 @@ def test_linked_files_and_folders_are_read_as_if_they_were_there(tmp_path):
             place = Path("sketch") / label / f"{i}.png"
             (tmp_path / "mine" / place).symlink_to(elsewhere / place)
     (tmp_path / "link").symlink_to(tmp_path / "mine")
-    found = find_dataset(tmp_path / "link")
-    assert found.spec == str(tmp_path / "mine")
-    assert_rows_fit(found.load())
+    dataset = find_dataset(tmp_path / "link")
+    assert dataset.spec == str(tmp_path / "mine")
+    assert_rows_fit(dataset.load())
 
 
 def lists(root: Path, lines: dict[str, str | bytes | None]) -> Path:
@@ -486,9 +486,9 @@ def with_lists(root: Path, **changed: str | bytes | None) -> Path:
 
 
 def test_lists_say_what_is_tested_and_what_is_left_out(tmp_path):
-    found = small(with_lists(tmp_path))
-    assert_rows_fit(found)
-    for domain in found.values():
+    dataset = small(with_lists(tmp_path))
+    assert_rows_fit(dataset)
+    for domain in dataset.values():
         assert [Path(name).stem for name in domain.names] == ["0", "3"] * 3
         assert domain.test.tolist() == [False, True] * 3
 
@@ -507,11 +507,11 @@ def test_a_third_list_is_for_validation(tmp_path):
 
 def test_lists_of_paths_and_labels_are_understood(tmp_path):
     train, test = (f"photo/cup/{i}.png 0\nphoto/pot/{i}.png 17\n" for i in (1, 2))
-    found = small(with_lists(tmp_path, photo_train=train, photo_test=test))
-    assert_rows_fit(found)
+    dataset = small(with_lists(tmp_path, photo_train=train, photo_test=test))
+    assert_rows_fit(dataset)
     # The folders say what the classes are; the numbers are other people's.
-    assert found["photo"].y.tolist() == [0, 0, 2, 2]
-    assert found["photo"].test.tolist() == [False, True] * 2
+    assert dataset["photo"].y.tolist() == [0, 0, 2, 2]
+    assert dataset["photo"].test.tolist() == [False, True] * 2
 
 
 def test_listed_names_may_have_spaces_with_and_without_a_label(tmp_path):
@@ -519,13 +519,13 @@ def test_listed_names_may_have_spaces_with_and_without_a_label(tmp_path):
         saved(plain(colour=(i, 0, 0)), tmp_path / "photo" / "cup" / name)
     train = "photo/cup/my cup.png\r\nphoto/cup/my cup 2.png 0\r\n\r\n"
     with_lists(tmp_path, photo_train=train, photo_test="photo/cup/cup.png 3.png")
-    found = small(tmp_path)["photo"]
-    assert dict(zip(found.names, found.test.tolist(), strict=True)) == {
+    result = small(tmp_path)["photo"]
+    assert dict(zip(result.names, result.test.tolist(), strict=True)) == {
         "photo/cup/cup.png 3.png": True,
         "photo/cup/my cup 2.png": False,
         "photo/cup/my cup.png": False,
     }
-    assert sorted(found.x[:, 0, 0, 0].tolist()) == [0, 1, 2]
+    assert sorted(result.x[:, 0, 0, 0].tolist()) == [0, 1, 2]
 
 
 def test_a_list_may_begin_with_a_mark_of_its_encoding(tmp_path):
@@ -586,12 +586,12 @@ def test_broken_files_leave_the_lists_in_step(tmp_path):
     with_lists(tmp_path)
     for name in ("photo/cup/0.png", "photo/jug/3.png", "sketch/pot/3.png", "sketch/pot/2.png"):
         (tmp_path / name).write_text("no")
-    found = small(tmp_path, skip_broken=True)
-    assert_rows_fit(found)
-    for domain in found.values():
+    dataset = small(tmp_path, skip_broken=True)
+    assert_rows_fit(dataset)
+    for domain in dataset.values():
         assert [name.endswith("3.png") for name in domain.names] == domain.test.tolist()
     # What is on no list is not even opened.
-    assert list(found["sketch"].broken) == ["sketch/pot/3.png"]
+    assert list(dataset["sketch"].broken) == ["sketch/pot/3.png"]
 
 
 def test_a_name_that_is_not_utf_8_is_refused_and_a_long_one_is_not(tmp_path):

@@ -38,8 +38,8 @@ from tests.messages import message_of
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-def drawn_pictures(found):
-    return torch.cat([domain.x for domain in found.values()])
+def drawn_pictures(result):
+    return torch.cat([domain.x for domain in result.values()])
 
 
 @pytest.mark.parametrize(
@@ -51,10 +51,10 @@ def test_a_font_is_known_by_its_name(tmp_path, name, known):
 
 
 def test_every_font_is_a_domain_and_every_character_a_class(tmp_path):
-    found = find_dataset(fonts(tmp_path / "mine"))
-    assert (found.name, found.domains, found.classes) == ("mine", ("ann", "bob"), CHARACTERS)
-    assert found.modality == Array()
-    loaded = found.load()
+    dataset = find_dataset(fonts(tmp_path / "mine"))
+    assert (dataset.name, dataset.domains, dataset.classes) == ("mine", ("ann", "bob"), CHARACTERS)
+    assert dataset.modality == Array()
+    loaded = dataset.load()
     assert list(loaded) == ["ann", "bob"]
     for name, domain in loaded.items():
         x, y = draw_glyphs(
@@ -99,9 +99,9 @@ def test_a_character_that_a_font_lacks_is_a_gap_and_noted(tmp_path):
     everything = "".join(CHARACTERS)
     font(tmp_path / "mine" / "ann.ttf", everything)
     font(tmp_path / "mine" / "bob.ttf", everything.replace("Q", "").replace("7", ""))
-    found = font_dataset(tmp_path / "mine")
-    loaded = found.load()
-    assert missing_class_warnings(loaded, found.classes) == [
+    dataset = font_dataset(tmp_path / "mine")
+    loaded = dataset.load()
+    assert missing_class_warnings(loaded, dataset.classes) == [
         "domain 'bob' has no sample of class 'Q', '7'"
     ]
     # The other characters keep their numbers.
@@ -323,10 +323,10 @@ def test_a_font_without_any_of_the_characters_gives_no_pictures(tmp_path):
 def test_every_format_gives_the_same_pictures(tmp_path, suffix):
     flavor = suffix[1:] if "woff" in suffix else None
     file = box_font(tmp_path, name=f"same{suffix}", flavor=flavor)
-    for found, expected in zip(
+    for result, expected in zip(
         draw_glyphs(file, seed=0), draw_glyphs(box_font(tmp_path), seed=0), strict=True
     ):
-        assert np.array_equal(found, expected)
+        assert np.array_equal(result, expected)
 
 
 def test_a_packed_font_can_be_unpacked_for_a_drawing_library_that_cannot(tmp_path):

@@ -37,12 +37,12 @@ def table(path: Path, **changes) -> bytes:
 
 def test_a_repository_is_read_and_its_revision_pinned(hub_cache, tmp_path):
     put(hub_cache, "ann/pots", {"data/train-00000-of-00001.parquet": table(tmp_path / "a.parquet")})
-    found = find_dataset("hf:ann/pots")
-    assert found.name == "pots"
-    assert found.spec == f"hf:ann/pots@{COMMIT}"
-    assert (found.domains, found.classes) == (("art", "photo"), ("cup", "jug"))
-    assert found.load()["art"].x[:, 0, 0, 0].tolist() == [0, 10, 20, 30]
-    assert find_dataset(found.spec).fingerprint == found.fingerprint
+    dataset = find_dataset("hf:ann/pots")
+    assert dataset.name == "pots"
+    assert dataset.spec == f"hf:ann/pots@{COMMIT}"
+    assert (dataset.domains, dataset.classes) == (("art", "photo"), ("cup", "jug"))
+    assert dataset.load()["art"].x[:, 0, 0, 0].tolist() == [0, 10, 20, 30]
+    assert find_dataset(dataset.spec).fingerprint == dataset.fingerprint
 
 
 def test_files_of_two_splits_are_one_table(hub_cache, tmp_path):
@@ -80,9 +80,9 @@ def test_what_cannot_be_read_is_refused_in_one_line(hub_cache, tmp_path):
 def test_a_folder_in_the_layout_of_the_hub_is_a_dataset(tmp_path):
     (tmp_path / "pots" / "data").mkdir(parents=True)
     table(tmp_path / "pots" / "data" / "train-00000-of-00001.parquet")
-    found = find_dataset(tmp_path / "pots")
-    assert found.domains == ("art", "photo")
-    assert find_dataset(found.spec).fingerprint == found.fingerprint
+    dataset = find_dataset(tmp_path / "pots")
+    assert dataset.domains == ("art", "photo")
+    assert find_dataset(dataset.spec).fingerprint == dataset.fingerprint
 
 
 def test_data_get_writes_the_images_of_a_hub_home(hub_cache, tmp_path):
@@ -96,8 +96,8 @@ def test_data_get_writes_the_images_of_a_hub_home(hub_cache, tmp_path):
     files = {"data/train-00000-of-00001.parquet": (tmp_path / "pacs.parquet").read_bytes()}
     put(hub_cache, "flwrlabs/pacs", files, commit=revision)
     assert not get_dataset("pacs", tmp_path / "root").missing_files(tmp_path / "root")
-    found = sorted(path.parent for path in (tmp_path / "root" / "PACS").glob("*/*/*.png"))
-    assert len(found) == len(rows)
+    folders = sorted(path.parent for path in (tmp_path / "root" / "PACS").glob("*/*/*.png"))
+    assert len(folders) == len(rows)
     first = tmp_path / "root" / "PACS" / rows[0][0] / rows[0][1]
     assert np.asarray(Image.open(next(first.iterdir())))[0, 0].tolist() == [0, 0, 0]
 
@@ -109,9 +109,9 @@ def test_splits_of_a_hub_home_become_lists(hub_cache, tmp_path, monkeypatch):
     names = [f"data/{split}-00000-of-00001.parquet" for split in splits]
     put(hub_cache, "ann/pots", dict.fromkeys(names, table(tmp_path / "a.parquet")))
     write_hub_images("hf:ann/pots", tmp_path / "pots", lists=True)
-    found = find_dataset(tmp_path / "pots").load()
+    domains = find_dataset(tmp_path / "pots").load()
     for domain in ("art", "photo"):
-        assert found[domain].test.tolist().count(True) == 4
+        assert domains[domain].test.tolist().count(True) == 4
         lists = [(tmp_path / "pots" / f"{domain}_{split}.txt").read_text() for split in splits]
         assert [text.count(f"{domain}/cup/") for text in lists] == [2, 2]
     write_hub_images("hf:ann/pots", tmp_path / "plain")

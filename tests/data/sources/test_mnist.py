@@ -37,10 +37,10 @@ def refusal(path):
 def test_bytes_come_back_in_their_shape(tmp_path, array, packed):
     file = tmp_path / ("a.gz" if packed else "a")
     file.write_bytes(gzip.compress(idx(array)) if packed else idx(array))
-    found = read_idx(file)
-    assert found.dtype == np.uint8
-    assert found.shape == array.shape
-    assert (found == array).all()
+    values = read_idx(file)
+    assert values.dtype == np.uint8
+    assert values.shape == array.shape
+    assert (values == array).all()
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def test_images_of_another_size_are_refused(tmp_path):
 @pytest.mark.parametrize("degrees", [0, 15, 30, 45, 60, 75])
 def test_digits_are_turned_as_torchvision_turns_pictures(degrees):
     images = torch.from_numpy(np.random.default_rng(degrees).integers(0, 256, (20, 28, 28), "u1"))
-    found = rotate_images(images, degrees)
-    assert found.dtype == torch.uint8
-    for image, one in zip(images, found, strict=True):
+    rotated = rotate_images(images, degrees)
+    assert rotated.dtype == torch.uint8
+    for image, one in zip(images, rotated, strict=True):
         picture = Image.fromarray(image.numpy())
         expected = rotate(picture, degrees, interpolation=InterpolationMode.BILINEAR, fill=(0,))
         assert np.array_equal(one, np.asarray(expected))

@@ -84,13 +84,13 @@ def refusal(path, **columns) -> str:
 def test_every_format_gives_the_same_domains(tmp_path):
     expected = None
     for name in ("a.csv", "a.csv.gz", "a.parquet", "a.jsonl", "a.jsonl.gz"):
-        found = find_dataset(write(tmp_path, numbers(), name))
-        assert found.domains == ("north", "south", "west"), name
-        assert found.classes == ("ill", "well")
-        loaded = found.load()
+        dataset = find_dataset(write(tmp_path, numbers(), name))
+        assert dataset.domains == ("north", "south", "west"), name
+        assert dataset.classes == ("ill", "well")
+        loaded = dataset.load()
         x = torch.cat([domain.x for domain in loaded.values()])
         y = torch.cat([domain.y for domain in loaded.values()])
-        assert [column.name for column in found.modality.columns] == ["age", "sex", "smoker"]
+        assert [column.name for column in dataset.modality.columns] == ["age", "sex", "smoker"]
         expected = (x, y) if expected is None else expected
         torch.testing.assert_close(x, expected[0], equal_nan=True, msg=name)
         assert torch.equal(y, expected[1])
@@ -103,21 +103,21 @@ def test_every_format_gives_the_same_domains(tmp_path):
 def test_columns_are_named_or_found(tmp_path):
     frame = numbers().rename(columns={"label": "diagnosis", "domain": "hospital"})
     path = write(tmp_path, frame)
-    found = find_dataset(name_columns(str(path), label="diagnosis"))
-    assert found.classes == ("ill", "well")
-    assert found.spec == f"{path}?label=diagnosis"
-    assert find_dataset(found.spec).fingerprint == found.fingerprint
-    assert len(found.fingerprint) == 16
+    dataset = find_dataset(name_columns(str(path), label="diagnosis"))
+    assert dataset.classes == ("ill", "well")
+    assert dataset.spec == f"{path}?label=diagnosis"
+    assert find_dataset(dataset.spec).fingerprint == dataset.fingerprint
+    assert len(dataset.fingerprint) == 16
     other = find_dataset(name_columns(str(path), label="smoker", domain="diagnosis"))
-    assert other.fingerprint != found.fingerprint
+    assert other.fingerprint != dataset.fingerprint
 
 
 def test_a_choice_survives_names_with_special_characters(tmp_path):
     frame = numbers().rename(columns={"label": "a&b=c? d", "domain": "größe"})
     spec = name_columns(str(write(tmp_path, frame)), label="a&b=c? d", domain="größe")
-    found = find_dataset(spec)
-    assert found.classes == ("ill", "well")
-    assert find_dataset(found.spec).spec == found.spec
+    dataset = find_dataset(spec)
+    assert dataset.classes == ("ill", "well")
+    assert find_dataset(dataset.spec).spec == dataset.spec
 
 
 def test_splits_and_groups_are_read(tmp_path):
@@ -132,17 +132,17 @@ def test_splits_and_groups_are_read(tmp_path):
 
 def test_paths_are_decoded_like_a_folder(tmp_path):
     frame = pictures(tmp_path)
-    found = find_dataset(write(tmp_path, frame, "list.csv"))
-    assert (found.domains, found.classes) == (("photo", "sketch"), ("cup", "jug"))
-    domain = found.load()["sketch"]
+    dataset = find_dataset(write(tmp_path, frame, "list.csv"))
+    assert (dataset.domains, dataset.classes) == (("photo", "sketch"), ("cup", "jug"))
+    domain = dataset.load()["sketch"]
     assert domain.x.shape == (6, 3, 73, 73)
     assert domain.x[:, 0, 0, 0].tolist() == [0, 10, 20, 30, 40, 50]
     assert domain.names[1] == "images/1.png"
     assert list(domain.columns["slide"]) == ["s0", "s1", "s2", "s3", "s0", "s1"]
     fewer = find_dataset(write(tmp_path, frame.iloc[[0, 1, 2, 6, 7]], "fewer.csv"))
     assert fewer.load()["sketch"].x[:, 0, 0, 0].tolist() == [0, 10, 20]
-    assert found.load()["sketch"].x[:, 0, 0, 0].tolist() == [0, 10, 20, 30, 40, 50]
-    before = found.fingerprint
+    assert dataset.load()["sketch"].x[:, 0, 0, 0].tolist() == [0, 10, 20, 30, 40, 50]
+    before = dataset.fingerprint
     (tmp_path / "images" / "3.png").write_bytes(picture(99))
     assert find_dataset(tmp_path / "list.csv").fingerprint != before
 
@@ -188,9 +188,9 @@ def test_class_names_of_the_hub_replace_their_indices(tmp_path):
     metadata = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
     path = tmp_path / "hub.parquet"
     pq.write_table(pa.Table.from_pandas(frame).replace_schema_metadata(metadata), path)
-    found = find_dataset(path)
-    assert found.classes == ("ant", "dog")
-    assert found.load()["north"].y.tolist()[:2] == [1, 0]
+    dataset = find_dataset(path)
+    assert dataset.classes == ("ant", "dog")
+    assert dataset.load()["north"].y.tolist()[:2] == [1, 0]
     too_few = {"label": {"names": ["dog"], "_type": "ClassLabel"}}
     metadata = {b"huggingface": json.dumps({"info": {"features": too_few}}).encode()}
     pq.write_table(pa.Table.from_pandas(frame).replace_schema_metadata(metadata), path)

@@ -19,13 +19,13 @@ MARKUP_DOMAINS, MARKUP_CLASSES = ("_a$b", "x^_{", "$y$"), ("$\\frac", "_b_")
 
 def spiral_runs(store: Path, methods: Mapping[str, Mapping[str, Any]]) -> dict[str, Path]:
     """The folders of short runs on spirals by name; ``guided`` is a form of crossgrad."""
-    found = {}
+    result = {}
     for name, settings in methods.items():
         method = "crossgrad" if name == "guided" else name
         chosen = {"steps": 30, **settings}
         record = train("spirals", method, target="turn30", store=store, settings=chosen)
-        found[name] = store / record.run.key
-    return found
+        result[name] = store / record.run.key
+    return result
 
 
 def trained(data: Path, method: str, *, target: str | list[str] = (), **settings: Any) -> Path:
@@ -75,12 +75,12 @@ def everything(subject: FinishedRun) -> list[object]:
     """All weights, gradients and modes of a subject."""
     nets = [subject.model, subject.trained.model, subject.trained.parts]
     nets += [subject.learner.model, subject.learner.parts]
-    found: list[object] = [subject.stream.drawn]
+    result: list[object] = [subject.stream.drawn]
     for net in nets:
-        found += [copy.deepcopy(value).tolist() for value in net.state_dict().values()]
-        found += [parameter.grad for parameter in net.parameters()]
-        found += [module.training for module in net.modules()]
-    return found
+        result += [copy.deepcopy(value).tolist() for value in net.state_dict().values()]
+        result += [parameter.grad for parameter in net.parameters()]
+        result += [module.training for module in net.modules()]
+    return result
 
 
 def merged(subject, *deltas, **more):

@@ -11,7 +11,7 @@ def cosines(finding):
 
 
 def test_it_is_the_mean_cosine_of_the_gradients_of_two_halves(subject):
-    found = cosines(Agreement(samples=40).diagnose_runs([subject]))
+    values = cosines(Agreement(samples=40).diagnose_runs([subject]))
     slopes = {}
     for name in ("turn0", "turn30"):
         for half, index in enumerate(subject.sample_indices(name, 40).tensor_split(2)):
@@ -25,15 +25,15 @@ def test_it_is_the_mean_cosine_of_the_gradients_of_two_halves(subject):
         for a in (0, 1)
         for b in (0, 1)
     ]
-    assert found["turn0", "turn30"] == pytest.approx(float(torch.stack(crossed).mean()), abs=1e-5)
+    assert values["turn0", "turn30"] == pytest.approx(float(torch.stack(crossed).mean()), abs=1e-5)
     own = F.cosine_similarity(slopes["turn0", 0], slopes["turn0", 1], dim=0)
-    assert found["turn0", "turn0"] == pytest.approx(float(own), abs=1e-5)
+    assert values["turn0", "turn0"] == pytest.approx(float(own), abs=1e-5)
 
 
 def test_it_does_not_matter_which_domain_comes_first(subject):
-    found = cosines(Agreement(samples=32).diagnose_runs([subject]))
-    assert all(found[a, b] == pytest.approx(found[b, a], abs=1e-6) for a, b in found.index)
-    assert found.abs().max() <= 1 + 1e-6
+    values = cosines(Agreement(samples=32).diagnose_runs([subject]))
+    assert all(values[a, b] == pytest.approx(values[b, a], abs=1e-6) for a, b in values.index)
+    assert values.abs().max() <= 1 + 1e-6
 
 
 def test_sources_are_distinguished_from_unseen_domains(subject):

@@ -42,18 +42,18 @@ def test_no_temperature_changes_an_answer(finding):
 
 
 def test_temperatures_come_from_where_they_say(finding, store):
-    found = finding.data.set_index(["target", "temperature of"])["temperature"]
+    result = finding.data.set_index(["target", "temperature of"])["temperature"]
     sources = ("turn0", "turn20", "turn30")
     own = subject_without(store, "turn10")
     seen = [(own.logits(own.probes[name]), own.probes[name].y) for name in sources]
-    assert found["turn10", "sources"] == pytest.approx(
+    assert result["turn10", "sources"] == pytest.approx(
         fit_temperature(*zip(*seen, strict=True)), rel=1e-4
     )
     unseen = []
     for name in sources:
         twin = subject_without(store, "turn10", name)
         unseen.append((twin.logits(twin.probes[name]), twin.probes[name].y))
-    assert found["turn10", "left out"] == pytest.approx(
+    assert result["turn10", "left out"] == pytest.approx(
         fit_temperature(*zip(*unseen, strict=True)), rel=1e-4
     )
 

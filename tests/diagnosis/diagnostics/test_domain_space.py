@@ -54,10 +54,10 @@ def moving(folders) -> FinishedRun:
 
 def batch(subject: FinishedRun, name: str, count: int):
     """The samples that are shown of a domain, with the number of the source."""
-    found = subject.domains[name].batch(subject.sample_indices(name, count))
+    batch = subject.domains[name].batch(subject.sample_indices(name, count))
     sources = subject.record.run.sources
     number = sources.index(name) if name in sources else -1
-    return found._replace(domain=torch.full_like(found.y, number))
+    return batch._replace(domain=torch.full_like(batch.y, number))
 
 
 def domain_features(subject: FinishedRun, x: torch.Tensor) -> np.ndarray:
@@ -74,10 +74,10 @@ def moved_by_hand(subject: FinishedRun, name: str, count: int) -> torch.Tensor:
     return (x + run.params["epsilon_label"] * slope).detach()
 
 
-def same_up_to_sign(found: np.ndarray, expected: np.ndarray) -> bool:
+def same_up_to_sign(result: np.ndarray, expected: np.ndarray) -> bool:
     """Whether two maps are one; a direction may point either way."""
-    turned = expected * np.sign((found * expected).sum(axis=0))
-    return np.allclose(found, turned, atol=1e-6)
+    turned = expected * np.sign((result * expected).sum(axis=0))
+    return np.allclose(result, turned, atol=1e-6)
 
 
 def test_the_map_is_of_the_two_directions_in_which_domain_features_vary_most(moving):
@@ -90,8 +90,8 @@ def test_the_map_is_of_the_two_directions_in_which_domain_features_vary_most(mov
     assert variances[-1] > variances[-2] > variances[-3]
     clean = data[~data["moved"]]
     assert list(clean["domain"]) == [name for name in moving.domains for _ in range(50)]
-    found = clean[["first", "second"]].to_numpy()
-    assert same_up_to_sign(found, (g - mean) @ directions[:, [-1, -2]])
+    result = clean[["first", "second"]].to_numpy()
+    assert same_up_to_sign(result, (g - mean) @ directions[:, [-1, -2]])
     (source,) = set(data[data["moved"]]["domain"])
     away = domain_features(moving, moved_by_hand(moving, source, 50))
     both = data[["first", "second"]].to_numpy()
@@ -108,13 +108,13 @@ def test_moved_samples_are_those_of_a_batch_of_training_however_many_are_shown(m
     own = finding.data[finding.data["domain"] == "turn10"]
     before, after = (own[own["moved"] == is_moved] for is_moved in (False, True))
     expected = domain_features(moving, away) - domain_features(moving, clean)
-    found = after[["first", "second"]].to_numpy() - before[["first", "second"]].to_numpy()
+    result = after[["first", "second"]].to_numpy() - before[["first", "second"]].to_numpy()
     # Distances on the map are no longer than those in the space, and of two directions most of it.
-    lengths = np.linalg.norm(found, axis=1)
+    lengths = np.linalg.norm(result, axis=1)
     assert (lengths <= np.linalg.norm(expected, axis=1) + 1e-9).all()
     g = np.concatenate([domain_features(moving, batch(moving, d, 12).x) for d in moving.domains])
     _, _, directions = np.linalg.svd(g - g.mean(axis=0))
-    assert same_up_to_sign(found, expected @ directions[:2].T)
+    assert same_up_to_sign(result, expected @ directions[:2].T)
 
 
 def test_every_row_says_its_label_and_whether_its_domain_was_seen(moving):
@@ -348,8 +348,8 @@ def test_a_finding_exists_though_there_are_few_samples_of_one_kind(folders):
     (own,) = lying(subject, {"turn10": (0.0, 0.0)}).domains.values()
     alike = replace(own, x=pool_domains({"a": Domain(torch.eye(3)[:, :2], torch.zeros(3))}).x)
     alike = replace(alike, y=torch.zeros(3).long(), domain=torch.zeros(3).long())
-    found = replace(subject, domains={"turn10": alike}, model=Classifier(nn.Identity(), 2, 2))
-    assert DomainSpace().diagnose_runs([found]).summary
+    result = replace(subject, domains={"turn10": alike}, model=Classifier(nn.Identity(), 2, 2))
+    assert DomainSpace().diagnose_runs([result]).summary
 
 
 def test_domains_that_are_one_point_have_no_map(tmp_path):

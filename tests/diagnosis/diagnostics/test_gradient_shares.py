@@ -34,8 +34,8 @@ def test_shares_are_those_of_adams_own_momentum(subject):
     ]
     torch.testing.assert_close(sum(parts), kept)
     norms = torch.stack([part.norm() for part in parts])
-    found = shares(GradientShares(steps=7).diagnose_runs([subject])).loc[7, list(sources)]
-    assert found.to_numpy() == pytest.approx((norms / norms.sum()).numpy(), abs=1e-5)
+    result = shares(GradientShares(steps=7).diagnose_runs([subject])).loc[7, list(sources)]
+    assert result.to_numpy() == pytest.approx((norms / norms.sum()).numpy(), abs=1e-5)
 
 
 def test_without_momentum_a_step_has_its_own_domain_only(subject):

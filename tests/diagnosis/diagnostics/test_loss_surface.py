@@ -20,18 +20,18 @@ def finding(folder):
     return diagnose("loss_surface", folder, settings=QUICK)
 
 
-def walked(subject, *, steps):
+def positions(subject, *, steps):
     """The weights after so many fresh Adam steps on each of the first three sources."""
     model = copy.deepcopy(subject.model)
-    found = []
+    result = []
     for source in subject.record.run.sources[:3]:
         optimizer = torch.optim.Adam(model.parameters(), lr=subject.record.run.lr)
         for batch in islice(subject.batches(source), steps):
             optimizer.zero_grad()
             F.cross_entropy(model(batch.x), batch.y).backward()
             optimizer.step()
-        found.append(flatten(list(model.parameters())))
-    return found
+        result.append(flatten(list(model.parameters())))
+    return result
 
 
 def loss_at(subject, weights, domain, samples):
@@ -44,8 +44,8 @@ def loss_at(subject, weights, domain, samples):
         return float(F.cross_entropy(model(batch.x), batch.y))
 
 
-def test_marks_are_the_experts_of_a_walk_and_their_centroid(finding, subject):
-    experts = walked(subject, steps=5)
+def test_marks_are_the_experts_of_an_inner_loop_and_their_centroid(finding, subject):
+    experts = positions(subject, steps=5)
     data = finding.data[finding.data["domain"] == "turn30"].set_index("mark")
     names = [f"after {source}" for source in subject.record.run.sources]
     for name, weights in zip(names, experts, strict=True):
@@ -57,7 +57,7 @@ def test_marks_are_the_experts_of_a_walk_and_their_centroid(finding, subject):
 
 
 def test_distances_on_the_plane_are_those_between_the_networks(finding, subject):
-    experts = walked(subject, steps=5)
+    experts = positions(subject, steps=5)
     data = finding.data[finding.data["domain"] == "turn0"].set_index("mark")
     places = [
         data.loc[f"after {s}", ["x", "y"]].to_numpy(float) for s in subject.record.run.sources
@@ -71,7 +71,7 @@ def test_distances_on_the_plane_are_those_between_the_networks(finding, subject)
 
 
 def test_places_of_the_grid_have_the_loss_of_the_weights_there(finding, subject):
-    first, second, third = walked(subject, steps=5)
+    first, second, third = positions(subject, steps=5)
     u = F.normalize(second - first, dim=0)
     aside = (third - first) - ((third - first) @ u) * u
     v = F.normalize(aside, dim=0)
@@ -106,8 +106,8 @@ def test_two_sources_make_a_plane_with_the_start(tmp_path):
     record = train(
         "spirals", "erm", target=["turn0", "turn30"], store=tmp_path, settings={"steps": 20}
     )
-    found = diagnose("loss_surface", tmp_path / record.run.key, settings=QUICK).data
-    assert {"start", "after turn10", "after turn20", "centroid", ""} == set(found["mark"])
+    result = diagnose("loss_surface", tmp_path / record.run.key, settings=QUICK).data
+    assert {"start", "after turn10", "after turn20", "centroid", ""} == set(result["mark"])
 
 
 def test_three_runs_are_a_plane_of_their_own(tmp_path):

@@ -62,13 +62,13 @@ def test_its_ends_are_the_base_and_the_merged_run_of_the_records(given, folders)
 
 def test_between_and_beyond_it_is_the_base_and_a_multiple_of_the_merged_delta(given):
     before = {name: value.clone() for name, value in given.model.state_dict().items()}
-    found = accuracies(MergePath(points=5, furthest=3.0).diagnose_runs([given]), 2.25)
+    measured = accuracies(MergePath(points=5, furthest=3.0).diagnose_runs([given]), 2.25)
     samples = given.domains["turn30"]
     x = samples.batch(torch.arange(len(samples))).x
     delta = {name: value - given.base[name] for name, value in before.items()}
     given.model.load_state_dict({name: given.base[name] + 2.25 * delta[name] for name in delta})
     right = given.model(x).argmax(dim=1) == samples.y
-    assert found["turn30"] == pytest.approx(float(right.double().mean()))
+    assert measured["turn30"] == pytest.approx(float(right.double().mean()))
 
 
 def test_the_network_stays_as_it_is(given):

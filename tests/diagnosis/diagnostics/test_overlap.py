@@ -43,8 +43,8 @@ def test_sar_is_that_of_the_reference(subject, energy, rule, ranks, shares):
     key = f"a.weight/th{energy}"
     np.testing.assert_allclose(square(finding), REFERENCE[f"{key}/{shares}"], rtol=0, atol=1e-8)
     layers = finding.extra_tables["layers"]
-    found = layers[layers["first"] == "expert0"]["rank"].tolist()
-    assert found == REFERENCE[f"{key}/{ranks}"].tolist()
+    result = layers[layers["first"] == "expert0"]["rank"].tolist()
+    assert result == REFERENCE[f"{key}/{ranks}"].tolist()
 
 
 @pytest.mark.parametrize("dimension", [4, 8])
@@ -53,10 +53,10 @@ def test_principal_angles_are_those_of_the_reference(subject, dimension):
     angles = finding.extra_tables["angles"].groupby(["first", "second"])["angle"]
     expected = np.degrees(REFERENCE[f"a.weight/principal_angles_top{dimension}"])
     assert angles.ngroups == 10
-    for (first, second), found in angles:
+    for (first, second), result in angles:
         i, j = EXPERTS.index(first), EXPERTS.index(second)
-        np.testing.assert_allclose(found.to_numpy(), expected[i, j], rtol=0, atol=1e-6)
-        radians = np.radians(found.to_numpy())
+        np.testing.assert_allclose(result.to_numpy(), expected[i, j], rtol=0, atol=1e-6)
+        radians = np.radians(result.to_numpy())
         np.testing.assert_allclose(radians, np.radians(expected[i, j]), rtol=0, atol=1e-8)
 
 
@@ -82,10 +82,10 @@ def test_orthogonal_experts_share_nothing(subject):
     finding = Overlap(dimension=5).diagnose_runs(
         [merged(subject, q[:, :5] @ one, q[:, 5:10] @ other)]
     )
-    found = square(finding)
-    assert abs(found[0, 1]) < 1e-12
-    assert abs(found[1, 0]) < 1e-12
-    assert found[0, 0] >= 0.97
+    values = square(finding)
+    assert abs(values[0, 1]) < 1e-12
+    assert abs(values[1, 0]) < 1e-12
+    assert values[0, 0] >= 0.97
     np.testing.assert_allclose(finding.extra_tables["angles"]["angle"], 90, atol=1e-5)
 
 

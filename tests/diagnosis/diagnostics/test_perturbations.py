@@ -45,9 +45,9 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def batch(subject: FinishedRun, name: str, count: int):
-    found = subject.domains[name].batch(subject.sample_indices(name, count))
+    batch = subject.domains[name].batch(subject.sample_indices(name, count))
     number = subject.record.run.sources.index(name)
-    return found._replace(domain=torch.full_like(found.y, number))
+    return batch._replace(domain=torch.full_like(batch.y, number))
 
 
 def moved_by_hand(subject: FinishedRun, own, *, net, answers, epsilon: float, clip: float):

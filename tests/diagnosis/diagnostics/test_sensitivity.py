@@ -193,6 +193,6 @@ def test_a_table_has_one_row_for_all_domains_however_they_were_asked_for(of_doma
     bench(of_domains / "own.npz", ["erm"], hold_out=0.25, trials=1, settings=settings, store=place)
     options = {"hold_out": 0.25, "trials": 2, "settings": settings, "store": place}
     bench(of_domains / "own.npz", ["erm"], train_on=[2, "all"], **options)
-    found = means(place, "validation")
-    assert found.loc["erm domains=2", "trials"] == 2
-    assert found.drop(index="erm domains=2")["trials"].tolist() == [2]
+    measured = means(place, "validation")
+    assert measured.loc["erm domains=2", "trials"] == 2
+    assert measured.drop(index="erm domains=2")["trials"].tolist() == [2]

@@ -61,8 +61,8 @@ STABILITY = {
 def change(merge, deltas: torch.Tensor) -> float:
     """By how much float32 changes a result: of the same numbers, and of numbers cut to float32."""
     small = deltas.float()
-    found = merge(small).double()
-    gaps = [(found - merge(each)).norm().item() for each in (small.double(), deltas)]
+    result = merge(small).double()
+    gaps = [(result - merge(each)).norm().item() for each in (small.double(), deltas)]
     return max(gaps) / (merge(deltas).norm().item() or 1.0)
 
 

@@ -7,10 +7,10 @@ from tests.merging.merges.numbers import random
 
 def test_a_share_is_dropped_and_the_rest_rescaled():
     delta = random(1, 200, 100)
-    found = dare(delta, name="w", drop=0.75)
-    kept = found != 0
+    result = dare(delta, name="w", drop=0.75)
+    kept = result != 0
     assert abs(float(kept.double().mean()) - 0.25) < 0.02
-    torch.testing.assert_close(found[kept], 4 * delta[0][kept])
+    torch.testing.assert_close(result[kept], 4 * delta[0][kept])
 
 
 def test_over_many_seeds_nothing_is_lost_on_average():

@@ -19,9 +19,9 @@ def test_an_even_expert_alone_stays_as_it_is():
 
 def test_a_low_rank_is_not_filled_up_and_keeps_its_nuclear_norm():
     deltas = low_rank(2, 96, 64)
-    values, found = (torch.linalg.svdvals(x) for x in (deltas.sum(dim=0), iso_c(deltas)))
-    assert (found > 1e-9).sum() == 32
-    torch.testing.assert_close(found.sum(), values.sum())
+    values, result = (torch.linalg.svdvals(x) for x in (deltas.sum(dim=0), iso_c(deltas)))
+    assert (result > 1e-9).sum() == 32
+    torch.testing.assert_close(result.sum(), values.sum())
 
 
 def test_experts_that_cancel_give_nothing():

@@ -37,9 +37,9 @@ def test_the_share_of_common_directions_matters():
 )
 def test_every_share_of_every_shape_has_a_result(experts, shape, common):
     torch.manual_seed(0)
-    found = iso_cts(torch.randn(experts, *shape), common=common)
-    assert found.shape == shape
-    assert found.isfinite().all()
+    result = iso_cts(torch.randn(experts, *shape), common=common)
+    assert result.shape == shape
+    assert result.isfinite().all()
 
 
 def test_experts_that_cancel_give_nothing():

@@ -6,9 +6,9 @@ from tests.merging.merges.numbers import random
 
 def test_every_entry_is_that_of_an_expert_and_none_is_larger():
     deltas = random(4, 6, 5)
-    found = magmax(deltas)
-    assert (deltas == found).any(0).all()
-    assert torch.equal(found.abs(), deltas.abs().amax(0))
+    result = magmax(deltas)
+    assert (deltas == result).any(0).all()
+    assert torch.equal(result.abs(), deltas.abs().amax(0))
 
 
 def test_of_two_opposite_changes_the_later_counts():

@@ -11,20 +11,20 @@ def merged(deltas, **settings):
 
 def test_one_expert_keeps_its_share_of_its_largest_changes():
     delta = random(1, 1000)
-    found = merged(delta, ratio=0.1)
-    kept = found.nonzero().flatten()
+    result = merged(delta, ratio=0.1)
+    kept = result.nonzero().flatten()
     # At the bound itself the weight is 0; beyond the clip all magnitudes are one.
     assert 80 <= len(kept) <= 100
     assert set(kept.tolist()) <= set(delta[0].abs().sort().indices[-101:].tolist())
     top = delta[0].abs().sort().values[989 - 1 + 1]
-    torch.testing.assert_close(found.abs().max(), top)
+    torch.testing.assert_close(result.abs().max(), top)
 
 
 def test_many_experts_do_not_overflow():
     deltas = random(120, 40, dtype=torch.float32)
-    found = merged(deltas)
-    assert found.isfinite().all()
-    torch.testing.assert_close(found, merged(deltas.double()).float(), rtol=1e-3, atol=1e-4)
+    result = merged(deltas)
+    assert result.isfinite().all()
+    torch.testing.assert_close(result, merged(deltas.double()).float(), rtol=1e-3, atol=1e-4)
 
 
 def test_equal_entries_have_no_weight_instead_of_nan():

@@ -35,14 +35,14 @@ def test_an_input_that_never_was_gets_the_mean():
     deltas = random(2, 4, 6)
     _, gram = grams(2, 20, 6)
     gram[:, 2], gram[:, :, 2] = 0, 0
-    found = regmean(deltas, statistics=gram)
-    torch.testing.assert_close(found[:, 2], deltas.mean(0)[:, 2])
-    assert not torch.allclose(found, deltas.mean(0))
+    result = regmean(deltas, statistics=gram)
+    torch.testing.assert_close(result[:, 2], deltas.mean(0)[:, 2])
+    assert not torch.allclose(result, deltas.mean(0))
     torch.testing.assert_close(regmean(deltas, statistics=0 * gram), deltas.mean(0))
 
 
 def test_the_scale_of_the_inputs_does_not_matter():
     deltas = random(2, 4, 6)
     _, gram = grams(2, 20, 6)
-    found = [regmean(deltas, statistics=scale * gram) for scale in (1.0, 1e-14)]
-    torch.testing.assert_close(*found)
+    result = [regmean(deltas, statistics=scale * gram) for scale in (1.0, 1e-14)]
+    torch.testing.assert_close(*result)

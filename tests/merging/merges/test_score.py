@@ -18,8 +18,8 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_it_is_the_authors_with_fixed_signs(variant, matrix):
     expected = numbers("score_canonical_signs")[f"D2/f64/{variant}/{matrix}"]
-    found = score(reference(2, matrix), **VARIANTS[variant])
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-8)
+    result = score(reference(2, matrix), **VARIANTS[variant])
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("matrix", MATRICES)
@@ -32,8 +32,8 @@ def test_it_is_the_formula_without_padding_columns(domains, matrix):
 @pytest.mark.parametrize("matrix", MATRICES)
 def test_the_diagonal_alone_is_the_authors_whatever_their_signs(matrix):
     expected = numbers("merging_D2")[f"out/score_v2/{matrix}"]
-    found = score(reference(2, matrix), keep="diagonal")
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-8)
+    result = score(reference(2, matrix), keep="diagonal")
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("matrix", MATRICES)
@@ -47,8 +47,8 @@ def test_the_diagonal_alone_is_the_authors_whatever_their_signs(matrix):
 )
 def test_the_trim_is_the_authors_exactly(name, keep, width, matrix):
     squares = numbers("merging_D2")[f"inter/{matrix}/changed_basis"]
-    found = sum(keep_entries(square, keep=keep, width=width) for square in squares)
-    assert torch.equal(found, numbers("merging_D2")[f"inter/{matrix}/{name}"])
+    result = sum(keep_entries(square, keep=keep, width=width) for square in squares)
+    assert torch.equal(result, numbers("merging_D2")[f"inter/{matrix}/{name}"])
 
 
 DELTAS, SQUARES, PART = normal(3, 20, 12), normal(2, 24, 24), leading_part(normal(60, 48), 16)
@@ -84,8 +84,8 @@ def test_one_expert_alone_has_nothing_beside_the_diagonal():
 
 def test_weak_directions_of_identical_experts_may_come_more_than_once():
     delta = steep(1, 96, 96, ratio=1e4)
-    part, found = leading_part(delta[0], 48), score(delta.expand(2, 96, 96))
-    assert 1e-6 < (found - part).norm() / part.norm() < 2 / 48**0.5
+    part, result = leading_part(delta[0], 48), score(delta.expand(2, 96, 96))
+    assert 1e-6 < (result - part).norm() / part.norm() < 2 / 48**0.5
 
 
 def test_measured_from_zero_the_trim_does_not_depend_on_signs():

@@ -16,15 +16,17 @@ def test_between_right_angles_it_goes_along_the_circle():
     base = torch.tensor([0.5, 0.25]).double()
     experts = torch.eye(2).double()
     for t in (0.25, 0.5):
-        found = base + slerp(experts - base, base=base, t=t)
+        result = base + slerp(experts - base, base=base, t=t)
         angle = t * math.pi / 2
-        torch.testing.assert_close(found, torch.tensor([math.cos(angle), math.sin(angle)]).double())
+        torch.testing.assert_close(
+            result, torch.tensor([math.cos(angle), math.sin(angle)]).double()
+        )
 
 
 def test_experts_of_one_length_keep_it():
     base, experts = random(30), torch.nn.functional.normalize(random(2, 30, seed=1), dim=1)
-    found = base + slerp(experts - base, base=base, t=0.3)
-    torch.testing.assert_close(found.norm(), torch.tensor(1.0).double())
+    result = base + slerp(experts - base, base=base, t=0.3)
+    torch.testing.assert_close(result.norm(), torch.tensor(1.0).double())
 
 
 def test_one_direction_is_a_straight_line():

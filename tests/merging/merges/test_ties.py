@@ -17,11 +17,11 @@ def merged(deltas, **settings):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_one_expert_keeps_one_more_than_its_share_of_the_largest(dtype):
     delta = random(1, 1000, dtype=dtype)
-    found = merged(delta, density=0.2)
+    result = merged(delta, density=0.2)
     largest = delta[0].abs().sort(descending=True).indices[:201]
     expected = torch.zeros_like(delta[0])
     expected[largest] = delta[0, largest]
-    assert torch.equal(found, expected)
+    assert torch.equal(result, expected)
 
 
 def test_the_formula_again_slowly():

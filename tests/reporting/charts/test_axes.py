@@ -13,33 +13,33 @@ def test_every_value_lies_on_its_axis_and_ticks_are_few_and_in_order():
     for seed in range(20):
         generator = np.random.default_rng(seed)
         values = generator.normal(size=5) * 10.0 ** generator.integers(-6, 7)
-        found = numeric_axis(values.tolist(), log=False)
-        places = [found.to_percent(value) for value in values]
+        axis = numeric_axis(values.tolist(), log=False)
+        places = [axis.to_percent(value) for value in values]
         assert all(0 <= place <= 100 for place in places), seed
-        ticks = [tick.position for tick in found.ticks]
+        ticks = [tick.position for tick in axis.ticks]
         assert ticks == sorted(set(ticks)), seed
         assert 2 <= len(ticks) <= 9, seed
         assert (ticks[0], ticks[-1]) == (0.0, 100.0), seed
 
 
 def test_places_are_in_proportion():
-    found = numeric_axis([0.0, 10.0])
-    assert [found.to_percent(value) for value in (0, 2.5, 10)] == [0.0, 25.0, 100.0]
+    axis = numeric_axis([0.0, 10.0])
+    assert [axis.to_percent(value) for value in (0, 2.5, 10)] == [0.0, 25.0, 100.0]
 
 
 def test_orders_of_magnitude_are_equally_wide_where_there_are_several():
-    found = numeric_axis([1e-4, 1e-2])
-    assert found.log
-    assert found.to_percent(1e-3) == 50.0
-    assert [tick.text for tick in found.ticks] == ["0.0001", "0.001", "0.01"]
+    axis = numeric_axis([1e-4, 1e-2])
+    assert axis.log
+    assert axis.to_percent(1e-3) == 50.0
+    assert [tick.text for tick in axis.ticks] == ["0.0001", "0.001", "0.01"]
     assert not numeric_axis([0.0, 1e-4, 1.0]).log
 
 
 def test_equal_values_and_none_have_an_axis_all_the_same():
     for values in ([0.7], [0.7, 0.7], [0.0], [], [math.nan], [math.inf, 1.0]):
-        found = numeric_axis(values)
-        assert found.low < found.high
-        assert all(math.isfinite(tick.position) for tick in found.ticks)
+        axis = numeric_axis(values)
+        assert axis.low < axis.high
+        assert all(math.isfinite(tick.position) for tick in axis.ticks)
 
 
 def test_ticks_may_have_a_sign_but_zero_never_has():
@@ -48,9 +48,9 @@ def test_ticks_may_have_a_sign_but_zero_never_has():
 
 
 def test_words_have_places_side_by_side():
-    found = category_axis(["a", "b"])
-    assert [(tick.text, tick.position) for tick in found.ticks] == [("a", 25.0), ("b", 75.0)]
-    assert found.to_percent(0.5) == 25.0
+    axis = category_axis(["a", "b"])
+    assert [(tick.text, tick.position) for tick in axis.ticks] == [("a", 25.0), ("b", 75.0)]
+    assert axis.to_percent(0.5) == 25.0
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,12 @@ def test_words_have_places_side_by_side():
     ],
 )
 def test_ends_and_ticks_are_round(values, options, ends, texts):
-    found = numeric_axis(values, **options)
-    assert (found.low, found.high) == pytest.approx(ends)
+    axis = numeric_axis(values, **options)
+    assert (axis.low, axis.high) == pytest.approx(ends)
     if texts is not None:
-        assert [tick.text for tick in found.ticks] == texts.split()
-    assert found.ticks[0].position == 0
-    assert found.ticks[-1].position == 100
+        assert [tick.text for tick in axis.ticks] == texts.split()
+    assert axis.ticks[0].position == 0
+    assert axis.ticks[-1].position == 100
 
 
 def test_a_family_has_one_color_and_its_members_have_several_shapes():
@@ -91,11 +91,11 @@ def test_a_family_has_one_color_and_its_members_have_several_shapes():
 
 
 def test_categories_are_in_the_middle_of_their_part():
-    found = category_axis(["a", "b", "c", "d"])
-    assert [(tick.position, tick.text) for tick in found.ticks] == [
+    axis = category_axis(["a", "b", "c", "d"])
+    assert [(tick.position, tick.text) for tick in axis.ticks] == [
         (12.5, "a"),
         (37.5, "b"),
         (62.5, "c"),
         (87.5, "d"),
     ]
-    assert (found.low, found.high) == (0, 4)
+    assert (axis.low, axis.high) == (0, 4)

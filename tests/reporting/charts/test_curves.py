@@ -22,8 +22,8 @@ from tests.stores import DOMAINS, held_out, record, score
 
 
 def one(records):
-    (found,) = group_records(records)
-    return found
+    (group,) = group_records(records)
+    return group
 
 
 def test_a_gap_is_from_the_choice_to_the_best_of_all_draws():
@@ -34,10 +34,10 @@ def test_a_gap_is_from_the_choice_to_the_best_of_all_draws():
     (case,) = selection_cases(one(records))
     choice = picked_checkpoints(one(records), "sources")["erm", 0, "art"]
     assert (choice.key, choice.step, choice.accuracy) == (records[0].run.key, 30, 0.6)
-    found = gap(case, choice)
-    assert found.best.key == records[1].run.key
-    assert found.best.step == 20
-    assert found.behind == pytest.approx(0.3)
+    result = gap(case, choice)
+    assert result.best.key == records[1].run.key
+    assert result.best.step == 20
+    assert result.behind == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ def test_with_one_checkpoint_there_is_no_gap():
 
 
 def test_a_curve_has_the_sources_mean_and_the_unseen_domain_at_every_step():
-    found = curve(record("photo", [0.2, 0.8], [0.5, 0.9]))
-    assert found.steps == [10, 20]
-    assert found.sources == [0.5, 0.9]
-    assert found.unseen == [0.2, 0.8]
-    assert found.validation == []
-    assert found.split == "main"
+    points = curve(record("photo", [0.2, 0.8], [0.5, 0.9]))
+    assert points.steps == [10, 20]
+    assert points.sources == [0.5, 0.9]
+    assert points.unseen == [0.2, 0.8]
+    assert points.validation == []
+    assert points.split == "main"
 
 
 def test_held_out_domains_are_one_case_and_their_mean_is_its_accuracy():
@@ -104,8 +104,8 @@ def test_twins_are_no_cases():
 
 def test_cases_are_in_the_order_of_trials_and_domains():
     records = [record(t, [0.5], trial=i) for i in (1, 0) for t in reversed(DOMAINS)]
-    found = [(case.trial, case.target) for case in selection_cases(one(records))]
-    assert found == [(i, t) for i in (0, 1) for t in DOMAINS]
+    result = [(case.trial, case.target) for case in selection_cases(one(records))]
+    assert result == [(i, t) for i in (0, 1) for t in DOMAINS]
 
 
 def data(records, rules=("sources", "target")):
@@ -116,37 +116,37 @@ def data(records, rules=("sources", "target")):
 
 def test_a_run_has_its_lines_in_thousandths_and_its_picks():
     own = record("art", [0.2, 0.8, 0.6], [0.5, 0.9, 0.7])
-    found, means = data([own])
-    (run,) = found["runs"]
+    result, means = data([own])
+    (run,) = result["runs"]
     assert (run["a"], run["u"], run["n"]) == ([500, 900, 700], [200, 800, 600], 100)
     assert run["w"]
-    assert found["steps"][run["s"]] == [10, 20, 30]
+    assert result["steps"][run["s"]] == [10, 20, 30]
     picks = {
-        found["rules"][pick["r"]]: (pick["s"], pick["a"], pick["g"]) for pick in found["picks"]
+        result["rules"][pick["r"]]: (pick["s"], pick["a"], pick["g"]) for pick in result["picks"]
     }
     assert picks == {"sources": (20, 800, 0), "target": (30, 600, 200)}
-    assert found["picks"][0]["b"] == {"k": own.run.key, "s": 20, "a": 800}
+    assert result["picks"][0]["b"] == {"k": own.run.key, "s": 20, "a": 800}
     assert means["erm"] == {"sources": 0.0, "target": pytest.approx(0.2)}
-    json.dumps(found, allow_nan=False)
+    json.dumps(result, allow_nan=False)
 
 
 def test_long_curves_are_thinned_but_picks_and_ends_stay():
     count = 1001
     home = [0.5] * count
     home[417] = 0.9
-    found, _ = data([record("art", [0.4] * count, home)])
-    (steps,) = found["steps"]
+    result, _ = data([record("art", [0.4] * count, home)])
+    (steps,) = result["steps"]
     assert len(steps) <= MAX_CURVE_POINTS + 2
     assert {4180, 10 * count} <= set(steps)
 
 
 def test_steps_that_runs_share_are_kept_once():
-    found, _ = data([record(target, [0.2, 0.8]) for target in DOMAINS])
-    assert found["steps"] == [[10, 20]]
-    assert [found["targets"][run["t"]] for run in found["runs"]] == list(DOMAINS)
+    result, _ = data([record(target, [0.2, 0.8]) for target in DOMAINS])
+    assert result["steps"] == [[10, 20]]
+    assert [result["targets"][run["t"]] for run in result["runs"]] == list(DOMAINS)
 
 
 def test_runs_of_one_checkpoint_have_no_curve():
-    found, means = data([record("art", [0.5])])
-    assert found is None
+    result, means = data([record("art", [0.5])])
+    assert result is None
     assert means == {"erm": {}}

@@ -17,8 +17,8 @@ from tests.stores import DOMAINS, record
 
 
 def one(records):
-    (found,) = group_records(records)
-    return found
+    (group,) = group_records(records)
+    return group
 
 
 def test_settings_that_vary_have_a_panel_and_others_have_none():
@@ -74,15 +74,15 @@ def test_differences_between_domains_do_not_count(slope, expected):
     by_case = {}
     for run in validated_runs(one(runs(slope))):
         by_case.setdefault((run.record.run.trial, run.target), []).append(run)
-    found = rank_correlation(list(by_case.values()))
-    assert found.value == pytest.approx(expected)
-    assert found.runs == 36
+    result = rank_correlation(list(by_case.values()))
+    assert result.value == pytest.approx(expected)
+    assert result.runs == 36
 
 
 def test_the_interval_is_fishers_with_a_mean_removed_from_every_group():
     """Two runs of each of two groups swap their places; five degrees of freedom are the least."""
 
-    def found(sizes):
+    def correlated(sizes):
         groups = [
             [
                 SimpleNamespace(validation=place, accuracy={0: 1, 1: 0}.get(place, place))
@@ -93,7 +93,7 @@ def test_the_interval_is_fishers_with_a_mean_removed_from_every_group():
         return rank_correlation(groups)
 
     for sizes, freedom in (((8,), 5), ((6, 6), 8)):
-        correlation = found(sizes)
+        correlation = correlated(sizes)
         values = [np.arange(size) for size in sizes]
         ranks = [np.array([1, 0, *range(2, size)]) for size in sizes]
         x, y = (
@@ -106,7 +106,7 @@ def test_the_interval_is_fishers_with_a_mean_removed_from_every_group():
         ends = np.tanh([middle - reach, middle + reach])
         assert (correlation.low, correlation.high) == pytest.approx(tuple(ends))
         assert correlation.runs == sum(sizes)
-    assert np.isnan([found((7,)).low, found((4, 4)).high]).all()
+    assert np.isnan([correlated((7,)).low, correlated((4, 4)).high]).all()
 
 
 @pytest.mark.parametrize(

@@ -25,11 +25,11 @@ BAD = benchmark_records(noisy(0.6, 3, 3, seed=3), method="bad")
 
 
 def test_differences_stand_on_an_axis_with_the_reference_at_zero():
-    found = drawn(ERM, GOOD, BAD)
-    good, bad = found.rows
+    plot = drawn(ERM, GOOD, BAD)
+    good, bad = plot.rows
     assert (good.name, good.tone, bad.name, bad.tone) == ("good", "first", "bad", "")
-    assert bad.low < bad.at < bad.high < found.zero < good.low < good.at < good.high
-    assert found.axis.to_percent(0.0) == found.zero
+    assert bad.low < bad.at < bad.high < plot.zero < good.low < good.at < good.high
+    assert plot.axis.to_percent(0.0) == plot.zero
     assert good.value.startswith("+")
     assert " to +" in good.range
 
@@ -37,12 +37,12 @@ def test_differences_stand_on_an_axis_with_the_reference_at_zero():
 def test_an_outlier_is_clipped_and_does_not_squeeze_the_rest():
     awful = benchmark_records(noisy(0.1, 3, 3, seed=4, spread=0.01), method="awful")
     close = benchmark_records(noisy(0.72, 3, 3, seed=5, spread=0.005), method="close")
-    found = drawn(ERM_STEADY, awful, close, best="close")
-    rows = {row.name: row for row in found.rows}
+    plot = drawn(ERM_STEADY, awful, close, best="close")
+    rows = {row.name: row for row in plot.rows}
     assert (rows["awful"].clipped, rows["awful"].at) == ("low", 0.0)
     assert rows["awful"].value.startswith("−6")
     assert rows["close"].clipped == ""
-    assert found.axis.low > -40
+    assert plot.axis.low > -40
 
 
 def test_a_bar_that_goes_on_beyond_the_axis_ends_at_its_edge():
@@ -67,27 +67,27 @@ def test_without_intervals_the_caption_says_so():
 def test_several_references_are_reported():
     assert "minus that of erm, in" in drawn(ERM, GOOD).caption
     small = {"given": {"batch": 8}, "batch": 8}
-    found = drawn(
+    plot = drawn(
         ERM,
         GOOD,
         benchmark_records(noisy(0.7, 3, 3), **small),
         benchmark_records(noisy(0.8, 3, 3), method="good", **small),
     )
-    assert "minus that of erm with the same settings" in found.caption
+    assert "minus that of erm with the same settings" in plot.caption
 
 
 def test_without_a_reference_means_are_shown():
-    found = drawn(GOOD, BAD)
-    assert [row.name for row in found.rows] == ["good", "bad"]
-    assert found.zero is None
-    assert found.rows[0].at == pytest.approx(found.axis.to_percent(80.0), abs=10)
-    assert found.rows[0].range.startswith("±")
+    plot = drawn(GOOD, BAD)
+    assert [row.name for row in plot.rows] == ["good", "bad"]
+    assert plot.zero is None
+    assert plot.rows[0].at == pytest.approx(plot.axis.to_percent(80.0), abs=10)
+    assert plot.rows[0].range.startswith("±")
 
 
 def test_one_trial_has_no_bars_and_what_has_seen_the_target_no_row():
     bound = benchmark_records([[0.9] * 3], method="target_expert", role="merged", experts=("x",))
-    found = drawn(benchmark_records([[0.5, 0.6, 0.7]], method="vrex"), bound)
-    assert [(row.name, row.low, row.high, row.range) for row in found.rows] == [
+    plot = drawn(benchmark_records([[0.5, 0.6, 0.7]], method="vrex"), bound)
+    assert [(row.name, row.low, row.high, row.range) for row in plot.rows] == [
         ("vrex", None, None, "")
     ]
 

@@ -39,11 +39,11 @@ def confused(records, confusion=HALF, **fields):
 
 
 def test_counts_of_all_trials_and_domains_are_added():
-    found = confused(benchmark_records([[0.5] * 3] * 2), class_names=("a", "b"))
-    (worst,) = found.worst
+    result = confused(benchmark_records([[0.5] * 3] * 2), class_names=("a", "b"))
+    (worst,) = result.worst
     assert (worst.name, worst.accuracy, worst.samples) == ("b", 0.5, 6 * 8)
     assert (worst.taken_for, worst.share) == ("a", 0.5)
-    assert found.shares == [[1.0, 0.0], [0.5, 0.5]]
+    assert result.shares == [[1.0, 0.0], [0.5, 0.5]]
 
 
 def test_without_names_classes_are_numbered():

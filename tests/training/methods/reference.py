@@ -71,19 +71,19 @@ def _tensor(name: str) -> torch.Tensor:
 
 
 def arith(name: str) -> torch.Tensor:
-    """An array of the reference numbers for walks."""
+    """An array of the reference numbers for inner loops."""
     return torch.from_numpy(ARITH[name])
 
 
 def arith_begun(method: Method, optimizer: Callable[..., torch.optim.Optimizer]) -> Learner:
-    """The linear model at the start of the reference walks."""
+    """The linear model at the start of the reference inner loops."""
     model = nn.Linear(*reversed(ARITH["W0"].shape)).double()
     model.load_state_dict({"weight": arith("W0"), "bias": arith("b0")})
     return method.setup(model, Task(("a", "b", "c"), ("0", "1", "2"), 2, nn.Linear, optimizer))
 
 
 def arith_batches(update: int) -> list[Batch]:
-    """The batches of one update of the reference walks: the first inner step of every domain."""
+    """The batches of one reference update: the first inner step of every domain."""
     x, y = arith("X")[update, :, 0], arith("Y")[update, :, 0]
     return [batch_of(x[d], y[d], d) for d in range(len(x))]
 

@@ -77,7 +77,7 @@ def test_fish_in_the_same_form_equals_the_reference_too(weights, meta_lr, outer)
 
 
 @pytest.mark.usefixtures("in_order")
-def test_the_walk_goes_where_that_of_the_reference_goes():
+def test_the_inner_loop_visits_the_positions_of_the_reference():
     method = Arith(outer="plain", inner_rate=INNER / RATE)
     learner, met = arith_begun(method, partial(Adam, lr=RATE)), []
     learner.model.register_forward_pre_hook(
@@ -94,7 +94,7 @@ def test_the_walk_goes_where_that_of_the_reference_goes():
 
 @pytest.mark.usefixtures("in_order")
 @pytest.mark.parametrize("i", [1, 2, 3])
-def test_weights_of_one_and_nothing_stop_at_each_place_of_the_walk(i):
+def test_weights_of_one_and_nothing_stop_at_each_position_of_the_inner_loop(i):
     shares = tuple(1.0 if j < i else 0.0 for j in range(3))
     method = Arith(shares=shares, outer="plain", inner_rate=INNER / RATE)
     learner = arith_begun(method, partial(Adam, lr=RATE))
@@ -164,27 +164,27 @@ def test_the_step_ends_in_the_centroid_of_what_was_visited(n, eps, k, model, tas
     start, batches = theta(model), random_batches(n)
     learner = method.setup(copy.deepcopy(model), task)
     order = seeded_order(n + k, n)
-    visited, walk = [], start.clone()
+    visited, position = [], start.clone()
     for i in order:
         for piece in split_batch(batches[i], k):
-            walk = walk - 0.07 * slope(model, walk, piece)
-        visited.append(walk)
+            position = position - 0.07 * slope(model, position, piece)
+        visited.append(position)
     weight = n * (n - 1) / 2 if eps is None else eps
     method.update(learner, batches)
     agree(theta(learner.model), (weight * start + sum(visited)) / (n + weight), atol=1e-13)
-    assert (walk - start).norm() > 1e-2
+    assert (position - start).norm() > 1e-2
 
 
 def test_one_domain_and_no_inertia_is_gradient_descent(model, task, stream):
     descent = replace(task, optimizer=partial(SGD, lr=0.1))
     method = Arith(eps=0.0, outer="plain")
-    walker = method.setup(copy.deepcopy(model).double(), descent)
+    learner = method.setup(copy.deepcopy(model).double(), descent)
     plain = ERM().setup(model.double(), descent)
     for _ in range(5):
         only = precise(next(stream))[:1]
-        logs, expected = method.update(walker, only), ERM().update(plain, only)
+        logs, expected = method.update(learner, only), ERM().update(plain, only)
         agree(logs["loss"], expected["loss"])
-        agree(theta(walker.model), theta(plain.model), atol=1e-14)
+        agree(theta(learner.model), theta(plain.model), atol=1e-14)
 
 
 @pytest.mark.parametrize("outer", ["divided", "plain", "raw"])

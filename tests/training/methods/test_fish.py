@@ -28,35 +28,35 @@ from tests.training.methods.reference import (
 @pytest.mark.parametrize("meta_lr", [0.5, 0.05])
 def test_three_updates_equal_the_reference(meta_lr):
     method = Fish(meta_lr=meta_lr)
-    learner, name, walked = begun(method), f"Fish_meta{meta_lr}", []
+    learner, name, visited = begun(method), f"Fish_meta{meta_lr}", []
     linear = learner.model
     learner.optimizers["inner"].register_step_post_hook(
-        lambda *_: walked.append((linear.weight.detach().clone(), linear.bias.detach().clone()))
+        lambda *_: visited.append((linear.weight.detach().clone(), linear.bias.detach().clone()))
     )
     for update in (1, 2, 3):
         method.update(learner, batches(update - 1))
         agree(linear.weight.detach(), expected(name, update, "W"))
         agree(linear.bias.detach(), expected(name, update, "b"))
-        # The walk ends with its third step.
-        weight, bias = walked[3 * update - 1]
+        # The inner loop ends with its third step.
+        weight, bias = visited[3 * update - 1]
         agree(weight, expected(name, update, "inner_W"))
         agree(bias, expected(name, update, "inner_b"))
-    assert len(walked) == 9
+    assert len(visited) == 9
 
 
 def by_hand(model: nn.Module, task, steps, *, meta_lr: float, k: int = 1) -> nn.Module:
-    """DomainBed's Fish: a copy walks, its optimiser stays, and its weights come part of the way."""
+    """DomainBed's Fish: train a copy, keep its optimizer, and move part of the way to it."""
     model = copy.deepcopy(model)
-    walker = copy.deepcopy(model)
-    optimizer = task.optimizer(walker.parameters())
+    copied = copy.deepcopy(model)
+    optimizer = task.optimizer(copied.parameters())
     for domains in steps:
-        walker.load_state_dict(model.state_dict())
+        copied.load_state_dict(model.state_dict())
         for batch in domains:
             for piece in split_batch(batch, k):
                 optimizer.zero_grad()
-                F.cross_entropy(walker(piece.x), piece.y).backward()
+                F.cross_entropy(copied(piece.x), piece.y).backward()
                 optimizer.step()
-        before, after = model.state_dict(), walker.state_dict()
+        before, after = model.state_dict(), copied.state_dict()
         mixed = {n: before[n] + meta_lr * (after[n] - before[n]) for n in before}
         counted = {n: after[n] for n in after if not after[n].is_floating_point()}
         model.load_state_dict(mixed | counted)
@@ -67,7 +67,7 @@ def by_hand(model: nn.Module, task, steps, *, meta_lr: float, k: int = 1) -> nn.
 @pytest.mark.parametrize(
     "optimizer", [partial(Adam, lr=0.02), partial(SGD, lr=0.1, momentum=0.9)], ids=["adam", "sgd"]
 )
-def test_the_walk_is_that_of_an_optimiser_which_keeps_its_state(k, optimizer, model, task, stream):
+def test_the_inner_loop_has_an_optimizer_that_keeps_its_state(k, optimizer, model, task, stream):
     task, steps = replace(task, optimizer=optimizer), [precise(next(stream)) for _ in range(4)]
     method = Fish(meta_lr=0.3, steps_per_domain=k)
     right = by_hand(model.double(), task, steps, meta_lr=0.3, k=k)
@@ -105,7 +105,7 @@ def test_the_inner_rate_is_a_multiple_of_that_of_the_run(model, task, stream):
     agree(*result)
 
 
-def test_the_whole_way_is_where_the_walk_ends(model, task, stream):
+def test_a_whole_step_ends_where_the_inner_loop_ends(model, task, stream):
     """Then it is one step after the other, as if there were no meta-learning."""
     plain = copy.deepcopy(model).double()
     optimizer, method = task.optimizer(plain.parameters()), Fish(meta_lr=1.0)
@@ -142,7 +142,7 @@ def test_the_order_is_fixed_with_an_optimiser_and_random_without(model, task):
         assert len(result) == count
 
 
-def test_a_walk_with_an_optimiser_may_be_of_mixtures(model, task):
+def test_an_inner_loop_with_an_optimizer_may_mix_domains(model, task):
     result = []
     for by_domain in (True, False):
         method = Fish(by_domain=by_domain)
@@ -154,7 +154,7 @@ def test_a_walk_with_an_optimiser_may_be_of_mixtures(model, task):
 
 
 @pytest.mark.parametrize("k", [1, 3])
-def test_with_plain_steps_it_goes_part_of_the_way_to_the_end_of_the_walk(k, model, task):
+def test_with_plain_steps_it_moves_part_of_the_way_to_the_end_of_the_inner_loop(k, model, task):
     model.double()
     method = Fish(inner="sgd", meta_lr=0.4, steps_per_domain=k, inner_rate=20.0)
     domains, start = random_batches(3), theta(model)

@@ -19,7 +19,7 @@ from tests.training.methods.reference import (
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
-def test_the_optimiser_gets_the_gradient_at_the_end_of_the_walk_alone(n, model, task):
+def test_the_optimiser_gets_the_gradient_at_the_end_of_the_inner_loop_alone(n, model, task):
     model.double()
     method, batches, at = MAML(inner_rate=20.0), random_batches(n), theta(model)
     learner = method.setup(copy.deepcopy(model), task)
@@ -56,7 +56,7 @@ def test_it_is_arith_with_all_the_weight_at_the_end(model, task):
     assert torch.equal(*result)
 
 
-def test_the_others_matter_only_by_where_the_walk_ends(model, task):
+def test_the_others_matter_only_by_where_the_inner_loop_ends(model, task):
     """Under gradient descent without a rate inside, what comes first is nothing."""
     descent = replace(task, optimizer=partial(torch.optim.SGD, lr=0.1))
     method, batches, result = MAML(inner_rate=0.0), random_batches(3), []

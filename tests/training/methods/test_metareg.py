@@ -34,7 +34,7 @@ def vector(module):
     return parameters_to_vector(module.parameters()).detach()
 
 
-def after_walk(phi, head, train, test, *, steps, rate):
+def after_inner_loop(phi, head, train, test, *, steps, rate):
     """The loss on one domain after regularised steps on another, with slopes written out."""
     (f, y), beta = train, head.clone()
     f = torch.cat([f, f.new_ones(len(f), 1)], dim=1)
@@ -70,7 +70,7 @@ def test_the_step_on_phi_goes_through_the_inner_steps(model, task, stream):
     possible = []
     for a, b in ((0, 1), (1, 0)):
         slope = slope_by_differences(
-            lambda phi, a=a, b=b: after_walk(
+            lambda phi, a=a, b=b: after_inner_loop(
                 phi, heads[a + 1], seen[a], seen[b], steps=3, rate=20.0 * 0.01
             ),
             start,

@@ -13,12 +13,12 @@ from tests.training.methods.reference import agree, followed, precise, random_ba
 
 def test_with_one_step_a_domain_it_is_erm_on_the_mean_of_the_domains(model, task, stream):
     method = Reptile(steps_per_domain=1)
-    walker = method.setup(copy.deepcopy(model).double(), task)
+    learner = method.setup(copy.deepcopy(model).double(), task)
     plain = ERM().setup(model.double(), task)
     for _ in range(5):
         batches = precise(next(stream))
-        logs, expected = method.update(walker, batches), ERM().update(plain, batches)
-        agree(theta(walker.model), theta(plain.model))
+        logs, expected = method.update(learner, batches), ERM().update(plain, batches)
+        agree(theta(learner.model), theta(plain.model))
         agree(logs["loss"], expected["loss"])
 
 

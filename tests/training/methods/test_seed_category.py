@@ -42,7 +42,7 @@ def grouped(method, model, task, samples):
     return [group.tolist() for group in groups]
 
 
-def walked(method, model, task, samples, *, steps, **settings):
+def trained(method, model, task, samples, *, steps, **settings):
     """The weights of the network and of the groups after every step, and at last the learner."""
     learner, average = method.setup(copy.deepcopy(model), task), Last()
     average.setup(learner.model, steps=task.steps)
@@ -136,8 +136,8 @@ def test_domains_that_are_left_whole_are_group_dro_to_the_last_bit(
 ):
     # With five periods in these steps; the groups of `graph` are made anew, so it has one.
     method = SeedCategory(**{"eta": 0.1, "period": 0.1} | settings)
-    result, _ = walked(method, model, task, samples, steps=50, per_step=per_step)
-    expected, _ = walked(GroupDRO(eta=0.1), model, task, samples, steps=50, per_step=per_step)
+    result, _ = trained(method, model, task, samples, steps=50, per_step=per_step)
+    expected, _ = trained(GroupDRO(eta=0.1), model, task, samples, steps=50, per_step=per_step)
     assert len(result) == len(expected) == 50
     for (weights, q), (its_weights, its_q) in zip(result, expected, strict=True):
         assert torch.equal(weights, its_weights)
@@ -146,8 +146,8 @@ def test_domains_that_are_left_whole_are_group_dro_to_the_last_bit(
 
 
 def test_two_groups_a_domain_are_something_else(model, task, samples):
-    result, _ = walked(SeedCategory(eta=0.1, count=2), model, task, samples, steps=2)
-    expected, _ = walked(GroupDRO(eta=0.1), model, task, samples, steps=2)
+    result, _ = trained(SeedCategory(eta=0.1, count=2), model, task, samples, steps=2)
+    expected, _ = trained(GroupDRO(eta=0.1), model, task, samples, steps=2)
     assert not torch.equal(result[-1][0], expected[-1][0])
 
 
@@ -223,7 +223,7 @@ def test_small_domains_and_classes_that_are_missing_leave_no_empty_group(groupin
         assert len(groups) == 1 + 3 + 4
     assert len(groups) == {"domain": 3, "class": 3, "domain_class": 4}.get(grouping, len(groups))
     # And it trains: as many weights as groups.
-    result, _ = walked(method, model, task, samples, steps=3)
+    result, _ = trained(method, model, task, samples, steps=3)
     assert len(result[-1][1]) == len(groups)
 
 
@@ -402,7 +402,7 @@ def test_groups_that_stay_are_made_once_and_so_are_their_weights(grouping, model
 
 def test_in_training_groups_follow_the_network_and_weights_start_anew(model, task, samples):
     method = SeedCategory(eta=0.2, period=10)
-    result, _ = walked(method, model, task, samples, steps=30)
+    result, _ = trained(method, model, task, samples, steps=30)
     stream, learner = Stream(samples, batch=8, seed=0), method.setup(copy.deepcopy(model), task)
     expected = []
     for learner.step in range(30):
@@ -505,7 +505,7 @@ def test_the_weights_follow_the_groups_that_a_step_draws_from(
 
 
 def test_hard_samples_get_heavier(model, task, samples):
-    result, learner = walked(SeedCategory(eta=0.5), model, task, samples, steps=20)
+    result, learner = trained(SeedCategory(eta=0.5), model, task, samples, steps=20)
     assert learner.step == 20
     q = result[-1][1].view(3, 4)
     assert (q[:, 3] > 1.2 * q[:, 0]).all()
