@@ -39,7 +39,7 @@ app = typer.Typer(
 COMMANDS: dict[str, tuple[str, ...]] = {
     "Compare methods": (
         *("bench.bench", "bench.sweep", "bench.status"),
-        *("report.table", "report.power", "report.report", "recipe.recipe"),
+        *("report.table", "report.power", "report.report", "report.archive", "recipe.recipe"),
     ),
     "Look closer": ("train.train", "diagnose.diagnose", "report.export_domainbed"),
     "Make and use a model": (

@@ -1,4 +1,4 @@
-"""Commands that present records: ``afield table``, ``power``, ``report``, ``export-domainbed``."""
+"""Commands that present records: ``table``, ``power``, ``report``, ``archive``, ``export-domainbed``."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from afield.cli import console, options
-from afield.errors import DataError
+from afield.errors import DataError, SpecError
 from afield.training.metrics import DEFAULT_METRIC
 
 if TYPE_CHECKING:
@@ -105,6 +105,28 @@ def report(
 
     path = write_report(stores or ["runs"], out, metric=metric, thumbnails=not no_thumbnails)
     console.out.say(f"report in {path}")
+
+
+def archive(
+    stores: options.StoresArgument = None,
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="File to write; its name ends in .jsonl.gz.")
+    ] = Path("records.jsonl.gz"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+) -> None:
+    """Write the records of a store into one small file, to publish beside a paper.
+
+    The file has no weights and no paths of your machine. `afield table`, `power` and `report`
+    read it like a store.
+    """
+    from afield.runs.archive import write_archive
+
+    if out.exists() and not force:
+        raise SpecError(f"{out} exists; use --force to replace it")
+    read = [record for store in stores or ["runs"] for record in _read_records(store)[1]]
+    # The same run in two stores counts once.
+    number = write_archive({record.run.key: record for record in read}.values(), out)
+    console.out.say(f"{number} records in {out}")
 
 
 def export_domainbed(

@@ -329,18 +329,24 @@ def read_json(adapter: TypeAdapter[Any], path: Path) -> Any:
     try:
         check_regular_file(path)
         text = path.read_bytes()
-        content = compact_record(text) if adapter is RECORD else None
-        if content is None:
-            content = adapter.validate_json(text)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    return parse_json(adapter, text, str(path), "remove it to repeat the run")
+
+
+def parse_json(adapter: TypeAdapter[Any], text: bytes, where: str, advice: str) -> Any:
+    """Validate the content of a file; an error says where it is and what to do."""
+    content = compact_record(text) if adapter is RECORD else None
+    try:
+        if content is None:
+            content = adapter.validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(step) for step in first["loc"]) or "the whole file"
-        message = f"{path}: not a record of afield ({where}: {first['msg']})"
-        raise DataError(f"{message}; remove it to repeat the run") from None
+        field = ".".join(str(step) for step in first["loc"]) or "the whole file"
+        message = f"{where}: not a record of afield ({field}: {first['msg']})"
+        raise DataError(f"{message}; {advice}") from None
     if isinstance(content, Record) and content.problem:
-        raise DataError(f"{path}: {content.problem}; remove it to repeat the run")
+        raise DataError(f"{where}: {content.problem}; {advice}")
     return content

@@ -66,6 +66,8 @@ _PLAN = TypeAdapter(Plan)
 # Files that a finished run no longer needs.
 TEMPORARY_FILES = ("snapshot.pt", "progress.json", "failure.json")
 _CHECKPOINTS = TypeAdapter(tuple[Checkpoint, ...])
+# The end of the name of an archive, which `afield.runs.archive` reads.
+ARCHIVE_SUFFIX = ".jsonl.gz"
 
 
 class BusyError(Exception):
@@ -311,7 +313,7 @@ class Store:
 
 
 def open_store(location: str | Path | Store) -> Store:
-    """The store at a location: a folder, or an address such as s3://bucket/runs.
+    """The store at a location: a folder, an address such as s3://bucket/runs, or an archive.
 
     >>> open_store("runs").where()
     'runs'
@@ -322,7 +324,13 @@ def open_store(location: str | Path | Store) -> Store:
         return location
     if not str(location).strip():
         raise SpecError("the name of the store is empty; give a folder or an address")
-    return RemoteStore(str(location)) if "://" in str(location) else Store(location)
+    if "://" in str(location):
+        return RemoteStore(str(location))
+    if str(location).endswith(ARCHIVE_SUFFIX):
+        from afield.runs.archive import Archive
+
+        return Archive(location)
+    return Store(location)
 
 
 def fetch_run(location: str) -> Path:
