@@ -117,11 +117,10 @@ print(len(outcomes), {type(outcome).__name__ for outcome in outcomes})
 def test_two_starts_at_the_same_time_do_no_run_twice(tmp_path):
     (tmp_path / "site").mkdir()
     other_package(tmp_path / "site", "methods", "noted", "noted:Noted", PLUGIN)
-    (tmp_path / "sweep.py").write_text(SWEEP)
     notes = tmp_path / "notes.txt"
     paths = os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": paths, "NOTES": str(notes)}
-    command = [sys.executable, tmp_path / "sweep.py", tmp_path / "runs"]
+    command = [sys.executable, "-c", SWEEP, tmp_path / "runs"]
     starts = [
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
