@@ -8,8 +8,9 @@ The mutants are drawn from all rooms but `cli`. Each one is made in a copy of th
 the tests of its module until one fails: its doctests; the quick tests of the file that mirrors the
 module, and the contract tests of its registry; the quick tests of the files that import the module,
 and of those that mirror the modules which import it; and at last the tests marked as slow of the
-file that mirrors it. Tests on a cluster, in a browser or with downloaded data are left out. A test
-that does not end counts as a failure.
+file that mirrors it. Tests on a cluster, in a browser or with downloaded data are left out. Tests
+that do not end within `--limit` seconds count as a failure, and are printed as such: raise the
+limit on a busy machine.
 
 The survivors are printed with file and line: no test checks this line, or the change makes no
 difference. `DRAWING`, the lists of neutral names and `EQUIVALENT` say what is not mutated. With
@@ -325,20 +326,23 @@ class Job:
         process.start()
         return Job(mutant, stages, folder, process, time.monotonic())
 
-    def survived(self) -> bool:
-        """End the tests, and return whether all of them passed."""
+    def outcome(self) -> str:
+        """End the tests, and return whether the mutant survived, was killed, or ran too long."""
+        ended = not self.process.is_alive()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid or 0, 9)
         self.process.join()
         shutil.rmtree(self.folder, ignore_errors=True)
-        return self.process.exitcode == 0
+        if not ended:
+            return "out of time"
+        return "SURVIVED" if self.process.exitcode == 0 else "killed"
 
 
 Task = tuple[Mutant | None, list[Stage]]
 
 
-def tested(tasks: list[Task], workers: int, limit: float) -> Iterator[tuple[Task, bool]]:
-    """Every task and whether its tests passed, as they end."""
+def tested(tasks: list[Task], workers: int, limit: float) -> Iterator[tuple[Task, str]]:
+    """Every task and its outcome, as they end."""
     waiting, running = list(reversed(tasks)), list[Job]()
     while waiting or running:
         while waiting and len(running) < workers:
@@ -347,14 +351,15 @@ def tested(tasks: list[Task], workers: int, limit: float) -> Iterator[tuple[Task
         for job in list(running):
             if not job.process.is_alive() or time.monotonic() - job.started > limit:
                 running.remove(job)
-                yield (job.mutant, job.stages), job.survived()
+                yield (job.mutant, job.stages), job.outcome()
 
 
 def check_tests(files: set[str], workers: int, limit: float) -> None:
     """Refuse to count if a test fails without any mutant."""
     names = sorted({name for file in files for stage, _ in tests_of(file) for name in stage})
     tasks: list[Task] = [(None, [([name], "not slow")]) for name in names]
-    failed = [task[1][0][0][0] for task, passed in tested(tasks, workers, limit) if not passed]
+    outcomes = tested(tasks, workers, limit)
+    failed = [task[1][0][0][0] for task, outcome in outcomes if outcome != "SURVIVED"]
     if failed:
         sys.exit(f"fails without a mutant: {', '.join(failed)}")
 
@@ -374,22 +379,23 @@ def main() -> None:
     mutants = [mutant for file in files for mutant in mutants_of(file)]
     drawn = sorted(mutants, key=lambda mutant: mutant.rank(asked.seed))[: asked.count]
     kept = asked.log.read_text().splitlines() if asked.log and asked.log.exists() else []
-    survived = {line["name"]: line["survived"] for line in map(json.loads, kept)}
-    tasks: list[Task] = [(m, tests_of(m.file)) for m in drawn if m.name not in survived]
+    outcomes = {line["name"]: line["outcome"] for line in map(json.loads, kept)}
+    tasks: list[Task] = [(m, tests_of(m.file)) for m in drawn if m.name not in outcomes]
     import torch  # noqa: F401  (once, for all forks)
 
     if not asked.unchecked:
         check_tests({mutant.file for mutant in drawn}, asked.workers, asked.limit)
-    for (mutant, _), alive in tested(tasks, asked.workers, asked.limit):
+    for (mutant, _), outcome in tested(tasks, asked.workers, asked.limit):
         assert mutant
-        survived[mutant.name] = alive
-        state = "SURVIVED" if alive else "killed"
-        print(f"{state} {mutant.file}:{mutant.line} {mutant.change}: {mutant.text}", flush=True)
+        outcomes[mutant.name] = outcome
+        print(f"{outcome} {mutant.file}:{mutant.line} {mutant.change}: {mutant.text}", flush=True)
         if asked.log:
             with asked.log.open("a") as log:
-                log.write(json.dumps({"name": mutant.name, "survived": alive}) + "\n")
-    alive = [mutant for mutant in drawn if survived[mutant.name]]
-    print(f"\n{len(drawn) - len(alive)} of {len(drawn)} mutants killed; survivors:")
+                log.write(json.dumps({"name": mutant.name, "outcome": outcome}) + "\n")
+    alive = [mutant for mutant in drawn if outcomes[mutant.name] == "SURVIVED"]
+    late = sum(outcomes[mutant.name] == "out of time" for mutant in drawn)
+    killed = f"{len(drawn) - len(alive)} of {len(drawn)} mutants killed"
+    print(f"\n{killed} ({late} of them because the tests ran out of time); survivors:")
     for m in sorted(alive, key=lambda mutant: (mutant.file, mutant.line)):
         print(f"src/afield/{m.file}:{m.line}:{m.column} {m.change}: {m.text}")
 
