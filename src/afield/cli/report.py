@@ -1,4 +1,4 @@
-"""Commands that present records: ``table``, ``power``, ``report``, ``archive``, ``export-domainbed``."""
+"""Commands for records: ``table``, ``power``, ``report``, ``archive``, ``export-domainbed``."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
