@@ -1,4 +1,4 @@
-"""Commands for records: ``table``, ``power``, ``report``, ``archive``, ``export-domainbed``."""
+"""Commands that present records: ``table``, ``power``, ``report``, ``archive`` and others."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -56,12 +56,8 @@ def write_archive(records: Iterable[Record], path: Path) -> int:
     if not path.name.endswith(ARCHIVE_SUFFIX):
         raise SpecError(f"{path}: the name of an archive ends in {ARCHIVE_SUFFIX}")
     lines = sorted((record.run.key, _line(record)) for record in records)
-    with (
-        atomic_write(path) as temporary,
-        temporary.open("wb") as file,
-        gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=9, mtime=0) as packed,
-    ):
-        packed.writelines(line for _, line in lines)
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(gzip.compress(b"".join(line for _, line in lines), mtime=0))
     return len(lines)
 
 
