@@ -37,7 +37,7 @@ def test_a_title_with_markup_is_shown_as_it_is(monkeypatch):
 def test_failures_name_method_sources_and_reason(tmp_path, wide, capsys):
     run = plan_run("spirals", "erm", target="turn0", settings={"steps": 5})
     failure = Failure(run, "no [bold]luck", "trace")
-    assert not console.print_outcomes(
+    console.print_outcomes(
         [failure], Store(tmp_path), output_format="console", rules=["sources"]
     )
     said = capsys.readouterr().err
@@ -58,7 +58,7 @@ def test_the_line_before_a_benchmark_names_network_size_and_weights(monkeypatch,
 def test_no_table_is_explained(tmp_path, wide, capsys):
     run = plan_run("spirals", "erm", target="turn0", settings={"steps": 5})
     record = execute(run, Store(tmp_path))
-    assert console.print_outcomes(
+    console.print_outcomes(
         [record], Store(tmp_path), output_format="console", rules=["left-out-source"]
     )
     assert "no table" in capsys.readouterr().err

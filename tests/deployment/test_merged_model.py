@@ -75,6 +75,25 @@ def test_folders_of_models_and_plain_files_can_be_mixed(spiral_model, tmp_path):
         torch.testing.assert_close(value, expected)
 
 
+def test_statistics_weigh_the_experts(spiral_model, tmp_path):
+    """Fisher information of 3 and 1 for all weights is a mean of three parts to one."""
+    weights = load(spiral_model).module.state_dict()
+    shifted = {name: value + 4 for name, value in weights.items()}
+    files = {"b": shifted}
+    files |= {
+        n: {k: torch.full_like(v, m) for k, v in weights.items()}
+        for n, m in (("f", 3.0), ("g", 1.0))
+    }
+    for name, tensors in files.items():
+        save_file(tensors, tmp_path / f"{name}.safetensors")
+    expert, *statistics = (tmp_path / f"{name}.safetensors" for name in files)
+    merged = merge_model(
+        "fisher", spiral_model, [spiral_model, expert], tmp_path / "m", statistics=statistics
+    )
+    for name, value in merged.module.state_dict().items():
+        torch.testing.assert_close(value, weights[name] + 1)
+
+
 def test_without_a_model_like_it_nothing_is_known(tmp_path):
     save_file({"w": torch.zeros(2)}, tmp_path / "a.safetensors")
     file = tmp_path / "a.safetensors"

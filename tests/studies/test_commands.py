@@ -9,7 +9,7 @@ from afield.data.lookup import find_dataset
 from afield.reporting.results import group_records
 from afield.studies.benchmark import make_benchmark
 from afield.studies.commands import row_command, shell_quote, write_command
-from afield.studies.planning import plan_runs
+from afield.studies.planning import plan_runs, plan_training
 from tests.stores import held_out, record
 
 
@@ -101,6 +101,13 @@ def test_a_row_with_missing_runs_is_done_as_a_whole():
     assert whole == "afield bench spirals --methods erm --trials 2 --store again"
     (part,) = rows(runs[:2]).values()
     assert part == whole.replace("--trials 2", "--trials 1")
+
+
+def test_the_command_of_one_training_names_its_target(planned_by):
+    (run,) = plan_training("spirals", "erm", target="turn10")
+    (command,) = rows([run]).values()
+    assert "--targets turn10" in command
+    assert [each.key for each in planned_by(command)] == [run.key]
 
 
 def test_threads_are_named_where_they_are_not_one():

@@ -310,11 +310,8 @@ def print_outcomes(
     quiet: bool = False,
     metric: str = "",
     over_datasets: bool = False,
-) -> bool:
-    """Print the table on standard output; failures and the stores on standard error.
-
-    Returns whether all runs succeeded.
-    """
+) -> None:
+    """Print the table on standard output; failures and the stores on standard error."""
     from afield.reporting.charts.samples import describe_groups
     from afield.reporting.formats import FORMATS, as_rich
     from afield.reporting.sentences import claim_lines
@@ -346,7 +343,6 @@ def print_outcomes(
         count = f"{len(records)} record{'s' * (len(records) != 1)}"
         places = ", ".join(store.where() for store in stores)
         err.say(f"{count} in {places}")
-    return not failures
 
 
 def run_and_print(

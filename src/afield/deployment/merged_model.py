@@ -43,15 +43,17 @@ def merge_model(
     *,
     like: str | Path | None = None,
     scale: float = 1.0,
+    statistics: Sequence[str | Path] = (),
     overwrite: bool = False,
     workers: int | None = None,
+    device: str = "cpu",
     **params: Any,
 ) -> Model:
     """Merge models into a model folder, ready for `load` and ``afield predict``.
 
     Parameters
     ----------
-    how, base, experts, scale, params
+    how, base, experts, scale, statistics, workers, device, params
         As in `merge_files`. Models may also be model folders that `fit` has written, or folders of
         runs in a store.
     out
@@ -61,10 +63,9 @@ def merge_model(
         by default the base.
     overwrite
         Whether the folder of another model may be replaced.
-    workers
-        Number of processes, as in `merge_files`.
     """
-    request = FileMerge(how, Path(base), tuple(map(Path, experts)), scale, (), params)
+    models, files = tuple(map(Path, experts)), tuple(map(Path, statistics))
+    request = FileMerge(how, Path(base), models, scale, files, params, device)
     path = Path(out).expanduser()
     write_merged_model(request, path, Path(like or base), overwrite=overwrite, workers=workers)
     return load(out)

@@ -149,13 +149,13 @@ def _results(name: str, records: Sequence[Record], metric: str) -> Results:
 
 
 def _dataset_names(records: Sequence[Record]) -> list[str]:
-    """Names of datasets; for files, the path and a digest where two have the same name."""
+    """Names of datasets; for files, with a digest where two have the same name."""
     runs = [record.run for record in records]
     names = [run.data_name for run in runs]
     contents = {(name, run.data) for name, run in zip(names, runs, strict=True)}
     ambiguous = {name for name in names if sum(name == other for other, _ in contents) > 1}
     return [
-        f"{run.folder or run.dataset} [{run.data[:6]}]" if run.data and name in ambiguous else name
+        f"{name} [{run.data[:6]}]" if run.data and name in ambiguous else name
         for name, run in zip(names, runs, strict=True)
     ]
 

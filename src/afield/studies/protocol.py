@@ -226,7 +226,8 @@ class Protocol:
     def folds(self, dataset: "DomainSet", trial: int = 0) -> list[Fold]:
         """The divisions of the domains in one trial, without the twins that some rules need."""
         if self.left_out is not None:
-            folds = [Fold(dataset.without(*self.left_out))]
+            given = {TARGETS: [list(self.left_out)]} if len(self.left_out) == 1 else {}
+            folds = [Fold(dataset.without(*self.left_out), given=given)]
         elif self.hold_out:
             folds = self._held_out_folds(dataset, trial)
         else:
