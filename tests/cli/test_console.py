@@ -37,9 +37,7 @@ def test_a_title_with_markup_is_shown_as_it_is(monkeypatch):
 def test_failures_name_method_sources_and_reason(tmp_path, wide, capsys):
     run = plan_run("spirals", "erm", target="turn0", settings={"steps": 5})
     failure = Failure(run, "no [bold]luck", "trace")
-    console.print_outcomes(
-        [failure], Store(tmp_path), output_format="console", rules=["sources"]
-    )
+    console.print_outcomes([failure], Store(tmp_path), output_format="console", rules=["sources"])
     said = capsys.readouterr().err
     assert "erm on turn10, turn20, turn30, trial 0, draw 0: no [bold]luck" in said
 
