@@ -498,3 +498,36 @@ def test_the_estimate_of_a_model_that_adapts_is_that_of_adapted_models(tmp_path)
     assert expected[""] != expected["t3a"]
     estimate = json.loads((tmp_path / "model" / "model.json").read_text())["estimate"]
     assert estimate["accuracy"] == pytest.approx(expected["t3a"])
+
+
+def test_an_ensemble_is_fitted_calibrated_exported_and_the_best_recipe(tmp_path):
+    store, quick = tmp_path / "runs", {"steps": 30, "every": 30}
+    words = {"trials": 1, "ensemble": 3, "settings": quick, "store": store, "workers": 1}
+    bench("spirals", "erm", **words)
+    model = fit("spirals", "erm", tmp_path / "three", ensemble=3, settings=quick, store=store)
+    about = model.about
+    assert about.architecture.members == len(about.run.members) == 3
+    assert about.name == "spirals-erm-x3"
+    assert "--ensemble 3" in about.command
+    assert "3 networks" in (tmp_path / "three/README.md").read_text()
+    ensembles = [each for each in Store(store) if each.run.members and each.unseen]
+    accuracies = [unseen_accuracies(each) for each in ensembles]
+    assert about.estimate.domains == {k: v for each in accuracies for k, v in each.items()}
+    assert about.calibration.temperature != 1.0
+    members = [reopen(store / key) for key in about.run.members]
+    samples = members[0].domains["turn0"]
+    mean = sum(member.logits(samples).softmax(1) for member in members) / 3
+    calibrated = (mean.log() / about.calibration.temperature).softmax(1)
+    x = samples.x.in_memory.numpy()
+    np.testing.assert_allclose(model.predict_proba(x), calibrated, atol=1e-5)
+    assert all(each.distance is not None for each in model.predictions(x[:3]))
+    assert export(tmp_path / "three").name == "three.onnx"
+    best = fit("spirals", "best", tmp_path / "best", store=store)
+    assert best.about.estimate.recipes == 2
+
+
+@pytest.mark.parametrize("words", [{"ensemble": 1}, {"ensemble": 3, "adapt": "t3a"}])
+def test_an_ensemble_that_cannot_be_is_refused_before_training(tmp_path, words):
+    with pytest.raises(SpecError, match="ensemble"):
+        fit("spirals", "erm", tmp_path / "model", store=tmp_path / "runs", **words)
+    assert not (tmp_path / "runs").exists()

@@ -416,7 +416,7 @@ def _print_table(
     from afield.runs.selection import resolve_rules
 
     # The upper bound always has the rule of an oracle, too; bases and experts have no rows.
-    rows = [r for r in runs if not Row.of(r).is_bound and r.role not in ("base", "expert")]
+    rows = [r for r in runs if not Row.of(r).is_bound and not r.is_auxiliary]
     asked = [rule for run in rows for rule in run.rules]
     print_outcomes(
         outcomes,

@@ -18,7 +18,7 @@ ESTIMATE = "Estimate for unseen domains"
 
 @options.with_options(
     *("label", "domain", "text", "column_types", "drop"),
-    *("average", "start", "classes", "steps", "backbone"),
+    *("average", "ensemble", "start", "classes", "steps", "backbone"),
     *("weights", "tune"),
     *("finetune", "set_", "skip_broken", "workers", "threads", "device", "store"),
     device=None,

@@ -101,7 +101,7 @@ HEADINGS = {
     MERGING: ("merges", "expert_method", "base_steps", "expert_draws"),
     DATA: ("classes", "label", "domain", "text", "column_types", "drop", "skip_broken"),
     NETWORK: ("tune", "finetune", "backbone", "weights", "class_names", "templates"),
-    TRAINING: ("start", "average", "adapt", "domains_per_step", "steps"),
+    TRAINING: ("start", "average", "ensemble", "adapt", "domains_per_step", "steps"),
     SCORES: ("metric", "group"),
     EVALUATION: ("report", "split"),
     RUNNING: ("on", "workers", "device", "threads", "cpus", "gpus", "retries"),

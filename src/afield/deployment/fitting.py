@@ -44,6 +44,7 @@ from afield.deployment.recipes import (
 )
 from afield.errors import AfieldError, DataError, SpecError
 from afield.networks.backbone import Classifier, find_backbone
+from afield.networks.ensemble import EnsembleNetwork
 from afield.networks.inference import BatchPredictor
 from afield.networks.pretrained import Encoder
 from afield.progress import progress, track
@@ -56,6 +57,7 @@ from afield.runs.run_setup import load_domains, versions
 from afield.runs.runner import execute
 from afield.runs.store import Store, open_store
 from afield.runs.sweep import complete
+from afield.studies.benchmark import OPTIONS
 from afield.studies.checks import check_unseen_classes, possible_runs, read_classes
 from afield.studies.commands import write_command
 from afield.studies.features import feature_identity, plan_features, use_features
@@ -90,6 +92,12 @@ class FitRequest:
     finetune: bool | None = None
     start: str = ""
     adapt: str = ""
+    ensemble: int | None = None
+
+    def __post_init__(self) -> None:
+        OPTIONS["ensemble"].check("ensemble", self.ensemble)
+        if self.ensemble and self.adapt not in ("", NO_ADAPTATION):
+            raise SpecError("--adapt changes one network; remove --adapt or --ensemble")
 
     @property
     def parts(self) -> list[str]:
@@ -105,6 +113,7 @@ class FitRequest:
             ("average", "" if self.average == "last" else self.average),
             ("classes", self.classes),
             ("start", self.start),
+            ("ensemble", self.ensemble),
             ("adapt", self.adapt),
             ("finetune", self.finetune),
         ]
@@ -124,8 +133,9 @@ class FitRequest:
 class FitPlan:
     """The run to deploy, and the same training with domains held out.
 
-    `needed` are the runs that it is made from: the base and the experts of a merge, or the run that
-    fits the head to start from. If the model is to adapt to the files that it predicts,
+    `needed` are the runs that it is made from: the base and the experts of a merge, the members of
+    an ensemble, or the run that fits the head to start from; `held_out` has those of its runs as
+    well. If the model is to adapt to the files that it predicts,
     `adaptation` is an adapted run, and `adapted` are the held-out runs once more, adapted.
     `estimate` is set if the recipe was chosen among several: then the held-out runs of this recipe
     alone would promise too much.
@@ -156,6 +166,7 @@ def plan_fit(request: FitRequest, store: Store) -> FitPlan:
         average=request.average,
         start=request.start,
         settings=request.settings or {},
+        ensemble=request.ensemble,
     )
     adapted = adapted_runs([run], adapting, settings)
     possible_runs(dataset, adapted, every=False)
@@ -186,6 +197,7 @@ def _plan_held_out(request: FitRequest, dataset: DomainSet, store: Store) -> lis
             protocol,
             average=request.average,
             start=request.start,
+            ensemble=request.ensemble,
             settings=request.settings,
             known_classes=known_classes,
         )
@@ -218,10 +230,12 @@ def _as_stored(run: Run, store: Store) -> Run:
 def _plan_best(request: FitRequest, store: Store) -> FitPlan:
     """Plan the recipe in the store with the best mean accuracy on unseen domains."""
     given = request.settings or request.classes or request.start or request.average != "last"
-    if given or request.finetune is not None or request.adapt not in ("", NO_ADAPTATION):
+    given = given or bool(request.ensemble) or request.finetune is not None
+    if given or request.adapt not in ("", NO_ADAPTATION):
         raise SpecError(
             f"{BEST!r} takes method and settings from the store; remove --average, --classes, "
-            f"--finetune, --start, --adapt (unless it is {NO_ADAPTATION}) and all settings"
+            f"--ensemble, --finetune, --start, --adapt (unless it is {NO_ADAPTATION}) and all "
+            "settings"
         )
     dataset = find_dataset(request.dataset)
     dataset.check_available()
@@ -350,6 +364,7 @@ def fit(
     finetune: bool | None = None,
     start: str = "",
     adapt: str = "",
+    ensemble: int | None = None,
     settings: Mapping[str, Any] | None = None,
     estimate: bool = True,
     trials: int = 1,
@@ -386,6 +401,9 @@ def fit(
     adapt
         The test-time adaptation that the model is meant for; the estimate is then that of adapted
         models, and ``afield predict`` adapts. With ``best``, ``none`` leaves adapted models out.
+    ensemble
+        The number of trainings, with other seeds, whose mean prediction is the model; each of the
+        held-out domains is then predicted by as many.
     estimate
         Whether to hold out domains, to estimate the accuracy on unseen domains and to calibrate
         confidences for them.
@@ -426,6 +444,7 @@ def fit(
         finetune,
         start,
         adapt,
+        ensemble,
     )
     plan = plan_fit(request, opened)
     options: dict[str, Any] = {"threads": threads, "device": device}
@@ -436,7 +455,8 @@ def fit(
     adapted = _do_held_out(plan.adapted, opened, pool, options) if estimate else []
     _do_needed(plan.needed, opened, pool, options)
     _do_whole(plan.run, opened, options)
-    opened.fetch(plan.run.key, *(record.run.key for record in records))
+    for run in (plan.run, *(record.run for record in records)):
+        opened.fetch(run.key, *run.members)
     with deterministic(threads):
         # The data may be in another folder here than where a run was done.
         here: dict[str, Any] = {"dataset": plan.run.dataset, "device": device}
@@ -467,9 +487,12 @@ def describe_model(finished: FinishedRun, folder: Path) -> Description:
     """Describe the model of a finished run, without an estimate of its accuracy."""
     run = finished.record.run
     dataset = find_dataset(run.dataset)
-    wrapped = type(finished.model) is not Classifier
+    model = finished.model
+    first = model.members[0] if isinstance(model, EnsembleNetwork) else model
+    wrapped = type(first) is not Classifier
     run_inputs = read_run_inputs(folder)
     average = f"-{run.average}" if run.average != "last" else ""
+    average += f"-x{len(run.members)}" if run.members else ""
     return Description(
         name=f"{dataset.name}-{run.method}{average}",
         classes=tuple(run_inputs["classes"]),
@@ -480,6 +503,7 @@ def describe_model(finished: FinishedRun, folder: Path) -> Description:
             freeze_bn=run.freeze_bn,
             wrapper=run.method if wrapped else "",
             params=dict(run.params) if wrapped else {},
+            members=len(run.members),
         ),
         versions=versions(run),
         command="",
@@ -517,9 +541,10 @@ def _do_held_out(
 ) -> list[Record]:
     """Complete the held-out runs and return their records in order; raise if one fails.
 
-    Runs that only fit the head from which others start have no record in the result.
+    Runs from which others are made have no record in the result.
     """
     outcomes = complete(runs, store, pool=pool, **options)
+    members = {key for run in runs for key in run.members}
     records = []
     for outcome in track(outcomes, "holding domains out", len(runs)):
         if isinstance(outcome, Failure):
@@ -527,7 +552,7 @@ def _do_held_out(
                 f"{outcome.run.key}: this run with held-out domains failed ({outcome.error}); fix "
                 "the cause, or use --no-estimate"
             )
-        if outcome.run.role != "base":
+        if not outcome.run.is_auxiliary and outcome.run.key not in members:
             records.append(outcome)
     order = {run.key: number for number, run in enumerate(runs)}
     return sorted(records, key=lambda record: order[record.run.key])
@@ -542,5 +567,6 @@ def _do_needed(runs: Sequence[Run], store: Store, pool: Pool, options: Mapping[s
 
 
 def _do_whole(run: Run, store: Store, options: Mapping[str, Any]) -> None:
-    with progress(f"{run.method} on all domains", run.steps) as advance:
+    name = f"ensemble of {run.method}" if run.members else run.method
+    with progress(f"{name} on all domains", run.steps) as advance:
         execute(run, store, watch=lambda _, checkpoint: advance(checkpoint.step), **options)

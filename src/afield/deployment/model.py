@@ -44,6 +44,7 @@ from afield.errors import AfieldError, DataError, SpecError
 from afield.files import FORMULA_PREFIXES, atomic_write, guard_formula
 from afield.hyperparameters import build, with_neutral
 from afield.networks.backbone import network
+from afield.networks.ensemble import make_ensemble
 from afield.networks.features import capture_features
 from afield.networks.inference import BatchPredictor
 from afield.registry import hint
@@ -108,11 +109,17 @@ def build_network(about: Description) -> nn.Module:
     own_code.check(_needed_code(about), about.name)
     encoder, shape = about.architecture.encoder, tuple(about.inputs.shape)
     if encoder is None:
-        return _build_on(about, shape)
-    net = _build_on(about, (encoder.features,))
+        return _build_members(about, shape)
+    net = _build_members(about, (encoder.features,))
     with preserve_torch_state(cuda=False):
         front = network(encoder.backbone, shape, 1).features
         return EncodedNetwork(front, encoder.features, net).eval()
+
+
+def _build_members(about: Description, shape: tuple[int, ...]) -> nn.Module:
+    """The network for inputs of this shape, or an ensemble of several."""
+    members = [_build_on(about, shape) for _ in range(max(1, about.architecture.members))]
+    return make_ensemble(members).eval() if about.architecture.members else members[0]
 
 
 def _build_on(about: Description, shape: tuple[int, ...]) -> nn.Module:

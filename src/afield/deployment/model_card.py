@@ -246,6 +246,11 @@ def _training(about: Description) -> str:
         per_domain = f"{run.batch} samples per domain"
         samples = f"{run.batch_total} samples" if run.batch_total else per_domain
         average = f", weight averaging `{run.average}`" if run.average != "last" else ""
+        if run.members:
+            facts.append(
+                f"- ensemble: the mean of the probabilities of {len(run.members)} networks, which "
+                "were trained with different seeds; a prediction costs as much as with all of them"
+            )
         facts.append(
             f"- {'trained like ' if about.merged else ''}method `{run.method}`{average}, "
             f"{run.steps} steps of {samples}, learning rate {run.lr:g}, "

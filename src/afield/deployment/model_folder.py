@@ -46,6 +46,7 @@ from afield.errors import DataError, SpecError
 from afield.files import atomic_write, read_json_object, sha256, unwritable_reason
 from afield.networks.backbone import find_backbone
 from afield.runs.run import Run, name_without_path
+from afield.studies.benchmark import MAX_MEMBERS
 from afield.training.calibration import TEMPERATURE_RANGE
 
 FORMAT_VERSION = 1
@@ -73,7 +74,8 @@ class FrozenEncoder:
 class Architecture:
     """The network: its backbone, and the method whose wrapper it is in, if any.
 
-    With an `encoder`, the inputs are images, and the backbone gets their features.
+    With an `encoder`, the inputs are images, and the backbone gets their features. `members` is the
+    number of such networks in an ensemble; 0 means that there is one.
     """
 
     backbone: str
@@ -81,6 +83,11 @@ class Architecture:
     wrapper: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
     encoder: FrozenEncoder | None = None
+    members: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.members <= MAX_MEMBERS:
+            raise SpecError(f"members={self.members}: an ensemble has at most {MAX_MEMBERS}")
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from afield.runs.run import Run
 from afield.runs.run_files import read_record
 from afield.runs.selection import DEFAULT_RULES
 from afield.runs.store import Store
+from afield.studies.planning import ensemble_runs
 from afield.studies.settings import resolve_epochs
 
 
@@ -41,7 +42,7 @@ def is_merge(run: Run) -> bool:
 
 def is_recipe(run: Run) -> bool:
     """Whether `fit` can make the model of such a run: of a training, a merge or an adaptation."""
-    trained = run.role in ("", "adapted") and not run.experts
+    trained = run.role in ("", "adapted", "ensemble") and not run.experts
     merged = run.role in ("merged", "adapted") and run.method in registry.names("merges")
     return (trained or merged) and run.method not in MERGE_BASELINES
 
@@ -57,6 +58,11 @@ def plan_whole(run: Run, store: Store, dataset: DomainSet) -> tuple[list[Run], R
     """A run like one that left a domain out, on all domains, and the runs that it is made from."""
     if is_merge(run):
         return _plan_whole_merge(run, store, dataset)
+    if run.members:
+        store.fetch(run.members[0])
+        needed, first = plan_whole(read_record(store.root / run.members[0]).run, store, dataset)
+        *others, ensemble = ensemble_runs(first, len(run.members))
+        return [*needed, first, *others], ensemble
     # All domains are sources, so the model knows the classes of all.
     whole: dict[str, Any] = {"dataset": dataset.spec, "sources": dataset.domains}
     whole |= {"tested": (), "unused": (), "classes": ()}

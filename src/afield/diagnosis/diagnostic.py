@@ -231,7 +231,7 @@ def _find(
     """The finding, without the sentence on how to read its figure."""
     diagnostic: Diagnostic = build(registry.find("diagnostics", name), settings, name)
     folders = [Path(paths)] if isinstance(paths, (str, Path)) else [Path(path) for path in paths]
-    reopen_folder = partial(reopen, root=root, device=device)
+    reopen_folder = partial(_reopen_network, root=root, device=device)
     if diagnostic.takes == "records":
         return diagnostic.diagnose_records([record for record, _ in _stored_records(folders, name)])
     if diagnostic.takes == "store":
@@ -248,6 +248,17 @@ def _find(
             raise SpecError(f"{folder} is a store; {name} takes one of its runs, such as {runs[0]}")
     with preserve_torch_state(threads):
         return diagnostic.diagnose_runs([reopen_folder(folder) for folder in folders])
+
+
+def _reopen_network(folder: Path, *, root: Path | None, device: str | None) -> FinishedRun:
+    """The finished run in a folder, which must have one network."""
+    finished = reopen(folder, root=root, device=device)
+    if members := finished.record.run.members:
+        raise SpecError(
+            f"{folder}: an ensemble is not one network; give one of its members, such as "
+            f"{folder.parent / members[0]}"
+        )
+    return finished
 
 
 def _stored_records(stores: Sequence[Path], name: str) -> list[tuple[Record, Path]]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from afield.data.samples import Samples
 from afield.errors import SpecError
 from afield.networks.backbone import Classifier
+from afield.networks.ensemble import EnsembleNetwork
 from afield.networks.inference import compute_outputs
 from afield.networks.stages import channel_means, find_stages, hook_outputs
 
@@ -47,11 +49,19 @@ class Views:
 
 
 class CapturedFeatures:
-    """Features of the samples that passed, one tensor per batch, and the size of the last batch."""
+    """Features of the samples that passed, one tensor per batch, and the size of the last batch.
 
-    def __init__(self) -> None:
-        self.features: list[Tensor] = []
+    The features of an ensemble are those of its members, side by side.
+    """
+
+    def __init__(self, members: int = 1) -> None:
+        self.by_member: list[list[Tensor]] = [[] for _ in range(members)]
         self.size = 0
+
+    @property
+    def features(self) -> list[Tensor]:
+        """The features of every batch."""
+        return [torch.cat(batch, dim=1) for batch in zip(*self.by_member, strict=True)]
 
     def mean(self, rows: Tensor) -> Tensor:
         """One row per sample: the mean, if a sample passes several times in one batch."""
@@ -61,23 +71,31 @@ class CapturedFeatures:
 @contextmanager
 def capture_features(model: nn.Module) -> Iterator[CapturedFeatures]:
     """Collect the inputs of the head whenever samples pass the network."""
-    captured = CapturedFeatures()
+    members = _members(model)
+    captured = CapturedFeatures(len(members))
 
     def begin(_: nn.Module, inputs: tuple[Any, ...]) -> None:
         captured.size = len(inputs[0])
 
-    def collect(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-        captured.features.append(captured.mean(inputs[0]).cpu())
+    def collect(into: list[Tensor], _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        into.append(captured.mean(inputs[0]).cpu())
 
-    hooks = [
-        model.register_forward_pre_hook(begin),
-        inner_classifier(model).head.register_forward_pre_hook(collect),
-    ]
+    hooks = [model.register_forward_pre_hook(begin)]
+    for member, into in zip(members, captured.by_member, strict=True):
+        head = inner_classifier(member).head
+        hooks.append(head.register_forward_pre_hook(partial(collect, into)))
     try:
         yield captured
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _members(model: nn.Module) -> list[nn.Module]:
+    """The members of an ensemble, perhaps within a wrapper; another network is its own member."""
+    found = (module for module in model.modules() if isinstance(module, EnsembleNetwork))
+    ensemble = next(found, None)
+    return [model] if ensemble is None else list(ensemble.members)
 
 
 def inner_classifier(model: nn.Module) -> Classifier:

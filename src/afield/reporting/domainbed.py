@@ -29,7 +29,7 @@ def export_domainbed(
     records: Iterable[Record], out: Path, *, dataset: str | None = None
 ) -> list[Path]:
     """Write one folder per record and return the folders."""
-    exported = [record for record in records if record.run.role not in ("base", "expert")]
+    exported = [record for record in records if not record.run.is_auxiliary]
     common = common_settings(record.run for record in exported)
     folders = []
     for record in exported:

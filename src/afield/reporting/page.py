@@ -202,7 +202,9 @@ def _policy(style: str, script: str) -> str:
 def _count_runs(records: Sequence[Record], failures: Sequence[Failure]) -> str:
     text = f"{len(records)} finished run{'s' * (len(records) != 1)}, {len(failures)} failed"
     auxiliary = sum(record.run.role in ("base", "expert") for record in records)
-    return f"{text}; {auxiliary} of them bases and experts of merged models" if auxiliary else text
+    members = sum(record.run.role == "member" for record in records)
+    text += f"; {auxiliary} of them bases and experts of merged models" if auxiliary else ""
+    return text + (f"; {members} of them further members of ensembles" if members else "")
 
 
 def _environment_facts(records: Sequence[Record]) -> list[tuple[str, str]]:

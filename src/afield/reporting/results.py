@@ -120,7 +120,7 @@ def group_records(records: Iterable[Record], metric: str = "") -> list[Results]:
     """Results for each dataset, and for each other choice of the domains to test on."""
     datasets: dict[str, list[Record]] = {}
     for record in records:
-        if record.run.role not in ("base", "expert"):
+        if not record.run.is_auxiliary:
             identity = f"{record.run.data or record.run.dataset}{protocol.choice_identity(record)}"
             datasets.setdefault(identity, []).append(record)
     names = _dataset_names([of_dataset[0] for of_dataset in datasets.values()])

@@ -159,7 +159,7 @@ def _seconds(record: Record, by_key: Mapping[str, Record]) -> float:
     # The row of the base is the base itself, although its record names the experts as well; the
     # base of an adapted run has counted them already.
     alone = run.method == BASE_METHOD or run.adaptation
-    made_of = (run.base,) if alone else (run.base, *run.experts)
+    made_of = (run.base,) if alone else (run.base, *run.made_of)
     known = [by_key[key] for key in made_of if key in by_key]
     if run.adaptation:
         return record.seconds + sum(_seconds(other, by_key) for other in known)

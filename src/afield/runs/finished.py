@@ -19,6 +19,7 @@ from afield.data.samples import Batch, Samples, pool_domains
 from afield.data.stream import Stream
 from afield.errors import SpecError
 from afield.networks.inference import compute_outputs
+from afield.runs.merged import build_ensemble
 from afield.runs.record import Record
 from afield.runs.run import Run
 from afield.runs.run_data import known_splits
@@ -147,7 +148,10 @@ def reopen(
     work = set_up(run, machine)
     random = capture_rng_state()
     trained = copy.deepcopy(work.learner)
-    trained.model.load_state_dict(read_run_weights(folder))
+    if run.members:
+        trained.model = build_ensemble(run, trained.model, folder.parent)
+    else:
+        trained.model.load_state_dict(read_run_weights(folder))
     parts = not trained.parts or (folder / "parts.safetensors").exists()
     if trained.parts and parts:
         trained.parts.load_state_dict(read_run_weights(folder, "parts"))

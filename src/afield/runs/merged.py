@@ -1,4 +1,4 @@
-"""Merged models: one network from the weights of a base and of experts.
+"""Models made from finished runs: merges of experts, and ensembles of trainings.
 
     every merge of merges/   base + scale · merged delta of the experts
     greedy_soup              the same for the experts that the sources' probe splits admit
@@ -10,10 +10,14 @@
                              if the dataset has official lists, on the test list, as all others
 
 Only the last one uses data of the target.
+
+The members of an ensemble are trainings that differ in their seed. Their probabilities are averaged
+(`afield.networks.ensemble`).
 """
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +27,7 @@ from afield.errors import DataError, SpecError, UnknownNameError
 from afield.hyperparameters import with_neutral
 from afield.merging.job import merge
 from afield.merging.scopes import expert_count, needs_statistics, needs_validation
+from afield.networks.ensemble import make_ensemble
 from afield.runs.row import MERGE_BASELINES
 from afield.runs.run import Run
 from afield.runs.run_files import read_record, read_run_weights
@@ -101,6 +106,12 @@ def build_merged(
         return _copy_with(network, merge(run.method, base, chosen, **params)).eval()
 
     return _greedy(run, work, here, merged) if needs_validation(kind) else (merged(here), {})
+
+
+def build_ensemble(run: Run, network: nn.Module, store: Path) -> nn.Module:
+    """The model of an ensemble: copies of the network with the weights of the members."""
+    weights = [read_run_weights(store / key) for key in run.members]
+    return make_ensemble([_copy_with(network, each) for each in weights]).eval()
 
 
 def _copy_with(network: nn.Module, weights: State) -> nn.Module:

@@ -1,6 +1,6 @@
 """A row of a table: what was trained or merged, in which way, apart from domains, trials and draws.
 
-    row = start → method or merge → weight average → test-time adaptation, and the network
+    row = start → method or merge → weight average → ensemble or test-time adaptation, network
 
 A row is computed from a run, so runs and their keys know nothing of rows. Tables, statistics, plots
 and commands ask the row what it is; its label is for people.
@@ -9,7 +9,7 @@ and commands ask the row what it is; its label is for people.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from afield import registry
 from afield.runs.run import TARGETS, Run, name_without_path
@@ -19,8 +19,8 @@ REFERENCE, BOUND = "erm", "target_expert"
 # Rows that every table of merges has beside the merges.
 MERGE_BASELINES = ("base", "best_expert", "logit_ensemble", BOUND)
 
-Family = Literal["training", "averages", "merges", "adaptations", "references"]
-FAMILIES: tuple[Family, ...] = ("training", "averages", "merges", "adaptations", "references")
+Family = Literal["training", "averages", "merges", "adaptations", "ensembles", "references"]
+FAMILIES: tuple[Family, ...] = get_args(Family)
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class Row:
         The frozen network that computed the features to train on; empty if there is none.
     is_merged
         Whether the model is made from the weights of experts.
+    members
+        The number of trainings whose predictions an ensemble averages; 0 for one training.
     settings
         The settings that no draw changes, by name, as labels show them.
     common
@@ -54,6 +56,7 @@ class Row:
     backbone: str = ""
     encoder: str = ""
     is_merged: bool = False
+    members: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     common: frozenset[str] = frozenset()
 
@@ -68,6 +71,7 @@ class Row:
             backbone=run.backbone,
             encoder=run.encoder or "",
             is_merged=bool(run.experts),
+            members=len(run.members),
             settings=_settings(run),
         )
 
@@ -88,6 +92,7 @@ class Row:
         """The label with another name for the method."""
         added = [self.average if self.average != "last" else "", self.adaptation]
         words = [method, *(f"+ {name}" for name in added if name)]
+        words += [f"× {self.members}"] if self.members else []
         for name, value in self.settings.items():
             if name not in self.common:
                 owner, _, short = name.rpartition(".")
@@ -106,12 +111,14 @@ class Row:
             return "adaptations"
         if self.is_merged:
             return "merges"
+        if self.members:
+            return "ensembles"
         return "training" if self.average == "last" else "averages"
 
     @property
     def is_reference(self) -> bool:
         """Whether other rows are compared with this one: plain training, with any settings."""
-        return self.method == REFERENCE and not self.is_merged
+        return self.method == REFERENCE and not self.is_merged and not self.members
 
     @property
     def is_bound(self) -> bool:

@@ -15,10 +15,14 @@ from afield.training.metrics import find_metric
 
 # Fields that change how a run is selected and shown, but not what is trained.
 NOT_IN_KEY = ("rules", "given", "class_names", "templates", "folder", "encoder")
+# Roles of runs that others are made from; tables have no row for them.
+AUXILIARY_ROLES = ("base", "expert", "member")
 # The word in `given` for the targets of all folds, each a list, if domains were chosen by name.
 TARGETS = "targets"
 # Largest values; a larger one is a slip of the keyboard, and would exhaust time or memory.
 LIMITS = {"steps": 10**9, "batch": 2**20, "batch_total": 2**20, "size": 4096, "tokens": 2**14}
+# Numbers of repetitions.
+NUMBERS = ("trial", "draw", "member")
 # Counts that may be 0, which means 'not set'.
 COUNTS = ("batch", "size", "tokens", "domains_per_step", "limit", "batch_total", "freeze_blocks")
 
@@ -40,8 +44,12 @@ class Run:
         If a share of the domains is held out: the domains to test on, and those that are neither
         trained on nor evaluated. The other unseen domains validate.
     role, base, experts
-        The role of a run that is not an ordinary one (base, expert, merged or adapted), the key of
-        the run from whose weights this one starts, and the keys of the runs to merge.
+        The role of a run that is not an ordinary one (base, expert, merged, adapted, member or
+        ensemble), the key of the run from whose weights this one starts, and the keys of the runs
+        to merge.
+    member, members
+        The number of the run within an ensemble, which changes its seed and nothing else; 0 is the
+        ordinary run. The keys of the runs whose predictions an ensemble averages.
     adaptation, adaptation_params
         The test-time adaptation of an adapted run, with its hyperparameters; all other fields are
         those of its base.
@@ -135,6 +143,8 @@ class Run:
     given: Mapping[str, Any] = field(default_factory=dict)
     folder: str | None = None
     encoder: str | None = None
+    member: int = 0
+    members: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.sources:
@@ -143,12 +153,12 @@ class Run:
         for name in ("steps", "every", "lr"):
             if getattr(self, name) <= 0:
                 raise SpecError(f"{name}={getattr(self, name)}: must be above 0")
-        for name in ("weight_decay", "clip_norm", "epochs", "trial", "draw", *COUNTS):
+        for name in ("weight_decay", "clip_norm", "epochs", *NUMBERS, *COUNTS):
             if getattr(self, name) < 0:
                 raise SpecError(f"{name}={getattr(self, name)}: must not be below 0")
 
     def _check_counts(self) -> None:
-        for name in ("trial", "draw", "steps", "every", *COUNTS):
+        for name in (*NUMBERS, "steps", "every", *COUNTS):
             if not isinstance(getattr(self, name), int):
                 raise SpecError(f"{name}={getattr(self, name)!r}: must be a whole number")
         for name, limit in LIMITS.items():
@@ -168,14 +178,24 @@ class Run:
     @property
     def is_derived(self) -> bool:
         """Whether the model is made from finished runs, without training."""
-        return bool(self.experts or self.adaptation)
+        return bool(self.made_of or self.adaptation)
+
+    @property
+    def is_auxiliary(self) -> bool:
+        """Whether the run is done only because others are made from it."""
+        return self.role in AUXILIARY_ROLES
+
+    @property
+    def made_of(self) -> tuple[str, ...]:
+        """The keys of the runs whose models this one merges or averages."""
+        return (*self.experts, *self.members)
 
     @property
     def order(self) -> int:
-        """Runs of a lower order come first: bases, experts, merged models, adapted models."""
+        """Runs of a lower order come first: bases, experts, merges, ensembles, adapted models."""
         if self.adaptation:
             return 3
-        return 2 if self.experts else 1 if self.base else 0
+        return 2 if self.made_of else 1 if self.base else 0
 
     @cached_property
     def recipe(self) -> str:
@@ -183,11 +203,13 @@ class Run:
 
         The same number of epochs is another number of steps on other sources. The base of an
         adapted run, and of a run that starts from a fitted head, is trained on the same sources,
-        so the bases of twins differ as well.
+        so the bases of twins differ as well; so do the members of an ensemble.
         """
         in_steps = ("steps", "every") if self.epochs else ()
-        has_own_base = bool(self.base) and self.role in ("", "adapted")
-        run = replace(self, base="own") if has_own_base else self
+        has_own_base = bool(self.base) and self.role in ("", "adapted", "member", "ensemble")
+        own: dict[str, Any] = {"base": "own"} if has_own_base else {}
+        own |= {"members": ("own",) * len(self.members)} if self.members else {}
+        run = replace(self, **own) if own else self
         return _digest(run, (*NOT_IN_KEY, "sources", *in_steps))
 
     @property
@@ -197,7 +219,8 @@ class Run:
         Methods share it, so they start from the same weights and see the same batches. It does not
         depend on the fingerprint of the data, so labels of unseen domains cannot affect training.
         """
-        return derive_seed("run", self.sources, self.trial, self.draw)
+        member = (self.member,) if self.member else ()
+        return derive_seed("run", self.sources, self.trial, self.draw, *member)
 
 
 def name_without_path(name: str) -> str:

@@ -144,7 +144,7 @@ def set_up_on(
     model = build_network(len(classes), class_names=prompts).to(machine.device)
     is_own = run.backbone.partition(":")[0] in own_code.names("backbones")
     first_weights = weights_digest(model)[:16] if is_own else ""
-    if run.base and not run.adaptation:
+    if run.base and not run.adaptation and not run.members:
         model.load_state_dict(read_run_weights(machine.store / run.base))
     freeze_blocks(model.features, run.freeze_blocks, run.backbone)
     if run.tune == "head":

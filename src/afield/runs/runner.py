@@ -3,15 +3,16 @@
     trained    set up data, network, method and batches; continue from the last snapshot, if there
                is one; train, and evaluate the unseen domains at the checkpoints that rules read
     merged     a network from the weights of a base and of experts (`merged`)
+    ensemble   the mean of the predictions of finished runs that differ in their seed
     adapted    the model of a finished run, predicting with a test-time adaptation: it sees the
                samples of every domain in batches, without labels
 
 The record is a function of the run's key. If `execute` is killed at any moment and started again,
 it continues from its last snapshot and produces the same bytes as an uninterrupted run.
 
-A merged or adapted run has one checkpoint, which every rule reads. It uses the weights that its
-base kept: those of the checkpoint that is best on the sources' validation splits, or on the
-validation domains.
+A merged run, an ensemble or an adapted run has one checkpoint, which every rule reads. It uses the
+weights that the runs behind it kept: those of the checkpoint that is best on the sources'
+validation splits, or on the validation domains.
 """
 
 import logging
@@ -33,7 +34,7 @@ from afield.data.lookup import find_dataset
 from afield.errors import AfieldError, SpecError
 from afield.networks.compilation import check_compiler, compiled_run
 from afield.networks.precision import check_precision
-from afield.runs.merged import build_merged
+from afield.runs.merged import build_ensemble, build_merged
 from afield.runs.record import Progress, Record
 from afield.runs.row import Row
 from afield.runs.run import Run
@@ -104,7 +105,7 @@ def execute(
         if stored is not None:
             return stored
         run = store.with_stored_rules(run)
-        store.fetch(*filter(None, [run.base]), *run.experts)
+        store.fetch(*filter(None, [run.base]), *run.made_of)
         compiling = compiled_run(run.method, run.backbone) if compiles else nullcontext()
         exact = deterministic(threads, inexact=run.inexact)
         with exact, compiling, track_peak_memory(where) as peak:
@@ -132,13 +133,16 @@ def execute(
 
 
 def _derive(run: Run, store: Store, machine: Machine) -> TrainingState:
-    """Make the model of a merged or adapted run, and evaluate it once."""
+    """Make the model of a merged run, an ensemble or an adapted run, and evaluate it once."""
     started = time.monotonic()
     work = set_up(run, machine)
     logs: Mapping[str, float] = {}
     model: nn.Module
     if run.adaptation:
         model = run_adaptation(run).predictor(work.learner.model.eval())
+    elif run.members:
+        # The weights are those of the members, which keep them.
+        model = build_ensemble(run, work.learner.model, store.root)
     else:
         model, logs = build_merged(run, work, store)
         # An adapted run has the weights of its base; what it learns about a domain is not kept.

@@ -73,6 +73,10 @@ ADAPT_HELP = (
     "Test-time adaptations, separated by commas, or 'all'. Each adds a row per method or merge, "
     f"which sees unlabelled samples of the target: {', '.join(registry.names('adaptations'))}."
 )
+ENSEMBLE_HELP = (
+    "Also train every method this many times, with other seeds on the same splits, and add a row "
+    "for the mean of their predictions."
+)
 FINETUNE_HELP = (
     "Whether to train the whole network (as --tune full), or only a small one on the features that "
     "the frozen network computes once (as --tune frozen). Default: a network given by --backbone "
@@ -222,6 +226,8 @@ def build_validated(kind: type[T], values: Mapping[str, Any]) -> T:
 
 # Trials or draws; no store could hold more.
 MAX_REPETITIONS = 10_000
+# Members of an ensemble; a model of more would be too slow to use.
+MAX_MEMBERS = 100
 
 Names = tuple[str, ...]
 
@@ -297,6 +303,9 @@ class Benchmark:
     expert_draws: Annotated[int | None, Option(EXPERT_DRAWS_HELP, min=2)] = None
     start: Annotated[str, Option(START_HELP, metavar="NAME")] = ""
     average: Annotated[str, Option(AVERAGE_HELP, metavar="NAME")] = "last"
+    ensemble: Annotated[int | None, Option(ENSEMBLE_HELP, metavar="N", min=2, max=MAX_MEMBERS)] = (
+        None
+    )
     classes: Annotated[str | None, Option(CLASSES_HELP, metavar="sources|all")] = None
     adapt: Annotated[Names, Option(ADAPT_HELP)] = ()
     label: Annotated[str, Option(LABEL_HELP, metavar="COLUMN")] = ""
@@ -354,6 +363,8 @@ class Benchmark:
         if not self.merges and (expert_options or set(self.expert_method) != {"erm"}):
             raise SpecError("--expert-method, --expert-draws and --base-steps need --merges")
         check_start(self.start)
+        if self.ensemble and self.merges and not self.methods:
+            raise SpecError("--ensemble is for --methods; a merge is one network of several anyway")
         if self.start and self.merges and not self.methods:
             raise SpecError("--start is for --methods; the experts of --merges share a base anyway")
         check_classes_choice(self.classes)

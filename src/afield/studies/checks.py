@@ -40,6 +40,9 @@ from afield.studies.settings import Settings, resolve_run
 
 log = logging.getLogger(__name__)
 
+# Roles of runs that train a method in the usual way, and of the ensembles of such runs.
+TRAINED_ROLES = ("", "member", "ensemble")
+
 
 def possible_runs(dataset: DomainSet, runs: Sequence[Run], *, every: bool) -> list[Run]:
     """The runs whose parts go together; others are refused, or logged if all methods are asked for.
@@ -61,12 +64,13 @@ def possible_runs(dataset: DomainSet, runs: Sequence[Run], *, every: bool) -> li
 
 def _combination(run: Run) -> tuple[str, ...]:
     """What must go together in a run; empty if everything does."""
-    starts = "" if run.role else run.base
+    role = "" if run.role in TRAINED_ROLES else run.role
+    starts = "" if role else run.base
     method = PLACEHOLDER_METHOD if run.experts else run.method
     plain = not starts and not run.adaptation and not _needs_fitted_start(run)
     if plain and not registry.find("methods", method).may_refuse_network:
         return ()
-    return method, run.average, run.adaptation, "start" if starts else run.role
+    return method, run.average, run.adaptation, "start" if starts else role
 
 
 def _needs_fitted_start(run: Run) -> bool:
@@ -81,7 +85,8 @@ def _conflict(dataset: DomainSet, run: Run) -> str:
             f"--average {run.average} uses the first weights of a run, but their head is random; "
             f"add --start {START}"
         )
-    if not run.role and run.base and run.method == START:
+    starts = run.role in TRAINED_ROLES and run.base
+    if starts and run.method == START:
         return f"{START} cannot start from itself; leave it out of --methods, or --start out"
     try:
         state = _set_up_untrained(dataset, run)
@@ -91,7 +96,7 @@ def _conflict(dataset: DomainSet, run: Run) -> str:
         adapting = f" with --adapt {run.adaptation}" if run.adaptation else ""
         message = str(error)
         return message if message.startswith(run.method) else f"{run.method}{adapting}: {message}"
-    if not run.role and run.base and not state.keeps_network:
+    if starts and not state.keeps_network:
         return f"{run.method} trains other weights than the network's, so --start has no effect"
     return ""
 

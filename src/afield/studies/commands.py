@@ -129,6 +129,7 @@ def row_command(
         ("draws", protocol.draws if protocol.draws > 1 else None),
         *protocol.options(),
         ("average", "" if row.average == "last" else row.average),
+        ("ensemble", row.members or None),
         ("adapt", row.adaptation),
         ("classes", _classes(runs)),
         ("start", start),

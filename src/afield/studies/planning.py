@@ -115,17 +115,22 @@ def training_runs(
     average: str,
     start: str,
     settings: Settings,
+    ensemble: int | None = None,
     classes: str | None = None,
 ) -> list[Run]:
-    """The runs of one training, checked: that of a protocol with `left_out`, after its start."""
+    """The runs of one training, checked: that of a protocol with `left_out`, after its start.
+
+    An ensemble comes after its members.
+    """
     check_start(start)
     known = read_classes(dataset, settings, classes) if protocol.left_out else None
-    *starts, run = method_runs(
+    *needed, run = method_runs(
         dataset,
         [method],
         protocol,
         average=average,
         start=start,
+        ensemble=ensemble,
         settings=settings,
         known_classes=known,
     )
@@ -133,8 +138,8 @@ def training_runs(
     check_unseen_classes(dataset, [run])
     _log_dataset_settings(dataset, [method], average, settings)
     check_data_and_network(dataset, run)
-    possible_runs(dataset, [run], every=False)
-    return [*starts, run]
+    possible_runs(dataset, [r for r in (*needed, run) if r.role in ("", "ensemble")], every=False)
+    return [*needed, run]
 
 
 def method_runs(
@@ -144,6 +149,7 @@ def method_runs(
     *,
     average: str = "last",
     start: str = "",
+    ensemble: int | None = None,
     settings: Settings | None = None,
     known_classes: ClassesByDomain | None = None,
 ) -> list[Run]:
@@ -163,6 +169,9 @@ def method_runs(
     start
         ``linear_probe``: training starts from a head fitted on frozen features. Empty: from the
         network's own first weights.
+    ensemble
+        The number of trainings whose mean prediction is a run as well; the first of them is the
+        ordinary run. There is none for twins.
     known_classes
         The classes that each domain has: a fold, with its twins, has outputs for the classes of its
         sources only. None means outputs for all classes of the dataset.
@@ -178,15 +187,16 @@ def method_runs(
     protocol = protocol.resolved(dataset, whole=reports_whole(settings))
     twin_rules = _twin_rules(dataset, protocol, settings)
     bases: dict[str, Run] = {}
-    runs = []
+    runs: list[Run] = []
+    ensembles: list[Run] = []
     for trial in protocol.trial_numbers:
         folds = [
             replace(fold, classes=source_classes(dataset, known_classes, fold.sources))
             for fold in protocol.folds(dataset, trial)
         ]
-        folds += _twins(dataset, folds, twin_rules) if twin_rules else []
+        twins = _twins(dataset, folds, twin_rules) if twin_rules else []
         for draw in protocol.draw_numbers:
-            for fold in folds:
+            for fold in (*folds, *twins):
                 base = _start_run(dataset, fold, trial, settings) if start else None
                 bases |= {base.key: base} if base else {}
                 for method in methods:
@@ -203,7 +213,20 @@ def method_runs(
                         classes=fold.classes,
                     )
                     runs.append(_in_fold(run, fold, base))
-    return [*bases.values(), *runs]
+                    if ensemble and fold in folds:
+                        ensembles += ensemble_runs(runs[-1], ensemble)
+    return [*bases.values(), *runs, *ensembles]
+
+
+def ensemble_runs(run: Run, count: int) -> list[Run]:
+    """The further members of an ensemble whose first member is `run`, and the ensemble itself."""
+    # A rule that needs twins picks a step, and an ensemble has one checkpoint.
+    usable = tuple(rule for rule in run.rules if not RULES[rule].needs_twins) or DEFAULT_RULES
+    others = [
+        replace(run, role="member", member=number, rules=usable) for number in range(1, count)
+    ]
+    keys = tuple(member.key for member in (run, *others))
+    return [*others, replace(run, role="ensemble", members=keys, rules=usable)]
 
 
 def _twin_rules(dataset: DomainSet, protocol: Protocol, settings: Settings) -> tuple[str, ...]:
@@ -268,7 +291,7 @@ def _in_fold(run: Run, fold: Fold, base: Run | None) -> Run:
 def check_run(run: Run) -> None:
     """Check a run that was read from a record as strictly as one that is planned."""
     if run.is_derived:
-        option = "--adapt" if run.adaptation else "--merges"
+        option = "--adapt" if run.adaptation else "--ensemble" if run.members else "--merges"
         raise SpecError(f"{run.key}: this model is not trained; bench with {option} makes it")
     own_code.check(run.code, run.key)
     dataset = find_dataset(run.dataset)
@@ -328,6 +351,8 @@ def _plan_dataset(asked: Benchmark, name: str, *, check_inputs: bool) -> list[Ru
     merges = _fitting_merges(dataset, benchmark, draws or len(experts))
     merge_owners = [*merges, *experts, *([START] if merges else [])]
     adaptations = _adaptations(benchmark)
+    if adaptations and benchmark.ensemble:
+        log.warning("--adapt changes one network, so the rows of ensembles are not adapted")
     owners = [*methods, *merge_owners, *filter(None, [benchmark.start]), *adaptations]
     check_settings(benchmark.settings, [*owners, benchmark.average])
     _log_dataset_settings(dataset, [*methods, *experts], benchmark.average, benchmark.settings)
@@ -335,6 +360,7 @@ def _plan_dataset(asked: Benchmark, name: str, *, check_inputs: bool) -> list[Ru
     if methods:
         settings = settings_of(benchmark.settings, *methods, benchmark.start, benchmark.average)
         training = {"start": benchmark.start, "settings": settings, **shared}
+        training["ensemble"] = benchmark.ensemble
 
         def plan(names: list[str]) -> list[Run]:
             return method_runs(dataset, names, protocol, **training)
@@ -421,7 +447,7 @@ def adapted_runs(
     Parameters
     ----------
     runs
-        Runs of a benchmark; bases and experts are not adapted.
+        Runs of a benchmark; bases, experts and ensembles are not adapted.
     adaptations
         Names of test-time adaptations.
     settings

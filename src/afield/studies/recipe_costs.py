@@ -118,7 +118,7 @@ def estimate_costs(recipe: Recipe, *, measure: bool = True) -> Costs:
     """The cost of a recipe; without `measure`, time and disk are unknown."""
     missing = missing_data(recipe)
     runs = merge_plans([_plan(part, missing) for part in recipe.parts])
-    trained = [run for run in runs if run.role != "merged"]
+    trained = [run for run in runs if not run.is_derived]
     known = not any(run.dataset in missing and _has_epochs(recipe) for run in trained)
     costs = Costs(
         runs=len(runs),

@@ -56,7 +56,7 @@ class Sensitivity(Diagnostic):
 
     def diagnose_records(self, records: Sequence[Record]) -> Finding:
         """Make one table per value; methods without the setting have one row for all values."""
-        records = [record for record in records if record.run.role not in ("base", "expert")]
+        records = [record for record in records if not record.run.is_auxiliary]
         datasets = sorted({record.run.dataset for record in records})
         if len(datasets) > 1:
             raise SpecError(

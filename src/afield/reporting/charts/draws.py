@@ -189,7 +189,7 @@ class ValidationPlot:
 def build_validation_plot(runs: Iterable[ValidatedRun]) -> ValidationPlot | None:
     """The answer for the trained runs of one dataset; None if no two can be compared."""
     # Merged models differ so much from trained ones that they would hide the rest.
-    trained = [run for run in runs if not run.record.run.experts]
+    trained = [run for run in runs if not run.record.run.made_of]
     groups = _groups(trained)
     if not groups:
         return None
