@@ -429,7 +429,7 @@ def test_samples_that_are_no_texts_are_refused_in_one_line():
         classifier.fit([texts[0], " ", *texts[2:]], Y, domains=DOMAINS)
     with pytest.raises(SpecError, match="one string; give a list"):
         classifier.fit("good", ["good"])
-    with pytest.raises(SpecError, match=r"use small:text, or an encoder"):
+    with pytest.raises(SpecError, match=r"use bag:, or an encoder"):
         DomainClassifier("erm", backbone="small:mlp", steps=2).fit(texts, Y)
     classifier.fit(texts, Y, domains=DOMAINS)
     with pytest.raises(SpecError, match="was fitted to texts"):

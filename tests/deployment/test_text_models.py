@@ -31,13 +31,15 @@ def home(tmp_path_factory):
     afield.fit(features, "erm", home / "features_model", settings={"steps": 20}, **options)
     tuned = {"steps": 3, "backbone": f"hf:{encoder}", "tokens": 12}
     afield.fit(named, "erm", home / "tuned_model", settings=tuned, estimate=False, **options)
-    short = {"steps": 40, "tokens": 64}
+    bag = {"steps": 40, "tokens": 64}
+    afield.fit(named, "erm", home / "bag_model", settings=bag, **options)
+    short = {**bag, "backbone": "small:text"}
     afield.fit(named, "erm", home / "small_model", settings=short, estimate=False, **options)
     shutil.move(encoder.parent, home / "gone")
     return home
 
 
-MODELS = ("features_model", "tuned_model", "small_model")
+MODELS = ("features_model", "tuned_model", "small_model", "bag_model")
 
 
 def test_a_model_takes_strings_series_frames_tables_and_text_files(home, tmp_path):
@@ -76,13 +78,14 @@ def test_a_model_of_features_equals_the_network_on_the_features_of_the_texts(hom
 def test_the_folder_has_tokenizer_and_configuration_and_no_path_of_this_machine(home):
     for name in MODELS:
         folder = home / name
-        has_encoder = name != "small_model"
+        has_encoder = name not in ("small_model", "bag_model")
         assert (folder / "encoder" / "tokenizer.json").exists() == has_encoder
         written = (folder / DESCRIPTION_FILE).read_text() + (folder / "README.md").read_text()
         assert "private_place" not in written
         assert str(home) not in written
         assert ("hf:tiny?pooling=mean" in written) == has_encoder
-        assert f"first {64 if name == 'small_model' else 12} tokens" in written
+        seen = {"small_model": "the first 64 tokens", "bag_model": "up to 64 n-grams"}
+        assert f"It sees {seen.get(name, 'the first 12 tokens')} of a text" in written
         moved = shutil.copytree(folder, home / "elsewhere" / name)
         same = afield.load(moved).predict_proba(TEXTS)
         np.testing.assert_array_equal(same, afield.load(folder).predict_proba(TEXTS))

@@ -23,7 +23,9 @@ def plan(path, method="erm", **settings):
 def test_the_settings_of_texts_suit_the_network(tmp_path, caplog):
     path, folder = write_reviews(tmp_path), write_encoder(tmp_path / "encoder")
     small = plan_run(path, "erm", target="hotels")
-    assert (small.backbone, small.tokens, small.start, small.lr) == ("small:text", 512, "", 1e-3)
+    assert (small.backbone, small.tokens, small.start, small.lr) == ("bag:", 2048, "", 0.02)
+    convolutions = plan_run(path, "erm", target="hotels", settings={"backbone": "small:text"})
+    assert (convolutions.tokens, convolutions.lr, convolutions.steps) == (512, 1e-3, 300)
     tuned = plan_run(path, "erm", target="hotels", settings={"backbone": f"hf:{folder}"})
     assert tuned.backbone == f"hf:{folder}?pooling=mean"
     assert (tuned.tokens, tuned.weights, tuned.lr, tuned.size) == (24, "hub", 5e-5, 0)
@@ -89,12 +91,16 @@ def test_what_texts_do_not_allow_is_refused_before_training(tmp_path):
     path = write_reviews(tmp_path)
     for message, method, settings in (
         ("mixup mixes inputs, which token ids of texts do not allow", "mixup", {}),
-        ("small:cnn: reviews has texts; use small:text", "erm", {"backbone": "small:cnn"}),
+        ("small:cnn: reviews has texts; use bag:", "erm", {"backbone": "small:cnn"}),
         ("tokens=2: texts need at least 4", "erm", {"tokens": 2}),
         ("augment=light: reviews has no square images", "erm", {"augment": "light"}),
         ("size=32: reviews has no images", "erm", {"size": 32}),
         ("pooling=first: only for an encoder", "erm", {"pooling": "first"}),
-        (r"freeze_blocks=9: small:text has 3 block\(s\)", "erm", {"freeze_blocks": 9}),
+        (
+            r"freeze_blocks=9: small:text has 3 block\(s\)",
+            "erm",
+            {"freeze_blocks": 9, "backbone": "small:text"},
+        ),
     ):
         with pytest.raises(AfieldError, match=message):
             plan(path, method, **settings)

@@ -578,7 +578,7 @@ def test_features_of_texts_need_a_pretrained_encoder_and_images_need_none(tmp_pa
     for options, message in (
         ({}, "computed by a pretrained encoder; give, e.g., --backbone hf:FOLDER"),
         ({"backbone": "small:text"}, "with small:text: features of texts"),
-        ({"backbone": "timm:resnet18"}, "use small:text, or an encoder"),
+        ({"backbone": "timm:resnet18"}, "use bag:, or an encoder"),
         ({"backbone": f"hf:{encoder}", "tokens": 2}, "tokens=2: texts need at least 4"),
     ):
         with pytest.raises(SpecError, match=message):

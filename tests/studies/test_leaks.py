@@ -4,10 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from afield.runs.run_files import read_run_weights
+from afield.runs.run_files import read_run_inputs, read_run_weights
 from afield.runs.runner import execute
 from afield.runs.store import Store
 from afield.studies.planning import plan_run
+from tests.texts import reviews, write_reviews
 
 HOSPITALS = ("north", "south", "target")
 
@@ -86,3 +87,41 @@ def test_the_types_of_earlier_versions_depend_on_the_target(patients, tmp_path):
     before = trained(patients, tmp_path / "before", columns="table")
     after = trained(changed, tmp_path / "after", columns="table")
     assert any(value.shape != after[0][name].shape for name, value in before[0].items())
+
+
+def trained_on_texts(frame, folder):
+    """Weights, vocabulary and source scores of a bag of words."""
+    folder.mkdir()
+    store = Store(folder / "runs")
+    run = plan_run(write_reviews(folder, frame), "erm", target="hotels", settings={"steps": 10})
+    record = execute(run, store)
+    assert run.backbone == "bag:"
+    weights = {name: value.numpy() for name, value in read_run_weights(store.folder(run)).items()}
+    scores = [[c.scores[name].probe for name in ("films", "food")] for c in record.checkpoints]
+    inputs = {k: v for k, v in read_run_inputs(store.folder(run)).items() if k != "run"}
+    return weights, inputs, scores
+
+
+TEXT_CHANGES = {
+    "other words": change("text", "entirely different vocabulary", slice(50, 72)),
+    "a longer text": change("text", "very long " * 400, slice(50, 51)),
+    "another script": change("text", "这家酒店很好", slice(48, 60)),
+    "labels": change("label", "good", slice(48, 60)),
+    "fewer texts": lambda frame: frame.drop(range(60, 72)),
+}
+
+
+@pytest.mark.parametrize("changed", TEXT_CHANGES.values(), ids=TEXT_CHANGES)
+def test_a_change_of_the_texts_of_the_target_changes_nothing_that_is_trained(tmp_path, changed):
+    weights, inputs, scores = trained_on_texts(reviews(), tmp_path / "before")
+    others = trained_on_texts(changed(reviews()), tmp_path / "after")
+    for name, value in weights.items():
+        np.testing.assert_array_equal(value, others[0][name])
+    assert inputs == others[1]
+    assert scores == others[2]
+
+
+def test_a_change_of_the_texts_of_a_source_changes_the_vocabulary(tmp_path):
+    before = trained_on_texts(reviews(), tmp_path / "before")
+    changed = change("text", "entirely different vocabulary", slice(0, 12))(reviews())
+    assert trained_on_texts(changed, tmp_path / "after")[1] != before[1]

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from afield.data.bag_of_words import NGRAMS, BagScaling, Vocabulary
 from afield.data.log_mel import LogMel
 from afield.data.modality import Modality, find_modality
 from afield.data.samples import Prepare
@@ -34,6 +35,7 @@ class Inputs:
     sees (0: as stored). `mean` and `std` are the scaling, with one number per channel or feature,
     or one for all. `table` is the preprocessing of the columns of a table. Texts have the file of
     their `tokenizer` (empty: bytes are tokens), and the `column` of the table that they came from.
+    If they are bags of words, the tokenizer is `NGRAMS`, and `vocabulary` has their n-grams.
     """
 
     kind: str
@@ -46,6 +48,7 @@ class Inputs:
     table: tuple[FittedColumn, ...] = ()
     tokenizer: str = ""
     column: str = ""
+    vocabulary: Vocabulary | None = None
 
     def __post_init__(self) -> None:
         if (
@@ -69,6 +72,13 @@ class Inputs:
         if len(self.table) != (self.stored[0] if modality.has_columns else 0):
             raise SpecError(f"kind={self.kind}: table must describe every column, and only columns")
 
+        self._check_vocabulary()
+
+    def _check_vocabulary(self) -> None:
+        is_bag = self.modality.has_tokens and self.tokenizer == NGRAMS
+        if is_bag != (self.vocabulary is not None):
+            raise SpecError(f"kind={self.kind}: a vocabulary is for n-grams, and only for them")
+
     @property
     def modality(self) -> Modality:
         """The kind of samples, with the settings of its decoder."""
@@ -85,6 +95,8 @@ class Inputs:
         """The scaling of samples as stored."""
         if self.table:
             return TableScaling(self.table)
+        if self.vocabulary:
+            return BagScaling(self.vocabulary)
         return Scaling(self.per_channel(self.mean), self.per_channel(self.std))
 
     @property

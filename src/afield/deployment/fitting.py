@@ -19,6 +19,7 @@ from torch import nn
 
 from afield import own_code
 from afield.compute import deterministic, preserve_torch_state
+from afield.data.bag_of_words import restore_vocabulary
 from afield.data.domains import DomainSet
 from afield.data.frames import split_spec
 from afield.data.inputs import Inputs
@@ -532,6 +533,7 @@ def _describe_inputs(dataset: DomainSet, run: Run, run_inputs: Mapping[str, Any]
         std=tuple(run_inputs["std"]),
         size=run.size,
         table=TableScaling.from_dict(run_inputs).columns if "table" in run_inputs else (),
+        vocabulary=restore_vocabulary(run_inputs) if "vocabulary" in run_inputs else None,
         **settings,
     )
 

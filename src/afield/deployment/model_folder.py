@@ -30,6 +30,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from afield.data.bag_of_words import NGRAMS
 from afield.data.inputs import Inputs
 from afield.deployment.distances import Distances
 from afield.deployment.model_files import (
@@ -207,14 +208,16 @@ def without_paths(about: Description) -> Description:
             for name, value in run.given.items()
         }
         run = replace(run, backbone=name_without_path(run.backbone), given=given)
-    inputs = replace(about.inputs, tokenizer=TOKENIZER if about.inputs.tokenizer else "")
+    inputs = about.inputs
+    if _encoder_name(about):
+        inputs = replace(inputs, tokenizer=TOKENIZER)
     return replace(about, run=run, inputs=inputs, architecture=_renamed(about, name_without_path))
 
 
 def locate_encoder(about: Description, folder: Path) -> Description:
     """The description with the paths of the encoder's files in a model folder; checks the files."""
     if not _encoder_name(about):
-        if about.inputs.tokenizer:
+        if about.inputs.tokenizer not in ("", NGRAMS):
             raise DataError(f"{folder}: has a tokenizer without its encoder; get the folder again")
         return about
     for name in ENCODER_FILES:

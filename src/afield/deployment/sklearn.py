@@ -26,6 +26,7 @@ from torch import Tensor
 
 from afield.compute import default_device, deterministic
 from afield.data.augmentation import Resize
+from afield.data.bag_of_words import BagScaling
 from afield.data.domains import Domain, DomainSet
 from afield.data.modalities.array import Array
 from afield.data.modalities.text import Text
@@ -53,7 +54,7 @@ class DomainClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         The name of a method: arith, erm, vrex, … (see ``afield list methods``).
     backbone
         The name of a network; None means ``small:mlp`` for feature vectors, ``small:cnn`` for
-        images and ``small:text`` for texts. An encoder of texts is ``hf:FOLDER``.
+        images and ``bag:`` for texts. An encoder of texts is ``hf:FOLDER``.
     steps
         The number of training steps.
     batch
@@ -147,7 +148,7 @@ class DomainClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         self.classes_, label = np.unique(labels, return_inverse=True)
         self.domains_, index = _index_domains(domains, values)
         by_name: dict[str, Domain] = {}
-        backbone = "small:text" if is_texts else "small:mlp" if values.ndim == 2 else "small:cnn"
+        backbone = "bag:" if is_texts else "small:mlp" if values.ndim == 2 else "small:cnn"
         dataset = DomainSet(
             name="X",
             domains=tuple(self.domains_.tolist()),
@@ -291,6 +292,8 @@ def _to_cpu(prepare: Any) -> Any:
     """Move the preparation of inputs to the CPU, so that it can be unpickled on any machine."""
     if isinstance(prepare, Resize):
         return replace(prepare, scaling=_to_cpu(prepare.scaling))
+    if isinstance(prepare, BagScaling):
+        return BagScaling(prepare.vocabulary)
     return replace(prepare, mean=prepare.mean.cpu(), std=prepare.std.cpu())
 
 

@@ -1,6 +1,7 @@
 """Backbones by name. Every network is a `Classifier`: features, followed by one linear head.
 
     linear                      the inputs themselves, so that the head is a linear model of them
+    bag:                        for texts: TF-IDF vectors of words and characters, and a linear head
     small:cnn, small:mlp        for small images, for arrays
     small:irm_mlp               the IRM paper's network: two hidden layers of 390 units
     small:lenet                 CrossGrad's network: three 5 × 5 convolutions, two hidden layers
@@ -99,6 +100,8 @@ class Backbone:
         Whether class names define the head, so that pretrained networks need no fitted head.
     fine_tuning_settings
         Training settings that replace a dataset's defaults when pretrained weights are fine-tuned.
+    usual_settings
+        Training settings that replace a dataset's defaults whenever the network is used.
     """
 
     name: str
@@ -106,6 +109,7 @@ class Backbone:
     patterns: ClassVar[tuple[str, ...]] = ()
     zero_shot: ClassVar[bool] = False
     fine_tuning_settings: ClassVar[Mapping[str, Any]] = {}
+    usual_settings: ClassVar[Mapping[str, Any]] = {}
 
     @property
     def model(self) -> str:
@@ -124,7 +128,7 @@ class Backbone:
 
     @property
     def tokenizer(self) -> str:
-        """The file of the tokenizer for its texts; empty means that bytes are tokens."""
+        """The file of the tokenizer for its texts, or `NGRAMS`; empty: bytes are tokens."""
         return ""
 
     @property

@@ -91,7 +91,7 @@ def compute_outputs(
         model.reset()
         chunks = x.chunks(model.batch_size, indices)
     else:
-        chunks = _chunks(model, x, indices, max_batch_size)
+        chunks = _chunks(model, x, prepare, indices, max_batch_size)
     with eval_mode(model), torch.no_grad() if by_batch else torch.inference_mode():
         if x.is_tokens:
             chunks = map(trim_padding, chunks)
@@ -99,7 +99,11 @@ def compute_outputs(
 
 
 def _chunks(
-    model: nn.Module, x: Rows, indices: Tensor | None, max_batch_size: int | None
+    model: nn.Module,
+    x: Rows,
+    prepare: Prepare,
+    indices: Tensor | None,
+    max_batch_size: int | None,
 ) -> Iterator[Tensor]:
     """Samples in chunks that suit the layers of a network, which a small first chunk measures.
 
@@ -107,11 +111,12 @@ def _chunks(
     the last digits of outputs can depend on the size of a chunk, and a run that continues in a new
     process must compute the same.
     """
-    if x.is_tokens:
+    rows = torch.arange(len(x)) if indices is None else indices
+    # Bags of words become vectors, which cost no more than other vectors.
+    if x.is_tokens and not prepare(x.take(rows[:1].to(x.index_device))).is_floating_point():
         size = min(max_batch_size or MAX_CHUNK_SAMPLES, MAX_CHUNK_TOKENS // x.shape.numel())
         yield from x.chunks(max(1, size), indices)
         return
-    rows = torch.arange(len(x)) if indices is None else indices
     first = MEASURED_SAMPLES if len(rows) >= 2 * MEASURED_SAMPLES else len(rows)
     count = max(1, min(first, max_batch_size or first))
     sizes = [count * x.shape.numel()]

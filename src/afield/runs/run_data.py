@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from afield.data.augmentation import Augmentation
+from afield.data.bag_of_words import NGRAMS
 from afield.data.domains import Domain, DomainSet, Parts, listed_parts, parts
 from afield.data.groups import group_labels
+from afield.data.modality import Modality
 from afield.data.samples import TOKEN_DTYPE, Augment, Prepare, Rows, Samples, pool_domains
 from afield.data.scaling import Scaling
 from afield.errors import SpecError
@@ -87,8 +89,9 @@ def prepare_inputs(
     if start_inputs is not None:
         scaling = scaling.restored(start_inputs)
     stored = tuple(samples.x.shape)
-    shape = dataset.modality.network_shape(scaling, stored, run.size)
-    prepare = dataset.modality.prepare(scaling, stored, run.size)
+    modality = _tokenized(run, dataset)
+    shape = modality.network_shape(scaling, stored, run.size)
+    prepare = modality.prepare(scaling, stored, run.size)
     augment = Augmentation(run.augment, shape[-1], scaling) if run.augment else None
     return PreparedInputs(scaling, shape, prepare, augment)
 
@@ -97,9 +100,16 @@ def _scaling(run: Run, dataset: DomainSet, samples: Samples, device: torch.devic
     """The scaling that a pretrained network expects of images, or one fitted to the sources."""
     form = find_backbone(run.backbone).input_form()
     if form is None or not samples.x.is_pixels:
-        return dataset.modality.fit_scaling(samples.x, by_sources=run.columns == "sources")
+        modality = _tokenized(run, dataset)
+        return modality.fit_scaling(samples.x, by_sources=run.columns == "sources")
     channels = samples.x.shape[0]
     return Scaling.for_images(form.mean, form.std, channels=channels, device=device)
+
+
+def _tokenized(run: Run, dataset: DomainSet) -> Modality:
+    """The kind of samples, with the tokenizer of the run's network if they are texts."""
+    tokenizer = find_backbone(run.backbone).tokenizer if run.tokens else ""
+    return dataset.modality.with_tokens(tokenizer, run.tokens)
 
 
 def _square_images(samples: Samples) -> bool:
@@ -214,7 +224,8 @@ def truncation_warnings(run: Run, domains: Mapping[str, Domain]) -> list[str]:
     """One sentence that says how many texts are cut, if there are any."""
     truncated = sum(domain.truncated for domain in domains.values())
     total = sum(len(domain.y) for domain in domains.values())
-    counts = f"{truncated} of {total} texts are cut at {run.tokens} tokens"
+    unit = "n-grams" if find_backbone(run.backbone).tokenizer == NGRAMS else "tokens"
+    counts = f"{truncated} of {total} texts are cut at {run.tokens} {unit}"
     return [f"{counts}; --set tokens=N changes that"] if truncated else []
 
 

@@ -45,7 +45,7 @@ def token_count(chosen: int | None, backbone: Backbone, dataset: DomainSet) -> i
     # A network of the user's own may take anything.
     if is_text != backbone.takes_text and not isinstance(backbone, WholeNetwork):
         samples = "texts" if is_text else "no texts"
-        instead = "small:text, or an encoder such as hf:FOLDER" if is_text else "another network"
+        instead = "bag:, or an encoder such as hf:FOLDER" if is_text else "another network"
         raise SpecError(f"{backbone.name}: {dataset.name} has {samples}; use {instead}")
     if not is_text:
         if chosen:
@@ -307,7 +307,7 @@ def _start(dataset: DomainSet, chosen: Mapping[str, Any], method: type[Method]) 
         usual |= backbone.fine_tuning_settings
     elif tuned and not find_backbone(dataset.training.backbone).is_pretrained():
         usual["lr"] = FINE_TUNING_LR
-    return usual
+    return {**usual, **backbone.usual_settings}
 
 
 def resolve_settings(training: dict[str, Any], dataset: DomainSet) -> dict[str, Any]:

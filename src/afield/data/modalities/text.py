@@ -1,4 +1,4 @@
-"""Texts, as token ids: with the tokenizer of an encoder, or byte by byte.
+"""Texts, as token ids: with the tokenizer of an encoder, byte by byte, or as n-grams.
 
 A text becomes a row of whole numbers: whether it was cut at the greatest number of tokens, and its
 token ids, padded with -1. Tokenizers are read from a file ``tokenizer.json`` with the package
@@ -21,6 +21,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from afield import registry
+from afield.data.bag_of_words import (
+    ALL_HASHES,
+    COUNTS,
+    HASHES,
+    NGRAMS,
+    NGRAMS_FORM,
+    BagScaling,
+    BagVectors,
+    encode_ngrams,
+)
 from afield.data.domains import Domain
 from afield.data.file_batches import FileBatch, batches_of_files
 from afield.data.frames import TABLE_SUFFIXES, USUAL_NAMES, is_table, read_frame
@@ -55,7 +65,10 @@ Item = tuple[str, Any, int]
 
 @dataclass(frozen=True)
 class Text(FileModality):
-    """Texts, as token ids: `tokenizer` is a file, or empty if every byte is a token."""
+    """Texts, as token ids.
+
+    `tokenizer` is a file, empty if every byte is a token, or `NGRAMS` for bags of words.
+    """
 
     tokenizer: str = ""
     tokens: int = 512
@@ -67,8 +80,7 @@ class Text(FileModality):
     example = "new.csv"
     python_example = "A text."
     preparation = "tokenize texts"
-    # A small network that takes about a minute.
-    training = Training(steps=300, backbone="small:text")
+    training = Training(steps=300, backbone="bag:")
     has_tokens = True
 
     @property
@@ -79,6 +91,8 @@ class Text(FileModality):
     @property
     def vocabulary(self) -> int:
         """Number of different tokens."""
+        if self.tokenizer == NGRAMS:
+            return ALL_HASHES * COUNTS
         return read_tokenizer(self.tokenizer).get_vocab_size() if self.tokenizer else BYTE_TOKENS
 
     def with_tokens(self, tokenizer: str, tokens: int) -> Self:
@@ -113,9 +127,14 @@ class Text(FileModality):
         """Number of texts with more tokens than a row."""
         return int(rows[:, 0].sum())
 
+    def fit_scaling(self, x: Rows, *, by_sources: bool = False) -> Scaling:
+        """Token ids stay as they are; the n-grams of a vector are those of the training texts."""
+        del by_sources
+        return BagScaling.fit(x) if self.tokenizer == NGRAMS else Scaling.fit(x)
+
     def prepare(self, scaling: Scaling, stored: Shape, size: int, *, trim: bool = False) -> Prepare:
-        """Token ids stay as they are."""
-        return trim_padding if trim else scaling
+        """Token ids stay as they are, n-grams become vectors."""
+        return trim_padding if trim and self.tokenizer != NGRAMS else scaling
 
     def facts(self, domains: Mapping[str, Domain]) -> list[Fact]:
         """The median length of the texts of each domain, and how many texts are cut."""
@@ -180,6 +199,8 @@ class Text(FileModality):
 
     def export_form(self, inputs: "Inputs") -> ExportForm:
         """Token ids, and which of them are padding."""
+        if self.tokenizer == NGRAMS:
+            return _bag_export_form(self.tokens)
         how = f"the tokenizer in `{self.tokenizer}`" if self.tokenizer else "the bytes of UTF-8"
         return ExportForm(
             axes={"input_ids": (0, 1), "attention_mask": (0, 1)},
@@ -192,7 +213,9 @@ class Text(FileModality):
 
     def export_metadata(self) -> dict[str, str]:
         """The digest of the tokenizer, and the greatest number of tokens."""
-        tokenizer = sha256(Path(self.tokenizer)) if self.tokenizer else "bytes"
+        tokenizer = NGRAMS_FORM if self.tokenizer == NGRAMS else "bytes"
+        if self.tokenizer not in ("", NGRAMS):
+            tokenizer = sha256(Path(self.tokenizer))
         return {"tokenizer": tokenizer, "max_tokens": str(self.tokens)}
 
     def export_example(self, inputs: "Inputs", count: int) -> tuple[Tensor, ...]:
@@ -200,13 +223,30 @@ class Text(FileModality):
         tokens = max(MIN_EXPORTED_TOKENS, self.tokens - count)
         generator = torch.Generator().manual_seed(count)
         ids = torch.randint(self.vocabulary, (count, tokens), generator=generator)
+        if inputs.vocabulary is not None:
+            ids = inputs.vocabulary.example(count, tokens, generator)
         lengths = torch.randint(1, tokens + 1, (count, 1), generator=generator)
         lengths[0] = tokens
         return ids, (torch.arange(tokens) < lengths).long()
 
     def export_network(self, inputs: "Inputs", module: nn.Module, temperature: float) -> nn.Module:
-        """The network that is exported; it has no scaling."""
+        """The network that is exported: it has no scaling, but computes the vectors of n-grams."""
+        if inputs.vocabulary is not None:
+            module = nn.Sequential(BagVectors(inputs.vocabulary), module)
         return DeployedTextNetwork(module, temperature)
+
+
+def _bag_export_form(tokens: int) -> ExportForm:
+    """What an exported bag of words takes."""
+    return ExportForm(
+        axes={"input_ids": (0, 1), "attention_mask": (0, 1)},
+        summary=f"input_ids and attention_mask (n × up to {tokens} n-grams, int64)",
+        steps="turn each text into n-grams with `afield.data.bag_of_words.encode_ngrams(text, "
+        f"{tokens})`, and pad them to `input_ids` of n × n-grams, int64, with `attention_mask` 1 "
+        f"for an n-gram and 0 for padding (an n-gram is hash · {COUNTS} + count; the hash is "
+        f"MurmurHash3 modulo {HASHES}, plus {HASHES} for characters)",
+        note=f" It sees up to {tokens} n-grams of a text.",
+    )
 
 
 class DeployedTextNetwork(nn.Module):
@@ -239,7 +279,7 @@ def read_text(file: Path) -> str:
 def tokenize(text: object, tokenizer: str, tokens: int) -> NDArray[np.int32]:
     """The row of a text: 1 if it has more than `tokens` tokens, else 0, and its first token ids.
 
-    `tokenizer` is a file, or empty for bytes. Raises ValueError for what is no text.
+    `tokenizer` is a file, `NGRAMS`, or empty for bytes. Raises ValueError for what is no text.
     """
     if not isinstance(text, str) or not text.strip():
         raise ValueError("no text")
@@ -254,7 +294,9 @@ def tokenize(text: object, tokenizer: str, tokens: int) -> NDArray[np.int32]:
 
 
 def tokenizer_label(tokenizer: str) -> str:
-    """What the cache calls a tokenizer: the digest of its file."""
+    """What the cache calls a tokenizer: the digest of its file, or its form."""
+    if tokenizer == NGRAMS:
+        return NGRAMS_FORM
     return f"tokenizer {file_digest(tokenizer)}" if tokenizer else "bytes"
 
 
@@ -279,6 +321,8 @@ def read_tokenizer(path: str) -> Any:
 
 def _encode(text: str, tokenizer: str, tokens: int) -> tuple[Any, bool]:
     """The token ids of a text, at most `tokens`, and whether there are more."""
+    if tokenizer == NGRAMS:
+        return encode_ngrams(text, tokens)
     if not tokenizer:
         content = np.frombuffer(text.encode(errors="replace")[: tokens + 1], np.uint8)
         return content[:tokens], len(content) > tokens

@@ -123,7 +123,9 @@ def _describe_texts(records: Sequence[Record]) -> list[str]:
         counts[tokens] = max(counts.get(tokens, 0), record.truncated)
     cut = [f"{count or 'none'} cut at {tokens}" for tokens, count in counts.items()]
     features = "features of " if any(record.embedded_tokens for record in texts) else ""
-    lengths = [f"{features}texts of {ends} tokens (median)"] if ends else []
+    is_bag = all(record.run.backbone.startswith("bag:") for record in texts)
+    unit = "different n-grams" if is_bag else "tokens"
+    lengths = [f"{features}texts of {ends} {unit} (median)"] if ends else []
     return [", ".join([*lengths, *cut])]
 
 
