@@ -24,7 +24,7 @@ heavy = pytest.mark.slow
         ("smal:lenet", "did you mean 'small:lenet'"),
         (
             "nothing",
-            "known: clip:MODEL/TAG, hf:FOLDER, .*, linear, small:cnn, .*, torchvision:NAME",
+            "known: bag:, clip:MODEL/TAG, hf:FOLDER, .*, linear, small:cnn, .*, torchvision:NAME",
         ),
         pytest.param("timm:resnet81", "did you mean 'timm:resnet18'", marks=heavy),
         pytest.param("timm:qqqqqq", "known: ", marks=heavy),
