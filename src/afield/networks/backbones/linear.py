@@ -19,7 +19,7 @@ class Linear(Backbone):
     patterns: ClassVar[tuple[str, ...]] = ("linear",)
 
     def check(self) -> None:
-        """There is one such network only; `linear:…` is unknown."""
+        """There is one such network only; any other name of the family is unknown."""
         if self.name not in self.patterns:
             raise self.unknown(self.patterns)
 
@@ -29,5 +29,5 @@ class Linear(Backbone):
         """The inputs as one row per sample, without parameters."""
         del shape, class_names
         if weights:
-            raise SpecError(f"linear has no pretrained weights; omit --weights {weights}")
+            raise SpecError(f"{self.name} has no pretrained weights; omit --weights {weights}")
         return nn.Flatten(), None
