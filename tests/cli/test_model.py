@@ -32,7 +32,9 @@ def test_fit_takes_the_best_method_of_a_bench(afield):
     afield("bench", "spirals", "--methods", "erm,vrex", "--trials", "1", *QUICK)
     code, out, _ = afield("fit", "spirals", "best", "--out", "m", "--workers", "1")
     assert code == 0
-    assert re.search(r": best of 2 with \d+\.\d %; choosing cost \d+\.\d points: ", out)
+    assert re.search(
+        r": the best of 2 candidates, with \d+\.\d %; choosing cost \d+\.\d points: ", out
+    )
 
 
 @pytest.mark.slow

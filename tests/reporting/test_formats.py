@@ -158,7 +158,7 @@ def test_the_title_on_the_terminal_has_the_fingerprint():
         for data in ("abcdef12", "fedcba21")
         for r in benchmark([[0.9, 0.5, 0.7]], dataset="/data/mine.npz", data=data)
     ]
-    assert "mine.npz [abcdef]" in shown(tabulate(records))
+    assert "mine (60 samples, abcdef): " in shown(tabulate(records))
 
 
 def test_what_looks_equal_is_marked_alike():

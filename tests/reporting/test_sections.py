@@ -17,10 +17,10 @@ from tests.reporting.tables import measured
 from tests.stores import DOMAINS, benchmark_records, held_out, noisy, record, trusted
 
 
-def shown(*records):
+def shown(*records, rules=("all",)):
     every = [each for own in records for each in own]
     (benchmark,) = group_records(every)
-    return build_section(0, benchmark, every, "runs", "again")
+    return build_section(0, benchmark, every, "runs", "again", rules)
 
 
 ERM = benchmark_records(noisy(0.7, 3, 3, seed=1))
@@ -68,6 +68,17 @@ def test_gaps_are_shown_only_where_the_whole_test_split_was_evaluated():
     assert guess.gaps is None
     assert "64 or more samples" in guess.curves_note
     assert "two standard errors" in guess.curves_note
+
+
+def test_a_rule_that_looks_at_the_target_is_shown_only_if_it_is_asked_for():
+    assert [each.rule for each in shown(ERM, GOOD, rules=()).rules] == ["sources"]
+    assert [each.rule for each in shown(ERM, GOOD, rules=["target"]).rules] == ["target"]
+
+
+def test_with_one_trial_the_comparison_says_why_it_is_empty():
+    one = shown(*([r for r in every if r.run.trial == 0] for every in (ERM, GOOD)))
+    assert {each.lack for each in one.rules} == {"there is only one trial"}
+    assert {each.lack for each in shown(ERM, GOOD).rules} == {""}
 
 
 def test_costs_have_bars_on_one_scale():

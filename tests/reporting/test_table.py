@@ -12,7 +12,7 @@ from afield.errors import SpecError, UnknownNameError
 from afield.reporting.charts.samples import describe_groups
 from afield.reporting.formats import as_csv, as_markdown, as_rich
 from afield.reporting.page import render_page, write_report
-from afield.reporting.results import Results
+from afield.reporting.results import Results, group_records
 from afield.reporting.table import (
     ALL_DATASETS,
     COLUMNS,
@@ -162,7 +162,48 @@ def test_two_averages_are_two_rows_and_a_file_named_like_a_dataset_is_another_ta
     averaged = benchmark([[0.8, 0.5, 0.7]], average="ema")
     assert set(tabulate(records + averaged)["method"]) == {"erm", "erm + ema"}
     own = benchmark([[0.9, 0.5, 0.7]], dataset="/a/things.npz", data="1234567")
-    assert set(tabulate(records + own)["dataset"]) == {"things", "things [123456]"}
+    assert set(tabulate(records + own)["dataset"]) == {"things", "a/things"}
+
+
+def versions(*times, **words):
+    """Records of one dataset whose content changed, with the time of each version."""
+    return [
+        replace(r, at=at)
+        for number, at in enumerate(times)
+        for r in benchmark([[0.9, 0.5, 0.7]], data=f"{number}" * 9, **words)
+    ]
+
+
+def test_versions_of_a_folder_have_its_name_a_size_and_a_day_and_the_newest_is_first():
+    day = 86_400.0
+    cache = "/home/ada/.cache/afield/features/0123/Kliniken.npz"
+    words = {"dataset": cache, "folder": "Kliniken", "encoder": "timm:resnet18"}
+    old, new = group_records(versions(20_000 * day, 20_001 * day, **words))[::-1]
+    assert (new.name, old.name) == (
+        "Kliniken (60 images, 5 October)",
+        "Kliniken (60 images, 4 October)",
+    )
+    assert (new.is_older, old.is_older) == (False, True)
+    titles = [each.name for each in group_records(versions(20_000 * day, 20_400 * day, **words))]
+    assert titles == [
+        "Kliniken (60 images, 8 November 2025)",
+        "Kliniken (60 images, 4 October 2024)",
+    ]
+
+
+def test_features_of_two_networks_are_told_apart_by_the_networks():
+    words = {"dataset": "/cache/Kliniken.npz", "folder": "Kliniken"}
+    records = benchmark([[0.9, 0.5, 0.7]], data="1", encoder="timm:resnet18", **words)
+    records += benchmark([[0.9, 0.5, 0.7]], data="2", encoder="timm:resnet50", **words)
+    names = [(each.name, each.is_older) for each in group_records(records)]
+    assert names == [("Kliniken (timm:resnet18)", False), ("Kliniken (timm:resnet50)", False)]
+
+
+def test_a_table_has_the_name_of_its_file_without_its_columns():
+    (found,) = group_records(
+        benchmark([[0.9, 0.5, 0.7]], dataset="/a/heart.csv?domain=x", data="1")
+    )
+    assert found.name == "heart.csv"
 
 
 def test_every_dataset_has_its_own_table():
@@ -184,7 +225,7 @@ def test_own_data_that_have_changed_are_not_averaged_with_what_they_were():
         for r in benchmark([[accuracy] * 3], dataset="/data/mine.npz", data=data)
     ]
     table = tabulate(records, rules=["sources"])
-    assert set(table["dataset"]) == {"mine [111111]", "mine [222222]"}
+    assert set(table["dataset"]) == {"mine (60 samples, 111111)", "mine (60 samples, 222222)"}
     unseen = table[table["domain"] != "in-domain"]
     assert unseen["accuracy"].tolist() == pytest.approx([0.2] * 5 + [0.8] * 5)
 

@@ -386,7 +386,8 @@ def run_and_print(
         def finished(
             self, outcomes: "Sequence[Record | Failure]", runs: "Sequence[Run]", store: "Store"
         ) -> None:
-            (show or partial(_print_table, format_=format_, quiet=quiet))(outcomes, runs, store)
+            shown = partial(_print_table, asked=benchmark.rules, format_=format_, quiet=quiet)
+            (show or shown)(outcomes, runs, store)
 
         def reported(self, path: str) -> None:
             if not quiet:
@@ -395,7 +396,7 @@ def run_and_print(
     outcomes = run_benchmark(
         benchmark,
         plan=plan or plan_runs,
-        report=write_report,
+        report=partial(write_report, rules=benchmark.rules),
         observer=Printer(),
         command=shlex.join(["afield", *sys.argv[1:]]),
         tensorboard=tensorboard,
@@ -409,20 +410,21 @@ def _print_table(
     runs: "Sequence[Run]",
     store: "Store",
     *,
+    asked: Sequence[str],
     format_: str,
     quiet: bool,
 ) -> None:
     from afield.runs.row import Row
-    from afield.runs.selection import resolve_rules
+    from afield.runs.selection import rules_to_show
 
     # The upper bound always has the rule of an oracle, too; bases and experts have no rows.
     rows = [r for r in runs if not Row.of(r).is_bound and not r.is_auxiliary]
-    asked = [rule for run in rows for rule in run.rules]
+    evaluated = [rule for run in rows for rule in run.rules]
     print_outcomes(
         outcomes,
         store,
         output_format=format_,
-        rules=resolve_rules(asked),
+        rules=rules_to_show(asked, evaluated),
         quiet=quiet,
         metric=runs[0].metric,
     )

@@ -161,7 +161,7 @@ def _print_model(model: "Model", out: Path) -> None:
             row = Row.of(run)
             name = row.without(row.settings.keys() - run.given.keys()).label
             console.out.say(
-                f"{name}: best of {estimate.recipes} with "
+                f"{name}: the best of {estimate.recipes} candidates, with "
                 f"{100 * selection.accuracy:.1f} %; choosing cost {cost:.1f} points: the estimate "
                 "chooses again without each domain"
             )

@@ -14,16 +14,21 @@ if TYPE_CHECKING:
     from afield.runs.store import Store
 
 
+ShownRules = Annotated[
+    str,
+    typer.Option(
+        metavar="NAMES",
+        help="Selection rules to show, separated by commas; see `afield bench --help`. 'all' shows "
+        "every rule for which the store holds enough runs. Default: all that never look at the "
+        "target.",
+        show_default=False,
+    ),
+]
+
+
 def table(
     stores: options.StoresArgument = None,
-    rules: Annotated[
-        str,
-        typer.Option(
-            metavar="NAMES",
-            help="Selection rules, separated by commas; see `afield bench --help`. 'all' shows "
-            "every rule for which the store holds enough runs.",
-        ),
-    ] = "all",
+    rules: ShownRules = "",
     metric: options.ShownMetric = DEFAULT_METRIC,
     format_: options.Format = "console",
 ) -> None:
@@ -32,7 +37,7 @@ def table(
     Several stores also give a table with a column per dataset and their mean.
     """
     options.check_format(format_)
-    from afield.runs.selection import resolve_rules
+    from afield.runs.selection import rules_to_show
 
     stores = stores or ["runs"]
     read = [_read_records(store) for store in stores]
@@ -44,7 +49,7 @@ def table(
         outcomes,
         *(opened for opened, _ in read),
         output_format=format_,
-        rules=resolve_rules(options.split_names(rules)),
+        rules=rules_to_show(options.split_names(rules)),
         metric=metric,
         over_datasets=len(stores) > 1,
     )
@@ -92,6 +97,7 @@ def report(
             help="HTML file to write. Default: STORE/report.html; several stores need it.",
         ),
     ] = None,
+    rules: ShownRules = "",
     metric: options.ShownMetric = DEFAULT_METRIC,
     no_thumbnails: Annotated[
         bool, typer.Option("--no-thumbnails", help="Show no images of the data.")
@@ -103,7 +109,13 @@ def report(
     """
     from afield.reporting.page import write_report
 
-    path = write_report(stores or ["runs"], out, metric=metric, thumbnails=not no_thumbnails)
+    path = write_report(
+        stores or ["runs"],
+        out,
+        rules=options.split_names(rules),
+        metric=metric,
+        thumbnails=not no_thumbnails,
+    )
     console.out.say(f"report in {path}")
 
 

@@ -9,6 +9,7 @@ A method is trained on features, as in `afield embed` or on photographs. The mod
 the frozen network too, so that prediction and export start from images or texts.
 """
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -61,7 +62,12 @@ from afield.runs.sweep import complete
 from afield.studies.benchmark import OPTIONS
 from afield.studies.checks import check_unseen_classes, possible_runs, read_classes
 from afield.studies.commands import write_command
-from afield.studies.features import feature_identity, plan_features, use_features
+from afield.studies.features import (
+    feature_identity,
+    plan_features,
+    recorded_choices,
+    use_features,
+)
 from afield.studies.planning import adapted_runs, method_runs, training_runs
 from afield.studies.protocol import Protocol
 from afield.studies.settings import check_settings, settings_of
@@ -104,6 +110,24 @@ class FitRequest:
     def parts(self) -> list[str]:
         """The names whose settings training takes: method, average and start."""
         return [self.method, self.average, *filter(None, [self.start])]
+
+    @property
+    def choices(self) -> list[str]:
+        """The options that were given and that the records of a benchmark decide for `best`.
+
+        Broken files are skipped if they were skipped in the benchmark.
+        """
+        given = {
+            "--average": self.average != "last",
+            "--classes": self.classes,
+            "--ensemble": self.ensemble,
+            "--finetune": self.finetune,
+            "--no-finetune": self.finetune is False,
+            "--start": self.start,
+            f"--adapt {self.adapt}": self.adapt not in ("", NO_ADAPTATION),
+        }
+        settings = [f"{k}={v}" for k, v in (self.settings or {}).items() if k != "skip_broken"]
+        return [*(name for name, is_given in given.items() if is_given), *settings]
 
     def command(self, out: Path, store: str) -> str:
         """The command that makes the same model again."""
@@ -230,18 +254,14 @@ def _as_stored(run: Run, store: Store) -> Run:
 
 def _plan_best(request: FitRequest, store: Store) -> FitPlan:
     """Plan the recipe in the store with the best mean accuracy on unseen domains."""
-    given = request.settings or request.classes or request.start or request.average != "last"
-    given = given or bool(request.ensemble) or request.finetune is not None
-    if given or request.adapt not in ("", NO_ADAPTATION):
+    if given := request.choices:
         raise SpecError(
-            f"{BEST!r} takes method and settings from the store; remove --average, --classes, "
-            f"--ensemble, --finetune, --start, --adapt (unless it is {NO_ADAPTATION}) and all "
-            "settings"
+            f"{BEST!r} takes method and settings from the store; remove {', '.join(given)}"
         )
     dataset = find_dataset(request.dataset)
     dataset.check_available()
     on_features = _recipes_on_features(store, dataset)
-    recipes = [*complete_recipes(store, dataset), *on_features]
+    recipes = [*complete_recipes(store, dataset), *(recipe for recipe, _ in on_features)]
     if request.adapt == NO_ADAPTATION:
         recipes = [recipe for recipe in recipes if not recipe.run.adaptation]
     if not recipes:
@@ -250,8 +270,9 @@ def _plan_best(request: FitRequest, store: Store) -> FitPlan:
             f"run `afield bench {request.dataset} --store {store.where()}` first, or name a method"
         )
     best = choose_recipe(recipes, dataset.domains)
-    if best in on_features:
-        dataset, _ = use_features(dataset, {})
+    choices = next((made for recipe, made in on_features if recipe is best), None)
+    if choices is not None:
+        dataset, _ = use_features(dataset, choices[0], finetune=choices[1])
     runs = [record.run for name in dataset.domains for record in best.left_out(name)]
     runs.sort(key=lambda run: run.trial)
     trained = _without_adaptation(runs, store)
@@ -274,13 +295,19 @@ def _without_adaptation(runs: Sequence[Run], store: Store) -> list[Run]:
     return [read_record(store.root / run.base).run if run.adaptation else run for run in runs]
 
 
-def _recipes_on_features(store: Store, dataset: DomainSet) -> list[Recipe]:
-    """The recipes of a folder of photographs that were trained on its features."""
-    encoder = plan_features(dataset, {})
-    if not isinstance(encoder, Encoder):
-        return []
-    identity = feature_identity(dataset, encoder, {})
-    return complete_recipes(store, replace(dataset, fingerprint=identity))
+def _recipes_on_features(
+    store: Store, dataset: DomainSet
+) -> list[tuple[Recipe, tuple[dict[str, Any], bool | None]]]:
+    """The recipes trained on features of a folder of photographs, and how these were made."""
+    made = [recorded_choices(record.run) for record in store if record.run.folder == dataset.name]
+    recipes = []
+    for settings, finetune in {json.dumps(choices): choices for choices in made}.values():
+        encoder = plan_features(dataset, settings, finetune=finetune)
+        if isinstance(encoder, Encoder):
+            identity = feature_identity(dataset, encoder, settings)
+            found = complete_recipes(store, replace(dataset, fingerprint=identity))
+            recipes += [(recipe, (settings, finetune)) for recipe in found]
+    return recipes
 
 
 def build_encoder(dataset: DomainSet) -> tuple[Encoder, nn.Module] | None:

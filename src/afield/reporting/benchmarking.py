@@ -1,6 +1,7 @@
 """`afield.bench`: a benchmark from the question to the report, in Python."""
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,11 @@ def bench(
     words = {"dataset": dataset, "methods": methods, **options}
     benchmark = make_benchmark(**accept_objects(words, store.root / "data"))
     outcomes = run_benchmark(
-        benchmark, report=write_report, store=store, pool=pool, tensorboard=tensorboard
+        benchmark,
+        report=partial(write_report, rules=benchmark.rules),
+        store=store,
+        pool=pool,
+        tensorboard=tensorboard,
     )
     for outcome in outcomes:
         if isinstance(outcome, Failure):

@@ -43,6 +43,7 @@ def write_report(
     store: str | Path | Store | Sequence[str | Path | Store],
     out: str | Path | None = None,
     *,
+    rules: Sequence[str] = (),
     metric: str = DEFAULT_METRIC,
     thumbnails: bool = True,
 ) -> str:
@@ -54,6 +55,8 @@ def write_report(
         One store, or several: the page then begins with a mean over datasets, and `out` is needed.
     out
         The HTML file to write.
+    rules
+        The selection rules to show; by default all that never look at the target.
     metric
         What tables and comparisons show in place of the accuracy; see `afield.training.metrics`.
     thumbnails
@@ -85,6 +88,7 @@ def write_report(
         findings=[finding for root in roots for finding in kept_findings(root)],
         papers=kept_comparisons(roots),
         thumbnails=kept_thumbnails(roots, list(records.values())) if thumbnails else {},
+        rules=rules,
         metric=metric,
         over_datasets=len(stores) > 1,
     )
@@ -115,6 +119,7 @@ def render_page(
     findings: Sequence[tuple[Path, KeptFinding]] = (),
     papers: Sequence[KeptComparison] = (),
     thumbnails: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+    rules: Sequence[str] = (),
     metric: str = DEFAULT_METRIC,
     over_datasets: bool = False,
 ) -> str:
@@ -125,7 +130,7 @@ def render_page(
     """
     rerun_store = f"{store}-again" if Path(store).name else "again"
     sections = [
-        build_section(number, results, records, store, rerun_store)
+        build_section(number, results, records, store, rerun_store, rules)
         for number, results in enumerate(group_records(records, metric))
     ]
     shown, omitted = embed_findings(findings)
@@ -141,7 +146,7 @@ def render_page(
         version=version("afield"),
         name=Path(store).name or str(Path(store).resolve()),
         sections=sections,
-        overviews=build_overviews(records, metric) if over_datasets else [],
+        overviews=build_overviews(records, metric, rules) if over_datasets else [],
         reference=REFERENCE,
         findings=shown,
         papers=papers,
@@ -215,6 +220,7 @@ def _environment_facts(records: Sequence[Record]) -> list[tuple[str, str]]:
             if name != "code":
                 versions.setdefault(name, set()).add(value)
     facts = {
+        "Features": {name_without_path(record.run.encoder or "") for record in records} - {""},
         "Backbone": {name_without_path(record.run.backbone) for record in records},
         "Device": {record.device for record in records},
         "Versions": {f"{name} {' and '.join(sorted(values))}" for name, values in versions.items()},
@@ -244,7 +250,7 @@ def _warnings(records: Sequence[Record], sections: Sequence[Section]) -> list[st
 
 def _run_row(record: Record) -> Mapping[str, Any]:
     run = record.run
-    return {"key": run.key, "dataset": Path(run.dataset).name, "unseen": record.unseen[:4],
+    return {"key": run.key, "dataset": run.data_name, "unseen": record.unseen[:4],
             "trial": run.trial, "draw": run.draw, "steps": record.steps[-1],
             "seconds": record.seconds}  # fmt: skip
 

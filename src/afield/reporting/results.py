@@ -6,11 +6,13 @@ Runs that were trained only to be merged (bases and experts) have no row of thei
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 from statistics import fmean
 from typing import Any
 
-from afield.runs.record import Record
+from afield.runs.record import Record, describe_size, format_days
 from afield.runs.row import Row, common_settings
+from afield.runs.run import Run, name_without_path
 from afield.runs.selection import RULES, Pick
 from afield.studies import protocol
 from afield.training.metrics import DEFAULT_METRIC
@@ -50,6 +52,8 @@ class Results:
         domains that its model is tested on.
     together
         Whether one model is tested on several domains.
+    is_older
+        Whether the store has results of a newer version of the same data.
     """
 
     name: str
@@ -61,6 +65,7 @@ class Results:
     metric: str = ""
     by_source: bool = False
     together: bool = False
+    is_older: bool = False
     _picks: dict[str, dict[str, Picks]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -123,10 +128,10 @@ def group_records(records: Iterable[Record], metric: str = "") -> list[Results]:
         if not record.run.is_auxiliary:
             identity = f"{record.run.data or record.run.dataset}{protocol.choice_identity(record)}"
             datasets.setdefault(identity, []).append(record)
-    names = _dataset_names([of_dataset[0] for of_dataset in datasets.values()])
+    shown = "" if metric == DEFAULT_METRIC else metric
     return [
-        _results(name, of_dataset, "" if metric == DEFAULT_METRIC else metric)
-        for name, of_dataset in zip(names, datasets.values(), strict=True)
+        replace(_results(name, of_dataset, shown), is_older=is_older)
+        for name, is_older, of_dataset in _by_version(list(datasets.values()))
     ]
 
 
@@ -148,15 +153,51 @@ def _results(name: str, records: Sequence[Record], metric: str) -> Results:
     )
 
 
-def _dataset_names(records: Sequence[Record]) -> list[str]:
-    """Names of datasets; for files, with a digest where two have the same name."""
-    runs = [record.run for record in records]
-    names = [run.data_name for run in runs]
-    contents = {(name, run.data) for name, run in zip(names, runs, strict=True)}
-    ambiguous = {name for name in names if sum(name == other for other, _ in contents) > 1}
+def _by_version(datasets: Sequence[Sequence[Record]]) -> list[tuple[str, bool, list[Record]]]:
+    """Name, whether a newer version of the same data exists, and records of every dataset.
+
+    Datasets come in the order of their first records, versions of one dataset with the newest
+    first.
+    """
+    runs = [records[0].run for records in datasets]
+    by_name: dict[str, list[Sequence[Record]]] = {}
+    for run, records in zip(runs, datasets, strict=True):
+        others = [other for other in runs if other.data_name == run.data_name]
+        by_name.setdefault(_origin_name(run, others), []).append(records)
+    return [each for name, versions in by_name.items() for each in _named_versions(name, versions)]
+
+
+def _origin_name(run: Run, others: Sequence[Run]) -> str:
+    """The name of a run's data, told apart from other files and other networks' features."""
+    if run.encoder and len({other.encoder for other in others}) > 1:
+        return f"{run.data_name} ({name_without_path(run.encoder)})"
+    folders = {PurePath(other.dataset.partition("?")[0]).parent for other in others}
+    folder = PurePath(run.dataset.partition("?")[0]).parent.name
+    is_file_among_several = bool(folder) and not run.folder and len(folders) > 1
+    return f"{folder}/{run.data_name}" if is_file_among_several else run.data_name
+
+
+def _named_versions(
+    name: str, datasets: Sequence[Sequence[Record]]
+) -> list[tuple[str, bool, list[Record]]]:
+    """Datasets of one name, told apart by what is in them and when they were used."""
+    contents = [records[0].run.data for records in datasets]
+    if not all(contents) or len(set(contents)) == 1:
+        return [(name, False, list(records)) for records in datasets]
+    last = dict.fromkeys(contents, 0.0)
+    for data, records in zip(contents, datasets, strict=True):
+        last[data] = max(last[data], *(record.at for record in records))
+    sizes = {records[0].run.data: describe_size(records) for records in datasets}
+    days = format_days(last)
+    shown = {data: ", ".join(filter(None, [sizes[data], days[data]])) for data in last}
+    alike = {data for data in shown if list(shown.values()).count(shown[data]) > 1}
+    shown |= {data: ", ".join(filter(None, [shown[data], data[:6]])) for data in alike}
+    newest = max(last.values())
+    ordered = sorted(datasets, key=lambda records: -last[records[0].run.data])
     return [
-        f"{name} [{run.data[:6]}]" if run.data and name in ambiguous else name
-        for name, run in zip(names, runs, strict=True)
+        (f"{name} ({shown[data]})", last[data] < newest, list(records))
+        for records in ordered
+        for data in [records[0].run.data]
     ]
 
 

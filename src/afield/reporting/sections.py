@@ -37,7 +37,13 @@ from afield.reporting.claims import Claim, build_claims, leading_rule, ranked_me
 from afield.reporting.comparison import Comparison, comparisons, references
 from afield.reporting.formats import as_csv, as_latex
 from afield.reporting.results import Results
-from afield.reporting.sentences import Headline, Summary, build_headline, build_summary
+from afield.reporting.sentences import (
+    Headline,
+    Summary,
+    build_headline,
+    build_summary,
+    describe_lack,
+)
 from afield.reporting.table import (
     ALL_DATASETS,
     Column,
@@ -50,7 +56,8 @@ from afield.reporting.table import (
 )
 from afield.runs.record import Record
 from afield.runs.row import BOUND, FAMILIES, REFERENCE
-from afield.runs.selection import RULES
+from afield.runs.run import name_without_path
+from afield.runs.selection import RULES, rules_to_show
 from afield.studies.commands import row_command
 from afield.training.metrics import find_metric
 
@@ -176,11 +183,13 @@ def make_marks(results: Results, frame: pd.DataFrame, rule: str) -> dict[str, Ma
     means = dict(zip(of_rule["method"], of_rule["accuracy"], strict=True))
     ranked = {name: means.get(name, math.nan) for name in results.methods}
     names = sorted(ranked, key=lambda name: (math.isnan(ranked[name]), -ranked[name], name))
-    rows = results.rows
-    return {
-        name: Mark(name, number, bound=rows[name].is_bound, family=rows[name].family)
-        for number, name in enumerate(names)
-    }
+    places: dict[str, int] = {}
+    marks = {}
+    for number, name in enumerate(names):
+        row = results.rows[name]
+        place = places[row.family] = places.get(row.family, -1) + 1
+        marks[name] = Mark(name, number, bound=row.is_bound, family=row.family, place=place)
+    return marks
 
 
 # The words for a verdict, and the class that colors them.
@@ -249,6 +258,15 @@ class RuleTable:
         """The rows of every family that has any."""
         groups = {f: [row for row in self.rows if row.method.family == f] for f in FAMILIES}
         return {family: rows for family, rows in groups.items() if rows}
+
+    @property
+    def lack(self) -> str:
+        """Why no comparison can tell a difference from chance; empty if one can."""
+        if not self.comparisons or any(
+            row.comparison.verdict != "too few" for row in self.comparisons
+        ):
+            return ""
+        return describe_lack(self.comparisons[0].comparison)
 
     @property
     def incomplete(self) -> bool:
@@ -334,6 +352,17 @@ class Section:
     def title(self) -> str:
         """The name of the dataset, and how many domains are held out."""
         return self.results.title
+
+    @property
+    def is_older(self) -> bool:
+        """Whether there are results of a newer version of the same data."""
+        return self.results.is_older
+
+    @property
+    def features(self) -> str:
+        """The frozen networks whose features are trained on, in words; empty if there are none."""
+        encoders = dict.fromkeys(row.encoder for row in self.results.rows.values() if row.encoder)
+        return ", ".join(name_without_path(encoder) for encoder in encoders)
 
     @property
     def metric(self) -> str:
@@ -439,14 +468,22 @@ class Section:
 
 
 def build_section(
-    number: int, results: Results, records: Sequence[Record], store: str, rerun_store: str
+    number: int,
+    results: Results,
+    records: Sequence[Record],
+    store: str,
+    rerun_store: str,
+    asked: Sequence[str] = (),
 ) -> Section:
     """The section of one dataset, which has this number on the page.
 
     `records` are all records of the store, including bases and experts of merged models. The
-    commands for repeating runs write to `rerun_store`.
+    commands for repeating runs write to `rerun_store`. `asked` are the selection rules to show, by
+    default all that never look at the target.
     """
-    frame = tabulate_results(results)
+    frame = tabulate_results(results, rules=rules_to_show(asked))
+    if frame.empty:
+        frame = tabulate_results(results)
     if results.metric:
         frame = frame.assign(metric=results.metric)
     leading = leading_rule(frame)
@@ -509,13 +546,16 @@ def _forest_of_metric(plot: ForestPlot | None, metric: str) -> ForestPlot | None
     return replace(plot, caption=caption[0].upper() + caption[1:])
 
 
-def build_overviews(records: Sequence[Record], metric: str) -> list[RuleTable]:
+def build_overviews(
+    records: Sequence[Record], metric: str, asked: Sequence[str]
+) -> list[RuleTable]:
     """The tables over all datasets, one per rule."""
-    frame = tabulate(records, metric=metric, over_datasets=True)
+    frame = tabulate(records, rules=rules_to_show(asked), metric=metric, over_datasets=True)
     frame = frame[frame["dataset"] == ALL_DATASETS]
     sees = dict(zip(map(str, frame["method"]), frame["sees"], strict=True))
     marks = {
-        name: Mark(name, n, bound=seen == "labels") for n, (name, seen) in enumerate(sees.items())
+        name: Mark(name, n, bound=seen == "labels", place=n)
+        for n, (name, seen) in enumerate(sees.items())
     }
     return [
         build_rule_table(rule, frame, [], marks, list(ranked_means(frame, rule))[:1])

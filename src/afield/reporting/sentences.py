@@ -7,7 +7,6 @@ import math
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pandas as pd
 
@@ -27,7 +26,7 @@ from afield.reporting.table import find_column, format_number
 from afield.runs.record import Record
 from afield.runs.row import REFERENCE
 from afield.runs.selection import RULES
-from afield.studies.commands import row_command, write_command
+from afield.studies.commands import data_words, row_command, write_command
 from afield.training.metrics import find_metric
 
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
@@ -181,7 +180,7 @@ def _weigh(claim: Claim, comparison: Comparison) -> str:
     if claim.verdict == "level":
         return f"Both have the same {find_metric(claim.metric).title} in every trial and domain."
     if claim.verdict == "too few":
-        return f"Cannot tell whether this is chance: {_lack(comparison)}."
+        return f"Cannot tell whether this is chance: {describe_lack(comparison)}."
     ends = _format_interval(claim, comparison.interval())
     interval = f"(95{NO_BREAK_SPACE}% interval {ends}{describe_correction(comparison.rivals)})"
     if claim.is_more_than_chance:
@@ -195,7 +194,7 @@ def describe_correction(rivals: int) -> str:
     return f", corrected for {rivals} comparisons" if rivals > 1 else ""
 
 
-def _lack(comparison: Comparison) -> str:
+def describe_lack(comparison: Comparison) -> str:
     """Why nothing can be said about chance."""
     if comparison.trials < 2:
         return "there is only one trial"
@@ -386,8 +385,9 @@ def _percent(share: float, error: float) -> str:
 
 
 def _steps(results: Results, claim: Claim, store: str) -> list[Step]:
-    dataset = Path(results.methods[claim.leader][0].run.dataset).name
-    fit = write_command("fit", dataset, "best", options=[("store", store), ("out", "model")])
+    dataset, columns = data_words(results.methods[claim.leader][0].run)
+    options = [*columns, ("store", store), ("out", "model")]
+    fit = write_command("fit", dataset, "best", options=options)
     return [
         *_trials_step(results, claim, store),
         Step("Train the best method on all domains, for use:", fit),

@@ -1,7 +1,7 @@
 """The contents of a store: records of runs, their failures, plans and progress."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Annotated
@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from afield.runs.run import Run
-from afield.training.scores import PARTS, Checkpoint, CompactCheckpoints
+from afield.training.scores import PARTS, Checkpoint, CompactCheckpoints, score_at
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class Record:
     `embedded_tokens` is the number of tokens at which `embed` cut them. `memory` is the peak
     memory in bytes: on a GPU that of the run's tensors, on a CPU that of the whole process, which
     may have done other runs before; 0 means unknown. `class_names` are those of confusion
-    matrices, which have up to 100 classes; older records lack them.
+    matrices, which have up to 100 classes; older records lack them. `at` is when the run was
+    finished, as `time.time` counts; 0 in older records.
     """
 
     run: Run
@@ -36,6 +37,7 @@ class Record:
     truncated: int = 0
     median_tokens: int = 0
     embedded_tokens: int = 0
+    at: float = field(default=0.0, compare=False)
 
     @cached_property
     def domains(self) -> tuple[str, ...]:
@@ -108,6 +110,43 @@ class Record:
 def _numbers_of_true(flags: tuple[bool, ...]) -> tuple[int, ...]:
     """The numbers of the flags that are true; thousands of records share one tuple."""
     return tuple(number for number, flag in enumerate(flags) if flag)
+
+
+def domain_sizes(records: Iterable[Record]) -> dict[str, int]:
+    """The samples of each tested domain, from the sizes of its splits in the last evaluation."""
+    sizes: dict[str, int] = {}
+    for record in records:
+        for name in record.tests:
+            if name in sizes:
+                continue
+            main, probe = (score_at(record.checkpoints, -1, name, p) for p in ("main", "probe"))
+            if main is not None:
+                sizes[name] = main.size + (probe.size if probe and not record.run.report else 0)
+    return sizes
+
+
+def describe_size(records: Sequence[Record]) -> str:
+    """How many samples the data of records have; empty if not every domain was tested."""
+    sizes = domain_sizes(records)
+    noun = "images" if records[0].run.folder else "samples"
+    return f"{sum(sizes.values()):,} {noun}" if len(sizes) == len(records[0].domains) else ""
+
+
+def format_days(times: Mapping[str, float]) -> dict[str, str]:
+    """Times as days in UTC, with the year or the hour where that tells them apart; 0 is empty.
+
+    >>> format_days({"old": 1e9, "new": 1e9 + 60, "unknown": 0})
+    {'old': '9 September, 01:46', 'new': '9 September, 01:47', 'unknown': ''}
+    """
+    known = {name: time.gmtime(at) for name, at in times.items() if at}
+    years = len({day.tm_year for day in known.values()}) > 1
+    days = {
+        name: f"{day.tm_mday} {time.strftime('%B %Y' if years else '%B', day)}"
+        for name, day in known.items()
+    }
+    several = len(set(days.values())) < len(days)
+    hours = {name: time.strftime(", %H:%M", day) if several else "" for name, day in known.items()}
+    return {name: f"{days[name]}{hours[name]}" if name in days else "" for name in times}
 
 
 @dataclass(frozen=True)

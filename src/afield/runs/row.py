@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from afield import registry
-from afield.runs.run import TARGETS, Run, name_without_path
+from afield.runs.run import FEATURE_CHOICES, TARGETS, Run, name_without_path
 
 # The method that others are compared with, and the row that has seen the labels of the target.
 REFERENCE, BOUND = "erm", "target_expert"
@@ -168,7 +168,9 @@ def _settings(run: Run) -> dict[str, Any]:
     A choice of classes makes a row of its own only beside another choice.
     """
     settings = {"backbone": run.backbone, "steps": run.steps, **run.given}
-    for name in (TARGETS, "classes", "finetune"):
+    # All rows on the same features share the choices that the features were computed with.
+    of_features = FEATURE_CHOICES if run.encoder else ()
+    for name in (TARGETS, "classes", "finetune", *of_features):
         settings.pop(name, None)
     if run.epochs:
         settings["epochs"] = f"{run.epochs:g}"

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
+from afield.data.frames import split_spec
 from afield.errors import SpecError
 from afield.runs.selection import DEFAULT_RULES
 from afield.seeds import derive_seed
@@ -19,6 +20,8 @@ NOT_IN_KEY = ("rules", "given", "class_names", "templates", "folder", "encoder")
 AUXILIARY_ROLES = ("base", "expert", "member")
 # The word in `given` for the targets of all folds, each a list, if domains were chosen by name.
 TARGETS = "targets"
+# Choices about images in `given` that the features of a run were computed with.
+FEATURE_CHOICES = ("weights", "size", "skip_broken")
 # Largest values; a larger one is a slip of the keyboard, and would exhaust time or memory.
 LIMITS = {"steps": 10**9, "batch": 2**20, "batch_total": 2**20, "size": 4096, "tokens": 2**14}
 # Numbers of repetitions.
@@ -173,7 +176,10 @@ class Run:
     @property
     def data_name(self) -> str:
         """The name of the data to show: that of the folder, if the samples are features of it."""
-        return self.folder or PurePath(self.dataset).name.removesuffix(".npz")
+        if self.folder:
+            return self.folder
+        path = split_spec(self.dataset)[0] if "?" in self.dataset else self.dataset
+        return PurePath(path).name.removesuffix(".npz")
 
     @property
     def is_derived(self) -> bool:

@@ -127,6 +127,7 @@ def execute(
             **asdict(work.text_lengths),
             memory=peak(),
             class_names=work.class_names,
+            at=time.time(),
         )
         store.put(record, work.best, parts=work.best_parts, inputs=work.inputs)
         return record

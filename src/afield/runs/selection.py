@@ -429,6 +429,17 @@ def resolve_rules(names: Sequence[str], division: Division | None = None) -> tup
     return tuple(name for name in fitting if name in names or "all" in names)
 
 
+def rules_to_show(asked: Sequence[str], evaluated: Sequence[str] = ()) -> tuple[str, ...]:
+    """The rules that a table shows: those that are asked for, or else all but oracles.
+
+    `evaluated` are the rules that the runs were evaluated for, if only these have numbers.
+    """
+    if asked:
+        return resolve_rules(asked)
+    known = resolve_rules(evaluated or ["all"])
+    return tuple(name for name in known if not RULES[name].is_oracle) or known
+
+
 def describe_rules() -> str:
     """The names of all rules and what they need, for help texts."""
     needs = {name: " (trains more runs)" for name, rule in RULES.items() if rule.needs_twins}

@@ -38,7 +38,7 @@ from afield.files import sha256
 from afield.hyperparameters import defaults
 from afield.networks.own_network import own_backbone, weights_digest
 from afield.runs.pool import Pool
-from afield.runs.record import Failure, Plan, Record
+from afield.runs.record import Failure, Plan, Record, describe_size, format_days
 from afield.runs.run import Run
 from afield.runs.runner import execute
 from afield.runs.store import Store, open_store
@@ -298,6 +298,7 @@ def run_benchmark(
     with observer.planning():
         runs = plan(benchmark)
     place.prepare()
+    _log_changed_data(runs, place)
     written = _write_plan(runs, place, command or benchmark_command(benchmark))
     options |= {"threads": benchmark.threads, "device": benchmark.device or None}
     outcomes = complete(runs, place, pool=pool, **options)
@@ -307,6 +308,31 @@ def run_benchmark(
         keep_thumbnails(runs, place)
         _write_report(report, place, observer)
     return ordered
+
+
+def _log_changed_data(runs: Sequence[Run], store: Store) -> None:
+    """Say that everything is trained again if the store knows other contents of the same data."""
+    asked = {(run.data_name, run.encoder): run.data for run in runs if run.data}
+    if not asked or any(record is not None for record in store.known(runs)):
+        return
+    older: dict[tuple[str, str | None], list[Record]] = {}
+    for record in store:
+        data = (record.run.data_name, record.run.encoder)
+        if asked.get(data, record.run.data) != record.run.data:
+            older.setdefault(data, []).append(record)
+    for data, records in older.items():
+        last = max(records, key=lambda record: record.at)
+        same = [record for record in records if record.run.data == last.run.data]
+        facts = filter(None, [describe_size(same), format_days({"": last.at})[""]])
+        count = sum(asked.get((run.data_name, run.encoder)) == asked[data] for run in runs)
+        log.warning(
+            "%s has changed since its last results in %s (%s), so all %d runs are trained again; "
+            "the old results stay in the store",
+            data[0],
+            store.where(),
+            ", ".join(facts) or last.run.data[:6],
+            count,
+        )
 
 
 def _write_plan(runs: Sequence[Run], store: Store, command: str) -> Plan:

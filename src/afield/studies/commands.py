@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from afield.data.frames import ColumnChoice, split_spec
 from afield.runs.record import Record
 from afield.runs.row import Row
 from afield.runs.run import TARGETS, Run, name_without_path
@@ -121,8 +122,10 @@ def row_command(
     """
     runs = [record.run for record in records]
     first, row, protocol = runs[0], Row.of(runs[0]), Protocol.of(records)
+    dataset, columns = data_words(first)
     alone = [] if row.is_merged or row.method in beside else [row.method]
     options = [
+        *columns,
         ("methods", [*beside, *alone]),
         ("merges", "" if not row.is_merged else merge if row.is_baseline else row.method),
         ("trials", trials or protocol.trials),
@@ -138,7 +141,16 @@ def row_command(
         ("threads", _threads(records[0].device)),
         ("store", store),
     ]
-    return write_command("bench", Path(first.dataset).name, options=options, code=first.code)
+    return write_command("bench", dataset, options=options, code=first.code)
+
+
+def data_words(run: Run) -> tuple[str, list[tuple[str, Any]]]:
+    """The name of a run's data for a command, without its place, and the columns as options."""
+    path, choice = split_spec(run.dataset) if "?" in run.dataset else (run.dataset, ColumnChoice())
+    columns = ("label", "domain", "text")
+    options = [(name, getattr(choice, name)) for name in columns]
+    options += [("column_types", choice.types), ("drop", choice.drop)]
+    return Path(path).name, options
 
 
 def _classes(runs: Sequence[Run]) -> str | None:

@@ -54,6 +54,7 @@ from afield.networks.pretrained import (
     state_digest,
 )
 from afield.progress import progress
+from afield.runs.run import FEATURE_CHOICES, Run
 from afield.runs.thumbnails import write_strips
 from afield.studies.settings import resolve_settings
 
@@ -387,6 +388,22 @@ def use_features(
     if isinstance(encoder, Encoder):
         return _features(dataset, encoder, settings)
     return dataset, {**settings, **encoder}
+
+
+def image_labels(dataset: DomainSet, settings: Settings, *, finetune: bool | None) -> Settings:
+    """Choices about the images behind features, which records keep; see `recorded_choices`."""
+    if "identity" not in dataset.provenance:
+        return {}
+    labels = {name: settings[name] for name in FEATURE_CHOICES if settings.get(name)}
+    return {**labels, "finetune": False} if finetune is False else labels
+
+
+def recorded_choices(run: Run) -> tuple[dict[str, Any], bool | None]:
+    """The settings of the images and ``finetune`` with which the features of a run were made."""
+    settings = {name: run.given[name] for name in FEATURE_CHOICES if name in run.given}
+    if run.given.get("finetune") is not False:
+        return settings, None
+    return {**settings, "backbone": run.encoder}, False
 
 
 def spell_finetune(

@@ -37,7 +37,7 @@ from afield.studies.checks import (
     read_classes,
     with_classes_choice,
 )
-from afield.studies.features import use_features
+from afield.studies.features import image_labels, spell_finetune, use_features
 from afield.studies.merge_protocol import merging_runs
 from afield.studies.protocol import Fold, Protocol
 from afield.studies.settings import (
@@ -335,7 +335,9 @@ def _plan_dataset(asked: Benchmark, name: str, *, check_inputs: bool) -> list[Ru
     dataset = find_dataset(name_columns(name, **columns))
     if check_inputs:
         dataset.check_available()
-    dataset, remaining = use_features(dataset, asked.settings, finetune=asked.finetune)
+    given, finetune = spell_finetune(asked.settings, finetune=asked.finetune)
+    dataset, remaining = use_features(dataset, given, finetune=finetune)
+    labels = image_labels(dataset, given, finetune=finetune)
     asked = replace(asked, settings=remaining)
     benchmark = _with_defaults(_published_task(asked, dataset), dataset)
     # Methods that nobody asked for by name are left out where they do not fit.
@@ -373,8 +375,7 @@ def _plan_dataset(asked: Benchmark, name: str, *, check_inputs: bool) -> list[Ru
         runs += merging_runs(dataset, merges, protocol, settings=settings, **chosen, **shared)
     runs = with_classes_choice(runs, dataset, benchmark.classes)
     runs += adapted_runs(runs, adaptations, benchmark.settings)
-    if asked.finetune is False:
-        runs = [replace(run, given={**run.given, "finetune": False}) for run in runs]
+    runs = [replace(run, given={**run.given, **labels}) for run in runs]
     return _checked_runs(dataset, runs, every=every) if check_inputs else runs
 
 

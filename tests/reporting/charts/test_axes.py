@@ -85,8 +85,8 @@ def test_ends_and_ticks_are_round(values, options, ends, texts):
 
 
 def test_a_family_has_one_color_and_its_members_have_several_shapes():
-    marks = [Mark(str(number), number, family=FAMILIES[number // 4]) for number in range(20)]
-    assert len({(mark.color, mark.shape) for mark in marks}) == 20
+    marks = [Mark(f, 0, family=f, place=place) for f in FAMILIES for place in range(64)]
+    assert len({(mark.classes, mark.shape) for mark in marks}) == len(marks) == 320
     assert {mark.color for mark in marks if mark.family == "merges"} == {2}
 
 

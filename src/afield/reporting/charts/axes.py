@@ -11,7 +11,8 @@ from afield.runs.row import FAMILIES, Family
 
 # Values that differ by a larger factor have a logarithmic axis.
 LOG_SCALE_RATIO = 30
-SHAPES = 4
+# Shapes of the page, and tints of every color: marks repeat after as many rows of a family.
+SHAPES, TINTS = 16, 4
 
 
 @dataclass(frozen=True)
@@ -39,15 +40,17 @@ class Axis:
 
 @dataclass(frozen=True)
 class Mark:
-    """The mark of a method: its color is that of its family, its shape follows from its number.
+    """The mark of a method: its color is that of its family, shape and tint follow from its place.
 
-    `bound` marks the upper bound, which no method is compared with.
+    `number` identifies the method on the page, `place` is its place in its family. `bound` marks
+    the upper bound, which no method is compared with.
     """
 
     name: str
     number: int
     bound: bool = False
     family: Family = "training"
+    place: int = 0
 
     @property
     def color(self) -> int:
@@ -57,7 +60,17 @@ class Mark:
     @property
     def shape(self) -> int:
         """The number of the shape."""
-        return self.number % SHAPES
+        return self.place % SHAPES
+
+    @property
+    def tint(self) -> int:
+        """The number of the tint of the color: 0 is the color itself."""
+        return self.place // SHAPES % TINTS
+
+    @property
+    def classes(self) -> str:
+        """The classes that color the mark."""
+        return f"c{self.color}" + (f" t{self.tint}" if self.tint else "")
 
 
 def numeric_axis(

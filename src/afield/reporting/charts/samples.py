@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from afield.data.groups import describe_group
 from afield.reporting.results import Results
 from afield.reporting.sentences import bidi_isolate, escape_invisible
-from afield.runs.record import Record
+from afield.runs.record import Record, domain_sizes
 from afield.runs.run import name_without_path
 from afield.runs.run_files import thumbnail_file
 from afield.training.scores import score_at
@@ -70,7 +70,7 @@ def describe_groups(records: Iterable[Record]) -> list[str]:
         for name in record.tests:
             score = score_at(record.checkpoints, -1, name, "main")
             if score is not None and score.groups:
-                key = (Path(record.run.dataset).name, describe_group(record.run.group))
+                key = (record.run.data_name, describe_group(record.run.group))
                 counts = [size for _, size in score.groups.values()]
                 sizes.setdefault(key, {}).setdefault(name, counts)
     return [
@@ -84,7 +84,7 @@ def describe_groups(records: Iterable[Record]) -> list[str]:
 
 
 def _describe_domains(records: Sequence[Record]) -> str:
-    sizes = _samples(records)
+    sizes = domain_sizes(records)
     names = records[0].domains
     counted = f"{len(names)} domain{'s' * (len(names) != 1)}"
     if not sizes:
@@ -94,19 +94,6 @@ def _describe_domains(records: Sequence[Record]) -> str:
     return f"{counted}: " + ", ".join(
         f"{bidi_isolate(name)} {sizes[name]}" for name in names if name in sizes
     )
-
-
-def _samples(records: Sequence[Record]) -> dict[str, int]:
-    """The samples of each tested domain, from the sizes of its splits in the last evaluation."""
-    sizes: dict[str, int] = {}
-    for record in records:
-        for name in record.tests:
-            if name in sizes:
-                continue
-            main, probe = (score_at(record.checkpoints, -1, name, p) for p in ("main", "probe"))
-            if main is not None:
-                sizes[name] = main.size + (probe.size if probe and not record.run.report else 0)
-    return sizes
 
 
 def _describe_texts(records: Sequence[Record]) -> list[str]:
@@ -132,6 +119,8 @@ def _describe_texts(records: Sequence[Record]) -> list[str]:
 def _describe_network(record: Record) -> str:
     run = record.run
     backbone = name_without_path(run.backbone)
+    if run.encoder:
+        return f"features of {name_without_path(run.encoder)}, then {backbone}"
     if not run.weights:
         return f"{backbone} from random weights"
     digest = f" [{run.start[:6]}]" if run.start else ""
