@@ -110,7 +110,7 @@ def page(tmp_path_factory):
             )
     failed = replace(record("art", [0.5]).run, method="broken")
     store.put_failure(Failure(failed, "diverged", "Traceback"))
-    return Path(write_report(folder)).as_uri()
+    return Path(write_report(folder, rules=["all"])).as_uri()
 
 
 @pytest.fixture
@@ -322,6 +322,24 @@ def test_paper_shows_all_rules_and_no_controls(opened):
     assert visible(opened, ".rule") == 2
     assert visible(opened, ".controls, nav") == 0
     assert visible(opened, "details:not([open])") == 0
+
+
+UNNAMED = """
+const named = (e) => e.ariaLabel || e.getAttribute("aria-labelledby") || e.querySelector(":scope > title, figcaption");
+const pictures = [...document.querySelectorAll("svg")].filter((e) => !e.closest("[aria-hidden=true]") && !e.parentElement.closest("svg"));
+return [
+  ...pictures.filter((e) => e.getAttribute("role") !== "img" || !named(e)),
+  ...[...document.querySelectorAll("figure")].filter((e) => !named(e)),
+  ...[...document.images].filter((e) => !e.alt),
+].map((e) => e.outerHTML.slice(0, 80));
+"""  # noqa: E501
+
+
+def test_every_figure_has_a_name_for_screen_readers_and_the_page_fills_a_wide_window(opened):
+    assert opened.execute_script(UNNAMED) == []
+    screen(opened, width=1440)
+    main = opened.execute_script("return document.querySelector('main').getBoundingClientRect()")
+    assert main["width"] > 1380
 
 
 def test_without_scripts_all_tables_are_there(opened, page):
