@@ -86,7 +86,7 @@ def test_ends_and_ticks_are_round(values, options, ends, texts):
 
 def test_a_family_has_one_color_and_its_members_have_several_shapes():
     marks = [Mark(f, 0, family=f, place=place) for f in FAMILIES for place in range(64)]
-    assert len({(mark.classes, mark.shape) for mark in marks}) == len(marks) == 320
+    assert len({(mark.classes, mark.shape) for mark in marks}) == len(marks)
     assert {mark.color for mark in marks if mark.family == "merges"} == {2}
 
 
