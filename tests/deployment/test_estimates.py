@@ -3,8 +3,16 @@
 import numpy as np
 import pytest
 import torch
+from scipy import stats
+from sklearn.metrics import roc_auc_score
 
-from afield.deployment.estimates import calibrate, estimate_accuracy, fit_distances
+from afield.deployment.estimates import (
+    _error_auroc,
+    calibrate,
+    estimate_accuracy,
+    fit_distances,
+)
+from afield.deployment.model_folder import Estimate
 from afield.reporting.benchmarking import bench
 from afield.reporting.table import tabulate
 from afield.runs.finished import reopen
@@ -63,6 +71,57 @@ def test_the_temperature_is_that_of_unseen_probe_parts(store):
     # Seen parts would give another.
     seen = fit_temperature(*probe_outputs(store, records, lambda record: record.run.sources))
     assert abs(result.temperature / seen - 1) > 0.02
+
+
+def test_the_auroc_of_warnings_is_measured_on_probe_parts(store):
+    """Against scikit-learn's: a new domain against the sources, and wrong predictions."""
+    records = [record for record in store if record.run.trial == 0]
+    result = calibrate([store.folder(record.run) for record in records])
+    compared = 0
+    for record in records:
+        with torch.random.fork_rng():
+            subject = reopen(store.folder(record.run))
+        distances, model = fit_distances(subject), subject.model
+        measured = {}
+        for name, probe in subject.probes.items():
+            with torch.no_grad():
+                measured[name] = distances(model.features(probe.prepare(probe.x.in_memory)))
+        (unseen,) = record.unseen
+        known = torch.cat([measured[name] for name in record.run.sources])
+        of_unseen = torch.cat([known, measured[unseen]])
+        is_new = torch.arange(len(of_unseen)) >= len(known)
+        assert result.separations[unseen] == pytest.approx(roc_auc_score(is_new, of_unseen))
+        probe = subject.probes[unseen]
+        logits = subject.logits(probe)
+        wrong = logits.argmax(dim=1) != probe.y
+        if not wrong.any():
+            assert unseen not in result.confidence_auroc
+            continue
+        compared += 1
+        doubt = -(logits / result.temperature).softmax(dim=1).amax(dim=1)
+        assert result.confidence_auroc[unseen] == pytest.approx(roc_auc_score(wrong, doubt))
+        assert result.distance_auroc[unseen] == pytest.approx(
+            roc_auc_score(wrong, measured[unseen])
+        )
+    assert compared > 1
+
+
+def test_domains_without_mistakes_have_no_auroc_of_mistakes():
+    right = [np.array([True, True]), np.array([True, False]), np.array([False, False])]
+    warnings = [np.array([1.0, 2.0])] * 3
+    assert _error_auroc(["a", "b", "c"], warnings, right) == {"b": 1.0}
+
+
+def test_the_interval_for_one_more_domain_is_students_on_log_odds():
+    estimate = Estimate(0.7, 0.5, 0.9, {"a": 0.5, "b": 0.7, "c": 0.9}, trials=1)
+    odds = np.log(np.array([0.5, 0.7, 0.9]) / np.array([0.5, 0.3, 0.1]))
+    reach = stats.t.ppf(0.95, 2) * odds.std(ddof=1) * np.sqrt(4 / 3)
+    ends = 1 / (1 + np.exp(-(odds.mean() + np.array([-reach, reach]))))
+    assert estimate.interval == pytest.approx(tuple(ends))
+    assert Estimate(0.7, 0.5, 0.9, {"a": 0.5}, trials=1).interval is None
+    # All right in every domain is 99.5 % and not certainty.
+    sure = Estimate(1.0, 1.0, 1.0, {"a": 1.0, "b": 1.0}, trials=1)
+    assert sure.interval == pytest.approx((0.995, 0.995))
 
 
 def test_a_domain_that_is_shifted_is_far_and_one_that_is_not_is_near(tmp_path):

@@ -43,10 +43,13 @@ def test_hugging_face_reads_its_facts(about):
 
 def test_the_number_for_unseen_domains_stands_first(about):
     first = body(render_card(about)).strip().splitlines()[2]
-    values = about.estimate.domains.values()
-    ends = f"{100 * min(values):.0f}–{100 * max(values):.0f} % accuracy, mean"
-    assert first.startswith(f"**Unseen domains: {ends} ")
-    assert "a new domain can fall anywhere in it" in first
+    values, (low, high) = about.estimate.domains.values(), about.estimate.interval
+    mean = f"**Unseen domains: {100 * about.estimate.accuracy:.0f} % accuracy on average (90 % "
+    assert first.startswith(mean + "prediction interval")
+    assert f"for one more domain: {100 * low:.0f}–{100 * high:.0f} %).**" in first
+    assert "otherwise below or above it" in first
+    assert "3 degrees of freedom" in first
+    assert f"accuracies are {100 * min(values):.0f}–{100 * max(values):.0f} %" in first
     assert "There was only one trial" in first
 
 
@@ -57,6 +60,21 @@ def test_it_says_how_well_the_distance_warned(about):
     assert "of 0.51 for photo, the worst. **The distance gives little warning there" in text
     strong = render_card(replace(about, calibration=replace(weak, separations={"art": 0.93})))
     assert "little warning" not in strong
+
+
+def test_it_says_how_well_wrong_predictions_are_told_from_right_ones(about):
+    measured = {"confidence_auroc": {"art": 0.9, "photo": 0.7}, "distance_auroc": {"art": 0.52}}
+    text = render_card(replace(about, calibration=replace(about.calibration, **measured)))
+    assert "confidence 0.80 on average, 0.70 for photo; distance 0.52 on average" in text
+    earlier = replace(about.calibration, confidence_auroc={}, distance_auroc={})
+    assert "wrong predictions" not in render_card(replace(about, calibration=earlier))
+
+
+def test_one_domain_is_no_forecast(about):
+    alone = replace(about.estimate, domains={"art": 0.7})
+    text = render_card(replace(about, estimate=alone))
+    assert "which does not show how much domains differ" in text
+    assert "prediction interval" not in text
 
 
 def test_users_of_the_onnx_file_learn_what_to_do_before_it():

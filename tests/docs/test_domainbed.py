@@ -1,6 +1,7 @@
 """The comparison with DomainBed runs against a program with DomainBed's command line."""
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -71,7 +72,8 @@ def test_both_are_run_and_their_costs_are_printed(compare, capsys):
     theirs, ours, ratio = capsys.readouterr().out.splitlines()
     assert theirs.startswith("DomainBed ")
     assert ours.startswith("afield ")
-    assert all("1 processes" in line for line in (theirs, ours))
+    # A short-lived child of an import may be seen too, on a busy machine.
+    assert all(re.search(r" [1-9]\d* processes ", line) for line in (theirs, ours))
     assert ratio.startswith("DomainBed over afield: CPU time 0.")
 
 

@@ -45,7 +45,9 @@ def test_the_tutorial_prints_what_it_shows(afield, tmp_path):
     def said(words: str, *more: str) -> str:
         code, out, err = afield(*shlex.split(command(words))[1:], *more)
         assert code == 0, err
-        return out + err
+        # On a busy machine, work takes long enough to have progress.
+        lines = err.splitlines(keepends=True)
+        return out + "".join(line for line in lines if not line.rstrip().endswith(" left"))
 
     check = "afield data check scans"
     assert_alike(said(check), shown(f"$ {check}"))

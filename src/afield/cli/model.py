@@ -143,6 +143,7 @@ def fit(
 
 def _print_model(model: "Model", out: Path) -> None:
     """Estimate and calibration of a model, and where it is."""
+    from afield.deployment.model_card import format_range
     from afield.runs.row import Row
 
     about = model.about
@@ -151,9 +152,13 @@ def _print_model(model: "Model", out: Path) -> None:
     else:
         stderr = f" ± {100 * estimate.stderr:.1f}" if estimate.stderr is not None else ""
         trials = f"{estimate.trials} trial{'s' * (estimate.trials > 1)}"
-        console.out.print(
-            f"accuracy on unseen domains: {100 * estimate.accuracy:.1f} %{stderr} (worst "
-            f"{100 * estimate.worst:.1f} %; {len(estimate.domains)} domains left out, {trials})"
+        ends = "unknown from one domain"
+        if estimate.interval is not None:
+            ends = f"{format_range(estimate.interval)} (90 % prediction interval)"
+        console.out.say(f"accuracy on one more unseen domain: {ends}")
+        console.out.say(
+            f"mean over unseen domains: {100 * estimate.accuracy:.1f} %{stderr}, worst "
+            f"{100 * estimate.worst:.1f} % ({len(estimate.domains)} domains left out, {trials})"
         )
         if (selection := estimate.selection) is not None and about.run is not None:
             cost = round(100 * selection.cost, 1) + 0.0

@@ -103,6 +103,7 @@ def calibrate(
     labels: list[Tensor] = []
     distances: list[NDArray[np.float64]] = []
     separations: dict[str, list[float]] = {}
+    names: list[str] = []
     for folder in track(folders, "calibrating", len(folders)):
         finished = reopen(folder, dataset=dataset, root=root, device=device)
         distance = fit_distances(finished)
@@ -110,6 +111,7 @@ def calibrate(
         for name in finished.record.tests:
             probe = finished.probes[name]
             outputs = _model_outputs(finished.model, probe, torch.arange(len(probe)))
+            names.append(name)
             logits.append(outputs.logits)
             labels.append(outputs.y)
             distances.append(distance(outputs.features).double().numpy())
@@ -126,11 +128,28 @@ def calibrate(
         error_before=_mean(map(calibration_error, uncalibrated, correct)),
         error_after=_mean(map(calibration_error, calibrated, correct)),
         separations={name: _mean(values) for name, values in separations.items()},
+        confidence_auroc=_error_auroc(names, [-values for values in calibrated], correct),
+        distance_auroc=_error_auroc(names, distances, correct),
     )
+
+
+def _error_auroc(
+    names: Sequence[str],
+    warnings: Sequence[NDArray[np.float64]],
+    correct: Sequence[NDArray[np.bool_]],
+) -> dict[str, float]:
+    """The AUROC with which a warning tells wrong predictions from right ones, by domain."""
+    values: dict[str, list[float]] = {}
+    for name, warning, right in zip(names, warnings, correct, strict=True):
+        if 0 < right.sum() < len(right):
+            values.setdefault(name, []).append(separation(warning[right], warning[~right]))
+    return {name: _mean(of_domain) for name, of_domain in values.items()}
 
 
 def separation(known: NDArray[np.float64], unseen: NDArray[np.float64]) -> float:
     """The AUROC of distances: how often an unseen sample is farther away than a known one.
+
+    Any other number for each of two groups of samples will do.
 
     >>> separation(np.array([1.0, 2.0]), np.array([1.5, 3.0]))
     0.75

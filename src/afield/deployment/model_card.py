@@ -49,7 +49,7 @@ def _metadata(about: Description) -> ModelCardData:
             dataset_type=dataset,
             metric_type="accuracy",
             metric_value=round(about.estimate.accuracy, 4),
-            metric_name="mean accuracy on unseen domains",
+            metric_name=f"mean accuracy on unseen domains ({_forecast(about.estimate)})",
         )
         results = [result]
     return ModelCardData(
@@ -83,9 +83,8 @@ def _accuracy(about: Description) -> str:
     if estimate.stderr is not None:
         error = f" ± {100 * estimate.stderr:.1f} (standard error over {estimate.trials} trials)"
     text = (
-        f"**Unseen domains: {_range(estimate)} accuracy, mean {100 * estimate.accuracy:.0f} %; a "
-        "new domain can fall anywhere in it, or below.** The range is that of the domains that "
-        f"were left out of training in turn; their mean is {100 * estimate.accuracy:.1f} %{error}. "
+        f"**Unseen domains: {100 * estimate.accuracy:.0f} % accuracy on average "
+        f"({_forecast(estimate)}).** {_left_out(estimate)} {100 * estimate.accuracy:.1f} %{error}. "
         f"On domains that were trained on, it is {100 * estimate.in_domain:.1f} %. The numbers are "
         "from models that were trained in the same way on fewer "
         "domains; this model was trained on all domains, so none is left to measure it on."
@@ -105,11 +104,31 @@ def _accuracy(about: Description) -> str:
     return f"{text}\n\n{_domain_table(estimate)}"
 
 
-def _range(estimate: Estimate) -> str:
-    """The lowest and highest accuracy on a held-out domain."""
-    low, high = min(estimate.domains.values()), max(estimate.domains.values())
-    ends = f"{100 * low:.0f}", f"{100 * high:.0f}"
-    return f"{ends[0]} %" if ends[0] == ends[1] else f"{ends[0]}–{ends[1]} %"
+def _forecast(estimate: Estimate) -> str:
+    """What to expect of one more domain."""
+    if estimate.interval is None:
+        return "one domain was left out, which does not show how much domains differ"
+    return f"90 % prediction interval for one more domain: {format_range(estimate.interval)}"
+
+
+def _left_out(estimate: Estimate) -> str:
+    """Where the forecast comes from, up to the mean over the left-out domains."""
+    if estimate.interval is None:
+        return "The mean over its trials is"
+    count, ends = len(estimate.domains), (*estimate.domains.values(),)
+    return (
+        "A new domain lies in the interval with a probability of about 90 %, otherwise below or "
+        f"above it. It is computed from the {count} domains that were left out of training in turn "
+        f"(Student's t with {count - 1} degree{'s' * (count > 2)} of freedom, on log-odds), so few "
+        f"domains make it wide. Their accuracies are {format_range((min(ends), max(ends)))}; the "
+        "mean is"
+    )
+
+
+def format_range(ends: tuple[float, float]) -> str:
+    """Two shares as a range of percentages, or one if they are rounded to the same number."""
+    low, high = (f"{100 * end:.0f}" for end in ends)
+    return f"{low} %" if low == high else f"{low}–{high} %"
 
 
 def _selection(estimate: Estimate) -> str:
@@ -182,7 +201,8 @@ def _confidence(about: Description) -> str:
         "domains are typical of your data.\n\n"
         "`distance` is how far a sample is from the training domains in the network's features. "
         "`percentile` is the rank of that distance among samples of left-out domains: near 100, "
-        f"the sample is farther away than nearly all of them.{_separation(calibration)}"
+        "the sample is farther away than nearly all of them."
+        f"{_separation(calibration)}{_errors(calibration)}"
     )
 
 
@@ -203,6 +223,28 @@ def _separation(calibration: Calibration) -> str:
         f"from unseen samples of the training domains with an AUROC of {mean:.2f} on average (1 is "
         f"perfect, 0.5 is chance), and of {separations[least]:.2f} for {escape_markdown(least)}, "
         f"the worst.{warning * weak}"
+    )
+
+
+def _errors(calibration: Calibration) -> str:
+    """How well confidence and distance told wrong predictions from right ones."""
+    measured = {
+        "confidence": calibration.confidence_auroc,
+        "distance": calibration.distance_auroc,
+    }
+    texts = []
+    for name, aurocs in measured.items():
+        if aurocs:
+            mean = sum(aurocs.values()) / len(aurocs)
+            least = min(aurocs, key=lambda domain: aurocs[domain])
+            texts.append(
+                f"{name} {mean:.2f} on average, {aurocs[least]:.2f} for {escape_markdown(least)}"
+            )
+    if not texts:
+        return ""
+    return (
+        "\n\nHow well they tell wrong predictions from right ones on a left-out domain (AUROC, "
+        f"average and worst domain): {'; '.join(texts)}."
     )
 
 

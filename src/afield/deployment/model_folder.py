@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
@@ -53,6 +54,10 @@ from afield.training.calibration import TEMPERATURE_RANGE
 FORMAT_VERSION = 1
 # More than any network has; a description that asks for more is not valid.
 MAX_FEATURES = 2**20
+# How often the prediction interval of an estimate should hold the accuracy on one more domain.
+PREDICTION_LEVEL = 0.9
+# The log-odds of a higher accuracy say more about the number of samples than about the domain.
+MAX_ACCURACY = 0.995
 
 
 @dataclass(frozen=True)
@@ -131,6 +136,27 @@ class Estimate:
     recipes: int = 1
     selection: Selection | None = None
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The ends of the 90 % prediction interval for one more domain; None with one domain.
+
+        Student's t on the log-odds of the accuracies, with a degree of freedom less than there are
+        domains, so that few domains give a wide interval::
+
+            log-odds = mean ± t · standard deviation · √(1 + 1 / domains)
+        """
+        from scipy import special
+
+        count = len(self.domains)
+        if count < 2:
+            return None
+        shares = np.clip(list(self.domains.values()), 1 - MAX_ACCURACY, MAX_ACCURACY)
+        odds = special.logit(shares)
+        quantile = special.stdtrit(count - 1, (1 + PREDICTION_LEVEL) / 2)
+        reach = quantile * odds.std(ddof=1) * math.sqrt(1 + 1 / count)
+        low, high = special.expit([odds.mean() - reach, odds.mean() + reach])
+        return float(low), float(high)
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -141,6 +167,8 @@ class Calibration:
     1, `error_after` with the fitted temperature, on the same samples. `separations` has, for each
     held-out domain, the AUROC with which the distance separates its samples from those of the
     sources' validation splits, averaged over trials; folders of earlier versions have none.
+    `confidence_auroc` and `distance_auroc` have the AUROC with which a low confidence, or a large
+    distance, tells wrong predictions from right ones, for each held-out domain that has both.
     """
 
     temperature: float
@@ -150,6 +178,8 @@ class Calibration:
     error_before: float
     error_after: float
     separations: Mapping[str, float] = field(default_factory=dict)
+    confidence_auroc: Mapping[str, float] = field(default_factory=dict)
+    distance_auroc: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         low, high = TEMPERATURE_RANGE
