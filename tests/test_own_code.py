@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 
 import pytest
 
@@ -97,10 +98,48 @@ def test_a_toml_file_does_not_run_code(file, tmp_path):
     assert plan_runs(read_benchmark(toml))
 
 
-def test_bad_code_is_refused_in_one_line(tmp_path):
+EXITS = """
+import sys
+from dataclasses import dataclass
+from afield.training import Method
+
+@dataclass(frozen=True)
+class Ends(Method):
+    def loss(self, learner, batches):
+        sys.exit(0)
+"""
+
+
+def test_code_that_ends_the_program_is_a_failed_run(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ends.py").write_text(EXITS)
+    benchmark = {"targets": "turn0", "trials": 1, "steps": 2, "store": tmp_path / "runs"}
+    assert not package.bench("spirals", "ends.py", **benchmark)
+    assert "ends.py: SystemExit in line 9" in caplog.text
+
+
+def test_an_error_in_own_code_is_one_line_with_its_place(tmp_path):
+    """The command line prints it; in Python, the whole trace is of use."""
+    path = tmp_path / "fails.py"
+    path.write_text(METHOD.replace("return", "return 1 / 0 or"))
+    own_code.load("methods", str(path))
+    found = own_code.find("methods", "fails")
+    with pytest.raises(ZeroDivisionError) as caught:
+        found().loss(None, None)
+    number = 1 + path.read_text().partition("1 / 0")[0].count("\n")
+    place = f"{path}: ZeroDivisionError in line {number}: division by zero"
+    assert own_code.describe_error(caught.value) == place
+    assert own_code.describe_error(ValueError("of afield")) == ""
+
+
+def test_bad_code_is_refused_in_one_line(tmp_path, monkeypatch):
     for content, message in (
         ("def broken(:\n", "syntax error in line 1"),
         ("x = 1\n\ny = 1 / 0\n", "ZeroDivisionError in line 3"),
+        ("import sys\nsys.exit(0)\n", "SystemExit in line 2: the code ends the program"),
+        ("x = 1\0\n", "null bytes"),
+        ("__all__ = 3\n", "exactly one name"),
+        ("__all__ = [3]\n", "exactly one name"),
         ("x = 1\n", "has no method"),
         (METHOD + METHOD.replace("Mine", "Other"), "has 2 objects: method"),
         ('__all__ = ["a", "b"]\n', "exactly one name"),
@@ -112,7 +151,20 @@ def test_bad_code_is_refused_in_one_line(tmp_path):
     (tmp_path / "erm.py").write_text(METHOD)
     with pytest.raises(SpecError, match="already a name of afield's methods"):
         own_code.load("methods", "erm.py")
-    for origin, message in {"no.py": "cannot be read", "no_such.module:Idea": "cannot be"}.items():
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "ending.py").write_text("import sys\nsys.exit(0)\n")
+    (tmp_path / "failing.py").write_text("\n\n1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    origins = {
+        "no.py": "cannot be read",
+        "no_such.module:Idea": "cannot be",
+        str(tmp_path / "pipe.py"): "not a regular file",
+        "": "empty",
+        " ": "empty",
+        "ending:Idea": "SystemExit in line 2",
+        "failing:Idea": "ZeroDivisionError in line 3",
+    }
+    for origin, message in origins.items():
         with pytest.raises(SpecError, match=message):
             own_code.load("methods", origin)
 

@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import re
 import sys
+import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -20,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from afield.errors import SpecError
+from afield.files import read_text
 
 # The idea of each kind, `module:class`; a merge is a function with a scope.
 IDEAS = {
@@ -40,6 +42,8 @@ OPTIONS = {
     "dataset": "datasets",
 }
 MODULE_FORM = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+# Of the modules that files are run as.
+MODULE_PREFIX = "afield_own_code_"
 # Words with another meaning where names are expected.
 RESERVED = ("all", "best", "hf")
 
@@ -140,10 +144,12 @@ def load(kind: str, origin: str) -> str:
 
     An empty kind stands for any: the object decides.
     """
+    if not origin.strip():
+        raise SpecError("the name of your own code is empty; give a file such as my_idea.py")
     if origin.endswith(".py"):
         path = Path(origin).expanduser()
         try:
-            source = path.read_text(encoding="utf-8")
+            source = read_text(path)
         except (OSError, UnicodeDecodeError) as error:
             raise SpecError(f"{origin}: cannot be read ({error}); give a file of Python") from None
         return _add(kind, path.stem, str(path), source)
@@ -198,26 +204,43 @@ def _keep(code: Code, value: Any) -> str:
 
 def _run(name: str, origin: str, source: str) -> ModuleType:
     """Run the source of a file as a module."""
-    module = ModuleType(f"afield_own_code_{name}_{_digest(source)}")
+    module = ModuleType(f"{MODULE_PREFIX}{name}_{_digest(source)}")
     module.__file__ = origin
     sys.modules[module.__name__] = module
     try:
         exec(compile(source, origin, "exec"), module.__dict__)
     except SyntaxError as error:
         raise SpecError(f"{origin}: syntax error in line {error.lineno} ({error.msg})") from None
-    except Exception as error:
-        line = _line(error, origin)
-        raise SpecError(f"{origin}: {type(error).__name__}{line}: {error}") from error
+    except ValueError as error:  # such as null bytes, which are no syntax error
+        raise SpecError(describe_error(error) or f"{origin}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise SpecError(describe_error(error) or f"{origin}: {_reason(error)}") from error
     return module
 
 
-def _line(error: Exception, origin: str) -> str:
-    trace, number = error.__traceback__, 0
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == origin:
-            number = trace.tb_lineno
-        trace = trace.tb_next
-    return f" in line {number}" if number else ""
+def describe_error(error: BaseException) -> str:
+    """The line of the user's code in which an error arose, and the error; empty if not in there.
+
+    An exit counts only if the user's code asks for it, and not a signal that arrives meanwhile.
+    """
+    modules = {getattr(value, "__module__", "") or "" for _, value in _registered.values()}
+    own = {name for name in modules if name.partition(".")[0] != "afield"}
+    frames = list(traceback.walk_tb(error.__traceback__))
+    names = [str(frame.f_globals.get("__name__", "")) for frame, _ in frames]
+    if isinstance(error, SystemExit) and names and names[-1].partition(".")[0] == "afield":
+        return ""
+    for (frame, line), name in zip(reversed(frames), reversed(names), strict=True):
+        if name.startswith(MODULE_PREFIX) or name in own:
+            return f"{frame.f_code.co_filename}: {_reason(error, line)}"
+    return ""
+
+
+def _reason(error: BaseException, line: int = 0) -> str:
+    where = f" in line {line}" if line else ""
+    text = " ".join(str(error).split())
+    if isinstance(error, SystemExit):
+        text = f"the code ends the program (exit code {error.code}), which it must not do"
+    return f"{type(error).__name__}{where}: {text}"
 
 
 def _imported(origin: str) -> Any:
@@ -229,6 +252,11 @@ def _imported(origin: str) -> Any:
     except (ImportError, AttributeError, SyntaxError) as error:
         advice = "put it into a file, or use workers=1" if module == "__main__" else "check it"
         raise SpecError(f"{origin}: cannot be imported ({error}); {advice}") from None
+    except (Exception, SystemExit) as error:
+        frames = traceback.walk_tb(error.__traceback__)
+        lines = [line for frame, line in frames if frame.f_globals.get("__name__") == module]
+        reason = _reason(error, lines[-1] if lines else 0)
+        raise SpecError(f"{origin}: cannot be imported ({reason})") from error
     return value
 
 
@@ -236,9 +264,10 @@ def _object(module: ModuleType, kind: str, origin: str) -> Any:
     """The one public object of a file: that of ``__all__``, or the only one of its kind."""
     public = getattr(module, "__all__", None)
     if public is not None:
-        if len(public) != 1 or not hasattr(module, public[0]):
+        names = list(public) if isinstance(public, list | tuple) else []
+        if len(names) != 1 or not isinstance(names[0], str) or not hasattr(module, names[0]):
             raise SpecError(f"{origin}: __all__ must contain exactly one name")
-        value = getattr(module, public[0])
+        value = getattr(module, names[0])
         _require(value, kind, origin)
         return value
     kinds = [kind] if kind else list(IDEAS)

@@ -20,3 +20,8 @@ def test_the_new_method_passes_its_new_test(afield, tmp_path):
 def test_an_existing_file_is_not_replaced(afield, refusal):
     assert afield("new", "method", "twice")[0] == 0
     assert "exists already" in refusal("new", "method", "twice")
+
+
+@pytest.mark.parametrize("name", ["class", "erm", "best", "no-name", ""])
+def test_a_word_of_python_or_of_afield_is_no_name(refusal, name):
+    assert "not a name" in refusal("new", "method", name)

@@ -56,7 +56,7 @@ def test_predict_writes_a_file(afield, spiral_model, new, tmp_path):
 def test_predict_overwrites_a_file_only_with_force(afield, refusal, spiral_model, new, tmp_path):
     (tmp_path / "answers.csv").write_text("of yesterday")
     message = refusal("predict", spiral_model, new, "--out", "answers.csv")
-    assert "answers.csv: exists already; use --force" in message
+    assert "answers.csv: exists already; give another name, or --force" in message
     assert (tmp_path / "answers.csv").read_text() == "of yesterday"
     assert afield("predict", spiral_model, new, "--out", "answers.csv", "--force")[0] == 0
     assert (tmp_path / "answers.csv").read_text() != "of yesterday"

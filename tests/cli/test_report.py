@@ -2,13 +2,16 @@
 
 import io
 import json
+import os
 import re
+import stat
 
 import pandas as pd
 import pytest
 
 from afield.reporting import page
 from afield.runs.store import Store
+from tests.files import pictures
 from tests.stores import benchmark_records, kept, noisy
 
 QUICK = ("--methods", "erm", "--steps", "10", "--workers", "1", "--trials", "2")
@@ -86,6 +89,43 @@ def test_report_writes_one_page_and_says_where(afield, tmp_path):
     assert (code, out) == (0, "report in a/page.html\n")
     pages = [(tmp_path / name).read_text() for name in ("runs/report.html", "a/page.html")]
     assert pages[0] == pages[1]
+
+
+@pytest.mark.parametrize("command", [("report", "runs"), ("data", "check", "photos")])
+def test_an_existing_file_is_replaced_only_by_force(afield, refusal, tmp_path, command):
+    kept(Store(tmp_path / "runs"), benchmark_records([[0.5, 0.6, 0.7]]))
+    pictures(tmp_path / "photos")
+    thesis = tmp_path / "thesis.png"
+    thesis.write_text("years of work")
+    assert "exists already; give another name, or --force" in refusal(*command, "--out", thesis)
+    assert thesis.read_text() == "years of work"
+    assert afield(*command, "--out", thesis, "--force")[0] == 0
+    assert thesis.read_bytes()[:6] != b"years "
+    for empty in ("", "."):
+        assert "not the name of a file" in refusal(*command, "--out", empty)
+
+
+def test_a_report_for_a_device_leaves_the_device(afield, tmp_path):
+    kept(Store(tmp_path / "runs"), benchmark_records([[0.5, 0.6, 0.7]]))
+    null = tmp_path / "null"
+    try:
+        os.mknod(null, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("only root may make devices")
+    assert afield("report", "runs", "--out", null)[0] == 0
+    assert stat.S_ISCHR(null.stat().st_mode)
+
+
+def test_a_metric_that_no_record_has_is_one_line(refusal, tmp_path):
+    kept(Store(tmp_path / "runs"), benchmark_records([[0.5, 0.6, 0.7]]))
+    assert "no groups were counted" in refusal("report", "--metric", "worst_group")
+
+
+@pytest.mark.parametrize("difference", ["inf", "nan", "101"])
+def test_a_difference_that_is_no_number_of_points_is_refused(afield, compared, difference):
+    code, _, err = afield("power", "--difference", difference)
+    assert code == 2
+    assert "--difference" in err
 
 
 def test_a_report_that_cannot_be_made_costs_neither_table_nor_exit_code(

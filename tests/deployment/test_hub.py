@@ -93,6 +93,26 @@ def test_push_uploads_the_files_of_a_model_and_nothing_else(hub, model_folder, a
     assert hub == expected
 
 
+@pytest.mark.parametrize("name", ["README.md", "distance.safetensors", "model.json"])
+def test_push_does_not_follow_links_to_private_files(hub, model_folder, afield, tmp_path, name):
+    private = tmp_path / "private"
+    (model_folder / name).replace(private)
+    (model_folder / name).symlink_to(private)
+    code, _, err = afield("push", model_folder, "ann/spirals")
+    assert code == 2
+    assert f"{name}: a link that leads out of the folder" in err
+    assert not hub
+
+
+def test_push_leaves_out_what_the_description_does_not_list(hub, model_folder, afield):
+    about = json.loads((model_folder / "model.json").read_text())
+    del about["files"]["distance.safetensors"]
+    (model_folder / "model.json").write_text(json.dumps(about))
+    code, _, err = afield("push", model_folder, "ann/spirals")
+    assert code == 0, err
+    assert sorted(hub) == ["README.md", "model.json", "model.safetensors"]
+
+
 def test_a_hub_that_does_not_answer_is_one_clear_line(model_folder, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_TOKEN", "hf_local")

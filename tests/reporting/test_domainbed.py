@@ -2,6 +2,8 @@
 
 import json
 import math
+import resource
+import signal
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 from afield import registry
 from afield.data.lookup import find_dataset
+from afield.errors import SpecError
 from afield.reporting.domainbed import export_domainbed
 from afield.runs.record import Record
 from afield.runs.run import Run
@@ -203,8 +206,26 @@ def test_every_record_has_a_folder_that_is_done_with_a_line_of_json_for_each_che
 def test_a_second_export_takes_the_place_of_the_first(tmp_path):
     export_domainbed([hand_made("erm", "art")], tmp_path)
     before = lines(tmp_path)
-    export_domainbed([hand_made("erm", "art")], tmp_path)
+    with pytest.raises(SpecError, match="exists already"):
+        export_domainbed([hand_made("erm", "art")], tmp_path)
+    export_domainbed([hand_made("erm", "art")], tmp_path, overwrite=True)
     assert lines(tmp_path) == before
+
+
+def test_an_export_to_a_full_disk_leaves_nothing(tmp_path):
+    records = [hand_made("erm", domain) for domain in ("art", "photo", "sketch")]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = len((export_domainbed(records[:1], tmp_path / "one")[0] / "results.jsonl").read_bytes())
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    long = replace(records[2], run=replace(records[2].run, given={}, params={"x": "long" * size}))
+    try:
+        with pytest.raises(SpecError, match="cannot be written"):
+            export_domainbed([*records[:2], long], tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
 
 
 def test_a_line_says_what_was_asked(tmp_path):

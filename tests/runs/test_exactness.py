@@ -238,9 +238,40 @@ def without(field):
     return lambda state: state.pop(field)
 
 
+def with_value(*path_and_value):
+    """A change of one value deep in a snapshot."""
+    *path, last, value = path_and_value
+
+    def change(state):
+        for name in path:
+            state = state[name]
+        state[last] = value
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "reported"),
     [
+        *[
+            pytest.param(with_value(*path), True, id="/".join(map(str, path)))
+            for path in (
+                ("learner", "step", "six"),
+                ("learner", "step", -1),
+                ("learner", "memory", None),
+                ("learner", "optimizer", []),
+                ("learner", "optimizer", "param_groups", 0, "lr", "fast"),
+                ("learner", "optimizer", "state", 0, "exp_avg", None),
+                ("stream", {}),
+                ("random", []),
+                ("random", "cpu", torch.zeros(3)),
+                ("best", {}),
+                ("best", {"x": torch.ones(2)}),
+                ("best", 7),
+                ("seconds", float("nan")),
+                ("made", None),
+            )
+        ],
         pytest.param(in_threads, False, id="made with other threads"),
         pytest.param(without_optimizer, True, id="no longer fits the method"),
         # As it was before parts were kept.

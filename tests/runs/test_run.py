@@ -20,3 +20,9 @@ def test_the_largest_values_are_allowed_and_no_larger_ones(name, limit):
     assert getattr(Run("things", "erm", ("art",), **{name: limit}), name) == limit
     with pytest.raises(SpecError, match=f"must be at most {limit:,}"):
         Run("things", "erm", ("art",), **{name: limit + 1})
+
+
+@pytest.mark.parametrize("precision", ["fp8", "auto", "fp32", " "])
+def test_a_precision_that_no_run_has_is_refused(precision):
+    with pytest.raises(SpecError, match="precision="):
+        Run("spirals", "erm", ("turn0",), precision=precision)

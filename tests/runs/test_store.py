@@ -1,5 +1,6 @@
 """Stores in folders and at addresses: nothing is lost, and what is sent is there for others."""
 
+import errno
 import json
 import math
 import os
@@ -177,6 +178,42 @@ def test_a_failure_does_not_come_after_a_success(store):
     assert store.failures() == []
 
 
+@pytest.mark.parametrize("place", [0, 60, -80, -1])
+def test_a_snapshot_in_which_one_byte_was_changed_is_not_used(store, place, caplog):
+    with store.claim(RUN):
+        store.put_snapshot(RUN, {"x": torch.ones(9)}, record_of().checkpoints)
+        path = store.folder(RUN) / "snapshot.pt"
+        content = bytearray(path.read_bytes())
+        content[place] ^= 1
+        path.write_bytes(content)
+        assert store.snapshot(RUN) is None
+    assert "changed since it was written" in caplog.text
+
+
+def test_a_snapshot_that_is_a_pipe_is_not_read(store):
+    with store.claim(RUN):
+        os.mkfifo(store.folder(RUN) / "snapshot.pt")
+        assert store.snapshot(RUN) is None
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])
+def test_a_file_system_without_locks_is_reported_before_any_run(tmp_path, monkeypatch, code):
+    def refuse(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(SpecError, match=r"refuses locks.*another file system"):
+        Store(tmp_path / "store").prepare()
+
+
+@pytest.mark.parametrize("place", ["s3://", "s3:///", "gs://", "s3:/bucket", "s3:/"])
+def test_an_address_without_a_place_makes_no_folder(tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError, match="s3://bucket/runs"):
+        open_store(place)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("content", [b"", b"PK", b"garbage" * 100])
 def test_a_run_does_not_continue_from_a_broken_snapshot(store, content, caplog):
     with store.claim(RUN):
@@ -313,7 +350,8 @@ def test_what_a_killed_process_left_beside_a_finished_run_is_removed(store, tmp_
     for name, age in (("snapshot.pt", 1), ("progress.json", 1), ("failure.json", -1)):
         (folder / name).touch()
         os.utime(folder / name, (written - age, written - age))
-    (tmp_path / "report.html.999999999.part").touch()
+    (tmp_path / "report.html.0a0a0a-1-1-0a0a0a0a.part").touch()
+    os.utime(tmp_path / "report.html.0a0a0a-1-1-0a0a0a0a.part", (0, 0))
     store.prepare()
     left = {path.name for path in folder.iterdir()} - {"lock", "record.json", "model.safetensors"}
     assert left == {"failure.json"}

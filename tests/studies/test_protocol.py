@@ -440,3 +440,8 @@ def test_experts_count_epochs_of_their_own_domain():
     runs = merging_runs(SPIRALS, ["average"], trials=1, settings=settings)
     assert {run.steps for run in runs if run.role == "expert"} == {2 * 160 // 32}
     assert {run.steps for run in runs if run.role == "base"} == {2 * 3 * 160 // 32 // 5}
+
+
+def test_a_domain_is_named_once_in_a_target():
+    with pytest.raises(SpecError, match="names turn0 twice"):
+        DomainChoice(targets=("turn0+turn0",)).folds(find_dataset("spirals"))

@@ -107,6 +107,8 @@ def main() -> None:
     try:
         app(prog_name="afield")
     except SystemExit as end:
+        if own := own_code.describe_error(end):
+            _fail(own)
         # Ray replaces the exit code of what interrupts its calls.
         sys.exit(130 if _interrupted.is_set() else end.code)
     except AfieldError as error:
@@ -115,7 +117,13 @@ def main() -> None:
         sys.exit(1)
     except OSError as error:
         advice = FILE_ADVICE.get(error.errno or 0, "")
-        _fail(f"{error.filename}: {error.strerror}{advice}" if error.filename else error)
+        own = own_code.describe_error(error)
+        _fail(own or (f"{error.filename}: {error.strerror}{advice}" if error.filename else error))
+    except Exception as error:
+        own = own_code.describe_error(error)
+        if not own:
+            raise
+        _fail(own)
 
 
 def _fail(message: object) -> None:

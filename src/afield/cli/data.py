@@ -77,6 +77,7 @@ def check(
             help="Also write an image with one sample of each domain and class, e.g. sheet.png.",
         ),
     ] = None,
+    force: options.Force = False,
     **values: Any,
 ) -> None:
     """Count the samples of a dataset, report problems, and show the prompts for CLIP.
@@ -92,8 +93,12 @@ def check(
         describe_facts,
         describe_prompts,
         inspect_dataset,
+        sheet_path,
     )
+    from afield.files import check_output
 
+    if out is not None:
+        check_output(sheet_path(out), overwrite=force)
     with console.show_progress():
         inspection = inspect_dataset(options.name_dataset(dataset, values))
     console.out.print(_count_table(inspection))

@@ -44,6 +44,7 @@ def diagnose(
             "several.",
         ),
     ] = None,
+    force: options.Force = False,
     **values: Any,
 ) -> None:
     """Examine finished runs: draw a figure, write its numbers as CSV and print a summary."""
@@ -52,10 +53,12 @@ def diagnose(
     from afield.reporting.findings import finding_path, keep
 
     settings = options.collect_settings(set_)
-    target = None if out is None else prepare_figure_path(out)
+    target = None if out is None else prepare_figure_path(out, overwrite=force)
     with console.show_progress():
         finding = find_out(name, paths, settings=settings, **values)
-    figure, *tables = finding.save(target or finding_path(name, paths, settings))
+    figure, *tables = finding.save(
+        target or finding_path(name, paths, settings), overwrite=target is None or force
+    )
     if target is None:
         keep(figure, finding.summary, name, paths, settings)
     console.out.say(finding.summary)

@@ -34,6 +34,7 @@ def embed(
     threads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="CPU threads. Default: all.")
     ] = None,
+    force: options.Force = False,
     **values: Any,
 ) -> None:
     """Compute the features of all images or texts once and save them as a dataset.
@@ -60,6 +61,7 @@ def embed(
             size=size,
             tokens=tokens,
             threads=threads,
+            overwrite=force,
             **values,
         )
     with np.load(path) as arrays:

@@ -112,10 +112,7 @@ def merge(
             rich_help_panel=options.OUTPUT,
         ),
     ] = False,
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Overwrite an existing file.", rich_help_panel=options.OUTPUT),
-    ] = False,
+    force: options.Force = False,
 ) -> None:
     """Merge fine-tuned models of one base into one model, without data.
 

@@ -214,7 +214,7 @@ def export(
         Path | None,
         typer.Option(metavar="FILE", help="File to write. Default: MODEL.onnx or MODEL.pt2."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    force: options.Force = False,
 ) -> None:
     """Convert a model for other programs, for batches of any size.
 

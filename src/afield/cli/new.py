@@ -1,5 +1,6 @@
 """The command ``afield new``: a starting file for your own method, with its test."""
 
+import keyword
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +8,7 @@ import typer
 
 from afield.cli import console
 from afield.errors import SpecError
+from afield.files import check_output
 
 METHOD = '''"""{name}: one line on the idea.
 
@@ -65,17 +67,17 @@ def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, e.g. my_idea.")],
 ) -> None:
     """Write NAME.py, a method to start from, and its test test_NAME.py."""
-    from afield import registry
+    from afield import own_code, registry
 
     if kind != "method":
         raise SpecError(f"cannot start a {kind!r}; write `afield new method NAME`")
-    if not name.isidentifier() or name in registry.builtin_names("methods"):
+    reserved = keyword.iskeyword(name) or name in registry.builtin_names("methods")
+    if not name.isidentifier() or reserved or name in own_code.RESERVED:
         raise SpecError(f"{name!r}: not a name, or taken already; write e.g. my_idea")
     title = "".join(part.capitalize() for part in name.split("_"))
     files = {f"{name}.py": METHOD, f"test_{name}.py": TEST}
-    existing = next((file for file in files if Path(file).exists()), None)
-    if existing:
-        raise SpecError(f"{existing}: exists already; choose another name")
+    for file in files:
+        check_output(Path(file))
     for file, text in files.items():
         Path(file).write_text(text.format(name=name, kind=title), encoding="utf-8")
     console.out.say(

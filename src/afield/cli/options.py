@@ -178,6 +178,10 @@ Quiet = Annotated[
     bool,
     typer.Option("--quiet", "-q", help="Print only the table, and errors.", rich_help_panel=OUTPUT),
 ]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Overwrite an existing file.", rich_help_panel=OUTPUT),
+]
 Tensorboard = Annotated[
     bool,
     typer.Option(

@@ -14,6 +14,7 @@ from rich.text import Text
 from afield import own_code
 from afield.cli import console, options
 from afield.errors import SpecError
+from afield.files import check_output
 
 if TYPE_CHECKING:
     from afield.deployment.model import Columns, Model, Prediction
@@ -36,7 +37,7 @@ def predict(
             "output is redirected.",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    force: options.Force = False,
     domain: Annotated[
         str | None,
         typer.Option(
@@ -111,8 +112,7 @@ def predict(
 
     if out is not None:
         check_output_file(out)
-        if out.exists() and not force:
-            raise SpecError(f"{out}: exists already; use --force to overwrite it")
+        check_output(out, overwrite=force)
     keep_freed_memory()
     loaded = load(model, device=device or default_device())
     if adapt is not None:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from afield.cli import console, options
-from afield.errors import DataError, SpecError
+from afield.errors import DataError
+from afield.files import check_output
 from afield.training.metrics import DEFAULT_METRIC
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def power(
         typer.Option(
             metavar="POINTS",
             min=0.01,
+            max=100,
             help="Difference in percentage points for which the number of trials is computed.",
         ),
     ] = 1.0,
@@ -99,6 +101,7 @@ def report(
     ] = None,
     rules: ShownRules = "",
     metric: options.ShownMetric = DEFAULT_METRIC,
+    force: options.Force = False,
     no_thumbnails: Annotated[
         bool, typer.Option("--no-thumbnails", help="Show no images of the data.")
     ] = False,
@@ -115,6 +118,7 @@ def report(
         rules=options.split_names(rules),
         metric=metric,
         thumbnails=not no_thumbnails,
+        overwrite=force,
     )
     console.out.say(f"report in {path}")
 
@@ -124,7 +128,7 @@ def archive(
     out: Annotated[
         Path, typer.Option(metavar="FILE", help="File to write; its name ends in .jsonl.gz.")
     ] = Path("records.jsonl.gz"),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    force: options.Force = False,
 ) -> None:
     """Write the records of a store into one small file, to publish beside a paper.
 
@@ -133,11 +137,12 @@ def archive(
     """
     from afield.runs.archive import write_archive
 
-    if out.exists() and not force:
-        raise SpecError(f"{out} exists; use --force to replace it")
+    check_output(out, overwrite=force)
     read = [record for store in stores or ["runs"] for record in _read_records(store)[1]]
     # The same run in two stores counts once.
-    number = write_archive({record.run.key: record for record in read}.values(), out)
+    number = write_archive(
+        {record.run.key: record for record in read}.values(), out, overwrite=force
+    )
     console.out.say(f"{number} records in {out}")
 
 
@@ -152,11 +157,14 @@ def export_domainbed(
             "it does not know. Default: the name in afield.",
         ),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite folders of the same runs.")
+    ] = False,
 ) -> None:
     """Write records as results.jsonl files for DomainBed's collect_results script."""
     from afield.reporting.domainbed import export_domainbed as write_results
 
-    folders = write_results(_read_records(store)[1], out, dataset=dataset)
+    folders = write_results(_read_records(store)[1], out, dataset=dataset, overwrite=force)
     console.out.print(f"{len(folders)} runs written to {out}", markup=False)
 
 

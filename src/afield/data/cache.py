@@ -26,14 +26,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from filelock import FileLock
 from numpy.typing import NDArray
 from torch import Tensor
 
 from afield.compute import usable_cores
 from afield.data.listing import file_status
 from afield.errors import DataError
-from afield.files import atomic_write, check_regular_file, format_bytes
+from afield.files import acquire_lock, atomic_write, check_regular_file, format_bytes
 from afield.progress import track
 
 log = logging.getLogger(__name__)
@@ -198,8 +197,7 @@ def _entry(
     folder = cache_root() / f"{root.name[:40]}-{digest}"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder.with_name(f"{folder.name}.lock"))
-        lock.acquire()
+        lock = acquire_lock(folder.with_name(f"{folder.name}.lock"))
     except OSError as error:
         if _read_state(folder) == state:
             # The cache is read-only, but another user has filled it.
@@ -232,8 +230,7 @@ def _check_space(folder: Path, name: str, needed: int) -> None:
 def _write_entry(folder: Path, description: str, state: str, build: Callable[[Path], None]) -> None:
     _remove_leftovers(folder)
     try:
-        with atomic_write(folder, durable=True) as temporary:
-            temporary.mkdir()
+        with atomic_write(folder, durable=True, folder=True) as temporary:
             build(temporary)
             sizes = {file.name: file.stat().st_size for file in temporary.iterdir()}
             metadata = {"state": state, "form": description, "sizes": sizes}

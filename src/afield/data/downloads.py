@@ -30,10 +30,8 @@ from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
 from urllib.request import FTPHandler, Request, build_opener
 
-from filelock import FileLock
-
 from afield.errors import DataError, SpecError
-from afield.files import flush_to_disk
+from afield.files import acquire_lock, flush_to_disk
 from afield.progress import progress
 
 CHUNK_BYTES = 1 << 17
@@ -71,7 +69,7 @@ def unpack(archive: Path, into: Path) -> None:
     folder = parent / f".{archive.name}.unpacking"
     with translate_disk_errors(archive):
         parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{folder}.lock"):
+        with acquire_lock(folder.with_name(f"{folder.name}.lock")):
             # A killed process may have left one.
             shutil.rmtree(folder, ignore_errors=True)
             try:
@@ -273,7 +271,7 @@ def fetch(archive: Archive, into: Path) -> Path:
         if _checksum(path, archive) == archive.checksum:
             return path
         into.mkdir(parents=True, exist_ok=True)
-        with FileLock(into / f".{archive.name}.lock"):
+        with acquire_lock(into / f".{archive.name}.lock"):
             # Another process may have downloaded it while this one waited for the lock.
             if _checksum(path, archive) != archive.checksum:
                 _download(archive, path)

@@ -199,10 +199,15 @@ def inspect_dataset(dataset: str | Path, root: Path | None = None) -> Inspection
     )
 
 
+def sheet_path(out: str | Path) -> Path:
+    """The file of a contact sheet; .png is added to a name without a suffix."""
+    path = Path(out).expanduser()
+    return path if path.suffix or not path.name else path.with_name(f"{path.name}.png")
+
+
 def contact_sheet(inspection: Inspection, out: str | Path) -> Path:
     """Draw one sample of every domain (rows) and class (columns), at most twelve of each."""
-    path = Path(out).expanduser()
-    path = path if path.suffix else path.with_name(f"{path.name}.png")
+    path = sheet_path(out)
     with warnings.catch_warnings():
         # A character that the font lacks is drawn as a box.
         warnings.filterwarnings("ignore", message="Glyph")

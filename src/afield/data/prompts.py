@@ -18,6 +18,7 @@ from typing import Any
 
 from afield.data.domains import DomainSet
 from afield.errors import DataError
+from afield.files import read_text
 
 DEFAULT_TEMPLATES = (
     "a photo of a {}.",
@@ -100,6 +101,6 @@ def _read_templates(path: Path) -> tuple[str, ...]:
 
 def _read_lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8-sig").splitlines()
+        return read_text(path, encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read ({error})") from None

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from afield.deployment.model import Model, load
 from afield.errors import AfieldError, SpecError
-from afield.files import atomic_write
+from afield.files import atomic_write, check_output
 from afield.networks.inference import BatchPredictor
 
 ExportFormat = Literal["onnx", "torch"]
@@ -109,8 +109,7 @@ def _output_path(
     path = Path(out).expanduser()
     if path.suffix != SUFFIXES[to]:
         raise SpecError(f"{path}: the suffix of {to} files is {SUFFIXES[to]}; use it")
-    if path.exists() and (path.is_dir() or not overwrite):
-        raise SpecError(f"{path}: exists already; give another --out, or --force to replace it")
+    check_output(path, overwrite=overwrite)
     return path
 
 

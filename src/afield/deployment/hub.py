@@ -4,8 +4,13 @@ import re
 from pathlib import Path
 
 from afield.data.listing import HUB_PREFIX
-from afield.deployment.model_files import MODEL_FILES
-from afield.deployment.model_folder import read_model
+from afield.deployment.model_files import (
+    CARD_FILE,
+    DESCRIPTION_FILE,
+    MODEL_FILES,
+    file_inside,
+)
+from afield.deployment.model_folder import Description, read_model
 from afield.errors import DataError, SpecError
 
 FORM = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
@@ -25,7 +30,8 @@ def fetch_model(spec: str) -> Path:
 def push(model: str | Path, repository: str, *, private: bool = False) -> str:
     """Upload a model folder to the hub, as a new commit of a repository; return its address.
 
-    Only the files of a model are uploaded. Log in first: ``hf auth login``.
+    Only model.json, the files that it lists, and the card are uploaded. Log in first:
+    ``hf auth login``.
 
     Parameters
     ----------
@@ -42,13 +48,14 @@ def push(model: str | Path, repository: str, *, private: bool = False) -> str:
     if FORM.fullmatch(repository) is None or "@" in repository:
         raise SpecError(f"{repository}: not a name on the hub; write user/name")
     about, _, _ = read_model(folder)
+    files = _published_files(folder, about)
     api = HfApi()
     try:
         api.create_repo(repository, private=private, exist_ok=True)
         commit = api.upload_folder(
             repo_id=repository,
             folder_path=folder,
-            allow_patterns=list(MODEL_FILES),
+            allow_patterns=files,
             commit_message=f"Upload {about.name}",
         )
     except Exception as error:  # of the hub, of its transport, or of the file system
@@ -58,3 +65,13 @@ def push(model: str | Path, repository: str, *, private: bool = False) -> str:
             "and check the name and the connection"
         ) from error
     return str(commit.repo_url)
+
+
+def _published_files(folder: Path, about: Description) -> list[str]:
+    """The files of a model folder that are uploaded; a link that leads elsewhere is an error."""
+    names = [DESCRIPTION_FILE, *(name for name in MODEL_FILES if name in about.files)]
+    card = folder / CARD_FILE
+    names += [CARD_FILE] * (card.exists() or card.is_symlink())
+    for name in names:
+        file_inside(folder, name)
+    return names

@@ -479,8 +479,6 @@ def check_output_file(out: Path) -> None:
         raise SpecError(
             f"{out}: unknown format of predictions; use a suffix of {', '.join(OUTPUT_SUFFIXES)}"
         )
-    if out.is_dir():
-        raise SpecError(f"{out}: is a folder; give a file to write")
     if out.suffix == ".parquet":
         _pyarrow()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from afield.data.listing import similar_path
 from afield.errors import DataError
-from afield.files import restore_folder
+from afield.files import read_text, restore_folder
 
 DESCRIPTION_FILE, CARD_FILE = "model.json", "README.md"
 WEIGHTS_FILE, DISTANCES_FILE = "model.safetensors", "distance.safetensors"
@@ -19,7 +19,7 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 def is_model_folder(path: Path) -> bool:
     """Whether a path looks like a folder that `write_model` has written."""
     try:
-        content = json.loads((path / DESCRIPTION_FILE).read_text(encoding="utf-8"))
+        content = json.loads(read_text(path / DESCRIPTION_FILE))
         return isinstance(content, dict) and {"format", "architecture", "files"} <= content.keys()
     except (OSError, ValueError, RecursionError):
         return False
@@ -36,7 +36,7 @@ def check_model_folder(folder: Path) -> None:
 
 
 def file_inside(folder: Path, name: str) -> Path:
-    """The path of a file in the folder, which must not be a link to a file elsewhere.
+    """The path of a file in the folder; links must not lead to a file elsewhere.
 
     In the hub's cache, a snapshot has links to the files of its repository.
     """
@@ -44,7 +44,7 @@ def file_inside(folder: Path, name: str) -> Path:
     inside = folder.resolve()
     if inside.parent.name == "snapshots" and inside.parents[1].name.startswith("models--"):
         inside = inside.parents[1]
-    if path.is_symlink() and not path.resolve().is_relative_to(inside):
+    if not path.resolve().is_relative_to(inside):
         raise DataError(f"{path}: a link that leads out of the folder; put the file itself there")
     if not path.is_file():
         pickled = next((file for file in folder.iterdir() if file.suffix in PICKLE_SUFFIXES), None)

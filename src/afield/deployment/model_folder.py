@@ -45,7 +45,7 @@ from afield.deployment.model_files import (
     is_model_folder,
 )
 from afield.errors import DataError, SpecError
-from afield.files import atomic_write, read_json_object, sha256, unwritable_reason
+from afield.files import atomic_write, read_json_object, read_text, sha256, unwritable_reason
 from afield.networks.backbone import find_backbone
 from afield.runs.run import Run, name_without_path
 from afield.studies.benchmark import MAX_MEMBERS
@@ -341,8 +341,7 @@ def write_model(
     if distances is not None:
         tensors[DISTANCES_FILE] = distances.tensors()
     try:
-        with atomic_write(out, durable=True) as folder:
-            folder.mkdir()
+        with atomic_write(out, durable=True, folder=True) as folder:
             for name, content in tensors.items():
                 (folder / name).write_bytes(save(content, metadata={"format": "pt"}))
             files = (*tensors, *copy_encoder(description, folder))
@@ -382,7 +381,7 @@ def read_description(folder: Path) -> Description:
     if path.stat().st_size > MAX_DESCRIPTION_BYTES:
         raise DataError(f"{path}: too large to describe a model; get the folder again")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: not readable JSON ({error}); get the folder again") from None
     version = content.get("format") if isinstance(content, dict) else None

@@ -18,7 +18,7 @@ from afield import registry
 from afield.compute import preserve_torch_state
 from afield.diagnosis.figure_style import COLORS, READING, STYLE, installed_fonts
 from afield.errors import DataError, SpecError
-from afield.files import guard_formula
+from afield.files import atomic_write, check_output, guard_formula
 from afield.hyperparameters import build
 from afield.networks.masks import MaskedNetwork
 from afield.runs.finished import FinishedRun, reopen
@@ -90,20 +90,23 @@ class Finding:
             self.draw(figure.subplots(rows, columns, squeeze=False))
         return figure
 
-    def save(self, out: str | Path) -> tuple[Path, ...]:
+    def save(self, out: str | Path, *, overwrite: bool = True) -> tuple[Path, ...]:
         """Write the figure and the numbers as CSV beside it; return all paths, the figure first."""
-        path = prepare_figure_path(out)
+        path = prepare_figure_path(out, overwrite=overwrite)
         tables = {path.with_suffix(".csv"): self.data}
         tables |= {
             path.with_suffix(f".{name}.csv"): table for name, table in self.extra_tables.items()
         }
+        for table_path in tables:
+            check_output(table_path, overwrite=overwrite)
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), atomic_write(path) as temporary:
                 # Names may have letters that the font lacks; they are drawn as boxes.
                 warnings.filterwarnings("ignore", message="Glyph")
-                self.figure().savefig(path)
+                self.figure().savefig(temporary, format=path.suffix[1:])
             for table_path, table in tables.items():
-                table.map(guard_formula).to_csv(table_path, index=False)
+                with atomic_write(table_path) as temporary:
+                    table.map(guard_formula).to_csv(temporary, index=False)
         except OSError as error:
             raise _unwritable(path, error) from None
         return path, *tables
@@ -132,13 +135,15 @@ class Diagnostic:
         raise NotImplementedError(f"{type(self).__name__} does not take a store")
 
 
-def prepare_figure_path(out: str | Path) -> Path:
+def prepare_figure_path(out: str | Path, *, overwrite: bool = True) -> Path:
     """Check the path of a figure and create its folder."""
     path = Path(out)
     if path.suffix[1:] not in FIGURE_FORMATS:
         raise SpecError(
             f"{path}: the format must be one of {', '.join(FIGURE_FORMATS)}; name it fig.png"
         )
+    check_output(path, overwrite=overwrite)
+    check_output(path.with_suffix(".csv"), overwrite=overwrite)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

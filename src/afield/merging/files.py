@@ -32,7 +32,7 @@ from torch import Tensor
 from afield import registry
 from afield.compute import end_with_parent, preserve_torch_state, usable_cores
 from afield.errors import DataError, MergeError, SpecError
-from afield.files import atomic_write, file_digest, format_bytes
+from afield.files import atomic_write, check_output, file_digest, format_bytes, read_text
 from afield.merging.checks import TensorChange
 from afield.merging.job import (
     MergeJob,
@@ -210,7 +210,7 @@ def _find_shards(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
 
 def _read_index(path: Path) -> dict[str, str]:
     try:
-        index = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        index = json.loads(read_text(path))["weight_map"]
         valid = bool(index) and all(map(_is_file_name, index.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         valid = False
@@ -427,7 +427,7 @@ class FileMerge:
         with (
             preserve_torch_state(threads=1, cuda=False),
             ThreadPoolExecutor(1) as beside,
-            atomic_write(out, durable=True) as temporary,
+            atomic_write(out, durable=True, folder=sources[0].is_folder) as temporary,
         ):
             # Checksums are as long as the work; they are computed beside it, and hashing leaves
             # the interpreter to others. Headers get them at the end: their length is known.
@@ -471,10 +471,8 @@ class FileMerge:
         _check_not_an_input(out, (self.base, *self.experts, *self.statistics))
         if base_is_folder and out.exists():
             raise MergeError(f"{out}: exists already; give a new folder, or remove it yourself")
-        if out.is_dir():
-            raise MergeError(f"{out}: is a folder, but the base is a file; give a file to write")
-        if out.exists() and not overwrite:
-            raise MergeError(f"{out}: exists already; give another name, or --force to replace it")
+        if not base_is_folder:
+            check_output(out, overwrite=overwrite)
         if not base_is_folder and out.suffix != ".safetensors":
             raise MergeError(
                 f"{out}: the result is a safetensors file; name it {out.stem}.safetensors"
@@ -544,7 +542,6 @@ def _check_free_space(job: MergeJob, out: Path) -> None:
 def _create_files(base: TensorFiles, temporary: Path, metadata: Mapping[str, str]) -> Offsets:
     """Create all files of the result without entries; return where each tensor's entries belong."""
     if base.is_folder:
-        temporary.mkdir()
         for file in base.path.iterdir():
             skipped = file.suffix in SKIPPED_SUFFIXES or file.name in DESCRIPTION_FILES
             if file.is_file() and not skipped:

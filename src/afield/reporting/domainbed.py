@@ -10,12 +10,15 @@ datasets whose name it knows: `dataset` gives the records such a name.
 
 import json
 import math
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from afield import registry
 from afield.data.domains import PROBE_FRACTION
+from afield.errors import SpecError
+from afield.files import atomic_write
 from afield.runs.record import Record
 from afield.runs.row import Row, common_settings
 from afield.runs.run import Run
@@ -26,21 +29,26 @@ SPLITS = {"in": "main", "out": "probe"}
 
 
 def export_domainbed(
-    records: Iterable[Record], out: Path, *, dataset: str | None = None
+    records: Iterable[Record], out: Path, *, dataset: str | None = None, overwrite: bool = False
 ) -> list[Path]:
-    """Write one folder per record and return the folders."""
+    """Write one folder per record and return the folders; on an error, none is left."""
     exported = [record for record in records if not record.run.is_auxiliary]
     common = common_settings(record.run for record in exported)
-    folders = []
-    for record in exported:
-        folder = out / record.run.key
-        folder.mkdir(parents=True, exist_ok=True)
-        lines = [
-            json.dumps(_line(record, c, dataset, common), sort_keys=True) for c in record.candidates
-        ]
-        (folder / "results.jsonl").write_text("".join(f"{line}\n" for line in lines))
-        (folder / "done").write_text("done")
-        folders.append(folder)
+    folders = [out / record.run.key for record in exported]
+    existing = {folder for folder in folders if folder.exists() or folder.is_symlink()}
+    if existing and not overwrite:
+        raise SpecError(f"{min(existing)}: exists already; give another OUT, or --force")
+    try:
+        for record, folder in zip(exported, folders, strict=True):
+            lines = (_line(record, each, dataset, common) for each in record.candidates)
+            text = "".join(f"{json.dumps(line, sort_keys=True)}\n" for line in lines)
+            with atomic_write(folder, folder=True) as temporary:
+                (temporary / "results.jsonl").write_text(text)
+                (temporary / "done").write_text("done")
+    except OSError as error:
+        for folder in set(folders) - existing:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise SpecError(f"{out}: cannot be written ({error.strerror}); give another OUT") from None
     return folders
 
 

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from afield.files import atomic_write
+from afield.files import atomic_write, check_regular_file, read_text
 
 log = logging.getLogger(__name__)
 
@@ -73,10 +73,11 @@ def kept_findings(store: Path) -> list[tuple[Path, KeptFinding]]:
     for path in sorted((store / FINDINGS_FOLDER).glob("*.json")):
         figure = path.with_suffix(".png")
         try:
-            finding = _ADAPTER.validate_json(path.read_bytes())
+            finding = _ADAPTER.validate_json(read_text(path))
+            check_regular_file(figure)
             with figure.open("rb") as file:
                 readable = file.read(len(PNG_SIGNATURE)) == PNG_SIGNATURE
-        except (OSError, ValidationError):
+        except (OSError, ValueError):
             readable = False
         if readable:
             findings.append((figure, finding))

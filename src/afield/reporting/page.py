@@ -19,7 +19,7 @@ from markupsafe import Markup
 from afield import registry
 from afield.compute import pause_cycle_search
 from afield.errors import DataError, SpecError
-from afield.files import atomic_write
+from afield.files import atomic_write, check_output
 from afield.reporting.charts.samples import kept_thumbnails
 from afield.reporting.findings import KeptFinding, embed_findings, kept_findings
 from afield.reporting.paper import KeptComparison, kept_comparisons
@@ -32,7 +32,8 @@ from afield.runs.row import REFERENCE
 from afield.runs.run import name_without_path
 from afield.runs.store import Store, open_store
 from afield.studies.commands import write_command
-from afield.training.metrics import DEFAULT_METRIC, find_metric
+from afield.training.metrics import DEFAULT_METRIC, find_metric, metric_value
+from afield.training.scores import PARTS
 
 REPORT_FILE = "report.html"
 TEMPLATE_FOLDER = Path(__file__).parent / "templates"
@@ -46,6 +47,7 @@ def write_report(
     rules: Sequence[str] = (),
     metric: str = DEFAULT_METRIC,
     thumbnails: bool = True,
+    overwrite: bool = False,
 ) -> str:
     """Write the report page of a store and return its path; by default report.html in the store.
 
@@ -61,6 +63,8 @@ def write_report(
         What tables and comparisons show in place of the accuracy; see `afield.training.metrics`.
     thumbnails
         Whether to show a few small images of each domain, if the data are images.
+    overwrite
+        Whether `out` may replace an existing file. The report in the store is always replaced.
 
     Examples
     --------
@@ -75,10 +79,13 @@ def write_report(
             f"a report compares in percentage points, and {metric} is no percentage; use "
             f"`afield table --metric {metric}`"
         )
+    if out is not None:
+        check_output(Path(out), overwrite=overwrite)
     stores = [open_store(s) for s in ([store] if isinstance(store, str | Path | Store) else store)]
     if out is None and len(stores) > 1:
         raise SpecError("a report on several stores needs a place; give --out FILE")
     records = {record.run.key: record for opened in stores for record in _read_records(opened)}
+    _check_metric(metric, list(records.values()))
     roots = [opened.root for opened in stores]
     text = render_page(
         list(records.values()),
@@ -101,6 +108,21 @@ def write_report(
     except OSError as error:
         raise SpecError(f"cannot write {path} ({error.strerror}); use another --out") from None
     return str(path)
+
+
+def _check_metric(name: str, records: Sequence[Record]) -> None:
+    """Raise unless some record has the metric; one of groups is in few records."""
+    metric = find_metric(name)
+    checkpoints = (record.checkpoints[n] for record in records for n in record.candidate_numbers)
+    scores = (
+        getattr(of_domain, part)
+        for checkpoint in checkpoints
+        for of_domain in checkpoint.scores.values()
+        for part in PARTS
+    )
+    known = any(score is not None and metric_value(score, name) is not None for score in scores)
+    if records and not known:
+        raise SpecError(f"no record has {name}: {metric.lacking}")
 
 
 def _read_records(store: Store) -> list[Record]:

@@ -294,14 +294,14 @@ def build_rule_table(
         TableRow(marks[str(method)], _cells(cells, names, best=method in possible_best))
         for method, cells in table.groupby("method", sort=False)
     ]
-    means = table[table["domain"] == "mean"].set_index("method")["accuracy"].fillna(-math.inf)
+    means = table[table["domain"] == "mean"].set_index("method")["accuracy"].dropna()
     return RuleTable(
         rule=rule,
         description=RULES[rule].description,
         oracle=RULES[rule].is_oracle,
         caption=table_caption(table),
         columns={name: find_column(name) for name in names},
-        rows=sorted(rows, key=lambda row: -means[row.method.name]),
+        rows=sorted(rows, key=lambda row: -means.get(row.method.name, -math.inf)),
         comparisons=[
             ComparisonRow(marks[each.method], each, *VERDICTS[each.verdict]) for each in comparisons
         ],

@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from afield.errors import DataError, SpecError
-from afield.files import atomic_write
+from afield.files import atomic_write, check_output, check_regular_file
 from afield.runs.record import Failure, Record
 from afield.runs.run import Run, name_without_path
 from afield.runs.run_files import RECORD, parse_json
@@ -51,10 +51,11 @@ class Archive(Store):
         return []
 
 
-def write_archive(records: Iterable[Record], path: Path) -> int:
+def write_archive(records: Iterable[Record], path: Path, *, overwrite: bool = False) -> int:
     """Write records to an archive and return their number; equal records give equal bytes."""
     if not path.name.endswith(ARCHIVE_SUFFIX):
         raise SpecError(f"{path}: the name of an archive ends in {ARCHIVE_SUFFIX}")
+    check_output(path, overwrite=overwrite)
     lines = sorted((record.run.key, _line(record)) for record in records)
     with atomic_write(path) as temporary:
         temporary.write_bytes(gzip.compress(b"".join(line for _, line in lines), mtime=0))
@@ -64,6 +65,7 @@ def write_archive(records: Iterable[Record], path: Path) -> int:
 def _read(path: Path) -> list[Record]:
     records: list[Record] = []
     try:
+        check_regular_file(path)
         with gzip.open(path) as file:
             while line := file.readline(MAX_LINE):
                 where = f"{path}, line {len(records) + 1}"

@@ -22,6 +22,8 @@ AUXILIARY_ROLES = ("base", "expert", "member")
 TARGETS = "targets"
 # Choices about images in `given` that the features of a run were computed with.
 FEATURE_CHOICES = ("weights", "size", "skip_broken")
+# Of networks; empty is float32.
+PRECISIONS = ("", "bf16", "fp16")
 # Largest values; a larger one is a slip of the keyboard, and would exhaust time or memory.
 LIMITS = {"steps": 10**9, "batch": 2**20, "batch_total": 2**20, "size": 4096, "tokens": 2**14}
 # Numbers of repetitions.
@@ -153,6 +155,8 @@ class Run:
         if not self.sources:
             raise SpecError(f"{self.method} on {self.dataset}: no source domain to train on")
         self._check_counts()
+        if self.precision not in PRECISIONS:
+            raise SpecError(f"precision={self.precision}: use fp32, bf16, fp16 or auto")
         for name in ("steps", "every", "lr"):
             if getattr(self, name) <= 0:
                 raise SpecError(f"{name}={getattr(self, name)}: must be above 0")

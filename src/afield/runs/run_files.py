@@ -231,6 +231,7 @@ def read_run_weights(folder: Path, name: str = "model") -> "dict[str, Tensor]":
 
     path = folder / f"{name}.safetensors"
     try:
+        check_regular_file(path)
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path}: no readable weights ({error}); run it again") from None
@@ -240,6 +241,7 @@ def read_run_inputs(folder: Path) -> dict[str, Any]:
     """Metadata of a finished run's deployed weights: classes, shape and scaling of its inputs."""
     path = folder / "model.safetensors"
     try:
+        check_regular_file(path)
         with safe_open(path, "pt") as file:
             metadata: dict[str, Any] = json.loads(file.metadata()["afield"])
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:

@@ -25,6 +25,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from afield import registry
@@ -103,6 +104,7 @@ def execute(
     with store.claim(run, wait=wait):
         stored = store.get(run)
         if stored is not None:
+            store.tidy(run)
             return stored
         run = store.with_stored_rules(run)
         store.fetch(*filter(None, [run.base]), *run.made_of)
@@ -113,8 +115,7 @@ def execute(
             if run.is_derived:
                 work = _derive(run, store, machine)
             else:
-                work = _resume(run, store, machine)
-                _train(work, store, snapshot_seconds, watch)
+                work = _trained(run, store, machine, snapshot_seconds, watch)
                 _evaluate_unseen(work)
                 _report_broken_losses(work)
         record = Record(
@@ -171,6 +172,33 @@ def _only_checkpoint(work: TrainingState, model: nn.Module) -> Checkpoint:
     split = [name for name in unseen if name not in listed]
     on_probe = {n: replace(checkpoint.scores[n], main=checkpoint.scores[n].probe) for n in split}
     return replace(checkpoint, scores={**checkpoint.scores, **on_probe})
+
+
+def _trained(
+    run: Run,
+    store: Store,
+    machine: Machine,
+    snapshot_seconds: float,
+    watch: CheckpointCallback | None,
+) -> TrainingState:
+    """Continue a run from its snapshot, if there is one, and train it to its end.
+
+    If the first steps after the snapshot fail, the snapshot is dropped and the run starts again.
+    """
+    work = _resume(run, store, machine)
+    before = len(work.checkpoints)
+    try:
+        _train(work, store, snapshot_seconds, watch)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        if not before or len(work.checkpoints) > before:
+            raise
+        log.warning("%s: the snapshot does not fit (%s); starting again", run.key, error)
+        store.drop_snapshot(run)
+        work = set_up(run, machine)
+        _train(work, store, snapshot_seconds, watch)
+    return work
 
 
 def _train(
@@ -324,6 +352,21 @@ def _environment_differs(before: Mapping[str, Any], now: Mapping[str, Any]) -> b
     return not same or registry.code_differs(before["code"], now["code"])
 
 
+def _check_resumed(work: TrainingState) -> None:
+    """Raise ValueError unless the parts of a snapshot belong together."""
+    step, steps = work.learner.step, [checkpoint.step for checkpoint in work.checkpoints]
+    if type(step) is not int or steps != sorted(steps) or steps[-1:] != [step]:
+        raise ValueError(f"at step {step}, with checkpoints of steps {steps[-3:]}")
+    if not math.isfinite(work.seconds):
+        raise ValueError(f"{work.seconds} seconds")
+    for kept, net in ((work.best, work.average.model), (work.best_parts, work.learner.parts)):
+        wanted = {name: value.shape for name, value in net.state_dict().items()}
+        if kept and {name: value.shape for name, value in kept.items()} != wanted:
+            raise ValueError("the best weights are of another network")
+    if not work.best:
+        raise ValueError("no best weights")
+
+
 def _resume(run: Run, store: Store, machine: Machine) -> TrainingState:
     """The state of the last snapshot, or the initial state without one."""
     work, snapshot = set_up(run, machine), store.snapshot(run)
@@ -341,8 +384,9 @@ def _resume(run: Run, store: Store, machine: Machine) -> TrainingState:
         work.checkpoints, work.seconds = checkpoints, float(state["seconds"])
         # Snapshots of an earlier version have no parts.
         work.best, work.best_parts = state["best"], state.get("best_parts", {})
-    # The snapshot is incomplete, or the method's code has changed since.
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        _check_resumed(work)
+    # The method's code has changed since, or the snapshot is of an earlier version.
+    except (LookupError, AttributeError, TypeError, ValueError, RuntimeError) as error:
         log.warning("%s: the snapshot does not fit (%s); starting again", run.key, error)
         store.drop_snapshot(run)
         return set_up(run, machine)

@@ -21,6 +21,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import tempfile
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,15 +29,21 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
-from pydantic import TypeAdapter, ValidationError
+from filelock import Timeout
+from pydantic import TypeAdapter
 
 from afield.compute import pause_cycle_search
 from afield.errors import AfieldError, DataError, SpecError
-from afield.files import atomic_write, remove_abandoned, unwritable_reason
+from afield.files import (
+    acquire_lock,
+    atomic_write,
+    check_locks,
+    check_regular_file,
+    remove_abandoned,
+    unwritable_reason,
+)
 from afield.runs.record import Failure, Plan, Progress, Record
 from afield.runs.run import Run
 from afield.runs.run_files import (
@@ -63,6 +70,13 @@ log = logging.getLogger(__name__)
 _FAILURE = TypeAdapter(Failure)
 _PROGRESS = TypeAdapter(Progress)
 _PLAN = TypeAdapter(Plan)
+# At the end of a snapshot, before the SHA-256 of what precedes it.
+SNAPSHOT_SEAL = b"afield snapshot sha256 "
+SHA256_BYTES, CHUNK_BYTES = 32, 2**20
+# A local folder of such a name is a mistyped address.
+ADDRESS_TYPO = re.compile(r"[a-z][a-z0-9+]+:/")
+# Locked for a moment before a sweep, to see whether that is possible.
+LOCK_FILE = ".lock"
 # Files that a finished run no longer needs.
 TEMPORARY_FILES = ("snapshot.pt", "progress.json", "failure.json")
 _CHECKPOINTS = TypeAdapter(tuple[Checkpoint, ...])
@@ -103,7 +117,18 @@ class Store:
         if not os.access(self.root, os.W_OK):
             reason = unwritable_reason(self.root)
             raise SpecError(f"cannot write to {self.root} ({reason}); use --store")
+        self._check_locks()
         self._remove_leftovers()
+
+    def _check_locks(self) -> None:
+        """Report before any training that the file system refuses locks, which runs need."""
+        path = self.root / LOCK_FILE
+        try:
+            check_locks(path)
+        except OSError as error:
+            raise SpecError(
+                f"cannot lock {path} ({error.strerror}); use a --store on another file system"
+            ) from None
 
     def _remove_leftovers(self) -> None:
         """Remove what killed processes left behind: parts of files, and what finished runs keep.
@@ -114,9 +139,12 @@ class Store:
             remove_abandoned(folder)
         for name in TEMPORARY_FILES:
             for path in files_in_folders(self.root, name):
-                with suppress(OSError):
-                    if path.stat().st_mtime <= path.with_name("record.json").stat().st_mtime:
-                        path.unlink()
+                _remove_older_than_record(path)
+
+    def tidy(self, run: Run) -> None:
+        """Remove what a process that was killed after writing the record left of a finished run."""
+        for name in TEMPORARY_FILES:
+            _remove_older_than_record(self.folder(run) / name)
 
     def get(self, run: Run) -> Record | None:
         """The record of a run, if it is finished and was evaluated for its rules and groups.
@@ -266,8 +294,11 @@ class Store:
         path = self.folder(run) / "snapshot.pt"
         written = atomic_write(path, durable=True, parents=False)
         # Given a path, torch would report a full disk as a RuntimeError.
-        with written as temporary, temporary.open("wb") as file:
+        with written as temporary, temporary.open("wb+") as file:
             torch.save({**state, "checkpoints": checkpoints}, file)
+            file.seek(0)
+            digest = hashlib.file_digest(file, "sha256").digest()
+            file.write(SNAPSHOT_SEAL + digest)
         self._send_file(path)
 
     def snapshot(self, run: Run) -> tuple[dict[str, Any], list[Checkpoint]] | None:
@@ -278,10 +309,12 @@ class Store:
         if not path.exists():
             return None
         try:
+            _check_seal(path)
             state = torch.load(path, map_location="cpu", weights_only=True)
             return state, list(_CHECKPOINTS.validate_json(state.pop("checkpoints")))
-        except (OSError, EOFError, RuntimeError, KeyError, UnpicklingError, ValidationError):
-            log.warning("%s: not a readable snapshot; starting again", path)
+        except Exception as error:  # noqa: BLE001  a broken file makes torch raise nearly anything
+            reason = str(error).partition("\n")[0][:120]
+            log.warning("%s: not a readable snapshot (%s); starting again", path, reason)
             return None
 
     def drop_snapshot(self, run: Run) -> None:
@@ -298,8 +331,7 @@ class Store:
         folder = self.folder(run)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(folder / "lock")
-            lock.acquire(timeout=-1 if wait else 0)
+            lock = acquire_lock(folder / "lock", wait=wait)
         except Timeout:
             raise BusyError(run.key) from None
         except OSError as error:
@@ -310,6 +342,32 @@ class Store:
             yield
         finally:
             lock.release()
+
+
+def _remove_older_than_record(path: Path) -> None:
+    """Remove a temporary file of a run, unless it belongs to one that is done once more."""
+    with suppress(OSError):
+        if path.stat().st_mtime <= path.with_name("record.json").stat().st_mtime:
+            path.unlink()
+
+
+def _check_seal(path: Path) -> None:
+    """Raise unless a snapshot has the digest at its end with which it was written.
+
+    A snapshot that was changed could still be loaded, and would end in a trace or in other weights.
+    """
+    check_regular_file(path)
+    with path.open("rb") as file:
+        length = file.seek(0, os.SEEK_END) - len(SNAPSHOT_SEAL) - SHA256_BYTES
+        file.seek(max(0, length))
+        seal = file.read()
+        file.seek(0)
+        digest, left = hashlib.sha256(), max(0, length)
+        while chunk := file.read(min(left, CHUNK_BYTES)):
+            digest.update(chunk)
+            left -= len(chunk)
+    if seal != SNAPSHOT_SEAL + digest.digest():
+        raise DataError("changed since it was written, or from an earlier version")
 
 
 def open_store(location: str | Path | Store) -> Store:
@@ -326,6 +384,8 @@ def open_store(location: str | Path | Store) -> Store:
         raise SpecError("the name of the store is empty; give a folder or an address")
     if "://" in str(location):
         return RemoteStore(str(location))
+    if ADDRESS_TYPO.match(str(location)):
+        raise SpecError(f"{location}: not an address; write it with two slashes: s3://bucket/runs")
     if str(location).endswith(ARCHIVE_SUFFIX):
         from afield.runs.archive import Archive
 
@@ -348,7 +408,7 @@ class RemoteStore(Store):
 
     def __init__(self, address: str) -> None:
         self.address = address.rstrip("/")
-        self.files, self.path = _file_system(self.address)
+        self.files, self.path = _file_system(address)
         # The remote version of every file in the mirror.
         self._states: dict[Path, str] = {}
         super().__init__(Path(_mirror(self.address).name))
@@ -461,6 +521,8 @@ def _state(info: dict[str, Any]) -> str:
 def _file_system(address: str) -> tuple[Any, str]:
     import fsspec
 
+    if not address.partition("://")[2].strip("/"):
+        raise SpecError(f"{address}: names no place; write e.g. s3://bucket/runs")
     try:
         files, path = fsspec.core.url_to_fs(address)
     except (ImportError, ValueError, OSError) as error:

@@ -103,9 +103,12 @@ def _attempt(
         return execute(run, store, wait=wait, **options)
     except BusyError:
         return run
-    except Exception as error:  # noqa: BLE001  a failing run, whatever the reason, stops no other
+    except (Exception, SystemExit) as error:
         expected = isinstance(error, AfieldError)
-        message = str(error) if expected else f"{type(error).__name__}: {error}"
+        own = own_code.describe_error(error)
+        if isinstance(error, SystemExit) and not own:
+            raise
+        message = str(error) if expected else own or f"{type(error).__name__}: {error}"
         return _keep(Failure(run, message, traceback.format_exc()), store)
 
 

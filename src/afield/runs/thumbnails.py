@@ -20,6 +20,7 @@ from afield.data.domains import Domain
 from afield.data.lookup import find_dataset
 from afield.data.modality import Modality
 from afield.errors import AfieldError
+from afield.files import read_text
 from afield.runs.run import Run
 from afield.runs.run_files import thumbnail_file
 from afield.runs.run_setup import load_domains
@@ -55,7 +56,7 @@ def keep_thumbnails(runs: Iterable[Run], store: Store) -> None:
 def _strips_of(run: Run) -> Mapping[str, str]:
     beside = Path(run.dataset).with_name(STRIPS_FILE)
     if run.data and beside.is_file():
-        return dict(json.loads(beside.read_text(encoding="utf-8")))
+        return dict(json.loads(read_text(beside)))
     dataset = find_dataset(run.dataset)
     return image_strips(load_domains(dataset, run), dataset.modality)
 

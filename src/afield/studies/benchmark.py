@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 from afield import registry
 from afield.errors import AfieldError, DataError, SpecError, UnknownNameError
+from afield.files import read_text
 from afield.runs.selection import describe_rules
 from afield.studies.protocol import DomainChoice, Protocol
 
@@ -466,11 +467,8 @@ def read_benchmark(path: Path, **changes: Any) -> Benchmark:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The content of a TOML file."""
-    from afield.files import check_regular_file  # imports torch, which --help does not
-
     try:
-        check_regular_file(path)
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(path))
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); give a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -18,6 +18,7 @@ import inspect
 import logging
 import os
 import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, is_dataclass
@@ -85,7 +86,7 @@ def dataset_spec(data: Any, folder: Path) -> str:
 
 def _write(folder: Path, name: str, suffix: str, save: Callable[[Path], Any]) -> str:
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f"{name}.{id(save)}.part{suffix}"
+    temporary = folder / f"{name}.{uuid.uuid4().hex}.part{suffix}"
     try:
         save(temporary)
         path = folder / f"{name}-{sha256(temporary)[:12]}{suffix}"

@@ -42,7 +42,7 @@ from afield.data.sources.arrays import array_dataset
 from afield.data.sources.folders import unlabelled_files
 from afield.data.training_settings import Training
 from afield.errors import SpecError
-from afield.files import atomic_write
+from afield.files import atomic_write, check_output
 from afield.hyperparameters import validate_values
 from afield.networks.backbone import find_backbone
 from afield.networks.pretrained import (
@@ -151,6 +151,7 @@ def embed(
     device: str | None = None,
     threads: int | None = None,
     skip_broken: bool = False,
+    overwrite: bool = False,
 ) -> Path:
     """Write the features of all samples to an ``.npz`` file, which is a dataset; return its path.
 
@@ -175,8 +176,10 @@ def embed(
         Where to compute; by default on all cores.
     skip_broken
         Whether to leave out files that cannot be read.
+    overwrite
+        Whether an existing file may be replaced.
     """
-    path = _check_out(Path(out).expanduser())
+    path = _check_out(Path(out).expanduser(), overwrite=overwrite)
     if threads is not None and not 1 <= threads <= (os.cpu_count() or 1):
         raise SpecError(f"threads={threads}: this machine has {os.cpu_count()} cores")
     domain_set = unlabelled_files(Path(dataset)) or find_dataset(dataset)
@@ -303,13 +306,14 @@ def _not_images(dataset: DomainSet, encoder: Encoder) -> SpecError:
     )
 
 
-def _check_out(out: Path) -> Path:
+def _check_out(out: Path, *, overwrite: bool) -> Path:
     """The file to write; raise before any work if it cannot be written."""
+    if out.name in ("", ".."):
+        raise SpecError(f"{out}: not the name of a file; give a file to write")
     path = out if out.suffix == ".npz" else out.with_name(f"{out.name}.npz")
     if not path.parent.is_dir():
         raise SpecError(f"{path}: no folder {path.parent}; create it first")
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise SpecError(f"{path}: cannot be written; give another --out")
+    check_output(path, overwrite=overwrite)
     return path
 
 

@@ -117,6 +117,9 @@ def _leave_one_out(fold: Fold, dataset: "DomainSet") -> Fold:
 def _group(dataset: "DomainSet", text: str) -> Names:
     """The domains of a target: one, or several that are joined by plus signs."""
     names = [text] if text in dataset.domains else [name.strip() for name in text.split("+")]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise SpecError(f"--targets {text}: names {twice} twice; write each domain once")
     return _known(dataset, names)
 
 

@@ -29,6 +29,7 @@ from afield.data.modalities.image import Image
 from afield.data.modalities.text import Text
 from afield.data.modality import FileModality, modality_of_file
 from afield.errors import DataError
+from afield.files import read_text
 
 # Created by operating systems; hidden files are ignored as well.
 IGNORED_NAMES = ("thumbs.db", "desktop.ini", "__macosx")
@@ -157,7 +158,7 @@ def _apply_lists(root: Path, domain: str, entries: Sequence[LabeledFile]) -> lis
 def _read_lines(path: Path) -> list[str]:
     try:
         # utf-8-sig: some editors write a BOM, which is not part of the first name.
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_text(path, encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read as a list ({error})") from None
     return [line.strip() for line in lines if line.strip()]

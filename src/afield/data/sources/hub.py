@@ -95,7 +95,7 @@ def write_hub_images(spec: str, folder: Path, *, lists: bool = False) -> None:
     ``folder/<domain>_train.txt`` and ``folder/<domain>_test.txt``.
     """
     listed: dict[str, list[str]] = defaultdict(list)
-    with atomic_write(folder) as temporary:
+    with atomic_write(folder, folder=True) as temporary:
         for part in _fetch(spec)[1]:
             split = part.stem.partition("-")[0]
             for domain, path in _write_images(part, temporary):

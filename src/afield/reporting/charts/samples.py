@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from afield.data.groups import describe_group
+from afield.files import read_text
 from afield.reporting.results import Results
 from afield.reporting.sentences import bidi_isolate, escape_invisible
 from afield.runs.record import Record, domain_sizes
@@ -40,9 +41,9 @@ def kept_thumbnails(
 def _read(path: Path) -> Mapping[str, str]:
     """The strips in a file; a file that is broken or far too large is skipped."""
     try:
-        content = path.read_bytes() if path.stat().st_size <= MAX_BYTES else b""
+        content = read_text(path) if path.stat().st_size <= MAX_BYTES else ""
         strips = _ADAPTER.validate_json(content)
-    except (OSError, ValidationError):
+    except (OSError, ValueError):
         strips = {"": ""}
     if all(map(BASE64.fullmatch, strips.values())):
         return strips
