@@ -1,17 +1,22 @@
 """What is exported gives the same in other programs, or is not kept."""
 
+import csv
+import io
 import json
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from afield.deployment import exporting
-from afield.deployment.exporting import export
+from afield.deployment.exporting import SCRIPT, export
 from afield.deployment.fitting import fit
 from afield.deployment.model import Model, load
 from afield.errors import SpecError
@@ -157,3 +162,60 @@ def test_places_and_forms_that_are_impossible_are_refused(spiral_model, tmp_path
     with pytest.raises(SpecError, match="give `out`"):
         export(load(spiral_model))
     assert (tmp_path / "m.onnx").read_text() == "mine"
+
+
+def odd_image(number: int, generator: np.random.Generator) -> Image.Image:
+    """An image with one of several modes, sizes and shapes."""
+    width, height = (int(side) for side in generator.integers(9, 200, 2))
+    level = generator.integers(0, 255)
+    noise = generator.normal(level, 40, (height, width, 3)).clip(0, 255).astype(np.uint8)
+    mode = ("RGB", "L", "LA", "RGBA", "P", "1", "CMYK", "I;16")[number % 8]
+    if mode == "I;16":
+        return Image.fromarray(noise[..., 0].astype(np.uint16) * 257)
+    return Image.fromarray(noise).convert(mode)
+
+
+def write_odd_image(folder: Path, number: int, generator: np.random.Generator) -> Path:
+    image = odd_image(number, generator)
+    fitting = {"CMYK": ("jpg", "tif"), "RGB": ("jpg", "webp", "bmp", "png"), "L": ("jpg", "png")}
+    suffixes = fitting.get(image.mode, ("png", "tif"))
+    path = folder / f"{number:03d}.{suffixes[number // 8 % len(suffixes)]}"
+    exif = Image.Exif()
+    exif[0x0112] = number % 9
+    image.save(path, **({"exif": exif} if path.suffix in (".jpg", ".webp", ".png") else {}))
+    return path
+
+
+def test_the_script_beside_an_exported_model_answers_like_predict(two_colours, tmp_path):
+    settings = {"backbone": "small:cnn", "steps": 20, "size": 40}
+    model = fit(two_colours, "erm", tmp_path / "m", settings=settings, store=tmp_path / "runs")
+    path = export(model, "onnx", tmp_path / "m.onnx")
+    generator = np.random.default_rng(0)
+    (tmp_path / "odd").mkdir()
+    files = [write_odd_image(tmp_path / "odd", number, generator) for number in range(100)]
+    program = [sys.executable, "predict_onnx.py", path.name, *map(str, files)]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=True)
+    answers = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert [answer["file"] for answer in answers] == list(map(str, files))
+    expected = model.predict_proba(files)
+    classes = [model.classes[number] for number in expected.argmax(1)]
+    assert [answer["class"] for answer in answers] == classes
+    assert len(set(classes)) == 2
+    confidences = [float(answer["confidence"]) for answer in answers]
+    np.testing.assert_allclose(confidences, expected.max(1), atol=0.005)
+
+
+def test_a_script_that_was_changed_is_kept_unless_it_may_be_replaced(two_colours, tmp_path, caplog):
+    settings = {"backbone": "small:cnn", "steps": 2, "size": 16}
+    model = fit(
+        two_colours, "erm", tmp_path / "m", settings=settings, store=tmp_path, estimate=False
+    )
+    script = tmp_path / "predict_onnx.py"
+    export(model, "torch", tmp_path / "m.pt2")
+    assert not script.exists()
+    script.write_text("mine")
+    export(model, "onnx", tmp_path / "m.onnx")
+    assert script.read_text() == "mine"
+    assert "predict_onnx.py: exists already and is kept" in caplog.text
+    export(model, "onnx", tmp_path / "m.onnx", overwrite=True)
+    assert script.read_text() == SCRIPT.read_text()

@@ -80,7 +80,7 @@ def test_one_domain_is_no_forecast(about):
 def test_users_of_the_onnx_file_learn_what_to_do_before_it():
     text = render_card(replace(described(), inputs=IMAGES))
     assert "resize it to 64 × 64 pixels (Pillow, bilinear), whatever its shape" in text
-    assert "resize to 32 × 32 (bilinear with antialiasing)" in text
+    assert "then to 32 × 32 (Pillow, bilinear)" in text
     assert "stack samples to n × 3 × 32 × 32, float32" in text
 
 

@@ -222,6 +222,8 @@ def export(
     input size), or input_ids and attention_mask of texts. It returns logits
     and calibrated probabilities: scaling, temperature and softmax are
     included. It is written only if its outputs equal those of the model.
+    Beside an ONNX file for images, predict_onnx.py prepares images as
+    `afield predict` does, without afield.
     """
     from afield.deployment.exporting import CHECKED_BATCH_SIZES, TOLERANCE
     from afield.deployment.exporting import export as convert
@@ -233,8 +235,14 @@ def export(
     takes = inputs.modality.export_form(inputs).summary
     console.out.say(f"{path}: from {takes} to logits and probabilities")
     sizes = ", ".join(map(str, CHECKED_BATCH_SIZES))
-    resize = f" and resize images to {inputs.size} px" if inputs.modality.resizable else ""
     console.out.say(
         f"outputs checked for batches of {sizes} (equal within {TOLERANCE:g}); "
-        f"{inputs.modality.preparation}{resize} before calling it"
+        f"{inputs.modality.preparation} before calling it"
     )
+    if to == "onnx" and inputs.modality.resizable:
+        console.out.say(
+            f"{path.parent / 'predict_onnx.py'} shows how, with Pillow, numpy and onnxruntime: "
+            f"python predict_onnx.py {path.name} new/*.jpg"
+        )
+    elif inputs.modality.resizable:
+        console.out.say(f"before it: {inputs.modality.export_form(inputs).steps}")

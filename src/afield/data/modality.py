@@ -211,8 +211,9 @@ class Modality:
         steps = f"stack samples to {shape}, float32; scaling is part of the file"
         return ExportForm({"x": (0,)}, f"x ({shape}, float32{levels})", steps)
 
-    def export_metadata(self) -> dict[str, str]:
+    def export_metadata(self, inputs: "Inputs") -> dict[str, str]:
         """Facts that are written into an exported file."""
+        del inputs
         return {}
 
     def export_example(self, inputs: "Inputs", count: int) -> tuple[Tensor, ...]:

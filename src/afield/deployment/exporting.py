@@ -11,8 +11,9 @@ A model for texts takes two inputs instead of x:
     attention_mask  int64, n × tokens: 1 for a token, 0 for padding
 
 The export includes scaling, temperature and softmax. It does not include reading files, resizing
-images, the tokenizer, or the distance. A model that can use the domain label is exported for
-unknown domains.
+images (which rounds to bytes, as no operator of ONNX does), the tokenizer, or the distance. For
+images, ``predict_onnx.py`` beside an ONNX file does the rest. A model that can use the domain label
+is exported for unknown domains.
 """
 
 import copy
@@ -39,6 +40,11 @@ SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 TOLERANCE = 1e-4
 CHECKED_BATCH_SIZES = (1, 2, 7)
 
+# The program that is written beside an exported model for images.
+SCRIPT = Path(__file__).with_name("predict_onnx.py")
+
+log = logging.getLogger(__name__)
+
 ExportedForward = Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -58,7 +64,8 @@ def export(
     to
         ``onnx``, or ``torch`` for torch.export.
     out
-        The file to write; by default beside the model folder, with its name.
+        The file to write; by default beside the model folder, with its name. Beside an ONNX file
+        for images, ``predict_onnx.py`` is written as well.
     overwrite
         Whether an existing file may be replaced.
     """
@@ -94,7 +101,20 @@ def export(
                 f"{to} ({reason}); use another network"
             ) from error
         _check_same(deployed, exported, loaded, to)
+    if to == "onnx" and loaded.about.inputs.modality.resizable:
+        _write_script(path.parent / SCRIPT.name, overwrite=overwrite)
     return path
+
+
+def _write_script(path: Path, *, overwrite: bool) -> None:
+    """Write the program that decodes images and runs the exported file, unless there is one."""
+    content = SCRIPT.read_text(encoding="utf-8")
+    if path.exists() and not overwrite:
+        if path.is_dir() or path.read_text(encoding="utf-8") != content:
+            log.warning("%s: exists already and is kept; --force replaces it", path)
+        return
+    with atomic_write(path) as temporary:
+        temporary.write_text(content, encoding="utf-8")
 
 
 def _output_path(
@@ -188,7 +208,7 @@ def _metadata(model: Model) -> dict[str, str]:
         "classes": json.dumps(model.classes),
         "temperature": repr(model.temperature),
         "name": model.about.name,
-        **model.about.inputs.modality.export_metadata(),
+        **model.about.inputs.modality.export_metadata(model.about.inputs),
     }
 
 

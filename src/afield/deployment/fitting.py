@@ -9,7 +9,6 @@ A method is trained on features, as in `afield embed` or on photographs. The mod
 the frozen network too, so that prediction and export start from images or texts.
 """
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,11 +37,11 @@ from afield.deployment.model_folder import (
     write_model,
 )
 from afield.deployment.recipes import (
-    Recipe,
     choose_recipe,
     complete_recipes,
     estimate_choice,
     plan_whole,
+    recipes_on_features,
 )
 from afield.errors import AfieldError, DataError, SpecError
 from afield.networks.backbone import Classifier, find_backbone
@@ -62,12 +61,7 @@ from afield.runs.sweep import complete
 from afield.studies.benchmark import OPTIONS
 from afield.studies.checks import check_unseen_classes, possible_runs, read_classes
 from afield.studies.commands import write_command
-from afield.studies.features import (
-    feature_identity,
-    plan_features,
-    recorded_choices,
-    use_features,
-)
+from afield.studies.features import use_features
 from afield.studies.planning import adapted_runs, method_runs, training_runs
 from afield.studies.protocol import Protocol
 from afield.studies.settings import check_settings, settings_of
@@ -260,7 +254,7 @@ def _plan_best(request: FitRequest, store: Store) -> FitPlan:
         )
     dataset = find_dataset(request.dataset)
     dataset.check_available()
-    on_features = _recipes_on_features(store, dataset)
+    on_features = recipes_on_features(store, dataset)
     recipes = [*complete_recipes(store, dataset), *(recipe for recipe, _ in on_features)]
     if request.adapt == NO_ADAPTATION:
         recipes = [recipe for recipe in recipes if not recipe.run.adaptation]
@@ -293,21 +287,6 @@ def _without_adaptation(runs: Sequence[Run], store: Store) -> list[Run]:
     """The runs themselves, or those whose models they adapt."""
     store.fetch(*(run.base for run in runs if run.adaptation))
     return [read_record(store.root / run.base).run if run.adaptation else run for run in runs]
-
-
-def _recipes_on_features(
-    store: Store, dataset: DomainSet
-) -> list[tuple[Recipe, tuple[dict[str, Any], bool | None]]]:
-    """The recipes trained on features of a folder of photographs, and how these were made."""
-    made = [recorded_choices(record.run) for record in store if record.run.folder == dataset.name]
-    recipes = []
-    for settings, finetune in {json.dumps(choices): choices for choices in made}.values():
-        encoder = plan_features(dataset, settings, finetune=finetune)
-        if isinstance(encoder, Encoder):
-            identity = feature_identity(dataset, encoder, settings)
-            found = complete_recipes(store, replace(dataset, fingerprint=identity))
-            recipes += [(recipe, (settings, finetune)) for recipe in found]
-    return recipes
 
 
 def build_encoder(dataset: DomainSet) -> tuple[Encoder, nn.Module] | None:

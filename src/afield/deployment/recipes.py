@@ -15,6 +15,7 @@ twins it is that of the run that left out d' alone, and d was among its sources.
 """
 
 import itertools
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -25,12 +26,14 @@ from afield.data.domains import DomainSet
 from afield.deployment.estimates import estimate_accuracy, unseen_accuracies
 from afield.deployment.model_folder import Estimate, Selection
 from afield.errors import DataError
+from afield.networks.pretrained import Encoder
 from afield.runs.record import Record
 from afield.runs.row import MERGE_BASELINES
 from afield.runs.run import Run
 from afield.runs.run_files import read_record
 from afield.runs.selection import DEFAULT_RULES
 from afield.runs.store import Store
+from afield.studies.features import feature_identity, plan_features, recorded_choices
 from afield.studies.planning import ensemble_runs
 from afield.studies.settings import resolve_epochs
 
@@ -174,6 +177,21 @@ def complete_recipes(records: Iterable[Record], dataset: DomainSet) -> list[Reci
         if trials:
             complete.append(recipe.restricted(trials))
     return complete
+
+
+def recipes_on_features(
+    store: Store, dataset: DomainSet
+) -> list[tuple[Recipe, tuple[dict[str, Any], bool | None]]]:
+    """The recipes trained on features of a folder of photographs, and how these were made."""
+    made = [recorded_choices(record.run) for record in store if record.run.folder == dataset.name]
+    recipes = []
+    for settings, finetune in {json.dumps(choices): choices for choices in made}.values():
+        encoder = plan_features(dataset, settings, finetune=finetune)
+        if isinstance(encoder, Encoder):
+            identity = feature_identity(dataset, encoder, settings)
+            found = complete_recipes(store, replace(dataset, fingerprint=identity))
+            recipes += [(recipe, (settings, finetune)) for recipe in found]
+    return recipes
 
 
 def _recipe_key(run: Run) -> str:

@@ -4,6 +4,7 @@ Files may have any color mode, bit depth and shape.
 """
 
 import io
+import json
 import math
 import warnings
 from collections.abc import Iterator, Mapping
@@ -125,13 +126,22 @@ class Image(FileModality):
 
     def export_form(self, inputs: "Inputs") -> ExportForm:
         """Images at the size of the network, as the decoder and the preparation make them."""
-        side, form = inputs.stored[-1], super().export_form(inputs)
+        form, (side, *others) = super().export_form(inputs), _sides(inputs)
         steps = ["turn the image upright by its EXIF orientation and convert it to RGB"]
         steps += [f"resize it to {side} × {side} pixels (Pillow, bilinear), whatever its shape"]
-        if inputs.size and inputs.size != side:
-            steps += [f"resize to {inputs.size} × {inputs.size} (bilinear with antialiasing)"]
+        steps += [f"then to {other} × {other} (Pillow, bilinear)" for other in others]
         steps += ["order it as channels × height × width, as float32 from 0 to 255", form.steps]
         return replace(form, steps="; ".join(steps))
+
+    def export_metadata(self, inputs: "Inputs") -> dict[str, str]:
+        """The sides to which images are resized before the network, one after the other."""
+        return {"sides": json.dumps(_sides(inputs))}
+
+
+def _sides(inputs: "Inputs") -> list[int]:
+    """The sides to which an image is resized: in files as stored, and as the network sees it."""
+    side = inputs.stored[-1]
+    return [side, inputs.size] if inputs.size and inputs.size != side else [side]
 
 
 @contextmanager

@@ -211,8 +211,9 @@ class Text(FileModality):
             note=f" It sees the first {self.tokens} tokens of a text.",
         )
 
-    def export_metadata(self) -> dict[str, str]:
+    def export_metadata(self, inputs: "Inputs") -> dict[str, str]:
         """The digest of the tokenizer, and the greatest number of tokens."""
+        del inputs
         tokenizer = NGRAMS_FORM if self.tokenizer == NGRAMS else "bytes"
         if self.tokenizer not in ("", NGRAMS):
             tokenizer = sha256(Path(self.tokenizer))
