@@ -41,7 +41,7 @@ from afield.data.modalities.audio import read_audio
 from afield.data.modalities.image import IMAGE_ERRORS, read_image
 from afield.deployment import load
 from afield.errors import AfieldError
-from afield.merging.files import TensorFiles
+from afield.merging.tensor_files import TensorFiles
 from afield.reporting import tabulate
 from afield.reporting.page import render_page
 from afield.runs.status import statuses

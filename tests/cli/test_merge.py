@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from afield import registry
 from afield.merging.job import merge
+from tests.merging.adapters import family
 from tests.merging.families import sharded, written
 
 INPUTS = ("base.safetensors", "e0.safetensors", "e1.safetensors")
@@ -154,3 +155,77 @@ def test_help_lists_all_merges_without_importing_torch():
     for name in registry.names("merges"):
         assert name in done.stdout
         assert registry.summary("merges", name) in done.stdout
+
+
+@pytest.fixture
+def adapters(tmp_path):
+    """A base, two adapters on it, and the models that they make."""
+    (tmp_path / "peft").mkdir()
+    return family(tmp_path / "peft", ranks=(2, 3))
+
+
+def test_adapters_alone_give_an_adapter_and_say_what_it_keeps(afield, adapters):
+    words = ("peft/lora1", "peft/lora2", "--out", "merged")
+    code, out, err = afield("merge", "task_arithmetic", *words)
+    assert code == 0
+    assert out.startswith("merged adapter of rank 3 in merged; it keeps ")
+    assert "% of the norm of the change (least in enc." in out
+    assert err == "task_arithmetic of 2 experts; tensors: 2 merged\n"
+    code, out, _ = afield("merge", "tsv", *words[:2], "--rank", "5", "--out", "whole")
+    assert out == "merged adapter of rank 5 in whole; it keeps 100.0 % of the norm of the change\n"
+
+
+def test_adapters_on_a_base_give_whole_weights(afield, tmp_path, adapters):
+    words = ("peft/base.safetensors", "peft/lora1", "peft/lora2")
+    code, out, _ = afield("merge", "average", *words, "--out", "out.safetensors")
+    assert (code, out) == (0, "merged model in out.safetensors\n")
+    code, out, _ = afield("merge", "tsv", *words, "--out", "x.safetensors", "--dry-run")
+    assert "kept: no adapter changes it" in out
+
+
+def test_an_adapter_is_made_of_a_fine_tuned_model(afield, adapters):
+    words = ("peft/base.safetensors", "peft/model1.safetensors", "--out", "lora")
+    code, out, _ = afield("merge-extract", *words, "--rank", "2")
+    assert (code, out) == (
+        0,
+        "adapter of rank 2 in lora; it keeps 100.0 % of the norm of the change\n",
+    )
+    code, _, err = afield("merge-extract", *words)
+    assert (code, err) == (2, "error: lora: exists already; give another name, or --force to "
+                              "replace it\n")  # fmt: skip
+
+
+def test_a_plan_repeats_a_merge(afield, tmp_path):
+    choices = ("--expert-weights", "2,1", "--leave", "a.*", "--equalize", "norm")
+    words = ("--out", "one.safetensors", "--save-plan", "plan.toml")
+    code, _, err = afield("merge", "score", *INPUTS, *choices, *words)
+    assert code == 0
+    assert err.endswith("plan in plan.toml; repeat with `afield merge --plan plan.toml`\n")
+    assert afield("merge", "--plan", "plan.toml", "--out", "two.safetensors")[0] == 0
+    first, second = ((tmp_path / f"{n}.safetensors").read_bytes() for n in ("one", "two"))
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "give MERGE BASE EXPERT …, or --plan FILE; see `afield merge --help`"),
+        (("ties", "base.safetensors"), "no experts; give the models that were fine-tuned from"),
+        (("ties", *INPUTS, "--expert-weights", "a,b"), "--expert-weights a,b: give numbers"),
+        (("ties", *INPUTS, "--expert-weights", "1"), "1 weights for 2 experts; give one for each"),
+        (("ties", *INPUTS, "--expert-weights", "0,0"), "at least 0, and not all 0"),
+        (("ties", *INPUTS, "--equalize", "x"), "equalize=x: give norm, or leave it out"),
+        (("ties", *INPUTS, "--dtype", "int8"), "dtype=int8: give one of float32, float16"),
+        (("ties", *INPUTS, "--shards", "many"), "shards=many: give a size such as 5GB"),
+        (("ties", *INPUTS, "--leave", "z*"), "z*: matches no tensor of base.safetensors"),
+        (("ties", *INPUTS, "--rank", "4"), "not an adapter of PEFT, but the result is to be one"),
+        (("ties", *INPUTS, "--space", "core"), "the core space needs adapters"),
+        (("ties", *INPUTS, "--space", "x"), "space=x: give one of auto, full, core"),
+        (("--plan", "no.toml"), "no.toml: not readable; give a plan in TOML or YAML"),
+        (("ties", "--plan", "no.toml"), "--plan has all choices of a merge"),
+    ],
+)
+def test_choices_that_cannot_be_are_one_line(afield, words, message):
+    code, _, err = afield("merge", *words, "--out", "out.safetensors")
+    assert code == 2
+    assert message in " ".join(err.split())

@@ -16,12 +16,11 @@ from safetensors.torch import load_file, save_file
 import afield
 from afield import registry
 from afield.errors import AfieldError, DataError, MergeError, SpecError
-from afield.merging import files
-from afield.merging import files as tensor_files
+from afield.merging import files, tensor_files
 from afield.merging import files as workers
-from afield.merging.files import TensorFiles, write_header
 from afield.merging.job import merge
 from afield.merging.scopes import TensorSpec
+from afield.merging.tensor_files import TensorFiles, write_header
 from tests.files import Trap
 from tests.merging.families import TENSORS, count_for, plain, sharded, statistics_for, written
 
@@ -254,7 +253,8 @@ def test_a_folder_gives_a_folder_with_its_shards_and_config(tmp_path, base, expe
     out = merge_files("task_arithmetic", folder, paths[1:], tmp_path / "new" / "out")
     weights = {path.name for path in folder.glob("*.safetensors")}
     copied = {"config.json", "tokenizer.json", "model.safetensors.index.json"}
-    assert {path.name for path in out.iterdir()} == weights | copied
+    assert {path.name for path in out.iterdir()} == weights | copied | {"README.md"}
+    assert (out / "README.md").read_text() != "README.md"
     assert (out / "config.json").read_text() == "config.json"
     result = {}
     for name in weights:

@@ -140,16 +140,20 @@ def nonfinite_delta(name: str, base: Tensor, expert: Tensor, labels: Sequence[st
 def merge_warnings(
     changes: Sequence[TensorChange], base: str, experts: Sequence[str]
 ) -> Iterator[str]:
-    """Yield warnings about the experts after their entries were read; labels name the sources."""
+    """Yield warnings about the experts after their entries were read; labels name the sources.
+
+    The label of the base is empty if adapters are merged without their base.
+    """
     merged = [change for change in changes if not change.kept]
     duplicates = {later: first for first, later in sorted(_identical_pairs(merged), reverse=True)}
     size = math.hypot(*(change.base for change in merged))
-    if size == 0:
+    if size == 0 and base:
         yield f"{base}: all its weights are 0; is it the experts' base?"
     for i, label in enumerate(experts):
         distance = math.hypot(*(change.experts[i] for change in merged))
         if distance == 0:
-            yield f"{label}: has the same weights as {base}, so as an expert it adds nothing"
+            other = base or "its base"
+            yield f"{label}: has the same weights as {other}, so as an expert it adds nothing"
         elif i in duplicates:
             yield f"{label}: has the same weights as {experts[duplicates[i]]}, so they count twice"
         elif size and distance >= DOUBTFUL_DELTA_RATIO * size:

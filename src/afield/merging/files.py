@@ -3,265 +3,59 @@
 The result has the layout of the base: a safetensors file, or a folder with the base's config and
 shards. Its metadata hold, under ``afield``, a JSON object that says how it was made: the merge, its
 settings and the scale, the first digits of the inputs' SHA-256, and how many tensors were merged,
-averaged and kept, and why. The same merge gives the same bytes.
-
-Readable are safetensors files, folders in the layout of Hugging Face (config.json and safetensors,
-possibly in shards with an index), and checkpoints written by torch.save. Files are mapped into
-memory. A mapping is renewed every now and then, so that pages that were read do not stay in memory.
-Only checkpoints in the format that torch had before 1.6 cannot be mapped; they are loaded whole.
+averaged and kept, and why. The same merge gives the same bytes. `afield.merging.tensor_files` says
+which files are readable.
 """
 
 import json
 import logging
 import multiprocessing
 import shutil
-import warnings
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from afield import registry
 from afield.compute import end_with_parent, preserve_torch_state, usable_cores
 from afield.errors import DataError, MergeError, SpecError
-from afield.files import atomic_write, check_output, file_digest, format_bytes, read_text
+from afield.files import (
+    atomic_write,
+    check_output,
+    escape_markdown,
+    file_digest,
+    format_bytes,
+)
+from afield.merging.adapters import AdaptedBase, Adapter, is_adapter
 from afield.merging.checks import TensorChange
 from afield.merging.job import (
     MergeJob,
-    StateDictSource,
+    Space,
+    delta_squares,
     log_merge_warnings,
     merge_pieces,
     plan_merge,
+    weight_factors,
 )
-from afield.merging.scopes import TensorSpec, needs_validation, scope_of
+from afield.merging.scopes import (
+    TensorSource,
+    needs_statistics,
+    needs_validation,
+    scope_of,
+)
+from afield.merging.tensor_files import INDEX_SUFFIX, TensorFiles, write_header
 from afield.progress import track
-from afield.tensors import check_state_dict, read_weights
-
-SUFFIX = ".safetensors"
-INDEX_SUFFIX = f"{SUFFIX}.index.json"
-# The entry of a safetensors header that is not a tensor.
-METADATA_KEY = "__metadata__"
-# Bytes to read before a mapping is renewed.
-REMAP_BYTES = 32 << 20
-# Keys under which some programs store the state dict in a checkpoint.
-STATE_DICT_KEYS = ("state_dict", "model")
-ReadEntries = Callable[[str, int, int | None], Tensor]
-DTYPE_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-
-
-class TensorFiles:
-    """The tensors of a file or folder, as a `TensorSource`."""
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).expanduser()
-        self.label = str(path)
-        self.is_folder = self.path.is_dir()
-        paths, index = _find_shards(self.path) if self.is_folder else ([self.path], None)
-        files = {path: _TensorFile(path) for path in paths}
-        self.shards = {
-            path: [name for name in file.specs if index is None or index.get(name) == path.name]
-            for path, file in files.items()
-        }
-        self.metadata = files[paths[0]].metadata
-        self._files = {name: files[path] for path, names in self.shards.items() for name in names}
-        self.specs = {name: file.specs[name] for name, file in self._files.items()}
-        lost = next((name for name in index or () if name not in self.specs), None)
-        if lost is not None:
-            raise DataError(f"{self.path}: {lost} is in the index, but not in its file")
-
-    def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
-        """Entries `start` to `stop` of a tensor, flattened; a view that must not be modified."""
-        return self._files[name].read(name, start, stop)
-
-
-class _TensorFile:
-    """One file, mapped into memory if its format allows that."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.metadata: dict[str, str] = {}
-        self.specs: dict[str, TensorSpec] = {}
-        self._mapped, self._bytes_read = True, 0
-        if not path.is_file():
-            what = "not a regular file" if path.exists() else "no such file or folder"
-            raise DataError(f"{path}: {what}; give a file or folder of weights")
-        self._read = self._open()
-
-    def read(self, name: str, start: int, stop: int | None) -> Tensor:
-        """Entries of a tensor; entries read long ago are released from memory."""
-        if self._mapped and self._bytes_read > REMAP_BYTES:
-            self._read, self._bytes_read = self._open(), 0
-        entries = self._read(name, start, stop)
-        self._bytes_read += entries.nbytes
-        return entries
-
-    def _open(self) -> ReadEntries:
-        if self.path.suffix == SUFFIX:
-            return self._open_safetensors()
-        if not zipfile.is_zipfile(self.path):
-            # Safetensors files in a download cache have no suffix.
-            with suppress(DataError):
-                return self._open_safetensors()
-            # The format before torch 1.6, which cannot be mapped. `read_weights` also explains
-            # what is wrong with any other file.
-            self._mapped = False
-            return self._open_state_dict(read_weights(str(self.path)))
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                state = torch.load(self.path, map_location="cpu", weights_only=True, mmap=True)
-        except Exception:  # noqa: BLE001  a broken file makes torch raise nearly anything
-            raise DataError(
-                f"{self.path}: not read, because it is broken or needs code to be run; give "
-                "safetensors, or a state dict written by torch.save"
-            ) from None
-        return self._open_state_dict(state)
-
-    def _open_safetensors(self) -> ReadEntries:
-        try:
-            handle = safe_open(self.path, "pt")
-            if not self.specs:
-                names, self.metadata = handle.keys(), handle.metadata() or {}
-                self.specs = {name: _spec(handle.get_tensor(name)) for name in names}
-        except (OSError, SafetensorError) as error:
-            raise DataError(
-                f"{self.path}: not readable safetensors ({error}); save or download it again"
-            ) from None
-
-        def read(name: str, start: int, stop: int | None) -> Tensor:
-            entries: Tensor = handle.get_tensor(name).view(-1)
-            return entries[start:stop]
-
-        return read
-
-    def _open_state_dict(self, state: Any) -> ReadEntries:
-        for key in STATE_DICT_KEYS:
-            if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
-                state = state[key]
-        check_state_dict(state, str(self.path))
-        if METADATA_KEY in state:
-            raise DataError(f"{self.path}: a tensor is called {METADATA_KEY}; rename it")
-        source = StateDictSource(state, str(self.path))
-        self.specs = source.specs
-        return source.read
-
-
-def check_links(folder: Path) -> None:
-    """Raise an error if a link in a folder leads out of it.
-
-    Only the download cache of the Hugging Face hub has such links: from ``snapshots/<revision>`` to
-    ``blobs`` beside it.
-    """
-    cache = folder.resolve().parents[1:2]
-    is_snapshot = folder.resolve().parent.name == "snapshots" and (cache[0] / "blobs").is_dir()
-    root = cache[0] if is_snapshot else folder.resolve()
-    for file in folder.iterdir():
-        if file.is_symlink() and not file.resolve().is_relative_to(root):
-            raise DataError(
-                f"{file}: a link that leads out of the folder; put the file itself there"
-            )
-
-
-def _spec(tensor: Tensor) -> TensorSpec:
-    return TensorSpec(tensor.dtype, tuple(tensor.shape))
-
-
-def _find_shards(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
-    """The safetensors files of a folder, and from its index, if any, the file of each tensor."""
-    check_links(folder)
-    indices = list(folder.glob(f"*{INDEX_SUFFIX}"))
-    if len(indices) == 1:
-        index = _read_index(indices[0])
-        return [folder / name for name in sorted(set(index.values()))], index
-    files = list(folder.glob(f"*{SUFFIX}"))
-    if folder / "model.safetensors" in files:
-        return [folder / "model.safetensors"], None
-    if len(files) != 1 or indices:
-        raise DataError(
-            f"{folder}: {len(files)} safetensors files and {len(indices)} indices in it; give a "
-            "folder with one of either, or a file"
-        )
-    return files, None
-
-
-def _read_index(path: Path) -> dict[str, str]:
-    try:
-        index = json.loads(read_text(path))["weight_map"]
-        valid = bool(index) and all(map(_is_file_name, index.values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        valid = False
-    if not valid:
-        raise DataError(f"{path}: not an index of safetensors (weight_map: tensor to file)")
-    return dict(index)
-
-
-def _is_file_name(file: object) -> bool:
-    """Whether an index entry names a safetensors file in its own folder.
-
-    Any other path would be read from, and written to, another folder or a config file.
-    """
-    if not isinstance(file, str):
-        return False
-    return Path(file).name == file and Path(file).suffix == SUFFIX
-
-
-def write_header(
-    path: Path, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]
-) -> dict[str, int]:
-    """Start a safetensors file with these tensors; return the byte at which each one begins.
-
-    The same tensors and metadata give the same bytes. As in files of the safetensors library, wide
-    types come first, so that every tensor is aligned to its type.
-    """
-    header: dict[str, Any] = {METADATA_KEY: dict(sorted(metadata.items()))}
-    starts, end = {}, 0
-    for name in sorted(specs, key=lambda name: (-specs[name].dtype.itemsize, name)):
-        spec = specs[name]
-        if spec.dtype not in DTYPE_NAMES:
-            raise DataError(f"{name}: safetensors has no type for {spec.dtype}")
-        starts[name], end = end, end + spec.size * spec.dtype.itemsize
-        header[name] = {
-            "dtype": DTYPE_NAMES[spec.dtype],
-            "shape": list(spec.shape),
-            "data_offsets": [starts[name], end],
-        }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    # A file that has its entries already keeps them, and gets another header of the same length.
-    with path.open("rb+" if path.exists() else "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + end)
-    return {name: 8 + len(text) + start for name, start in starts.items()}
-
 
 # Models with fewer entries are merged before other processes have started.
 MIN_ENTRIES_FOR_WORKERS = 30_000_000
 # For each tensor of the result: its file, and the byte at which its entries start.
 Offsets = Mapping[str, tuple[Path, int]]
+Source = TensorFiles | AdaptedBase
 
 
 def default_workers(job: MergeJob) -> int:
@@ -398,6 +192,22 @@ def merge_files(
 
 
 @dataclass(frozen=True)
+class Override:
+    """Tensors that are merged in another way: those whose name matches a pattern such as head.*."""
+
+    tensors: str
+    # The name of a merge; empty for the same one, "base" to leave the tensors as they are.
+    how: str = ""
+    scale: float | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+LEAVE = "base"
+EQUALIZE = ("", "norm")
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
 class FileMerge:
     """Which files to merge, and how."""
 
@@ -408,6 +218,20 @@ class FileMerge:
     statistics: tuple[Path, ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict)
     device: str = "cpu"
+    expert_weights: tuple[float, ...] = ()
+    equalize: str = ""
+    overrides: tuple[Override, ...] = ()
+    dtype: str = ""
+    shard_bytes: int = 0
+    space: Space = "auto"
+    # Factors of the deltas, once they are known; workers get them from the first process.
+    factors: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.equalize not in EQUALIZE:
+            raise SpecError(f"equalize={self.equalize}: give norm, or leave it out")
+        if self.dtype not in ("", *DTYPES):
+            raise SpecError(f"dtype={self.dtype}: give one of {', '.join(DTYPES)}")
 
     def open_job(self) -> MergeJob:
         """Open the files and decide what happens to each tensor."""
@@ -420,60 +244,133 @@ class FileMerge:
     def write(self, out: Path, *, overwrite: bool = False, workers: int | None = None) -> MergeJob:
         """Merge into a file or folder, which appears only once it is complete."""
         out = out.expanduser()
-        job, sources = self._open_checked(out, overwrite=overwrite)
+        job, base, others = self._open_checked(out, overwrite=overwrite)
+        sources = [base, *others]
         _check_free_space(job, out)
         workers = workers or default_workers(job)
         # More than one thread is not faster here, and makes the last digits depend on the machine.
         with (
             preserve_torch_state(threads=1, cuda=False),
             ThreadPoolExecutor(1) as beside,
-            atomic_write(out, durable=True, folder=sources[0].is_folder) as temporary,
+            atomic_write(out, durable=True, folder=self.writes_folder) as temporary,
         ):
             # Checksums are as long as the work; they are computed beside it, and hashing leaves
             # the interpreter to others. Headers get them at the end: their length is known.
             digests = beside.submit(_digests, sources)
-            offsets = _create_files(sources[0], temporary, self._metadata(job, sources))
-            changes = list(write_tensors(self.open_job, job, offsets, workers))
-            _write_headers(sources[0], temporary, self._metadata(job, sources, digests.result()))
+            if self.equalize:
+                equalize_norms(job)
+            layout = self._layout(job, base, temporary)
+            metadata = self._metadata(job, sources)
+            offsets = _create_files(job, base, temporary, layout, metadata)
+            open_job = replace(self, factors=tuple(job.weights)).open_job
+            changes = list(write_tensors(open_job, job, offsets, workers))
+            metadata = self._metadata(job, sources, digests.result())
+            _write_headers(job, layout, metadata)
+            if temporary.is_dir():
+                write_readme(temporary, out.name, json.loads(metadata["afield"]))
         log_merge_warnings(job, changes)
         return job
 
-    def _open_checked(self, out: Path, *, overwrite: bool) -> tuple[MergeJob, list[TensorFiles]]:
-        self._check_out(out, overwrite=overwrite)
-        job, sources = self._open()
-        _check_not_an_input(out, [shard for source in sources for shard in source.shards])
-        return job, sources
+    @property
+    def writes_folder(self) -> bool:
+        """Whether the result is a folder: if the base is one, or if it is divided into shards."""
+        return bool(self.shard_bytes) or self.base.expanduser().is_dir()
 
-    def _open(self) -> tuple[MergeJob, list[TensorFiles]]:
-        if needs_validation(registry.find("merges", self.how)):
-            raise MergeError(
-                f"{self.how} chooses experts by their validation scores, which files do not have; "
-                f"use average, or `afield bench --merges {self.how}`"
-            )
+    def _layout(self, job: MergeJob, base: TensorFiles, target: Path) -> dict[Path, list[str]]:
+        """The tensors of each file of the result."""
+        if self.shard_bytes:
+            return _divide(job, target, self.shard_bytes)
+        if not base.is_folder:
+            return {target: list(base.specs)}
+        return {target / shard.name: names for shard, names in base.shards.items()}
+
+    def _open_checked(
+        self, out: Path, *, overwrite: bool
+    ) -> tuple[MergeJob, TensorFiles, list[Source]]:
+        self._check_out(out, overwrite=overwrite)
+        job, base, others = self._open()
+        _check_not_an_input(out, [file for source in (base, *others) for file in source.shards])
+        return job, base, others
+
+    def _open(self) -> tuple[MergeJob, TensorFiles, list[Source]]:
+        names = [self.how, *(override.how for override in self.overrides)]
+        for name in names:
+            if name in ("", LEAVE):
+                continue
+            if needs_validation(registry.find("merges", name)):
+                raise MergeError(
+                    f"{name} chooses experts by their validation scores, which files do not have; "
+                    f"use average, or `afield bench --merges {name}`"
+                )
         _check_device(self.device)
-        sources = [TensorFiles(path) for path in (self.base, *self.experts, *self.statistics)]
-        base, *others = sources
-        experts, statistics = others[: len(self.experts)], others[len(self.experts) :]
+        base = TensorFiles(self.base)
+        experts = [open_expert(path, base) for path in self.experts]
+        statistics = [TensorFiles(path) for path in self.statistics]
+        job = self._plan(base, experts, statistics)
+        return job, base, [*experts, *statistics]
+
+    def _plan(
+        self, base: TensorFiles, experts: Sequence[TensorSource], statistics: Sequence[TensorFiles]
+    ) -> MergeJob:
+        """One job for the tensors without an override, and one for each override."""
+        owners = self._owners(base)
+        factors = self.factors or weight_factors(self.expert_weights, len(experts))
+        common: dict[str, Any] = {"device": self.device, "weights": factors}
+        left = {name for name, owner in owners.items() if owner and owner.how == LEAVE}
+        own = {name for name, owner in owners.items() if owner is None} | left
         job = plan_merge(
-            self.how,
-            base,
-            experts,
+            *(self.how, base, experts),
             scale=self.scale,
             statistics=statistics,
             params=self.params,
-            device=self.device,
+            space=self.space,
+            names=own if self.overrides else None,
+            left=left,
+            **common,
         )
-        return job, sources
+        job.dtype = DTYPES.get(self.dtype)
+        others = []
+        for override in self.overrides:
+            names = [name for name, owner in owners.items() if owner is override]
+            if override.how == LEAVE or not names:
+                continue
+            how = override.how or self.how
+            same = {} if override.how and override.how != self.how else self.params
+            other = plan_merge(
+                *(how, base, experts),
+                scale=self.scale if override.scale is None else override.scale,
+                statistics=statistics if needs_statistics(registry.find("merges", how)) else (),
+                params={**same, **override.params},
+                space=self.space,
+                names=names,
+                **common,
+            )
+            other.dtype = job.dtype
+            others.append(other)
+        job.overrides = others
+        return job
+
+    def _owners(self, base: TensorFiles) -> dict[str, Override | None]:
+        """The first override that matches each tensor; a pattern must match some tensor."""
+        for override in self.overrides:
+            if not any(fnmatchcase(name, override.tensors) for name in base.specs):
+                example = next(iter(base.specs), "none")
+                raise MergeError(
+                    f"{override.tensors}: matches no tensor of {base.label}, e.g. {example}"
+                )
+        return {
+            name: next((o for o in self.overrides if fnmatchcase(name, o.tensors)), None)
+            for name in base.specs
+        }
 
     def _check_out(self, out: Path, *, overwrite: bool) -> None:
         """Raise if something would be lost, or if the layout differs from the base's."""
-        base_is_folder = self.base.expanduser().is_dir()
         _check_not_an_input(out, (self.base, *self.experts, *self.statistics))
-        if base_is_folder and out.exists():
+        if self.writes_folder and out.exists():
             raise MergeError(f"{out}: exists already; give a new folder, or remove it yourself")
-        if not base_is_folder:
+        if not self.writes_folder:
             check_output(out, overwrite=overwrite)
-        if not base_is_folder and out.suffix != ".safetensors":
+        if not self.writes_folder and out.suffix != ".safetensors":
             raise MergeError(
                 f"{out}: the result is a safetensors file; name it {out.stem}.safetensors"
             )
@@ -481,7 +378,7 @@ class FileMerge:
     def _metadata(
         self,
         job: MergeJob,
-        sources: Sequence[TensorFiles],
+        sources: Sequence[Source],
         digests: Mapping[Path, str] | None = None,
     ) -> dict[str, str]:
         """Metadata of the result; without digests, of the same length as with them."""
@@ -489,7 +386,7 @@ class FileMerge:
         return {"format": "pt", **sources[0].metadata, "afield": provenance}
 
     def _provenance(
-        self, job: MergeJob, sources: Sequence[TensorFiles], digests: Mapping[Path, str]
+        self, job: MergeJob, sources: Sequence[Source], digests: Mapping[Path, str]
     ) -> dict[str, Any]:
         """How the result is made, for its metadata."""
         inputs = [
@@ -506,8 +403,48 @@ class FileMerge:
             "experts": inputs[1:last],
             **({"statistics": inputs[last:]} if self.statistics else {}),
             **({"device": self.device} if self.device != "cpu" else {}),
+            **self._choices(job),
             "version": version("afield"),
         }
+
+    def _choices(self, job: MergeJob) -> dict[str, Any]:
+        """The choices that are not the usual ones, for the metadata."""
+        choices = {
+            "weights": list(self.expert_weights),
+            "equalize": self.equalize,
+            "overrides": [
+                {
+                    name: value
+                    for name, value in vars(override).items()
+                    if value not in ("", {}, None)
+                }
+                for override in self.overrides
+            ],
+            "dtype": self.dtype,
+            "space": "core" if job.in_core_space else "",
+        }
+        return {name: value for name, value in choices.items() if value}
+
+
+def open_expert(path: Path, base: TensorFiles) -> Source:
+    """The tensors of an expert, with the names of the base: a model, or an adapter on the base."""
+    if is_adapter(path):
+        return AdaptedBase(Adapter(path), base)
+    return TensorFiles(path, like=base.specs)
+
+
+def equalize_norms(job: MergeJob) -> None:
+    """Shorten the delta of every expert to the norm of the shortest one, before its weight."""
+    squares = torch.zeros(len(job.experts), dtype=torch.float64)
+    weights = torch.tensor(job.weights, dtype=torch.float64)
+    names = [name for name in job.base.specs if job.acts_on(name)]
+    for name in track(names, "norms", len(names)):
+        squares += torch.tensor(delta_squares(job.owner(name), name), dtype=torch.float64)
+    norms = torch.where(weights > 0, squares.sqrt() / weights, 0.0)
+    if (norms > 0).any():
+        weights *= torch.where(norms > 0, norms[norms > 0].min() / norms, 1.0)
+    for each in (job, *job.overrides):
+        each.weights = weights.tolist()
 
 
 def _check_device(name: str) -> None:
@@ -518,7 +455,7 @@ def _check_device(name: str) -> None:
         raise SpecError(f"no device {name!r} ({reason}); use cpu, or leave it out") from None
 
 
-def _digests(sources: Sequence[TensorFiles]) -> dict[Path, str]:
+def _digests(sources: Sequence[Source]) -> dict[Path, str]:
     return {shard: file_digest(shard) for source in sources for shard in source.shards}
 
 
@@ -529,7 +466,8 @@ def _check_not_an_input(out: Path, inputs: Iterable[Path]) -> None:
 
 
 def _check_free_space(job: MergeJob, out: Path) -> None:
-    needed = sum(spec.size * spec.dtype.itemsize for spec in job.base.specs.values())
+    specs = map(job.result_spec, job.base.specs)
+    needed = sum(spec.size * spec.dtype.itemsize for spec in specs)
     existing = next(folder for folder in out.absolute().parents if folder.exists())
     free = shutil.disk_usage(existing).free
     if needed > free:
@@ -539,21 +477,95 @@ def _check_free_space(job: MergeJob, out: Path) -> None:
         )
 
 
-def _create_files(base: TensorFiles, temporary: Path, metadata: Mapping[str, str]) -> Offsets:
+def _divide(job: MergeJob, folder: Path, most: int) -> dict[Path, list[str]]:
+    """Tensors in files of at most `most` bytes, or of one tensor; with names of Hugging Face."""
+    groups: list[list[str]] = [[]]
+    filled = 0
+    for name in job.base.specs:
+        spec = job.result_spec(name)
+        size = spec.size * spec.dtype.itemsize
+        if groups[-1] and filled + size > most:
+            groups.append([])
+            filled = 0
+        groups[-1].append(name)
+        filled += size
+    if len(groups) == 1:
+        return {folder / "model.safetensors": groups[0]}
+    count = len(groups)
+    return {
+        folder / f"model-{i:05}-of-{count:05}.safetensors": names
+        for i, names in enumerate(groups, start=1)
+    }
+
+
+def _create_files(
+    job: MergeJob,
+    base: TensorFiles,
+    temporary: Path,
+    layout: Mapping[Path, list[str]],
+    metadata: Mapping[str, str],
+) -> Offsets:
     """Create all files of the result without entries; return where each tensor's entries belong."""
-    if base.is_folder:
-        for file in base.path.iterdir():
+    if temporary not in layout:
+        own_index = {shard.name for shard in base.shards} == {file.name for file in layout}
+        for file in base.path.iterdir() if base.is_folder else ():
             skipped = file.suffix in SKIPPED_SUFFIXES or file.name in DESCRIPTION_FILES
-            if file.is_file() and not skipped:
+            is_index = file.name.endswith(INDEX_SUFFIX) and not own_index
+            if file.is_file() and not skipped and not is_index:
                 shutil.copyfile(file, temporary / file.name)
-    return _write_headers(base, temporary, metadata)
+        if len(layout) > 1 and not own_index:
+            _write_index(job, temporary, layout)
+    return _write_headers(job, layout, metadata)
 
 
-def _write_headers(base: TensorFiles, temporary: Path, metadata: Mapping[str, str]) -> Offsets:
+def _write_index(job: MergeJob, folder: Path, layout: Mapping[Path, list[str]]) -> None:
+    specs = {name: job.result_spec(name) for names in layout.values() for name in names}
+    total = sum(spec.size * spec.dtype.itemsize for spec in specs.values())
+    files = {name: file.name for file, names in layout.items() for name in names}
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(files.items()))}
+    path = folder / f"model{INDEX_SUFFIX}"
+    path.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_headers(
+    job: MergeJob, layout: Mapping[Path, list[str]], metadata: Mapping[str, str]
+) -> Offsets:
     """Write the headers of all files, without a change to the entries that follow them."""
     offsets = {}
-    for shard, names in base.shards.items():
-        file = temporary / shard.name if base.is_folder else temporary
-        starts = write_header(file, {name: base.specs[name] for name in names}, metadata)
+    for file, names in layout.items():
+        starts = write_header(file, {name: job.result_spec(name) for name in names}, metadata)
         offsets.update({name: (file, start) for name, start in starts.items()})
     return offsets
+
+
+def write_readme(folder: Path, name: str, made: Mapping[str, Any]) -> None:
+    """The README of a merged folder: how it was made, from the metadata."""
+    experts = [", ".join(files) for files in made["experts"]]
+    settings = {**made["params"], "scale": made["scale"]}
+    for choice in ("weights", "equalize", "dtype", "space", "rank"):
+        if choice in made:
+            settings[choice] = made[choice]
+    rows = [
+        ("base", made.get("base", {})),
+        *((f"expert {i}", f) for i, f in enumerate(made["experts"], 1)),
+    ]
+    lines = [
+        *("---", "tags:", "- merge", "- afield", "---", "", f"# {escape_markdown(name)}", ""),
+        f"`{made['merge']}` of {len(experts)} models, merged without data by afield "
+        f"{made['version']}.",
+        "",
+        *("| setting | value |", "| --- | --- |"),
+        *(f"| {key} | {escape_markdown(str(value))} |" for key, value in settings.items()),
+        "",
+        *("| input | file | SHA-256 (first digits) |", "| --- | --- | --- |"),
+        *(
+            f"| {role} | {escape_markdown(file)} | {digest} |"
+            for role, files in rows
+            for file, digest in files.items()
+        ),
+        "",
+        "Tensors: "
+        + ", ".join(f"{count} {action}" for action, count in made["tensors"].items())
+        + ".",
+    ]
+    (folder / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")

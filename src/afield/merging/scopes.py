@@ -29,7 +29,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -65,10 +65,45 @@ class TensorSource(Protocol):
         """Entries `start` to `stop` of a tensor, flattened; a view that must not be modified."""
 
 
+@dataclass(frozen=True)
+class LowRankDelta:
+    """The change left · right of a tensor, seen as a matrix with the tensor's first dimension."""
+
+    left: Tensor
+    right: Tensor
+
+    @property
+    def rank(self) -> int:
+        """The number of columns of the left factor."""
+        return self.left.shape[1]
+
+    def entries(self, start: int, stop: int) -> Tensor:
+        """Entries `start` to `stop` of the product, flattened; only their rows are computed."""
+        columns = self.right.shape[1]
+        first = start // columns
+        rows = self.left[first : -(-stop // columns)] @ self.right
+        return rows.reshape(-1)[start - first * columns : stop - first * columns]
+
+
+@runtime_checkable
+class DeltaSource(TensorSource, Protocol):
+    """A model that is stored as its changes to a base, such as an adapter."""
+
+    def read_delta(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """Entries `start` to `stop` of the change of a tensor, flattened."""
+
+    def changes(self, name: str) -> bool:
+        """Whether the model differs from the base in a tensor."""
+
+    def low_rank(self, name: str) -> LowRankDelta | None:
+        """The change of a tensor as a product; None if it is stored in full."""
+
+
 Scope = Literal["matrix", "tensor", "entry", "model"]
 MergeFunction = Callable[..., Any]
 F = TypeVar("F", bound=Callable[..., object])
 MERGED, AVERAGED, KEPT = "merged", "averaged", "kept"
+LEFT, UNCHANGED = f"{KEPT}: left as in the base", f"{KEPT}: no adapter changes it"
 SUPPLIED_KEYWORDS = ("base", "name", "statistics")
 
 
