@@ -11,7 +11,7 @@ import torch
 from afield.cli import console
 from afield.cli.predict import _print_predictions
 from afield.data.lookup import find_dataset
-from afield.deployment.model import Columns, Prediction
+from afield.deployment.predictions import Columns, Prediction
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def probe_outputs(store, records, domains):
 def test_the_temperature_is_that_of_unseen_probe_parts(store):
     records = [record for record in store if record.run.trial == 0]
     logits, labels = probe_outputs(store, records, lambda record: record.unseen)
-    result = calibrate([store.folder(record.run) for record in records])
+    result, _ = calibrate([store.folder(record.run) for record in records])
     assert result.temperature == pytest.approx(fit_temperature(logits, labels), rel=1e-4)
     assert result.samples == sum(map(len, labels)) == 160
     assert set(result.separations) == {record.unseen[0] for record in records}

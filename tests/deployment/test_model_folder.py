@@ -17,6 +17,7 @@ from afield.deployment.model_folder import (
     _to_distances,
     check_output_folder,
     read_description,
+    read_held_out,
     read_model,
     write_model,
 )
@@ -64,9 +65,10 @@ def with_own_hash(folder, name="model.safetensors") -> None:
     (folder / "model.json").write_text(json.dumps(content))
 
 
-def test_it_has_four_files_that_all_may_read(spiral_model):
+def test_it_has_five_files_that_all_may_read(spiral_model):
     names = {file.name for file in spiral_model.iterdir()}
-    assert names == {"model.json", "model.safetensors", "distance.safetensors", "README.md"}
+    tensors = {"model.safetensors", "distance.safetensors", "held_out.safetensors"}
+    assert names == {"model.json", "README.md", *tensors}
     assert len({file.stat().st_mode & 0o777 for file in spiral_model.iterdir()}) == 1
 
 
@@ -189,7 +191,8 @@ def test_a_place_that_is_no_folder_is_reported(tmp_path):
 
 def test_what_is_written_comes_back(spiral_model, tmp_path):
     about, weights, distances = read_model(spiral_model)
-    message = write_model(tmp_path / "new", about, weights, distances, "card")
+    held_out = read_held_out(spiral_model, about)
+    message = write_model(tmp_path / "new", about, weights, distances, "card", held_out=held_out)
     again, same, _ = read_model(tmp_path / "new")
     assert again == message == about
     assert all(torch.equal(same[name], value) for name, value in weights.items())

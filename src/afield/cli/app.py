@@ -42,7 +42,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         *("report.table", "report.power", "report.report", "report.archive", "recipe.recipe"),
     ),
     "Look closer": ("train.train", "diagnose.diagnose", "report.export_domainbed"),
-    "Make and use a model": (*("model.fit", "predict.predict", "model.export", "model.push"),),
+    "Make and use a model": (
+        *("model.fit", "predict.predict", "evaluate.evaluate", "model.export", "model.push"),
+    ),
     "Merge models": ("merge.merge", "merge.merge_extract"),
     "Data": ("embed.embed", "data.data"),
     "Look up": ("explain.list_", "explain.explain"),

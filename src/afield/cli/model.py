@@ -80,6 +80,15 @@ def fit(
             rich_help_panel=ESTIMATE,
         ),
     ] = 0.0,
+    no_held_out: Annotated[
+        bool,
+        typer.Option(
+            "--no-held-out",
+            help="Do not keep the outputs for held-out domains in the folder, which `afield "
+            "estimate` needs: logits, labels and distances, without names or inputs.",
+            rich_help_panel=ESTIMATE,
+        ),
+    ] = False,
     out: Annotated[
         Path,
         typer.Option(
@@ -133,6 +142,7 @@ def fit(
             estimate=not no_estimate,
             trials=trials,
             hold_out=hold_out,
+            held_out=not no_held_out,
             license=license_,
             overwrite=force,
             pool=pool,
@@ -192,6 +202,14 @@ def push(
     private: Annotated[
         bool, typer.Option("--private", help="Make a new repository private.")
     ] = False,
+    with_held_out: Annotated[
+        bool,
+        typer.Option(
+            "--with-held-out",
+            help="Upload held_out.safetensors too: logits, labels and distances of held-out "
+            "samples, which `afield estimate` needs.",
+        ),
+    ] = False,
 ) -> None:
     """Upload a model folder to the Hugging Face hub.
 
@@ -199,7 +217,7 @@ def push(
     """
     from afield.deployment.hub import push as push_model
 
-    address = push_model(model, repository, private=private)
+    address = push_model(model, repository, private=private, with_held_out=with_held_out)
     console.err.say(f"model at {address}")
 
 

@@ -17,7 +17,8 @@ from afield.errors import SpecError
 from afield.files import check_output
 
 if TYPE_CHECKING:
-    from afield.deployment.model import Columns, Model, Prediction
+    from afield.deployment.model import Model
+    from afield.deployment.predictions import Columns, Prediction
 
 
 def predict(
@@ -108,7 +109,8 @@ def predict(
     predicted all the same. The exit code is 1 if no file could be read.
     """
     from afield.compute import default_device, keep_freed_memory
-    from afield.deployment.model import Columns, check_output_file, load, write_predictions
+    from afield.deployment.model import load
+    from afield.deployment.predictions import Columns, check_output_file, write_predictions
 
     if out is not None:
         check_output_file(out)
@@ -203,7 +205,7 @@ class _Counter:
 
 def _print_predictions(predictions: "Iterable[Prediction]", columns: "Columns") -> None:
     """Print a table on a terminal, CSV elsewhere."""
-    from afield.deployment.model import csv_lines
+    from afield.deployment.predictions import csv_lines
 
     rows = (columns.row(prediction) for prediction in predictions)
     if not console.out.is_terminal:

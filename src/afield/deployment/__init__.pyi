@@ -1,8 +1,10 @@
+from .evaluation import Evaluation as Evaluation
+from .evaluation import evaluate as evaluate
 from .exporting import export as export
 from .fitting import fit as fit
 from .hub import push as push
 from .merged_model import merge_model as merge_model
 from .model import Model as Model
-from .model import Prediction as Prediction
 from .model import load as load
+from .predictions import Prediction as Prediction
 from .sklearn import DomainClassifier as DomainClassifier

@@ -18,14 +18,18 @@ from torch import Tensor, nn
 
 from afield.data.samples import Samples
 from afield.deployment.distances import Distances
+from afield.deployment.held_out import DomainOutputs
 from afield.deployment.model_folder import Calibration, Estimate
 from afield.errors import DataError
+from afield.networks.ensemble import capture_votes
 from afield.networks.features import capture_features
 from afield.networks.inference import compute_outputs
 from afield.progress import track
 from afield.runs.finished import FinishedRun, reopen
 from afield.runs.record import Record
+from afield.runs.run_files import read_run_inputs
 from afield.runs.selection import selection_value, source_accuracy
+from afield.seeds import derive_seed
 from afield.training.calibration import balanced_quantiles, calibration_error, fit_temperature
 from afield.training.scores import Checkpoint
 
@@ -91,19 +95,23 @@ def _mean(values: Iterable[float]) -> float:
 def calibrate(
     folders: Sequence[Path],
     *,
+    classes: Sequence[str] = (),
     dataset: str = "",
     root: Path | None = None,
     device: str | None = None,
-) -> Calibration:
+) -> tuple[Calibration, list[DomainOutputs]]:
     """Fit the temperature, and the quantiles of confidence and distance, on unseen domains.
 
-    `folders` are the folders of held-out runs; `dataset` is as in `reopen`.
+    `folders` are the folders of held-out runs; `dataset` is as in `reopen`. The outputs for all
+    samples of each domain, by the first model that left it out, are returned as well; `classes`
+    are those of the model that is deployed, by default all.
     """
     logits: list[Tensor] = []
     labels: list[Tensor] = []
     distances: list[NDArray[np.float64]] = []
     separations: dict[str, list[float]] = {}
     names: list[str] = []
+    held_out: dict[str, DomainOutputs] = {}
     for folder in track(folders, "calibrating", len(folders)):
         finished = reopen(folder, dataset=dataset, root=root, device=device)
         distance = fit_distances(finished)
@@ -116,11 +124,16 @@ def calibrate(
             labels.append(outputs.y)
             distances.append(distance(outputs.features).double().numpy())
             separations.setdefault(name, []).append(separation(known, distances[-1]))
+            if name not in held_out:
+                known_classes = read_run_inputs(folder)["classes"]
+                whole = _domain_outputs(finished, name, distance)
+                whole = whole.with_classes(known_classes, classes or known_classes)
+                held_out[name] = whole.shuffled(derive_seed("held-out", len(held_out)))
     temperature = fit_temperature(logits, labels)
     correct = [(x.argmax(dim=1) == y).numpy() for x, y in zip(logits, labels, strict=True)]
     calibrated = [_confidences(x, temperature) for x in logits]
     uncalibrated = [_confidences(x, 1.0) for x in logits]
-    return Calibration(
+    calibration = Calibration(
         temperature=temperature,
         confidences=balanced_quantiles(calibrated),
         distances=balanced_quantiles(distances),
@@ -130,6 +143,26 @@ def calibrate(
         separations={name: _mean(values) for name, values in separations.items()},
         confidence_auroc=_error_auroc(names, [-values for values in calibrated], correct),
         distance_auroc=_error_auroc(names, distances, correct),
+    )
+    return calibration, list(held_out.values())
+
+
+def _domain_outputs(finished: FinishedRun, name: str, distance: Distances) -> DomainOutputs:
+    """The outputs of a held-out model for all samples of a domain."""
+    parts = [finished.domains[name], finished.probes[name]]
+    with capture_votes(finished.model) as votes:
+        outputs = [_model_outputs(finished.model, part, torch.arange(len(part))) for part in parts]
+    features = torch.cat([each.features for each in outputs])
+    scores = {"distance": distance(features)}
+    agreement = votes.agreement()
+    # A network that predicts from batches may pass them several times.
+    if agreement is not None and len(agreement) == len(features):
+        scores["agreement"] = agreement
+    return DomainOutputs(
+        name,
+        torch.cat([each.logits for each in outputs]),
+        torch.cat([each.y for each in outputs]),
+        scores,
     )
 
 

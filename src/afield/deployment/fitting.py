@@ -376,6 +376,7 @@ def fit(
     estimate: bool = True,
     trials: int = 1,
     hold_out: float = 0.0,
+    held_out: bool = True,
     license: str = "",  # noqa: A002  the word of the command line and of the hub
     overwrite: bool = False,
     pool: Pool | None = None,
@@ -419,6 +420,9 @@ def fit(
     hold_out
         The share of the domains to hold out at once. 0 means each domain in turn, or a quarter of
         the domains if there are more than twelve.
+    held_out
+        Whether to keep the outputs for held-out domains in the folder (logits, labels and
+        distances, without names or inputs), which `estimate` needs.
     license
         The license of the model, for its card.
     overwrite
@@ -470,7 +474,10 @@ def fit(
         finished = reopen(opened.folder(plan.run), **here)
         distances = fit_distances(finished)
         folders = [opened.folder(record.run) for record in records]
-        calibration = calibrate(folders, **here) if folders else None
+        classes = read_run_inputs(opened.folder(plan.run))["classes"]
+        calibration, outputs = (
+            calibrate(folders, classes=classes, **here) if folders else (None, [])
+        )
     described, network = describe_model(finished, opened.folder(plan.run)), finished.model
     if encoder is not None:
         origin = str(find_dataset(plan.run.dataset).provenance.get("dataset", ""))
@@ -486,7 +493,15 @@ def fit(
         calibration=calibration,
     )
     weights = network.state_dict()
-    write_model(path, about, weights, distances, render_card(about), overwrite=overwrite)
+    write_model(
+        path,
+        about,
+        weights,
+        distances,
+        render_card(about),
+        held_out=outputs if held_out else (),
+        overwrite=overwrite,
+    )
     return load(path, device=device)
 
 

@@ -7,6 +7,7 @@ from afield.data.listing import HUB_PREFIX
 from afield.deployment.model_files import (
     CARD_FILE,
     DESCRIPTION_FILE,
+    HELD_OUT_FILE,
     MODEL_FILES,
     file_inside,
 )
@@ -24,10 +25,13 @@ def fetch_model(spec: str) -> Path:
     if match is None:
         raise SpecError(f"{spec}: not a model of the hub; write hf:user/name")
     repository, revision = match.groups()
-    return download_snapshot(repository, revision, kind="model", patterns=list(MODEL_FILES))
+    patterns = [*MODEL_FILES, HELD_OUT_FILE]
+    return download_snapshot(repository, revision, kind="model", patterns=patterns)
 
 
-def push(model: str | Path, repository: str, *, private: bool = False) -> str:
+def push(
+    model: str | Path, repository: str, *, private: bool = False, with_held_out: bool = False
+) -> str:
     """Upload a model folder to the hub, as a new commit of a repository; return its address.
 
     Only model.json, the files that it lists, and the card are uploaded. Log in first:
@@ -41,6 +45,8 @@ def push(model: str | Path, repository: str, *, private: bool = False) -> str:
         ``user/name``, created if it does not exist.
     private
         Whether a new repository is private.
+    with_held_out
+        Whether to upload the outputs for held-out domains too, which `afield estimate` needs.
     """
     from huggingface_hub import HfApi
 
@@ -48,7 +54,7 @@ def push(model: str | Path, repository: str, *, private: bool = False) -> str:
     if FORM.fullmatch(repository) is None or "@" in repository:
         raise SpecError(f"{repository}: not a name on the hub; write user/name")
     about, _, _ = read_model(folder)
-    files = _published_files(folder, about)
+    files = _published_files(folder, about, with_held_out=with_held_out)
     api = HfApi()
     try:
         api.create_repo(repository, private=private, exist_ok=True)
@@ -67,9 +73,10 @@ def push(model: str | Path, repository: str, *, private: bool = False) -> str:
     return str(commit.repo_url)
 
 
-def _published_files(folder: Path, about: Description) -> list[str]:
+def _published_files(folder: Path, about: Description, *, with_held_out: bool) -> list[str]:
     """The files of a model folder that are uploaded; a link that leads elsewhere is an error."""
-    names = [DESCRIPTION_FILE, *(name for name in MODEL_FILES if name in about.files)]
+    published = (*MODEL_FILES, HELD_OUT_FILE) if with_held_out else MODEL_FILES
+    names = [DESCRIPTION_FILE, *(name for name in published if name in about.files)]
     card = folder / CARD_FILE
     names += [CARD_FILE] * (card.exists() or card.is_symlink())
     for name in names:

@@ -5,25 +5,15 @@ Each prediction has
     confidence   the largest of softmax(logits / T), with the temperature T for unseen domains
     distance     how far the sample is from the training data, in the features (`distances`)
     percentile   the rank of that distance among samples of held-out domains, 0 to 100
-
-Predictions are written as CSV, JSON lines or Parquet, one row per sample, as they arrive::
-
-    file, class, confidence, distance, percentile, [abstain,] error [, a column for every class]
-
-An output file is complete or absent.
 """
 
 import copy
-import csv
-import io
-import json
 import math
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -37,11 +27,12 @@ from afield.data.file_batches import FileBatch
 from afield.data.listing import HUB_PREFIX
 from afield.data.samples import Prepare
 from afield.deployment.distances import Distances
+from afield.deployment.held_out import DomainOutputs
 from afield.deployment.hub import fetch_model
 from afield.deployment.model_files import DESCRIPTION_FILE, WEIGHTS_FILE
-from afield.deployment.model_folder import Description, read_model
+from afield.deployment.model_folder import Description, read_held_out, read_model
+from afield.deployment.predictions import Prediction
 from afield.errors import AfieldError, DataError, SpecError
-from afield.files import FORMULA_PREFIXES, atomic_write, guard_formula
 from afield.hyperparameters import build, with_neutral
 from afield.networks.backbone import network
 from afield.networks.ensemble import make_ensemble
@@ -54,6 +45,9 @@ from afield.training.calibration import percentile_ranks
 from afield.training.learner import Task
 from afield.training.method import Method
 from afield.training.optimizers import optimizer_factory
+
+if TYPE_CHECKING:
+    from afield.deployment.evaluation import Evaluation
 
 
 class EncodedNetwork(nn.Module):
@@ -175,22 +169,6 @@ OVERFLOW_MESSAGE = "the network's outputs are not finite; the values of this sam
 ModelInput = str | Path | NDArray[Any] | Tensor | pd.DataFrame | Sequence[str | Path]
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """The prediction for one sample, or the `error` if the sample could not be read.
-
-    `distance` and `percentile` are None if the model folder does not have them.
-    """
-
-    file: str
-    label: str = ""
-    confidence: float | None = None
-    distance: float | None = None
-    percentile: float | None = None
-    probabilities: tuple[float, ...] = ()
-    error: str = ""
-
-
 class Model:
     """A trained classifier.
 
@@ -206,17 +184,24 @@ class Model:
         distances: Distances | None = None,
         *,
         device: str | torch.device = "cpu",
+        folder: Path | None = None,
     ) -> None:
         self.about = about
         self.device = torch.device(device)
         self.module = module.to(self.device).eval()
         self.distances = distances
+        self.folder = folder
         self._prepare: Prepare = about.inputs.prepare
 
     @property
     def classes(self) -> tuple[str, ...]:
         """The names of the classes, in the order of the probabilities."""
         return self.about.classes
+
+    @cached_property
+    def held_out(self) -> list[DomainOutputs]:
+        """The outputs for held-out domains; empty if the folder does not have them."""
+        return read_held_out(self.folder, self.about) if self.folder else []
 
     @property
     def temperature(self) -> float:
@@ -252,7 +237,7 @@ class Model:
         values = {name.partition(".")[2]: value for name, value in (settings or {}).items()}
         module = adapt_network(copy.deepcopy(self.module), build(kind, values, adaptation))
         about = replace(self.about, calibration=None)
-        return Model(about, module, self.distances, device=self.device)
+        return Model(about, module, self.distances, device=self.device, folder=self.folder)
 
     def predict(
         self, inputs: ModelInput, *, domain: str | None = None, batch: int = BATCH_SIZE
@@ -307,6 +292,12 @@ class Model:
             raise SpecError(f"{self.about.name} takes no texts; leave --text out")
         for samples in modality.batches(self.about.inputs, inputs, batch, text):
             yield from self._predict_batch(samples, index)
+
+    def evaluate(self, data: Any, *, label: str = "", domain: str = "") -> "Evaluation":
+        """Evaluate the model on labelled samples; the parameters are those of `evaluate`."""
+        from afield.deployment.evaluation import evaluate
+
+        return evaluate(self, data, label=label, domain=domain)
 
     def domain_index(self, domain: str | None) -> int | None:
         """The index of a source domain; None for None."""
@@ -401,157 +392,10 @@ def load(folder: str | Path, *, device: str | None = None) -> Model:
         raise DataError(f"{path / DESCRIPTION_FILE}: {error}") from None
     load_weights(module, weights, path / WEIGHTS_FILE)
     try:
-        return Model(about, module, distances, device=device or "cpu")
+        return Model(about, module, distances, device=device or "cpu", folder=path)
     # torch raises these for a device that is unknown, not built in, or not there.
     except (RuntimeError, AssertionError) as error:
         raise SpecError(
             f"device {device!r} cannot be used ({str(error).splitlines()[0]}); give another, e.g. "
             "cpu"
         ) from None
-
-
-OUTPUT_SUFFIXES = (".csv", ".jsonl", ".parquet")
-# The percentile of a sample that is farther from the sources than any held-out sample.
-OUT_OF_RANGE_PERCENTILE = 100
-# The number of rows of a Parquet file that are written at once.
-ROW_GROUP_SIZE = 4096
-
-Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Columns:
-    """The columns of a table of predictions.
-
-    `threshold` adds the column abstain, and `classes` a column of probabilities for each class.
-    Abstain if the confidence is below the threshold, or if the sample is farther from the sources
-    than any held-out sample: confidences were never tested there.
-    """
-
-    threshold: float | None = None
-    classes: tuple[str, ...] = ()
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the columns, in order."""
-        abstain = [] if self.threshold is None else ["abstain"]
-        fixed = ["file", "class", "confidence", "distance", "percentile", *abstain, "error"]
-        return [*fixed, *(f"p({name})" for name in self.classes)]
-
-    def row(self, prediction: Prediction) -> Row:
-        """The cells of one prediction, by column name."""
-        row: Row = {
-            "file": safe_name(prediction.file),
-            "class": prediction.label or None,
-            "confidence": prediction.confidence,
-            "distance": prediction.distance,
-            "percentile": prediction.percentile,
-        }
-        if self.threshold is not None:
-            row["abstain"] = _abstain(prediction, self.threshold)
-        row["error"] = prediction.error or None
-        probabilities = prediction.probabilities or [None] * len(self.classes)
-        pairs = zip(self.classes, probabilities, strict=False)
-        return {**row, **{f"p({name})": value for name, value in pairs}}
-
-
-def _abstain(prediction: Prediction, threshold: float) -> bool | None:
-    if prediction.confidence is None:
-        return None
-    percentile = prediction.percentile
-    out_of_range = percentile is not None and percentile >= OUT_OF_RANGE_PERCENTILE
-    return out_of_range or prediction.confidence < threshold
-
-
-def safe_name(file: str) -> str:
-    """Make a file name encodable, and safe from being taken for a formula by a spreadsheet.
-
-    >>> safe_name("=1+1.png")
-    './=1+1.png'
-    """
-    name = os.fsencode(file).decode("utf-8", "backslashreplace")
-    return f"./{name}" if name.startswith(FORMULA_PREFIXES) else name
-
-
-def check_output_file(out: Path) -> None:
-    """Raise before any work if predictions cannot be written to a file."""
-    if out.suffix not in OUTPUT_SUFFIXES:
-        raise SpecError(
-            f"{out}: unknown format of predictions; use a suffix of {', '.join(OUTPUT_SUFFIXES)}"
-        )
-    if out.suffix == ".parquet":
-        _pyarrow()
-
-
-def write_predictions(predictions: Iterable[Prediction], out: Path, columns: Columns) -> None:
-    """Write predictions to a file, in the format of its suffix."""
-    check_output_file(out)
-    writers = {".csv": _write_csv, ".jsonl": _write_json_lines, ".parquet": _write_parquet}
-    rows = (columns.row(prediction) for prediction in predictions)
-    try:
-        with atomic_write(out, durable=True) as temporary:
-            writers[out.suffix](rows, temporary, columns)
-    except OSError as error:
-        raise SpecError(
-            f"{out}: cannot be written ({error.strerror}); give another --out"
-        ) from None
-
-
-def csv_lines(rows: Iterable[Row], columns: Columns) -> Iterator[str]:
-    """The lines of a CSV file, starting with its header."""
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer, lineterminator="\n")
-    for cells in _with_header(rows, columns.names):
-        writer.writerow(cells)
-        yield buffer.getvalue()
-        buffer.seek(0)
-        buffer.truncate()
-
-
-def _with_header(rows: Iterable[Row], names: Sequence[str]) -> Iterator[list[Any]]:
-    yield list(names)
-    for row in rows:
-        yield [_cell(row[name]) for name in names]
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.8g}" if isinstance(value, float) else guard_formula(value)
-
-
-def _write_csv(rows: Iterable[Row], path: Path, columns: Columns) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        file.writelines(csv_lines(rows, columns))
-
-
-def _write_json_lines(rows: Iterable[Row], path: Path, columns: Columns) -> None:
-    del columns
-    with path.open("w", encoding="utf-8", newline="") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-
-
-def _write_parquet(rows: Iterable[Row], path: Path, columns: Columns) -> None:
-    arrow, parquet = _pyarrow()
-    types: Mapping[str, Callable[[], Any]] = {
-        "file": arrow.string,
-        "class": arrow.string,
-        "error": arrow.string,
-        "abstain": arrow.bool_,
-    }
-    schema = arrow.schema([(name, types.get(name, arrow.float64)()) for name in columns.names])
-    remaining = iter(rows)
-    with parquet.ParquetWriter(path, schema) as writer:
-        while group := list(islice(remaining, ROW_GROUP_SIZE)):
-            writer.write_table(arrow.Table.from_pylist(group, schema=schema))
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise SpecError(
-            f"Parquet needs the package pyarrow ({error}); pip install 'afield[parquet]'"
-        ) from None
-    return pyarrow, pyarrow.parquet

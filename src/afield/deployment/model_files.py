@@ -9,6 +9,8 @@ from afield.files import read_text, restore_folder
 
 DESCRIPTION_FILE, CARD_FILE = "model.json", "README.md"
 WEIGHTS_FILE, DISTANCES_FILE = "model.safetensors", "distance.safetensors"
+# Outputs for held-out domains; not uploaded unless it is asked for.
+HELD_OUT_FILE = "held_out.safetensors"
 # Of an encoder of texts: its configuration and its tokenizer.
 ENCODER_FILES = ("encoder/config.json", "encoder/tokenizer.json")
 MODEL_FILES = (DESCRIPTION_FILE, CARD_FILE, WEIGHTS_FILE, DISTANCES_FILE, *ENCODER_FILES)

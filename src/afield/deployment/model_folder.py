@@ -2,6 +2,7 @@
 
     model.safetensors      the weights, as a plain state dict
     distance.safetensors   where the sources lie in its features (see `distances`), if known
+    held_out.safetensors   outputs for held-out domains (see `held_out`), if they are kept
     encoder/               configuration and tokenizer of an encoder of texts (see `EncoderFiles`)
     model.json             everything else: `Description`
     README.md              the model card, the same for people (see `model_card`)
@@ -20,7 +21,7 @@ model neither downloads an encoder nor looks at another folder.
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,11 +35,13 @@ from torch import Tensor
 from afield.data.bag_of_words import NGRAMS
 from afield.data.inputs import Inputs
 from afield.deployment.distances import Distances
+from afield.deployment.held_out import DomainOutputs, from_tensors, to_tensors
 from afield.deployment.model_files import (
     CARD_FILE,
     DESCRIPTION_FILE,
     DISTANCES_FILE,
     ENCODER_FILES,
+    HELD_OUT_FILE,
     WEIGHTS_FILE,
     check_model_folder,
     file_inside,
@@ -197,8 +200,8 @@ class Description:
 
     `run` is the training, without the paths of data and initial weights. `merged` says how the
     weights were merged from others, if they were. `adaptation` is the test-time adaptation that the
-    model is meant for, and that the estimate is about; empty for most models. `files` has the
-    SHA-256 of the safetensors files.
+    model is meant for, and that the estimate is about; empty for most models. `held_out` are the
+    domains whose outputs are kept, and `files` has the SHA-256 of the safetensors files.
     """
 
     name: str
@@ -215,6 +218,7 @@ class Description:
     license: Annotated[str, Field(alias="licence")] = ""
     estimate: Estimate | None = None
     calibration: Calibration | None = None
+    held_out: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT_VERSION
 
@@ -333,13 +337,17 @@ def write_model(
     distances: Distances | None,
     card: str,
     *,
+    held_out: Sequence[DomainOutputs] = (),
     overwrite: bool = False,
 ) -> Description:
     """Write a complete model folder or nothing; return the description with its hashes."""
     check_output_folder(out, overwrite=overwrite)
+    description = replace(description, held_out=tuple(domain.name for domain in held_out))
     tensors = {WEIGHTS_FILE: {name: value.cpu().contiguous() for name, value in weights.items()}}
     if distances is not None:
         tensors[DISTANCES_FILE] = distances.tensors()
+    if held_out:
+        tensors[HELD_OUT_FILE] = to_tensors(held_out)
     try:
         with atomic_write(out, durable=True, folder=True) as folder:
             for name, content in tensors.items():
@@ -373,6 +381,15 @@ def read_model(folder: Path) -> tuple[Description, dict[str, Tensor], Distances 
         return description, weights, None
     tensors = _read_tensors(folder, DISTANCES_FILE, description.files[DISTANCES_FILE])
     return description, weights, _to_distances(folder / DISTANCES_FILE, tensors)
+
+
+def read_held_out(folder: Path, about: Description) -> list[DomainOutputs]:
+    """The outputs for held-out domains in a model folder; empty if they are not kept."""
+    if not about.held_out or not (folder / HELD_OUT_FILE).exists():
+        return []
+    tensors = _read_tensors(folder, HELD_OUT_FILE, about.files.get(HELD_OUT_FILE, ""))
+    where = str(folder / HELD_OUT_FILE)
+    return from_tensors(tensors, about.held_out, len(about.classes), where)
 
 
 def read_description(folder: Path) -> Description:

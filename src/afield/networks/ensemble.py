@@ -8,7 +8,11 @@ to the logits of one network. The features of an ensemble are those of its membe
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import combinations
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,3 +65,43 @@ def make_ensemble(members: Sequence[nn.Module]) -> EnsembleNetwork:
     """The ensemble of several networks of one kind."""
     by_batch = [member for member in members if isinstance(member, BatchPredictor)]
     return BatchEnsemble(by_batch) if by_batch else EnsembleNetwork(members)
+
+
+class CapturedVotes:
+    """The classes that each member of an ensemble has predicted for the samples that passed."""
+
+    def __init__(self, members: int) -> None:
+        self.by_member: list[list[Tensor]] = [[] for _ in range(members)]
+
+    def agreement(self) -> Tensor | None:
+        """The share of the pairs of members that agree on each sample; None without pairs."""
+        votes = [torch.cat(batches) for batches in self.by_member if batches]
+        pairs = [(one == other).float() for one, other in combinations(votes, 2)]
+        return torch.stack(pairs).mean(dim=0) if pairs else None
+
+
+@contextmanager
+def capture_votes(model: nn.Module) -> Iterator[CapturedVotes]:
+    """Collect what the members of an ensemble predict whenever samples pass the network."""
+    members = ensemble_members(model)
+    captured = CapturedVotes(len(members))
+
+    def collect(into: list[Tensor], _: nn.Module, _inputs: Any, logits: Tensor) -> None:
+        into.append(logits.argmax(dim=1).cpu())
+
+    hooks = [
+        member.register_forward_hook(partial(collect, into))
+        for member, into in zip(members, captured.by_member, strict=True)
+    ]
+    try:
+        yield captured
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def ensemble_members(model: nn.Module) -> list[nn.Module]:
+    """The members of an ensemble, perhaps within a wrapper; another network is its own member."""
+    found = (module for module in model.modules() if isinstance(module, EnsembleNetwork))
+    ensemble = next(found, None)
+    return [model] if ensemble is None else list(ensemble.members)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from afield.data.samples import Samples
 from afield.errors import SpecError
 from afield.networks.backbone import Classifier
-from afield.networks.ensemble import EnsembleNetwork
+from afield.networks.ensemble import ensemble_members
 from afield.networks.inference import compute_outputs
 from afield.networks.stages import channel_means, find_stages, hook_outputs
 
@@ -71,7 +71,7 @@ class CapturedFeatures:
 @contextmanager
 def capture_features(model: nn.Module) -> Iterator[CapturedFeatures]:
     """Collect the inputs of the head whenever samples pass the network."""
-    members = _members(model)
+    members = ensemble_members(model)
     captured = CapturedFeatures(len(members))
 
     def begin(_: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -89,13 +89,6 @@ def capture_features(model: nn.Module) -> Iterator[CapturedFeatures]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _members(model: nn.Module) -> list[nn.Module]:
-    """The members of an ensemble, perhaps within a wrapper; another network is its own member."""
-    found = (module for module in model.modules() if isinstance(module, EnsembleNetwork))
-    ensemble = next(found, None)
-    return [model] if ensemble is None else list(ensemble.members)
 
 
 def inner_classifier(model: nn.Module) -> Classifier:

@@ -159,10 +159,10 @@ def render_page(
     style, script = (
         (TEMPLATE_FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
     )
-    template = _jinja_environment().get_template("page.html.jinja")
+    template = jinja_environment().get_template("page.html.jinja")
     rerun = [("like", f"{store}/KEY"), ("store", rerun_store)]
     return template.render(
-        policy=_policy(style, script),
+        policy=content_policy(style, script),
         style=Markup(style),
         script=Markup(script),
         version=version("afield"),
@@ -184,7 +184,8 @@ def render_page(
     )
 
 
-def _jinja_environment() -> Environment:
+def jinja_environment() -> Environment:
+    """The environment of all templates, with their filters."""
     environment: Any = Environment(
         loader=FileSystemLoader(TEMPLATE_FOLDER),
         autoescape=True,
@@ -214,7 +215,7 @@ def _unknown(value: float | None) -> bool:
     return value is None or math.isnan(value)
 
 
-def _policy(style: str, script: str) -> str:
+def content_policy(style: str, script: str) -> str:
     """The content security policy: only this script, this style and embedded images."""
     hashes = [
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

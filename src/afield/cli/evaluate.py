@@ -1,0 +1,125 @@
+"""The command ``afield evaluate``: how well a model does on labelled samples."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from afield.cli import console, options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from afield.deployment.evaluation import Evaluation
+    from afield.deployment.model import Model
+
+ResultFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="File to write: .html (a page), .json (all numbers) or .csv (a row per sample).",
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DEVICE", help="Device to compute on, e.g. cpu or cuda. Default: the fastest."
+    ),
+]
+# Classes that the terminal lists; the page has all.
+MAX_CLASSES = 12
+
+
+def evaluate(
+    model: options.ModelFolder,
+    data: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DATA",
+            help="Labelled samples: a folder DATA/<class>/ or DATA/<domain>/<class>/, a table with "
+            "a column of labels, an .npz file with X and y, or a CSV file with the columns file "
+            "and label.",
+        ),
+    ],
+    *,
+    label: Annotated[
+        str,
+        typer.Option(
+            metavar="COLUMN",
+            help="Column of a table with the class. Default: one with a usual name.",
+            show_default=False,
+        ),
+    ] = "",
+    domain: Annotated[
+        str,
+        typer.Option(
+            metavar="COLUMN",
+            help="Column of a table with the domain. Default: one with a usual name, if any.",
+            show_default=False,
+        ),
+    ] = "",
+    out: ResultFile = None,
+    force: options.Force = False,
+    device: Device = None,
+) -> None:
+    """Evaluate a model on labelled samples, beside what its card promises."""
+    from afield.deployment.evaluation import check_result_file, write_result
+    from afield.deployment.evaluation import evaluate as evaluate_model
+    from afield.deployment.evaluation_page import remarks, render_evaluation
+
+    if out is not None:
+        check_result_file(out, overwrite=force)
+    loaded = load_model(model, device)
+    with console.show_progress():
+        result = evaluate_model(loaded, data, label=label, domain=domain)
+    console.out.say(result.headline)
+    for remark in remarks(result):
+        console.out.say(remark)
+    _print_scores(result)
+    if out is not None:
+        page = render_evaluation(result, data.name)
+        write_result(out, page=page, values=result.to_dict(), rows=result.rows)
+        console.err.say(f"evaluation in {out}")
+
+
+def load_model(folder: Path, device: str | None) -> "Model":
+    """The model in a folder; one that was fitted to adapt to its files does so."""
+    from afield.compute import default_device, keep_freed_memory
+    from afield.deployment.model import load
+
+    keep_freed_memory()
+    model = load(folder, device=device or default_device())
+    if model.about.adaptation:
+        console.err.say(f"note: the model adapts to the samples ({model.about.adaptation})")
+        return model.adapted()
+    return model
+
+
+def _print_scores(result: "Evaluation") -> None:
+    from afield.reporting.sheet import percent
+
+    if len(result.domains) > 1:
+        rows = [
+            (each.name, str(each.samples), percent(each.accuracy), each.verdict)
+            for each in result.domains
+        ]
+        print_rows(("domain", "samples", "accuracy", "card" if result.promise else ""), rows)
+    worst = sorted(result.classes, key=lambda each: each.recall)[:MAX_CLASSES]
+    rows = [
+        (each.name, str(each.samples), percent(each.recall), percent(each.precision))
+        for each in worst
+    ]
+    print_rows(("class", "samples", "recall", "precision"), rows)
+
+
+def print_rows(header: "Sequence[str]", rows: "Sequence[Sequence[str]]") -> None:
+    """Print a small table; the first column is text, the others are numbers."""
+    table = Table(box=box.SIMPLE)
+    for number, name in enumerate(header):
+        table.add_column(name, justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console.out.print(table)

@@ -1,0 +1,183 @@
+"""Predictions of a model, and the files and tables that they are written to.
+
+Predictions are written as CSV, JSON lines or Parquet, one row per sample, as they arrive::
+
+    file, class, confidence, distance, percentile, [abstain,] error [, a column for every class]
+
+An output file is complete or absent.
+"""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from afield.errors import SpecError
+from afield.files import FORMULA_PREFIXES, atomic_write, guard_formula
+
+OUTPUT_SUFFIXES = (".csv", ".jsonl", ".parquet")
+# The percentile of a sample that is farther from the sources than any held-out sample.
+OUT_OF_RANGE_PERCENTILE = 100
+# The number of rows of a Parquet file that are written at once.
+ROW_GROUP_SIZE = 4096
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The prediction for one sample, or the `error` if the sample could not be read.
+
+    `distance` and `percentile` are None if the model folder does not have them.
+    """
+
+    file: str
+    label: str = ""
+    confidence: float | None = None
+    distance: float | None = None
+    percentile: float | None = None
+    probabilities: tuple[float, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a table of predictions.
+
+    `threshold` adds the column abstain, and `classes` a column of probabilities for each class.
+    Abstain if the confidence is below the threshold, or if the sample is farther from the sources
+    than any held-out sample: confidences were never tested there.
+    """
+
+    threshold: float | None = None
+    classes: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns, in order."""
+        abstain = [] if self.threshold is None else ["abstain"]
+        fixed = ["file", "class", "confidence", "distance", "percentile", *abstain, "error"]
+        return [*fixed, *(f"p({name})" for name in self.classes)]
+
+    def row(self, prediction: Prediction) -> Row:
+        """The cells of one prediction, by column name."""
+        row: Row = {
+            "file": safe_name(prediction.file),
+            "class": prediction.label or None,
+            "confidence": prediction.confidence,
+            "distance": prediction.distance,
+            "percentile": prediction.percentile,
+        }
+        if self.threshold is not None:
+            row["abstain"] = _abstain(prediction, self.threshold)
+        row["error"] = prediction.error or None
+        probabilities = prediction.probabilities or [None] * len(self.classes)
+        pairs = zip(self.classes, probabilities, strict=False)
+        return {**row, **{f"p({name})": value for name, value in pairs}}
+
+
+def _abstain(prediction: Prediction, threshold: float) -> bool | None:
+    if prediction.confidence is None:
+        return None
+    percentile = prediction.percentile
+    out_of_range = percentile is not None and percentile >= OUT_OF_RANGE_PERCENTILE
+    return out_of_range or prediction.confidence < threshold
+
+
+def safe_name(file: str) -> str:
+    """Make a file name encodable, and safe from being taken for a formula by a spreadsheet.
+
+    >>> safe_name("=1+1.png")
+    './=1+1.png'
+    """
+    name = os.fsencode(file).decode("utf-8", "backslashreplace")
+    return f"./{name}" if name.startswith(FORMULA_PREFIXES) else name
+
+
+def check_output_file(out: Path) -> None:
+    """Raise before any work if predictions cannot be written to a file."""
+    if out.suffix not in OUTPUT_SUFFIXES:
+        raise SpecError(
+            f"{out}: unknown format of predictions; use a suffix of {', '.join(OUTPUT_SUFFIXES)}"
+        )
+    if out.suffix == ".parquet":
+        _pyarrow()
+
+
+def write_predictions(predictions: Iterable[Prediction], out: Path, columns: Columns) -> None:
+    """Write predictions to a file, in the format of its suffix."""
+    check_output_file(out)
+    writers = {".csv": _write_csv, ".jsonl": _write_json_lines, ".parquet": _write_parquet}
+    rows = (columns.row(prediction) for prediction in predictions)
+    try:
+        with atomic_write(out, durable=True) as temporary:
+            writers[out.suffix](rows, temporary, columns)
+    except OSError as error:
+        raise SpecError(
+            f"{out}: cannot be written ({error.strerror}); give another --out"
+        ) from None
+
+
+def csv_lines(rows: Iterable[Row], columns: Columns) -> Iterator[str]:
+    """The lines of a CSV file, starting with its header."""
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer, lineterminator="\n")
+    for cells in _with_header(rows, columns.names):
+        writer.writerow(cells)
+        yield buffer.getvalue()
+        buffer.seek(0)
+        buffer.truncate()
+
+
+def _with_header(rows: Iterable[Row], names: Sequence[str]) -> Iterator[list[Any]]:
+    yield list(names)
+    for row in rows:
+        yield [_cell(row[name]) for name in names]
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.8g}" if isinstance(value, float) else guard_formula(value)
+
+
+def _write_csv(rows: Iterable[Row], path: Path, columns: Columns) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.writelines(csv_lines(rows, columns))
+
+
+def _write_json_lines(rows: Iterable[Row], path: Path, columns: Columns) -> None:
+    del columns
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def _write_parquet(rows: Iterable[Row], path: Path, columns: Columns) -> None:
+    arrow, parquet = _pyarrow()
+    types: Mapping[str, Callable[[], Any]] = {
+        "file": arrow.string,
+        "class": arrow.string,
+        "error": arrow.string,
+        "abstain": arrow.bool_,
+    }
+    schema = arrow.schema([(name, types.get(name, arrow.float64)()) for name in columns.names])
+    remaining = iter(rows)
+    with parquet.ParquetWriter(path, schema) as writer:
+        while group := list(islice(remaining, ROW_GROUP_SIZE)):
+            writer.write_table(arrow.Table.from_pylist(group, schema=schema))
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise SpecError(
+            f"Parquet needs the package pyarrow ({error}); pip install 'afield[parquet]'"
+        ) from None
+    return pyarrow, pyarrow.parquet
