@@ -17,6 +17,7 @@ from afield.deployment.predictions import (
     write_predictions,
 )
 from afield.errors import SpecError
+from afield.files import check_output
 
 GOOD = Prediction("a.png", "cup", 0.75, 1.5, 40.0, (0.75, 0.25))
 DOUBTFUL = Prediction('b "x", y\n.png', "pot", 0.5, 9.0, 99.0, (0.5, 0.5))
@@ -102,7 +103,7 @@ def test_places_that_are_impossible_are_refused_before_any_work(tmp_path):
         check_output_file(tmp_path / "out.xlsx")
     (tmp_path / "out.csv").mkdir()
     with pytest.raises(SpecError, match="is a folder"):
-        check_output_file(tmp_path / "out.csv")
+        check_output(tmp_path / "out.csv", overwrite=True)
 
 
 def test_a_package_that_is_missing_is_reported(monkeypatch, tmp_path):
