@@ -17,6 +17,7 @@ from .data import find_dataset as find_dataset
 from .data import get_dataset as get_dataset
 from .data import inspect_dataset as inspect_dataset
 from .deployment import Model as Model
+from .deployment import estimate as estimate
 from .deployment import evaluate as evaluate
 from .deployment import export as export
 from .deployment import fit as fit

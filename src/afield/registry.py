@@ -39,9 +39,12 @@ ROOMS = {
     "diagnostics": "diagnosis",
     "backbones": "networks",
     "pools": "runs",
+    "estimators": "deployment",
 }
-# Kinds that users list and explain; a backbone is a family of names, and files tell the modality.
-KINDS = tuple(kind for kind in ROOMS if kind not in ("backbones", "modalities", "pools"))
+# Kinds that users neither list nor explain: a backbone is a family of names, files tell the
+# modality, and pools and estimators are described where they are used.
+HIDDEN = ("backbones", "modalities", "pools", "estimators")
+KINDS = tuple(kind for kind in ROOMS if kind not in HIDDEN)
 # How many names a hint lists.
 MAX_HINTS = 30
 # Names the way code digests are computed; digests with another prefix cannot be compared.

@@ -43,7 +43,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     ),
     "Look closer": ("train.train", "diagnose.diagnose", "report.export_domainbed"),
     "Make and use a model": (
-        *("model.fit", "predict.predict", "evaluate.evaluate", "model.export", "model.push"),
+        *("model.fit", "predict.predict", "evaluate.evaluate", "evaluate.estimate"),
+        *("model.export", "model.push"),
     ),
     "Merge models": ("merge.merge", "merge.merge_extract"),
     "Data": ("embed.embed", "data.data"),

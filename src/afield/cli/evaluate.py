@@ -1,4 +1,4 @@
-"""The command ``afield evaluate``: how well a model does on labelled samples."""
+"""The commands ``afield evaluate`` and ``estimate``: how well a model does on new samples."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -83,6 +83,63 @@ def evaluate(
         page = render_evaluation(result, data.name)
         write_result(out, page=page, values=result.to_dict(), rows=result.rows)
         console.err.say(f"evaluation in {out}")
+
+
+def estimate(
+    model: options.ModelFolder,
+    new: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="NEW...",
+            help="Samples without labels: files, or folders of files at any depth.",
+        ),
+    ],
+    *,
+    text: Annotated[
+        str,
+        typer.Option(
+            metavar="COLUMN",
+            help="Column of a table with the texts. Default: that of the training data.",
+            show_default=False,
+        ),
+    ] = "",
+    out: ResultFile = None,
+    force: options.Force = False,
+    device: Device = None,
+) -> None:
+    """Estimate the accuracy of a model on samples of a new domain, which have no labels.
+
+    The estimators are calibrated on the held-out domains of `afield fit`,
+    and their errors are measured there.
+    """
+    from afield.compute import default_device, keep_freed_memory
+    from afield.deployment.estimate_page import next_steps, remarks, render_estimate
+    from afield.deployment.estimator import estimate as estimate_new
+    from afield.deployment.evaluation import check_result_file, write_result
+    from afield.deployment.model import load
+    from afield.reporting.sheet import percent
+
+    if out is not None:
+        check_result_file(out, overwrite=force)
+    keep_freed_memory()
+    loaded = load(model, device=device or default_device())
+    with console.show_progress():
+        result = estimate_new(loaded, new, text=text)
+    console.out.say(result.headline)
+    for remark in remarks(result):
+        console.out.say(remark)
+    if not result.refusal:
+        rows = [
+            (each.name, percent(each.estimate), percent(each.mean_error), percent(each.worst_error))
+            for each in result.results
+        ]
+        print_rows(("estimator", "estimate", "mean error", "worst error"), rows)
+    for step in next_steps(result, model.name):
+        console.out.say(f"next: {step.text} {step.command}".rstrip())
+    if out is not None:
+        page = render_estimate(result, new[0].name, model.name)
+        write_result(out, page=page, values=result.to_dict(), rows=result.rows)
+        console.err.say(f"estimate in {out}")
 
 
 def load_model(folder: Path, device: str | None) -> "Model":

@@ -47,6 +47,7 @@ from afield.training.method import Method
 from afield.training.optimizers import optimizer_factory
 
 if TYPE_CHECKING:
+    from afield.deployment.estimator import NewDomain
     from afield.deployment.evaluation import Evaluation
 
 
@@ -298,6 +299,12 @@ class Model:
         from afield.deployment.evaluation import evaluate
 
         return evaluate(self, data, label=label, domain=domain)
+
+    def estimate(self, inputs: ModelInput, *, text: str = "") -> "NewDomain":
+        """Estimate the accuracy on samples without labels; the parameters are `predictions`'."""
+        from afield.deployment.estimator import estimate
+
+        return estimate(self, inputs, text=text)
 
     def domain_index(self, domain: str | None) -> int | None:
         """The index of a source domain; None for None."""

@@ -1,0 +1,1 @@
+"""Estimators of the accuracy on a domain without labels, one per file."""
