@@ -9,7 +9,7 @@ import timm
 from PIL import Image
 from safetensors.torch import save_file
 
-from afield.networks import pretrained
+from tests.networks.register import register_only
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     weights = tmp_path / "weights" / "test_resnet.safetensors"
     weights.parent.mkdir()
     save_file(timm.create_model("test_resnet", num_classes=0).state_dict(), weights)
-    monkeypatch.setattr(pretrained, "KNOWN_NETWORKS", ("timm:test_resnet",))
+    register_only(monkeypatch, "timm:test_resnet")
     monkeypatch.setenv("AFIELD_WEIGHTS", str(weights.parent))
     monkeypatch.setenv("AFIELD_CACHE", str(tmp_path / "cache"))
     generator = np.random.default_rng(0)

@@ -13,13 +13,11 @@ from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
-import huggingface_hub
 import numpy as np
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from huggingface_hub import constants
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -30,7 +28,7 @@ from afield.data.sources.arrays import array_dataset
 from afield.data.sources.folders import unlabelled_files
 from afield.errors import DataError, SpecError
 from afield.networks import pretrained
-from afield.networks.pretrained import Encoder, Pretrained, find_pretrained
+from afield.networks.pretrained import Encoder
 from afield.progress import report_progress_to
 from afield.runs.runner import execute
 from afield.runs.store import Store
@@ -42,6 +40,7 @@ from afield.studies.benchmarking import train
 from afield.studies.features import embed, use_features
 from afield.studies.planning import plan_run
 from tests.files import words
+from tests.networks.register import register_only
 from tests.texts import reviews, write_encoder, write_reviews, write_text_tree
 
 NET, SIZE = "test_resnet", 32
@@ -181,7 +180,7 @@ def test_a_disk_that_is_full_leaves_the_old_file_whole_and_no_part(folder, tmp_p
     path = embed(folder, tmp_path / "emb", **TINY)
     before = path.read_bytes()
     with files_no_larger_than(2000), pytest.raises(SpecError, match=r"emb\.npz: cannot be written"):
-        embed(folder, path, **TINY)
+        embed(folder, path, overwrite=True, **TINY)
     assert path.read_bytes() == before
     assert sorted(child.name for child in tmp_path.iterdir()) == ["emb.npz", "own"]
 
@@ -208,7 +207,7 @@ def test_numbers_and_sounds_are_no_pictures(dataset, tmp_path, monkeypatch):
 
 def test_where_nothing_can_be_written_is_reported_before_the_data_are_read(tmp_path):
     (tmp_path / "taken.npz").mkdir()
-    for out, message in (("no/emb", "create it first"), ("taken", "give another --out")):
+    for out, message in (("no/emb", "create it first"), ("taken", "is a folder; give a file")):
         with pytest.raises(SpecError, match=message):
             embed("no such data", tmp_path / out, **TINY)
 
@@ -218,7 +217,7 @@ def test_data_are_not_overwritten_by_their_own_features(tmp_path):
     np.savez(path, X=np.zeros((4, 24, 24), dtype=np.uint8), y=[0, 1, 0, 1], domain=list("aabb"))
     before = path.read_bytes()
     with pytest.raises(SpecError, match="is the dataset itself"):
-        embed(path, tmp_path / "own", **TINY)
+        embed(path, tmp_path / "own", overwrite=True, **TINY)
     assert path.read_bytes() == before
 
 
@@ -357,7 +356,7 @@ def test_real_weights_of_a_file_tell_the_classes_of_real_pictures_apart(tmp_path
 @pytest.fixture
 def weights(tmp_path, monkeypatch):
     """A tiny network of a known name in the folder of weights."""
-    monkeypatch.setattr(pretrained, "KNOWN_NETWORKS", (f"timm:{NET}",))
+    register_only(monkeypatch, f"timm:{NET}")
     monkeypatch.setenv("AFIELD_WEIGHTS", str(tmp_path / "weights"))
     (tmp_path / "weights").mkdir()
     file = tmp_path / "weights" / f"{NET}.safetensors"
@@ -367,7 +366,7 @@ def weights(tmp_path, monkeypatch):
 
 def test_photographs_become_features_of_the_network_at_hand_once(weights, two_colours, caplog):
     first = plan_run(two_colours, "erm", target="west")
-    assert f"timm:{NET}, weights {weights.name}" in caplog.text
+    assert f"timm:{NET} (licence MIT) for 60 images, weights {weights.name}" in caplog.text
     features = find_dataset(first.dataset)
     assert (first.backbone, features.name) == ("small:mlp", "colours")
     assert features.domains == find_dataset(two_colours).domains
@@ -429,43 +428,12 @@ def test_what_features_cannot_do_is_refused(weights, two_colours):
 
 def test_without_weights_one_line_says_how_to_get_them(two_colours, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("AFIELD_WEIGHTS", str(tmp_path))
-    monkeypatch.setattr(pretrained, "_in_hub", lambda: None)
+    monkeypatch.setattr(pretrained, "_download", lambda facts: None)
     with caplog.at_level(logging.WARNING):
         assert plan_run(two_colours, "erm").backbone == "small:cnn"
     (line,) = caplog.messages
     assert "no pretrained weights at hand" in line
-    assert "timm.create_model('tf_efficientnet_lite0', pretrained=True)" in line
-
-
-def test_the_search_goes_from_files_to_the_hub(weights, monkeypatch):
-    monkeypatch.setattr(pretrained, "_in_hub", lambda: "from the hub")
-    assert find_pretrained().weights == str(weights)
-    weights.unlink()
-    assert find_pretrained() == "from the hub"
-    monkeypatch.setenv("AFIELD_WEIGHTS", "none")
-    assert find_pretrained() is None
-
-
-def test_the_hub_is_asked_only_for_weights_that_are_not_in_its_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("AFIELD_WEIGHTS", str(tmp_path))
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repository, file: "downloaded")
-    result = []
-    for answers in (True, False):
-        monkeypatch.setattr(pretrained, "_answers", lambda address, answers=answers: answers)
-        result.append(find_pretrained())
-    assert result == [Pretrained("timm:tf_efficientnet_lite0", "downloaded"), None]
-    folder = tmp_path / "models--timm--tf_efficientnet_lite0.in1k"
-    for name, text in (("refs/main", "abc"), ("snapshots/abc/model.safetensors", "")):
-        (folder / name).parent.mkdir(parents=True)
-        (folder / name).write_text(text)
-    cached = str(folder / "snapshots" / "abc" / "model.safetensors")
-    assert find_pretrained() == Pretrained("timm:tf_efficientnet_lite0", cached)
-
-
-def test_a_hub_that_does_not_answer_costs_little_time():
-    assert not pretrained._answers("http://127.0.0.1:9")
+    assert "timm.create_model('hgnetv2_b1.ssld_stage1_in22k_in1k', pretrained=True)" in line
 
 
 def test_official_lists_survive(weights, two_colours, tmp_path):

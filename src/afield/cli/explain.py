@@ -1,4 +1,7 @@
-"""The commands ``afield list`` and ``afield explain``: what is available, and what it does."""
+"""The commands ``afield list`` and ``afield explain``: what is available, and what it does.
+
+Networks are listed with what is known of their weights; see `afield.networks.facts`.
+"""
 
 import inspect
 import textwrap
@@ -15,8 +18,15 @@ from afield.errors import UnknownNameError
 
 if TYPE_CHECKING:
     from afield.hyperparameters import Range
+    from afield.networks.facts import NetworkFacts
 
 
+# What can be listed beside the kinds of the registry.
+NETWORKS = "networks"
+KINDS = (*registry.KINDS, NETWORKS)
+NETWORK_NUMBERS = ("M parameters", "GMACs", "ImageNet-R", "Sketch")
+NETWORK_COLUMNS = ("level", "network", "licence", *NETWORK_NUMBERS, "here")
+MISSING = "–"
 # The width of text in a wide terminal.
 MAX_WIDTH = 100
 # How many names of domains or classes are listed.
@@ -28,19 +38,41 @@ def list_(
         str | None,
         typer.Argument(
             metavar="KIND",
-            help=f"What to list: {', '.join(registry.KINDS)}. By default, all of these.",
+            help=f"What to list: {', '.join(KINDS)}. By default, all of these.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
     """List the available methods, datasets and so on, with one line about each."""
-    if kind is not None and kind not in registry.KINDS:
-        raise UnknownNameError(f"cannot list {kind!r}; {registry.hint(kind, registry.KINDS)}")
-    for title in [kind] if kind else registry.KINDS:
-        table = Table(title=title, title_justify="left", show_header=False, box=None)
-        for name in registry.names(title):
-            table.add_row(Text(name, style="bold"), Text(registry.summary(title, name)))
-        console.out.print(table)
+    if kind is not None and kind not in KINDS:
+        raise UnknownNameError(f"cannot list {kind!r}; {registry.hint(kind, KINDS)}")
+    for title in [kind] if kind else KINDS:
+        console.out.print(_network_table() if title == NETWORKS else _summaries(title))
+
+
+def _summaries(kind: str) -> Table:
+    table = Table(title=kind, title_justify="left", show_header=False, box=None)
+    for name in registry.names(kind):
+        table.add_row(Text(name, style="bold"), Text(registry.summary(kind, name)))
+    return table
+
+
+def _network_table() -> Table:
+    """The networks of the register, and which of them are on this machine."""
+    from afield.networks.facts import REGISTER
+    from afield.networks.pretrained import local_weights
+
+    caption = "Any other network of timm, torchvision or open_clip works by its name, too."
+    table = Table(title=NETWORKS, title_justify="left", box=None, caption=caption)
+    table.caption_justify = "left"
+    for heading in NETWORK_COLUMNS:
+        table.add_column(heading, justify="right" if heading in NETWORK_NUMBERS else "left")
+    for facts in REGISTER:
+        numbers = (facts.parameters, facts.gmacs, facts.imagenet_r, facts.sketch)
+        shown = [MISSING if number is None else f"{number:.3g}" for number in numbers]
+        here = "yes" if local_weights(facts) else "no"
+        table.add_row(facts.level, Text(facts.name, style="bold"), facts.license, *shown, here)
+    return table
 
 
 def explain(
@@ -48,11 +80,11 @@ def explain(
         str,
         typer.Argument(
             metavar="NAME",
-            help="Name of a method, merge, average, adaptation, dataset or diagnostic.",
+            help="Name of a method, merge, average, adaptation, dataset, diagnostic or network.",
         ),
     ],
 ) -> None:
-    """Explain one method, merge, average, adaptation, dataset or diagnostic.
+    """Explain one method, merge, average, adaptation, dataset, diagnostic or network.
 
     Shows its description and its settings, with their defaults and search ranges.
     """
@@ -91,10 +123,47 @@ def explanation_text(name: str) -> str:
         if name in registry.names(kind):
             facts = _dataset_facts(name) if kind == "datasets" else _settings_facts(kind, name)
             return "\n".join([f"{name} ({kind})", "", registry.docstring(kind, name), "", *facts])
+    if text := _network_text(name):
+        return text
     names = [name for kind in registry.KINDS for name in registry.names(kind)]
     raise UnknownNameError(
         f"unknown name {name!r}; {registry.hint(name, names)} (see `afield list`)"
     )
+
+
+def _network_text(name: str) -> str:
+    """What is known of a network, or of the networks of a level; empty if there is none."""
+    from afield.networks.facts import LEVELS, network_facts, networks_of_level
+
+    if name in LEVELS:
+        parts = [f"{name} (networks): {LEVELS[name]}"]
+        names = [facts.name for facts in networks_of_level(name)]
+    elif ":" in name and name.partition(":")[0] in registry.names("backbones"):
+        parts, names = [], [name]
+    else:
+        return ""
+    for each in names:
+        facts = network_facts(each)
+        lines = _network_facts(facts) if facts else ["not pretrained: it starts at random weights"]
+        parts.append("\n".join([f"{each} (networks)", "", *lines]))
+    return "\n\n".join(parts)
+
+
+def _network_facts(facts: "NetworkFacts") -> list[str]:
+    from afield.networks.facts import pretraining_sentence
+    from afield.networks.pretrained import local_weights
+
+    scores = {"ImageNet-R": facts.imagenet_r, "ImageNet-Sketch": facts.sketch}
+    known = [f"{name} {score:g} %" for name, score in scores.items() if score is not None]
+    lines = [
+        pretraining_sentence([facts.name]),
+        facts.describe(),
+        f"accuracy: {', '.join(known)}" if known else "",
+        f"level: {facts.level}" if facts.level else "",
+        f"weights: {facts.repository} on the Hugging Face hub" if facts.repository else "",
+        f"here: {local_weights(facts) or 'no'}",
+    ]
+    return [line for line in lines if line]
 
 
 def _dataset_facts(name: str) -> list[str]:

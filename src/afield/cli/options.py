@@ -207,8 +207,9 @@ class Settings:
     backbone: Annotated[
         str | None,
         Option(
-            "Network, e.g. small:cnn, timm:resnet50, torchvision:resnet18, "
-            "clip:ViT-B-32/openai, or hf:FOLDER for texts. Default: the dataset's.",
+            "Network: fast, strong or large (see `afield list networks`), or a name such as "
+            "small:cnn, timm:resnet50, torchvision:resnet18, clip:ViT-B-32/openai, or hf:FOLDER "
+            "for texts. A benchmark compares several, separated by commas. Default: the dataset's.",
             metavar="NAME",
         ),
     ] = None

@@ -3,12 +3,14 @@
 If no network is given, one is looked for in this order:
 
     1. the file of ``--weights``, if it has a known name
-    2. a file of a known name in the folder of weights: AFIELD_WEIGHTS, or AFIELD_DATA/weights
-    3. the local cache of the Hugging Face hub
-    4. the hub itself, if it answers within five seconds
+    2. the network of the level ``fast``: a file in the folder of weights (AFIELD_WEIGHTS, or
+       AFIELD_DATA/weights), the local cache of the Hugging Face hub, or the hub itself, if it
+       answers within five seconds
+    3. the networks of the level ``at hand``, best first: a file in the folder of weights, or the
+       cache of the hub
 
-``AFIELD_WEIGHTS=none`` turns the search off. An `Encoder` is a network without its head, with the
-way in which its inputs are prepared.
+``AFIELD_WEIGHTS=none`` turns the search off, ``HF_HUB_OFFLINE=1`` the download. An `Encoder` is a
+network without its head, with the way in which its inputs are prepared.
 """
 
 import hashlib
@@ -16,14 +18,16 @@ import os
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from afield import registry
 from afield.compute import preserve_torch_state
 from afield.data.augmentation import Resize
 from afield.data.domains import data_root
@@ -32,16 +36,16 @@ from afield.data.scaling import Scaling
 from afield.errors import DataError, SpecError
 from afield.files import file_digest
 from afield.networks.backbone import HUB, Form, find_backbone, network
+from afield.networks.facts import LEVELS, REGISTER, NetworkFacts, find_registered, networks_of_level
 from afield.progress import progress
 from afield.seeds import derive_seed
 
-# Small networks that a laptop can run, best first; the name of the file is that of the model.
-HUB_NETWORK = "timm:tf_efficientnet_lite0"
-KNOWN_NETWORKS = (HUB_NETWORK, "torchvision:mobilenet_v2")
-# The repository of the first one, and the file with its weights.
-HUB_REPOSITORY, HUB_FILE = "timm/tf_efficientnet_lite0.in1k", "model.safetensors"
+# The level of the default network.
+DEFAULT_LEVEL = "fast"
 PROBE_SECONDS = 5.0
 SUFFIXES = (".safetensors", ".pth", ".pt")
+# Names of files with weights in a repository of the hub.
+HUB_FILES = ("model.safetensors", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 
 
 @dataclass(frozen=True)
@@ -65,60 +69,158 @@ def searches() -> bool:
 def find_pretrained(weights: str | None = None) -> Pretrained | None:
     """The network to use for photographs; None if no weights are at hand.
 
-    A given file must have a known name, because the name says which network it belongs to.
+    A given file must have a known name, because the name says which network it belongs to. With
+    ``hub``, the folder of weights is left out.
     """
-    if weights is not None and weights != "hub":
+    if weights is not None and weights != HUB:
         return _of_file(weights)
     if not searches():
         return None
-    return (None if weights else _in_folder()) or _in_hub()
+    find = cached_weights if weights else local_weights
+    (fast,) = networks_of_level(DEFAULT_LEVEL)
+    at_hand = networks_of_level("at hand")
+    tried = ((fast, find), (fast, _download), *((facts, find) for facts in at_hand))
+    found = ((facts.name, way(facts)) for facts, way in tried)
+    return next((Pretrained(name, file) for name, file in found if file), None)
+
+
+def local_weights(facts: NetworkFacts) -> str | None:
+    """The file with the weights of a network on this machine; None if there is none."""
+    return weights_in_folder(facts) or cached_weights(facts)
+
+
+def weights_in_folder(facts: NetworkFacts) -> str | None:
+    """The file with the weights of a network in the folder of weights."""
+    if not searches():
+        return None
+    folder = Path(os.environ.get("AFIELD_WEIGHTS") or data_root() / "weights").expanduser()
+    paths = (folder / f"{facts.file_stem}{suffix}" for suffix in SUFFIXES)
+    return next((str(path.resolve()) for path in paths if path.is_file()), None)
+
+
+def cached_weights(facts: NetworkFacts) -> str | None:
+    """The file with the weights of a network in the cache of the hub."""
+    from huggingface_hub import try_to_load_from_cache
+
+    files = HUB_FILES if facts.repository else ()
+    cached = (try_to_load_from_cache(facts.repository, name) for name in files)
+    return next((path for path in cached if isinstance(path, str)), None)
+
+
+def registered_weights(name: str) -> str | None:
+    """The file in the folder of weights for a network of the register; None if there is none."""
+    facts = find_registered(name)
+    return weights_in_folder(facts) if facts else None
+
+
+def separate_networks(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The settings once for every network that ``backbone`` names, with names in place of levels.
+
+    Raises `DataError` if the weights of a level cannot be had.
+
+    >>> separate_networks({"backbone": "small:cnn,linear", "lr": 0.1})
+    [{'backbone': 'small:cnn', 'lr': 0.1}, {'backbone': 'linear', 'lr': 0.1}]
+    """
+    asked, weights = settings.get("backbone"), settings.get("weights")
+    if not asked or not isinstance(asked, str | list | tuple):
+        return [dict(settings)]
+    names = split_networks(asked)
+    chosen = [each for name in names for each in _networks_of(name, search=not weights)]
+    if len(chosen) > 1 and weights not in (None, "", HUB, "none"):
+        raise SpecError(
+            f"--weights {weights}: one file for {len(chosen)} networks; give one --backbone, or "
+            "put files with the names of the networks into the folder AFIELD_WEIGHTS"
+        )
+    return [{**settings, **dict(each)} for each in dict.fromkeys(chosen)]
+
+
+def one_network(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with a name in place of a level; raises if there are several networks."""
+    separate = separate_networks(settings)
+    if len(separate) > 1:
+        names = " and ".join(str(each["backbone"]) for each in separate)
+        raise SpecError(f"--backbone {settings['backbone']}: stands for {names}; give one of them")
+    return separate[0]
+
+
+def split_networks(names: str | Sequence[str]) -> list[str]:
+    """The names of networks in a text with commas; a comma may also be in the path of an encoder.
+
+    >>> split_networks("fast,hf:texts/old,new,timm:resnet50")
+    ['fast', 'hf:texts/old,new', 'timm:resnet50']
+    """
+    if not isinstance(names, str):
+        return [each for name in names for each in split_networks(name)]
+    found: list[str] = []
+    for piece in names.split(","):
+        family = piece.strip().partition(":")[0]
+        if found and family not in (*LEVELS, *registry.names("backbones")):
+            found[-1] += f",{piece}"
+        else:
+            found.append(piece.strip())
+    return found
+
+
+def _networks_of(name: str, *, search: bool) -> list[tuple[tuple[str, str], ...]]:
+    """The settings of the networks of a level; any other name stands for itself."""
+    if name not in LEVELS:
+        return [(("backbone", name),)]
+    return [
+        (("backbone", facts.name), *(_weights_of_level(facts, name) if search else ()))
+        for facts in networks_of_level(name)
+    ]
+
+
+def _weights_of_level(facts: NetworkFacts, level: str) -> tuple[tuple[str, str], ...]:
+    """The file of a network's weights; empty if its family downloads them when it is built."""
+    from huggingface_hub import constants
+
+    file = local_weights(facts)
+    if level == DEFAULT_LEVEL:
+        # The file of the default is found in the same way, so both have the same records.
+        file = file or _download(facts)
+    if file is None and (constants.HF_HUB_OFFLINE or level == DEFAULT_LEVEL):
+        reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub does not answer"
+        here = [each.name for each in REGISTER if local_weights(each)]
+        instead = f"at hand: {', '.join(here)}" if here else f"get it with `{download_command()}`"
+        raise DataError(f"--backbone {level}: {facts.name} is not at hand and {reason}; {instead}")
+    chosen = file if level == DEFAULT_LEVEL else weights_in_folder(facts)
+    return (("weights", chosen),) if chosen else ()
 
 
 def download_command() -> str:
     """The command that fetches weights, on a machine that reaches the hub."""
-    model = HUB_NETWORK.partition(":")[2]
+    (fast,) = networks_of_level(DEFAULT_LEVEL)
+    model = fast.name.partition(":")[2]
     return f"python -c \"import timm; timm.create_model('{model}', pretrained=True)\""
 
 
 def _of_file(weights: str) -> Pretrained:
     path = Path(weights).expanduser()
-    for backbone in KNOWN_NETWORKS:
-        if path.stem == backbone.partition(":")[2]:
-            return Pretrained(backbone, str(path.resolve()))
-    known = " or ".join(f"{name.partition(':')[2]}{SUFFIXES[0]}" for name in KNOWN_NETWORKS)
+    for facts in REGISTER:
+        if path.stem == facts.file_stem:
+            return Pretrained(facts.name, str(path.resolve()))
+    known = ", ".join(f"{each.file_stem}{SUFFIXES[0]}" for each in networks_of_level("at hand"))
     raise SpecError(
         f"--weights {weights}: the name does not say which network it is for; add --backbone, or "
-        f"give {known}"
+        f"give one of {known}"
     )
 
 
-def _in_folder() -> Pretrained | None:
-    folder = Path(os.environ.get("AFIELD_WEIGHTS") or data_root() / "weights").expanduser()
-    for backbone in KNOWN_NETWORKS:
-        for suffix in SUFFIXES:
-            path = folder / f"{backbone.partition(':')[2]}{suffix}"
-            if path.is_file():
-                return Pretrained(backbone, str(path.resolve()))
-    return None
+def _download(facts: NetworkFacts) -> str | None:
+    """The file with the weights of a network from the hub; None if it cannot be had."""
+    from huggingface_hub import constants, hf_hub_download
 
-
-def _in_hub() -> Pretrained | None:
-    """The first network, from the cache of the hub or downloaded."""
-    from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
-
-    cached = try_to_load_from_cache(HUB_REPOSITORY, HUB_FILE)
-    if isinstance(cached, str):
-        return Pretrained(HUB_NETWORK, cached)
     if constants.HF_HUB_OFFLINE or not _answers(constants.ENDPOINT):
         return None
     try:
-        with progress(f"weights of {HUB_NETWORK}"):
-            path = hf_hub_download(HUB_REPOSITORY, HUB_FILE)
+        with progress(f"weights of {facts.name}"):
+            return hf_hub_download(facts.repository, HUB_FILES[0])
     except Exception:  # noqa: BLE001  the hub raises many kinds of errors; none of them is final
         return None
-    return Pretrained(HUB_NETWORK, path)
 
 
+@lru_cache
 def _answers(address: str) -> bool:
     """Whether a server answers in time; a thread, because looking up its name has no time limit."""
     answered = threading.Event()

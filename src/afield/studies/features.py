@@ -27,7 +27,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -37,19 +37,22 @@ from afield.compute import default_device, preserve_torch_state, usable_cores
 from afield.data.cache import cache_root
 from afield.data.domains import Domain, DomainSet, ReadOptions, data_root
 from afield.data.lookup import find_dataset
+from afield.data.modality import FileModality
 from afield.data.samples import Rows
 from afield.data.sources.arrays import array_dataset
-from afield.data.sources.folders import unlabelled_files
+from afield.data.sources.folders import find_files, unlabelled_files
 from afield.data.training_settings import Training
 from afield.errors import SpecError
 from afield.files import atomic_write, check_output
 from afield.hyperparameters import validate_values
 from afield.networks.backbone import find_backbone
+from afield.networks.facts import network_facts
 from afield.networks.pretrained import (
     Encoder,
     Pretrained,
     download_command,
     find_pretrained,
+    one_network,
     searches,
     state_digest,
 )
@@ -202,6 +205,8 @@ def plan_encoder(
 ) -> Encoder:
     """The network that computes the features of a dataset, before any file is decoded."""
     default = dataset.training.backbone
+    chosen_network = one_network({"backbone": backbone, "weights": weights})
+    backbone, weights = chosen_network["backbone"], chosen_network["weights"]
     if dataset.modality.has_tokens:
         _check_text_encoder(dataset, backbone)
     elif backbone is None and find_backbone(default).input_form() is None:
@@ -387,7 +392,7 @@ def use_features(
         True trains the network itself, False computes its features once. None decides by the
         settings.
     """
-    settings, finetune = spell_finetune(settings, finetune=finetune)
+    settings, finetune = spell_finetune(one_network(settings), finetune=finetune)
     encoder = plan_features(dataset, settings, finetune=finetune)
     if isinstance(encoder, Encoder):
         return _features(dataset, encoder, settings)
@@ -489,9 +494,19 @@ def _features(
 
 
 def _describe(dataset: DomainSet, at_hand: Pretrained, *, finetune: bool) -> str:
+    """One line: which network, its licence, its cost for these images, and how it is used."""
     how = "fine-tuned" if finetune else "features of the frozen network, computed once"
-    file = Path(at_hand.weights).name
-    return f"{dataset.name}: {at_hand.backbone}, weights {file} ({at_hand.digest}); {how}"
+    file, facts = Path(at_hand.weights).name, network_facts(at_hand.backbone)
+    cost = f" ({facts.describe()})" if facts else ""
+    images = f"for {_count_images(dataset):,} images"
+    weights = f"weights {file} ({at_hand.digest})"
+    return f"{dataset.name}: {at_hand.backbone}{cost} {images}, {weights}; {how}"
+
+
+def _count_images(dataset: DomainSet) -> int:
+    root, modality = Path(dataset.origin), cast(FileModality, dataset.modality)
+    files = find_files(root, dataset.domains, dataset.classes, modality)
+    return sum(map(len, files.values()))
 
 
 def _warn(dataset: DomainSet, *, finetune: bool | None) -> None:

@@ -15,6 +15,7 @@ from afield.errors import IncompatibleMethodError, SpecError, UnknownNameError
 from afield.hyperparameters import build, defaults, draw_values, split_ranges, without_neutral
 from afield.networks.backbone import HUB, Backbone, WholeNetwork, find_backbone
 from afield.networks.precision import resolve_precision
+from afield.networks.pretrained import registered_weights
 from afield.registry import hint
 from afield.runs.run import Run
 from afield.runs.run_setup import steps_per_epoch
@@ -319,6 +320,7 @@ def resolve_settings(training: dict[str, Any], dataset: DomainSet) -> dict[str, 
         resolved["every"] = max(1, training["steps"] // CHECKPOINTS_PER_RUN)
     backbone = with_pooling(backbone, resolved.pop("pooling"))
     usual = HUB if (form or backbone.takes_text) and backbone.has_pretrained_weights() else "none"
+    usual = registered_weights(backbone.name) or usual
     weights = training["weights"] if training["weights"] is not None else usual
     resolved["weights"] = "" if weights == "none" else weights
     if weights == HUB or backbone.takes_text:

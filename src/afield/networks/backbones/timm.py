@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from afield.errors import UnknownNameError
 from afield.networks.backbone import HUB, Backbone, Form, Shape
+from afield.networks.facts import find_registered
 from afield.tensors import check_complete, read_weights
 
 __all__ = ["Timm"]
@@ -29,9 +30,11 @@ class Timm(Backbone):
         self._config()
 
     def input_form(self) -> Form:
-        """Images that the pretrained weights expect."""
+        """Images that the pretrained weights expect, at the size of the register if it has one."""
         config = self._config()
-        return Form(config.input_size[-1], tuple(config.mean), tuple(config.std))
+        registered = find_registered(self.tagged_name())
+        size = registered.size if registered else config.input_size[-1]
+        return Form(size, tuple(config.mean), tuple(config.std))
 
     def has_pretrained_weights(self) -> bool:
         """Whether the hub has weights for the network."""

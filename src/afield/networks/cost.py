@@ -1,0 +1,55 @@
+"""What a network costs: its parameters, and the multiplications for one sample.
+
+Multiplications are those of convolutions and matrix products, with the additions that go with them
+(multiply–accumulate operations, MACs), as papers and timm count them; activations and
+normalizations are not counted.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from afield.networks.inference import eval_mode
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Parameters of a network, and multiplications for one sample; 0 means unknown."""
+
+    parameters: int = 0
+    macs: int = 0
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.parameters + other.parameters, self.macs + other.macs)
+
+
+def network_cost(network: nn.Module, sample: torch.Tensor) -> Cost:
+    """The cost of a network, measured by passing a batch of one sample through it."""
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    counter = FlopCounterMode(display=False)
+    with eval_mode(network), torch.no_grad(), _countable(network), counter:
+        network(sample)
+    return Cost(parameters, counter.get_total_flops() // 2)
+
+
+@contextmanager
+def _countable(network: nn.Module) -> Iterator[None]:
+    """Compute attention in steps that can be counted, without parameters that need gradients.
+
+    The counter waits for the gradients of all arguments of a layer, which may be parameters.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    trained = [each for each in network.parameters() if each.requires_grad]
+    torch.backends.mha.set_fastpath_enabled(False)
+    for parameter in trained:
+        parameter.requires_grad = False
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+        for parameter in trained:
+            parameter.requires_grad = True
