@@ -79,6 +79,7 @@ def test_every_level_has_networks_and_the_default_is_one():
         ("clip:ViT-B-32/openai", "MIT", "(OpenAI)", True),
         ("timm:resnet50.tv_in1k", "BSD-3-Clause", "ImageNet-1k labels", False),
         ("timm:resnet50.fb_swsl_ig1b_ft_in1k", "CC-BY-NC-4.0", "Instagram", True),
+        ("torchvision:vit_h_14", "CC-BY-NC-4.0", "Instagram", True),
         ("torchvision:resnet18", "BSD-3-Clause", "ImageNet-1k labels", False),
     ],
 )

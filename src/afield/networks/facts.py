@@ -6,8 +6,8 @@ networks is read from timm and open_clip, and from the tag of their weights.
 The accuracies on ImageNet-R and ImageNet-Sketch are those of timm's
 ``results/results-imagenet-r.csv`` and ``results/results-sketch.csv`` (commit 4e5207c7 of 30 October
 2025), at the size given here, and of open_clip's ``docs/openclip_results.csv`` (commit 29b90b8 of
-22 November 2023), zero-shot. Networks without numbers are not in these files. Parameters and multiplications are those of the network
-without its classifier, counted by `afield.networks.cost`.
+22 November 2023), zero-shot. Networks without numbers are not in these files. Parameters and
+multiplications are those of the network without its classifier, counted by `afield.networks.cost`.
 """
 
 import re
@@ -322,7 +322,7 @@ def _license(name: str) -> str:
         stated = str(config.license or NOT_STATED)
         return {"apache-2.0": "Apache-2.0", "mit": "MIT", "unknown": NOT_STATED}.get(stated, stated)
     if family == "torchvision":
-        return _TORCHVISION_LICENSE
+        return _TORCHVISION_LICENSE if not _torchvision_data(name)[1] else "CC-BY-NC-4.0"
     tag = model.partition("/")[2] if family == "clip" else ""
     known = (text for word, text in _CLIP_LICENSES.items() if tag.startswith(word))
     return next(known, NOT_STATED)
