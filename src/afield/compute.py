@@ -218,6 +218,13 @@ def matrix_products(*, tf32: bool) -> Iterator[None]:
         setattr(matmul, name, before)
 
 
+def machine_memory() -> int:
+    """Memory of this machine in bytes; 16 GB if the system does not report it."""
+    with suppress(OSError, ValueError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return 16 * 2**30
+
+
 @contextmanager
 def track_peak_memory(device: "torch.device") -> Iterator[Callable[[], int]]:
     """Yield a function that returns the peak memory since then, in bytes; 0 if unknown."""

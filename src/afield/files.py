@@ -50,6 +50,11 @@ OPEN_FILES = re.compile(r"/dev/(stdout|stderr|fd/\d+)|/proc/[^/]+/fd/\d+")
 MAX_STEM_BYTES = 180
 # A lock that is held by another process; any other error means that there are no locks.
 HELD = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES)
+# Characters that a terminal takes for commands; all of them but the newline.
+CONTROL_CHARACTERS = dict.fromkeys(
+    (*range(10), *range(11, 32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}"
+)
+ESCAPED = {*CONTROL_CHARACTERS} - {ord("\t")}
 MARKDOWN_ESCAPES = str.maketrans({"|": r"\|", "<": "&lt;", ">": "&gt;", "[": r"\[", "`": r"\`"})
 
 
@@ -209,12 +214,21 @@ def read_text(path: Path, *, encoding: str = "utf-8") -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Make a name one line of Markdown without HTML, links and borders of tables.
+    """Make a name one line of Markdown without HTML, links, borders of tables and controls.
 
     >>> escape_markdown("<script>")
     '&lt;script&gt;'
     """
-    return " ".join(text.split()).translate(MARKDOWN_ESCAPES)
+    return " ".join(text.split()).translate(CONTROL_CHARACTERS).translate(MARKDOWN_ESCAPES)
+
+
+def escape_controls(text: str) -> str:
+    r"""Write control characters with a backslash, so that a terminal only shows them.
+
+    >>> escape_controls("a\x1b[2J")
+    'a\\x1b[2J'
+    """
+    return "".join(f"\\x{ord(c):02x}" if ord(c) in ESCAPED else c for c in text)
 
 
 def guard_formula(cell: Any) -> Any:

@@ -102,3 +102,12 @@ def test_control_characters_in_names_do_not_reach_the_terminal():
     assert "\x1b" not in text
     assert "a\ufffd[2Jb" in text
     assert not {"\x07", "\x9b"} & set(text)
+
+
+def test_codes_of_emoji_in_names_stay_as_they_are():
+    for terminal in (console.out, console.err):
+        with terminal.capture() as shown:
+            terminal.say(":x: a.csv")
+            terminal.print(Table("name :smile:", title=":x:"))
+        assert shown.get().count(":x:") == 2
+        assert ":smile:" in shown.get()

@@ -5,6 +5,7 @@ import io
 import json
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,18 @@ def test_the_file_says_what_goes_in_and_comes_out(exported):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("to", "suffix"), [("onnx", ".onnx"), ("torch", ".pt2")])
+def test_exports_do_not_tell_where_anything_is_installed(spiral_model, tmp_path, to, suffix):
+    path = export(spiral_model, to, tmp_path / f"model{suffix}")
+    content = path.read_bytes()
+    if to == "torch":
+        with zipfile.ZipFile(path) as archive:
+            content = b"".join(archive.read(name) for name in archive.namelist())
+    places = (Path(torch.__file__).parents[1], Path(exporting.__file__).parents[2], tmp_path)
+    for place in (*map(str, places), "site-packages", ".py"):
+        assert place.encode() not in content, place
+
+
 def test_temperature_and_softmax_are_in_it(exported, spiral_model):
     model = load(spiral_model)
     x = np.random.default_rng(0).normal(size=(5, 2)).astype(np.float32)

@@ -141,6 +141,8 @@ def test_many_domains_are_not_all_named(about):
 
 def test_odd_names_break_neither_facts_nor_tables(about):
     odd = 'a: "b" | c\n- d'
+    hidden = render_card(replace(about, name="a\x1b[2J", classes=("x\x9b", "y")))
+    assert not {"\x1b", "\x9b"} & set(hidden)
     run = replace(about.run, dataset=odd)
     estimate = replace(about.estimate, domains={odd: 0.5})
     text = render_card(replace(about, name=odd, run=run, estimate=estimate, license="mit: x"))

@@ -42,6 +42,13 @@ def test_no_spreadsheet_takes_a_name_for_a_formula(name):
     assert safe_name(name) == f"./{name}"
 
 
+def test_no_name_sends_commands_to_a_terminal_that_shows_the_file():
+    odd = Prediction("a\x1b[2J.png", "cup\x9b", 1.0, error="no \x07 bell\r")
+    text = "".join(csv_lines([Columns().row(odd)], Columns()))
+    assert r"a\x1b[2J.png,cup\x9b" in text
+    assert r"no \x07 bell\x0d" in text
+
+
 def test_a_name_that_is_not_unicode_can_be_written(tmp_path):
     odd = b"caf\xe9.png".decode("utf-8", "surrogateescape")
     write_predictions([Prediction(odd, "cup", 1.0)], tmp_path / "out.csv", Columns())

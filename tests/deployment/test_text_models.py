@@ -110,6 +110,23 @@ def test_a_folder_with_changed_or_missing_files_of_the_encoder_is_refused(home, 
         afield.load(folder)
 
 
+def test_the_encoder_of_a_model_cannot_ask_for_more_than_its_weights_have(home, tmp_path):
+    folder = shutil.copytree(home / "tuned_model", tmp_path / "model")
+    config = folder / "encoder" / "config.json"
+    original = json.loads(config.read_text())
+    for values, message in (
+        ({"num_hidden_layers": 1500}, "asks for more parameters"),
+        ({"num_hidden_layers": 10**6}, "above 2000"),
+        ({"hidden_act": 3}, "config.json cannot be used"),
+    ):
+        config.write_text(json.dumps({**original, **values}))
+        description = json.loads((folder / DESCRIPTION_FILE).read_text())
+        description["files"]["encoder/config.json"] = sha256(config)
+        change_json(folder / DESCRIPTION_FILE, **description)
+        with pytest.raises(DataError, match=message):
+            afield.load(folder)
+
+
 def test_names_in_a_description_cannot_lead_to_another_folder(home, tmp_path):
     folder = shutil.copytree(home / "tuned_model", tmp_path / "model")
     description = json.loads((folder / DESCRIPTION_FILE).read_text())

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 import afield
 from afield import registry
 from afield.errors import AfieldError, DataError, MergeError, SpecError
+from afield.files import _machine, _namespace
 from afield.merging import files, tensor_files
 from afield.merging import files as workers
 from afield.merging.job import merge
@@ -207,7 +208,7 @@ def test_nothing_is_overwritten_unasked_and_no_input_ever(tmp_path):
     _, _, (base, *experts) = written(tmp_path)
     out = tmp_path / "out.safetensors"
     out.write_text("dear")
-    with pytest.raises(MergeError, match=r"out.safetensors: exists already"):
+    with pytest.raises(SpecError, match=r"out.safetensors: exists already"):
         merge_files("average", base, experts, out)
     assert out.read_text() == "dear"
     merge_files("average", base, experts, out, overwrite=True)
@@ -237,7 +238,7 @@ def test_the_form_of_the_result_is_that_of_the_base(tmp_path, base, paths):
     with pytest.raises(MergeError, match=r"out.pt: the result is a safetensors file"):
         merge_files("average", paths[0], paths[1:], tmp_path / "out.pt")
     (tmp_path / "folder.safetensors").mkdir()
-    with pytest.raises(MergeError, match="is a folder, but the base is a file"):
+    with pytest.raises(SpecError, match="is a folder; give a file to write"):
         merge_files("average", paths[0], paths[1:], tmp_path / "folder.safetensors")
     folder = sharded(tmp_path / "base", base)
     (tmp_path / "there").mkdir()
@@ -276,23 +277,23 @@ def test_what_killed_processes_left_of_the_same_result_is_cleared_away(tmp_path,
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     alive = os.getppid()
-    left = [tmp_path / f"out.safetensors.{pid}.part" for pid in (gone.pid, os.getpid())]
-    others = [
-        tmp_path / f"{name}.part"
-        for name in (f"out.safetensors.{alive}", f"other.safetensors.{gone.pid}", "out.safetensors")
-    ]
-    others += [tmp_path / f"out.safetensors.x.{gone.pid}.part"]
+
+    def part(name, process):
+        return tmp_path / f"{name}.{_machine()}-{_namespace()}-{process}-0123abcd.part"
+
+    left = [part("out.safetensors", gone.pid)]
+    others = [part("out.safetensors", alive), part("other.safetensors", gone.pid)]
+    others += [part("out.safetensors.x", gone.pid), tmp_path / "out.safetensors.part"]
     for path in (*left, *others):
         path.write_text("half")
     merge_files("average", paths[0], paths[1:], tmp_path / "out.safetensors")
     assert not any(path.exists() for path in left)
     assert all(path.exists() for path in others)
     folder = sharded(tmp_path / "base", base)
-    for pid in (gone.pid, os.getpid()):
-        (tmp_path / f"out.{pid}.part").mkdir()
-        (tmp_path / f"out.{pid}.part" / "model.safetensors").write_text("half")
+    part("out", gone.pid).mkdir()
+    (part("out", gone.pid) / "model.safetensors").write_text("half")
     merge_files("average", folder, paths[1:], tmp_path / "out")
-    assert not list(tmp_path.glob("out.[0-9]*.part"))
+    assert not part("out", gone.pid).exists()
     assert all(path.exists() for path in others)
 
 

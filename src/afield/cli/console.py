@@ -27,6 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from afield.errors import AfieldError
+from afield.files import CONTROL_CHARACTERS
 from afield.progress import repeat_every, report_progress_to
 
 if TYPE_CHECKING:
@@ -44,17 +45,13 @@ FORECAST_RUNS = 40
 LINE_SECONDS = 20.0
 # Time between updates of the live view on a terminal, and between lines in a log.
 REFRESH_SECONDS, LOG_SECONDS = 1.0, 30.0
-# All of them but the newline.
-CONTROL_CHARACTERS = dict.fromkeys(
-    (*range(10), *range(11, 32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}"
-)
 
 
 class SafeConsole(Console):
     """A console on which names from files cannot move the cursor, clear the screen or set colors.
 
     Every control character of a text is shown as a replacement character. Styles are added later,
-    by rich itself.
+    by rich itself. Codes such as ``:x:`` in names stay as they are.
     """
 
     def render(
@@ -71,8 +68,8 @@ class SafeConsole(Console):
 
 
 # Without a terminal the width is unknown; choose one at which tables are not truncated.
-out = SafeConsole(width=None if sys.stdout.isatty() else 200, highlight=False)
-err = SafeConsole(stderr=True, highlight=False)
+out = SafeConsole(width=None if sys.stdout.isatty() else 200, highlight=False, emoji=False)
+err = SafeConsole(stderr=True, highlight=False, emoji=False)
 
 
 class NoteHandler(logging.Handler):

@@ -154,6 +154,7 @@ def _write_program(deployed: nn.Module, model: Model, path: Path) -> ExportedFor
     shapes = _dynamic_shapes(model)
     # Two samples: with one, torch would take the batch size for a constant.
     program = torch.export.export(deployed, _example(model, 2), dynamic_shapes=shapes)
+    _forget_places(program.graph_module)
     # In memory first: on a full disk, torch's writer would abort the process.
     content = io.BytesIO()
     torch.export.save(program, content, extra_files=_metadata(model))
@@ -183,6 +184,10 @@ def _write_onnx(deployed: nn.Module, model: Model, path: Path) -> ExportedForwar
     )
     if program is None:
         raise RuntimeError("torch.onnx.export returned no program")
+    for node in program.model.graph.all_nodes():
+        # Lines of code with the absolute paths of this installation.
+        node.metadata_props.clear()
+        node.doc_string = None
     program.model.metadata_props.update(_metadata(model))
     program.save(path, external_data=False)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -194,6 +199,14 @@ def _write_onnx(deployed: nn.Module, model: Model, path: Path) -> ExportedForwar
         return torch.from_numpy(logits), torch.from_numpy(probabilities)
 
     return run
+
+
+def _forget_places(module: torch.fx.GraphModule) -> None:
+    """Remove the lines of code behind each operation, which have absolute paths of this machine."""
+    for part in module.modules():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            node.meta.pop("stack_trace", None)
+            node.stack_trace = None
 
 
 def _dynamic_shapes(model: Model) -> dict[str, dict[int, Any]]:

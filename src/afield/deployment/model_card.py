@@ -15,7 +15,7 @@ from afield.deployment.model_folder import (
     Selection,
     without_paths,
 )
-from afield.files import escape_markdown
+from afield.files import CONTROL_CHARACTERS, escape_markdown
 
 # The largest number of classes, or domains, that are listed by name.
 MAX_NAMES = 30
@@ -34,7 +34,7 @@ def render_card(about: Description) -> str:
         _usage(about),
         _training(about),
     ]
-    return "\n\n".join(sections) + "\n"
+    return "\n\n".join(sections).translate(CONTROL_CHARACTERS) + "\n"
 
 
 def _metadata(about: Description) -> ModelCardData:

@@ -377,6 +377,8 @@ def read_model(folder: Path) -> tuple[Description, dict[str, Tensor], Distances 
             f"{folder / DESCRIPTION_FILE}: has no hash of {WEIGHTS_FILE}; get the folder again"
         )
     weights = _read_tensors(folder, WEIGHTS_FILE, description.files[WEIGHTS_FILE])
+    if name := _encoder_name(description):
+        find_backbone(name).check_size(weights)
     if DISTANCES_FILE not in description.files:
         return description, weights, None
     tensors = _read_tensors(folder, DISTANCES_FILE, description.files[DISTANCES_FILE])

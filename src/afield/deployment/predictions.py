@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from afield.errors import SpecError
-from afield.files import FORMULA_PREFIXES, atomic_write, guard_formula
+from afield.files import FORMULA_PREFIXES, atomic_write, escape_controls, guard_formula
 
 OUTPUT_SUFFIXES = (".csv", ".jsonl", ".parquet")
 # The percentile of a sample that is farther from the sources than any held-out sample.
@@ -90,12 +90,12 @@ def _abstain(prediction: Prediction, threshold: float) -> bool | None:
 
 
 def safe_name(file: str) -> str:
-    """Make a file name encodable, and safe from being taken for a formula by a spreadsheet.
+    """Make a file name encodable and printable, and no formula of a spreadsheet.
 
     >>> safe_name("=1+1.png")
     './=1+1.png'
     """
-    name = os.fsencode(file).decode("utf-8", "backslashreplace")
+    name = escape_controls(os.fsencode(file).decode("utf-8", "backslashreplace"))
     return f"./{name}" if name.startswith(FORMULA_PREFIXES) else name
 
 
@@ -143,7 +143,9 @@ def _with_header(rows: Iterable[Row], names: Sequence[str]) -> Iterator[list[Any
 def _cell(value: Any) -> Any:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:.8g}" if isinstance(value, float) else guard_formula(value)
+    if isinstance(value, float):
+        return f"{value:.8g}"
+    return guard_formula(escape_controls(value) if isinstance(value, str) else value)
 
 
 def _write_csv(rows: Iterable[Row], path: Path, columns: Columns) -> None:

@@ -25,7 +25,8 @@ from torch import Tensor
 from afield.errors import DataError, MergeError
 from afield.files import read_json_object
 from afield.merging.scopes import LowRankDelta, TensorSource, TensorSpec
-from afield.merging.tensor_files import TensorFiles, check_links
+from afield.merging.tensor_files import TensorFiles
+from afield.safetensor_files import check_links
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 NAME_PREFIX = "base_model.model."

@@ -48,8 +48,9 @@ from afield.merging.scopes import (
     needs_validation,
     scope_of,
 )
-from afield.merging.tensor_files import INDEX_SUFFIX, TensorFiles, write_header
+from afield.merging.tensor_files import TensorFiles, write_header
 from afield.progress import track
+from afield.safetensor_files import INDEX_SUFFIX
 
 # Models with fewer entries are merged before other processes have started.
 MIN_ENTRIES_FOR_WORKERS = 30_000_000

@@ -18,13 +18,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from afield.errors import DataError
-from afield.files import read_text
 from afield.merging.job import StateDictSource
 from afield.merging.scopes import TensorSpec
+from afield.safetensor_files import SUFFIX, find_shards
 from afield.tensors import check_state_dict, read_weights
 
-SUFFIX = ".safetensors"
-INDEX_SUFFIX = f"{SUFFIX}.index.json"
 # The entry of a safetensors header that is not a tensor.
 METADATA_KEY = "__metadata__"
 # Bytes to read before a mapping is renewed.
@@ -64,7 +62,7 @@ class TensorFiles:
         self.path = Path(path).expanduser()
         self.label = str(path)
         self.is_folder = self.path.is_dir()
-        paths, index = _find_shards(self.path) if self.is_folder else ([self.path], None)
+        paths, index = find_shards(self.path) if self.is_folder else ([self.path], None)
         files = {path: _TensorFile(path) for path in paths}
         self.shards = {
             path: [name for name in file.specs if index is None or index.get(name) == path.name]
@@ -169,63 +167,8 @@ class _TensorFile:
         return source.read
 
 
-def check_links(folder: Path) -> None:
-    """Raise an error if a link in a folder leads out of it.
-
-    Only the download cache of the Hugging Face hub has such links: from ``snapshots/<revision>`` to
-    ``blobs`` beside it.
-    """
-    cache = folder.resolve().parents[1:2]
-    is_snapshot = folder.resolve().parent.name == "snapshots" and (cache[0] / "blobs").is_dir()
-    root = cache[0] if is_snapshot else folder.resolve()
-    for file in folder.iterdir():
-        if file.is_symlink() and not file.resolve().is_relative_to(root):
-            raise DataError(
-                f"{file}: a link that leads out of the folder; put the file itself there"
-            )
-
-
 def _spec(tensor: Tensor) -> TensorSpec:
     return TensorSpec(tensor.dtype, tuple(tensor.shape))
-
-
-def _find_shards(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
-    """The safetensors files of a folder, and from its index, if any, the file of each tensor."""
-    check_links(folder)
-    indices = list(folder.glob(f"*{INDEX_SUFFIX}"))
-    if len(indices) == 1:
-        index = _read_index(indices[0])
-        return [folder / name for name in sorted(set(index.values()))], index
-    files = list(folder.glob(f"*{SUFFIX}"))
-    if folder / "model.safetensors" in files:
-        return [folder / "model.safetensors"], None
-    if len(files) != 1 or indices:
-        raise DataError(
-            f"{folder}: {len(files)} safetensors files and {len(indices)} indices in it; give a "
-            "folder with one of either, or a file"
-        )
-    return files, None
-
-
-def _read_index(path: Path) -> dict[str, str]:
-    try:
-        index = json.loads(read_text(path))["weight_map"]
-        valid = bool(index) and all(map(_is_file_name, index.values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        valid = False
-    if not valid:
-        raise DataError(f"{path}: not an index of safetensors (weight_map: tensor to file)")
-    return dict(index)
-
-
-def _is_file_name(file: object) -> bool:
-    """Whether an index entry names a safetensors file in its own folder.
-
-    Any other path would be read from, and written to, another folder or a config file.
-    """
-    if not isinstance(file, str):
-        return False
-    return Path(file).name == file and Path(file).suffix == SUFFIX
 
 
 def write_header(

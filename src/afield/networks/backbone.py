@@ -162,6 +162,9 @@ class Backbone:
         """Digest of the files that the network starts from; empty if there are none."""
         return weights_digest(weights) if weights not in ("", HUB) else ""
 
+    def check_size(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise an error if a file asks for a network far larger than one with these tensors."""
+
     def build(
         self, shape: Shape, *, weights: str, class_names: Sequence[str]
     ) -> tuple[nn.Module, Tensor | None]:

@@ -1,9 +1,11 @@
 """Text encoders from Hugging Face: safetensors only, no code, pooled as their folder says."""
 
 import json
+import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from afield.data.domains import data_root
 from afield.errors import AfieldError
@@ -38,8 +40,6 @@ def test_the_weights_of_the_folder_are_loaded_without_the_pooler(folder):
 
 
 def test_random_weights_and_a_file_of_weights_are_other_starts(folder, tmp_path):
-    from safetensors.torch import save_file
-
     names = [network(f"hf:{folder}", (8,), 2) for _ in range(2)]
     weights = [next(net.features.parameters()) for net in names]
     assert not torch.equal(*weights)
@@ -99,6 +99,124 @@ def test_an_encoder_that_does_not_fit_is_refused_in_one_line(folder):
     change_json(folder / "config.json", model_type="unheard_of", auto_map={"AutoModel": "m.M"})
     (folder / "m.py").write_text("raise SystemExit('code of a folder was run')")
     assert "cannot be built" in refusal(f"hf:{folder}")
+
+
+def weights_of(folder):
+    # Copies, because the file is mapped into memory, and is overwritten.
+    return {name: each.clone() for name, each in load_file(folder / "model.safetensors").items()}
+
+
+def with_value(tensors, value):
+    name = "embeddings.word_embeddings.weight"
+    changed = tensors[name].clone()
+    changed[0, 0] = value
+    return {**tensors, name: changed}
+
+
+def test_broken_weights_of_a_folder_are_one_line_as_broken_files_are(folder):
+    file = folder / "model.safetensors"
+    tensors, content = weights_of(folder), file.read_bytes()
+    whole = {name: tensor.long() for name, tensor in tensors.items()}
+    eight = {name: tensor.to(torch.float8_e4m3fn) for name, tensor in tensors.items()}
+    for broken, message in (
+        (b"", "not readable safetensors"),
+        (content[: len(content) // 2], "not readable safetensors"),
+        (b"<html>not found</html>" * 100, "not readable safetensors"),
+        ({}, "has no tensors"),
+        (with_value(tensors, float("nan")), "NaN or infinity in embeddings.word_embeddings"),
+        (with_value(tensors, float("inf")), "NaN or infinity in embeddings.word_embeddings"),
+        (whole, "is int64, but the network needs float32"),
+        (eight, "is float8_e4m3fn, but the network needs float32"),
+        ({"encoder.nothing": torch.zeros(1)}, "its weights lack 37 tensors"),
+    ):
+        save_file(broken, file) if isinstance(broken, dict) else file.write_bytes(broken)
+        assert message in refusal(f"hf:{folder}", weights="hub")
+
+
+def test_other_types_of_real_numbers_become_float32_with_a_word(folder, caplog):
+    tensors = weights_of(folder)
+    for kind in (torch.float16, torch.bfloat16, torch.float64):
+        save_file({n: t.to(kind) for n, t in tensors.items()}, folder / "model.safetensors")
+        net = network(f"hf:{folder}", (8,), 2, weights="hub")
+        assert {value.dtype for value in net.state_dict().values()} == {torch.float32}
+        expected = tensors["embeddings.word_embeddings.weight"].to(kind).float()
+        assert torch.equal(net.features.encoder.embeddings.word_embeddings.weight, expected)
+        name = str(kind).removeprefix("torch.")
+        assert f"its weights are {name}; they become float32" in caplog.text
+
+
+def test_an_index_names_files_of_its_own_folder(folder, tmp_path):
+    (folder / "model.safetensors").rename(tmp_path / "outside.safetensors")
+    names = list(load_file(tmp_path / "outside.safetensors"))
+    index = folder / "model.safetensors.index.json"
+
+    def refused(place):
+        index.write_text(json.dumps({"weight_map": dict.fromkeys(names, place)}))
+        (folder / "other.safetensors").touch()
+        return refusal(f"hf:{folder}", weights="hub")
+
+    assert "not an index" in refused("../outside.safetensors")
+    assert "not an index" in refused(str(tmp_path / "outside.safetensors"))
+    assert "no gone.safetensors, which its index names" in refused("gone.safetensors")
+    (folder / "linked.safetensors").symlink_to(tmp_path / "outside.safetensors")
+    assert "a link that leads out of the folder" in refused("linked.safetensors")
+    (folder / "linked.safetensors").unlink()
+    shutil.copy(tmp_path / "outside.safetensors", folder / "inside.safetensors")
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names, "inside.safetensors")}))
+    network(f"hf:{folder}", (8,), 2, weights="hub")
+
+
+def test_an_adapter_is_not_taken_for_a_model(folder):
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/name"}')
+    assert "holds an adapter, not a model" in refusal(f"hf:{folder}", weights="hub")
+
+
+@pytest.mark.parametrize("weights", ["hub", ""])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000, above 2000"),
+        ({"vocab_size": 10**30}, "vocab_size is 1000000000000000000"),
+        ({"vocab_size": 2**31 - 1, "hidden_size": 2**20}, "asks for more parameters"),
+        ({"max_position_embeddings": 2**31 - 1, "hidden_size": 1024}, "more parameters"),
+        ({"vocab_size": "many"}, "cannot be built"),
+        ({"hidden_act": "unheard_of"}, "cannot be built"),
+        ({"num_attention_heads": 0}, "cannot be built"),
+        ({"hidden_size": None}, "cannot be built"),
+        ({"model_type": None}, "its model_type is None"),
+        ({"model_type": []}, "its model_type is []"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantized weights"),
+    ],
+)
+def test_a_tampered_configuration_is_one_line_at_once(folder, values, message, weights):
+    change_json(folder / "config.json", **values)
+    assert message in refusal(f"hf:{folder}", weights=weights)
+
+
+@pytest.mark.parametrize("values", [{"num_hidden_layers": 200}, {"intermediate_size": 10**7}])
+def test_a_configuration_cannot_ask_for_more_than_the_weights_have(folder, values):
+    change_json(folder / "config.json", **values)
+    assert "asks for more parameters" in refusal(f"hf:{folder}", weights="hub")
+
+
+def test_values_that_name_heads_code_and_other_files_do_not_matter(folder):
+    reference = network(f"hf:{folder}", (8,), 2, weights="hub").state_dict()
+    change_json(
+        folder / "config.json",
+        num_labels=10**9,
+        auto_map={"AutoModel": "code.Net"},
+        attn_implementation="owner/kernel",
+        transformers_weights="../other.safetensors",
+    )
+    same = network(f"hf:{folder}", (8,), 2, weights="hub").state_dict()
+    assert all(torch.equal(same[k], v) for k, v in reference.items() if "head" not in k)
+
+
+def test_a_token_beyond_the_vocabulary_is_refused_before_training(folder):
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["the"] = 10**6
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert "a token with the id 1000000, its encoder knows 22" in refusal(f"hf:{folder}")
 
 
 @pytest.mark.data

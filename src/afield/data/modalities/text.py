@@ -10,7 +10,6 @@ text, a `Path` is a file: one text, or a table with a column of texts.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -37,6 +36,7 @@ from afield.data.frames import TABLE_SUFFIXES, USUAL_NAMES, is_table, read_frame
 from afield.data.modality import ExportForm, Fact, FileModality, Shape
 from afield.data.samples import Prepare, Rows, trim_padding
 from afield.data.scaling import Scaling
+from afield.data.tokenizer_files import encode, read_tokenizer, truncating_tokenizer
 from afield.data.training_settings import Training
 from afield.errors import DataError, SpecError
 from afield.files import check_regular_file, file_digest, format_bytes, sha256
@@ -301,25 +301,6 @@ def tokenizer_label(tokenizer: str) -> str:
     return f"tokenizer {file_digest(tokenizer)}" if tokenizer else "bytes"
 
 
-def read_tokenizer(path: str) -> Any:
-    """The tokenizer of a file, without padding and truncation."""
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise SpecError(
-            f"{path}: needs the package tokenizers; try: pip install 'afield[text]'"
-        ) from None
-    check_regular_file(Path(path))
-    try:
-        tokenizer = Tokenizer.from_file(path)
-    except Exception as error:  # noqa: BLE001  the library raises plain exceptions
-        reason = " ".join(str(error).split())[:120]
-        raise DataError(f"{path}: not a tokenizer ({reason})") from None
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
-
-
 def _encode(text: str, tokenizer: str, tokens: int) -> tuple[Any, bool]:
     """The token ids of a text, at most `tokens`, and whether there are more."""
     if tokenizer == NGRAMS:
@@ -327,17 +308,8 @@ def _encode(text: str, tokenizer: str, tokens: int) -> tuple[Any, bool]:
     if not tokenizer:
         content = np.frombuffer(text.encode(errors="replace")[: tokens + 1], np.uint8)
         return content[:tokens], len(content) > tokens
-    encoding = _truncating(tokenizer, file_digest(tokenizer), tokens).encode(text)
+    encoding = encode(truncating_tokenizer(tokenizer, tokens), text)
     return encoding.ids, bool(encoding.overflowing)
-
-
-@lru_cache(maxsize=4)
-def _truncating(path: str, digest: str, tokens: int) -> Any:
-    """A tokenizer that cuts texts, and keeps the special tokens at their ends."""
-    del digest  # part of the key of the cache, so that a changed file is read again
-    tokenizer = read_tokenizer(path)
-    tokenizer.enable_truncation(tokens)
-    return tokenizer
 
 
 def _too_long(size: int) -> str:

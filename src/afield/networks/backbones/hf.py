@@ -11,7 +11,8 @@ transformers is an extra: ``pip install 'afield[text]'``.
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,9 +23,17 @@ from torch import Tensor, nn
 
 from afield.data.modalities.text import Text
 from afield.data.sources.hub import download_snapshot
-from afield.errors import DataError, SpecError, UnknownNameError
+from afield.data.tokenizer_files import largest_id
+from afield.errors import AfieldError, DataError, SpecError, UnknownNameError
 from afield.files import file_digest, read_json_object
 from afield.networks.backbone import HUB, Backbone, Shape
+from afield.networks.encoder_files import (
+    Size,
+    check_encoder_weights,
+    read_config,
+    read_encoder_weights,
+    without_memory,
+)
 from afield.networks.text_features import Pooling, TransformerFeatures
 from afield.tensors import check_complete, read_weights
 
@@ -127,28 +136,51 @@ class Hf(Backbone):
         """The encoder, pooled."""
         del class_names
         self.require_tokens(shape)
-        if weights == HUB:
-            encoder = self._pretrained()
-        else:
-            encoder = _transformers().AutoModel.from_config(
-                self._auto_config(), trust_remote_code=False, **_options()
-            )
-        _remove_pooler(encoder)
-        features = TransformerFeatures(encoder, self.pooling)
-        self._check_vocabulary(encoder)
-        if weights not in ("", HUB):
-            state = read_weights(weights)
-            check_complete(weights, features, state)
-            features.load_state_dict(state)
-        return features, None
+        state = read_weights(weights) if weights not in ("", HUB) else {}
+        with _one_line():
+            encoder = self._pretrained() if weights == HUB else self._random(state)
+            _remove_pooler(encoder)
+            features = TransformerFeatures(encoder, self.pooling)
+            self._check_vocabulary(encoder)
+            if state:
+                check_complete(weights, features, state)
+                features.load_state_dict(state)
+            with torch.no_grad():
+                features.eval()(torch.zeros(1, *shape))
+        return features.train(), None
+
+    def check_size(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise an error if the encoder is much larger than a model with these tensors."""
+        try:
+            with _one_line():
+                self._planned(Size.of(tensors))
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:160]
+            raise DataError(f"{self.folder}: its config.json cannot be used ({reason})") from None
+
+    def _planned(self, most: Size) -> nn.Module:
+        """The encoder without memory for its weights; raises an error if it is too large."""
+        with without_memory(most, str(self.folder)):
+            return self._from_config()
+
+    def _random(self, state: Mapping[str, Tensor]) -> nn.Module:
+        self._planned(Size.of(state) if state else Size.of_machine())
+        return self._from_config()
+
+    def _from_config(self) -> nn.Module:
+        kind, config = _transformers().AutoModel, self._auto_config()
+        return cast(nn.Module, kind.from_config(config, trust_remote_code=False, **_options()))
 
     def _config(self) -> dict[str, Any]:
-        file = _existing(self.folder, "config.json", "give the folder of an encoder")
-        return read_json_object(file)
+        _existing(self.folder, "config.json", "give the folder of an encoder")
+        return read_config(self.folder)
 
     def _auto_config(self) -> Any:
-        folder = str(self.folder)
-        return _transformers().AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        values = self._config()
+        known, kind = _transformers().CONFIG_MAPPING, values.pop("model_type", None)
+        if not isinstance(kind, str) or kind not in known:
+            raise ValueError(f"its model_type is {kind!r}, which transformers does not know")
+        return known[kind].from_dict(values)
 
     def _weight_files(self) -> list[Path]:
         files = sorted(self.folder.glob("*.safetensors"))
@@ -163,12 +195,14 @@ class Hf(Backbone):
 
     def _pretrained(self) -> nn.Module:
         self._weight_files()
-        encoder, loading = _transformers().AutoModel.from_pretrained(
-            str(self.folder),
+        tensors = read_encoder_weights(self.folder)
+        planned = self._planned(Size.of(tensors))
+        check_encoder_weights(self.folder, tensors, dict(planned.named_parameters()))
+        kind: Any = type(planned)
+        encoder, loading = kind.from_pretrained(
+            None,
             config=self._auto_config(),
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
+            state_dict=tensors,
             output_loading_info=True,
             **_options(),
         )
@@ -182,12 +216,24 @@ class Hf(Backbone):
 
     def _check_vocabulary(self, encoder: Any) -> None:
         known = encoder.get_input_embeddings().num_embeddings
-        tokens = Text(self.tokenizer).vocabulary
-        if tokens > known:
+        tokens, largest = Text(self.tokenizer).vocabulary, largest_id(self.tokenizer)
+        if tokens > known or largest >= known:
+            has = f"{tokens} tokens" if tokens > known else f"a token with the id {largest}"
             raise DataError(
-                f"{self.folder}: its tokenizer has {tokens} tokens, its encoder knows {known}; "
-                "give the tokenizer of this encoder"
+                f"{self.folder}: its tokenizer has {has}, its encoder knows {known}; give the "
+                "tokenizer of this encoder"
             )
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """Turn what the library raises for an odd configuration into one kind of error."""
+    try:
+        yield
+    except AfieldError:
+        raise
+    except Exception as error:  # noqa: BLE001  an odd folder makes the library raise anything
+        raise RuntimeError(f"{type(error).__name__}: {error}") from None
 
 
 def _options() -> dict[str, Any]:
