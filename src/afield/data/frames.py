@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl, urlencode
 import numpy as np
 from numpy.typing import NDArray
 
+from afield.compute import machine_memory
 from afield.errors import DataError, SpecError
 from afield.files import check_regular_file
 from afield.registry import hint
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 TABLE_SUFFIXES = (".csv", ".csv.gz", ".parquet", ".jsonl", ".jsonl.gz")
 # Rows that `read_frames` yields at once.
 ROWS_AT_ONCE = 1000
+# A cell of a data frame takes at least this much memory.
+CELL_BYTES = 8
 # A date, perhaps with a time.
 DATE_FORM = r"\d{4}-\d{2}-\d{2}(?:[T ].*)?$"
 # Names that a column of each kind usually has, in order of preference.
@@ -156,9 +159,9 @@ def read_frame(path: Path) -> "pd.DataFrame":
         frame = _reader(path)(path)
     except pd.errors.EmptyDataError:
         raise DataError(f"{path}: empty; the first line must name the columns") from None
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error, MemoryError) as error:
         raise DataError(f"{path}: cannot be read ({error})") from None
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, TypeError, KeyError, NotImplementedError, OverflowError) as error:
         reason = " ".join(str(error).split())[:160]
         raise DataError(f"{path}: not a readable table ({reason})") from None
     twice = frame.columns[frame.columns.duplicated()]
@@ -197,7 +200,7 @@ def _numbers(values: "pd.Series[Any]", column: Column, where: str) -> NDArray[np
         values = pd.Series(text_values(texts.fillna("").tolist()), index=values.index)
     try:
         numbers = pd.to_numeric(values).to_numpy(dtype=np.float64, na_value=np.nan)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise DataError(f"{where}: column {column.name!r} must hold numbers") from None
     with np.errstate(over="ignore"):
         infinite = np.isinf(numbers.astype(np.float32))
@@ -293,8 +296,21 @@ def _read_parquet(path: Path) -> "pd.DataFrame":
     _require_pyarrow(path)
     import pyarrow.parquet
 
+    # A column of equal values takes a few bytes in the file, and gigabytes in memory.
+    facts = pyarrow.parquet.read_metadata(path)
+    needed = facts.num_rows * facts.num_columns * CELL_BYTES
+    if needed > machine_memory():
+        raise DataError(
+            f"{path}: {facts.num_rows} rows of {facts.num_columns} columns do not fit into the "
+            "memory of this machine; give fewer"
+        )
     table = pyarrow.parquet.read_table(path)
-    return _name_classes(table.to_pandas(), table.schema.metadata, path)
+    try:
+        frame = table.to_pandas()
+    except Exception as error:  # noqa: BLE001  odd metadata of pandas raises nearly anything
+        reason = " ".join(str(error).split())[:120]
+        raise DataError(f"{path}: cannot be read as a data frame ({reason})") from None
+    return _name_classes(frame, table.schema.metadata, path)
 
 
 def _require_pyarrow(path: Path) -> None:
@@ -314,6 +330,13 @@ def _name_classes(
 
 def _with_names(values: "pd.Series[Any]", classes: Sequence[str], where: str) -> "pd.Series[Any]":
     """Replace the indices of classes by their names; -1 stands for a missing label on the hub."""
+    import pandas as pd
+
+    present, kinds = values.dropna(), pd.api.types
+    if not len(present) or kinds.is_string_dtype(present):
+        return values
+    if kinds.is_bool_dtype(present) or not kinds.is_numeric_dtype(present) or any(present % 1 != 0):
+        raise DataError(f"{where} must hold the indices of classes that its metadata names")
     outside = [value for value in values.dropna().unique() if not -1 <= value < len(classes)]
     if outside:
         raise DataError(f"{where} holds {outside[0]}, but names only {len(classes)} classes")
@@ -328,4 +351,10 @@ def _stated_classes(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         return {}
     labels = {name: kind for name, kind in kinds.items() if kind.get("_type") == "ClassLabel"}
-    return {name: [str(each) for each in kind.get("names") or ()] for name, kind in labels.items()}
+    stated = {name: kind.get("names") for name, kind in labels.items()}
+    # Without a list of names, the indices stay what they are.
+    return {
+        name: [str(each) for each in names]
+        for name, names in stated.items()
+        if names and isinstance(names, list)
+    }

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+# A longer text is no name of a class or domain.
+MAX_NAME = 1000
 # Columns that number the rows; they are no features.
 ROW_NUMBERS = ("id", "index", "row_id", "unnamed: 0")
 
@@ -248,9 +250,20 @@ def _names(
     cells = values.tolist()
     if not all(isinstance(cell, str | int) for cell in cells):
         raise DataError(f"{path}: column {column!r} ({kind}) must hold names or whole numbers")
-    whole = all(isinstance(cell, int) for cell in cells)
-    unique, index = np.unique(np.array(cells if whole else [*map(str, cells)]), return_inverse=True)
-    return tuple(str(name) for name in unique.tolist()), index
+    if all(isinstance(cell, int) for cell in cells):
+        unique, index = np.unique(np.array(cells), return_inverse=True)
+        return tuple(str(name) for name in unique.tolist()), index
+    texts = [str(cell) for cell in cells]
+    # Not numpy's unique: all its texts take as much memory as the longest one.
+    names = sorted(set(texts))
+    long = next((name for name in names if len(name) > MAX_NAME), None)
+    if long is not None:
+        raise DataError(
+            f"{path}: a {kind} in column {column!r} has {len(long):,} characters, above "
+            f"{MAX_NAME}; name the column of {kind}s with --{kind} COLUMN"
+        )
+    numbers = {name: number for number, name in enumerate(names)}
+    return tuple(names), np.array([numbers[text] for text in texts])
 
 
 def _splits(frame: "pd.DataFrame", column: str, path: Path) -> list[str]:
@@ -258,7 +271,8 @@ def _splits(frame: "pd.DataFrame", column: str, path: Path) -> list[str]:
     unknown = [cell for cell in given if cell not in SPLITS]
     if unknown:
         raise DataError(
-            f"{path}: column {column!r} (split) holds {unknown[0]!r}; write train, val or test"
+            f"{path}: column {column!r} (split) holds {unknown[0][:100]!r}; write train, "
+            "val or test"
         )
     splits = [SPLITS[cell] for cell in given]
     if "test" not in splits:
@@ -371,8 +385,12 @@ def _checked(path: Path, cell: Any) -> Path:
             f"{path}: {cell!r} leaves the folder of the table; give paths relative to it"
         )
     file = path.parent / cell
-    if not file.is_file():
-        raise DataError(f"{path}: {cell!r} does not exist in {path.parent}")
+    try:
+        exists = file.is_file()
+    except OSError:  # its name is too long
+        exists = False
+    if not exists:
+        raise DataError(f"{path}: {cell[:100]!r} does not exist in {path.parent}")
     return file
 
 
