@@ -363,7 +363,8 @@ def _check_resumed(work: TrainingState) -> None:
         wanted = {name: value.shape for name, value in net.state_dict().items()}
         if kept and {name: value.shape for name, value in kept.items()} != wanted:
             raise ValueError("the best weights are of another network")
-    if not work.best:
+    # An average such as swad deploys nothing at first.
+    if not work.best and any(checkpoint.deployed for checkpoint in work.checkpoints):
         raise ValueError("no best weights")
 
 
