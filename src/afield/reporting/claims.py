@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -41,6 +42,17 @@ PROBABILITY = 0.8
 MAX_TRIALS = 1000
 ONE_POINT = 0.01
 QUANTILES = (np.arange(1000) + 0.5) / 1000
+# How often an end of a range of trials may be wrong.
+RANGE_ERROR = 0.2
+# With a true lead that is left unsettled less often than this, it is settled in the next trials.
+MIN_UNSETTLED = 1e-9
+
+
+class TrialsRange(NamedTuple):
+    """From how many trials to how many a lead takes to settle; None is more than MAX_TRIALS."""
+
+    low: int | None
+    high: int | None
 
 
 @dataclass(frozen=True)
@@ -104,6 +116,48 @@ class Power:
         counts = range(2, MAX_TRIALS + 1)
         chances = partial(self.probability, difference)
         return counts[bisect_left(counts, PROBABILITY, key=chances)]
+
+    def trials_range(self, lead: float) -> TrialsRange | None:
+        """How many trials it takes to settle a lead that may be chance; None if it is settled.
+
+        The true lead is not the observed one, which is that of a leader and therefore too high on
+        average. The ends belong to the greatest and to the smallest true lead that the observed one
+        allows, given that there is a lead and that it may be chance; each is wrong in 20 % of
+        cases. The smallest lead is corrected for the number of comparisons from which the leader
+        was picked. So the number of trials at the upper end detects the true lead with a
+        probability of 80 % in at least 80 % of cases.
+        """
+        if not self.known or lead >= self.stderr * critical_value(self.freedom, self.rivals):
+            return None
+        ends = (1 - RANGE_ERROR, RANGE_ERROR / self.rivals)
+        low, high = (self._further_trials(self._true_lead(lead, share)) for share in ends)
+        return TrialsRange(low, high)
+
+    def _further_trials(self, difference: float) -> int | None:
+        """The trials for a difference; more than there are, since these did not settle it."""
+        needed = self.trials_for(difference)
+        return needed and max(needed, self.trials + 1)
+
+    def _true_lead(self, lead: float, share: float) -> float:
+        """The true lead with which this share of unsettled leads is larger; 0 if there is none."""
+        from scipy import optimize, special
+
+        ratios = np.sqrt(special.gammaincinv(self.freedom / 2, QUANTILES) * 2 / self.freedom)
+        reach = critical_value(self.freedom, self.rivals)
+
+        def excess(shift: float) -> float:
+            """How much larger than `share` the share of larger leads is, in standard errors."""
+            settled = special.ndtr(shift - reach * ratios).mean()
+            larger = special.ndtr(shift - lead / self.stderr * ratios).mean() - settled
+            unsettled = special.ndtr(shift) - settled
+            return float(larger / unsettled) - share if unsettled > MIN_UNSETTLED else 1 - share
+
+        if lead <= 0 or excess(0.0) >= 0:
+            return 0.0
+        high = 1.0
+        while excess(high) < 0:
+            high *= 2
+        return float(optimize.brentq(excess, 0.0, high)) * self.stderr
 
 
 def estimate_power(comparison: Comparison) -> Power:
@@ -179,11 +233,11 @@ class Claim:
         return self.verdict == "better"
 
     @property
-    def trials_needed(self) -> int | None:
-        """The trials that would settle a difference of this size; None if unknown or too many."""
+    def trials_range(self) -> TrialsRange | None:
+        """From how many trials to how many a lead takes that may be chance; None if unknown."""
         if self.comparison is None:
             return None
-        return estimate_power(self.comparison).trials_for(self.comparison.difference)
+        return estimate_power(self.comparison).trials_range(self.comparison.difference)
 
 
 def build_claims(results: Results, frame: pd.DataFrame) -> dict[str, Claim]:

@@ -15,6 +15,7 @@ from afield.reporting.claims import (
     ONE_POINT,
     Claim,
     Power,
+    TrialsRange,
     all_claims,
     leading_rule,
     ranked_means,
@@ -140,6 +141,18 @@ def format_trials(count: int | None, noun: str = " trials") -> str:
     return f"{f'more than {MAX_TRIALS}' if count is None else count}{noun}"
 
 
+def format_trials_range(ends: TrialsRange | None) -> str:
+    """How many trials a lead takes to settle.
+
+    >>> format_trials_range(TrialsRange(6, 12)), format_trials_range(TrialsRange(6, None))
+    ('6 to 12 trials', 'at least 6 trials')
+    """
+    low, high = ends or (None, None)
+    if low is None or low == high:
+        return format_trials(low)
+    return f"at least {format_trials(low)}" if high is None else f"{low} to {format_trials(high)}"
+
+
 def _format_mean(claim: Claim, mean: float | None = None) -> str:
     value = claim.accuracy if mean is None else mean
     if not find_metric(claim.metric).is_share:
@@ -185,8 +198,8 @@ def _weigh(claim: Claim, comparison: Comparison) -> str:
     interval = f"(95{NO_BREAK_SPACE}% interval {ends}{describe_correction(comparison.rivals)})"
     if claim.is_more_than_chance:
         return f"That is more than chance {interval}."
-    needed = format_trials(claim.trials_needed)
-    return f"That may be chance {interval}; a difference of this size takes {needed} to settle."
+    needed = format_trials_range(claim.trials_range)
+    return f"That may be chance {interval}; it takes {needed} to settle."
 
 
 def describe_correction(rivals: int) -> str:
@@ -404,14 +417,17 @@ def _trials_step(results: Results, claim: Claim, store: str) -> list[Step]:
     if claim.verdict == "too few" and comparison.trials < 3:
         text = "Run three trials, which show how much results vary:"
         return [_bench_step(results, claim, store, text, 3)]
-    needed = claim.trials_needed
     if claim.verdict != "unclear":
         return []
-    if needed is None or needed > MAX_SUGGESTED_TRIALS:
-        count = format_trials(needed)
-        return [Step(f"Treat the two as equal: a difference of this size takes {count} to settle.")]
-    text = f"Settle whether the difference is real with {needed} trials:"
-    return [_bench_step(results, claim, store, text, needed)]
+    low, high = claim.trials_range or (None, None)
+    takes = f"it takes {format_trials_range(claim.trials_range)}"
+    if low is None or low > MAX_SUGGESTED_TRIALS:
+        return [Step(f"Treat the two as equal: {takes} to settle which is better.")]
+    if high is None or high > MAX_SUGGESTED_TRIALS:
+        text = f"Treat the two as equal, or begin with {low} trials ({takes} to settle):"
+        return [_bench_step(results, claim, store, text, low)]
+    text = f"Settle whether the difference is real with {high} trials ({takes}):"
+    return [_bench_step(results, claim, store, text, high)]
 
 
 def _bench_step(results: Results, claim: Claim, store: str, text: str, trials: int) -> Step:
