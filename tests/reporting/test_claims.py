@@ -90,7 +90,7 @@ def test_no_benchmark_crashes_and_a_correction_never_narrows_an_interval(scale, 
     assert result.leader in result.possible_best
     if trials == 1 or scale == 0:
         assert not result.is_more_than_chance
-        assert result.trials_needed is None
+        assert result.trials_range is None
     for each in result.comparisons:
         (low, high), (wide_low, wide_high) = each.interval(corrected=False), each.interval()
         if trials > 1:
@@ -147,7 +147,9 @@ def test_the_best_method_is_among_the_possible_ones():
 def test_the_trials_that_would_settle_a_difference_are_more_than_there_are():
     result = claim(random_scores(3, seed=5))
     assert result.verdict == "unclear"
-    assert 3 < result.trials_needed <= 1000
+    low, high = result.trials_range
+    assert 3 < low <= 1000
+    assert high is None or low <= high
 
 
 def test_trials_that_all_agree_say_nothing_about_chance():
@@ -155,7 +157,7 @@ def test_trials_that_all_agree_say_nothing_about_chance():
     assert claim({"erm": equal, "m1": equal + 0.25}).verdict == "too few"
     assert claim({"erm": equal, "m1": equal}).verdict == "level"
     assert claim({"erm": equal}).verdict == "alone"
-    assert claim({"erm": equal}).trials_needed is None
+    assert claim({"erm": equal}).trials_range is None
 
 
 def test_every_rule_with_a_mean_has_a_claim():
@@ -282,3 +284,51 @@ def test_the_typical_comparison_has_the_root_mean_square_error():
     errors = [each.stderr for each in compared]
     assert power.stderr == pytest.approx(math.sqrt((errors[0] ** 2 + errors[1] ** 2) / 2))
     assert (power.trials, power.freedom, power.rivals) == (3, pytest.approx(2), 2)
+
+
+def test_a_range_of_trials_holds_the_sufficient_number_as_often_as_it_says():
+    """Student's test of one difference, where the number is known (Cohen, 1988)."""
+    generator = np.random.default_rng(0)
+    trials, needed, lead = 5, 34, 0.5
+    assert Power(trials, 1 / math.sqrt(trials), trials - 1).trials_for(lead) == needed
+    too_high = too_low = count = 0
+    while count < 400:
+        values = lead + generator.normal(size=trials)
+        power = Power(trials, float(stats.sem(values)), trials - 1)
+        if values.mean() > 0 and (ends := power.trials_range(float(values.mean()))):
+            low, high = ends
+            count += 1
+            too_high += low is None or low > needed
+            too_low += high is not None and high < needed
+    # Each end errs in a fifth of the cases; three standard errors are 6 %.
+    assert too_high / count == pytest.approx(0.2, abs=0.06)
+    assert too_low / count == pytest.approx(0.2, abs=0.06)
+
+
+def test_a_lead_takes_more_trials_if_it_is_smaller_or_was_picked_from_more():
+    def ends(lead, **fields):
+        return [
+            end or math.inf
+            for end in Power(**{"trials": 5, "stderr": 0.01, "freedom": 20, **fields}).trials_range(
+                lead
+            )
+        ]
+
+    sizes = [ends(lead) for lead in (0.019, 0.017, 0.014, 0.01, 0.005)]
+    rivals = [ends(0.019, rivals=count) for count in (1, 2, 4, 9)]
+    for ranges in (sizes, rivals):
+        for column in zip(*ranges, strict=True):
+            assert list(column) == sorted(column)
+            assert column[0] < column[-1]
+    for low, high in sizes + rivals:
+        assert 6 <= low <= high
+
+
+def test_no_lead_takes_more_trials_than_are_searched_and_a_settled_one_takes_none():
+    power = Power(5, 0.01, 20)
+    for lead in (0.0, -0.02):
+        assert power.trials_range(lead) == (None, None)
+    reach = 0.01 * stats.t.ppf(0.975, 20)
+    assert power.trials_range(1.001 * reach) is None
+    assert power.trials_range(0.999 * reach) == (6, 6)
+    assert Power(1, 0.01, 20).trials_range(0.01) is None
