@@ -220,9 +220,9 @@ def print_trials(count: int, generator: Generator) -> None:
     titles = ["enough trials", "upper end", "lower end", "closed ranges", "one number"]
     print(f"| lead that may be chance | {' | '.join(titles)} |")
     print("| --- |" + " ---: |" * len(titles))
-    for trials, kind, rivals, gain in product((3, 5), NOISES, (1, 4, 9), (0, 0.5, 1, 2)):
-        needed, *shares = judge_ranges(gain, kind, (rivals + 1, trials, 4), count, generator)
-        name = f"{trials} × 4, {kind}, {rivals} rival{'s' * (rivals > 1)}, {gain:g} points"
+    for kind, rivals, gain in product(NOISES, (1, 4, 9), (0, 0.5, 1, 2)):
+        needed, *shares = judge_ranges(gain, kind, (rivals + 1, 3, 4), count, generator)
+        name = f"3 × 4, {kind}, {rivals} rival{'s' * (rivals > 1)}, {gain:g} points"
         cells = ["–" if math.isinf(needed) else f"{needed:.0f}", *(f"{s:.0f}" for s in shares)]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
     print(flush=True)

@@ -8,7 +8,7 @@ import torch
 
 from afield.data import samples as module
 from afield.data.domains import Domain
-from afield.data.samples import Rows, Samples, pool_domains
+from afield.data.samples import Rows, Samples, pool_domains, trim_padding
 
 MUCH = 2**30
 LAYOUTS = ("features", "bytes", "pictures", "channels_last", "half")
@@ -139,3 +139,10 @@ def test_samples_stay_as_stored_and_batches_are_prepared():
     samples = Samples(Rows([x]), nothing, nothing, prepare=lambda x: x / 2)
     assert samples.batch(torch.tensor([3, 8])).x.tolist() == [[1.5], [4.0]]
     assert samples.x.dtype == torch.uint8
+
+
+def test_the_first_token_of_a_vocabulary_is_a_token_and_not_padding():
+    x = torch.tensor([[0, 0, -1, -1], [3, 0, 0, -1], [0, -1, -1, -1]], dtype=torch.int32)
+    assert Rows([x]).lengths.tolist() == [2, 3, 1]
+    assert torch.equal(trim_padding(x), x[:, :3])
+    assert torch.equal(trim_padding(x[::2]), x[::2, :2])

@@ -604,3 +604,22 @@ def test_samples_in_memory_are_read_without_a_thread_unless_they_are_large_and_a
         stream = Stream(samples, batch=2, seed=0)
         with stream.reading_ahead():
             assert (stream.thread is not None) == expected
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_no_text_of_a_batch_is_cut_and_the_longest_has_no_padding(pooled):
+    lengths = [1 + (5 * i) % 17 for i in range(60)]
+    x = torch.full((60, 20), -1, dtype=torch.int32)
+    for row, length in enumerate(lengths):
+        x[row, :length] = row
+    y = torch.zeros(30).long()
+    samples = pool_domains({"one": Domain(x[:30], y), "two": Domain(x[30:], y)})
+    stream = Stream(samples, batch=4, seed=0, pooled=pooled)
+    widths = set()
+    for _ in range(2 * STEPS_PER_BLOCK):
+        texts = [text for batch in next(stream) for text in batch.x]
+        found = [(int(text[0]), int((text >= 0).sum())) for text in texts]
+        assert found == [(row, lengths[row]) for row, _ in found]
+        assert {len(text) for text in texts} == {max(length for _, length in found)}
+        widths.add(len(texts[0]))
+    assert len(widths) > 5

@@ -148,3 +148,18 @@ def test_neighbours_of_the_first_and_the_last_bin_are_apart():
     confidence = np.array([0.05, 0.1, 0.9, 0.95])
     counts = [count for *_, count in reliability_bins(confidence, np.ones(4, bool))]
     assert counts == [1, 1, 1, 1]
+
+
+def test_a_sample_is_at_the_middle_of_its_share_of_the_weight():
+    result = balanced_quantiles([np.array([30.0, 10.0, 40.0, 20.0])])
+    assert len(result) == 201
+    # The shares are quarters; in percent, their middles are at 12.5, 37.5, 62.5 and 87.5.
+    assert [result[2 * at] for at in (0, 25, 50, 100)] == [10.0, 15.0, 25.0, 40.0]
+    assert [result[at] for at in (25, 75, 125, 175)] == [10.0, 20.0, 30.0, 40.0]
+    # One sample of a domain has as much weight as two of another.
+    result = balanced_quantiles([np.array([0.0]), np.array([1.0, 2.0])])
+    assert [result[at] for at in (50, 125, 175)] == [0.0, 1.0, 2.0]
+
+
+def test_the_rank_of_a_value_that_two_quantiles_share_is_between_them():
+    assert percentile_ranks(np.array([1.0, 0.0, 2.0]), [0, 1, 1, 2]).tolist() == [50.0, 0.0, 100.0]
