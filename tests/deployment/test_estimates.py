@@ -10,9 +10,10 @@ from afield.deployment.estimates import (
     _error_auroc,
     calibrate,
     estimate_accuracy,
-    fit_distances,
+    fit_strangeness,
 )
 from afield.deployment.model_folder import Estimate
+from afield.deployment.strangeness import SCORES
 from afield.reporting.benchmarking import bench
 from afield.reporting.table import tabulate
 from afield.runs.finished import reopen
@@ -76,12 +77,12 @@ def test_the_temperature_is_that_of_unseen_probe_parts(store):
 def test_the_auroc_of_warnings_is_measured_on_probe_parts(store):
     """Against scikit-learn's: a new domain against the sources, and wrong predictions."""
     records = [record for record in store if record.run.trial == 0]
-    result = calibrate([store.folder(record.run) for record in records])
+    result, _ = calibrate([store.folder(record.run) for record in records])
     compared = 0
     for record in records:
         with torch.random.fork_rng():
             subject = reopen(store.folder(record.run))
-        distances, model = fit_distances(subject), subject.model
+        distances, model = fit_strangeness(subject).classes, subject.model
         measured = {}
         for name, probe in subject.probes.items():
             with torch.no_grad():
@@ -104,6 +105,13 @@ def test_the_auroc_of_warnings_is_measured_on_probe_parts(store):
             roc_auc_score(wrong, measured[unseen])
         )
     assert compared > 1
+    # The best of the scores was chosen.
+    assert result.score_auroc[result.score] == max(result.score_auroc.values())
+    assert set(result.score_auroc) == set(SCORES)
+    folders = [store.folder(record.run) for record in records]
+    bare, _ = calibrate(folders, keep_samples=False)
+    assert bare.far is None
+    assert set(bare.score_auroc) == set(SCORES) - {"neighbors"}
 
 
 def test_domains_without_mistakes_have_no_auroc_of_mistakes():
@@ -137,7 +145,7 @@ def test_a_domain_that_is_shifted_is_far_and_one_that_is_not_is_near(tmp_path):
     (folder,) = (tmp_path / "runs").glob("erm-*")
     with torch.random.fork_rng():
         subject = reopen(folder)
-    distances, features = fit_distances(subject), subject.model.features
+    distances, features = fit_strangeness(subject).classes, subject.model.features
     with torch.no_grad():
         near, far = (
             distances(features(samples.prepare(samples.x.in_memory))).median()

@@ -14,7 +14,7 @@ from afield.deployment.model import load
 from afield.deployment.model_files import is_model_folder
 from afield.deployment.model_folder import (
     Calibration,
-    _to_distances,
+    _to_strangeness,
     check_output_folder,
     read_description,
     read_held_out,
@@ -260,6 +260,15 @@ def test_a_model_needs_nothing_but_its_folder(model_folder, tmp_path):
 def test_distances_of_impossible_shapes_are_refused(centers, whitening, tmp_path):
     tensors = {"centres": torch.ones(centers), "whitening": torch.ones(whitening)}
     with pytest.raises(DataError, match="not the distances of a model"):
-        _to_distances(tmp_path, tensors)
+        _to_strangeness(tmp_path, tensors, "mahalanobis")
     known = {"centres": torch.ones(3, 2), "whitening": torch.ones(2, 2)}
-    assert _to_distances(tmp_path, known).width == 2
+    assert _to_strangeness(tmp_path, known, "mahalanobis").classes.width == 2
+    with_bank = known | {"neighbors": torch.ones(5, 2)}
+    assert _to_strangeness(tmp_path, with_bank, "neighbors").bank is not None
+    for tensors, kind in (
+        (known, "neighbors"),
+        (known, "relative"),
+        (known | {"x": torch.ones(1, 2)}, "gen"),
+    ):
+        with pytest.raises(DataError, match="not the distances of a model"):
+            _to_strangeness(tmp_path, tensors, kind)

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import sys
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -79,16 +80,39 @@ def test_json_lines_have_nothing_where_nothing_is_known(tmp_path):
     assert json.loads(line)["class"] is None
 
 
-def test_what_lies_beyond_all_that_was_held_out_goes_to_a_person_however_sure_it_is():
-    beyond = Prediction("d.png", "cup", 0.99, 30.0, 100.0)
+def test_what_is_too_far_away_goes_to_a_person_however_sure_it_is():
+    beyond = Prediction("d.png", "cup", 0.99, 30.0, 100.0, too_far=True)
     for threshold in (0.0, 0.6):
         assert Columns(threshold).row(beyond)["abstain"] is True
     assert Columns(0.0).row(DOUBTFUL)["abstain"] is False
     assert Columns(0.6).row(GOOD)["abstain"] is False
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_sets_have_the_most_probable_class_first(tmp_path, suffix):
+    answer = Prediction("a.png", "pot", 0.6, probabilities=(0.3, 0.6, 0.1))
+    columns = Columns(sets=(("cup", "pot", "urn"), (0.75, 0.95)))
+    assert columns.row(BROKEN)["set"] is None
+    write_predictions([answer, BROKEN], tmp_path / f"out{suffix}", columns)
+    read = {".csv": pd.read_csv, ".jsonl": partial(pd.read_json, lines=True)}
+    frame = read.get(suffix, pd.read_parquet)(tmp_path / f"out{suffix}")
+    assert list(frame.columns) == columns.names
+    cells = [frame["set"][0], frame["set_worst"][0]]
+    expected = [["pot", "cup"], ["pot", "cup", "urn"]]
+    assert (
+        [list(c) for c in cells] == expected
+        if suffix != ".csv"
+        else cells
+        == [
+            "pot | cup",
+            "pot | cup | urn",
+        ]
+    )
+
+
 def test_columns_that_were_not_asked_for_are_not_there():
-    assert Columns().names == ["file", "class", "confidence", "distance", "percentile", "error"]
+    fixed = ["file", "class", "confidence", "distance", "percentile", "strangeness", "error"]
+    assert Columns().names == fixed
 
 
 def failing():

@@ -54,9 +54,18 @@ def predict(
             max=1.0,
             metavar="SHARE",
             help="Add a column that marks predictions a person should check: the least confident "
-            "ones, and samples farther from the sources than any sample of a held-out domain. The "
-            "threshold marks this share of the samples of held-out domains, e.g. 0.1; on harder "
-            "data it marks more.",
+            "ones, and those that are farther from the training samples than 99 % of the held-out "
+            "samples. The threshold marks this share of the samples of held-out domains, e.g. 0.1; "
+            "on harder data it marks more.",
+        ),
+    ] = None,
+    coverage: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Add the columns set and set_worst: the classes among which the true one was for "
+            "this share of the samples of held-out domains, e.g. 0.9, on average over the domains "
+            "and on the worst of them.",
         ),
     ] = None,
     adapt: Annotated[
@@ -126,9 +135,12 @@ def predict(
             "--adapt none"
         )
     _set_threads(threads, loaded)
+    if adapt and coverage is not None:
+        raise SpecError("--coverage needs calibrated confidences; add --adapt none")
     columns = Columns(
         threshold=None if abstain is None else loaded.threshold(abstain),
         classes=loaded.classes if probabilities else (),
+        sets=None if coverage is None else (loaded.classes, _thresholds(loaded, coverage)),
     )
     loaded.domain_index(domain)
     if loaded.about.calibration is None:
@@ -150,6 +162,18 @@ def predict(
         else:
             _print_predictions(predictions, columns)
     counter.print_summary(out)
+
+
+def _thresholds(model: "Model", coverage: float) -> tuple[float, float]:
+    """The thresholds of prediction sets; notes if no number of domains like this can promise it."""
+    sets = model.sets
+    thresholds = sets.thresholds(coverage)
+    if coverage > sets.promise:
+        console.err.say(
+            f"note: {len(sets.domains)} held-out domains can promise a new one a coverage of at "
+            f"most {100 * sets.promise:.0f} %; the card has the coverage measured on each of them"
+        )
+    return thresholds
 
 
 def _adapt(model: "Model", name: str | None, settings: dict[str, Any]) -> "tuple[Model, str]":
@@ -217,7 +241,7 @@ def _print_predictions(predictions: "Iterable[Prediction]", columns: "Columns") 
     # A terminal has no room for columns without content: no errors, or no known percentiles.
     names = [name for name in columns.names if any(row[name] not in (None, "") for row in listed)]
     for name in names:
-        is_text = name in ("file", "class", "error")
+        is_text = name in ("file", "class", "set", "set_worst", "error")
         table.add_column(name, justify="left" if is_text else "right", overflow="fold")
     for row in listed:
         style = "bold" if row.get("abstain") or row["error"] else ""
@@ -230,4 +254,6 @@ def _format_cell(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(value)
     return f"{value:.3g}" if isinstance(value, float) else str(value)

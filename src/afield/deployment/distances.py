@@ -18,6 +18,9 @@ import torch
 from sklearn.covariance import ledoit_wolf
 from torch import Tensor
 
+# The name of this distance among the scores of strangeness.
+MAHALANOBIS = "mahalanobis"
+
 
 @dataclass(frozen=True)
 class Distances:

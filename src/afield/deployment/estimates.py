@@ -6,7 +6,7 @@ domains have the same weight.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,9 +17,11 @@ from scipy import stats
 from torch import Tensor, nn
 
 from afield.data.samples import Samples
-from afield.deployment.distances import Distances
+from afield.deployment.distances import MAHALANOBIS
 from afield.deployment.held_out import DomainOutputs
 from afield.deployment.model_folder import Calibration, Estimate
+from afield.deployment.prediction_sets import conformity
+from afield.deployment.strangeness import FAR_QUANTILE, NEIGHBORS, Strangeness
 from afield.errors import DataError
 from afield.networks.ensemble import capture_votes
 from afield.networks.features import capture_features
@@ -99,40 +101,48 @@ def calibrate(
     dataset: str = "",
     root: Path | None = None,
     device: str | None = None,
+    keep_samples: bool = True,
 ) -> tuple[Calibration, list[DomainOutputs]]:
     """Fit the temperature, and the quantiles of confidence and distance, on unseen domains.
 
     `folders` are the folders of held-out runs; `dataset` is as in `reopen`. The outputs for all
     samples of each domain, by the first model that left it out, are returned as well; `classes`
-    are those of the model that is deployed, by default all.
+    are those of the model that is deployed, by default all. Without `keep_samples`, no distance is
+    chosen that needs features of training samples.
     """
-    logits: list[Tensor] = []
-    labels: list[Tensor] = []
-    distances: list[NDArray[np.float64]] = []
-    separations: dict[str, list[float]] = {}
-    names: list[str] = []
+    tests: list[_HeldOutTest] = []
     held_out: dict[str, DomainOutputs] = {}
     for folder in track(folders, "calibrating", len(folders)):
         finished = reopen(folder, dataset=dataset, root=root, device=device)
-        distance = fit_distances(finished)
-        known = _source_distances(finished, distance)
+        fitted = fit_strangeness(finished)
+        known = _source_distances(finished, fitted)
         for name in finished.record.tests:
             probe = finished.probes[name]
             outputs = _model_outputs(finished.model, probe, torch.arange(len(probe)))
-            names.append(name)
-            logits.append(outputs.logits)
-            labels.append(outputs.y)
-            distances.append(distance(outputs.features).double().numpy())
-            separations.setdefault(name, []).append(separation(known, distances[-1]))
+            tests.append(_HeldOutTest(name, outputs, fitted, known))
             if name not in held_out:
                 known_classes = read_run_inputs(folder)["classes"]
-                whole = _domain_outputs(finished, name, distance)
+                whole = _domain_outputs(finished, name, fitted)
                 whole = whole.with_classes(known_classes, classes or known_classes)
                 held_out[name] = whole.shuffled(derive_seed("held-out", len(held_out)))
+    logits, labels = [test.outputs.logits for test in tests], [test.outputs.y for test in tests]
     temperature = fit_temperature(logits, labels)
-    correct = [(x.argmax(dim=1) == y).numpy() for x, y in zip(logits, labels, strict=True)]
+    names = [test.name for test in tests]
+    correct = [test.correct for test in tests]
     calibrated = [_confidences(x, temperature) for x in logits]
     uncalibrated = [_confidences(x, 1.0) for x in logits]
+    aurocs = {
+        kind: _error_auroc(names, [test.scores[kind] for test in tests], correct)
+        for kind in tests[0].scores
+        if keep_samples or kind != NEIGHBORS
+    }
+    score = _best_score(aurocs)
+    distances = [test.scores[MAHALANOBIS] for test in tests]
+    separations: dict[str, list[float]] = {}
+    for test in tests:
+        separations.setdefault(test.name, []).append(
+            separation(test.known, test.scores[MAHALANOBIS])
+        )
     calibration = Calibration(
         temperature=temperature,
         confidences=balanced_quantiles(calibrated),
@@ -142,18 +152,61 @@ def calibrate(
         error_after=_mean(map(calibration_error, calibrated, correct)),
         separations={name: _mean(values) for name, values in separations.items()},
         confidence_auroc=_error_auroc(names, [-values for values in calibrated], correct),
-        distance_auroc=_error_auroc(names, distances, correct),
+        distance_auroc=aurocs[MAHALANOBIS],
+        score=score,
+        strangeness=balanced_quantiles([test.scores[score] for test in tests]),
+        score_auroc={kind: _mean(values.values()) for kind, values in aurocs.items() if values},
+        far=_far([test.scores[NEIGHBORS] for test in tests]) if keep_samples else None,
+        conformity={
+            name: conformity(each.probabilities(temperature), each.labels)
+            for name, each in held_out.items()
+        },
     )
     return calibration, list(held_out.values())
 
 
-def _domain_outputs(finished: FinishedRun, name: str, distance: Distances) -> DomainOutputs:
+class _HeldOutTest:
+    """The outputs of a model for the probe split of a domain that it left out, and its scores.
+
+    `known` are the distances of the sources' validation splits.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        outputs: ModelOutputs,
+        fitted: Strangeness,
+        known: NDArray[np.float64],
+    ) -> None:
+        self.name, self.outputs, self.known = name, outputs, known
+        self.correct = (outputs.logits.argmax(dim=1) == outputs.y).numpy()
+        self.scores = _scores(fitted, outputs)
+
+
+def _scores(fitted: Strangeness, outputs: ModelOutputs) -> dict[str, NDArray[np.float64]]:
+    scores = fitted.all_scores(outputs.features, outputs.logits)
+    return {kind: values.double().numpy() for kind, values in scores.items()}
+
+
+def _best_score(aurocs: Mapping[str, Mapping[str, float]]) -> str:
+    """The score that warns best of wrong predictions; the first one if nothing tells them apart."""
+    means = {kind: _mean(values.values()) for kind, values in aurocs.items() if values}
+    return max(means, key=lambda kind: means[kind]) if means else MAHALANOBIS
+
+
+def _far(distances: Sequence[NDArray[np.float64]]) -> float:
+    """The distance to the neighbors beyond which a sample is too far away."""
+    quantiles = balanced_quantiles(distances)
+    return float(np.interp(FAR_QUANTILE, np.linspace(0, 1, len(quantiles)), quantiles))
+
+
+def _domain_outputs(finished: FinishedRun, name: str, fitted: Strangeness) -> DomainOutputs:
     """The outputs of a held-out model for all samples of a domain."""
     parts = [finished.domains[name], finished.probes[name]]
     with capture_votes(finished.model) as votes:
         outputs = [_model_outputs(finished.model, part, torch.arange(len(part))) for part in parts]
     features = torch.cat([each.features for each in outputs])
-    scores = {"distance": distance(features)}
+    scores = {"distance": fitted.classes(features)}
     agreement = votes.agreement()
     # A network that predicts from batches may pass them several times.
     if agreement is not None and len(agreement) == len(features):
@@ -192,22 +245,22 @@ def separation(known: NDArray[np.float64], unseen: NDArray[np.float64]) -> float
     return float(above / (len(known) * len(unseen)))
 
 
-def _source_distances(finished: FinishedRun, distance: Distances) -> NDArray[np.float64]:
+def _source_distances(finished: FinishedRun, fitted: Strangeness) -> NDArray[np.float64]:
     """The distances of the sources' validation splits, which the distance was not fitted on."""
     probes = [finished.probes[name] for name in finished.record.run.sources]
     outputs = [_model_outputs(finished.model, probe, torch.arange(len(probe))) for probe in probes]
-    return np.concatenate([distance(each.features).double().numpy() for each in outputs])
+    return np.concatenate([fitted.classes(each.features).double().numpy() for each in outputs])
 
 
-def fit_distances(finished: FinishedRun) -> Distances:
-    """Fit the distance from the sources of a run, in the features of its model."""
+def fit_strangeness(finished: FinishedRun) -> Strangeness:
+    """Fit the scores of strangeness from the sources of a run, in the features of its model."""
     sources = finished.record.run.sources
     count = max(1, DISTANCE_SAMPLES // len(sources))
     outputs = [
         _model_outputs(finished.model, finished.domains[name], finished.sample_indices(name, count))
         for name in sources
     ]
-    return Distances.fit(
+    return Strangeness.fit(
         torch.cat([output.features for output in outputs]),
         torch.cat([output.y for output in outputs]),
     )

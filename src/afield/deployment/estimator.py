@@ -311,8 +311,8 @@ def read_outputs(
             if samples.x is not None:
                 of_batch, features = model.logits_and_features(samples.x)
                 logits.append(of_batch)
-                if model.distances is not None:
-                    distances.append(model.distances(features))
+                if model.strangeness is not None:
+                    distances.append(model.strangeness.classes(features))
     if not names:
         raise DataError(f"no sample could be read; {about.name} takes {about.inputs.summary}")
     scores = {"distance": torch.cat(distances)} if distances else {}

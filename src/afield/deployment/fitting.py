@@ -25,7 +25,8 @@ from afield.data.frames import split_spec
 from afield.data.inputs import Inputs
 from afield.data.lookup import find_dataset
 from afield.data.scaling import TableScaling
-from afield.deployment.estimates import calibrate, estimate_accuracy, fit_distances
+from afield.deployment.distances import MAHALANOBIS
+from afield.deployment.estimates import calibrate, estimate_accuracy, fit_strangeness
 from afield.deployment.model import EncodedNetwork, Model, load
 from afield.deployment.model_card import render_card
 from afield.deployment.model_folder import (
@@ -472,12 +473,16 @@ def fit(
         # The data may be in another folder here than where a run was done.
         here: dict[str, Any] = {"dataset": plan.run.dataset, "device": device}
         finished = reopen(opened.folder(plan.run), **here)
-        distances = fit_distances(finished)
+        strangeness = fit_strangeness(finished)
         folders = [opened.folder(record.run) for record in records]
         classes = read_run_inputs(opened.folder(plan.run))["classes"]
         calibration, outputs = (
-            calibrate(folders, classes=classes, **here) if folders else (None, [])
+            calibrate(folders, classes=classes, keep_samples=held_out, **here)
+            if folders
+            else (None, [])
         )
+        score = calibration.score if calibration else MAHALANOBIS
+        strangeness = strangeness.choose(score, keep_samples=held_out and bool(calibration))
     described, network = describe_model(finished, opened.folder(plan.run)), finished.model
     if encoder is not None:
         origin = str(find_dataset(plan.run.dataset).provenance.get("dataset", ""))
@@ -497,7 +502,7 @@ def fit(
         path,
         about,
         weights,
-        distances,
+        strangeness,
         render_card(about),
         held_out=outputs if held_out else (),
         overwrite=overwrite,

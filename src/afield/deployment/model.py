@@ -5,6 +5,7 @@ Each prediction has
     confidence   the largest of softmax(logits / T), with the temperature T for unseen domains
     distance     how far the sample is from the training data, in the features (`distances`)
     percentile   the rank of that distance among samples of held-out domains, 0 to 100
+    strangeness  the same rank by the score that warns best of wrong predictions (`strangeness`)
 """
 
 import copy
@@ -26,12 +27,13 @@ from afield.compute import preserve_torch_state
 from afield.data.file_batches import FileBatch
 from afield.data.listing import HUB_PREFIX
 from afield.data.samples import Prepare
-from afield.deployment.distances import Distances
 from afield.deployment.held_out import DomainOutputs
 from afield.deployment.hub import fetch_model
 from afield.deployment.model_files import DESCRIPTION_FILE, WEIGHTS_FILE
 from afield.deployment.model_folder import Description, read_held_out, read_model
+from afield.deployment.prediction_sets import PredictionSets, select_classes
 from afield.deployment.predictions import Prediction
+from afield.deployment.strangeness import Strangeness
 from afield.errors import AfieldError, DataError, SpecError
 from afield.hyperparameters import build, with_neutral
 from afield.networks.backbone import network
@@ -164,6 +166,8 @@ def load_weights(module: nn.Module, weights: dict[str, Tensor], path: Path) -> N
 
 # The number of samples that go through the network at once.
 BATCH_SIZE = 64
+# The percentile of a sample that is farther from the sources than any held-out sample.
+OUT_OF_RANGE_PERCENTILE = 100
 # Values may be finite, and yet too large for the scaling or the network.
 OVERFLOW_MESSAGE = "the network's outputs are not finite; the values of this sample are too large"
 
@@ -182,7 +186,7 @@ class Model:
         self,
         about: Description,
         module: nn.Module,
-        distances: Distances | None = None,
+        strangeness: Strangeness | None = None,
         *,
         device: str | torch.device = "cpu",
         folder: Path | None = None,
@@ -190,7 +194,7 @@ class Model:
         self.about = about
         self.device = torch.device(device)
         self.module = module.to(self.device).eval()
-        self.distances = distances
+        self.strangeness = strangeness
         self.folder = folder
         self._prepare: Prepare = about.inputs.prepare
 
@@ -238,7 +242,7 @@ class Model:
         values = {name.partition(".")[2]: value for name, value in (settings or {}).items()}
         module = adapt_network(copy.deepcopy(self.module), build(kind, values, adaptation))
         about = replace(self.about, calibration=None)
-        return Model(about, module, self.distances, device=self.device, folder=self.folder)
+        return Model(about, module, self.strangeness, device=self.device, folder=self.folder)
 
     def predict(
         self, inputs: ModelInput, *, domain: str | None = None, batch: int = BATCH_SIZE
@@ -330,6 +334,27 @@ class Model:
         quantiles = self.about.calibration.confidences
         return float(np.interp(share, np.linspace(0, 1, len(quantiles)), quantiles))
 
+    @property
+    def sets(self) -> PredictionSets:
+        """What prediction sets are made with."""
+        conformity = self.about.calibration.conformity if self.about.calibration else {}
+        if not conformity:
+            raise SpecError(
+                f"{self.about.name}: its folder has no quantiles for prediction sets; fit it with "
+                "this version of afield, without --no-estimate"
+            )
+        return PredictionSets(conformity)
+
+    def predict_sets(self, inputs: ModelInput, *, coverage: float = 0.9) -> list[tuple[str, ...]]:
+        """The classes among which the true one of each sample probably is.
+
+        `coverage` is the share of the samples of held-out domains whose set has the true class,
+        averaged over the domains. The most probable class comes first.
+        """
+        threshold, _ = self.sets.thresholds(coverage)
+        chosen = [select_classes(row, threshold) for row in self.predict_proba(inputs).tolist()]
+        return [tuple(self.classes[index] for index in indices) for indices in chosen]
+
     def logits_and_features(self, x: Tensor, domain: int | None = None) -> tuple[Tensor, Tensor]:
         """The network's outputs for samples as stored, and the features that its head takes."""
         label = () if domain is None else (domain,)
@@ -348,30 +373,45 @@ class Model:
             logits, features = self.logits_and_features(batch.x, domain)
             probabilities = (logits.double() / self.temperature).softmax(dim=1)
             best = probabilities.max(dim=1)
-            columns = (best.indices.tolist(), best.values.tolist(), *self._distances(features))
+            ranks = self._distances(features, logits)
+            columns = (best.indices.tolist(), best.values.tolist(), *ranks)
             rows = zip(*columns, probabilities.tolist(), strict=True)
         for name, error in zip(batch.names, batch.errors, strict=True):
             if error:
                 yield Prediction(name, error=error)
                 continue
-            index, confidence, distance, percentile, row = next(rows)
+            index, confidence, distance, percentile, strangeness, too_far, row = next(rows)
             if not math.isfinite(confidence):
                 # NaN is below no threshold, so it would pass for a confident prediction.
                 yield Prediction(name, error=OVERFLOW_MESSAGE)
                 continue
             label = self.classes[index]
-            yield Prediction(name, label, confidence, distance, percentile, tuple(row))
+            yield Prediction(
+                name, label, confidence, distance, percentile, tuple(row),
+                strangeness=strangeness, too_far=too_far,
+            )  # fmt: skip
 
-    def _distances(self, features: Tensor) -> tuple[list[Any], list[Any]]:
-        """The distances of samples and their percentiles, or None where they are not known."""
-        unknown = [None] * len(features)
-        if self.distances is None:
-            return unknown, unknown
-        distances = self.distances(features).double().numpy()
-        if self.about.calibration is None:
-            return distances.tolist(), unknown
-        percentiles = percentile_ranks(distances, self.about.calibration.distances)
-        return distances.tolist(), percentiles.tolist()
+    def _distances(self, features: Tensor, logits: Tensor) -> tuple[list[Any], ...]:
+        """Distances, their percentiles, those of the chosen score, and whether each is too far.
+
+        None stands for what is not known.
+        """
+        unknown, calibration = [None] * len(features), self.about.calibration
+        if self.strangeness is None:
+            return unknown, unknown, unknown, [False] * len(features)
+        distances = self.strangeness.classes(features).double().numpy()
+        if calibration is None:
+            return distances.tolist(), unknown, unknown, [False] * len(features)
+        ranks = percentile_ranks(distances, calibration.distances)
+        too_far = ranks >= OUT_OF_RANGE_PERCENTILE
+        farness = self.strangeness.farness(features)
+        if farness is not None and calibration.far is not None:
+            too_far |= (farness > calibration.far).numpy()
+        strange: list[Any] = unknown
+        if calibration.strangeness:
+            scores = self.strangeness(features, logits).double().numpy()
+            strange = percentile_ranks(scores, calibration.strangeness).tolist()
+        return distances.tolist(), ranks.tolist(), strange, too_far.tolist()
 
 
 def load(folder: str | Path, *, device: str | None = None) -> Model:
@@ -392,14 +432,14 @@ def load(folder: str | Path, *, device: str | None = None) -> Model:
     """
     is_hub = str(folder).startswith(HUB_PREFIX)
     path = fetch_model(str(folder)) if is_hub else Path(folder).expanduser()
-    about, weights, distances = read_model(path)
+    about, weights, strangeness = read_model(path)
     try:
         module = build_network(about)
     except AfieldError as error:
         raise DataError(f"{path / DESCRIPTION_FILE}: {error}") from None
     load_weights(module, weights, path / WEIGHTS_FILE)
     try:
-        return Model(about, module, distances, device=device or "cpu", folder=path)
+        return Model(about, module, strangeness, device=device or "cpu", folder=path)
     # torch raises these for a device that is unknown, not built in, or not there.
     except (RuntimeError, AssertionError) as error:
         raise SpecError(

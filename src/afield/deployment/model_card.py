@@ -15,10 +15,19 @@ from afield.deployment.model_folder import (
     Selection,
     without_paths,
 )
+from afield.deployment.prediction_sets import CARD_COVERAGE, PredictionSets
 from afield.files import CONTROL_CHARACTERS, escape_markdown
 
 # The largest number of classes, or domains, that are listed by name.
 MAX_NAMES = 30
+# What the column `strangeness` ranks, by the score that was chosen.
+SCORE_TEXTS = {
+    "mahalanobis": "that distance",
+    "relative": "the distance to the nearest class relative to that from all training samples",
+    "neighbors": "the distance to the nearest training samples",
+    "energy": "the energy -log Σ exp(logits), which is large if no class fits",
+    "gen": "the generalized entropy (GEN) of the probabilities, which is large if they are spread",
+}
 # Below this AUROC, the card warns that the distance gives little warning.
 WEAK_SEPARATION = 0.7
 
@@ -31,6 +40,7 @@ def render_card(about: Description) -> str:
         f"# {escape_markdown(about.name)}",
         _accuracy(about),
         _confidence(about),
+        *filter(None, [_sets(about)]),
         _usage(about),
         _training(about),
     ]
@@ -244,8 +254,53 @@ def _errors(calibration: Calibration) -> str:
         return ""
     return (
         "\n\nHow well they tell wrong predictions from right ones on a left-out domain (AUROC, "
-        f"average and worst domain): {'; '.join(texts)}."
+        f"average and worst domain): {'; '.join(texts)}.{_chosen_score(calibration)}"
     )
+
+
+def _chosen_score(calibration: Calibration) -> str:
+    """What strangeness is, and which samples are too far away."""
+    text = ""
+    if calibration.score_auroc:
+        values = ", ".join(f"{name} {value:.2f}" for name, value in calibration.score_auroc.items())
+        text = (
+            f" `strangeness` is the rank, from 0 to 100 among samples of left-out domains, of "
+            f"{SCORE_TEXTS[calibration.score]}; of several scores, it told them apart best "
+            f"({values})."
+        )
+    if calibration.far is not None:
+        text += (
+            " `--abstain` also marks samples that are farther from the nearest training samples "
+            "than 99 % of the left-out samples; for this, the folder has the features of up to "
+            "1,000 training samples."
+        )
+    return text
+
+
+def _sets(about: Description) -> str:
+    """What prediction sets cover, on each held-out domain with the threshold of the others."""
+    conformity = about.calibration.conformity if about.calibration else {}
+    if len(conformity) < 2:
+        return ""
+    sets, level = PredictionSets(conformity), f"{100 * CARD_COVERAGE:.0f} %"
+    coverages = sets.coverages(CARD_COVERAGE)
+    least = min(coverages, key=lambda name: coverages[name])
+    mean = sum(coverages.values()) / len(coverages)
+    text = (
+        f"## Prediction sets\n\n`afield predict --coverage {CARD_COVERAGE:g}` writes a set of "
+        f"classes per sample. The threshold is that with which the set has the true class for "
+        f"{level} of the samples of left-out domains, each domain with the same weight. Measured "
+        f"on every left-out domain with the threshold of the others, it was "
+        f"**{100 * mean:.0f} % on average and {100 * coverages[least]:.0f} % at worst** "
+        f"({escape_markdown(least)}). The column `set_worst` has the sets with which every "
+        f"left-out domain reaches {level}.\n\nThis is no promise for each new domain: from "
+        f"{len(conformity)} domains, no more than {100 * sets.promise:.0f} % "
+        f"({len(conformity)}/{len(conformity) + 1}) can be promised for one more."
+    )
+    if len(coverages) > MAX_NAMES:
+        return text
+    rows = [f"| {escape_markdown(name)} | {100 * v:.1f} |" for name, v in coverages.items()]
+    return "\n".join([text, "", "| domain left out | coverage (%) |", "| --- | --- |", *rows])
 
 
 def _usage(about: Description) -> str:

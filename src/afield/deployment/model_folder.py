@@ -1,7 +1,7 @@
 """The model folder: all that is needed to use a model, and no code.
 
     model.safetensors      the weights, as a plain state dict
-    distance.safetensors   where the sources lie in its features (see `distances`), if known
+    distance.safetensors   where the sources lie in its features (see `strangeness`), if known
     held_out.safetensors   outputs for held-out domains (see `held_out`), if they are kept
     encoder/               configuration and tokenizer of an encoder of texts (see `EncoderFiles`)
     model.json             everything else: `Description`
@@ -34,7 +34,7 @@ from torch import Tensor
 
 from afield.data.bag_of_words import NGRAMS
 from afield.data.inputs import Inputs
-from afield.deployment.distances import Distances
+from afield.deployment.distances import MAHALANOBIS
 from afield.deployment.held_out import DomainOutputs, from_tensors, to_tensors
 from afield.deployment.model_files import (
     CARD_FILE,
@@ -47,6 +47,8 @@ from afield.deployment.model_files import (
     file_inside,
     is_model_folder,
 )
+from afield.deployment.prediction_sets import check_quantiles
+from afield.deployment.strangeness import BACKGROUND, BANK, NEIGHBORS, Strangeness, check_score
 from afield.errors import DataError, SpecError
 from afield.files import atomic_write, read_json_object, read_text, sha256, unwritable_reason
 from afield.networks.backbone import find_backbone
@@ -172,6 +174,10 @@ class Calibration:
     sources' validation splits, averaged over trials; folders of earlier versions have none.
     `confidence_auroc` and `distance_auroc` have the AUROC with which a low confidence, or a large
     distance, tells wrong predictions from right ones, for each held-out domain that has both.
+    `score` is the score of strangeness that was chosen (see `strangeness`), `strangeness` has its
+    quantiles, and `score_auroc` the mean of this AUROC for each score. `far` is the distance to the
+    nearest training samples above which a sample is too far away, whatever its confidence.
+    `conformity` has, for each held-out domain, the quantiles with which prediction sets are made.
     """
 
     temperature: float
@@ -183,12 +189,20 @@ class Calibration:
     separations: Mapping[str, float] = field(default_factory=dict)
     confidence_auroc: Mapping[str, float] = field(default_factory=dict)
     distance_auroc: Mapping[str, float] = field(default_factory=dict)
+    score: str = MAHALANOBIS
+    strangeness: tuple[float, ...] = ()
+    score_auroc: Mapping[str, float] = field(default_factory=dict)
+    far: float | None = None
+    conformity: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         low, high = TEMPERATURE_RANGE
+        check_score(self.score)
+        check_quantiles(self.conformity)
         if not 0.99 * low <= self.temperature <= 1.01 * high:
             raise SpecError(f"temperature={self.temperature}: must be between {low} and {high}")
-        for values in (self.confidences, self.distances):
+        known = (self.strangeness,) if self.strangeness else ()
+        for values in (self.confidences, self.distances, *known):
             finite = all(map(math.isfinite, values))
             if len(values) < 2 or not finite or list(values) != sorted(values):
                 raise SpecError("quantiles must be at least two numbers in rising order")
@@ -334,7 +348,7 @@ def write_model(
     out: Path,
     description: Description,
     weights: Mapping[str, Tensor],
-    distances: Distances | None,
+    strangeness: Strangeness | None,
     card: str,
     *,
     held_out: Sequence[DomainOutputs] = (),
@@ -344,8 +358,8 @@ def write_model(
     check_output_folder(out, overwrite=overwrite)
     description = replace(description, held_out=tuple(domain.name for domain in held_out))
     tensors = {WEIGHTS_FILE: {name: value.cpu().contiguous() for name, value in weights.items()}}
-    if distances is not None:
-        tensors[DISTANCES_FILE] = distances.tensors()
+    if strangeness is not None:
+        tensors[DISTANCES_FILE] = strangeness.tensors()
     if held_out:
         tensors[HELD_OUT_FILE] = to_tensors(held_out)
     try:
@@ -368,8 +382,8 @@ def write_model(
     return hashed
 
 
-def read_model(folder: Path) -> tuple[Description, dict[str, Tensor], Distances | None]:
-    """Read and check the description, weights and distances of a model; no code is run."""
+def read_model(folder: Path) -> tuple[Description, dict[str, Tensor], Strangeness | None]:
+    """Read and check the description, weights and strangeness of a model; no code is run."""
     check_model_folder(folder)
     description = read_description(folder)
     if WEIGHTS_FILE not in description.files:
@@ -382,7 +396,8 @@ def read_model(folder: Path) -> tuple[Description, dict[str, Tensor], Distances 
     if DISTANCES_FILE not in description.files:
         return description, weights, None
     tensors = _read_tensors(folder, DISTANCES_FILE, description.files[DISTANCES_FILE])
-    return description, weights, _to_distances(folder / DISTANCES_FILE, tensors)
+    kind = description.calibration.score if description.calibration else MAHALANOBIS
+    return description, weights, _to_strangeness(folder / DISTANCES_FILE, tensors, kind)
 
 
 def read_held_out(folder: Path, about: Description) -> list[DomainOutputs]:
@@ -441,9 +456,19 @@ def _read_tensors(folder: Path, name: str, expected_hash: str) -> dict[str, Tens
     return tensors
 
 
-def _to_distances(path: Path, tensors: Mapping[str, Tensor]) -> Distances:
+def _to_strangeness(path: Path, tensors: Mapping[str, Tensor], kind: str) -> Strangeness:
     shapes = {name: tuple(value.shape) for name, value in tensors.items()}
-    centers, whitening = shapes.get("centres", ()), shapes.get("whitening", ())
-    if len(centers) != 2 or whitening != (centers[1], centers[1]) or not centers[0]:
+    needed = {"relative": (f"{BACKGROUND}centres", f"{BACKGROUND}whitening"), NEIGHBORS: (BANK,)}
+    names = {"centres", "whitening", *needed.get(kind, ()), *({BANK} & set(shapes))}
+    wide = shapes.get("centres", (0, 0))
+    width = wide[-1] if wide else 0
+    # Centers and samples are rows of features; whitening turns features into others.
+    valid = all(len(shape) == 2 and shape[0] and shape[1] == width for shape in shapes.values())
+    square = all(
+        shapes[name] == (width, width)
+        for name in names
+        if name.endswith("whitening") and name in shapes
+    )
+    if set(shapes) != names or not valid or not square:
         raise DataError(f"{path}: not the distances of a model; get the folder again")
-    return Distances.from_tensors(tensors)
+    return Strangeness.from_tensors(tensors, kind)

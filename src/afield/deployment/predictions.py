@@ -2,7 +2,8 @@
 
 Predictions are written as CSV, JSON lines or Parquet, one row per sample, as they arrive::
 
-    file, class, confidence, distance, percentile, [abstain,] error [, a column for every class]
+    file, class, confidence, distance, percentile, strangeness, [set, set_worst,] [abstain,] error
+    [, a column for every class]
 
 An output file is complete or absent.
 """
@@ -17,14 +18,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from afield.deployment.prediction_sets import select_classes
 from afield.errors import SpecError
 from afield.files import FORMULA_PREFIXES, atomic_write, escape_controls, guard_formula
 
 OUTPUT_SUFFIXES = (".csv", ".jsonl", ".parquet")
-# The percentile of a sample that is farther from the sources than any held-out sample.
-OUT_OF_RANGE_PERCENTILE = 100
 # The number of rows of a Parquet file that are written at once.
 ROW_GROUP_SIZE = 4096
+# Prediction sets: for the mean over held-out domains, and for the worst of them.
+SET_COLUMNS = ("set", "set_worst")
+# Between the classes of a set where a cell is a text.
+SET_SEPARATOR = " | "
 
 Row = dict[str, Any]
 
@@ -33,7 +37,8 @@ Row = dict[str, Any]
 class Prediction:
     """The prediction for one sample, or the `error` if the sample could not be read.
 
-    `distance` and `percentile` are None if the model folder does not have them.
+    `distance`, `percentile` and `strangeness` are None if the model folder does not have them.
+    `too_far` is whether the sample is farther from the training samples than held-out ones.
     """
 
     file: str
@@ -42,6 +47,8 @@ class Prediction:
     distance: float | None = None
     percentile: float | None = None
     probabilities: tuple[float, ...] = ()
+    strangeness: float | None = None
+    too_far: bool = False
     error: str = ""
 
 
@@ -50,19 +57,25 @@ class Columns:
     """The columns of a table of predictions.
 
     `threshold` adds the column abstain, and `classes` a column of probabilities for each class.
-    Abstain if the confidence is below the threshold, or if the sample is farther from the sources
-    than any held-out sample: confidences were never tested there.
+    `sets` are the names of all classes and the two thresholds of prediction sets, which add the
+    columns set and set_worst.
+    Abstain if the confidence is below the threshold, or if the sample is too far from the training
+    samples (`strangeness`).
     """
 
     threshold: float | None = None
     classes: tuple[str, ...] = ()
+    sets: tuple[tuple[str, ...], tuple[float, float]] | None = None
 
     @property
     def names(self) -> list[str]:
         """The names of the columns, in order."""
-        abstain = [] if self.threshold is None else ["abstain"]
-        fixed = ["file", "class", "confidence", "distance", "percentile", *abstain, "error"]
-        return [*fixed, *(f"p({name})" for name in self.classes)]
+        chosen = [
+            *(SET_COLUMNS if self.sets else ()),
+            *([] if self.threshold is None else ["abstain"]),
+        ]
+        fixed = ["file", "class", "confidence", "distance", "percentile", "strangeness"]
+        return [*fixed, *chosen, "error", *(f"p({name})" for name in self.classes)]
 
     def row(self, prediction: Prediction) -> Row:
         """The cells of one prediction, by column name."""
@@ -72,7 +85,10 @@ class Columns:
             "confidence": prediction.confidence,
             "distance": prediction.distance,
             "percentile": prediction.percentile,
+            "strangeness": prediction.strangeness,
         }
+        if self.sets is not None:
+            row |= zip(SET_COLUMNS, _sets(prediction, *self.sets), strict=True)
         if self.threshold is not None:
             row["abstain"] = _abstain(prediction, self.threshold)
         row["error"] = prediction.error or None
@@ -81,12 +97,20 @@ class Columns:
         return {**row, **{f"p({name})": value for name, value in pairs}}
 
 
+def _sets(
+    prediction: Prediction, classes: Sequence[str], thresholds: Sequence[float]
+) -> list[list[str] | None]:
+    """The classes in the sets for several thresholds, the most probable first."""
+    if not prediction.probabilities:
+        return [None] * len(thresholds)
+    chosen = [select_classes(prediction.probabilities, each) for each in thresholds]
+    return [[classes[index] for index in indices] for indices in chosen]
+
+
 def _abstain(prediction: Prediction, threshold: float) -> bool | None:
     if prediction.confidence is None:
         return None
-    percentile = prediction.percentile
-    out_of_range = percentile is not None and percentile >= OUT_OF_RANGE_PERCENTILE
-    return out_of_range or prediction.confidence < threshold
+    return prediction.too_far or prediction.confidence < threshold
 
 
 def safe_name(file: str) -> str:
@@ -145,6 +169,8 @@ def _cell(value: Any) -> Any:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.8g}"
+    if isinstance(value, list):
+        value = SET_SEPARATOR.join(value)
     return guard_formula(escape_controls(value) if isinstance(value, str) else value)
 
 
@@ -166,6 +192,7 @@ def _write_parquet(rows: Iterable[Row], path: Path, columns: Columns) -> None:
         "class": arrow.string,
         "error": arrow.string,
         "abstain": arrow.bool_,
+        **dict.fromkeys(SET_COLUMNS, lambda: arrow.list_(arrow.string())),
     }
     schema = arrow.schema([(name, types.get(name, arrow.float64)()) for name in columns.names])
     remaining = iter(rows)
