@@ -13,14 +13,15 @@ from afield.data.lookup import find_dataset
 from afield.deployment.estimate_page import label_widths, next_steps, render_estimate
 from afield.deployment.estimator import (
     EstimatorResult,
+    choose_estimator,
     common_temperature,
-    estimate,
     measure_estimators,
     on_line,
     share_above,
 )
 from afield.deployment.held_out import DomainOutputs
 from afield.deployment.model import load
+from afield.deployment.new_domain import estimate
 from afield.errors import SpecError
 
 NAMES = registry.names("estimators")
@@ -95,12 +96,21 @@ def test_two_points_have_no_slope_and_more_points_have_nearly_that_of_least_squa
 def test_errors_are_those_on_domains_that_are_taken_away():
     results = measure_estimators(HELD_OUT, unlabelled(domain(0.7)))
     assert {result.name for result in results} == set(NAMES)
-    means = [result.mean_error for result in results]
+    means = [result.mean_error for result in results[1:]]
     assert means == sorted(means)
     (constant,) = [result for result in results if result.name == "held_out_mean"]
     others = np.mean([each.accuracy for each in HELD_OUT[1:]])
     assert constant.errors[0] == pytest.approx(others - HELD_OUT[0].accuracy)
     assert means[0] < constant.mean_error
+
+
+def test_another_estimator_is_chosen_if_it_is_better_beyond_chance():
+    default, even = (0.06, -0.05, 0.07, 0.05), (0.01, 0.0, -0.01, 0.01)
+    assert choose_estimator({"consensus": default, "mano": even}) == "mano"
+    # Much better on one domain of four is chance.
+    lucky = (0.06, -0.05, 0.06, 0.0)
+    assert choose_estimator({"consensus": default, "mano": lucky}) == "consensus"
+    assert choose_estimator({"consensus": default, "mano": default}) == "consensus"
 
 
 def test_only_ensembles_have_an_agreement():
@@ -114,6 +124,12 @@ def test_the_interval_is_that_of_students_t():
     squares = np.mean(np.square(result.errors)) * 1.25 + 0.6 * 0.4 / 500
     half = stats.t.ppf(0.9, 3) * np.sqrt(squares)
     assert result.interval(500) == pytest.approx((0.6 - half, 0.6 + half))
+    # The true accuracies have errors of their own, which are not those of the estimator.
+    noisy = replace(result, noise=0.001)
+    squares -= 0.001 * 1.25
+    half = stats.t.ppf(0.9, 3) * np.sqrt(squares)
+    assert noisy.interval(500) == pytest.approx((0.6 - half, 0.6 + half))
+    assert replace(result, noise=1.0).interval(10**9) == pytest.approx((0.6, 0.6), abs=1e-4)
     assert (result.mean_error, result.worst_error) == pytest.approx((0.035, 0.05))
 
 

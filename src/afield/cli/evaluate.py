@@ -114,9 +114,9 @@ def estimate(
     """
     from afield.compute import default_device, keep_freed_memory
     from afield.deployment.estimate_page import next_steps, remarks, render_estimate
-    from afield.deployment.estimator import estimate as estimate_new
     from afield.deployment.evaluation import check_result_file, write_result
     from afield.deployment.model import load
+    from afield.deployment.new_domain import estimate as estimate_new
     from afield.reporting.sheet import percent
 
     if out is not None:

@@ -1,5 +1,5 @@
-from .estimator import NewDomain as NewDomain
-from .estimator import estimate as estimate
+from .new_domain import NewDomain as NewDomain
+from .new_domain import estimate as estimate
 from .evaluation import Evaluation as Evaluation
 from .evaluation import evaluate as evaluate
 from .exporting import export as export

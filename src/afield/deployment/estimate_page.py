@@ -2,7 +2,7 @@
 
 import math
 
-from afield.deployment.estimator import NewDomain
+from afield.deployment.new_domain import NewDomain
 from afield.reporting.sentences import Step, Tile
 from afield.reporting.sheet import Part, Sheet, percent, render_sheet
 from afield.studies.commands import write_command

@@ -6,19 +6,20 @@ each held-out domain is taken away in turn, the estimator is calibrated on the o
 estimate is compared with the true accuracy::
 
     error of an estimator on d = estimate(held-out domains without d, d) − accuracy on d
-    chosen                     = the estimator with the smallest mean of the absolute errors
-    interval                   = estimate ± t(K − 1) · √(mean of error² · (1 + 1/K) + p (1 − p) / n)
+    chosen                     = `consensus`, unless the mean absolute error of another estimator
+                                 is smaller in a paired t-test (one-sided, 1 %)
+    interval                   = estimate ± t(K − 1) · √(v · (1 + 1/K) + p (1 − p) / n)
+    v                          = mean of error² − mean sampling variance of the true accuracies
 
 with K held-out domains, n new samples, the estimate p, and the 90 % quantile t of Student's t, so
-that the interval is one of 80 %. With fewer than three held-out domains, or for a domain that is
-farther away than all of them, there is no number.
+that the interval is one of 80 %. The smallest of ten mean errors over a few domains is mostly luck;
+therefore another estimator must be clearly better than the default (docs/deployment.md).
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -27,19 +28,14 @@ from torch import Tensor
 
 from afield import registry
 from afield.deployment.held_out import DomainOutputs
-from afield.errors import DataError, SpecError
-from afield.networks.ensemble import capture_votes
 from afield.training.calibration import fit_temperature
-
-if TYPE_CHECKING:
-    from afield.deployment.model import Model
 
 # Fewer held-out domains say nothing about the error of an estimator.
 MIN_DOMAINS = 3
 # The level of the interval of an estimate.
 LEVEL = 0.8
-# Too far away is a domain whose mean distance is so many times that of the farthest held-out one.
-TOO_FAR = 1.1
+# The estimator that is used unless another one is better, and the level of the test for that.
+DEFAULT, SIGNIFICANCE = "consensus", 0.01
 
 
 class Estimator:
@@ -101,11 +97,15 @@ def share_above(held_out: Sequence[Tensor], hits: Sequence[Tensor], new: Tensor)
 
 @dataclass(frozen=True)
 class EstimatorResult:
-    """The estimate of one estimator, and its errors on the held-out domains in turn."""
+    """The estimate of one estimator, and its errors on the held-out domains in turn.
+
+    `noise` is the mean variance of the accuracies there that is due to the number of samples.
+    """
 
     name: str
     estimate: float
     errors: tuple[float, ...]
+    noise: float = 0.0
 
     @property
     def mean_error(self) -> float:
@@ -120,206 +120,55 @@ class EstimatorResult:
     def interval(self, samples: int, level: float = LEVEL) -> tuple[float, float]:
         """The interval in which the accuracy probably lies."""
         count = len(self.errors)
-        squares = float(np.mean(np.square(self.errors))) * (1 + 1 / count)
-        squares += self.estimate * (1 - self.estimate) / samples
+        own = max(0.0, float(np.mean(np.square(self.errors))) - self.noise)
+        squares = own * (1 + 1 / count) + self.estimate * (1 - self.estimate) / samples
         half = float(stats.t.ppf((1 + level) / 2, count - 1)) * math.sqrt(squares)
         return max(0.0, self.estimate - half), min(1.0, self.estimate + half)
 
 
-@dataclass(frozen=True)
-class NewDomain:
-    """What is estimated about samples without labels.
-
-    Attributes
-    ----------
-    model, samples
-        The name of the model, and the number of samples that could be read.
-    results
-        The estimate of every estimator, the smallest measured error first.
-    low, high
-        The interval of the first of them.
-    held_out
-        The accuracies on the held-out domains.
-    distance, distances
-        The mean distance of the samples, and those of the held-out domains.
-    shares
-        The share of each class among the predictions.
-    strangest
-        The samples that are farthest from the training data, with their distances.
-    unread
-        The samples that could not be read, with the reason.
-    refusal
-        Why there is no number; empty if there is one.
-    rows
-        File, predicted class, confidence and distance of every sample.
-    """
-
-    model: str
-    samples: int
-    results: tuple[EstimatorResult, ...]
-    low: float
-    high: float
-    held_out: dict[str, float]
-    distance: float
-    distances: dict[str, float]
-    shares: dict[str, float]
-    strangest: tuple[tuple[str, float], ...]
-    unread: tuple[tuple[str, str], ...]
-    refusal: str
-    rows: Any
-
-    @property
-    def headline(self) -> str:
-        """The estimate with its interval and its measured error, or why there is none."""
-        if self.refusal:
-            return f"no estimate: {self.refusal}"
-        best = self.results[0]
-        return (
-            f"about {100 * best.estimate:.0f} % accuracy, probably {100 * self.low:.0f} to "
-            f"{100 * self.high:.0f} %: on your {len(self.held_out)} held-out domains this estimate "
-            f"({best.name}) was off by {100 * best.mean_error:.1f} points on average and "
-            f"{100 * best.worst_error:.1f} at worst"
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """All numbers, as JSON has them; without the rows of samples."""
-        values = asdict(self)
-        del values["rows"]
-        return {**values, "headline": self.headline}
+def measure_errors(held_out: Sequence[DomainOutputs]) -> dict[str, tuple[float, ...]]:
+    """The errors of every estimator that applies, on each held-out domain in turn."""
+    errors = {}
+    for name in registry.names("estimators"):
+        estimator: Estimator = registry.find("estimators", name)()
+        if estimator.applies(held_out):
+            errors[name] = tuple(
+                estimator.estimate([*held_out[:number], *held_out[number + 1 :]], domain)
+                - domain.accuracy
+                for number, domain in enumerate(held_out)
+            )
+    return errors
 
 
 def measure_estimators(
-    held_out: Sequence[DomainOutputs], new: DomainOutputs
+    held_out: Sequence[DomainOutputs],
+    new: DomainOutputs,
+    errors: Mapping[str, tuple[float, ...]] | None = None,
 ) -> list[EstimatorResult]:
-    """The estimates for a new domain, the smallest error on held-out domains first."""
-    results = []
-    for name in registry.names("estimators"):
-        estimator: Estimator = registry.find("estimators", name)()
-        if not estimator.applies([*held_out, new]):
-            continue
-        errors = []
-        for number, domain in enumerate(held_out):
-            others = [*held_out[:number], *held_out[number + 1 :]]
-            errors.append(estimator.estimate(others, domain) - domain.accuracy)
-        results.append(EstimatorResult(name, estimator.estimate(held_out, new), tuple(errors)))
-    return sorted(results, key=lambda result: result.mean_error)
+    """The estimates for a new domain: the chosen one first, then by their errors.
 
-
-def estimate(model: "Model", inputs: Any, *, text: str = "") -> NewDomain:
-    """Estimate the accuracy of a model on samples of a new domain, which have no labels.
-
-    Parameters
-    ----------
-    model
-        A loaded model whose folder has the outputs for held-out domains.
-    inputs, text
-        As in `Model.predictions`.
+    `errors` are those of `measure_errors`, if they are known.
     """
-    held_out = model.held_out
-    if not held_out:
-        raise SpecError(
-            f"{model.about.name}: its folder has no outputs for held-out domains "
-            "(held_out.safetensors), so nothing can be estimated; fit it again without "
-            "--no-estimate and --no-held-out"
-        )
-    if model.about.adaptation:
-        raise SpecError(
-            f"{model.about.name}: adapts to its samples ({model.about.adaptation}), and the "
-            "estimators are calibrated on models that do not; fit it with --adapt none"
-        )
-    names, new, unread = read_outputs(model, inputs, text=text)
-    results = measure_estimators(held_out, new) if len(held_out) >= MIN_DOMAINS else []
-    refusal = _refusal(held_out, new)
-    low, high = results[0].interval(len(new)) if results else (0.0, 1.0)
-    return NewDomain(
-        model=model.about.name,
-        samples=len(new),
-        results=tuple(results),
-        low=low,
-        high=high,
-        held_out={domain.name: domain.accuracy for domain in held_out},
-        distance=_mean_distance(new),
-        distances={domain.name: _mean_distance(domain) for domain in held_out},
-        shares=_shares(new, model.classes),
-        strangest=_strangest(names, new),
-        unread=tuple(unread),
-        refusal=refusal,
-        rows=_rows(names, new, model),
-    )
+    errors = measure_errors(held_out) if errors is None else errors
+    noise = float(np.mean([each.accuracy * (1 - each.accuracy) / len(each) for each in held_out]))
+    results = []
+    for name, of_domains in errors.items():
+        estimator: Estimator = registry.find("estimators", name)()
+        if estimator.applies([new]):
+            value = estimator.estimate(held_out, new)
+            results.append(EstimatorResult(name, value, of_domains, noise))
+    chosen = choose_estimator({result.name: result.errors for result in results})
+    return sorted(results, key=lambda result: (result.name != chosen, result.mean_error))
 
 
-def _refusal(held_out: Sequence[DomainOutputs], new: DomainOutputs) -> str:
-    if len(held_out) < MIN_DOMAINS:
-        return (
-            f"{len(held_out)} held-out domains are too few to know how far an estimate is off; "
-            "label some samples, and use afield evaluate"
-        )
-    farthest = max(map(_mean_distance, held_out))
-    if _mean_distance(new) > TOO_FAR * farthest:
-        return (
-            f"these samples are farther from the training data ({_mean_distance(new):.2f}) than "
-            f"every held-out domain (at most {farthest:.2f}), so the errors measured there do not "
-            "apply; label some samples, and use afield evaluate"
-        )
-    return ""
-
-
-def _mean_distance(domain: DomainOutputs) -> float:
-    distances = domain.scores.get("distance")
-    return float(distances.double().mean()) if distances is not None else 0.0
-
-
-def _shares(new: DomainOutputs, classes: Sequence[str]) -> dict[str, float]:
-    counts = torch.bincount(new.logits.argmax(dim=1), minlength=len(classes))
-    return dict(zip(classes, (counts / len(new)).tolist(), strict=True))
-
-
-def _strangest(
-    names: Sequence[str], new: DomainOutputs, count: int = 10
-) -> tuple[tuple[str, float], ...]:
-    distances = new.scores.get("distance")
-    if distances is None:
-        return ()
-    order = distances.argsort(descending=True)[:count].tolist()
-    return tuple((names[row], float(distances[row])) for row in order)
-
-
-def _rows(names: Sequence[str], new: DomainOutputs, model: "Model") -> Any:
-    import pandas as pd
-
-    best = new.probabilities(model.temperature).max(dim=1)
-    rows = {
-        "file": list(names),
-        "class": [model.classes[index] for index in best.indices.tolist()],
-        "confidence": best.values.tolist(),
-    }
-    return pd.DataFrame(rows | {name: each.tolist() for name, each in new.scores.items()})
-
-
-def read_outputs(
-    model: "Model", inputs: Any, *, text: str = "", batch: int = 64
-) -> tuple[list[str], DomainOutputs, list[tuple[str, str]]]:
-    """The names and outputs of the samples that can be read, and why the others cannot."""
-    about, names, unread = model.about, list[str](), list[tuple[str, str]]()
-    logits, distances = list[Tensor](), list[Tensor]()
-    values = Path(inputs) if isinstance(inputs, str) and Path(inputs).exists() else inputs
-    with capture_votes(model.module) as votes:
-        for samples in about.inputs.modality.batches(about.inputs, values, batch, text):
-            pairs = list(zip(samples.names, samples.errors, strict=True))
-            unread += [(name, error) for name, error in pairs if error]
-            names += [name for name, error in pairs if not error]
-            if samples.x is not None:
-                of_batch, features = model.logits_and_features(samples.x)
-                logits.append(of_batch)
-                if model.strangeness is not None:
-                    distances.append(model.strangeness.classes(features))
-    if not names:
-        raise DataError(f"no sample could be read; {about.name} takes {about.inputs.summary}")
-    scores = {"distance": torch.cat(distances)} if distances else {}
-    agreement = votes.agreement()
-    if agreement is not None and len(agreement) == len(names):
-        scores["agreement"] = agreement
-    new = DomainOutputs("new", torch.cat(logits), torch.empty(0, dtype=torch.long), scores)
-    if not new.logits.isfinite().all():
-        raise DataError("the outputs for some samples are not finite; their values are too large")
-    return names, new, unread
+def choose_estimator(errors: Mapping[str, Sequence[float]]) -> str:
+    """The default, unless another estimator is better on held-out domains beyond chance."""
+    before = np.abs(errors[DEFAULT])
+    count, best, largest = len(before), DEFAULT, 0.0
+    limit = float(stats.t.ppf(1 - SIGNIFICANCE, count - 1))
+    for name, of_domains in errors.items():
+        gains = before - np.abs(of_domains)
+        error = float(gains.std(ddof=1)) / math.sqrt(count)
+        if gains.mean() > max(limit * error, largest):
+            best, largest = name, float(gains.mean())
+    return best

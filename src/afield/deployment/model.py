@@ -49,8 +49,8 @@ from afield.training.method import Method
 from afield.training.optimizers import optimizer_factory
 
 if TYPE_CHECKING:
-    from afield.deployment.estimator import NewDomain
     from afield.deployment.evaluation import Evaluation
+    from afield.deployment.new_domain import NewDomain
 
 
 class EncodedNetwork(nn.Module):
@@ -306,7 +306,7 @@ class Model:
 
     def estimate(self, inputs: ModelInput, *, text: str = "") -> "NewDomain":
         """Estimate the accuracy on samples without labels; the parameters are `predictions`'."""
-        from afield.deployment.estimator import estimate
+        from afield.deployment.new_domain import estimate
 
         return estimate(self, inputs, text=text)
 
