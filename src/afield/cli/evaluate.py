@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from afield.deployment.evaluation import Evaluation
     from afield.deployment.model import Model
+    from afield.deployment.new_domain import NewDomain
 
 ResultFile = Annotated[
     Path | None,
@@ -103,6 +104,25 @@ def estimate(
             show_default=False,
         ),
     ] = "",
+    to_label: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="CSV file to write: samples to label, with an empty column `label` to fill in. "
+            "`afield evaluate` takes it.",
+        ),
+    ] = None,
+    labels: Annotated[
+        int, typer.Option(min=1, metavar="N", help="How many samples to label.")
+    ] = 50,
+    how: Annotated[
+        str,
+        typer.Option(
+            metavar="HOW",
+            help="How to draw them: random, or narrow (by strata of confidence, which gives a "
+            "narrower interval).",
+        ),
+    ] = "random",
     out: ResultFile = None,
     force: options.Force = False,
     device: Device = None,
@@ -113,18 +133,32 @@ def estimate(
     and their errors are measured there.
     """
     from afield.compute import default_device, keep_freed_memory
-    from afield.deployment.estimate_page import next_steps, remarks, render_estimate
+    from afield.deployment.estimate_page import render_estimate
     from afield.deployment.evaluation import check_result_file, write_result
+    from afield.deployment.labelling import check_label_file
     from afield.deployment.model import load
     from afield.deployment.new_domain import estimate as estimate_new
-    from afield.reporting.sheet import percent
 
     if out is not None:
         check_result_file(out, overwrite=force)
+    if to_label is not None:
+        check_label_file(to_label, how, overwrite=force)
     keep_freed_memory()
     loaded = load(model, device=device or default_device())
     with console.show_progress():
         result = estimate_new(loaded, new, text=text)
+    _print_estimate(result)
+    _print_next(result, model, new[0], to_label, labels, how)
+    if out is not None:
+        page = render_estimate(result, str(new[0]), str(model))
+        write_result(out, page=page, values=result.to_dict(), rows=result.rows)
+        console.err.say(f"estimate in {out}")
+
+
+def _print_estimate(result: "NewDomain") -> None:
+    from afield.deployment.estimate_page import remarks
+    from afield.reporting.sheet import percent
+
     console.out.say(result.headline)
     for remark in remarks(result):
         console.out.say(remark)
@@ -134,12 +168,32 @@ def estimate(
             for each in result.results
         ]
         print_rows(("estimator", "estimate", "mean error", "worst error"), rows)
-    for step in next_steps(result, model.name):
-        console.out.say(f"next: {step.text} {step.command}".rstrip())
-    if out is not None:
-        page = render_estimate(result, new[0].name, model.name)
-        write_result(out, page=page, values=result.to_dict(), rows=result.rows)
-        console.err.say(f"estimate in {out}")
+    if result.labels:
+        rows = [
+            (str(each.count), f"±{100 * each.random:.1f}", f"±{100 * each.narrow:.1f}")
+            for each in result.labels
+        ]
+        print_rows(("labels would give", "random (points)", "narrow (points)"), rows)
+
+
+def _print_next(
+    result: "NewDomain", model: Path, data: Path, to_label: Path | None, count: int, how: str
+) -> None:
+    """Write the samples to label, or print what to do next."""
+    from afield.deployment.estimate_page import next_steps
+    from afield.deployment.labelling import write_labels
+    from afield.studies.commands import write_command
+
+    if to_label is None:
+        for step in next_steps(result, str(model), str(data)):
+            console.out.say(f"next: {step.text} {step.command}".rstrip())
+        return
+    sample = result.choose_labels(count, how)
+    write_labels(to_label, result.rows["file"].tolist(), sample)
+    console.err.say(
+        f"{len(sample.rows)} samples to label in {to_label}; fill in the column label, then: "
+        f"{write_command('evaluate', str(model), str(to_label))}"
+    )
 
 
 def load_model(folder: Path, device: str | None) -> "Model":

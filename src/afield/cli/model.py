@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from afield.cli import console, options
+from afield.cli.evaluate import print_rows
 from afield.errors import SpecError
 
 if TYPE_CHECKING:
@@ -80,6 +81,26 @@ def fit(
             rich_help_panel=ESTIMATE,
         ),
     ] = 0.0,
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Fit by the recipe of this model, instead of METHOD, with one more domain; needs "
+            "--add. Both are compared on all domains, and the folder stays as it is.",
+            show_default=False,
+            rich_help_panel=options.TRAINING,
+        ),
+    ] = None,
+    add: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME=PATH",
+            help="The domain to add, with --like: its name and its labelled samples "
+            "(PATH/<class>/, a table, an .npz file, or a list with the columns file and label).",
+            show_default=False,
+            rich_help_panel=options.TRAINING,
+        ),
+    ] = "",
     no_held_out: Annotated[
         bool,
         typer.Option(
@@ -126,6 +147,12 @@ def fit(
     if method and method_ and method != method_:
         raise SpecError(f"two methods given, {method} and --method {method_}; give only one")
     chosen = method or method_
+    if like is not None or add:
+        if chosen is not None or like is None or not add:
+            raise SpecError("give --like FOLDER and --add NAME=PATH together, and no METHOD")
+        keep = {"held_out": not no_held_out, "license": license_, "overwrite": force}
+        _refit(dataset, like, add, out, {**values}, keep)
+        return
     if chosen is None:
         raise SpecError(
             "no method given; see `afield list methods`, or give 'best' after `afield bench`"
@@ -149,6 +176,35 @@ def fit(
             **words,
         )
     _print_model(model, out)
+
+
+def _refit(
+    dataset: str, like: Path, add: str, out: Path, values: dict[str, Any], keep: dict[str, Any]
+) -> None:
+    """Fit with one more domain by the recipe of another model, and print how both compare."""
+    from afield.compute import keep_freed_memory
+    from afield.deployment.refitting import refit
+    from afield.runs.pool import make_pool
+
+    name, equals, path = add.partition("=")
+    if not equals or not name or not path:
+        raise SpecError(f"--add {add}: write NAME=PATH")
+    words = options.read_options({"dataset": dataset, **values})
+    pool = make_pool(threads=words["threads"], workers=words.pop("workers"), device=words["device"])
+    given = options.name_dataset(words.pop("dataset"), words)
+    kept = {each: words.pop(each) for each in ("store", "settings", "threads", "device")}
+    if other := [each for each, value in words.items() if value not in (None, "", "last", False)]:
+        raise SpecError(f"--{other[0].replace('_', '-')} is taken from --like; remove it")
+    keep_freed_memory()
+    with console.show_progress():
+        model, comparison = refit(given, like, (name, path), out, pool=pool, **kept, **keep)
+    _print_model(model, out)
+    rows = [
+        (each, f"{100 * before:.1f}", f"{100 * after:.1f}")
+        for each, (before, after) in comparison.domains.items()
+    ]
+    print_rows(("left out", f"{like.name} (%)", f"with {name} (%)"), rows)
+    console.out.say(comparison.summary)
 
 
 def _print_model(model: "Model", out: Path) -> None:

@@ -2,7 +2,8 @@
 
     DATA/<class>/<file>, DATA/<domain>/<class>/<file>   images, audio files or texts
     table with a column of labels                       rows of numbers or texts, by their columns
-    labels.csv with the columns file and label          files, by paths relative to the list
+    labels.csv with the columns file and label          files, by paths relative to the list, or
+                                                        samples of array files, as new.npz[3]
     .npz with X and y, and perhaps domain               arrays
 
 Domains are optional: without them, all samples belong to one. Empty labels are left out.
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from afield.data.file_batches import find_files
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 # The name of the only domain of data without domains.
 ONE_DOMAIN = "all samples"
+# Files of arrays, of which a name in brackets is one sample.
+ARRAY_SUFFIXES = (".npz", ".npy")
 # Columns that `afield estimate --to-label` writes beside the files.
 WEIGHT, STRATUM = "weight", "stratum"
 
@@ -136,12 +140,12 @@ def _from_table(path: Path, inputs: Inputs, label: str, domain: str) -> Labelled
     frame = frame[known].reset_index(drop=True)
     samples: Any = frame
     names = [f"{path.name}[{row}]" for row in np.flatnonzero(known)]
-    if inputs.modality.decodes_files or (inputs.modality.has_tokens and "file" in frame.columns):
+    if not _has_samples(frame, inputs):
         of_file = _column(frame, "path", "", path)
         if not of_file:
             raise DataError(f"{path}: no column with the files; call it file")
         names = [str(cell) for cell in frame[of_file]]
-        samples = [path.parent / name for name in names]
+        samples = _listed_samples(names, path, inputs)
     weighted = WEIGHT in frame.columns and STRATUM in frame.columns
     return LabelledSamples(
         samples,
@@ -151,6 +155,44 @@ def _from_table(path: Path, inputs: Inputs, label: str, domain: str) -> Labelled
         _weights(frame, path) if weighted else (),
         [_text(cell) for cell in frame[STRATUM]] if weighted else (),
     )
+
+
+def _has_samples(frame: "pd.DataFrame", inputs: Inputs) -> bool:
+    """Whether the rows of a table are the samples, and do not name their files."""
+    if inputs.modality.has_tokens:
+        texts = {inputs.column, *USUAL_NAMES["text"]}
+        return "file" not in frame.columns or any(name in texts for name in frame.columns)
+    return inputs.modality.has_columns
+
+
+def _listed_samples(names: Sequence[str], path: Path, inputs: Inputs) -> Any:
+    """The paths of files, or the rows of array files such as ``new.npz[3]``, as one array."""
+    rows = [split_row(str(path.parent / name)) for name in names]
+    if not any(file is not None and file.suffix in ARRAY_SUFFIXES for file, _ in rows):
+        return [path.parent / name for name in names]
+    arrays: dict[Path, tuple[Any, dict[str, int]]] = {}
+    for file in {file for file, _ in rows if file is not None}:
+        x, own = inputs.read_array_file(file)
+        arrays[file] = x, {name.removeprefix(str(file))[1:-1]: n for n, name in enumerate(own)}
+    samples = []
+    for name, (found, row) in zip(names, rows, strict=True):
+        if found is None or row not in arrays[found][1]:
+            raise DataError(f"{path}: {name}: no such sample; name files as new.npz[3]")
+        x, numbers = arrays[found]
+        samples.append(x[numbers[row]])
+    return torch.stack(samples).numpy()
+
+
+def split_row(name: str) -> tuple[Path | None, str]:
+    """The file and the row that a name such as ``new.npz[3]`` stands for; None for a file.
+
+    >>> split_row("new.npz[3]")
+    (PosixPath('new.npz'), '3')
+    """
+    file, bracket, row = name.removesuffix("]").rpartition("[")
+    if not bracket or not name.endswith("]") or Path(name).exists():
+        return None, ""
+    return Path(file), row
 
 
 def _weights(frame: "pd.DataFrame", path: Path) -> list[float]:

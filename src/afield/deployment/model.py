@@ -367,6 +367,17 @@ class Model:
             logits = self.module(self._prepare(x).to(self.device), *label).float().cpu()
         return logits, captured.features[-1].float()
 
+    def scores_of(self, features: Tensor, logits: Tensor) -> dict[str, Tensor]:
+        """The distance of samples, and their rank of strangeness, where the folder has them."""
+        if self.strangeness is None:
+            return {}
+        scores = {"distance": self.strangeness.classes(features)}
+        if self.about.calibration and self.about.calibration.strangeness:
+            values = self.strangeness(features, logits).double().numpy()
+            ranks = percentile_ranks(values, self.about.calibration.strangeness)
+            scores["strangeness"] = torch.from_numpy(ranks)
+        return scores
+
     def _predict_batch(self, batch: FileBatch, domain: int | None) -> Iterator[Prediction]:
         rows: Iterator[tuple[Any, ...]] = iter(())
         if batch.x is not None:

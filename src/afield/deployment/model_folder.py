@@ -143,7 +143,11 @@ class Estimate:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The ends of the 90 % prediction interval for one more domain; None with one domain.
+        """The ends of the 90 % prediction interval for one more domain; None with one domain."""
+        return self.prediction_interval(PREDICTION_LEVEL)
+
+    def prediction_interval(self, level: float) -> tuple[float, float] | None:
+        """The ends of the prediction interval of a level; None with one domain.
 
         Student's t on the log-odds of the accuracies, with a degree of freedom less than there are
         domains, so that few domains give a wide interval::
@@ -157,7 +161,7 @@ class Estimate:
             return None
         shares = np.clip(list(self.domains.values()), 1 - MAX_ACCURACY, MAX_ACCURACY)
         odds = special.logit(shares)
-        quantile = special.stdtrit(count - 1, (1 + PREDICTION_LEVEL) / 2)
+        quantile = special.stdtrit(count - 1, (1 + level) / 2)
         reach = quantile * odds.std(ddof=1) * math.sqrt(1 + 1 / count)
         low, high = special.expit([odds.mean() - reach, odds.mean() + reach])
         return float(low), float(high)

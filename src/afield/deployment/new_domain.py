@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from afield.deployment.changes import Separation, measure_separation, strange_classes
+from afield.deployment.class_shares import ClassShares, estimate_class_shares
 from afield.deployment.estimator import MIN_DOMAINS, EstimatorResult, measure_estimators
 from afield.deployment.held_out import DomainOutputs
+from afield.deployment.labelling import Labels, LabelSample, choose_samples, label_widths
 from afield.errors import DataError, SpecError
 from afield.networks.ensemble import capture_votes
 
@@ -42,8 +45,15 @@ class NewDomain:
         The mean distance of the samples, and those of the held-out domains.
     shares
         The share of each class among the predictions.
-    strangest
-        The samples that are farthest from the training data, with their distances.
+    class_shares
+        The estimated shares of the true classes, with a check of the estimate.
+    separation
+        How well these samples are told from those of held-out domains.
+    strangest, strange_classes
+        The strangest samples with their ranks of strangeness, from 0 to 100 among held-out samples;
+        and the predicted classes with the number of their samples and their mean rank.
+    labels
+        What 20, 50 and 200 labels would buy.
     unread
         The samples that could not be read, with the reason.
     refusal
@@ -61,7 +71,11 @@ class NewDomain:
     distance: float
     distances: dict[str, float]
     shares: dict[str, float]
+    class_shares: ClassShares | None
+    separation: Separation | None
     strangest: tuple[tuple[str, float], ...]
+    strange_classes: tuple[tuple[str, int, float], ...]
+    labels: tuple[Labels, ...]
     unread: tuple[tuple[str, str], ...]
     refusal: str
     rows: Any
@@ -74,9 +88,9 @@ class NewDomain:
         best = self.results[0]
         return (
             f"about {100 * best.estimate:.0f} % accuracy, probably {100 * self.low:.0f} to "
-            f"{100 * self.high:.0f} %: on your {len(self.held_out)} held-out domains this estimate "
-            f"({best.name}) was off by {100 * best.mean_error:.1f} points on average and "
-            f"{100 * best.worst_error:.1f} at worst"
+            f"{100 * self.high:.0f} % (80 % interval): on your {len(self.held_out)} held-out "
+            f"domains this estimate ({best.name}) was off by {100 * best.mean_error:.1f} points on "
+            f"average and {100 * best.worst_error:.1f} at worst"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,6 +98,10 @@ class NewDomain:
         values = asdict(self)
         del values["rows"]
         return {**values, "headline": self.headline}
+
+    def choose_labels(self, count: int, how: str = "random") -> LabelSample:
+        """Choose samples to label; see `afield.deployment.labelling`."""
+        return choose_samples(self.rows["confidence"].tolist(), count, how)
 
 
 def estimate(model: "Model", inputs: Any, *, text: str = "") -> NewDomain:
@@ -109,9 +127,12 @@ def estimate(model: "Model", inputs: Any, *, text: str = "") -> NewDomain:
             "estimators are calibrated on models that do not; fit it with --adapt none"
         )
     names, new, unread = read_outputs(model, inputs, text=text)
-    results = measure_estimators(held_out, new) if len(held_out) >= MIN_DOMAINS else []
-    refusal = _refusal(held_out, new)
+    enough = len(held_out) >= MIN_DOMAINS
+    results = measure_estimators(held_out, new) if enough else []
     low, high = results[0].interval(len(new)) if results else (0.0, 1.0)
+    rows = _rows(names, new, model)
+    refusal = _refusal(held_out, new)
+    known = results[0].estimate if results and not refusal else None
     return NewDomain(
         model=model.about.name,
         samples=len(new),
@@ -122,10 +143,14 @@ def estimate(model: "Model", inputs: Any, *, text: str = "") -> NewDomain:
         distance=_mean_distance(new),
         distances={domain.name: _mean_distance(domain) for domain in held_out},
         shares=_shares(new, model.classes),
-        strangest=_strangest(names, new),
+        class_shares=estimate_class_shares(held_out, new) if enough else None,
+        separation=measure_separation(held_out, new),
+        strangest=_strangest(rows),
+        strange_classes=strange_classes(rows["class"].tolist(), rows["strangeness"].tolist()),
+        labels=tuple(label_widths(rows["confidence"].tolist(), known)),
         unread=tuple(unread),
         refusal=refusal,
-        rows=_rows(names, new, model),
+        rows=rows,
     )
 
 
@@ -155,14 +180,9 @@ def _shares(new: DomainOutputs, classes: Sequence[str]) -> dict[str, float]:
     return dict(zip(classes, (counts / len(new)).tolist(), strict=True))
 
 
-def _strangest(
-    names: Sequence[str], new: DomainOutputs, count: int = 10
-) -> tuple[tuple[str, float], ...]:
-    distances = new.scores.get("distance")
-    if distances is None:
-        return ()
-    order = distances.argsort(descending=True)[:count].tolist()
-    return tuple((names[row], float(distances[row])) for row in order)
+def _strangest(rows: Any, count: int = 10) -> tuple[tuple[str, float], ...]:
+    order = rows["strangeness"].sort_values(ascending=False, kind="stable").index[:count]
+    return tuple((rows["file"][row], float(rows["strangeness"][row])) for row in order)
 
 
 def _rows(names: Sequence[str], new: DomainOutputs, model: "Model") -> Any:
@@ -173,6 +193,8 @@ def _rows(names: Sequence[str], new: DomainOutputs, model: "Model") -> Any:
         "file": list(names),
         "class": [model.classes[index] for index in best.indices.tolist()],
         "confidence": best.values.tolist(),
+        # Older folders have no scores but the distance.
+        "strangeness": new.scores.get("strangeness", new.scores.get("distance", 1 - best.values)),
     }
     return pd.DataFrame(rows | {name: each.tolist() for name, each in new.scores.items()})
 
@@ -182,25 +204,25 @@ def read_outputs(
 ) -> tuple[list[str], DomainOutputs, list[tuple[str, str]]]:
     """The names and outputs of the samples that can be read, and why the others cannot."""
     about, names, unread = model.about, list[str](), list[tuple[str, str]]()
-    logits, distances = list[Tensor](), list[Tensor]()
-    values = Path(inputs) if isinstance(inputs, str) and Path(inputs).exists() else inputs
+    logits, scores = list[Tensor](), dict[str, list[Tensor]]()
+    given = Path(inputs) if isinstance(inputs, str) and Path(inputs).exists() else inputs
     with capture_votes(model.module) as votes:
-        for samples in about.inputs.modality.batches(about.inputs, values, batch, text):
+        for samples in about.inputs.modality.batches(about.inputs, given, batch, text):
             pairs = list(zip(samples.names, samples.errors, strict=True))
             unread += [(name, error) for name, error in pairs if error]
             names += [name for name, error in pairs if not error]
             if samples.x is not None:
                 of_batch, features = model.logits_and_features(samples.x)
                 logits.append(of_batch)
-                if model.strangeness is not None:
-                    distances.append(model.strangeness.classes(features))
+                for name, values in model.scores_of(features, of_batch).items():
+                    scores.setdefault(name, []).append(values)
     if not names:
         raise DataError(f"no sample could be read; {about.name} takes {about.inputs.summary}")
-    scores = {"distance": torch.cat(distances)} if distances else {}
+    whole = {name: torch.cat(values) for name, values in scores.items()}
     agreement = votes.agreement()
     if agreement is not None and len(agreement) == len(names):
-        scores["agreement"] = agreement
-    new = DomainOutputs("new", torch.cat(logits), torch.empty(0, dtype=torch.long), scores)
+        whole["agreement"] = agreement
+    new = DomainOutputs("new", torch.cat(logits), torch.empty(0, dtype=torch.long), whole)
     if not new.logits.isfinite().all():
         raise DataError("the outputs for some samples are not finite; their values are too large")
     return names, new, unread
