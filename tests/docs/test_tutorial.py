@@ -72,6 +72,6 @@ def assert_what_it_says_of_them(answers: str) -> None:
     rows = [line.split(",") for line in answers.splitlines()[1:]]
     for row in rows[:6]:
         assert row[1] == Path(row[0]).stem[-1]
-        assert row[5] == "no"
+        assert row[6] == "no"
     assert float(rows[6][2]) > 0.8
-    assert rows[6][4:6] == ["100", "yes"]
+    assert (rows[6][4], rows[6][6]) == ("100", "yes")

@@ -169,11 +169,11 @@ def _print_estimate(result: "NewDomain") -> None:
         ]
         print_rows(("estimator", "estimate", "mean error", "worst error"), rows)
     if result.labels:
-        rows = [
+        widths = [
             (str(each.count), f"±{100 * each.random:.1f}", f"±{100 * each.narrow:.1f}")
             for each in result.labels
         ]
-        print_rows(("labels would give", "random (points)", "narrow (points)"), rows)
+        print_rows(("labels would give", "random (points)", "narrow (points)"), widths)
 
 
 def _print_next(

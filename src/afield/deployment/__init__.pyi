@@ -9,4 +9,6 @@ from .merged_model import merge_model as merge_model
 from .model import Model as Model
 from .model import load as load
 from .predictions import Prediction as Prediction
+from .refitting import Comparison as Comparison
+from .refitting import refit as refit
 from .sklearn import DomainClassifier as DomainClassifier

@@ -255,7 +255,7 @@ def _join_arrays(
         )
     labels = [dataset.classes[label] for d in domains.values() for label in d.y.tolist()]
     names = [each for each, domain in domains.items() for _ in range(len(domain.y))]
-    arrays = {
+    arrays: dict[str, Any] = {
         "X": np.concatenate([*x, fresh.astype(x[0].dtype)]),
         "y": np.array([*labels, *samples.labels]),
         "domain": np.array([*names, *[name] * len(samples.labels)]),
